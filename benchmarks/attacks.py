@@ -45,7 +45,7 @@ from benchmarks.settings import MEASURED, with_settings
 from benchmarks.simulated import text_file
 from benchmarks.verdicts import conclude, verdict
 from consensus.quorum import faults_tolerated
-from ledger.audits import draws
+from ledger.audits import sortition
 from peer.demo.demo import end_like_ctrl_c
 from protocol.errors import UserError
 from scenarios.trials import COUNT, Parser, duration
@@ -476,7 +476,7 @@ def _lost(row: Digits, clean: Digits) -> float:
 
 def _detected(row: Detection) -> str:
     """One bound: found soon enough, and cheaply."""
-    rounds = on_detection.AUDITS_NEEDED / (row.audit_rate * draws.EARLY_SHARE)
+    rounds = on_detection.AUDITS_NEEDED / (row.audit_rate * sortition.EARLY_SHARE)
     bounds = f"≥ {on_detection.FOUND_MIN:.0%} suspended in {rounds:.0f} rounds for ≤ {row.audit_rate:.3f} of full replay"
     seen = f"in {row.rounds_needed} for {row.replayed:.3f}"
     held = row.rounds_needed is not None and row.rounds_needed <= rounds and row.replayed <= row.audit_rate

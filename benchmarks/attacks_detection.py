@@ -1,8 +1,8 @@
 """How soon sampled audits suspend a trainer whose updates are false, and what they replay: drawn with the ledger's own code.
 
-No training: who is drawn follows from nonces alone (`ledger.audits.draws`), and a replay of a round finds what is false in it,
-however many of its steps are. All n train and re-execute. The liar's f − 1 accomplices reveal their nonces, and report that all
-is well whatever they are drawn for; what liars gain by withholding nonces or by leading is in decision 28.
+No training: who is drawn follows from nonces alone (`ledger.audits.sortition`), and a replay of a round finds what is false in
+it, however many of its steps are. All n train and re-execute. The liar's f − 1 accomplices reveal their nonces, and report that
+all is well whatever they are drawn for; what liars gain by withholding nonces or by leading is in decision 28.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from consensus.quorum import faults_tolerated
-from ledger.audits import draws, losses
-from ledger.audits.losses import Compared
+from ledger.audits import loss_commitments, sortition
+from ledger.audits.loss_commitments import LossComparisons
 from training.spec import PRESETS, AuditMode, JobSpec, completed
 
 JOB = bytes(32)
@@ -77,9 +77,9 @@ def _rounds(spec: JobSpec, peers: int, liars: int, chance: random.Random) -> Ite
     keys = [number.to_bytes(32, "big") for number in range(peers)]
     for number in range(1, ROUNDS_MAX + 1):
         nonces = {key: chance.randbytes(NONCE_BYTES) for key in keys}
-        tickets = draws.tickets_for(JOB, number, nonces, keys[0], keys[1:])
-        rate = draws.rate_after(spec.audit_rate, 0, spec.rounds, 0)  # the liar begins early, where draws are fewest
-        drawn = draws.draw(tickets, peers - 1, spec.auditors, rate)
+        tickets = sortition.lottery_tickets(JOB, number, nonces, keys[0], keys[1:])
+        rate = sortition.audit_rate_of_round(spec.audit_rate, 0, spec.rounds, 0)  # the liar begins early, where draws are fewest
+        drawn = sortition.draw_auditors(tickets, peers - 1, spec.auditors, rate)
         found = not set(drawn).isdisjoint(keys[liars:])
         yield len(drawn), found
         if found:
@@ -112,7 +112,7 @@ class Laziness:
 
 @dataclass
 class _Lazy:
-    known: Compared = field(default_factory=Compared)
+    known: LossComparisons = field(default_factory=LossComparisons)
     reports: int = 0
     found_after: int | None = None
     back_in: int = 0  # the round in which its suspension is over
@@ -156,7 +156,7 @@ def _lazy_life(spec: JobSpec, peers: int, lazy: int, chance: random.Random) -> t
         if found_in == number:
             break
         present = [peer for peer in range(peers) if peer not in lazies or lazies[peer].back_in <= number]
-        drawn = min(1.0, draws.rate_after(spec.audit_rate, 0, spec.rounds, 0) * spec.auditors / (len(present) - 1))
+        drawn = min(1.0, sortition.audit_rate_of_round(spec.audit_rate, 0, spec.rounds, 0) * spec.auditors / (len(present) - 1))
         for peer in present:
             if peer in lazies:
                 seen = [
@@ -179,11 +179,11 @@ def _compare(of: _Lazy, trainer: int, backs: bool, liars: int, chance: random.Ra
         return
     of.reports += 1
     wrong = not backs and chance.random() >= GUESSED
-    of.known = losses.compared(of.known, trainer.to_bytes(32, "big"), wrong, liars)
-    if losses.is_lazy(of.known, of.known.wrong.keys(), liars):
+    of.known = loss_commitments.add_comparison(of.known, trainer.to_bytes(32, "big"), wrong, liars)
+    if loss_commitments.is_lazy_auditor(of.known, of.known.wrong.keys(), liars):
         of.found_after = of.found_after or of.reports
         of.back_in = number + 1 + (spec.suspension_rounds << of.suspensions)
-        of.suspensions, of.known = of.suspensions + 1, Compared()
+        of.suspensions, of.known = of.suspensions + 1, LossComparisons()
 
 
 def lazinesses(peers: Sequence[int], count: int) -> Iterator[Laziness]:
@@ -215,11 +215,11 @@ def found_lazy(peers: int, count: int) -> FoundLazy:
 def _reports_needed(peers: int, backing: int, count: int) -> int:
     chance, faults, ends = random.Random(f"found {peers} {backing}"), faults_tolerated(peers), list[int]()
     for _ in range(count):
-        known, lazy = Compared(), False
+        known, lazy = LossComparisons(), False
         while not lazy:
             trainer = chance.randrange(peers - 1)
             wrong = trainer >= backing and chance.random() >= GUESSED
-            known = losses.compared(known, trainer.to_bytes(32, "big"), wrong, faults)
-            lazy = losses.is_lazy(known, known.wrong.keys(), faults)
+            known = loss_commitments.add_comparison(known, trainer.to_bytes(32, "big"), wrong, faults)
+            lazy = loss_commitments.is_lazy_auditor(known, known.wrong.keys(), faults)
         ends.append(known.reports)
     return sorted(ends)[math.ceil(FOUND_MIN * count) - 1]

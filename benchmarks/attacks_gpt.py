@@ -1,9 +1,9 @@
 """A small GPT trained by many, of whom some lie, in one process: what of each lie is accepted, and what it does to the loss.
 
 The rules are the real ones: cheap checks of `ReplicatedModel.check`, re-execution by `proposals.compared`, audits drawn by
-`ledger.audits.draws`, votes and vouches by `rounds.ballots`, the model moved on by `ReplicatedModel.apply`. Not simulated: the
-network, and time (so no payload is withheld from anybody); a dispute takes `DISPUTE_ROUNDS`, and then the job goes back to the
-newest anchor before the lie. Updates are remembered, so that runs which come by the same models compute them once.
+`ledger.audits.sortition`, votes and vouches by `rounds.round_state`, the model moved on by `ReplicatedModel.apply`. Not
+simulated: the network, and time (so no payload is withheld from anybody); a dispute takes `DISPUTE_ROUNDS`, and then the job goes
+back to the newest anchor before the lie. Updates are remembered, so that runs which come by the same models compute them once.
 
 Runs of one attack differ in who is drawn (`Plan.draws`). All but the first of them end once they can tell the trigger: when all
 liars were convicted and no lie is in the model, the rest is a clean run.
@@ -42,12 +42,12 @@ from benchmarks.attacks_detection import LAPSES
 from benchmarks.attacks_trigger import UNMEASURED, Trigger
 from benchmarks.attacks_voters import decided
 from benchmarks.simulated import JOB, Rounds, Update, engine_of, trainer_key
-from ledger.audits import draws
+from ledger.audits import sortition
 from peer.driver.loss_watch import LossWatch, first_jump, jump_above, most_suspect
 from protocol.errors import LocalProtocolError
 from protocol.messages import Proposal
 from protocol.verdicts import Verdict
-from rounds.terms import RoundTerms
+from rounds.round_terms import RoundTerms
 from training.engines.pytorch.engine import Engine
 from training.engines.pytorch.model import GPT
 from training.replay import proposals
@@ -430,9 +430,9 @@ class Run:
         self.audited[number] = list(trainers)
         for trainer in trainers:
             spec, others = self.world.spec, [key for key in everybody if key != trainer]
-            tickets = draws.tickets_for(JOB, number, nonces, trainer, others)
-            rate = draws.rate_after(spec.audit_rate, taken, spec.rounds, self.closing)
-            drawn = draws.draw(tickets, len(others), spec.auditors, rate)
+            tickets = sortition.lottery_tickets(JOB, number, nonces, trainer, others)
+            rate = sortition.audit_rate_of_round(spec.audit_rate, taken, spec.rounds, self.closing)
+            drawn = sortition.draw_auditors(tickets, len(others), spec.auditors, rate)
             self.outcome.audits += len(drawn)
             chance = random.Random(f"{spec.seed} {self.plan.draws} {number} {trainer.hex()}")
             # The lying auditors report nothing.

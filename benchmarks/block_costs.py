@@ -51,39 +51,39 @@ from curation.state import Asked, CurationState, Phase, Place, Project, Redactio
 from curation.state import Stage as TaskStage
 from curation.statements import Annotation, Enrol, Session
 from curation.tasks import task_id
-from ledger.anchors import ANCHORS_MAX, Anchor
-from ledger.audits.losses import LossOpening, Unopened, committed, sealed
-from ledger.audits.state import (
+from ledger.audits.audit_state import (
     CHALLENGES_OPEN_MAX,
-    OPENS,
-    VOLUNTEERS,
+    LOSS_OPENING_KIND,
+    VOLUNTEER_KIND,
+    AuditableProposal,
     AuditFinding,
     AuditsState,
-    Drawn,
+    AuditVolunteering,
     JobAudits,
     RoundAudits,
-    Volunteering,
 )
+from ledger.audits.loss_commitments import LossOpening, UnopenedLosses, commit_loss, seal_loss
 from ledger.core.genesis import TRAINER, Founder, Genesis
-from ledger.jobs import Base, Hold, Job, Rollback, Start, Stop, Waiting, job_id
-from ledger.jobs import Phase as JobPhase
+from ledger.jobs import AttestStartModel, Job, ModelReference, QueuedJob, RequestRollback, StartJob, StopJob, job_id
+from ledger.jobs import JobPhase as JobPhase
+from ledger.ledger_state import BlockBody, LedgerRules, LedgerState
 from ledger.members import (
-    Admit,
-    Approve,
+    AdmitMember,
+    ApproveVoter,
     Invitation,
-    Leave,
     Member,
-    Register,
-    Rename,
-    Retire,
-    Revoke,
-    Rotate,
-    Stand,
+    RegisterRoles,
+    RenameMember,
+    ResignAsVoter,
+    RetireMember,
+    RevokeInvitation,
+    RotateKey,
+    StandAsVoter,
     rotation_preimage,
     token_preimage,
 )
-from ledger.network import PARAMETERS, Limit, Upgrade
-from ledger.state import Body, Rules, State
+from ledger.model_anchors import ANCHORS_MAX, ModelAnchor
+from ledger.network_governance import PARAMETERS_LIMIT, ModuleUpgrade, NetworkLimit
 from peer.features import founding_modules, rules_of
 from protocol import codec, merkle
 from protocol.identity import Ed25519Verifier, Identity, Signed, sign_message, signing_preimage
@@ -124,7 +124,7 @@ class Row:
     kind: str
     transactions: int
     kilobytes: int
-    cost: int  # as `Traits.cost` counts
+    cost: int  # as `TransactionTraits.cost` counts
     seconds: float
     root_seconds: float  # of that
 
@@ -147,14 +147,14 @@ class Network:
         self.genesis = Genesis("costs", NOW_MS, bytes(16), founders, founding_modules())
         self.rules = self.fresh_rules()
         self.chain = self.genesis.chain_id
-        self.state = self._with_members(self.rules.first_state())
+        self.state = self._with_members(self.rules.genesis_state())
         self.nonces: dict[bytes, int] = {}
 
-    def fresh_rules(self) -> Rules:
+    def fresh_rules(self) -> LedgerRules:
         """Those of a voter that has verified nothing yet."""
         return rules_of(self.genesis, self.host, CachingVerifier(Ed25519Verifier()))
 
-    def _with_members(self, state: State) -> State:
+    def _with_members(self, state: LedgerState) -> LedgerState:
         members = dict(state.members.members)
         free = MEMBERS + OLD_KEYS - len(members) - len(self.others)
         fill = [hashlib.sha256(b"fill %d" % number).digest() for number in range(free)]
@@ -175,9 +175,9 @@ class Network:
 
     def decide(self, *transactions: Signed, later_ms: int = 1) -> None:
         state = self.state
-        body = Body((), (), transactions)
-        transition = self.rules.transition(state, state.height + 1, state.time_ms + later_ms, state.root, body)
-        self.state = transition.finish(dict.fromkeys(transition.started, b"m" * 32))
+        body = BlockBody((), (), transactions)
+        transition = self.rules.compute_transition(state, state.height + 1, state.time_ms + later_ms, state.state_root, body)
+        self.state = transition.finish_state(dict.fromkeys(transition.started_jobs, b"m" * 32))
 
     def signed(self, who: Identity, statement: Any) -> bytes:
         return who.sign(signing_preimage(statement.TAG, self.chain, codec.encode(statement)))
@@ -186,26 +186,26 @@ class Network:
 
     def measure(self, kind: str, transactions: Iterable[Signed]) -> Row:
         chosen = self._fitting(transactions)
-        body = codec.encode(Body((), (), tuple(chosen)))
+        body = codec.encode(BlockBody((), (), tuple(chosen)))
         encoded, rules = self.rules.encode_state(self.state), self.fresh_rules()
         state = rules.decode_state(encoded).with_rows_of(self.state)
-        _ = state.root
-        rules.problem(state, codec.encode(Body((), (), ())))  # the state is begun, and its jobs are known
+        _ = state.state_root
+        rules.why_body_refused(state, codec.encode(BlockBody((), (), ())))  # the state is begun, and its jobs are known
         started = time.process_time()
-        problem = rules.problem(state, body)
+        problem = rules.why_body_refused(state, body)
         judged = time.process_time()
         if problem is not None:
             raise AssertionError(f"{kind}: {problem}")
-        block = Block(state.height + 1, bytes(32), NOW_MS, bytes(32), bytes(32), bytes(32), state.root, None, {}, body)
-        _ = rules.apply(state, block).state.root
+        block = Block(state.height + 1, bytes(32), NOW_MS, bytes(32), bytes(32), bytes(32), state.state_root, None, {}, body)
+        _ = rules.apply_block(state, block).state.state_root
         ended = time.process_time()
-        counts = [rules.traits(signed.signer, rules.open_transaction(signed)).cost for signed in chosen]
+        counts = [rules.transaction_traits(signed.signer, rules.open_transaction(signed)).cost for signed in chosen]
         return Row(kind, len(chosen), len(body) >> 10, sum(counts), ended - started, ended - judged)
 
     def _fitting(self, transactions: Iterable[Signed]) -> list[Signed]:
         chosen, left, room = list[Signed](), COST_PER_BLOCK_MAX, BODY_BYTES_MAX - 4_096
         for signed in islice(transactions, TRANSACTIONS_PER_BLOCK_MAX):
-            left -= self.rules.traits(signed.signer, self.rules.open_transaction(signed)).cost
+            left -= self.rules.transaction_traits(signed.signer, self.rules.open_transaction(signed)).cost
             room -= len(signed.body) + 128
             if left < 0 or room < 0:
                 break
@@ -233,24 +233,24 @@ def admit(net: Network) -> Iterator[Signed]:
     for number in range(TRANSACTIONS_PER_BLOCK_MAX):
         new, token, voter = key_of("new", number), key_of("token", number), net.voters[number % VOTERS_MAX]
         invitation = sign_message(voter, net.chain, Invitation(token.public, FAR_MS))
-        yield net.tx(new, "member/admit", Admit(invitation, token.sign(token_preimage(net.chain, new.public)), "new", ()))
+        yield net.tx(new, "member/admit", AdmitMember(invitation, token.sign(token_preimage(net.chain, new.public)), "new", ()))
 
 
 @case("member/revoke")
 def revoke(net: Network) -> Iterator[Signed]:
     for number in range(TRANSACTIONS_PER_BLOCK_MAX):
         voter, token = net.voters[number % VOTERS_MAX], key_of("revoked", number)
-        yield net.tx(voter, "member/revoke", Revoke(sign_message(voter, net.chain, Invitation(token.public, FAR_MS))))
+        yield net.tx(voter, "member/revoke", RevokeInvitation(sign_message(voter, net.chain, Invitation(token.public, FAR_MS))))
 
 
 @case("member/register")
 def register(net: Network) -> Iterator[Signed]:
-    yield from (net.tx(author, "member/register", Register((TRAINER,))) for author in net.authors)
+    yield from (net.tx(author, "member/register", RegisterRoles((TRAINER,))) for author in net.authors)
 
 
 @case("member/name")
 def rename(net: Network) -> Iterator[Signed]:
-    yield from (net.tx(author, "member/name", Rename("n" * 64)) for author in net.authors)
+    yield from (net.tx(author, "member/name", RenameMember("n" * 64)) for author in net.authors)
 
 
 def _standing(net: Network) -> None:
@@ -258,7 +258,7 @@ def _standing(net: Network) -> None:
     liars = tuple(sorted(voter.public for voter in net.voters[:66]))
     members = net.state.members
     standing = {other.public: liars for other in net.others[-VOTERS_MAX:]}
-    net.state = net.state.with_modules(members=replace(members, standing=standing))
+    net.state = net.state.with_modules(members=replace(members, candidates=standing))
 
 
 @case("member/stand")
@@ -267,27 +267,27 @@ def stand(net: Network) -> Iterator[Signed]:
     net.decide()
     _standing(net)
     height = max(net.state.certified_roots)
-    show = Stand(height, net.state.certified_roots[height])
+    show = StandAsVoter(height, net.state.certified_roots[height])
     yield from (net.tx(author, "member/stand", show) for author in net.others[:-VOTERS_MAX])
 
 
 @case("member/approve")
 def approve(net: Network) -> Iterator[Signed]:
     _standing(net)
-    candidates = cycle(list(net.state.members.standing))
-    yield from (net.tx(voter, "member/approve", Approve(next(candidates))) for voter in cycle(net.voters))
+    candidates = cycle(list(net.state.members.candidates))
+    yield from (net.tx(voter, "member/approve", ApproveVoter(next(candidates))) for voter in cycle(net.voters))
 
 
 @case("member/leave")
 def leave(net: Network) -> Iterator[Signed]:
-    yield from (net.tx(voter, "member/leave", Leave()) for voter in net.voters[1:])
+    yield from (net.tx(voter, "member/leave", ResignAsVoter()) for voter in net.voters[1:])
 
 
 @case("member/retire")
 def retire(net: Network) -> Iterator[Signed]:
     _standing(net)
     subjects = cycle([other.public for other in net.others])
-    yield from (net.tx(voter, "member/retire", Retire(next(subjects), True, FAR_MS)) for voter in cycle(net.voters))
+    yield from (net.tx(voter, "member/retire", RetireMember(next(subjects), True, FAR_MS)) for voter in cycle(net.voters))
 
 
 @case("member/rotate")
@@ -295,7 +295,7 @@ def rotate(net: Network) -> Iterator[Signed]:
     _standing(net)
     for number, author in enumerate(net.voters + net.others):
         new = key_of("rotated", number)
-        yield net.tx(author, "member/rotate", Rotate(new.public, new.sign(rotation_preimage(net.chain, author.public))))
+        yield net.tx(author, "member/rotate", RotateKey(new.public, new.sign(rotation_preimage(net.chain, author.public))))
 
 
 # The network, jobs ------------------------------------------------------------------------------------------------------
@@ -304,41 +304,41 @@ def rotate(net: Network) -> Iterator[Signed]:
 @case("network/upgrade")
 def upgrade(net: Network) -> Iterator[Signed]:
     heights = cycle(range(net.state.height + 100, net.state.height + 900))
-    yield from (net.tx(voter, "network/upgrade", Upgrade("members", 2, next(heights))) for voter in cycle(net.voters))
+    yield from (net.tx(voter, "network/upgrade", ModuleUpgrade("members", 2, next(heights))) for voter in cycle(net.voters))
 
 
 @case("network/limit")
 def limit(net: Network) -> Iterator[Signed]:
     most = cycle(range(1_000_000, 1_001_000))
-    yield from (net.tx(voter, "network/limit", Limit(PARAMETERS, next(most))) for voter in cycle(net.voters))
+    yield from (net.tx(voter, "network/limit", NetworkLimit(PARAMETERS_LIMIT, next(most))) for voter in cycle(net.voters))
 
 
 def _full_line(net: Network, start: bytes | None = None) -> None:
     """Jobs in line, but for one place."""
     spec = (replace(SAMPLED, start=start) if start else SAMPLED).encode()
     line = tuple(
-        Waiting(hashlib.sha256(b"waiting %d" % number).digest(), spec, "waiting", net.voters[number].public, 1)
+        QueuedJob(hashlib.sha256(b"waiting %d" % number).digest(), spec, "waiting", net.voters[number].public, 1)
         for number in range(31)
     )
-    net.state = net.state.with_modules(jobs=replace(net.state.jobs, line=line))
+    net.state = net.state.with_modules(jobs=replace(net.state.jobs, queue=line))
 
 
 @case("job/start, job/stop")
 def start_and_stop(net: Network) -> Iterator[Signed]:
     """The author of each takes it out of the line again."""
-    net.decide(net.tx(net.voters[0], "job/start", Start(SAMPLED.encode())))
+    net.decide(net.tx(net.voters[0], "job/start", StartJob(SAMPLED.encode())))
     _full_line(net)
     for author in cycle(net.authors[40:]):
-        signed = net.tx(author, "job/start", Start(replace(SAMPLED, name="n" * 64).encode()))
+        signed = net.tx(author, "job/start", StartJob(replace(SAMPLED, name="n" * 64).encode()))
         yield signed
-        yield net.tx(author, "job/stop", Stop(job_id(author.public, codec.decode_message(signed.body, (Transaction,)))))
+        yield net.tx(author, "job/stop", StopJob(job_id(author.public, codec.decode_message(signed.body, (Transaction,)))))
 
 
 @case("job/hold")
 def hold(net: Network) -> Iterator[Signed]:
     _full_line(net, b"s" * 32)
-    jobs = [waiting.job for waiting in net.state.jobs.line]
-    yield from (net.tx(voter, "job/hold", Hold(job)) for job in jobs for voter in net.voters)
+    jobs = [waiting.job for waiting in net.state.jobs.queue]
+    yield from (net.tx(voter, "job/hold", AttestStartModel(job)) for job in jobs for voter in net.voters)
 
 
 # Audits -----------------------------------------------------------------------------------------------------------------
@@ -351,13 +351,13 @@ def _auditors(net: Network, place: int) -> list[Identity]:
 
 def _audited(net: Network, rounds: int = 20) -> bytes:
     """A job of which `rounds` × 200 proposals are under audit, each by as many as a job may ask for; its id."""
-    signed = net.tx(net.voters[0], "job/start", Start(SAMPLED.encode()))
+    signed = net.tx(net.voters[0], "job/start", StartJob(SAMPLED.encode()))
     net.decide(signed)
     key = job_id(net.voters[0].public, codec.decode_message(signed.body, (Transaction,)))
     keys = tuple(voter.public for voter in net.voters)
     proposal = Proposal(key, 0, bytes(32), bytes(32), 100, bytes(32), None)
     pending = [tuple(sorted(auditor.public for auditor in _auditors(net, place))) for place in range(len(keys))]
-    drawn = {trainer: Drawn(proposal, auditors) for trainer, auditors in zip(keys, pending, strict=True)}
+    drawn = {trainer: AuditableProposal(proposal, auditors) for trainer, auditors in zip(keys, pending, strict=True)}
     audits = JobAudits({number: RoundAudits(67, 66, keys, drawn) for number in range(rounds)})
     job = replace(net.state.jobs.jobs[key], round=rounds)
     state = net.state.with_modules(jobs=replace(net.state.jobs, jobs={key: job}))
@@ -369,12 +369,12 @@ def _audited(net: Network, rounds: int = 20) -> bytes:
 def roll_back(net: Network) -> Iterator[Signed]:
     """Each voter asks for one anchor after another, none of which has a quorum."""
     key, numbers = _audited(net), range(ANCHORS_MAX)
-    anchors = tuple(Anchor(number, number, bytes(32)) for number in numbers)
-    job = replace(net.state.jobs.jobs[key], taken=20, anchors=anchors)
+    anchors = tuple(ModelAnchor(number, number, bytes(32)) for number in numbers)
+    job = replace(net.state.jobs.jobs[key], rounds_in_model=20, anchors=anchors)
     net.state = net.state.with_modules(jobs=replace(net.state.jobs, jobs={key: job}))
     for turn in count():
         for place, voter in enumerate(net.voters):
-            yield net.tx(voter, "job/rollback", Rollback(key, numbers[(turn + place) % ANCHORS_MAX]))
+            yield net.tx(voter, "job/rollback", RequestRollback(key, numbers[(turn + place) % ANCHORS_MAX]))
 
 
 @case("audit/report")
@@ -419,7 +419,7 @@ def _disputed(net: Network) -> bytes:
 @case("audit/volunteer")
 def volunteer(net: Network) -> Iterator[Signed]:
     key = _audited(net)
-    yield from (net.tx(voter, VOLUNTEERS, Volunteering(key, number)) for number in range(4) for voter in net.voters[67:])
+    yield from (net.tx(voter, VOLUNTEER_KIND, AuditVolunteering(key, number)) for number in range(4) for voter in net.voters[67:])
 
 
 @case("audit/verdict")
@@ -436,21 +436,21 @@ def rule(net: Network) -> Iterator[Signed]:
 def losses(net: Network) -> Iterator[Signed]:
     """Each with the sealed losses of as many auditors as a job may ask for."""
     key = _audited(net)
-    opened, unopened = list[tuple[Identity, LossOpening]](), dict[int, dict[bytes, Unopened]]()
+    opened, unopened = list[tuple[Identity, LossOpening]](), dict[int, dict[bytes, UnopenedLosses]]()
     for number in range(5):
         unopened[number] = {}
         for trainer in net.voters:
             secret, said = hashlib.sha256(trainer.public).digest(), 1_000_000
             place = key, number, trainer.public
-            promise = committed(*place, secret, said)
+            promise = commit_loss(*place, secret, said)
             auditors = [auditor.public for auditor in net.voters[:AUDITORS_MAX] if auditor is not trainer]
-            reports = {auditor: sealed(said, *place, auditor, promise, bytes([1]) * 32) for auditor in auditors}
-            unopened[number][trainer.public] = Unopened(promise, reports, VOTERS_MAX)
+            reports = {auditor: seal_loss(said, *place, auditor, promise, bytes([1]) * 32) for auditor in auditors}
+            unopened[number][trainer.public] = UnopenedLosses(promise, reports, VOTERS_MAX)
             opened.append((trainer, LossOpening(key, number, trainer.public, secret, said)))
-    state, job = net.state.of(AuditsState), replace(net.state.jobs.jobs[key], round=200)
-    audits = replace(state, jobs={key: replace(state.jobs[key], unopened=unopened, rounds={})})
+    state, job = net.state.module_state(AuditsState), replace(net.state.jobs.jobs[key], round=200)
+    audits = replace(state, jobs={key: replace(state.jobs[key], unopened_losses=unopened, rounds={})})
     net.state = net.state.with_modules(audits=audits, jobs=replace(net.state.jobs, jobs={key: job}))
-    yield from (net.tx(trainer, OPENS, opening) for trainer, opening in opened)
+    yield from (net.tx(trainer, LOSS_OPENING_KIND, opening) for trainer, opening in opened)
 
 
 # Curation ---------------------------------------------------------------------------------------------------------------
@@ -493,7 +493,7 @@ def _curating(net: Network, projects: int = PROJECTS, asked: Asked = ASKED) -> l
 
 def _first_of(net: Network, author: Identity) -> bytes:
     """The author's first project."""
-    return next(key for key, project in net.state.of(CurationState).projects.items() if project.author == author.public)
+    return next(key for key, project in net.state.module_state(CurationState).projects.items() if project.author == author.public)
 
 
 def _batch(net: Network, **parts: Any) -> Signed:
@@ -505,10 +505,10 @@ def _leased(net: Network, asked: Asked = ASKED) -> list[tuple[int, bytes]]:
     _curating(net, asked=asked)
     for first in range(0, ANNOTATORS, BATCH_MAX):
         net.decide(_batch(net, leases=_wishes(net, range(first, first + BATCH_MAX), LEASES_MAX)))
-    rows = net.state.of(CurationState).annotators
+    rows = net.state.module_state(CurationState).annotators
     found = []
     for number in range(ANNOTATORS):
-        row = rows.get(key_of("annotator", number).public)
+        row = rows.get_record(key_of("annotator", number).public)
         assert row is not None
         found += [(number, lease) for lease in row.leases]
     return found
@@ -577,13 +577,13 @@ def redact(net: Network) -> Iterator[Signed]:
 def review(net: Network) -> Iterator[Signed]:
     author = net.voters[1]
     _leased(net)
-    state, key = net.state.of(CurationState), _first_of(net, author)
+    state, key = net.state.module_state(CurationState), _first_of(net, author)
     tasks = {
         task_id(key, row.number): replace(row, stage=TaskStage.REVIEW, place=None)
         for _, row in state.tasks.items()
         if row.project == key
     }
-    project = state.projects.get(key)
+    project = state.projects.get_record(key)
     assert project is not None
     projects = state.projects.with_row(key, replace(project, review=len(tasks), begun=0))
     net.state = net.state.with_modules(curation=replace(state, tasks=state.tasks.with_rows(tasks), projects=projects))
@@ -621,7 +621,7 @@ def vain_one(net: Network) -> Iterator[Signed]:
 def _had(net: Network) -> None:
     """256 projects, each with a list of begun tasks that all these annotators have had."""
     _curating(net)
-    state = net.state.of(CurationState)
+    state = net.state.module_state(CurationState)
     # So many have had each task.
     everybody = tuple(key_of("annotator", number).public for number in range(ASSIGNED_MAX))
     rows: dict[bytes, TaskRow] = {}
@@ -698,15 +698,15 @@ def _planned(net: Network, authors: Sequence[Identity], claim: bool = False) -> 
         plans[key] = Plan(
             author.public, 1, None, (PlanStage(stage_job(key, 0), "ppo", 2, SAMPLED.encode()),), 1, paused=1, claim=said
         )
-    state = net.state.of(RlhfState)
+    state = net.state.module_state(RlhfState)
     net.state = net.state.with_modules(rlhf=replace(state, plans=dict(sorted(plans.items()))))
     return keys
 
 
 def _finished(net: Network, spec: JobSpec) -> tuple[bytes, Job]:
-    net.decide(net.tx(net.voters[0], "job/start", Start(spec.encode())))
+    net.decide(net.tx(net.voters[0], "job/start", StartJob(spec.encode())))
     ((key, job),) = net.state.jobs.jobs.items()
-    return key, replace(job, phase=JobPhase.FINISHED, round=job.rounds, taken=job.rounds)
+    return key, replace(job, phase=JobPhase.FINISHED, round=job.rounds, rounds_in_model=job.rounds)
 
 
 @case("rlhf/start, rlhf/cancel")
@@ -715,7 +715,7 @@ def start_and_cancel(net: Network) -> Iterator[Signed]:
     spec = replace(SAMPLED, audit=AuditMode.FULL, local_steps=2)
     base, done = _finished(net, spec)
     net.state = net.state.with_modules(jobs=replace(net.state.jobs, jobs={base: done}))
-    reward = replace(spec, objective="reward", rounds=2, base=Base(base, 1_000, done.model_root))
+    reward = replace(spec, objective="reward", rounds=2, base=ModelReference(base, 1_000, done.model_root))
     for author in cycle(net.authors):
         signed = net.tx(author, "rlhf/start", Begin(reward.encode()))
         yield signed
@@ -748,11 +748,12 @@ def report_accuracy(net: Network) -> Iterator[Signed]:
     """All voters report on the trained reward models of the plans that may run at once."""
     _, done = _finished(net, replace(SAMPLED, audit=AuditMode.FULL, local_steps=2))
     keys = _planned(net, net.voters[:4])
-    plans = net.state.of(RlhfState).plans
+    plans = net.state.module_state(RlhfState).plans
     trained = {key: replace(plans[key], stages=(replace(plans[key].stages[0], spec=b""),), paused=None) for key in sorted(keys)}
     jobs = {trained[key].current.job: done for key in keys}
     net.state = net.state.with_modules(
-        rlhf=replace(net.state.of(RlhfState), plans=trained), jobs=replace(net.state.jobs, jobs=dict(sorted(jobs.items())))
+        rlhf=replace(net.state.module_state(RlhfState), plans=trained),
+        jobs=replace(net.state.jobs, jobs=dict(sorted(jobs.items()))),
     )
     yield from (net.tx(voter, "rlhf/accuracy", ReportAccuracy(key, Accuracy(1, 1))) for key in keys for voter in net.voters)
 

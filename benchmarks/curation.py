@@ -55,10 +55,10 @@ from curation.state import (
 )
 from curation.statements import Annotation, Session
 from curation.tasks import assignment_id, task_id
-from ledger.blocks.ledger import Ledger
-from ledger.blocks.pool import LINGER_SECONDS
+from ledger.blocks.application import LedgerApplication
+from ledger.blocks.mempool import LINGER_SECONDS
 from ledger.core.genesis import Founder, Genesis
-from ledger.state import EMPTY_BODY, Rules, State
+from ledger.ledger_state import EMPTY_BODY, LedgerRules, LedgerState
 from peer.api.memory import process_memory_mb
 from peer.daemon.daemon import collect_seldom, running
 from peer.driver.author import Author
@@ -144,10 +144,10 @@ class Filler:
         self.directory.write_genesis(codec.encode(genesis))
         self.rules = rules_of(genesis, ModelHost(self.directory.models))
         self.store = Store(self.directory.ledger, genesis.chain_id)
-        first = self.rules.first_state()
+        first = self.rules.genesis_state()
         decided = decided_after(first, None, genesis.chain_id, EMPTY_BODY, [self.me])
         self.store.append_records([decided])
-        self.state = replace(self.rules.apply(first, decided.decode()).finish({}))
+        self.state = replace(self.rules.apply_block(first, decided.decode()).finish_state({}))
         self.people = people(annotators)
         self.answers, self.open_tasks = answers, open_tasks
         self.said, self.accepted = dict.fromkeys(self.people, 0), dict.fromkeys(self.people, 0)
@@ -156,7 +156,7 @@ class Filler:
         tasks = self.answers // VOTES
         for number, first in enumerate(range(0, tasks, PROJECT_TASKS)):
             self._settled(number, min(PROJECT_TASKS, tasks - first))
-        curation = self.state.of(CurationState)
+        curation = self.state.module_state(CurationState)
         key = named("project", tasks)
         rows = {
             who: Annotator(f"ann {number}", self.me.public, False, 1, annotations=self.said[who], accepted=self.accepted[who])
@@ -172,7 +172,7 @@ class Filler:
         self.store.close()
 
     def _settled(self, number: int, tasks: int) -> None:
-        key, curation = named("project", number), self.state.of(CurationState)
+        key, curation = named("project", number), self.state.module_state(CurationState)
         first = number * ANNOTATORS_OF_PROJECT // 2
         crowd = [self.people[(first + place) % len(self.people)] for place in range(min(len(self.people), ANNOTATORS_OF_PROJECT))]
         counts = {who: [0] * len(ASKED.options) ** 2 for who in crowd}
@@ -208,10 +208,10 @@ class Filler:
         )
 
     def _save(self, **changes: Any) -> CurationState:
-        curation = replace(self.state.of(CurationState), **changes)
+        curation = replace(self.state.module_state(CurationState), **changes)
         self.state = self.state.with_modules(curation=curation)
         encoded = self.rules.encode_state(self.state)
-        self.store.save_state(self.state.height, self.state.root, encoded, tables=self.state.tables)
+        self.store.save_state(self.state.height, self.state.state_root, encoded, tables=self.state.tables)
         return curation
 
 
@@ -231,15 +231,15 @@ class Crowd:
     def batch(self, state: CurationState, now_ms: int, most: tuple[int, int, int]) -> Batch:
         leases_most, commits_most, openings_most = most
         for number in self._wished:
-            row = state.annotators.get(self._key(number))
+            row = state.annotators.get_record(self._key(number))
             assert row is not None
             self._to_commit += [(number, lease) for lease in row.leases]
         commits, self._to_commit = self._to_commit[:commits_most], self._to_commit[commits_most:]
         openings = list[Opening]()
         for assignment in self._committed:
-            row = state.assignments.get(assignment)
+            row = state.assignments.get_record(assignment)
             assert row is not None
-            task = state.tasks.get(task_id(row.project, row.number))
+            task = state.tasks.get_record(task_id(row.project, row.number))
             if task is not None and task.stage is Stage.OPENING and len(openings) < openings_most:
                 openings.append(Opening(assignment, bytes(16), (0,)))
         opened = {opening.assignment for opening in openings}
@@ -271,7 +271,7 @@ class Chain:
         directory = DataDirectory.open(folder)
         self.me = directory.load_identity()
         genesis = Genesis.decode(directory.read_genesis())
-        self.rules: Rules = rules_of(genesis, ModelHost(directory.models))
+        self.rules: LedgerRules = rules_of(genesis, ModelHost(directory.models))
         self.store = Store(directory.ledger, genesis.chain_id)
         encoded = self.store.state()
         assert encoded is not None
@@ -279,7 +279,7 @@ class Chain:
         self.store.rows.attach(state.tables)
         self.last: DecidedBlock | None = self.store.get_decision(state.height)
         assert self.last is not None
-        self.ledger = Ledger(self.rules, state, self.last.decode().state_root)
+        self.ledger = LedgerApplication(self.rules, state, self.last.decode().state_root)
 
     @cached_property
     def chain_id(self) -> bytes:
@@ -300,10 +300,10 @@ class Chain:
 
         self.rules.apply_transaction(state, signed)
         lap()
-        ledger.pool.add(signed)
+        ledger.mempool.add_transaction(signed)
         for now in (0.0, LINGER_SECONDS):  # a batch waits so long for those of other peers
-            ledger.pool.linger(now)
-        assert ledger.awaits_transactions()
+            ledger.mempool.release_lingering(now)
+        assert ledger.has_due_transactions()
         lap()
         body = ledger.make_body(height, 0)
         assert body is not None
@@ -314,14 +314,14 @@ class Chain:
         self.last = decided_after(state, self.last, self.chain_id, body, [self.me])
         self.store.append_records([self.last])
         times = [at + time.perf_counter() - deciding for at in times]  # agreement is not what is measured here
-        after: State = self.rules.apply(state, self.last.decode()).finish({})
+        after: LedgerState = self.rules.apply_block(state, self.last.decode()).finish_state({})
         lap()
         encoded = self.rules.encode_state(after)
         lap()
-        self.store.save_state(after.height, after.root, encoded, tables=after.tables)
+        self.store.save_state(after.height, after.state_root, encoded, tables=after.tables)
         lap()
-        ledger.advance(after, state.root)
-        ledger.pool.prune(self.rules, after)
+        ledger.advance_state(after, state.state_root)
+        ledger.mempool.prune_transactions(self.rules, after)
         lap()
         return {name: 1_000 * (end - start) for name, start, end in zip(PARTS, times, times[1:], strict=False)}
 
@@ -332,13 +332,13 @@ def timed(chain: Chain, annotators: int, count: int) -> Batches:
     parts, cpu_ms, acted, statements = list[dict[str, float]](), list[float](), 0, 0
     for most in (*WARM_UP, *(MIXED,) * count):
         state = chain.ledger.state
-        batch = crowd.batch(state.of(CurationState), state.time_ms, most)
+        batch = crowd.batch(state.module_state(CurationState), state.time_ms, most)
         signed, began = chain.signed("curation/batch", batch), time.process_time()
         times = chain.decide(signed)
         if most is MIXED:
             parts.append(times)
             cpu_ms.append(1_000 * (time.process_time() - began))
-            passed = chain.ledger.state.of(CurationState).passed_over - state.of(CurationState).passed_over
+            passed = chain.ledger.state.module_state(CurationState).passed_over - state.module_state(CurationState).passed_over
             statements, acted = statements + batch.size, acted + batch.size - passed
     return Batches(
         sorted(sum(times.values()) for times in parts),
@@ -403,11 +403,11 @@ async def serve(folder: Path, annotators: int, batches: int) -> Closing:
         trio.lowlevel.add_instrument(slices)
         for mixed in (*WARM_UP, *(MIXED,) * batches):
             state = driver.state
-            batch = await trio.to_thread.run_sync(crowd.batch, state.of(CurationState), state.time_ms, mixed)
+            batch = await trio.to_thread.run_sync(crowd.batch, state.module_state(CurationState), state.time_ms, mixed)
             await author.submit("curation/batch", batch)
             most = max(most, _memory())
         loop_batches, close_times = slices.taken(), list[float]()
-        (closer,) = {driver.rules.module(CurationModule)._closer}
+        (closer,) = {driver.rules.module_of_class(CurationModule)._closer}
         go_on = closer.go_on
 
         def timed(*arguments: Any) -> None:
@@ -416,15 +416,15 @@ async def serve(folder: Path, annotators: int, batches: int) -> Closing:
             close_times.append(time.thread_time() - began)
 
         closer.go_on = timed  # type: ignore[method-assign]
-        project, *_ = driver.state.of(CurationState).open
+        project, *_ = driver.state.module_state(CurationState).open
         await author.submit("curation/move", Move(project, Phase.CLOSED))
         await trio.sleep(OPENING_MS / 1_000)
         slices.taken()
         height, began, closed = driver.state.height, time.perf_counter(), 0.0
-        while project in driver.state.of(CurationState).closing:  # the part that serves goes on with it
+        while project in driver.state.module_state(CurationState).closing:  # the part that serves goes on with it
             await driver.applied.wait()
             closed = max(closed, _memory())
-        row = driver.state.of(CurationState).projects.get(project)
+        row = driver.state.module_state(CurationState).projects.get_record(project)
         assert row is not None
         return Closing(
             started_mb,

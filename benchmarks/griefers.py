@@ -1,9 +1,10 @@
 """Rounds that liars have undone who lie to be convicted: `python -m benchmarks.griefers --json FILE`.
 
 A griefer lies once, is convicted, and lies once more after each suspension: every conviction takes the job back to an anchor.
-Nothing is trained: who is drawn follows from the ledger's own rates (`ledger.audits.draws`), and what a conviction undoes from
-its anchors. Griefers choose how many rounds behind an anchor they lie, and whether they do it together or in turn; that is tuned
-on seeds that are not reported. The row without probation says what probation is worth, the row without griefers what audits cost.
+Nothing is trained: who is drawn follows from the ledger's own rates (`ledger.audits.sortition`), and what a conviction undoes
+from its anchors. Griefers choose how many rounds behind an anchor they lie, and whether they do it together or in turn; that is
+tuned on seeds that are not reported. The row without probation says what probation is worth, the row without griefers what audits
+cost.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from benchmarks.attacks_detection import LAPSES
 from benchmarks.attacks_gpt import DISPUTE_ROUNDS
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
-from ledger.audits import draws
+from ledger.audits import sortition
 from scenarios.trials import COUNT, Parser
 from training.spec import PRESETS, AuditMode, JobSpec, completed
 
@@ -89,7 +90,7 @@ class Job:
     def _lie(self, griefer: int) -> None:
         """It lies again once nobody can be drawn for this lie any more."""
         self.waits[griefer] = self.round + self.spec.audit_window + 1
-        rate = draws.rate_after(self.spec.audit_rate, self.taken, self.spec.rounds, self.spec.usual_closing_rounds)
+        rate = sortition.audit_rate_of_round(self.spec.audit_rate, self.taken, self.spec.rounds, self.spec.usual_closing_rounds)
         chance = min(1.0, rate * self.spec.auditors / (self.peers - 1)) * (1 - LAPSES)
         if any(self.chance.random() < chance for _ in range(self.peers - self.griefers)):
             self.pending.append((self.round + 1 + DISPUTE_ROUNDS, griefer, self.taken))

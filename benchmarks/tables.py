@@ -25,7 +25,7 @@ from rich.table import Table as Screen
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from consensus.effects import DecidedBlock
-from ledger.tables import MemoryRows, RangeProof, Table, proven_rows, ranges, verify
+from ledger.tables import MemoryBucketStore, RangeProof, Table, fetch_ranges, verify_key, verify_range
 from peer.api.memory import process_memory_mb
 from protocol import codec
 from protocol.codec import Digest, Length
@@ -154,8 +154,8 @@ def proven(table: Table[Answer], asked: list[bytes]) -> tuple[list[int], float]:
     """The lengths of proofs of rows, and that there are none; and how long one takes to make and to check."""
     sizes, root, began = list[int](), table.root.hash, time.perf_counter()
     for of in asked:
-        proof, value = table.prove(of), table.get(of)
-        assert verify(root, of, None if value is None else codec.encode(value), proof)
+        proof, value = table.prove_key(of), table.get_record(of)
+        assert verify_key(root, of, None if value is None else codec.encode(value), proof)
         sizes.append(len(codec.encode(proof)))
     return sizes, 1_000 * (time.perf_counter() - began) / len(asked)
 
@@ -163,9 +163,9 @@ def proven(table: Table[Answer], asked: list[bytes]) -> tuple[list[int], float]:
 def cut(table: Table[Answer]) -> tuple[list[int], float]:
     """The lengths of all ranges, and how long it takes to cut and to check them."""
     sizes, found, began = list[int](), 0, time.perf_counter()
-    for of in ranges(table.root):
-        data = codec.encode(table.part(of))
-        found += len(proven_rows(table.root.hash, of, codec.decode(RangeProof, data, len(data))))
+    for of in fetch_ranges(table.root):
+        data = codec.encode(table.prove_range(of))
+        found += len(verify_range(table.root.hash, of, codec.decode(RangeProof, data, len(data))))
         sizes.append(len(data))
     assert found == len(table)
     return sizes, time.perf_counter() - began
@@ -181,7 +181,7 @@ def history(seed: int) -> str | None:
     """
     draw = random.Random(seed)
     names = [b"%d" % number for number in range(draw.randint(1, HISTORY_KEYS))]
-    table, rows, store = Table(int), dict[bytes, int](), MemoryRows()
+    table, rows, store = Table(int), dict[bytes, int](), MemoryBucketStore()
     for _ in range(draw.randint(1, 12)):
         body = table.with_rows(drawn(draw, names))
         if draw.random() < 0.3:
@@ -191,11 +191,11 @@ def history(seed: int) -> str | None:
         table = table.with_rows(changes)
         rows = {of: value for of, value in {**rows, **changes}.items() if value is not None}
         if draw.random() < 0.5:
-            store.save(table)
+            store.save_table(table)
         if draw.random() < 0.2:
-            store.save(table)
-            table = store.load(int)
-    if {of: table.get(of) for of in names} != {of: rows.get(of) for of in names} or dict(table.items()) != rows:
+            store.save_table(table)
+            table = store.load_table(int)
+    if {of: table.get_record(of) for of in names} != {of: rows.get(of) for of in names} or dict(table.items()) != rows:
         return f"history {seed}: other rows than the dictionary's"
     other, order = Table(int), draw.sample(list(rows.items()), len(rows))
     for at in range(0, len(order), size := draw.randint(1, HISTORY_KEYS)):

@@ -60,7 +60,7 @@ from benchmarks.settings import with_settings
 from benchmarks.simulated import JOB, Rounds, engine_of, text_file, trainer_key
 from benchmarks.verdicts import conclude, verdict
 from consensus.quorum import faults_tolerated
-from ledger.audits import draws
+from ledger.audits import sortition
 from peer.api.new_job import parse_overrides
 from peer.commands.job_fields import preset_overrides
 from peer.demo.ending import end_like_ctrl_c
@@ -147,7 +147,7 @@ class Network:
             return rounds * (self.liars if self.audit == VOUCHED else self.n - 1)
         spec = self.spec(rounds, 0, {})
         closing = min(rounds, spec.usual_closing_rounds)
-        rates = [draws.rate_after(spec.audit_rate, taken, rounds, closing) for taken in range(1, rounds - closing)]
+        rates = [sortition.audit_rate_of_round(spec.audit_rate, taken, rounds, closing) for taken in range(1, rounds - closing)]
         return sum(rates) * spec.auditors + (1 + closing) * self.liars
 
     def undone(self) -> float:

@@ -34,10 +34,10 @@ from consensus.effects import (
 )
 from consensus.quorum import quorum
 from consensus.voter_set import CachingVerifier
-from ledger.blocks.ledger import Ledger
+from ledger.blocks.application import LedgerApplication
 from ledger.core.genesis import TRAINER, Founder, Genesis
-from ledger.jobs import JobTerms, Start
-from ledger.state import Rules, core_modules, newest
+from ledger.jobs import JobTerms, StartJob
+from ledger.ledger_state import LedgerRules, core_modules, newest_module_versions
 from peer.node.early import RoundKey
 from peer.node.node import AppliedBlock, Do, Item, Node
 from peer.node.rounds import Effects
@@ -153,13 +153,13 @@ class CountingKeys:
 
 
 class UnauditedJobs:
-    def terms(self, spec: bytes) -> JobTerms:
+    def terms_of_spec(self, spec: bytes) -> JobTerms:
         return JobTerms("bench", "bench", 10_000, audited=False, needs_worker=True, proposal_seconds=600.0)
 
-    def misfit(self, base: bytes, spec: bytes) -> str | None:
+    def why_base_refused(self, base: bytes, spec: bytes) -> str | None:
         return None
 
-    misread = misfit
+    why_read_model_refused = why_base_refused
 
 
 class Log:
@@ -206,11 +206,11 @@ class Peer:
     def __init__(self, network: Network, keys: CountingKeys, genesis: Genesis) -> None:
         self.network, self.keys = network, keys
         verifier = CachingVerifier(keys)
-        rules = Rules(genesis, verifier, core_modules(UnauditedJobs()))
-        state = rules.first_state()
+        rules = LedgerRules(genesis, verifier, core_modules(UnauditedJobs()))
+        state = rules.genesis_state()
         self.applied = state
         self.journal = Log()
-        ledger = Ledger(rules, state, state.root)
+        ledger = LedgerApplication(rules, state, state.state_root)
         self.node = Node(keys, rules, ledger, RestartState(), verifier, lambda job, number: {}, lambda job, number: ())
         self.inbox: deque[Item] = deque()
         self.free = self.uplink_free = 0.0
@@ -282,10 +282,10 @@ class Peer:
         decided = self.journal.decided[self.applied.height + 1]
 
         def work() -> AppliedBlock:
-            transition = self.node.rules.apply(self.applied, decided.decode())
-            stepped = [*transition.started, *(closed.job for closed in transition.closed)]
+            transition = self.node.rules.apply_block(self.applied, decided.decode())
+            stepped = [*transition.started_jobs, *(closed.job for closed in transition.closed_rounds)]
             roots = {job: hashlib.sha256(job + decided.digest).digest() for job in stepped}
-            self.applied = transition.finish(roots)
+            self.applied = transition.finish_state(roots)
             self.node.rules.encode_state(self.applied)
             return AppliedBlock(decided, transition, self.applied)
 
@@ -355,7 +355,7 @@ class Network:
         present = [entry for entry in keys if entry.public not in silent]
         trainers = {entry.public for entry in present[:TRAINERS]}  # none of the silent, or the rounds would wait for them
         founders = {entry.public: Founder("voter", (TRAINER,) if entry.public in trainers else ()) for entry in keys}
-        self.genesis = Genesis("bench", 1, bytes(16), founders, newest(core_modules(UnauditedJobs())))
+        self.genesis = Genesis("bench", 1, bytes(16), founders, newest_module_versions(core_modules(UnauditedJobs())))
         self.trainers = sorted(trainers)
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
@@ -403,11 +403,11 @@ class Network:
         """Starts the job whose rounds are measured."""
         self.run_until(lambda: all(peer.node.may_speak for peer in self.peers.values()), STALL_SECONDS_MAX)
         author = self.peers[self.trainers[0]]
-        transaction = Transaction(1, 500, "job/start", codec.encode(Start(b"bench")))
+        transaction = Transaction(1, 500, "job/start", codec.encode(StartJob(b"bench")))
         signed = sign_message(author.keys, self.genesis.chain_id, transaction)
 
         def put() -> Effects:
-            author.node.ledger.pool.add(signed)
+            author.node.ledger.mempool.add_transaction(signed)
             return Effects(sends=[signed])
 
         author.take(Do(put))

@@ -55,7 +55,7 @@ class StoredCertificate:
 
 @dataclass(frozen=True, slots=True)
 class DecidedBlock:
-    """`height` is decided. The executor applies it after the turn is durable and answers with `Applied`."""
+    """`height` is decided. The executor applies it after the turn is durable and answers with `AppliedState`."""
 
     height: int
     digest: bytes

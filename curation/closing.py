@@ -106,7 +106,7 @@ class Closer:
         upto = min(len(people), closing.next + most)
         paid = 0
         for key in people[closing.next : upto]:
-            skill = work.skills.get(project + key) or Skill(())
+            skill = work.skills.get_record(project + key) or Skill(())
             work.skills[project + key] = replace(skill, weight=estimate.weights[key])
             if points[key]:
                 person = work.annotators[key]
@@ -155,7 +155,7 @@ class Votes:
         has_gold = work.projects[project].golds > 0
         for number in range(self._read, upto):
             task = task_id(project, number)
-            row = work.tasks.get(task)
+            row = work.tasks.get_record(task)
             if row is None or row.stage is not Stage.SETTLED:
                 continue
             before = len(rows)
@@ -164,7 +164,7 @@ class Votes:
                 if vote.state is Lease.SETTLED and vote.answer is not None:
                     place = self.people.setdefault(annotator, len(self.people))
                     rows.append((len(self.tasks), place, _code(asked, as_answer(vote.answer)), int(vote.is_blind)))
-            gold = work.golds.get(task) if has_gold else None
+            gold = work.golds.get_record(task) if has_gold else None
             if gold is not None:
                 self.golds[len(self.tasks)] = as_answer(gold.answer)
             self.tell = self.tell or len(rows) > before + (gold is None)

@@ -13,10 +13,10 @@ from protocol.errors import UserError
 
 if TYPE_CHECKING:
     from ledger.core.module import Module
-    from ledger.jobs import JobRules
+    from ledger.jobs import JobSpecRules
 
 
-def _modules(rules: JobRules) -> tuple[Module[Any], ...]:
+def _modules(rules: JobSpecRules) -> tuple[Module[Any], ...]:
     from curation.module import CurationModule
 
     return (CurationModule(),)

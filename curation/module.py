@@ -84,9 +84,18 @@ from curation.statements import Annotation, Enrol, Session
 from curation.tasks import assignment_id, task_id
 from curation.work import Work
 from ledger.core.genesis import Genesis
-from ledger.core.module import Change, Context, Module, Refused, Replaced, Said, Statement, View
+from ledger.core.module import (
+    BlobReplacement,
+    BlockContext,
+    DecodedTransaction,
+    EmbeddedStatement,
+    Module,
+    Refused,
+    StateChange,
+    StateReader,
+)
 from ledger.members import MembersState
-from ledger.network import NetworkState
+from ledger.network_governance import NetworkState
 from protocol import merkle
 from protocol.limits import COST_PER_BLOCK_MAX
 from protocol.name_validation import name_problem
@@ -108,7 +117,7 @@ class Passed(Exception):
     """This statement does not act; the text says why. The rest of the batch does."""
 
 
-def signed_part(carrier: bytes, part: Enrolment | LeaseWish | Commit) -> Statement:
+def signed_part(carrier: bytes, part: Enrolment | LeaseWish | Commit) -> EmbeddedStatement:
     """The annotator's signed statement in a part of a batch by this carrier."""
     match part:
         case Enrolment():
@@ -117,7 +126,7 @@ def signed_part(carrier: bytes, part: Enrolment | LeaseWish | Commit) -> Stateme
             said = Session(carrier, part.nonce, part.expires_ms)
         case Commit():
             said = Annotation(part.assignment, part.commitment)
-    return Statement(part.annotator, said, part.signature)
+    return EmbeddedStatement(part.annotator, said, part.signature)
 
 
 def project_id(author: bytes, nonce: int) -> bytes:
@@ -125,14 +134,16 @@ def project_id(author: bytes, nonce: int) -> bytes:
     return hashlib.sha256(b"folkmoot/project\x00" + author + nonce.to_bytes(8, "big")).digest()
 
 
-def is_run(view: View) -> bool:
+def is_run(view: StateReader) -> bool:
     """Whether this network has the module. One that was founded before there was curation has it after an upgrade."""
-    return any(module.name == CurationModule.name for module in view.of(NetworkState).modules)
+    return any(module.name == CurationModule.name for module in view.module_state(NetworkState).modules)
 
 
 def serving(members: MembersState) -> tuple[bytes, ...]:
     """Members that serve annotators, ascending."""
-    return tuple(sorted(key for key, member in members.members.items() if ANNOTATOR in member.roles and members.speaks(key)))
+    return tuple(
+        sorted(key for key, member in members.members.items() if ANNOTATOR in member.roles and members.is_current_key(key))
+    )
 
 
 class CurationModule(Module[CurationState]):
@@ -150,13 +161,13 @@ class CurationModule(Module[CurationState]):
     }
 
     def __init__(self) -> None:
-        self._changes: list[tuple[CurationState, tuple[Any, ...], Change]] = []
+        self._changes: list[tuple[CurationState, tuple[Any, ...], StateChange]] = []
         self._closer = Closer()
 
-    def genesis(self, genesis: Genesis) -> CurationState:
+    def genesis_state(self, genesis: Genesis) -> CurationState:
         return CurationState()
 
-    def cost(self, kind: str, content: object) -> int:
+    def transaction_cost(self, kind: str, content: object) -> int:
         if isinstance(content, SayGold):
             return len(content.answers) // ANSWERS_FOR_COST
         if not isinstance(content, Batch):
@@ -165,15 +176,17 @@ class CurationModule(Module[CurationState]):
         drawing = draws // DRAWS_FOR_COST + COST_OF_LOOKS if draws else 0
         return drawing + OPENING_COST * len(content.openings) + len(content.commits) + len(content.skips) + len(content.releases)
 
-    def statements(self, author: bytes, content: object) -> Sequence[Statement]:
+    def embedded_statements(self, author: bytes, content: object) -> Sequence[EmbeddedStatement]:
         if not isinstance(content, Batch):
             return ()
         parts: tuple[Enrolment | LeaseWish | Commit, ...] = (*content.enrolments, *content.leases, *content.commits)
         return [signed_part(author, part) for part in parts]
 
-    def apply(self, state: CurationState, said: Said, view: View, context: Context) -> Change:
+    def apply_transaction(
+        self, state: CurationState, said: DecodedTransaction, view: StateReader, context: BlockContext
+    ) -> StateChange:
         """A peer applies a transaction some four times until it is decided, mostly to the very same state: it acts once."""
-        members = view.of(MembersState)
+        members = view.module_state(MembersState)
         given = (said.author, said.transaction, members, replace(context, facts=()))  # facts of the block change nothing here
         for before, of, change in self._changes:
             if before is state and of == given:
@@ -196,21 +209,21 @@ class CurationModule(Module[CurationState]):
                 redact(work, said, members)
             case Batch():
                 self._batch(work, said, members, context)
-        change = Change(work.finish())
+        change = StateChange(work.finish())
         of_height = [known for known in self._changes if known[1][-1].height == context.height]  # others are over
         self._changes = [*of_height, (state, given, change)][-CHANGES_MAX:]
         return change
 
-    def rekeyed(self, state: CurationState, current: Callable[[bytes], bytes]) -> CurationState:
+    def follow_key_rotations(self, state: CurationState, current: Callable[[bytes], bytes]) -> CurationState:
         """Places of a serving peer go on with it. Rows that name a peer stay: whoever reads them asks for its key of now."""
         rows: dict[bytes, Share | None] = {}
         for old, share in state.shares.items():
             if (new := current(old)) != old:
-                other = rows.get(new) or state.shares.get(new) or Share(0)  # of enrolments in the same block
+                other = rows.get(new) or state.shares.get_record(new) or Share(0)  # of enrolments in the same block
                 rows |= {old: None, new: Share(other.annotators + share.annotators)}
         return replace(state, shares=state.shares.with_rows(rows)) if rows else state
 
-    def replaced(self, state: CurationState, since: int) -> Sequence[Replaced]:
+    def replaced_blobs(self, state: CurationState, since: int) -> Sequence[BlobReplacement]:
         return [replacement(state, place) for place in range(since, state.redacted)]
 
     def lingers(self, content: object) -> bool:
@@ -219,7 +232,7 @@ class CurationModule(Module[CurationState]):
 
     # Batches ---------------------------------------------------------------------------------------------------------
 
-    def _batch(self, work: Work, said: Said, members: MembersState, context: Context) -> None:
+    def _batch(self, work: Work, said: DecodedTransaction, members: MembersState, context: BlockContext) -> None:
         batch, peer = said.content, said.author
         if ANNOTATOR not in members.members[peer].roles:
             raise Refused(f"only members with the role {ANNOTATOR!r} carry what annotators say")
@@ -246,10 +259,10 @@ class CurationModule(Module[CurationState]):
         act(batch.skips, lambda work, skip, peer, context: _skip(work, skip, peer, members))
         act(batch.releases, lambda work, release, peer, context: _release(work, release, peer, members))
 
-    def _enrol(self, work: Work, wish: Enrolment, peer: bytes, context: Context) -> None:
-        share = work.shares.get(peer) or Share(0)
+    def _enrol(self, work: Work, wish: Enrolment, peer: bytes, context: BlockContext) -> None:
+        share = work.shares.get_record(peer) or Share(0)
         places = ANNOTATORS_MAX // max(1, work.changed.get("serving", work.state.serving))
-        if work.annotators.get(wish.annotator) is not None:
+        if work.annotators.get_record(wish.annotator) is not None:
             raise Passed("enrolled already")
         if name_problem(wish.name):
             raise Passed("a name that a screen does not show as it is")
@@ -260,9 +273,9 @@ class CurationModule(Module[CurationState]):
         work.count("annotators_count")
         work.wait("enrolments", wish.annotator, context.time_ms + ENROLMENT_MS)
 
-    def _lease(self, work: Work, wish: LeaseWish, peer: bytes, context: Context, wished: set[bytes]) -> None:
+    def _lease(self, work: Work, wish: LeaseWish, peer: bytes, context: BlockContext, wished: set[bytes]) -> None:
         """`wished`: whose wishes this batch has had. One that finds nothing looks longest: it is not to be said 512 times."""
-        person = work.annotators.get(wish.annotator)
+        person = work.annotators.get_record(wish.annotator)
         if person is None:
             raise Passed("not enrolled")
         if not context.time_ms <= wish.expires_ms <= context.time_ms + SESSION_MS_MAX:
@@ -274,11 +287,11 @@ class CurationModule(Module[CurationState]):
             if not work.lease(peer, context.time_ms + LEASE_MS, wish):
                 break
 
-    def _commit(self, work: Work, commit: Commit, peer: bytes, context: Context) -> None:
-        row = work.assignments.get(commit.assignment)
+    def _commit(self, work: Work, commit: Commit, peer: bytes, context: BlockContext) -> None:
+        row = work.assignments.get_record(commit.assignment)
         if row is None:
             raise Passed("no such assignment")
-        if work.annotators.get(row.annotator) is None:
+        if work.annotators.get_record(row.annotator) is None:
             raise Passed("the annotator lost its place, since it never answered")
         if row.annotator != commit.annotator:
             raise Passed("the assignment is another annotator's")
@@ -303,7 +316,7 @@ class CurationModule(Module[CurationState]):
             commitment=commit.commitment,
             height=context.height,
             time_ms=context.time_ms,
-            is_blind=now.opened == 0 and not (project.golds and work.golds.get(task)),
+            is_blind=now.opened == 0 and not (project.golds and work.golds.get_record(task)),
             seals=commit.seals,
         )
         work.tasks[task] = replace(now, committed=now.committed + 1)
@@ -341,7 +354,7 @@ def _unenrol(work: Work, annotator: bytes, members: MembersState) -> None:
     work.annotators.drop(annotator)
     work.count("annotators_count", -1)
     peer = person.peer
-    while (share := work.shares.get(peer)) is None:  # its row goes on with each new key, at the end of the block
+    while (share := work.shares.get_record(peer)) is None:  # its row goes on with each new key, at the end of the block
         successor = members.members[peer].successor
         assert successor is not None, "the peer has a row with this place"
         peer = successor
@@ -360,8 +373,8 @@ def _ask_for_openings(work: Work, task: bytes, now_ms: int) -> None:
             work.wait("openings", assignment, now_ms + OPENING_MS)
 
 
-def _open(work: Work, opening: Opening, peer: bytes, context: Context) -> None:
-    row = work.assignments.get(opening.assignment)
+def _open(work: Work, opening: Opening, peer: bytes, context: BlockContext) -> None:
+    row = work.assignments.get_record(opening.assignment)
     if row is None or row.state is not Lease.COMMITTED:
         raise Passed("nothing is committed that this could open")
     task = task_id(row.project, row.number)
@@ -381,7 +394,7 @@ def _open(work: Work, opening: Opening, peer: bytes, context: Context) -> None:
         _decide(work, task, asked, context)
 
 
-def _decide(work: Work, task: bytes, asked: Asked, context: Context) -> None:
+def _decide(work: Work, task: bytes, asked: Asked, context: BlockContext) -> None:
     """All votes asked for are opened: the task has a label, or needs another vote, or its author."""
     row = work.tasks[task]
     answers = {key: work.assignments[assignment_id(task, key)].answer for key in row.annotators}
@@ -407,11 +420,11 @@ def _label(work: Work, row: TaskRow, asked: Asked, votes: list[tuple[bytes, Answ
 
 
 def _counts(work: Work, project: bytes, annotator: bytes) -> tuple[int, ...]:
-    skill = work.skills.get(project + annotator)
+    skill = work.skills.get_record(project + annotator)
     return tuple(skill.counts) if skill else ()
 
 
-def _settle(work: Work, task: bytes, asked: Asked, label: Answer, context: Context) -> None:
+def _settle(work: Work, task: bytes, asked: Asked, label: Answer, context: BlockContext) -> None:
     row = work.tasks[task]
     work.tasks[task] = replace(row, stage=Stage.SETTLED, label=label, height=context.height, time_ms=context.time_ms)
     project = work.projects[row.project]
@@ -439,7 +452,7 @@ def _settle(work: Work, task: bytes, asked: Asked, label: Answer, context: Conte
 def _agree(work: Work, project: bytes, asked: Asked, answers: list[Answer]) -> None:
     """The answers to one more settled task are told to the project's agreement."""
     kind, options = asked.kind, len(asked.options)
-    before = work.agreements.get(project)
+    before = work.agreements.get_record(project)
     units, lowest = units_of(kind, options, asked.many, answers), int(kind is Kind.RATING)
     counts = added(before.counts if before else (), values_of(kind, options, asked.many), units, lowest)
     work.agreements[project] = Agreed(counts)
@@ -447,7 +460,7 @@ def _agree(work: Work, project: bytes, asked: Asked, answers: list[Answer]) -> N
 
 def project_alpha(state: CurationState, project: bytes) -> Fraction | None:
     """Krippendorff's α over the settled tasks of a project. None: there is none, see `agreement.alpha`."""
-    row, agreed = state.projects.get(project), state.agreements.get(project)
+    row, agreed = state.projects.get_record(project), state.agreements.get_record(project)
     if row is None or agreed is None:
         return None
     kind, options = row.asked.kind, len(row.asked.options)
@@ -455,10 +468,10 @@ def project_alpha(state: CurationState, project: bytes) -> Fraction | None:
 
 
 def _leased_by(work: Work, assignment: bytes, peer: bytes, members: MembersState) -> Assignment:
-    row = work.assignments.get(assignment)
+    row = work.assignments.get_record(assignment)
     if row is None or row.state is not Lease.LEASED:
         raise Passed("nobody has that lease")
-    if members.current(row.peer) != peer:
+    if members.current_key(row.peer) != peer:
         raise Passed("another peer took that lease")
     return row
 
@@ -480,13 +493,13 @@ def _skip(work: Work, skip: Skip, peer: bytes, members: MembersState) -> None:
 # Projects -----------------------------------------------------------------------------------------------------------------
 
 
-def _found(work: Work, said: Said, members: MembersState, asked: Asked) -> None:
+def _found(work: Work, said: DecodedTransaction, members: MembersState, asked: Asked) -> None:
     problem = asked_problem(asked)
     if problem:
         raise Refused(problem)
     unfinished = (*work.open, *work.closing)
     open_count, closing_count = (
-        sum(members.current(work.projects[key].author) == said.author for key in keys) for keys in (work.open, work.closing)
+        sum(members.current_key(work.projects[key].author) == said.author for key in keys) for keys in (work.open, work.closing)
     )
     if open_count >= PROJECTS_OPEN_MAX:
         raise Refused(f"{PROJECTS_OPEN_MAX} projects of this member are open: close one")
@@ -507,28 +520,28 @@ def asked_problem(asked: Asked) -> str | None:
     return options_problem(asked.kind, tuple(asked.options), asked.many) or items_problem(asked.kind, asked.items)
 
 
-def _own(work: Work, said: Said, members: MembersState, key: bytes) -> Project:
-    project = work.projects.get(key)
+def _own(work: Work, said: DecodedTransaction, members: MembersState, key: bytes) -> Project:
+    project = work.projects.get_record(key)
     if project is None:
         raise Refused("there is no such project")
-    if members.current(project.author) != said.author:
+    if members.current_key(project.author) != said.author:
         raise Refused("it is another member's project, and its author alone does this")
     return project
 
 
 def is_over(of: Work | CurationState, key: bytes, now_ms: int) -> bool:
     """The project is closed, and so were its last openings: nothing of it changes any more but by its close."""
-    project, closing = of.projects.get(key), of.closings.get(key)
+    project, closing = of.projects.get_record(key), of.closings.get_record(key)
     return project is not None and project.phase is Phase.CLOSED and (closing is None or closing.at_ms <= now_ms)
 
 
 def reviews_left(state: CurationState, key: bytes, now_ms: int) -> int:
     """Tasks that wait for their author; once the project is over, nobody can decide them any more."""
-    project = state.projects.get(key)
+    project = state.projects.get_record(key)
     return 0 if project is None or is_over(state, key, now_ms) else project.review
 
 
-def _add_page(work: Work, said: Said, members: MembersState) -> None:
+def _add_page(work: Work, said: DecodedTransaction, members: MembersState) -> None:
     page = said.content
     project = _own(work, said, members, page.project)
     if project.phase is Phase.CLOSED:
@@ -541,10 +554,10 @@ def _add_page(work: Work, said: Said, members: MembersState) -> None:
     work.projects[page.project] = replace(project, pages=project.pages + 1, tasks=project.tasks + page.count)
 
 
-def _say_gold(work: Work, said: Said, members: MembersState, now_ms: int) -> None:
+def _say_gold(work: Work, said: DecodedTransaction, members: MembersState, now_ms: int) -> None:
     """All of them, or none: each stands where the page's root of gold has it, is said once, and answers such a task."""
     content: SayGold = said.content
-    project, page = _own(work, said, members, content.project), work.pages.get(page_key(content.project, content.page))
+    project, page = _own(work, said, members, content.project), work.pages.get_record(page_key(content.project, content.page))
     if page is None or page.gold is None:
         raise Refused("there is no such page, or it has no gold")
     if is_over(work, content.project, now_ms):
@@ -553,7 +566,7 @@ def _say_gold(work: Work, said: Said, members: MembersState, now_ms: int) -> Non
     for gold in content.answers:
         number, answer = page.first + gold.index, tuple(gold.answer)
         task = task_id(content.project, number)
-        if work.golds.get(task) is not None:
+        if work.golds.get_record(task) is not None:
             raise Refused(f"the right answer of task {number} is said already")
         if not merkle.verify_merkle_proof(gold_leaf(gold.salt, answer), gold.index, page.count, gold.proof, page.gold):
             raise Refused(f"that was not the right answer of task {number} when its page was added")
@@ -564,7 +577,7 @@ def _say_gold(work: Work, said: Said, members: MembersState, now_ms: int) -> Non
     work.projects[content.project] = replace(project, golds=project.golds + len(content.answers))
 
 
-def _move(work: Work, said: Said, members: MembersState, now_ms: int) -> None:
+def _move(work: Work, said: DecodedTransaction, members: MembersState, now_ms: int) -> None:
     move = said.content
     project = _own(work, said, members, move.project)
     if project.phase is Phase.CLOSED:
@@ -584,21 +597,21 @@ def _close(work: Work, key: bytes, now_ms: int) -> None:
     work.changed["open"] = tuple(other for other in work.open if other != key)
 
 
-def _stop(work: Work, said: Said, members: MembersState, key: bytes, now_ms: int) -> None:
+def _stop(work: Work, said: DecodedTransaction, members: MembersState, key: bytes, now_ms: int) -> None:
     """Wishes of those that do not vote any more are dropped, as with jobs."""
-    project = work.projects.get(key)
+    project = work.projects.get_record(key)
     if project is None or project.phase is Phase.CLOSED:
         raise Refused("no such project is open or paused")
     if said.author not in members.voters:
         raise Refused("only a voter can stop a project; its author closes it")
-    stops = tuple(sorted({*project.stops, said.author} & set(members.voters)))
-    work.projects[key] = replace(project, stops=stops)
+    stops = tuple(sorted({*project.stop_requests, said.author} & set(members.voters)))
+    work.projects[key] = replace(project, stop_requests=stops)
     if len(stops) >= VoterSet(members.voters).quorum:
         _close(work, key, now_ms)
 
 
-def _review(work: Work, said: Said, members: MembersState, context: Context) -> None:
-    task = work.tasks.get(said.content.task)
+def _review(work: Work, said: DecodedTransaction, members: MembersState, context: BlockContext) -> None:
+    task = work.tasks.get_record(said.content.task)
     if task is None or task.stage is not Stage.REVIEW:
         raise Refused("no such task waits for its author")
     project = _own(work, said, members, task.project)

@@ -26,9 +26,9 @@ from curation.lines import as_text, line_of
 from curation.state import Assignment, CurationState, Project, TaskPage, TaskRow, page_key
 from curation.tasks import Page, assignment_id, read_page, task_id
 from ledger.core.module import Module
-from ledger.row_proofs import PROOF_FILE_BYTES_MAX, ProvenRow, proven_row
-from ledger.tables import Proof, Table, verify
-from ledger.tables.proofs import RowValue
+from ledger.row_proofs import PROOF_FILE_BYTES_MAX, VerifiedRow, verify_row_proof_file
+from ledger.tables import KeyProof, Table, verify_key
+from ledger.tables.table_proofs import RowValue
 from protocol import codec
 from protocol.codec import Length
 from protocol.errors import RemoteProtocolError
@@ -53,7 +53,7 @@ class Shown:
     """A row and its proof. The key is not said: the checker knows which row it wants."""
 
     value: RowValue
-    proof: Proof
+    proof: KeyProof
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class LineProof:
 class Proven:
     """What a folder proves to somebody who trusts the genesis of its chain."""
 
-    row: ProvenRow  # of the project
+    row: VerifiedRow  # of the project
     project: Project
     lines: int
     without_text: int
@@ -89,26 +89,26 @@ def proven_lines(state: CurationState, key: bytes, page: Callable[[TaskPage], Pa
         found = page(entry)
         for index in range(entry.count):
             task = task_id(key, entry.first + index)
-            row = state.tasks.get(task)
+            row = state.tasks.get_record(task)
             if row is None or row.label is None:
                 continue
             keys = [assignment_id(task, annotator) for annotator in row.annotators]
             text = found.entries[index].task if found else None
-            line = line_of(project.asked, row, text, map(state.assignments.get, keys))
+            line = line_of(project.asked, row, text, map(state.assignments.get_record, keys))
             proof = LineProof(_shown(state.tasks, task), tuple(_shown(state.assignments, key) for key in keys))
             yield as_text(line), _framed(codec.encode(proof))
 
 
 def _row(table: Table[R], key: bytes) -> R:
-    found = table.get(key)
+    found = table.get_record(key)
     assert found is not None
     return found
 
 
 def _shown(table: Table[Any], key: bytes) -> Shown:
-    value = table.encoded(key)
+    value = table.encoded_record(key)
     assert value is not None
-    return Shown(value, table.prove(key))
+    return Shown(value, table.prove_key(key))
 
 
 def _framed(data: bytes) -> bytes:
@@ -123,7 +123,7 @@ class Folder:
 
     def __init__(self, read: Read, modules: Iterable[Module[Any]], verifier: Verifier) -> None:
         self._read = read
-        self.row = proven_row(read(PROJECT_PROOF), modules, verifier)
+        self.row = verify_row_proof_file(read(PROJECT_PROOF), modules, verifier)
         if self.row.table != "curation/projects" or not isinstance(self.row.record, Project):
             raise _bad(f"{PROJECT_PROOF} shows {self.row.table}, and no project")
         self._project, self._key = self.row.record, self.row.key
@@ -180,7 +180,7 @@ class Folder:
         return row, [self._proven(Assignment, "assignments", *vote, where) for vote in zip(keys, proof.votes, strict=True)]
 
     def _proven(self, kind: type[R], table: str, key: bytes, shown: Shown, where: str) -> R:
-        if not verify(self.row.root_of(CurationState, table).hash, key, shown.value, shown.proof):
+        if not verify_key(self.row.root_of(CurationState, table).hash, key, shown.value, shown.proof):
             raise _bad(f"{where}: the row in the table {table} is not under the certified state root")
         return _decoded(kind, shown.value, ROW_BYTES_MAX, where)
 

@@ -12,28 +12,28 @@ from curation.limits import PAGE_BYTES_MAX
 from curation.state import CurationState, Redaction, TaskPage, page_key, redaction_key
 from curation.tasks import Page, redacted, root_of, task_id
 from curation.work import Work
-from ledger.core.module import Refused, Replaced, Said
+from ledger.core.module import BlobReplacement, DecodedTransaction, Refused
 from ledger.members import MembersState
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 
 
-def redact(work: Work, said: Said, members: MembersState) -> None:
+def redact(work: Work, said: DecodedTransaction, members: MembersState) -> None:
     """The author alone, or as many voters as one honest one is among, each with the same wish. A voter has one at a time."""
     wish: Redaction = said.content
-    page, project = work.pages.get(page_key(wish.project, wish.page)), work.projects.get(wish.project)
+    page, project = work.pages.get_record(page_key(wish.project, wish.page)), work.projects.get_record(wish.project)
     if project is None or page is None or wish.index >= page.count:
         raise Refused("there is no such task")
     if page.digest != wish.old:
         raise Refused("that page has changed meanwhile: say it again")
-    task = work.tasks.get(task_id(wish.project, page.first + wish.index))
+    task = work.tasks.get_record(task_id(wish.project, page.first + wish.index))
     if task is not None and task.is_redacted:
         raise Refused("the task is redacted already")
-    if members.current(project.author) != said.author:
+    if members.current_key(project.author) != said.author:
         if said.author not in members.voters:
             raise Refused("only the project's author or a voter can redact its tasks")
         work.wishes[said.author] = wish
-        alike = [voter for voter in members.voters if work.wishes.get(voter) == wish]
+        alike = [voter for voter in members.voters if work.wishes.get_record(voter) == wish]
         if len(alike) <= VoterSet(members.voters).faults_tolerated:
             return
         for voter in alike:
@@ -44,18 +44,18 @@ def redact(work: Work, said: Said, members: MembersState) -> None:
     work.count("redacted")
 
 
-def replacement(state: CurationState, place: int) -> Replaced:
+def replacement(state: CurationState, place: int) -> BlobReplacement:
     """What a decided redaction does to blobs."""
-    said = state.redactions.get(redaction_key(place))
+    said = state.redactions.get_record(redaction_key(place))
     assert said is not None
-    page = state.pages.get(page_key(said.project, said.page))
+    page = state.pages.get_record(page_key(said.project, said.page))
     assert page is not None
 
     def make(old: bytes) -> bytes | None:
         found = outdated(state, page, said.old, old)
         return None if found is None else redacted(found, said.index)
 
-    return Replaced(said.old, PAGE_BYTES_MAX, make)
+    return BlobReplacement(said.old, PAGE_BYTES_MAX, make)
 
 
 def outdated(state: CurationState, page: TaskPage, digest: bytes, data: bytes) -> Page | None:

@@ -99,7 +99,7 @@ class Project:
     review: Count = 0  # tasks that wait for their author
     golds: Count = 0  # tasks of which the author has said the right answer
     paid: Count = 0  # points that its annotators got at the close
-    stops: Annotated[tuple[Key, ...], Length(0, VOTERS_MAX)] = ()  # voters that want it closed
+    stop_requests: Annotated[tuple[Key, ...], Length(0, VOTERS_MAX)] = ()  # voters that want it closed
 
 
 @dataclass(frozen=True, slots=True)

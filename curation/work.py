@@ -61,11 +61,11 @@ class Rows(Generic[R]):
         self._table = table
         self.changes: dict[bytes, R | None] = {}
 
-    def get(self, key: bytes) -> R | None:
-        return self.changes[key] if key in self.changes else self._table.get(key)
+    def get_record(self, key: bytes) -> R | None:
+        return self.changes[key] if key in self.changes else self._table.get_record(key)
 
     def __getitem__(self, key: bytes) -> R:
-        found = self.get(key)
+        found = self.get_record(key)
         assert found is not None
         return found
 
@@ -166,7 +166,7 @@ class Work:
     # Lists of tasks --------------------------------------------------------------------------------------------------
 
     def _number_at(self, project: bytes, which: bytes, place: int) -> int:
-        row = self.places.get(place_key(project, which, place))
+        row = self.places.get_record(place_key(project, which, place))
         if row is None:
             assert which == FRESH, "the list of begun tasks has a row for each place"
             return place
@@ -218,7 +218,7 @@ class Work:
     def redact(self, project: bytes, number: int) -> None:
         """Nobody gets the task any more. Whoever has it gives it back, and votes that are not settled are free."""
         task = task_id(project, number)
-        row = self.tasks.get(task) or self.first_row(project, number)
+        row = self.tasks.get_record(task) or self.first_row(project, number)
         if row.stage is Stage.SETTLED:
             self.tasks[task] = replace(row, is_redacted=True)
             return
@@ -275,7 +275,7 @@ class Work:
         return None
 
     def _is_released(self, task: bytes, annotator: bytes) -> bool:
-        assignment = self.assignments.get(assignment_id(task, annotator))
+        assignment = self.assignments.get_record(assignment_id(task, annotator))
         return assignment is not None and assignment.state is Lease.RELEASED
 
     def _draw_fresh(self, project: bytes, annotator: bytes) -> bytes | None:
@@ -286,7 +286,7 @@ class Work:
                 return None
             number = self._fresh(project, row, annotator)
             task = task_id(project, number)
-            if self.tasks.get(task) is None:  # else it was redacted before anybody had it
+            if self.tasks.get_record(task) is None:  # else it was redacted before anybody had it
                 self.tasks[task] = self.first_row(project, number)
                 return task
         return None

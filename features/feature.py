@@ -15,12 +15,12 @@ from features.settings import Setting
 
 if TYPE_CHECKING:
     from ledger.core.module import Module
-    from ledger.jobs import JobRules
+    from ledger.jobs import JobSpecRules
 
-Modules = Callable[["JobRules"], "tuple[Module[Any], ...]"]
+Modules = Callable[["JobSpecRules"], "tuple[Module[Any], ...]"]
 
 
-def no_modules(rules: JobRules) -> tuple[Module[Any], ...]:
+def no_modules(rules: JobSpecRules) -> tuple[Module[Any], ...]:
     return ()
 
 
@@ -37,6 +37,6 @@ class Feature:
     everywhere: tuple[str, ...] = ()  # names of parts that run at every peer, whatever its role
     settings: tuple[Setting, ...] = ()
     calls: str = ""  # `module:class` of the protocol that declares them, as `features.calls` says
-    # `module:function`: takes the states before and after a block as `View`s, gives `features.news.News`.
+    # `module:function`: takes the states before and after a block as `StateReader`s, gives `features.news.News`.
     news: str = ""
     answers: str = ""  # `module:class` of what answers these calls; it is made with the running peer

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-from ledger.core.module import View
+from ledger.core.module import StateReader
 from protocol.api import PeerApi
 from protocol.identity import Signed
 from protocol.messages import Transaction
@@ -28,7 +28,7 @@ class Desk(Protocol):
         """The folder with the texts of jobs, put together from their shards."""
 
     @property
-    def state(self) -> View:
+    def state(self) -> StateReader:
         """The states of all modules after the last applied block."""
 
     def setting(self, name: str) -> Any:

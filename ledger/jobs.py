@@ -13,11 +13,19 @@ from typing import Annotated, ClassVar, Protocol, TypeVar
 
 from consensus.quorum import quorum
 from consensus.voter_set import VoterSet
-from ledger.anchors import UNDONE_KEPT, Anchor, Anchors, Undone, UndoReason, needed, newest_before
 from ledger.core.genesis import TRAINER, Genesis, ModuleVersion
-from ledger.core.module import Change, Context, Module, Refused, Said, View
+from ledger.core.module import BlockContext, DecodedTransaction, Module, Refused, StateChange, StateReader
 from ledger.members import MembersState
-from ledger.network import NetworkState
+from ledger.model_anchors import (
+    UNDONE_KEPT,
+    ModelAnchor,
+    ModelAnchors,
+    UndoneRounds,
+    UndoReason,
+    anchors_to_keep,
+    newest_anchor_before,
+)
+from ledger.network_governance import NetworkState
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.errors import RemoteProtocolError
@@ -25,31 +33,31 @@ from protocol.identity import Signed, short_id
 from protocol.limits import AUDIT_WINDOW_MS_MAX, MEMBERS_MAX, TRAINERS_MAX, TRANSACTION_BYTES_MAX, VOTERS_MAX
 from protocol.messages import Name, Transaction
 from protocol.verdicts import ABSENT
-from rounds.ballots import Outcome
-from rounds.terms import RoundTerms
+from rounds.round_state import RoundResult
+from rounds.round_terms import RoundTerms
 
 RUNNING_MAX = 8  # jobs whose rounds are open at once: each costs every peer a model in memory
 # Finished jobs stay in the state for `jobs` and `sample`; older ones remain in the blocks.
 TRAINED_KEPT_MAX = 32
 UNTRAINED_KEPT_MAX = 16  # they cost their author nothing, so anybody can start very many
-WINDING_UP_MAX = 16  # finished jobs whose audits go on: they stay, until there are more of these (`ledger.audits.docket`)
+WINDING_UP_MAX = 16  # finished jobs whose audits go on: they stay, until there are more of these (`ledger.audits.state_machine`)
 BASES_MAX = 8  # finished jobs that stay since others start from their models, or read them: each costs every disk a model
 PLANNED_MAX = 12  # finished or paused jobs that stay since modules are to start others from them, or go on with them
 REPLAYED_MAX = 2 * WINDING_UP_MAX  # finished jobs that stay since replays of those read their models: a base, and another one
 # All that run may end.
 FINISHED_KEPT_MAX = TRAINED_KEPT_MAX + UNTRAINED_KEPT_MAX + WINDING_UP_MAX + BASES_MAX + PLANNED_MAX + REPLAYED_MAX + RUNNING_MAX
 assert UNTRAINED_KEPT_MAX >= 2 * RUNNING_MAX  # so many can end in one block, and none goes in the block that ended it
-LINE_MAX = 32  # jobs that wait for their turn: each is a specification of up to 256 KiB in every state
-LINE_OF_MEMBER_MAX = 4  # so that nobody alone fills the line
-PATIENCE_MAX = 6  # doublings of the time for re-execution after rounds that could not be judged in time
-SILENCES_MAX = 3  # closings in a row in which a re-executor was called and gave no vouch: then it is called last
+QUEUE_MAX = 32  # jobs that wait for their turn: each is a specification of up to 256 KiB in every state
+QUEUE_PER_MEMBER_MAX = 4  # so that nobody alone fills the line
+TIMEOUT_DOUBLINGS_MAX = 6  # doublings of the time for re-execution after rounds that could not be judged in time
+MISSED_VOUCHES_MAX = 3  # closings in a row in which a re-executor was called and gave no vouch: then it is called last
 CALLED_LAST_ROUNDS = 20  # for so long
-FALSE_VOUCHES_MAX = 3  # in so many rounds: then the re-executor is not called for the job's `suspension_rounds`
-FALSE_VOUCH_ROUNDS = 20
-FALSE_UPDATES_MAX = 3  # in so many rounds: then the trainer is suspended, since each one costs f + 1 re-executions or more
-FALSE_UPDATE_ROUNDS = 20
+WRONG_VOUCHES_MAX = 3  # in so many rounds: then the re-executor is not called for the job's `suspension_rounds`
+WRONG_VOUCH_ROUNDS = 20
+INVALID_UPDATES_MAX = 3  # in so many rounds: then the trainer is suspended, since each one costs f + 1 re-executions or more
+INVALID_UPDATE_ROUNDS = 20
 NO_PROGRESS_ROUNDS = 8  # in a row with only refused updates end the job: chance or a warm-up does not last so long
-DOUBLINGS_MAX = 10  # of a suspension: a thousand times the first one is for good, and round numbers stay small
+SUSPENSION_DOUBLINGS_MAX = 10  # of a suspension: a thousand times the first one is for good, and round numbers stay small
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,29 +69,29 @@ class AuditTerms:
     window: int  # rounds in which it may be reported and judged
     suspension_rounds: int  # the first time; doubled each time after
     # Of a trainer's least link. 0: a window is counted in rounds alone.
-    answer_ms: int = 0  # until the first bytes come, whatever is shown
-    reveal_ms: int = 0  # for all that one re-executor fetches of a proposal
+    response_ms: int = 0  # until the first bytes come, whatever is shown
+    serving_ms_per_reexecutor: int = 0  # for all that one re-executor fetches of a proposal
     version: int = 1  # of the module `audits` that knows what these terms follow from
     closing: int = 0  # last rounds of the job, re-executed before the ballot: the job ends without waiting for their audits
 
     def served_ms(self, reexecutors: int) -> int:
         """How long the least link takes to show a proposal to all re-executors of its round but the trainer itself."""
-        return self.answer_ms + self.reveal_ms * max(1, reexecutors - 1)
+        return self.response_ms + self.serving_ms_per_reexecutor * max(1, reexecutors - 1)
 
     def window_ms(self, reexecutors: int) -> int:
         """How long a proposal may be reported and judged at least: it is shown, and then what they say has to be heard."""
-        return self.served_ms(reexecutors) + self.answer_ms
+        return self.served_ms(reexecutors) + self.response_ms
 
 
-JOBS = ModuleVersion("jobs", 1)
-JOBS_OF_ESTIMATES = ModuleVersion("jobs", 2)  # specifications may say `memory`
+JOBS_V1 = ModuleVersion("jobs", 1)
+JOBS_V2 = ModuleVersion("jobs", 2)  # specifications may say `memory`
 # Specifications may say `start`, `licence`, `closing_rounds`, `precision`, `parts`, `opening_rounds`, and what
 # `ModelSpec.is_first_form` lacks.
-JOBS_OF_MODELS = ModuleVersion("jobs", 3)
+JOBS_V3 = ModuleVersion("jobs", 3)
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class ModelReference:
     """The model that a job starts from: a finished job's, after its last round."""
 
     job: Digest
@@ -102,10 +110,10 @@ class JobTerms:
     needs_worker: bool  # only voters that train can re-execute; otherwise every voter can
     proposal_seconds: float  # how long a round waits for proposals
     audits: AuditTerms | None = None  # re-executed after the round, by drawn auditors: then not `audited`
-    base: Base | None = None
+    base: ModelReference | None = None
     start: bytes | None = None  # digest of the parameters that it begins with, if those are of no job
-    read: Base | None = None  # another finished job, whose model everybody who trains this one reads
-    requires: tuple[ModuleVersion, ...] = (JOBS,)  # the network must run these modules, in these versions or later ones
+    read: ModelReference | None = None  # another finished job, whose model everybody who trains this one reads
+    requires: tuple[ModuleVersion, ...] = (JOBS_V1,)  # the network must run these modules, in these versions or later ones
     parameters: int = 0  # of its model
     suspension_rounds: int = 20  # of a re-executor that vouched falsely, and of a trainer with false updates before votes
     anchor_rounds: int = 8  # from one model that a rollback may go to, to the next
@@ -123,18 +131,18 @@ class JobTerms:
 Record = TypeVar("Record")  # of one member in one job
 
 
-class JobRules(Protocol):
-    def terms(self, spec: bytes) -> JobTerms:
+class JobSpecRules(Protocol):
+    def terms_of_spec(self, spec: bytes) -> JobTerms:
         """Raises `RemoteProtocolError` for a specification that is none."""
 
-    def misfit(self, base: bytes, spec: bytes) -> str | None:
+    def why_base_refused(self, base: bytes, spec: bytes) -> str | None:
         """Why a job cannot start from the model of another, whose specification is `base`; None if it can."""
 
-    def misread(self, read: bytes, spec: bytes) -> str | None:
+    def why_read_model_refused(self, read: bytes, spec: bytes) -> str | None:
         """Why a job cannot read the model of another, whose specification is `read`; None if it can."""
 
 
-class Phase(enum.StrEnum):
+class JobPhase(enum.StrEnum):
     RUNNING = "running"
     PAUSED = "paused"  # between two rounds: none is open
     SETTLING = "settling"  # all rounds are taken, and audits may still undo some
@@ -145,55 +153,58 @@ class Phase(enum.StrEnum):
 class VouchRecord:
     """A re-executor's record in one job, from its closings. Numbers are of rounds."""
 
-    silences: Annotated[int, Between(0, SILENCES_MAX)] = 0  # closings in a row in which it was called and gave no vouch
-    last_until: Count = 0  # it is called last in rounds before this one
-    false: Annotated[tuple[Count, ...], Length(0, FALSE_VOUCHES_MAX)] = ()  # the last rounds in which it vouched falsely
+    # closings in a row in which it was called and gave no vouch
+    missed_vouches: Annotated[int, Between(0, MISSED_VOUCHES_MAX)] = 0
+    assigned_last_until: Count = 0  # it is called last in rounds before this one
+    # the last rounds in which it vouched falsely
+    wrong_vouch_rounds: Annotated[tuple[Count, ...], Length(0, WRONG_VOUCHES_MAX)] = ()
     suspended_until: Count = 0  # it is not called in rounds before this one
 
-    def after(self, round: int, is_false: bool, is_silent: bool, suspension_rounds: int) -> VouchRecord:
+    def after_round(self, round: int, is_false: bool, is_silent: bool, suspension_rounds: int) -> VouchRecord:
         """After the closing of a round in which it was called for an accepted proposal, or has vouched."""
-        silences = self.silences + 1 if is_silent else 0
-        recent = tuple(of for of in self.false if of + FALSE_VOUCH_ROUNDS > round) + (round,) * is_false
-        record = replace(self, silences=silences, false=recent)
-        if silences == SILENCES_MAX:
-            record = replace(record, silences=0, last_until=round + 1 + CALLED_LAST_ROUNDS)
-        if len(recent) == FALSE_VOUCHES_MAX:
-            record = replace(record, false=(), suspended_until=round + 1 + suspension_rounds)
+        silences = self.missed_vouches + 1 if is_silent else 0
+        recent = tuple(of for of in self.wrong_vouch_rounds if of + WRONG_VOUCH_ROUNDS > round) + (round,) * is_false
+        record = replace(self, missed_vouches=silences, wrong_vouch_rounds=recent)
+        if silences == MISSED_VOUCHES_MAX:
+            record = replace(record, missed_vouches=0, assigned_last_until=round + 1 + CALLED_LAST_ROUNDS)
+        if len(recent) == WRONG_VOUCHES_MAX:
+            record = replace(record, wrong_vouch_rounds=(), suspended_until=round + 1 + suspension_rounds)
         return record
 
-    def is_spent(self, round: int) -> bool:
+    def is_expired(self, round: int) -> bool:
         """Whether it says nothing about the rounds from this one on."""
-        is_counted = self.silences or any(of + FALSE_VOUCH_ROUNDS > round for of in self.false)
-        return not is_counted and max(self.last_until, self.suspended_until) <= round
+        is_counted = self.missed_vouches or any(of + WRONG_VOUCH_ROUNDS > round for of in self.wrong_vouch_rounds)
+        return not is_counted and max(self.assigned_last_until, self.suspended_until) <= round
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerRecord:
     """A trainer's record in one job, from rounds with re-execution before the ballot. Numbers are of rounds."""
 
-    false: Annotated[tuple[Count, ...], Length(0, FALSE_UPDATES_MAX)] = ()  # the last rounds with a false update
+    # the last rounds with a false update
+    invalid_update_rounds: Annotated[tuple[Count, ...], Length(0, INVALID_UPDATES_MAX)] = ()
     suspended_until: Count = 0  # it does not train in rounds before this one
-    suspensions: Annotated[int, Between(0, DOUBLINGS_MAX)] = 0
+    suspensions: Annotated[int, Between(0, SUSPENSION_DOUBLINGS_MAX)] = 0
 
-    def after(self, round: int, suspension_rounds: int) -> TrainerRecord:
+    def after_invalid_update(self, round: int, suspension_rounds: int) -> TrainerRecord:
         """After the closing of a round in which its update was found false.
 
         A suspended trainer that trains all the same, because no other one does, is not suspended for longer.
         """
         if self.suspended_until > round:
             return self
-        recent = (*(of for of in self.false if of + FALSE_UPDATE_ROUNDS > round), round)
-        if len(recent) < FALSE_UPDATES_MAX:
-            return replace(self, false=recent)
-        until, times = round + 1 + (suspension_rounds << self.suspensions), min(DOUBLINGS_MAX, self.suspensions + 1)
+        recent = (*(of for of in self.invalid_update_rounds if of + INVALID_UPDATE_ROUNDS > round), round)
+        if len(recent) < INVALID_UPDATES_MAX:
+            return replace(self, invalid_update_rounds=recent)
+        until, times = round + 1 + (suspension_rounds << self.suspensions), min(SUSPENSION_DOUBLINGS_MAX, self.suspensions + 1)
         return TrainerRecord(suspended_until=until, suspensions=times)
 
-    def is_spent(self, round: int) -> bool:
+    def is_expired(self, round: int) -> bool:
         """Whether the record may be deleted. One with suspensions sets the length of the next one, and stays."""
-        return not self.suspensions and all(of + FALSE_UPDATE_ROUNDS <= round for of in self.false)
+        return not self.suspensions and all(of + INVALID_UPDATE_ROUNDS <= round for of in self.invalid_update_rounds)
 
 
-Keys = Annotated[tuple[Key, ...], Length(0, TRAINERS_MAX)]
+TrainerKeys = Annotated[tuple[Key, ...], Length(0, TRAINERS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,20 +212,20 @@ class Job:
     spec: Annotated[bytes, Length(1, TRANSACTION_BYTES_MAX)]
     name: Name
     author: Key
-    started: Count  # height
+    started_height: Count  # height
     rounds: Count
-    phase: Phase
+    phase: JobPhase
     round: Count  # the open round, or of a paused job the next one; after the last one, `rounds`
-    opened: Count  # height of the block that opened it, or gave it the voters and trainers it has now
+    opened_height: Count  # height of the block that opened it, or gave it the voters and trainers it has now
     model_root: Digest
-    audited: bool  # in the open round
-    voters: Keys  # of it, as all of the following
-    auditors: Keys  # voters that can re-execute; empty in a job that is not re-executed
-    trainers: Keys
-    awaited: Keys
-    base: Digest | None = None  # job whose model it started from, which stays as long as this one runs
-    stops: Keys = ()  # voters that want it to end
-    patience: Annotated[int, Between(0, PATIENCE_MAX)] = 0
+    fully_audited: bool  # in the open round
+    voters: TrainerKeys  # of it, as all of the following
+    reexecutors: TrainerKeys  # voters that can re-execute; empty in a job that is not re-executed
+    trainers: TrainerKeys
+    awaited: TrainerKeys
+    base_job: Digest | None = None  # job whose model it started from, which stays as long as this one runs
+    stop_requests: TrainerKeys = ()  # voters that want it to end
+    timeout_doublings: Annotated[int, Between(0, TIMEOUT_DOUBLINGS_MAX)] = 0
     # Over all rounds more may train than in one.
     accepted: Annotated[dict[Key, Count], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
     rejected: Annotated[dict[Key, dict[Name, Count]], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
@@ -224,67 +235,68 @@ class Job:
     voting_keys: Annotated[dict[Key, Key], Length(0, TRAINERS_MAX)] = field(default_factory=dict)
     vouch_records: Annotated[dict[Key, VouchRecord], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
     trainer_records: Annotated[dict[Key, TrainerRecord], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
-    taken: Count = 0  # rounds of the model's own line: without those that were undone
-    anchors: Anchors = ()  # ascending: the newest final one, and those after it
-    undone: Annotated[tuple[Undone, ...], Length(0, UNDONE_KEPT)] = ()
-    convicted: Annotated[tuple[Key, ...], Length(0, MEMBERS_MAX)] = ()  # members whose updates are re-executed before the ballot
-    vouched: Keys = ()  # trainers of the open round whose updates are, in a round that is not `audited`
+    rounds_in_model: Count = 0  # rounds of the model's own line: without those that were undone
+    anchors: ModelAnchors = ()  # ascending: the newest final one, and those after it
+    undone_rounds: Annotated[tuple[UndoneRounds, ...], Length(0, UNDONE_KEPT)] = ()
+    # members whose updates are re-executed before the ballot
+    distrusted_members: Annotated[tuple[Key, ...], Length(0, MEMBERS_MAX)] = ()
+    trainers_to_vouch_for: TrainerKeys = ()  # trainers of the open round whose updates are, in a round that is not `audited`
     # By voter: the anchor to which it asks that the job goes back, by the round that began with it.
-    rollbacks: Annotated[dict[Key, Count], Length(0, VOTERS_MAX)] = field(default_factory=dict)
+    rollback_requests: Annotated[dict[Key, Count], Length(0, VOTERS_MAX)] = field(default_factory=dict)
     refused_rounds: Annotated[int, Between(0, NO_PROGRESS_ROUNDS)] = 0  # since the last accepted update or rollback
 
     def with_model(self, root: bytes, is_anchor: bool) -> Job:
         """With the model of its open round."""
-        anchors = (*self.anchors, Anchor(self.round, self.taken, root)) if is_anchor else self.anchors
+        anchors = (*self.anchors, ModelAnchor(self.round, self.rounds_in_model, root)) if is_anchor else self.anchors
         return replace(self, model_root=root, anchors=anchors)
 
     @property
     def is_trained(self) -> bool:
         """Whether no round of it opens any more, unless a rollback opens one."""
-        return self.phase in (Phase.SETTLING, Phase.FINISHED)
+        return self.phase in (JobPhase.SETTLING, JobPhase.FINISHED)
 
     @property
     def last_rollback(self) -> int:
         """The height of the last one; 0: there was none."""
-        return self.undone[-1].height if self.undone else 0
+        return self.undone_rounds[-1].height if self.undone_rounds else 0
 
     @property
     def made_no_progress(self) -> bool:
         """Whether it is over, and its last rounds have refused all updates."""
-        return self.phase is Phase.FINISHED and self.refused_rounds == NO_PROGRESS_ROUNDS
+        return self.phase is JobPhase.FINISHED and self.refused_rounds == NO_PROGRESS_ROUNDS
 
     @property
     def last_closed(self) -> int:
         """The last round of a job that is over, undone or not."""
-        return max((self.round - 1, *(undone.last for undone in self.undone)))
+        return max((self.round - 1, *(undone.last for undone in self.undone_rounds)))
 
     @property
     def suspended_trainers(self) -> dict[bytes, int]:
         """By member, the first round in which it trains again: before the vote its updates were found false."""
         untils = {key: record.suspended_until for key, record in self.trainer_records.items()}
-        trains = () if self.phase is Phase.PAUSED else self.trainers
+        trains = () if self.phase is JobPhase.PAUSED else self.trainers
         return {key: until for key, until in untils.items() if until > self.round and key not in trains}
 
-    def terms(self, job: bytes) -> RoundTerms:
+    def round_terms(self, job: bytes) -> RoundTerms:
         records = self.vouch_records.items()
         return RoundTerms(
             job=job,
             round=self.round,
             model_root=self.model_root,
             voters=frozenset(self.voters),
-            auditors=frozenset(self.auditors) if self.audited or self.vouched else frozenset(),
+            reexecutors=frozenset(self.reexecutors) if self.fully_audited or self.trainers_to_vouch_for else frozenset(),
             trainers=frozenset(self.trainers),
             awaited=frozenset(self.awaited),
-            vouched=frozenset(self.trainers if self.audited else self.vouched),
+            trainers_to_vouch_for=frozenset(self.trainers if self.fully_audited else self.trainers_to_vouch_for),
             successors=frozenset(self.successors.items()),
             voting_keys=frozenset(self.voting_keys.items()),
-            called_last=frozenset(key for key, record in records if record.last_until > self.round),
+            called_last=frozenset(key for key, record in records if record.assigned_last_until > self.round),
             suspended=frozenset(key for key, record in records if record.suspended_until > self.round),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class QueuedJob:
     """A job that was decided while others had its place."""
 
     job: Digest
@@ -292,53 +304,53 @@ class Waiting:
     name: Name
     author: Key
     since: Count  # height
-    base: Digest | None = None
-    stops: Keys = ()  # voters that want it out of the line
-    holders: Keys = ()  # voters that hold what it starts from, and found nothing wrong with it
+    base_job: Digest | None = None
+    stop_requests: TrainerKeys = ()  # voters that want it out of the line
+    start_model_holders: TrainerKeys = ()  # voters that hold what it starts from, and found nothing wrong with it
 
 
 @dataclass(frozen=True, slots=True)
 class JobsState:
     jobs: Annotated[dict[Digest, Job], Length(0, RUNNING_MAX + FINISHED_KEPT_MAX)] = field(default_factory=dict)
-    line: Annotated[tuple[Waiting, ...], Length(0, LINE_MAX)] = ()  # in the order in which they were decided
+    queue: Annotated[tuple[QueuedJob, ...], Length(0, QUEUE_MAX)] = ()  # in the order in which they were decided
 
     @property
-    def bases(self) -> set[bytes]:
+    def base_jobs(self) -> set[bytes]:
         """The jobs from whose models others start, or started and still run."""
-        live: tuple[Job | Waiting, ...] = (*self.going_on().values(), *self.line)
-        return {job.base for job in live if job.base is not None}
+        live: tuple[Job | QueuedJob, ...] = (*self.unfinished().values(), *self.queue)
+        return {job.base_job for job in live if job.base_job is not None}
 
-    def going_on(self) -> dict[bytes, Job]:
+    def unfinished(self) -> dict[bytes, Job]:
         """Those that run, and those that are paused."""
-        return {key: job for key, job in self.jobs.items() if job.phase is not Phase.FINISHED}
+        return {key: job for key, job in self.jobs.items() if job.phase is not JobPhase.FINISHED}
 
     def running(self) -> dict[bytes, Job]:
-        return {key: job for key, job in self.jobs.items() if job.phase is Phase.RUNNING}
+        return {key: job for key, job in self.jobs.items() if job.phase is JobPhase.RUNNING}
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartJob:
     """`job/start`: the specification is opaque here."""
 
     spec: Annotated[bytes, Length(1, TRANSACTION_BYTES_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopJob:
     """`job/stop`: ends a job and gives up its open round. The author does that alone, voters by a quorum."""
 
     job: Digest
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class AttestStartModel:
     """`job/hold`: this voter holds the parameters that a waiting job starts from, and they are sound."""
 
     job: Digest
 
 
 @dataclass(frozen=True, slots=True)
-class Rollback:
+class RequestRollback:
     """`job/rollback`: the job goes back to an anchor. Voters do that by a quorum."""
 
     job: Digest
@@ -346,9 +358,9 @@ class Rollback:
     last: Count = 0  # height of the job's last rollback: then rounds that are undone are not meant
 
 
-Suspended = Mapping[bytes, int]  # trainer -> the first round in which it may train again
-NOBODY: Suspended = MappingProxyType({})
-UNBUILT = bytes(32)  # model root of a job whose model is made while its first block is applied
+SuspendedUntil = Mapping[bytes, int]  # trainer -> the first round in which it may train again
+NO_SUSPENSIONS: SuspendedUntil = MappingProxyType({})
+MODEL_ROOT_PENDING = bytes(32)  # model root of a job whose model is made while its first block is applied
 
 
 def job_id(author: bytes, transaction: Transaction) -> bytes:
@@ -361,7 +373,7 @@ class ClosedRound:
 
     job: bytes
     round: int
-    outcome: Outcome
+    outcome: RoundResult
     proposals: tuple[Signed, ...]  # the accepted ones
     ballots: tuple[bytes, ...]  # voters whose ballots were decided
     reveals: Mapping[bytes, bytes] = field(default_factory=dict)  # by voter: the nonces that those ballots reveal
@@ -369,15 +381,15 @@ class ClosedRound:
 
 
 @dataclass(frozen=True, slots=True)
-class Barred:
+class SuspendedTrainers:
     """A fact: these may not train in this job for now."""
 
     job: bytes
-    trainers: Suspended
+    trainers: SuspendedUntil
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class ContestableRound:
     """A fact: audits may still undo this round, and none before it."""
 
     job: bytes
@@ -385,7 +397,7 @@ class Reached:
 
 
 @dataclass(frozen=True, slots=True)
-class Convicted:
+class RollbackDue:
     """A fact: an update in the model is false, or nobody could audit it. Without a trainer: voters want the round undone."""
 
     job: bytes
@@ -395,30 +407,30 @@ class Convicted:
 
 
 @dataclass(frozen=True, slots=True)
-class RolledBack:
+class JobRolledBack:
     """A fact: the job goes on from this anchor, in the round `round`; or it ends with it, and the round is the anchor's own."""
 
     job: bytes
-    anchor: Anchor
+    anchor: ModelAnchor
     round: int
 
 
 @dataclass(frozen=True, slots=True)
-class Anchored:
+class JobAnchored:
     """A fact: the model that this block leads to is an anchor."""
 
     job: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Needed:
+class JobRetained:
     """A fact: this job is not forgotten yet, though it is over."""
 
     job: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class JobLaunch:
     """A fact: a module starts a job in the name of a member. Where this is refused, the job is not there after the block."""
 
     job: bytes
@@ -427,7 +439,7 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Halt:
+class JobHalt:
     """A fact: a module ends a job in the name of its author, if it goes on or waits."""
 
     job: bytes
@@ -435,14 +447,14 @@ class Halt:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class JobHold:
     """A fact: no round of this job begins with this block, nor the job if it waits. The open round may still be closed."""
 
     job: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class LastRound:
+class JobLastRound:
     """A fact: the round of this job that the block closes is its last one, though its specification has more."""
 
     job: bytes
@@ -466,152 +478,156 @@ class JobsModule(Module[JobsState]):
     name = "jobs"
     # A start looks at all members that may train, and at all jobs and their specifications.
     costs: ClassVar[Mapping[str, int]] = {"job/start": 64, "job/stop": 8, "job/hold": 8, "job/rollback": 8}
-    contents: ClassVar[Mapping[str, type]] = {"job/start": Start, "job/stop": Stop, "job/rollback": Rollback}
+    contents: ClassVar[Mapping[str, type]] = {"job/start": StartJob, "job/stop": StopJob, "job/rollback": RequestRollback}
     state_type = JobsState
 
-    def __init__(self, rules: JobRules) -> None:
+    def __init__(self, rules: JobSpecRules) -> None:
         self.rules = rules
 
-    def genesis(self, genesis: Genesis) -> JobsState:
+    def genesis_state(self, genesis: Genesis) -> JobsState:
         return JobsState()
 
-    def apply(self, state: JobsState, said: Said, view: View, context: Context) -> Change:
+    def apply_transaction(
+        self, state: JobsState, said: DecodedTransaction, view: StateReader, context: BlockContext
+    ) -> StateChange:
         author = said.author
         match said.content:
-            case Start(spec):
-                return Change(self.started(state, view, job_id(author, said.transaction), spec, author, context.height))
-            case Stop(key):
-                return Change(_stop(state, view.of(MembersState), key, author, context.height))
-            case Rollback():
-                return Change(_with_rollback(state, view.of(MembersState), said.content, author))
+            case StartJob(spec):
+                return StateChange(self.start_job(state, view, job_id(author, said.transaction), spec, author, context.height))
+            case StopJob(key):
+                return StateChange(_stop(state, view.module_state(MembersState), key, author, context.height))
+            case RequestRollback():
+                return StateChange(_with_rollback(state, view.module_state(MembersState), said.content, author))
         raise AssertionError(said.content)
 
-    def started(self, state: JobsState, view: View, key: bytes, spec: bytes, author: bytes, height: int) -> JobsState:
+    def start_job(self, state: JobsState, view: StateReader, key: bytes, spec: bytes, author: bytes, height: int) -> JobsState:
         """With one more job, which runs or waits. Raises `Refused`, and `RemoteProtocolError` for what is no specification."""
-        members, network = view.of(MembersState), view.of(NetworkState)
+        members, network = view.module_state(MembersState), view.module_state(NetworkState)
         self._require_known(spec, network)
-        network.require_allowed(self.rules.terms(spec).parameters)
+        network.require_parameters_allowed(self.rules.terms_of_spec(spec).parameters)
         self._require_in_time(spec, members, network)
         return self._start(state, members, key, spec, author, height)
 
     def _require_known(self, spec: bytes, network: NetworkState) -> None:
         """All programs of a network know its modules, and what jobs say in them, so all refuse the same jobs."""
-        for wanted in self.rules.terms(spec).requires:
-            if network.version(wanted.name) < wanted.version:
+        for wanted in self.rules.terms_of_spec(spec).requires:
+            if network.module_version(wanted.name) < wanted.version:
                 needs = f"a job like this needs {wanted.name} {wanted.version}"
                 raise Refused(f"{needs}, which this network does not run: `features` shows what it does")
 
     def _require_in_time(self, spec: bytes, members: MembersState, network: NetworkState) -> None:
         """Refuses sampled audits for which the least link would take too long, so that nobody is suspended for its link."""
-        audits = self.rules.terms(spec).audits
-        if audits is not None and network.version("audits") < audits.version:
+        audits = self.rules.terms_of_spec(spec).audits
+        if audits is not None and network.module_version("audits") < audits.version:
             raise Refused(f"its fields need audits {audits.version}, which this network does not run")
         window_ms = self.audit_window_ms(spec, members)
-        if network.has_second_audits and window_ms > AUDIT_WINDOW_MS_MAX:
+        if network.has_audits_v2 and window_ms > AUDIT_WINDOW_MS_MAX:
             takes = f"an audit of it may take {window_ms / 60_000:.0f} minutes over the least link that it allows"
             most = f"{AUDIT_WINDOW_MS_MAX // 60_000} are allowed"
             raise Refused(f"{takes}, and {most}: take a smaller model, another audit, or a higher least_uplink")
 
     def audit_window_ms(self, spec: bytes, members: MembersState) -> int:
         """How long a sampled audit may take over the least link; 0 if the job has none."""
-        terms = self.rules.terms(spec)
+        terms = self.rules.terms_of_spec(spec)
         if terms.audits is None:
             return 0
         workers = [key for key in members.round_voters if terms.role in members.members[key].roles]
         return terms.audits.window_ms(len(workers) if terms.needs_worker else len(members.round_voters))
 
-    def end_block(self, state: JobsState, view: View, context: Context) -> Change:
+    def end_block(self, state: JobsState, view: StateReader, context: BlockContext) -> StateChange:
         """Counts closed rounds, opens the next ones and those of jobs that begin or are held no more, renews rounds that might
         never be closed, ends jobs that nobody trains any more, starts jobs of the line, and forgets old ones.
         """
         state = self._commanded(state, view, context)
-        members, height, jobs = view.of(MembersState), context.height, dict(state.jobs)
-        barred = {fact.job: fact.trainers for fact in context.of(Barred)}
-        held, last = {fact.job for fact in context.of(Held)}, {fact.job for fact in context.of(LastRound)}
+        members, height, jobs = view.module_state(MembersState), context.height, dict(state.jobs)
+        barred = {fact.job: fact.trainers for fact in context.facts_of(SuspendedTrainers)}
+        held, last = {fact.job for fact in context.facts_of(JobHold)}, {fact.job for fact in context.facts_of(JobLastRound)}
         convictions, doubtful = _convictions(context, jobs, members), _doubtful(context)
-        outcomes = {closed.job: closed.outcome for closed in context.of(ClosedRound)}
-        back = dict[bytes, RolledBack]()
+        outcomes = {closed.job: closed.outcome for closed in context.facts_of(ClosedRound)}
+        back = dict[bytes, JobRolledBack]()
         for key in sorted(outcomes.keys() | convictions.keys()):
-            job, closed, suspended = jobs[key], outcomes.get(key), barred.get(key, NOBODY)
-            job = job if closed is None else self.counted(job, members, closed)
-            job = replace(job, convicted=tuple(sorted({*map(members.current, job.convicted), *suspended})))
-            if job.phase is not Phase.FINISHED and key in last:
-                job = replace(job, phase=Phase.FINISHED, opened=height, rounds=job.taken)
-            elif job.phase is not Phase.FINISHED:
+            job, closed, suspended = jobs[key], outcomes.get(key), barred.get(key, NO_SUSPENSIONS)
+            job = job if closed is None else self.count_round(job, members, closed)
+            job = replace(job, distrusted_members=tuple(sorted({*map(members.current_key, job.distrusted_members), *suspended})))
+            if job.phase is not JobPhase.FINISHED and key in last:
+                job = replace(job, phase=JobPhase.FINISHED, opened_height=height, rounds=job.rounds_in_model)
+            elif job.phase is not JobPhase.FINISHED:
                 found = convictions.get(key)
                 if found is not None:
                     job, back[key] = _rolled_back(job, found, height, was_open=closed is None)
                 job = self._go_on(job, members, height, closed, suspended, key in held, key in doubtful)
             jobs[key] = job
-        anchored = [Anchored(key) for key in outcomes if key not in back and self._is_anchor(jobs[key])]
-        started = tuple(sorted(key for key, job in jobs.items() if job.model_root == UNBUILT))
+        anchored = [JobAnchored(key) for key in outcomes if key not in back and self._is_anchor(jobs[key])]
+        started = tuple(sorted(key for key, job in jobs.items() if job.model_root == MODEL_ROOT_PENDING))
         for key in started:  # other transactions of this block may have changed who votes and trains
             jobs[key] = self.open_round(jobs[key], members, height, None)
         for key, job in jobs.items():
-            if job.phase is Phase.PAUSED and key not in held and self._has_place(jobs, self.rules.terms(job.spec)):
-                jobs[key] = self.open_round(replace(job, phase=Phase.RUNNING), members, height, None, barred.get(key, NOBODY))
-        jobs = abandoned(self.renew_rounds(jobs, members, height, barred), members, height)
+            if job.phase is JobPhase.PAUSED and key not in held and self._has_place(jobs, self.rules.terms_of_spec(job.spec)):
+                jobs[key] = self.open_round(
+                    replace(job, phase=JobPhase.RUNNING), members, height, None, barred.get(key, NO_SUSPENSIONS)
+                )
+        jobs = end_abandoned_jobs(self.renew_rounds(jobs, members, height, barred), members, height)
         for key, job in jobs.items():
-            if job.phase is Phase.SETTLING and key not in doubtful:
-                job = replace(job, phase=Phase.FINISHED, opened=height)
-            elif job.phase is Phase.FINISHED and job.opened == height and key in doubtful:
+            if job.phase is JobPhase.SETTLING and key not in doubtful:
+                job = replace(job, phase=JobPhase.FINISHED, opened_height=height)
+            elif job.phase is JobPhase.FINISHED and job.opened_height == height and key in doubtful:
                 job, back[key] = _cut(key, job, doubtful[key], height, was_open=key not in outcomes, is_last=key in last)
-            is_over = job.phase is Phase.FINISHED or not job.anchors
-            anchors = () if is_over else needed(job.anchors, doubtful.get(key, job.round))
-            rollbacks = {} if is_over else job.rollbacks
+            is_over = job.phase is JobPhase.FINISHED or not job.anchors
+            anchors = () if is_over else anchors_to_keep(job.anchors, doubtful.get(key, job.round))
+            rollbacks = {} if is_over else job.rollback_requests
             # A job that did not change stays the same object, so that nobody looks through it again.
-            is_same = (anchors, rollbacks) == (job.anchors, job.rollbacks)
-            jobs[key] = job if is_same else replace(job, anchors=anchors, rollbacks=rollbacks)
-        ended = tuple(sorted(key for key, job in jobs.items() if job.phase is Phase.FINISHED and job.opened == height))
-        state = self._called_up(JobsState(jobs, state.line), members, height, held)
+            is_same = (anchors, rollbacks) == (job.anchors, job.rollback_requests)
+            jobs[key] = job if is_same else replace(job, anchors=anchors, rollback_requests=rollbacks)
+        ended = tuple(sorted(key for key, job in jobs.items() if job.phase is JobPhase.FINISHED and job.opened_height == height))
+        state = self._called_up(JobsState(jobs, state.queue), members, height, held)
         started = tuple(sorted({*started, *(state.jobs.keys() - jobs.keys())}))
-        jobs = self.bounded(state.jobs, members, {fact.job for fact in context.of(Needed)} | self._held(state))
-        facts = (*map(JobStarted, started), *map(JobEnded, ended), *back.values(), *anchored, *map(Anchored, started))
-        return Change(replace(state, jobs=jobs), facts)
+        jobs = self.forget_old_jobs(state.jobs, members, {fact.job for fact in context.facts_of(JobRetained)} | self._held(state))
+        facts = (*map(JobStarted, started), *map(JobEnded, ended), *back.values(), *anchored, *map(JobAnchored, started))
+        return StateChange(replace(state, jobs=jobs), facts)
 
-    def _commanded(self, state: JobsState, view: View, context: Context) -> JobsState:
+    def _commanded(self, state: JobsState, view: StateReader, context: BlockContext) -> JobsState:
         """With what other modules end and start. They look for what came of it: a refusal has no other witness."""
-        for halt in context.of(Halt):
+        for halt in context.facts_of(JobHalt):
             with contextlib.suppress(Refused):
-                state = _stop(state, view.of(MembersState), halt.job, halt.author, context.height)
-        for launch in context.of(Launch):
+                state = _stop(state, view.module_state(MembersState), halt.job, halt.author, context.height)
+        for launch in context.facts_of(JobLaunch):
             with contextlib.suppress(Refused, RemoteProtocolError):
-                state = self.started(state, view, launch.job, launch.spec, launch.author, context.height)
+                state = self.start_job(state, view, launch.job, launch.spec, launch.author, context.height)
         return state
 
     def _held(self, state: JobsState) -> set[bytes]:
         """The jobs whose models others started from, or read, that are not over yet."""
-        live: tuple[Job | Waiting, ...] = (*state.going_on().values(), *state.line)
-        read = {terms.read.job for terms in (self.rules.terms(job.spec) for job in live) if terms.read is not None}
-        return state.bases | read
+        live: tuple[Job | QueuedJob, ...] = (*state.unfinished().values(), *state.queue)
+        read = {terms.read.job for terms in (self.rules.terms_of_spec(job.spec) for job in live) if terms.read is not None}
+        return state.base_jobs | read
 
     def _start(self, state: JobsState, members: MembersState, key: bytes, spec: bytes, author: bytes, height: int) -> JobsState:
         """Starts the job, or puts it at the end of the line if others have its place."""
-        terms = self.rules.terms(spec)
+        terms = self.rules.terms_of_spec(spec)
         if terms.base is not None:
-            self._require_whole(state, terms.base, "start from", spec, self.rules.misfit)
+            self._require_whole(state, terms.base, "start from", spec, self.rules.why_base_refused)
         if terms.read is not None:
-            self._require_whole(state, terms.read, "read", spec, self.rules.misread)
+            self._require_whole(state, terms.read, "read", spec, self.rules.why_read_model_refused)
         models = {of.job for of in (terms.base, terms.read) if of is not None}
         if models and len(self._held(state) | models) > BASES_MAX:
             raise Refused(f"other jobs start from {BASES_MAX} models already, the most that are kept for that")
         job = self._made(terms, spec, author, members, height)
-        is_alone = not any(self._is_like(terms, waiting) for waiting in state.line)
+        is_alone = not any(self._is_like(terms, waiting) for waiting in state.queue)
         if self._has_place(state.jobs, terms) and is_alone and terms.start is None:
             return replace(state, jobs={**state.jobs, key: job})
-        mine = sum(members.current(waiting.author) == author for waiting in state.line)
-        if mine >= LINE_OF_MEMBER_MAX:
-            raise Refused(f"{LINE_OF_MEMBER_MAX} jobs of {short_id(author)} wait in line, the most of one member")
-        if len(state.line) >= LINE_MAX:
-            raise Refused(f"{LINE_MAX} jobs wait in line, the most there can be")
-        return replace(state, line=(*state.line, Waiting(key, spec, terms.name, author, height, job.base)))
+        mine = sum(members.current_key(waiting.author) == author for waiting in state.queue)
+        if mine >= QUEUE_PER_MEMBER_MAX:
+            raise Refused(f"{QUEUE_PER_MEMBER_MAX} jobs of {short_id(author)} wait in line, the most of one member")
+        if len(state.queue) >= QUEUE_MAX:
+            raise Refused(f"{QUEUE_MAX} jobs wait in line, the most there can be")
+        return replace(state, queue=(*state.queue, QueuedJob(key, spec, terms.name, author, height, job.base_job)))
 
     def _require_whole(
-        self, state: JobsState, named: Base, what: str, spec: bytes, misfit: Callable[[bytes, bytes], str | None]
+        self, state: JobsState, named: ModelReference, what: str, spec: bytes, misfit: Callable[[bytes, bytes], str | None]
     ) -> None:
         """That a model which a job names is the one that the network decided, and fits."""
         job = state.jobs.get(named.job)
-        if job is None or job.phase is not Phase.FINISHED:
+        if job is None or job.phase is not JobPhase.FINISHED:
             raise Refused(f"the job to {what} is not among the finished ones that are kept: `jobs` lists them")
         if (job.round, job.model_root) != (named.round, named.root):
             raise Refused(f"the model of job {job.name!r} is that of round {job.round} with another root")
@@ -621,29 +637,42 @@ class JobsModule(Module[JobsState]):
 
     def _has_place(self, jobs: Mapping[bytes, Job], terms: JobTerms) -> bool:
         """One job trains at a time; those that need no worker run beside it."""
-        running = [job for job in jobs.values() if job.phase in (Phase.RUNNING, Phase.SETTLING)]  # that one may run again
-        trains = terms.needs_worker and any(self.rules.terms(job.spec).needs_worker for job in running)
+        running = [job for job in jobs.values() if job.phase in (JobPhase.RUNNING, JobPhase.SETTLING)]  # that one may run again
+        trains = terms.needs_worker and any(self.rules.terms_of_spec(job.spec).needs_worker for job in running)
         return len(running) < RUNNING_MAX and not trains
 
-    def _is_like(self, terms: JobTerms, waiting: Waiting) -> bool:
+    def _is_like(self, terms: JobTerms, waiting: QueuedJob) -> bool:
         """Whether it waits for the same place."""
-        return self.rules.terms(waiting.spec).needs_worker == terms.needs_worker
+        return self.rules.terms_of_spec(waiting.spec).needs_worker == terms.needs_worker
 
     def _made(self, terms: JobTerms, spec: bytes, author: bytes, members: MembersState, height: int) -> Job:
         """Raises `Refused` if the members of now cannot train it."""
         job = Job(
-            spec, terms.name, author, height, terms.rounds, Phase.RUNNING, 0, height, UNBUILT, terms.audited, (), (), (), ()
+            spec,
+            terms.name,
+            author,
+            height,
+            terms.rounds,
+            JobPhase.RUNNING,
+            0,
+            height,
+            MODEL_ROOT_PENDING,
+            terms.audited,
+            (),
+            (),
+            (),
+            (),
         )
-        job = replace(job, base=terms.base.job if terms.base else None)
+        job = replace(job, base_job=terms.base.job if terms.base else None)
         job = self.open_round(job, members, height, None)
         if not job.trainers and terms.needs_worker:
             raise Refused(f"no member is registered as a {terms.role}; run a peer with that role, or the role full")
         if not job.trainers:
             raise Refused(f"only {short_id(author)} would train it, who was retired: it registers or stands for a vote first")
         needed = 2 * VoterSet(job.voters).faults_tolerated + 1
-        if terms.is_reexecuted and len(job.auditors) < needed:
+        if terms.is_reexecuted and len(job.reexecutors) < needed:
             mode = "full" if terms.audited else "sampled"
-            there = f"there are {len(job.auditors)}: let more voters train, or take another audit"
+            there = f"there are {len(job.reexecutors)}: let more voters train, or take another audit"
             raise Refused(f"audit {mode!r} needs {needed} voters with a worker, {there}")
         return job
 
@@ -651,18 +680,18 @@ class JobsModule(Module[JobsState]):
         """Starts jobs of the line, in order, while there is a place. A job that today's members cannot train waits on, as a held
         one does, and one whose first parameters no quorum of voters holds: all would wait for them, perhaps for ever.
         """
-        jobs, left = dict(state.jobs), list[Waiting]()
-        for waiting in state.line:
-            terms, author = self.rules.terms(waiting.spec), members.current(waiting.author)
+        jobs, left = dict(state.jobs), list[QueuedJob]()
+        for waiting in state.queue:
+            terms, author = self.rules.terms_of_spec(waiting.spec), members.current_key(waiting.author)
             try:
-                is_called = self._has_place(jobs, terms) and members.speaks(author) and waiting.job not in held
+                is_called = self._has_place(jobs, terms) and members.is_current_key(author) and waiting.job not in held
                 is_called = is_called and (terms.start is None or _is_held(waiting, members))
                 job = self._made(terms, waiting.spec, author, members, height) if is_called else None
             except Refused:
                 job = None
             if job is not None:
                 jobs[waiting.job] = job
-            elif members.speaks(author):  # an expelled member's go
+            elif members.is_current_key(author):  # an expelled member's go
                 left.append(waiting)
         return JobsState(jobs, tuple(left))
 
@@ -671,15 +700,15 @@ class JobsModule(Module[JobsState]):
         job: Job,
         members: MembersState,
         height: int,
-        closed: Outcome | None,
-        suspended: Suspended = NOBODY,
+        closed: RoundResult | None,
+        suspended: SuspendedUntil = NO_SUSPENSIONS,
     ) -> Job:
         """The job with the voters, auditors, trainers and awaited trainers of its open round, after the block at `height`."""
-        terms = self.rules.terms(job.spec)
-        voters, author = members.round_voters, members.current(job.author)
+        terms = self.rules.terms_of_spec(job.spec)
+        voters, author = members.round_voters, members.current_key(job.author)
         workers = {key for key, member in members.members.items() if terms.role in member.roles}
-        may_train = workers if terms.needs_worker else {author} if members.takes_part(author) else set[bytes]()
-        accepted = {members.current(trainer) for trainer in closed.accepted} if closed is not None else set[bytes]()
+        may_train = workers if terms.needs_worker else {author} if members.may_be_awaited(author) else set[bytes]()
+        accepted = {members.current_key(trainer) for trainer in closed.accepted} if closed is not None else set[bytes]()
         trainer_records = _by_present_key(job.trainer_records, members, _trainer_severity)
         able = {key for key in may_train if suspended.get(key, 0) <= job.round}
         unsuspended = {key for key in able if key not in trainer_records or trainer_records[key].suspended_until <= job.round}
@@ -697,297 +726,313 @@ class JobsModule(Module[JobsState]):
             stay = accepted or set(job.awaited)
             awaited = tuple(sorted(stay & set(trainers) | new)) or trainers
         # Draws of these rounds could be foreseen: nobody has committed to a nonce, or ballots of the undone round reveal it.
-        is_foreseen = not job.round or (job.undone and job.undone[-1].last + 1 == job.round)
-        audited = terms.is_audited(job.taken) or (terms.audits is not None and bool(is_foreseen))
+        is_foreseen = not job.round or (job.undone_rounds and job.undone_rounds[-1].last + 1 == job.round)
+        audited = terms.is_audited(job.rounds_in_model) or (terms.audits is not None and bool(is_foreseen))
         records = _by_present_key(job.vouch_records, members, _vouch_severity)
-        job = replace(job, opened=height, audited=audited, successors={}, voting_keys={})
+        job = replace(job, opened_height=height, fully_audited=audited, successors={}, voting_keys={})
         job = replace(job, vouch_records=records, trainer_records=trainer_records)
         vouched = _vouched(job, trainers, members) if terms.audits is not None else ()
-        return replace(job, voters=voters, auditors=auditors, trainers=trainers, awaited=awaited, vouched=vouched)
+        return replace(
+            job, voters=voters, reexecutors=auditors, trainers=trainers, awaited=awaited, trainers_to_vouch_for=vouched
+        )
 
     def renew_rounds(
-        self, jobs: Mapping[bytes, Job], members: MembersState, height: int, suspended: Mapping[bytes, Suspended]
+        self, jobs: Mapping[bytes, Job], members: MembersState, height: int, suspended: Mapping[bytes, SuspendedUntil]
     ) -> dict[bytes, Job]:
         """Gives open rounds that might never be closed the voters and trainers of now. All else of such a round stays."""
         return {
-            key: self._renewed(job, members, height, suspended.get(key, NOBODY)) if _is_stuck(job, members) else job
+            key: self._renewed(job, members, height, suspended.get(key, NO_SUSPENSIONS)) if _is_stuck(job, members) else job
             for key, job in jobs.items()
         }
 
-    def _renewed(self, job: Job, members: MembersState, height: int, suspended: Suspended) -> Job:
+    def _renewed(self, job: Job, members: MembersState, height: int, suspended: SuspendedUntil) -> Job:
         """Every message of the round still counts: ballots name no voter set, and the trainers that they name stay trainers."""
         fresh = self.open_round(job, members, height, None, suspended)
         new = _by_seniority(set(fresh.trainers) - set(job.trainers), members)[: TRAINERS_MAX - len(job.trainers)]
         awaited = set(job.awaited) & set(fresh.trainers) | set(new)
-        last = {members.current(key): key for key in job.trainers if key not in job.successors}  # of each member, in this round
+        # of each member, in this round
+        last = {members.current_key(key): key for key in job.trainers if key not in job.successors}
         successors = {**job.successors, **{last[key]: key for key in new if key in last}}
         trainers = tuple(sorted((*job.trainers, *new)))
-        present = {trainer: members.current(trainer) for trainer in trainers}
+        present = {trainer: members.current_key(trainer) for trainer in trainers}
         voting_keys = {trainer: key for trainer, key in present.items() if key != trainer and key in fresh.voters}
-        vouched = _vouched(job, trainers, members) if self.rules.terms(job.spec).audits is not None else ()
-        renewed = replace(fresh, trainers=trainers, awaited=tuple(sorted(awaited)), audited=job.audited, vouched=vouched)
+        vouched = _vouched(job, trainers, members) if self.rules.terms_of_spec(job.spec).audits is not None else ()
+        renewed = replace(
+            fresh,
+            trainers=trainers,
+            awaited=tuple(sorted(awaited)),
+            fully_audited=job.fully_audited,
+            trainers_to_vouch_for=vouched,
+        )
         return replace(renewed, successors=successors, voting_keys=voting_keys)
 
     def _is_anchor(self, job: Job) -> bool:
         """Whether the model after the round that was closed is one."""
-        return job.phase is not Phase.FINISHED and job.taken % self.rules.terms(job.spec).anchor_rounds == 0
+        return job.phase is not JobPhase.FINISHED and job.rounds_in_model % self.rules.terms_of_spec(job.spec).anchor_rounds == 0
 
     def _go_on(
         self,
         job: Job,
         members: MembersState,
         height: int,
-        closed: Outcome | None,
-        suspended: Suspended,
+        closed: RoundResult | None,
+        suspended: SuspendedUntil,
         is_held: bool,
         is_doubtful: bool,
     ) -> Job:
         """The job after a round was closed, or undone while it was open. It opens the next one, unless it is over or is held."""
-        if job.taken >= job.rounds:
-            return replace(job, phase=Phase.SETTLING if is_doubtful else Phase.FINISHED, opened=height)
+        if job.rounds_in_model >= job.rounds:
+            return replace(job, phase=JobPhase.SETTLING if is_doubtful else JobPhase.FINISHED, opened_height=height)
         if job.refused_rounds == NO_PROGRESS_ROUNDS:
-            return replace(job, phase=Phase.FINISHED, opened=height)
-        if job.phase is Phase.PAUSED or is_held:
-            return replace(job, phase=Phase.PAUSED, opened=height)
-        job = replace(job, phase=Phase.RUNNING)
+            return replace(job, phase=JobPhase.FINISHED, opened_height=height)
+        if job.phase is JobPhase.PAUSED or is_held:
+            return replace(job, phase=JobPhase.PAUSED, opened_height=height)
+        job = replace(job, phase=JobPhase.RUNNING)
         return self.open_round(job, members, height, closed, suspended)
 
-    def counted(self, job: Job, members: MembersState, closed: Outcome) -> Job:
+    def count_round(self, job: Job, members: MembersState, closed: RoundResult) -> Job:
         """The job with what its closed round says of its members, before its model has taken the step."""
         accepted = dict(job.accepted)
         for trainer in closed.accepted:
             accepted[trainer] = accepted.get(trainer, 0) + 1
         rejected = {trainer: dict(reasons) for trainer, reasons in job.rejected.items()}
         # Names of codes, not the objective's labels: those belong to the program, and another release may have others.
-        told = {trainer: closed.reason(trainer) for trainer in closed.rejected}
+        told = {trainer: closed.rejection_reason(trainer) for trainer in closed.rejected}
         told |= dict.fromkeys(closed.absent, ABSENT)
         for trainer, reason in told.items():
             reasons = rejected.setdefault(trainer, {})
             reasons[reason] = reasons.get(reason, 0) + 1
-        patience = job.patience
+        patience = job.timeout_doublings
         if closed.unjudged:
-            patience = min(PATIENCE_MAX, patience + 1)
+            patience = min(TIMEOUT_DOUBLINGS_MAX, patience + 1)
         elif closed.accepted and closed.absent.isdisjoint(job.awaited):  # from such a round everybody learns how long it takes
             patience = max(0, patience - 1)
         records, of_trainers = self._vouch_records(job, members, closed), self._trainer_records(job, members, closed)
         job = replace(job, vouch_records=records, trainer_records=of_trainers)
-        job = replace(job, accepted=accepted, rejected=rejected, patience=patience)
+        job = replace(job, accepted=accepted, rejected=rejected, timeout_doublings=patience)
         job = replace(job, refused_rounds=self._refused_rounds(job, closed))
-        return replace(job, round=job.round + 1, taken=job.taken + 1)
+        return replace(job, round=job.round + 1, rounds_in_model=job.rounds_in_model + 1)
 
-    def _refused_rounds(self, job: Job, closed: Outcome) -> int:
+    def _refused_rounds(self, job: Job, closed: RoundResult) -> int:
         """The count of rounds since the last accepted update that have refused more trainers than may lie.
 
         In other rounds honest trainers may be away. A job that a person stops in this block ended for that reason.
         """
-        if closed.accepted or not self.rules.terms(job.spec).needs_worker:
+        if closed.accepted or not self.rules.terms_of_spec(job.spec).needs_worker:
             return 0
-        return job.refused_rounds + (closed.refuses_honest and job.phase is not Phase.FINISHED)
+        return job.refused_rounds + (closed.refuses_honest and job.phase is not JobPhase.FINISHED)
 
-    def _vouch_records(self, job: Job, members: MembersState, closed: Outcome) -> dict[bytes, VouchRecord]:
+    def _vouch_records(self, job: Job, members: MembersState, closed: RoundResult) -> dict[bytes, VouchRecord]:
         """The records of the job's re-executors after its open round was closed, by the keys that they have now."""
-        terms = self.rules.terms(job.spec)
-        told = {voter for voters in closed.vouchers.values() for voter in voters} | closed.false_vouchers | closed.silent
+        terms = self.rules.terms_of_spec(job.spec)
+        told = (
+            {voter for voters in closed.vouchers.values() for voter in voters} | closed.wrong_vouchers | closed.silent_reexecutors
+        )
         records = dict(job.vouch_records)
         for voter in told:
             record = records.get(voter, VouchRecord())
-            is_false, is_silent = voter in closed.false_vouchers, voter in closed.silent
-            records[voter] = record.after(job.round, is_false, is_silent, terms.suspension_rounds)
-        left = {voter: record for voter, record in records.items() if not record.is_spent(job.round + 1)}
+            is_false, is_silent = voter in closed.wrong_vouchers, voter in closed.silent_reexecutors
+            records[voter] = record.after_round(job.round, is_false, is_silent, terms.suspension_rounds)
+        left = {voter: record for voter, record in records.items() if not record.is_expired(job.round + 1)}
         return _by_present_key(left, members, _vouch_severity)
 
-    def _trainer_records(self, job: Job, members: MembersState, closed: Outcome) -> dict[bytes, TrainerRecord]:
+    def _trainer_records(self, job: Job, members: MembersState, closed: RoundResult) -> dict[bytes, TrainerRecord]:
         """The records of the job's trainers after its open round was closed, by the keys that they have now."""
-        suspension_rounds = self.rules.terms(job.spec).suspension_rounds
+        suspension_rounds = self.rules.terms_of_spec(job.spec).suspension_rounds
         records = _by_present_key(job.trainer_records, members, _trainer_severity)
-        for trainer in map(members.current, closed.false_trainers):
-            records[trainer] = records.get(trainer, TrainerRecord()).after(job.round, suspension_rounds)
-        left = {trainer: record for trainer, record in records.items() if not record.is_spent(job.round + 1)}
+        for trainer in map(members.current_key, closed.trainers_with_invalid_updates):
+            records[trainer] = records.get(trainer, TrainerRecord()).after_invalid_update(job.round, suspension_rounds)
+        left = {trainer: record for trainer, record in records.items() if not record.is_expired(job.round + 1)}
         return dict(sorted(left.items()))
 
-    def bounded(self, jobs: dict[bytes, Job], members: MembersState, needed: Set[bytes]) -> dict[bytes, Job]:
-        """Forgets finished jobs when there are too many; once a block, after everything in it. `needed` jobs stay.
+    def forget_old_jobs(self, jobs: dict[bytes, Job], members: MembersState, needed: Set[bytes]) -> dict[bytes, Job]:
+        """Forgets finished jobs when there are too many; once a block, after everything in it. `anchors_to_keep` jobs stay.
 
         Jobs that trained nothing have room of their own, where the oldest goes. Of the others the author with the most jobs loses
         its oldest. So nobody can push out others' results with jobs that cost nothing.
         """
-        finished = [key for key, job in jobs.items() if job.phase is Phase.FINISHED and key not in needed]
-        finished.sort(key=lambda key: (jobs[key].opened, key))
+        finished = [key for key, job in jobs.items() if job.phase is JobPhase.FINISHED and key not in needed]
+        finished.sort(key=lambda key: (jobs[key].opened_height, key))
         untrained = [key for key in finished if not self.has_trained(jobs[key])]
         trained = [key for key in finished if key not in untrained]
         forgotten = set(untrained[: max(0, len(untrained) - UNTRAINED_KEPT_MAX)])
         while len(trained) > TRAINED_KEPT_MAX:
-            authors = Counter(members.current(jobs[key].author) for key in trained)
-            oldest = max(trained, key=lambda key: authors[members.current(jobs[key].author)])  # the first of equals
+            authors = Counter(members.current_key(jobs[key].author) for key in trained)
+            oldest = max(trained, key=lambda key: authors[members.current_key(jobs[key].author)])  # the first of equals
             trained.remove(oldest)
             forgotten.add(oldest)
         return {key: job for key, job in jobs.items() if key not in forgotten}
 
     def has_trained(self, job: Job) -> bool:
-        return bool(job.accepted) and self.rules.terms(job.spec).needs_worker
+        return bool(job.accepted) and self.rules.terms_of_spec(job.spec).needs_worker
 
 
-class JobsOfEstimatesModule(JobsModule):
+class JobsModuleV2(JobsModule):
     """As version 1. Only programs that know jobs whose voters hold estimates are in a network that runs this one."""
 
-    version = JOBS_OF_ESTIMATES.version
+    version = JOBS_V2.version
 
-    def upgraded(self, old: JobsState, version: int) -> JobsState:
+    def upgrade_state(self, old: JobsState, version: int) -> JobsState:
         return old
 
 
-class JobsOfModelsModule(JobsOfEstimatesModule):
+class JobsModuleV3(JobsModuleV2):
     """Jobs may also start from parameters that are of no job. They wait in the line until a quorum of voters holds those."""
 
-    version = JOBS_OF_MODELS.version
-    contents: ClassVar[Mapping[str, type]] = {**JobsModule.contents, "job/hold": Hold}
+    version = JOBS_V3.version
+    contents: ClassVar[Mapping[str, type]] = {**JobsModule.contents, "job/hold": AttestStartModel}
 
-    def apply(self, state: JobsState, said: Said, view: View, context: Context) -> Change:
-        if not isinstance(said.content, Hold):
-            return super().apply(state, said, view, context)
-        members, key = view.of(MembersState), said.content.job
-        waiting = next((waiting for waiting in state.line if waiting.job == key), None)
-        if waiting is None or self.rules.terms(waiting.spec).start is None:
+    def apply_transaction(
+        self, state: JobsState, said: DecodedTransaction, view: StateReader, context: BlockContext
+    ) -> StateChange:
+        if not isinstance(said.content, AttestStartModel):
+            return super().apply_transaction(state, said, view, context)
+        members, key = view.module_state(MembersState), said.content.job
+        waiting = next((waiting for waiting in state.queue if waiting.job == key), None)
+        if waiting is None or self.rules.terms_of_spec(waiting.spec).start is None:
             raise Refused("no job in the line starts from such parameters")
         if said.author not in members.voters:
             raise Refused("only voters are asked what they hold")
-        if said.author in waiting.holders:
+        if said.author in waiting.start_model_holders:
             raise Refused("this voter has said so")
-        holders = tuple(sorted({*waiting.holders, said.author} & set(members.voters)))
-        line = (replace(other, holders=holders) if other is waiting else other for other in state.line)
-        return Change(replace(state, line=tuple(line)))
+        holders = tuple(sorted({*waiting.start_model_holders, said.author} & set(members.voters)))
+        line = (replace(other, start_model_holders=holders) if other is waiting else other for other in state.queue)
+        return StateChange(replace(state, queue=tuple(line)))
 
 
-def _is_held(waiting: Waiting, members: MembersState) -> bool:
-    return len(set(waiting.holders) & set(members.voters)) >= VoterSet(members.voters).quorum
+def _is_held(waiting: QueuedJob, members: MembersState) -> bool:
+    return len(set(waiting.start_model_holders) & set(members.voters)) >= VoterSet(members.voters).quorum
 
 
 def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes, height: int) -> JobsState:
-    waiting = next((waiting for waiting in state.line if waiting.job == key), None)
+    waiting = next((waiting for waiting in state.queue if waiting.job == key), None)
     if waiting is not None:
-        stops, is_over = stopped(waiting, members, author)
-        others = tuple(replace(other, stops=stops) if other is waiting else other for other in state.line)
-        return replace(state, line=tuple(other for other in others if not (is_over and other.job == key)))
+        stops, is_over = add_stop_request(waiting, members, author)
+        others = tuple(replace(other, stop_requests=stops) if other is waiting else other for other in state.queue)
+        return replace(state, queue=tuple(other for other in others if not (is_over and other.job == key)))
     job = state.jobs.get(key)
-    if job is None or job.phase is Phase.FINISHED:
+    if job is None or job.phase is JobPhase.FINISHED:
         raise Refused("no such job is running, paused or waits in line")
-    if job.model_root == UNBUILT:
+    if job.model_root == MODEL_ROOT_PENDING:
         raise Refused("the job begins with this block, and can be stopped in a later one")
-    stops, is_over = stopped(job, members, author)
-    phase, opened = (Phase.FINISHED, height) if is_over else (job.phase, job.opened)
-    return replace(state, jobs={**state.jobs, key: replace(job, stops=stops, phase=phase, opened=opened)})
+    stops, is_over = add_stop_request(job, members, author)
+    phase, opened = (JobPhase.FINISHED, height) if is_over else (job.phase, job.opened_height)
+    return replace(state, jobs={**state.jobs, key: replace(job, stop_requests=stops, phase=phase, opened_height=opened)})
 
 
 class Stoppable(Protocol):
     @property
     def author(self) -> bytes: ...
     @property
-    def stops(self) -> Keys: ...
+    def stop_requests(self) -> TrainerKeys: ...
 
 
-def stopped(what: Stoppable, members: MembersState, author: bytes) -> tuple[tuple[bytes, ...], bool]:
+def add_stop_request(what: Stoppable, members: MembersState, author: bytes) -> tuple[tuple[bytes, ...], bool]:
     """(members that want it to end, with `author`; whether it ends, by its author or by a quorum of voters). Raises `Refused`."""
-    is_author = author == members.current(what.author)
+    is_author = author == members.current_key(what.author)
     if not is_author and author not in members.voters:
         raise Refused("only its author or a voter can stop it")
-    stops = tuple(sorted({*what.stops, author} & {*members.voters, author}))
+    stops = tuple(sorted({*what.stop_requests, author} & {*members.voters, author}))
     return stops, is_author or len(set(stops) & set(members.voters)) >= VoterSet(members.voters).quorum
 
 
-def _with_rollback(state: JobsState, members: MembersState, asked: Rollback, author: bytes) -> JobsState:
+def _with_rollback(state: JobsState, members: MembersState, asked: RequestRollback, author: bytes) -> JobsState:
     """The state with this voter's request for a rollback, or without the one that it takes back. Raises `Refused`."""
     job = state.jobs.get(asked.job)
-    if job is None or job.phase is Phase.FINISHED:
+    if job is None or job.phase is JobPhase.FINISHED:
         raise Refused("no such job is running, paused or settling: the model of a job that is over is final")
     if author not in members.voters:
         raise Refused("only a voter can ask for a rollback")
     if asked.last != job.last_rollback:
         raise Refused("the job has gone back meanwhile: look at its rounds again")
-    rollbacks = {voter: number for voter, number in job.rollbacks.items() if voter in members.voters and voter != author}
-    taken = {anchor.round: anchor.taken for anchor in job.anchors} | {job.round: job.taken}
+    rollbacks = {voter: number for voter, number in job.rollback_requests.items() if voter in members.voters and voter != author}
+    taken = {anchor.round: anchor.rounds_in_model for anchor in job.anchors} | {job.round: job.rounds_in_model}
     if asked.round not in taken:
         raise Refused(f"no anchor @{asked.round} is kept: take one of {', '.join(f'@{anchor.round}' for anchor in job.anchors)}")
-    if taken[asked.round] < job.taken:
+    if taken[asked.round] < job.rounds_in_model:
         rollbacks[author] = asked.round
-    elif author not in job.rollbacks:
+    elif author not in job.rollback_requests:
         raise Refused(f"@{asked.round} is the present model, and this voter has asked for no other one")
-    return replace(state, jobs={**state.jobs, asked.job: replace(job, rollbacks=dict(sorted(rollbacks.items())))})
+    return replace(state, jobs={**state.jobs, asked.job: replace(job, rollback_requests=dict(sorted(rollbacks.items())))})
 
 
 def _voted_back(job: Job, members: MembersState) -> int | None:
     """The anchor that a quorum of the voters wants, by its round; None if there is none, or it is not kept any more."""
-    wanted = Counter(number for voter, number in job.rollbacks.items() if voter in members.voters)
+    wanted = Counter(number for voter, number in job.rollback_requests.items() if voter in members.voters)
     number, voters = max(wanted.items(), key=lambda item: item[1], default=(0, 0))
     is_kept = number in {anchor.round for anchor in job.anchors}
     return number if voters >= VoterSet(members.voters).quorum and is_kept else None
 
 
-def _convictions(context: Context, jobs: Mapping[bytes, Job], members: MembersState) -> dict[bytes, Convicted]:
+def _convictions(context: BlockContext, jobs: Mapping[bytes, Job], members: MembersState) -> dict[bytes, RollbackDue]:
     """By job, the earliest round to undo, from the block's convictions and from voted rollbacks."""
-    found = dict[bytes, Convicted]()
-    voted = {key: _voted_back(job, members) for key, job in jobs.items() if job.rollbacks}
-    wanted = [Convicted(key, number, UndoReason.VOTED, None) for key, number in voted.items() if number is not None]
-    for fact in (*context.of(Convicted), *wanted):
+    found = dict[bytes, RollbackDue]()
+    voted = {key: _voted_back(job, members) for key, job in jobs.items() if job.rollback_requests}
+    wanted = [RollbackDue(key, number, UndoReason.VOTED, None) for key, number in voted.items() if number is not None]
+    for fact in (*context.facts_of(RollbackDue), *wanted):
         found[fact.job] = min(found.get(fact.job, fact), fact, key=lambda fact: fact.round)
     return found
 
 
-def _doubtful(context: Context) -> dict[bytes, int]:
+def _doubtful(context: BlockContext) -> dict[bytes, int]:
     """By job, the first round that audits may still undo, or that this block's convictions undo."""
     found = dict[bytes, int]()
-    for fact in context.of(Reached) + context.of(Convicted):
+    for fact in context.facts_of(ContestableRound) + context.facts_of(RollbackDue):
         found[fact.job] = min(found.get(fact.job, fact.round), fact.round)
     return found
 
 
-def _rolled_back(job: Job, found: Convicted, height: int, was_open: bool) -> tuple[Job, RolledBack]:
+def _rolled_back(job: Job, found: RollbackDue, height: int, was_open: bool) -> tuple[Job, JobRolledBack]:
     """The job with the model of the newest anchor at or before the false round.
 
     The number of the round that was open is not used again: a second proposal of that number would be evidence against an honest
     trainer.
     """
-    anchor, last = newest_before(job.anchors, found.round), job.round - (not was_open)
-    undone = Undone(anchor.round, last, height, found.reason, found.trainer)
+    anchor, last = newest_anchor_before(job.anchors, found.round), job.round - (not was_open)
+    undone = UndoneRounds(anchor.round, last, height, found.reason, found.trainer)
     job = replace(_moved(job, anchor, undone, last + 1), refused_rounds=0)
-    return job, RolledBack(found.job, anchor, last + 1)
+    return job, JobRolledBack(found.job, anchor, last + 1)
 
 
-def _cut(key: bytes, job: Job, doubtful: int, height: int, was_open: bool, is_last: bool) -> tuple[Job, RolledBack]:
+def _cut(key: bytes, job: Job, doubtful: int, height: int, was_open: bool, is_last: bool) -> tuple[Job, JobRolledBack]:
     """A job that ended before the audits of these rounds, with its newest final model."""
-    anchor = newest_before(job.anchors, doubtful)
-    undone = Undone(anchor.round, job.round - (not was_open), height, UndoReason.STOPPED)
-    rounds = anchor.taken if is_last and job.taken == job.rounds else job.rounds  # an application's end leaves none over
-    return replace(_moved(job, anchor, undone, anchor.round), rounds=rounds), RolledBack(key, anchor, anchor.round)
+    anchor = newest_anchor_before(job.anchors, doubtful)
+    undone = UndoneRounds(anchor.round, job.round - (not was_open), height, UndoReason.STOPPED)
+    # an application's end leaves none over
+    rounds = anchor.rounds_in_model if is_last and job.rounds_in_model == job.rounds else job.rounds
+    return replace(_moved(job, anchor, undone, anchor.round), rounds=rounds), JobRolledBack(key, anchor, anchor.round)
 
 
-def _moved(job: Job, anchor: Anchor, undone: Undone, number: int) -> Job:
+def _moved(job: Job, anchor: ModelAnchor, undone: UndoneRounds, number: int) -> Job:
     """The job with this anchor's model as that of the round `number`. The root is known after the block."""
     anchors = tuple(of for of in job.anchors if of.round <= anchor.round)
-    listed = (*job.undone, undone)[-UNDONE_KEPT:]
-    return replace(job, round=number, taken=anchor.taken, anchors=anchors, undone=listed, rollbacks={})
+    listed = (*job.undone_rounds, undone)[-UNDONE_KEPT:]
+    return replace(
+        job, round=number, rounds_in_model=anchor.rounds_in_model, anchors=anchors, undone_rounds=listed, rollback_requests={}
+    )
 
 
 def _vouched(job: Job, trainers: Iterable[bytes], members: MembersState) -> tuple[bytes, ...]:
     """The trainers whose updates are re-executed before each ballot, since they were convicted in this job."""
-    convicted = set(map(members.current, job.convicted))
-    return tuple(sorted(trainer for trainer in trainers if members.current(trainer) in convicted))
+    convicted = set(map(members.current_key, job.distrusted_members))
+    return tuple(sorted(trainer for trainer in trainers if members.current_key(trainer) in convicted))
 
 
 def _is_stuck(job: Job, members: MembersState) -> bool:
     """Whether its open round may never be closed, although blocks are decided: n − q silent voters stop no block."""
-    if job.phase is not Phase.RUNNING:
+    if job.phase is not JobPhase.RUNNING:
         return False
     voters = members.round_voters
     ballots = len(set(voters) & set(job.voters)) - (len(voters) - quorum(len(voters)))
-    return ballots < VoterSet(job.voters).quorum or not any(map(members.takes_part, job.trainers))
+    return ballots < VoterSet(job.voters).quorum or not any(map(members.may_be_awaited, job.trainers))
 
 
-def abandoned(jobs: dict[bytes, Job], members: MembersState, height: int) -> dict[bytes, Job]:
+def end_abandoned_jobs(jobs: dict[bytes, Job], members: MembersState, height: int) -> dict[bytes, Job]:
     """Ends the jobs that nobody trains any more: no proposal would come, and their open rounds would never be closed."""
     ended = {
-        key: replace(job, phase=Phase.FINISHED, opened=height)
+        key: replace(job, phase=JobPhase.FINISHED, opened_height=height)
         for key, job in jobs.items()
-        if job.phase is Phase.RUNNING and not any(map(members.takes_part, job.trainers))
+        if job.phase is JobPhase.RUNNING and not any(map(members.may_be_awaited, job.trainers))
     }
     return {**jobs, **ended}
 
@@ -998,22 +1043,22 @@ def _by_present_key(
     """By the keys that the members have now. Of two records of one member the more severe one stays."""
     kept = dict[bytes, Record]()
     for key, record in sorted(records.items(), key=lambda item: item[0]):
-        present = members.current(key)
+        present = members.current_key(key)
         kept[present] = max(kept.get(present, record), record, key=severity)
     return dict(sorted(kept.items(), key=lambda item: item[0]))
 
 
 def _vouch_severity(record: VouchRecord) -> tuple[int, ...]:
     """The longer suspension is more severe, then the longer wait."""
-    return record.suspended_until, record.last_until, record.silences
+    return record.suspended_until, record.assigned_last_until, record.missed_vouches
 
 
 def _trainer_severity(record: TrainerRecord) -> tuple[int, ...]:
     """The longer suspension is more severe, then more suspensions, then the later false updates."""
-    return record.suspended_until, record.suspensions, *record.false
+    return record.suspended_until, record.suspensions, *record.invalid_update_rounds
 
 
 def _by_seniority(keys: Iterable[bytes], members: MembersState) -> list[bytes]:
     """Voters first, then by the height of admission: one voter alone can invite many members, and anybody can choose a key."""
-    voters = set(map(members.current, members.voters))
+    voters = set(map(members.current_key, members.voters))
     return sorted(keys, key=lambda key: (key not in voters, members.members[key].admitted, key))

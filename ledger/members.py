@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar, NamedTuple
 from consensus.quorum import faults_tolerated
 from consensus.voter_set import VoterSet
 from ledger.core.genesis import Founder, Genesis, Roles, check_roles
-from ledger.core.module import Change, Context, Module, Refused, Said, View
+from ledger.core.module import BlockContext, DecodedTransaction, Module, Refused, StateChange, StateReader
 from protocol.codec import Between, Count, Digest, Key, Length, SignatureBytes
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, open_signed, short_id
@@ -26,9 +26,10 @@ from protocol.messages import Name, Transaction
 from protocol.name_validation import check_name
 
 ROTATIONS_MAX = 16  # keys of one member: an old one stays in the table for ever, and nobody may fill that table alone
-PRESENT_MAX = MEMBERS_MAX * 2 // 5  # members, each under its last key
-REVOKED_MAX = 64  # of one voter's invitations at a time; each goes when it expires, so nobody fills the table of the others
-RETIRED_MAX = MEMBERS_MAX - PRESENT_MAX - VOTERS_MAX * ROTATIONS_MAX  # old keys; beyond that only voters get new ones
+PRESENT_MEMBERS_MAX = MEMBERS_MAX * 2 // 5  # members, each under its last key
+# of one voter's invitations at a time; each goes when it expires, so nobody fills the table of the others
+REVOKED_INVITATIONS_MAX = 64
+OLD_KEYS_MAX = MEMBERS_MAX - PRESENT_MEMBERS_MAX - VOTERS_MAX * ROTATIONS_MAX  # old keys; beyond that only voters get new ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Invitation:
 
 
 @dataclass(frozen=True, slots=True)
-class Admit:
+class AdmitMember:
     """`member/admit`, signed by the newcomer itself; the token's signature ties the invitation to this newcomer."""
 
     invitation: Signed
@@ -51,28 +52,28 @@ class Admit:
 
 
 @dataclass(frozen=True, slots=True)
-class Revoke:
+class RevokeInvitation:
     """`member/revoke`, by the voter that signed the invitation: it admits nobody any more."""
 
     invitation: Signed
 
 
 @dataclass(frozen=True, slots=True)
-class Register:
+class RegisterRoles:
     """`member/register`: the author's roles from now on."""
 
     roles: Roles
 
 
 @dataclass(frozen=True, slots=True)
-class Rename:
+class RenameMember:
     """`member/name`: what people call the author from now on. Several members may have one name."""
 
     name: Name
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
+class StandAsVoter:
     """`member/stand`: the author has caught up, shows a recent state root, and wants to vote."""
 
     height: Count
@@ -80,19 +81,19 @@ class Stand:
 
 
 @dataclass(frozen=True, slots=True)
-class Approve:
+class ApproveVoter:
     """`member/approve`, by a voter: this member may vote."""
 
     candidate: Key
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class ResignAsVoter:
     """`member/leave`: the author stops voting."""
 
 
 @dataclass(frozen=True, slots=True)
-class Retire:
+class RetireMember:
     """`member/retire`, by a voter: that this member is gone and be retired. It replaces the voter's last wish."""
 
     subject: Key
@@ -101,7 +102,7 @@ class Retire:
 
 
 @dataclass(frozen=True, slots=True)
-class Rotate:
+class RotateKey:
     """`member/rotate`, signed by the old key: the author goes on as `new_key`."""
 
     new_key: Key
@@ -129,39 +130,39 @@ class MembersState:
     previous: Annotated[tuple[Key, ...], Length(1, VOTERS_MAX)]  # decided this height
     voters: Annotated[tuple[Key, ...], Length(1, VOTERS_MAX)]  # decide the next height
     upcoming: Annotated[tuple[Key, ...], Length(1, VOTERS_MAX)]  # decide the one after it
-    standing: Annotated[dict[Key, tuple[Key, ...]], Length(0, MEMBERS_MAX)] = field(
+    candidates: Annotated[dict[Key, tuple[Key, ...]], Length(0, MEMBERS_MAX)] = field(
         default_factory=dict
     )  # candidate -> approvals
-    leaving: Annotated[tuple[Key, ...], Length(0, VOTERS_MAX)] = ()
-    tokens: Annotated[dict[Key, Count], Length(0, MEMBERS_MAX)] = field(default_factory=dict)  # used invitations -> expiry
-    revoked: Annotated[dict[Key, Annotated[dict[Key, Count], Length(1, REVOKED_MAX)]], Length(0, PRESENT_MAX)] = field(
-        default_factory=dict
-    )  # voter -> token of an invitation that it signed and revoked -> expiry
-    retiring: Annotated[dict[Key, Retire], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # voter -> its wish
+    resigning_voters: Annotated[tuple[Key, ...], Length(0, VOTERS_MAX)] = ()
+    used_tokens: Annotated[dict[Key, Count], Length(0, MEMBERS_MAX)] = field(default_factory=dict)  # used invitations -> expiry
+    revoked_tokens: Annotated[
+        dict[Key, Annotated[dict[Key, Count], Length(1, REVOKED_INVITATIONS_MAX)]], Length(0, PRESENT_MEMBERS_MAX)
+    ] = field(default_factory=dict)  # voter -> token of an invitation that it signed and revoked -> expiry
+    retirement_votes: Annotated[dict[Key, RetireMember], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # voter -> its wish
 
-    def speaks(self, key: bytes) -> bool:
+    def is_current_key(self, key: bytes) -> bool:
         """Whether a member has this key now."""
         member = self.members.get(key)
         return member is not None and member.expelled is None and member.successor is None
 
-    def takes_part(self, key: bytes) -> bool:
+    def may_be_awaited(self, key: bytes) -> bool:
         """Whether a round may wait for this member's present key: it was not retired, or has registered or stood since."""
         member = self.members.get(key)
         was_retired = member is not None and member.retired is not None
-        return self.speaks(key) and not (was_retired and self.holds_nothing(key))
+        return self.is_current_key(key) and not (was_retired and self.has_no_duties(key))
 
-    def has_gone(self, key: bytes) -> bool:
+    def is_departed_key(self, key: bytes) -> bool:
         """Whether this was a member's key, and nobody waits for it: it neither votes, stands nor has a role, or is replaced."""
-        return key in self.members and (not self.speaks(key) or self.holds_nothing(key))
+        return key in self.members and (not self.is_current_key(key) or self.has_no_duties(key))
 
-    def holds_nothing(self, key: bytes) -> bool:
+    def has_no_duties(self, key: bytes) -> bool:
         """Whether this member neither votes, stands nor has a role."""
-        return key not in self.upcoming and key not in self.standing and not self.members[key].roles
+        return key not in self.upcoming and key not in self.candidates and not self.members[key].roles
 
-    def current(self, key: bytes) -> bytes:
+    def current_key(self, key: bytes) -> bytes:
         """The key that the member of this key has now; at most `ROTATIONS_MAX` steps away."""
         member = self.members.get(key)
-        return key if member is None or member.successor is None else self.current(member.successor)
+        return key if member is None or member.successor is None else self.current_key(member.successor)
 
     def is_expelled(self, key: bytes) -> bool:
         member = self.members.get(key)
@@ -174,7 +175,7 @@ class MembersState:
         If none is left, the voters of the height after it. One of these is left: the last voter is never expelled.
         """
         for keys in (self.voters, self.upcoming):
-            left = sorted(self.current(key) for key in keys if not self.is_expelled(key))
+            left = sorted(self.current_key(key) for key in keys if not self.is_expelled(key))
             if left:
                 return tuple(left)
         raise AssertionError("a voter set without anybody")
@@ -188,30 +189,40 @@ def rotation_preimage(chain_id: bytes, old_key: bytes) -> bytes:
     return b"folkmoot/rotation\x00" + chain_id + old_key
 
 
-Content = Admit | Revoke | Register | Rename | Stand | Approve | Leave | Retire | Rotate
-ADMIT = "member/admit"  # the one kind that no member writes
-KINDS: dict[str, type[Content]] = {
-    ADMIT: Admit,
-    "member/revoke": Revoke,
-    "member/register": Register,
-    "member/name": Rename,
-    "member/stand": Stand,
-    "member/approve": Approve,
-    "member/leave": Leave,
-    "member/retire": Retire,
-    "member/rotate": Rotate,
+MemberTransaction = (
+    AdmitMember
+    | RevokeInvitation
+    | RegisterRoles
+    | RenameMember
+    | StandAsVoter
+    | ApproveVoter
+    | ResignAsVoter
+    | RetireMember
+    | RotateKey
+)
+ADMIT_KIND = "member/admit"  # the one kind that no member writes
+MEMBER_TRANSACTIONS: dict[str, type[MemberTransaction]] = {
+    ADMIT_KIND: AdmitMember,
+    "member/revoke": RevokeInvitation,
+    "member/register": RegisterRoles,
+    "member/name": RenameMember,
+    "member/stand": StandAsVoter,
+    "member/approve": ApproveVoter,
+    "member/leave": ResignAsVoter,
+    "member/retire": RetireMember,
+    "member/rotate": RotateKey,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Expelled:
+class MemberExpelled:
     """A fact: the block's evidence expels the member of this key."""
 
     key: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Rekeyed:
+class MemberRekeyed:
     """A fact: a member goes on with another key."""
 
     old: bytes
@@ -220,61 +231,65 @@ class Rekeyed:
 
 class MembersModule(Module[MembersState]):
     name = "members"
-    contents = KINDS
+    contents = MEMBER_TRANSACTIONS
     # The table of members is copied for each change; `member/admit` and `member/rotate` look at all rows.
-    costs: ClassVar[Mapping[str, int]] = {**dict.fromkeys(KINDS, 3), ADMIT: 24, "member/rotate": 24}
+    costs: ClassVar[Mapping[str, int]] = {**dict.fromkeys(MEMBER_TRANSACTIONS, 3), ADMIT_KIND: 24, "member/rotate": 24}
     state_type = MembersState
 
-    def genesis(self, genesis: Genesis) -> MembersState:
+    def genesis_state(self, genesis: Genesis) -> MembersState:
         def member(founder: Founder) -> Member:
             return Member(founder.name, founder.roles, admitted=0, invited_by=None, nonce=0)
 
         keys = genesis.voters.keys
         return MembersState({key: member(founder) for key, founder in genesis.founders.items()}, keys, keys, keys)
 
-    def apply(self, state: MembersState, said: Said, view: View, context: Context) -> Change:
-        content: Content = said.content
-        facts = (Rekeyed(said.author, content.new_key),) if isinstance(content, Rotate) else ()
-        return Change(self._applied(state, content, said.author, said.transaction.nonce, context), facts)
+    def apply_transaction(
+        self, state: MembersState, said: DecodedTransaction, view: StateReader, context: BlockContext
+    ) -> StateChange:
+        content: MemberTransaction = said.content
+        facts = (MemberRekeyed(said.author, content.new_key),) if isinstance(content, RotateKey) else ()
+        return StateChange(self._applied(state, content, said.author, said.transaction.nonce, context), facts)
 
-    def settle(self, state: MembersState, view: View, context: Context) -> Change:
-        return Change(end_block(state, context.height, context.time_ms))
+    def settle_block(self, state: MembersState, view: StateReader, context: BlockContext) -> StateChange:
+        return StateChange(advance_voter_sets(state, context.height, context.time_ms))
 
-    def _applied(self, state: MembersState, content: Content, author: bytes, nonce: int, context: Context) -> MembersState:
+    def _applied(
+        self, state: MembersState, content: MemberTransaction, author: bytes, nonce: int, context: BlockContext
+    ) -> MembersState:
         match content:
-            case Admit():
+            case AdmitMember():
                 return _admit(state, content, author, nonce, context)
-            case Revoke():
+            case RevokeInvitation():
                 return _revoke(state, content.invitation, author, context)
-            case Register():
+            case RegisterRoles():
                 check_roles(content.roles)
                 return _with_member(state, author, replace(state.members[author], roles=content.roles))
-            case Rename():
+            case RenameMember():
                 check_name(content.name)
                 return _with_member(state, author, replace(state.members[author], name=content.name))
-            case Stand():
+            case StandAsVoter():
                 return _stand(state, content, author, context)
-            case Approve():
+            case ApproveVoter():
                 return _approve(state, content.candidate, author)
-            case Leave():
+            case ResignAsVoter():
                 return _leave(state, author)
-            case Retire():
+            case RetireMember():
                 return _retire(state, content, author, context)
-            case Rotate():
+            case RotateKey():
                 return _rotate(state, content, author, context)
 
 
 def use_nonce(state: MembersState, transaction: Transaction, author: bytes) -> MembersState:
     """Every transaction of a member carries the next nonce: none is decided twice or out of order."""
     member = state.members.get(author)
-    if member is not None and not state.speaks(author):
+    if member is not None and not state.is_current_key(author):
         # Not `Refused`: this never changes, so nobody keeps such a transaction or passes it on.
         raise RemoteProtocolError("not-a-member", f"{short_id(author)} {'is expelled' if member.expelled else 'has another key'}")
     expected = member.nonce + 1 if member else 1
     if transaction.nonce != expected:
         raise Refused(f"nonce {transaction.nonce} of {short_id(author)}, expected {expected}")
     if member is None:
-        if transaction.kind != ADMIT:
+        if transaction.kind != ADMIT_KIND:
             raise Refused(f"{short_id(author)} is not a member")
         return state
     return _with_member(state, author, replace(member, nonce=transaction.nonce))
@@ -286,30 +301,30 @@ def use_nonce(state: MembersState, transaction: Transaction, author: bytes) -> M
 class VoterChange(NamedTuple):
     """One change of the voter set."""
 
-    goes: bytes | None
-    comes: bytes | None
+    removed: bytes | None
+    added: bytes | None
 
 
-def end_block(state: MembersState, height: int, time_ms: int) -> MembersState:
+def advance_voter_sets(state: MembersState, height: int, time_ms: int) -> MembersState:
     """Moves the voter sets on by one height: changes decided in block h act at h+2, at most max(1, f) of them a block.
 
     Wishes, used tokens and revoked tokens go when they have expired. `time_ms` is the parent block's time, as for admission.
     """
     state = _retired(_with_unexpired_wishes(state, time_ms), height)
     changes = _changes(state)[: max(1, faults_tolerated(len(state.upcoming)))]
-    gone, came = {change.goes for change in changes}, {change.comes for change in changes}
+    gone, came = {change.removed for change in changes}, {change.added for change in changes}
     voters = {*state.upcoming, *came} - gone - {None}
-    revoked = {inviter: _unexpired(tokens, time_ms) for inviter, tokens in state.revoked.items()}
+    revoked = {inviter: _unexpired(tokens, time_ms) for inviter, tokens in state.revoked_tokens.items()}
     return replace(
         state,
         previous=state.voters,
         voters=state.upcoming,
         upcoming=tuple(sorted(key for key in voters if key is not None)),
-        standing={key: approvals for key, approvals in state.standing.items() if key not in came},
-        leaving=tuple(key for key in state.leaving if key not in gone),
-        retiring={voter: wish for voter, wish in state.retiring.items() if voter in state.upcoming},
-        tokens=_unexpired(state.tokens, time_ms),
-        revoked={inviter: tokens for inviter, tokens in revoked.items() if tokens},
+        candidates={key: approvals for key, approvals in state.candidates.items() if key not in came},
+        resigning_voters=tuple(key for key in state.resigning_voters if key not in gone),
+        retirement_votes={voter: wish for voter, wish in state.retirement_votes.items() if voter in state.upcoming},
+        used_tokens=_unexpired(state.used_tokens, time_ms),
+        revoked_tokens={inviter: tokens for inviter, tokens in revoked.items() if tokens},
     )
 
 
@@ -317,7 +332,7 @@ def _unexpired(tokens: dict[bytes, int], time_ms: int) -> dict[bytes, int]:
     return {token: expires for token, expires in tokens.items() if expires >= time_ms}
 
 
-def change_due(state: MembersState) -> bool:
+def is_voter_change_due(state: MembersState) -> bool:
     """Whether an empty block would move the voter sets."""
     return bool(_changes(state)) or not state.previous == state.voters == state.upcoming
 
@@ -331,42 +346,42 @@ def _changes(state: MembersState) -> list[VoterChange]:
     return [
         *(VoterChange(key, None) for _, key in expelled),
         *(VoterChange(old, new) for _, old, new in in_order),
-        *(VoterChange(key, None) for key in state.leaving),
+        *(VoterChange(key, None) for key in state.resigning_voters),
         *(VoterChange(None, key) for key in _joins(state)),
     ]
 
 
 def _joins(state: MembersState) -> list[bytes]:
     """Candidates with a quorum of approvals, as many as there is room for."""
-    if not state.standing:
+    if not state.candidates:
         return []
     quorum, voters = VoterSet(state.voters).quorum, set(state.voters)
-    joins = sorted(key for key, approvals in state.standing.items() if len(voters.intersection(approvals)) >= quorum)
+    joins = sorted(key for key, approvals in state.candidates.items() if len(voters.intersection(approvals)) >= quorum)
     return joins[: max(0, VOTERS_MAX - len(state.upcoming))]
 
 
 def _staying(state: MembersState) -> set[bytes]:
     """The voters that will be left when those that leave or are expelled have gone. There is always one."""
-    return {key for key in state.upcoming if key not in state.leaving and not state.is_expelled(key)}
+    return {key for key in state.upcoming if key not in state.resigning_voters and not state.is_expelled(key)}
 
 
 # Retirement ----------------------------------------------------------------------------------------------------------
 
 
-def _retire(state: MembersState, retire: Retire, author: bytes, context: Context) -> MembersState:
+def _retire(state: MembersState, retire: RetireMember, author: bytes, context: BlockContext) -> MembersState:
     """Refuses a wish that could not act with the voters of now. Each block asks again whether a wish acts: `_to_retire`."""
     subject = retire.subject
     if author not in state.voters:
         raise Refused(f"{short_id(author)} does not vote, so it cannot retire anybody")
-    if not state.speaks(subject):
+    if not state.is_current_key(subject):
         raise Refused(f"{short_id(subject)} is no member's present key")
     if subject == author:
         raise Refused("nobody retires itself: say `leave`")
     if any(state.members[key].successor == subject for key in state.upcoming):
         raise Refused(f"{short_id(subject)} changes its key: it can be retired when that is over")
-    if subject in state.leaving:
+    if subject in state.resigning_voters:
         raise Refused(f"{short_id(subject)} stops voting already")
-    if state.holds_nothing(subject):
+    if state.has_no_duties(subject):
         raise Refused(f"{short_id(subject)} neither votes, stands nor trains: there is nothing to take from it")
     if _is_last(state, subject):
         raise Refused(f"{short_id(subject)} is the last voter")
@@ -375,11 +390,13 @@ def _retire(state: MembersState, retire: Retire, author: bytes, context: Context
         raise Refused(f"{warning}: it takes a quorum that says --lower-tolerance, or another voter first")
     if retire.expires < context.time_ms:
         raise Refused("the wish has expired already: look at this peer's clock, and say it again")
-    return replace(state, retiring={**state.retiring, author: retire})
+    return replace(state, retirement_votes={**state.retirement_votes, author: retire})
 
 
 def _with_unexpired_wishes(state: MembersState, time_ms: int) -> MembersState:
-    return replace(state, retiring={voter: wish for voter, wish in state.retiring.items() if wish.expires >= time_ms})
+    return replace(
+        state, retirement_votes={voter: wish for voter, wish in state.retirement_votes.items() if wish.expires >= time_ms}
+    )
 
 
 def _to_retire(state: MembersState) -> bytes | None:
@@ -387,23 +404,23 @@ def _to_retire(state: MembersState) -> bytes | None:
 
     There is never a second one: two quorums share a voter, and each voter has one wish.
     """
-    if not state.retiring:
+    if not state.retirement_votes:
         return None
-    for subject in {wish.subject for wish in state.retiring.values()}:
+    for subject in {wish.subject for wish in state.retirement_votes.values()}:
         if (
-            wishes_about(state, subject) >= VoterSet(state.voters).quorum
-            and subject not in state.leaving
+            retirement_vote_count(state, subject) >= VoterSet(state.voters).quorum
+            and subject not in state.resigning_voters
             and not _is_last(state, subject)
         ):
             return subject
     return None
 
 
-def wishes_about(state: MembersState, subject: bytes) -> int:
+def retirement_vote_count(state: MembersState, subject: bytes) -> int:
     """How many voters want this member retired. If f is smaller without it, only wishes with `lower_tolerance` count."""
-    assert state.retiring.keys() <= set(state.voters), "wishes go with their vote"
+    assert state.retirement_votes.keys() <= set(state.voters), "wishes go with their vote"
     lowers = lowers_tolerance(state, subject)
-    return sum(wish.subject == subject and (wish.lower_tolerance or not lowers) for wish in state.retiring.values())
+    return sum(wish.subject == subject and (wish.lower_tolerance or not lowers) for wish in state.retirement_votes.values())
 
 
 def _retired(state: MembersState, height: int) -> MembersState:
@@ -414,9 +431,9 @@ def _retired(state: MembersState, height: int) -> MembersState:
     member = replace(state.members[subject], roles=(), retired=height)
     return replace(
         _with_member(state, subject, member),
-        standing={key: approvals for key, approvals in state.standing.items() if key != subject},
-        leaving=(*state.leaving, subject) if subject in state.upcoming else state.leaving,
-        retiring={voter: wish for voter, wish in state.retiring.items() if wish.subject != subject},
+        candidates={key: approvals for key, approvals in state.candidates.items() if key != subject},
+        resigning_voters=(*state.resigning_voters, subject) if subject in state.upcoming else state.resigning_voters,
+        retirement_votes={voter: wish for voter, wish in state.retirement_votes.items() if wish.subject != subject},
     )
 
 
@@ -433,7 +450,7 @@ def _is_last(state: MembersState, subject: bytes) -> bool:
 # Expulsion and rotation ----------------------------------------------------------------------------------------------
 
 
-def expel(state: MembersState, culprit: bytes, height: int) -> MembersState:
+def expel_member(state: MembersState, culprit: bytes, height: int) -> MembersState:
     """The culprit loses everything but its vote at once. The vote goes with the next change of the voters.
 
     A key that was rotated away expels its member only while it stands in a known voter set. So nobody escapes by rotating, and a
@@ -442,17 +459,17 @@ def expel(state: MembersState, culprit: bytes, height: int) -> MembersState:
     known = {*state.previous, *state.voters, *state.upcoming}
     if culprit not in state.members or (state.members[culprit].successor is not None and culprit not in known):
         raise Refused(f"{short_id(culprit)} is no member's key")
-    person = state.current(culprit)
+    person = state.current_key(culprit)
     if state.is_expelled(culprit) or state.is_expelled(person):
         raise Refused(f"{short_id(culprit)} is expelled already")
-    keys = {key for key in (culprit, person, *known) if state.current(key) == person}
+    keys = {key for key in (culprit, person, *known) if state.current_key(key) == person}
     if not _staying(state) - keys:
         raise Refused(f"{short_id(culprit)} is the last voter")
     changed = {key: replace(state.members[key], roles=(), expelled=height) for key in keys}
     return replace(_without(state, keys), members={**state.members, **changed})
 
 
-def _rotate(state: MembersState, rotate: Rotate, author: bytes, context: Context) -> MembersState:
+def _rotate(state: MembersState, rotate: RotateKey, author: bytes, context: BlockContext) -> MembersState:
     """The new key is the member at once; a vote follows in its turn. Approvals and candidacy of the old key are withdrawn.
 
     Keys are rotated because a thief may have them: the owner approves and stands again if it still wants to.
@@ -462,7 +479,7 @@ def _rotate(state: MembersState, rotate: Rotate, author: bytes, context: Context
         raise Refused(f"{short_id(rotate.new_key)} is or was a member's key")
     if not _may_rotate(state, author):
         raise Refused(f"{short_id(author)} cannot rotate its key any more")
-    if author in state.leaving or any(state.members[key].successor == author for key in state.upcoming):
+    if author in state.resigning_voters or any(state.members[key].successor == author for key in state.upcoming):
         raise Refused(f"{short_id(author)} leaves or waits for its vote: it rotates when that is over")
     if not context.verifier.verify(rotate.new_key, rotation_preimage(context.chain_id, author), rotate.signature):
         raise RemoteProtocolError("bad-signature", "rotation")
@@ -474,7 +491,7 @@ def _rotate(state: MembersState, rotate: Rotate, author: bytes, context: Context
 def _may_rotate(state: MembersState, author: bytes) -> bool:
     """Whether there is room for one more key. Old keys of other members leave room for voters, which vote again only so."""
     retired = sum(member.successor is not None for member in state.members.values())
-    has_room = len(state.members) < MEMBERS_MAX and (author in state.upcoming or retired < RETIRED_MAX)
+    has_room = len(state.members) < MEMBERS_MAX and (author in state.upcoming or retired < OLD_KEYS_MAX)
     return has_room and state.members[author].rotations < ROTATIONS_MAX
 
 
@@ -482,13 +499,13 @@ def _without(state: MembersState, keys: Set[bytes]) -> MembersState:
     """No candidacy, no approvals and no wishes of these keys or about them; their invitations admit nobody, revoked or not."""
     standing = {
         candidate: tuple(key for key in approvals if key not in keys)
-        for candidate, approvals in state.standing.items()
+        for candidate, approvals in state.candidates.items()
         if candidate not in keys
     }
-    leaving = tuple(key for key in state.leaving if key not in keys)
-    revoked = {inviter: tokens for inviter, tokens in state.revoked.items() if inviter not in keys}
-    retiring = {voter: wish for voter, wish in state.retiring.items() if voter not in keys and wish.subject not in keys}
-    return replace(state, standing=standing, leaving=leaving, revoked=revoked, retiring=retiring)
+    leaving = tuple(key for key in state.resigning_voters if key not in keys)
+    revoked = {inviter: tokens for inviter, tokens in state.revoked_tokens.items() if inviter not in keys}
+    retiring = {voter: wish for voter, wish in state.retirement_votes.items() if voter not in keys and wish.subject not in keys}
+    return replace(state, candidates=standing, resigning_voters=leaving, revoked_tokens=revoked, retirement_votes=retiring)
 
 
 # Transactions --------------------------------------------------------------------------------------------------------
@@ -498,20 +515,20 @@ def _with_member(state: MembersState, key: bytes, member: Member) -> MembersStat
     return replace(state, members={**state.members, key: member})
 
 
-def _admit(state: MembersState, admit: Admit, author: bytes, nonce: int, context: Context) -> MembersState:
+def _admit(state: MembersState, admit: AdmitMember, author: bytes, nonce: int, context: BlockContext) -> MembersState:
     if author in state.members:
         raise Refused(f"{short_id(author)} is a member already")
     present = [member for member in state.members.values() if member.successor is None]
-    if len(present) >= PRESENT_MAX:
-        raise Refused(f"the network has {PRESENT_MAX} members, the most it can hold")
+    if len(present) >= PRESENT_MEMBERS_MAX:
+        raise Refused(f"the network has {PRESENT_MEMBERS_MAX} members, the most it can hold")
     check_roles(admit.roles)
     check_name(admit.name)
     invitation = open_signed(admit.invitation, context.chain_id, context.verifier, (Invitation,))
-    if admit.invitation.signer not in state.voters or not state.speaks(admit.invitation.signer):
+    if admit.invitation.signer not in state.voters or not state.is_current_key(admit.invitation.signer):
         raise Refused(f"the invitation is signed by {short_id(admit.invitation.signer)}, who does not vote")
-    inviter = state.current(admit.invitation.signer)
-    invited = sum(member.invited_by is not None and state.current(member.invited_by) == inviter for member in present)
-    if invited >= PRESENT_MAX // len(state.voters):
+    inviter = state.current_key(admit.invitation.signer)
+    invited = sum(member.invited_by is not None and state.current_key(member.invited_by) == inviter for member in present)
+    if invited >= PRESENT_MEMBERS_MAX // len(state.voters):
         raise Refused(f"{short_id(inviter)} has invited {invited} members, its share of all there can be")
     gone = _gone(state, invitation, admit.invitation.signer, context)
     if gone:
@@ -520,19 +537,19 @@ def _admit(state: MembersState, admit: Admit, author: bytes, nonce: int, context
     if not context.verifier.verify(invitation.token, token_preimage(context.chain_id, author), admit.token_signature):
         raise RemoteProtocolError("bad-signature", "invitation token")
     member = Member(admit.name, admit.roles, context.height, admit.invitation.signer, nonce)
-    return replace(_with_member(state, author, member), tokens={**state.tokens, invitation.token: invitation.expires})
+    return replace(_with_member(state, author, member), used_tokens={**state.used_tokens, invitation.token: invitation.expires})
 
 
-def _gone(state: MembersState, invitation: Invitation, inviter: bytes, context: Context) -> str:
+def _gone(state: MembersState, invitation: Invitation, inviter: bytes, context: BlockContext) -> str:
     """Why an invitation admits nobody any more; empty if it does."""
     if invitation.expires < context.time_ms:
         return "has expired"
-    if invitation.token in state.tokens:
+    if invitation.token in state.used_tokens:
         return "was used"
-    return "was revoked" if invitation.token in state.revoked.get(inviter, {}) else ""
+    return "was revoked" if invitation.token in state.revoked_tokens.get(inviter, {}) else ""
 
 
-def _revoke(state: MembersState, signed: Signed, author: bytes, context: Context) -> MembersState:
+def _revoke(state: MembersState, signed: Signed, author: bytes, context: BlockContext) -> MembersState:
     """A voter revokes its own invitations only. Another voter that signs the same token revokes nothing of this one."""
     if author not in state.voters:
         raise Refused(f"{short_id(author)} does not vote, so its invitations admit nobody")
@@ -542,18 +559,20 @@ def _revoke(state: MembersState, signed: Signed, author: bytes, context: Context
     gone = _gone(state, invitation, author, context)
     if gone:
         raise Refused(f"the invitation {gone} already")
-    known = state.revoked.get(author, {})
-    if len(known) >= REVOKED_MAX:
-        raise Refused(f"{short_id(author)} has revoked {REVOKED_MAX} invitations that have not expired yet, the most it can")
-    return replace(state, revoked={**state.revoked, author: {**known, invitation.token: invitation.expires}})
+    known = state.revoked_tokens.get(author, {})
+    if len(known) >= REVOKED_INVITATIONS_MAX:
+        raise Refused(
+            f"{short_id(author)} has revoked {REVOKED_INVITATIONS_MAX} invitations that have not expired yet, the most it can"
+        )
+    return replace(state, revoked_tokens={**state.revoked_tokens, author: {**known, invitation.token: invitation.expires}})
 
 
-def _stand(state: MembersState, stand: Stand, author: bytes, context: Context) -> MembersState:
-    if any(state.current(key) == author for key in state.upcoming):
+def _stand(state: MembersState, stand: StandAsVoter, author: bytes, context: BlockContext) -> MembersState:
+    if any(state.current_key(key) == author for key in state.upcoming):
         raise Refused(f"{short_id(author)} votes already")
     if context.certified_roots.get(stand.height) != stand.state_root:
         raise Refused(f"{short_id(author)} shows no recent certified root")
-    return replace(state, standing={author: (), **state.standing})
+    return replace(state, candidates={author: (), **state.candidates})
 
 
 def _approve(state: MembersState, candidate: bytes, author: bytes) -> MembersState:
@@ -561,18 +580,18 @@ def _approve(state: MembersState, candidate: bytes, author: bytes) -> MembersSta
         raise Refused(f"{short_id(author)} does not vote, so it cannot approve")
     if candidate in state.upcoming:
         raise Refused(f"{short_id(candidate)} votes already, or will in two heights")
-    if candidate not in state.standing:
+    if candidate not in state.candidates:
         raise Refused(f"{short_id(candidate)} does not stand as a voter")
-    approvals = tuple(sorted({*state.standing[candidate], author}))
-    return replace(state, standing={**state.standing, candidate: approvals})
+    approvals = tuple(sorted({*state.candidates[candidate], author}))
+    return replace(state, candidates={**state.candidates, candidate: approvals})
 
 
 def _leave(state: MembersState, author: bytes) -> MembersState:
-    if author not in state.upcoming or author in state.leaving:
+    if author not in state.upcoming or author in state.resigning_voters:
         raise Refused(f"{short_id(author)} does not vote")
     if len(_staying(state)) <= 1:
         raise Refused("the last voter cannot leave")
-    return replace(state, leaving=(*state.leaving, author))
+    return replace(state, resigning_voters=(*state.resigning_voters, author))
 
 
 def warning_for_removal(voters: int) -> str | None:

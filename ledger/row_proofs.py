@@ -16,11 +16,11 @@ from consensus.light_client import LightClient, VerifiedHeader
 from consensus.voter_set import VoterSet
 from ledger.core.genesis import MODULES_MAX, Genesis
 from ledger.core.module import Module
-from ledger.network import NetworkModule, NetworkState
-from ledger.snapshots.assembly import FETCHED_MODULE_BYTES_MAX
-from ledger.state import State, module_digest, root_over
-from ledger.tables import Proof, TableRoot, record_type, table_fields, verify
-from ledger.tables.proofs import RowKey, RowValue
+from ledger.ledger_state import LedgerState, module_digest, state_root_over
+from ledger.network_governance import NetworkModule, NetworkState
+from ledger.snapshots.snapshot_assembly import SNAPSHOT_MODULE_BYTES_MAX
+from ledger.tables import KeyProof, TableRoot, record_type, table_fields, verify_key
+from ledger.tables.table_proofs import RowKey, RowValue
 from protocol import codec
 from protocol.codec import Count, Digest, Length
 from protocol.errors import RemoteProtocolError
@@ -32,21 +32,21 @@ from protocol.name_validation import name_problem
 PROOF_LINKS_MAX: Final = 1 << 16  # a network that changes its voters every hour needs so many after seven years
 # Two modules of the size that a newcomer fetches, of which the network's own is a thousandth, and links of ordinary voter sets.
 # Whoever reads a liar's file spends that much memory, once.
-PROOF_FILE_BYTES_MAX: Final = 2 * FETCHED_MODULE_BYTES_MAX
+PROOF_FILE_BYTES_MAX: Final = 2 * SNAPSHOT_MODULE_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class RowProof:
     genesis: Annotated[bytes, Length(1, MESSAGE_BYTES_MAX)]
-    links: Annotated[tuple[LightBlock, ...], Length(1, PROOF_LINKS_MAX)]  # the last one's header names the state root
+    light_blocks: Annotated[tuple[LightBlock, ...], Length(1, PROOF_LINKS_MAX)]  # the last one's header names the state root
     digests: Annotated[dict[Name, Digest], Length(1, MODULES_MAX)]  # of all modules
-    network: Annotated[bytes, Length(1, FETCHED_MODULE_BYTES_MAX)]  # the module that says which versions run
+    network: Annotated[bytes, Length(1, SNAPSHOT_MODULE_BYTES_MAX)]  # the module that says which versions run
     module: Name
-    state: Annotated[bytes, Length(1, FETCHED_MODULE_BYTES_MAX)]  # the module that holds the table
+    state: Annotated[bytes, Length(1, SNAPSHOT_MODULE_BYTES_MAX)]  # the module that holds the table
     field: Count  # the table's place among the fields of `state`
     key: RowKey
     value: RowValue | None  # nil: the key has no row
-    proof: Proof
+    proof: KeyProof
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,14 @@ class RowProofFile:
 
 
 @dataclass(frozen=True, slots=True)
-class ProvenRow:
+class VerifiedRow:
     """All that a file proves to somebody who trusts its genesis. `record` is None where `value` is, or its type is unknown."""
 
     genesis: Genesis
     height: int  # the row is that of the state after it
     certified: VerifiedHeader  # the next block, whose header names that state
     voters: VoterSet  # that decided it
-    links: int  # changes of the voters since the genesis
+    voter_set_change_count: int  # changes of the voters since the genesis
     version: int  # of the module that holds the table
     is_known: bool  # whether the program knows this version. If not, nothing but the file says that the field is a table
     table: str  # module/field; the field is a number, from 0 on, where the program does not know the module
@@ -85,27 +85,27 @@ class ProvenRow:
 # Making ------------------------------------------------------------------------------------------------------------------
 
 
-def row_proof(genesis: Genesis, state: State, links: tuple[LightBlock, ...], table: str, key: bytes) -> bytes:
+def make_row_proof(genesis: Genesis, state: LedgerState, links: tuple[LightBlock, ...], table: str, key: bytes) -> bytes:
     """The file of one row of a table of `state`, which the last link certifies. Reading the row may raise `StorageError`."""
     name, _, field = table.partition("/")
     value = state.modules[name]
     rows = state.tables[table]
     content = RowProof(
         genesis=codec.encode(genesis),
-        links=links,
-        digests={of: module_digest(state.encoded(of)) for of in sorted(state.modules)},
-        network=state.encoded(NetworkModule.name),
+        light_blocks=links,
+        digests={of: module_digest(state.encoded_module(of)) for of in sorted(state.modules)},
+        network=state.encoded_module(NetworkModule.name),
         module=name,
-        state=state.encoded(name),
+        state=state.encoded_module(name),
         field=[item.name for item in fields(value)].index(field),
         key=key,
-        value=rows.encoded(key),
-        proof=rows.prove(key),
+        value=rows.encoded_record(key),
+        proof=rows.prove_key(key),
     )
-    return sealed(content)
+    return encode_row_proof_file(content)
 
 
-def sealed(content: RowProof) -> bytes:
+def encode_row_proof_file(content: RowProof) -> bytes:
     data = codec.encode(content)
     return codec.encode(RowProofFile(data, hashlib.sha256(data).digest()))
 
@@ -113,13 +113,13 @@ def sealed(content: RowProof) -> bytes:
 # Checking ----------------------------------------------------------------------------------------------------------------
 
 
-def chain_of(data: bytes) -> bytes:
+def chain_id_of_proof(data: bytes) -> bytes:
     """The chain that a file says it is of, before anything else is checked. Raises `RemoteProtocolError`."""
     file = codec.decode_message(data, (RowProofFile,), PROOF_FILE_BYTES_MAX)
     return Genesis.decode(codec.decode(RowProof, file.content, PROOF_FILE_BYTES_MAX).genesis).chain_id
 
 
-def proven_row(data: bytes, modules: Iterable[Module[Any]], verifier: Verifier) -> ProvenRow:
+def verify_row_proof_file(data: bytes, modules: Iterable[Module[Any]], verifier: Verifier) -> VerifiedRow:
     """Raises `RemoteProtocolError`, which names what does not fit. `modules` are those that this program knows.
 
     Whether the genesis is the right one is for the caller to say: its hash is the chain id, and everything hangs on it.
@@ -132,26 +132,26 @@ def proven_row(data: bytes, modules: Iterable[Module[Any]], verifier: Verifier) 
     for name in (content.module, *content.digests):
         if "/" in name or name_problem(name):
             raise _bad(f"{name!a} is no name of a module")
-    certified, voters = _followed(genesis, content.links, verifier)
-    if root_over(content.digests) != certified.header.state_root:
+    certified, voters = _followed(genesis, content.light_blocks, verifier)
+    if state_root_over(content.digests) != certified.header.state_root:
         raise _bad(f"the modules are not those under the state root in block {certified.header.height}")
     network = _module(content, NetworkModule.name, content.network)
     state = _module(content, content.module, content.state)
     root = _table_root(state, content.module, content.field)
-    if not verify(root.hash, content.key, content.value, content.proof):
+    if not verify_key(root.hash, content.key, content.value, content.proof):
         raise _bad("the row is not under the root of the table" if content.value is not None else "the key may have a row")
-    version = codec.decode(NetworkState, network, len(network)).version(content.module)
+    version = codec.decode(NetworkState, network, len(network)).module_version(content.module)
     kind = next((of.state_type for of in modules if (of.name, of.version) == (content.module, version)), None)
     field, record = str(content.field), None
     if kind is not None:
         field = _field_name(kind, content)
         record = None if content.value is None else codec.decode(record_type(kind, field), content.value, ROW_BYTES_MAX)
-    return ProvenRow(
+    return VerifiedRow(
         genesis=genesis,
         height=certified.header.height - 1,
         certified=certified,
         voters=voters,
-        links=len(content.links) - 1,
+        voter_set_change_count=len(content.light_blocks) - 1,
         version=version,
         is_known=kind is not None,
         table=f"{content.module}/{field}",

@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     complete_streams()
     try:
         try:
-            if sys.flags.optimize:  # a failing assertion is a part of what peers agree on: `ledger.core.containment`
+            if sys.flags.optimize:  # a failing assertion is a part of what peers agree on: `ledger.core.deterministic_failures`
                 raise UserError("Python runs without assertions (-O or PYTHONOPTIMIZE): run this command without that")
             options = build_parser().parse_args(arguments)
             return int(options.action(options) or 0)

@@ -21,17 +21,17 @@ from rlhf.feature import RLHF
 if TYPE_CHECKING:
     from features.news import News
     from ledger.core.genesis import Genesis, ModuleVersion
-    from ledger.core.module import Module, View
-    from ledger.jobs import JobRules, JobTerms
-    from ledger.state import Rules
+    from ledger.core.module import Module, StateReader
+    from ledger.jobs import JobSpecRules, JobTerms
+    from ledger.ledger_state import LedgerRules
     from protocol.identity import Verifier
 
 T = TypeVar("T")
 FULL = "full"  # the role that is all others together
 
 
-def _core_modules(job_rules: JobRules) -> tuple[Module[Any], ...]:
-    from ledger.state import core_modules
+def _core_modules(job_rules: JobSpecRules) -> tuple[Module[Any], ...]:
+    from ledger.ledger_state import core_modules
 
     return core_modules(job_rules)
 
@@ -96,7 +96,7 @@ def engines() -> dict[str, str]:
     return _by_name("engine", (item for feature in FEATURES for item in feature.engines.items()))
 
 
-def news() -> Iterator[Callable[[View, View], Iterable[News]]]:
+def news() -> Iterator[Callable[[StateReader, StateReader], Iterable[News]]]:
     """What tells the news of each feature."""
     return (named(feature.news) for feature in FEATURES if feature.news)
 
@@ -122,16 +122,16 @@ def install() -> None:
             registry.add(named(feature.objectives))
 
 
-def modules_of(job_rules: JobRules) -> tuple[Module[Any], ...]:
+def modules_of(job_rules: JobSpecRules) -> tuple[Module[Any], ...]:
     """All modules in all their versions, in their order inside a block."""
     return tuple(module for feature in FEATURES for module in feature.modules(job_rules))
 
 
 def founding_modules() -> tuple[ModuleVersion, ...]:
     """The newest version of every module. A network is founded with these."""
-    from ledger.state import newest
+    from ledger.ledger_state import newest_module_versions
 
-    return newest(known_modules())
+    return newest_module_versions(known_modules())
 
 
 def known_modules() -> tuple[Module[Any], ...]:
@@ -150,20 +150,20 @@ def versions_of(feature: Feature) -> dict[str, tuple[int, ...]]:
 class _NoJobs:
     """For whoever asks only which modules there are."""
 
-    def terms(self, spec: bytes) -> JobTerms:
+    def terms_of_spec(self, spec: bytes) -> JobTerms:
         raise AssertionError("no job is looked at")
 
-    def misfit(self, base: bytes, spec: bytes) -> str | None:
+    def why_base_refused(self, base: bytes, spec: bytes) -> str | None:
         raise AssertionError("no job is looked at")
 
-    def misread(self, read: bytes, spec: bytes) -> str | None:
+    def why_read_model_refused(self, read: bytes, spec: bytes) -> str | None:
         raise AssertionError("no job is looked at")
 
 
-def rules_of(genesis: Genesis, job_rules: JobRules, verifier: Verifier | None = None) -> Rules:
+def rules_of(genesis: Genesis, job_rules: JobSpecRules, verifier: Verifier | None = None) -> LedgerRules:
     """The transition rules of a network, with the modules of all features."""
-    from ledger.state import Rules
+    from ledger.ledger_state import LedgerRules
     from protocol.identity import Ed25519Verifier
 
     install()
-    return Rules(genesis, verifier or Ed25519Verifier(), modules_of(job_rules))
+    return LedgerRules(genesis, verifier or Ed25519Verifier(), modules_of(job_rules))

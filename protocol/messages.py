@@ -219,7 +219,7 @@ class OwnStatements:
 
 @dataclass(frozen=True, slots=True)
 class LossCommitment:
-    """The loss of a trainer's last inner step, hidden until reports of auditors are in (`ledger.audits.losses`)."""
+    """The loss of a trainer's last inner step, hidden until reports of auditors are in (`ledger.audits.loss_commitments`)."""
 
     digest: Digest  # of a secret and the loss
     key: Key  # X25519, of the same secret: auditors seal for it

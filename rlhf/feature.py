@@ -9,10 +9,10 @@ from features.roles import Role
 
 if TYPE_CHECKING:
     from ledger.core.module import Module
-    from ledger.jobs import JobRules
+    from ledger.jobs import JobSpecRules
 
 
-def _modules(rules: JobRules) -> tuple[Module[Any], ...]:
+def _modules(rules: JobSpecRules) -> tuple[Module[Any], ...]:
     from rlhf.module import RlhfModule, RlhfOfMeansModule
 
     return RlhfModule(rules), RlhfOfMeansModule(rules)

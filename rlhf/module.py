@@ -8,24 +8,24 @@ from typing import Annotated, Any, ClassVar, Final
 
 from curation.module import is_run
 from curation.state import CurationState
-from ledger.audits.state import AuditsState
+from ledger.audits.audit_state import AuditsState
 from ledger.core.genesis import Genesis
-from ledger.core.module import Change, Context, Module, Refused, Said, View
+from ledger.core.module import BlockContext, DecodedTransaction, Module, Refused, StateChange, StateReader
 from ledger.jobs import (
     FINISHED_KEPT_MAX,
-    LINE_MAX,
+    QUEUE_MAX,
     RUNNING_MAX,
     ClosedRound,
-    Halt,
-    JobRules,
+    JobHalt,
+    JobLastRound,
+    JobLaunch,
     JobsModule,
+    JobSpecRules,
     JobsState,
-    LastRound,
-    Launch,
+    add_stop_request,
     job_id,
-    stopped,
 )
-from ledger.jobs import Phase as JobPhase
+from ledger.jobs import JobPhase as JobPhase
 from ledger.members import MembersState
 from protocol import codec
 from protocol.codec import Digest, Length
@@ -41,7 +41,7 @@ from rlhf.reward import MEAN_REWARD
 from rlhf.sets import DecidedSet, Heard, SaySet
 from training.spec import AuditMode, JobSpec
 
-SETS_MAX: Final = sets.KEPT_MAX + RUNNING_MAX + FINISHED_KEPT_MAX + LINE_MAX + plans.RUNNING_MAX  # one of each job and plan
+SETS_MAX: Final = sets.KEPT_MAX + RUNNING_MAX + FINISHED_KEPT_MAX + QUEUE_MAX + plans.RUNNING_MAX  # one of each job and plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,99 +70,101 @@ class RlhfModule(Module[RlhfState]):
     )
     state_type = RlhfState
 
-    def __init__(self, rules: JobRules) -> None:
+    def __init__(self, rules: JobSpecRules) -> None:
         self._rules, self._jobs = rules, JobsModule(rules)
 
-    def genesis(self, genesis: Genesis) -> RlhfState:
+    def genesis_state(self, genesis: Genesis) -> RlhfState:
         return RlhfState()
 
-    def apply(self, state: RlhfState, said: Said, view: View, context: Context) -> Change:
-        members = view.of(MembersState)
+    def apply_transaction(
+        self, state: RlhfState, said: DecodedTransaction, view: StateReader, context: BlockContext
+    ) -> StateChange:
+        members = view.module_state(MembersState)
         match said.content:
             case Begin() as begin:
                 key = job_id(said.author, said.transaction)
                 plan = plans.made(self._rules, key, said.author, begin, view, context.height)
-                mine = sum(members.current(other.author) == said.author for other in state.running().values())
+                mine = sum(members.current_key(other.author) == said.author for other in state.running().values())
                 if mine >= plans.OF_MEMBER_MAX:
                     raise Refused(f"a plan of {short_id(said.author)} goes on: `rlhf status` shows it, `rlhf cancel` ends it")
                 if len(state.running()) >= plans.RUNNING_MAX:
                     raise Refused(f"{plans.RUNNING_MAX} plans go on, the most there can be")
                 first = plan.current
-                # What `settle` asks for is refused without a word: the person is told here.
-                self._jobs.started(view.of(JobsState), view, first.job, first.spec, said.author, context.height)
-                return Change(replace(state, plans={**state.plans, key: plan}))
+                # What `settle_block` asks for is refused without a word: the person is told here.
+                self._jobs.start_job(view.module_state(JobsState), view, first.job, first.spec, said.author, context.height)
+                return StateChange(replace(state, plans={**state.plans, key: plan}))
             case SaySet(key, found):
                 running = state.running().get(key)
                 claim = sets.said(running.claim if running else None, sets.voters(members), said.author, found)
                 assert running is not None
-                return Change(replace(state, plans={**state.plans, key: replace(running, claim=claim)}))
+                return StateChange(replace(state, plans={**state.plans, key: replace(running, claim=claim)}))
             case ReportAccuracy(key, accuracy):
-                jobs, voters = view.of(JobsState), sets.voters(members)
+                jobs, voters = view.module_state(JobsState), sets.voters(members)
                 plan = plans.reported(state.running().get(key), jobs, voters, said.author, accuracy)
-                return Change(replace(state, plans={**state.plans, key: plan}))
+                return StateChange(replace(state, plans={**state.plans, key: plan}))
             case Pause(key) | Resume(key):
                 plan = _own(state, members, key, said.author)
                 follow = plans.paused if isinstance(said.content, Pause) else plans.resumed
-                return Change(replace(state, plans={**state.plans, key: follow(plan, context.height)}))
+                return StateChange(replace(state, plans={**state.plans, key: follow(plan, context.height)}))
             case Cancel(key):
                 plan = _running(state, key)
-                stops, is_over = stopped(plan, members, said.author)
-                plan = replace(plan, stops=stops, phase=Phase.CANCELLED if is_over else plan.phase)
-                facts = (Halt(plan.current.job, members.current(plan.author)),) if is_over else ()
-                return Change(replace(state, plans={**state.plans, key: plan}), facts)
+                stops, is_over = add_stop_request(plan, members, said.author)
+                plan = replace(plan, stop_requests=stops, phase=Phase.CANCELLED if is_over else plan.phase)
+                facts = (JobHalt(plan.current.job, members.current_key(plan.author)),) if is_over else ()
+                return StateChange(replace(state, plans={**state.plans, key: plan}), facts)
         raise AssertionError(said.content)
 
-    def refusal(self, plan: Plan, view: View, height: int) -> str:
+    def refusal(self, plan: Plan, view: StateReader, height: int) -> str:
         """Why a block at this height would not start the job that a running plan has come to. Empty: it would, or none is due."""
-        wanted = plans.asked(plan, view.of(MembersState).current(plan.author))
+        wanted = plans.asked(plan, view.module_state(MembersState).current_key(plan.author))
         try:
-            for due in (fact for fact in wanted if isinstance(fact, Launch)):
-                self._jobs.started(view.of(JobsState), view, due.job, due.spec, due.author, height)
+            for due in (fact for fact in wanted if isinstance(fact, JobLaunch)):
+                self._jobs.start_job(view.module_state(JobsState), view, due.job, due.spec, due.author, height)
         except (Refused, RemoteProtocolError) as error:
             return str(error)
         return ""
 
-    def settle(self, state: RlhfState, view: View, context: Context) -> Change:
+    def settle_block(self, state: RlhfState, view: StateReader, context: BlockContext) -> StateChange:
         """Sets are decided; plans go on to their next stages, and ask for the jobs that are due. What replays read is kept."""
-        jobs, members = view.of(JobsState), view.of(MembersState)
+        jobs, members = view.module_state(JobsState), view.module_state(MembersState)
         voters = sets.voters(members)
         state = _decided(state, view, context.height) if is_run(view) else state
-        facts: list[Any] = [*plans.replayed(self._rules, view.of(AuditsState).jobs, jobs)]
+        facts: list[Any] = [*plans.replayed(self._rules, view.module_state(AuditsState).jobs, jobs)]
         moved = {key: plans.moved_on(plan, jobs, voters, context.height) for key, plan in state.plans.items()}
         for key, plan in moved.items():
-            author = members.current(plan.author)
+            author = members.current_key(plan.author)
             if plan.phase is Phase.RUNNING and plans.is_forgotten(plan, context.height):
                 moved[key] = replace(plan, phase=Phase.CANCELLED)
-                facts.append(Halt(plan.current.job, author))
-            elif plan.phase is Phase.RUNNING and members.speaks(author):
+                facts.append(JobHalt(plan.current.job, author))
+            elif plan.phase is Phase.RUNNING and members.is_current_key(author):
                 facts += plans.asked(plan, author)
             elif plan.phase is Phase.RUNNING:  # expelled: what it has not begun yet does not begin, and what it paused ends
                 moved[key] = replace(plan, phase=Phase.CANCELLED)
-                facts += [Halt(plan.current.job, author)] * (plan.paused is not None)
-        facts += [LastRound(job) for job, spec, found in self._closed(view, context) if _is_last(spec, found)]
-        return Change(replace(state, plans=moved), tuple(facts))
+                facts += [JobHalt(plan.current.job, author)] * (plan.paused is not None)
+        facts += [JobLastRound(job) for job, spec, found in self._closed(view, context) if _is_last(spec, found)]
+        return StateChange(replace(state, plans=moved), tuple(facts))
 
-    def end_block(self, state: RlhfState, view: View, context: Context) -> Change:
-        kept = view.of(JobsState).jobs
+    def end_block(self, state: RlhfState, view: StateReader, context: BlockContext) -> StateChange:
+        kept = view.module_state(JobsState).jobs
         jobs = dict(state.jobs)
         for job, spec, found in self._closed(view, context):
             before = jobs.get(job)
             jobs[job] = before.followed_by(found, PPO.responses(spec, spec.own)) if before else Course((found,))
-        followed = {key: plans.followed(plan, view.of(JobsState), context.height) for key, plan in state.plans.items()}
+        followed = {key: plans.followed(plan, view.module_state(JobsState), context.height) for key, plan in state.plans.items()}
         left = {job: found for job, found in jobs.items() if job in kept}
-        return Change(replace(state, jobs=left, plans=plans.bounded(followed)))
+        return StateChange(replace(state, jobs=left, plans=plans.bounded(followed)))
 
-    def rekeyed(self, state: RlhfState, current: Callable[[bytes], bytes]) -> RlhfState:
+    def follow_key_rotations(self, state: RlhfState, current: Callable[[bytes], bytes]) -> RlhfState:
         """What a voter has said of a set, or of a plan, goes on with it."""
         moved = {key: _rekeyed(plan, current) for key, plan in state.plans.items()}
         return replace(state, plans=moved) if moved != state.plans else state
 
-    def _closed(self, view: View, context: Context) -> Iterator[tuple[bytes, JobSpec, Medians]]:
+    def _closed(self, view: StateReader, context: BlockContext) -> Iterator[tuple[bytes, JobSpec, Medians]]:
         """The policies of which the block closes a round that has accepted something: job, specification, figures."""
-        known = view.of(JobsState).jobs
-        for closed in context.of(ClosedRound):
+        known = view.module_state(JobsState).jobs
+        for closed in context.facts_of(ClosedRound):
             job = known.get(closed.job)
-            if job is not None and closed.proposals and self._rules.terms(job.spec).objective == PPO.name:
+            if job is not None and closed.proposals and self._rules.terms_of_spec(job.spec).objective == PPO.name:
                 said = [_said(signed.body) for signed in closed.proposals]
                 yield closed.job, JobSpec.decode(job.spec), medians(closed.round, said)
 
@@ -171,7 +173,7 @@ def _rekeyed(plan: Plan, current: Callable[[bytes], bytes]) -> Plan:
     said = {} if plan.claim is None else {current(voter): found for voter, found in plan.claim.said.items()}
     claim = None if plan.claim is None else replace(plan.claim, said=said)
     reports = {current(voter): found for voter, found in plan.reports.items()}
-    return replace(plan, claim=claim, stops=tuple(sorted(map(current, plan.stops))), reports=reports)
+    return replace(plan, claim=claim, stop_requests=tuple(sorted(map(current, plan.stop_requests))), reports=reports)
 
 
 class RlhfOfMeansModule(RlhfModule):
@@ -179,13 +181,13 @@ class RlhfOfMeansModule(RlhfModule):
 
     version = MEAN_REWARD.version
 
-    def upgraded(self, old: RlhfState, version: int) -> RlhfState:
+    def upgrade_state(self, old: RlhfState, version: int) -> RlhfState:
         return old
 
 
-def _decided(state: RlhfState, view: View, height: int) -> RlhfState:
+def _decided(state: RlhfState, view: StateReader, height: int) -> RlhfState:
     """With what the voters have said of sets, and with the sets that they have decided."""
-    voters, curation = sets.voters(view.of(MembersState)), view.of(CurationState)
+    voters, curation = sets.voters(view.module_state(MembersState)), view.module_state(CurationState)
     after, known = dict(state.plans), dict(state.sets)
     for key, plan in state.running().items():
         if plan.claim is None or plan.claim.is_decided:
@@ -194,12 +196,14 @@ def _decided(state: RlhfState, view: View, height: int) -> RlhfState:
         if heard is Heard.DECIDED:
             known[claim.set] = DecidedSet(claim.source, height, claim.seen)
         after[key] = replace(plan, claim=claim, phase=Phase.CANCELLED if heard is Heard.REFUSED else plan.phase)
-    return replace(state, plans=after, sets=sets.followed(known, curation, _named(view.of(JobsState)) | _claimed(state)))
+    return replace(
+        state, plans=after, sets=sets.followed(known, curation, _named(view.module_state(JobsState)) | _claimed(state))
+    )
 
 
 def _named(jobs: JobsState) -> set[bytes]:
     """What the jobs that are known learn from, also those that are over."""
-    specs = [job.spec for job in jobs.jobs.values()] + [waiting.spec for waiting in jobs.line]
+    specs = [job.spec for job in jobs.jobs.values()] + [waiting.spec for waiting in jobs.queue]
     return {spec.data for spec in map(JobSpec.decode, specs) if spec.data is not None}
 
 
@@ -207,9 +211,9 @@ def _claimed(state: RlhfState) -> set[bytes]:
     return {plan.claim.set for plan in state.running().values() if plan.claim is not None}
 
 
-def origin(view: View, data: bytes) -> str:
+def origin(view: StateReader, data: bytes) -> str:
     """Where a set comes from, for people."""
-    found = view.of(RlhfState).sets.get(data)
+    found = view.module_state(RlhfState).sets.get(data)
     if found is None:
         return "not decided by annotators"
     return f"decided by annotators (project {found.source.project.hex()[:16]}, height {found.source.height})"
@@ -224,7 +228,7 @@ def _running(state: RlhfState, key: bytes) -> Plan:
 def _own(state: RlhfState, members: MembersState, key: bytes, author: bytes) -> Plan:
     """The plan of a transaction by its author. Raises `Refused`."""
     plan = _running(state, key)
-    if members.current(plan.author) != author:
+    if members.current_key(plan.author) != author:
         raise Refused("only its author can say that of a plan; `rlhf cancel JOB`, said by a quorum of the voters, ends it")
     return plan
 
@@ -245,20 +249,20 @@ def outdated(state: RlhfState) -> set[bytes]:
     return refused | {key for key, found in state.sets.items() if found.redacted}
 
 
-def sets_in_use(view: View) -> set[bytes]:
+def sets_in_use(view: StateReader) -> set[bytes]:
     """By jobs that run, wait or are audited, by the reward models that these read, and by plans that go on."""
-    state, jobs, audited = view.of(RlhfState), view.of(JobsState), view.of(AuditsState).jobs
+    state, jobs, audited = view.module_state(RlhfState), view.module_state(JobsState), view.module_state(AuditsState).jobs
     live = [job.spec for key, job in jobs.jobs.items() if job.phase is not JobPhase.FINISHED or key in audited]
-    live += [waiting.spec for waiting in jobs.line]
+    live += [waiting.spec for waiting in jobs.queue]
     named = {plan.stages[0].job for plan in state.running().values()}
     named |= {read.job for spec in map(JobSpec.decode, live) if (read := spec.kind.read(spec)) is not None}
     live += [jobs.jobs[key].spec for key in sorted(named) if key in jobs.jobs]
     return _claimed(state) | {spec.data for spec in map(JobSpec.decode, live) if spec.data is not None}
 
 
-def is_exported(view: View, data: bytes) -> bool:
+def is_exported(view: StateReader, data: bytes) -> bool:
     """A set goes with an export, so that its draws can be traced, unless a text of it is redacted."""
-    found = view.of(RlhfState).sets.get(data)
+    found = view.module_state(RlhfState).sets.get(data)
     return found is None or not found.redacted
 
 

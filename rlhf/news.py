@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from features.news import News
-from ledger.core.module import View
+from ledger.core.module import StateReader
 from ledger.jobs import JobsState
-from ledger.network import NetworkState
+from ledger.network_governance import NetworkState
 from protocol.units import round_number
 from rlhf import guards
 from rlhf.module import RlhfState
 from rlhf.objective import MODULE
 
 
-def news(before: View, after: View) -> Iterator[News]:
+def news(before: StateReader, after: StateReader) -> Iterator[News]:
     """The figures of each closed round, and a job's warning once."""
-    if not all(state.of(NetworkState).version(MODULE) for state in (before, after)):
+    if not all(state.module_state(NetworkState).module_version(MODULE) for state in (before, after)):
         return
-    old, jobs = before.of(RlhfState).jobs, after.of(JobsState).jobs
-    for key, course in after.of(RlhfState).jobs.items():
+    old, jobs = before.module_state(RlhfState).jobs, after.module_state(JobsState).jobs
+    for key, course in after.module_state(RlhfState).jobs.items():
         known = old.get(key)
         if known == course:
             continue

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from ledger.jobs import Base
+from ledger.jobs import ModelReference
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Length
 from rlhf import blocklist
@@ -80,7 +80,7 @@ class PpoTerms:
     clip_range: float = CLIP  # of the ratio, and of the value in its own units
     ramp: float = 0.4  # within which gradients fall to zero at these edges; 0 is the textbook, and in a narrow one rounding grows
     value_weight: float = 0.1
-    reward_model: Base | None = codec.added_field(None)  # where `reward` is model
+    reward_model: ModelReference | None = codec.added_field(None)  # where `reward` is model
     algorithm: Algorithm = codec.added_field(Algorithm.PPO)
     group: Annotated[int, Between(2, GROUP_MAX)] = codec.added_field(8)  # grpo: responses to each prompt
     group_scale: GroupScale = codec.added_field(GroupScale.NONE)  # grpo: by what a group's advantages are divided
@@ -208,7 +208,7 @@ class Ppo(Objective):
         heads = [VALUE] * (settings.algorithm is Algorithm.PPO) + [FIRST] * (not has_prompts)
         return [*shapes(job.model), *((name, (job.model.width,)) for name in heads)]
 
-    def read(self, job: Job) -> Base | None:
+    def read(self, job: Job) -> ModelReference | None:
         own: PpoTerms = job.own
         return own.reward_model
 

@@ -35,10 +35,21 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Final
 
 from features.tables import counted
-from ledger.core.module import Refused, View
-from ledger.jobs import NO_PROGRESS_ROUNDS, PLANNED_MAX, Base, Held, Job, JobRules, JobsState, Keys, Launch, Needed
-from ledger.jobs import Phase as JobPhase
-from ledger.network import NetworkState
+from ledger.core.module import Refused, StateReader
+from ledger.jobs import (
+    NO_PROGRESS_ROUNDS,
+    PLANNED_MAX,
+    Job,
+    JobHold,
+    JobLaunch,
+    JobRetained,
+    JobSpecRules,
+    JobsState,
+    ModelReference,
+    TrainerKeys,
+)
+from ledger.jobs import JobPhase as JobPhase
+from ledger.network_governance import NetworkState
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.errors import RemoteProtocolError
@@ -141,7 +152,7 @@ class Plan:
     phase: Phase = Phase.RUNNING
     paused: Count | None = None  # running, and since this height paused
     rested: Count = 0  # heights that earlier pauses lasted for
-    stops: Keys = ()  # voters that want it to end
+    stop_requests: TrainerKeys = ()  # voters that want it to end
     claim: Claim | None = None  # where its set is said to come from a project
     anyway: bool = False
     reports: Annotated[dict[Key, Accuracy], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # on the current stage's model
@@ -160,10 +171,10 @@ def stage_job(plan: bytes, stage: int) -> bytes:
     return hashlib.sha256(b"folkmoot/rlhf-stage\x00" + plan + bytes([stage])).digest()
 
 
-def made(rules: JobRules, key: bytes, author: bytes, said: Begin, view: View, height: int) -> Plan:
+def made(rules: JobSpecRules, key: bytes, author: bytes, said: Begin, view: StateReader, height: int) -> Plan:
     """The plan of a transaction. Raises `Refused`, or `RemoteProtocolError` for what is no specification."""
-    first, network = rules.terms(said.first), view.of(NetworkState)
-    network.require_allowed(first.parameters)
+    first, network = rules.terms_of_spec(said.first), view.module_state(NetworkState)
+    network.require_parameters_allowed(first.parameters)
     if first.objective == PPO.name:
         if said.policy or said.source or first.read is not None:
             raise Refused("a plan that begins with a job of the objective 'ppo' is that job alone, and a rule rewards it")
@@ -174,12 +185,12 @@ def made(rules: JobRules, key: bytes, author: bytes, said: Begin, view: View, he
     stages = [Stage(stage_job(key, 0), first.objective, first.rounds, said.first)]
     if said.policy:
         # Everything but the root is known now: so a policy that can never start is refused before anything is trained.
-        spec = rewarded(said.policy, Base(stages[0].job, first.rounds, bytes(32)))
-        then = rules.terms(spec)
-        network.require_allowed(then.parameters)
+        spec = rewarded(said.policy, ModelReference(stages[0].job, first.rounds, bytes(32)))
+        then = rules.terms_of_spec(spec)
+        network.require_parameters_allowed(then.parameters)
         if then.objective != PPO.name or then.base != first.base:
             raise Refused("a plan ends with a job of the objective 'ppo' that starts from the same model")
-        misread = rules.misread(said.first, spec)
+        misread = rules.why_read_model_refused(said.first, spec)
         if misread:
             raise Refused(f"the policy cannot read that reward model: {misread}")
         stages.append(Stage(stage_job(key, 1), then.objective, then.rounds, said.policy))
@@ -192,7 +203,7 @@ def made(rules: JobRules, key: bytes, author: bytes, said: Begin, view: View, he
     return Plan(author, height, base, tuple(stages), height, claim=claim, anyway=said.anyway)
 
 
-def rewarded(spec: bytes, model: Base) -> bytes:
+def rewarded(spec: bytes, model: ModelReference) -> bytes:
     """The specification of a policy with the model that rewards it. Raises `RemoteProtocolError` if it is none."""
     job = codec.decode(JobSpec, spec)
     own = codec.decode(PpoTerms, job.settings) if job.objective == PPO.name else None
@@ -245,40 +256,40 @@ def moved_on(plan: Plan, jobs: JobsState, voters: Sequence[bytes], height: int) 
     stage, job = plan.current, jobs.jobs.get(plan.current.job)
     if plan.phase is not Phase.RUNNING or stage.spec or job is None or not _is_done(job):
         return plan
-    assert job.opened < height, "in the block that closes the last round its model is not computed yet"
+    assert job.opened_height < height, "in the block that closes the last round its model is not computed yet"
     found = None
     if awaits_reports(plan, jobs):
         found = decided(plan.reports, voters)
         if found is None:
-            is_late = plan.paused is None and height >= job.opened + plan.rested + REFUSED_HEIGHTS_MAX
+            is_late = plan.paused is None and height >= job.opened_height + plan.rested + REFUSED_HEIGHTS_MAX
             return replace(plan, phase=Phase.CANCELLED) if is_late else plan
     plan = plan.with_current(replace(stage, root=job.model_root, accuracy=found))
     if found is not None and not found.is_better_than_chance:
         return replace(plan, phase=Phase.FAILED, failure=Failure(height, {}, found), reports={})
     plan = replace(plan, at=plan.at + 1, since=height, reports={})
-    model = Base(stage.job, job.round, job.model_root)
+    model = ModelReference(stage.job, job.round, job.model_root)
     return plan.with_current(replace(plan.current, spec=rewarded(plan.current.spec, model)))
 
 
-def asked(plan: Plan, author: bytes) -> Iterator[Needed | Launch | Held]:
+def asked(plan: Plan, author: bytes) -> Iterator[JobRetained | JobLaunch | JobHold]:
     """What a running plan wants of the block. `author` is the author's key of now."""
     if plan.base is not None:
-        yield Needed(plan.base)
-    yield from (Needed(stage.job) for stage in plan.stages[: plan.at + 1])
+        yield JobRetained(plan.base)
+    yield from (JobRetained(stage.job) for stage in plan.stages[: plan.at + 1])
     if plan.paused is not None:
-        yield Held(plan.current.job)
+        yield JobHold(plan.current.job)
     elif plan.current.spec and (plan.claim is None or plan.claim.is_decided):
-        yield Launch(plan.current.job, plan.current.spec, author)
+        yield JobLaunch(plan.current.job, plan.current.spec, author)
 
 
-def replayed(rules: JobRules, audited: Iterable[bytes], jobs: JobsState) -> Iterator[Needed]:
+def replayed(rules: JobSpecRules, audited: Iterable[bytes], jobs: JobsState) -> Iterator[JobRetained]:
     """The jobs whose models replays of the policies among these read: the reference, and the reward model.
 
     Without them no auditor could report or judge. A liar could start so many other jobs that its last rounds are never audited.
     """
-    for terms in (rules.terms(jobs.jobs[key].spec) for key in audited):
+    for terms in (rules.terms_of_spec(jobs.jobs[key].spec) for key in audited):
         if terms.objective == PPO.name:
-            yield from (Needed(of.job) for of in (terms.base, terms.read) if of is not None)
+            yield from (JobRetained(of.job) for of in (terms.base, terms.read) if of is not None)
 
 
 def followed(plan: Plan, jobs: JobsState, height: int) -> Plan:
@@ -286,7 +297,7 @@ def followed(plan: Plan, jobs: JobsState, height: int) -> Plan:
     if plan.phase is not Phase.RUNNING:
         return plan
     stage, job = plan.current, jobs.jobs.get(plan.current.job)
-    if job is None and all(waiting.job != stage.job for waiting in jobs.line):
+    if job is None and all(waiting.job != stage.job for waiting in jobs.queue):
         is_to_come = stage.spec and (plan.paused is not None or height < plan.since + REFUSED_HEIGHTS_MAX)
         return plan if is_to_come else replace(plan, phase=Phase.CANCELLED)
     plan = plan.with_current(replace(stage, spec=b""))
@@ -339,4 +350,4 @@ def bounded(plans: dict[bytes, Plan]) -> dict[bytes, Plan]:
 
 
 def _is_done(job: Job) -> bool:
-    return job.phase is JobPhase.FINISHED and job.taken == job.rounds
+    return job.phase is JobPhase.FINISHED and job.rounds_in_model == job.rounds

@@ -181,15 +181,15 @@ def compared(state: CurationState, project: bytes, height: int) -> Iterator[tupl
 
     `UserError`: it is no project that compares responses.
     """
-    row = state.projects.get(project)
+    row = state.projects.get_record(project)
     if row is None or row.asked.kind is not Kind.PAIR:
         raise UserError(NO_PROJECT.format(project.hex()[:16]))
     for number in range(row.pages):
         key = page_key(project, number)
-        entry = state.pages.get(key)
+        entry = state.pages.get_record(key)
         assert entry is not None, "a project has the rows of its pages"
         tasks = ((index, task_id(project, entry.first + index)) for index in range(entry.count))
-        rows = [(index, task, found) for index, task in tasks if (found := state.tasks.get(task)) is not None]
+        rows = [(index, task, found) for index, task in tasks if (found := state.tasks.get_record(task)) is not None]
         settled = [item for item in rows if not item[2].is_redacted and is_compared(item[2], height)]
         if settled:
             yield key, entry, settled
@@ -205,7 +205,7 @@ def _share(state: CurationState, task: bytes, row: TaskRow) -> int:
     label = row.label[0]
     if label == TIE:
         return PERMILLE // 2
-    votes = (state.assignments.get(assignment_id(task, annotator)) for annotator in row.annotators)
+    votes = (state.assignments.get_record(assignment_id(task, annotator)) for annotator in row.annotators)
     said = preferred(label, [vote.answer[0] for vote in votes if vote is not None and vote.answer is not None])
     permille = math.floor(PERMILLE * said + Fraction(1, 2))
     return permille if label == FIRST else PERMILLE - permille

@@ -26,7 +26,7 @@ from curation.answers import Kind
 from curation.module import is_run
 from curation.state import CurationState, page_key, redaction_key
 from curation.tasks import task_id
-from ledger.core.module import Refused, View
+from ledger.core.module import Refused, StateReader
 from ledger.members import MembersState
 from protocol.codec import Count, Digest, Key, Length
 from protocol.limits import VOTERS_MAX
@@ -77,12 +77,12 @@ class Heard(enum.Enum):
     REFUSED = "refused"
 
 
-def claimed(view: View, source: Source, named: bytes, height: int) -> Claim:
+def claimed(view: StateReader, source: Source, named: bytes, height: int) -> Claim:
     """Raises `Refused` for a source of which no set can come."""
     if not is_run(view):
         raise Refused("this network does not run the module curation, so no project decides preferences")
-    curation = view.of(CurationState)
-    project = curation.projects.get(source.project)
+    curation = view.module_state(CurationState)
+    project = curation.projects.get_record(source.project)
     if project is None or project.asked.kind is not Kind.PAIR:
         raise Refused(NO_PROJECT.format(source.project.hex()[:16]))
     if source.project in curation.closing:
@@ -96,7 +96,7 @@ def claimed(view: View, source: Source, named: bytes, height: int) -> Claim:
 
 def voters(members: MembersState) -> tuple[bytes, ...]:
     """By their keys of now: some heights pass until a voter votes with a key that it has changed."""
-    return tuple(sorted(map(members.current, members.voters)))
+    return tuple(sorted(map(members.current_key, members.voters)))
 
 
 def said(claim: Claim | None, voters: Sequence[bytes], voter: bytes, found: bytes | None) -> Claim:
@@ -129,12 +129,12 @@ def redacted_since(curation: CurationState, source: Source, seen: int) -> int:
     """How many pairs of a set were redacted after so many redactions."""
     found = 0
     for place in range(seen, curation.redacted):
-        redaction = curation.redactions.get(redaction_key(place))
+        redaction = curation.redactions.get_record(redaction_key(place))
         if redaction is None or redaction.project != source.project:
             continue
-        page = curation.pages.get(page_key(redaction.project, redaction.page))
+        page = curation.pages.get_record(page_key(redaction.project, redaction.page))
         assert page is not None, "a redaction is of a page"
-        row = curation.tasks.get(task_id(redaction.project, page.first + redaction.index))
+        row = curation.tasks.get_record(task_id(redaction.project, page.first + redaction.index))
         found += row is not None and is_compared(row, source.height)
     return found
 

@@ -64,7 +64,7 @@ class Stage:
         return self.sites[HONEST]
 
     def state(self, peer: int = LIAR) -> CurationState:
-        found: CurationState = self.daemons[peer].driver.state.of(CurationState)
+        found: CurationState = self.daemons[peer].driver.state.module_state(CurationState)
         return found
 
     def print(self, peer: int = LIAR) -> bytes:
@@ -261,7 +261,7 @@ async def _openings(stage: Stage, ann: Person, bob: Person) -> None:
         "copied commitment: the original's answer", "409 already-answered",
         partial(stage.asked, bob.submit, site, mine["assignment"], (1,), SALT),
     )  # fmt: skip
-    states = [row.state for row in (stage.state().assignments.get(key), stage.state().assignments.get(copy)) if row]
+    states = [row.state for row in (stage.state().assignments.get_record(key), stage.state().assignments.get_record(copy)) if row]
     stage.require(states == [Lease.OPENED, Lease.COMMITTED], f"the original is opened and the copy is not: {states}")
 
 
@@ -274,7 +274,7 @@ async def _late(stage: Stage, eve: Person) -> None:
     await stage.together()
     setattr(module, "LEASE_MS", lasts)  # noqa: B010
     key = bytes.fromhex(task["assignment"])
-    while (row := stage.state().assignments.get(key)) is None or row.state is not Lease.EXPIRED:
+    while (row := stage.state().assignments.get_record(key)) is None or row.state is not Lease.EXPIRED:
         await stage.daemons[LIAR].driver.applied.wait()
     (given,) = await assigned(stage.sites[LIAR], eve)
     assert given["task"] == task["task"], "begun tasks are given first"

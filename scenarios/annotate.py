@@ -31,7 +31,7 @@ import trio
 from consensus.block import decode_block
 from curation.calls import CurationCalls, ImportRequest
 from curation.contents import Batch
-from ledger.state import decode_body
+from ledger.ledger_state import decode_body
 from peer.demo import demo
 from peer.demo.cast import DemoPeer
 from protocol import codec
@@ -371,7 +371,7 @@ def _stored(peer: DemoPeer, after: int, last: int, figures: Figures) -> None:
         opened = [(signed, codec.decode_message(signed.body, (Transaction,))) for signed in body.transactions]
         batches = [(signed, said) for signed, said in opened if said.kind == "curation/batch"]
         answers += sum(len(codec.decode(Batch, said.content).commits) for _, said in batches)
-        is_alone = bool(batches) and len(batches) == len(opened) and not body.closings and not body.evidence
+        is_alone = bool(batches) and len(batches) == len(opened) and not body.round_certificates and not body.evidence
         alone += is_alone
         size += len(data) + len(certificate) if is_alone else sum(len(codec.encode(signed)) for signed, _ in batches)
         times.append(block.time_ms)

@@ -19,7 +19,7 @@ from random import Random
 import trio
 import trio.lowlevel
 
-from ledger.members import ADMIT, Admit, Invitation
+from ledger.members import ADMIT_KIND, AdmitMember, Invitation
 from protocol.addresses import parse_address
 from protocol.codec import decode_message, encode
 from protocol.errors import RemoteProtocolError
@@ -50,8 +50,8 @@ class Attackers:
         """Messages in order, half of which cost two checks of signatures: admissions by an invitation that admits nobody."""
         invitation = sign_message(key, self.chain, Invitation(key.public, 1 << 50))
         for number in range(SIGNED_EACH // 2):
-            admit = encode(Admit(invitation, bytes(64), f"nobody {number}", ()))
-            for kind, content in (("member/name", secrets.token_bytes(8)), (ADMIT, admit)):
+            admit = encode(AdmitMember(invitation, bytes(64), f"nobody {number}", ()))
+            for kind, content in (("member/name", secrets.token_bytes(8)), (ADMIT_KIND, admit)):
                 yield encode(
                     GossipEnvelope(sign_message(key, self.chain, Transaction(1, TRANSACTION_LIFETIME_HEIGHTS, kind, content)))
                 )

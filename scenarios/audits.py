@@ -17,7 +17,7 @@ from random import Random
 
 import trio
 
-from ledger.audits.state import AuditsState, Result, Standing
+from ledger.audits.audit_state import AuditResult, AuditsState, MemberAuditRecord
 from peer.demo.cast import DemoPeer
 from peer.demo.demo import QUIET_SECONDS
 from peer.demo.disk import Disk
@@ -51,12 +51,12 @@ async def cheats(random: Random, options: argparse.Namespace, peers: Network, tr
     await concluded(peers, job)
     audits = read(peers, trial)
     (liar,) = [peer for peer in peers.peers if peer.lies]
-    told = [entry for entry in audits.log if entry.result is Result.SUSPENDED]
+    told = [entry for entry in audits.log if entry.result is AuditResult.SUSPENDED]
     suspended = {entry.trainer for entry in told}  # each dispute about it ends so
     trial.require(suspended == {liar.identity.public}, f"{len(suspended)} were suspended, not the liar alone")
     trial.figures |= {"suspended in round": told[0].round, "at height": told[0].height} if told else {}
     require_honest_clean(peers, audits, trial)
-    standing = audits.standings.get(victim.identity.public, Standing())
+    standing = audits.member_records.get(victim.identity.public, MemberAuditRecord())
     trial.figures |= {"reports since": standing.reports - heard[0], "lapsed since": standing.lapsed - heard[1]}
     trial.require((standing.reports, standing.lapsed) > heard, f"{victim.name} reported nothing more, and nothing lapsed")
 
@@ -74,7 +74,7 @@ async def challenged(options: argparse.Namespace, peers: Network, trial: Trial) 
     trial.require("passed" in found, f"{asked.name} found {found!r} of {honest.name}, which is honest")
     await concluded(peers, job)
     audits = read(peers, trial)
-    told = [(entry.trainer, entry.auditor) for entry in audits.log if entry.result is Result.SUSPENDED]
+    told = [(entry.trainer, entry.auditor) for entry in audits.log if entry.result is AuditResult.SUSPENDED]
     trial.require(told == [(liar.identity.public, asked.identity.public)], f"{len(told)} suspensions, not the liar's one")
     require_honest_clean(peers, audits, trial)
 
@@ -91,17 +91,17 @@ async def challenges_falsely(options: argparse.Namespace, peers: Network, trial:
     await concluded(peers, job)
     audits = read(peers, trial)
     (liar,) = [peer for peer in peers.peers if peer.lies]
-    standing = audits.standings.get(liar.identity.public)
+    standing = audits.member_records.get(liar.identity.public)
     refuted = standing.refuted if standing else 0
     trial.figures["refuted"] = refuted
     trial.require(refuted > 0, f"no challenge of {liar.name} was found false")
-    trial.require(all(entry.result is not Result.SUSPENDED for entry in audits.log), "somebody was suspended")
+    trial.require(all(entry.result is not AuditResult.SUSPENDED for entry in audits.log), "somebody was suspended")
     require_honest_clean(peers, audits, trial)
 
 
 def require_honest_clean(peers: Network, audits: AuditsState, trial: Trial) -> None:
     for peer in peers.honest:
-        standing = audits.standings.get(peer.identity.public)
+        standing = audits.member_records.get(peer.identity.public)
         if standing is not None:
             trial.require(not standing.suspensions, f"{peer.name} is honest and was suspended")
             trial.require(not standing.refuted, f"a challenge of {peer.name} was found false")

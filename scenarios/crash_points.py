@@ -18,7 +18,7 @@ from random import Random
 
 import trio
 
-from ledger.snapshots.snapshot import LAG_HEIGHTS
+from ledger.snapshots.snapshot_server import SNAPSHOT_LAG_HEIGHTS
 from peer.demo.cast import DemoPeer
 from protocol.api import INVITATION_DAYS
 from protocol.errors import UserError
@@ -190,7 +190,7 @@ async def crash_newcomer(point: str, peers: Network, trial: Trial) -> None:
     if write_of(point) in RESTORED:
         with trio.fail_after(STALL_SECONDS_MAX):
             await in_order(peers)
-        await goes_on(peers.demo.watched, 2 * LAG_HEIGHTS)  # more than a newcomer fetches block by block
+        await goes_on(peers.demo.watched, 2 * SNAPSHOT_LAG_HEIGHTS)  # more than a newcomer fetches block by block
     invitation = await peers.demo.watched.client.create_invitation(INVITATION_DAYS)
     newcomer.environment[VARIABLE] = point
     command = ("join", invitation, "--no-stand")

@@ -23,7 +23,7 @@ import trio
 
 from benchmarks import dispatch
 from benchmarks.dispatch import Environment
-from ledger.audits.state import Result
+from ledger.audits.audit_state import AuditResult
 from peer.commands.views import NOT_JUDGED
 from peer.demo.cast import DemoPeer
 from peer.demo.disk import Disk
@@ -43,7 +43,7 @@ PROBE = "import json, torch; from benchmarks import dispatch; print(json.dumps(d
 # Less work than a default round has, so that whoever computes without AVX is in time: proposals are awaited for 2 s at least.
 WORK = {"local_steps": "4", "batch": "4", "micro_batch": "4"}
 AUDITS = {"full": {"audit": "full"}, "sampled": {"audit": "sampled", "audit_rate": "1"}}
-ACCUSED = (Result.CHALLENGED, Result.SUSPENDED, Result.SHUNNED)
+ACCUSED = (AuditResult.CHALLENGED, AuditResult.SUSPENDED, AuditResult.SHUNNED)
 LIBRARIES = {"units": "numpy", "core": "OpenBLAS", "aten": "torch"}  # as `dispatch.seen` calls their choices
 GPU, PROCESSOR = "cuda", "cpu"  # values of the setting `device`: the first GPU, no GPU
 
@@ -207,18 +207,20 @@ def conclude(
         computes = (" ".join(units or ()) or "baseline", str(core), str(aten) if peer.trains else "none")
         held = (len(roots), len(rounds), found.accepted.get(peer.identity.public, 0))
         threads = str(peer.threads) if peer.trains else "none"
-        rows.append([peer.name, devices.get(peer.name, "none"), threads, *computes, *map(str, held), disk.state.root.hex()[:16]])
+        rows.append(
+            [peer.name, devices.get(peer.name, "none"), threads, *computes, *map(str, held), disk.state.state_root.hex()[:16]]
+        )
         audits, vouches = disk.state.audits, disk.vouches(job)
         disk.close()
     judged = Judged.of(found.accepted, found.rejected)  # part of the state, whose roots are compared
     results = Counter(entry.result.value for entry in audits.log)
-    reports = sum(standing.reports for standing in audits.standings.values())
+    reports = sum(standing.reports for standing in audits.member_records.values())
     idle = [peer.name for peer in trainers if not found.accepted.get(peer.identity.public)]
     failures += [] if judged.accepted >= options.accepted_min else [f"fewer than {options.accepted_min} proposals were accepted"]
     if options.audit != AuditMode.FULL:
         failures += [] if reports else ["nothing was audited"]
         failures += [f"{count} audits of honest work ended as {said}" for said, count in results.items() if said in ACCUSED]
-        known = ((peer.name, audits.standings.get(peer.identity.public)) for peer in trainers)
+        known = ((peer.name, audits.member_records.get(peer.identity.public)) for peer in trainers)
         failures += [
             f"{name} was suspended, or a challenge refuted" for name, it in known if it and (it.suspensions or it.refuted)
         ]

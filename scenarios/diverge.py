@@ -91,8 +91,8 @@ def compare(peers: Network, jobs: list[bytes], trial: Trial) -> None:
         found = [state.jobs.jobs[key] for key in jobs]
         trial.figures.setdefault("model root", found[0].model_root.hex()[:8])
         trial.require(found[0].model_root.hex()[:8] == trial.figures["model root"], f"{peer.name} has another model")
-        suspended = {key for key, standing in state.audits.standings.items() if standing.suspensions}
-        suspended |= {key for job in found for key in (*job.trainer_records, *job.convicted)}
+        suspended = {key for key, standing in state.audits.member_records.items() if standing.suspensions}
+        suspended |= {key for job in found for key in (*job.trainer_records, *job.distrusted_members)}
         trial.require(not suspended, f"{len(suspended)} trainers are suspended, or on the way")
         trial.require(not any(map(state.members.is_expelled, state.members.members)), "somebody was expelled")
 

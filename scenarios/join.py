@@ -17,7 +17,7 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
-from ledger.snapshots.snapshot import LAG_HEIGHTS
+from ledger.snapshots.snapshot_server import SNAPSHOT_LAG_HEIGHTS
 from peer.demo import demo
 from peer.demo.cast import DemoPeer
 from protocol.api import INVITATION_DAYS
@@ -74,7 +74,7 @@ async def run(options: argparse.Namespace) -> int:
 
 
 async def is_long(peers: Network) -> bool:
-    return await peers.height(peers.demo.watched) > LAG_HEIGHTS + 1
+    return await peers.height(peers.demo.watched) > SNAPSHOT_LAG_HEIGHTS + 1
 
 
 async def join(peers: Network, number: int, keeps: bool, dress: Callable[[DemoPeer], None] = lambda peer: None) -> Join:
@@ -115,7 +115,7 @@ async def follow(peers: Network, newcomer: DemoPeer, result: Join) -> None:
     started = time.time()
     while True:
         status = await newcomer.client.status()
-        recent = status.height >= result.height_at_start - LAG_HEIGHTS
+        recent = status.height >= result.height_at_start - SNAPSHOT_LAG_HEIGHTS
         if recent and not result.certified_seconds and is_certified(peers, status.height, status.state_root):
             result.certified_seconds = time.time() - started
         if result.certified_seconds and status.height >= result.height_at_start:

@@ -17,7 +17,7 @@ from time import time
 import trio
 
 from features.arguments import whole_number
-from ledger.jobs import SILENCES_MAX
+from ledger.jobs import MISSED_VOUCHES_MAX
 from peer.demo.cast import DemoPeer
 from protocol.identity import peer_id
 from scenarios import network
@@ -36,7 +36,7 @@ from scenarios.pace import (
 from scenarios.trials import COUNT, arguments, report
 
 DOWN_ROUNDS = 9  # closed while the victim is down, the one it was killed in included
-LATER = SILENCES_MAX + 1  # from so many rounds after that one on the victim is called last, so nobody waits for its vouches
+LATER = MISSED_VOUCHES_MAX + 1  # from so many rounds after that one on the victim is called last, so nobody waits for its vouches
 
 
 @dataclass

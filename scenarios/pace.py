@@ -13,7 +13,7 @@ from peer.demo.cast import DemoPeer
 from peer.node.rounds import REPLAYS_FACTOR
 from protocol.api import RoundView
 from protocol.identity import peer_id
-from rounds.ballots import PROPOSALS_FACTOR, PROPOSALS_SECONDS_MIN, VOUCH_FACTOR, VOUCH_SECONDS_MIN
+from rounds.round_state import PROPOSALS_FACTOR, PROPOSALS_SECONDS_MIN, VOUCH_FACTOR, VOUCH_SECONDS_MIN
 from scenarios.network import Network, Watch, holds, voted
 from scenarios.trials import Trial
 
@@ -54,7 +54,7 @@ async def usual(peers: Network, first: int) -> float:
 
 
 def proposals_timer(before: RoundView, arrivals: list[float]) -> float:
-    """T1 of `rounds.ballots`, for the round after `before`."""
+    """T1 of `rounds.round_state`, for the round after `before`."""
     awaited = sum(verdict == "accept" for verdict in before.verdicts.values())
     pace = sorted(arrivals)[min(awaited // 2, len(arrivals) - 1)]
     return max(PROPOSALS_SECONDS_MIN, PROPOSALS_FACTOR * pace)
@@ -66,7 +66,7 @@ def vouch_timer(normal: float) -> float:
 
 
 def replays_timer(normal: float, patience: int) -> float:
-    """T2 − T1 of `rounds.ballots`, or more."""
+    """T2 − T1 of `rounds.round_state`, or more."""
     return float(REPLAYS_FACTOR * max(VOUCH_SECONDS_MIN, normal) * 2**patience)
 
 

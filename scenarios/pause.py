@@ -14,7 +14,7 @@ from random import Random
 import trio
 
 from consensus.pbft.pacemaker import VIEW_SECONDS_MIN
-from rounds.ballots import CUT_OFF_SECONDS, LIGHT_SECONDS, MINORITY_SECONDS_MIN
+from rounds.round_state import CUT_OFF_SECONDS, LIGHT_VOTER_SECONDS, MINORITY_SECONDS_MIN
 from scenarios import network
 from scenarios.network import Network, Watch
 from scenarios.pace import STALL_SECONDS_MAX, comes_back, goes_on, in_order, replays_timer, usual
@@ -77,7 +77,7 @@ async def pause_with_worker(random: Random, peers: Network, trial: Trial) -> Non
 
 def hurt_seconds_max(normal: float, patience: int) -> float:
     """T4 where most trainers are missing. The only worker that runs is that of the trainer, so nobody vouches for its update."""
-    return MINORITY_SECONDS_MIN + replays_timer(normal, patience) + LIGHT_SECONDS + CUT_OFF_SECONDS
+    return MINORITY_SECONDS_MIN + replays_timer(normal, patience) + LIGHT_VOTER_SECONDS + CUT_OFF_SECONDS
 
 
 def main() -> int:

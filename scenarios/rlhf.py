@@ -23,7 +23,7 @@ from typing import Any
 import trio
 
 from features.arguments import whole_number
-from ledger.snapshots.snapshot import LAG_HEIGHTS
+from ledger.snapshots.snapshot_server import SNAPSHOT_LAG_HEIGHTS
 from peer.demo import demo
 from peer.demo.cast import DemoPeer
 from peer.demo.disk import Disk
@@ -135,7 +135,7 @@ class Attempt:
 
         Blocks that it has got by then it applies after its start, and may need no snapshot any more.
         """
-        while await peers.height(host) <= LAG_HEIGHTS + 1:  # noqa: ASYNC110 - it is another process
+        while await peers.height(host) <= SNAPSHOT_LAG_HEIGHTS + 1:  # noqa: ASYNC110 - it is another process
             await trio.sleep(network.POLL_SECONDS)
         folder = peers.demo.folder / "newcomer"
         folder.mkdir()
@@ -181,7 +181,7 @@ class Attempt:
                 trial.problems.append(f"{peer.name}: {problem}")
         with closing(Disk(host.directory)) as disk:
             for stage in view.stages:
-                undone = [of for of in disk.job(stage.job).undone if of.trainer in liars]
+                undone = [of for of in disk.job(stage.job).undone_rounds if of.trainer in liars]
                 trial.figures[f"{stage.objective}: rounds undone"] = sum(of.last - of.first + 1 for of in undone)
                 trial.require(
                     bool(undone) or not (liars and self._is_sampled), f"the liar of the {stage.objective} job was not convicted"
@@ -221,12 +221,14 @@ def problems(peer: DemoPeer, view: RlhfView, liars: Set[bytes]) -> list[str]:
         state = disk.state
         for stage in view.stages:
             job = disk.job(stage.job)
-            if (job.taken, job.model_root.hex()) != (stage.round, stage.model_root):
-                found.append(f"the {stage.objective} job has another model after {job.taken} rounds")
+            if (job.rounds_in_model, job.model_root.hex()) != (stage.round, stage.model_root):
+                found.append(f"the {stage.objective} job has another model after {job.rounds_in_model} rounds")
             rejected = {reason for key, told in job.rejected.items() if key not in liars for reason in told} - TIMELY
             if rejected:
                 found.append(f"honest proposals of the {stage.objective} job were rejected: {', '.join(sorted(rejected))}")
-        suspended = {key for key, of in state.audits.standings.items() if of.suspensions or of.lost or of.wrong}
+        suspended = {
+            key for key, of in state.audits.member_records.items() if of.suspensions or of.rewards_lost or of.wrong_losses
+        }
         found += [f"{key.hex()[:8]} was suspended, or lost a reward" for key in suspended - liars]
     finally:
         disk.close()

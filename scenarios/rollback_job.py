@@ -15,9 +15,9 @@ from functools import partial
 
 import trio
 
-from ledger.anchors import UndoReason
 from ledger.jobs import Job
-from ledger.state import State
+from ledger.ledger_state import LedgerState
+from ledger.model_anchors import UndoReason
 from peer.demo.cast import DemoPeer
 from peer.demo.disk import Disk
 from peer.export.replaying import audit
@@ -67,20 +67,20 @@ async def undone(peer: DemoPeer, job: str) -> None:
 
 async def compare(peers: Network, key: bytes, trial: Trial) -> None:
     """What the disks of all honest peers say of the job and of its audits."""
-    states: list[State] = []
+    states: list[LedgerState] = []
     for peer in peers.honest:
         with closing(Disk(peer.directory)) as disk:
             states.append(disk.state)
     jobs: list[Job] = [state.jobs.jobs[key] for state in states]
     trial.require(all(job == jobs[0] for job in jobs), "honest peers hold different jobs")
     job = jobs[0]
-    false = [undone for undone in job.undone if undone.reason in (UndoReason.FALSE, UndoReason.WITHHELD)]
+    false = [undone for undone in job.undone_rounds if undone.reason in (UndoReason.FALSE, UndoReason.WITHHELD)]
     (liar,) = [peer for peer in peers.peers if peer.lies]
     trial.require(bool(false), "nothing was undone")
     trial.require(all(undone.trainer == liar.identity.public for undone in false), "somebody honest was convicted")
-    trial.require(job.taken == job.rounds, f"{job.taken} of {job.rounds} rounds are in the model")
+    trial.require(job.rounds_in_model == job.rounds, f"{job.rounds_in_model} of {job.rounds} rounds are in the model")
     trial.figures |= {"rollbacks": len(false), "rounds undone": sum(undone.last - undone.first + 1 for undone in false)}
-    trial.figures |= {"rounds closed": job.round, "in the model": job.taken}
+    trial.figures |= {"rounds closed": job.round, "in the model": job.rounds_in_model}
     require_honest_clean(peers, states[0].audits, trial)
     expelled = [peer.name for peer in peers.honest if states[0].members.is_expelled(peer.identity.public)]
     trial.require(not expelled, f"{', '.join(expelled)} was expelled")

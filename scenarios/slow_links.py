@@ -17,9 +17,9 @@ from functools import partial
 import trio
 
 from consensus.block import decode_block
-from ledger.audits.state import KINDS, AuditFinding, AuditsState
+from ledger.audits.audit_state import FINDING_KINDS, AuditFinding, AuditsState
 from ledger.jobs import Job
-from ledger.state import decode_body
+from ledger.ledger_state import decode_body
 from peer.commands.job_fields import preset_overrides
 from peer.demo.cast import DemoPeer
 from peer.demo.disk import Disk
@@ -99,18 +99,18 @@ def _judge(peers: Network, trial: Trial, *, is_attacked: bool) -> None:
         audits: AuditsState = disk.state.audits
         (job,) = disk.state.jobs.jobs.values()
     honest = {peer.identity.public: peer.name for peer in peers.honest}
-    suspended = {key for key, standing in audits.standings.items() if standing.suspensions}
+    suspended = {key for key, standing in audits.member_records.items() if standing.suspensions}
     trial.figures |= {"suspended": sum(key in honest for key in suspended), "accepted": _accepted(job, honest)}
     said = findings(peers.demo.watched)
     trial.figures |= {
         "match": said[ReplayFinding.MATCH],
         "withheld": said[ReplayFinding.WITHHELD],
         "others": sum(count for finding, count in said.items() if finding not in (ReplayFinding.MATCH, ReplayFinding.WITHHELD)),
-        "lapsed": sum(standing.lapsed for standing in audits.standings.values()),
+        "lapsed": sum(standing.lapsed for standing in audits.member_records.values()),
     }
     for key in suspended & honest.keys():
         trial.problems.append(f"{honest[key]} is honest and was suspended")
-    trial.require(is_attacked or not job.undone, "rounds were undone")
+    trial.require(is_attacked or not job.undone_rounds, "rounds were undone")
     if is_attacked:
         liars = {peer.identity.public for peer in peers.peers} - honest.keys()
         trial.require(liars <= suspended, "the liar was not suspended")
@@ -129,7 +129,7 @@ def findings(peer: DemoPeer) -> Counter[ReplayFinding]:
     for block in blocks:
         for signed in decode_body(decode_block(block).body).transactions:
             transaction = codec.decode_message(signed.body, (Transaction,))
-            if transaction.kind in KINDS:
+            if transaction.kind in FINDING_KINDS:
                 found[codec.decode(AuditFinding, transaction.content).finding] += 1
     return found
 

@@ -16,7 +16,7 @@ import trio
 from curation.contents import Batch, Enrolment
 from curation.limits import BATCH_MAX
 from curation.statements import Enrol
-from ledger.members import ADMIT
+from ledger.members import ADMIT_KIND
 from peer.api.memory import process_memory_mb
 from peer.demo.cast import DemoPeer
 from protocol.addresses import parse_address
@@ -38,7 +38,7 @@ AGAIN_SECONDS = 0.5  # before the next link
 def large_requests(chain: bytes, key: Identity) -> Iterator[bytes]:
     """Requests for admission with true signatures and a content that is none."""
     for _ in range(LARGE_COUNT):
-        yield encode(GossipEnvelope(sign_message(key, chain, Transaction(1, 100, ADMIT, secrets.token_bytes(LARGE_BYTES)))))
+        yield encode(GossipEnvelope(sign_message(key, chain, Transaction(1, 100, ADMIT_KIND, secrets.token_bytes(LARGE_BYTES)))))
 
 
 def batches_with_a_false_signature(chain: bytes, member: Identity, nonce: int) -> Iterator[bytes]:

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 from features.feature import Feature
 from ledger.core.genesis import Genesis
-from ledger.core.module import Change, Context, Module, View
-from ledger.jobs import ClosedRound, JobRules
+from ledger.core.module import BlockContext, Module, StateChange, StateReader
+from ledger.jobs import ClosedRound, JobSpecRules
 from peer import cli, features
 from protocol.codec import Count
 
@@ -36,11 +36,11 @@ class CountsRounds(Module[Rounds]):
     contents: ClassVar[Mapping[str, type]] = {}
     state_type = Rounds
 
-    def genesis(self, genesis: Genesis) -> Rounds:
+    def genesis_state(self, genesis: Genesis) -> Rounds:
         return Rounds()
 
-    def settle(self, state: Rounds, view: View, context: Context) -> Change:
-        return Change(Rounds(state.closed + len(context.of(ClosedRound))))
+    def settle_block(self, state: Rounds, view: StateReader, context: BlockContext) -> StateChange:
+        return StateChange(Rounds(state.closed + len(context.facts_of(ClosedRound))))
 
 
 class CountsUpdates(Module[Updates]):
@@ -49,17 +49,17 @@ class CountsUpdates(Module[Updates]):
     contents: ClassVar[Mapping[str, type]] = {}
     state_type = Updates
 
-    def genesis(self, genesis: Genesis) -> Updates:
+    def genesis_state(self, genesis: Genesis) -> Updates:
         return Updates(0)
 
-    def upgraded(self, old: Rounds, version: int) -> Updates:
+    def upgrade_state(self, old: Rounds, version: int) -> Updates:
         assert version == CountsRounds.version
         return Updates(old.closed)
 
-    def settle(self, state: Updates, view: View, context: Context) -> Change:
-        closed = context.of(ClosedRound)
+    def settle_block(self, state: Updates, view: StateReader, context: BlockContext) -> StateChange:
+        closed = context.facts_of(ClosedRound)
         accepted = sum(len(item.outcome.accepted) for item in closed)
-        return Change(replace(state, closed=state.closed + len(closed), accepted=state.accepted + accepted))
+        return StateChange(replace(state, closed=state.closed + len(closed), accepted=state.accepted + accepted))
 
 
 def install(version: int) -> None:
@@ -67,7 +67,7 @@ def install(version: int) -> None:
     versions: tuple[Module[Any], ...] = (CountsRounds(), CountsUpdates())
     known = versions[:version]
 
-    def modules(rules: JobRules) -> tuple[Module[Any], ...]:
+    def modules(rules: JobSpecRules) -> tuple[Module[Any], ...]:
         return known
 
     others = [feature for feature in features.FEATURES if feature.name != NAME]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import trio
 
-from ledger.network import NetworkState
+from ledger.network_governance import NetworkState
 from peer.demo.cast import DemoPeer
 from peer.demo.disk import Disk
 from protocol.api import StatusView
@@ -133,7 +133,7 @@ async def has_voted(peer: DemoPeer, height: int) -> bool:
 def version_on_disk(peer: DemoPeer) -> int:
     disk = Disk(peer.directory)
     try:
-        return disk.state.of(NetworkState).version(tally.NAME)
+        return disk.state.module_state(NetworkState).module_version(tally.NAME)
     finally:
         disk.close()
 

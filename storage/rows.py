@@ -5,7 +5,7 @@ buckets' hashes are read, not their data: the root that the state names says whe
 read, its hash must be the one in memory, and the digest beside its data theirs: SQLite does not notice other bytes in them.
 
 Reading has a connection of its own, since it must not wait for the fsync of another's transaction. It may find that the next
-block has just written to a slot: what stood there is then in memory (`ledger.tables.versions`).
+block has just written to a slot: what stood there is then in memory (`ledger.tables.store_versions`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from ledger.tables import Table, TableRoot
-from ledger.tables.rows import PATH_BYTES, Replacement, Stored, loaded, replaced
-from ledger.tables.tree import Node
-from ledger.tables.versions import Version
+from ledger.tables.bucket_changes import PATH_BYTES, BucketChanges, StoredBucket, compute_bucket_changes, load_tree
+from ledger.tables.sparse_merkle_tree import Node
+from ledger.tables.store_versions import StoreVersion
 from protocol.errors import StorageError
 from storage.sealed import damaged, storage_error
 
@@ -48,11 +48,13 @@ BUSY_SECONDS: Final = 10.0  # a checkpoint may keep readers waiting
 class TableChange:
     name: str
     table: Table[Any] | None
-    change: Replacement
+    change: BucketChanges
 
 
 class SqliteRows:
-    """Implements `ledger.tables.Rows` for all tables of one ledger. Raises `StorageError` for whatever the disk does wrong."""
+    """Implements `ledger.tables.BucketStore` for all tables of one ledger. Raises `StorageError` for whatever the disk does
+    wrong.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -63,7 +65,7 @@ class SqliteRows:
             self._reading = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
             self._reading.execute("PRAGMA query_only=1")
         self._trees, last = self._load()
-        self.version = Version(self)
+        self.version = StoreVersion(self)
         self._tables: dict[str, Table[Any]] = {}  # those of the last commit
         self._fresh = itertools.count(last + 1)
 
@@ -79,7 +81,7 @@ class SqliteRows:
 
     def _load(self) -> tuple[dict[str, Node], int]:
         """The trees, and the highest slot."""
-        found: defaultdict[str, list[Stored]] = defaultdict(list)
+        found: defaultdict[str, list[StoredBucket]] = defaultdict(list)
         last = -1
         with self._explained():
             layouts = self._reading.execute("SELECT name FROM sqlite_schema WHERE name LIKE 'rows\\_%' ESCAPE '\\'").fetchall()
@@ -89,9 +91,9 @@ class SqliteRows:
             places = self._reading.execute(f"SELECT name, start, depth, rows, size, hash, slot FROM {_ROWS}")
             try:
                 for name, start, *place in places:
-                    found[name].append(Stored(start.ljust(PATH_BYTES, b"\x00"), *place))
+                    found[name].append(StoredBucket(start.ljust(PATH_BYTES, b"\x00"), *place))
                     last = max(last, place[-1])
-                return {name: loaded(stored) for name, stored in found.items()}, last
+                return {name: load_tree(stored) for name, stored in found.items()}, last
             except (StorageError, TypeError, AttributeError) as error:  # the latter where a damaged column has another type
                 raise damaged(self.path, str(error)) from None
 
@@ -102,14 +104,14 @@ class SqliteRows:
     def attach(self, tables: Mapping[str, Table[Any]]) -> None:
         """Makes the rows of the stored state's tables be here. Raises `StorageError` if they are not those of their roots."""
         for name, table in tables.items():
-            if TableRoot.of(self._trees.get(name)) != table.root:
+            if TableRoot.from_node(self._trees.get(name)) != table.root:
                 raise self._damaged(f"the rows of {name} are not those of the state")
-            table.settle(self._trees.get(name), self.version)
+            table.rebase_on_store(self._trees.get(name), self.version)
             self._tables[name] = table
 
     # Reading ---------------------------------------------------------------------------------------------------------
 
-    def read(self, slot: int, hash: bytes) -> bytes | None:
+    def read_bucket(self, slot: int, hash: bytes) -> bytes | None:
         with self._lock:
             known = self._recent.get(slot)
             if known is not None and known[0] == hash:
@@ -126,7 +128,7 @@ class SqliteRows:
                     return whole
         return None
 
-    def lost(self) -> StorageError:
+    def missing_bucket_error(self) -> StorageError:
         return self._damaged("rows of a table have other bytes")
 
     def _damaged(self, what: str) -> StorageError:
@@ -154,7 +156,7 @@ class SqliteRows:
         found: list[TableChange] = []
         for name in sorted({*self._trees, *tables}):
             table = tables.get(name)
-            change = replaced(self._trees.get(name), self.version, table, self._fresh)
+            change = compute_bucket_changes(self._trees.get(name), self.version, table, self._fresh)
             found.append(TableChange(name, table, change))
         return found
 
@@ -166,15 +168,15 @@ class SqliteRows:
 
     def committed(self, changes: Sequence[TableChange]) -> None:
         """From now on these rows are read from here, and need no memory."""
-        self.version = self.version.followed()
+        self.version = self.version.next_version()
         for of in changes:
             self._trees[of.name] = of.change.node
             before = self._tables.pop(of.name, None)
             if of.table is not None:
-                of.table.settle(of.change.node, self.version)
+                of.table.rebase_on_store(of.change.node, self.version)
                 self._tables[of.name] = of.table
             if before is not None and before is not of.table:
-                before.rest()
+                before.drop_cache()
             with self._lock:
                 for slot in of.change.drops:
                     self._forget(slot)
@@ -182,6 +184,6 @@ class SqliteRows:
                     self._remember(place.slot, place.hash, data)
 
 
-def _row(name: str, place: Stored, data: bytes) -> tuple[Any, ...]:
+def _row(name: str, place: StoredBucket, data: bytes) -> tuple[Any, ...]:
     start, digest = place.start.rstrip(b"\x00"), hashlib.sha256(data).digest()
     return place.slot, name, start, place.depth, place.rows, place.size, place.hash, data, digest

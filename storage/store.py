@@ -408,14 +408,14 @@ class Store:
     def _write_link(self, database: sqlite3.Connection, link: LightBlock) -> None:
         insert(database, "INSERT OR REPLACE", "links", decode_header(link.header).height, codec.encode(link))
 
-    def links(self, after: int, until: int) -> Iterator[LightBlock]:
-        """Implements `ledger.snapshots.snapshot.Archive` with `get_decision` and `header`."""
+    def light_blocks(self, after: int, until: int) -> Iterator[LightBlock]:
+        """Implements `ledger.snapshots.snapshot_server.BlockArchive` with `get_decision` and `header`."""
         query = "WHERE height > ? AND height <= ? ORDER BY height LIMIT 64"
         while rows := self._sealed("links", query, after, until):
             yield from (self._decoded(LightBlock, link) for _, link in rows)
             after = rows[-1][0]
 
-    def header(self, height: int) -> bytes | None:
+    def get_header(self, height: int) -> bytes | None:
         decided = self.get_decision(height)
         if decided is not None:
             return encode_header(make_header(decided.decode()))

@@ -13,7 +13,7 @@ from curation.state import CurationState
 def test_a_small_network_is_filled_and_takes_batches_as_a_large_one(tmp_path: Path) -> None:
     Filler(tmp_path / "peer", annotators=1_000, answers=200 * VOTES, open_tasks=3_000).fill()
     chain = Chain(tmp_path / "peer")
-    before = chain.ledger.state.of(CurationState)
+    before = chain.ledger.state.module_state(CurationState)
     assert (before.settled, before.annotations, len(before.assignments), before.annotators_count) == (200, 1_000, 1_000, 1_000)
     batches = timed(chain, annotators=1_000, count=2)
     chain.store.close()

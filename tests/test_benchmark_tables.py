@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import tables
 from benchmarks.verdicts import MISSED
-from ledger.tables import Table, tree
+from ledger.tables import Table, sparse_merkle_tree
 
 
 def test_a_small_table_is_measured_as_a_large_one(tmp_path: Path) -> None:
@@ -36,6 +36,8 @@ def test_a_history_notices_rows_that_stay_and_roots_that_remember(monkeypatch: p
     monkeypatch.setattr(Table, "with_rows", lambda self, rows: real(self, {k: v for k, v in rows.items() if v is not None}))
     assert "other rows than the dictionary's" in str([tables.history(seed) for seed in range(20)])
     monkeypatch.undo()
-    joined = tree.joined
-    monkeypatch.setattr(tree, "joined", lambda left, right, read: joined(left, right, read) if left and right else left or right)
+    joined = sparse_merkle_tree.join_nodes
+    monkeypatch.setattr(
+        sparse_merkle_tree, "join_nodes", lambda left, right, read: joined(left, right, read) if left and right else left or right
+    )
     assert "another root" in str([tables.history(seed) for seed in range(100)])

@@ -64,7 +64,7 @@ from benchmarks.settings import with_settings
 from benchmarks.simulated import text_file
 from benchmarks.virtual import Costs, Network, limit
 from consensus.quorum import faults_tolerated
-from ledger.audits.draws import EARLY_SHARE
+from ledger.audits.sortition import EARLY_SHARE
 from peer.api.new_job import parse_overrides
 from peer.cli import build_parser
 from peer.features import known_modules
@@ -73,7 +73,7 @@ from protocol.limits import AUDIT_WINDOW_MS_MAX, COST_PER_BLOCK_MAX
 from protocol.messages import Proposal
 from protocol.sampling import SamplingOptions
 from protocol.verdicts import Verdict
-from rounds.terms import RoundTerms
+from rounds.round_terms import RoundTerms
 from tests.ledger.chances import EFFECTIVE, escape
 from training import grid
 from training.defended import HELD, Held
@@ -304,7 +304,7 @@ def test_a_job_is_asked_for_as_it_is_measured(text: Path) -> None:
 
 def test_rows_whose_audits_are_sampled_may_start(text: Path, tmp_path: Path) -> None:
     for settings in ({}, training.DENSE_H15):
-        audits = ModelHost(tmp_path).terms(training.Task(text, 45, 7, 1e-3, 60.0).spec(**settings).encode()).audits
+        audits = ModelHost(tmp_path).terms_of_spec(training.Task(text, 45, 7, 1e-3, 60.0).spec(**settings).encode()).audits
         assert audits is not None and audits.window_ms(training.PEERS) <= AUDIT_WINDOW_MS_MAX
 
 
@@ -1111,7 +1111,7 @@ def test_who_sees_the_loss_jump_finds_a_lie_that_nobody_drew(text: Path, monkeyp
     some = world(text)
     some.spec = replace(some.spec, rounds=12, local_steps=1, audit_window=3)
     monkeypatch.setattr(attacks_gpt, "LAPSES", 0)
-    monkeypatch.setattr(attacks_gpt.draws, "draw", lambda *_: ())
+    monkeypatch.setattr(attacks_gpt.sortition, "draw_auditors", lambda *_: ())
     plan = attacks_gpt.Plan(closing=2)
     assert attacks_gpt.attacked(some, "sign-flip", AuditMode.SAMPLED, plan).found == 0
     looked = list[tuple[int, int]]()
@@ -1153,7 +1153,7 @@ def test_runs_that_share_updates_give_what_each_alone_gives(text: Path, monkeypa
 def test_poisoners_come_late_or_at_once_and_are_found(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     some = world(text)
     some.spec = replace(some.spec, rounds=6, local_steps=1, suspension_rounds=20)
-    monkeypatch.setattr(attacks_gpt.draws, "draw", lambda tickets, *_: tuple(tickets))
+    monkeypatch.setattr(attacks_gpt.sortition, "draw_auditors", lambda tickets, *_: tuple(tickets))
     assert [attacks_gpt.attacked(some, name, AuditMode.OFF).accepted for name in LATE] == [2] * len(LATE)
     for lapses, rounds in ((0, 3), (1, 3)):  # until the dispute is decided, or from the second round to the closing ones
         monkeypatch.setattr(attacks_gpt, "LAPSES", lapses)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import trio
 
-from ledger.audits.state import Entry, Result
-from ledger.jobs import Start, job_id
-from ledger.state import State
+from ledger.audits.audit_state import AuditLogEntry, AuditResult
+from ledger.jobs import StartJob, job_id
+from ledger.ledger_state import LedgerState
 from peer import features
 from peer.driver.auditing import describe
 from peer.features import FEATURES, founding_modules
@@ -83,7 +83,7 @@ async def train(made: Network, spec: JobSpec) -> bytes:
     first = made.seats[0]
     keep = first.blobs.add
     spec = replace(spec, data=keep(corpus.split(iter([TEXT]), keep).encode())).checked()
-    return job_id(first.public, await first.author.submit("job/start", Start(spec.encode())))
+    return job_id(first.public, await first.author.submit("job/start", StartJob(spec.encode())))
 
 
 def rejections(seat: Seat, job: bytes) -> dict[bytes, dict[str, int]]:
@@ -110,8 +110,8 @@ async def test_an_invented_declaration_is_rejected_by_the_objective_s_own_reason
         assert named and all("accept" in verdicts.values() for verdicts in named)
 
 
-def suspensions(state: State) -> list[Entry]:
-    return [entry for entry in state.audits.log if entry.result is Result.SUSPENDED]
+def suspensions(state: LedgerState) -> list[AuditLogEntry]:
+    return [entry for entry in state.audits.log if entry.result is AuditResult.SUSPENDED]
 
 
 async def test_an_invented_declaration_is_found_by_sampled_audits(feature: None, tmp_path: Path) -> None:

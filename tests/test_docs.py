@@ -35,18 +35,18 @@ from curation.module import project_id
 from curation.reputation import confusions, divided, weight
 from curation.tasks import Task, assignment_id, leaf_of, task_id
 from curation.whole import estimated
-from ledger import anchors, jobs, members
-from ledger.audits import draws, losses
-from ledger.audits import state as audits
-from ledger.audits.transitions import TRANSITIONS
-from ledger.blocks.pool import signed_digest, transaction_digest
-from ledger.blocks.short import ShortBody, ShortClosing, WholeBody, condense
+from ledger import jobs, members, model_anchors
+from ledger.audits import audit_state as audits
+from ledger.audits import loss_commitments, sortition
+from ledger.audits.transitions import AUDIT_TRANSITIONS
+from ledger.blocks.compact_blocks import CompactBody, CompactRoundCertificate, WholeBody, compact_body
+from ledger.blocks.mempool import signed_digest, transaction_digest
 from ledger.core.genesis import Founder, Genesis, ModuleVersion
 from ledger.jobs import JobsState
+from ledger.ledger_state import EMPTY_BODY, BlockBody, newest_module_versions
 from ledger.members import Invitation, Member, MembersState, rotation_preimage
-from ledger.network import NetworkState
+from ledger.network_governance import NetworkState
 from ledger.row_proofs import RowProof, RowProofFile
-from ledger.state import EMPTY_BODY, Body, newest
 from ledger.tables import Table
 from peer import features
 from peer.api.new_job import NOT_SET_BY_NAME
@@ -68,7 +68,7 @@ from rlhf.preferences import Pair, pairs_in_turn, pairs_of_step
 from rlhf.responses import Example
 from rlhf.reward import MeanTerms
 from rlhf.supervised import DpoTerms, InstructTerms
-from rounds.ballots import Closing
+from rounds.round_state import RoundCertificate
 from tests.ledger.world import PlainJobs
 from tests.rooms import ROOMS
 from training import stream
@@ -102,12 +102,12 @@ RECORDS: tuple[type, ...] = (
     Signed,
     Block,
     BlockHeader,
-    Body,
+    BlockBody,
     Evidence,
     WholeBody,
-    ShortBody,
-    ShortClosing,
-    Closing,
+    CompactBody,
+    CompactRoundCertificate,
+    RoundCertificate,
     Genesis,
     ModuleVersion,
     Founder,
@@ -118,23 +118,23 @@ RECORDS: tuple[type, ...] = (
     MembersState,
     Member,
     JobsState,
-    jobs.Waiting,
+    jobs.QueuedJob,
     jobs.Job,
-    anchors.Anchor,
-    anchors.Undone,
+    model_anchors.ModelAnchor,
+    model_anchors.UndoneRounds,
     audits.AuditsState,
     audits.JobAudits,
-    draws.Commitment,
+    sortition.NonceCommitment,
     audits.RoundAudits,
-    audits.Drawn,
+    audits.AuditableProposal,
     audits.Dispute,
-    losses.SealedLoss,
-    losses.Unopened,
-    losses.Compared,
-    audits.Standing,
-    audits.Entry,
+    loss_commitments.SealedLoss,
+    loss_commitments.UnopenedLosses,
+    loss_commitments.LossComparisons,
+    audits.MemberAuditRecord,
+    audits.AuditLogEntry,
     JobSpec,
-    jobs.Base,
+    jobs.ModelReference,
     ModelSpec,
     State,
     Record,
@@ -184,7 +184,7 @@ RECORDS: tuple[type, ...] = (
     plans.Stage,
 )
 # Where two records have one name.
-NAMES: dict[type, str] = {tasks.Entry: "TaskEntry", anchors.Anchor: "JobAnchor"}
+NAMES: dict[type, str] = {tasks.Entry: "TaskEntry"}
 
 
 # Tables --------------------------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ def sections() -> Iterable[tuple[str, list[str]]]:
 def transition_rows() -> list[str]:
     return [
         f"| {stage} | {event} | {moved.after} | {f'`{moved.result}`' if moved.result else ''} | {'; '.join(moved.effects)} |"
-        for (stage, event), moved in TRANSITIONS.items()
+        for (stage, event), moved in AUDIT_TRANSITIONS.items()
     ]
 
 
@@ -305,7 +305,9 @@ def of_values() -> dict[str, str]:
         "preimage": signing_preimage("prepare", CHAIN, signed.body).hex(),
         "signature": signed.signature.hex(),
         "merkle root": merkle.merkle_root([merkle.leaf_hash(leaf) for leaf in (b"a", b"b", b"c")]).hex(),
-        "genesis": encode(genesis := Genesis("example", 1_700_000_000_000, bytes(16), founders, newest(MODULES))).hex(),
+        "genesis": encode(
+            genesis := Genesis("example", 1_700_000_000_000, bytes(16), founders, newest_module_versions(MODULES))
+        ).hex(),
         "chain id": genesis.chain_id.hex(),
         "voter set hash": genesis.voters.hash.hex(),
     }
@@ -332,14 +334,14 @@ def of_agreement() -> dict[str, str]:
 
 
 def of_ledger() -> dict[str, str]:
-    signed = sign_message(SIGNER, CHAIN, Transaction(1, 100, "member/leave", encode(members.Leave())))
+    signed = sign_message(SIGNER, CHAIN, Transaction(1, 100, "member/leave", encode(members.ResignAsVoter())))
     return {
-        "empty body": encode(Body((), (), ())).hex(),
-        "short form of the empty body": condense(EMPTY_BODY).hex(),
+        "empty body": encode(BlockBody((), (), ())).hex(),
+        "short form of the empty body": compact_body(EMPTY_BODY).hex(),
         "signed transaction": encode(signed).hex(),
         "digest in notices": transaction_digest(signed).hex(),
         "digest in short bodies": signed_digest(signed).hex(),
-        "ticket": draws.ticket(b"j" * 32, 3, bytes(16), b"k" * 32, b"t" * 32).hex(),
+        "ticket": sortition.sortition_ticket(b"j" * 32, 3, bytes(16), b"k" * 32, b"t" * 32).hex(),
         "rotation signature": SECOND.sign(rotation_preimage(CHAIN, SIGNER.public)).hex(),
     }
 

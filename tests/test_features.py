@@ -20,10 +20,10 @@ from features.lazily import named
 from features.roles import Role
 from features.settings import Setting
 from ledger.core.genesis import ROLES_MAX, Genesis, check_roles
-from ledger.jobs import Phase, Start
-from ledger.row_proofs import RowProof, RowProofFile, proven_row, row_proof, sealed
-from ledger.state import State, Unknown, core_modules
-from ledger.tables import Proof, TableRoot
+from ledger.jobs import JobPhase, StartJob
+from ledger.ledger_state import LedgerState, UnsupportedModuleVersion, core_modules
+from ledger.row_proofs import RowProof, RowProofFile, encode_row_proof_file, make_row_proof, verify_row_proof_file
+from ledger.tables import KeyProof, TableRoot
 from peer import cli, features
 from peer.daemon.daemon import running
 from peer.driver.author import Author
@@ -74,7 +74,7 @@ def seen() -> dict[str, bool]:
     features.install()
     return {
         "modules": "notes" in {module.name for module in modules_of(PlainJobs())},
-        "tables": "notes/lines" in rules_of(founded(), PlainJobs()).first_state().tables,
+        "tables": "notes/lines" in rules_of(founded(), PlainJobs()).genesis_state().tables,
         "genesis": "notes" in {module.name for module in founding_modules()},
         "documents": any("notes/write" in title for title, _ in sections()),
         "fuzz targets": any(name.startswith("tests.notes") for name in decoders.__wrapped__()),
@@ -105,11 +105,11 @@ def test_without_the_line_it_shows_nowhere() -> None:
 def test_another_list_of_modules_is_another_network(feature: None) -> None:
     world = World()
     assert founded().chain_id != world.genesis.chain_id
-    state = rules_of(genesis := founded(), PlainJobs()).first_state()
-    assert state.of(NotesState).written == {} and state.root != world.state.root
+    state = rules_of(genesis := founded(), PlainJobs()).genesis_state()
+    assert state.module_state(NotesState).written == {} and state.state_root != world.state.state_root
     FEATURES.remove(NOTES)
-    with pytest.raises(Unknown, match="this network runs notes 1; this program does not know it"):
-        rules_of(genesis, PlainJobs()).first_state()
+    with pytest.raises(UnsupportedModuleVersion, match="this network runs notes 1; this program does not know it"):
+        rules_of(genesis, PlainJobs()).genesis_state()
     FEATURES.append(NOTES)
 
 
@@ -127,8 +127,8 @@ def test_an_objective_s_own_record_is_part_of_what_is_checked(feature: None, tmp
     for settings, why in ((codec.encode(Sizes(9000)), "size 9000 is outside"), (b"\xc0", "Sizes")):
         with pytest.raises(RemoteProtocolError, match=why):
             JobSpec.decode(replace(JOB, settings=settings).encode())
-    assert ModelHost(tmp_path).terms(JOB.encode()).requires[0].name == "notes"
-    assert ModelHost(tmp_path).terms(LETTERS.encode()).role == "clerk"
+    assert ModelHost(tmp_path).terms_of_spec(JOB.encode()).requires[0].name == "notes"
+    assert ModelHost(tmp_path).terms_of_spec(LETTERS.encode()).role == "clerk"
     with pytest.raises(RemoteProtocolError, match="has no settings"):
         JobSpec.decode(replace(JOB, objective="scratch").encode())
 
@@ -192,23 +192,29 @@ def noted() -> Chain:
     return chain
 
 
-def line_of(state: State) -> Line | None:
-    return state.of(NotesState).lines.get(SHOWN)
+def line_of(state: LedgerState) -> Line | None:
+    return state.module_state(NotesState).lines.get_record(SHOWN)
 
 
 def in_root(chain: Chain, folder: Path) -> bool:
     """One row more or less is another state root, and all else of the state is the same."""
     state = chain.state
-    notes = state.of(NotesState)
-    without = state.with_modules(notes=replace(notes, lines=notes.lines.without(SHOWN)))
-    with_it = without.with_modules(notes=replace(notes, lines=without.of(NotesState).lines.with_row(SHOWN, line_of(state))))
-    return without.root != state.root == with_it.root
+    notes = state.module_state(NotesState)
+    without = state.with_modules(notes=replace(notes, lines=notes.lines.without_row(SHOWN)))
+    with_it = without.with_modules(
+        notes=replace(notes, lines=without.module_state(NotesState).lines.with_row(SHOWN, line_of(state)))
+    )
+    return without.state_root != state.state_root == with_it.state_root
 
 
 def in_snapshot(chain: Chain, folder: Path) -> bool:
     """A newcomer gets the rows from others."""
     fetched = Fetch(chain, {b"a" * 32: Server(chain.shelf())}).run().transfer.restored
-    return fetched is not None and fetched.state.root == chain.states[fetched.height].root and line_of(fetched.state) is not None
+    return (
+        fetched is not None
+        and fetched.state.state_root == chain.states[fetched.height].state_root
+        and line_of(fetched.state) is not None
+    )
 
 
 def in_store(chain: Chain, folder: Path) -> bool:
@@ -218,7 +224,7 @@ def in_store(chain: Chain, folder: Path) -> bool:
     store.append_records([chain.decided[height] for height in sorted(chain.decided)])
     # The chain's own tables stay as they are: those that are stored are read from the disk from then on.
     state = chain.rules.decode_state(chain.rules.encode_state(chain.state)).with_rows_of(chain.state)
-    store.save_state(state.height, state.root, chain.rules.encode_state(state), tables=state.tables)
+    store.save_state(state.height, state.state_root, chain.rules.encode_state(state), tables=state.tables)
     store.close()
     again = Store(path, chain.chain)
     try:
@@ -231,7 +237,7 @@ def in_store(chain: Chain, folder: Path) -> bool:
 
 def in_proof(chain: Chain, folder: Path) -> bool:
     """A file shows a row, and that there is none, to whoever knows the genesis."""
-    shown, missing = (proven_row(file_of(chain, key), known_modules(), FastVerifier()) for key in (SHOWN, MISSING))
+    shown, missing = (verify_row_proof_file(file_of(chain, key), known_modules(), FastVerifier()) for key in (SHOWN, MISSING))
     return (shown.table, shown.record, missing.value) == ("notes/lines", line_of(chain.state), None)
 
 
@@ -239,7 +245,9 @@ def in_no_forged_proof(chain: Chain, folder: Path) -> bool:
     """A row that is not in the table is not shown, whatever else is right."""
     content = codec.decode(RowProof, codec.decode_message(file_of(chain, SHOWN), (RowProofFile,)).content)
     try:
-        proven_row(sealed(replace(content, value=codec.encode(Line(bytes(32), 1)))), known_modules(), FastVerifier())
+        verify_row_proof_file(
+            encode_row_proof_file(replace(content, value=codec.encode(Line(bytes(32), 1)))), known_modules(), FastVerifier()
+        )
     except RemoteProtocolError:
         return True
     return False
@@ -247,7 +255,7 @@ def in_no_forged_proof(chain: Chain, folder: Path) -> bool:
 
 def file_of(chain: Chain, key: bytes) -> bytes:
     height = chain.state.height - 1
-    return row_proof(chain.genesis, chain.states[height], chain.shelf().path(height), "notes/lines", key)
+    return make_row_proof(chain.genesis, chain.states[height], chain.shelf().light_blocks_to(height), "notes/lines", key)
 
 
 Demand = Callable[[Chain, Path], bool]
@@ -260,7 +268,7 @@ def test_with_the_line_a_table_of_the_feature_shows_in(feature: None, tmp_path: 
 
 
 def test_without_the_line_there_is_no_such_table(tmp_path: Path) -> None:
-    state = rules_of(founded(), PlainJobs()).first_state()
+    state = rules_of(founded(), PlainJobs()).genesis_state()
     assert not any(name.startswith("notes/") for name in state.tables)
     with pytest.raises(UserError, match="this network has no table 'notes/lines': it has curation/projects, curation/"):
         prove(founded(), state, (), "notes/lines", SHOWN, tmp_path / "row.proof")
@@ -272,10 +280,10 @@ def test_without_the_line_there_is_no_such_table(tmp_path: Path) -> None:
 # Demand -> what is broken on purpose: where, and by what it is replaced.
 FAULTS: dict[Demand, tuple[str, Any]] = {
     in_root: ("ledger.tables.table.Table.to_wire", lambda table: TableRoot(bytes(32), 0, 0)),
-    in_snapshot: ("ledger.snapshots.assembly.Assembly._want_rows", lambda assembly, state: None),
+    in_snapshot: ("ledger.snapshots.snapshot_assembly.SnapshotAssembly._want_rows", lambda assembly, state: None),
     in_store: ("storage.rows.SqliteRows.write", lambda rows, database, changes: None),
-    in_proof: ("ledger.tables.table.Table.prove", lambda table, key: Proof((), None)),
-    in_no_forged_proof: ("ledger.row_proofs.verify", lambda root, key, value, proof: True),
+    in_proof: ("ledger.tables.table.Table.prove_key", lambda table, key: KeyProof((), None)),
+    in_no_forged_proof: ("ledger.row_proofs.verify_key", lambda root, key, value, proof: True),
 }
 
 
@@ -349,19 +357,19 @@ async def test_a_running_peer_has_its_role_its_part_its_blob_its_objective_and_i
             told: tuple[EventView, ...] = ()
             while "the first note is decided" not in [event.text for event in told]:
                 told += await daemon.api.events(len(told), SECONDS_MAX)
-            notes, me = driver.state.of(NotesState), driver.signer.public
+            notes, me = driver.state.module_state(NotesState), driver.signer.public
             assert notes.written == {me: 1} and notes.last is not None and driver.blobs.read(notes.last) == b"milk"
             assert driver.state.members.members[me].roles == ("scribe",)
             assert (directory / "parts" / "scribe" / "written").exists()
             author = Author(driver)
-            await author.submit("job/start", Start(JOB.encode()))
-            while any(job.phase is not Phase.FINISHED for job in driver.state.jobs.jobs.values()):
+            await author.submit("job/start", StartJob(JOB.encode()))
+            while any(job.phase is not JobPhase.FINISHED for job in driver.state.jobs.jobs.values()):
                 await driver.applied.wait()
             (closed,) = await daemon.api.rounds(1)
             assert list(closed.verdicts.values()) == ["accept"] and closed.stepped
             await author.submit("notes/write", Write(notes.last))
-            assert driver.state.of(NotesState).written == {me: 2}
-            while driver.state.certified_roots[driver.state.height - 1] != driver.state.root:
+            assert driver.state.module_state(NotesState).written == {me: 2}
+            while driver.state.certified_roots[driver.state.height - 1] != driver.state.state_root:
                 await driver.applied.wait()
             asking = ["prove", "notes/lines", f"0x{notes.last.hex()}", "-o", str(tmp_path / "row.proof"), *said]
             assert await trio.to_thread.run_sync(cli.main, asking) == 0

@@ -14,9 +14,9 @@ from typing import Any
 import msgpack
 import pytest
 
-from ledger.row_proofs import row_proof
-from ledger.tables import Proof, RangeProof, Table, TableRoot
-from ledger.tables.proofs import RANGE_BYTES, Leaf
+from ledger.row_proofs import make_row_proof
+from ledger.tables import KeyProof, RangeProof, Table, TableRoot
+from ledger.tables.table_proofs import RANGE_BYTES, OtherLeaf
 from protocol import codec
 from protocol.limits import ROW_BYTES_MAX, ROW_KEY_BYTES_MAX
 from tests.ledger.snapshots import lived
@@ -48,12 +48,12 @@ def vectors() -> dict[str, str]:
         "hash of 2 rows": table(2).root.hash,
         "hash of 40 rows": whole.root.hash,
         "root of 40 rows": codec.encode(whole.root),
-        "hash of 40 rows without 00 07": whole.without(SEVENTH).root.hash,
-        "proof of 00 07": codec.encode(whole.prove(SEVENTH)),
-        "proof that ff ff is not there": codec.encode(whole.prove(BESIDE)),
-        "proof that 00 28 is not there": codec.encode(whole.prove(ALONE)),
-        "range 010 of 40 rows": codec.encode(whole.part("010")),
-        "range 00000000 of 40 rows": codec.encode(whole.part("00000000")),
+        "hash of 40 rows without 00 07": whole.without_row(SEVENTH).root.hash,
+        "proof of 00 07": codec.encode(whole.prove_key(SEVENTH)),
+        "proof that ff ff is not there": codec.encode(whole.prove_key(BESIDE)),
+        "proof that 00 28 is not there": codec.encode(whole.prove_key(ALONE)),
+        "range 010 of 40 rows": codec.encode(whole.prove_range("010")),
+        "range 00000000 of 40 rows": codec.encode(whole.prove_range("00000000")),
     }
     return {name: value.hex() for name, value in found.items()}
 
@@ -174,14 +174,14 @@ def merkle_root(level: list[bytes]) -> bytes:
 def test_a_second_implementation_takes_the_file_of_one_row(key: bytes) -> None:
     chain = lived(40)
     state = chain.states[39]
-    data = row_proof(chain.genesis, state, chain.shelf().path(39), "notebook/notes", key)
-    assert shown_by(data) == (chain.chain, 39, key, state.tables["notebook/notes"].encoded(key))
+    data = make_row_proof(chain.genesis, state, chain.shelf().light_blocks_to(39), "notebook/notes", key)
+    assert shown_by(data) == (chain.chain, 39, key, state.tables["notebook/notes"].encoded_record(key))
 
 
 # What else the page says -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [TableRoot, Proof, Leaf, RangeProof])
+@pytest.mark.parametrize("kind", [TableRoot, KeyProof, OtherLeaf, RangeProof])
 def test_the_fields_on_the_page_are_those_of_the_code(kind: type) -> None:
     section = PAGE.read_text().split(f"\n#### {kind.__name__}\n")[1].split("\n#")[0]
     names = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)

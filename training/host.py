@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from ledger.core.genesis import ModuleVersion
-from ledger.jobs import JOBS_OF_ESTIMATES, JOBS_OF_MODELS, AuditTerms, Base, ClosedRound, JobTerms
+from ledger.jobs import JOBS_V2, JOBS_V3, AuditTerms, ClosedRound, JobTerms, ModelReference
 from protocol import codec
 from protocol.errors import StorageError
 from protocol.identity import Signed
@@ -51,7 +51,7 @@ def directory_of(folder: Path, job: bytes, number: int) -> Path:
 
 
 class ModelHost:
-    """Implements `ledger.jobs.JobRules`. `step` may run in a thread; one at a time."""
+    """Implements `ledger.jobs.JobSpecRules`. `step` may run in a thread; one at a time."""
 
     def __init__(self, folder: Path, threads: int = 1) -> None:
         """`threads` share the work on a model that is large enough; 0: as many as the machine has processors, but a few."""
@@ -61,18 +61,22 @@ class ModelHost:
         self._pinned: frozenset[tuple[bytes, int]] = frozenset()  # models of snapshots that others may ask for
         self._discarded: set[bytes] = set()  # jobs
 
-    def terms(self, spec: bytes) -> JobTerms:
+    def terms_of_spec(self, spec: bytes) -> JobTerms:
         return _terms(spec, JobSpec.decode(spec).kind, AUDIT_RESPONSE_MS)
 
-    def misfit(self, base: bytes, spec: bytes) -> str | None:
+    def why_base_refused(self, base: bytes, spec: bytes) -> str | None:
         before, after = JobSpec.decode(base), JobSpec.decode(spec)
         if before.model != after.model:
             return f"its model has other sizes ({before.model}, wanted are {after.model})"
         return "its tokens are another tokenizer's" if before.tokenizer != after.tokenizer else None
 
-    def misread(self, read: bytes, spec: bytes) -> str | None:
+    def why_read_model_refused(self, read: bytes, spec: bytes) -> str | None:
         before, after = JobSpec.decode(read).objective, JobSpec.decode(spec).kind
-        return self.misfit(read, spec) if before in after.reads else f"it is a {before} job, wanted is {' or '.join(after.reads)}"
+        return (
+            self.why_base_refused(read, spec)
+            if before in after.reads
+            else f"it is a {before} job, wanted is {' or '.join(after.reads)}"
+        )
 
     def directory(self, job: bytes, number: int) -> Path:
         """Where the model that round `number` starts from is."""
@@ -116,7 +120,7 @@ class ModelHost:
             self._models[job] = ReplicatedModel.initial_into(directory, job, decoded, start, each)
         return self._models[job].root
 
-    def _start(self, base: Base | None, each: Each) -> ReplicatedModel | None:
+    def _start(self, base: ModelReference | None, each: Each) -> ReplicatedModel | None:
         if base is None:
             return None
         return ReplicatedModel.open_decided(self.directory(base.job, base.round), base.root, each)
@@ -179,7 +183,7 @@ class ModelHost:
         directory = self.directory(job, number)
         if files.is_durable(directory):
             return True  # what is wrong with it is not that the machine stopped: whoever reads it says so
-        return self.holds(job, number, root)
+        return self.has_model(job, number, root)
 
     def _last_durable(self, job: bytes, number: int) -> int | None:
         """The round, up to `number`, of the model from which the others can be computed."""
@@ -193,32 +197,33 @@ class ModelHost:
             if of.isdigit():
                 yield int(of), directory
 
-    # Snapshots: implements `ledger.snapshots.snapshot.Models` ------------------------------------------------------------------
+    # Snapshots: implements `ledger.snapshots.snapshot_server.ModelStore`
+    # ------------------------------------------------------------------
 
-    def manifest(self, job: bytes, number: int) -> bytes:
+    def read_manifest(self, job: bytes, number: int) -> bytes:
         return files.read_manifest(self.directory(job, number))
 
-    def part(self, job: bytes, number: int, index: int) -> bytes:
+    def read_part(self, job: bytes, number: int, index: int) -> bytes:
         served = self._served
         if served is None or (served.job, served.round) != (job, number):
             served = self._served = ReplicatedModel.open(self.directory(job, number))
         return part_of(served, index)
 
-    def receive(self, job: bytes, number: int, root: bytes, manifest: bytes) -> IncomingModel:
+    def start_receiving(self, job: bytes, number: int, root: bytes, manifest: bytes) -> IncomingModel:
         return IncomingModel(self.directory(job, number), job, number, root, manifest, partial(self._forget, job))
 
     def _forget(self, job: bytes) -> None:
         self._models.pop(job, None)
         self._served = None
 
-    def holds(self, job: bytes, number: int, root: bytes) -> bool:
+    def has_model(self, job: bytes, number: int, root: bytes) -> bool:
         try:
             model = self.opened(job, number)
         except StorageError:
             return False
         return model.root == root
 
-    def pin(self, models: frozenset[tuple[bytes, int]]) -> None:
+    def set_pinned_models(self, models: frozenset[tuple[bytes, int]]) -> None:
         self._pinned = models
         pinned = {job for job, _ in models}
         for job in self._discarded - pinned:
@@ -287,7 +292,7 @@ SAID_OF_MODELS = ("start", "licence", "precision", "closing_rounds", "parts", "o
 def _requires(job: JobSpec) -> tuple[ModuleVersion, ...]:
     usual = JobSpec(name=job.name)
     said = any(getattr(job, name) != getattr(usual, name) for name in SAID_OF_MODELS)
-    said_of = {JOBS_OF_ESTIMATES: job.has_estimates, JOBS_OF_MODELS: said or not job.model.is_first_form}
+    said_of = {JOBS_V2: job.has_estimates, JOBS_V3: said or not job.model.is_first_form}
     return ModuleVersion(job.kind.module, job.kind.version), *(module for module, is_said in said_of.items() if is_said)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated, Any, Final
 
-from ledger.jobs import Base
+from ledger.jobs import ModelReference
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Length
 from protocol.errors import RemoteProtocolError, UserError
@@ -159,7 +159,7 @@ class JobSpec:
     objective: Name = "language"
     model: ModelSpec = field(default_factory=ModelSpec)
     tokenizer: Digest | None = None  # blob of a byte-level BPE in tokenizers' JSON; None: the 256 bytes
-    base: Base | None = None  # the finished job whose model this one starts from; None: it starts anew
+    base: ModelReference | None = None  # the finished job whose model this one starts from; None: it starts anew
     data: Digest | None = None  # blob of the data manifest (`training.data.corpus`); None: each trainer's own text
     held_out_permille: Annotated[int, Between(0, 500)] = 100  # the last part of the text, never trained on
     seed: Count = 0  # of the initialisation and of the sampler

@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
-from ledger.audits.losses import Loss
+from ledger.audits.loss_commitments import LossMillionths
 from protocol import codec
 from protocol.codec import Count, Digest, Key, Length
 from protocol.errors import RemoteProtocolError
@@ -58,7 +58,7 @@ class Proposed:
     feedback: Digest | None = None
     inner_from: Digest | None = None
     declaration: Annotated[bytes, Length(0, DECLARATION_BYTES_MAX)] = b""  # of the proposal; its blobs are in `declared_out`
-    last_loss: Loss | None = None  # of the last inner step, in millionths
+    last_loss: LossMillionths | None = None  # of the last inner step, in millionths
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Audited:
     verdict: Verdict
     relative_error: float  # ‖m − (decay·e + Δ_replay)‖ / ‖Δ_replay‖
     seconds: float
-    last_loss: Loss | None = None  # of the last inner step, in millionths; None: nothing was replayed
+    last_loss: LossMillionths | None = None  # of the last inner step, in millionths; None: nothing was replayed
 
 
 @dataclass(frozen=True, slots=True)

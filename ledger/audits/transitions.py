@@ -1,6 +1,6 @@
 """The state machine of sampled audits: what can become of a drawn proposal, of a dispute, and of a trainer.
 
-`ledger.audits.docket` looks up every transition here, and an event that a stage does not know is a bug of ours. The page
+`ledger.audits.state_machine` looks up every transition here, and an event that a stage does not know is a bug of ours. The page
 docs/protocol/audits.md has the same table: `python -m tests.test_docs --write` writes it from this one.
 """
 
@@ -10,11 +10,11 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ledger.audits.state import Result
+from ledger.audits.audit_state import AuditResult
 
 
-class Stage(enum.StrEnum):
-    AWAITED = "drawn proposal: an auditor's report is awaited"  # in `Drawn.pending`
+class AuditStage(enum.StrEnum):
+    AWAITED = "drawn proposal: an auditor's report is awaited"  # in `AuditableProposal.pending_auditors`
     UNDISPUTED = "proposal that is kept: undisputed"  # in no `Dispute`
     OPEN = "dispute: open"  # in `JobAudits.disputes`
     SEALED = "report with a sealed loss"  # in `JobAudits.unopened`
@@ -23,7 +23,7 @@ class Stage(enum.StrEnum):
     OVER = "over"  # in no table any more
 
 
-class Event(enum.StrEnum):
+class AuditEvent(enum.StrEnum):
     PASSES = "the auditor reports `match`"
     FAILS = "the auditor reports any other finding"
     VOLUNTEERED = "a re-executor says `audit/volunteer`"
@@ -41,7 +41,7 @@ class Event(enum.StrEnum):
     CONVICTED = "a dispute ends as `suspended` or as `shunned`, or an auditor was lazy"
 
 
-class Effect(enum.StrEnum):
+class AuditEffect(enum.StrEnum):
     """What else happens, in this order."""
 
     COUNT_REPORT = "the auditor's `reports` grows"
@@ -63,40 +63,54 @@ class Effect(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Transition:
-    after: Stage
-    result: Result | None = None  # as the log says it
-    effects: tuple[Effect, ...] = ()
+class AuditTransition:
+    after: AuditStage
+    result: AuditResult | None = None  # as the log says it
+    effects: tuple[AuditEffect, ...] = ()
 
 
-TRANSITIONS: Mapping[tuple[Stage, Event], Transition] = {
-    (Stage.AWAITED, Event.PASSES): Transition(Stage.OVER, Result.PASSED, (Effect.COUNT_REPORT,)),
-    (Stage.AWAITED, Event.FAILS): Transition(Stage.OVER, Result.CHALLENGED, (Effect.COUNT_REPORT, Effect.DISPUTE)),
-    (Stage.AWAITED, Event.TIME): Transition(Stage.OVER, Result.LAPSED, (Effect.COUNT_LAPSE,)),
-    (Stage.AWAITED, Event.UNDONE): Transition(Stage.OVER),
-    (Stage.UNDISPUTED, Event.VOLUNTEERED): Transition(Stage.AWAITED),
-    (Stage.OPEN, Event.JUDGED): Transition(Stage.OPEN),
-    (Stage.OPEN, Event.GUILTY): Transition(Stage.OVER, Result.SUSPENDED, (Effect.UPHOLD, Effect.SUSPEND, Effect.ROLL_BACK)),
-    (Stage.OPEN, Event.UNSEEN): Transition(Stage.OVER, Result.SUSPENDED, (Effect.UPHOLD, Effect.SUSPEND, Effect.ROLL_BACK)),
-    (Stage.OPEN, Event.INNOCENT): Transition(Stage.OVER, Result.REFUTED, (Effect.HOLD_AGAINST, Effect.NOTE_CLAIMS)),
-    (Stage.OPEN, Event.SHUNNED): Transition(Stage.OVER, Result.SHUNNED, (Effect.HOLD_AGAINST, Effect.SUSPEND)),
-    (Stage.OPEN, Event.TIME): Transition(Stage.OVER, Result.DROPPED),
-    (Stage.SEALED, Event.LOSS_RIGHT): Transition(Stage.OVER, None, (Effect.COMPARE,)),
-    (Stage.SEALED, Event.LOSS_WRONG): Transition(Stage.OVER, Result.WRONG_LOSS, (Effect.COMPARE, Effect.COUNT_WRONG)),
-    (Stage.SEALED, Event.LOSS_LAZY): Transition(
-        Stage.OVER, Result.LAZY, (Effect.COMPARE, Effect.COUNT_WRONG, Effect.SUSPEND_AUDITOR)
+AUDIT_TRANSITIONS: Mapping[tuple[AuditStage, AuditEvent], AuditTransition] = {
+    (AuditStage.AWAITED, AuditEvent.PASSES): AuditTransition(AuditStage.OVER, AuditResult.PASSED, (AuditEffect.COUNT_REPORT,)),
+    (AuditStage.AWAITED, AuditEvent.FAILS): AuditTransition(
+        AuditStage.OVER, AuditResult.CHALLENGED, (AuditEffect.COUNT_REPORT, AuditEffect.DISPUTE)
     ),
-    (Stage.SEALED, Event.TIME): Transition(Stage.OVER, None, (Effect.LOSE_REWARD,)),
-    (Stage.SEALED, Event.VOID): Transition(Stage.OVER),
-    (Stage.TRAINS, Event.CONVICTED): Transition(Stage.SUSPENDED, None, (Effect.LOSE_REWARDS, Effect.FORGET)),
-    (Stage.SUSPENDED, Event.TIME): Transition(Stage.TRAINS),
+    (AuditStage.AWAITED, AuditEvent.TIME): AuditTransition(AuditStage.OVER, AuditResult.LAPSED, (AuditEffect.COUNT_LAPSE,)),
+    (AuditStage.AWAITED, AuditEvent.UNDONE): AuditTransition(AuditStage.OVER),
+    (AuditStage.UNDISPUTED, AuditEvent.VOLUNTEERED): AuditTransition(AuditStage.AWAITED),
+    (AuditStage.OPEN, AuditEvent.JUDGED): AuditTransition(AuditStage.OPEN),
+    (AuditStage.OPEN, AuditEvent.GUILTY): AuditTransition(
+        AuditStage.OVER, AuditResult.SUSPENDED, (AuditEffect.UPHOLD, AuditEffect.SUSPEND, AuditEffect.ROLL_BACK)
+    ),
+    (AuditStage.OPEN, AuditEvent.UNSEEN): AuditTransition(
+        AuditStage.OVER, AuditResult.SUSPENDED, (AuditEffect.UPHOLD, AuditEffect.SUSPEND, AuditEffect.ROLL_BACK)
+    ),
+    (AuditStage.OPEN, AuditEvent.INNOCENT): AuditTransition(
+        AuditStage.OVER, AuditResult.REFUTED, (AuditEffect.HOLD_AGAINST, AuditEffect.NOTE_CLAIMS)
+    ),
+    (AuditStage.OPEN, AuditEvent.SHUNNED): AuditTransition(
+        AuditStage.OVER, AuditResult.SHUNNED, (AuditEffect.HOLD_AGAINST, AuditEffect.SUSPEND)
+    ),
+    (AuditStage.OPEN, AuditEvent.TIME): AuditTransition(AuditStage.OVER, AuditResult.DROPPED),
+    (AuditStage.SEALED, AuditEvent.LOSS_RIGHT): AuditTransition(AuditStage.OVER, None, (AuditEffect.COMPARE,)),
+    (AuditStage.SEALED, AuditEvent.LOSS_WRONG): AuditTransition(
+        AuditStage.OVER, AuditResult.WRONG_LOSS, (AuditEffect.COMPARE, AuditEffect.COUNT_WRONG)
+    ),
+    (AuditStage.SEALED, AuditEvent.LOSS_LAZY): AuditTransition(
+        AuditStage.OVER, AuditResult.LAZY, (AuditEffect.COMPARE, AuditEffect.COUNT_WRONG, AuditEffect.SUSPEND_AUDITOR)
+    ),
+    (AuditStage.SEALED, AuditEvent.TIME): AuditTransition(AuditStage.OVER, None, (AuditEffect.LOSE_REWARD,)),
+    (AuditStage.SEALED, AuditEvent.VOID): AuditTransition(AuditStage.OVER),
+    (AuditStage.TRAINS, AuditEvent.CONVICTED): AuditTransition(
+        AuditStage.SUSPENDED, None, (AuditEffect.LOSE_REWARDS, AuditEffect.FORGET)
+    ),
+    (AuditStage.SUSPENDED, AuditEvent.TIME): AuditTransition(AuditStage.TRAINS),
 }
 
-assert {moved.after for moved in TRANSITIONS.values()} >= {stage for stage, _ in TRANSITIONS} - {
-    Stage.AWAITED,
-    Stage.UNDISPUTED,
-    Stage.SEALED,
+assert {moved.after for moved in AUDIT_TRANSITIONS.values()} >= {stage for stage, _ in AUDIT_TRANSITIONS} - {
+    AuditStage.AWAITED,
+    AuditStage.UNDISPUTED,
+    AuditStage.SEALED,
 }
-assert not any(stage is Stage.OVER for stage, _ in TRANSITIONS)  # what is over stays over
+assert not any(stage is AuditStage.OVER for stage, _ in AUDIT_TRANSITIONS)  # what is over stays over
 # Whatever is found or ends is in the log for people, but what follows from a suspension that is there itself.
-assert {moved.result for moved in TRANSITIONS.values()} - {None} == set(Result)
+assert {moved.result for moved in AUDIT_TRANSITIONS.values()} - {None} == set(AuditResult)

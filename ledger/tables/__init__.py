@@ -4,38 +4,38 @@ docs/protocol/tables.md has the tree byte by byte. `tree` says which hash stands
 `proofs` shows one row or one range under a root, `rows` says what a store has to write.
 """
 
-from ledger.tables.incoming import IncomingRows
-from ledger.tables.proofs import (
-    Proof,
-    Range,
+from ledger.tables.bucket_changes import MemoryBucketStore
+from ledger.tables.store_versions import BucketStore
+from ledger.tables.table import Table, record_type, table_fields
+from ledger.tables.table_download import TableAssembly
+from ledger.tables.table_proofs import (
+    KeyProof,
+    PathPrefix,
     RangeProof,
     TableRoot,
-    named_range,
-    proven_rows,
+    decode_range_name,
+    encode_range_name,
+    fetch_ranges,
     range_depth,
-    range_name,
-    ranges,
-    verify,
+    verify_key,
+    verify_range,
 )
-from ledger.tables.rows import MemoryRows
-from ledger.tables.table import Table, record_type, table_fields
-from ledger.tables.versions import Rows
 
 __all__ = [
-    "IncomingRows",
-    "MemoryRows",
-    "Proof",
-    "Range",
+    "BucketStore",
+    "KeyProof",
+    "MemoryBucketStore",
+    "PathPrefix",
     "RangeProof",
-    "Rows",
     "Table",
+    "TableAssembly",
     "TableRoot",
-    "named_range",
-    "proven_rows",
+    "decode_range_name",
+    "encode_range_name",
+    "fetch_ranges",
     "range_depth",
-    "range_name",
-    "ranges",
     "record_type",
     "table_fields",
-    "verify",
+    "verify_key",
+    "verify_range",
 ]

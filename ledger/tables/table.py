@@ -16,10 +16,10 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar
 
-from ledger.tables import proofs, tree
-from ledger.tables.proofs import Proof, Range, RangeProof, TableRoot
-from ledger.tables.tree import Bucket, Change, Node, Read
-from ledger.tables.versions import Version
+from ledger.tables import sparse_merkle_tree, table_proofs
+from ledger.tables.sparse_merkle_tree import Bucket, BucketReader, Node, RowChange
+from ledger.tables.store_versions import StoreVersion
+from ledger.tables.table_proofs import KeyProof, PathPrefix, RangeProof, TableRoot
 from protocol import codec
 from protocol.codec import Length
 from protocol.errors import RemoteProtocolError
@@ -29,28 +29,28 @@ R = TypeVar("R")
 
 # Records that were read and are kept decoded: a body is judged and then applied, and reads the same ones again. The bytes are of
 # their encodings, which are a fifth of what they take in memory.
-KNOWN_MAX: Final = 4_096
-KNOWN_BYTES_MAX: Final = 2 << 20
-NOT_KNOWN: Final = object()
+DECODED_RECORDS_MAX: Final = 4_096
+DECODED_RECORDS_BYTES_MAX: Final = 2 << 20
+NOT_DECODED: Final = object()
 
 Layers = tuple[Mapping[bytes, Any], ...]  # the newest last; None: the row goes
 
 
-class Known(dict[bytes, Any]):
+class DecodedRecords(dict[bytes, Any]):
     """Decoded records by key; None: there is none."""
 
     encoded_bytes = 0
 
-    def put(self, key: bytes, value: Any, size: int) -> None:
-        if len(self) >= KNOWN_MAX or self.encoded_bytes + size > KNOWN_BYTES_MAX:
+    def add_record(self, key: bytes, value: Any, size: int) -> None:
+        if len(self) >= DECODED_RECORDS_MAX or self.encoded_bytes + size > DECODED_RECORDS_BYTES_MAX:
             self.clear()
             self.encoded_bytes = 0
         self[key] = value
         self.encoded_bytes += size
 
-    def without(self, keys: Set[bytes]) -> Known:
+    def without_keys(self, keys: Set[bytes]) -> DecodedRecords:
         """A copy: another thread may read rows of a table that shares these. Its size counts the former records, too."""
-        left = Known((key, value) for key, value in self.copy().items() if key not in keys)
+        left = DecodedRecords((key, value) for key, value in self.copy().items() if key not in keys)
         left.encoded_bytes = self.encoded_bytes
         return left
 
@@ -62,30 +62,30 @@ class Table(Generic[R]):
 
     WIRE: ClassVar[type] = TableRoot  # as a field of a module's state it is this
 
-    def __init__(self, kind: type[R], node: Node = None, version: Version | None = None) -> None:
+    def __init__(self, kind: type[R], node: Node = None, version: StoreVersion | None = None) -> None:
         """`version` is of the store that has those buckets which are not in memory."""
         check_kind(typing.cast(Any, kind))
         self.kind = kind
         # They change at once, into others with the same rows.
-        self._now: tuple[Node, Version | None, Layers, Known] = (node, version, (), Known())
+        self._now: tuple[Node, StoreVersion | None, Layers, DecodedRecords] = (node, version, (), DecodedRecords())
 
-    def get(self, key: bytes) -> R | None:
+    def get_record(self, key: bytes) -> R | None:
         node, version, layers, known = self._now
         for layer in reversed(layers):
             if key in layer:
                 found: R | None = layer[key]
                 return found
         # One look: another thread that reads this table may clear `known` between two.
-        kept = known.get(key, NOT_KNOWN)
-        if kept is not NOT_KNOWN:
+        kept = known.get(key, NOT_DECODED)
+        if kept is not NOT_DECODED:
             return typing.cast(R | None, kept)
-        data = tree.find(node, key, _reader(version))
+        data = sparse_merkle_tree.find_row(node, key, _reader(version))
         value = None if data is None else self._decoded(data)
-        known.put(key, value, 0 if data is None else len(data))
+        known.add_record(key, value, 0 if data is None else len(data))
         return value
 
     def __contains__(self, key: bytes) -> bool:
-        return self.get(key) is not None
+        return self.get_record(key) is not None
 
     def with_rows(self, changes: Mapping[bytes, R | None]) -> Table[R]:
         """Another table, with these rows; None: without the row of that key, if there was one."""
@@ -103,7 +103,7 @@ class Table(Generic[R]):
     def with_row(self, key: bytes, value: R) -> Table[R]:
         return self.with_rows({key: value})
 
-    def without(self, key: bytes) -> Table[R]:
+    def without_row(self, key: bytes) -> Table[R]:
         return self.with_rows({key: None})
 
     def check_changes(self, before: Table[R] | None) -> None:
@@ -117,68 +117,68 @@ class Table(Generic[R]):
 
     # Once a block ----------------------------------------------------------------------------------------------------
 
-    def tree(self) -> tuple[Node, Read]:
+    def hashed_tree(self) -> tuple[Node, BucketReader]:
         """The tree of these rows, and how to read those of its buckets that are not in memory."""
         node, version, layers, known = self._now
         if layers:
-            changes: dict[bytes, Change] = {}
+            changes: dict[bytes, RowChange] = {}
             for layer in layers:
                 for key, value in layer.items():
-                    path = tree.path_of(key)
+                    path = sparse_merkle_tree.path_of(key)
                     changes[path] = (path, key, None if value is None else self._encoded(value))
             ascending = sorted(changes.values(), key=operator.itemgetter(0))
-            node = tree.changed(node, ascending, _reader(version))
+            node = sparse_merkle_tree.apply_changes(node, ascending, _reader(version))
             # What was written is decoded again when it is read, as another peer's is that starts in between.
             written = {key for layer in layers for key in layer}
-            self._now = (node, version, (), known.without(written))
+            self._now = (node, version, (), known.without_keys(written))
         return node, _reader(version)
 
-    def rest(self) -> None:
+    def drop_cache(self) -> None:
         """A newer one has taken its place: whoever still reads this one can do with less memory."""
         node, version, layers, _ = self._now
-        self._now = (node, version, layers, Known())
+        self._now = (node, version, layers, DecodedRecords())
 
-    def settle(self, node: Node, version: Version) -> None:
+    def rebase_on_store(self, node: Node, version: StoreVersion) -> None:
         """The same rows, read from this store from now on."""
-        assert TableRoot.of(node) == self.root
+        assert TableRoot.from_node(node) == self.root
         self._now = (node, version, (), self._now[3])
 
     @property
     def root(self) -> TableRoot:
-        return TableRoot.of(self.tree()[0])
+        return TableRoot.from_node(self.hashed_tree()[0])
 
     def __len__(self) -> int:
         return self.root.rows
 
     def items(self) -> Iterator[tuple[bytes, R]]:
         """By the hashes of the keys."""
-        return ((key, self._decoded(data)) for key, data in tree.walk(*self.tree()))
+        return ((key, self._decoded(data)) for key, data in sparse_merkle_tree.iterate_rows(*self.hashed_tree()))
 
-    def groups(self) -> Iterator[tuple[bytes, Callable[[], list[tuple[bytes, R]]]]]:
+    def row_groups(self) -> Iterator[tuple[bytes, Callable[[], list[tuple[bytes, R]]]]]:
         """All rows, some at a time. Whatever table a group is in, its name says which rows these are: they need not be read."""
-        node, read = self.tree()
+        node, read = self.hashed_tree()
 
         def rows(bucket: Bucket) -> list[tuple[bytes, R]]:
-            return [(key, self._decoded(data)) for key, data in tree.walk(bucket, read)]
+            return [(key, self._decoded(data)) for key, data in sparse_merkle_tree.iterate_rows(bucket, read)]
 
-        return ((bucket[0], functools.partial(rows, bucket)) for bucket in tree.buckets(node))
+        return ((bucket[0], functools.partial(rows, bucket)) for bucket in sparse_merkle_tree.buckets(node))
 
-    def encoded(self, key: bytes) -> bytes | None:
+    def encoded_record(self, key: bytes) -> bytes | None:
         """The encoding of the record of a key, under the root of the table; nothing of it is kept decoded."""
-        node, read = self.tree()
-        return tree.find(node, key, read)
+        node, read = self.hashed_tree()
+        return sparse_merkle_tree.find_row(node, key, read)
 
-    def prove(self, key: bytes) -> Proof:
-        node, read = self.tree()
-        return proofs.prove(node, key, read)
+    def prove_key(self, key: bytes) -> KeyProof:
+        node, read = self.hashed_tree()
+        return table_proofs.prove_key(node, key, read)
 
-    def verified(self, root: bytes, key: bytes, value: R | None, proof: Proof) -> bool:
-        return proofs.verify(root, key, None if value is None else self._encoded(value), proof)
+    def verify_row(self, root: bytes, key: bytes, value: R | None, proof: KeyProof) -> bool:
+        return table_proofs.verify_key(root, key, None if value is None else self._encoded(value), proof)
 
-    def part(self, of: Range) -> RangeProof:
+    def prove_range(self, of: PathPrefix) -> RangeProof:
         """All rows of a range."""
-        node, read = self.tree()
-        return proofs.part(node, of, read)
+        node, read = self.hashed_tree()
+        return table_proofs.prove_range(node, of, read)
 
     # As a field of a state -------------------------------------------------------------------------------------------
 
@@ -187,14 +187,14 @@ class Table(Generic[R]):
 
     @classmethod
     def from_wire(cls, root: TableRoot, kind: type[R]) -> Table[R]:
-        """A table whose rows are not here: `take` it from where they are, or `settle` it."""
+        """A table whose rows are not here: `adopt_rows_of` it from where they are, or `rebase_on_store` it."""
         if root.rows:
             return cls(kind, (root.hash, root.rows, root.size, 0))
-        if root != TableRoot(tree.EMPTY, 0, 0):
+        if root != TableRoot(sparse_merkle_tree.EMPTY, 0, 0):
             raise RemoteProtocolError("malformed", f"a table without rows that has the hash {root.hash.hex()}")
         return cls(kind)
 
-    def take(self, other: Table[R]) -> None:
+    def adopt_rows_of(self, other: Table[R]) -> None:
         """The same rows, read as `other` reads them from now on."""
         assert other.root == self.root
         self._now = other._now
@@ -208,8 +208,8 @@ class Table(Generic[R]):
         return codec.decode(self.kind, data, ROW_BYTES_MAX)
 
 
-def _reader(version: Version | None) -> Read:
-    return version.read if version is not None else tree.nowhere
+def _reader(version: StoreVersion | None) -> BucketReader:
+    return version.read_bucket if version is not None else sparse_merkle_tree.read_no_bucket
 
 
 # What a state may hold ---------------------------------------------------------------------------------------------------
@@ -247,26 +247,26 @@ def _holds_table(kind: Any) -> bool:
 @functools.cache
 def check_kind(kind: Any) -> None:
     """That every record of this type fits into a row, by the bounds that its fields declare."""
-    size = bytes_max(kind)
+    size = encoded_bytes_max(kind)
     assert size <= ROW_BYTES_MAX, f"a row of {kind} may take {size} bytes, the most is {ROW_BYTES_MAX}"
 
 
-def bytes_max(kind: Any, bound: Any = None) -> int:
+def encoded_bytes_max(kind: Any, bound: Any = None) -> int:
     """How long the encoding of a value can be. Dictionaries have no place in rows."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     most = bound.high if isinstance(bound, Length) else codec.COLLECTION_MAX
     if origin is Annotated:
-        return bytes_max(*arguments[:2])
+        return encoded_bytes_max(*arguments[:2])
     if origin in (typing.Union, types.UnionType):
-        return max(bytes_max(item) for item in arguments if item is not type(None))
+        return max(encoded_bytes_max(item) for item in arguments if item is not type(None))
     if origin is tuple and arguments[-1] is Ellipsis:
-        return _head(most) + most * bytes_max(arguments[0])
+        return _head(most) + most * encoded_bytes_max(arguments[0])
     if origin is tuple:
-        return _head(len(arguments)) + sum(map(bytes_max, arguments))
+        return _head(len(arguments)) + sum(map(encoded_bytes_max, arguments))
     if dataclasses.is_dataclass(kind):
         assert not hasattr(kind, "TAG"), f"{kind} is a message, not a record"
         hints = typing.get_type_hints(kind, include_extras=True)
-        sizes = [bytes_max(hints[field.name]) for field in dataclasses.fields(kind)]
+        sizes = [encoded_bytes_max(hints[field.name]) for field in dataclasses.fields(kind)]
         return _head(len(sizes)) + sum(sizes)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return max(len(codec.encode(member)) for member in kind)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, replace
 
-from ledger.audits.state import (
+from ledger.audits.audit_state import (
     CHALLENGES_OPEN_MAX,
-    VOLUNTEERS,
-    Due,
-    Entry,
+    VOLUNTEER_KIND,
+    AuditDuty,
+    AuditLogEntry,
+    AuditResult,
+    AuditVolunteering,
     JobAudits,
-    Place,
-    Result,
-    Standing,
-    Volunteering,
-    due_for,
-    others_audited,
+    MemberAuditRecord,
+    ProposalKey,
+    audit_duties,
+    auditable_proposals_of_others,
 )
-from ledger.state import State
+from ledger.ledger_state import LedgerState
 from peer.api.naming import find
 from peer.api.running import RunningPeer
 from peer.driver.auditing import CHALLENGE_MARGIN, describe, finding_label
@@ -37,17 +37,19 @@ class AuditAnswers(AuditRpc):
     async def audits(self, last: int) -> AuditsView:
         state = self.peer.driver.state
         log = state.audits.log[-max(1, last) :]
-        standings = tuple(standing_of(key, standing) for key, standing in sorted(state.audits.standings.items()))
+        standings = tuple(standing_of(key, standing) for key, standing in sorted(state.audits.member_records.items()))
         return AuditsView(standings, tuple(_audit(entry, state) for entry in log), suspensions(state))
 
     async def challenge_trainer(self, trainer: str, round: int | None) -> str:
         self.peer.require_member()
         if self.peer.driver.workshop.role.computing is None:
             raise UserError("this peer has no worker to re-execute with: ask one with --role trainer")
-        due = await self._to_audit(self.peer.driver.state.members.current(find(trainer, self.peer.driver.state.members)), round)
+        due = await self._to_audit(
+            self.peer.driver.state.members.current_key(find(trainer, self.peer.driver.state.members)), round
+        )
         entry = self._reported(due)
         if entry is None:
-            self.peer.asked_audits.append(place := (due.job, due.place))
+            self.peer.asked_audits.append(place := (due.job, due.proposal_key))
             try:
                 await self._volunteer(due)
                 while place in self._awaited():
@@ -59,23 +61,23 @@ class AuditAnswers(AuditRpc):
             lost, undone = "the log has lost what this peer reported", "the round was undone before this peer reported"
             why = lost if self._is_in_model(due) else undone
             raise UserError(f"{why}: `audits` shows what was found")
-        if entry.result is Result.LAPSED:
+        if entry.result is AuditResult.LAPSED:
             raise UserError(describe(entry, self.peer.driver.state))
         return _told(entry, self.peer.driver.state)
 
-    async def _volunteer(self, due: Due) -> None:
+    async def _volunteer(self, due: AuditDuty) -> None:
         """For the proposal's round, unless this peer has to report on it anyway."""
-        place, applied = (due.job, due.place), self.peer.driver.applied
+        place, applied = (due.job, due.proposal_key), self.peer.driver.applied
         if place in self._awaited():
             return
         try:
-            await self.peer.author.submit(VOLUNTEERS, Volunteering(due.job, due.round), math.inf)
+            await self.peer.author.submit(VOLUNTEER_KIND, AuditVolunteering(due.job, due.round), math.inf)
         except UserError:
             await applied.wait()  # this peer may have volunteered for another person, or by itself
             if place not in self._awaited() and self._reported(due) is None:
                 raise
 
-    async def _to_audit(self, trainer: bytes, round: int | None) -> Due:
+    async def _to_audit(self, trainer: bytes, round: int | None) -> AuditDuty:
         """The newest proposal of this trainer, in that round, that this peer has reported on, has to, or may volunteer for.
 
         This waits while reports of an earlier volunteering are missing: the ledger takes no new one before them.
@@ -84,14 +86,18 @@ class AuditAnswers(AuditRpc):
         while True:
             applied, state = self.peer.driver.applied, self.peer.driver.state
             awaited, jobs = self._awaited(), state.audits.jobs
-            left = {(due.job, due.place) for due in self.peer.driver.rules.audits.left_to_volunteers(me, state)}
+            left = {
+                (due.job, due.proposal_key) for due in self.peer.driver.rules.audits_module.proposals_to_volunteer_for(me, state)
+            }
             busy = {job for (job, (number, _)), mine in awaited.items() if mine in jobs[job].rounds[number].volunteers}
-            others = [due for due in others_audited(me, state) if state.members.current(due.trainer) == trainer]
+            others = [
+                due for due in auditable_proposals_of_others(me, state) if state.members.current_key(due.trainer) == trainer
+            ]
             found = [due for due in others if round in (None, due.round)]
-            for due in sorted(found, key=lambda due: (state.jobs.jobs[due.job].started, due.round), reverse=True):
-                if (due.job, due.place) in left | awaited.keys() or self._reported(due) is not None:
+            for due in sorted(found, key=lambda due: (state.jobs.jobs[due.job].started_height, due.round), reverse=True):
+                if (due.job, due.proposal_key) in left | awaited.keys() or self._reported(due) is not None:
                     return due
-                volunteers = map(state.members.current, jobs[due.job].rounds[due.round].volunteers)
+                volunteers = map(state.members.current_key, jobs[due.job].rounds[due.round].volunteers)
                 if due.job in busy and me not in volunteers:
                     break
             else:
@@ -107,33 +113,40 @@ class AuditAnswers(AuditRpc):
         if not state.audits.jobs:
             return "no job with audit=sampled goes on: `rounds` shows who re-executed the updates of others"
         kept = (
-            (number, key) for audits in state.audits.jobs.values() for number, of in audits.rounds.items() for key in of.drawn
+            (number, key) for audits in state.audits.jobs.values() for number, of in audits.rounds.items() for key in of.proposals
         )
-        if not any(state.members.current(key) == trainer and round in (None, number) for number, key in kept):
+        if not any(state.members.current_key(key) == trainer and round in (None, number) for number, key in kept):
             when = "while its audit_window is open, unless they were re-executed before the vote"
             return f"nothing that {what} is kept for audits: accepted proposals of a closed round are, {when}"
         must = f"in good standing, with fewer than {CHALLENGES_OPEN_MAX} disputes open, and not apart from the trainer"
         return f"what {what} is not for this peer to re-execute: it must be undisputed, and this peer {must}; once for a round"
 
-    def _awaited(self) -> dict[tuple[bytes, Place], bytes]:
+    def _awaited(self) -> dict[tuple[bytes, ProposalKey], bytes]:
         """Job and place of the proposals on which this peer has to report, and its key of that round."""
-        return {(due.job, due.place): due.auditor for due in due_for(self.peer.me, self.peer.driver.state) if not due.is_dispute}
+        return {
+            (due.job, due.proposal_key): due.auditor
+            for due in audit_duties(self.peer.me, self.peer.driver.state)
+            if not due.is_dispute
+        }
 
-    def _is_in_model(self, due: Due) -> bool:
+    def _is_in_model(self, due: AuditDuty) -> bool:
         job = self.peer.driver.state.jobs.jobs.get(due.job)
-        return job is not None and not any(of.first <= due.round <= of.last for of in job.undone)
+        return job is not None and not any(of.first <= due.round <= of.last for of in job.undone_rounds)
 
-    def _reported(self, due: Due) -> Entry | None:
+    def _reported(self, due: AuditDuty) -> AuditLogEntry | None:
         """This peer's last report on that proposal; None where the log has none, or has lost it."""
-        current, results = self.peer.driver.state.members.current, (Result.PASSED, Result.CHALLENGED, Result.LAPSED)
+        current, results = (
+            self.peer.driver.state.members.current_key,
+            (AuditResult.PASSED, AuditResult.CHALLENGED, AuditResult.LAPSED),
+        )
         for entry in reversed(self.peer.driver.state.audits.log):
             is_mine = entry.result in results and current(entry.auditor) == self.peer.me
-            if is_mine and (entry.job, entry.round, entry.trainer) == (due.job, *due.place):
+            if is_mine and (entry.job, entry.round, entry.trainer) == (due.job, *due.proposal_key):
                 return entry
         return None
 
 
-def _told(entry: Entry, state: State) -> str:
+def _told(entry: AuditLogEntry, state: LedgerState) -> str:
     said, job = describe(entry, state), state.jobs.jobs.get(entry.job)
     if job is not None:
         spec = JobSpec.decode(job.spec)
@@ -143,33 +156,34 @@ def _told(entry: Entry, state: State) -> str:
         elif entry.relative_error_ppm or entry.finding is ReplayFinding.MATCH:  # it was replayed
             error, most = (entry.relative_error_ppm or 0) / 1e6, CHALLENGE_MARGIN * spec.replay_tolerance
             said = f"{said}; the re-executed update differs by {100 * error:.2g} % of its length, up to {100 * most:.2g} % pass"
-    return f"{said}; the others judge that, `audits` shows what they find" if entry.result is Result.CHALLENGED else said
+    return f"{said}; the others judge that, `audits` shows what they find" if entry.result is AuditResult.CHALLENGED else said
 
 
-def suspensions(state: State) -> tuple[SuspensionView, ...]:
+def suspensions(state: LedgerState) -> tuple[SuspensionView, ...]:
     """Who may not train in running jobs, and why, however much was logged since."""
     found = []
     for key, job in state.jobs.running().items():
         audits = state.audits.jobs.get(key, JobAudits())
         for trainer, until in sorted(audits.suspended.items()):
             if until > job.round:
-                cause = replace(audits.causes[trainer], trainer=trainer)  # a lazy auditor is suspended as a trainer, too
+                # a lazy auditor is suspended as a trainer, too
+                cause = replace(audits.suspension_causes[trainer], trainer=trainer)
                 found.append(SuspensionView(until, _audit(cause, state)))
     return tuple(found)
 
 
-def standing_of(key: bytes, standing: Standing) -> AuditRecordView:
+def standing_of(key: bytes, standing: MemberAuditRecord) -> AuditRecordView:
     return AuditRecordView(peer_id(key), **asdict(standing))
 
 
-def _audit(entry: Entry, state: State) -> AuditView:
+def _audit(entry: AuditLogEntry, state: LedgerState) -> AuditView:
     members = state.members
     return AuditView(
         height=entry.height,
         job=entry.job.hex(),
         round=entry.round,
-        trainer=peer_id(members.current(entry.trainer)),
-        auditor=peer_id(members.current(entry.auditor)),
+        trainer=peer_id(members.current_key(entry.trainer)),
+        auditor=peer_id(members.current_key(entry.auditor)),
         result=entry.result.value,
         finding=finding_label(entry, state),
         relative_error=None if entry.relative_error_ppm is None else entry.relative_error_ppm / 1e6,

@@ -9,7 +9,7 @@ import trio
 
 from consensus.block import encode_header, make_header
 from consensus.voter_set import VoterSet
-from ledger.state import State
+from ledger.ledger_state import LedgerState
 from peer.api.running import RunningPeer
 from protocol import codec
 from protocol.api import BlockRpc, BlockView
@@ -25,7 +25,7 @@ class BlockAnswers(BlockRpc):
     async def block(self, height: int) -> BlockView:
         return await trio.to_thread.run_sync(self._block, height or self.peer.driver.state.height, self.peer.driver.state)
 
-    def _block(self, height: int, state: State) -> BlockView:
+    def _block(self, height: int, state: LedgerState) -> BlockView:
         store = self.peer.driver.store
         decided = store.get_decision(height)
         if decided is None:
@@ -51,8 +51,10 @@ class BlockAnswers(BlockRpc):
             voters=codec.encode(voters.keys).hex(),
         )
 
-    def _sets(self, state: State) -> Iterator[VoterSet]:
+    def _sets(self, state: LedgerState) -> Iterator[VoterSet]:
         """All sets of voters that this peer knows, the newest first as far as that is cheap."""
         yield from map(VoterSet, (state.members.voters, state.members.previous, state.members.upcoming))
-        yield from (VoterSet(link.next_voters) for link in self.peer.driver.store.links(0, state.height) if link.next_voters)
+        yield from (
+            VoterSet(link.next_voters) for link in self.peer.driver.store.light_blocks(0, state.height) if link.next_voters
+        )
         yield self.peer.genesis.voters

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from features.names import SHORT
 from features.tables import counted
-from ledger.core.module import View
+from ledger.core.module import StateReader
 from ledger.jobs import NO_PROGRESS_ROUNDS, Job, JobsState
-from ledger.network import NetworkState
+from ledger.network_governance import NetworkState
 from protocol.units import round_number
 from protocol.verdicts import DIVERGING
 from rlhf import plans
@@ -20,23 +20,23 @@ from training.spec import INNER_RATE, INNER_RATE_MIN, MUON_RATE, Inner, JobSpec
 FAILED_HEIGHTS = 1_000  # for which a failure is an alert: the state keeps it longer
 
 
-def failures(view: View, height: int) -> Iterator[str]:
+def failures(view: StateReader, height: int) -> Iterator[str]:
     """Those of the last heights, with reasons."""
-    for job in view.of(JobsState).jobs.values():
-        if plans.failed_rounds(job) and not job.made_no_progress and height - job.opened < FAILED_HEIGHTS:
+    for job in view.module_state(JobsState).jobs.values():
+        if plans.failed_rounds(job) and not job.made_no_progress and height - job.opened_height < FAILED_HEIGHTS:
             labels = JobSpec.decode(job.spec).kind.labels
             yield f"job {job.name}: {plans.nothing_accepted(job.rounds, plans.rejections(job), labels)}"
-    known = view.of(RlhfState).plans if view.of(NetworkState).version(MODULE) else {}
+    known = view.module_state(RlhfState).plans if view.module_state(NetworkState).module_version(MODULE) else {}
     for plan in known.values():
         failure = plan.failure
         if failure is not None and failure.accuracy is not None and height - failure.height < FAILED_HEIGHTS:
             yield f"plan of job {plan.current.job.hex()[:SHORT]}: {plans.why_failed(plan)}"
 
 
-def without_progress(view: View, height: int) -> Iterator[str]:
+def without_progress(view: StateReader, height: int) -> Iterator[str]:
     """Jobs of the last heights that ended without progress: after which round, all verdicts, and the way out."""
-    for key, job in view.of(JobsState).jobs.items():
-        if job.made_no_progress and height - job.opened < FAILED_HEIGHTS:
+    for key, job in view.module_state(JobsState).jobs.items():
+        if job.made_no_progress and height - job.opened_height < FAILED_HEIGHTS:
             spec = JobSpec.decode(job.spec)
             ended = f"job {job.name} ended after round {round_number(job.last_closed)}"
             nothing = f"no update was accepted in its last {counted(NO_PROGRESS_ROUNDS, 'round')}"

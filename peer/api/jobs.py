@@ -9,22 +9,22 @@ import trio
 
 from consensus.voter_set import VoterSet
 from features.lazily import named
-from ledger.anchors import told_undone
-from ledger.audits.state import JobAudits
+from ledger.audits.audit_state import JobAudits
 from ledger.jobs import (
-    FALSE_VOUCH_ROUNDS,
-    FALSE_VOUCHES_MAX,
-    SILENCES_MAX,
+    MISSED_VOUCHES_MAX,
+    WRONG_VOUCH_ROUNDS,
+    WRONG_VOUCHES_MAX,
     Job,
-    Phase,
-    Rollback,
-    Start,
-    Stop,
+    JobPhase,
+    QueuedJob,
+    RequestRollback,
+    StartJob,
+    StopJob,
     VouchRecord,
-    Waiting,
     job_id,
 )
-from ledger.state import State, decode_body
+from ledger.ledger_state import LedgerState, decode_body
+from ledger.model_anchors import format_undone_rounds
 from peer.api.machine_time import machine_time
 from peer.api.naming import find_job
 from peer.api.new_job import LOCAL, job_spec
@@ -39,7 +39,7 @@ from protocol.messages import Ballot, Vouch
 from protocol.units import round_number
 from protocol.verdicts import Verdict, verdict_label, verdict_label_by_name
 from rlhf.fitting import notes
-from rounds.ballots import RoundBook, settled
+from rounds.round_state import OpenRoundState, is_round_settled
 from storage.store import StoredRound
 from training.data.text_files import Findings
 from training.data.text_files import shown as shown_path
@@ -61,9 +61,9 @@ class JobAnswers(JobRpc):
     async def jobs(self) -> tuple[JobView, ...]:
         """The jobs that wait stand behind the others, in the order of the line."""
         state = self.peer.driver.state
-        jobs = sorted(state.jobs.jobs.items(), key=lambda item: item[1].started)
+        jobs = sorted(state.jobs.jobs.items(), key=lambda item: item[1].started_height)
         started = [_job(key, job, state, state.audits.jobs.get(key, JobAudits()), self.peer) for key, job in jobs]
-        line = enumerate(state.jobs.line, start=1)
+        line = enumerate(state.jobs.queue, start=1)
         views = (*started, *(_in_line(waiting, state, place, self.peer) for place, waiting in line))
         return tuple(replace(view, notes=(*view.notes, *self.findings.get(view.job, ()))) for view in views)
 
@@ -106,7 +106,7 @@ class JobAnswers(JobRpc):
         decided = self.peer.driver.store.get_decision(item.height)
         if decided is None:
             return None
-        closing = next(closing for closing in decode_body(decided.decode().body).closings if closing.job == item.job)
+        closing = next(closing for closing in decode_body(decided.decode().body).round_certificates if closing.job == item.job)
         ballots = [(signed.signer, codec.decode_message(signed.body, (Ballot,))) for signed in closing.ballots]
         return RoundVotesView(
             job=item.job.hex(),
@@ -121,14 +121,14 @@ class JobAnswers(JobRpc):
             vouches=self._said(item.job, _opened_vouches(closing.vouches)),
         )
 
-    def _open_votes(self, book: RoundBook) -> RoundVotesView:
+    def _open_votes(self, book: OpenRoundState) -> RoundVotesView:
         terms, driver = book.terms, self.peer.driver
-        waits = not book.ballots and not book.proposals.keys() >= book.awaited
+        waits = not book.ballots and not book.proposals.keys() >= book.awaited_trainers
         phase = (
             "training"
             if waits
             else "closing"
-            if len(book.ballots) >= terms.quorum and settled(terms, book.ballots, book.vouching.vouches)
+            if len(book.ballots) >= terms.quorum and is_round_settled(terms, book.ballots, book.vouching.vouches)
             else "voting"
         )
         return RoundVotesView(
@@ -138,10 +138,10 @@ class JobAnswers(JobRpc):
             height=None,
             quorum=terms.quorum,
             voters=tuple(map(peer_id, sorted(terms.voters))),
-            trainers=tuple(map(peer_id, sorted(terms.trainers & book.awaited | book.proposals.keys()))),
+            trainers=tuple(map(peer_id, sorted(terms.trainers & book.awaited_trainers | book.proposals.keys()))),
             proposed=tuple(map(peer_id, sorted(book.proposals))),
             votes=self._said(terms.job, book.ballots.items()),
-            seconds=max(0.0, driver.now() - book.opened),
+            seconds=max(0.0, driver.now() - book.opened_at),
             vouches=self._said(terms.job, _opened_vouches(book.vouching.signed.values())),
         )
 
@@ -157,7 +157,9 @@ class JobAnswers(JobRpc):
 
     def _is_undone(self, stored: StoredRound) -> bool:
         job = self.peer.driver.state.jobs.jobs.get(stored.job)
-        return job is not None and any(of.first <= stored.round <= of.last and stored.height <= of.height for of in job.undone)
+        return job is not None and any(
+            of.first <= stored.round <= of.last and stored.height <= of.height for of in job.undone_rounds
+        )
 
     def _is_plain_mean(self, closed: StoredRound) -> bool:
         job = self.peer.driver.state.jobs.jobs.get(closed.job)
@@ -176,7 +178,7 @@ class JobAnswers(JobRpc):
             raise UserError(
                 f"{shown_path(request.examples or request.data)} cannot be read: {error.strerror}; name another file or folder"
             ) from None
-        transaction = await self.peer.author.submit("job/start", Start(spec.encode()))
+        transaction = await self.peer.author.submit("job/start", StartJob(spec.encode()))
         job = job_id(self.peer.me, transaction).hex()
         if findings.notes():
             self.findings[job] = findings.notes()
@@ -187,35 +189,35 @@ class JobAnswers(JobRpc):
     async def run_test_round(self) -> str:
         self.peer.require_member()
         spec = JobSpec(name="test", objective="scratch", rounds=1, liars=0)
-        transaction = await self.peer.author.submit("job/start", Start(spec.encode()))
+        transaction = await self.peer.author.submit("job/start", StartJob(spec.encode()))
         return job_id(self.peer.me, transaction).hex()
 
     async def cancel_job(self, job: str) -> str:
         before = self.peer.driver.state.jobs
-        live: dict[bytes, Job | Waiting] = {**before.going_on(), **{waiting.job: waiting for waiting in before.line}}
+        live: dict[bytes, Job | QueuedJob] = {**before.unfinished(), **{waiting.job: waiting for waiting in before.queue}}
         key = find_job(job, live, "jobs that run or wait")
-        await self.peer.author.submit("job/stop", Stop(key))
+        await self.peer.author.submit("job/stop", StopJob(key))
         jobs = self.peer.driver.state.jobs
-        line = {waiting.job: waiting for waiting in jobs.line}
+        line = {waiting.job: waiting for waiting in jobs.queue}
         after = line.get(key) or jobs.jobs.get(key)
         if after is None:
             return f"job {live[key].name!r} waits no more"
-        if isinstance(after, Job) and after.phase is Phase.FINISHED:
+        if isinstance(after, Job) and after.phase is JobPhase.FINISHED:
             return f"job {after.name!r} is ended"
         voters = VoterSet(self.peer.driver.state.members.voters)
-        want = f"{len(after.stops)} of the {voters.quorum} voters needed want job {after.name!r} to end"
+        want = f"{len(after.stop_requests)} of the {voters.quorum} voters needed want job {after.name!r} to end"
         return f"{want}; its author can end it alone, the others have to say the same"
 
     async def request_rollback(self, job: str, round: int) -> str:
-        key = find_job(job, self.peer.driver.state.jobs.going_on(), "jobs that go on")
+        key = find_job(job, self.peer.driver.state.jobs.unfinished(), "jobs that go on")
         before = self.peer.driver.state.jobs.jobs[key]
-        await self.peer.author.submit("job/rollback", Rollback(key, round, before.last_rollback))
+        await self.peer.author.submit("job/rollback", RequestRollback(key, round, before.last_rollback))
         after, voters = self.peer.driver.state.jobs.jobs[key], VoterSet(self.peer.driver.state.members.voters)
-        if after.undone != before.undone:
-            return f"job {after.name!r}: {told_undone(after.undone[-1])}"
-        if self.peer.me not in after.rollbacks:
+        if after.undone_rounds != before.undone_rounds:
+            return f"job {after.name!r}: {format_undone_rounds(after.undone_rounds[-1])}"
+        if self.peer.me not in after.rollback_requests:
             return f"this peer asks for no rollback of job {after.name!r} any more"
-        same = sum(number == round for number in after.rollbacks.values())
+        same = sum(number == round for number in after.rollback_requests.values())
         ask = f"{same} of the {voters.quorum} voters needed ask that job {after.name!r} goes back to @{round}"
         return f"{ask}; the others have to ask for the same"
 
@@ -229,9 +231,9 @@ def _shown(reasons: Mapping[str, int], own: Sequence[str]) -> dict[str, int]:
     return {verdict_label_by_name(reason, own): count for reason, count in reasons.items()}
 
 
-def _job(key: bytes, job: Job, state: State, audits: JobAudits, peer: RunningPeer) -> JobView:
+def _job(key: bytes, job: Job, state: LedgerState, audits: JobAudits, peer: RunningPeer) -> JobView:
     spec = JobSpec.decode(job.spec)
-    is_over = job.phase is Phase.FINISHED
+    is_over = job.phase is JobPhase.FINISHED
     return JobView(
         job=key.hex(),
         name=job.name,
@@ -244,7 +246,7 @@ def _job(key: bytes, job: Job, state: State, audits: JobAudits, peer: RunningPee
         data=_data(spec),
         accepted={peer_id(trainer): count for trainer, count in job.accepted.items()},
         rejected={peer_id(trainer): _shown(reasons, spec.kind.labels) for trainer, reasons in job.rejected.items()},
-        started_height=job.started,
+        started_height=job.started_height,
         suspended={peer_id(trainer): until for trainer, until in suspended_trainers(job, audits).items()},
         audits_open=_open_audits(audits),
         origin=_origin(spec, state),
@@ -254,10 +256,10 @@ def _job(key: bytes, job: Job, state: State, audits: JobAudits, peer: RunningPee
         notes=notes(spec),
         limited={} if is_over else limited(job),
         machine_time="" if is_over else machine_time(key, job, spec),
-        taken=job.taken,
+        taken=job.rounds_in_model,
         anchors=tuple(anchor.round for anchor in job.anchors),
         final=state.final_round(key),
-        undone=tuple(told_undone(undone) for undone in job.undone),
+        undone=tuple(format_undone_rounds(undone) for undone in job.undone_rounds),
     )
 
 
@@ -277,15 +279,15 @@ def limited(job: Job) -> dict[str, str]:
 
 def _limit(record: VouchRecord, round: int) -> str:
     if record.suspended_until > round:
-        why = f"it vouched falsely in {FALSE_VOUCHES_MAX} of {FALSE_VOUCH_ROUNDS} rounds"
+        why = f"it vouched falsely in {WRONG_VOUCHES_MAX} of {WRONG_VOUCH_ROUNDS} rounds"
         return f"is not asked to re-execute until round {round_number(record.suspended_until)}: {why}"
-    if record.last_until > round:
-        why = f"it gave no vouch in {SILENCES_MAX} closings in a row"
-        return f"is asked last to re-execute until round {round_number(record.last_until)}: {why}"
+    if record.assigned_last_until > round:
+        why = f"it gave no vouch in {MISSED_VOUCHES_MAX} closings in a row"
+        return f"is asked last to re-execute until round {round_number(record.assigned_last_until)}: {why}"
     return ""
 
 
-def _in_line(waiting: Waiting, state: State, place: int, peer: RunningPeer) -> JobView:
+def _in_line(waiting: QueuedJob, state: LedgerState, place: int, peer: RunningPeer) -> JobView:
     spec = JobSpec.decode(waiting.spec)
     trainers = [key for key, member in state.members.members.items() if spec.kind.role in member.roles]
     return JobView(
@@ -316,19 +318,19 @@ def _disk_bytes(spec: JobSpec, trainers: Sequence[bytes], peer: RunningPeer) -> 
     return room.bytes(spec.rounds, peer.driver.payload_bytes)
 
 
-def _held(waiting: Waiting, spec: JobSpec, voters: VoterSet) -> str:
-    return f"{len(voters.members & set(waiting.holders))} of {voters.quorum}" if spec.start is not None else ""
+def _held(waiting: QueuedJob, spec: JobSpec, voters: VoterSet) -> str:
+    return f"{len(voters.members & set(waiting.start_model_holders))} of {voters.quorum}" if spec.start is not None else ""
 
 
 def _data(spec: JobSpec) -> str:
     return spec.data.hex() if spec.data else LOCAL if spec.kind.reads_text else ""
 
 
-def _origin(spec: JobSpec, state: State) -> str:
+def _origin(spec: JobSpec, state: LedgerState) -> str:
     told: str = named(spec.kind.origin)(state, spec.data) if spec.kind.origin else ""
     return told
 
 
 def _open_audits(audits: JobAudits) -> int:
-    reports = [drawn for of in audits.rounds.values() for drawn in of.drawn.values()]
-    return sum(len(drawn.pending) for drawn in reports) + len(audits.disputes)
+    reports = [drawn for of in audits.rounds.values() for drawn in of.proposals.values()]
+    return sum(len(drawn.pending_auditors) for drawn in reports) + len(audits.disputes)

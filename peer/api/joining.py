@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import trio
 
 from consensus.light_client import TrustedBlock
-from ledger.members import Revoke
+from ledger.members import RevokeInvitation
 from peer.api.running import RunningPeer
 from peer.settings.invitation import DAY_MS, invitation_text, make_invitation
 from peer.settings.invitations import Made
@@ -44,7 +44,7 @@ class JoiningAnswers(InvitationRpc):
 
     async def revoke_invitation(self, token: str) -> str:
         made = self.peer.invited.find(token)
-        await self.peer.author.submit("member/revoke", Revoke(made.signed))
+        await self.peer.author.submit("member/revoke", RevokeInvitation(made.signed))
         return f"invitation {made.token[:8]} is revoked: it admits nobody any more"
 
     async def dial_address(self, address: str) -> str:

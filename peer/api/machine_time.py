@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ledger.jobs import Job
-from rounds.vouching import vouches_needed
+from rounds.vouch_set import vouches_needed
 from training.spec import AuditMode, JobSpec
 
 WORTH = "'Equal machine time' in docs/benchmarks.md says what such samples are worth"
@@ -31,10 +31,10 @@ def machine_time(key: bytes, job: Job, spec: JobSpec) -> str:
 
 def replays_per_round(key: bytes, job: Job, spec: JobSpec) -> float:
     """Updates that a machine with a worker re-executes in a round on average over the job, while nobody lies."""
-    terms = replace(job.terms(key), auditors=frozenset(job.auditors), vouched=frozenset(job.trainers))
-    vouched = sum(vouches_needed(terms, trainer) for trainer in job.trainers) / max(1, len(job.auditors))
+    terms = replace(job.round_terms(key), reexecutors=frozenset(job.reexecutors), trainers_to_vouch_for=frozenset(job.trainers))
+    vouched = sum(vouches_needed(terms, trainer) for trainer in job.trainers) / max(1, len(job.reexecutors))
     if spec.audit is not AuditMode.SAMPLED:
         return vouched if spec.audit is AuditMode.FULL else 0.0
-    drawn = spec.audit_rate * spec.auditors * len(job.trainers) / max(1, len(job.auditors))
+    drawn = spec.audit_rate * spec.auditors * len(job.trainers) / max(1, len(job.reexecutors))
     closing = spec.closing_rounds / spec.rounds
     return drawn * (1 - closing) + vouched * closing

@@ -8,7 +8,7 @@ import trio
 
 from consensus.voter_set import VoterSet
 from features.tables import counted
-from ledger.members import Approve, Leave, Member, Retire, warning_for_removal, wishes_about
+from ledger.members import ApproveVoter, Member, ResignAsVoter, RetireMember, retirement_vote_count, warning_for_removal
 from peer.api.naming import find
 from peer.api.running import RunningPeer
 from peer.settings.invitation import DAY_MS
@@ -36,9 +36,9 @@ class MemberAnswers(MemberRpc):
         member = members.members.get(key)
         accepted = sum(job.accepted.get(key, 0) for job in self.peer.driver.state.jobs.jobs.values())
         seen = [f"{counted(accepted, 'proposal')} accepted"] if accepted else []
-        if key in members.standing:
+        if key in members.candidates:
             seen.append(f"stands as a voter: {self._approvals(key)}")
-        if wishes := wishes_about(members, key):
+        if wishes := retirement_vote_count(members, key):
             seen.append(f"{wishes} of {VoterSet(members.voters).quorum} want it retired")
         if member and member.retired is not None and key not in members.upcoming:
             seen.append(f"retired at height {member.retired}")
@@ -46,37 +46,39 @@ class MemberAnswers(MemberRpc):
             peer=peer_id(key),
             name=member.name if member else "",
             roles=member.roles if member else (),
-            member=members.speaks(key),
+            member=members.is_current_key(key),
             voter=key in members.voters,
             leader=key == self.peer.driver.replica.leader,
             me=key == self.peer.me,
             link=_link(link) if link else None,
-            approvals=tuple(peer_id(k) for k in members.standing.get(key, ())),
+            approvals=tuple(peer_id(k) for k in members.candidates.get(key, ())),
             record=", ".join(seen),
             gone=_gone(member),
         )
 
     def _approvals(self, candidate: bytes) -> str:
         members = self.peer.driver.state.members
-        return f"{len(members.standing[candidate])} of {VoterSet(members.voters).quorum} approvals"
+        return f"{len(members.candidates[candidate])} of {VoterSet(members.voters).quorum} approvals"
 
     async def approve_voter(self, peer: str) -> str:
         candidate = find(peer, self.peer.driver.state.members)
-        await self.peer.author.submit("member/approve", Approve(candidate))
+        await self.peer.author.submit("member/approve", ApproveVoter(candidate))
         members = self.peer.driver.state.members
-        if candidate not in members.standing:
+        if candidate not in members.candidates:
             return f"{short_id(candidate)} has the approvals it needs and votes two heights later"
         return f"{short_id(candidate)} has {self._approvals(candidate)}"
 
     async def retire_member(self, peer: str, lower_tolerance: bool) -> str:
         subject = find(peer, self.peer.driver.state.members)
-        before = self.peer.driver.state.members.retiring.get(self.peer.me)
-        await self.peer.author.submit("member/retire", Retire(subject, lower_tolerance, self.peer.now_ms + WISH_DAYS * DAY_MS))
+        before = self.peer.driver.state.members.retirement_votes.get(self.peer.me)
+        await self.peer.author.submit(
+            "member/retire", RetireMember(subject, lower_tolerance, self.peer.now_ms + WISH_DAYS * DAY_MS)
+        )
         members = self.peer.driver.state.members
-        if self.peer.me not in members.retiring:  # they go when they have acted
+        if self.peer.me not in members.retirement_votes:  # they go when they have acted
             text = f"{short_id(subject)} is retired: it loses its vote and roles, nothing waits for it, and it stays a member"
             return f"{text}. Should it come back, it trains at once, and votes when people have approved it anew"
-        wanted = f"{wishes_about(members, subject)} of the {VoterSet(members.voters).quorum} voters needed want"
+        wanted = f"{retirement_vote_count(members, subject)} of the {VoterSet(members.voters).quorum} voters needed want"
         text = f"{wanted} {short_id(subject)} retired; each wish counts for {WISH_DAYS} days"
         if before is not None and before.subject != subject:
             text += f". Your wish about {short_id(before.subject)} is withdrawn by this one"
@@ -86,7 +88,7 @@ class MemberAnswers(MemberRpc):
         warning = warning_for_removal(len(self.peer.driver.state.members.voters))
         self.peer.set_standing(False)  # first: the peer must not ask for its vote again as soon as it is without
         try:
-            await self.peer.author.submit("member/leave", Leave())
+            await self.peer.author.submit("member/leave", ResignAsVoter())
         except UserError:
             self.peer.set_standing(self.peer.config.stand)
             raise

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping
 
 from features.names import CALLED
-from ledger.jobs import Job, Waiting
+from ledger.jobs import Job, QueuedJob
 from ledger.members import MembersState
 from protocol.errors import UserError
 from protocol.identity import parse_peer_id, peer_id, short_id
@@ -23,8 +23,8 @@ def find(text: str, members: MembersState) -> bytes:
     wanted = text.strip()
     with contextlib.suppress(UserError):
         return parse_peer_id(wanted)
-    named = {key for key, member in members.members.items() if member.name == wanted and members.speaks(key)}
-    beginning = {members.current(key) for key in members.members if wanted and peer_id(key).startswith(wanted.lower())}
+    named = {key for key, member in members.members.items() if member.name == wanted and members.is_current_key(key)}
+    beginning = {members.current_key(key) for key in members.members if wanted and peer_id(key).startswith(wanted.lower())}
     found = sorted(named | beginning)
     if len(found) == 1:
         return found[0]
@@ -34,7 +34,7 @@ def find(text: str, members: MembersState) -> bytes:
     raise UserError(f"{text!r} fits {len(found)} peers: {names}; type more of the peer id")
 
 
-def find_job(text: str, jobs: Mapping[bytes, Job | Waiting], among: str) -> bytes:
+def find_job(text: str, jobs: Mapping[bytes, Job | QueuedJob], among: str) -> bytes:
     """The one of these jobs that has this name, or whose id begins so. Raises `UserError`, which calls them `among`."""
     wanted = text.strip()
     found = [key for key, job in jobs.items() if wanted and (wanted == job.name or key.hex().startswith(wanted.lower()))]

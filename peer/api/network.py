@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from consensus.voter_set import VoterSet
 from features.feature import Feature
-from ledger.network import PARAMETERS, Limit, NetworkModule, NetworkOfLimitsModule, NetworkState, Upgrade
+from ledger.network_governance import PARAMETERS_LIMIT, ModuleUpgrade, NetworkLimit, NetworkModule, NetworkModuleV2, NetworkState
 from peer import features
 from peer.api.running import RunningPeer
 from protocol.api import LimitView, ModuleView, NetworkRpc, ReachabilityMatrix
@@ -29,14 +29,14 @@ class NetworkAnswers(NetworkRpc):
         mine, views = _known(), []
         for name in dict.fromkeys((*(running.name for running in network.modules), *mine)):
             feature, knows = mine.get(name, (None, ()))
-            due = next((upgrade for upgrade in network.due if upgrade.module == name), None)
+            due = next((upgrade for upgrade in network.due_upgrades if upgrade.module == name), None)
             wishes = tuple(self._wish(wish, count) for wish, count in self._wishes(name).items())
             views.append(
                 ModuleView(
                     module=name,
                     feature=feature.name if feature else "",
                     about=feature.about if feature else "",
-                    runs=network.version(name),
+                    runs=network.module_version(name),
                     knows=knows,
                     due_version=due.version if due else 0,
                     due_height=due.height if due else 0,
@@ -47,12 +47,12 @@ class NetworkAnswers(NetworkRpc):
 
     @property
     def _network(self) -> NetworkState:
-        return self.peer.driver.state.of(NetworkState)
+        return self.peer.driver.state.module_state(NetworkState)
 
-    def _wishes(self, module: str) -> Counter[Upgrade]:
-        return Counter(wish for wish in self._network.wishes.values() if wish.module == module)
+    def _wishes(self, module: str) -> Counter[ModuleUpgrade]:
+        return Counter(wish for wish in self._network.upgrade_votes.values() if wish.module == module)
 
-    def _wish(self, wish: Upgrade, count: int) -> str:
+    def _wish(self, wish: ModuleUpgrade, count: int) -> str:
         needed = VoterSet(self.peer.driver.state.members.voters).quorum
         return f"{count} of the {needed} voters needed want {wish.version} from height {wish.height}"
 
@@ -63,33 +63,33 @@ class NetworkAnswers(NetworkRpc):
         if version not in versions:
             has = f"it knows {module} {', '.join(map(str, versions))}" if versions else f"it knows {', '.join(known)}"
             raise UserError(f"this program has no {module} {version} ({has}): it could not go on itself after that upgrade")
-        wish = Upgrade(module, version, height or self.peer.driver.state.height + UPGRADE_HEIGHTS)
+        wish = ModuleUpgrade(module, version, height or self.peer.driver.state.height + UPGRADE_HEIGHTS)
         await self.peer.author.submit("network/upgrade", wish)
-        if wish in self._network.due:
+        if wish in self._network.due_upgrades:
             return f"decided: the network runs {module} {version} from height {wish.height} on; peers that lack it stop before"
         return self._wish(wish, self._wishes(module)[wish])
 
     async def limits(self) -> tuple[LimitView, ...]:
-        wishes = tuple(self._limit_wish(wish, count) for wish, count in Counter(self._network.limits.values()).items())
-        return (LimitView(PARAMETERS, self._network.parameters_max, wishes),)
+        wishes = tuple(self._limit_wish(wish, count) for wish, count in Counter(self._network.limit_votes.values()).items())
+        return (LimitView(PARAMETERS_LIMIT, self._network.parameters_max, wishes),)
 
     async def set_limit(self, name: str, most: int) -> str:
         self.peer.require_member()
-        version, needed = self._network.version(NetworkModule.name), NetworkOfLimitsModule.version
-        if name != PARAMETERS:
-            raise UserError(f"{name!r} is no limit that voters set; say `limit {PARAMETERS} N`")
+        version, needed = self._network.module_version(NetworkModule.name), NetworkModuleV2.version
+        if name != PARAMETERS_LIMIT:
+            raise UserError(f"{name!r} is no limit that voters set; say `limit {PARAMETERS_LIMIT} N`")
         if most > PARAMETERS_ALLOWED_MAX:
-            raise UserError(f"{PARAMETERS} {most}: {PARAMETERS_ALLOWED_MAX} are the most that voters can allow")
+            raise UserError(f"{PARAMETERS_LIMIT} {most}: {PARAMETERS_ALLOWED_MAX} are the most that voters can allow")
         if version < needed:
             way_out = f"`upgrade {NetworkModule.name} {needed}`, said by a quorum of voters, brings them"
             raise UserError(f"this network runs {NetworkModule.name} {version}, in which voters set no limits: {way_out}")
-        wish = Limit(name, most)
+        wish = NetworkLimit(name, most)
         await self.peer.author.submit("network/limit", wish)
         if self._network.parameters_max == most:
             return f"decided: models of jobs have {most} {name} at most from now on"
-        return self._limit_wish(wish, Counter(self._network.limits.values())[wish])
+        return self._limit_wish(wish, Counter(self._network.limit_votes.values())[wish])
 
-    def _limit_wish(self, wish: Limit, count: int) -> str:
+    def _limit_wish(self, wish: NetworkLimit, count: int) -> str:
         needed = VoterSet(self.peer.driver.state.members.voters).quorum
         return f"{count} of the {needed} voters needed want models of at most {wish.most} {wish.name}"
 

@@ -13,7 +13,7 @@ import trio
 
 from consensus.voter_set import VoterSet
 from ledger.core.genesis import TRAINER
-from ledger.network import NetworkState
+from ledger.network_governance import NetworkState
 from peer.api.running import RunningPeer
 from peer.api.starting import Start, start_of
 from peer.settings.config import nearest
@@ -87,20 +87,20 @@ def _job_spec(peer: RunningPeer, request: TrainRequest, start: Start | None, fin
 def checked(peer: RunningPeer, spec: JobSpec) -> JobSpec:
     """Its large objects have parts, if the network knows such jobs. Raises `UserError` for values that cannot be used."""
     is_large = spec.object_bytes_max > BLOB_PART_BYTES
-    return replace(spec, parts=is_large and peer.driver.state.of(NetworkState).has_models).checked()
+    return replace(spec, parts=is_large and peer.driver.state.module_state(NetworkState).has_jobs_v3).checked()
 
 
 def opened_widely(peer: RunningPeer, spec: JobSpec, said: Container[str]) -> JobSpec:
     """A job that starts anew, its first rounds said with more bits where that was measured to help. It is unchanged if a person
     has said how many rounds (`said`: the fields that a person set), or if the network does not know such jobs.
     """
-    is_free = "opening_rounds" not in said and peer.driver.state.of(NetworkState).has_models
+    is_free = "opening_rounds" not in said and peer.driver.state.module_state(NetworkState).has_jobs_v3
     return replace(spec, opening_rounds=spec.usual_opening_rounds) if is_free else spec
 
 
 def closed_safely(peer: RunningPeer, spec: JobSpec, said: Container[str]) -> JobSpec:
     """The job, its last rounds re-executed before the vote; unchanged as above."""
-    is_free = "closing_rounds" not in said and peer.driver.state.of(NetworkState).has_models
+    is_free = "closing_rounds" not in said and peer.driver.state.module_state(NetworkState).has_jobs_v3
     return replace(spec, closing_rounds=spec.usual_closing_rounds) if is_free else spec
 
 
@@ -126,7 +126,7 @@ def sampled_if_defended(peer: RunningPeer, spec: JobSpec, said: Mapping[str, Any
     judged = replace(sampled, liars=max(spec.liars, tolerated(peer)) + strangers)
     if undefended(judged, trainers) is not None or sampled.problem() is not None:
         return spec
-    window_ms = peer.driver.rules.jobs.audit_window_ms(sampled.encode(), state.members)
+    window_ms = peer.driver.rules.jobs_module.audit_window_ms(sampled.encode(), state.members)
     return sampled if window_ms <= AUDIT_WINDOW_MS_MAX else spec
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from ledger.jobs import Job, Waiting
-from ledger.state import State
+from ledger.jobs import Job, QueuedJob
+from ledger.ledger_state import LedgerState
 from rlhf.calls import PreferencesView
 from rlhf.module import RlhfState
 from training.spec import JobSpec
 
 
-def preferences_of(state: State, job: bytes) -> PreferencesView | None:
+def preferences_of(state: LedgerState, job: bytes) -> PreferencesView | None:
     """Of a job that learns from preferences, or will. None if neither the job nor its plan is known any more."""
-    known = state.of(RlhfState)
+    known = state.module_state(RlhfState)
     plan = next((plan for plan in known.plans.values() if plan.stages[0].job == job), None)
-    lined: dict[bytes, Job | Waiting] = {**{waiting.job: waiting for waiting in state.jobs.line}, **state.jobs.jobs}
+    lined: dict[bytes, Job | QueuedJob] = {**{waiting.job: waiting for waiting in state.jobs.queue}, **state.jobs.jobs}
     spec = lined[job].spec if job in lined else plan.stages[0].spec if plan else b""
     claim = plan.claim if plan else None
     data = claim.set if claim else JobSpec.decode(spec).data if spec else None

@@ -15,8 +15,8 @@ from curation.answers import Kind
 from curation.module import is_run
 from curation.state import CurationState
 from features.tables import counted
-from ledger.jobs import Job, Phase, Waiting, job_id
-from ledger.network import NetworkState
+from ledger.jobs import Job, JobPhase, QueuedJob, job_id
+from ledger.network_governance import NetworkState
 from peer.api.new_job import FETCHING_SECONDS_MAX, fetched, typed
 from peer.api.preferences import preferences_of
 from peer.api.running import RunningPeer
@@ -111,11 +111,11 @@ class RlhfAnswers(RlhfCalls):
     async def cancel_rlhf_training(self, job: str = "") -> str:
         key, plan = self._plan_of(job) if job else self._own_plan()
         await self.peer.author.submit("rlhf/cancel", plans.Cancel(key))
-        after = self.peer.driver.state.of(RlhfState).plans.get(key)
+        after = self.peer.driver.state.module_state(RlhfState).plans.get(key)
         if after is None or after.phase is not plans.Phase.RUNNING:
             return f"ended; {plan.current.objective} was its last stage"
         needed = VoterSet(self.peer.driver.state.members.voters).quorum
-        return f"{len(after.stops)} of the {needed} voters needed want the plan to end; the others have to say the same"
+        return f"{len(after.stop_requests)} of the {needed} voters needed want the plan to end; the others have to say the same"
 
     async def pause_rlhf_training(self) -> str:
         key, plan = self._own_plan()
@@ -129,16 +129,16 @@ class RlhfAnswers(RlhfCalls):
 
     def _own_plan(self) -> tuple[bytes, plans.Plan]:
         """This member's. Raises `UserError`."""
-        running = self.peer.driver.state.of(RlhfState).running() if self._is_run() else {}
+        running = self.peer.driver.state.module_state(RlhfState).running() if self._is_run() else {}
         members = self.peer.driver.state.members
         for key, plan in running.items():
-            if members.current(plan.author) == self.peer.me:
+            if members.current_key(plan.author) == self.peer.me:
                 return key, plan
         raise UserError("no plan of yours goes on: `cancel JOB` ends a job, said by its author")
 
     def _plan_of(self, job: str) -> tuple[bytes, plans.Plan]:
         """The one that has come to this job, which may not have begun. Raises `UserError`."""
-        running = self.peer.driver.state.of(RlhfState).running() if self._is_run() else {}
+        running = self.peer.driver.state.module_state(RlhfState).running() if self._is_run() else {}
         found = [(key, plan) for key, plan in running.items() if plan.current.job.hex().startswith(job)]
         if len(found) != 1:
             there = ", ".join(plan.current.job.hex()[:8] for plan in running.values()) or "none"
@@ -150,7 +150,7 @@ class RlhfAnswers(RlhfCalls):
         state = self.peer.driver.state
         if not is_run(state):
             raise UserError("this network does not run the module curation: `upgrade curation 1`, said by a quorum, brings it")
-        curation = state.of(CurationState)
+        curation = state.module_state(CurationState)
         project, row = find_project(text, curation)
         if row.asked.kind is not Kind.PAIR:
             raise UserError(NO_PROJECT.format(f"--project {text!r}"))
@@ -165,7 +165,7 @@ class RlhfAnswers(RlhfCalls):
         raise UserError(f"--project {text!r}: nobody who is here has all tasks of {row.asked.name!r}")
 
     async def rlhf_status(self) -> RlhfView:
-        known = self.peer.driver.state.of(RlhfState).plans.values() if self._is_run() else ()
+        known = self.peer.driver.state.module_state(RlhfState).plans.values() if self._is_run() else ()
         plan = max(known, key=lambda plan: plan.decided, default=None)
         planned = {stage.job for plan in known for stage in plan.stages}
         lone = [(key, job) for key, job in self._tuned() if key not in planned]
@@ -178,7 +178,7 @@ class RlhfAnswers(RlhfCalls):
 
     def _planned(self, plan: plans.Plan, stage: plans.Stage) -> StageView:
         jobs = self.peer.driver.state.jobs
-        live = jobs.jobs.get(stage.job) or next((waiting for waiting in jobs.line if waiting.job == stage.job), None)
+        live = jobs.jobs.get(stage.job) or next((waiting for waiting in jobs.queue if waiting.job == stage.job), None)
         failed = plans.why_failed(plan) if stage == plan.current else ""
         if live is not None:
             return replace(_told(_stage(stage.job, live), stage), failed=failed)
@@ -224,7 +224,7 @@ class RlhfAnswers(RlhfCalls):
         computing, known = driver.workshop.role.computing, driver.state.jobs.jobs.get(key)
         if computing is None:
             raise UserError("this peer has no worker to measure with: ask one with --role rlhf or full")
-        if known is None or known.phase is not Phase.FINISHED:
+        if known is None or known.phase is not JobPhase.FINISHED:
             raise UserError(f"job {job[:8]} is not among the finished ones")
         place = key, known.round
         found = await trio.to_thread.run_sync(driver.store.measured, key)
@@ -248,7 +248,7 @@ class RlhfAnswers(RlhfCalls):
     async def rlhf_figures(self) -> tuple[FiguresView, ...]:
         if not self._is_run():
             return ()
-        known = self.peer.driver.state.of(RlhfState).jobs
+        known = self.peer.driver.state.module_state(RlhfState).jobs
         found = [(key, job) for key, job in self._tuned()[-1:] if isinstance(job, Job) and key in known]
         return tuple([await trio.to_thread.run_sync(self._figures, key, job, known[key]) for key, job in found])
 
@@ -256,20 +256,20 @@ class RlhfAnswers(RlhfCalls):
         spec, found = JobSpec.decode(job.spec), guards.view(key, job.spec, course.rounds[-1])
         own: PpoTerms = spec.own
         beta = None
-        if job.phase is not Phase.FINISHED:
+        if job.phase is not JobPhase.FINISHED:
             with contextlib.suppress(StorageError):  # the job went on meanwhile
                 beta = beta_of(ReplicatedModel.open(self.peer.driver.host.directory(key, job.round)).state.steering, own.beta)
         stop = own.kl_stop if job.rounds < spec.rounds else None
         return replace(found, beta=beta, kl_stop=stop, warning=guards.warning(course, job.spec))
 
     def _is_run(self) -> bool:
-        return self.peer.driver.state.of(NetworkState).version(MODULE) > 0
+        return self.peer.driver.state.module_state(NetworkState).module_version(MODULE) > 0
 
-    def _tuned(self) -> list[tuple[bytes, Job | Waiting]]:
+    def _tuned(self) -> list[tuple[bytes, Job | QueuedJob]]:
         """Jobs of this feature's objectives, the newest last."""
         jobs = self.peer.driver.state.jobs
-        started = sorted(jobs.jobs.items(), key=lambda item: item[1].started)
-        found: list[tuple[bytes, Job | Waiting]] = [*started, *((waiting.job, waiting) for waiting in jobs.line)]
+        started = sorted(jobs.jobs.items(), key=lambda item: item[1].started_height)
+        found: list[tuple[bytes, Job | QueuedJob]] = [*started, *((waiting.job, waiting) for waiting in jobs.queue)]
         return [(key, job) for key, job in found if JobSpec.decode(job.spec).kind.module == MODULE]
 
     async def trace_pair(self, pair: str) -> TraceView:
@@ -277,7 +277,7 @@ class RlhfAnswers(RlhfCalls):
             return fetched(self.peer, digest, size_max, "the set")
 
         def trace() -> TraceView:
-            return traced(list(learned(state.jobs, self.peer.driver.store)), state.of(RlhfState).sets, read, pair)
+            return traced(list(learned(state.jobs, self.peer.driver.store)), state.module_state(RlhfState).sets, read, pair)
 
         if not self._is_run():
             raise UserError("this network tunes no models, so nobody has drawn a pair")
@@ -314,17 +314,17 @@ class RlhfAnswers(RlhfCalls):
         return CompareView(key.hex(), job.round, **told, withheld=tuple(withheld))
 
 
-def _began(job: Job | Waiting) -> int:
+def _began(job: Job | QueuedJob) -> int:
     """The height at which it was decided."""
-    return job.started if isinstance(job, Job) else job.since
+    return job.started_height if isinstance(job, Job) else job.since
 
 
-def _stage(key: bytes, job: Job | Waiting) -> StageView:
+def _stage(key: bytes, job: Job | QueuedJob) -> StageView:
     spec = JobSpec.decode(job.spec)
-    if isinstance(job, Waiting):
+    if isinstance(job, QueuedJob):
         return StageView(spec.objective, key.hex(), "waiting", 0, spec.rounds, "", notes=notes(spec))
     root = job.model_root.hex()
-    view = StageView(spec.objective, key.hex(), job.phase.value, job.taken, spec.rounds, root, notes=notes(spec))
+    view = StageView(spec.objective, key.hex(), job.phase.value, job.rounds_in_model, spec.rounds, root, notes=notes(spec))
     rounds = plans.failed_rounds(job)
     if not rounds:
         return view

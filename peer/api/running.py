@@ -11,7 +11,7 @@ from typing import Final
 import trio
 
 from features.parts import Desk
-from ledger.audits.state import Place
+from ledger.audits.audit_state import ProposalKey
 from ledger.core.genesis import Genesis
 from peer.api.causes import AlertBook
 from peer.driver.author import Author
@@ -37,7 +37,7 @@ class RunningPeer:
     worker: Worker | None
     stop_daemon: Callable[[], None]
     set_standing: Callable[[bool], None]  # whether this peer, where it does not vote, asks to
-    asked_audits: list[tuple[bytes, Place]]  # jobs and places of proposals that people want replayed first
+    asked_audits: list[tuple[bytes, ProposalKey]]  # jobs and places of proposals that people want replayed first
     author: Author
     hearing: Hearing
     invited: InvitationBook
@@ -72,5 +72,5 @@ class RunningPeer:
         members = self.driver.state.members
         if members.is_expelled(self.me):
             raise UserError("this peer was expelled: the network has proof that its key signed what no honest peer signs")
-        if not members.speaks(self.me):
+        if not members.is_current_key(self.me):
             raise UserError("this peer is not a member yet: it follows the log until its admission is decided")

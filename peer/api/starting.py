@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from ledger.jobs import Base, Job, Phase, Waiting
+from ledger.jobs import Job, JobPhase, ModelReference, QueuedJob
 from peer.api.naming import find_job
 from peer.api.running import RunningPeer
 from peer.export.found import opened
@@ -30,7 +30,7 @@ class Start:
     name: str  # for people
     model: ModelSpec
     tokenizer: bytes | None  # digest of a blob that this peer has, or may fetch
-    base: Base | None = None  # a finished job's, which every peer keeps
+    base: ModelReference | None = None  # a finished job's, which every peer keeps
     stop: int | None = None  # the token with which the model has learned to end a text; None: it has learned none
     # Writes the parameters, if the job starts from a blob: the specification, where to; gives what names them.
     write: Callable[[JobSpec, BinaryIO], BlobHasher] | None = None
@@ -56,7 +56,7 @@ class Start:
 def start_of(peer: RunningPeer, request: TrainRequest) -> Start:
     """Of `train --from`. Raises `UserError`."""
     jobs = peer.driver.state.jobs
-    live: dict[bytes, Job | Waiting] = {**jobs.jobs, **{waiting.job: waiting for waiting in jobs.line}}
+    live: dict[bytes, Job | QueuedJob] = {**jobs.jobs, **{waiting.job: waiting for waiting in jobs.queue}}
     is_job = any(_fits(request.base, key, job) for key, job in live.items())
     if request.folder and is_job and "/" not in request.base:
         both = f"--from {request.base!r}: a job is called so, or its id begins so, and there is such a folder"
@@ -75,22 +75,22 @@ def of_finished(peer: RunningPeer, text: str, argument: str) -> Start:
     return Start(f"job {job.name!r}", before.model, before.tokenizer, base, before.kind.ends_text(before))
 
 
-def _fits(text: str, key: bytes, job: Job | Waiting) -> bool:
+def _fits(text: str, key: bytes, job: Job | QueuedJob) -> bool:
     return text == job.name or bool(text and key.hex().startswith(text.lower()))
 
 
-def base_of(peer: RunningPeer, text: str, argument: str) -> tuple[Base, Job, JobSpec]:
+def base_of(peer: RunningPeer, text: str, argument: str) -> tuple[ModelReference, Job, JobSpec]:
     """The finished job that a person means as a base. Raises `UserError`."""
     jobs = peer.driver.state.jobs
-    live: dict[bytes, Job | Waiting] = {**jobs.going_on(), **{waiting.job: waiting for waiting in jobs.line}}
+    live: dict[bytes, Job | QueuedJob] = {**jobs.unfinished(), **{waiting.job: waiting for waiting in jobs.queue}}
     if any(_fits(text, key, job) for key, job in live.items()):
         raise UserError(f"{argument} {text!r}: that job is not finished yet; `jobs` shows how far it is")
-    finished = {key: job for key, job in jobs.jobs.items() if job.phase is Phase.FINISHED and job.round}
+    finished = {key: job for key, job in jobs.jobs.items() if job.phase is JobPhase.FINISHED and job.round}
     key = find_job(text, finished, "finished jobs")
     job, spec = finished[key], JobSpec.decode(finished[key].spec)
     if not spec.kind.makes_text:
         raise UserError(f"{argument} {text!r}: job {job.name!r} has trained no model")
-    return Base(key, job.round, job.model_root), job, spec
+    return ModelReference(key, job.round, job.model_root), job, spec
 
 
 def _of_folder(peer: RunningPeer, folder: Path, as_bytes: bool) -> Start:
@@ -109,10 +109,10 @@ def _of_round(peer: RunningPeer, name: str, number: int) -> Start:
     if not spec.kind.makes_text:
         raise UserError(f"--from: job {job.name!r} has trained no model")
     stop = spec.kind.ends_text(spec)
-    if job.phase is Phase.FINISHED and number == job.round:
-        return Start(f"job {job.name!r}", spec.model, spec.tokenizer, Base(key, number, job.model_root), stop)
+    if job.phase is JobPhase.FINISHED and number == job.round:
+        return Start(f"job {job.name!r}", spec.model, spec.tokenizer, ModelReference(key, number, job.model_root), stop)
     final = peer.driver.state.final_round(key)
-    if number > final or any(undone.first < number <= undone.last for undone in job.undone):
+    if number > final or any(undone.first < number <= undone.last for undone in job.undone_rounds):
         undo = f"audits may undo, or have undone, the model of job {job.name!r} at round {number}"
         raise UserError(f"--from: {undo}: take round {final}, which is final")
     model = opened(peer.driver.host, peer.driver.store, key, job, number)

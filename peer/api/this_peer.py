@@ -16,10 +16,10 @@ import trio
 
 from consensus.voter_set import VoterSet
 from features.names import Names
-from ledger.audits.state import JobAudits
+from ledger.audits.audit_state import JobAudits
 from ledger.jobs import JobsState
-from ledger.network import NetworkState
-from ledger.state import State
+from ledger.ledger_state import LedgerState
+from ledger.network_governance import NetworkState
 from peer import features
 from peer.api.audits import standing_of
 from peer.api.causes import Look, causes
@@ -59,7 +59,7 @@ class ThisPeerAnswers(StatusRpc):
         voters, member = VoterSet(members.voters), members.members.get(driver.signer.public)
         links = self.peer.network.connected()
         problem = driver.witness.membership_problem or (NOT_DECIDED if member is None else "")
-        halted = why_halted(driver.replica, member, problem, driver.rules.why_unknown(driver.state))
+        halted = why_halted(driver.replica, member, problem, driver.rules.why_version_unsupported(driver.state))
         waiting, suspended = self._why_waiting(), suspension(driver.signer.public, driver.state)
         behind, ago = heights_behind(driver.node, links), await self._seconds_since_decision()
         return StatusView(
@@ -75,7 +75,7 @@ class ThisPeerAnswers(StatusRpc):
             process=os.getpid(),
             height=driver.state.height,
             view=driver.replica.view,
-            state_root=driver.state.root.hex(),
+            state_root=driver.state.state_root.hex(),
             voter=driver.signer.public in voters,
             voters=len(voters),
             tolerated=voters.faults_tolerated,
@@ -93,7 +93,7 @@ class ThisPeerAnswers(StatusRpc):
             behind=behind,
             limited=own_limits(driver.signer.public, driver.state.jobs),
             no_room=driver.workshop.room.told,
-            parameters_max=driver.state.of(NetworkState).parameters_max,
+            parameters_max=driver.state.module_state(NetworkState).parameters_max,
             reachable=self.peer.network.reachable,
             listening=self.peer.network.addresses,
             told=self.peer.network.told,
@@ -128,7 +128,7 @@ class ThisPeerAnswers(StatusRpc):
         for reason, count in driver.node.refused.items():
             refused[reason] = refused.get(reason, 0) + count
         evidence = await trio.to_thread.run_sync(driver.store.evidence)
-        known = driver.state.audits.standings
+        known = driver.state.audits.member_records
         worker = self.peer.worker.pid if self.peer.worker else None
         processes = [os.getpid(), *(() if worker is None else (worker, *children_of(worker)))]
         return StatsView(
@@ -141,7 +141,7 @@ class ThisPeerAnswers(StatusRpc):
             bytes_received=_by_kind(traffic.received, traffic.blobs_received, traffic.reveals_received),
             refused=refused,
             evidence=tuple(f"{peer_id(first.signer)}" for first, _ in evidence),
-            transactions_pending=len(driver.ledger.pool),
+            transactions_pending=len(driver.ledger.mempool),
             worker=_worker_state(self.peer.worker),
             memory_mb=sum(map(process_memory_mb, processes)),
             expelled=tuple(peer_id(key) for key in driver.state.members.members if driver.state.members.is_expelled(key)),
@@ -193,12 +193,12 @@ def own_limits(me: bytes, jobs: JobsState) -> str:
     return "; ".join(f"in {name} this peer {text}" for name, text in texts if text)
 
 
-def unaudited(state: State) -> tuple[str, ...]:
+def unaudited(state: LedgerState) -> tuple[str, ...]:
     """Names of running jobs whose updates nobody re-executes, neither before a ballot nor after a round."""
-    return tuple(job.name for key, job in state.jobs.running().items() if not job.audited and key not in state.audits.jobs)
+    return tuple(job.name for key, job in state.jobs.running().items() if not job.fully_audited and key not in state.audits.jobs)
 
 
-def _suspended(state: State) -> dict[str, str]:
+def _suspended(state: LedgerState) -> dict[str, str]:
     """By trainer, a running job in which it may not train for now."""
     audits = state.audits.jobs
     running = ((job, audits.get(key, JobAudits())) for key, job in state.jobs.running().items())

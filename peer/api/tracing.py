@@ -16,7 +16,7 @@ ACCEPTED = "accept"  # among the verdicts of a round that is stored
 
 def learned(jobs: JobsState, store: Store) -> Iterator[Learned]:
     """In the order in which they were started."""
-    for key, job in sorted(jobs.jobs.items(), key=lambda item: item[1].started):
+    for key, job in sorted(jobs.jobs.items(), key=lambda item: item[1].started_height):
         spec = JobSpec.decode(job.spec)
         if spec.objective in OF_PAIRS:
             rounds = [found for number in range(job.round) if (found := _round(store, key, number)) is not None]

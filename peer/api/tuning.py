@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from features.tables import counted
-from ledger.jobs import Base
-from ledger.network import NetworkState
+from ledger.jobs import ModelReference
+from ledger.network_governance import NetworkState
 from peer.api.new_job import checked, tolerated
 from peer.api.running import RunningPeer
 from peer.api.starting import base_of, of_finished
@@ -41,7 +41,7 @@ APART = frozenset({"reward", "reward_model", "words"})  # of a policy's terms: `
 OF_REWARD = "reward."  # begins what `--set` says of the job that trains a reward model
 SCORE = "score"  # which of `REWARDS`
 PROMPTS_LOOKED_AT = 1_000  # before a list that blocks all of them is refused: some seconds
-UNKNOWN = Base(bytes(32), 1, bytes(32))  # in the place of a reward model that is not trained yet
+UNKNOWN = ModelReference(bytes(32), 1, bytes(32))  # in the place of a reward model that is not trained yet
 
 
 class Made(NamedTuple):
@@ -93,7 +93,7 @@ class Tuning:
         """A reward model, and then the policy. The set is given as pairs, or as the name of a file with them."""
         called = f"{self.name}-reward" if self.name else "reward"
         of = of_finished(self.peer, self.base, "--base")
-        knows_means = self.peer.driver.state.of(NetworkState).version(MODULE) >= MEAN_REWARD.version
+        knows_means = self.peer.driver.state.module_state(NetworkState).module_version(MODULE) >= MEAN_REWARD.version
         kind, rest = reward_said(self.of_reward, MEAN if knows_means else LAST)
         keeps_layers = kind is MEAN_REWARD and rest.get("learns", Learns.WORDS) == Learns.WORDS
         usual = presets.MEAN_REWARD if keeps_layers else presets.REWARD

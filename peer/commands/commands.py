@@ -92,7 +92,7 @@ def _voters(directory: DataDirectory, genesis: Genesis) -> VoterSet:
     with contextlib.closing(Store(directory.ledger, genesis.chain_id)) as store:
         encoded = store.state()
     rules = rules_of(genesis, ModelHost(directory.models))
-    return VoterSet(rules.restored(encoded).members.voters)
+    return VoterSet(rules.restore_state(encoded).members.voters)
 
 
 def _require_not_needed(voters: VoterSet, old: Identity) -> None:

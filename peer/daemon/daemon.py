@@ -100,7 +100,7 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
         standings = Standings(signer.public, genesis.chain_id, Ed25519Verifier(), lambda: driver.state)
 
         def has_gone(peer: bytes) -> bool:
-            return driver.state.members.has_gone(peer)
+            return driver.state.members.is_departed_key(peer)
 
         network = Swarm(
             signer,
@@ -114,7 +114,7 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
             welcome=standings.welcome,
             guest=lambda: guest(invitation, signer.public, driver.state),
             tell=lambda text: events.add("peer", text),
-            members=lambda peer: driver.state.members.speaks(peer),
+            members=lambda peer: driver.state.members.is_current_key(peer),
             has_gone=has_gone,
             hosts=hosts,
             pace=config.pace,

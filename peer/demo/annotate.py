@@ -179,8 +179,8 @@ def _report(demo: Demo, truth: Mapping[str, int], crowd: list[Person], is_finish
     disks = {peer.name: Disk(peer.directory) for peer in demo.peers}
     try:
         states = {name: disk.state_with_rows() for name, disk in disks.items()}
-        roots = {name: state.root.hex() for name, state in states.items()}
-        outcome = judged(states[demo.watched.name].of(CurationState), list(truth.values()), crowd, roots)
+        roots = {name: state.state_root.hex() for name, state in states.items()}
+        outcome = judged(states[demo.watched.name].module_state(CurationState), list(truth.values()), crowd, roots)
         equal = same([disk.roots() for disk in disks.values()]) and len(set(roots.values())) == 1
     finally:
         for disk in disks.values():
@@ -213,7 +213,7 @@ def judged(state: CurationState, truth: list[int], crowd: list[Person], roots: d
     settled = [row for _, row in state.tasks.items() if row.stage is Stage.SETTLED]
     people = {}
     for person in crowd:
-        row = state.annotators.get(person.identity.public)
+        row = state.annotators.get_record(person.identity.public)
         counts = (row.annotations, row.accepted) if row is not None else (0, 0)
         people[person.name] = {"accuracy": person.accuracy, "annotations": counts[0], "accepted": counts[1]}
     return Outcome(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ledger.core.genesis import Genesis
 from ledger.jobs import Job
-from ledger.state import State, decode_body
+from ledger.ledger_state import LedgerState, decode_body
 from peer.demo.cast import DemoPeer
 from peer.features import rules_of
 from peer.settings.datadir import DataDirectory
@@ -36,10 +36,10 @@ class Disk:
         self._store.close()
 
     @property
-    def state(self) -> State:
-        return self._rules.restored(self._store.state())
+    def state(self) -> LedgerState:
+        return self._rules.restore_state(self._store.state())
 
-    def state_with_rows(self) -> State:
+    def state_with_rows(self) -> LedgerState:
         state = self.state
         self._store.rows.attach(state.tables)
         return state
@@ -56,7 +56,7 @@ class Disk:
     def vouches(self, job: str) -> list[tuple[bytes, Judgement]]:
         """(voter, judgement) of each vouch in the blocks that this peer holds."""
         decided = filter(None, map(self._store.get_decision, self._store.roots()))
-        closings = (closing for block in decided for closing in decode_body(block.decode().body).closings)
+        closings = (closing for block in decided for closing in decode_body(block.decode().body).round_certificates)
         signed = (vouch for closing in closings if closing.job == bytes.fromhex(job) for vouch in closing.vouches)
         decoded = ((vouch.signer, codec.decode_message(vouch.body, (Vouch,))) for vouch in signed)
         return [(voter, judgement) for voter, vouch in decoded for judgement in vouch.judgements]

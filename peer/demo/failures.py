@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from consensus.quorum import faults_tolerated
 from features.tables import counted
-from ledger.audits.state import Standing
+from ledger.audits.audit_state import MemberAuditRecord
 from peer.demo.cast import Demo
 from peer.demo.tuned import Rlhf
 
@@ -20,11 +20,11 @@ class Outcome:
     accepted: dict[str, int]
     rejected: dict[str, dict[str, int]]
     expelled: dict[str, int]
-    standings: dict[str, Standing]  # after sampled audits
+    standings: dict[str, MemberAuditRecord]  # after sampled audits
     suspensions: dict[str, int]  # of those that had any, before or after votes
 
-    def standing(self, name: str) -> Standing:
-        return self.standings.get(name, Standing())
+    def standing(self, name: str) -> MemberAuditRecord:
+        return self.standings.get(name, MemberAuditRecord())
 
 
 def find_failures(demo: Demo, equal: bool, finished: bool, outcome: Outcome) -> list[str]:

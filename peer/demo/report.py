@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 from consensus.quorum import faults_tolerated, quorum
-from ledger.anchors import told_undone
+from ledger.model_anchors import format_undone_rounds
 from peer.demo.cast import Demo, sent
 from peer.demo.disk import Disk, opened, roots_equal
 from peer.demo.failures import Outcome, find_failures, loss_failures, value_failures
@@ -88,7 +88,7 @@ def make_report(
             seed=demo.options.seed,
             rounds=watched.job(job).round,
             honest_roots_equal=equal,
-            state_roots={name: disk.state.root.hex() if disk else "" for name, disk in disks.items()},
+            state_roots={name: disk.state.state_root.hex() if disk else "" for name, disk in disks.items()},
             model_roots={name: disk.job(job).model_root.hex() if disk else "" for name, disk in disks.items()},
             heights={name: disk.state.height if disk else 0 for name, disk in disks.items()},
             heldout_bits_per_byte=[value for _, value in sorted(held_out.items())],
@@ -111,7 +111,10 @@ def make_report(
             audit=watched.spec(job).audit.value,
             suspensions=outcome.suspensions,
             false_challenges={name: standing.refuted for name, standing in outcome.standings.items() if standing.refuted},
-            undone=[told_undone(of, lambda key: names.get(peer_id(key), short_id(key))) for of in watched.job(job).undone],
+            undone=[
+                format_undone_rounds(of, lambda key: names.get(peer_id(key), short_id(key)))
+                for of in watched.job(job).undone_rounds
+            ],
             rlhf=rlhf,
             seconds_total=round(seconds, 2),
             seconds_to_first_decision=_first_decision(demo),
@@ -131,7 +134,7 @@ def _names(demo: Demo) -> dict[str, str]:
 def _outcome(demo: Demo, disk: Disk, job: str) -> Outcome:
     names, state = _names(demo), disk.state
     view, own = disk.job(job), disk.spec(job).kind.labels
-    suspensions = Counter({key: standing.suspensions for key, standing in state.audits.standings.items()})
+    suspensions = Counter({key: standing.suspensions for key, standing in state.audits.member_records.items()})
     suspensions.update({key: record.suspensions for key, record in view.trainer_records.items()})
     return Outcome(
         accepted={names[peer_id(key)]: count for key, count in view.accepted.items()},
@@ -142,7 +145,7 @@ def _outcome(demo: Demo, disk: Disk, job: str) -> Outcome:
         expelled={
             names[peer_id(key)]: member.expelled for key, member in state.members.members.items() if member.expelled is not None
         },
-        standings={names[peer_id(key)]: standing for key, standing in state.audits.standings.items()},
+        standings={names[peer_id(key)]: standing for key, standing in state.audits.member_records.items()},
         suspensions={names[peer_id(key)]: count for key, count in sorted(suspensions.items()) if count},
     )
 

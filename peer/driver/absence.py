@@ -19,7 +19,7 @@ from pathlib import Path
 import trio
 
 from consensus.voter_set import VoterSet
-from ledger.members import MembersState, Retire, lowers_tolerance, wishes_about
+from ledger.members import MembersState, RetireMember, lowers_tolerance, retirement_vote_count
 from peer.driver.author import Author
 from peer.settings.datadir import storage_errors
 from peer.settings.invitation import DAY_MS
@@ -88,7 +88,9 @@ class Absence:
         hears_quorum = len((self._network.heard() | {me}) & voters.members) >= voters.quorum
         counts, self._heard_quorum = hears_quorum and self._heard_quorum, hears_quorum
         heard = {me, *self._network.heard(), *self._signers(), *self._have_said(members)}
-        silent = {key for key in members.members if key not in heard and members.speaks(key) and not members.holds_nothing(key)}
+        silent = {
+            key for key in members.members if key not in heard and members.is_current_key(key) and not members.has_no_duties(key)
+        }
         self._told = {(key, what): days for (key, what), days in self._told.items() if key in silent}
         self._silent = {key: self._silent.get(key, 0) + LOOK_SECONDS * counts for key in silent if counts or key in self._silent}
         self._unsaved += counts
@@ -102,8 +104,8 @@ class Absence:
     def _subject(self, members: MembersState) -> bytes | None:
         """The one about which most voters wish, then the smallest key: so that the voters come to agree."""
         me, lasting = self._network.me, {key for key, seconds in self._silent.items() if seconds >= self._seconds_max}
-        lasting -= set(members.leaving)
-        mine = members.retiring.get(me)
+        lasting -= set(members.resigning_voters)
+        mine = members.retirement_votes.get(me)
         if me not in members.voters or (mine is not None and (mine.lower_tolerance or mine.subject not in lasting)):
             return None  # or its operator has said something else
         for key, seconds in self._silent.items():  # time for people to ask what is wrong
@@ -113,7 +115,7 @@ class Absence:
             lasting.remove(key)
             command = f"`peer retire {short_id(key)} --lower-tolerance`"
             self._tell_of(key, f"f falls without it, so this takes a person: {command}, or another voter first")
-        subject = min(lasting, key=lambda key: (-wishes_about(members, key), key), default=None)
+        subject = min(lasting, key=lambda key: (-retirement_vote_count(members, key), key), default=None)
         return None if mine is not None and mine.subject == subject else subject
 
     def _tell_of(self, key: bytes, what: str) -> None:
@@ -126,7 +128,7 @@ class Absence:
         self._tell_of(subject, "it wants it retired, as `retire_after_days` says")
         expires = time.time_ns() // 1_000_000 + WISH_DAYS * DAY_MS
         try:
-            await self._author.submit("member/retire", Retire(subject, False, expires))
+            await self._author.submit("member/retire", RetireMember(subject, False, expires))
         except UserError as error:
             self._tell_of(subject, str(error))
 

@@ -6,7 +6,7 @@ import trio
 
 from features.parts import Desk
 from ledger.jobs import JobsState
-from ledger.network import NetworkState
+from ledger.network_governance import NetworkState
 from protocol import codec
 from rlhf.module import RlhfState
 from rlhf.objective import MODULE
@@ -33,10 +33,10 @@ class Ahead:
     def _named(self) -> dict[bytes, int]:
         """Digest -> size at most of each file of a job in line, and of a stage that has not begun."""
         state = self._desk.state
-        if not state.of(NetworkState).version(MODULE):
+        if not state.module_state(NetworkState).module_version(MODULE):
             return {}
-        specs = [waiting.spec for waiting in state.of(JobsState).line]
-        specs += [stage.spec for plan in state.of(RlhfState).running().values() for stage in plan.stages if stage.spec]
+        specs = [waiting.spec for waiting in state.module_state(JobsState).queue]
+        specs += [stage.spec for plan in state.module_state(RlhfState).running().values() for stage in plan.stages if stage.spec]
         jobs = [codec.decode(JobSpec, spec) for spec in specs]  # a stage's may be open yet: its reward model is not known
         return {digest: size for job in jobs for digest, size in job.kind.files(job).items()}
 

@@ -1,9 +1,9 @@
 """Sampled audits in the daemon: this peer replays the proposals that it was drawn for or has to judge, says what it found, and
 keeps its own buffers for others' audits.
 
-The work that is due follows from the applied state alone (`ledger.audits.state.due_for`), so a restart forgets nothing. Audits
-fetch side by side: a trainer that withholds something holds up no other's audit. They replay one at a time: the worker has its
-own training to do. Nothing here delays a vote.
+The work that is due follows from the applied state alone (`ledger.audits.audit_state.audit_duties`), so a restart forgets
+nothing. Audits fetch side by side: a trainer that withholds something holds up no other's audit. They replay one at a time: the
+worker has its own training to do. Nothing here delays a vote.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ import trio
 
 from consensus.block import decode_header
 from consensus.quorum import quorum
-from ledger.audits.docket import AFTERMATH_HEIGHTS
-from ledger.audits.state import (
-    OPENS,
-    VOLUNTEERS,
+from ledger.audits.audit_state import (
+    LOSS_OPENING_KIND,
+    VOLUNTEER_KIND,
+    AuditDuty,
     AuditFinding,
-    Due,
-    Entry,
-    OpeningDue,
-    Place,
-    Result,
-    Volunteering,
-    asked_of,
-    due_for,
-    openings_of,
+    AuditLogEntry,
+    AuditResult,
+    AuditVolunteering,
+    LossOpeningDuty,
+    ProposalKey,
+    audit_duties,
+    loss_opening_duties,
+    proposals_to_serve,
 )
-from ledger.jobs import Job, Phase
-from ledger.network import NetworkState
-from ledger.state import State
+from ledger.audits.state_machine import POST_JOB_AUDIT_HEIGHTS
+from ledger.jobs import Job, JobPhase
+from ledger.ledger_state import LedgerState
+from ledger.network_governance import NetworkState
 from peer.driver.author import Author
 from peer.driver.driver import Driver
 from peer.driver.loss_watch import first_jump, most_suspect
@@ -85,7 +85,7 @@ class Auditing:
         self._driver, self._author = driver, author
         self._me = driver.signer.public
         self._sealing = Sealing(driver.signer, driver.chain_id)
-        self._opening: set[OpeningDue] = set()  # what this peer is opening, or cannot open
+        self._opening: set[LossOpeningDuty] = set()  # what this peer is opening, or cannot open
         self._running: dict[Key, trio.CancelScope] = {}
         self._fetched = set[Key]()  # audits that need no more of the trainer; what they say may wait for a block
         self._turns = Turns()
@@ -96,7 +96,7 @@ class Auditing:
         self._is_behind = True  # decided blocks are not applied here: this peer cannot tell how long rounds have been open
         self._entered: dict[bytes, int] = {}  # by job, the round that was open when this peer had caught up
         self._replaying = Lottery()
-        self.asked = list[tuple[bytes, Place]]()  # jobs and places of proposals that people want replayed first
+        self.asked = list[tuple[bytes, ProposalKey]]()  # jobs and places of proposals that people want replayed first
         self._wake = trio.Event()
         self._has_ended = False  # an audit has, and its files are to be deleted
         self._told = driver.state.height  # entries of the log up to here have been shown to people
@@ -126,9 +126,9 @@ class Auditing:
 
     # Auditing --------------------------------------------------------------------------------------------------------
 
-    def _follow(self, state: State) -> None:
+    def _follow(self, state: LedgerState) -> None:
         """Begins audits that are due and ends those that are not any more."""
-        due = {key_of(item): item for item in due_for(self._me, state)}
+        due = {key_of(item): item for item in audit_duties(self._me, state)}
         for key in self._running.keys() - due.keys():
             self._running[key].cancel()
         now = trio.current_time()
@@ -137,7 +137,7 @@ class Auditing:
             self._is_behind |= state.height + 2 < self._driver.replica.height  # one block is decided while a closing is applied
             return  # a decided block that is not applied yet may have settled what seems due now
         if self._is_behind:
-            self._entered = {key: job.round for key, job in state.jobs.going_on().items()}
+            self._entered = {key: job.round for key, job in state.jobs.unfinished().items()}
             self._is_behind = False
         self._fetched &= due.keys()
         opened, idle = {key: job.round for key, job in state.jobs.jobs.items()}, self._fetched | waiting.keys()
@@ -148,18 +148,18 @@ class Auditing:
             self._running[key] = trio.CancelScope()
             self._nursery.start_soon(self._audit, key, due[key], self._turns.begin(key))
         self._rests = {key: rest for key, rest in self._rests.items() if key in due}
-        begun, self._opening = self._opening, set(self._driver.rules.audits.openings_due(self._me, state))
+        begun, self._opening = self._opening, set(self._driver.rules.audits_module.loss_openings_due(self._me, state))
         for opening in self._opening - begun:
             self._nursery.start_soon(self._open_loss, opening)
 
-    async def _open_loss(self, due: OpeningDue) -> None:
+    async def _open_loss(self, due: LossOpeningDuty) -> None:
         """Tried again, with pauses, while it is due: what is not opened in time costs a reward, and no more."""
         computing = self._driver.workshop.role.computing
         kept = losses.read(computing.texts, due.job, due.round, due.trainer) if computing else None
         pause = RETRY_SECONDS
         while computing is not None and kept is not None and due in self._opening:
             try:
-                await self._author.submit(OPENS, kept, math.inf)
+                await self._author.submit(LOSS_OPENING_KIND, kept, math.inf)
                 losses.delete([losses.path_of(computing.texts, due.job, due.round, due.trainer)])
                 return
             except StorageError:
@@ -169,7 +169,7 @@ class Auditing:
             await trio.sleep(pause)
             pause = min(RETRY_SECONDS_MAX, 2 * pause)
 
-    async def _audit(self, key: Key, due: Due, queued: float) -> None:
+    async def _audit(self, key: Key, due: AuditDuty, queued: float) -> None:
         waiting, late = trio.CancelScope(), trio.Event()
         try:
             with self._running[key]:
@@ -178,7 +178,7 @@ class Auditing:
                 job = self._driver.state.jobs.jobs.get(due.job)
                 if job is None:
                     return  # nobody awaits it any more
-                if not due.is_second:  # it said `withheld` once
+                if not due.is_second_verdict:  # it said `withheld` once
                     begun = job.round + (self._entered.get(due.job) == job.round)
                     until = patience(due, past.spec.audit_window, begun)
                     opened = partial(self._opened, due.job, until, past.spec.audit_window)
@@ -201,7 +201,7 @@ class Auditing:
             self._fetched.discard(key)
             self._release(due)
 
-    def _shown_seconds(self, due: Due, queued: float) -> float:
+    def _shown_seconds(self, due: AuditDuty, queued: float) -> float:
         """How long this auditor fetches before it says `withheld`: the least link shows the proposal to everybody meanwhile.
 
         A report has waited so long already for other reports on that trainer, which a trainer can help: it proposes when it has
@@ -210,9 +210,9 @@ class Auditing:
         state = self._driver.state
         audits, job = state.audits.jobs.get(due.job), state.jobs.jobs.get(due.job)
         of = audits.rounds.get(due.round) if audits else None
-        if of is None or job is None or not state.of(NetworkState).has_second_audits:
+        if of is None or job is None or not state.module_state(NetworkState).has_audits_v2:
             return 0.0
-        terms = self._driver.rules.jobs.rules.terms(job.spec).audits
+        terms = self._driver.rules.jobs_module.rules.terms_of_spec(job.spec).audits
         assert terms is not None
         served = terms.served_ms(len(of.reexecutors)) / 1_000
         return max(served - queued, min(served, ASKING_SECONDS_MIN))
@@ -247,29 +247,31 @@ class Auditing:
             is_in_touch = sum(other in heard or other == self._me for other in voters) >= quorum(len(voters))
             if is_in_touch and not is_late and not self._is_behind and key in self._turns.now:
                 # A trainer's uplink shows something of each job side by side.
-                current = self._driver.state.members.current
+                current = self._driver.state.members.current_key
                 step /= len({of[0] for of in self._turns.now if current(of[2]) == current(key[2])})
                 self._turns.count(key, step)
                 seconds -= step
 
-    def _rest(self, key: Key, due: Due, error: Exception) -> None:
+    def _rest(self, key: Key, due: AuditDuty, error: Exception) -> None:
         pause = min(RETRY_SECONDS_MAX, 2 * self._rests.get(key, (0.0, RETRY_SECONDS / 2))[1])
         self._rests[key] = trio.current_time() + pause, pause
         log.info("audit of %s in round %d: %s", short_id(due.trainer), round_number(due.round), error)
 
-    async def _say(self, kind: str, due: Due, replayed: Replayed) -> None:
+    async def _say(self, kind: str, due: AuditDuty, replayed: Replayed) -> None:
         is_match, last_loss = kind == "audit/report" and replayed.finding is ReplayFinding.MATCH, replayed.last_loss
         loss = None if last_loss is None or not is_match else self._sealing.sealed(due, last_loss)
-        said = AuditFinding(due.job, *due.place, replayed.finding, round(1e6 * replayed.relative_error), loss)
+        said = AuditFinding(due.job, *due.proposal_key, replayed.finding, round(1e6 * replayed.relative_error), loss)
         await self._author.submit(kind, said, math.inf)  # rounds take as long as they take
 
-    def _release(self, due: Due) -> None:
+    def _release(self, due: AuditDuty) -> None:
         if (due.job, due.round) not in (*self._shown, *(key[:2] for key in self._running)):
             self._driver.blobs.release(audit_of(due.job, due.round))
         self._has_ended = True
         self._wake.set()
 
-    async def _replayed(self, due: Due, past: Round, late: Callable[[], Awaitable[None]], came: Callable[[], None]) -> Replayed:
+    async def _replayed(
+        self, due: AuditDuty, past: Round, late: Callable[[], Awaitable[None]], came: Callable[[], None]
+    ) -> Replayed:
         """The finding is WITHHELD if something is not here when `late` returns. `came` is called once all is here."""
         try:
             request = await _before(late, audit_request(past, due.trainer, due.proposal))
@@ -278,10 +280,10 @@ class Auditing:
         if request is None:
             return Replayed(ReplayFinding.WITHHELD)
         came()
-        async with self._replaying.turn(lambda: due.is_dispute or (due.job, due.place) in self.asked):
+        async with self._replaying.turn(lambda: due.is_dispute or (due.job, due.proposal_key) in self.asked):
             return await self._driver.workshop.role.replay(past, request)
 
-    async def _past_round(self, due: Due) -> Round:
+    async def _past_round(self, due: AuditDuty) -> Round:
         driver = self._driver
         try:
             model = await trio.to_thread.run_sync(driver.host.opened, due.job, due.round)
@@ -302,13 +304,13 @@ class Auditing:
             applied, job = self._driver.applied, self._driver.state.jobs.jobs.get(key)
             if job is None:
                 return
-            if job.phase is Phase.FINISHED:
+            if job.phase is JobPhase.FINISHED:
                 took = await trio.to_thread.run_sync(self._seconds_of, key, job, window)
                 with trio.move_on_at(started + max(ENDED_SECONDS, took)):
-                    while self._driver.state.height < job.opened + AFTERMATH_HEIGHTS // 2:
+                    while self._driver.state.height < job.opened_height + POST_JOB_AUDIT_HEIGHTS // 2:
                         await self._driver.applied.wait()
                 return
-            if job.round >= until or job.phase is Phase.SETTLING:
+            if job.round >= until or job.phase is JobPhase.SETTLING:
                 return
             await applied.wait()
 
@@ -316,10 +318,10 @@ class Auditing:
         """How long the last so many rounds of a job that ended took, by the times of the blocks that began and closed them."""
         store, last = self._driver.store, job.round - 1
         first = store.round(key, last - count)
-        begun, closed = first.height if first else job.started if last < count else None, store.round(key, last)
+        begun, closed = first.height if first else job.started_height if last < count else None, store.round(key, last)
         times = list[int]()
         for height in (begun, closed.height if closed else None):
-            header = None if height is None else store.header(height)
+            header = None if height is None else store.get_header(height)
             if header is None:
                 return 0.0  # the block is from before this peer came
             times.append(decode_header(header).time_ms)
@@ -339,7 +341,7 @@ class Auditing:
             suspected = [] if self._is_behind else list(self._suspected(state, {of[:2] for of in refused}))
             for job, jump, number in suspected:
                 try:
-                    await self._author.submit(VOLUNTEERS, Volunteering(job, number), math.inf)
+                    await self._author.submit(VOLUNTEER_KIND, AuditVolunteering(job, number), math.inf)
                 except StorageError:
                     raise
                 except FolkmootError as error:
@@ -353,17 +355,19 @@ class Auditing:
             if not suspected:  # a lie has to be found before its round is out of reach, so a new loss is looked at once
                 await _before(applied.wait, noted.wait())
 
-    def _suspected(self, state: State, refused: Set[tuple[bytes, int]]) -> Iterator[tuple[bytes, int, int]]:
+    def _suspected(self, state: LedgerState, refused: Set[tuple[bytes, int]]) -> Iterator[tuple[bytes, int, int]]:
         """(job, round in which the loss jumped, round to re-execute next) of jobs in which this peer may volunteer."""
         jumps = dict[bytes, int]()
         for key in state.audits.jobs if self._driver.workshop.role.computing is not None else ():
             job = state.jobs.jobs[key]
-            undone = [(of.first, of.last) for of in job.undone]
+            undone = [(of.first, of.last) for of in job.undone_rounds]
             jump = first_jump(self._driver.workshop.loss_watch.losses(key, undone), job.round)
             jumps |= {} if jump is None else {key: jump}
         if not jumps:
             return
-        left = {(due.job, due.round) for due in self._driver.rules.audits.left_to_volunteers(self._me, state)} - refused
+        left = {
+            (due.job, due.round) for due in self._driver.rules.audits_module.proposals_to_volunteer_for(self._me, state)
+        } - refused
         for key, jump in jumps.items():
             rounds = [number for of, number in left if of == key]
             if rounds:
@@ -389,25 +393,25 @@ class Auditing:
         computing = self._driver.workshop.role.computing
         sealed = await trio.to_thread.run_sync(losses.listed, computing.texts) if computing else set[Path]()
         state = self._driver.state
-        asked = {(proposal.job[:JOB_BYTES], proposal.round) for proposal in asked_of(self._me, state)}
-        opened = {key[:JOB_BYTES]: job.round for key, job in state.jobs.going_on().items()}
+        asked = {(proposal.job[:JOB_BYTES], proposal.round) for proposal in proposals_to_serve(self._me, state)}
+        opened = {key[:JOB_BYTES]: job.round for key, job in state.jobs.unfinished().items()}
         unasked = [entry for entry in kept if entry not in asked and entry[1] < opened.get(entry[0], entry[1] + 1)]
         if unasked:
             await trio.to_thread.run_sync(self._driver.blobs.delete_rounds, unasked)
         if computing and sealed:
-            mine = {(due.job, due.round) for due in openings_of(self._me, state)}
-            mine |= {(proposal.job, proposal.round) for proposal in asked_of(self._me, state)}
-            mine |= {(key, job.round) for key, job in state.jobs.going_on().items()}
+            mine = {(due.job, due.round) for due in loss_opening_duties(self._me, state)}
+            mine |= {(proposal.job, proposal.round) for proposal in proposals_to_serve(self._me, state)}
+            mine |= {(key, job.round) for key, job in state.jobs.unfinished().items()}
             prefixes = tuple(losses.prefix_of(*place) for place in mine)
             await trio.to_thread.run_sync(losses.delete, [path for path in sealed if not path.name.startswith(prefixes)])
 
     # Telling people --------------------------------------------------------------------------------------------------
 
-    def _tell(self, state: State) -> None:
+    def _tell(self, state: LedgerState) -> None:
         events = self._driver.events
         for entry in state.audits.log:
             if entry.height > self._told:
-                tell = events.detail if entry.result is Result.PASSED else events.add
+                tell = events.detail if entry.result is AuditResult.PASSED else events.add
                 tell("audit", describe(entry, state), job=entry.job, round=entry.round, peer=entry.trainer)
         self._told = state.height
         suspended = dict(_suspensions(self._me, state))
@@ -418,7 +422,7 @@ class Auditing:
         self._suspended = suspended
 
 
-def patience(due: Due, window: int, now: int) -> int:
+def patience(due: AuditDuty, window: int, now: int) -> int:
     """The auditor says WITHHELD when this round opens. It has been fetching since the opening of the round `now`.
 
     | window       | the round                                                                                    |
@@ -438,35 +442,35 @@ def _is_doubtful(replayed: Replayed, spec: JobSpec) -> bool:
 # In words ------------------------------------------------------------------------------------------------------------
 
 
-def describe(entry: Entry, state: State) -> str:
+def describe(entry: AuditLogEntry, state: LedgerState) -> str:
     """One result of an audit, as a line."""
-    auditor, trainer = (short_id(state.members.current(key)) for key in (entry.auditor, entry.trainer))
+    auditor, trainer = (short_id(state.members.current_key(key)) for key in (entry.auditor, entry.trainer))
     where = f"{trainer} in round {round_number(entry.round)}"
     found = f" ({finding_label(entry, state)})" if entry.finding is not None else ""
     match entry.result:
-        case Result.PASSED:
+        case AuditResult.PASSED:
             return f"{auditor} replayed {where}: passed"
-        case Result.CHALLENGED:
+        case AuditResult.CHALLENGED:
             return f"{auditor} challenges {where}{found}"
-        case Result.LAPSED:
+        case AuditResult.LAPSED:
             return f"{auditor} did not report on {where} in time"
-        case Result.SUSPENDED:
+        case AuditResult.SUSPENDED:
             return f"{trainer} is suspended: most re-executors confirm what {auditor} found{found}"
-        case Result.REFUTED:
+        case AuditResult.REFUTED:
             return f"most re-executors find nothing wrong with {where}, which {auditor} challenged{found}"
-        case Result.SHUNNED:
+        case AuditResult.SHUNNED:
             return f"{trainer} is suspended: too many could not get what it commits to, though most find nothing wrong"
-        case Result.DROPPED:
+        case AuditResult.DROPPED:
             return f"too few judged {where}, which {auditor} challenged{found}: nothing follows"
-        case Result.WRONG_LOSS:
+        case AuditResult.WRONG_LOSS:
             return f"{auditor} reported another loss of {where} than {trainer} opened: one of the two is wrong"
-        case Result.LAZY:
+        case AuditResult.LAZY:
             return (
                 f"{auditor} is suspended: more trainers contradict the losses that it reports than may lie, the last is {where}"
             )
 
 
-def finding_label(entry: Entry, state: State) -> str:
+def finding_label(entry: AuditLogEntry, state: LedgerState) -> str:
     """Empty if it has no finding."""
     if entry.finding is None or entry.finding < OBJECTIVE_CODES_FIRST:
         return entry.finding.label if entry.finding is not None else ""
@@ -474,27 +478,27 @@ def finding_label(entry: Entry, state: State) -> str:
     return verdict_label(entry.finding, JobSpec.decode(job.spec).kind.labels if job else ())
 
 
-def _suspensions(person: bytes, state: State) -> Iterator[tuple[bytes, int]]:
+def _suspensions(person: bytes, state: LedgerState) -> Iterator[tuple[bytes, int]]:
     """(running job, the first round in which this member trains again)."""
     for key, job in state.jobs.running().items():
-        until = max(state.audits.suspended(key).get(person, 0), job.suspended_trainers.get(person, 0))
+        until = max(state.audits.suspensions_in(key).get(person, 0), job.suspended_trainers.get(person, 0))
         if until > job.round:
             yield key, until
 
 
-def suspension(person: bytes, state: State) -> str:
+def suspension(person: bytes, state: LedgerState) -> str:
     """Until when and why this member does not train; empty if it may."""
     for job, until in _suspensions(person, state):
         since = f"suspended until round {round_number(until)}"
-        if state.audits.suspended(job).get(person) != until:
+        if state.audits.suspensions_in(job).get(person) != until:
             return f"{since}: {INVALID_UPDATES_REASON}"
-        cause = state.audits.jobs[job].causes[person]
-        if cause.result is Result.SHUNNED:
+        cause = state.audits.jobs[job].suspension_causes[person]
+        if cause.result is AuditResult.SHUNNED:
             return f"{since}: too many could not get what it commits to"
-        if cause.result is Result.LAZY:
+        if cause.result is AuditResult.LAZY:
             return f"{since}: it reported other losses than the trainers had, as if it replayed nothing"
         found = finding_label(cause, state) or "failed"
-        return f"{since}: replay {found} found by {short_id(state.members.current(cause.auditor))}"
+        return f"{since}: replay {found} found by {short_id(state.members.current_key(cause.auditor))}"
     return ""
 
 

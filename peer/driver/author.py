@@ -19,10 +19,10 @@ from collections.abc import Sequence
 
 import trio
 
-from ledger.blocks.pool import PENDING_PER_MEMBER_MAX, transaction_digest
+from ledger.blocks.mempool import PENDING_PER_MEMBER_MAX, transaction_digest
 from ledger.core.module import Refused
-from ledger.members import Register
-from ledger.state import decode_body
+from ledger.ledger_state import decode_body
+from ledger.members import RegisterRoles
 from peer.driver.driver import Driver
 from peer.driver.witness import another_machine
 from peer.node.rounds import Effects
@@ -105,15 +105,15 @@ class Author:
             return
         refusal = self._refusal([], signed)
         if refusal is not None:
-            if not members.speaks(self.signer.public):
+            if not members.is_current_key(self.signer.public):
                 raise UserError(refusal)
-            same = Register(members.members[self.signer.public].roles)
+            same = RegisterRoles(members.members[self.signer.public].roles)
             signed = self._signed(following, "member/register", same)
         await self._put(signed)
 
     def _waiting(self) -> dict[int, Signed]:
         """Our transactions that are not decided yet, by nonce."""
-        return {_opened(signed).nonce: signed for signed in self._driver.ledger.pool.of(self.signer.public)}
+        return {_opened(signed).nonce: signed for signed in self._driver.ledger.mempool.transactions_of(self.signer.public)}
 
     async def _put_on_log(self, kind: str, content: object) -> tuple[Signed, Transaction]:
         """Signs and queues it. Raises `UserError` if it is refused now.
@@ -137,16 +137,16 @@ class Author:
         if replica.duplicate_identity_reason is not None:
             raise UserError(another_machine(replica.duplicate_identity_reason))
         if replica.is_outdated:
-            raise UserError(self._driver.rules.why_unknown(self._driver.state))
+            raise UserError(self._driver.rules.why_version_unsupported(self._driver.state))
         expires = self._driver.state.height + LIFETIME_HEIGHTS
         return sign_message(self.signer, self._driver.chain_id, Transaction(nonce, expires, kind, codec.encode(content)))
 
     async def _check_statements(self, signed: Signed) -> None:
         """Verifies the statements in a thread. `_refusal` then finds them verified, or the first false one."""
         rules, transaction = self._driver.rules, _opened(signed)
-        if rules.traits(signed.signer, transaction).cost > COST_IN_LOOP_MAX:
+        if rules.transaction_traits(signed.signer, transaction).cost > COST_IN_LOOP_MAX:
             with contextlib.suppress(RemoteProtocolError):
-                await trio.to_thread.run_sync(rules.check_statements, signed, transaction)
+                await trio.to_thread.run_sync(rules.check_embedded_statements, signed, transaction)
 
     def _refusal(self, before: Sequence[Signed], signed: Signed) -> str | None:
         """Why it cannot be decided now behind our waiting ones `before` it. Those that are refused themselves are skipped."""
@@ -162,7 +162,7 @@ class Author:
 
     async def _put(self, signed: Signed) -> None:
         def put() -> Effects:
-            self._driver.ledger.pool.add(signed)
+            self._driver.ledger.mempool.add_transaction(signed)
             return Effects(sends=[signed])
 
         await self._driver.call(put)

@@ -71,8 +71,8 @@ def why_stalled(node: Node, links: Set[bytes], awaits_seconds: float, now: float
 def _open_rounds(node: Node, links: Set[bytes], now: float) -> Iterator[str]:
     for key, book in node.rounds.books.items():
         terms, name = book.terms, node.state.jobs.jobs[key].name
-        which = f"round {round_number(terms.round)} of {name!r}, open for {now - book.opened:.0f} s"
-        if book.proposals and now >= book.times_up + STALLED_SECONDS:
+        which = f"round {round_number(terms.round)} of {name!r}, open for {now - book.opened_at:.0f} s"
+        if book.proposals and now >= book.cut_off_due_at + STALLED_SECONDS:
             yield f"waiting for the ballots of {which}: {len(book.ballots)} of {terms.quorum} needed are here"
-        elif not book.proposals and not terms.trainers & (links | {node.me}) and now >= book.opened + STALLED_SECONDS:
+        elif not book.proposals and not terms.trainers & (links | {node.me}) and now >= book.opened_at + STALLED_SECONDS:
             yield f"waiting for a trainer of {which}: none of {len(terms.trainers)} is here"

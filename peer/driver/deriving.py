@@ -18,7 +18,7 @@ from curation.tasks import Page, read_page
 from features.parts import Desk
 from features.tables import counted
 from ledger.members import MembersState
-from ledger.network import NetworkState
+from ledger.network_governance import NetworkState
 from peer.roles.trainer import require_space
 from peer.serving.fetching import fetch_page
 from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError, UserError
@@ -65,9 +65,9 @@ class Deriving:
     def _due(self) -> dict[bytes, Claim]:
         """By plan, what this peer has to say as a voter."""
         state, me = self._desk.state, self._desk.me
-        if not state.of(NetworkState).version(MODULE) or me not in voters(state.of(MembersState)):
+        if not state.module_state(NetworkState).module_version(MODULE) or me not in voters(state.module_state(MembersState)):
             return {}
-        running = state.of(RlhfState).running()
+        running = state.module_state(RlhfState).running()
         claims = {key: plan.claim for key, plan in running.items() if plan.claim is not None}
         return {key: claim for key, claim in claims.items() if not claim.is_decided and me not in claim.said}
 
@@ -102,9 +102,9 @@ class Deriving:
     async def _forget(self) -> None:
         """Deletes sets of which a pair is redacted, or which were not decided, as soon as no job needs them."""
         state = self._desk.state
-        if not state.of(NetworkState).version(MODULE):
+        if not state.module_state(NetworkState).module_version(MODULE):
             return
-        over = outdated(state.of(RlhfState))
+        over = outdated(state.module_state(RlhfState))
         used = sets_in_use(state) if over else set[bytes]()
         before, self._forgotten = self._forgotten, over - used  # one that is named again may be here again
         for key in self._forgotten - before:
@@ -136,7 +136,7 @@ async def derived(
     thread meanwhile. Raises `_Over`.
     """
     while True:
-        state = desk.state.of(CurationState)
+        state = desk.state.module_state(CurationState)
         try:
             pages = await trio.to_thread.run_sync(_pages, state, source, limiter=threads)
             await _fetched(desk, state, source, pages, goes_on)
@@ -153,15 +153,15 @@ async def _fetched(
     desk: Desk, state: CurationState, source: Source, pages: list[tuple[bytes, TaskPage]], goes_on: Callable[[], bool]
 ) -> None:
     """Returns when all of them are here. Raises `_Changed`, `_Over`."""
-    project = state.projects.get(source.project)
+    project = state.projects.get_record(source.project)
     assert project is not None
-    author = desk.state.of(MembersState).current(project.author)
+    author = desk.state.module_state(MembersState).current_key(project.author)
     for key, entry in pages:
         is_here = False
         while not is_here:
             if not goes_on():
                 raise _Over("no plan waits for this set")
-            if desk.state.of(CurationState).pages.get(key) != entry:
+            if desk.state.module_state(CurationState).pages.get_record(key) != entry:
                 raise _Changed("a page was replaced")
             with trio.move_on_after(FETCHING_SECONDS):
                 if not await fetch_page(desk, key, entry, author):

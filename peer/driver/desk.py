@@ -9,7 +9,7 @@ from typing import Any
 
 import trio
 
-from ledger.core.module import View
+from ledger.core.module import StateReader
 from peer.driver.author import Author
 from peer.driver.driver import Driver
 from peer.settings.config import Config
@@ -62,7 +62,7 @@ class DriverDesk:
         return made
 
     @property
-    def state(self) -> View:
+    def state(self) -> StateReader:
         return self.driver.state
 
     def setting(self, name: str) -> Any:
@@ -78,7 +78,7 @@ class DriverDesk:
 
     @property
     def state_root(self) -> bytes:
-        return self.driver.state.root
+        return self.driver.state.state_root
 
     @property
     def time_ms(self) -> int:

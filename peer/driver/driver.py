@@ -21,11 +21,11 @@ from consensus.effects import OutgoingMessage, SendMessage, StepEffects, execute
 from consensus.light_client import TrustedBlock, make_light_block
 from consensus.pbft.replica import Replica
 from consensus.voter_set import CachingVerifier, VoterSet
-from ledger.blocks.ledger import Ledger
+from ledger.blocks.application import LedgerApplication
 from ledger.core.genesis import Genesis
 from ledger.jobs import ClosedRound
-from ledger.snapshots.assembly import Restored
-from ledger.state import FAILURES_KEPT, State, Transition, decode_body
+from ledger.ledger_state import FAILURES_KEPT, LedgerState, StateTransition, decode_body
+from ledger.snapshots.snapshot_assembly import RestoredSnapshot
 from peer.driver.answering import Answering
 from peer.driver.eventlog import EventLog
 from peer.driver.transfer import Snapshots, first_disproved, is_about_snapshots
@@ -67,7 +67,7 @@ class Call(Do):
 
 @dataclass(slots=True)
 class _Restores:
-    restored: Restored
+    restored: RestoredSnapshot
     links: tuple[LightBlock, ...]
     repairs: bool  # it takes the place of a state that is wrong, however high that one is
     done: trio.Event
@@ -150,11 +150,11 @@ class Driver:
         known = self._anchor_height, measured, time.thread_time
         return Node(self.signer, self.rules, ledger, restart, self._verifier, spoken, accepted, *known)
 
-    def _restored_ledger(self) -> Ledger:
-        state = self.rules.restored(self.store.state())
+    def _restored_ledger(self) -> LedgerApplication:
+        state = self.rules.restore_state(self.store.state())
         self.store.rows.attach(state.tables)
         last = self.store.get_decision(state.height)
-        return Ledger(self.rules, state, last.decode().state_root if last else state.root)
+        return LedgerApplication(self.rules, state, last.decode().state_root if last else state.state_root)
 
     def now(self) -> float:
         """Seconds since the epoch by a clock that nobody sets, that never goes back, and that does not stop with the machine."""
@@ -166,7 +166,7 @@ class Driver:
         return self.node.chain_id
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> LedgerApplication:
         return self.node.ledger
 
     @property
@@ -178,7 +178,7 @@ class Driver:
         return self.node.replica
 
     @property
-    def state(self) -> State:
+    def state(self) -> LedgerState:
         return self.node.state
 
     # Tasks
@@ -325,9 +325,9 @@ class Driver:
         self.witness.disputed(why_disputed(self.replica))
         self.witness.silence(self.replica.height, self.replica.no_votes_below)
         self.witness.copied(self.replica.duplicate_identity_reason)
-        self.witness.unknown(self.rules.why_unknown(self.state))
+        self.witness.unknown(self.rules.why_version_unsupported(self.state))
         self.witness.muted(self.rounds.muted)
-        failures, self.rules.failures = self.rules.failures, deque(maxlen=FAILURES_KEPT)
+        failures, self.rules.transaction_failures = self.rules.transaction_failures, deque(maxlen=FAILURES_KEPT)
         self.witness.failed(f"height {self.replica.height}", failures)
         for _, reason in self.node.dropped:
             log.debug("our transaction left the pool: %s", reason)
@@ -345,48 +345,48 @@ class Driver:
         finally:
             self._applying_ended.set()
 
-    async def _apply_after(self, state: State) -> None:
+    async def _apply_after(self, state: LedgerState) -> None:
         while True:
             more = self._decided
             while (decided := await trio.to_thread.run_sync(self.store.get_decision, state.height + 1)) is not None:
                 await self.snapshots.clear()
                 block = decided.decode()
-                if block.state_root != state.root:
+                if block.state_root != state.state_root:
                     return  # nothing can be built on a wrong state: it is restored, and then this begins anew
-                last = self.rules.knows_until(state)
+                last = self.rules.last_supported_height(state)
                 if last is not None and block.height > last:
                     return  # a newer program, which can apply it, begins here
                 if len(block.body) > LARGE_BYTES:  # an observer, or a peer that was away, has verified none of it
                     await trio.to_thread.run_sync(self._verify_ahead, block.body)
-                transition = self.rules.apply(state, block)
-                before, state = state, transition.finish(await self._step_models(transition))
-                rounds = [_stored_round(closed, state) for closed in transition.closed]
+                transition = self.rules.apply_block(state, block)
+                before, state = state, transition.finish_state(await self._step_models(transition))
+                rounds = [_stored_round(closed, state) for closed in transition.closed_rounds]
                 # Where a block changed many rows of tables, they are hashed now: beside the loop.
                 encoded = await trio.to_thread.run_sync(self.rules.encode_state, state)
                 link = make_light_block(decided, VoterSet(state.members.voters))
                 save = partial(self.store.save_state, tables=state.tables)
-                await trio.to_thread.run_sync(save, state.height, state.root, encoded, rounds, link)
+                await trio.to_thread.run_sync(save, state.height, state.state_root, encoded, rounds, link)
                 for key in before.jobs.jobs.keys() - state.jobs.jobs.keys():
-                    if not self.rules.jobs.has_trained(before.jobs.jobs[key]):  # else it is not ours to delete
+                    if not self.rules.jobs_module.has_trained(before.jobs.jobs[key]):  # else it is not ours to delete
                         self.host.discard(key)
                 await self._inbox_send.send(AppliedBlock(decided, transition, state))
             await more.wait()
 
     def _verify_ahead(self, body: bytes) -> None:
         with contextlib.suppress(RemoteProtocolError):  # `apply` finds it
-            self.rules.verify_ahead(decode_body(body))
+            self.rules.preverify_signatures(decode_body(body))
 
-    async def _step_models(self, transition: Transition) -> dict[bytes, bytes]:
+    async def _step_models(self, transition: StateTransition) -> dict[bytes, bytes]:
         """The model roots after a block. Waits as long as it takes for payloads: q voters have said that they hold them."""
         roots: dict[bytes, bytes] = {}
-        for job in transition.started:
+        for job in transition.started_jobs:
             begun = transition.state.jobs.jobs[job]
             await self._fetch_start(JobSpec.decode(begun.spec), transition.state.members.voters)
             await self.workshop.room.look(job, begun)
             roots[job] = await trio.to_thread.run_sync(self.host.create, job, begun.spec, self.blobs.read)
-        for job, back in transition.back.items():
+        for job, back in transition.rolled_back.items():
             roots[job] = await trio.to_thread.run_sync(self.host.roll_back, job, back.anchor.round, back.round)
-        for closed in transition.steps:
+        for closed in transition.model_steps:
             for signed in closed.proposals:
                 proposal = codec.decode_message(signed.body, (Proposal,))
                 self.blobs.keep(proposal.payload)  # also before, or it might go while it seems to be here
@@ -411,7 +411,7 @@ class Driver:
 
     # Snapshots
 
-    async def restore(self, restored: Restored, links: tuple[LightBlock, ...], repairs: bool) -> bool:
+    async def restore(self, restored: RestoredSnapshot, links: tuple[LightBlock, ...], repairs: bool) -> bool:
         """Goes on from this state; returns when that is done. False: blocks were quicker, and the node began anew without it."""
         self._restores = restores = _Restores(restored, links, repairs, trio.Event())
         await self.call(lambda: None)  # the driver looks between two turns
@@ -446,7 +446,7 @@ class Driver:
         restored.install_models()
         state, disproved = restored.state, first_disproved(self.store, restored)
         encoded = self.rules.encode_state(state)
-        proof = restored.decisions, state.height, state.root, encoded, restored.headers, restores.links, disproved
+        proof = restored.decisions, state.height, state.state_root, encoded, restored.headers, restores.links, disproved
         self.store.restore(*proof, tables=state.tables)
         return True
 
@@ -465,11 +465,11 @@ class Driver:
             if isinstance(item, AppliedBlock):
                 self.snapshots.applied(item.state)
                 self.witness.failed(f"height {item.state.height}", item.transition.failures)
-                for key in item.transition.started:
+                for key in item.transition.started_jobs:
                     self.witness.started(key, item.state)
-                for closed in item.transition.closed:
+                for closed in item.transition.closed_rounds:
                     self._note_closed(closed, item.state, rounds.get((closed.job, closed.round)))
-                for key in item.transition.ended:
+                for key in item.transition.ended_jobs:
                     if key in item.state.jobs.jobs:
                         self.workshop.finish((key, item.state.jobs.jobs[key].round), item.state.jobs.jobs[key])
                 body = decode_body(item.decided.decode().body)
@@ -482,7 +482,7 @@ class Driver:
             applied, self.applied = self.applied, trio.Event()
             applied.set()
 
-    def _note_closed(self, closed: ClosedRound, state: State, round: RoundClosed | None) -> None:
+    def _note_closed(self, closed: ClosedRound, state: LedgerState, round: RoundClosed | None) -> None:
         figures = self.witness.closed(closed, state, round.opened if round else None)
         if round is not None and self.replica.height <= state.height + CURRENT_HEIGHTS:
             self.witness.took_part(closed, state, self.signer.public, round)
@@ -504,7 +504,7 @@ def _judged_round(store: Store, job: bytes, spec: bytes, number: int) -> JudgedR
         raise StorageError(
             f"the block that closed round {round_number(number)} of job {job.hex()[:8]} is not here: restore a snapshot"
         )
-    closings = decode_body(decided.decode().body).closings
+    closings = decode_body(decided.decode().body).round_certificates
     (proposals,) = (closing.proposals for closing in closings if (closing.job, closing.round) == (job, number))
     own = JobSpec.decode(spec).kind.labels
     verdicts = {trainer: find_verdict_by_label(text, own) for trainer, text in stored.verdicts.items()}
@@ -513,12 +513,12 @@ def _judged_round(store: Store, job: bytes, spec: bytes, number: int) -> JudgedR
     return JudgedRound(job, number, proposals, rejected, absent)
 
 
-def _stored_round(closed: ClosedRound, state: State) -> StoredRound:
+def _stored_round(closed: ClosedRound, state: LedgerState) -> StoredRound:
     outcome = closed.outcome
     verdicts = dict.fromkeys(outcome.accepted, "accept") | dict.fromkeys(outcome.absent, "absent")
     job = state.jobs.jobs[closed.job]
     spec = JobSpec.decode(job.spec)
-    verdicts |= {trainer: outcome.reason(trainer, spec.kind.labels) for trainer in outcome.rejected}
+    verdicts |= {trainer: outcome.rejection_reason(trainer, spec.kind.labels) for trainer in outcome.rejected}
     stepped = len(outcome.accepted) >= spec.accepted_min
     return StoredRound(
         closed.job, closed.round, state.height, verdicts, closed.ballots, stepped, job.model_root, outcome.vouchers

@@ -52,7 +52,7 @@ class Hearing:
             self._tell(f"{short_id(peer)} is heard again", peer)
         if self._network.me in voters:
             self._network.tell(
-                LivenessReport(voters.hash, bits_of(voters, heard)), {peer for peer in links if members.speaks(peer)}
+                LivenessReport(voters.hash, bits_of(voters, heard)), {peer for peer in links if members.is_current_key(peer)}
             )
 
     def _take_in(self) -> tuple[VoterSet, Links]:

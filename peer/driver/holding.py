@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from ledger.jobs import Hold, Stop, Waiting
+from ledger.jobs import AttestStartModel, QueuedJob, StopJob
 from peer.driver.author import Author
 from peer.driver.driver import Driver
 from peer.roles.trainer import require_space
@@ -33,14 +33,15 @@ class Holding:
                         nursery.start_soon(self._answer, key, JobSpec.decode(waiting.spec))
                 await applied.wait()
 
-    def _due(self) -> dict[bytes, Waiting]:
+    def _due(self) -> dict[bytes, QueuedJob]:
         state, me = self._driver.state, self._driver.signer.public
         if me not in state.members.voters:
             return {}
         return {
             waiting.job: waiting
-            for waiting in state.jobs.line
-            if me not in (*waiting.holders, *waiting.stops) and self._driver.host.terms(waiting.spec).start is not None
+            for waiting in state.jobs.queue
+            if me not in (*waiting.start_model_holders, *waiting.stop_requests)
+            and self._driver.host.terms_of_spec(waiting.spec).start is not None
         }
 
     async def _answer(self, key: bytes, spec: JobSpec) -> None:
@@ -56,7 +57,9 @@ class Holding:
                 self._driver.events.add("warning", text, job=key)
             while key in self._due():
                 try:
-                    await self._author.submit(*(("job/hold", Hold(key)) if problem is None else ("job/stop", Stop(key))))
+                    await self._author.submit(
+                        *(("job/hold", AttestStartModel(key)) if problem is None else ("job/stop", StopJob(key)))
+                    )
                 except UserError as error:
                     self._driver.events.detail("warning", f"what job {spec.name!r} starts from: {error}", job=key)
                     await trio.sleep(RETRY_SECONDS)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from ledger.core.module import Replaced
+from ledger.core.module import BlobReplacement
 from peer.driver.driver import Driver
 from protocol.errors import MissingBlobError
 
@@ -32,11 +32,11 @@ class Keeping:
         async with trio.open_nursery() as nursery:
             while True:
                 applied = self.driver.applied
-                for name, blobs in self.driver.rules.blobs(self.driver.state, seen):
+                for name, blobs in self.driver.rules.pinned_blobs(self.driver.state, seen):
                     for digest in blobs.keys() - wanted:
                         wanted.add(digest)
                         nursery.start_soon(self._keep, name, digest, blobs[digest])
-                for replacement in self.driver.rules.replaced(self.driver.state, replaced):
+                for replacement in self.driver.rules.replaced_blobs(self.driver.state, replaced):
                     await self._replace(replacement)
                 await applied.wait()
 
@@ -47,7 +47,7 @@ class Keeping:
             await self.driver.network.fetch(digest, size_max, ())
             self.driver.blobs.keep(digest)
 
-    async def _replace(self, replaced: Replaced) -> None:
+    async def _replace(self, replaced: BlobReplacement) -> None:
         blobs = self.driver.blobs
         try:
             old = await trio.to_thread.run_sync(blobs.read_whole, replaced.old, replaced.size_max)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from rounds.ballots import PROPOSALS_FACTOR, Outcome
+from rounds.round_state import PROPOSALS_FACTOR, RoundResult
 
 WINDOW_SECONDS = 60.0  # what counts are the rounds of the last minute, so that one that goes well does not wipe out the others,
 WINDOW_ROUNDS_MIN = 5  # and where rounds are long so many
@@ -29,7 +29,7 @@ class Lateness:
         self._missed = 0  # rounds, since few were missed
         self._told = 0  # how many that were when it was told last; 0: it was not
 
-    def follow(self, outcome: Outcome, me: bytes, proposed: bool, seconds: float) -> bool:
+    def follow(self, outcome: RoundResult, me: bytes, proposed: bool, seconds: float) -> bool:
         """After one more closed round. Whether its operator is to be told now.
 
         It is told as soon as it is late, and again whenever twice as many rounds were missed, for whoever reads the log later.

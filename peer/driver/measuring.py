@@ -11,9 +11,9 @@ from typing import cast
 import trio
 
 from features.parts import Desk
-from ledger.jobs import JobsState, Phase
+from ledger.jobs import JobPhase, JobsState
 from ledger.members import MembersState
-from ledger.network import NetworkState
+from ledger.network_governance import NetworkState
 from protocol.errors import UserError
 from rlhf import plans
 from rlhf.accuracy import Accuracy
@@ -51,15 +51,15 @@ class Measuring:
     def _reports_due(self) -> dict[bytes, bytes]:
         """Plan -> job of the reward model that this peer has to report on as a voter."""
         state, me = self._desk.state, self._desk.me
-        if not state.of(NetworkState).version(MODULE) or me not in voters(state.of(MembersState)):
+        if not state.module_state(NetworkState).module_version(MODULE) or me not in voters(state.module_state(MembersState)):
             return {}
-        running, jobs = state.of(RlhfState).running(), state.of(JobsState)
+        running, jobs = state.module_state(RlhfState).running(), state.module_state(JobsState)
         waiting = {key: plan for key, plan in running.items() if plans.awaits_reports(plan, jobs)}
         return {key: plan.current.job for key, plan in waiting.items() if me not in plan.reports}
 
     def _finished(self) -> set[bytes]:
-        known = self._desk.state.of(JobsState).jobs
-        finished = {key: job for key, job in known.items() if job.phase is Phase.FINISHED}
+        known = self._desk.state.module_state(JobsState).jobs
+        finished = {key: job for key, job in known.items() if job.phase is JobPhase.FINISHED}
         return {key for key, job in finished.items() if JobSpec.decode(job.spec).kind.module == MODULE}
 
     async def _report(self, key: bytes) -> None:

@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 
 import trio
 
-from ledger.members import ADMIT, Approve, Register, Rename, Rotate, Stand, lowers_tolerance, rotation_preimage
+from ledger.members import (
+    ADMIT_KIND,
+    ApproveVoter,
+    RegisterRoles,
+    RenameMember,
+    RotateKey,
+    StandAsVoter,
+    lowers_tolerance,
+    rotation_preimage,
+)
 from peer.driver.author import Author
 from peer.driver.driver import Driver
 from peer.settings.invitation import InvitationString, admission
@@ -55,12 +64,12 @@ class Membership:
     @property
     def _is_to_vote(self) -> bool:
         members = self.driver.state.members
-        return any(members.current(key) == self.driver.signer.public for key in members.upcoming)
+        return any(members.current_key(key) == self.driver.signer.public for key in members.upcoming)
 
     def _tell_candidates(self) -> None:
         """The operator of a voter learns of candidates that it may approve."""
         members, me = self.driver.state.members, self.driver.signer.public
-        standing = frozenset(members.standing)
+        standing = frozenset(members.candidates)
         for candidate in sorted(standing - self._told):
             if me in members.voters:
                 text = f"{short_id(candidate)} stands as a voter: `peer approve {short_id(candidate)}` approves it"
@@ -70,9 +79,9 @@ class Membership:
     def _tell_retirements(self) -> None:
         """Operators of voters learn of wishes to retire a member. All operators learn of members that were retired."""
         members, me = self.driver.state.members, self.driver.signer.public
-        wanted = frozenset(wish.subject for wish in members.retiring.values())
+        wanted = frozenset(wish.subject for wish in members.retirement_votes.values())
         for subject in sorted(wanted - self._told_wanted):
-            mine = members.retiring.get(me)
+            mine = members.retirement_votes.get(me)
             if me in members.voters and (mine is None or mine.subject != subject):
                 command = f"peer retire {short_id(subject)}" + (
                     " --lower-tolerance" if lowers_tolerance(members, subject) else ""
@@ -97,13 +106,13 @@ class Membership:
         elif member is None:
             await self._join()
         elif member.roles != self.roles:
-            await self.author.submit("member/register", Register(self.roles))
+            await self.author.submit("member/register", RegisterRoles(self.roles))
         elif self.name and member.name != self.name and not self._has_said_name:
-            await self.author.submit("member/name", Rename(self.name))
+            await self.author.submit("member/name", RenameMember(self.name))
             self._has_said_name = True
-        elif self.stands and not self._is_to_vote and me not in state.members.standing and state.certified_roots:
+        elif self.stands and not self._is_to_vote and me not in state.members.candidates and state.certified_roots:
             height = max(state.certified_roots)
-            await self.author.submit("member/stand", Stand(height, state.certified_roots[height]))
+            await self.author.submit("member/stand", StandAsVoter(height, state.certified_roots[height]))
             self.driver.events.add("member", f"{short_id(me)} stands as a voter; a quorum must `peer approve` it")
         elif me in state.members.voters:
             await self._approve()
@@ -111,10 +120,10 @@ class Membership:
     async def _replace(self, former: Author) -> None:
         """Our key comes in the place of `former`'s. It may be that this was decided already, or that the old one was expelled."""
         me, old, members = self.driver.signer, former.signer.public, self.driver.state.members
-        if members.speaks(old):
+        if members.is_current_key(old):
             signature = me.sign(rotation_preimage(self.driver.chain_id, old))
-            await former.submit("member/rotate", Rotate(me.public, signature))
-        elif members.current(old) == me.public:
+            await former.submit("member/rotate", RotateKey(me.public, signature))
+        elif members.current_key(old) == me.public:
             self.former = None
             self.forget_former()
         else:
@@ -132,7 +141,7 @@ class Membership:
             return
         me = self.driver.signer.public
         try:
-            await self.author.submit(ADMIT, admission(self.invitation, me, self.name or short_id(me)), math.inf)
+            await self.author.submit(ADMIT_KIND, admission(self.invitation, me, self.name or short_id(me)), math.inf)
         except UserError:
             if not self.author.waits:  # else they told it while this was on its way
                 raise
@@ -141,9 +150,9 @@ class Membership:
         """Policy: approves candidates that a voter invited and none retired since, up to the number that the operator set."""
         state, me = self.driver.state.members, self.driver.signer.public
         invited = {key for key, member in state.members.items() if member.invited_by is not None and member.retired is None}
-        given = sum(key in state.voters for key in invited) + sum(me in approvals for approvals in state.standing.values())
-        for candidate, approvals in sorted(state.standing.items()):
+        given = sum(key in state.voters for key in invited) + sum(me in approvals for approvals in state.candidates.values())
+        for candidate, approvals in sorted(state.candidates.items()):
             if given < self.approve_invited and me not in approvals and candidate in invited:
-                await self.author.submit("member/approve", Approve(candidate))
+                await self.author.submit("member/approve", ApproveVoter(candidate))
                 self.driver.events.add("member", f"approved {short_id(candidate)} by policy", peer=candidate)
                 return

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from features.names import CALLED, SHORT, Names
 from features.news import News
-from ledger.anchors import told_undone
-from ledger.jobs import NO_PROGRESS_ROUNDS, Job, Phase
+from ledger.jobs import NO_PROGRESS_ROUNDS, Job, JobPhase
+from ledger.ledger_state import LedgerState
 from ledger.members import MembersState
-from ledger.state import State
+from ledger.model_anchors import format_undone_rounds
 from peer import features
 from protocol.identity import peer_id, short_id
 from protocol.units import round_number
@@ -17,7 +17,7 @@ from protocol.units import round_number
 OF_FEATURES = tuple(features.news())  # loaded before a block comes: an import needs a descriptor
 
 
-def news(before: State, after: State) -> Iterator[News]:
+def news(before: LedgerState, after: LedgerState) -> Iterator[News]:
     """Between the states of two heights, one after the other."""
     assert after.height == before.height + 1
     yield from _of_members(before.members, after.members)
@@ -35,7 +35,7 @@ def _of_members(before: MembersState, after: MembersState) -> Iterator[News]:
             yield item
         elif known is not None and known.name != member.name:
             yield News("member", _called(key, known.name, member.name), key)
-    voted, vote = (set(map(after.current, voters)) for voters in (before.voters, after.voters))
+    voted, vote = (set(map(after.current_key, voters)) for voters in (before.voters, after.voters))
     for key in sorted(vote - voted):
         yield News("member", f"{short_id(key)} votes now, as one of {len(after.voters)}", key)
     for key in sorted(voted - vote):
@@ -51,7 +51,7 @@ def admission(key: bytes, before: MembersState, after: MembersState) -> News | N
 
 
 def names_of(members: MembersState) -> Names:
-    present = {peer_id(key): member.name for key, member in members.members.items() if members.speaks(key)}
+    present = {peer_id(key): member.name for key, member in members.members.items() if members.is_current_key(key)}
     return Names(present, {peer_id(key): member.name for key, member in members.members.items()})
 
 
@@ -63,18 +63,18 @@ def _called(key: bytes, before: str, now: str) -> str:
 def _of_job(key: bytes, before: Job | None, after: Job) -> Iterator[News]:
     if before is None:
         yield News("job", f"job {after.name} of {short_id(after.author)} begins: {after.rounds} rounds", key)
-    if before is not None and (before.phase, after.phase) == (Phase.RUNNING, Phase.PAUSED):
-        yield News("job", f"job {after.name} is paused after {after.taken} rounds", key)
-    if before is not None and (before.phase, after.phase) == (Phase.PAUSED, Phase.RUNNING):
+    if before is not None and (before.phase, after.phase) == (JobPhase.RUNNING, JobPhase.PAUSED):
+        yield News("job", f"job {after.name} is paused after {after.rounds_in_model} rounds", key)
+    if before is not None and (before.phase, after.phase) == (JobPhase.PAUSED, JobPhase.RUNNING):
         yield News("job", f"job {after.name} goes on with round {round_number(after.round)}", key)
-    if after.phase is Phase.FINISHED and (before is None or before.phase is not Phase.FINISHED):
-        ended = "ended early, after" if after.taken < after.rounds else "is finished after"
+    if after.phase is JobPhase.FINISHED and (before is None or before.phase is not JobPhase.FINISHED):
+        ended = "ended early, after" if after.rounds_in_model < after.rounds else "is finished after"
         why = f": its last {NO_PROGRESS_ROUNDS} accepted nothing" * after.made_no_progress
-        yield News("job", f"job {after.name} {ended} {after.taken} rounds{why}", key)
-    asked = before.rollbacks if before is not None else {}
-    for voter, number in after.rollbacks.items():
+        yield News("job", f"job {after.name} {ended} {after.rounds_in_model} rounds{why}", key)
+    asked = before.rollback_requests if before is not None else {}
+    for voter, number in after.rollback_requests.items():
         if asked.get(voter) != number:
             text = f"{short_id(voter)} asks that job {after.name} goes back to @{number}"
             yield News("job", f"{text}; whoever agrees says `rollback {key.hex()[:SHORT]} {number}`", key)
-    for undone in after.undone[-1:] if before is not None and after.undone != before.undone else ():
-        yield News("job", f"job {after.name}: {told_undone(undone)}", key)
+    for undone in after.undone_rounds[-1:] if before is not None and after.undone_rounds != before.undone_rounds else ():
+        yield News("job", f"job {after.name}: {format_undone_rounds(undone)}", key)

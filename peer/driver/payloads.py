@@ -27,9 +27,9 @@ from functools import cache
 
 import trio
 
-from ledger.jobs import Job, Phase
-from ledger.snapshots.snapshot import LAG_HEIGHTS, SNAPSHOT_HEIGHTS, SNAPSHOTS_MAX
-from ledger.state import State, decode_body
+from ledger.jobs import Job, JobPhase
+from ledger.ledger_state import LedgerState, decode_body
+from ledger.snapshots.snapshot_server import SNAPSHOT_HEIGHTS, SNAPSHOT_LAG_HEIGHTS, SNAPSHOTS_MAX
 from peer.driver.driver import Driver
 from protocol import codec
 from protocol.messages import Proposal
@@ -38,7 +38,7 @@ from training.spec import ANCHOR_ROUNDS_MAX, JobSpec
 
 FORGOTTEN_HEIGHTS = 256  # as many as rounds that stay in any case: a height closes one of each job at most
 
-assert min(ROUNDS_MIN, FORGOTTEN_HEIGHTS) > 2 * (LAG_HEIGHTS + SNAPSHOTS_MAX * SNAPSHOT_HEIGHTS) > ANCHOR_ROUNDS_MAX
+assert min(ROUNDS_MIN, FORGOTTEN_HEIGHTS) > 2 * (SNAPSHOT_LAG_HEIGHTS + SNAPSHOTS_MAX * SNAPSHOT_HEIGHTS) > ANCHOR_ROUNDS_MAX
 
 
 @dataclass
@@ -63,12 +63,12 @@ class Payloads:
                     looked[key] = job.round
             await applied.wait()
 
-    def _tidy(self, state: State) -> None:
+    def _tidy(self, state: LedgerState) -> None:
         self._delete_refused(state)
         if self.driver.payload_bytes:
             self._delete_forgotten(state)
 
-    def _delete_refused(self, state: State) -> None:
+    def _delete_refused(self, state: LedgerState) -> None:
         blobs, accepted = self.driver.blobs, cache(self._accepted)
         for digest, rounds in blobs.lent().items():
             if any(_is_open(*of, state) for of in rounds):
@@ -77,7 +77,7 @@ class Payloads:
             # Who came by a snapshot does not know what a round has accepted, and others may ask for it.
             blobs.take_back(digest, rounds, keeps=any(of is None or digest in of for of in named))
 
-    def _delete_forgotten(self, state: State) -> None:
+    def _delete_forgotten(self, state: LedgerState) -> None:
         left, self._jobs = self._jobs - state.jobs.jobs.keys(), state.jobs.jobs.keys()
         if self._forgotten is None or left:
             closed = self.driver.store.last_rounds()
@@ -88,10 +88,10 @@ class Payloads:
                 self._delete_before(key, last + 1, state)
                 del self._forgotten[key]
 
-    def _delete(self, key: bytes, job: Job, state: State) -> None:
+    def _delete(self, key: bytes, job: Job, state: LedgerState) -> None:
         self._delete_before(key, first_kept(key, job, state, self.driver.payload_bytes), state)
 
-    def _delete_before(self, key: bytes, first: int, state: State) -> None:
+    def _delete_before(self, key: bytes, first: int, state: LedgerState) -> None:
         """Deletes the oldest round first: if the peer stops in between, the next look finds all that is left, which is newer."""
         passed = list[Sequence[bytes]]()
         for number in range(first - 1, -1, -1):
@@ -104,11 +104,11 @@ class Payloads:
         for digests in reversed(passed):
             self.driver.blobs.drop(digest for digest in digests if digest not in lately)
 
-    def _named_lately(self, state: State) -> set[bytes]:
+    def _named_lately(self, state: LedgerState) -> set[bytes]:
         """By the rounds that jobs go on from: a trainer may say again what an old round has accepted, and that stays."""
         before, self._lately = self._lately, {}
         for key, job in state.jobs.jobs.items():
-            if job.phase is not Phase.FINISHED:
+            if job.phase is not JobPhase.FINISHED:
                 first = max(first_kept(key, job, state, self.driver.payload_bytes), job.round - ROUNDS_MIN)
                 for of in ((key, number) for number in range(first, job.round)):
                     self._lately[of] = before[of] if of in before else tuple(self._accepted(*of) or ())
@@ -120,23 +120,23 @@ class Payloads:
         decided = None if stored is None else self.driver.store.get_decision(stored.height)
         if decided is None:
             return None
-        closings = [closing for closing in decode_body(decided.decode().body).closings if closing.job == key]
+        closings = [closing for closing in decode_body(decided.decode().body).round_certificates if closing.job == key]
         signed = [signed for closing in closings for signed in closing.proposals]
         return [codec.decode_message(item.body, (Proposal,)).payload for item in signed]
 
 
-def _is_open(key: bytes, number: int, state: State) -> bool:
+def _is_open(key: bytes, number: int, state: LedgerState) -> bool:
     job = state.jobs.jobs.get(key)
-    return job is not None and job.round <= number and job.phase is not Phase.FINISHED
+    return job is not None and job.round <= number and job.phase is not JobPhase.FINISHED
 
 
-def _is_closed(key: bytes, number: int, state: State) -> bool:
+def _is_closed(key: bytes, number: int, state: LedgerState) -> bool:
     """False: its job has ended before."""
     job = state.jobs.jobs.get(key)
     return job is None or job.round > number
 
 
-def first_kept(key: bytes, job: Job, state: State, bytes_max: int) -> int:
+def first_kept(key: bytes, job: Job, state: LedgerState, bytes_max: int) -> int:
     """The first round of a job whose payloads stay, where `bytes_max` of them may stay; 0: all."""
     if not bytes_max:
         return 0

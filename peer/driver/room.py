@@ -13,7 +13,7 @@ from pathlib import Path
 import trio
 
 from ledger.jobs import Job
-from ledger.state import State
+from ledger.ledger_state import LedgerState
 from peer.driver.eventlog import EventLog
 from protocol.units import format_bytes
 from training.host import ModelHost
@@ -40,7 +40,7 @@ class DiskRoom:
     folder: Path  # of all data
     host: ModelHost
     events: EventLog
-    state: Callable[[], State]
+    state: Callable[[], LedgerState]
     payload_bytes: int = 0  # of a job's old rounds that stay; 0: all
     free: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free
     _lacks: dict[bytes, Lack] = field(default_factory=dict)  # by job
@@ -48,7 +48,7 @@ class DiskRoom:
     @property
     def told(self) -> str:
         """For people: what does not fit; empty where everything does."""
-        going_on = self.state().jobs.going_on()
+        going_on = self.state().jobs.unfinished()
         return "; ".join(lack.text for key, lack in self._lacks.items() if key in going_on)
 
     def is_lacking(self, key: bytes) -> bool:
@@ -58,7 +58,7 @@ class DiskRoom:
     async def look(self, key: bytes, job: Job) -> None:
         """What has changed is told."""
         found = await trio.to_thread.run_sync(self._lack, key, job)
-        going_on, before = self.state().jobs.going_on(), self._lacks.get(key)
+        going_on, before = self.state().jobs.unfinished(), self._lacks.get(key)
         self._lacks = {of: lack for of, lack in self._lacks.items() if of != key and of in going_on}
         if found is None and before is not None:
             self.events.add("job", f"job {job.name} fits on this peer's disk now", job=key)
@@ -71,7 +71,7 @@ class DiskRoom:
         spec = JobSpec.decode(job.spec)
         if not spec.kind.needs_worker:
             return None
-        trains, left = self.me in job.trainers, job.rounds - job.taken
+        trains, left = self.me in job.trainers, job.rounds - job.rounds_in_model
         room = room_of(spec, len(job.trainers), trains)
         here = _size(self.host.directory(key, 0).parent) + _size(self.folder / "buffers")
         beside, free = max(0, room.models + room.own - here) + SPARE_BYTES, self.free(self.folder)

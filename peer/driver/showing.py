@@ -14,9 +14,9 @@ from itertools import pairwise
 
 import trio
 
-from ledger.audits.state import asked_of, awaited_of
+from ledger.audits.audit_state import awaited_auditors, proposals_to_serve
 from ledger.jobs import RUNNING_MAX
-from ledger.state import State
+from ledger.ledger_state import LedgerState
 from protocol.limits import BLOB_CHUNK_BYTES
 from training.host import reveal_bytes_max
 from training.spec import AUDIT_BYTES_MAX, JobSpec
@@ -103,7 +103,7 @@ def shown_bytes(spec: bytes) -> int:
 class Showing:
     """`run` it once; `ready` is awaited before each proposal."""
 
-    def __init__(self, me: bytes, network: Network, state: Callable[[], State]) -> None:
+    def __init__(self, me: bytes, network: Network, state: Callable[[], LedgerState]) -> None:
         self._me, self._network, self._state = me, network, state
         self._uplink = Uplink()
 
@@ -115,7 +115,7 @@ class Showing:
     def _shown(self) -> tuple[Mapping[bytes, int], Mapping[bytes, Audits]]:
         """What each auditor got, and what it is to get."""
         state, awaited = self._state(), dict[bytes, Audits]()
-        for auditor, due in awaited_of(self._me, state).items():
+        for auditor, due in awaited_auditors(self._me, state).items():
             awaited[auditor] = {(job, place): shown_bytes(state.jobs.jobs[job].spec) for job, place in due}
         return self._network.reveals_sent(), awaited
 
@@ -133,4 +133,4 @@ class Showing:
     def _is_full(self, spec: JobSpec) -> bool:
         """Whether the buffers of another round are too much for the disk."""
         of_round = spec.audit_bytes // (spec.rounds_audited + 1)
-        return (len(asked_of(self._me, self._state())) + 1) * of_round > AUDIT_BYTES_MAX
+        return (len(proposals_to_serve(self._me, self._state())) + 1) * of_round > AUDIT_BYTES_MAX

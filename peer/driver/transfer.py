@@ -21,10 +21,16 @@ import trio
 from consensus.effects import DecidedBlock
 from consensus.light_client import TrustedBlock
 from consensus.pbft.replica import Replica
-from ledger.snapshots.assembly import Restored
-from ledger.snapshots.snapshot import HEIGHT_MIN, LAG_HEIGHTS, SNAPSHOT_HEIGHTS, Queue, Shelf
-from ledger.snapshots.transfer import Basis, Step, Transfer, basis_of, in_turn
-from ledger.state import Rules, State, module_digest
+from ledger.ledger_state import LedgerRules, LedgerState, module_digest
+from ledger.snapshots.snapshot_assembly import RestoredSnapshot
+from ledger.snapshots.snapshot_download import DownloadStep, SnapshotDownload, TrustBasis, make_trust_basis, request_order
+from ledger.snapshots.snapshot_server import (
+    SNAPSHOT_HEIGHT_MIN,
+    SNAPSHOT_HEIGHTS,
+    SNAPSHOT_LAG_HEIGHTS,
+    SnapshotRequestQueue,
+    SnapshotStore,
+)
 from peer.driver.eventlog import EventLog
 from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
@@ -49,7 +55,7 @@ _PREFIXES: Final = tuple(
 )
 
 T = TypeVar("T")
-Install = Callable[[Restored, tuple[LightBlock, ...], bool], Awaitable[bool]]  # see `Driver.restore`
+Install = Callable[[RestoredSnapshot, tuple[LightBlock, ...], bool], Awaitable[bool]]  # see `Driver.restore`
 
 
 def is_about_snapshots(data: bytes) -> bool:
@@ -61,7 +67,7 @@ class Snapshots:
 
     def __init__(
         self,
-        rules: Rules,
+        rules: LedgerRules,
         verifier: Verifier,
         store: Store,
         host: ModelHost,
@@ -69,24 +75,24 @@ class Snapshots:
         event_log: EventLog,
         anchor: TrustedBlock | None,
         now: Callable[[], float],
-        state: Callable[[], State],
+        state: Callable[[], LedgerState],
         install: Install,
         drop: Callable[[bytes, RemoteProtocolError], None],
     ) -> None:
         self._rules, self._verifier = rules, verifier
         self._store, self._host, self._network, self._events = store, host, network, event_log
         self._anchor, self._now, self._state, self._install, self._drop = anchor, now, state, install, drop
-        self._shelf, self._queue = Shelf(store, host), Queue()
-        self._news: deque[State] = deque()  # applied, and not on the shelf yet
+        self._shelf, self._queue = SnapshotStore(store, host), SnapshotRequestQueue()
+        self._news: deque[LedgerState] = deque()  # applied, and not on the shelf yet
         self._inbox: deque[tuple[bytes, bytes]] = deque()
         self._inbox_bytes = 0
         self._wake = trio.Event()
         self._clear = trio.Event()  # set and replaced: no proven snapshot is being fetched
         self._clear.set()
         self._links: frozenset[bytes] = frozenset()
-        self._transfer: Transfer | None = None
+        self._transfer: SnapshotDownload | None = None
         self._repairs, self._begun = False, 0.0  # whether the transfer is because of a divergence, and since when it runs
-        self._wanted: tuple[Basis, int] | None = None
+        self._wanted: tuple[TrustBasis, int] | None = None
         self._asked_last = b""  # for an offer, in the last transfer
         if anchor is not None and (own := store.get_decision(anchor.height)) is not None:
             self.check((own,))
@@ -102,7 +108,7 @@ class Snapshots:
             self._inbox_bytes += len(data)
             self._wake.set()
 
-    def applied(self, state: State) -> None:
+    def applied(self, state: LedgerState) -> None:
         self._news.append(state)
         self._wake.set()
 
@@ -113,7 +119,7 @@ class Snapshots:
         self._repairs = replica.divergence is not None
         if replica.divergence is not None:
             self._wanted = self._after_divergence(replica.divergence)
-        elif replica.highest_claimed_height - replica.height > LAG_HEIGHTS and not replica.is_outdated:
+        elif replica.highest_claimed_height - replica.height > SNAPSHOT_LAG_HEIGHTS and not replica.is_outdated:
             self._wanted = self._when_behind(replica.height - 1)
         if self._wanted is not None:
             self._wake.set()
@@ -132,19 +138,19 @@ class Snapshots:
                     "follow another history; ask whoever invited you for a new invitation, and join with a new data directory"
                 )
 
-    def _when_behind(self, decided: int) -> tuple[Basis, int]:
-        basis = basis_of(self._rules, self._verifier, self._state(), self._store.get_decision(decided), self._anchor)
+    def _when_behind(self, decided: int) -> tuple[TrustBasis, int]:
+        basis = make_trust_basis(self._rules, self._verifier, self._state(), self._store.get_decision(decided), self._anchor)
         return basis, decided + SNAPSHOT_HEIGHTS + 1  # which is there if the claims are true, and is proven if it is offered
 
-    def _after_divergence(self, reason: str) -> tuple[Basis, int]:
+    def _after_divergence(self, reason: str) -> tuple[TrustBasis, int]:
         """Nothing of a wrong state is trusted, the voters in it least of all. The decided blocks are trusted."""
         if reason != self._diagnosed:
             self._diagnosed = reason
             self._diagnose(reason)
         decided = self._store.get_decision(self._store.decided_height)
         assert decided is not None, "a decided block showed the divergence"
-        basis = basis_of(self._rules, self._verifier, None, decided, self._anchor)
-        return basis, max(HEIGHT_MIN, self._state().height)
+        basis = make_trust_basis(self._rules, self._verifier, None, decided, self._anchor)
+        return basis, max(SNAPSHOT_HEIGHT_MIN, self._state().height)
 
     def _diagnose(self, reason: str) -> None:
         try:
@@ -153,19 +159,19 @@ class Snapshots:
         except OSError as error:
             self._events.add("warning", f"{reason}; restoring the certified state, no diagnostic could be kept: {error.strerror}")
 
-    async def newest_proven(self) -> tuple[State, tuple[LightBlock, ...]] | None:
+    async def newest_proven(self) -> tuple[LedgerState, tuple[LightBlock, ...]] | None:
         """The last certified state, and the links from the genesis to the block that certifies it; None: there is none yet."""
-        snapshot = self._shelf.newest
+        snapshot = self._shelf.newest_snapshot
         if snapshot is None:
             return None
-        return snapshot.state, await trio.to_thread.run_sync(self._shelf.path, snapshot.height)
+        return snapshot.state, await trio.to_thread.run_sync(self._shelf.light_blocks_to, snapshot.height)
 
     # The one task ----------------------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         state = self._state()
         task_status.started()
-        await trio.to_thread.run_sync(self._shelf.begin, state)
+        await trio.to_thread.run_sync(self._shelf.add_initial_state, state)
         try:
             while True:
                 self._wake = trio.Event()
@@ -193,17 +199,17 @@ class Snapshots:
 
     def _notice(self) -> None:
         while self._news:
-            self._shelf.applied(self._news.popleft(), self._now())
+            self._shelf.add_applied_state(self._news.popleft(), self._now())
         links, before = self._network.connected(), self._links
         self._links = links
         for peer in self._queue.askers - links:  # also of whom a message was taken after the link had broken
-            self._queue.forget(peer)
+            self._queue.remove_peer(peer)
         if self._transfer is not None:
             for peer in before - links:
-                self._do(self._transfer.disconnected(peer, self._now()))
+                self._do(self._transfer.remove_peer(peer, self._now()))
         if self._transfer is not None:
             for peer in links - before:
-                self._do(self._transfer.connected(peer, self._now()))
+                self._do(self._transfer.add_peer(peer, self._now()))
 
     async def _take_messages(self) -> None:
         for _ in range(len(self._inbox)):
@@ -212,27 +218,27 @@ class Snapshots:
             try:
                 message: Any = codec.decode_message(data, SNAPSHOT_MESSAGES)
                 if isinstance(message, (GetSnapshot, GetSnapshotPart)):
-                    self._queue.add(peer, message, self._now())
+                    self._queue.add_request(peer, message, self._now())
                 elif self._transfer is not None:
-                    self._do(await trio.to_thread.run_sync(self._transfer.received, peer, message, self._now()))
+                    self._do(await trio.to_thread.run_sync(self._transfer.handle_answer, peer, message, self._now()))
             except RemoteProtocolError as error:
                 self._drop(peer, error)
 
     async def _serve(self) -> None:
         """One request; the loop comes back at once if there are more."""
-        request = self._queue.next(self._now())
+        request = self._queue.pop_request(self._now())
         if request is None:
             return
         peer, message = request
         try:
-            answer, seconds = await trio.to_thread.run_sync(_timed, self._shelf.answer, message, self._now())
+            answer, seconds = await trio.to_thread.run_sync(_timed, self._shelf.answer_request, message, self._now())
         except RemoteProtocolError as error:
             self._drop(peer, error)
         else:
             self._network.spent(peer, seconds)
             self._network.send(peer, codec.encode(answer), Priority.BULK)
 
-    def _do(self, step: Step) -> None:
+    def _do(self, step: DownloadStep) -> None:
         for fault in step.faults:
             self._drop(fault.peer, fault.error)
         for peer, request in step.sends:
@@ -247,45 +253,47 @@ class Snapshots:
         if transfer is None:
             return
         if transfer.deadline <= self._now():
-            self._do(await trio.to_thread.run_sync(transfer.tick, self._now()))
+            self._do(await trio.to_thread.run_sync(transfer.handle_tick, self._now()))
         if transfer.conflict is not None:
             self._warn_of_fork(transfer.conflict)
             self._end()
         elif transfer.restored is not None:
             await self._finish(transfer, transfer.restored)
-        elif self._is_overtaken(transfer) or transfer.is_in_vain(self._now()):
+        elif self._is_overtaken(transfer) or transfer.has_no_source(self._now()):
             self._end()
 
-    def _begin(self, basis: Basis, wanted: int) -> None:
+    def _begin(self, basis: TrustBasis, wanted: int) -> None:
         self._wanted = None
         self._begun = self._now()
-        self._transfer = Transfer(self._rules, self._host, basis, wanted, self._begun)
+        self._transfer = SnapshotDownload(self._rules, self._host, basis, wanted, self._begun)
         self._events.add("snapshot", f"asking for a snapshot of height {wanted} or later", height=wanted)
-        for peer in in_turn(self._links, basis.voters, self._asked_last):
-            self._do(self._transfer.connected(peer, self._now()))
+        for peer in request_order(self._links, basis.voters, self._asked_last):
+            self._do(self._transfer.add_peer(peer, self._now()))
 
-    def _is_overtaken(self, transfer: Transfer) -> bool:
+    def _is_overtaken(self, transfer: SnapshotDownload) -> bool:
         """Decisions one by one were quicker."""
         return not self._repairs and 0 < transfer.progress[0] <= self._state().height
 
-    async def _finish(self, transfer: Transfer, restored: Restored) -> None:
+    async def _finish(self, transfer: SnapshotDownload, restored: RestoredSnapshot) -> None:
         own = [self._store.get_decision(decided.height) for decided in restored.decisions]
         if any(mine and mine.digest != theirs.digest for mine, theirs in zip(own, restored.decisions, strict=True)):
             self._warn_of_fork(f"height {restored.height} is certified there with another block than here")
-            transfer.abandon()
+            transfer.discard_parts()
         elif await self._takes(transfer, restored):
             seconds = self._now() - self._begun
             text = f"restored the certified state of height {restored.height} in {seconds:.1f} s"
             self._events.add("snapshot", text, height=restored.height, seconds=seconds)
         else:
-            transfer.abandon()
+            transfer.discard_parts()
         self._end()
 
-    async def _takes(self, transfer: Transfer, restored: Restored) -> bool:
+    async def _takes(self, transfer: SnapshotDownload, restored: RestoredSnapshot) -> bool:
         """Installs it, unless blocks were quicker."""
         if restored.is_overtaken(self._state().height, self._repairs):
             return False
-        return await self._install(restored, (*self._store.links(0, transfer.known), *transfer.links), self._repairs)
+        return await self._install(
+            restored, (*self._store.light_blocks(0, transfer.trusted_height), *transfer.light_blocks), self._repairs
+        )
 
     def _warn_of_fork(self, what: str) -> None:
         text = f"{what}: nothing is restored; ask people you trust which history is the true one"
@@ -294,7 +302,7 @@ class Snapshots:
     def _end(self) -> None:
         if self._transfer is not None:
             if self._transfer.restored is None:  # else the driver may be installing it right now
-                self._transfer.abandon()
+                self._transfer.discard_parts()
             self._asked_last = self._transfer.asked_last
         self._transfer = None
         self._not_before = self._now() + PAUSE_SECONDS
@@ -307,7 +315,7 @@ def _timed(function: Callable[..., T], *arguments: Any) -> tuple[T, float]:
     return answer, time.thread_time() - started
 
 
-def diagnose(directory: Path, rules: Rules, state: State, reason: str) -> Path:
+def diagnose(directory: Path, rules: LedgerRules, state: LedgerState, reason: str) -> Path:
     """Keeps a wrong state for whoever looks for the cause: its bytes, and the roots of all that it consists of."""
     parent = directory / "diagnostics"
     folder = parent / f"height-{state.height}"
@@ -316,7 +324,7 @@ def diagnose(directory: Path, rules: Rules, state: State, reason: str) -> Path:
     content = {
         "reason": reason,
         "height": state.height,
-        "state_root": state.root.hex(),
+        "state_root": state.state_root.hex(),
         "modules": {name: module_digest(data).hex() for name, data in sorted(modules.items())},
         "models": {key.hex(): {"round": job.round, "root": job.model_root.hex()} for key, job in state.jobs.jobs.items()},
     }
@@ -330,7 +338,7 @@ def diagnose(directory: Path, rules: Rules, state: State, reason: str) -> Path:
     return folder
 
 
-def first_disproved(store: Store, restored: Restored) -> int:
+def first_disproved(store: Store, restored: RestoredSnapshot) -> int:
     """From which height on what this peer computed is not certified; above the restored height it does not count."""
     own = store.roots()
     certified = {decided.height - 1: decided.decode().state_root for decided in restored.decisions}

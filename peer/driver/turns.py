@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 
-from ledger.audits.state import Due, in_turn
+from ledger.audits.audit_state import AuditDuty, first_duty_of_each_trainer
 from ledger.members import MembersState
 from transport.exchange import REVEALS_MAX
 
@@ -29,8 +29,8 @@ AT_ONCE_MAX = 16
 assert AT_ONCE_MAX < REVEALS_MAX  # otherwise a trainer that sends slowly would hold up what others send
 
 
-def key_of(due: Due) -> Key:
-    return due.job, *due.place, due.is_dispute
+def key_of(due: AuditDuty) -> Key:
+    return due.job, *due.proposal_key, due.is_dispute
 
 
 class Turns:
@@ -41,17 +41,17 @@ class Turns:
         self._waited: dict[Key, float] = {}  # seconds that count
 
     def follow(
-        self, due: Mapping[Key, Due], idle: Set[Key], running: Set[Key], opened: Mapping[bytes, int], members: MembersState
+        self, due: Mapping[Key, AuditDuty], idle: Set[Key], running: Set[Key], opened: Mapping[bytes, int], members: MembersState
     ) -> Set[Key]:
         """The audits that begin now. `idle`: they need nothing of their trainers; `opened`: the open round by job."""
         self._seen = {key: self._seen.get(key, opened.get(key[0], 0)) for key in due}
         self._waited = {key: seconds for key, seconds in self._waited.items() if key in due}
-        turns = in_turn((item for key, item in due.items() if key not in idle), members)[:AT_ONCE_MAX]
+        turns = first_duty_of_each_trainer((item for key, item in due.items() if key not in idle), members)[:AT_ONCE_MAX]
         self.now = frozenset(map(key_of, turns))
-        firsts = {(item.job, members.current(item.trainer)): item for item in turns}
+        firsts = {(item.job, members.current_key(item.trainer)): item for item in turns}
         self._behind = {}
         for key in due.keys() - self.now - idle - running:
-            first = firsts.get((key[0], members.current(key[2])))
+            first = firsts.get((key[0], members.current_key(key[2])))
             if first is not None and not first.is_dispute and self._seen[key_of(first)] <= due[key].round:
                 self._behind[key] = key_of(first)
         return self.now - running

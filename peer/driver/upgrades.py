@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ledger.network import PARAMETERS, NetworkState
+from ledger.network_governance import PARAMETERS_LIMIT, NetworkState
 from peer.driver.driver import Driver
 
 
@@ -25,24 +25,24 @@ class UpgradeNews:
 
     @property
     def _network(self) -> NetworkState:
-        return self.driver.state.of(NetworkState)
+        return self.driver.state.module_state(NetworkState)
 
     def _tell(self, before: NetworkState, now: NetworkState) -> None:
         me, add = self.driver.signer.public, self.driver.events.add
         is_voter = me in self.driver.state.members.voters
-        for wish in dict.fromkeys(now.wishes.values()):
-            if is_voter and wish not in before.wishes.values() and now.wishes.get(me) != wish:
+        for wish in dict.fromkeys(now.upgrade_votes.values()):
+            if is_voter and wish not in before.upgrade_votes.values() and now.upgrade_votes.get(me) != wish:
                 command = f"`peer upgrade {wish.module} {wish.version} --at {wish.height}`"
                 add("network", f"a voter wants {wish.module} {wish.version} from height {wish.height} on: {command} says so, too")
-        for upgrade in now.due:
-            if upgrade not in before.due:
+        for upgrade in now.due_upgrades:
+            if upgrade not in before.due_upgrades:
                 add("network", f"decided: {upgrade.module} {upgrade.version} from height {upgrade.height} on")
-        for limit in dict.fromkeys(now.limits.values()):
-            if is_voter and limit not in before.limits.values() and now.limits.get(me) != limit:
+        for limit in dict.fromkeys(now.limit_votes.values()):
+            if is_voter and limit not in before.limit_votes.values() and now.limit_votes.get(me) != limit:
                 wanted = f"{limit.name} {limit.most}"
                 add("network", f"a voter wants the limit {wanted}: `peer limit {wanted}` says so, too")
         if now.parameters_max != before.parameters_max:
-            add("network", f"decided: models of jobs have {now.parameters_max} {PARAMETERS} at most from now on")
+            add("network", f"decided: models of jobs have {now.parameters_max} {PARAMETERS_LIMIT} at most from now on")
         for running in now.modules:
             if running not in before.modules:
                 add("network", f"the network runs {running.name} {running.version} now")

@@ -17,8 +17,8 @@ from typing import Any
 import trio
 
 from consensus.block import decode_block
-from ledger.blocks.pool import PENDING_BYTES_PER_MEMBER_MAX
-from ledger.state import Body, Rules, State, decode_body
+from ledger.blocks.mempool import PENDING_BYTES_PER_MEMBER_MAX
+from ledger.ledger_state import BlockBody, LedgerRules, LedgerState, decode_body
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.messages import BlockBytes, GossipEnvelope
@@ -36,7 +36,11 @@ _PREFIXES = tuple(
 
 class Verification:
     def __init__(
-        self, rules: Rules, network: Network, state: Callable[[], State], deliver: Callable[[Received], Awaitable[object]]
+        self,
+        rules: LedgerRules,
+        network: Network,
+        state: Callable[[], LedgerState],
+        deliver: Callable[[Received], Awaitable[object]],
     ) -> None:
         self._rules, self._network, self._state, self._deliver = rules, network, state, deliver
         self._waiting: OrderedDict[bytes, deque[Received]] = OrderedDict()  # by peer, whose turn it is first
@@ -51,7 +55,7 @@ class Verification:
     def wants(self, event: Received) -> bool:
         """Whether a message is verified here first. Strangers' messages are few and small."""
         is_large = len(event.data) > LARGE_BYTES and event.data.startswith(_PREFIXES)
-        return is_large and self._state().members.speaks(event.peer)
+        return is_large and self._state().members.is_current_key(event.peer)
 
     def put(self, event: Received) -> None:
         size, of_peer = len(event.data), self._bytes_of.get(event.peer, 0)
@@ -94,13 +98,13 @@ class Verification:
         """The processor time that it took."""
         started = time.thread_time()
         with contextlib.suppress(RemoteProtocolError):  # the node finds it, and says who is at fault
-            self._rules.verify_ahead(self._body_in(data))
+            self._rules.preverify_signatures(self._body_in(data))
         return time.thread_time() - started
 
-    def _body_in(self, data: bytes) -> Body:
+    def _body_in(self, data: bytes) -> BlockBody:
         """The signed parts that the node will verify. It refuses a relayed transaction of a stranger before that."""
         message: Any = codec.decode_message(data, KINDS)
         if not isinstance(message, GossipEnvelope):
             return decode_body(decode_block(message.block).body)
         is_member = message.signed.signer in self._state().members.members
-        return Body((), (), (message.signed,) if is_member else ())
+        return BlockBody((), (), (message.signed,) if is_member else ())

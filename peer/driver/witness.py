@@ -9,10 +9,10 @@ from consensus.effects import DecidedBlock, StepEffects, StoredBlock
 from consensus.evidence import Evidence
 from consensus.pbft.replica import Replica
 from consensus.voter_set import VoterSet
-from ledger.core.containment import Failure
+from ledger.core.deterministic_failures import ModuleFailure
 from ledger.jobs import ClosedRound, Job
-from ledger.members import Member, Rotate
-from ledger.state import State
+from ledger.ledger_state import LedgerState
+from ledger.members import Member, RotateKey
 from peer.driver.caveats import NOBODY_FOUND_IN_TIME, NOBODY_LIES, SAMPLED_AUDITS
 from peer.driver.eventlog import EventLog
 from peer.driver.lateness import Lateness
@@ -34,7 +34,7 @@ DECISION_TIMES_KEPT = 10_000  # for percentiles
 
 
 class Witness:
-    def __init__(self, event_log: EventLog, now: Callable[[], float], state: State | None = None) -> None:
+    def __init__(self, event_log: EventLog, now: Callable[[], float], state: LedgerState | None = None) -> None:
         self.events, self._now = event_log, now
         self.started_at = now()
         self.decisions = 0
@@ -127,7 +127,7 @@ class Witness:
     def rotated(self, old: bytes, new: bytes) -> None:
         self.events.add("member", f"{short_id(new)} is now the key of {short_id(old)}", peer=new)
 
-    def failed(self, where: str, failures: Iterable[Failure]) -> None:
+    def failed(self, where: str, failures: Iterable[ModuleFailure]) -> None:
         """A bug of the program. What `status` shows of it stays until this peer is restarted."""
         for failure in failures:
             self.failure = f"FAILED: {where}: {failure}"
@@ -194,12 +194,12 @@ class Witness:
         known = self._before.jobs.jobs.get(job) if self._before else None
         return JobSpec.decode(known.spec).kind.labels if known else ()
 
-    def closed(self, closed: ClosedRound, state: State, opened: float | None) -> dict[str, float]:
+    def closed(self, closed: ClosedRound, state: LedgerState, opened: float | None) -> dict[str, float]:
         """A closed round's figures, as far as they were measured; `opened`: when it was opened here."""
         outcome = closed.outcome
         parts = [f"accepted {short_id(trainer)}" for trainer in outcome.accepted]
         own = self._labels(closed.job)
-        parts += [_refused(trainer, outcome.reason(trainer, own)) for trainer in outcome.rejected]
+        parts += [_refused(trainer, outcome.rejection_reason(trainer, own)) for trainer in outcome.rejected]
         parts += [f"absent {short_id(trainer)}" for trainer in sorted(outcome.absent)]
         root = state.jobs.jobs[closed.job].model_root
         fields = {"job": closed.job, "round": closed.round, "root": root, "height": state.height}
@@ -210,7 +210,7 @@ class Witness:
         figures = {"decision_ms": 1_000 * decided_in}
         return figures if opened is None else figures | {"seconds": self._now() - opened}
 
-    def took_part(self, closed: ClosedRound, state: State, me: bytes, round: RoundClosed) -> None:
+    def took_part(self, closed: ClosedRound, state: LedgerState, me: bytes, round: RoundClosed) -> None:
         """Tells a trainer whose updates come too late, once in a while."""
         running = state.jobs.running()
         self._late = {key: late for key, late in self._late.items() if key in running}
@@ -223,7 +223,7 @@ class Witness:
         """Why this trainer's updates come too late, for each running job where they do; empty if for none."""
         return "; ".join(filter(None, (late.why(running[key].name) for key, late in self._late.items() if key in running)))
 
-    def started(self, key: bytes, state: State) -> None:
+    def started(self, key: bytes, state: LedgerState) -> None:
         job = state.jobs.jobs[key]
         spec = JobSpec.decode(job.spec)
         caveats = [SAMPLED_AUDITS] * (spec.audit is AuditMode.SAMPLED)
@@ -239,10 +239,10 @@ class Witness:
         )
         self.events.add("job", text, job=key[0], round=key[1])
 
-    def applied(self, state: State) -> None:
+    def applied(self, state: LedgerState) -> None:
         self._learn_names(state)
-        text = f"height {state.height} applied, state root {state.root.hex()[:16]}"
-        self.events.detail("applied", text, height=state.height, root=state.root)
+        text = f"height {state.height} applied, state root {state.state_root.hex()[:16]}"
+        self.events.detail("applied", text, height=state.height, root=state.state_root)
         if self._before is not None and self._before.height + 1 == state.height:  # else a snapshot came in between
             for item in news(self._before, state):
                 if item.kind == "member":
@@ -252,7 +252,7 @@ class Witness:
         self._before = state
         self._decided_in = {height: seconds for height, seconds in self._decided_in.items() if height > state.height}
 
-    def restored(self, state: State, me: bytes) -> None:
+    def restored(self, state: LedgerState, me: bytes) -> None:
         """A snapshot has come in between. Of all that happened up to it, only this peer's own admission is told."""
         self._learn_names(state)
         item = admission(me, self._before.members, state.members) if self._before is not None else None
@@ -260,7 +260,7 @@ class Witness:
             self.events.add("member", item.text, peer=me)
         self._before = state
 
-    def _learn_names(self, state: State) -> None:
+    def _learn_names(self, state: LedgerState) -> None:
         if self._before is None or self._before.members.members is not state.members.members:
             self.events.names = names_of(state.members)
 
@@ -274,7 +274,7 @@ def rotations(transactions: Iterable[Signed]) -> Iterator[tuple[bytes, bytes]]:
     for signed in transactions:
         transaction = codec.decode_message(signed.body, (Transaction,))
         if transaction.kind == "member/rotate":
-            yield signed.signer, codec.decode(Rotate, transaction.content).new_key
+            yield signed.signer, codec.decode(RotateKey, transaction.content).new_key
 
 
 def why_halted(replica: Replica, member: Member | None, membership_problem: str = "", unknown: str = "") -> str:

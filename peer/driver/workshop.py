@@ -9,9 +9,9 @@ from functools import partial
 
 import trio
 
-from ledger.audits.losses import LossOpening
-from ledger.jobs import Job, Phase
-from ledger.state import State
+from ledger.audits.loss_commitments import LossOpening
+from ledger.jobs import Job, JobPhase
+from ledger.ledger_state import LedgerState
 from peer.driver.eventlog import EventLog
 from peer.driver.loss_watch import LossWatch
 from peer.driver.room import LOOK_SECONDS, DiskRoom
@@ -52,7 +52,7 @@ class Workshop:
         event_log: EventLog,
         call: CallDriver,
         now: Callable[[], float],
-        state: Callable[[], State],
+        state: Callable[[], LedgerState],
         payload_bytes: int = 0,
     ) -> None:
         self.role = role
@@ -115,7 +115,7 @@ class Workshop:
                 self.loss_noted.set()
                 self.loss_noted = trio.Event()
             figures = {name: value for name, value in figures.items() if math.isfinite(value)}
-            if job.phase is Phase.RUNNING:
+            if job.phase is JobPhase.RUNNING:
                 self._store.measure_later(*key, figures)
             else:
                 await trio.to_thread.run_sync(self._store.measure, *key, figures)
@@ -124,13 +124,13 @@ class Workshop:
                 self._events.detail("measured", text, job=key[0], round=key[1], name=name, value=value)
 
         async def ready() -> None:
-            audits = self._host.terms(job.spec).audits
+            audits = self._host.terms_of_spec(job.spec).audits
             if audits is not None:
-                await self._showing.ready(JobSpec.decode(job.spec), audits.served_ms(len(job.auditors)) / 1_000)
+                await self._showing.ready(JobSpec.decode(job.spec), audits.served_ms(len(job.reexecutors)) / 1_000)
 
         return OpenRound(
             me=self._me,
-            terms=job.terms(key[0]),
+            terms=job.round_terms(key[0]),
             spec=JobSpec.decode(job.spec),
             model=self._host.model(*key),
             model_directory=self._host.directory(*key),
@@ -176,7 +176,7 @@ class Workshop:
 
     def _tidy(self, key: RoundKey, job: Job) -> None:
         """Deletes what nobody needs any more: old models, buffers, and what trainers go on from behind the last accepted."""
-        anchors, is_over = [anchor.round for anchor in job.anchors], job.phase is Phase.FINISHED
+        anchors, is_over = [anchor.round for anchor in job.anchors], job.phase is JobPhase.FINISHED
         with skipped_without_descriptors("the deletion of old models"):
             self._host.prune(*key, JobSpec.decode(job.spec), self._audited(key[0]), anchors, is_over)
         self.delete_passed()
@@ -216,7 +216,7 @@ class Workshop:
             for trainer, signed in book.proposals.items():
                 if trainer not in book.verdicts:
                     self._begin(self._checking, self._check, key, signed)
-                elif trainer in book.vouching.called and trainer not in book.vouching.findings:
+                elif trainer in book.vouching.assigned_at and trainer not in book.vouching.own_judgements:
                     self._begin(self._reexecuting, self._reexecute, key, signed)
 
     def _begin(self, begun: set[tuple[RoundKey, bytes]], work: _OnProposal, key: RoundKey, signed: Signed) -> None:

@@ -16,7 +16,7 @@ from typing import Final
 from features.lazily import named
 from ledger.core.genesis import Genesis
 from ledger.jobs import Job
-from ledger.state import State
+from ledger.ledger_state import LedgerState
 from peer.export.writing import MANIFEST, tokenizer_path
 from peer.features import install, rules_of
 from peer.settings.datadir import DataDirectory
@@ -58,7 +58,9 @@ class Found:
     newer: int = 0  # rounds applied to the newest model, if audits may still undo that
 
 
-def of_state(state: State, genesis: Genesis, store: Store, host: ModelHost, read_tokenizer: ReadTokenizer, text: str) -> Found:
+def of_state(
+    state: LedgerState, genesis: Genesis, store: Store, host: ModelHost, read_tokenizer: ReadTokenizer, text: str
+) -> Found:
     """From what a peer has on its disk. `text` is JOB, JOB@ROUND or empty. Raises `UserError`."""
     key, number, newer = chosen(state, host, text)
     job = state.jobs.jobs[key]
@@ -84,7 +86,7 @@ def of_state(state: State, genesis: Genesis, store: Store, host: ModelHost, read
     )
 
 
-def chosen(state: State, host: ModelHost, text: str) -> tuple[bytes, int, int]:
+def chosen(state: LedgerState, host: ModelHost, text: str) -> tuple[bytes, int, int]:
     """The job that JOB, JOB@ROUND or JOB@newest names, and the round whose model is meant, which is here. Without a round it is
     the newest final one, and a newer one's round comes with it, or 0. Empty: the newest job that makes text. Raises `UserError`.
     """
@@ -92,7 +94,7 @@ def chosen(state: State, host: ModelHost, text: str) -> tuple[bytes, int, int]:
     is_newest = text.endswith(NEWEST)
     name, number = _asked(text.removesuffix(NEWEST), {job.name for job in jobs.values()})
     specs = {key: JobSpec.decode(job.spec) for key, job in jobs.items()}
-    key = _chosen(name, specs, {key: job.started for key, job in jobs.items()})
+    key = _chosen(name, specs, {key: job.started_height for key, job in jobs.items()})
     newest, newer = jobs[key].round, 0
     if number is None:
         number = newest if is_newest else state.final_round(key)
@@ -136,7 +138,7 @@ def at_rest(folder: Path, text: str) -> Found:
         encoded = store.state()
         if encoded is None:
             raise UserError(f"{directory.path}: nothing has been decided yet, so there is no model")
-        return of_state(rules_of(genesis, host).restored(encoded), genesis, store, host, read, text)
+        return of_state(rules_of(genesis, host).restore_state(encoded), genesis, store, host, read, text)
 
 
 def of_export(folder: Path, text: str) -> Found:

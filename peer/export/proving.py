@@ -9,8 +9,8 @@ from typing import Any
 
 from features.as_json import plain
 from ledger.core.genesis import Genesis
-from ledger.row_proofs import PROOF_FILE_BYTES_MAX, ProvenRow, chain_of, proven_row, row_proof
-from ledger.state import State
+from ledger.ledger_state import LedgerState
+from ledger.row_proofs import PROOF_FILE_BYTES_MAX, VerifiedRow, chain_id_of_proof, make_row_proof, verify_row_proof_file
 from peer.features import known_modules
 from protocol import codec
 from protocol.api import RowProofView
@@ -21,17 +21,19 @@ from protocol.messages import LightBlock
 from storage.regular_files import open_regular
 
 
-def prove(genesis: Genesis, state: State, links: tuple[LightBlock, ...], table: str, key: bytes, path: Path) -> RowProofView:
+def prove(
+    genesis: Genesis, state: LedgerState, links: tuple[LightBlock, ...], table: str, key: bytes, path: Path
+) -> RowProofView:
     """Writes a new file, whose content this peer has checked itself. Raises `UserError`."""
     if table not in state.tables:
         known = f"it has {', '.join(state.tables)}" if state.tables else "none of its modules holds one"
         raise UserError(f"this network has no table {table!r}: {known}")
     if not 1 <= len(key) <= ROW_KEY_BYTES_MAX:
         raise UserError(f"a key of {len(key)} bytes: those of tables have 1 to {ROW_KEY_BYTES_MAX}")
-    data = row_proof(genesis, state, links, table, key)
+    data = make_row_proof(genesis, state, links, table, key)
     found = _checked(data, "this proof")
     _write(path, data)
-    row_bytes = len(codec.encode(state.tables[table].prove(key)))
+    row_bytes = len(codec.encode(state.tables[table].prove_key(key)))
     return RowProofView(str(path), found.height, found.value is not None, len(data), row_bytes)
 
 
@@ -107,7 +109,7 @@ def verify(path: Path, trusted: str, genesis: Path | None, unknown_module: bool 
         certified_ms=header.time_ms,
         signatures=len(found.certified.certificate.signatures),
         voters=len(found.voters),
-        links=found.links,
+        links=found.voter_set_change_count,
         table=found.table,
         is_table=found.is_known,
         rows=found.root.rows,
@@ -120,14 +122,14 @@ def verify(path: Path, trusted: str, genesis: Path | None, unknown_module: bool 
 
 def _chain_of(data: bytes, what: str) -> str:
     try:
-        return chain_of(data).hex()
+        return chain_id_of_proof(data).hex()
     except RemoteProtocolError as error:
         raise UserError(f"{what} proves nothing: {error}") from None
 
 
-def _checked(data: bytes, what: str) -> ProvenRow:
+def _checked(data: bytes, what: str) -> VerifiedRow:
     try:
-        return proven_row(data, known_modules(), Ed25519Verifier())
+        return verify_row_proof_file(data, known_modules(), Ed25519Verifier())
     except RemoteProtocolError as error:
         raise UserError(f"{what} proves nothing: {error}") from None
 

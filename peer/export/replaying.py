@@ -15,7 +15,7 @@ from pathlib import Path
 from consensus.block import Block, block_digest, decode_block
 from consensus.voter_set import CachingVerifier, VoterSet, verify_certificate
 from ledger.core.genesis import Genesis
-from ledger.state import Transition, decode_body
+from ledger.ledger_state import StateTransition, decode_body
 from peer.export.writing import (
     FIRST_FORMAT,
     FORMAT,
@@ -83,7 +83,7 @@ class ExportVerdict:
 
 
 def audit(
-    folder: Path, progress: Progress = lambda done, total: None, seen: Callable[[Transition], None] = lambda transition: None
+    folder: Path, progress: Progress = lambda done, total: None, seen: Callable[[StateTransition], None] = lambda transition: None
 ) -> ExportVerdict:
     """Raises `UserError` naming the first file that is missing, changed or does not belong. `seen` is told of each block."""
     if not (folder / GENESIS).is_file():
@@ -136,7 +136,7 @@ class _Replay:
         with self._blaming(GENESIS):
             self._genesis = Genesis.decode(self._read(GENESIS))
             self._rules = rules_of(self._genesis, self._host, self._verifier)
-            self._state = self._rules.first_state()
+            self._state = self._rules.genesis_state()
         self._parent = self._genesis.chain_id
         self._signatures = self._rounds = self._proposals = 0
         blobs = (folder / payload_path(bytes(32))).parent
@@ -145,7 +145,7 @@ class _Replay:
         self._starts: dict[str, tuple[str, int]] = {}
         self._vouched = defaultdict[str, Vouched](Vouched)
 
-    def run(self, progress: Progress, seen: Callable[[Transition], None]) -> ExportVerdict:
+    def run(self, progress: Progress, seen: Callable[[StateTransition], None]) -> ExportVerdict:
         total = self._heights()
         if not total:
             raise _Found(block_path(1), "the export holds no first block")
@@ -153,7 +153,7 @@ class _Replay:
         for height in range(1, total + 1):
             with self._blaming(block_path(height)):
                 block, transition = self._check_block(height)
-                self._state = transition.finish(self._step(transition))
+                self._state = transition.finish_state(self._step(transition))
                 seen(transition)
             progress(height, total)
         assert block is not None
@@ -163,7 +163,7 @@ class _Replay:
         """How many blocks there are without a gap; what lies behind one does not belong to the export."""
         return next(height for height in itertools.count() if not (self._folder / block_path(height + 1)).is_file())
 
-    def _check_block(self, height: int) -> tuple[Block, Transition]:
+    def _check_block(self, height: int) -> tuple[Block, StateTransition]:
         decision = codec.decode(Decision, self._read(block_path(height)))
         block, state = decode_block(decision.block), self._state
         voters = VoterSet(state.members.voters)
@@ -172,7 +172,7 @@ class _Replay:
             height,
             block_digest(decision.block),
             self._parent,
-            state.root,
+            state.state_root,
             voters.hash,
             VoterSet(state.members.upcoming).hash,
         )
@@ -186,7 +186,7 @@ class _Replay:
                 self._check_start(digest)
         self._signatures += len(decision.certificate.signatures)
         self._parent = vote.block
-        return block, self._rules.apply(state, block)
+        return block, self._rules.apply_block(state, block)
 
     def _check_parent_certificate(self, block: Block) -> None:
         certificate, voters = block.parent_certificate, VoterSet(self._state.members.previous)
@@ -198,9 +198,9 @@ class _Replay:
         if (vote.height, vote.block) != (block.height - 1, block.parent):
             raise UserError("it carries the certificate of another block")
 
-    def _step(self, transition: Transition) -> dict[bytes, bytes]:
+    def _step(self, transition: StateTransition) -> dict[bytes, bytes]:
         roots = {}
-        for job in transition.started:
+        for job in transition.started_jobs:
             encoded = transition.state.jobs.jobs[job].spec
             spec = JobSpec.decode(encoded)
             self._check_set(spec)
@@ -210,19 +210,19 @@ class _Replay:
                 if (found := self._models.get(spec.start)) is not None:
                     self._starts[job.hex()] = found
             roots[job] = self._host.create(job, encoded, self._part)
-        for closed in transition.closed:
+        for closed in transition.closed_rounds:
             self._rounds += 1
             self._proposals += len(closed.proposals)
             for vouchers in closed.outcome.vouchers.values():
                 self._vouched[closed.job.hex()].add(vouchers)
-            if closed.job in transition.back:  # its step is undone, and its payloads belong to the export all the same
+            if closed.job in transition.rolled_back:  # its step is undone, and its payloads belong to the export all the same
                 for signed in closed.proposals:
                     self._payload(codec.decode_message(signed.body, (Proposal,)).payload)
-        for closed in transition.steps:
+        for closed in transition.model_steps:
             roots[closed.job] = self._host.step(closed, self._payload)
-        for job, back in transition.back.items():
+        for job, back in transition.rolled_back.items():
             roots[job] = self._host.roll_back(job, back.anchor.round, back.round)
-        for job in roots.keys() - set(transition.started):
+        for job in roots.keys() - set(transition.started_jobs):
             state = transition.state.jobs.jobs[job]
             self._know(job, state.round, spec := JobSpec.decode(state.spec))
             self._host.prune(job, state.round, spec, anchors=[anchor.round for anchor in state.anchors])
@@ -275,7 +275,7 @@ class _Replay:
     def _conclude(self, last: Block) -> ExportVerdict:
         """Everything else in the folder follows from the replay, byte for byte."""
         state = self._state
-        closings = decode_body(last.body).closings if last.state_root != state.root else ()
+        closings = decode_body(last.body).round_certificates if last.state_root != state.state_root else ()
         rounds = certified_rounds(state, {closing.job for closing in closings})
         made = self._scratch / "export"
         made.mkdir()

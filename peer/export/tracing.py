@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from features.as_json import answered
-from ledger.network import NetworkState
-from ledger.state import Transition
+from ledger.ledger_state import StateTransition
+from ledger.network_governance import NetworkState
 from peer.export.replaying import audit
 from peer.export.writing import set_path
 from protocol.errors import MissingBlobError, UserError
@@ -28,18 +28,18 @@ def trace(folder: Path, pair: str) -> TraceView:
     jobs = dict[bytes, Learned]()
     sets = dict[bytes, DecidedSet]()
 
-    def seen(transition: Transition) -> None:
+    def seen(transition: StateTransition) -> None:
         state = transition.state
-        for job in transition.started:
+        for job in transition.started_jobs:
             spec = JobSpec.decode(state.jobs.jobs[job].spec)
             if spec.objective in OF_PAIRS:
                 jobs[job] = Learned(job, spec)
-        for closed in transition.closed:
+        for closed in transition.closed_rounds:
             if closed.job in jobs:
                 judged = dict.fromkeys(closed.outcome.accepted, True) | dict.fromkeys(closed.outcome.rejected, False)
                 jobs[closed.job].rounds.append(Round(closed.round, judged))
-        if state.of(NetworkState).version(MODULE):
-            sets.update(state.of(RlhfState).sets)
+        if state.module_state(NetworkState).module_version(MODULE):
+            sets.update(state.module_state(RlhfState).sets)
 
     def read(digest: bytes, size_max: int) -> bytes:
         if not (folder / set_path(digest)).is_file():

@@ -22,8 +22,8 @@ from consensus.block import FIRST_HEIGHT
 from consensus.effects import DecidedBlock
 from features.lazily import named
 from ledger.core.genesis import Genesis
-from ledger.jobs import Start
-from ledger.state import State, decode_body
+from ledger.jobs import StartJob
+from ledger.ledger_state import LedgerState, decode_body
 from peer.features import rules_of
 from protocol import codec
 from protocol.api import RunExportView
@@ -82,7 +82,7 @@ def model_path(job: bytes) -> str:
     return f"{job.hex()}.safetensors"
 
 
-def exported_state(store: Store, host: ModelHost, genesis: Genesis, folder: Path) -> State:
+def exported_state(store: Store, host: ModelHost, genesis: Genesis, folder: Path) -> LedgerState:
     """That of the last applied block. `UserError` if there is no folder to export to, or there are not all blocks."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not an empty folder: name a new one")
@@ -94,11 +94,11 @@ def exported_state(store: Store, host: ModelHost, genesis: Genesis, folder: Path
     return state
 
 
-def _newest_state(store: Store, host: ModelHost, genesis: Genesis) -> State:
+def _newest_state(store: Store, host: ModelHost, genesis: Genesis) -> LedgerState:
     encoded = store.state()
     if encoded is None:
         raise UserError("nothing has been decided yet, so there is nothing to export")
-    return rules_of(genesis, host).restored(encoded)
+    return rules_of(genesis, host).restore_state(encoded)
 
 
 def export(store: Store, blobs: Blobs, host: ModelHost, genesis: Genesis, folder: Path) -> RunExportView:
@@ -134,24 +134,30 @@ def _clear_models(folder: Path) -> None:
         path.unlink()
 
 
-def _first_block(store: Store, state: State) -> int:
+def _first_block(store: Store, state: LedgerState) -> int:
     return next(height for height in range(state.height, 0, -1) if store.get_decision(height - 1) is None)
 
 
-def _who_holds_all(state: State) -> str:
+def _who_holds_all(state: LedgerState) -> str:
     members = state.members
-    founders = [members.current(key) for key, member in members.members.items() if member.admitted == 0]
-    named = [f"{members.members[key].name} ({short_id(key)})" for key in founders if members.speaks(key)]
+    founders = [members.current_key(key) for key, member in members.members.items() if member.admitted == 0]
+    named = [f"{members.members[key].name} ({short_id(key)})" for key in founders if members.is_current_key(key)]
     such_as = f", such as a founder: {', '.join(named[:FOUNDERS_NAMED_MAX])}" if named else ""
     return f"run `peer export` on a peer that has been there from the start, with payloads_gb 0{such_as}"
 
 
-def _newest_models(store: Store, host: ModelHost, genesis: Genesis, state: State, folder: Path) -> tuple[State, Models]:
+def _newest_models(
+    store: Store, host: ModelHost, genesis: Genesis, state: LedgerState, folder: Path
+) -> tuple[LedgerState, Models]:
     """The state to export, and its models in the folder. The peer goes on meanwhile, and deletes models of earlier rounds: then
     the state that it has reached is exported.
     """
     while True:
-        closings = decode_body(_decided(store, state.height).decode().body).closings if _certified(state) != state.root else ()
+        closings = (
+            decode_body(_decided(store, state.height).decode().body).round_certificates
+            if _certified(state) != state.state_root
+            else ()
+        )
         try:
             return state, write_models(folder, host, state, certified_rounds(state, {closing.job for closing in closings}))
         except StorageError:
@@ -162,7 +168,7 @@ def _newest_models(store: Store, host: ModelHost, genesis: Genesis, state: State
             _clear_models(folder)
 
 
-def _certified(state: State) -> bytes:
+def _certified(state: LedgerState) -> bytes:
     return state.certified_roots[state.height - 1]
 
 
@@ -172,7 +178,7 @@ def _decided(store: Store, height: int) -> DecidedBlock:
     return decided
 
 
-def _write(store: Store, blobs: Blobs, genesis: Genesis, state: State, models: Models, folder: Path) -> RunExportView:
+def _write(store: Store, blobs: Blobs, genesis: Genesis, state: LedgerState, models: Models, folder: Path) -> RunExportView:
     (folder / PAYLOADS).mkdir()
     (folder / GENESIS).write_bytes(codec.encode(genesis))
     begun = {JobSpec.decode(job.spec).start for job in state.jobs.jobs.values()}
@@ -195,13 +201,13 @@ def _write(store: Store, blobs: Blobs, genesis: Genesis, state: State, models: M
     summary = Summary(genesis.network, genesis.chain_id.hex(), state.height, _certified(state).hex(), models)
     write_manifest(folder, summary)
     files = listed_files(folder)
-    last_job = max(models, key=lambda job: state.jobs.jobs[bytes.fromhex(job)].started, default=None)
+    last_job = max(models, key=lambda job: state.jobs.jobs[bytes.fromhex(job)].started_height, default=None)
     model = str(models[last_job]["root"]) if last_job else ""
     size = sum((folder / name).stat().st_size for name in files)
     return RunExportView(str(folder), state.height, summary.state_root, model, len(files), size)
 
 
-def _write_sets(blobs: Blobs, state: State, folder: Path) -> None:
+def _write_sets(blobs: Blobs, state: LedgerState, folder: Path) -> None:
     """Those that this peer has, whole."""
     for job in state.jobs.jobs.values():
         spec = JobSpec.decode(job.spec)
@@ -214,7 +220,7 @@ def _write_sets(blobs: Blobs, state: State, folder: Path) -> None:
                     (folder / set_path(digest)).write_bytes(blobs.read_whole(digest, MESSAGE_BYTES_MAX))
 
 
-def _write_tokenizers(blobs: Blobs, state: State, folder: Path) -> None:
+def _write_tokenizers(blobs: Blobs, state: LedgerState, folder: Path) -> None:
     """Those that this peer has: without them nobody can say what text the tokens of a model are."""
     for job in state.jobs.jobs.values():
         digest = JobSpec.decode(job.spec).tokenizer
@@ -225,7 +231,7 @@ def _write_tokenizers(blobs: Blobs, state: State, folder: Path) -> None:
 
 def payloads_of(body: bytes) -> dict[bytes, int]:
     """Digests and lengths of the payloads that a block's closings accept."""
-    closings = decode_body(body).closings
+    closings = decode_body(body).round_certificates
     proposals = [codec.decode_message(signed.body, (Proposal,)) for closing in closings for signed in closing.proposals]
     return {proposal.payload: proposal.payload_bytes for proposal in proposals}
 
@@ -233,7 +239,7 @@ def payloads_of(body: bytes) -> dict[bytes, int]:
 def starts_of(body: bytes) -> dict[bytes, int]:
     """Digests and lengths of the parameters that jobs of a block's transactions start from, if they ever begin."""
     transactions = [codec.decode_message(signed.body, (Transaction,)) for signed in decode_body(body).transactions]
-    started = [codec.decode(Start, said.content) for said in transactions if said.kind == "job/start"]
+    started = [codec.decode(StartJob, said.content) for said in transactions if said.kind == "job/start"]
     specs = [JobSpec.decode(start.spec) for start in started]
     return {spec.start: starts.bytes_of(spec) for spec in specs if spec.start is not None}
 
@@ -249,22 +255,22 @@ def missing_payloads(store: Store, blobs: Blobs) -> dict[bytes, int]:
     return missing
 
 
-def certified_rounds(state: State, closed_by_last: set[bytes]) -> dict[bytes, int]:
+def certified_rounds(state: LedgerState, closed_by_last: set[bytes]) -> dict[bytes, int]:
     """Rounds applied of each job's model under the last certified root; the last block's own effect is not certified yet."""
-    is_certified = _certified(state) == state.root
+    is_certified = _certified(state) == state.state_root
     rounds = {job: item.round - (job in closed_by_last) for job, item in state.jobs.jobs.items()}
     for job, item in state.jobs.jobs.items() if not is_certified else ():
-        if item.undone and item.undone[-1].height == state.height:
-            rounds[job] = item.undone[-1].last
+        if item.undone_rounds and item.undone_rounds[-1].height == state.height:
+            rounds[job] = item.undone_rounds[-1].last
     return {job: number for job, number in sorted(rounds.items()) if not _unmade(state, job)}
 
 
-def _unmade(state: State, job: bytes) -> bool:
+def _unmade(state: LedgerState, job: bytes) -> bool:
     """Started by the last block, so that no certified root knows it."""
-    return state.jobs.jobs[job].started == state.height and _certified(state) != state.root
+    return state.jobs.jobs[job].started_height == state.height and _certified(state) != state.state_root
 
 
-def write_models(folder: Path, host: ModelHost, state: State, rounds: dict[bytes, int]) -> Models:
+def write_models(folder: Path, host: ModelHost, state: LedgerState, rounds: dict[bytes, int]) -> Models:
     """A safetensors file for each model that workers train; says which round and root they are of."""
     models: Models = {}
     for job, number in rounds.items():

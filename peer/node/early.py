@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ledger.jobs import Job, Phase
+from ledger.jobs import Job, JobPhase
+from ledger.ledger_state import LedgerState
 from ledger.members import MembersState
-from ledger.state import State
 from protocol import codec
 from protocol.identity import Signed
 from protocol.messages import Ballot, CutOff, Proposal, Vouch
@@ -55,10 +55,10 @@ class Early:
     def __len__(self) -> int:
         return sum(map(len, self._kept.values()))
 
-    def follow(self, state: State) -> None:
+    def follow(self, state: LedgerState) -> None:
         """Forgets old messages, and those of rounds that cannot open any more."""
         self._height, self._members = state.height, state.members
-        self._voters = frozenset({*state.members.round_voters, *filter(state.members.speaks, state.members.upcoming)})
+        self._voters = frozenset({*state.members.round_voters, *filter(state.members.is_current_key, state.members.upcoming)})
         jobs = state.jobs.jobs
         self._filter(lambda kept: not _is_over(kept, jobs) and (kept.signed.signer == self._me or self._is_young(kept)))
 
@@ -82,7 +82,7 @@ class Early:
             return count < OWN_MAX
         if signer in self._voters:
             return count < PER_VOTER_MAX and size <= VOTER_BYTES_MAX
-        if self._members is None or not self._members.speaks(signer):
+        if self._members is None or not self._members.is_current_key(signer):
             return False
         others = sum(len(of_signer) for key, of_signer in self._kept.items() if key not in self._voters and key != self._me)
         return count < PER_MEMBER_MAX and size <= MEMBER_BYTES_MAX and others < OTHERS_MAX
@@ -100,4 +100,4 @@ class Early:
 def _is_over(kept: Kept, jobs: Mapping[bytes, Job]) -> bool:
     of, number = kept.key
     job = jobs.get(of)
-    return job is not None and (job.phase is Phase.FINISHED or number < job.round)
+    return job is not None and (job.phase is JobPhase.FINISHED or number < job.round)

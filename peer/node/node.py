@@ -17,12 +17,12 @@ from consensus.effects import DecidedBlock, OutgoingMessage, PeerFault, RestartS
 from consensus.evidence import Evidence
 from consensus.pbft.replica import Replica
 from consensus.voter_set import VoterSet
-from ledger.blocks.ledger import Ledger
-from ledger.blocks.pool import SIGNED_BYTES, transaction_digest
+from ledger.blocks.application import LedgerApplication
+from ledger.blocks.mempool import SIGNED_BYTES, transaction_digest
 from ledger.core.module import Refused
 from ledger.jobs import Job, JobsModule
-from ledger.members import ADMIT
-from ledger.state import Rules, State, Transition, decode_body
+from ledger.ledger_state import LedgerRules, LedgerState, StateTransition, decode_body
+from ledger.members import ADMIT_KIND
 from peer.node.early import ROUND_MESSAGES, RoundKey, RoundMessage
 from peer.node.recall import Recall
 from peer.node.rounds import Effects, Measured, Rounds
@@ -53,7 +53,8 @@ POOL_PAGE_MAX = 256  # transactions: a quarter of a block
 POOL_PAGE_BYTES = 1 << 20  # a sixteenth of what may wait for one link; one transaction is a quarter of it at most
 POOL_PAGE_SECONDS = 1.0  # between two pages, which come with the blocks that are applied
 
-# When a view has failed, its voters send the next leader the transactions that they wait for: it may have dropped them (`Pool`).
+# When a view has failed, its voters send the next leader the transactions that they wait for: it may have dropped them
+# (`Mempool`).
 # One that applies is enough for a block, so the largest must fit. A voter gets at most one page from each other voter in a view.
 AWAITED_MAX = INCLUSION_LIST_MAX  # transactions: as many as voters name to each other
 AWAITED_BYTES = TRANSACTION_BYTES_MAX + SIGNED_BYTES
@@ -71,8 +72,8 @@ class AppliedBlock:
     """The shell has applied the decided block that follows the last one; `state` is durable."""
 
     decided: DecidedBlock
-    transition: Transition
-    state: State
+    transition: StateTransition
+    state: LedgerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +130,14 @@ class Node:
     The shell calls `turn` once at the start with no items, then whenever something came in or the last turn's `deadline` has
     passed. Before it calls `turn` again, it must have carried out the turn before: `consensus.effects.persist_effects`, then
     `deliver`. Then it applies every block of `turn.decided` in order and at its own pace (`rules.apply`, the models' roots,
-    `Transition.finish`) and reports each with `AppliedBlock`; it drops the peers in `turn.faults`.
+    `StateTransition.finish_state`) and reports each with `AppliedBlock`; it drops the peers in `turn.faults`.
     """
 
     def __init__(
         self,
         signer: Signer,
-        rules: Rules,
-        ledger: Ledger,
+        rules: LedgerRules,
+        ledger: LedgerApplication,
         restart: RestartState,
         verifier: Verifier,
         spoken: Callable[[bytes, int], Mapping[str, Signed]],
@@ -148,8 +149,8 @@ class Node:
         self.me = signer.public
         self.chain_id = rules.chain_id
         self.rules, self.ledger = rules, ledger
-        self.rounds = Rounds(signer, self.chain_id, ledger.books, measured)
-        ledger.signed_early = self.rounds.signed_early
+        self.rounds = Rounds(signer, self.chain_id, ledger.rounds, measured)
+        ledger.future_messages_of = self.rounds.signed_early
         self.replica = Replica(signer, self.chain_id, verifier, ledger, _applied_event(ledger.state), restart, anchor_height)
         self.heard: tuple[tuple[bytes, RoundMessage], ...] = ()  # round messages that began to count in the last turn, by signer
         self.dropped: tuple[tuple[Signed, str], ...] = ()  # our transactions that left the pool undecided, and why, likewise
@@ -173,16 +174,16 @@ class Node:
         self._changes: list[RoundChange] = []
         self._has_started = False
         for evidence in restart.evidence:
-            ledger.accuse(evidence)
+            ledger.add_evidence(evidence)
 
     @property
-    def state(self) -> State:
+    def state(self) -> LedgerState:
         return self.ledger.state
 
     def is_stranger(self, peer: bytes) -> bool:
         """To a peer that is no member itself nobody is one."""
         members = self.state.members
-        return members.speaks(self.me) and not members.speaks(peer)
+        return members.is_current_key(self.me) and not members.is_current_key(peer)
 
     @property
     def may_speak(self) -> bool:
@@ -232,16 +233,16 @@ class Node:
             self._send(self._next_asked(), GetRound(*key))
         self._say(self.rounds.due(self._now))
         self._repeat_own()
-        self._lingers_until = self.ledger.pool.linger(self._now)
-        self._resumes_at = self.ledger.resume(self._now)
-        accused = len(self.ledger.accusations)
+        self._lingers_until = self.ledger.mempool.release_lingering(self._now)
+        self._resumes_at = self.ledger.resume_deferred_rounds(self._now)
+        accused = len(self.ledger.pending_evidence)
         self._conclude()
-        if len(self.ledger.accusations) > accused:
+        if len(self.ledger.pending_evidence) > accused:
             self._conclude()  # a height was decided, and what was kept for the next one showed a liar
         return self._finish()
 
     def _repeat_own(self) -> None:
-        own = self.ledger.pool.of(self.me)
+        own = self.ledger.mempool.transactions_of(self.me)
         if self._repeat_at is not None and self._now >= self._repeat_at:
             self._send(None, *map(GossipEnvelope, own))
             self._repeat_at = None
@@ -281,8 +282,8 @@ class Node:
         A leader without them would fail: f liars and one voter that waits give up its view.
         """
         leader = self.replica.leader
-        if leader in self._links and self.replica.is_voter and self.may_speak and self.ledger.awaits_transactions():
-            awaited = self.ledger.pool.select(self.rules, self.state, AWAITED_BYTES, AWAITED_MAX)
+        if leader in self._links and self.replica.is_voter and self.may_speak and self.ledger.has_due_transactions():
+            awaited = self.ledger.mempool.select_transactions(self.rules, self.state, AWAITED_BYTES, AWAITED_MAX)
             self._send((leader,), *map(GossipEnvelope, awaited))
 
     def _ask_what_was_heard(self) -> None:
@@ -337,11 +338,11 @@ class Node:
                 self._handle_applied(item)
 
     def _handle_applied(self, item: AppliedBlock) -> None:
-        self.ledger.advance(item.state, item.decided.decode().state_root)
-        pruned = self.ledger.pool.prune(self.rules, item.state)
+        self.ledger.advance_state(item.state, item.decided.decode().state_root)
+        pruned = self.ledger.mempool.prune_transactions(self.rules, item.state)
         self.dropped += tuple(entry for entry in pruned if entry[0].signer == self.me)
         if any(failure.module == JobsModule.name for failure in item.transition.failures):
-            self.ledger.defer(decode_body(item.decided.decode().body).closings, self._now)
+            self.ledger.defer_rounds(decode_body(item.decided.decode().body).round_certificates, self._now)
         self._follow_rounds()  # before the replica asks for a block: a closed round must not be closed again
         self._take(_applied_event(item.state))
         self._send(None, *self._accusations())
@@ -358,33 +359,33 @@ class Node:
     def _begin_telling(self, peer: bytes) -> None:
         """Begins with what is our own: we answer for it, even if other peers know it."""
         self._send((peer,), *map(GossipEnvelope, self.rounds.own()), *self._accusations())
-        pool = self.ledger.pool
+        pool = self.ledger.mempool
         self._send((peer,), *(GossipEnvelope(signed) for signed in pool if signed.signer == self.me))
         self._untold[peer] = _Untold(0, pool.count, self._now)
         self._tell(peer, self._untold[peer])
 
     def _tell(self, peer: bytes, untold: _Untold) -> None:
-        page, untold.start = self.ledger.pool.page(untold.start, untold.end, POOL_PAGE_BYTES, POOL_PAGE_MAX)
+        page, untold.start = self.ledger.mempool.page_of_transactions(untold.start, untold.end, POOL_PAGE_BYTES, POOL_PAGE_MAX)
         untold.told = self._now
         self._send((peer,), *(GossipEnvelope(signed) for signed in page if signed.signer != self.me))
         if untold.start == untold.end:
             del self._untold[peer]
 
     def _give_notice(self) -> None:
-        notice = self.ledger.notice_due(self.me)
+        notice = self.ledger.make_inclusion_list(self.me)
         if notice is not None and self.may_speak:
-            self.ledger.add_notice(self.me, notice)
+            self.ledger.add_inclusion_list(self.me, notice)
             self._send(None, GossipEnvelope(sign_message(self._signer, self.chain_id, notice)))
 
     def _follow_rounds(self) -> None:
-        books = dict(self.ledger.books)
+        books = dict(self.ledger.rounds)
         opened, closed = self.rounds.follow(self.state)
         for key in closed:
             book = books[key[0]]
-            self._changes.append(RoundClosed(key, book.opened, self.me in book.proposals))
+            self._changes.append(RoundClosed(key, book.opened_at, self.me in book.proposals))
         for key in opened:
             job, spoken = self.state.jobs.jobs[key[0]], self._spoken(*key)
-            seconds = self.rules.jobs.rules.terms(job.spec).proposal_seconds
+            seconds = self.rules.jobs_module.rules.terms_of_spec(job.spec).proposal_seconds
             self._say(self.rounds.open(key[0], job, self._now, spoken, seconds, self._links, self._accepted(*key)))
             self._changes.append(RoundOpened(key, job, Proposal.TAG in spoken, renewed=key in closed))
 
@@ -409,21 +410,21 @@ class Node:
                 self._take(inputs.MessageInput(peer, message))
 
     def _handle_relayed(self, signed: Signed) -> None:
-        held = self.ledger.pool.get(transaction_digest(signed))
+        held = self.ledger.mempool.get_transaction(transaction_digest(signed))
         if held is not None and held.signed == signed:
             return  # verified when it came: its author says it again every second, every new link tells it
         if signed.signer not in self.state.members.members and not _asks_for_admission(signed):
             # Before the signature is checked: strangers can sign as much as they like.
             self._count_refused(RemoteProtocolError("not-a-member", f"a message of {short_id(signed.signer)}"))
             return
-        message: Any = self.rules.open(signed, RELAYED)
+        message: Any = self.rules.open_message(signed, RELAYED)
         if isinstance(message, Transaction):
             if self._handle_transaction(signed, message):
-                self.rules.remember(signed, message)
+                self.rules.cache_opened_message(signed, message)
                 self._send(None, GossipEnvelope(signed))
             return
         if isinstance(message, InclusionList):
-            self.ledger.add_notice(signed.signer, message)
+            self.ledger.add_inclusion_list(signed.signer, message)
             return
         try:
             outcome = self.rounds.receive(signed, message, self._now)
@@ -431,7 +432,7 @@ class Node:
             self._count_refused(error)
             return
         if outcome is not None:
-            self.rules.remember(signed, message)
+            self.rules.cache_opened_message(signed, message)
             self._say(outcome)
 
     def _handle_transaction(self, signed: Signed, transaction: Transaction) -> bool:
@@ -442,31 +443,31 @@ class Node:
         member = self.state.members.members.get(signed.signer)
         if member is not None and transaction.nonce <= member.nonce:
             return False
-        self.rules.check_statements(signed, transaction)
+        self.rules.check_embedded_statements(signed, transaction)
         try:
             self.rules.apply_transaction(self.state, signed)
         except Refused as refusal:
             # A member's may follow something that is not applied here yet; a stranger has one thing to say, and says it again.
-            if member is None or self.ledger.pool.was_dropped(signed):
+            if member is None or self.ledger.mempool.was_dropped(signed):
                 self._count_refused(RemoteProtocolError("not-a-member" if member is None else "refused-before", str(refusal)))
                 return False
         except RemoteProtocolError as error:
             self._count_refused(error)
             return False
-        return self.ledger.pool.add(signed, member is not None)
+        return self.ledger.mempool.add_transaction(signed, member is not None)
 
     def _accuse(self, evidence: Evidence) -> None:
         """One proof about each culprit is kept and passed on, at once and at every new link and height, until a block has it.
 
         `RemoteProtocolError` if it proves nothing.
         """
-        if self.ledger.accuse(evidence):
+        if self.ledger.add_evidence(evidence):
             self._turns.append(StepEffects(records=(evidence,)))
             self._send(None, EvidenceMessage(evidence.first, evidence.second))
 
     def _accusations(self) -> list[EvidenceMessage]:
         """The evidence that waits for a block, as many pieces as one can carry."""
-        waiting = islice(self.ledger.accusations.values(), EVIDENCE_PER_BLOCK_MAX)
+        waiting = islice(self.ledger.pending_evidence.values(), EVIDENCE_PER_BLOCK_MAX)
         return [EvidenceMessage(evidence.first, evidence.second) for evidence in waiting]
 
     def _next_asked(self) -> tuple[bytes, ...]:
@@ -490,13 +491,13 @@ class Node:
 def _asks_for_admission(signed: Signed) -> bool:
     """All that a stranger may say to everybody. Raises `RemoteProtocolError` for what is no message."""
     message: Any = codec.decode_message(signed.body, RELAYED)
-    return isinstance(message, Transaction) and message.kind == ADMIT
+    return isinstance(message, Transaction) and message.kind == ADMIT_KIND
 
 
-def _applied_event(state: State) -> inputs.AppliedInput:
+def _applied_event(state: LedgerState) -> inputs.AppliedInput:
     members = state.members
     sets = (_voter_set(members.previous), _voter_set(members.voters), _voter_set(members.upcoming))
-    return inputs.AppliedInput(state.height, state.root, sets)
+    return inputs.AppliedInput(state.height, state.state_root, sets)
 
 
 @functools.lru_cache(maxsize=8)  # the sets change rarely, and each knows its hash

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from ledger.audits.draws import commitment_to
-from ledger.audits.state import JobAudits
-from ledger.state import State
+from ledger.audits.audit_state import JobAudits
+from ledger.audits.sortition import commit_nonce
+from ledger.ledger_state import LedgerState
 from protocol.identity import Signer, derive_secret
 from protocol.limits import AUDIT_NONCE_BYTES
 from protocol.messages import Ballot
@@ -22,7 +22,7 @@ class Nonces:
         self._signer, self._chain_id = signer, chain_id
         self._sampled: dict[bytes, JobAudits] = {}
 
-    def follow(self, state: State) -> None:
+    def follow(self, state: LedgerState) -> None:
         self._sampled = state.audits.jobs
 
     def added_to(self, ballot: Ballot) -> Ballot:
@@ -31,7 +31,7 @@ class Nonces:
         if audits is None:
             return ballot
         own = self._nonce(ballot.job, ballot.round)
-        return replace(ballot, reveal=self._committed(audits, ballot.job), commitment=commitment_to(own))
+        return replace(ballot, reveal=self._committed(audits, ballot.job), commitment=commit_nonce(own))
 
     def _committed(self, audits: JobAudits, job: bytes) -> bytes | None:
         known = audits.commitments.get(self._signer.public)

@@ -10,9 +10,9 @@ from types import MappingProxyType
 
 from consensus.effects import OwnRoundStatement
 from consensus.evidence import Evidence
-from ledger.audits.losses import LossOpening
-from ledger.jobs import Job, Phase
-from ledger.state import State
+from ledger.audits.loss_commitments import LossOpening
+from ledger.jobs import Job, JobPhase
+from ledger.ledger_state import LedgerState
 from peer.node.early import ROUND_MESSAGES, Early, RoundKey, RoundMessage
 from peer.node.nonces import Nonces
 from peer.node.sealing import Sealing
@@ -21,8 +21,8 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Signer, sign_message
 from protocol.messages import Ballot, CutOff, Proposal, Vouch
 from protocol.verdicts import Verdict
-from rounds.ballots import VOUCH_SECONDS_MIN, RoundBook, RoundTimers
-from rounds.terms import RoundTerms, body_digest
+from rounds.round_state import VOUCH_SECONDS_MIN, OpenRoundState, RoundTimeouts
+from rounds.round_terms import RoundTerms, signed_body_digest
 
 VOUCH_SECONDS_START = 10.0  # from a delivery to a vouch, until this peer has measured that
 # T2 − T1 beside the usual time of a vouch: if that is late, other re-executors begin after twice the time, have twice as much to
@@ -77,23 +77,25 @@ class Measured:
         self.returns = {key: returns for key, returns in self.returns.items() if key in running}
         self.begun = {key: begun for key, begun in self.begun.items() if key in running}
 
-    def learn(self, key: bytes, closed: RoundBook) -> None:
-        if closed.vouching.seconds:
-            self.vouches[key] = [*self.vouches.get(key, []), _sound(closed.vouching.seconds)][-MEASURED_MAX:]
-        if closed.pace:  # zero says nothing: the proposals were here before the round opened here
-            self.paces[key] = [*self.paces.get(key, []), (closed.pace, closed.terms.awaited)][-MEASURED_MAX:]
+    def learn(self, key: bytes, closed: OpenRoundState) -> None:
+        if closed.vouching.vouch_seconds:
+            self.vouches[key] = [*self.vouches.get(key, []), _sound(closed.vouching.vouch_seconds)][-MEASURED_MAX:]
+        if closed.majority_arrival_seconds:  # zero says nothing: the proposals were here before the round opened here
+            self.paces[key] = [*self.paces.get(key, []), (closed.majority_arrival_seconds, closed.terms.awaited)][-MEASURED_MAX:]
 
 
 class Rounds:
     """Keeps `books` (shared with the ledger, which closes rounds from them) in step with the applied state."""
 
-    def __init__(self, signer: Signer, chain_id: bytes, books: dict[bytes, RoundBook], measured: Measured | None = None) -> None:
+    def __init__(
+        self, signer: Signer, chain_id: bytes, books: dict[bytes, OpenRoundState], measured: Measured | None = None
+    ) -> None:
         self._signer, self._chain_id = signer, chain_id
         self.books, self.measured = books, measured or Measured()
         self._finished: Set[bytes] = frozenset()  # finished jobs: no message of theirs counts any more
         self._opened: dict[bytes, int] = {}  # by book: the height that gave the round to its voters
         self._patience: dict[bytes, int] = {}  # by book: of its job
-        self._replaced: dict[bytes, RoundBook] = {}  # books of renewed rounds, until these are opened again
+        self._replaced: dict[bytes, OpenRoundState] = {}  # books of renewed rounds, until these are opened again
         self._early = Early(signer.public)
         self._sought: dict[bytes, float] = {}
         self.is_silent = False  # nothing is signed: this peer may have forgotten what it signed before
@@ -103,19 +105,19 @@ class Rounds:
 
     # Opening and closing
 
-    def follow(self, state: State) -> tuple[list[RoundKey], list[RoundKey]]:
+    def follow(self, state: LedgerState) -> tuple[list[RoundKey], list[RoundKey]]:
         """(rounds that opened, rounds that ended). A renewed round, which has other voters now, is in both."""
-        running = {key: job for key, job in state.jobs.jobs.items() if job.phase is Phase.RUNNING}
+        running = {key: job for key, job in state.jobs.jobs.items() if job.phase is JobPhase.RUNNING}
         before = {(key, book.terms.round) for key, book in self.books.items()}
         now = {(key, job.round) for key, job in running.items()}
-        renewed = {(key, number) for key, number in before & now if running[key].opened != self._opened[key]}
+        renewed = {(key, number) for key, number in before & now if running[key].opened_height != self._opened[key]}
         for key, _ in before - now:
             self.measured.learn(key, self.books.pop(key))
         for key, _ in renewed:
             self._replaced[key] = self.books.pop(key)
         for key, _ in before - now | renewed:
             self._sought.pop(key, None)
-        self._finished = state.jobs.jobs.keys() - state.jobs.going_on().keys()
+        self._finished = state.jobs.jobs.keys() - state.jobs.unfinished().keys()
         self._nonces.follow(state)
         self._sealing.follow(state)
         self.measured.follow(running)
@@ -139,18 +141,18 @@ class Rounds:
 
         `proposal_seconds` bounds T1. `heard` has the time of the last message from each peer that we are linked with.
         """
-        terms = job.terms(key)
+        terms = job.round_terms(key)
         usual, trainers = self._usual_pace(key, job, terms)
         returning = self._returning(key, terms, heard)
         self.measured.begun[key] = now
-        self._patience[key] = job.patience
+        self._patience[key] = job.timeout_doublings
         seconds = self._vouch_seconds(key, (), proposal_seconds)
-        timers = RoundTimers(proposal_seconds, self._replays(terms, seconds), usual, trainers, returning, seconds)
+        timers = RoundTimeouts(proposal_seconds, self._replays(terms, seconds), usual, trainers, returning, seconds)
         me = self._signer.public if self._signer.public in terms.voters else None
-        self.books[key], self._opened[key] = RoundBook(terms, me, now, timers), job.opened
+        self.books[key], self._opened[key] = OpenRoundState(terms, me, now, timers), job.opened_height
         replaced = self._replaced.pop(key, None)
-        if replaced is not None and replaced.terms.signed == terms.signed:  # otherwise the state before was wrong
-            self.books[key].take_over(replaced)
+        if replaced is not None and replaced.terms.signed_fields == terms.signed_fields:  # otherwise the state before was wrong
+            self.books[key].import_from(replaced)
         effects = Effects(sends=list(spoken.values()))
         self._resume(self.books[key], spoken, now, effects)
         for signed in accepted:
@@ -204,7 +206,7 @@ class Rounds:
                 entry.waits += 1
         return frozenset(returning)
 
-    def _resume(self, book: RoundBook, spoken: Mapping[str, Signed], now: float, effects: Effects) -> None:
+    def _resume(self, book: OpenRoundState, spoken: Mapping[str, Signed], now: float, effects: Effects) -> None:
         for signed in spoken.values():
             try:
                 message = _decoded(signed, *ROUND_MESSAGES)
@@ -217,7 +219,7 @@ class Rounds:
 
     def _replays(self, terms: RoundTerms, vouch_seconds: float) -> float:
         """T2 − T1."""
-        if not terms.vouched:
+        if not terms.trainers_to_vouch_for:
             return CHECKS_FACTOR * len(terms.trainers) * CHECK_SECONDS * 2 ** self._patience[terms.job]
         return REPLAYS_FACTOR * vouch_seconds * 2 ** self._patience[terms.job]
 
@@ -256,18 +258,18 @@ class Rounds:
         """The messages that it signed in rounds that are not open here yet, or in which it takes no part yet."""
         return self._early.signed_by(signer)
 
-    def _hear(self, book: RoundBook, signed: Signed, message: RoundMessage, now: float, effects: Effects) -> None:
+    def _hear(self, book: OpenRoundState, signed: Signed, message: RoundMessage, now: float, effects: Effects) -> None:
         if signed.signer != self._signer.public:
             self._put(book, signed, message, now, effects)
-        elif isinstance(message, Vouch) and signed.signer not in book.terms.auditors:
+        elif isinstance(message, Vouch) and signed.signer not in book.terms.reexecutors:
             return  # it was given before the round was renewed, and we vouch no more here
         elif all(signed.body != known.body for known in self._own(book)):
             self._recall(book, signed, message, now, effects)
 
-    def _recall(self, book: RoundBook, signed: Signed, message: RoundMessage, now: float, effects: Effects) -> None:
+    def _recall(self, book: OpenRoundState, signed: Signed, message: RoundMessage, now: float, effects: Effects) -> None:
         """A message of ours that is not in our log: it stands, and we say nothing more in a round that we do not remember."""
         self.mute((message.job, message.round))
-        if not book.has_heard(signed.signer, message):
+        if not book.has_seen_statement(signed.signer, message):
             record = _record(book, signed, message)
             self._put(book, signed, message, now, effects)
             effects.records.append(record)
@@ -276,12 +278,12 @@ class Rounds:
         """Nothing more is signed in this open round."""
         self.muted |= {key}
 
-    def _is_mute(self, book: RoundBook) -> bool:
+    def _is_mute(self, book: OpenRoundState) -> bool:
         return self.is_silent or (book.terms.job, book.terms.round) in self.muted
 
-    def _put(self, book: RoundBook, signed: Signed, message: RoundMessage, now: float, effects: Effects) -> None:
+    def _put(self, book: OpenRoundState, signed: Signed, message: RoundMessage, now: float, effects: Effects) -> None:
         pair = None
-        is_new = not book.has_heard(signed.signer, message)
+        is_new = not book.has_seen_statement(signed.signer, message)
         match message:
             case Proposal():
                 pair = book.add_proposal(signed, message)
@@ -290,8 +292,8 @@ class Rounds:
             case Vouch():
                 pair = book.add_vouch(signed, message, now)
                 # A peer that came back in the middle of the round opened it on a guess, and may be needed for its cut-off.
-                seconds = self._vouch_seconds(book.terms.job, book.vouching.seconds, book.timers.proposals_max)
-                book.timers = replace(book.timers, replays=self._replays(book.terms, seconds), vouch=seconds)
+                seconds = self._vouch_seconds(book.terms.job, book.vouching.vouch_seconds, book.timers.proposals_max_seconds)
+                book.timers = replace(book.timers, replay_seconds=self._replays(book.terms, seconds), vouch_usual_seconds=seconds)
                 if is_new and pair is None and signed.signer != self._signer.public:
                     effects.sends.append(signed)  # its author may know few peers, and a liar may tell few
             case CutOff():
@@ -309,19 +311,19 @@ class Rounds:
         """The result of the cheap checks."""
         book = self.books.get(key[0])
         if book is not None and book.terms.round == key[1]:
-            book.judge(trainer, verdict, now)
+            book.record_verdict(trainer, verdict, now)
 
     def begin(self, key: RoundKey, trainer: bytes) -> None:
         """All is here that re-executing this trainer's proposal needs."""
         book = self.books.get(key[0])
         if book is not None and book.terms.round == key[1]:
-            book.vouching.begun.add(trainer)
+            book.vouching.started.add(trainer)
 
     def find(self, key: RoundKey, trainer: bytes, verdict: Verdict, now: float) -> None:
         """The result of our own re-execution."""
         book = self.books.get(key[0])
         if book is not None and book.terms.round == key[1]:
-            book.find(trainer, verdict, now)
+            book.record_replay_verdict(trainer, verdict, now)
 
     # Messages out
 
@@ -340,7 +342,7 @@ class Rounds:
         self._to_publish[proposal.job, proposal.round] = self._sealing.added_to(proposal, opening)
         return self._publish(book, now)
 
-    def _publish(self, book: RoundBook, now: float) -> Effects:
+    def _publish(self, book: OpenRoundState, now: float) -> Effects:
         proposal = self._to_publish.get((book.terms.job, book.terms.round))
         if proposal is None or self._signer.public in book.proposals or self._is_mute(book):
             return Effects()
@@ -355,19 +357,19 @@ class Rounds:
             if self._is_mute(book):
                 continue
             effects.add(self._publish(book, now))
-            book.call(now)
-            vouch = book.vouching.due()
+            book.assign_reexecutions(now)
+            vouch = book.vouching.make_vouch_if_due()
             if vouch is not None:
                 effects.add(self._say(book, vouch, now))
-            ballot = book.ballot_due(now)
+            ballot = book.make_ballot_if_due(now)
             if ballot is not None:
                 effects.add(self._say(book, self._nonces.added_to(ballot), now))
-            cut_off = book.cut_off_due(now)
+            cut_off = book.make_cut_off_if_due(now)
             if cut_off is not None:
                 effects.add(self._say(book, cut_off, now))
         return effects
 
-    def _say(self, book: RoundBook, message: RoundMessage, now: float) -> Effects:
+    def _say(self, book: OpenRoundState, message: RoundMessage, now: float) -> Effects:
         signed = sign_message(self._signer, self._chain_id, message)
         effects = Effects([_record(book, signed, message)], [signed])
         self._put(book, signed, message, now, effects)
@@ -386,16 +388,16 @@ class Rounds:
                 self._sought[key] = now
                 yield key, book.terms.round
 
-    def _seek_due(self, key: bytes, book: RoundBook) -> float | None:
+    def _seek_due(self, key: bytes, book: OpenRoundState) -> float | None:
         """None if the round can be closed. Before the first ballot, not before proposals are due: until then all train."""
         if book.is_contradicted and key not in self._sought:
-            return book.opened
+            return book.opened_at
         if not _is_open(book):
             return None
         if key in self._sought:
             return self._sought[key] + SEEK_SECONDS
-        soon = book.opened + SEEK_SECONDS
-        return soon if book.ballots else max(soon, book.proposals_due)
+        soon = book.opened_at + SEEK_SECONDS
+        return soon if book.ballots else max(soon, book.proposals_due_at)
 
     def held(self, key: RoundKey) -> list[Signed]:
         book = self.books.get(key[0])
@@ -408,18 +410,18 @@ class Rounds:
         """Our messages of the open rounds: a new neighbour must hear them."""
         return [signed for book in self.books.values() for signed in self._own(book)]
 
-    def _own(self, book: RoundBook) -> list[Signed]:
-        return book.signed_by(self._signer.public)
+    def _own(self, book: OpenRoundState) -> list[Signed]:
+        return book.statements_signed_by(self._signer.public)
 
     def deadline(self, now: float) -> float | None:
         if not self.books:
             return None
-        times = [time for book in self.books.values() if (time := book.deadline(now)) is not None]
+        times = [time for book in self.books.values() if (time := book.next_deadline(now)) is not None]
         times += [due for key, book in self.books.items() if (due := self._seek_due(key, book)) is not None]
         return min(times, default=None)
 
 
-def _record(book: RoundBook, signed: Signed, message: RoundMessage) -> OwnRoundStatement:
+def _record(book: OpenRoundState, signed: Signed, message: RoundMessage) -> OwnRoundStatement:
     """A ballot's has the proposals that it accepts. A closing needs their bytes: were they kept in memory alone, a round could
     never close after all who accept had been restarted, if the trainer's disk was lost.
     """
@@ -429,11 +431,11 @@ def _record(book: RoundBook, signed: Signed, message: RoundMessage) -> OwnRoundS
         for j in judgements
         if j.verdict is Verdict.ACCEPT and j.trainer != signed.signer
     ]
-    accepted = [held for digest, held in others if held is not None and body_digest(held) == digest]
+    accepted = [held for digest, held in others if held is not None and signed_body_digest(held) == digest]
     # Each vouch of a round has a place of its own: the first trainer that no vouch of ours has named before.
     tag = message.TAG
     if isinstance(message, Vouch):
-        tag += f":{book.vouching.new(signed.signer, message)[0].trainer.hex()}"
+        tag += f":{book.vouching.new_judgements(signed.signer, message)[0].trainer.hex()}"
     return OwnRoundStatement(tag, message.job, message.round, signed, tuple(accepted))
 
 
@@ -443,13 +445,13 @@ def _signers(terms: RoundTerms, message: RoundMessage) -> frozenset[bytes]:
         case Proposal():
             return terms.trainers
         case Vouch():
-            return terms.auditors
+            return terms.reexecutors
         case Ballot() | CutOff():
             return terms.voters
 
 
-def _is_open(book: RoundBook) -> bool:
-    closing = book.closing()
+def _is_open(book: OpenRoundState) -> bool:
+    closing = book.certificate()
     return closing is None or bool(closing.cut_offs)
 
 

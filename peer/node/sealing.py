@@ -1,14 +1,16 @@
-"""The loss that a trainer hides until reports are in, and an auditor until the trainer opens: `ledger.audits.losses`."""
+"""The loss that a trainer hides until reports are in, and an auditor until the trainer opens:
+`ledger.audits.loss_commitments`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Final
 
-from ledger.audits.losses import LossOpening, SealedLoss, committed, sealed
-from ledger.audits.state import Due
-from ledger.network import NetworkState
-from ledger.state import State
+from ledger.audits.audit_state import AuditDuty
+from ledger.audits.loss_commitments import LossOpening, SealedLoss, commit_loss, seal_loss
+from ledger.ledger_state import LedgerState
+from ledger.network_governance import NetworkState
 from protocol.identity import Signer, derive_secret
 from protocol.limits import PLAIN_BLOB_BYTES_MAX
 from protocol.messages import Proposal
@@ -25,10 +27,10 @@ class Sealing:
         self._committing: frozenset[bytes] = frozenset()
         self._is_large_known = False
 
-    def follow(self, state: State) -> None:
-        network = state.of(NetworkState)
-        self._committing = frozenset(state.audits.jobs if network.has_second_audits else ())
-        self._is_large_known = network.has_models
+    def follow(self, state: LedgerState) -> None:
+        network = state.module_state(NetworkState)
+        self._committing = frozenset(state.audits.jobs if network.has_audits_v2 else ())
+        self._is_large_known = network.has_jobs_v3
 
     def commits(self, job: bytes) -> bool:
         """Whether proposals of this job commit to a loss."""
@@ -49,19 +51,19 @@ class Sealing:
             return proposal
         job, number = proposal.job, proposal.round
         assert (opening.job, opening.round, opening.trainer) == (job, number, self._signer.public)
-        return replace(proposal, loss=committed(job, number, opening.trainer, opening.secret, opening.loss))
+        return replace(proposal, loss=commit_loss(job, number, opening.trainer, opening.secret, opening.loss))
 
     def opening(self, job: bytes, number: int, loss: int) -> LossOpening:
         """With the secret of this round. The peer keeps all of it: after a change of its key it cannot make the secret again."""
         own = self._of(OPENED, job + number.to_bytes(_ROUND_BYTES, "big"))
         return LossOpening(job, number, self._signer.public, own, loss)
 
-    def sealed(self, due: Due, loss: int) -> SealedLoss | None:
+    def sealed(self, due: AuditDuty, loss: int) -> SealedLoss | None:
         """The loss of a report. None where the proposal commits to none."""
         if due.proposal.loss is None:
             return None
         own = self._of(SEALED, due.job + due.round.to_bytes(_ROUND_BYTES, "big") + due.trainer)
-        return sealed(loss, due.job, due.round, due.trainer, due.auditor, due.proposal.loss, own)
+        return seal_loss(loss, due.job, due.round, due.trainer, due.auditor, due.proposal.loss, own)
 
     def _of(self, domain: str, body: bytes) -> bytes:
         return derive_secret(self._signer, domain, self._chain_id, body)

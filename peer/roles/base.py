@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from ledger.audits.losses import LossOpening
-from ledger.jobs import Base
+from ledger.audits.loss_commitments import LossOpening
+from ledger.jobs import ModelReference
 from protocol.identity import Signed
 from protocol.messages import Proposal
 from protocol.verdicts import ReplayFinding, Verdict
-from rounds.terms import RoundTerms
+from rounds.round_terms import RoundTerms
 from storage.blobs import Blobs
 from training.host import directory_of
 from training.replicated.model import ReplicatedModel
@@ -59,7 +59,7 @@ class Round:
         """Where the model is that the job reads beside its own; None: it reads none."""
         return self._directory_of(self.spec.kind.read(self.spec))
 
-    def _directory_of(self, other: Base | None) -> Path | None:
+    def _directory_of(self, other: ModelReference | None) -> Path | None:
         return directory_of(self.model_directory.parent.parent, other.job, other.round) if other else None
 
     @property

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from ledger.audits.losses import LossOpening
+from ledger.audits.loss_commitments import LossOpening
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from storage.blobs import JOB_BYTES

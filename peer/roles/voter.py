@@ -10,7 +10,7 @@ from typing import Any
 
 import trio
 
-from ledger.audits.losses import LossOpening
+from ledger.audits.loss_commitments import LossOpening
 from peer.roles import losses
 from peer.roles.base import Computing, OpenRound, Replayed, Round
 from protocol.errors import MissingBlobError, RemoteProtocolError, UserError

@@ -35,7 +35,7 @@ class Administering:
 
     @property
     def _state(self) -> CurationState:
-        found: CurationState = self._desk.state.of(CurationState)
+        found: CurationState = self._desk.state.module_state(CurationState)
         return found
 
     async def operator_sign_in(self, token: str, before: str) -> Json:
@@ -109,14 +109,14 @@ class Administering:
         told = right = 0
         weights = []
         for project, of in classes.items():
-            skill = state.skills.get(project + key)
+            skill = state.skills.get_record(project + key)
             if skill is None:
                 continue
             told += sum(skill.counts)
             right += sum(skill.counts[place] for place in _right(len(skill.counts), of))
             if skill.weight:
                 weights.append(skill.weight / WEIGHT_ONE)
-        here = self._desk.state.of(MembersState).current(row.peer) == self._desk.me
+        here = self._desk.state.module_state(MembersState).current_key(row.peer) == self._desk.me
         counts = {"answers": row.annotations, "accepted": row.accepted, "points": row.points, "leases": len(row.leases)}
         return {"annotator": key.hex(), "name": row.name, "custodial": row.custodial, "is_here": here} | counts | {
             "agreement": round(right / told, 3) if told else None,
@@ -138,7 +138,7 @@ class Administering:
         return await self._let(token, annotator, "allow", self._doors.allow)
 
     async def _let(self, token: str, annotator: bytes, action: str, do: Callable[[bytes], None]) -> Json:
-        operator, row = self._operators.require(token), self._state.annotators.get(annotator)
+        operator, row = self._operators.require(token), self._state.annotators.get_record(annotator)
         if row is None:
             raise Problem("not-found", "no annotator has this key")
         async with self._operators.doing(operator, action, f"{row.name} {annotator.hex()[:8]}"):

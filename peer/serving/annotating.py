@@ -105,7 +105,7 @@ class Annotating:
 
     @property
     def _state(self) -> CurationState:
-        found: CurationState = self._desk.state.of(CurationState)
+        found: CurationState = self._desk.state.module_state(CurationState)
         return found
 
     async def follow(self) -> None:
@@ -124,14 +124,14 @@ class Annotating:
     def _release_lapsed(self, state: CurationState) -> None:
         """Leases of pages that are gone: others may have the tasks now."""
         for assignment in self._heartbeats.lapsed(trio.current_time()):
-            row = state.assignments.get(assignment)
+            row = state.assignments.get_record(assignment)
             if row is not None and row.state is Lease.LEASED and self._openings.pending(assignment) is None:
                 self.gatherer.put(Release(assignment))
 
     @property
     def _nudge_seconds(self) -> float:
         """How late something is before this peer sends a batch for it: another may have something to say, or come first."""
-        peers = serving(self._desk.state.of(MembersState))
+        peers = serving(self._desk.state.module_state(MembersState))
         return NUDGE_SECONDS * (1 + peers.index(self._desk.me)) if self._desk.me in peers else math.inf
 
     def _seconds_to_expiry(self) -> float:
@@ -170,7 +170,7 @@ class Annotating:
             if not await trio.to_thread.run_sync(self._doors.admits, invitation, key, codes):
                 raise Problem("forbidden", "this peer takes invited annotators only: ask its operator for an unused invitation")
         await self._decided(self.gatherer.put(Enrolment(key, name, custodial, signature)))
-        known = self._state.annotators.get(key)
+        known = self._state.annotators.get_record(key)
         if known is None or not self._is_me(known.peer):
             await trio.to_thread.run_sync(self._doors.give_back, key)
         if known is None:
@@ -210,7 +210,7 @@ class Annotating:
         if not self._now_ms < expires_ms <= self._now_ms + SESSION_MS + CHALLENGE_MS:
             raise Problem("misfit", "expires_ms is over, or further away than the challenge said")
         self._require_signed(key, Session(self._desk.me, nonce, expires_ms), signature)
-        if self._state.annotators.get(key) is None:
+        if self._state.annotators.get_record(key) is None:
             raise Problem("forbidden", "this key is not enrolled")
         self._challenges.pop(nonce)
         return {"token": self._begin(_Open(key, nonce, expires_ms, signature))}
@@ -287,14 +287,14 @@ class Annotating:
 
     async def heartbeat(self, token: str, assignments: tuple[bytes, ...]) -> Json:
         session, state = self._session(token), self._state
-        rows = [(key, state.assignments.get(key)) for key in assignments if key in self._person(state, session.key).leases]
+        rows = [(key, state.assignments.get_record(key)) for key in assignments if key in self._person(state, session.key).leases]
         held = [key for key, row in rows if row is not None and self._is_me(row.peer)]
         self._heartbeats.beat(held, trio.current_time())
         return {"assignments": [key.hex() for key in held]}
 
     def _answerable(self, state: CurationState, leases: Sequence[bytes]) -> list[tuple[bytes, Assignment]]:
         """Without those whose project was closed, whose task waits for its author, or that are being given back."""
-        rows = ((lease, state.assignments.get(lease)) for lease in leases if self.gatherer.given_back(lease) is None)
+        rows = ((lease, state.assignments.get_record(lease)) for lease in leases if self.gatherer.given_back(lease) is None)
         return [(lease, row) for lease, row in rows if row is not None and has_place(state, row)]
 
     def _shown(self, state: CurationState, leases: Sequence[tuple[bytes, Assignment]]) -> Iterator[Json]:
@@ -373,7 +373,7 @@ class Annotating:
                 self.gatherer.put(Opening(assignment, salt, answer))
         with trio.move_on_after(DECIDED_SECONDS):
             await pending.done.wait()
-            after = self._state.assignments.get(assignment)
+            after = self._state.assignments.get_record(assignment)
             assert after is not None
             if after.commitment == said:
                 return 201, self._receipt(self._state, after, assignment)
@@ -417,7 +417,7 @@ class Annotating:
 
     async def annotation(self, annotation: bytes) -> Json:
         state = self._state
-        row = state.assignments.get(annotation)
+        row = state.assignments.get_record(annotation)
         if row is None or row.commitment is None:
             raise Problem("not-found", "no such annotation is decided")
         task = task_of(state, row)
@@ -425,7 +425,7 @@ class Annotating:
         return body | {"label": None if task.label is None else list(task.label)}
 
     async def guidelines(self, project: bytes) -> Text:
-        found = self._state.projects.get(project)
+        found = self._state.projects.get_record(project)
         if found is None or found.asked.guidelines is None:
             raise Problem("not-found", "no such project, or it has no guidelines")
         try:
@@ -438,7 +438,7 @@ class Annotating:
 
     def _is_me(self, peer: bytes) -> bool:
         """Whether this is this peer's key, or one that it had before."""
-        return self._desk.state.of(MembersState).current(peer) == self._desk.me
+        return self._desk.state.module_state(MembersState).current_key(peer) == self._desk.me
 
     @property
     def _now_ms(self) -> int:
@@ -459,18 +459,18 @@ class Annotating:
         return session
 
     def _person(self, state: CurationState, key: bytes) -> Annotator:
-        person = state.annotators.get(key)
+        person = state.annotators.get_record(key)
         if person is None:
             raise Problem("unauthorized", "this key never answered, so others may have its place by now: sign up again")
         return person
 
     def _project(self, state: CurationState, key: bytes) -> Project:
-        project = state.projects.get(key)
+        project = state.projects.get_record(key)
         assert project is not None
         return project
 
     def _mine(self, state: CurationState, session: _Open, assignment: bytes) -> Assignment:
-        row = state.assignments.get(assignment)
+        row = state.assignments.get_record(assignment)
         if row is None:
             raise Problem("not-found", "there is no such assignment")
         if row.annotator != session.key:

@@ -25,7 +25,7 @@ Read = Callable[[bytes, int], bytes]  # a blob by its digest; raises `FolkmootEr
 def pages(state: CurationState, key: bytes, project: Project) -> Iterator[TaskPage]:
     """A project's pages, in the order of their tasks."""
     for number in range(project.pages):
-        page = state.pages.get(page_key(key, number))
+        page = state.pages.get_record(page_key(key, number))
         assert page is not None
         yield page
 
@@ -42,14 +42,14 @@ def settled_rows(state: CurationState, key: bytes, page: TaskPage) -> Iterator[t
     """Settled tasks of a page: the place in it, the task, its row."""
     for index in range(page.count):
         task = task_id(key, page.first + index)
-        row = state.tasks.get(task)
+        row = state.tasks.get_record(task)
         if row is not None and row.label is not None:
             yield index, task, row
 
 
 def votes(state: CurationState, task: bytes, row: TaskRow) -> Iterator[Assignment | None]:
     """The assignments of all that ever had the task, as they came."""
-    return (state.assignments.get(assignment_id(task, who)) for who in row.annotators)
+    return (state.assignments.get_record(assignment_id(task, who)) for who in row.annotators)
 
 
 def settled(state: CurationState, key: bytes, project: Project, read: Read) -> Iterator[dict[str, Any]]:
@@ -73,7 +73,7 @@ def agreement(state: CurationState, key: bytes, project: Project) -> AgreementVi
                 yield dict(zip(said, values, strict=True))
 
     def name(who: bytes) -> str:
-        row = state.annotators.get(who)
+        row = state.annotators.get_record(who)
         return row.name if row else ""
 
     pairs = tuple(

@@ -28,18 +28,18 @@ class Fetching:
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             while True:
-                height, state = self._desk.height, self._desk.state.of(CurationState)
+                height, state = self._desk.height, self._desk.state.module_state(CurationState)
                 for key in state.open:
                     self._fetch_project(nursery, state, key)
                 await self._desk.block_above(height)
 
     def _fetch_project(self, nursery: trio.Nursery, state: CurationState, key: bytes) -> None:
         """Asks for its pages and guidelines, each once."""
-        project = state.projects.get(key)
+        project = state.projects.get_record(key)
         assert project is not None
-        author = self._desk.state.of(MembersState).current(project.author)
+        author = self._desk.state.module_state(MembersState).current_key(project.author)
         for name in (page_key(key, number) for number in range(project.pages)):
-            page = state.pages.get(name)
+            page = state.pages.get_record(name)
             if page is not None and page.digest not in self._asked:
                 self._asked.add(page.digest)
                 self._lacks.add(name)
@@ -57,8 +57,8 @@ class Fetching:
 async def fetch_page(desk: Desk, key: bytes, page: TaskPage, author: bytes) -> bool:
     """Returns when the page is here. False: another one has its place by now, and this one is gone."""
     await desk.fetch(page.digest, page.bytes, (author,))
-    state = desk.state.of(CurationState)
-    now = state.pages.get(key)
+    state = desk.state.module_state(CurationState)
+    now = state.pages.get_record(key)
     assert now is not None
     if now.digest == page.digest:
         return True

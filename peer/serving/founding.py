@@ -38,13 +38,13 @@ class Founding:
 
     @property
     def _state(self) -> CurationState:
-        found: CurationState = self.desk.state.of(CurationState)
+        found: CurationState = self.desk.state.module_state(CurationState)
         return found
 
     def view(self, key: bytes) -> ProjectView:
-        row = self._state.projects.get(key)
+        row = self._state.projects.get_record(key)
         assert row is not None
-        asked, author = row.asked, self.desk.state.of(MembersState).current(row.author)
+        asked, author = row.asked, self.desk.state.module_state(MembersState).current_key(row.author)
         counts = (asked.votes, row.tasks, row.drawn, row.settled, reviews_left(self._state, key, self.desk.time_ms))
         return ProjectView(
             key.hex(), asked.name, asked.kind.value, row.phase.value, peer_id(author), *counts, asked.display.value
@@ -68,7 +68,7 @@ class Founding:
 
     async def add(self, key: bytes, tasks: list[Given]) -> None:
         """Adds those that no earlier import of the same tasks has added."""
-        row = self._state.projects.get(key)
+        row = self._state.projects.get_record(key)
         assert row is not None
         require_alike(tasks, row.asked.items)
         await self._add(key, tasks)
@@ -78,7 +78,7 @@ class Founding:
         return await trio.to_thread.run_sync(self._already_added, self._state, key, tasks)
 
     def _already_added(self, state: CurationState, key: bytes, tasks: list[Given]) -> int:
-        row = state.projects.get(key)
+        row = state.projects.get_record(key)
         if row is None:
             return 0
         roots, count = {page.root for page in pages(state, key, row)}, 0
@@ -102,7 +102,7 @@ class Founding:
 
         def find() -> dict[bytes, Asked]:
             with self._imported() as imported:
-                rows = [(key, state.projects.get(key)) for key in imported.projects(digest_of(tasks))]
+                rows = [(key, state.projects.get_record(key)) for key in imported.projects(digest_of(tasks))]
             return {key: row.asked for key, row in rows if row is not None and self._already_added(state, key, tasks)}
 
         return await trio.to_thread.run_sync(find)
@@ -131,14 +131,14 @@ class Founding:
 
     async def redact(self, key: bytes, number: int) -> str:
         """As the project's author or as a voter; what came of it."""
-        state, members = self._state, self.desk.state.of(MembersState)
-        row = state.projects.get(key)
+        state, members = self._state, self.desk.state.module_state(MembersState)
+        row = state.projects.get_record(key)
         assert row is not None
         place, page = next(
             (place, page) for place, page in enumerate(pages(state, key, row)) if page.first <= number < page.first + page.count
         )
         with trio.move_on_after(FETCH_SECONDS):
-            await self.desk.fetch(page.digest, page.bytes, (members.current(row.author),))
+            await self.desk.fetch(page.digest, page.bytes, (members.current_key(row.author),))
         found = page_of(row, page, self.desk.read)
         if found is None:
             raise UserError("this peer lacks the page with this task, and nobody that it reaches has it")
@@ -146,11 +146,11 @@ class Founding:
         made = redacted(found, index)
         said = Redaction(key, place, index, page.digest, hashlib.sha256(made).digest(), len(made))
         await self.desk.submit("curation/redact", said)
-        name, after = f"task {number} of {row.asked.name!r}", self._state.tasks.get(task_id(key, number))
+        name, after = f"task {number} of {row.asked.name!r}", self._state.tasks.get_record(task_id(key, number))
         if after is not None and after.is_redacted:
             return f"{name} is redacted: every peer deletes its text"
-        voters = self.desk.state.of(MembersState).voters
-        alike = sum(self._state.wishes.get(voter) == said for voter in voters)
+        voters = self.desk.state.module_state(MembersState).voters
+        alike = sum(self._state.wishes.get_record(voter) == said for voter in voters)
         needed = VoterSet(voters).faults_tolerated + 1
         return f"{alike} of the {needed} voters needed want {name} to be redacted; others have to say the same"
 
@@ -162,7 +162,7 @@ class Founding:
 
     async def move(self, key: bytes, phase: Phase) -> None:
         """A close says all gold first."""
-        row = self._state.projects.get(key)
+        row = self._state.projects.get_record(key)
         assert row is not None
         if phase is Phase.CLOSED:
             await self._say_gold(key, row)  # also where voters have stopped it
@@ -179,7 +179,7 @@ class Founding:
                 if kept is None:
                     self.desk.tell(f"the gold of page {number} of {row.asked.name!r} is not here")
                     continue
-                new = [known for known in kept.known if state.golds.get(task_id(key, page.first + known.index)) is None]
+                new = [known for known in kept.known if state.golds.get_record(task_id(key, page.first + known.index)) is None]
                 if new:
                     await self.desk.submit("curation/gold", SayGold(key, number, tuple(kept.said(known) for known in new)))
 

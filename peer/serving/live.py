@@ -126,7 +126,7 @@ class Live:
 
     @property
     def _state(self) -> CurationState:
-        found: CurationState = self._desk.state.of(CurationState)
+        found: CurationState = self._desk.state.module_state(CurationState)
         return found
 
 

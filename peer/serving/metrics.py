@@ -108,7 +108,7 @@ class Metrics:
         return HTTPStatus.NOT_FOUND, "here are /healthz and /metrics\n"
 
     async def _metrics(self) -> tuple[PrometheusMetric, ...]:
-        members = len(self._desk.state.of(MembersState).members)
+        members = len(self._desk.state.module_state(MembersState).members)
         stats, alerts = await self._stats(), await self._desk.api.alerts()
         free = (await trio.to_thread.run_sync(shutil.disk_usage, self._desk.folder)).free
         told = {format_labels(cause=alert.cause, severity=alert.severity, about=alert.about): 1 for alert in alerts}

@@ -74,13 +74,13 @@ class Openings:
     def _commit(self, kept: Kept) -> Commit:
         secret = codec.encode(Secret(kept.salt, kept.answer))
         seals = tuple(seal(key, secret) or b"" for key in self._keepers(kept.assignment, self._desk.me))
-        row = self._desk.state.of(CurationState).assignments.get(kept.assignment)
+        row = self._desk.state.module_state(CurationState).assignments.get_record(kept.assignment)
         assert row is not None, "only leased assignments are answered"
         return Commit(kept.assignment, row.annotator, kept.commitment, kept.signature, seals)
 
     def _keepers(self, assignment: bytes, carrier: bytes) -> tuple[bytes, ...]:
-        members = self._desk.state.of(MembersState)
-        return keepers(serving(members), assignment, members.current(carrier))
+        members = self._desk.state.module_state(MembersState)
+        return keepers(serving(members), assignment, members.current_key(carrier))
 
     def passed_over(self, assignment: bytes) -> None:
         """Forgets an answer, unless another one has taken its place."""
@@ -100,7 +100,7 @@ class Openings:
             self._asked[due.assignment] = _Asked(due.at_ms - OPENING_MS)
         self._next = state.openings.last
         for assignment, asked in list(self._asked.items()):
-            row = state.assignments.get(assignment)
+            row = state.assignments.get_record(assignment)
             assert row is not None
             if row.state is not Lease.COMMITTED:
                 del self._asked[assignment]
@@ -120,7 +120,7 @@ class Openings:
         """Has commitments carried that were on their way when the peer ended. Which of them are over."""
         unknown, over = [], []
         for kept in self._former:
-            row, pending = state.assignments.get(kept.assignment), self._pending[kept.assignment]
+            row, pending = state.assignments.get_record(kept.assignment), self._pending[kept.assignment]
             if row is None:
                 unknown.append(kept)  # this peer has not caught up yet
             elif has_place(state, row):
@@ -149,7 +149,7 @@ class Openings:
 
 def has_place(state: CurationState, row: Assignment) -> bool:
     """Whether a commitment of this assignment can be decided."""
-    project, task = state.projects.get(row.project), task_of(state, row)
+    project, task = state.projects.get_record(row.project), task_of(state, row)
     assert project is not None
     if row.state not in (Lease.LEASED, Lease.EXPIRED, Lease.RELEASED) or project.phase is Phase.CLOSED:
         return False
@@ -157,6 +157,6 @@ def has_place(state: CurationState, row: Assignment) -> bool:
 
 
 def task_of(state: CurationState, row: Assignment) -> TaskRow:
-    task = state.tasks.get(task_id(row.project, row.number))
+    task = state.tasks.get_record(task_id(row.project, row.number))
     assert task is not None
     return task

@@ -182,16 +182,16 @@ class Operating:
         return self._view(project)
 
     def _row(self, project: bytes) -> Project:
-        found: Project | None = self._desk.state.of(CurationState).projects.get(project)
+        found: Project | None = self._desk.state.module_state(CurationState).projects.get_record(project)
         if found is None:
             raise Problem("not-found", "no such project")
         return found
 
     def _view(self, project: bytes) -> Json:
         row = self._row(project)
-        asked, members = row.asked, self._desk.state.of(MembersState)
+        asked, members = row.asked, self._desk.state.module_state(MembersState)
         more = {"options": list(asked.options), "many": asked.many, "items": asked.items, "price": asked.price}
-        is_mine = members.current(row.author) == self._desk.me
+        is_mine = members.current_key(row.author) == self._desk.me
         return dataclasses.asdict(self._founding.view(project)) | more | {"is_mine": is_mine}
 
 

@@ -45,7 +45,7 @@ class CurationAnswers(CurationCalls):
     @property
     def _state(self) -> CurationState:
         self._require_run()
-        found: CurationState = self.peer.driver.state.of(CurationState)
+        found: CurationState = self.peer.driver.state.module_state(CurationState)
         return found
 
     def _require_run(self) -> None:
@@ -121,7 +121,7 @@ class CurationAnswers(CurationCalls):
         if after.phase is Phase.CLOSED:
             return f"project {after.asked.name!r} is closed"
         quorum = VoterSet(self.peer.driver.state.members.voters).quorum
-        want = f"{len(after.stops)} of the {quorum} voters needed want project {after.asked.name!r} to be closed"
+        want = f"{len(after.stop_requests)} of the {quorum} voters needed want project {after.asked.name!r} to be closed"
         return f"{want}; the others have to say the same"
 
     async def waiting_tasks(self, project: str) -> tuple[WaitingView, ...]:
@@ -134,13 +134,13 @@ class CurationAnswers(CurationCalls):
             shown = None
             for index in range(page.count if left else 0):
                 task = task_id(key, page.first + index)
-                found = state.tasks.get(task)
+                found = state.tasks.get_record(task)
                 if found is None or found.stage is not Stage.REVIEW:
                     continue
                 left -= 1
                 shown = shown or page_of(row, page, self.peer.driver.blobs.read_whole)
                 text = shown.entries[index].task if shown else None
-                votes = [state.assignments.get(assignment_id(task, who)) for who in found.annotators]
+                votes = [state.assignments.get_record(assignment_id(task, who)) for who in found.annotators]
                 said = Counter(_named(row.asked, as_answer(vote.answer)) for vote in votes if vote and vote.answer is not None)
                 reasons = Counter(vote.reason for vote in votes if vote and vote.state is Lease.SKIPPED)
                 words, items = (text.text, tuple(text.items)) if text else ("", ())
@@ -149,12 +149,12 @@ class CurationAnswers(CurationCalls):
     async def review_task(self, task: str, number: int | None, label: tuple[str, ...]) -> str:
         self.peer.require_member()
         project, number = self._find_task(task, number)
-        row = self._state.projects.get(project)
+        row = self._state.projects.get_record(project)
         assert row is not None
         asked = row.asked
         answer = read_answer(task, "label", list(label), asked.kind, tuple(asked.options), asked.many, asked.items)
         assert answer is not None
-        found = self._state.tasks.get(task_id(project, number))
+        found = self._state.tasks.get_record(task_id(project, number))
         if found is None or found.stage is not Stage.REVIEW:
             raise UserError(f"task {number} does not wait for its author: `tasks review {asked.name}` lists those that do")
         await self.peer.author.submit("curation/review", Review(task_id(project, number), answer))
@@ -174,7 +174,7 @@ class CurationAnswers(CurationCalls):
                     f"project {row.asked.name!r} has {counted(row.tasks, 'task')}, from 0 on: there is no number {number}"
                 )
             return key, number
-        found = self._state.tasks.get(bytes.fromhex(text)) if re.fullmatch("[0-9a-f]{64}", text) else None
+        found = self._state.tasks.get_record(bytes.fromhex(text)) if re.fullmatch("[0-9a-f]{64}", text) else None
         if found is None:
             raise UserError(f"{text!r} is no task that anybody had: name it by its project and number, or by its id of 64 digits")
         return found.project, found.number

@@ -9,14 +9,14 @@ from curation import proving
 from curation.limits import PAGE_BYTES_MAX
 from curation.state import CurationState, page_key
 from ledger.core.genesis import Genesis
-from ledger.row_proofs import row_proof
-from ledger.state import State
+from ledger.ledger_state import LedgerState
+from ledger.row_proofs import make_row_proof
 from peer.serving.exporting import Read, page_of
 from protocol.errors import UserError
 from protocol.messages import LightBlock
 
 
-def write(folder: Path, genesis: Genesis, state: State, links: tuple[LightBlock, ...], key: bytes, read: Read) -> int:
+def write(folder: Path, genesis: Genesis, state: LedgerState, links: tuple[LightBlock, ...], key: bytes, read: Read) -> int:
     """Into a new folder; how many labels. `state` is the one that the last link certifies. Raises `UserError`."""
     try:
         folder.mkdir(parents=True)
@@ -33,16 +33,16 @@ def write(folder: Path, genesis: Genesis, state: State, links: tuple[LightBlock,
         raise
 
 
-def _write(folder: Path, genesis: Genesis, state: State, links: tuple[LightBlock, ...], key: bytes, read: Read) -> int:
-    curation: CurationState = state.of(CurationState)
-    project = curation.projects.get(key)
+def _write(folder: Path, genesis: Genesis, state: LedgerState, links: tuple[LightBlock, ...], key: bytes, read: Read) -> int:
+    curation: CurationState = state.module_state(CurationState)
+    project = curation.projects.get_record(key)
     if project is None:
         raise UserError("the last certified state does not have this project yet: try again after the next block")
-    (folder / proving.PROJECT_PROOF).write_bytes(row_proof(genesis, state, links, "curation/projects", key))
+    (folder / proving.PROJECT_PROOF).write_bytes(make_row_proof(genesis, state, links, "curation/projects", key))
     (folder / proving.PAGES_PROOF).write_bytes(b"".join(proving.page_proofs(curation, key)))
     (folder / proving.PAGES).mkdir()
     for number in range(project.pages):
-        page = curation.pages.get(page_key(key, number))
+        page = curation.pages.get_record(page_key(key, number))
         assert page is not None
         if page_of(project, page, read) is not None:  # else its lines have no text
             (folder / proving.PAGES / str(number)).write_bytes(read(page.digest, PAGE_BYTES_MAX))

@@ -75,7 +75,7 @@ class Leaders:
 
     def of(self, annotators: Table[Annotator]) -> list[Json]:
         seen, self._known = self._known, {}
-        for name, rows in annotators.groups():
+        for name, rows in annotators.row_groups():
             known = seen.get(name)
             self._known[name] = known or [(-row.points, -row.accepted, key, row.name) for key, row in rows()]
         first = heapq.nsmallest(LEADERS_MAX, chain.from_iterable(self._known.values()))
@@ -95,11 +95,11 @@ class Reading:
 
     @property
     def _state(self) -> CurationState:
-        found: CurationState = self._desk.state.of(CurationState)
+        found: CurationState = self._desk.state.module_state(CurationState)
         return found
 
     def _find(self, project: bytes) -> Project:
-        found = self._state.projects.get(project)
+        found = self._state.projects.get_record(project)
         if found is None:
             raise Problem("not-found", "no such project")
         return found
@@ -130,7 +130,7 @@ class Reading:
         self._find(project)
         async with self._turns.mine():
             state, height, found = self._state, self._desk.height, self._find(project)
-            follows_from = found.settled, state.agreements.get(project)
+            follows_from = found.settled, state.agreements.get_record(project)
             known = self._agreements.pop(project, None)
             if known is None or known[0] != follows_from:
                 known = follows_from, await trio.to_thread.run_sync(agreement, state, project, found)
@@ -184,7 +184,7 @@ class _Counted(BufferedRandom):
 
 
 def _project_view(state: CurationState, key: bytes) -> Json:
-    row = cast(Project, state.projects.get(key))
+    row = cast(Project, state.projects.get_record(key))
     alpha = project_alpha(state, key)
     counts: Json = {"tasks": row.tasks, "settled": row.settled, "review": row.review}
     # The nearest float of a fraction is the same at every peer.

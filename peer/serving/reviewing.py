@@ -59,11 +59,11 @@ class Reviewing:
 
     @property
     def _state(self) -> CurationState:
-        found: CurationState = self._desk.state.of(CurationState)
+        found: CurationState = self._desk.state.module_state(CurationState)
         return found
 
     def _row(self, project: bytes) -> Project:
-        found = self._state.projects.get(project)
+        found = self._state.projects.get_record(project)
         if found is None:
             raise Problem("not-found", "no such project")
         return found
@@ -87,7 +87,7 @@ class Reviewing:
         return {"tasks": found, "next": following and f"{following[0]}:{following[1]}"}
 
     async def decide(self, token: str, project: bytes, task: bytes, answer: tuple[int, ...]) -> Json:
-        operator, row = self._operators.require(token), self._state.tasks.get(task)
+        operator, row = self._operators.require(token), self._state.tasks.get_record(task)
         asked = self._row(project).asked
         if row is None or row.project != project:
             raise Problem("not-found", "nobody had such a task of this project")
@@ -133,7 +133,7 @@ class _Look:
     def _rows(self, first: int) -> Iterator[tuple[TaskPage, int, TaskRow | None]]:
         for page in pages(self._state, self._key, self._project):
             for number in range(max(first, page.first), page.first + page.count):
-                yield page, number, self._state.tasks.get(task_id(self._key, number))
+                yield page, number, self._state.tasks.get_record(task_id(self._key, number))
 
     def _text(self, page: TaskPage, number: int) -> Task | None:
         if self._page is None or self._page[0] != page:
@@ -173,7 +173,7 @@ class _Look:
         return Need.SETTLED if row.stage is Stage.SETTLED else Need.BEGUN
 
     def _vote(self, vote: Assignment) -> Json:
-        person: Annotator | None = self._state.annotators.get(vote.annotator)
+        person: Annotator | None = self._state.annotators.get_record(vote.annotator)
         answer = None if vote.answer is None else list(vote.answer)
         name = person.name if person else ""
         said = {"annotator": vote.annotator.hex(), "name": name, "state": vote.state.value, "answer": answer}
@@ -203,7 +203,7 @@ def _confusions(state: CurationState, key: bytes, project: Project) -> Json:
     names = ["left out", "chosen"] if many else list(PAIR_WORDS if kind is Kind.PAIR else asked.options)
     found: list[dict[str, Any]] = []
     for annotator, person in state.annotators.items() if of else ():
-        skill = state.skills.get(key + annotator)
+        skill = state.skills.get_record(key + annotator)
         if skill is not None and skill.counts:
             # Where an answer is of many options, there is a table for each: they are added.
             table = [sum(skill.counts[place :: of * of]) for place in range(of * of)]

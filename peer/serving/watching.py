@@ -26,7 +26,7 @@ class Watching:
         return why_unhealthy((await self._stats()).status)
 
     async def metrics(self) -> tuple[PrometheusMetric, ...]:
-        state: CurationState = self._desk.state.of(CurationState)
+        state: CurationState = self._desk.state.module_state(CurationState)
         counts = (
             ("annotators", "enrolled in the network", state.annotators_count),
             ("projects", "that are not closed", len(state.open)),
@@ -35,7 +35,7 @@ class Watching:
             ("passed_over_total", "statements that did not apply", state.passed_over),
             ("statements_waiting", "of annotators, that wait here for a decision", self._gatherer.waiting),
         )
-        members = len(self._desk.state.of(MembersState).members)
+        members = len(self._desk.state.module_state(MembersState).members)
         return peer_metrics(await self._stats(), members) + tuple(
             PrometheusMetric(name, about, {"": count}) for name, about, count in counts
         )
@@ -43,11 +43,11 @@ class Watching:
     async def news(self, after: int) -> Json:
         with trio.move_on_after(NEWS_SECONDS):
             await self._desk.block_above(after)
-        desk, state = self._desk, self._desk.state.of(CurationState)
+        desk, state = self._desk, self._desk.state.module_state(CurationState)
         body: Json = {"height": desk.height, "state_root": desk.state_root.hex(), "time_ms": desk.time_ms}
         return body | {"settled": state.settled, "projects": [self._counts(state, key) for key in state.open]}
 
     def _counts(self, state: CurationState, key: bytes) -> Json:
-        row = state.projects.get(key)
+        row = state.projects.get_record(key)
         assert row is not None
         return {"project": key.hex(), "state": row.phase.value, "tasks": row.tasks, "settled": row.settled, "review": row.review}

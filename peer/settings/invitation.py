@@ -9,7 +9,7 @@ from typing import Annotated
 
 from consensus.light_client import TrustedBlock
 from ledger.core.genesis import Genesis
-from ledger.members import Admit, Invitation, token_preimage
+from ledger.members import AdmitMember, Invitation, token_preimage
 from protocol import codec
 from protocol.addresses import check_dialable_address
 from protocol.codec import Length
@@ -74,8 +74,8 @@ def parse_invitation(text: str) -> InvitationString:
         raise UserError(f"{shown!r} is not a whole invitation: paste everything that `peer invite` printed") from None
 
 
-def admission(invitation: InvitationString, newcomer: bytes, name: str) -> Admit:
+def admission(invitation: InvitationString, newcomer: bytes, name: str) -> AdmitMember:
     """What the newcomer puts on the log. It registers its roles when it first runs with them."""
     token = Identity(invitation.token_seed)
     signature = token.sign(token_preimage(invitation.genesis.chain_id, newcomer))
-    return Admit(invitation.invitation, signature, name, ())
+    return AdmitMember(invitation.invitation, signature, name, ())

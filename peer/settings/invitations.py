@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import trio
 
+from ledger.ledger_state import LedgerState
 from ledger.members import Invitation, MembersState
-from ledger.state import State
 from peer.settings.datadir import storage_errors
 from protocol import codec
 from protocol.codec import Count, Length
@@ -37,20 +37,20 @@ class Made:
         """How people call it: the public half of what the invitation's string keeps secret."""
         return peer_id(self.invitation.token)
 
-    def outcome(self, state: State) -> str:
+    def outcome(self, state: LedgerState) -> str:
         """What has become of it, by the state alone: that forgets who was admitted or refused when the invitation expires."""
         members, invitation = state.members, self.invitation
         if invitation.expires < state.time_ms:
             return "expired"
-        if invitation.token in members.tokens:
+        if invitation.token in members.used_tokens:
             return "used"
-        if invitation.token in members.revoked.get(self.signed.signer, {}):
+        if invitation.token in members.revoked_tokens.get(self.signed.signer, {}):
             return "revoked"
         return OPEN if _may_invite(members, self.signed.signer) else "without effect: its key does not vote"
 
 
 def _may_invite(members: MembersState, key: bytes) -> bool:
-    return key in members.voters and members.speaks(key)
+    return key in members.voters and members.is_current_key(key)
 
 
 _KEPT: Any = Annotated[tuple[Made, ...], Length(0, KEPT_MAX)]

@@ -70,7 +70,7 @@ async def test_no_answer_of_thirty_is_lost_or_doubled_while_a_peer_is_killed_and
             both.start_soon(ann)
             both.start_soon(bob)
         for server in (first, second, third):
-            await server.seat.until(lambda driver: driver.state.of(CurationState).settled == TASKS)
+            await server.seat.until(lambda driver: driver.state.module_state(CurationState).settled == TASKS)
         assert (await said(third.site.stats))["annotations"] == 2 * TASKS
         board, rows = (await said(third.site.leaderboard))["rows"], await exported(third.site, project)
         people = {row["annotator"] for row in board}

@@ -265,7 +265,7 @@ async def test_people_choose_among_projects(tmp_path: Path) -> None:
         given_back = await page.task()
         await choose(page, "second")
         await page.until(RELEASED, f"/{given_back}/release")  # at once: without that call it would be so 45 s later
-        row = daemon.driver.state.of(CurationState).assignments.get(bytes.fromhex(given_back))
+        row = daemon.driver.state.module_state(CurationState).assignments.get_record(bytes.fromhex(given_back))
         assert row is not None and row.state is Lease.RELEASED
         for name in ("second", "first"):
             await choose(page, name)

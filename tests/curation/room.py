@@ -15,8 +15,8 @@ from curation.state import Annotator, Asked, Assignment, CurationState, Phase, P
 from curation.statements import Annotation, Enrol, Session
 from curation.tasks import Entry, Page, Task, root_of, task_id
 from ledger.core.module import Refused
-from ledger.members import Register
-from ledger.state import decode_body
+from ledger.ledger_state import decode_body
+from ledger.members import RegisterRoles
 from protocol import codec, merkle
 from protocol.errors import RemoteProtocolError
 from protocol.identity import signing_preimage
@@ -39,11 +39,11 @@ class Room(World):
         self.module = CurationModule()
         super().__init__(modules=(self.module,))
         self.now = self.state.time_ms
-        self.decide(*(self.tx(peer, "member/register", Register(("annotator",))) for peer in (PEER, OTHER)))
+        self.decide(*(self.tx(peer, "member/register", RegisterRoles(("annotator",))) for peer in (PEER, OTHER)))
 
     @property
     def curation(self) -> CurationState:
-        return self.state.of(CurationState)
+        return self.state.module_state(CurationState)
 
     def later(self, ms: int) -> None:
         """The next block acts so much later."""
@@ -51,8 +51,8 @@ class Room(World):
 
     def decide_body(self, body: bytes) -> Any:
         before = self.state
-        transition = self.rules.transition(before, before.height + 1, self.now, before.root, decode_body(body))
-        self.ledger.advance(transition.finish({}), before.root)
+        transition = self.rules.compute_transition(before, before.height + 1, self.now, before.state_root, decode_body(body))
+        self.ledger.advance_state(transition.finish_state({}), before.state_root)
         return self.state
 
     def say(self, who: FastSigner, kind: str, content: Any) -> CurationState:
@@ -80,13 +80,13 @@ class Room(World):
         self.say(author, "curation/page", AddPage(project, bytes(32), 100, root_of(page), tasks, root))
 
     def row(self, project: bytes) -> Project:
-        found = self.curation.projects.get(project)
+        found = self.curation.projects.get_record(project)
         assert found is not None
         return found
 
     def task(self, assignment: bytes) -> TaskRow:
         row = self.assignment(assignment)
-        found = self.curation.tasks.get(task_id(row.project, row.number))
+        found = self.curation.tasks.get_record(task_id(row.project, row.number))
         assert found is not None
         return found
 
@@ -110,18 +110,18 @@ class Room(World):
         return Opening(assignment, salt(who.public), answer)
 
     def person(self, who: FastSigner) -> Annotator:
-        found = self.curation.annotators.get(who.public)
+        found = self.curation.annotators.get_record(who.public)
         assert found is not None
         return found
 
     def assignment(self, key: bytes) -> Assignment:
-        found = self.curation.assignments.get(key)
+        found = self.curation.assignments.get_record(key)
         assert found is not None
         return found
 
     def leased(self, *people: FastSigner, count: int = 1) -> list[tuple[bytes, ...]]:
         """The leases that they have then, each enrolled if it was not."""
-        new = [who for who in people if self.curation.annotators.get(who.public) is None]
+        new = [who for who in people if self.curation.annotators.get_record(who.public) is None]
         self.batch(enrolments=[self.enrolment(who) for who in new], leases=[self.wish(who, count) for who in people])
         return [self.person(who).leases for who in people]
 

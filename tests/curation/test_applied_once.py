@@ -17,9 +17,9 @@ def test_a_batch_acts_once_on_a_state_and_anew_on_any_other() -> None:
     room.project(ONE, tasks=2)
     batch = Batch(enrolments=(room.enrolment(ann),), leases=(room.wish(ann),))
     signed, before = room.tx(PEER, "curation/batch", batch), room.state
-    first, second = (room.rules.apply_transaction(before, signed).of(CurationState) for _ in range(2))
+    first, second = (room.rules.apply_transaction(before, signed).module_state(CurationState) for _ in range(2))
     assert first is second and first.annotators_count == 1
-    again = room.rules.apply_transaction(before.with_modules(curation=first), signed).of(CurationState)
+    again = room.rules.apply_transaction(before.with_modules(curation=first), signed).module_state(CurationState)
     assert (again.annotators_count, again.passed_over) == (1, 1)
     peer = replace(before.members.members[PEER.public], roles=())
     members = replace(before.members, members={**before.members.members, PEER.public: peer})

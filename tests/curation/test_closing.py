@@ -62,7 +62,7 @@ def worked_through(asked: Asked, tasks: int = 60) -> tuple[Room, bytes]:
 
 
 def weights(room: Room, project: bytes) -> list[int]:
-    rows = [room.curation.skills.get(project + who.public) for who in CROWD]
+    rows = [room.curation.skills.get_record(project + who.public) for who in CROWD]
     return [row.weight if row else 0 for row in rows]
 
 
@@ -105,7 +105,7 @@ def test_a_project_has_the_agreement_of_its_settled_tasks(kind: str) -> None:
     room, project = worked_through(asked)
     units = []
     for key, row in room.curation.tasks.items():
-        votes = [room.curation.assignments.get(assignment_id(key, annotator)) for annotator in row.annotators]
+        votes = [room.curation.assignments.get_record(assignment_id(key, annotator)) for annotator in row.annotators]
         answers = [tuple(vote.answer) for vote in votes if vote and vote.answer is not None]
         if row.stage is Stage.SETTLED:
             units += units_of(asked.kind, len(asked.options), asked.many, answers)
@@ -131,10 +131,10 @@ def test_slices_come_to_the_same(kind: str, forgets: bool, monkeypatch: pytest.M
         while project in room.curation.closing:
             if forgets:
                 room.module._closer = Closer()
-            closing = room.curation.closings.get(project)
+            closing = room.curation.closings.get_record(project)
             room.batch()
             batches += 1
-            assert room.curation.closings.get(project) != closing, "each batch does something of it"
+            assert room.curation.closings.get_record(project) != closing, "each batch does something of it"
         return room.curation, batches
 
     whole, few = closed(1 << 30)
@@ -168,7 +168,7 @@ def test_what_its_author_said_stays() -> None:
     room.say(AUTHOR, "curation/review", Review(tasks[3], (0,)))
     room.say(AUTHOR, "curation/review", Review(tasks[4], (1,)))
     room.closed(project)
-    row = room.curation.tasks.get(tasks[3])
+    row = room.curation.tasks.get_record(tasks[3])
     assert row is not None and row.is_reviewed and row.label == (0,)
     assert "the project is closed" in room.refused(AUTHOR, "curation/review", Review(tasks[5], (1,)))
 
@@ -197,7 +197,7 @@ def test_where_no_vote_tells_of_another_every_answer_is_worth_the_same(most: int
 def test_a_project_too_small_to_know_anybody_s_weight_pays_answers_alike() -> None:
     room, project = worked_through(MOODS, 4)
     room.closed(project)
-    points = [room.person(who).points for who in CROWD if room.curation.annotators.get(who.public)]
+    points = [room.person(who).points for who in CROWD if room.curation.annotators.get_record(who.public)]
     assert not any(weights(room, project))
     assert sum(points) == room.row(project).paid == PRICE * room.row(project).settled > 0
 
@@ -219,8 +219,8 @@ def test_one_after_another() -> None:
     room.later(OPENING_MS + 1)
     room.batch()
     while room.curation.closing:
-        now = room.curation.closings.get(first)
-        assert now is None or (now.step in Step and room.curation.closings.get(second).next == 0)  # type: ignore[union-attr]
+        now = room.curation.closings.get_record(first)
+        assert now is None or (now.step in Step and room.curation.closings.get_record(second).next == 0)  # type: ignore[union-attr]
         room.batch()
     assert all(room.row(project).paid in (0, PRICE * room.row(project).settled) for project in (first, second))
 
@@ -333,5 +333,5 @@ def test_gold_is_the_label_also_where_its_author_reviewed() -> None:
         room.say(AUTHOR, "curation/review", Review(task_id(project, number), (0,)))
     room.say(AUTHOR, "curation/gold", SayGold(project, 0, gold_answers(2, golds)))
     room.closed(project)
-    labels = [row.label for number in range(2) if (row := room.curation.tasks.get(task_id(project, number)))]
+    labels = [row.label for number in range(2) if (row := room.curation.tasks.get_record(task_id(project, number)))]
     assert labels == [(1,), (0,)]

@@ -21,7 +21,7 @@ from curation.seals import keepers
 from curation.state import Asked, CurationState, Lease, Phase, Redaction, Share, Stage, TaskRow, page_key
 from curation.tasks import Entry, Page, Task, assignment_id, entry_leaf, read_page, redacted, root_of, task_id
 from curation.work import Work
-from ledger.members import Leave, MembersState, Register, Rotate, rotation_preimage
+from ledger.members import MembersState, RegisterRoles, ResignAsVoter, RotateKey, rotation_preimage
 from protocol import codec
 from tests.curation.room import AUTHOR, ONE, OTHER, PEER, SEVERAL, Room, annotators, gold_answers
 from tests.ledger.world import PEOPLE
@@ -124,7 +124,7 @@ def test_a_proven_annotator_weighs_more(room: Room) -> None:
         while not leases[0] or not leases[1]:
             leases = room.leased(ANN, BOB)
         room.answered([(ANN, leases[0][0], (1,)), (BOB, leases[1][0], (1,))])
-    skill = room.curation.skills.get(project + ANN.public)
+    skill = room.curation.skills.get_record(project + ANN.public)
     assert skill is not None and skill.counts[3] > 8
     (ann,), (cat,) = room.leased(ANN, CAT)
     assert room.assignment(ann).number == room.assignment(cat).number
@@ -291,8 +291,8 @@ def test_serving_peers_are_counted_once_a_block(room: Room, monkeypatch: pytest.
         ]
         room.decide(*mine, room.tx(OTHER, "curation/batch", Batch(enrolments=(room.enrolment(people[7], peer=OTHER),))))
     assert counts == [room.state.height - 2, room.state.height - 1]
-    assert room.curation.shares.get(PEER.public) == Share(3), "two peers serve"
-    room.decide(room.tx(AUTHOR, "member/register", Register(("annotator",))))
+    assert room.curation.shares.get_record(PEER.public) == Share(3), "two peers serve"
+    room.decide(room.tx(AUTHOR, "member/register", RegisterRoles(("annotator",))))
     room.batch()
     assert room.curation.serving == 3
 
@@ -307,7 +307,7 @@ def test_a_key_that_never_answered_loses_its_place_to_others(room: Room, monkeyp
     room.batch()  # whose block has the time
     room.batch(enrolments=[room.enrolment(who) for who in people])
     assert [who.public in room.curation.annotators for who in (*strangers, *people)] == 3 * [False] + 3 * [True] + [False]
-    assert room.curation.annotators_count == 3 and room.curation.shares.get(PEER.public) == Share(3)
+    assert room.curation.annotators_count == 3 and room.curation.shares.get_record(PEER.public) == Share(3)
     room.later(ENROLMENT_MS)
     room.batch()
     room.batch(enrolments=[room.enrolment(strangers[0])])
@@ -337,11 +337,11 @@ def test_a_place_expires_in_the_block_in_which_its_peer_has_a_new_key(room: Room
     room.later(ENROLMENT_MS)
     room.batch()
     new = PEOPLE[6]
-    rotate = Rotate(new.public, new.sign(rotation_preimage(room.chain, PEER.public)))
+    rotate = RotateKey(new.public, new.sign(rotation_preimage(room.chain, PEER.public)))
     batch = Batch(enrolments=(room.enrolment(CAT, peer=new),))
     room.decide(room.tx(PEER, "member/rotate", rotate), room.tx(new, "curation/batch", batch))
     assert room.curation.annotators_count == 1 and CAT.public in room.curation.annotators
-    assert (room.curation.shares.get(PEER.public), room.curation.shares.get(new.public)) == (None, Share(1))
+    assert (room.curation.shares.get_record(PEER.public), room.curation.shares.get_record(new.public)) == (None, Share(1))
 
 
 def test_a_serving_peer_knows_when_a_place_expires(room: Room) -> None:
@@ -365,13 +365,13 @@ def test_a_place_expires_after_its_peer_had_new_keys(room: Room) -> None:
     room.batch(enrolments=[room.enrolment(ANN), room.enrolment(BOB)])
     old = PEER
     for new in PEOPLE[6:8]:
-        rotate = Rotate(new.public, new.sign(rotation_preimage(room.chain, old.public)))
+        rotate = RotateKey(new.public, new.sign(rotation_preimage(room.chain, old.public)))
         room.decide(room.tx(old, "member/rotate", rotate))
         old = new
     room.later(ENROLMENT_MS)
     room.batch(OTHER)
     room.batch(OTHER)
-    assert room.curation.annotators_count == 0 and room.curation.shares.get(old.public) == Share(0)
+    assert room.curation.annotators_count == 0 and room.curation.shares.get_record(old.public) == Share(0)
 
 
 def test_a_lease_that_is_new_does_not_keep_a_place(room: Room) -> None:
@@ -491,7 +491,7 @@ def check(room: Room, project: bytes) -> None:
     assert row.settled == state.settled == sum(task.stage is Stage.SETTLED for task in tasks.values())
     assert row.review == sum(task.stage is Stage.REVIEW for task in tasks.values())
     free = {task.number for task in tasks.values() if task.stage is Stage.BEGUN and task.taken < task.asked}
-    places = [state.places.get(place_key(project, BEGUN, place)) for place in range(row.begun)]
+    places = [state.places.get_record(place_key(project, BEGUN, place)) for place in range(row.begun)]
     assert {place.number for place in places if place} == free and len(free) == row.begun
     for key, task in tasks.items():
         of = [assignments[assignment_id(key, annotator)] for annotator in task.annotators]
@@ -569,7 +569,7 @@ def test_a_quorum_of_voters_closes_a_project(room: Room) -> None:
     assert "only a voter" in room.refused(outsider, "curation/stop", StopProject(project))
     for who in (PEER, OTHER, OTHER, PEER):
         room.say(who, "curation/stop", StopProject(project))
-    assert room.row(project).phase is Phase.OPEN and set(room.row(project).stops) == {PEER.public, OTHER.public}
+    assert room.row(project).phase is Phase.OPEN and set(room.row(project).stop_requests) == {PEER.public, OTHER.public}
     room.say(PEOPLE[3], "curation/stop", StopProject(project))
     assert room.row(project).phase is Phase.CLOSED and room.curation.closing == (project,) and project not in room.curation.open
     assert "no such project is open or paused" in room.refused(PEER, "curation/stop", StopProject(project))
@@ -579,11 +579,11 @@ def test_the_wish_of_a_voter_that_left_does_not_count(room: Room) -> None:
     """Two of three are enough then."""
     project = room.project(ONE, tasks=1)
     room.say(OTHER, "curation/stop", StopProject(project))
-    room.decide(room.tx(OTHER, "member/leave", Leave()))
+    room.decide(room.tx(OTHER, "member/leave", ResignAsVoter()))
     while OTHER.public in room.state.members.voters:
         room.decide()
     room.say(PEER, "curation/stop", StopProject(project))
-    assert room.row(project).phase is Phase.OPEN and room.row(project).stops == (PEER.public,)
+    assert room.row(project).phase is Phase.OPEN and room.row(project).stop_requests == (PEER.public,)
     room.say(PEOPLE[3], "curation/stop", StopProject(project))
     assert room.row(project).phase is Phase.CLOSED
 
@@ -601,7 +601,7 @@ def test_a_serving_peer_goes_on_with_another_key(room: Room, monkeypatch: pytest
     shares = dict(room.curation.shares.items())
     assert shares == {new.public: Share(2)}
     room.batch(new, enrolments=[room.enrolment(CAT, peer=new)])
-    assert room.curation.annotators.get(CAT.public) is None, "two peers serve four people: two each"
+    assert room.curation.annotators.get_record(CAT.public) is None, "two peers serve four people: two each"
     room.batch(OTHER, skips=[Skip(ann, "unclear")])
     assert room.assignment(ann).state is Lease.LEASED
     room.batch(new, skips=[Skip(ann, "unclear")])
@@ -623,13 +623,13 @@ def test_an_author_goes_on_with_another_key(room: Room) -> None:
 
 
 def redaction(room: Room, project: bytes, number: int, digest: bytes = b"n" * 32) -> Redaction:
-    page = room.curation.pages.get(page_key(project, 0))
+    page = room.curation.pages.get_record(page_key(project, 0))
     assert page is not None
     return Redaction(project, 0, number, page.digest, digest, 99)
 
 
 def row_of(room: Room, project: bytes, number: int) -> TaskRow:
-    row = room.curation.tasks.get(task_id(project, number))
+    row = room.curation.tasks.get_record(task_id(project, number))
     assert row is not None
     return row
 
@@ -640,9 +640,9 @@ def test_a_redacted_task_is_drawn_no_more(room: Room) -> None:
     ((ann,),) = room.leased(ANN)
     begun = room.assignment(ann).number
     fresh = (begun + 1) % 3
-    before = room.curation.pages.get(page_key(project, 0))
+    before = room.curation.pages.get_record(page_key(project, 0))
     room.say(AUTHOR, "curation/redact", redaction(room, project, fresh))
-    after = room.curation.pages.get(page_key(project, 0))
+    after = room.curation.pages.get_record(page_key(project, 0))
     assert before and after == replace(before, digest=b"n" * 32, bytes=99)
     room.say(AUTHOR, "curation/redact", redaction(room, project, begun, b"m" * 32))
     assert room.assignment(ann).state is Lease.EXPIRED and room.person(ANN).leases == () and room.row(project).begun == 0
@@ -742,10 +742,10 @@ def test_only_a_page_of_these_tasks_goes_and_none_that_a_project_has(room: Room)
     for project in (first, second):
         room.say(AUTHOR, "curation/page", AddPage(project, old, len(data), root_of(page), 2))
     room.say(AUTHOR, "curation/redact", Redaction(first, 0, 1, old, new, len(made)))
-    (replaced,) = room.module.replaced(room.curation, 0)
+    (replaced,) = room.module.replaced_blobs(room.curation, 0)
     assert replaced.old == old and replaced.make(data) is None, "the second project has it"
     room.say(AUTHOR, "curation/redact", Redaction(second, 0, 1, old, new, len(made)))
-    (replaced,) = room.module.replaced(room.curation, 1)
+    (replaced,) = room.module.replaced_blobs(room.curation, 1)
     assert replaced.make(data) == made and replaced.make(b"of a job") is None and replaced.make(made + b"\0") is None
     after = read_page(made, Kind.LABEL, root_of(page), 2)
     assert after.entries[0] == page.entries[0] and after.entries[1] == Entry(None, None, entry_leaf(page.entries[1]))

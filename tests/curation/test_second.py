@@ -64,13 +64,13 @@ def test_a_second_client_closes_alike(kind: str, has_gold: bool) -> None:
     weights = {key: weight([question.seen_and_right(who, parts) for question in questions]) for who, key in enumerate(people)}
     assert any(weights.values())
     for key, expected in weights.items():
-        skill = room.curation.skills.get(project + key)
+        skill = room.curation.skills.get_record(project + key)
         assert skill is not None and skill.weight == expected
     given = Counter(vote.annotator for vote in votes)
     points = divided(PRICE * len(settled), {key: given[key] * share for key, share in weights.items()})
-    assert {key: room.curation.annotators.get(key).points for key in people} == points  # type: ignore[union-attr]
+    assert {key: room.curation.annotators.get_record(key).points for key in people} == points  # type: ignore[union-attr]
     for place, number in enumerate(numbers):
-        row = room.curation.tasks.get(settled[number])
+        row = room.curation.tasks.get_record(settled[number])
         assert row is not None and row.label is not None and settled[number] == task_id(project, number)
         likeliest = [question.p[place * parts].index(max(question.p[place * parts])) for question in questions]
         if number in golds:

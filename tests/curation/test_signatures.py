@@ -15,8 +15,8 @@ from curation.module import LOOKS_FOR_COST, CurationModule
 from curation.state import Lease
 from curation.work import Work
 from ledger.core.module import Refused
-from ledger.members import Register
-from ledger.state import Body, Rules, core_modules, decode_body
+from ledger.ledger_state import BlockBody, LedgerRules, core_modules, decode_body
+from ledger.members import RegisterRoles
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Verifier
@@ -75,10 +75,10 @@ def test_voters_refuse_a_block_with_more_signatures_and_a_leader_makes_none(room
     full = COST_PER_BLOCK_MAX // (BATCH_MAX + 1)
     last = COST_PER_BLOCK_MAX - full * (BATCH_MAX + 1) - 1
     fits, one_more = _full(room, full, last), _full(room, full, last + 1)
-    assert room.rules.problem(room.state, codec.encode(Body((), (), tuple(fits)))) is None
-    assert "signature checks" in (room.rules.problem(room.state, codec.encode(Body((), (), tuple(one_more)))) or "")
+    assert room.rules.why_body_refused(room.state, codec.encode(BlockBody((), (), tuple(fits)))) is None
+    assert "signature checks" in (room.rules.why_body_refused(room.state, codec.encode(BlockBody((), (), tuple(one_more)))) or "")
     for signed in one_more:
-        assert room.ledger.pool.add(signed)
+        assert room.ledger.mempool.add_transaction(signed)
     body = room.ledger.make_body(room.state.height + 1, 0)
     assert body is not None and decode_body(body).transactions == tuple(one_more[:full])
     assert room.ledger.why_body_refused(room.state.height + 1, body, PEER.public) is None
@@ -102,11 +102,11 @@ def test_statements_of_a_full_block_are_verified_once_from_arrival_to_decision()
     signed = _full(room, 3, 100)
     statements = 3 * BATCH_MAX + 100
     for each in signed:
-        room.rules.check_statements(each, room.rules.open_transaction(each))
+        room.rules.check_embedded_statements(each, room.rules.open_transaction(each))
     assert verifier.count == statements + len(signed)
-    body = codec.encode(Body((), (), tuple(signed)))
+    body = codec.encode(BlockBody((), (), tuple(signed)))
     for _ in range(3):
-        assert room.rules.problem(room.state, body) is None
+        assert room.rules.why_body_refused(room.state, body) is None
         with pytest.raises(Refused):
             room.rules.apply_transaction(room.state, signed[-1])
     room.decide_body(body)
@@ -119,7 +119,7 @@ def test_statements_of_a_full_block_are_verified_once_from_arrival_to_decision()
 
 def _pack() -> Pack:
     pack = Pack(modules=lambda: (CurationModule(),))
-    pack[1].say(pack.world.tx(PEER, "member/register", Register(("annotator",))))
+    pack[1].say(pack.world.tx(PEER, "member/register", RegisterRoles(("annotator",))))
     pack.until(lambda shell: shell.node.state.members.members[PEER.public].roles == ("annotator",))
     return pack
 
@@ -140,8 +140,8 @@ def test_a_batch_with_a_false_signature_costs_its_sender_the_link_and_takes_no_m
     true, _ = room.enrolment(ANN), pack[0].said(GossipEnvelope)
     false = _batch(pack, true, replace(room.enrolment(BOB), signature=NOISE))
     assert not _hears(pack[0], PEOPLE[2], false), "the sender pays, whoever signed the batch"
-    assert len(pack[0].node.ledger.pool) == 0 and not pack[0].said(GossipEnvelope)
-    assert _hears(pack[0], PEER, _batch(pack, true)) and len(pack[0].node.ledger.pool) == 1
+    assert len(pack[0].node.ledger.mempool) == 0 and not pack[0].said(GossipEnvelope)
+    assert _hears(pack[0], PEER, _batch(pack, true)) and len(pack[0].node.ledger.mempool) == 1
 
 
 def test_a_batch_of_statements_that_do_not_act_costs_nobody_a_link() -> None:
@@ -150,13 +150,13 @@ def test_a_batch_of_statements_that_do_not_act_costs_nobody_a_link() -> None:
     pack[1].say(_batch(pack, enrolment))
     pack.until(lambda shell: shell.node.state.modules["curation"].annotators_count == 1)
     again = _batch(pack, enrolment, nonce=3)
-    assert _hears(pack[0], PEER, again) and len(pack[0].node.ledger.pool) == 1
+    assert _hears(pack[0], PEER, again) and len(pack[0].node.ledger.mempool) == 1
 
 
 def test_a_leader_that_puts_a_false_signature_into_its_block_loses_its_view() -> None:
     pack, room = _pack(), Room()
     false = _batch(pack, replace(room.enrolment(BOB), signature=NOISE))
-    body = codec.encode(Body((), (), (false,)))
+    body = codec.encode(BlockBody((), (), (false,)))
     ledger = pack[0].node.ledger
     problem = ledger.why_body_refused(ledger.state.height + 1, body, PEOPLE[2].public)
     assert problem is not None and "bad-signature" in problem
@@ -209,14 +209,14 @@ def test_the_dearest_batch_fits_into_a_block(room: Room) -> None:
     openings = Batch(openings=(room.opening(ANN, bytes(32), (0,)),) * BATCH_MAX)
     for batch in (wishes, openings):
         signed = room.tx(PEER, "curation/batch", batch)
-        assert room.rules.traits(signed.signer, room.rules.open_transaction(signed)).cost <= COST_PER_BLOCK_MAX
+        assert room.rules.transaction_traits(signed.signer, room.rules.open_transaction(signed)).cost <= COST_PER_BLOCK_MAX
         assert room.problem(signed) is None
 
 
 def test_small_batches_of_a_block_look_at_no_more_tasks_than_its_cost_allows(room: Room) -> None:
     """Each batch may look at `LOOKS_MAX` tasks, however few draws it asks for. A thousand such batches took 6 s."""
     signed = room.tx(PEER, "curation/batch", Batch(leases=(room.wish(ANN),)))
-    cost = room.rules.traits(signed.signer, room.rules.open_transaction(signed)).cost
+    cost = room.rules.transaction_traits(signed.signer, room.rules.open_transaction(signed)).cost
     batches = min(COST_PER_BLOCK_MAX // cost, TRANSACTIONS_PER_BLOCK_MAX)
     assert batches * (LOOKS_MAX + LOOKS_FOR_DRAW) <= COST_PER_BLOCK_MAX * LOOKS_FOR_COST
 
@@ -234,13 +234,13 @@ class Fresh(FastVerifier):
         return super().verify(public, data, signature)
 
 
-def _left_after_verification(world: World, body: Body) -> int:
+def _left_after_verification(world: World, body: BlockBody) -> int:
     """Signatures that are verified while a block is judged, although a thread has verified its body."""
     fresh = Fresh()
-    rules = Rules(world.genesis, CachingVerifier(fresh), (*core_modules(PlainJobs()), CurationModule()))
-    rules.verify_ahead(body)
+    rules = LedgerRules(world.genesis, CachingVerifier(fresh), (*core_modules(PlainJobs()), CurationModule()))
+    rules.preverify_signatures(body)
     verified, fresh.count = fresh.count, 0
-    assert verified and rules.problem(world.state, codec.encode(body)) is None
+    assert verified and rules.why_body_refused(world.state, codec.encode(body)) is None
     return fresh.count
 
 
@@ -251,29 +251,29 @@ def test_a_batch_of_a_key_that_is_new_in_its_block_is_verified_ahead(room: Room)
         room.tx(new, "curation/batch", Batch(enrolments=tuple(_enrolments(room, BATCH_MAX, new, f"n{number}"))), 1 + number)
         for number in range(4)
     ]
-    assert _left_after_verification(room, Body((), (), (room.rotation(PEER, new), *batches))) == 1, "of the rotation alone"
-    register = room.tx(new, "member/register", Register(("annotator",)), 2)
+    assert _left_after_verification(room, BlockBody((), (), (room.rotation(PEER, new), *batches))) == 1, "of the rotation alone"
+    register = room.tx(new, "member/register", RegisterRoles(("annotator",)), 2)
     batch = room.tx(new, "curation/batch", Batch(enrolments=tuple(_enrolments(room, BATCH_MAX, new))), 3)
-    left = _left_after_verification(room, Body((), (), (room.admission(new), register, batch)))
+    left = _left_after_verification(room, BlockBody((), (), (room.admission(new), register, batch)))
     assert left == 2, "of the invitation and its token"
 
 
 def test_closings_and_evidence_are_verified_ahead() -> None:
     world = World()
     closing = world.closing(world.start())
-    assert _left_after_verification(world, Body((closing,), (world.double(PEOPLE[3]),), ())) == 0
+    assert _left_after_verification(world, BlockBody((closing,), (world.double(PEOPLE[3]),), ())) == 0
 
 
 def test_closings_and_evidence_are_verified_ahead_of_a_false_transaction() -> None:
     """A check of a body opens its closings and evidence first, whatever the transactions are."""
     world = World()
     closing, evidence = world.closing(world.start()), world.double(PEOPLE[3])
-    false = replace(world.tx(PEOPLE[1], "member/register", Register(("annotator",))), signature=NOISE)
+    false = replace(world.tx(PEOPLE[1], "member/register", RegisterRoles(("annotator",))), signature=NOISE)
     fresh = Fresh()
-    rules = Rules(world.genesis, CachingVerifier(fresh), core_modules(PlainJobs()))
-    body = Body((closing,), (evidence,), (false,))
+    rules = LedgerRules(world.genesis, CachingVerifier(fresh), core_modules(PlainJobs()))
+    body = BlockBody((closing,), (evidence,), (false,))
     with pytest.raises(RemoteProtocolError, match="bad-signature"):
-        rules.verify_ahead(body)
+        rules.preverify_signatures(body)
     verified, fresh.count = fresh.count, 0
-    assert verified and "bad-signature" in (rules.problem(world.state, codec.encode(body)) or "")
+    assert verified and "bad-signature" in (rules.why_body_refused(world.state, codec.encode(body)) or "")
     assert fresh.count == 1, "of the false one alone"

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from ledger import jobs
 from ledger.core.genesis import Founder, Genesis
 from ledger.core.module import Refused
-from ledger.state import EMPTY_BODY, Unknown, decode_body, newest
+from ledger.ledger_state import EMPTY_BODY, UnsupportedModuleVersion, decode_body, newest_module_versions
 from peer.api import control
 from peer.api.calls import calls
 from peer.features import modules_of
@@ -116,7 +116,7 @@ def _of_record(kind: type) -> Decoder:
 SPEC = JobSpec(name="t", data=bytes(32), model=ModelSpec(context=32, width=32, layers=1, heads=2, kv_heads=1, hidden=48))
 SCRATCH = JobSpec(name="s", objective="scratch", data=bytes(32))
 FOUNDERS = {key: Founder("a", ("trainer",)) for key in (bytes(32), b"\x01" * 32)}
-GENESIS = Genesis("net", 5, bytes(16), FOUNDERS, newest(modules_of(PlainJobs())))
+GENESIS = Genesis("net", 5, bytes(16), FOUNDERS, newest_module_versions(modules_of(PlainJobs())))
 
 
 def _special() -> list[Decoder]:
@@ -271,7 +271,7 @@ def _sessions() -> Decoder:
     """What an initiator sends: everything from the preamble on, and two frames."""
 
     class Recorder(bytearray):
-        def of(self, session: Any) -> Any:
+        def module_state(self, session: Any) -> Any:
             send = session.data_to_send
 
             def recorded() -> bytes:
@@ -283,7 +283,7 @@ def _sessions() -> Decoder:
             return session
 
     said = Recorder()
-    initiator, responder = said.of(make_session(ALICE, True)), make_session(BOB, False)
+    initiator, responder = said.module_state(make_session(ALICE, True)), make_session(BOB, False)
     exchange_bytes(initiator, responder)
     for part in (b"a", bytes(300)):
         initiator.outbox.push(Channel.APPLICATION, part, Priority.VOTE)
@@ -385,8 +385,8 @@ def _write_ahead_log() -> Decoder:
 def _node() -> Decoder:
     """Whatever comes over a link, through everything that reads it, into a peer in the middle of a round."""
     pack = Pack(voters=4, count=4)
-    pack[0].say(pack.world.tx(PEOPLE[0], "job/start", jobs.Start(LANGUAGE)))
-    pack.until(lambda shell: bool(shell.node.ledger.books))
+    pack[0].say(pack.world.tx(PEOPLE[0], "job/start", jobs.StartJob(LANGUAGE)))
+    pack.until(lambda shell: bool(shell.node.ledger.rounds))
     sender, me = pack[0].me, pack[1]
     recorded = [codec.encode(message) for shell in pack for _, message in shell.sent]
     kinds = st.one_of(*map(strategy_of, (*AGREEMENT_MESSAGES, *ROUND_ENVELOPES)))
@@ -416,7 +416,7 @@ def _ledger() -> list[Decoder]:
         return rules.apply_transaction(state, codec.decode(Signed, data))
 
     def check(data: bytes) -> Any:
-        problem = rules.problem(state, data)
+        problem = rules.why_body_refused(state, data)
         if problem is not None:
             raise RemoteProtocolError("refused", problem)
         return data
@@ -432,7 +432,7 @@ def _ledger() -> list[Decoder]:
     def unsigned(signed: Signed) -> bytes:
         return signed.body
 
-    refuses = (Refused, RemoteProtocolError, Unknown)
+    refuses = (Refused, RemoteProtocolError, UnsupportedModuleVersion)
     encoded_state = rules.encode_state(world.decide(world.tx(PEOPLE[0], "member/leave", CONTENTS["member/leave"]())))
     empty = decode_body(EMPTY_BODY)
     bodies = contents.map(lambda signed: codec.encode(replace(empty, transactions=(signed,))))

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from consensus.block import Block, block_digest, encode_block
 from consensus.effects import DecidedBlock
 from consensus.voter_set import VoterSet
-from ledger.state import State, Transition
+from ledger.ledger_state import LedgerState, StateTransition
 from protocol.identity import Signer
 from protocol.messages import Commit
 from tests.consensus.certificates import certificate_of
 
 
 def decided_after(
-    before: State, parent: DecidedBlock | None, chain: bytes, body: bytes, signers: Iterable[Signer]
+    before: LedgerState, parent: DecidedBlock | None, chain: bytes, body: bytes, signers: Iterable[Signer]
 ) -> DecidedBlock:
     height, voters = before.height + 1, VoterSet(before.members.voters)
     block = encode_block(
@@ -25,7 +25,7 @@ def decided_after(
             voters.keys[0],
             voters.hash,
             VoterSet(before.members.upcoming).hash,
-            before.root,
+            before.state_root,
             parent.certificate if parent else None,
             {},
             body,
@@ -35,6 +35,6 @@ def decided_after(
     return DecidedBlock(height, digest, block, certificate_of(chain, Commit(voters.hash, height, 0, digest), signers))
 
 
-def stepped(transition: Transition) -> list[bytes]:
+def stepped(transition: StateTransition) -> list[bytes]:
     """The jobs that get a new model."""
-    return [*transition.started, *(closed.job for closed in transition.steps), *transition.back]
+    return [*transition.started_jobs, *(closed.job for closed in transition.model_steps), *transition.rolled_back]

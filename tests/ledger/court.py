@@ -6,12 +6,20 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from ledger.audits.losses import LossOpening, SealedLoss, sealed
-from ledger.audits.state import OPENS, AuditFinding, Due, JobAudits, Result, Standing, due_for
+from ledger.audits.audit_state import (
+    LOSS_OPENING_KIND,
+    AuditDuty,
+    AuditFinding,
+    AuditResult,
+    JobAudits,
+    MemberAuditRecord,
+    audit_duties,
+)
+from ledger.audits.loss_commitments import LossOpening, SealedLoss, seal_loss
 from ledger.core.module import Module
 from protocol.identity import Signed
 from protocol.verdicts import ReplayFinding, Verdict
-from rounds.ballots import Closing
+from rounds.round_state import RoundCertificate
 from tests.ledger.world import AUDITS, LOSS, PEOPLE, SAMPLED, World, secret_of
 from tests.sim.keys import FastSigner
 
@@ -47,11 +55,11 @@ class Court(World):
         return self.state.audits.jobs[self.key]
 
     @property
-    def log(self) -> list[tuple[Result, bytes, bytes]]:
+    def log(self) -> list[tuple[AuditResult, bytes, bytes]]:
         return [(entry.result, entry.trainer, entry.auditor) for entry in self.state.audits.log]
 
-    def standing(self, key: bytes) -> Standing:
-        return self.state.audits.standings.get(key, Standing())
+    def standing(self, key: bytes) -> MemberAuditRecord:
+        return self.state.audits.member_records.get(key, MemberAuditRecord())
 
     def suspended(self, key: bytes) -> bool:
         return key in self.audits.suspended
@@ -62,12 +70,12 @@ class Court(World):
             who = self.job(self.key).trainers if trainers is None else trainers
             self.decide(closings=(self.closing(self.key, dict.fromkeys(who, Verdict.ACCEPT)),))
 
-    def closing_without(self, *absent: bytes) -> Closing:
+    def closing_without(self, *absent: bytes) -> RoundCertificate:
         """Closes the round, in which everybody was accepted, without the ballots of these voters."""
         job = self.job(self.key)
         voters = tuple(voter for voter in job.voters if voter not in absent)
         self.vote(self.key, dict.fromkeys(job.trainers, Verdict.ACCEPT), voters)
-        closing = self.ledger.books[self.key].closing()
+        closing = self.ledger.rounds[self.key].certificate()
         assert closing is not None
         return closing
 
@@ -76,26 +84,26 @@ class Court(World):
         while not self.due(trainer):
             self.round()
 
-    def due(self, trainer: bytes | None = None, disputes: bool = False) -> list[tuple[FastSigner, Due]]:
+    def due(self, trainer: bytes | None = None, disputes: bool = False) -> list[tuple[FastSigner, AuditDuty]]:
         """What everybody has to do."""
-        everybody = [(person, due) for key, person in self.people.items() for due in due_for(key, self.state)]
+        everybody = [(person, due) for key, person in self.people.items() for due in audit_duties(key, self.state)]
         return [
             (person, due)
             for person, due in everybody
             if due.is_dispute is disputes and (trainer is None or due.trainer == trainer)
         ]
 
-    def said(self, person: FastSigner, due: Due, finding: ReplayFinding = MATCH) -> Signed:
+    def said(self, person: FastSigner, due: AuditDuty, finding: ReplayFinding = MATCH) -> Signed:
         kind = "audit/verdict" if due.is_dispute else "audit/report"
         loss = None if due.is_dispute or finding is not MATCH else self.seal(person, due)
-        return self.tx(person, kind, AuditFinding(due.job, *due.place, finding, 7, loss))
+        return self.tx(person, kind, AuditFinding(due.job, *due.proposal_key, finding, 7, loss))
 
-    def seal(self, person: FastSigner, due: Due, loss: int | None = None) -> SealedLoss | None:
+    def seal(self, person: FastSigner, due: AuditDuty, loss: int | None = None) -> SealedLoss | None:
         """The loss of the update, unless another is given."""
         if due.proposal.loss is None:
             return None
         said, secret = LOSS if loss is None else loss, secret_of(person.public + due.trainer, due.round)
-        return sealed(said, due.job, due.round, due.trainer, due.auditor, due.proposal.loss, secret)
+        return seal_loss(said, due.job, due.round, due.trainer, due.auditor, due.proposal.loss, secret)
 
     def report(self) -> None:
         """Everybody says of all that it was drawn for that it matches."""
@@ -105,17 +113,17 @@ class Court(World):
     def open_losses(self, but: Iterable[bytes] = ()) -> None:
         """Every trainer opens what it may open, but these."""
         for key, person in self.people.items():
-            for due in self.rules.audits.openings_due(key, self.state) if key not in but else ():
-                self.decide(self.tx(person, OPENS, self.opening(due.round, due.trainer)))
+            for due in self.rules.audits_module.loss_openings_due(key, self.state) if key not in but else ():
+                self.decide(self.tx(person, LOSS_OPENING_KIND, self.opening(due.round, due.trainer)))
 
     def opening(self, number: int, trainer: bytes) -> LossOpening:
         """Opens the proposal of that key in that round."""
         return LossOpening(self.key, number, trainer, secret_of(trainer, number), self.losses.get(trainer) or LOSS)
 
-    def say(self, person: FastSigner, due: Due, finding: ReplayFinding = MATCH) -> None:
+    def say(self, person: FastSigner, due: AuditDuty, finding: ReplayFinding = MATCH) -> None:
         self.decide(self.said(person, due, finding))
 
-    def challenge(self, trainer: bytes, finding: ReplayFinding = MISMATCH) -> Due:
+    def challenge(self, trainer: bytes, finding: ReplayFinding = MISMATCH) -> AuditDuty:
         """One auditor of this trainer says that its update is wrong."""
         auditor, due = min(self.due(trainer), key=lambda item: (item[1].round, item[0].public))
         self.say(auditor, due, finding)
@@ -123,7 +131,7 @@ class Court(World):
 
     def judge(self, finding: ReplayFinding, count: int | None = None, trainer: bytes | None = None) -> None:
         """So many of those whose verdict is awaited say the same."""
-        for person, due in [item for item in self.due(trainer, disputes=True) if not item[1].is_second][:count]:
+        for person, due in [item for item in self.due(trainer, disputes=True) if not item[1].is_second_verdict][:count]:
             self.say(person, due, finding)
 
     def convict(self, trainer: bytes) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 from ledger.core.genesis import Genesis
-from ledger.core.module import Change, Context, Module, Refused, Said, View
+from ledger.core.module import BlockContext, DecodedTransaction, Module, Refused, StateChange, StateReader
 from ledger.tables import Table
 from protocol.codec import Count, Key, Length
 
@@ -42,16 +42,18 @@ class NotebookModule(Module[NotebookState]):
     contents: ClassVar[Mapping[str, type]] = {"notebook/write": Write}
     state_type = NotebookState
 
-    def genesis(self, genesis: Genesis) -> NotebookState:
+    def genesis_state(self, genesis: Genesis) -> NotebookState:
         return NotebookState(0, Table(Note))
 
-    def apply(self, state: NotebookState, said: Said, view: View, context: Context) -> Change:
+    def apply_transaction(
+        self, state: NotebookState, said: DecodedTransaction, view: StateReader, context: BlockContext
+    ) -> StateChange:
         changes: dict[bytes, Note | None] = {}
         for name, text in said.content.notes.items():
             if text is None and name not in state.notes:
                 raise Refused(f"there is no note {name.hex()}")
             changes[name] = None if text is None else Note(said.author, text, context.height)
-        return Change(replace(state, written=state.written + len(changes), notes=state.notes.with_rows(changes)))
+        return StateChange(replace(state, written=state.written + len(changes), notes=state.notes.with_rows(changes)))
 
 
 def notes(count: int, first: int = 0, text: bytes = b"") -> dict[bytes, Any]:

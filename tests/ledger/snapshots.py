@@ -13,13 +13,13 @@ from consensus.block import encode_header, make_header
 from consensus.effects import DecidedBlock, PeerFault
 from consensus.light_client import TrustedBlock, make_light_block
 from consensus.voter_set import VoterSet
-from ledger.blocks.ledger import Ledger
+from ledger.blocks.application import LedgerApplication
 from ledger.core.module import Module
 from ledger.jobs import Job
-from ledger.members import Approve, Leave, Stand
-from ledger.snapshots.snapshot import Shelf, models_of
-from ledger.snapshots.transfer import Answer, Basis, Request, Step, Transfer
-from ledger.state import State
+from ledger.ledger_state import LedgerState
+from ledger.members import ApproveVoter, ResignAsVoter, StandAsVoter
+from ledger.snapshots.snapshot_download import DownloadStep, SnapshotAnswer, SnapshotDownload, SnapshotRequest, TrustBasis
+from ledger.snapshots.snapshot_server import SnapshotStore, models_in_state
 from protocol import codec, merkle
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.messages import GetSnapshot, GetSnapshotPart, LightBlock
@@ -34,7 +34,7 @@ DELAY_SECONDS = 0.01  # one way
 
 @dataclass
 class MemoryModels:
-    """Implements `ledger.snapshots.snapshot.Models`."""
+    """Implements `ledger.snapshots.snapshot_server.ModelStore`."""
 
     models: dict[tuple[bytes, int], list[bytes]] = field(default_factory=dict)
     pinned: frozenset[tuple[bytes, int]] = frozenset()
@@ -96,7 +96,7 @@ class MemoryIncoming:
 
 
 class Chain(World):
-    """Everything that was ever decided; implements `Archive` for a peer that was there from the start."""
+    """Everything that was ever decided; implements `BlockArchive` for a peer that was there from the start."""
 
     def __init__(self, voters: int = 4, trainers: int = 3, modules: tuple[Module[Any], ...] = (NotebookModule(),)) -> None:
         super().__init__(voters, trainers, modules=modules)
@@ -110,7 +110,7 @@ class Chain(World):
         """The same history, which goes on by itself from here."""
         other = Chain()
         other.genesis, other.rules, other.chain = self.genesis, self.rules, self.chain
-        other.ledger = Ledger(self.rules, self.state, self.ledger.certified_root)
+        other.ledger = LedgerApplication(self.rules, self.state, self.ledger.certified_root)
         other.models = MemoryModels(dict(self.models.models))
         other.decided, other.states, other.proof = dict(self.decided), dict(self.states), dict(self.proof)
         other.signers = self.signers
@@ -119,7 +119,7 @@ class Chain(World):
     def new_root(self, job: Job, key: bytes) -> bytes:
         return self.models.make(key, job.round)
 
-    def keep(self, before: State, after: State, body: bytes) -> None:
+    def keep(self, before: LedgerState, after: LedgerState, body: bytes) -> None:
         signers = self.signers(VoterSet(before.members.voters))
         decided = decided_after(before, self.decided.get(before.height), self.chain, body, signers)
         self.decided[after.height], self.states[after.height] = decided, after
@@ -132,11 +132,11 @@ class Chain(World):
     def get_decision(self, height: int) -> DecidedBlock | None:
         return self.decided.get(height)
 
-    def header(self, height: int) -> bytes | None:
+    def get_header(self, height: int) -> bytes | None:
         decided = self.decided.get(height)
         return encode_header(make_header(decided.decode())) if decided else None
 
-    def links(self, after: int, until: int) -> list[LightBlock]:
+    def light_blocks(self, after: int, until: int) -> list[LightBlock]:
         return [self.proof[height] for height in sorted(self.proof) if after < height <= until]
 
     # History
@@ -157,14 +157,14 @@ class Chain(World):
         self.decide(self.admission(person, token=token))
         self.decide()  # certifies a root
         root = self.state.certified_roots[self.state.height - 1]
-        self.decide(self.tx(person, "member/stand", Stand(self.state.height - 1, root)))
-        self.decide(*(self.tx(BY_KEY[key], "member/approve", Approve(person.public)) for key in self.state.members.voters))
+        self.decide(self.tx(person, "member/stand", StandAsVoter(self.state.height - 1, root)))
+        self.decide(*(self.tx(BY_KEY[key], "member/approve", ApproveVoter(person.public)) for key in self.state.members.voters))
         self.decide()
         self.decide()
         assert person.public in self.state.members.voters
 
     def dismiss_voter(self, person: FastSigner) -> None:
-        self.decide(self.tx(person, "member/leave", Leave()))
+        self.decide(self.tx(person, "member/leave", ResignAsVoter()))
         self.decide()
         self.decide()
         assert person.public not in self.state.members.voters
@@ -172,15 +172,15 @@ class Chain(World):
     def anchor(self, height: int) -> TrustedBlock:
         return TrustedBlock(height, self.decided[height].digest)
 
-    def shelf(self, until: int | None = None) -> Shelf:
+    def shelf(self, until: int | None = None) -> SnapshotStore:
         """Of a peer that has applied all of it, or a part."""
-        shelf = Shelf(self, self.models)
+        shelf = SnapshotStore(self, self.models)
         for height in range(1, (until or self.state.height) + 1):
-            shelf.applied(self.states[height], 0.0)
+            shelf.add_applied_state(self.states[height], 0.0)
         return shelf
 
-    def basis(self, height: int = 0, anchor: TrustedBlock | None = None) -> Basis:
-        return Basis(self.chain, FastVerifier(), height, VoterSet(self.states[height].members.voters), anchor)
+    def basis(self, height: int = 0, anchor: TrustedBlock | None = None) -> TrustBasis:
+        return TrustBasis(self.chain, FastVerifier(), height, VoterSet(self.states[height].members.voters), anchor)
 
 
 def lived(height: int = 40) -> Chain:
@@ -199,37 +199,37 @@ def lived(height: int = 40) -> Chain:
     return chain
 
 
-Says = Callable[[Request, Any], Any]  # (what was asked, the honest answer) -> what is sent; None: nothing
+Says = Callable[[SnapshotRequest, Any], Any]  # (what was asked, the honest answer) -> what is sent; None: nothing
 
 
-def honestly(request: Request, answer: Answer) -> Answer:
+def honestly(request: SnapshotRequest, answer: SnapshotAnswer) -> SnapshotAnswer:
     return answer
 
 
 @dataclass
 class Server:
-    shelf: Shelf
+    shelf: SnapshotStore
     says: Says = honestly
     delay: float = DELAY_SECONDS
-    asked: list[Request] = field(default_factory=list)
+    asked: list[SnapshotRequest] = field(default_factory=list)
     served: list[GetSnapshotPart] = field(default_factory=list)
 
 
 class Fetch:
     """One peer that fetches from these servers, in virtual time."""
 
-    def __init__(self, chain: Chain, servers: dict[bytes, Server], basis: Basis | None = None, wanted: int = 0) -> None:
+    def __init__(self, chain: Chain, servers: dict[bytes, Server], basis: TrustBasis | None = None, wanted: int = 0) -> None:
         self.servers = servers
         self.models = MemoryModels()
-        self.transfer = Transfer(chain.rules, self.models, basis or chain.basis(), wanted)
+        self.transfer = SnapshotDownload(chain.rules, self.models, basis or chain.basis(), wanted)
         self.faults: list[PeerFault] = []
         self.now = 0.0
-        self._queue: list[tuple[float, int, Callable[[], Step]]] = []
+        self._queue: list[tuple[float, int, Callable[[], DownloadStep]]] = []
         self._order = itertools.count()
         for peer in servers:
-            self.at(0.0, lambda peer=peer: self.transfer.connected(peer, self.now))
+            self.at(0.0, lambda peer=peer: self.transfer.add_peer(peer, self.now))
 
-    def at(self, time: float, action: Callable[[], Step]) -> None:
+    def at(self, time: float, action: Callable[[], DownloadStep]) -> None:
         heapq.heappush(self._queue, (time, next(self._order), action))
 
     def run(self, seconds: float = 60.0) -> Fetch:
@@ -243,20 +243,20 @@ class Fetch:
             if min(comes, deadline) > seconds:
                 break
             self.now = max(self.now, min(comes, deadline))
-            self.do(heapq.heappop(self._queue)[2]() if comes <= deadline else self.transfer.tick(self.now))
+            self.do(heapq.heappop(self._queue)[2]() if comes <= deadline else self.transfer.handle_tick(self.now))
         return self
 
-    def do(self, step: Step) -> None:
+    def do(self, step: DownloadStep) -> None:
         for fault in step.faults:
             self.faults.append(fault)
         for peer, request in step.sends:
             self._serve(peer, request)
 
-    def _serve(self, peer: bytes, request: Request) -> None:
+    def _serve(self, peer: bytes, request: SnapshotRequest) -> None:
         server = self.servers[peer]
         server.asked.append(request)
         try:
-            answer: Any = server.shelf.answer(
+            answer: Any = server.shelf.answer_request(
                 codec.decode_message(codec.encode(request), (GetSnapshot, GetSnapshotPart)), self.now
             )
         except RemoteProtocolError as error:
@@ -265,7 +265,7 @@ class Fetch:
         if answer is not None:
             if isinstance(request, GetSnapshotPart):
                 server.served.append(request)
-            self.at(self.now + 2 * server.delay, lambda: self.transfer.received(peer, answer, self.now))
+            self.at(self.now + 2 * server.delay, lambda: self.transfer.handle_answer(peer, answer, self.now))
 
     @property
     def blamed(self) -> dict[bytes, str]:
@@ -277,12 +277,12 @@ def assert_restored(fetch: Fetch, chain: Chain) -> None:
     restored = fetch.transfer.restored
     assert restored is not None
     expected = chain.states[restored.height]
-    assert restored.state.root == expected.root
+    assert restored.state.state_root == expected.state_root
     assert chain.rules.encode_state(restored.state) == chain.rules.encode_state(expected)
     assert [decided.height for decided in restored.decisions] == [restored.height + i for i in (-1, 0, 1)]
     assert list(restored.decisions) == [chain.decided[decided.height] for decided in restored.decisions]
     for name, table in expected.tables.items():
         assert list(restored.state.tables[name].items()) == list(table.items())
     restored.install_models()
-    for (key, number), root in models_of(restored.state).items():
+    for (key, number), root in models_in_state(restored.state).items():
         assert fetch.models.root(key, number) == root

@@ -7,31 +7,31 @@ from dataclasses import replace
 
 import pytest
 
-from ledger.audits import docket
-from ledger.audits.docket import AFTERMATH_HEIGHTS
-from ledger.audits.draws import commitment_to, ticket
-from ledger.audits.state import (
+from ledger.audits import state_machine
+from ledger.audits.audit_state import (
+    AUDIT_LOG_MAX,
     CHALLENGES_OPEN_MAX,
     FALSE_CHALLENGES_MAX,
-    LOG_MAX,
-    VOLUNTEERS,
+    VOLUNTEER_KIND,
     AuditFinding,
+    AuditResult,
     AuditsState,
-    Result,
-    Standing,
-    Volunteering,
-    asked_of,
-    due_for,
-    in_turn,
+    AuditVolunteering,
+    MemberAuditRecord,
+    audit_duties,
+    first_duty_of_each_trainer,
+    proposals_to_serve,
 )
+from ledger.audits.sortition import commit_nonce, sortition_ticket
+from ledger.audits.state_machine import POST_JOB_AUDIT_HEIGHTS
 from ledger.core.module import Refused
-from ledger.jobs import Phase, Stop
-from ledger.members import Leave, Register
-from ledger.state import Body, decode_body
+from ledger.jobs import JobPhase, StopJob
+from ledger.ledger_state import BlockBody, decode_body
+from ledger.members import RegisterRoles, ResignAsVoter
 from protocol import codec
 from protocol.identity import Signed
 from protocol.verdicts import ReplayFinding, Verdict
-from rounds.ballots import Closing
+from rounds.round_state import RoundCertificate
 from tests.ledger.court import LONG, MATCH, MISMATCH, WITHHELD, A, B, C, Court, D, withheld
 from tests.ledger.world import AUDITS, BY_KEY, PEOPLE, SAMPLED, SCRATCH, UNAUDITED, World, nonce_of
 from tests.sim.keys import FastSigner
@@ -44,18 +44,18 @@ def court() -> Court:
 
 def test_no_audits_end_for_those_of_other_jobs_while_something_is_disputed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A liar that began sixteen jobs would have the sixteenth end the dispute in which it is found out."""
-    monkeypatch.setattr(docket, "WINDING_UP_MAX", 2)
+    monkeypatch.setattr(state_machine, "WINDING_UP_MAX", 2)
     court = Court(4, SAMPLED + b":9")
     first = court.key
     court.round()
     court.challenge(A)
-    court.decide(court.tx(PEOPLE[0], "job/stop", Stop(first)))
+    court.decide(court.tx(PEOPLE[0], "job/stop", StopJob(first)))
     for author in PEOPLE[:4]:
         court.key = court.start(author, SAMPLED + b":9")
         court.round(2)
         court.report()
-        court.decide(court.tx(author, "job/stop", Stop(court.key)))
-        assert court.audits.unopened, "its audits are not over"
+        court.decide(court.tx(author, "job/stop", StopJob(court.key)))
+        assert court.audits.unopened_losses, "its audits are not over"
     court.key = first
     assert court.audits.disputes and len(court.state.audits.jobs) == 2
     court.judge(MISMATCH, 1)
@@ -68,24 +68,29 @@ def test_no_audits_end_for_those_of_other_jobs_while_something_is_disputed(monke
 def test_every_accepted_proposal_is_audited_by_reexecutors_other_than_its_trainer(court: Court) -> None:
     court.round(3)
     for of in court.audits.rounds.values():
-        assert of.drawn.keys() == {A, B, C, D} and of.reexecutors == (A, B, C, D) and of.faults == 1
-        for trainer, drawn in of.drawn.items():
-            assert trainer not in drawn.pending
+        assert of.proposals.keys() == {A, B, C, D} and of.reexecutors == (A, B, C, D) and of.faults == 1
+        for trainer, drawn in of.proposals.items():
+            assert trainer not in drawn.pending_auditors
             assert drawn.proposal.job == court.key
-    assert {auditor for of in court.audits.rounds.values() for auditor in of.drawn[A].pending} == {B, C, D}
+    assert {auditor for of in court.audits.rounds.values() for auditor in of.proposals[A].pending_auditors} == {B, C, D}
 
 
 def test_the_first_round_has_no_draws_and_the_next_ones_have_nonces_of_all_who_voted() -> None:
     court = Court(is_new=True)
-    assert court.job(court.key).audited and court.job(court.key).terms(court.key).vouched == {A, B, C, D}
+    assert court.job(court.key).fully_audited and court.job(court.key).round_terms(court.key).trainers_to_vouch_for == {
+        A,
+        B,
+        C,
+        D,
+    }
     court.round()
-    assert not court.audits.rounds and not court.job(court.key).audited
+    assert not court.audits.rounds and not court.job(court.key).fully_audited
     court.round(2)
-    assert [(number, of.nonces) for number, of in court.audits.rounds.items()] == [(1, 4), (2, 4)]
+    assert [(number, of.nonce_count) for number, of in court.audits.rounds.items()] == [(1, 4), (2, 4)]
     assert {voter: known.round for voter, known in court.audits.commitments.items()} == dict.fromkeys((A, B, C, D), 2)
 
 
-def closing_with(court: Court, nonces: dict[bytes, tuple[bytes | None, bytes | None]]) -> Closing:
+def closing_with(court: Court, nonces: dict[bytes, tuple[bytes | None, bytes | None]]) -> RoundCertificate:
     """Of all voters, some of whom reveal or commit to something of their own."""
     honest = court.nonces
     court.nonces = lambda key, voter: nonces.get(voter, honest(key, voter))  # type: ignore[method-assign]
@@ -105,12 +110,12 @@ def test_accomplices_that_grind_their_nonces_displace_nobody() -> None:
             return nonce_of(voter, number)
         if (voter, number) not in chosen:
             tries = [hashlib.sha256(voter + bytes([number, i])).digest()[:16] for i in range(200)]
-            chosen[voter, number] = min(tries, key=lambda tried: ticket(ground.key, number + 1, tried, voter, A))
+            chosen[voter, number] = min(tries, key=lambda tried: sortition_ticket(ground.key, number + 1, tried, voter, A))
         return chosen[voter, number]
 
     def nonces(key: bytes, voter: bytes) -> tuple[bytes | None, bytes | None]:
         known = ground.audits.commitments.get(voter)
-        return (nonce(voter, known.round) if known else None), commitment_to(nonce(voter, ground.job(key).round))
+        return (nonce(voter, known.round) if known else None), commit_nonce(nonce(voter, ground.job(key).round))
 
     ground.nonces = nonces  # type: ignore[method-assign]
     by_honest = 0
@@ -118,37 +123,38 @@ def test_accomplices_that_grind_their_nonces_displace_nobody() -> None:
         fair.round()
         ground.round()
         drawn, expected = (
-            [key for key in court.audits.rounds[number].drawn[A].pending if key not in (B, C)] for court in (ground, fair)
+            [key for key in court.audits.rounds[number].proposals[A].pending_auditors if key not in (B, C)]
+            for court in (ground, fair)
         )
         assert drawn == expected
         by_honest += len(drawn)
-        assert number == 1 or {B, C} <= set(ground.audits.rounds[number].drawn[A].pending)
+        assert number == 1 or {B, C} <= set(ground.audits.rounds[number].proposals[A].pending_auditors)
     assert by_honest > 8
 
 
 def test_a_reveal_that_is_not_what_was_committed_to_draws_nothing_for_its_voter(court: Court) -> None:
-    commitment = commitment_to(nonce_of(A, 1))
+    commitment = commit_nonce(nonce_of(A, 1))
     court.decide(closings=(closing_with(court, {A: (bytes(16), commitment), B: (None, commitment)}),))
     of = court.audits.rounds[1]
-    assert of.nonces == 2
-    assert {auditor for drawn in of.drawn.values() for auditor in drawn.pending} <= {C, D}
+    assert of.nonce_count == 2
+    assert {auditor for drawn in of.proposals.values() for auditor in drawn.pending_auditors} <= {C, D}
 
 
 def test_a_voter_that_commits_to_nothing_draws_nothing_in_the_next_round(court: Court) -> None:
     court.decide(closings=(closing_with(court, {A: (None, None)}),))
     assert A not in court.audits.commitments
     court.round()
-    assert court.audits.rounds[2].nonces == 3
+    assert court.audits.rounds[2].nonce_count == 3
 
 
 def test_a_voter_whose_ballot_was_not_decided_is_bound_to_what_it_said_last(court: Court) -> None:
     court.vote(court.key, dict.fromkeys((A, B, C, D), Verdict.ACCEPT), voters=(A, B, C))
-    closing = court.ledger.books[court.key].closing()
+    closing = court.ledger.rounds[court.key].certificate()
     assert closing is not None
     court.decide(closings=(closing,))
     assert court.audits.commitments[D].round == 0 and court.audits.commitments[A].round == 1
     court.round()
-    assert court.audits.rounds[2].nonces == 4
+    assert court.audits.rounds[2].nonce_count == 4
 
 
 def left_out(court: Court, *voters: bytes) -> None:
@@ -157,7 +163,7 @@ def left_out(court: Court, *voters: bytes) -> None:
 
 
 def awaited(court: Court, number: int) -> dict[bytes, tuple[bytes, ...]]:
-    return {trainer: drawn.pending for trainer, drawn in court.audits.rounds[number].drawn.items()}
+    return {trainer: drawn.pending_auditors for trainer, drawn in court.audits.rounds[number].proposals.items()}
 
 
 def test_a_leader_that_leaves_out_who_would_find_its_like_delays_that_until_their_next_ballots() -> None:
@@ -166,9 +172,9 @@ def test_a_leader_that_leaves_out_who_would_find_its_like_delays_that_until_thei
     found = [key for key in awaited(fair, 1)[A] if key not in (B, C)]
     assert 0 < len(found) <= 3
     left_out(led, *found)
-    assert not set(found) & set(awaited(led, 1)[A]) and led.audits.rounds[1].nonces == 10 - len(found)
+    assert not set(found) & set(awaited(led, 1)[A]) and led.audits.rounds[1].nonce_count == 10 - len(found)
     led.round()
-    assert awaited(led, 1) == awaited(fair, 1) and led.audits.rounds[1].nonces == 10
+    assert awaited(led, 1) == awaited(fair, 1) and led.audits.rounds[1].nonce_count == 10
     assert all(list(drawn) == sorted(drawn) for drawn in awaited(led, 1).values()), "as after a snapshot"
     led.round()
     assert awaited(led, 1) == awaited(fair, 1), "and only once"
@@ -199,13 +205,13 @@ def test_who_is_left_out_is_not_drawn_for_a_round_that_is_only_kept_for_a_disput
 
 def test_where_all_were_drawn_by_the_model_root_nobody_is_drawn_again() -> None:
     court = Court(auditors=3)
-    court.nonces = lambda key, voter: (None, commitment_to(nonce_of(voter, 1)))  # type: ignore[method-assign]
+    court.nonces = lambda key, voter: (None, commit_nonce(nonce_of(voter, 1)))  # type: ignore[method-assign]
     left_out(court, D)
     del court.nonces  # type: ignore[misc]
     foreseen = awaited(court, 1)
-    assert court.audits.rounds[1].nonces == 0 and D in foreseen[A]
+    assert court.audits.rounds[1].nonce_count == 0 and D in foreseen[A]
     court.round()
-    assert awaited(court, 1) == foreseen and court.audits.rounds[1].nonces == 0
+    assert awaited(court, 1) == foreseen and court.audits.rounds[1].nonce_count == 0
 
 
 def test_only_jobs_with_sampled_audits_draw_any() -> None:
@@ -217,7 +223,7 @@ def test_only_jobs_with_sampled_audits_draw_any() -> None:
 
 def test_what_was_not_accepted_is_not_audited(court: Court) -> None:
     court.decide(closings=(court.closing(court.key, {A: Verdict.ACCEPT, B: Verdict.NORM}),))
-    assert court.audits.rounds[1].drawn.keys() == {A}
+    assert court.audits.rounds[1].proposals.keys() == {A}
 
 
 def test_a_job_with_sampled_audits_needs_more_reexecutors_than_twice_the_liars() -> None:
@@ -225,23 +231,23 @@ def test_a_job_with_sampled_audits_needs_more_reexecutors_than_twice_the_liars()
     with pytest.raises(Refused, match="'sampled' needs 5 voters with a worker, there are 4"):
         world.start(spec=SAMPLED)
     enough = World(7, 5)
-    assert len(enough.job(enough.start(spec=SAMPLED)).auditors) == 5
+    assert len(enough.job(enough.start(spec=SAMPLED)).reexecutors) == 5
 
 
 def test_such_a_round_is_judged_without_reexecution(court: Court) -> None:
     job = court.job(court.key)
-    assert job.auditors == (A, B, C, D)
-    assert job.terms(court.key).auditors == frozenset() and not job.terms(court.key).vouched
+    assert job.reexecutors == (A, B, C, D)
+    assert job.round_terms(court.key).reexecutors == frozenset() and not job.round_terms(court.key).trainers_to_vouch_for
 
 
 def test_the_first_round_and_the_last_ones_are_reexecuted_before_the_ballot_and_nothing_is_drawn_of_them() -> None:
     court = Court(4, SAMPLED + b":5", is_new=True, closing=2, window=9)
     seen, drawn = list[tuple[int, int]](), dict[int, set[bytes]]()
-    while court.job(court.key).phase is Phase.RUNNING:
-        terms = court.job(court.key).terms(court.key)
-        seen.append((len(terms.vouched), len(terms.auditors)))
+    while court.job(court.key).phase is JobPhase.RUNNING:
+        terms = court.job(court.key).round_terms(court.key)
+        seen.append((len(terms.trainers_to_vouch_for), len(terms.reexecutors)))
         court.round()
-        drawn |= {number: set(of.drawn) for number, of in court.audits.rounds.items()}
+        drawn |= {number: set(of.proposals) for number, of in court.audits.rounds.items()}
     assert seen == [(4, 4), (0, 0), (0, 0), (4, 4), (4, 4)]
     assert drawn == {1: {A, B, C, D}, 2: {A, B, C, D}}
 
@@ -254,11 +260,11 @@ def test_a_report_is_logged_and_awaited_once(court: Court) -> None:
     auditor, due = court.due()[0]
     signed = court.said(auditor, due)
     court.decide(signed)
-    assert court.log == [(Result.PASSED, due.trainer, auditor.public)]
+    assert court.log == [(AuditResult.PASSED, due.trainer, auditor.public)]
     entry = court.state.audits.log[0]
     assert (entry.finding, entry.relative_error_ppm) == (MATCH, 7)
-    assert court.standing(auditor.public) == Standing(reports=1)
-    assert due not in due_for(auditor.public, court.state)
+    assert court.standing(auditor.public) == MemberAuditRecord(reports=1)
+    assert due not in audit_duties(auditor.public, court.state)
     assert "is awaited" in (court.problem(court.said(auditor, due)) or "")
 
 
@@ -277,7 +283,7 @@ def test_an_audit_that_is_not_reported_in_time_lapses_and_is_held_against_its_au
     assert due.round == 1 and court.problem(court.said(auditor, due)) is None
     court.round()
     assert "is awaited" in (court.problem(court.said(auditor, due)) or "")
-    assert {result for result, _, _ in court.log} == {Result.LAPSED} and len(court.log) == 12
+    assert {result for result, _, _ in court.log} == {AuditResult.LAPSED} and len(court.log) == 12
     assert [court.standing(key).lapsed for key in (A, B, C, D)] == [3, 3, 3, 3]
     assert list(court.audits.rounds) == [2, 3, 4]
 
@@ -293,11 +299,11 @@ def test_an_audit_is_awaited_while_time_is_left_however_many_rounds_go_by() -> N
     court.round(1 + 28 - 1)
     assert court.problem(court.said(auditor, due)) is None
     assert 1 in court.audits.rounds
-    assert len(court.audits.unvested[due.trainer]) == 29, "no reward is its trainer's own while a report is awaited"
+    assert len(court.audits.unvested_rounds[due.trainer]) == 29, "no reward is its trainer's own while a report is awaited"
     court.say(auditor, due)
     court.round()
     assert "is awaited" in (court.problem(court.said(other, of_other)) or "")
-    assert {result for result, _, _ in court.log} == {Result.PASSED, Result.LAPSED}
+    assert {result for result, _, _ in court.log} == {AuditResult.PASSED, AuditResult.LAPSED}
     assert 1 not in court.audits.rounds
 
 
@@ -322,7 +328,7 @@ def test_a_dispute_is_open_while_time_is_left_however_many_rounds_go_by() -> Non
     court.round(28 - 1)
     assert court.audits.disputes
     court.round()
-    assert not court.audits.disputes and Result.DROPPED in [result for result, _, _ in court.log]
+    assert not court.audits.disputes and AuditResult.DROPPED in [result for result, _, _ in court.log]
 
 
 def test_the_next_dispute_about_a_trainer_has_a_window_of_its_own_once_the_one_before_it_is_over() -> None:
@@ -365,8 +371,8 @@ def test_liars_that_dispute_again_and_again_do_not_put_off_a_reward_for_ever() -
     """After so many disputes the reports that they keep back lapse as all others do."""
     court = Court(4, SAMPLED + b":2000", auditors=3, suspension_rounds=1, answer_ms=2, reveal_ms=1)
     court.round()
-    for _ in range(docket.renewals_max(1) + 1):
-        assert court.audits.rounds[1].drawn[A].pending, "it waits for the disputes"
+    for _ in range(state_machine.window_renewals_max(1) + 1):
+        assert court.audits.rounds[1].proposals[A].pending_auditors, "it waits for the disputes"
         court.round()
         auditor, due = [item for item in court.due(A) if item[0].public in (C, D)][-1]
         court.say(auditor, due, WITHHELD)
@@ -374,22 +380,25 @@ def test_liars_that_dispute_again_and_again_do_not_put_off_a_reward_for_ever() -
         court.judge(MATCH, 2, A)
         assert not court.audits.disputes and not court.suspended(A)
     court.round(7 + 2)
-    assert 1 not in court.audits.rounds and 1 not in court.audits.unvested[A]
+    assert 1 not in court.audits.rounds and 1 not in court.audits.unvested_rounds[A]
 
 
 def test_a_dispute_in_another_job_holds_up_nothing(court: Court) -> None:
     court.round()
-    mine = due_for(A, court.state)
+    mine = audit_duties(A, court.state)
     other = [replace(due, job=bytes(32), is_dispute=True) for due in mine]
-    assert in_turn([*other, *mine], court.state.members) == [*other, *in_turn(mine, court.state.members)]
+    assert first_duty_of_each_trainer([*other, *mine], court.state.members) == [
+        *other,
+        *first_duty_of_each_trainer(mine, court.state.members),
+    ]
 
 
 def test_one_proposal_of_each_trainer_is_fetched_at_a_time_and_disputes_come_first(court: Court) -> None:
     court.round(3)
     court.challenge(B)
     for key in (A, B, C, D):
-        due = due_for(key, court.state)
-        turns = in_turn(due, court.state.members)
+        due = audit_duties(key, court.state)
+        turns = first_duty_of_each_trainer(due, court.state.members)
         assert len({item.trainer for item in turns}) == len(turns) == len({item.trainer for item in due})
         for turn in turns:
             others = [item for item in due if item.trainer == turn.trainer]
@@ -403,10 +412,10 @@ def test_a_judge_that_did_not_see_a_proposal_judges_once_more_if_somebody_found_
     court.challenge(A)
     court.judge(WITHHELD, 3)
     (dispute,) = court.audits.disputes
-    assert (len(dispute.guilty), len(dispute.unseen)) == (1, 3)
+    assert (len(dispute.voted_invalid), len(dispute.voted_withheld)) == (1, 3)
     waiting = court.due(A, disputes=True)
-    assert sorted(due.is_second for _, due in waiting) == [False] * 2 + [True] * 3
-    seconds = [(person, due) for person, due in waiting if due.is_second]
+    assert sorted(due.is_second_verdict for _, due in waiting) == [False] * 2 + [True] * 3
+    seconds = [(person, due) for person, due in waiting if due.is_second_verdict]
     assert "has given its verdict" in (court.problem(court.said(*seconds[0], WITHHELD)) or "")
     court.round(1 + 40 + 1)
     assert court.audits.disputes, "they have a second window"
@@ -421,14 +430,14 @@ def test_a_judge_that_did_not_see_a_proposal_waits_for_nobody_if_nobody_found_it
     court.until_drawn(A)
     court.challenge(A, WITHHELD)
     court.judge(WITHHELD, 1)
-    assert not any(due.is_second for _, due in court.due(A, disputes=True))
+    assert not any(due.is_second_verdict for _, due in court.due(A, disputes=True))
     court.round(1 + 40 + 1)
     assert not court.audits.disputes
 
 
 def test_the_time_of_a_window_begins_when_its_round_is_closed_and_not_with_an_older_block() -> None:
     court = Court(auditors=3, **TIMED)
-    court.decide_body(codec.encode(Body((court.closing(court.key),), (), ())), after_ms=1_000)
+    court.decide_body(codec.encode(BlockBody((court.closing(court.key),), (), ())), after_ms=1_000)
     auditor, due = court.due()[0]
     court.round(AUDITS.window + 1)
     assert court.problem(court.said(auditor, due)) is None
@@ -440,7 +449,7 @@ def test_the_time_of_a_window_begins_when_its_round_is_closed_and_not_with_an_ol
 def test_a_job_of_which_the_least_link_shows_too_little_in_time_does_not_start(
     reveal_ms: int, version: int, refused: str | None
 ) -> None:
-    audits = replace(AUDITS, answer_ms=15_000, reveal_ms=reveal_ms)
+    audits = replace(AUDITS, response_ms=15_000, serving_ms_per_reexecutor=reveal_ms)
     world = World(4, 4, audits, audits_version=version)
     if refused is None:
         assert world.start(spec=SAMPLED) in world.state.audits.jobs
@@ -456,7 +465,7 @@ def test_a_network_whose_windows_are_rounds_starts_no_job_that_names_a_least_lin
 
 def test_the_log_keeps_the_last_results_only(court: Court) -> None:
     court.round(AUDITS.window + 12)
-    assert len(court.log) == LOG_MAX and court.state.audits.log[-1].round == 12
+    assert len(court.log) == AUDIT_LOG_MAX and court.state.audits.log[-1].round == 12
 
 
 # Disputes ----------------------------------------------------------------------------------------------------------------
@@ -469,7 +478,7 @@ def test_a_failed_report_opens_a_dispute_that_all_reexecutors_but_the_accused_ju
     challenger = next(iter(court.audits.disputes[0].challenges))
     assert {person.public for person, _ in waiting} == {A, C, D} - {challenger}
     assert all((item.trainer, item.round) == (B, 1) for _, item in waiting)
-    assert court.log[-1] == (Result.CHALLENGED, B, challenger)
+    assert court.log[-1] == (AuditResult.CHALLENGED, B, challenger)
 
 
 @pytest.mark.parametrize(("n", "needed"), [(2, 1), (3, 2), (4, 2), (5, 3), (7, 4), (10, 5)])
@@ -482,24 +491,27 @@ def test_more_than_half_of_the_judges_convict_and_one_less_does_not(n: int, need
     assert court.suspended(A) == (needed == 1)
     if needed > 1:
         court.judge(ReplayFinding.MALFORMED, 1)
-    assert court.suspended(A) and court.log[-1][:2] == (Result.SUSPENDED, A)
+    assert court.suspended(A) and court.log[-1][:2] == (AuditResult.SUSPENDED, A)
 
 
 @pytest.mark.parametrize(
     ("said", "ends"),
     [
-        ("dddd", (Result.SUSPENDED, MISMATCH)),
-        ("dddu", (Result.SUSPENDED, MISMATCH)),  # it showed its proposal to some: three of seven are one honest judge at least
+        ("dddd", (AuditResult.SUSPENDED, MISMATCH)),
+        # it showed its proposal to some: three of seven are one honest judge at least
+        ("dddu", (AuditResult.SUSPENDED, MISMATCH)),
         ("dduuu", None),  # two may be liars, and those that saw nothing may have had no time
         ("dduum", None),
-        ("duuuu", (Result.SUSPENDED, WITHHELD)),
-        ("uuuu", (Result.SUSPENDED, WITHHELD)),
+        ("duuuu", (AuditResult.SUSPENDED, WITHHELD)),
+        ("uuuu", (AuditResult.SUSPENDED, WITHHELD)),
         ("uuumm", None),
-        ("uummmm", (Result.REFUTED, WITHHELD)),
+        ("uummmm", (AuditResult.REFUTED, WITHHELD)),
         ("duummm", None),
     ],
 )
-def test_judges_that_did_not_see_a_proposal_did_not_find_it_false(said: str, ends: tuple[Result, ReplayFinding] | None) -> None:
+def test_judges_that_did_not_see_a_proposal_did_not_find_it_false(
+    said: str, ends: tuple[AuditResult, ReplayFinding] | None
+) -> None:
     """Seven voters, of which two may lie; six judge, and four are most of them. The first verdict is the challenge."""
     court, verdicts = Court(7), {"d": MISMATCH, "u": WITHHELD, "m": MATCH}
     court.until_drawn(A)
@@ -510,7 +522,7 @@ def test_judges_that_did_not_see_a_proposal_did_not_find_it_false(said: str, end
     entry = court.state.audits.log[-1]
     assert (ends is None) == bool(court.audits.disputes)
     assert ends is None or (entry.result, entry.finding) == ends
-    assert court.suspended(A) == (ends is not None and ends[0] is Result.SUSPENDED)
+    assert court.suspended(A) == (ends is not None and ends[0] is AuditResult.SUSPENDED)
 
 
 @pytest.mark.parametrize(("n", "needed"), [(4, 2), (7, 4), (10, 5)])
@@ -522,7 +534,7 @@ def test_more_than_half_of_the_judges_refute_and_one_less_does_not(n: int, neede
     court.judge(MATCH, needed - 1)
     assert court.audits.disputes and not court.standing(challenger).refuted
     court.judge(MATCH, 1)
-    assert not court.audits.disputes and court.log[-1] == (Result.REFUTED, A, challenger)
+    assert not court.audits.disputes and court.log[-1] == (AuditResult.REFUTED, A, challenger)
     assert court.standing(challenger).refuted == 1 and not court.suspended(A)
 
 
@@ -530,7 +542,7 @@ def test_where_few_reexecute_half_of_them_is_not_enough_if_they_could_all_be_lia
     """n = 7, f = 2: with two of five re-executors left, beside the accused, three must agree, so nothing is decided."""
     court = Court(7)
     for person in PEOPLE[3:7]:
-        court.decide(court.tx(person, "member/register", Register(())))
+        court.decide(court.tx(person, "member/register", RegisterRoles(())))
     court.round(2)
     assert court.audits.rounds[2].reexecutors == (A, B, C)
     auditor, due = next((person, due) for person, due in court.due(A) if due.round == 2)
@@ -571,7 +583,7 @@ def test_a_dispute_that_finds_no_majority_in_time_ends_without_consequence(court
     court.round(AUDITS.window)
     assert court.audits.disputes
     court.round()
-    assert not court.audits.disputes and Result.DROPPED in {result for result, _, _ in court.log}
+    assert not court.audits.disputes and AuditResult.DROPPED in {result for result, _, _ in court.log}
     assert not court.suspended(A) and not any(court.standing(key).refuted for key in (A, B, C, D))
     assert "no dispute" in (court.problem(court.said(person, due)) or "")
 
@@ -582,7 +594,7 @@ def test_a_second_auditor_of_the_same_proposal_joins_the_dispute() -> None:
     court.challenge(A)
     court.challenge(A)
     (dispute,) = court.audits.disputes
-    assert len(dispute.challenges) == 2 and set(dispute.guilty) == dispute.challenges.keys()
+    assert len(dispute.challenges) == 2 and set(dispute.voted_invalid) == dispute.challenges.keys()
     court.judge(MATCH, 4)
     assert [court.standing(key).refuted for key in dispute.challenges] == [1, 1]
 
@@ -595,7 +607,7 @@ def test_a_judge_that_is_drawn_for_the_disputed_proposal_too_counts_once() -> No
     court.say(second, replace(again, is_dispute=True), MISMATCH)
     court.say(second, again, MISMATCH)
     (dispute,) = court.audits.disputes
-    assert len(dispute.guilty) == 2 and len(dispute.challenges) == 2
+    assert len(dispute.voted_invalid) == 2 and len(dispute.challenges) == 2
 
 
 # Suspension --------------------------------------------------------------------------------------------------------------
@@ -616,16 +628,16 @@ def test_what_a_member_is_suspended_for_is_told_for_as_long_as_it_is_however_muc
     court = Court(suspension_rounds=20)
     court.round(2)
     court.convict(A)
-    (cause,) = [entry for entry in court.state.audits.log if entry.result is Result.SUSPENDED]
+    (cause,) = [entry for entry in court.state.audits.log if entry.result is AuditResult.SUSPENDED]
     court.round(18, trainers=(B, C, D))
     rotated(court, PEOPLE[0])
     court.round(trainers=(B, C, D))
-    assert len(court.log) == LOG_MAX and cause not in court.state.audits.log
-    assert court.audits.causes == {NEW.public: cause}
+    assert len(court.log) == AUDIT_LOG_MAX and cause not in court.state.audits.log
+    assert court.audits.suspension_causes == {NEW.public: cause}
     again = court.rules.decode_state(court.rules.encode_state(court.state))
     assert again.audits == court.state.audits
     court.round(trainers=(B, C, D))
-    assert not court.audits.suspended and not court.audits.causes
+    assert not court.audits.suspended and not court.audits.suspension_causes
 
 
 def test_what_was_last_accepted_of_a_trainer_is_longer_ago_than_a_suspension_when_it_trains_again(court: Court) -> None:
@@ -650,7 +662,7 @@ def test_each_suspension_is_twice_as_long_as_the_one_before_also_in_the_next_job
         opened = court.job(court.key).round
         court.convict(A)
         assert court.audits.suspended[A] == opened + 1 + (AUDITS.suspension_rounds << times)
-        court.decide(court.tx(court.people[court.job(court.key).author], "job/stop", Stop(court.key)))
+        court.decide(court.tx(court.people[court.job(court.key).author], "job/stop", StopJob(court.key)))
         court.key = court.start(PEOPLE[1], LONG)
         court.round()
 
@@ -660,14 +672,14 @@ def test_a_suspended_trainer_neither_audits_nor_judges(court: Court) -> None:
     court.convict(A)
     court.round(2)
     of = court.audits.rounds[court.job(court.key).round - 1]
-    assert of.reexecutors == (B, C, D) and all(A not in drawn.pending for drawn in of.drawn.values())
+    assert of.reexecutors == (B, C, D) and all(A not in drawn.pending_auditors for drawn in of.proposals.values())
 
 
 def test_who_was_right_is_credited_and_who_lied_loses_what_was_not_its_own_yet(court: Court) -> None:
     court.round(2)
     court.convict(A)
     assert sum(court.standing(key).upheld for key in (B, C, D)) == 1
-    assert court.standing(A).lost == 2 and court.standing(A).rewards == 0
+    assert court.standing(A).rewards_lost == 2 and court.standing(A).rewards == 0
 
 
 # False challenges --------------------------------------------------------------------------------------------------------
@@ -688,14 +700,14 @@ def test_who_challenges_falsely_too_often_is_neither_drawn_nor_heard_for_a_while
         refute(court, D)
     assert court.standing(D).refuted == FALSE_CHALLENGES_MAX
     court_round = court.job(court.key).round
-    assert court.audits.unheard == {D: court_round + 1 + AUDITS.suspension_rounds}
+    assert court.audits.ignored_challengers == {D: court_round + 1 + AUDITS.suspension_rounds}
     waiting = [due for person, due in court.due() if person.public == D]
     for due in waiting:
         assert "too often" in (court.problem(court.said(PEOPLE[3], due, MISMATCH)) or "")
         assert court.problem(court.said(PEOPLE[3], due, MATCH)) is None
     court.round()
     assert D not in court.audits.rounds[court_round].reexecutors
-    assert all(D not in drawn.pending for drawn in court.audits.rounds[court_round].drawn.values())
+    assert all(D not in drawn.pending_auditors for drawn in court.audits.rounds[court_round].proposals.values())
     assert D in court.job(court.key).trainers
     court.round(AUDITS.suspension_rounds + 1)
     assert D in court.audits.rounds[court.job(court.key).round - 1].reexecutors
@@ -707,12 +719,12 @@ def test_what_others_can_get_is_not_held_against_who_could_not(court: Court) -> 
 
 
 def apart(court: Court, trainer: bytes) -> set[bytes]:
-    return {key for key, rounds in court.audits.withheld.get(trainer, {}).items() if len(rounds) == FALSE_CHALLENGES_MAX}
+    return {key for key, rounds in court.audits.withheld_claims.get(trainer, {}).items() if len(rounds) == FALSE_CHALLENGES_MAX}
 
 
 def drawn_for(court: Court, trainer: bytes) -> set[bytes]:
     """In the last round."""
-    return set(court.audits.rounds[court.job(court.key).round - 1].drawn[trainer].pending)
+    return set(court.audits.rounds[court.job(court.key).round - 1].proposals[trainer].pending_auditors)
 
 
 def test_who_says_too_often_that_a_trainer_withholds_what_others_have_is_not_drawn_for_it_any_more() -> None:
@@ -720,15 +732,17 @@ def test_who_says_too_often_that_a_trainer_withholds_what_others_have_is_not_dra
     court = Court(auditors=2, window=20, suspension_rounds=100)
     for _ in range(FALSE_CHALLENGES_MAX):
         withheld(court, PEOPLE[3], A)
-    assert apart(court, A) == {D} and not court.audits.unheard
+    assert apart(court, A) == {D} and not court.audits.ignored_challengers
     assert not court.suspended(A) and not court.standing(D).refuted
     court.round()
     assert drawn_for(court, A) == {B, C}, "both are drawn for sure now: as many audits as before"
     court.round(8)
     assert all(
-        D not in of.drawn[A].pending for number, of in court.audits.rounds.items() if number > court.job(court.key).round - 9
+        D not in of.proposals[A].pending_auditors
+        for number, of in court.audits.rounds.items()
+        if number > court.job(court.key).round - 9
     )
-    assert any(D in of.drawn[B].pending for of in court.audits.rounds.values())
+    assert any(D in of.proposals[B].pending_auditors for of in court.audits.rounds.values())
 
 
 @pytest.mark.parametrize(("n", "faults"), [(4, 1), (7, 2)])
@@ -741,14 +755,14 @@ def test_a_trainer_that_serves_all_but_more_reexecutors_than_can_lie_is_suspende
     for said in range(FALSE_CHALLENGES_MAX):
         assert not court.suspended(A), said
         withheld(court, PEOPLE[1 + faults], A)
-    assert court.suspended(A) and not court.audits.withheld, "it begins anew"
-    assert court.log[-1][:2] == (Result.SHUNNED, A) and court.audits.causes[A].result is Result.SHUNNED
+    assert court.suspended(A) and not court.audits.withheld_claims, "it begins anew"
+    assert court.log[-1][:2] == (AuditResult.SHUNNED, A) and court.audits.suspension_causes[A].result is AuditResult.SHUNNED
     assert not any(court.standing(person.public).upheld for person in PEOPLE[:n]), "most others could get it"
 
 
 def others_leave(court: Court, *leaving: FastSigner) -> None:
     """And those who stay vote and train in the rounds that follow, which the windows of those before do not reach."""
-    court.decide(*(court.tx(person, "member/leave", Leave()) for person in leaving))
+    court.decide(*(court.tx(person, "member/leave", ResignAsVoter()) for person in leaving))
     for person in leaving:
         court.people.pop(person.public)
     while any(person.public in court.state.members.voters for person in leaving):
@@ -786,7 +800,7 @@ def test_only_who_could_not_get_something_has_it_counted_how_many_could_not() ->
     court.say(auditor, due, MISMATCH)
     while court.audits.disputes:
         court.judge(MATCH, 1)
-    assert court.log[-1] == (Result.REFUTED, A, D) and not court.suspended(A)
+    assert court.log[-1] == (AuditResult.REFUTED, A, D) and not court.suspended(A)
 
 
 def test_that_something_could_not_be_got_is_forgotten_after_as_many_rounds_as_a_first_suspension_takes() -> None:
@@ -794,14 +808,14 @@ def test_that_something_could_not_be_got_is_forgotten_after_as_many_rounds_as_a_
     court = Court(auditors=3, window=3, suspension_rounds=10)
     withheld(court, PEOPLE[3], A)
     first = court.job(court.key).round
-    assert court.audits.withheld == {A: {D: (first,)}}
+    assert court.audits.withheld_claims == {A: {D: (first,)}}
     court.round(9)
     withheld(court, PEOPLE[3], A)
-    assert court.audits.withheld == {A: {D: (first, first + 9)}}
+    assert court.audits.withheld_claims == {A: {D: (first, first + 9)}}
     court.round()
-    assert court.audits.withheld == {A: {D: (first, first + 9)}}
+    assert court.audits.withheld_claims == {A: {D: (first, first + 9)}}
     court.round()
-    assert court.audits.withheld == {A: {D: (first + 9,)}}
+    assert court.audits.withheld_claims == {A: {D: (first + 9,)}}
     for _ in range(FALSE_CHALLENGES_MAX - 1):
         withheld(court, PEOPLE[3], A)
     assert apart(court, A) == {D}
@@ -813,7 +827,7 @@ def test_that_something_could_not_be_got_is_forgotten_after_as_many_rounds_as_a_
     court.round()
     assert D in drawn_for(court, A)
     court.round(4)
-    assert not court.audits.withheld
+    assert not court.audits.withheld_claims
 
 
 def test_of_what_was_said_to_be_withheld_the_last_claims_are_kept() -> None:
@@ -824,7 +838,7 @@ def test_of_what_was_said_to_be_withheld_the_last_claims_are_kept() -> None:
         withheld(court, PEOPLE[3], A)
         court.round()
     last = court.job(court.key).round - 1
-    assert court.audits.withheld == {A: {D: tuple(range(last + 1 - FALSE_CHALLENGES_MAX, last + 1))}}
+    assert court.audits.withheld_claims == {A: {D: tuple(range(last + 1 - FALSE_CHALLENGES_MAX, last + 1))}}
 
 
 def test_who_is_not_drawn_for_a_trainer_any_more_is_not_with_new_keys_either() -> None:
@@ -832,7 +846,7 @@ def test_who_is_not_drawn_for_a_trainer_any_more_is_not_with_new_keys_either() -
     for _ in range(FALSE_CHALLENGES_MAX):
         withheld(court, PEOPLE[3], A)
     rotated(court, PEOPLE[3])
-    assert apart(court, A) == {NEW.public} and len(court.audits.withheld[A]) == 1
+    assert apart(court, A) == {NEW.public} and len(court.audits.withheld_claims[A]) == 1
     court.round(4)
     assert drawn_for(court, A) == {B, C} and NEW.public in drawn_for(court, B)
     again = court.rules.decode_state(court.rules.encode_state(court.state))
@@ -844,19 +858,19 @@ def test_an_auditor_stays_apart_from_a_trainer_whatever_else_of_it_is_refuted() 
     court = Court(auditors=3, window=20, suspension_rounds=20)
     for _ in range(FALSE_CHALLENGES_MAX):
         refute(court, D)
-    court.round(court.audits.unheard[D] - court.job(court.key).round + 1)
+    court.round(court.audits.ignored_challengers[D] - court.job(court.key).round + 1)
     for _ in range(FALSE_CHALLENGES_MAX):
         withheld(court, PEOPLE[3], A)
-    assert apart(court, A) == {D} and not court.audits.unheard
-    noted = court.audits.withheld
+    assert apart(court, A) == {D} and not court.audits.ignored_challengers
+    noted = court.audits.withheld_claims
     refute(court, D)
-    assert court.standing(D).refuted == FALSE_CHALLENGES_MAX + 1 and not court.audits.unheard
-    assert court.audits.withheld == noted
+    assert court.standing(D).refuted == FALSE_CHALLENGES_MAX + 1 and not court.audits.ignored_challengers
+    assert court.audits.withheld_claims == noted
     court.round()
     assert drawn_for(court, A) == {B, C} and D in drawn_for(court, B)
     for _ in range(FALSE_CHALLENGES_MAX - 1):
         refute(court, D)
-    assert court.audits.withheld == noted and D in court.audits.unheard, "unheard again, and apart still"
+    assert court.audits.withheld_claims == noted and D in court.audits.ignored_challengers, "unheard again, and apart still"
 
 
 def test_an_auditor_that_is_apart_draws_nothing_late_for_that_trainer_either() -> None:
@@ -868,7 +882,7 @@ def test_an_auditor_that_is_apart_draws_nothing_late_for_that_trainer_either() -
     assert D not in drawn_for(court, B)
     court.round()
     missed = court.audits.rounds[court.job(court.key).round - 2]
-    assert D in missed.drawn[B].pending and D not in missed.drawn[A].pending
+    assert D in missed.proposals[B].pending_auditors and D not in missed.proposals[A].pending_auditors
 
 
 def test_a_challenger_has_only_so_many_disputes_open_at_once() -> None:
@@ -896,7 +910,7 @@ def undrawn() -> Court:
 
 
 def volunteered(court: Court, person: FastSigner, number: int = 4) -> Signed:
-    return court.tx(person, VOLUNTEERS, Volunteering(court.key, number))
+    return court.tx(person, VOLUNTEER_KIND, AuditVolunteering(court.key, number))
 
 
 def accused(court: Court, person: FastSigner, trainer: bytes, number: int = 4, finding: ReplayFinding = MISMATCH) -> None:
@@ -918,12 +932,12 @@ def test_who_volunteers_is_drawn_for_all_other_proposals_of_the_round(undrawn: C
 def test_a_volunteer_challenges_as_any_drawn_auditor_and_the_others_judge(undrawn: Court, finding: ReplayFinding) -> None:
     accused(undrawn, PEOPLE[1], A, finding=finding)
     (dispute,) = undrawn.audits.disputes
-    assert dispute.challenges == {B: finding} and dispute.judged == (B,) and dispute.place == (4, A)
-    assert undrawn.log[0] == (Result.CHALLENGED, A, B)
+    assert dispute.challenges == {B: finding} and dispute.judges_heard == (B,) and dispute.proposal_key == (4, A)
+    assert undrawn.log[0] == (AuditResult.CHALLENGED, A, B)
     assert {person.public for person, _ in undrawn.due(disputes=True)} == {C, D}
     undrawn.judge(finding, 1)
     assert undrawn.suspended(A) and not undrawn.suspended(B)
-    assert undrawn.standing(B) == Standing(rewards=1, reports=3, upheld=1)
+    assert undrawn.standing(B) == MemberAuditRecord(rewards=1, reports=3, upheld=1)
 
 
 def test_a_false_challenge_of_a_volunteer_is_held_against_it(undrawn: Court) -> None:
@@ -932,7 +946,7 @@ def test_a_false_challenge_of_a_volunteer_is_held_against_it(undrawn: Court) -> 
         undrawn.judge(MATCH, 2)
         assert undrawn.standing(D).refuted == refuted and not undrawn.audits.disputes
         undrawn.round()
-    assert undrawn.audits.unheard.keys() == {D}
+    assert undrawn.audits.ignored_challengers.keys() == {D}
     assert "too often" in (undrawn.problem(volunteered(undrawn, PEOPLE[3], undrawn.job(undrawn.key).round - 2)) or "")
 
 
@@ -952,7 +966,7 @@ def test_nobody_volunteers_for_what_it_proposed_with_its_former_key(undrawn: Cou
 def test_who_volunteers_and_says_nothing_lets_its_reports_lapse_and_holds_up_no_reward(undrawn: Court) -> None:
     undrawn.decide(volunteered(undrawn, PEOPLE[1]))
     undrawn.round(AUDITS.window + 1)
-    assert undrawn.standing(B).lapsed == 3 and 4 not in undrawn.audits.unvested[A]
+    assert undrawn.standing(B).lapsed == 3 and 4 not in undrawn.audits.unvested_rounds[A]
 
 
 def test_a_reexecutor_volunteers_once_for_a_round_also_with_a_new_key(undrawn: Court) -> None:
@@ -985,7 +999,7 @@ def test_nobody_volunteers_for_a_round_whose_rounds_are_over_while_time_is_left(
     court.round(AUDITS.window + 1)
     court.decide(volunteered(court, PEOPLE[1], 2))
     court.round()
-    assert court.audits.rounds[2].drawn[A].pending == (B,)
+    assert court.audits.rounds[2].proposals[A].pending_auditors == (B,)
     assert "can be drawn now" in (court.problem(volunteered(court, PEOPLE[2], 2)) or "")
 
 
@@ -1019,7 +1033,7 @@ def drawn_as_said(court: Court) -> None:
     """Who volunteers is drawn for what it was told before, and nobody else may."""
     for key, person in court.people.items():
         told: dict[int, set[bytes]] = {}
-        for due in court.rules.audits.left_to_volunteers(key, court.state):
+        for due in court.rules.audits_module.proposals_to_volunteer_for(key, court.state):
             told.setdefault(due.round, set()).add(due.trainer)
         for number in court.audits.rounds:
             assert (number in told) == (court.problem(volunteered(court, person, number)) is None)
@@ -1027,7 +1041,7 @@ def drawn_as_said(court: Court) -> None:
 
 def test_a_peer_is_told_what_it_may_volunteer_for(undrawn: Court) -> None:
     def told(key: bytes) -> list[tuple[int, bytes]]:
-        return [(due.round, due.trainer) for due in undrawn.rules.audits.left_to_volunteers(key, undrawn.state)]
+        return [(due.round, due.trainer) for due in undrawn.rules.audits_module.proposals_to_volunteer_for(key, undrawn.state)]
 
     assert told(B) == [(number, trainer) for number in (2, 3, 4) for trainer in sorted((A, C, D))]
     accused(undrawn, PEOPLE[2], D)
@@ -1075,14 +1089,14 @@ def test_nobody_volunteers_once_all_rounds_are_taken() -> None:
 def test_a_round_that_a_volunteer_disputes_keeps_its_reward_open_and_takes_no_more_volunteers_after_its_window(
     undrawn: Court,
 ) -> None:
-    assert undrawn.audits.unvested[A] == (2, 3, 4)
+    assert undrawn.audits.unvested_rounds[A] == (2, 3, 4)
     accused(undrawn, PEOPLE[1], A, 2)
     undrawn.round()
-    assert 2 in undrawn.audits.unvested[A], "it is disputed"
+    assert 2 in undrawn.audits.unvested_rounds[A], "it is disputed"
     late = undrawn.problem(volunteered(undrawn, PEOPLE[2], 2))
     assert "can be drawn now" in (late or ""), "or one dispute after the other kept it open"
     undrawn.judge(MISMATCH, 1)
-    assert undrawn.standing(A).lost == 4 and undrawn.standing(A).rewards == 1
+    assert undrawn.standing(A).rewards_lost == 4 and undrawn.standing(A).rewards == 1
 
 
 def test_a_volunteer_has_only_so_many_disputes_open_too() -> None:
@@ -1097,8 +1111,10 @@ def test_all_reexecutors_may_be_drawn_for_one_proposal_and_join_the_dispute_that
     """As many as are wanted is the mean only."""
     court = Court(12, auditors=8)
     tries = [bytes([number]) * 16 for number in range(256)]
-    nonces = {key: next(tried for tried in tries if ticket(court.key, 2, tried, key, A)[0] < 128) for key in court.people}
-    court.decide(closings=(closing_with(court, {key: (None, commitment_to(nonces[key])) for key in nonces}),))
+    nonces = {
+        key: next(tried for tried in tries if sortition_ticket(court.key, 2, tried, key, A)[0] < 128) for key in court.people
+    }
+    court.decide(closings=(closing_with(court, {key: (None, commit_nonce(nonces[key])) for key in nonces}),))
     court.decide(closings=(closing_with(court, {key: (nonces[key], None) for key in nonces}),))
     reports = [(auditor, due) for auditor, due in court.due(A) if due.round == 2]
     assert len(reports) == 11
@@ -1108,7 +1124,7 @@ def test_all_reexecutors_may_be_drawn_for_one_proposal_and_join_the_dispute_that
     for auditor, due in reports[:9]:
         court.say(auditor, due, MISMATCH)
     (dispute,) = court.audits.disputes
-    assert len(dispute.challenges) == 10 and len(dispute.guilty) == 5 and len(dispute.innocent) == 5
+    assert len(dispute.challenges) == 10 and len(dispute.voted_invalid) == 5 and len(dispute.voted_valid) == 5
     again = court.rules.decode_state(court.rules.encode_state(court.state))
     assert again.audits == court.state.audits
 
@@ -1116,10 +1132,10 @@ def test_all_reexecutors_may_be_drawn_for_one_proposal_and_join_the_dispute_that
 def test_a_job_of_which_nothing_was_drawn_is_settled_by_the_block_after_its_last_round() -> None:
     court = Court(4, SAMPLED + b":3", rate=0.0)
     court.round()
-    assert asked_of(A, court.state), "somebody may volunteer for it"
+    assert proposals_to_serve(A, court.state), "somebody may volunteer for it"
     court.round()
     court.decide()
-    assert court.key not in court.state.audits.jobs and not asked_of(A, court.state)
+    assert court.key not in court.state.audits.jobs and not proposals_to_serve(A, court.state)
     assert [court.standing(key).rewards for key in (A, B, C, D)] == [2, 2, 2, 2]
 
 
@@ -1128,16 +1144,16 @@ def test_a_job_of_which_nothing_was_drawn_is_settled_by_the_block_after_its_last
 
 def test_a_reward_is_the_trainers_own_when_the_window_of_its_round_has_passed(court: Court) -> None:
     court.round(AUDITS.window)
-    assert court.audits.unvested[A] == (1, 2, 3) and court.standing(A).rewards == 0
+    assert court.audits.unvested_rounds[A] == (1, 2, 3) and court.standing(A).rewards == 0
     court.round()
-    assert court.audits.unvested[A] == (2, 3, 4) and court.standing(A).rewards == 1
+    assert court.audits.unvested_rounds[A] == (2, 3, 4) and court.standing(A).rewards == 1
 
 
 def test_the_reward_of_a_disputed_round_waits_for_the_end_of_the_dispute(court: Court) -> None:
     court.round(AUDITS.window)
     assert court.challenge(A).round == 1
     court.round(2)
-    assert court.audits.unvested[A] == (1, 2, 3, 4, 5) and court.standing(A).rewards == 0, "reports on it wait, too"
+    assert court.audits.unvested_rounds[A] == (1, 2, 3, 4, 5) and court.standing(A).rewards == 0, "reports on it wait, too"
     assert court.standing(B).rewards == 2
     court.judge(MATCH, 2)
     court.round()
@@ -1150,14 +1166,14 @@ def test_the_reward_of_a_disputed_round_waits_for_the_end_of_the_dispute(court: 
 def test_the_audits_of_a_job_go_on_after_its_last_round_until_all_is_said_and_then_the_rest_is_paid() -> None:
     court = Court(4, SAMPLED + b":2", answer_ms=1_000)
     court.round()
-    assert court.job(court.key).phase is Phase.SETTLING
+    assert court.job(court.key).phase is JobPhase.SETTLING
     court.challenge(A)
     court.judge(MATCH, 2)
     while court.due():
         court.say(*court.due()[0])
         assert court.key in court.state.audits.jobs and not any(court.standing(key).rewards for key in (A, B, C, D))
     court.open_losses()
-    assert court.job(court.key).phase is Phase.FINISHED and court.key not in court.state.audits.jobs
+    assert court.job(court.key).phase is JobPhase.FINISHED and court.key not in court.state.audits.jobs
     assert [court.standing(key).rewards for key in (A, B, C, D)] == [1, 1, 1, 1]
 
 
@@ -1165,24 +1181,24 @@ def test_the_disputes_of_a_job_that_was_stopped_go_on_and_then_the_rest_is_paid(
     court = Court(4, SAMPLED + b":9")
     court.round()
     court.challenge(A)
-    court.decide(court.tx(PEOPLE[0], "job/stop", Stop(court.key)))
-    assert court.job(court.key).phase is Phase.FINISHED and not court.due() and court.audits.disputes
+    court.decide(court.tx(PEOPLE[0], "job/stop", StopJob(court.key)))
+    assert court.job(court.key).phase is JobPhase.FINISHED and not court.due() and court.audits.disputes
     court.judge(MISMATCH, 1)
-    assert court.standing(A) == Standing(suspensions=1, lost=1, reports=court.standing(A).reports)
+    assert court.standing(A) == MemberAuditRecord(suspensions=1, rewards_lost=1, reports=court.standing(A).reports)
     assert court.key not in court.state.audits.jobs
     assert [court.standing(key).rewards for key in (A, B, C, D)] == [0, 1, 1, 1]
 
 
 def test_what_nobody_reports_of_a_job_after_its_last_round_lapses_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(docket, "AFTERMATH_HEIGHTS", 5)
-    assert AFTERMATH_HEIGHTS > 100
+    monkeypatch.setattr(state_machine, "POST_JOB_AUDIT_HEIGHTS", 5)
+    assert POST_JOB_AUDIT_HEIGHTS > 100
     court = Court(4, SAMPLED + b":2", answer_ms=100_000)
     court.round()
     for _ in range(5):
         court.decide()
-        assert court.key in court.state.audits.jobs and court.job(court.key).phase is Phase.SETTLING
+        assert court.key in court.state.audits.jobs and court.job(court.key).phase is JobPhase.SETTLING
     court.decide()
-    assert court.job(court.key).phase is Phase.FINISHED and court.state.audits.jobs == {}
+    assert court.job(court.key).phase is JobPhase.FINISHED and court.state.audits.jobs == {}
     assert [court.standing(key).rewards for key in (A, B, C, D)] == [1, 1, 1, 1]
 
 
@@ -1192,15 +1208,19 @@ def test_an_expelled_trainer_draws_nothing_and_is_paid_nothing_and_its_last_upda
     closing = court.closing(court.key)
     court.decide(closings=(closing,), evidence=(court.double(PEOPLE[1]),))
     of = court.audits.rounds[3]
-    assert of.drawn[B].pending and B not in of.reexecutors and not any(B in drawn.pending for drawn in of.drawn.values())
-    assert 3 in court.audits.unvested[A] and 3 not in court.audits.unvested[B]
+    assert (
+        of.proposals[B].pending_auditors
+        and B not in of.reexecutors
+        and not any(B in drawn.pending_auditors for drawn in of.proposals.values())
+    )
+    assert 3 in court.audits.unvested_rounds[A] and 3 not in court.audits.unvested_rounds[B]
 
 
 def test_the_oldest_rounds_lapse_where_too_much_would_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(docket, "DRAWN_MAX", 9)
+    monkeypatch.setattr(state_machine, "AUDITABLE_PROPOSALS_MAX", 9)
     court = Court(4, window=50, auditors=3)
     court.round(5)
-    assert sum(len(of.drawn) for of in court.audits.rounds.values()) == 8
+    assert sum(len(of.proposals) for of in court.audits.rounds.values()) == 8
     assert "can be drawn now" in (court.problem(volunteered(court, PEOPLE[1], 3)) or "")
     assert list(court.audits.rounds) == [4, 5] and sum(court.standing(key).lapsed for key in (A, B, C, D)) == 36
 
@@ -1209,7 +1229,7 @@ def test_where_too_much_would_be_open_no_audit_lapses_as_long_as_there_is_what_n
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A report that is still to come may find a lie; what is only kept for volunteers goes first. What is disputed stays."""
-    monkeypatch.setattr(docket, "DRAWN_MAX", 9)
+    monkeypatch.setattr(state_machine, "AUDITABLE_PROPOSALS_MAX", 9)
     court = Court(4, window=50, auditors=3)
     court.round(2)
     reports = [(auditor, due) for auditor, due in court.due() if due.round == 2]
@@ -1217,7 +1237,7 @@ def test_where_too_much_would_be_open_no_audit_lapses_as_long_as_there_is_what_n
     for auditor, due in reports:
         court.say(auditor, due, MISMATCH if due is accused else MATCH)
     court.round()
-    assert {number: set(of.drawn) for number, of in court.audits.rounds.items()} == {1: {A, B, C, D}, 2: {A}, 3: {A, B, C, D}}
+    assert {number: set(of.proposals) for number, of in court.audits.rounds.items()} == {1: {A, B, C, D}, 2: {A}, 3: {A, B, C, D}}
     assert not any(court.standing(key).lapsed for key in (A, B, C, D)) and court.audits.disputes
     court.round()
     assert list(court.audits.rounds) == [2, 3, 4], "all the others are awaited: the oldest round lapses"
@@ -1240,7 +1260,7 @@ def test_an_auditor_with_a_new_key_reports_and_the_old_key_says_nothing(court: C
     court.round()
     auditor, due = court.due()[0]
     rotated(court, auditor)
-    assert due in due_for(NEW.public, court.state) and due_for(auditor.public, court.state) == []
+    assert due in audit_duties(NEW.public, court.state) and audit_duties(auditor.public, court.state) == []
     court.say(NEW, due)
     assert court.standing(NEW.public).reports == 1
 
@@ -1260,9 +1280,9 @@ def test_the_accused_does_not_judge_with_a_new_key_and_is_suspended_with_it(cour
     due = replace(court.challenge(A), is_dispute=True)
     rotated(court, PEOPLE[0])
     assert "may not judge" in (court.problem(court.said(NEW, due)) or "")
-    assert asked_of(NEW.public, court.state) and not asked_of(A, court.state)
+    assert proposals_to_serve(NEW.public, court.state) and not proposals_to_serve(A, court.state)
     court.judge(MISMATCH, 1)
-    assert court.suspended(NEW.public) and court.standing(NEW.public).lost == 2
+    assert court.suspended(NEW.public) and court.standing(NEW.public).rewards_lost == 2
 
 
 def test_a_suspended_trainer_does_not_come_back_into_a_round_that_its_new_key_makes_others_take_over(court: Court) -> None:
@@ -1270,10 +1290,10 @@ def test_a_suspended_trainer_does_not_come_back_into_a_round_that_its_new_key_ma
     court.round(2)
     court.convict(A)
     court.round(trainers=(B, C, D))
-    opened = court.job(court.key).opened
+    opened = court.job(court.key).opened_height
     rotated(court, PEOPLE[0])
     job = court.job(court.key)
-    assert job.opened > opened and NEW.public in job.voters
+    assert job.opened_height > opened and NEW.public in job.voters
     assert job.trainers == job.awaited == (B, C, D)
 
 
@@ -1299,7 +1319,7 @@ def test_the_state_is_the_same_after_a_snapshot_and_goes_on_alike(court: Court) 
     court.challenge(A)
     court.convict(B)
     again = court.rules.decode_state(court.rules.encode_state(court.state))
-    assert again.audits == court.state.audits and again.root == court.state.root
+    assert again.audits == court.state.audits and again.state_root == court.state.state_root
     signed = court.said(*court.due(disputes=True)[0])
     one, other = (court.rules.apply_transaction(state, signed).audits for state in (again, court.state))
     assert one == other
@@ -1308,9 +1328,9 @@ def test_the_state_is_the_same_after_a_snapshot_and_goes_on_alike(court: Court) 
 def test_an_empty_block_changes_nothing(court: Court) -> None:
     court.round(2)
     court.challenge(A)
-    root = court.state.root
+    root = court.state.state_root
     court.decide()
-    assert court.state.root == root
+    assert court.state.state_root == root
 
 
 def test_the_same_history_gives_the_same_state() -> None:
@@ -1319,7 +1339,7 @@ def test_the_same_history_gives_the_same_state() -> None:
         court.round(2)
         court.convict(C)
         court.round(2, trainers=(A, B, D))
-        return hashlib.sha256(court.state.encoded("audits")).digest()
+        return hashlib.sha256(court.state.encoded_module("audits")).digest()
 
     assert history() == history()
 
@@ -1327,7 +1347,7 @@ def test_the_same_history_gives_the_same_state() -> None:
 # When blocks are made for it ---------------------------------------------------------------------------------------------
 
 
-def proposed(court: Court) -> Body | None:
+def proposed(court: Court) -> BlockBody | None:
     assert court.ledger.has_work() == (court.ledger.make_body(court.state.height + 1, 0) is not None)
     body = court.ledger.make_body(court.state.height + 1, 0)
     return None if body is None else decode_body(body)
@@ -1337,11 +1357,11 @@ def test_a_report_waits_for_the_block_that_closes_the_open_round(court: Court) -
     court.round()
     auditor, due = court.due()[0]
     report = court.said(auditor, due)
-    court.ledger.pool.add(report)
+    court.ledger.mempool.add_transaction(report)
     assert proposed(court) is None
     court.vote(court.key, dict.fromkeys(court.job(court.key).trainers, Verdict.ACCEPT))
     body = proposed(court)
-    assert body is not None and body.closings and body.transactions == (report,)
+    assert body is not None and body.round_certificates and body.transactions == (report,)
 
 
 def test_what_is_in_a_hurry_takes_a_report_along(court: Court) -> None:
@@ -1349,8 +1369,8 @@ def test_what_is_in_a_hurry_takes_a_report_along(court: Court) -> None:
     auditor, due = court.due()[0]
     report = court.said(auditor, due)
     person = next(person for person in PEOPLE[:4] if person is not auditor)
-    court.ledger.pool.add(report)
-    court.ledger.pool.add(court.tx(person, "member/register", Register(())))
+    court.ledger.mempool.add_transaction(report)
+    court.ledger.mempool.add_transaction(court.tx(person, "member/register", RegisterRoles(())))
     body = proposed(court)
     assert body is not None and report in body.transactions and len(body.transactions) == 2
 
@@ -1363,7 +1383,7 @@ def test_reports_are_decoded_when_they_come_and_not_again_each_time_somebody_ask
     decode = codec.decode
     monkeypatch.setattr(codec, "decode", lambda kind, *rest: decoded.append(kind) or decode(kind, *rest))
     for auditor, due in court.due():
-        court.ledger.pool.add(court.said(auditor, due))
+        court.ledger.mempool.add_transaction(court.said(auditor, due))
         assert not court.ledger.has_work()
     assert decoded == [AuditFinding] * len(court.due()) and len(decoded) > 4
 
@@ -1373,23 +1393,23 @@ def test_verdicts_of_a_job_that_ended_do_not_wait_for_the_rounds_of_another(cour
     other = court.start(PEOPLE[1], SCRATCH)
     court.challenge(A)
     auditor, due = court.due(disputes=True)[0]
-    court.ledger.pool.add(court.said(auditor, due))
+    court.ledger.mempool.add_transaction(court.said(auditor, due))
     assert proposed(court) is None, "its own job's round is open"
-    court.decide(court.tx(PEOPLE[0], "job/stop", Stop(court.key)))
-    court.ledger.pool.prune(court.rules, court.state)
-    court.ledger.pool.add(court.said(auditor, due))
+    court.decide(court.tx(PEOPLE[0], "job/stop", StopJob(court.key)))
+    court.ledger.mempool.prune_transactions(court.rules, court.state)
+    court.ledger.mempool.add_transaction(court.said(auditor, due))
     assert list(court.state.jobs.running()) == [other]
     body = proposed(court)
-    assert body is not None and not body.closings and len(body.transactions) == 1
+    assert body is not None and not body.round_certificates and len(body.transactions) == 1
 
 
 def test_where_no_round_is_open_a_verdict_gets_its_own_block(court: Court) -> None:
     court.round()
     court.challenge(A)
     auditor, due = court.due(disputes=True)[0]
-    court.decide(court.tx(PEOPLE[0], "job/stop", Stop(court.key)))
+    court.decide(court.tx(PEOPLE[0], "job/stop", StopJob(court.key)))
     while not court.state.jobs.running() and court.ledger.make_body(court.state.height + 1, 0) is not None:
         court.decide()  # the block that certifies the last root
-    court.ledger.pool.add(court.said(auditor, due))
+    court.ledger.mempool.add_transaction(court.said(auditor, due))
     body = proposed(court)
     assert body is not None and len(body.transactions) == 1

@@ -9,8 +9,8 @@ import pytest
 
 from ledger import jobs
 from ledger.core.genesis import ModuleVersion
-from ledger.jobs import BASES_MAX, RUNNING_MAX, Base, JobTerms, Phase, Start, Stop
-from ledger.state import Rules, core_modules
+from ledger.jobs import BASES_MAX, RUNNING_MAX, JobPhase, JobTerms, ModelReference, StartJob, StopJob
+from ledger.ledger_state import LedgerRules, core_modules
 from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, PlainJobs, World
 from tests.sim.keys import FastVerifier
 
@@ -20,30 +20,30 @@ ONE_ROUND = LANGUAGE + b":1"
 class FromOthers(PlainJobs):
     """`SPEC@JOB,ROUND,ROOT` starts from a job; `SPEC!MODULE` needs a module that the network does not run."""
 
-    def terms(self, spec: bytes) -> JobTerms:
+    def terms_of_spec(self, spec: bytes) -> JobTerms:
         plain, at, of = spec.partition(b"@")
         plain, needs, module = plain.partition(b"!")
-        terms = super().terms(plain)
+        terms = super().terms_of_spec(plain)
         if needs:
             return replace(terms, requires=(ModuleVersion(module.decode(), 1),))
-        return replace(terms, base=Base(of[:32], of[32], of[33:])) if at else terms
+        return replace(terms, base=ModelReference(of[:32], of[32], of[33:])) if at else terms
 
-    def misfit(self, base: bytes, spec: bytes) -> str | None:
+    def why_base_refused(self, base: bytes, spec: bytes) -> str | None:
         return "it is a scratch job" if base.startswith(SCRATCH) else None
 
 
 @pytest.fixture
 def world() -> World:
     made = World()
-    made.rules = Rules(made.genesis, FastVerifier(), core_modules(FromOthers()))
-    made.ledger = type(made.ledger)(made.rules, made.rules.first_state(), made.rules.first_state().root)
+    made.rules = LedgerRules(made.genesis, FastVerifier(), core_modules(FromOthers()))
+    made.ledger = type(made.ledger)(made.rules, made.rules.genesis_state(), made.rules.genesis_state().state_root)
     return made
 
 
 def finished(world: World, spec: bytes = ONE_ROUND) -> bytes:
     key = world.start(PEOPLE[0], spec)
     world.decide(closings=(world.closing(key),))
-    assert world.job(key).phase is Phase.FINISHED
+    assert world.job(key).phase is JobPhase.FINISHED
     return key
 
 
@@ -54,12 +54,12 @@ def on(world: World, key: bytes, spec: bytes = ONE_ROUND, **other: Any) -> bytes
 
 
 def refusal(world: World, spec: bytes) -> str:
-    return world.problem(world.tx(PEOPLE[0], "job/start", Start(spec))) or ""
+    return world.problem(world.tx(PEOPLE[0], "job/start", StartJob(spec))) or ""
 
 
 def test_a_job_starts_from_a_finished_one_with_that_round_and_root(world: World) -> None:
     base = finished(world)
-    assert world.job(world.start(PEOPLE[1], on(world, base))).base == base
+    assert world.job(world.start(PEOPLE[1], on(world, base))).base_job == base
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_base_stays_while_a_job_that_rests_on_it_runs_or_waits(world: World, m
     base = finished(world)
     first = world.start(PEOPLE[1], on(world, base))
     second = world.start(PEOPLE[1], on(world, base))
-    assert world.state.jobs.line[0].base == base
+    assert world.state.jobs.queue[0].base_job == base
     world.decide(closings=(world.closing(first),))
     assert base in world.state.jobs.jobs and second in world.state.jobs.running()
     world.decide(closings=(world.closing(second),))
@@ -98,9 +98,9 @@ def test_so_many_models_are_kept_for_that_and_no_more(world: World) -> None:
     people = [PEOPLE[number % 4] for number in range(BASES_MAX)]
     for person, base in zip(people, bases, strict=False):
         world.start(person, on(world, base))
-    assert len(world.state.jobs.bases) == BASES_MAX > RUNNING_MAX // 2
+    assert len(world.state.jobs.base_jobs) == BASES_MAX > RUNNING_MAX // 2
     assert f"start from {BASES_MAX} models already" in refusal(world, on(world, bases[-1]))
-    world.decide(world.tx(people[0], "job/stop", Stop(world.state.jobs.line[0].job)))
+    world.decide(world.tx(people[0], "job/stop", StopJob(world.state.jobs.queue[0].job)))
     assert "models already" not in refusal(world, on(world, bases[-1]))
 
 

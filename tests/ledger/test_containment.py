@@ -8,14 +8,14 @@ from typing import Annotated, Any, ClassVar
 
 import pytest
 
-from ledger.blocks.ledger import DEFERRED_SECONDS
-from ledger.core.encodable import check_encodable
+from ledger.blocks.application import ROUND_DEFERRAL_SECONDS
+from ledger.core.encoding_check import check_encodable
 from ledger.core.genesis import Genesis, ModuleVersion
-from ledger.core.module import Change, Context, Module, Refused, Said, Statement, View
-from ledger.jobs import JobsOfModelsModule
-from ledger.members import MembersModule, Rekeyed, Rename
-from ledger.network import NetworkState, Upgrade
-from ledger.state import Body, Rules, core_modules
+from ledger.core.module import BlockContext, DecodedTransaction, EmbeddedStatement, Module, Refused, StateChange, StateReader
+from ledger.jobs import JobsModuleV3
+from ledger.ledger_state import BlockBody, LedgerRules, core_modules
+from ledger.members import MemberRekeyed, MembersModule, RenameMember
+from ledger.network_governance import ModuleUpgrade, NetworkState
 from ledger.tables import Table
 from protocol import codec
 from protocol.codec import Count, Length
@@ -66,35 +66,35 @@ class Planted(Module[Tally]):
                 state.steps["half"] = state.steps.get("half", 0) + 1
             raise self.error
 
-    def genesis(self, genesis: Genesis) -> Tally:
+    def genesis_state(self, genesis: Genesis) -> Tally:
         return Tally(0, {"genesis": 1})
 
-    def upgraded(self, old: Any, version: int) -> Tally:
+    def upgrade_state(self, old: Any, version: int) -> Tally:
         self._fail_in("upgraded", old)
         return replace(old, count=1_000)
 
-    def statements(self, author: bytes, content: Any) -> tuple[Statement, ...]:
+    def embedded_statements(self, author: bytes, content: Any) -> tuple[EmbeddedStatement, ...]:
         self._fail_in("statements")
         return ()
 
-    def can_wait(self, content: Any) -> None:
+    def awaited_job(self, content: Any) -> None:
         self._fail_in("can_wait")
 
-    def apply(self, state: Tally, said: Said, view: View, context: Context) -> Change:
+    def apply_transaction(self, state: Tally, said: DecodedTransaction, view: StateReader, context: BlockContext) -> StateChange:
         self._fail_in("apply", state)
-        return Change(replace(state, count=state.count + said.content.count))
+        return StateChange(replace(state, count=state.count + said.content.count))
 
-    def rekeyed(self, state: Tally, current: Callable[[bytes], bytes]) -> Tally:
+    def follow_key_rotations(self, state: Tally, current: Callable[[bytes], bytes]) -> Tally:
         self._fail_in("rekeyed", state)
         return replace(state, steps={**state.steps, "rekeyed": 1})
 
-    def settle(self, state: Tally, view: View, context: Context) -> Change:
+    def settle_block(self, state: Tally, view: StateReader, context: BlockContext) -> StateChange:
         self._fail_in("settle", state)
-        return Change(replace(state, steps={**state.steps, "settle": context.height}), (Rekeyed(b"", b""),))
+        return StateChange(replace(state, steps={**state.steps, "settle": context.height}), (MemberRekeyed(b"", b""),))
 
-    def end_block(self, state: Tally, view: View, context: Context) -> Change:
+    def end_block(self, state: Tally, view: StateReader, context: BlockContext) -> StateChange:
         self._fail_in("end_block", state)
-        return Change(replace(state, steps={**state.steps, "end_block": context.height}))
+        return StateChange(replace(state, steps={**state.steps, "end_block": context.height}))
 
 
 class PlantedLater(Planted):
@@ -106,7 +106,7 @@ def _world(step: str, error: BaseException) -> World:
 
 
 def _tally(world: World) -> Tally:
-    return world.state.of(Tally)
+    return world.state.module_state(Tally)
 
 
 @pytest.mark.parametrize("error", ALIKE, ids=lambda error: type(error).__name__)
@@ -116,19 +116,19 @@ def test_a_step_that_fails_does_not_act_and_the_rest_of_the_block_does(step: str
     world = _world(step, error)
     add, rotation = world.tx(PEOPLE[0], "planted/add", Add(3)), world.rotation(PEOPLE[2], NEW)
     before = world.state
-    body = Body((), (), (add, rotation))
-    transition = world.rules.transition(before, 1, 2_000, before.root, body)
+    body = BlockBody((), (), (add, rotation))
+    transition = world.rules.compute_transition(before, 1, 2_000, before.state_root, body)
     (failure,) = transition.failures
     assert (failure.module, failure.step) == ("planted", step) and type(error).__name__ in failure.error
-    tally = transition.state.of(Tally)
+    tally = transition.state.module_state(Tally)
     acted = {"settle": 1, "end_block": 1, "rekeyed": 1}
     assert tally == Tally(3, {"genesis": 1, **{name: count for name, count in acted.items() if name != step}})
-    assert transition.state.members.current(PEOPLE[2].public) == NEW.public
+    assert transition.state.members.current_key(PEOPLE[2].public) == NEW.public
     assert transition.state.height == 1
-    again = world.rules.transition(before, 1, 2_000, before.root, body)
+    again = world.rules.compute_transition(before, 1, 2_000, before.state_root, body)
     elsewhere = _world(step, error)
-    other = elsewhere.rules.transition(elsewhere.state, 1, 2_000, elsewhere.state.root, body)
-    assert transition.state.root == again.state.root == other.state.root, "however often it is judged"
+    other = elsewhere.rules.compute_transition(elsewhere.state, 1, 2_000, elsewhere.state.state_root, body)
+    assert transition.state.state_root == again.state.state_root == other.state.state_root, "however often it is judged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,23 +160,23 @@ class Shelves(Module[Shelf]):
     def __init__(self, step: str, **made: Any) -> None:
         self.step, self.made = step, made
 
-    def genesis(self, genesis: Genesis) -> Shelf:
+    def genesis_state(self, genesis: Genesis) -> Shelf:
         return self._made("genesis", Shelf(parts={"a": Entry("")}))
 
-    def upgraded(self, old: Shelf, version: int) -> Shelf:
+    def upgrade_state(self, old: Shelf, version: int) -> Shelf:
         return self._made("upgraded", old)
 
     def _made(self, step: str, state: Shelf) -> Shelf:
         return replace(state, **self.made) if step == self.step else state
 
-    def rekeyed(self, state: Shelf, current: Callable[[bytes], bytes]) -> Shelf:
+    def follow_key_rotations(self, state: Shelf, current: Callable[[bytes], bytes]) -> Shelf:
         return self._made("rekeyed", state)
 
-    def settle(self, state: Shelf, view: View, context: Context) -> Change:
-        return Change(self._made("settle", state))
+    def settle_block(self, state: Shelf, view: StateReader, context: BlockContext) -> StateChange:
+        return StateChange(self._made("settle", state))
 
-    def end_block(self, state: Shelf, view: View, context: Context) -> Change:
-        return Change(self._made("end_block", state))
+    def end_block(self, state: Shelf, view: StateReader, context: BlockContext) -> StateChange:
+        return StateChange(self._made("end_block", state))
 
 
 class ShelvesLater(Shelves):
@@ -212,25 +212,25 @@ UNENCODABLE: dict[str, Any] = {
 def test_a_step_whose_state_has_no_encoding_does_not_act(step: str, made: dict[str, Any]) -> None:
     world = World(modules=(Shelves(step, **made),))
     before = world.state
-    body = Body((), (), (world.rotation(PEOPLE[2], NEW),))
-    transition = world.rules.transition(before, 1, 2_000, before.root, body)
+    body = BlockBody((), (), (world.rotation(PEOPLE[2], NEW),))
+    transition = world.rules.compute_transition(before, 1, 2_000, before.state_root, body)
     assert [(failure.module, failure.step) for failure in transition.failures] == [("shelves", step)]
-    assert transition.state.of(Shelf) == before.of(Shelf)
-    assert world.rules.decode_state(world.rules.encode_state(transition.state)).root == transition.state.root
+    assert transition.state.module_state(Shelf) == before.module_state(Shelf)
+    assert world.rules.decode_state(world.rules.encode_state(transition.state)).state_root == transition.state.state_root
 
 
 def test_a_step_whose_state_has_an_encoding_acts() -> None:
     made = {"count": 1, "parts": {"a": Entry("1234"), "b": Entry("")}, "rows": Table(Entry).with_row(b"key", Entry("row"))}
     world = World(modules=(Shelves("settle", **made),))
     world.decide()
-    assert world.state.of(Shelf).count == 1 and not world.rules.failures
-    assert world.state.of(Shelf).rows.get(b"key") == Entry("row")
+    assert world.state.module_state(Shelf).count == 1 and not world.rules.transaction_failures
+    assert world.state.module_state(Shelf).rows.get_record(b"key") == Entry("row")
 
 
 def test_blocks_go_on_with_a_step_that_always_fails() -> None:
     world = _world("settle", KeyError(b"gone"))
     for height in range(1, 6):
-        world.decide(world.tx(PEOPLE[0], "member/name", Rename(f"name {height}")))
+        world.decide(world.tx(PEOPLE[0], "member/name", RenameMember(f"name {height}")))
     assert world.state.height == 5 and world.state.members.members[PEOPLE[0].public].name == "name 5"
     assert _tally(world) == Tally(0, {"genesis": 1, "end_block": 5})
 
@@ -256,21 +256,21 @@ def test_a_transaction_that_makes_its_module_fail_is_refused(step: str) -> None:
     world = _world(step, KeyError(b"gone"))
     world.decide()
     add = world.tx(PEOPLE[0], "planted/add", Add(3))
-    tally, root = codec.encode(_tally(world)), world.state.root
+    tally, root = codec.encode(_tally(world)), world.state.state_root
     with pytest.raises(Refused, match="planted/add of the module planted failed: KeyError"):
         world.rules.apply_transaction(world.state, add)
     assert "failed" in (world.problem(add) or ""), "nor is a block with it decided"
-    assert [failure.module for failure in world.rules.failures] == ["planted"] * 2
-    assert world.ledger.pool.add(add)
-    assert world.ledger.pool.select(world.rules, world.state) == ()
-    assert codec.encode(_tally(world)) == tally and world.state.root == root, "what it has changed is undone"
-    world.decide(world.tx(PEOPLE[1], "member/name", Rename("works")))
+    assert [failure.module for failure in world.rules.transaction_failures] == ["planted"] * 2
+    assert world.ledger.mempool.add_transaction(add)
+    assert world.ledger.mempool.select_transactions(world.rules, world.state) == ()
+    assert codec.encode(_tally(world)) == tally and world.state.state_root == root, "what it has changed is undone"
+    world.decide(world.tx(PEOPLE[1], "member/name", RenameMember("works")))
     assert world.state.height == 2
 
 
 def test_a_transaction_that_cannot_say_whether_it_waits_is_refused_where_it_fails() -> None:
     world = _world("can_wait", KeyError(b"gone"))
-    assert world.ledger.pool.add(world.tx(PEOPLE[0], "planted/add", Add(3)))
+    assert world.ledger.mempool.add_transaction(world.tx(PEOPLE[0], "planted/add", Add(3)))
     assert world.ledger.make_body(1, 0) is not None
 
 
@@ -280,11 +280,11 @@ def _upgraded(*modules: Module[Any], founded: bool = True) -> World:
     world = World()
     first = *world.genesis.modules, *[ModuleVersion(name, 1)] * founded
     known = *core_modules(PlainJobs()), *modules
-    world.rules = world.ledger.rules = Rules(replace(world.genesis, modules=first), FastVerifier(), known)
-    world.chain, world.ledger.state = world.rules.chain_id, world.rules.first_state()
+    world.rules = world.ledger.rules = LedgerRules(replace(world.genesis, modules=first), FastVerifier(), known)
+    world.chain, world.ledger.state = world.rules.chain_id, world.rules.genesis_state()
     at = world.state.height + UPGRADE_NOTICE_HEIGHTS + 5
     for person in PEOPLE[:3]:
-        world.decide(world.tx(person, "network/upgrade", Upgrade(name, version, at)))
+        world.decide(world.tx(person, "network/upgrade", ModuleUpgrade(name, version, at)))
     while world.state.height < at + 1:
         world.decide()
     return world
@@ -294,23 +294,25 @@ def test_an_upgrade_that_fails_is_over_and_the_version_of_before_goes_on() -> No
     world = _upgraded(Planted(), PlantedLater("upgraded", ValueError("old")))
     height = world.state.height
     assert _tally(world) == Tally(0, {"genesis": 1, "settle": height, "end_block": height})
-    assert [failure.step for failure in world.rules.failures] == ["the upgrade to version 2"]
+    assert [failure.step for failure in world.rules.transaction_failures] == ["the upgrade to version 2"]
 
 
 @pytest.mark.parametrize("made", UNENCODABLE.values(), ids=UNENCODABLE)
 def test_an_upgrade_whose_state_has_no_encoding_is_over(made: dict[str, Any]) -> None:
     world = _upgraded(Shelves(""), ShelvesLater("upgraded", **made))
-    assert [failure.step for failure in world.rules.failures] == ["the upgrade to version 2"]
-    assert world.state.of(NetworkState).version("shelves") == 1 and world.state.of(Shelf).parts == {"a": Entry("")}
-    assert world.rules.decode_state(world.rules.encode_state(world.state)).root == world.state.root
+    assert [failure.step for failure in world.rules.transaction_failures] == ["the upgrade to version 2"]
+    assert world.state.module_state(NetworkState).module_version("shelves") == 1 and world.state.module_state(Shelf).parts == {
+        "a": Entry("")
+    }
+    assert world.rules.decode_state(world.rules.encode_state(world.state)).state_root == world.state.state_root
 
 
 @pytest.mark.parametrize("made", UNENCODABLE.values(), ids=UNENCODABLE)
 def test_a_module_that_begins_with_a_state_without_an_encoding_does_not_begin(made: dict[str, Any]) -> None:
     world = _upgraded(Shelves("genesis", **made), founded=False)
-    assert [failure.step for failure in world.rules.failures] == ["the upgrade to version 1"]
+    assert [failure.step for failure in world.rules.transaction_failures] == ["the upgrade to version 1"]
     assert "shelves" not in world.state.modules
-    assert world.rules.decode_state(world.rules.encode_state(world.state)).root == world.state.root
+    assert world.rules.decode_state(world.rules.encode_state(world.state)).state_root == world.state.state_root
 
 
 def test_a_part_of_a_state_of_another_type_is_checked_anew() -> None:
@@ -324,8 +326,8 @@ def test_a_part_of_a_state_of_another_type_is_checked_anew() -> None:
 def test_an_upgrade_whose_state_has_an_encoding_acts() -> None:
     made: dict[str, Any] = {"count": 1, "either": Entry("1"), "rows": Table(Entry).with_row(b"key", Entry("row"))}
     for world in (_upgraded(Shelves(""), ShelvesLater("upgraded", **made)), _upgraded(Shelves("genesis", **made), founded=False)):
-        shelf = world.state.of(Shelf)
-        assert not world.rules.failures and shelf.rows.get(b"key") == Entry("row")
+        shelf = world.state.module_state(Shelf)
+        assert not world.rules.transaction_failures and shelf.rows.get_record(b"key") == Entry("row")
         assert (shelf.count, shelf.either, shelf.parts) == (1, Entry("1"), {"a": Entry("")})
 
 
@@ -339,40 +341,42 @@ def test_where_jobs_fail_the_round_stays_open_for_everybody_and_is_not_closed_in
     world = World()
     key = world.start()
     closing = world.closing(key)
-    real: Callable[..., Change] = getattr(JobsOfModelsModule, step)
+    real: Callable[..., StateChange] = getattr(JobsModuleV3, step)
 
-    def fails(self: Any, state: Any, view: View, context: Context) -> Change:
+    def fails(self: Any, state: Any, view: StateReader, context: BlockContext) -> StateChange:
         if any(type(fact).__name__ == "ClosedRound" for fact in context.facts):
             raise KeyError(b"trainer")
         return real(self, state, view, context)
 
-    monkeypatch.setattr(JobsOfModelsModule, step, fails)
+    monkeypatch.setattr(JobsModuleV3, step, fails)
     before = world.state
-    transition = world.rules.transition(before, before.height + 1, 5_000, before.root, Body((closing,), (), ()))
+    transition = world.rules.compute_transition(
+        before, before.height + 1, 5_000, before.state_root, BlockBody((closing,), (), ())
+    )
     assert [(failure.module, failure.step) for failure in transition.failures] == [("jobs", step)]
-    assert transition.closed == () and transition.state.jobs.jobs[key].round == 0
+    assert transition.closed_rounds == () and transition.state.jobs.jobs[key].round == 0
     assert transition.state.jobs.jobs[key].model_root == before.jobs.jobs[key].model_root
     assert world.ledger.has_work()
-    world.ledger.advance(transition.finish({}), before.root)
-    world.ledger.defer([closing], now=5.0)
+    world.ledger.advance_state(transition.finish_state({}), before.state_root)
+    world.ledger.defer_rounds([closing], now=5.0)
     world.follow()
     assert not world.ledger._closings(1 << 20)[0] and not world.ledger.has_work()
     monkeypatch.undo()
-    assert world.ledger.resume(5.0) == world.ledger.resume(64.9) == 5.0 + DEFERRED_SECONDS
+    assert world.ledger.resume_deferred_rounds(5.0) == world.ledger.resume_deferred_rounds(64.9) == 5.0 + ROUND_DEFERRAL_SECONDS
     assert not world.ledger.has_work()
-    assert world.ledger.resume(65.0) is None and world.ledger.has_work()
+    assert world.ledger.resume_deferred_rounds(65.0) is None and world.ledger.has_work()
     assert [of.round for of in world.ledger._closings(1 << 20)[0]] == [0]
 
 
 def test_where_members_fail_the_voters_are_those_that_consensus_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(self: Any, state: Any, view: View, context: Context) -> Change:
+    def fails(self: Any, state: Any, view: StateReader, context: BlockContext) -> StateChange:
         raise ZeroDivisionError
 
     world = World()
     world.decide(world.rotation(PEOPLE[3], NEW))
     before = world.state.members
     assert before.upcoming != before.voters
-    monkeypatch.setattr(MembersModule, "settle", fails)
+    monkeypatch.setattr(MembersModule, "settle_block", fails)
     world.decide()
     after = world.state.members
     assert (after.previous, after.voters, after.upcoming) == (before.voters, before.upcoming, before.upcoming)
@@ -382,6 +386,6 @@ def test_a_body_that_makes_a_check_fail_is_refused_and_ends_no_peer(monkeypatch:
     world = World()
     key = world.start(spec=LANGUAGE)
     closing = world.closing(key)
-    monkeypatch.setattr("ledger.state.check_closing", lambda *about: {}["missing"])
+    monkeypatch.setattr("ledger.ledger_state.why_round_certificate_invalid", lambda *about: {}["missing"])
     assert "failed: KeyError" in (world.problem(closings=(closing,)) or "")
-    assert codec.encode(Body((), (), ()))
+    assert codec.encode(BlockBody((), (), ()))

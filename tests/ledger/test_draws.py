@@ -10,7 +10,14 @@ from itertools import combinations
 import pytest
 
 from consensus.quorum import faults_tolerated, quorum
-from ledger.audits.draws import Commitment, commitment_to, draw, matching, ticket, tickets_for
+from ledger.audits.sortition import (
+    NonceCommitment,
+    commit_nonce,
+    draw_auditors,
+    lottery_tickets,
+    matching_reveals,
+    sortition_ticket,
+)
 from tests.ledger.chances import AUDITORS, EFFECTIVE, RATE, escape, escape_led
 
 JOB = bytes(32)
@@ -19,12 +26,12 @@ KEYS = [bytes([i]) * 32 for i in range(10)]
 
 def tickets(number: int, trainer: bytes, auditors: list[bytes], seed: int = 0) -> dict[bytes, bytes]:
     chance = random.Random(seed * 1_000_003 + number)
-    return tickets_for(JOB, number, {key: chance.randbytes(16) for key in KEYS}, trainer, auditors)
+    return lottery_tickets(JOB, number, {key: chance.randbytes(16) for key in KEYS}, trainer, auditors)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 1.0])
 def test_as_many_are_drawn_on_average_as_the_job_says(rate: float) -> None:
-    drawn = [draw(tickets(number, KEYS[0], KEYS[1:7]), 6, AUDITORS, rate) for number in range(4_000)]
+    drawn = [draw_auditors(tickets(number, KEYS[0], KEYS[1:7]), 6, AUDITORS, rate) for number in range(4_000)]
     assert sum(map(len, drawn)) / len(drawn) == pytest.approx(rate * AUDITORS, abs=0.06)
     share = rate * AUDITORS / 6
     for first, second in combinations(KEYS[1:7], 2):
@@ -32,8 +39,8 @@ def test_as_many_are_drawn_on_average_as_the_job_says(rate: float) -> None:
 
 
 def test_where_fewer_can_reexecute_than_are_wanted_all_of_them_do() -> None:
-    assert draw(tickets(0, KEYS[0], KEYS[1:3]), 2, 8, 1.0) == tuple(KEYS[1:3])
-    assert draw({}, 0, 8, 1.0) == ()
+    assert draw_auditors(tickets(0, KEYS[0], KEYS[1:3]), 2, 8, 1.0) == tuple(KEYS[1:3])
+    assert draw_auditors({}, 0, 8, 1.0) == ()
 
 
 def test_the_probability_is_the_product_divided_by_the_reexecutors_in_that_order() -> None:
@@ -41,16 +48,16 @@ def test_the_probability_is_the_product_divided_by_the_reexecutors_in_that_order
     bound = int(0.9 * 7 / 9 * 2.0**64)
     assert bound != int(0.9 * (7 / 9) * 2.0**64)
     lots = {KEYS[1]: bound - 1, KEYS[2]: bound}
-    drawn = draw({key: lot.to_bytes(8, "big") + bytes(24) for key, lot in lots.items()}, 9, 7, 0.9)
+    drawn = draw_auditors({key: lot.to_bytes(8, "big") + bytes(24) for key, lot in lots.items()}, 9, 7, 0.9)
     assert drawn == (KEYS[1],)
 
 
 def test_only_a_nonce_that_its_voter_had_committed_to_counts() -> None:
     nonces = {key: key[:16] for key in KEYS[:4]}
-    commitments = {key: Commitment(3, commitment_to(nonces[key])) for key in KEYS[:3]}
-    assert matching(nonces, commitments) == {key: nonces[key] for key in KEYS[:3]}
-    assert matching({**nonces, KEYS[1]: bytes(16)}, commitments).keys() == {KEYS[0], KEYS[2]}
-    assert matching({KEYS[0]: nonces[KEYS[1]]}, commitments) == {}
+    commitments = {key: NonceCommitment(3, commit_nonce(nonces[key])) for key in KEYS[:3]}
+    assert matching_reveals(nonces, commitments) == {key: nonces[key] for key in KEYS[:3]}
+    assert matching_reveals({**nonces, KEYS[1]: bytes(16)}, commitments).keys() == {KEYS[0], KEYS[2]}
+    assert matching_reveals({KEYS[0]: nonces[KEYS[1]]}, commitments) == {}
 
 
 def test_who_withholds_or_chooses_its_nonce_changes_its_own_draws_alone() -> None:
@@ -61,14 +68,14 @@ def test_who_withholds_or_chooses_its_nonce_changes_its_own_draws_alone() -> Non
         tries = [tickets(number, KEYS[0], liars, seed) for seed in range(1, 2_001)]
         ground = {**fair, **{key: min(tried[key] for tried in tries) for key in liars}}
         silent = {key: fair[key] for key in honest}
-        alone, *others = (draw(there, 9, AUDITORS, 1.0) for there in (silent, fair, ground))
+        alone, *others = (draw_auditors(there, 9, AUDITORS, 1.0) for there in (silent, fair, ground))
         for drawn in others:
             assert tuple(key for key in drawn if key in honest) == alone
         assert set(liars) <= set(drawn)
 
 
 def test_a_copied_commitment_gives_another_ticket() -> None:
-    assert ticket(JOB, 1, bytes(16), KEYS[1], KEYS[0]) != ticket(JOB, 1, bytes(16), KEYS[2], KEYS[0])
+    assert sortition_ticket(JOB, 1, bytes(16), KEYS[1], KEYS[0]) != sortition_ticket(JOB, 1, bytes(16), KEYS[2], KEYS[0])
 
 
 def test_tickets_differ_by_job_round_auditor_trainer_and_nonce() -> None:
@@ -80,7 +87,7 @@ def test_tickets_differ_by_job_round_auditor_trainer_and_nonce() -> None:
         (JOB, 1, bytes(16), KEYS[2], KEYS[0]),
         (JOB, 1, bytes(16), KEYS[1], KEYS[3]),
     ]
-    assert len({ticket(*place) for place in places}) == len(places)
+    assert len({sortition_ticket(*place) for place in places}) == len(places)
 
 
 # How probable it is that a liar is found out -----------------------------------------------------------------------------
@@ -93,11 +100,11 @@ class Round:
         self.n, self.rate = n, rate
         self.liars, self.honest = KEYS[: faults_tolerated(n)], KEYS[faults_tolerated(n) : n]
         nonces = {key: chance.randbytes(16) for key in KEYS[:n]}
-        self.tickets = tickets_for(JOB, 5, nonces, self.liars[0], KEYS[1:n])
+        self.tickets = lottery_tickets(JOB, 5, nonces, self.liars[0], KEYS[1:n])
 
     def escapes(self, left_out: tuple[bytes, ...] = ()) -> bool:
         here = {key: data for key, data in self.tickets.items() if key not in left_out}
-        return set(draw(here, self.n - 1, AUDITORS, self.rate)).isdisjoint(self.honest)
+        return set(draw_auditors(here, self.n - 1, AUDITORS, self.rate)).isdisjoint(self.honest)
 
     def choices(self, leader: bool) -> Iterator[tuple[bytes, ...]]:
         """Whose nonces liars can keep out: their own, and as leader those of the ballots that a closing does not need."""

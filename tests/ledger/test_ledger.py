@@ -9,18 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consensus.block import BODY_BYTES_MAX
-from ledger.blocks import ledger as ledger_module
-from ledger.blocks import pool as pool_module
-from ledger.blocks.ledger import Ledger
+from ledger.blocks import application as ledger_module
+from ledger.blocks import mempool as pool_module
+from ledger.blocks.application import LedgerApplication
 from ledger.core.genesis import TRAINER
-from ledger.jobs import Start
-from ledger.members import Approve, Leave, Register, Stand
-from ledger.state import Body, State, decode_body
+from ledger.jobs import StartJob
+from ledger.ledger_state import BlockBody, LedgerState, decode_body
+from ledger.members import ApproveVoter, RegisterRoles, ResignAsVoter, StandAsVoter
 from protocol import codec
 from protocol.identity import Signed
 from protocol.messages import CutOff
 from protocol.verdicts import Verdict
-from rounds.terms import body_digest
+from rounds.round_terms import signed_body_digest
 from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, World
 from tests.sim.keys import FastSigner
 
@@ -37,7 +37,7 @@ def propose(world: World) -> bytes | None:
 
 
 def registrations(world: World, person: FastSigner, count: int) -> list[Signed]:
-    return [world.tx(person, "member/register", Register(()), ahead=i + 1) for i in range(count)]
+    return [world.tx(person, "member/register", RegisterRoles(()), ahead=i + 1) for i in range(count)]
 
 
 def settle(world: World, most: int = 20) -> int:
@@ -49,7 +49,7 @@ def settle(world: World, most: int = 20) -> int:
             return count
         assert world.ledger.why_body_refused(world.state.height + 1, body, b"") is None
         world.decide_body(body)
-        world.ledger.pool.prune(world.rules, world.state)
+        world.ledger.mempool.prune_transactions(world.rules, world.state)
     raise AssertionError("blocks without end")
 
 
@@ -59,74 +59,76 @@ def settle(world: World, most: int = 20) -> int:
 def test_transactions_are_put_into_an_order_in_which_they_apply_however_they_came(world: World) -> None:
     waiting = registrations(world, PEOPLE[0], 4)
     for signed in (waiting[2], waiting[0], waiting[3], waiting[1]):
-        world.ledger.pool.add(signed)
-    assert world.ledger.pool.select(world.rules, world.state) == tuple(waiting)
+        world.ledger.mempool.add_transaction(signed)
+    assert world.ledger.mempool.select_transactions(world.rules, world.state) == tuple(waiting)
 
 
 def test_a_transaction_that_follows_another_authors_is_put_behind_it(world: World) -> None:
     world.decide(world.admission(PEOPLE[5]))
     for _ in range(2):
         world.decide()
-    approve = world.tx(PEOPLE[0], "member/approve", Approve(PEOPLE[5].public))
-    stand = world.tx(PEOPLE[5], "member/stand", Stand(1, world.state.certified_roots[1]))
-    world.ledger.pool.add(approve)
-    world.ledger.pool.add(stand)
-    assert world.ledger.pool.select(world.rules, world.state) == (stand, approve)
+    approve = world.tx(PEOPLE[0], "member/approve", ApproveVoter(PEOPLE[5].public))
+    stand = world.tx(PEOPLE[5], "member/stand", StandAsVoter(1, world.state.certified_roots[1]))
+    world.ledger.mempool.add_transaction(approve)
+    world.ledger.mempool.add_transaction(stand)
+    assert world.ledger.mempool.select_transactions(world.rules, world.state) == (stand, approve)
 
 
 def test_a_gap_in_the_nonces_waits_and_does_not_hold_up_the_others(world: World) -> None:
     first, _, third = registrations(world, PEOPLE[0], 3)
     other = registrations(world, PEOPLE[1], 1)[0]
     for signed in (third, first, other):
-        world.ledger.pool.add(signed)
-    assert set(world.ledger.pool.select(world.rules, world.state)) == {first, other}
+        world.ledger.mempool.add_transaction(signed)
+    assert set(world.ledger.mempool.select_transactions(world.rules, world.state)) == {first, other}
 
 
 def test_a_block_has_bounds_of_bytes_and_of_transactions(world: World) -> None:
     waiting = registrations(world, PEOPLE[0], 5)
     for signed in waiting:
-        world.ledger.pool.add(signed)
+        world.ledger.mempool.add_transaction(signed)
     size = len(waiting[0].body) + pool_module.SIGNED_BYTES
-    select = world.ledger.pool.select
+    select = world.ledger.mempool.select_transactions
     assert select(world.rules, world.state, size_max=3 * size - 1) == tuple(waiting[:2])
     assert select(world.rules, world.state, count_max=3) == tuple(waiting[:3])
 
 
 def test_what_was_decided_expired_or_refused_is_forgotten_and_what_may_still_come_stays(world: World) -> None:
     decided, other, ahead = registrations(world, PEOPLE[0], 3)
-    refused = world.tx(PEOPLE[1], "member/approve", Approve(PEOPLE[9].public))
-    expiring = world.tx(PEOPLE[2], "member/register", Register(()), ahead=2, expires=1)
-    pool = world.ledger.pool
+    refused = world.tx(PEOPLE[1], "member/approve", ApproveVoter(PEOPLE[9].public))
+    expiring = world.tx(PEOPLE[2], "member/register", RegisterRoles(()), ahead=2, expires=1)
+    pool = world.ledger.mempool
     for signed in (decided, ahead, refused, expiring):
-        assert pool.add(signed)
+        assert pool.add_transaction(signed)
     world.decide(decided)
-    gone = {signed.signer: reason for signed, reason in pool.prune(world.rules, world.state)}
+    gone = {signed.signer: reason for signed, reason in pool.prune_transactions(world.rules, world.state)}
     assert set(gone) == {person.public for person in PEOPLE[:3]} and list(pool) == [ahead]
     assert "does not stand" in gone[PEOPLE[1].public]
-    assert pool.add(other) and pool.select(world.rules, world.state) == (other, ahead)
+    assert pool.add_transaction(other) and pool.select_transactions(world.rules, world.state) == (other, ahead)
 
 
 def test_a_transaction_waits_once(world: World) -> None:
     signed = registrations(world, PEOPLE[0], 1)[0]
-    assert world.ledger.pool.add(signed) and not world.ledger.pool.add(signed)
-    assert not world.ledger.pool.add(replace(signed, signature=bytes(64))), "another signature makes no other transaction"
-    assert len(world.ledger.pool) == 1
+    assert world.ledger.mempool.add_transaction(signed) and not world.ledger.mempool.add_transaction(signed)
+    assert not world.ledger.mempool.add_transaction(replace(signed, signature=bytes(64))), (
+        "another signature makes no other transaction"
+    )
+    assert len(world.ledger.mempool) == 1
 
 
 def test_a_pool_full_of_hopeless_transactions_is_looked_through_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A member that sends its transactions backwards must not cost the square of their number."""
     for signed in reversed(registrations(world, PEOPLE[0], 60)):
-        world.ledger.pool.add(signed)
+        world.ledger.mempool.add_transaction(signed)
     calls = 0
     apply = world.rules.apply_transaction
 
-    def counted(state: State, signed: Signed) -> State:
+    def counted(state: LedgerState, signed: Signed) -> LedgerState:
         nonlocal calls
         calls += 1
         return apply(state, signed)
 
     monkeypatch.setattr(world.rules, "apply_transaction", counted)
-    assert len(world.ledger.pool.select(world.rules, world.state)) == 60 and calls == 60
+    assert len(world.ledger.mempool.select_transactions(world.rules, world.state)) == 60 and calls == 60
     assert world.ledger.has_work() and calls == 61
 
 
@@ -138,16 +140,16 @@ def test_a_new_network_has_nothing_to_decide(world: World) -> None:
 
 
 def test_one_empty_block_certifies_the_last_root_and_no_more_follow(world: World) -> None:
-    world.ledger.pool.add(registrations(world, PEOPLE[0], 1)[0])
-    assert settle(world) == 2 and world.ledger.certified_root == world.state.root
+    world.ledger.mempool.add_transaction(registrations(world, PEOPLE[0], 1)[0])
+    assert settle(world) == 2 and world.ledger.certified_root == world.state.state_root
 
 
 def test_a_change_of_voters_is_followed_by_empty_blocks_until_it_acts(world: World) -> None:
-    world.ledger.pool.add(world.tx(PEOPLE[0], "member/leave", Leave()))
+    world.ledger.mempool.add_transaction(world.tx(PEOPLE[0], "member/leave", ResignAsVoter()))
     assert settle(world) == 4
     members = world.state.members
     assert members.previous == members.voters == members.upcoming and PEOPLE[0].public not in members.voters
-    assert world.ledger.certified_root == world.state.root
+    assert world.ledger.certified_root == world.state.state_root
 
 
 def test_an_open_round_is_not_certified_by_empty_blocks_but_its_last_root_is(world: World) -> None:
@@ -155,12 +157,12 @@ def test_an_open_round_is_not_certified_by_empty_blocks_but_its_last_root_is(wor
     assert not world.ledger.has_work(), "its closing will certify the root"
     world.vote(key, dict.fromkeys(world.job(key).trainers, ACCEPT))
     assert settle(world) == 2
-    assert world.ledger.certified_root == world.state.root
+    assert world.ledger.certified_root == world.state.state_root
 
 
 def test_an_invitation_that_is_forgotten_starts_no_endless_chain(world: World) -> None:
-    world.ledger.pool.add(world.admission(PEOPLE[5], expires=world.state.time_ms))
-    assert settle(world) <= 4 and world.state.members.tokens == {}
+    world.ledger.mempool.add_transaction(world.admission(PEOPLE[5], expires=world.state.time_ms))
+    assert settle(world) <= 4 and world.state.members.used_tokens == {}
 
 
 # Propose and check ----------------------------------------------------------------------------------------------------
@@ -182,13 +184,13 @@ def test_the_next_round_is_closed_by_what_was_said_in_it(world: World) -> None:
     for number in (0, 1):
         world.vote(key, dict.fromkeys(world.job(key).trainers, ACCEPT))
         body = propose(world)
-        assert body is not None and [closing.round for closing in decode_body(body).closings] == [number]
+        assert body is not None and [closing.round for closing in decode_body(body).round_certificates] == [number]
         world.decide_body(body)
 
 
 def test_what_could_be_decided_before_a_block_is_looked_at_anew_after_it(world: World) -> None:
     signed = registrations(world, PEOPLE[0], 1)[0]
-    world.ledger.pool.add(signed)
+    world.ledger.mempool.add_transaction(signed)
     assert world.ledger.has_work()
     for transactions in ((signed,), ()):
         world.decide(*transactions)
@@ -198,7 +200,7 @@ def test_what_could_be_decided_before_a_block_is_looked_at_anew_after_it(world: 
 def test_a_body_for_another_height_or_that_breaks_a_rule_is_not_prepared(world: World) -> None:
     key = world.start()
     closing = world.closing(key)
-    sound, broken = codec.encode(Body((closing,), (), ())), codec.encode(Body((replace(closing, round=3),), (), ()))
+    sound, broken = codec.encode(BlockBody((closing,), (), ())), codec.encode(BlockBody((replace(closing, round=3),), (), ()))
     height = world.state.height + 1
     assert world.ledger.why_body_refused(height, sound, b"") is None
     assert "does not follow" in (world.ledger.why_body_refused(height + 1, sound, b"") or "")
@@ -207,7 +209,7 @@ def test_a_body_for_another_height_or_that_breaks_a_rule_is_not_prepared(world: 
 
 def test_a_body_that_leaves_out_a_ballot_of_our_cut_off_is_not_prepared(world: World) -> None:
     key = world.start()
-    job, book = world.job(key), world.ledger.books[key]
+    job, book = world.job(key), world.ledger.rounds[key]
     trainers = job.trainers
     world.vote(key, {trainers[0]: ACCEPT}, job.voters[:2])
     world.vote(key, {trainers[0]: Verdict.REPLAY}, job.voters[2:3])
@@ -217,7 +219,7 @@ def test_a_body_that_leaves_out_a_ballot_of_our_cut_off_is_not_prepared(world: W
     body = propose(world)
     assert body is not None and world.ledger.why_body_refused(world.state.height + 1, body, b"") is None
     world.vote(key, {trainers[0]: ACCEPT}, job.voters[3:])
-    mine = CutOff(key, 0, tuple(sorted(body_digest(s) for s in book.signed_ballots.values())))
+    mine = CutOff(key, 0, tuple(sorted(signed_body_digest(s) for s in book.signed_ballots.values())))
     book.cut_offs[PEOPLE[0].public] = mine
     assert "leaves out 1 ballots" in (world.ledger.why_body_refused(world.state.height + 1, body, b"") or "")
 
@@ -228,15 +230,15 @@ def test_closings_that_do_not_fit_wait_for_the_next_block_and_transactions_take_
     keys = [world.start(PEOPLE[i], SCRATCH) for i in range(3)]
     sizes = [len(codec.encode(world.closing(key))) for key in sorted(keys)]
     for signed in registrations(world, PEOPLE[3], 9):
-        world.ledger.pool.add(signed)
+        world.ledger.mempool.add_transaction(signed)
     room = sum(sizes[:2]) + ledger_module.BODY_FIXED_BYTES + 400
     monkeypatch.setattr(ledger_module, "BODY_BYTES_MAX", room)
     encoded = propose(world)
     assert encoded is not None and len(encoded) <= room
     body = decode_body(encoded)
-    assert len(body.closings) == 2 and 1 <= len(body.transactions) < 9
+    assert len(body.round_certificates) == 2 and 1 <= len(body.transactions) < 9
     world.decide_body(encoded)
-    assert len(decode_body(propose(world) or b"").closings) == 1
+    assert len(decode_body(propose(world) or b"").round_certificates) == 1
 
 
 actions = st.lists(
@@ -255,7 +257,7 @@ def test_whoever_has_work_proposes_a_body_that_every_peer_with_the_same_state_pr
         assert world.ledger.has_work() == (body is not None)
         if body is not None:
             assert len(body) <= BODY_BYTES_MAX
-            other = Ledger(world.rules, world.state, world.ledger.certified_root)
+            other = LedgerApplication(world.rules, world.state, world.ledger.certified_root)
             assert other.why_body_refused(world.state.height + 1, body, b"") is None
     settle(world)
 
@@ -265,24 +267,26 @@ def act(world: World, action: str, number: int) -> None:
     running = sorted(world.state.jobs.running())
     match action:
         case "register":
-            world.ledger.pool.add(world.tx(person, "member/register", Register((TRAINER,)), ahead=1 + number % 2))
+            world.ledger.mempool.add_transaction(
+                world.tx(person, "member/register", RegisterRoles((TRAINER,)), ahead=1 + number % 2)
+            )
         case "admit":
-            world.ledger.pool.add(world.admission(newcomer, token=FastSigner(f"token {number % 3}")))
+            world.ledger.mempool.add_transaction(world.admission(newcomer, token=FastSigner(f"token {number % 3}")))
         case "leave":
-            world.ledger.pool.add(world.tx(person, "member/leave", Leave()))
+            world.ledger.mempool.add_transaction(world.tx(person, "member/leave", ResignAsVoter()))
         case "stand":
             shown = max(world.state.height - 1, 0)
             root = world.state.certified_roots.get(shown, bytes(32))
-            world.ledger.pool.add(world.tx(newcomer, "member/stand", Stand(shown, root)))
+            world.ledger.mempool.add_transaction(world.tx(newcomer, "member/stand", StandAsVoter(shown, root)))
         case "approve":
             for voter in PEOPLE[:4]:
-                world.ledger.pool.add(world.tx(voter, "member/approve", Approve(newcomer.public)))
+                world.ledger.mempool.add_transaction(world.tx(voter, "member/approve", ApproveVoter(newcomer.public)))
         case "start":
-            world.ledger.pool.add(world.tx(person, "job/start", Start((SCRATCH, LANGUAGE)[number % 2])))
+            world.ledger.mempool.add_transaction(world.tx(person, "job/start", StartJob((SCRATCH, LANGUAGE)[number % 2])))
         case "vote" if running:
             key = running[number % len(running)]
             verdict = (ACCEPT, Verdict.REPLAY)[number % 2]
             world.vote(key, dict.fromkeys(world.job(key).trainers, verdict), world.job(key).voters[: number + 1])
         case "block" if (body := propose(world)) is not None:
             world.decide_body(body)
-            world.ledger.pool.prune(world.rules, world.state)
+            world.ledger.mempool.prune_transactions(world.rules, world.state)

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-import ledger.network
+import ledger.network_governance
 from consensus.voter_set import VoterSet
 from ledger.core.module import Module, Refused
-from ledger.jobs import JobTerms, Start
-from ledger.members import Leave
-from ledger.network import PARAMETERS, Limit, NetworkModule, NetworkState
-from ledger.state import Body, Rules, core_modules, newest
+from ledger.jobs import JobTerms, StartJob
+from ledger.ledger_state import BlockBody, LedgerRules, core_modules, newest_module_versions
+from ledger.members import ResignAsVoter
+from ledger.network_governance import PARAMETERS_LIMIT, NetworkLimit, NetworkModule, NetworkState
 from protocol import codec
 from protocol.identity import Signed
 from protocol.limits import PARAMETERS_ALLOWED, PARAMETERS_ALLOWED_MAX
@@ -24,9 +24,9 @@ from tests.sim.keys import FastVerifier
 class SizedJobs(PlainJobs):
     """Specifications are `kind:rounds:parameters`."""
 
-    def terms(self, spec: bytes) -> JobTerms:
+    def terms_of_spec(self, spec: bytes) -> JobTerms:
         plain, _, parameters = spec.rpartition(b":")
-        return replace(super().terms(plain), parameters=int(parameters))
+        return replace(super().terms_of_spec(plain), parameters=int(parameters))
 
 
 class Limited(World):
@@ -36,24 +36,24 @@ class Limited(World):
         super().__init__()
         known: tuple[Module[Any], ...] = core_modules(SizedJobs())
         runs = [module for module in known if module.name != NetworkModule.name or module.version <= version]
-        self.genesis = replace(self.genesis, modules=newest(runs))
-        self.rules = Rules(self.genesis, FastVerifier(), known)
+        self.genesis = replace(self.genesis, modules=newest_module_versions(runs))
+        self.rules = LedgerRules(self.genesis, FastVerifier(), known)
         self.chain = self.genesis.chain_id
-        state = self.rules.first_state()
-        self.ledger = type(self.ledger)(self.rules, state, state.root)
+        state = self.rules.genesis_state()
+        self.ledger = type(self.ledger)(self.rules, state, state.state_root)
 
-    def wish(self, number: int, most: int, name: str = PARAMETERS) -> Signed:
-        return self.tx(PEOPLE[number], "network/limit", Limit(name, most))
+    def wish(self, number: int, most: int, name: str = PARAMETERS_LIMIT) -> Signed:
+        return self.tx(PEOPLE[number], "network/limit", NetworkLimit(name, most))
 
     def start(self, parameters: int, author: int = 0) -> Signed:
-        return self.tx(PEOPLE[author], "job/start", Start(b"language:2:%d" % parameters))
+        return self.tx(PEOPLE[author], "job/start", StartJob(b"language:2:%d" % parameters))
 
     @property
     def network(self) -> NetworkState:
-        return self.state.of(NetworkState)
+        return self.state.module_state(NetworkState)
 
     def refusal(self, signed: Signed) -> str:
-        return self.rules.problem(self.state, codec.encode(Body((), (), (signed,)))) or ""
+        return self.rules.why_body_refused(self.state, codec.encode(BlockBody((), (), (signed,)))) or ""
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -74,22 +74,22 @@ def test_a_quorum_raises_it_and_a_minority_does_not() -> None:
     world.decide(world.wish(0, 300_000_000))
     world.decide(world.wish(1, 300_000_000))
     world.decide(world.wish(2, 400_000_000))
-    assert world.network.parameters_max == PARAMETERS_ALLOWED and len(world.network.limits) == 3
+    assert world.network.parameters_max == PARAMETERS_ALLOWED and len(world.network.limit_votes) == 3
     assert world.refusal(world.start(300_000_000))
     world.decide(world.wish(2, 300_000_000))
-    assert world.network.parameters_max == 300_000_000 and not world.network.limits
+    assert world.network.parameters_max == 300_000_000 and not world.network.limit_votes
     assert world.refusal(world.start(300_000_001)) and not world.refusal(world.start(300_000_000))
     world.decide(*(world.wish(number, 1_000) for number in range(3)))
     assert world.refusal(world.start(1_001)) and not world.refusal(world.start(1_000)), "voters can lower it, too"
     again = world.rules.decode_state(world.rules.encode_state(world.state))
-    assert again.root == world.state.root and again.of(NetworkState).parameters_max == 1_000
+    assert again.state_root == world.state.state_root and again.module_state(NetworkState).parameters_max == 1_000
 
 
 def test_a_wish_for_what_holds_takes_another_one_back() -> None:
     world = Limited()
     world.decide(world.wish(0, 5_000))
     world.decide(world.wish(0, PARAMETERS_ALLOWED))
-    assert not world.network.limits
+    assert not world.network.limit_votes
     assert "allows 134217728 parameters already" in world.refusal(world.wish(0, PARAMETERS_ALLOWED))
 
 
@@ -105,10 +105,10 @@ def test_only_voters_set_limits_that_there_are() -> None:
 def test_wishes_go_with_their_author_s_vote() -> None:
     world = Limited()
     world.decide(world.wish(3, 5_000))
-    world.decide(world.tx(PEOPLE[3], "member/leave", Leave()))
+    world.decide(world.tx(PEOPLE[3], "member/leave", ResignAsVoter()))
     world.decide()
     world.decide()
-    assert not world.network.limits
+    assert not world.network.limit_votes
 
 
 class Anybody(VoterSet):
@@ -117,8 +117,8 @@ class Anybody(VoterSet):
 
 def test_planted_bugs_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as planted, pytest.raises((AssertionError, Refused)):  # a minority raises it
-        planted.setattr(ledger.network, "VoterSet", Anybody)
+        planted.setattr(ledger.network_governance, "VoterSet", Anybody)
         test_a_quorum_raises_it_and_a_minority_does_not()
     with monkeypatch.context() as planted, pytest.raises(AssertionError):  # a job above it starts
-        planted.setattr(NetworkState, "require_allowed", lambda state, parameters: None)
+        planted.setattr(NetworkState, "require_parameters_allowed", lambda state, parameters: None)
         test_a_network_allows_what_programs_before_it_did_and_no_more(2)

@@ -12,29 +12,39 @@ import pytest
 from consensus.evidence import Evidence
 from consensus.quorum import faults_tolerated
 from consensus.voter_set import VoterSet
-from ledger.audits import docket
-from ledger.audits.docket import AuditsModule, Docket
-from ledger.audits.losses import (
-    APART_MAX,
+from ledger.audits import state_machine
+from ledger.audits.audit_state import (
+    AUDITABLE_PROPOSALS_MAX,
+    DISPUTES_MAX,
+    LOSS_OPENING_KIND,
+    UNOPENED_MAX,
+    AuditDuty,
+    AuditFinding,
+    AuditResult,
+    AuditsState,
+    JobAudits,
+)
+from ledger.audits.loss_commitments import (
+    LOSS_DIFFERENCE_MAX,
     LOSS_MAX,
-    REPORTS_FOR_EACH,
-    Compared,
+    REPORTS_PER_CONTRADICTION,
+    LossComparisons,
     LossOpening,
     SealedLoss,
-    Unopened,
-    committed,
-    compared,
-    in_millionths,
-    is_lazy,
-    is_opened_by,
-    is_wrong,
-    sealed,
-    unsealed,
+    UnopenedLosses,
+    add_comparison,
+    commit_loss,
+    is_lazy_auditor,
+    is_valid_opening,
+    is_wrong_loss,
+    nats_to_millionths,
+    seal_loss,
+    unseal_loss,
 )
-from ledger.audits.state import DISPUTES_MAX, DRAWN_MAX, OPENS, UNOPENED_MAX, AuditFinding, AuditsState, Due, JobAudits, Result
-from ledger.members import Leave
-from ledger.network import NetworkState, Upgrade
-from ledger.state import Body
+from ledger.audits.state_machine import AuditsModule, AuditStateMachine
+from ledger.ledger_state import BlockBody
+from ledger.members import ResignAsVoter
+from ledger.network_governance import ModuleUpgrade, NetworkState
 from protocol import codec
 from protocol.identity import sign_message
 from protocol.limits import AUDIT_WINDOW_MAX, UPGRADE_NOTICE_HEIGHTS, VOTERS_MAX
@@ -47,10 +57,10 @@ JOB, S, T = b"j" * 32, b"s" * 32, b"t" * 32
 FALSE = LOSS + 50_000
 PEOPLE_KEYS = [person.public for person in PEOPLE]
 AUDITS_MAX = 20  # of a lazy auditor, before it is found
-ALL_LOSSES = Callable[[FastSigner, Due], "int | None"]
+ALL_LOSSES = Callable[[FastSigner, AuditDuty], "int | None"]
 
 
-def right(person: FastSigner, due: Due) -> int | None:
+def right(person: FastSigner, due: AuditDuty) -> int | None:
     return None
 
 
@@ -66,10 +76,10 @@ class Bound(Court):
             self.round()
             for person, due in self.due():
                 loss = self.seal(person, due, self.said_of(person, due))
-                self.decide(self.tx(person, "audit/report", AuditFinding(due.job, *due.place, MATCH, 7, loss)))
+                self.decide(self.tx(person, "audit/report", AuditFinding(due.job, *due.proposal_key, MATCH, 7, loss)))
             self.open_losses(but=self.silent)
 
-    def results(self, auditor: bytes, *results: Result) -> int:
+    def results(self, auditor: bytes, *results: AuditResult) -> int:
         return sum(entry.auditor == auditor and entry.result in results for entry in self.state.audits.log)
 
 
@@ -82,50 +92,52 @@ def lazy(*who: bytes) -> ALL_LOSSES:
 
 
 def test_only_whoever_has_the_secret_of_the_commitment_reads_a_sealed_loss_and_only_as_its_author_s() -> None:
-    commitment = committed(JOB, 3, T, S, LOSS)
+    commitment = commit_loss(JOB, 3, T, S, LOSS)
     for loss in (0, -1, 2_345_678, LOSS_MAX, -LOSS_MAX):
-        said = sealed(loss, JOB, 3, T, A, commitment, b"a" * 32)
-        assert unsealed(said, JOB, 3, T, A, S) == loss
+        said = seal_loss(loss, JOB, 3, T, A, commitment, b"a" * 32)
+        assert unseal_loss(said, JOB, 3, T, A, S) == loss
         others = [(4, T, A, S), (3, S, A, S), (3, T, B, S), (3, T, A, b"x" * 32)]
-        assert all(unsealed(said, JOB, *other) != loss for other in others)
-    assert unsealed(SealedLoss(bytes(32), bytes(8)), JOB, 3, T, A, S) is None, "a key of small order seals nothing"
-    assert sealed(1, JOB, 3, T, A, LossCommitment(bytes(32), bytes(32)), b"a" * 32), "and nobody fails over a trainer's"
+        assert all(unseal_loss(said, JOB, *other) != loss for other in others)
+    assert unseal_loss(SealedLoss(bytes(32), bytes(8)), JOB, 3, T, A, S) is None, "a key of small order seals nothing"
+    assert seal_loss(1, JOB, 3, T, A, LossCommitment(bytes(32), bytes(32)), b"a" * 32), "and nobody fails over a trainer's"
 
 
 def test_a_commitment_is_opened_by_its_secret_and_its_loss_alone() -> None:
-    commitment = committed(JOB, 3, T, S, LOSS)
+    commitment = commit_loss(JOB, 3, T, S, LOSS)
     opening = LossOpening(JOB, 3, T, S, LOSS)
-    assert is_opened_by(commitment, opening)
+    assert is_valid_opening(commitment, opening)
     others = (
         replace(opening, loss=FALSE),
         replace(opening, secret=T),
         replace(opening, round=4),
         replace(opening, trainer=A),
     )
-    assert not any(is_opened_by(commitment, other) for other in others)
+    assert not any(is_valid_opening(commitment, other) for other in others)
 
 
 def test_losses_are_the_same_up_to_a_thousandth_of_a_nat_or_a_ten_thousandth_of_the_loss() -> None:
-    assert not is_wrong(2_000_000 + APART_MAX, 2_000_000) and is_wrong(2_000_001 + APART_MAX, 2_000_000)
-    assert not is_wrong(50_005_000, 50_000_000) and is_wrong(50_005_001, 50_000_000)
-    assert is_wrong(None, 0) and not is_wrong(-LOSS_MAX, -LOSS_MAX) and is_wrong(-2_000_000, 2_000_000)
-    assert in_millionths(1.23456789) == 1_234_568 and in_millionths(-0.5) == -500_000
-    assert in_millionths(float("nan")) == in_millionths(float("inf")) == LOSS_MAX
+    assert not is_wrong_loss(2_000_000 + LOSS_DIFFERENCE_MAX, 2_000_000) and is_wrong_loss(
+        2_000_001 + LOSS_DIFFERENCE_MAX, 2_000_000
+    )
+    assert not is_wrong_loss(50_005_000, 50_000_000) and is_wrong_loss(50_005_001, 50_000_000)
+    assert is_wrong_loss(None, 0) and not is_wrong_loss(-LOSS_MAX, -LOSS_MAX) and is_wrong_loss(-2_000_000, 2_000_000)
+    assert nats_to_millionths(1.23456789) == 1_234_568 and nats_to_millionths(-0.5) == -500_000
+    assert nats_to_millionths(float("nan")) == nats_to_millionths(float("inf")) == LOSS_MAX
 
 
 @pytest.mark.parametrize("faults", [0, 1, 4])
 def test_an_auditor_is_lazy_once_more_voters_than_may_lie_contradict_it_within_its_last_reports(faults: int) -> None:
     voters = [bytes([number]) * 32 for number in range(3 * faults + 1)]
-    window = REPORTS_FOR_EACH * (faults + 1)
-    known = Compared()
+    window = REPORTS_PER_CONTRADICTION * (faults + 1)
+    known = LossComparisons()
     for number in range(3 * window):  # the liars frame it in every report on them, all others are right
-        known = compared(known, voters[number % len(voters)], number % len(voters) < faults, faults)
-        assert not is_lazy(known, voters, faults)
+        known = add_comparison(known, voters[number % len(voters)], number % len(voters) < faults, faults)
+        assert not is_lazy_auditor(known, voters, faults)
     assert len(known.wrong) == faults
-    once = compared(known, voters[faults], True, faults)
-    assert is_lazy(once, voters, faults) and not is_lazy(once, voters[1:], max(faults, 1)), "only voters count"
+    once = add_comparison(known, voters[faults], True, faults)
+    assert is_lazy_auditor(once, voters, faults) and not is_lazy_auditor(once, voters[1:], max(faults, 1)), "only voters count"
     for _ in range(window):
-        once = compared(once, voters[-1], False, faults)
+        once = add_comparison(once, voters[-1], False, faults)
     assert not once.wrong, "what is older than its last reports is forgotten"
 
 
@@ -136,11 +148,11 @@ def test_an_auditor_is_suspended_exactly_where_no_liars_that_there_may_be_explai
     trainers = voters[1:]
     may_lie = [set(liars) for liars in combinations(trainers, faults)]
     for openings in product([*trainers, None], repeat=faults + 2):  # None: a report that is right
-        known = Compared()
+        known = LossComparisons()
         for trainer in openings:
-            known = compared(known, trainer or trainers[0], trainer is not None, faults)
+            known = add_comparison(known, trainer or trainers[0], trainer is not None, faults)
         contradict = {trainer for trainer in openings if trainer}
-        assert is_lazy(known, voters, faults) is not any(contradict <= liars for liars in may_lie)
+        assert is_lazy_auditor(known, voters, faults) is not any(contradict <= liars for liars in may_lie)
 
 
 # Reports -------------------------------------------------------------------------------------------------------------------
@@ -155,13 +167,13 @@ def test_a_match_carries_a_sealed_loss_and_nothing_else_does() -> None:
     def problem(kind: str, said: AuditFinding, author: FastSigner = person) -> str:
         return court.problem(court.tx(author, kind, said)) or ""
 
-    match = AuditFinding(due.job, *due.place, MATCH, 0)
+    match = AuditFinding(due.job, *due.proposal_key, MATCH, 0)
     assert "a match carries" in problem("audit/report", match) and not problem("audit/report", replace(match, loss=loss))
     false = replace(match, finding=MISMATCH)
     assert "no loss" in problem("audit/report", replace(false, loss=loss)) and not problem("audit/report", false)
     court.say(person, due, MISMATCH)
     judge, disputed = court.due(disputes=True)[0]
-    verdict = AuditFinding(disputed.job, *disputed.place, MATCH, 0)
+    verdict = AuditFinding(disputed.job, *disputed.proposal_key, MATCH, 0)
     assert "no loss" in problem("audit/verdict", replace(verdict, loss=loss), judge)
     assert not problem("audit/verdict", verdict, judge)
 
@@ -169,9 +181,11 @@ def test_a_match_carries_a_sealed_loss_and_nothing_else_does() -> None:
 def test_honest_auditors_are_compared_and_nothing_follows() -> None:
     court = Bound(7)
     court.audited_round(12)
-    counts = [court.audits.compared[key].reports for key in court.job(court.key).voters]
-    assert min(counts) > 5 and not any(known.wrong for known in court.audits.compared.values())
-    assert not court.audits.suspended and all(standing.wrong == 0 for standing in court.state.audits.standings.values())
+    counts = [court.audits.loss_comparisons[key].reports for key in court.job(court.key).voters]
+    assert min(counts) > 5 and not any(known.wrong for known in court.audits.loss_comparisons.values())
+    assert not court.audits.suspended and all(
+        standing.wrong_losses == 0 for standing in court.state.audits.member_records.values()
+    )
     vested = 12 - AUDITS.window  # one less where the last of them was opened after the last closing
     assert all(vested - 1 <= court.standing(key).rewards <= vested for key in court.job(court.key).voters)
 
@@ -190,13 +204,13 @@ def test_a_lazy_auditor_is_suspended_within_twenty_audits_however_many_are_lazy(
         not court.standing(key).suspensions and len({*court.job(court.key).trainers} - {key}) > (n - 1) // 3 for key in who
     ):
         court.audited_round()
-        assert all(court.standing(key).wrong <= AUDITS_MAX for key in who)
+        assert all(court.standing(key).wrong_losses <= AUDITS_MAX for key in who)
     found = [key for key in who if court.standing(key).suspensions]
     assert len(found) >= min(many, 2)
     honest = [key for key in court.people if key not in who]
-    assert not any(court.standing(key).suspensions or court.standing(key).wrong for key in honest)
-    assert all(court.standing(key).lost for key in found), "or laziness would cost nothing"
-    assert any(entry.result is Result.LAZY for entry in court.audits.causes.values())
+    assert not any(court.standing(key).suspensions or court.standing(key).wrong_losses for key in honest)
+    assert all(court.standing(key).rewards_lost for key in found), "or laziness would cost nothing"
+    assert any(entry.result is AuditResult.LAZY for entry in court.audits.suspension_causes.values())
 
 
 def test_a_suspended_auditor_is_not_drawn_and_does_not_train() -> None:
@@ -205,8 +219,8 @@ def test_a_suspended_auditor_is_not_drawn_and_does_not_train() -> None:
         court.audited_round()
     court.round(2)
     last = court.audits.rounds[court.job(court.key).round - 1]
-    assert A not in last.reexecutors and A not in last.drawn and A not in court.job(court.key).trainers
-    assert court.results(A, Result.WRONG_LOSS, Result.LAZY) == court.standing(A).wrong
+    assert A not in last.reexecutors and A not in last.proposals and A not in court.job(court.key).trainers
+    assert court.results(A, AuditResult.WRONG_LOSS, AuditResult.LAZY) == court.standing(A).wrong_losses
 
 
 def test_a_copied_report_is_noise_for_whoever_sends_it() -> None:
@@ -215,11 +229,11 @@ def test_a_copied_report_is_noise_for_whoever_sends_it() -> None:
     both = [(person, due) for person, due in court.due() if due.trainer == A]
     (first, due), (second, copied) = both[:2]
     loss = court.seal(first, due)
-    court.decide(court.tx(first, "audit/report", AuditFinding(due.job, *due.place, MATCH, 0, loss)))
-    court.decide(court.tx(second, "audit/report", AuditFinding(copied.job, *copied.place, MATCH, 0, loss)))
+    court.decide(court.tx(first, "audit/report", AuditFinding(due.job, *due.proposal_key, MATCH, 0, loss)))
+    court.decide(court.tx(second, "audit/report", AuditFinding(copied.job, *copied.proposal_key, MATCH, 0, loss)))
     court.round(AUDITS.window)
     court.open_losses()
-    assert court.standing(first.public).wrong == 0 and court.standing(second.public).wrong == 1
+    assert court.standing(first.public).wrong_losses == 0 and court.standing(second.public).wrong_losses == 1
 
 
 @pytest.mark.parametrize(("n", "liars"), [(4, 1), (7, 2)])
@@ -228,7 +242,7 @@ def test_trainers_that_open_false_losses_suspend_nobody(n: int, liars: int) -> N
     court.losses = {person.public: FALSE for person in PEOPLE[:liars]}
     court.audited_round(25)
     assert not court.audits.suspended
-    framed = [key for key in court.people if court.standing(key).wrong]
+    framed = [key for key in court.people if court.standing(key).wrong_losses]
     assert len(framed) >= n - liars, "each of them was contradicted, again and again"
 
 
@@ -241,7 +255,7 @@ def test_losses_are_opened_once_after_the_window_by_their_trainer_and_as_they_we
     court.report()
 
     def problem(author: FastSigner, said: LossOpening) -> str:
-        return court.problem(court.tx(author, OPENS, said)) or ""
+        return court.problem(court.tx(author, LOSS_OPENING_KIND, said)) or ""
 
     mine = court.opening(1, A)
     for _ in range(AUDITS.window - 1):
@@ -253,17 +267,17 @@ def test_losses_are_opened_once_after_the_window_by_their_trainer_and_as_they_we
     assert "no loss of" in problem(PEOPLE[1], mine), "another's"
     assert "not what" in problem(PEOPLE[1], replace(mine, trainer=B))
     assert "not what" in problem(PEOPLE[0], replace(mine, loss=FALSE))
-    court.decide(court.tx(PEOPLE[0], OPENS, mine))
+    court.decide(court.tx(PEOPLE[0], LOSS_OPENING_KIND, mine))
     assert "no loss of" in problem(PEOPLE[0], mine)
 
 
 def test_a_trainer_that_never_opens_loses_what_was_reported_on_and_is_not_suspended() -> None:
     court = Bound(4, silent=[A])
     court.audited_round(4 * AUDITS.window)
-    assert court.standing(A).rewards == 0 and court.standing(A).lost == 4 * AUDITS.window - 2 * AUDITS.window
+    assert court.standing(A).rewards == 0 and court.standing(A).rewards_lost == 4 * AUDITS.window - 2 * AUDITS.window
     vested = 3 * AUDITS.window  # one less where the last of them was opened after the last closing
     assert not court.audits.suspended and vested - 1 <= court.standing(B).rewards <= vested
-    assert len(court.audits.unopened) <= 2 * AUDITS.window, "nothing piles up"
+    assert len(court.audits.unopened_losses) <= 2 * AUDITS.window, "nothing piles up"
 
 
 def test_a_proposal_without_a_commitment_earns_nothing_and_is_audited_all_the_same() -> None:
@@ -273,30 +287,34 @@ def test_a_proposal_without_a_commitment_earns_nothing_and_is_audited_all_the_sa
     assert any(due.trainer == A for _, due in court.due())
     court.report()
     court.round(3)
-    assert A not in court.audits.unvested and not court.standing(A).rewards and not court.standing(A).lost
-    assert all(A not in of for of in court.audits.unopened.values()) and any(B in of for of in court.audits.unopened.values())
+    assert A not in court.audits.unvested_rounds and not court.standing(A).rewards and not court.standing(A).rewards_lost
+    assert all(A not in of for of in court.audits.unopened_losses.values()) and any(
+        B in of for of in court.audits.unopened_losses.values()
+    )
 
 
 def test_the_oldest_sealed_losses_go_where_too_many_proposals_wait_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """A state with more of them could not be read again."""
-    monkeypatch.setattr(docket, "UNOPENED_MAX", 6)
+    monkeypatch.setattr(state_machine, "UNOPENED_MAX", 6)
     court = Bound(4, silent=PEOPLE_KEYS, window=4, auditors=3)
     for _ in range(8):
         court.audited_round()
-        assert sum(map(len, court.audits.unopened.values())) <= 6
-    assert list(court.audits.unopened) == [7, 8], "of round 7 two proposals"
-    assert [court.standing(key).lost for key in court.job(court.key).voters] == [0] * 4
+        assert sum(map(len, court.audits.unopened_losses.values())) <= 6
+    assert list(court.audits.unopened_losses) == [7, 8], "of round 7 two proposals"
+    assert [court.standing(key).rewards_lost for key in court.job(court.key).voters] == [0] * 4
     assert sum(court.standing(key).rewards for key in court.job(court.key).voters) == 16, "rounds 1 to 4"
 
 
 def test_a_state_with_as_much_as_the_rules_let_wait_can_be_read_again() -> None:
-    unopened = Unopened(committed(JOB, 0, A, S, LOSS), {}, VOTERS_MAX)
-    rounds = AUDIT_WINDOW_MAX + DRAWN_MAX + DISPUTES_MAX + UNOPENED_MAX
-    wrong = {number.to_bytes(32, "big"): number for number in range(REPORTS_FOR_EACH * (faults_tolerated(VOTERS_MAX) + 1))}
+    unopened = UnopenedLosses(commit_loss(JOB, 0, A, S, LOSS), {}, VOTERS_MAX)
+    rounds = AUDIT_WINDOW_MAX + AUDITABLE_PROPOSALS_MAX + DISPUTES_MAX + UNOPENED_MAX
+    wrong = {
+        number.to_bytes(32, "big"): number for number in range(REPORTS_PER_CONTRADICTION * (faults_tolerated(VOTERS_MAX) + 1))
+    }
     audits = JobAudits(
-        unvested={A: tuple(range(rounds))},
-        unopened={number: {A: unopened} for number in range(UNOPENED_MAX)},
-        compared={A: Compared(len(wrong), wrong)},
+        unvested_rounds={A: tuple(range(rounds))},
+        unopened_losses={number: {A: unopened} for number in range(UNOPENED_MAX)},
+        loss_comparisons={A: LossComparisons(len(wrong), wrong)},
     )
     assert codec.decode(JobAudits, codec.encode(audits)) == audits
 
@@ -305,17 +323,17 @@ def test_a_trainer_has_as_long_to_open_as_its_round_had_re_executors_also_if_the
     """With as few as are left now it would lose a reward that it was promised time for."""
     court = Bound(7, silent=[A], window=1, auditors=6, answer_ms=20, reveal_ms=20)  # seven: 160 ms, four: 100 ms
     court.audited_round()
-    court.decide(*(court.tx(person, "member/leave", Leave()) for person in PEOPLE[4:7]))
-    while len(court.job(court.key).auditors) > 4:
+    court.decide(*(court.tx(person, "member/leave", ResignAsVoter()) for person in PEOPLE[4:7]))
+    while len(court.job(court.key).reexecutors) > 4:
         court.audited_round()
     court.round()
-    known = court.audits.unopened[1][A]
+    known = court.audits.unopened_losses[1][A]
     assert known.since is not None and known.reexecutors == 7
 
     def closed_after(ms: int) -> bool:
-        court.decide_body(codec.encode(Body((), (), ())), after_ms=known.since_ms + ms - court.state.time_ms)
+        court.decide_body(codec.encode(BlockBody((), (), ())), after_ms=known.since_ms + ms - court.state.time_ms)
         court.round()
-        return court.standing(A).lost > 0
+        return court.standing(A).rewards_lost > 0
 
     assert not closed_after(159) and closed_after(160)
 
@@ -325,21 +343,21 @@ def test_one_docket_a_job_tells_all_openings_that_are_due(monkeypatch: pytest.Mo
     court.audited_round(2 * AUDITS.window)
     made, docket_of = list[bytes](), AuditsModule._docket
 
-    def counted(self: AuditsModule, state: AuditsState, key: bytes, *rest: Any) -> Docket:
+    def counted(self: AuditsModule, state: AuditsState, key: bytes, *rest: Any) -> AuditStateMachine:
         made.append(key)
         return docket_of(self, state, key, *rest)
 
     monkeypatch.setattr(AuditsModule, "_docket", counted)
-    assert len(court.rules.audits.openings_due(A, court.state)) > 1 and made == [court.key]
+    assert len(court.rules.audits_module.loss_openings_due(A, court.state)) > 1 and made == [court.key]
 
 
 def test_records_follow_keys_of_now() -> None:
     court = Bound(4, lazy(B), silent=[A, C])  # one alone contradicts it
-    while not any(B in known.wrong or key == B for key, known in court.audits.compared.items()):
+    while not any(B in known.wrong or key == B for key, known in court.audits.loss_comparisons.items()):
         court.audited_round()
-    before = court.audits.compared[B]
+    before = court.audits.loss_comparisons[B]
     court.decide(court.rotation(PEOPLE[1], NEW))
-    assert court.audits.compared[NEW.public] == before and B not in court.audits.compared
+    assert court.audits.loss_comparisons[NEW.public] == before and B not in court.audits.loss_comparisons
 
 
 # Versions ------------------------------------------------------------------------------------------------------------------
@@ -351,34 +369,34 @@ def test_a_network_of_version_1_knows_no_losses_until_it_upgrades() -> None:
     assert "does not know yet" in (court.problem(closings=(court.closing(court.key),)) or "")
     job = court.job(court.key)
     one = Proposal(court.key, job.round, job.model_root, bytes(32), 1, bytes(32), None)
-    sealed_one = replace(one, loss=committed(court.key, 0, A, bytes(32), LOSS))
+    sealed_one = replace(one, loss=commit_loss(court.key, 0, A, bytes(32), LOSS))
     pair = [sign_message(PEOPLE[0], court.chain, said) for said in (one, sealed_one)]
     assert "does not know yet" in (court.problem(evidence=(Evidence(*pair),)) or ""), "programs of version 1 could not read it"
     court.commits = False
-    court.ledger.books.clear()
+    court.ledger.rounds.clear()
     court.follow()
     court.round(2)
     person, due = court.due()[0]
     seal = SealedLoss(bytes(32), bytes(8))
-    match = AuditFinding(due.job, *due.place, MATCH, 0)
+    match = AuditFinding(due.job, *due.proposal_key, MATCH, 0)
     assert "no loss" in (court.problem(court.tx(person, "audit/report", replace(match, loss=seal))) or "")
     court.report()
     at = court.state.height + UPGRADE_NOTICE_HEIGHTS + 4
     for voter in PEOPLE[:3]:
-        court.decide(court.tx(voter, "network/upgrade", Upgrade("audits", 2, at)))
+        court.decide(court.tx(voter, "network/upgrade", ModuleUpgrade("audits", 2, at)))
     court.round(2)
     court.report()
     while court.state.height < at:
         court.decide()
-    assert court.state.of(NetworkState).version("audits") == 2 and court.audits.unvested[A]
+    assert court.state.module_state(NetworkState).module_version("audits") == 2 and court.audits.unvested_rounds[A]
     of_before = court.job(court.key).round
     court.round(2)
-    assert of_before in court.audits.unvested[A], "its proposals were made when nobody knew of losses"
-    assert of_before + 1 not in court.audits.unvested[A], "whoever does not commit now has chosen so"
+    assert of_before in court.audits.unvested_rounds[A], "its proposals were made when nobody knew of losses"
+    assert of_before + 1 not in court.audits.unvested_rounds[A], "whoever does not commit now has chosen so"
     court.commits = True
     court.round()
     court.report()
-    assert court.audits.unopened
+    assert court.audits.unopened_losses
     court.round(AUDITS.window)
     court.open_losses()
-    assert court.standing(A).rewards >= 4 and not any(court.standing(key).wrong for key in court.people)
+    assert court.standing(A).rewards >= 4 and not any(court.standing(key).wrong_losses for key in court.people)

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 
 import pytest
 
-from ledger.anchors import UndoReason
 from ledger.core.genesis import TRAINER
-from ledger.jobs import NO_PROGRESS_ROUNDS, Job, Phase, Stop
-from ledger.members import Register
+from ledger.jobs import NO_PROGRESS_ROUNDS, Job, JobPhase, StopJob
+from ledger.members import RegisterRoles
+from ledger.model_anchors import UndoReason
 from protocol.verdicts import Verdict
 from tests.ledger.court import A, B, C, D
 from tests.ledger.test_rollbacks import DialModule, accuse, anchored, court_of, place, turn, verdict
@@ -41,10 +41,10 @@ def test_the_eighth_round_in_a_row_whose_updates_are_all_refused_ends_a_job(spec
     key = job_of(world, spec)
     close(world, key, ACCEPT, times=3)
     job = close(world, key, verdict, times=NO_PROGRESS_ROUNDS - 1)
-    assert job.phase is Phase.RUNNING and job.refused_rounds == 7 and not job.made_no_progress
+    assert job.phase is JobPhase.RUNNING and job.refused_rounds == 7 and not job.made_no_progress
     job = close(world, key, verdict)
-    assert job.phase is Phase.FINISHED and job.made_no_progress and job.opened == world.state.height
-    assert (job.round, job.taken, job.rounds) == (11, 11, 200) and not world.ledger.books and not job.undone
+    assert job.phase is JobPhase.FINISHED and job.made_no_progress and job.opened_height == world.state.height
+    assert (job.round, job.rounds_in_model, job.rounds) == (11, 11, 200) and not world.ledger.rounds and not job.undone_rounds
 
 
 def test_one_accepted_update_is_progress() -> None:
@@ -55,7 +55,7 @@ def test_one_accepted_update_is_progress() -> None:
         verdicts = dict.fromkeys((A, B, C), NORM) | {D: ACCEPT}
         world.decide(closings=(world.closing(key, verdicts),))
         assert not world.job(key).refused_rounds
-    assert world.job(key).phase is Phase.RUNNING
+    assert world.job(key).phase is JobPhase.RUNNING
 
 
 @pytest.mark.parametrize("verdicts", [{}, {A: NORM}, dict.fromkeys((A, B, C, D), UNJUDGED), {A: NORM, B: UNJUDGED}])
@@ -66,14 +66,14 @@ def test_rounds_that_say_nothing_of_honest_updates_neither_count_nor_begin_anew(
     close(world, key, times=5)
     for _ in range(2 * NO_PROGRESS_ROUNDS):
         world.decide(closings=(world.closing(key, verdicts),))
-    assert world.job(key).refused_rounds == 5 and world.job(key).phase is Phase.RUNNING
+    assert world.job(key).refused_rounds == 5 and world.job(key).phase is JobPhase.RUNNING
     assert close(world, key, of=(A, B), times=3).made_no_progress, "two of four cannot both lie"
 
 
 def test_a_job_with_fewer_trainers_than_may_lie_ends_when_all_of_them_are_refused() -> None:
     world, invited = World(trainers=1), PEOPLE[6]
     world.decide(world.admission(invited))
-    world.decide(world.tx(invited, "member/register", Register((TRAINER,))))
+    world.decide(world.tx(invited, "member/register", RegisterRoles((TRAINER,))))
     key = job_of(world)
     assert set(world.job(key).trainers) == {A, invited.public}, "of whom one votes"
     assert close(world, key, of=(A,), times=NO_PROGRESS_ROUNDS).made_no_progress
@@ -84,7 +84,7 @@ def test_trainers_that_a_liar_has_invited_end_no_job() -> None:
     invited = PEOPLE[6]
     world = World(trainers=4)
     world.decide(world.admission(invited))
-    world.decide(world.tx(invited, "member/register", Register((TRAINER,))))
+    world.decide(world.tx(invited, "member/register", RegisterRoles((TRAINER,))))
     key = job_of(world)
     assert invited.public in world.job(key).trainers
     assert close(world, key, of=(A, invited.public), times=2 * NO_PROGRESS_ROUNDS).refused_rounds == 0
@@ -96,9 +96,9 @@ def test_a_job_that_is_stopped_with_its_eighth_refused_round_was_stopped() -> No
     key = job_of(world)
     close(world, key, times=NO_PROGRESS_ROUNDS - 1)
     last = world.closing(key, dict.fromkeys((A, B, C, D), NORM))
-    world.decide(world.tx(ANN, "job/stop", Stop(key)), closings=(last,))
+    world.decide(world.tx(ANN, "job/stop", StopJob(key)), closings=(last,))
     job = world.job(key)
-    assert job.phase is Phase.FINISHED and job.round == 8 and not job.made_no_progress
+    assert job.phase is JobPhase.FINISHED and job.round == 8 and not job.made_no_progress
 
 
 def test_two_keys_of_one_member_are_one_trainer() -> None:
@@ -115,7 +115,7 @@ def test_a_job_without_workers_is_not_watched() -> None:
     """Its author alone says what its updates are."""
     world = World()
     key = job_of(world, SCRATCH)
-    assert close(world, key, times=2 * NO_PROGRESS_ROUNDS).phase is Phase.RUNNING
+    assert close(world, key, times=2 * NO_PROGRESS_ROUNDS).phase is JobPhase.RUNNING
 
 
 def test_refused_updates_count_against_nobody() -> None:
@@ -125,11 +125,11 @@ def test_refused_updates_count_against_nobody() -> None:
         job = world.job(key)
         assert set(job.trainers) == set(job.awaited) == {A, B, C, D} and not job.suspended_trainers
         job = close(world, key)
-        assert not job.trainer_records and not job.vouch_records and not job.patience
+        assert not job.trainer_records and not job.vouch_records and not job.timeout_doublings
     assert not any(world.state.members.is_expelled(person.public) for person in PEOPLE[:4])
     court = court_of()
     close(court, court.key, times=NO_PROGRESS_ROUNDS)
-    assert not court.state.audits.standings and not court.log
+    assert not court.state.audits.member_records and not court.log
 
 
 def test_the_state_calls_too_large_updates_diverging_where_most_trainers_have_them() -> None:
@@ -150,7 +150,7 @@ def test_the_next_job_of_the_line_has_its_place() -> None:
     waiting = job_of(world, author=1)
     assert waiting not in world.state.jobs.jobs
     close(world, key)
-    assert world.job(waiting).phase is Phase.RUNNING and not world.job(waiting).refused_rounds
+    assert world.job(waiting).phase is JobPhase.RUNNING and not world.job(waiting).refused_rounds
 
 
 def test_a_job_with_sampled_audits_ends_with_its_newest_final_model() -> None:
@@ -159,7 +159,7 @@ def test_a_job_with_sampled_audits_ends_with_its_newest_final_model() -> None:
     assert anchored(court)[0] == (0, 0) and place(court.job(court.key)) == (6, 6)
     job = close(court, court.key, times=NO_PROGRESS_ROUNDS)
     assert job.made_no_progress and place(job) == (0, 0) and job.rounds == 200
-    assert (job.undone[-1].first, job.undone[-1].last, job.undone[-1].reason) == (0, 13, UndoReason.STOPPED)
+    assert (job.undone_rounds[-1].first, job.undone_rounds[-1].last, job.undone_rounds[-1].reason) == (0, 13, UndoReason.STOPPED)
     assert job.last_closed == 13 and not job.anchors
 
 
@@ -167,7 +167,7 @@ def test_the_last_round_of_a_job_is_its_end_whatever_was_refused() -> None:
     world = World(trainers=4)
     key = world.start(spec=UNAUDITED + b":8")
     job = close(world, key, times=8)
-    assert job.phase is Phase.FINISHED and job.taken == job.rounds == 8 and job.made_no_progress
+    assert job.phase is JobPhase.FINISHED and job.rounds_in_model == job.rounds == 8 and job.made_no_progress
 
 
 def test_a_job_that_is_held_ends_all_the_same() -> None:
@@ -188,8 +188,8 @@ def test_after_a_rollback_the_rounds_are_counted_anew() -> None:
     accuse(court, DEE, 3, A)
     court.decide(verdict(court, CID, 3, A))
     job = court.job(court.key)
-    assert job.undone and job.refused_rounds == 0
-    assert close(court, court.key, times=NO_PROGRESS_ROUNDS - 1).phase is Phase.RUNNING
+    assert job.undone_rounds and job.refused_rounds == 0
+    assert close(court, court.key, times=NO_PROGRESS_ROUNDS - 1).phase is JobPhase.RUNNING
     assert close(court, court.key).made_no_progress
 
 
@@ -201,13 +201,13 @@ def test_a_rollback_in_the_block_of_the_eighth_round_lets_the_job_go_on() -> Non
     last = court.closing(court.key, dict.fromkeys(court.job(court.key).trainers, NORM))
     court.decide(verdict(court, CID, 3, A), closings=(last,))
     job = court.job(court.key)
-    assert job.phase is Phase.RUNNING and job.undone and not job.refused_rounds
+    assert job.phase is JobPhase.RUNNING and job.undone_rounds and not job.refused_rounds
 
 
 def test_whoever_begins_from_a_snapshot_counts_on() -> None:
     court = court_of()
     close(court, court.key, times=NO_PROGRESS_ROUNDS - 1)
     again = court.rules.decode_state(court.rules.encode_state(court.state))
-    assert again.root == court.state.root
+    assert again.state_root == court.state.state_root
     court.ledger.state = again
     assert close(court, court.key).made_no_progress

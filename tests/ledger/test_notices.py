@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledger.blocks import ledger as ledger_module
-from ledger.blocks import pool as pool_module
-from ledger.blocks.ledger import Ledger
-from ledger.blocks.pool import NOTICE_HEIGHTS_MAX, Notices, transaction_digest
+from ledger.blocks import application as ledger_module
+from ledger.blocks import mempool as pool_module
+from ledger.blocks.application import LedgerApplication
+from ledger.blocks.mempool import INCLUSION_LIST_HEIGHTS_MAX, InclusionListSet, transaction_digest
 from ledger.core.genesis import TRAINER
-from ledger.jobs import Start
-from ledger.members import Register
-from ledger.state import EMPTY_BODY, Body, decode_body
+from ledger.jobs import StartJob
+from ledger.ledger_state import EMPTY_BODY, BlockBody, decode_body
+from ledger.members import RegisterRoles
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed
@@ -29,24 +29,26 @@ def world() -> World:
 
 
 def register(world: World, person: FastSigner, ahead: int = 1, roles: tuple[str, ...] = ()) -> Signed:
-    return world.tx(person, "member/register", Register(roles), ahead, expires=200)
+    return world.tx(person, "member/register", RegisterRoles(roles), ahead, expires=200)
 
 
 def notice(world: World, *persons: FastSigner, of: tuple[Signed, ...], height: int | None = None) -> None:
     digests = tuple(sorted(transaction_digest(signed) for signed in of))
     for person in persons:
-        assert world.ledger.add_notice(person.public, InclusionList(world.state.height if height is None else height, digests))
+        assert world.ledger.add_inclusion_list(
+            person.public, InclusionList(world.state.height if height is None else height, digests)
+        )
 
 
 def refusal(world: World, *transactions: Signed) -> str | None:
     """Of a block with just these transactions, or an empty one."""
-    return world.ledger.why_body_refused(world.state.height + 1, codec.encode(Body((), (), transactions)), b"")
+    return world.ledger.why_body_refused(world.state.height + 1, codec.encode(BlockBody((), (), transactions)), b"")
 
 
 def waiting(world: World, person: FastSigner = PEOPLE[0]) -> Signed:
     """A transaction that the next block must carry, if f+1 voters say so."""
     signed = register(world, person)
-    assert world.ledger.pool.add(signed)
+    assert world.ledger.mempool.add_transaction(signed)
     return signed
 
 
@@ -55,38 +57,38 @@ def waiting(world: World, person: FastSigner = PEOPLE[0]) -> Signed:
 
 def test_a_voter_names_what_was_here_before_the_last_block_could_be_made(world: World) -> None:
     me, early = PEOPLE[1].public, waiting(world)
-    assert world.ledger.notice_due(me) is None
+    assert world.ledger.make_inclusion_list(me) is None
     world.decide()
     late = register(world, PEOPLE[2])
-    world.ledger.pool.add(late)
-    assert world.ledger.notice_due(me) is None, "block 1 was made without knowing of it, perhaps"
+    world.ledger.mempool.add_transaction(late)
+    assert world.ledger.make_inclusion_list(me) is None, "block 1 was made without knowing of it, perhaps"
     world.decide()
-    assert world.ledger.notice_due(me) == InclusionList(2, (transaction_digest(early),))
+    assert world.ledger.make_inclusion_list(me) == InclusionList(2, (transaction_digest(early),))
     world.decide()
-    assert world.ledger.notice_due(me) == InclusionList(3, tuple(sorted(map(transaction_digest, (early, late)))))
+    assert world.ledger.make_inclusion_list(me) == InclusionList(3, tuple(sorted(map(transaction_digest, (early, late)))))
     world.decide(early, late)
-    assert world.ledger.notice_due(me) is None
+    assert world.ledger.make_inclusion_list(me) is None
 
 
 def test_nobody_names_what_could_not_be_decided_now(world: World) -> None:
-    signed = (register(world, PEOPLE[0], ahead=2), world.tx(PEOPLE[1], "job/start", Start(b"nonsense")))
+    signed = (register(world, PEOPLE[0], ahead=2), world.tx(PEOPLE[1], "job/start", StartJob(b"nonsense")))
     for item in signed:
-        world.ledger.pool.add(item)
+        world.ledger.mempool.add_transaction(item)
     for _ in range(4):
         world.decide()
-    assert world.ledger.notice_due(PEOPLE[1].public) is None
+    assert world.ledger.make_inclusion_list(PEOPLE[1].public) is None
 
 
 def test_only_voters_speak_and_are_heard(world: World) -> None:
     signed = waiting(world)
     for _ in range(3):
         world.decide()
-    assert world.ledger.notice_due(PEOPLE[6].public) is None
-    assert not world.ledger.add_notice(PEOPLE[6].public, InclusionList(3, (transaction_digest(signed),)))
-    assert world.ledger.notice_due(PEOPLE[3].public) is not None
+    assert world.ledger.make_inclusion_list(PEOPLE[6].public) is None
+    assert not world.ledger.add_inclusion_list(PEOPLE[6].public, InclusionList(3, (transaction_digest(signed),)))
+    assert world.ledger.make_inclusion_list(PEOPLE[3].public) is not None
     world.decide(evidence=(world.double(PEOPLE[3]),))
-    assert PEOPLE[3].public in world.state.members.voters and world.ledger.notice_due(PEOPLE[3].public) is None
-    assert not world.ledger.add_notice(PEOPLE[3].public, InclusionList(4, (transaction_digest(signed),)))
+    assert PEOPLE[3].public in world.state.members.voters and world.ledger.make_inclusion_list(PEOPLE[3].public) is None
+    assert not world.ledger.add_inclusion_list(PEOPLE[3].public, InclusionList(4, (transaction_digest(signed),)))
 
 
 def test_a_notice_names_the_oldest_few_and_ascends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,11 +98,11 @@ def test_a_notice_names_the_oldest_few_and_ascends(world: World, monkeypatch: py
     waiting(world, PEOPLE[2])
     for _ in range(2):
         world.decide()
-    said = world.ledger.notice_due(PEOPLE[1].public)
+    said = world.ledger.make_inclusion_list(PEOPLE[1].public)
     assert said is not None and said.transactions == tuple(sorted(map(transaction_digest, old))) and INCLUSION_LIST_MAX == 64
     assert codec.decode_message(codec.encode(said), (InclusionList,)) == said
     with pytest.raises(RemoteProtocolError, match="ascend"):
-        world.ledger.add_notice(PEOPLE[1].public, InclusionList(9, tuple(reversed(said.transactions))))
+        world.ledger.add_inclusion_list(PEOPLE[1].public, InclusionList(9, tuple(reversed(said.transactions))))
 
 
 # What a block must carry ----------------------------------------------------------------------------------------------
@@ -131,12 +133,12 @@ def test_a_transaction_counts_from_the_first_of_the_notices_that_name_it_without
     for named in ((signed,), (signed, other), (signed,), (signed, other)):
         world.decide()
         notice(world, *PEOPLE[1:3], of=named)
-    assert world.ledger.notices.due(world.state.members.voters, 5) == {transaction_digest(signed)}
+    assert world.ledger.inclusion_lists.transactions_due(world.state.members.voters, 5) == {transaction_digest(signed)}
 
 
 def test_what_is_not_here_or_cannot_be_decided_vetoes_nothing(world: World) -> None:
     unknown, hopeless = register(world, PEOPLE[0]), register(world, PEOPLE[1], ahead=3)
-    world.ledger.pool.add(hopeless)
+    world.ledger.mempool.add_transaction(hopeless)
     notice(world, *PEOPLE[:4], of=(unknown, hopeless))
     for _ in range(2):
         world.decide()
@@ -147,7 +149,7 @@ def test_of_two_transactions_with_one_nonce_either_will_do(world: World) -> None
     """Otherwise two halves of the voters, each waiting for another one, would refuse every block for ever."""
     left, right = register(world, PEOPLE[0]), register(world, PEOPLE[0], roles=("trainer",))
     for signed in (left, right):
-        world.ledger.pool.add(signed)
+        world.ledger.mempool.add_transaction(signed)
     notice(world, *PEOPLE[1:4], of=(left, right))
     for _ in range(2):
         world.decide()
@@ -172,7 +174,7 @@ def test_a_full_block_is_excused(world: World, monkeypatch: pytest.MonkeyPatch) 
 
 def test_whoever_leads_puts_what_is_due_first(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     for ahead in (1, 2, 3):
-        world.ledger.pool.add(register(world, PEOPLE[3], ahead))
+        world.ledger.mempool.add_transaction(register(world, PEOPLE[3], ahead))
     world.decide(register(world, PEOPLE[0]))
     signed = waiting(world)  # its nonce is higher
     notice(world, *PEOPLE[1:3], of=(signed,))
@@ -187,22 +189,22 @@ def test_what_evidence_of_the_same_block_makes_void_may_be_left_out(world: World
     notice(world, *PEOPLE[1:3], of=(signed,))
     for _ in range(2):
         world.decide()
-    body = codec.encode(Body((), (world.double(PEOPLE[3]),), ()))
+    body = codec.encode(BlockBody((), (world.double(PEOPLE[3]),), ()))
     assert refusal(world) is not None and world.ledger.why_body_refused(world.state.height + 1, body, b"") is None
 
 
 def test_what_is_due_and_applies_only_behind_the_others_is_not_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job that is due can start when another transaction of the block has registered a third trainer."""
-    monkeypatch.setattr(pool_module, "PASSES_MAX", 1)
+    monkeypatch.setattr(pool_module, "SELECTION_PASSES_MAX", 1)
     world.decide(register(world, PEOPLE[0]))
-    start = world.tx(PEOPLE[3], "job/start", Start(LANGUAGE), expires=200)
-    world.ledger.pool.add(start)
+    start = world.tx(PEOPLE[3], "job/start", StartJob(LANGUAGE), expires=200)
+    world.ledger.mempool.add_transaction(start)
     notice(world, *PEOPLE[1:3], of=(start,))
     for _ in range(2):
         world.decide()
     for ahead in range(1, 6):
-        world.ledger.pool.add(register(world, PEOPLE[0], ahead))
-    world.ledger.pool.add(register(world, PEOPLE[0], 6, (TRAINER,)))
+        world.ledger.mempool.add_transaction(register(world, PEOPLE[0], ahead))
+    world.ledger.mempool.add_transaction(register(world, PEOPLE[0], 6, (TRAINER,)))
     body = world.ledger.make_body(world.state.height + 1, 0)
     assert body is not None and decode_body(body).transactions[-1] == start
     assert world.ledger.why_body_refused(world.state.height + 1, body, b"") is None
@@ -213,7 +215,7 @@ def test_what_is_due_and_applies_only_behind_the_others_is_not_forgotten(world: 
 def test_notices_are_forgotten_when_they_are_not_repeated_or_their_voter_is_none_any_more(world: World) -> None:
     signed = waiting(world)
     notice(world, *PEOPLE[1:3], of=(signed,))
-    for _ in range(NOTICE_HEIGHTS_MAX):
+    for _ in range(INCLUSION_LIST_HEIGHTS_MAX):
         world.decide()
     assert refusal(world) is not None
     world.decide()
@@ -225,10 +227,12 @@ def test_notices_are_forgotten_when_they_are_not_repeated_or_their_voter_is_none
 
 
 def test_only_a_later_notice_of_a_voter_replaces_its_last_one() -> None:
-    notices, digest = Notices(), bytes(32)
-    assert notices.add(b"voter", InclusionList(5, (digest,)))
-    assert not notices.add(b"voter", InclusionList(5, (b"x" * 32,))) and not notices.add(b"voter", InclusionList(4, (digest,)))
-    assert notices.due((b"voter",), 7) == {digest} and notices.due((b"voter",), 6) == set()
+    notices, digest = InclusionListSet(), bytes(32)
+    assert notices.add_list(b"voter", InclusionList(5, (digest,)))
+    assert not notices.add_list(b"voter", InclusionList(5, (b"x" * 32,))) and not notices.add_list(
+        b"voter", InclusionList(4, (digest,))
+    )
+    assert notices.transactions_due((b"voter",), 7) == {digest} and notices.transactions_due((b"voter",), 6) == set()
 
 
 actions = st.lists(
@@ -244,7 +248,7 @@ def test_an_honest_leader_with_the_same_notices_is_never_refused(script: list[tu
         act(world, action, number)
         body = world.ledger.make_body(world.state.height + 1, 0)
         assert world.ledger.has_work() == (body is not None)
-        newcomer = Ledger(world.rules, world.state, world.ledger.certified_root)
+        newcomer = LedgerApplication(world.rules, world.state, world.ledger.certified_root)
         for peer in (world.ledger, newcomer):
             assert body is None or peer.why_body_refused(world.state.height + 1, body, b"") is None
 
@@ -253,20 +257,20 @@ def act(world: World, action: str, number: int) -> None:
     person, ledger = PEOPLE[number], world.ledger
     match action:
         case "register":
-            ledger.pool.add(register(world, person, ahead=1 + number % 2))
+            ledger.mempool.add_transaction(register(world, person, ahead=1 + number % 2))
         case "conflict":
-            ledger.pool.add(register(world, person, roles=("trainer",)))
+            ledger.mempool.add_transaction(register(world, person, roles=("trainer",)))
         case "start":
-            ledger.pool.add(world.tx(person, "job/start", Start(SCRATCH), expires=200))
+            ledger.mempool.add_transaction(world.tx(person, "job/start", StartJob(SCRATCH), expires=200))
         case "accuse" if number == 3:
-            ledger.accuse(world.double(person))
+            ledger.add_evidence(world.double(person))
         case "block" | "empty":
             body = ledger.make_body(world.state.height + 1, 0) if action == "block" else EMPTY_BODY
             if body is None:
                 return
             world.decide_body(body)
-            ledger.pool.prune(world.rules, world.state)
+            ledger.mempool.prune_transactions(world.rules, world.state)
             for voter in world.state.members.voters:
-                said = ledger.notice_due(voter)
+                said = ledger.make_inclusion_list(voter)
                 if said is not None:
-                    ledger.add_notice(voter, said)
+                    ledger.add_inclusion_list(voter, said)

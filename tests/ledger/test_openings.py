@@ -11,13 +11,13 @@ from collections.abc import Iterable
 import pytest
 
 from consensus.voter_set import VoterSet
-from ledger.audits.losses import LossOpening
-from ledger.audits.state import OPENS, AuditFinding, Due, due_for
-from ledger.jobs import Phase, Stop
-from ledger.members import Leave
+from ledger.audits.audit_state import LOSS_OPENING_KIND, AuditDuty, AuditFinding, audit_duties
+from ledger.audits.loss_commitments import LossOpening
+from ledger.jobs import JobPhase, StopJob
+from ledger.members import ResignAsVoter
 from protocol import codec
 from protocol.identity import Signed
-from rounds.ballots import Closing
+from rounds.round_state import RoundCertificate
 from tests.ledger.court import MATCH, MISMATCH, A, B, C, Court, D
 from tests.ledger.world import AUDITS, BY_KEY, NEW, PEOPLE
 from tests.sim.keys import FastSigner
@@ -35,12 +35,14 @@ def everybody_audits() -> Court:
 def report(court: Court, person: FastSigner, number: int, trainer: bytes, loss: int | None = None, ahead: int = 1) -> Signed:
     """This person's report that this proposal matches."""
     due = due_of(court, person.public, number, trainer)
-    said = AuditFinding(due.job, *due.place, MATCH, 0, court.seal(person, due, loss))
+    said = AuditFinding(due.job, *due.proposal_key, MATCH, 0, court.seal(person, due, loss))
     return court.tx(person, "audit/report", said, ahead)
 
 
-def due_of(court: Court, key: bytes, number: int, trainer: bytes) -> Due:
-    (due,) = (due for due in due_for(key, court.state) if (due.round, due.trainer) == (number, trainer) and not due.is_dispute)
+def due_of(court: Court, key: bytes, number: int, trainer: bytes) -> AuditDuty:
+    (due,) = (
+        due for due in audit_duties(key, court.state) if (due.round, due.trainer) == (number, trainer) and not due.is_dispute
+    )
     return due
 
 
@@ -53,15 +55,15 @@ def report_all(court: Court, but: Iterable[tuple[bytes, bytes]] = ()) -> None:
 
 
 def opened(court: Court, person: FastSigner, number: int, trainer: bytes, ahead: int = 1) -> Signed:
-    return court.tx(person, OPENS, court.opening(number, trainer), ahead)
+    return court.tx(person, LOSS_OPENING_KIND, court.opening(number, trainer), ahead)
 
 
 def stop(court: Court, ahead: int = 1) -> Signed:
-    return court.tx(ANN, "job/stop", Stop(court.key), ahead)
+    return court.tx(ANN, "job/stop", StopJob(court.key), ahead)
 
 
 def due_openings(court: Court, key: bytes) -> list[tuple[int, bytes]]:
-    return [(due.round, due.trainer) for due in court.rules.audits.openings_due(key, court.state)]
+    return [(due.round, due.trainer) for due in court.rules.audits_module.loss_openings_due(key, court.state)]
 
 
 # The key in the round -----------------------------------------------------------------------------------------------------
@@ -78,8 +80,8 @@ def rotated_in_a_round() -> Court:
 def test_a_member_that_rotates_in_a_round_has_one_update_and_one_reward_in_it() -> None:
     court = rotated_in_a_round()
     court.round()
-    assert set(court.audits.rounds[1].drawn) == {A, C, D, NEW.public}
-    assert court.audits.unvested[NEW.public] == (1,)
+    assert set(court.audits.rounds[1].proposals) == {A, C, D, NEW.public}
+    assert court.audits.unvested_rounds[NEW.public] == (1,)
 
 
 @pytest.mark.parametrize("key", [B, NEW.public], ids=["former key", "present key"])
@@ -94,7 +96,7 @@ def test_losses_are_opened_by_the_member_of_the_key_that_they_name(key: bytes) -
     assert "no loss of" in (court.problem(opened(court, ANN, 1, key)) or "")
     assert due_openings(court, NEW.public) == [(1, key)]
     court.decide(opened(court, NEW, 1, key))
-    assert not any(court.standing(person).wrong for person in court.people)
+    assert not any(court.standing(person).wrong_losses for person in court.people)
     assert "no loss of" in (court.problem(opened(court, NEW, 1, key)) or "")
 
 
@@ -110,7 +112,7 @@ def test_a_trainer_that_rotates_after_the_reports_opens_with_its_new_key_also_in
     assert court.problem(opened(court, NEW, 1, B)), "this key is nobody's yet"
     assert "has another key" in (court.problem(rotation, opened(court, BEN, 1, B, 2)) or "")
     court.decide(rotation, opened(court, NEW, 1, B))
-    assert B not in court.audits.unopened[1] and not any(court.standing(key).wrong for key in court.people)
+    assert B not in court.audits.unopened_losses[1] and not any(court.standing(key).wrong_losses for key in court.people)
 
 
 @pytest.mark.parametrize("loss", [None, 0])
@@ -122,8 +124,8 @@ def test_an_auditor_that_rotates_is_compared_under_its_new_key(loss: int | None)
     report_all(court)
     court.round(AUDITS.window)
     court.decide(opened(court, ANN, 1, A))
-    assert court.standing(NEW.public).wrong == (loss is not None)
-    assert court.audits.compared[NEW.public].reports == 1 and B not in court.audits.compared
+    assert court.standing(NEW.public).wrong_losses == (loss is not None)
+    assert court.audits.loss_comparisons[NEW.public].reports == 1 and B not in court.audits.loss_comparisons
 
 
 def test_an_auditor_that_rotates_before_its_report_keeps_the_losses_shut_until_it_reports() -> None:
@@ -138,7 +140,7 @@ def test_an_auditor_that_rotates_before_its_report_keeps_the_losses_shut_until_i
     late = report(court, NEW, 1, A)
     assert "may still come" in (court.problem(opened(court, ANN, 1, A), late) or "")
     court.decide(late, opened(court, ANN, 1, A))
-    assert court.audits.compared[NEW.public].reports == 1 and not court.standing(NEW.public).wrong
+    assert court.audits.loss_comparisons[NEW.public].reports == 1 and not court.standing(NEW.public).wrong_losses
 
 
 def test_a_report_and_its_rotation_in_one_block_with_the_opening() -> None:
@@ -147,7 +149,7 @@ def test_a_report_and_its_rotation_in_one_block_with_the_opening() -> None:
     report_all(court, but=[(B, A)])
     court.round(AUDITS.window)
     court.decide(report(court, BEN, 1, A), court.rotation(BEN, NEW, 2), opened(court, ANN, 1, A))
-    assert court.audits.compared[NEW.public].reports == 1 and not court.standing(NEW.public).wrong
+    assert court.audits.loss_comparisons[NEW.public].reports == 1 and not court.standing(NEW.public).wrong_losses
 
 
 # One block -------------------------------------------------------------------------------------------------------------------
@@ -183,13 +185,13 @@ def test_after_the_last_round_the_open_reports_come_first_and_then_the_losses_at
     court = Court(spec=b"sampled:2", auditors=3, answer_ms=1_000)
     court.round()
     report_all(court, but=[(B, A)])
-    assert court.job(court.key).phase is Phase.SETTLING
+    assert court.job(court.key).phase is JobPhase.SETTLING
     assert (1, C) in due_openings(court, C) and not due_openings(court, A)
     court.decide(opened(court, CID, 1, C))
     late, opening = report(court, BEN, 1, A), opened(court, ANN, 1, A)
     assert "may still come" in (court.problem(opening) or "") and "may still come" in (court.problem(opening, late) or "")
     court.decide(late, opening)
-    assert court.audits.compared[B].reports == 2 and not court.standing(B).wrong
+    assert court.audits.loss_comparisons[B].reports == 2 and not court.standing(B).wrong_losses
 
 
 def test_after_a_stop_no_report_comes_any_more_and_losses_are_opened_at_once() -> None:
@@ -202,7 +204,7 @@ def test_after_a_stop_no_report_comes_any_more_and_losses_are_opened_at_once() -
     assert "no report" in (court.problem(late) or ""), "the round is undone"
     assert due_openings(court, A) == [(1, A)] and due_openings(court, C) == [(1, C)]
     court.decide(opened(court, CID, 1, C), opened(court, ANN, 1, A))
-    assert court.audits.compared[B].reports == 1 and court.audits.compared[D].reports == 2
+    assert court.audits.loss_comparisons[B].reports == 1 and court.audits.loss_comparisons[D].reports == 2
 
 
 def test_losses_stay_shut_in_the_block_that_stops_the_job_since_its_closing_may_still_draw() -> None:
@@ -217,7 +219,7 @@ def test_losses_stay_shut_in_the_block_that_stops_the_job_since_its_closing_may_
     court.decide(stop(court), closings=(closing,))
     assert (1, A) in due_openings(court, A), "the round is undone, and no report on it is awaited"
     court.decide(opened(court, ANN, 1, A))
-    assert not any(court.standing(key).wrong for key in (B, C, D))
+    assert not any(court.standing(key).wrong_losses for key in (B, C, D))
 
 
 def test_the_last_closing_of_a_job_draws_before_any_losses_are_opened() -> None:
@@ -245,7 +247,7 @@ def test_an_expelled_auditor_is_not_compared_and_does_not_report() -> None:
     assert "is expelled" in (court.problem(report(court, BEN, 1, C)) or "")
     assert "may still come" in (court.problem(opened(court, CID, 1, C)) or ""), "its time has to run out first"
     court.decide(opened(court, ANN, 1, A))
-    assert B not in court.audits.compared and not court.standing(B).wrong
+    assert B not in court.audits.loss_comparisons and not court.standing(B).wrong_losses
 
 
 def test_an_expelled_trainer_opens_nothing_and_its_auditors_are_not_compared() -> None:
@@ -257,19 +259,19 @@ def test_an_expelled_trainer_opens_nothing_and_its_auditors_are_not_compared() -
     assert "is expelled" in (court.problem(opening, evidence=(court.double(BEN),)) or ""), "evidence acts first"
     court.decide(evidence=(court.double(BEN),))
     assert "is expelled" in (court.problem(opening) or "")
-    assert not court.audits.compared
+    assert not court.audits.loss_comparisons
 
 
 def test_whoever_leaves_the_voters_still_reports_and_opens() -> None:
     court = everybody_audits()
     court.round()
     report_all(court, but=[(D, A)])
-    court.decide(court.tx(DEE, "member/leave", Leave()))
+    court.decide(court.tx(DEE, "member/leave", ResignAsVoter()))
     court.round(AUDITS.window)
     assert D not in court.state.members.voters
     assert "may still come" in (court.problem(opened(court, ANN, 1, A)) or "")
     court.decide(report(court, DEE, 1, A), opened(court, ANN, 1, A), opened(court, DEE, 1, D, 2))
-    assert court.audits.compared[D].reports == 1
+    assert court.audits.loss_comparisons[D].reports == 1
 
 
 # Any order -------------------------------------------------------------------------------------------------------------------
@@ -290,29 +292,29 @@ class Walk(Court):
         is_one_too_many = any(member.expelled for member in self.state.members.members.values())
         evidence = (self.double(self.people[liar]),) if not is_one_too_many and self.random.random() < 0.02 else ()
         said, opened = list[Signed](), set[tuple[int, bytes]]()
-        members = [key for key in self.people if self.state.members.speaks(key)]
+        members = [key for key in self.people if self.state.members.is_current_key(key)]
         for key in self.random.sample(members, len(members)):
             signed = self._said(self.people[key])
             if signed is not None and self.problem(*said, signed, closings=closings, evidence=evidence) is None:
                 said.append(signed)
                 content = self.rules.open_transaction(signed)
-                if content.kind == OPENS:
+                if content.kind == LOSS_OPENING_KIND:
                     opening = codec.decode(LossOpening, content.content)
                     opened.add((opening.round, opening.trainer))
         self.decide(*said, closings=closings, evidence=evidence)
         assert not opened & self.opened, "losses are opened once"
         self.opened |= opened
 
-    def _closing(self) -> Closing:
+    def _closing(self) -> RoundCertificate:
         voters = self.job(self.key).voters
         is_one_spare = len(voters) > VoterSet(voters).quorum
         absent = [self.random.choice(voters)] if is_one_spare and self.random.random() < 0.5 else []
         return self.closing_without(*absent)
 
     def _said(self, person: FastSigner) -> Signed | None:
-        current = self.state.members.current
-        unopened = [(n, key) for n, of in self.audits.unopened.items() for key in of if current(key) == person.public]
-        due = [item for item in due_for(person.public, self.state) if not item.is_second]
+        current = self.state.members.current_key
+        unopened = [(n, key) for n, of in self.audits.unopened_losses.items() for key in of if current(key) == person.public]
+        due = [item for item in audit_duties(person.public, self.state) if not item.is_second_verdict]
         match self.random.choices(("audit", "open", "rotate", "leave", "stop", None), (60, 30, 2, 0.5, 0.5, 5))[0]:
             case "audit" if due:
                 return self.said(person, self.random.choice(due), MATCH if self.random.random() < 0.95 else MISMATCH)
@@ -323,16 +325,16 @@ class Walk(Court):
                 self.people[new.public] = new
                 return self.rotation(person, new)
             case "leave":
-                return self.tx(person, "member/leave", Leave())
+                return self.tx(person, "member/leave", ResignAsVoter())
             case "stop":
-                return self.tx(person, "job/stop", Stop(self.key))
+                return self.tx(person, "job/stop", StopJob(self.key))
         return None
 
     def check(self) -> None:
         awaited = {(due.round, due.trainer) for _, due in self.due()}
         assert not awaited & self.opened, "a report on losses that are open is awaited"
-        for key in (key for key in self.people if self.state.members.speaks(key)):
-            for due in self.rules.audits.openings_due(key, self.state):
+        for key in (key for key in self.people if self.state.members.is_current_key(key)):
+            for due in self.rules.audits_module.loss_openings_due(key, self.state):
                 assert (due.round, due.trainer) not in self.opened, "losses that are open are due"
                 assert self.problem(opened(self, self.people[key], due.round, due.trainer)) is None, "what is due is refused"
 

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledger.audits import docket
-from ledger.audits.state import AuditFinding, Due, due_for
-from ledger.blocks.ledger import Ledger
+from ledger.audits import state_machine
+from ledger.audits.audit_state import AuditDuty, AuditFinding, audit_duties
+from ledger.blocks.application import LedgerApplication
 from ledger.core.genesis import TRAINER
 from ledger.core.module import Refused
-from ledger.jobs import Job, JobTerms, Start, Stop
-from ledger.members import Approve, Leave, Register, Stand
-from ledger.state import Rules, State, core_modules, in_order
+from ledger.jobs import Job, JobTerms, StartJob, StopJob
+from ledger.ledger_state import LedgerRules, LedgerState, core_modules, with_sorted_dictionaries
+from ledger.members import ApproveVoter, RegisterRoles, ResignAsVoter, StandAsVoter
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed
 from protocol.verdicts import ReplayFinding
@@ -32,8 +32,8 @@ AFTERMATH = 2  # heights; a thousand would be too long to wait here
 class ManyJobs(PlainJobs):
     """Jobs with sampled audits, as many at a time as there may be."""
 
-    def terms(self, spec: bytes) -> JobTerms:
-        return replace(super().terms(spec), needs_worker=False)
+    def terms_of_spec(self, spec: bytes) -> JobTerms:
+        return replace(super().terms_of_spec(spec), needs_worker=False)
 
 
 class TwoWays(World):
@@ -41,53 +41,55 @@ class TwoWays(World):
 
     def __init__(self) -> None:
         super().__init__(FOUNDERS, FOUNDERS)
-        self.rules = Rules(self.genesis, FastVerifier(), core_modules(ManyJobs()))
-        self.ledger = Ledger(self.rules, self.rules.first_state(), self.rules.first_state().root)
+        self.rules = LedgerRules(self.genesis, FastVerifier(), core_modules(ManyJobs()))
+        self.ledger = LedgerApplication(self.rules, self.rules.genesis_state(), self.rules.genesis_state().state_root)
 
-    def decide_body(self, body: bytes) -> State:
+    def decide_body(self, body: bytes) -> LedgerState:
         before = self.ledger
-        self.ledger = Ledger(self.rules, self.rules.decode_state(self.rules.encode_state(before.state)), before.certified_root)
+        self.ledger = LedgerApplication(
+            self.rules, self.rules.decode_state(self.rules.encode_state(before.state)), before.certified_root
+        )
         try:
             read = super().decide_body(body)
         finally:
             self.ledger = before
         went_on = super().decide_body(body)
-        assert went_on.root == read.root
+        assert went_on.state_root == read.state_root
         assert repr(went_on.modules) == repr(read.modules), "in another order, which a later rule may look at"
         return went_on
 
     # What may happen: of a person and a number, both any
 
     def started(self, person: FastSigner, number: int) -> Signed:
-        return self.tx(person, "job/start", Start(SAMPLED + b":%d" % (2 + number)))
+        return self.tx(person, "job/start", StartJob(SAMPLED + b":%d" % (2 + number)))
 
     def stopped(self, person: FastSigner, number: int) -> Signed:
-        return self.tx(person, "job/stop", Stop(self._one(self._jobs_of(person), number)))
+        return self.tx(person, "job/stop", StopJob(self._one(self._jobs_of(person), number)))
 
     def registered(self, person: FastSigner, number: int) -> Signed:
-        return self.tx(person, "member/register", Register((TRAINER,) if number % 2 else ()))
+        return self.tx(person, "member/register", RegisterRoles((TRAINER,) if number % 2 else ()))
 
     def admitted(self, person: FastSigner, number: int) -> Signed:
         return self.admission(person, token=FastSigner(f"token {number}"))
 
     def stood(self, person: FastSigner, number: int) -> Signed:
         height, root = max(self.state.certified_roots.items(), default=(0, bytes(32)))
-        return self.tx(person, "member/stand", Stand(height, root))
+        return self.tx(person, "member/stand", StandAsVoter(height, root))
 
     def approved(self, person: FastSigner, number: int) -> Signed:
-        return self.tx(person, "member/approve", Approve(self._one(self.state.members.standing, number)))
+        return self.tx(person, "member/approve", ApproveVoter(self._one(self.state.members.candidates, number)))
 
     def left(self, person: FastSigner, number: int) -> Signed:
-        return self.tx(person, "member/leave", Leave())
+        return self.tx(person, "member/leave", ResignAsVoter())
 
     def rotated(self, person: FastSigner, number: int) -> Signed:
         return self.rotation(person, PEOPLE[-1 - number])
 
     def judged(self, person: FastSigner, number: int) -> Signed:
-        due: Due = self._one(due_for(person.public, self.state), number)
+        due: AuditDuty = self._one(audit_duties(person.public, self.state), number)
         kind = "audit/verdict" if due.is_dispute else "audit/report"
         finding = ReplayFinding.MATCH if number % 3 else ReplayFinding.MISMATCH
-        return self.tx(person, kind, AuditFinding(due.job, *due.place, finding, 0))
+        return self.tx(person, kind, AuditFinding(due.job, *due.proposal_key, finding, 0))
 
     def _jobs_of(self, person: FastSigner) -> list[bytes]:
         return [key for key, job in self.state.jobs.running().items() if job.author == person.public]
@@ -119,14 +121,14 @@ histories = st.lists(st.tuples(st.sampled_from(EVENTS), st.lists(sayings, max_si
 
 def decide(world: TwoWays, event: str, sayings: list[Any]) -> None:
     """One block: what happens, and of what is said that which then may be decided."""
-    running, standing = world.state.jobs.running(), sorted(world.state.members.standing)
+    running, standing = world.state.jobs.running(), sorted(world.state.members.candidates)
     closings = tuple(world.closing(key) for key in sorted(running)) if event == "close" else ()
     evidence = (world.double(PEOPLE[0], world.state.height + 1),) if event == "expel" else ()
     said = list[Signed]()
     if event == "all stop":
-        said += [world.tx(BY_KEY[author], "job/stop", Stop(key)) for author, key in authors(running).items()]
+        said += [world.tx(BY_KEY[author], "job/stop", StopJob(key)) for author, key in authors(running).items()]
     elif event == "all approve" and standing:
-        said += [world.tx(BY_KEY[voter], "member/approve", Approve(standing[0])) for voter in world.state.members.voters]
+        said += [world.tx(BY_KEY[voter], "member/approve", ApproveVoter(standing[0])) for voter in world.state.members.voters]
     for saying, person, number in sayings:
         with suppress(Refused):
             signed = saying(world, person, number)
@@ -143,7 +145,7 @@ def authors(running: dict[bytes, Job]) -> dict[bytes, bytes]:
 @settings(max_examples=30)
 def test_a_state_and_the_one_read_from_its_bytes_go_the_same_way(history: list[Any]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(docket, "AFTERMATH_HEIGHTS", AFTERMATH)
+        patch.setattr(state_machine, "POST_JOB_AUDIT_HEIGHTS", AFTERMATH)
         world = TwoWays()
         for event, sayings in history:
             with suppress(Refused, RemoteProtocolError):  # such a block is never decided
@@ -152,8 +154,8 @@ def test_a_state_and_the_one_read_from_its_bytes_go_the_same_way(history: list[A
 
 def test_what_is_in_order_stays_the_very_same_object() -> None:
     old = {1: ({b"a": 1, b"b": 2},), 2: ()}
-    assert in_order(old, None) is old
+    assert with_sorted_dictionaries(old, None) is old
     new = {2: old[2], 1: old[1], 0: ({b"b": 2, b"a": 1},)}
-    ordered = in_order(new, old)
+    ordered = with_sorted_dictionaries(new, old)
     assert ordered == new and repr(ordered) == "{0: ({b'a': 1, b'b': 2},), 1: ({b'a': 1, b'b': 2},), 2: ()}"
     assert ordered[1] is old[1]

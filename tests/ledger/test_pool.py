@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledger.blocks import pool as pool_module
-from ledger.blocks.ledger import Ledger
-from ledger.blocks.pool import (
-    PASSES_MAX,
+from ledger.blocks import mempool as pool_module
+from ledger.blocks.application import LedgerApplication
+from ledger.blocks.mempool import (
     PENDING_PER_MEMBER_MAX,
     PENDING_STRANGERS_MAX,
     REFUSED_PER_MEMBER_MAX,
+    SELECTION_PASSES_MAX,
     SIGNED_BYTES,
-    Pool,
+    Mempool,
     transaction_digest,
 )
-from ledger.core.module import Context
-from ledger.members import Approve, Register, Rename
-from ledger.state import Read, Rules, State, Traits, core_modules
+from ledger.core.module import BlockContext
+from ledger.ledger_state import LedgerRules, LedgerState, OpenedTransaction, TransactionTraits, core_modules
+from ledger.members import ApproveVoter, RegisterRoles, RenameMember
 from protocol.identity import Signed
 from protocol.limits import COST_PER_BLOCK_MAX
 from tests.ledger.world import PEOPLE, PlainJobs, World
@@ -39,13 +39,13 @@ def world() -> World:
 
 def registration(world: World, ahead: int = 1, roles: int = 0, person: FastSigner = AUTHOR) -> Signed:
     """Those with other roles have other sizes."""
-    return world.tx(person, "member/register", Register(("trainer", "voter-with-a-long-name")[:roles]), ahead)
+    return world.tx(person, "member/register", RegisterRoles(("trainer", "voter-with-a-long-name")[:roles]), ahead)
 
 
 def one_of(world: World, kind: str, ahead: int) -> Signed:
     """By the same author; who is approved does not stand."""
     if kind == "refused":
-        return world.tx(AUTHOR, "member/approve", Approve(PEOPLE[6].public), ahead)
+        return world.tx(AUTHOR, "member/approve", ApproveVoter(PEOPLE[6].public), ahead)
     return registration(world, ahead, roles=int(kind == "larger"))
 
 
@@ -54,11 +54,11 @@ def far(world: World, count: int, person: FastSigner = AUTHOR) -> list[Signed]:
     return [registration(world, ahead, person=person) for ahead in range(2, 2 + count)]
 
 
-def arrived(world: World, transactions: list[Signed]) -> Ledger:
+def arrived(world: World, transactions: list[Signed]) -> LedgerApplication:
     """At a peer to which they came in this order."""
-    ledger = Ledger(world.rules, world.state, world.ledger.certified_root)
+    ledger = LedgerApplication(world.rules, world.state, world.ledger.certified_root)
     for signed in transactions:
-        ledger.pool.add(signed)
+        ledger.mempool.add_transaction(signed)
     return ledger
 
 
@@ -77,54 +77,56 @@ def test_pools_that_got_the_same_transactions_in_any_order_hold_and_offer_the_sa
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool_module, "PENDING_PER_MEMBER_MAX", 4)
         patch.setattr(pool_module, "PENDING_BYTES_PER_MEMBER_MAX", 4 * (len(registration(world).body) + SIGNED_BYTES) + 10)
-        first, second = (Ledger(world.rules, world.state, world.ledger.certified_root) for _ in range(2))
+        first, second = (LedgerApplication(world.rules, world.state, world.ledger.certified_root) for _ in range(2))
         for chosen in data.draw(st.lists(st.sets(named, max_size=7), min_size=1, max_size=4)):
             transactions = [one_of(world, kind, ahead) for kind, ahead in sorted(chosen)]
             for ledger in (first, second):
                 for signed in data.draw(st.permutations(transactions)):
-                    ledger.pool.add(signed)
-            assert set(first.pool) == set(second.pool)
+                    ledger.mempool.add_transaction(signed)
+            assert set(first.mempool) == set(second.mempool)
             assert first.has_work() == second.has_work()
-            assert len(first.pool.select(world.rules, world.state)) == len(second.pool.select(world.rules, world.state))
-            world.decide(*first.pool.select(world.rules, world.state))
+            assert len(first.mempool.select_transactions(world.rules, world.state)) == len(
+                second.mempool.select_transactions(world.rules, world.state)
+            )
+            world.decide(*first.mempool.select_transactions(world.rules, world.state))
             for ledger in (first, second):
-                ledger.advance(world.state, world.ledger.certified_root)
-                ledger.pool.prune(world.rules, world.state)
+                ledger.advance_state(world.state, world.ledger.certified_root)
+                ledger.mempool.prune_transactions(world.rules, world.state)
 
 
 def test_a_member_cannot_keep_its_next_transaction_from_a_leader_by_filling_its_places_there(world: World) -> None:
     """Invariant: as above. The leader got those of far nonces first, the other voters the next one."""
     flood, following = far(world, PENDING_PER_MEMBER_MAX), registration(world)
     leader, other = arrived(world, [*flood, following]), arrived(world, [following, *flood])
-    assert leader.has_work() == other.has_work() and set(leader.pool) == set(other.pool)
+    assert leader.has_work() == other.has_work() and set(leader.mempool) == set(other.mempool)
 
 
 def test_whose_transactions_are_too_many_loses_all_and_is_heard_again_after_the_next_block(world: World) -> None:
-    pool = world.ledger.pool
+    pool = world.ledger.mempool
     within = far(world, PENDING_PER_MEMBER_MAX)
-    assert all(pool.add(signed) for signed in within) and len(pool) == PENDING_PER_MEMBER_MAX, "as many as fit stay"
-    assert pool.add(registration(world, person=OTHER))
-    assert pool.add(registration(world)), "it is passed on, so that others find the same"
-    assert [signed.signer for signed in pool] == [OTHER.public] and pool.share(AUTHOR.public) == 0
-    assert not pool.add(registration(world, roles=1)) and not pool.add(within[0])
+    assert all(pool.add_transaction(signed) for signed in within) and len(pool) == PENDING_PER_MEMBER_MAX, "as many as fit stay"
+    assert pool.add_transaction(registration(world, person=OTHER))
+    assert pool.add_transaction(registration(world)), "it is passed on, so that others find the same"
+    assert [signed.signer for signed in pool] == [OTHER.public] and pool.quota_share(AUTHOR.public) == 0
+    assert not pool.add_transaction(registration(world, roles=1)) and not pool.add_transaction(within[0])
     world.decide()
-    pool.prune(world.rules, world.state)
-    assert pool.add(registration(world, roles=1)) and pool.share(AUTHOR.public) > 0
+    pool.prune_transactions(world.rules, world.state)
+    assert pool.add_transaction(registration(world, roles=1)) and pool.quota_share(AUTHOR.public) > 0
 
 
 def test_large_transactions_are_too_many_sooner(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     size = len(registration(world).body) + SIGNED_BYTES
     monkeypatch.setattr(pool_module, "PENDING_BYTES_PER_MEMBER_MAX", 2 * size)
-    pool = Pool()
-    assert all(pool.add(signed) for signed in far(world, 2)) and len(pool) == 2
-    assert pool.add(registration(world)) and len(pool) == 0
+    pool = Mempool()
+    assert all(pool.add_transaction(signed) for signed in far(world, 2)) and len(pool) == 2
+    assert pool.add_transaction(registration(world)) and len(pool) == 0
 
 
 @pytest.mark.parametrize("descending", [False, True])
 def test_of_a_members_flood_no_more_is_passed_on_between_two_blocks_than_fits_and_one(world: World, descending: bool) -> None:
     """Invariant: what one member makes all others send is bounded, in whatever order its nonces come."""
     flood = sorted(far(world, 3 * PENDING_PER_MEMBER_MAX), key=lambda signed: world.rules.open_transaction(signed).nonce)
-    added = [world.ledger.pool.add(signed) for signed in (reversed(flood) if descending else flood)]
+    added = [world.ledger.mempool.add_transaction(signed) for signed in (reversed(flood) if descending else flood)]
     assert sum(added) == PENDING_PER_MEMBER_MAX + 1
 
 
@@ -133,11 +135,11 @@ def test_who_has_little_waiting_is_heard_though_others_have_filled_the_pool(
 ) -> None:
     """Invariant: when all places are taken, who has most of them makes room: a few cannot shut out the others."""
     monkeypatch.setattr(pool_module, "TRANSACTIONS_PENDING_MAX", 9)
-    pool, mine = Pool(), registration(world, person=PEOPLE[3])
+    pool, mine = Mempool(), registration(world, person=PEOPLE[3])
     for person, count in ((PEOPLE[0], 4), (PEOPLE[1], 5)):
-        assert all(pool.add(signed) for signed in far(world, count, person))
-    assert not pool.add(world.admission(PEOPLE[9]), member=False), "a stranger has to wait"
-    assert pool.add(mine) and mine in pool
+        assert all(pool.add_transaction(signed) for signed in far(world, count, person))
+    assert not pool.add_transaction(world.admission(PEOPLE[9]), member=False), "a stranger has to wait"
+    assert pool.add_transaction(mine) and mine in pool
     assert {key: len(list(of)) for key, of in groupby(pool, lambda signed: signed.signer)} == {
         PEOPLE[0].public: 4,
         PEOPLE[3].public: 1,
@@ -149,25 +151,27 @@ def test_who_fills_the_memory_with_large_transactions_makes_room(world: World, m
     small, large = registration(world, person=OTHER), registration(world, roles=2)
     size = len(large.body) + SIGNED_BYTES
     monkeypatch.setattr(pool_module, "PENDING_BYTES_MAX", 3 * size)
-    pool = Pool()
-    assert all(pool.add(registration(world, ahead, roles=2)) for ahead in (1, 2, 3)) and len(pool) == 3
-    assert pool.add(small) and list(pool) == [small]
+    pool = Mempool()
+    assert all(pool.add_transaction(registration(world, ahead, roles=2)) for ahead in (1, 2, 3)) and len(pool) == 3
+    assert pool.add_transaction(small) and list(pool) == [small]
 
 
 def test_strangers_share_a_small_part_and_take_no_members_place(world: World) -> None:
-    pool = Pool()
-    added = [pool.add(world.admission(FastSigner(f"stranger {i}")), member=False) for i in range(PENDING_STRANGERS_MAX + 5)]
+    pool = Mempool()
+    added = [
+        pool.add_transaction(world.admission(FastSigner(f"stranger {i}")), member=False) for i in range(PENDING_STRANGERS_MAX + 5)
+    ]
     assert sum(added) == PENDING_STRANGERS_MAX == len(pool)
-    assert all(pool.add(signed) for signed in far(world, PENDING_PER_MEMBER_MAX))
+    assert all(pool.add_transaction(signed) for signed in far(world, PENDING_PER_MEMBER_MAX))
     assert len(pool) == PENDING_PER_MEMBER_MAX + PENDING_STRANGERS_MAX
 
 
-class CountingRules(Rules):
+class CountingRules(LedgerRules):
     """Counts the transactions that are applied."""
 
     applied = 0
 
-    def apply_transaction(self, state: State, signed: Signed) -> State:
+    def apply_transaction(self, state: LedgerState, signed: Signed) -> LedgerState:
         self.applied += 1
         return super().apply_transaction(state, signed)
 
@@ -175,12 +179,14 @@ class CountingRules(Rules):
 def test_refused_transactions_of_one_nonce_cost_a_leader_few_tries(world: World) -> None:
     """A refusal may come after costly work, which no bound of a block counts."""
     rules = CountingRules(world.genesis, world.rules.verifier, core_modules(PlainJobs()))
-    ledger = Ledger(rules, world.state, world.ledger.certified_root)
-    approvals = [world.tx(AUTHOR, "member/approve", Approve(bytes([number]) * 32)) for number in range(PENDING_PER_MEMBER_MAX)]
+    ledger = LedgerApplication(rules, world.state, world.ledger.certified_root)
+    approvals = [
+        world.tx(AUTHOR, "member/approve", ApproveVoter(bytes([number]) * 32)) for number in range(PENDING_PER_MEMBER_MAX)
+    ]
     last = registration(world, person=OTHER)
     for signed in (*approvals, last):
-        ledger.pool.add(signed)
-    assert ledger.pool.select(rules, world.state) == (last,)
+        ledger.mempool.add_transaction(signed)
+    assert ledger.mempool.select_transactions(rules, world.state) == (last,)
     assert rules.applied <= 1 + REFUSED_PER_MEMBER_MAX
 
 
@@ -189,36 +195,36 @@ class CostlyRules(CountingRules):
 
     cost = 0
 
-    def _act(self, state: State, read: Read, context: Context) -> tuple[State, tuple[Any, ...]]:
+    def _act(self, state: LedgerState, read: OpenedTransaction, context: BlockContext) -> tuple[LedgerState, tuple[Any, ...]]:
         member = state.members.members[read.said.author]
         self.cost += read.cost if read.said.transaction.nonce == member.nonce + 1 else 0
         return super()._act(state, read, context)
 
 
-def crowded(refused: bool) -> tuple[World, CostlyRules, Ledger]:
+def crowded(refused: bool) -> tuple[World, CostlyRules, LedgerApplication]:
     """A pool in which ten members have as many transactions of their next nonce as they may, which cost several blocks."""
     world = World(voters=10)
     rules = CostlyRules(world.genesis, world.rules.verifier, core_modules(PlainJobs()))
-    ledger = Ledger(rules, world.state, world.ledger.certified_root)
-    contents: list[Any] = [Approve(bytes([number]) * 32) if refused else Rename(f"n{number}") for number in range(256)]
+    ledger = LedgerApplication(rules, world.state, world.ledger.certified_root)
+    contents: list[Any] = [ApproveVoter(bytes([number]) * 32) if refused else RenameMember(f"n{number}") for number in range(256)]
     for person in PEOPLE[:10]:
         for content in contents[:PENDING_PER_MEMBER_MAX]:
-            ledger.pool.add(world.tx(person, "member/approve" if refused else "member/name", content))
+            ledger.mempool.add_transaction(world.tx(person, "member/approve" if refused else "member/name", content))
     return world, rules, ledger
 
 
 @pytest.mark.parametrize("refused", [True, False])
 def test_after_a_block_waiting_transactions_are_tried_for_the_cost_of_one_block(refused: bool) -> None:
     world, rules, ledger = crowded(refused)
-    waiting = list(ledger.pool)
-    cost = sum(rules.traits(signed.signer, rules.open_transaction(signed)).cost for signed in waiting)
+    waiting = list(ledger.mempool)
+    cost = sum(rules.transaction_traits(signed.signer, rules.open_transaction(signed)).cost for signed in waiting)
     calls = -(-cost // COST_PER_BLOCK_MAX)
     assert calls > 3
     gone: list[Signed] = []
     for number in range(1, calls + 1):
-        gone += [signed for signed, _ in ledger.pool.prune(rules, world.state)]
+        gone += [signed for signed, _ in ledger.mempool.prune_transactions(rules, world.state)]
         assert rules.cost <= number * COST_PER_BLOCK_MAX
-    assert (gone == waiting and not len(ledger.pool)) if refused else (not gone and list(ledger.pool) == waiting)
+    assert (gone == waiting and not len(ledger.mempool)) if refused else (not gone and list(ledger.mempool) == waiting)
     assert rules.cost == cost, "each is tried in its turn"
 
 
@@ -226,59 +232,61 @@ def test_a_notice_costs_no_more_than_a_block() -> None:
     """Refused transactions that are not pruned yet are tried, too."""
     world, rules, ledger = crowded(refused=True)
     late = replace(world.state, height=2)
-    assert ledger.pool.neglected(rules, late) == () and 0 < rules.cost <= COST_PER_BLOCK_MAX
+    assert ledger.mempool.overdue_transactions(rules, late) == () and 0 < rules.cost <= COST_PER_BLOCK_MAX
 
 
 def test_costly_transactions_keep_no_cheap_one_out_of_a_notice(world: World) -> None:
     """Two members keep their old ones waiting: each could be decided, and both together cost more than a block."""
     costs = {person.public: COST_PER_BLOCK_MAX * share // 10 for person, share in ((AUTHOR, 8), (OTHER, 9))}
-    pool = Pool(traits=lambda author, transaction: Traits(cost=costs.get(author, 1)))
+    pool = Mempool(traits=lambda author, transaction: TransactionTraits(cost=costs.get(author, 1)))
     hogs = [registration(world, person=person) for person in (AUTHOR, OTHER)]
     late = [registration(world, person=person) for person in PEOPLE[2:4]]
     for signed in hogs:
-        pool.add(signed)
+        pool.add_transaction(signed)
     pool.height = 1
     for signed in late:
-        pool.add(signed)
-    noticed = pool.neglected(world.rules, replace(world.state, height=3))
+        pool.add_transaction(signed)
+    noticed = pool.overdue_transactions(world.rules, replace(world.state, height=3))
     assert noticed == tuple(sorted(map(transaction_digest, (hogs[0], *late))))
 
 
 @pytest.mark.parametrize("costly_first", [True, False])
 def test_a_notice_names_the_cheapest_of_one_height(world: World, costly_first: bool) -> None:
     costs = {AUTHOR.public: COST_PER_BLOCK_MAX, OTHER.public: COST_PER_BLOCK_MAX - 1}
-    pool = Pool(traits=lambda author, transaction: Traits(cost=costs.get(author, 1)))
+    pool = Mempool(traits=lambda author, transaction: TransactionTraits(cost=costs.get(author, 1)))
     arriving = [registration(world, person=person) for person in (AUTHOR, OTHER, PEOPLE[2])]
     for signed in arriving if costly_first else reversed(arriving):
-        pool.add(signed)
-    noticed = pool.neglected(world.rules, replace(world.state, height=2))
+        pool.add_transaction(signed)
+    noticed = pool.overdue_transactions(world.rules, replace(world.state, height=2))
     assert noticed == tuple(sorted(map(transaction_digest, arriving[1:])))
 
 
 def test_a_costly_transaction_is_tried_however_much_it_costs() -> None:
     world = World()
-    traits = Traits(cost=2 * COST_PER_BLOCK_MAX)
-    pool = Pool(traits=lambda author, transaction: traits)
+    traits = TransactionTraits(cost=2 * COST_PER_BLOCK_MAX)
+    pool = Mempool(traits=lambda author, transaction: traits)
     for person in PEOPLE[:3]:
-        pool.add(world.tx(person, "member/approve", Approve(bytes(32))))
-    assert [len(pool.prune(world.rules, world.state)) for _ in range(4)] == [1, 1, 1, 0]
+        pool.add_transaction(world.tx(person, "member/approve", ApproveVoter(bytes(32))))
+    assert [len(pool.prune_transactions(world.rules, world.state)) for _ in range(4)] == [1, 1, 1, 0]
 
 
 def test_a_noticed_transaction_is_offered_behind_refused_ones_of_its_nonce(world: World) -> None:
     """Else a member could make the blocks of every leader fail the check for left-out transactions."""
-    pool = arrived(world, []).pool
-    refused = [world.tx(AUTHOR, "member/approve", Approve(bytes([number]) * 32)) for number in range(PENDING_PER_MEMBER_MAX - 1)]
+    pool = arrived(world, []).mempool
+    refused = [
+        world.tx(AUTHOR, "member/approve", ApproveVoter(bytes([number]) * 32)) for number in range(PENDING_PER_MEMBER_MAX - 1)
+    ]
     good = registration(world)
     for signed in (*refused, good):
-        pool.add(signed)
+        pool.add_transaction(signed)
     noticed = frozenset(map(transaction_digest, (*refused, good)))
-    assert pool.select(world.rules, world.state, first=noticed) == (good,)
+    assert pool.select_transactions(world.rules, world.state, first=noticed) == (good,)
 
 
-@pytest.mark.parametrize("count", [1, PASSES_MAX])
+@pytest.mark.parametrize("count", [1, SELECTION_PASSES_MAX])
 def test_a_transaction_that_others_must_precede_is_not_given_up(world: World, count: int) -> None:
     """An honest member has at most one refused transaction in a pass."""
-    assert REFUSED_PER_MEMBER_MAX >= PASSES_MAX
-    refused = [world.tx(AUTHOR, "member/approve", Approve(bytes([number]) * 32)) for number in range(count)]
+    assert REFUSED_PER_MEMBER_MAX >= SELECTION_PASSES_MAX
+    refused = [world.tx(AUTHOR, "member/approve", ApproveVoter(bytes([number]) * 32)) for number in range(count)]
     good = registration(world)
-    assert arrived(world, [*refused, good]).pool.select(world.rules, world.state) == (good,)
+    assert arrived(world, [*refused, good]).mempool.select_transactions(world.rules, world.state) == (good,)

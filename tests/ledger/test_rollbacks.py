@@ -10,15 +10,23 @@ from typing import Any, ClassVar
 
 import pytest
 
-from ledger.anchors import ANCHORS_MAX, UNDONE_KEPT, Anchor, Undone, UndoReason, needed, newest_before
-from ledger.audits import draws
-from ledger.audits.docket import AuditsModule
-from ledger.audits.state import Result
+from ledger.audits import sortition
+from ledger.audits.audit_state import AuditResult
+from ledger.audits.state_machine import AuditsModule
 from ledger.core.genesis import Genesis
-from ledger.core.module import Change, Context, Module, Said, View
-from ledger.jobs import Held, Job, LastRound, Phase, Rollback, Stop, _voted_back
-from ledger.members import Leave
-from ledger.state import EMPTY_BODY, Body
+from ledger.core.module import BlockContext, DecodedTransaction, Module, StateChange, StateReader
+from ledger.jobs import Job, JobHold, JobLastRound, JobPhase, RequestRollback, StopJob, _voted_back
+from ledger.ledger_state import EMPTY_BODY, BlockBody
+from ledger.members import ResignAsVoter
+from ledger.model_anchors import (
+    ANCHORS_MAX,
+    UNDONE_KEPT,
+    ModelAnchor,
+    UndoneRounds,
+    UndoReason,
+    anchors_to_keep,
+    newest_anchor_before,
+)
 from protocol.codec import Digest
 from protocol.identity import Signed
 from protocol.verdicts import ReplayFinding, Verdict
@@ -61,12 +69,12 @@ def convict(court: Court, number: int, trainer: bytes, finding: ReplayFinding = 
 
 
 def place(job: Job) -> tuple[int, int]:
-    return job.round, job.taken
+    return job.round, job.rounds_in_model
 
 
 def anchored(court: Court) -> list[tuple[int, int]]:
     """By anchor, its round and the rounds taken before it."""
-    return [(anchor.round, anchor.taken) for anchor in court.job(court.key).anchors]
+    return [(anchor.round, anchor.rounds_in_model) for anchor in court.job(court.key).anchors]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +93,14 @@ class DialModule(Module[Dial]):
     contents: ClassVar[Mapping[str, type]] = {"dial/turn": Dial}
     state_type = Dial
 
-    def genesis(self, genesis: Genesis) -> Dial:
+    def genesis_state(self, genesis: Genesis) -> Dial:
         return Dial()
 
-    def apply(self, state: Dial, said: Said, view: View, context: Context) -> Change:
-        return Change(said.content)
+    def apply_transaction(self, state: Dial, said: DecodedTransaction, view: StateReader, context: BlockContext) -> StateChange:
+        return StateChange(said.content)
 
-    def settle(self, state: Dial, view: View, context: Context) -> Change:
-        return Change(state, (Held(state.job),) * state.is_held + (LastRound(state.job),) * state.is_last)
+    def settle_block(self, state: Dial, view: StateReader, context: BlockContext) -> StateChange:
+        return StateChange(state, (JobHold(state.job),) * state.is_held + (JobLastRound(state.job),) * state.is_last)
 
 
 def turn(court: Court, **said: bool) -> Signed:
@@ -110,11 +118,11 @@ def test_a_conviction_takes_the_job_back_to_the_newest_anchor_at_or_before_the_f
     assert place(court.job(court.key)) == (10, 10) and anchored(court) == [(0, 0), (4, 4), (8, 8)]
     convict(court, 6, A)
     job = court.job(court.key)
-    assert place(job) == (11, 4) and job.phase is Phase.RUNNING
-    assert job.undone == (Undone(4, 10, court.state.height, UndoReason.FALSE, A),)
+    assert place(job) == (11, 4) and job.phase is JobPhase.RUNNING
+    assert job.undone_rounds == (UndoneRounds(4, 10, court.state.height, UndoReason.FALSE, A),)
     assert anchored(court) == [(0, 0), (4, 4)] and job.anchors[1].root == roots[4]
     assert job.model_root not in roots.values(), "the number of the round is in the root"
-    assert set(court.ledger.books) == {court.key} and court.ledger.books[court.key].terms.round == 11
+    assert set(court.ledger.rounds) == {court.key} and court.ledger.rounds[court.key].terms.round == 11
 
 
 @pytest.mark.parametrize(("false", "anchor"), [(3, 0), (4, 4), (7, 4), (8, 8)])
@@ -131,11 +139,11 @@ def test_the_round_after_a_rollback_is_reexecuted_before_the_ballot_and_the_next
     court.round(5)
     convict(court, 5, A)
     job = court.job(court.key)
-    assert job.audited and job.terms(court.key).vouched == set(job.trainers) == {B, C, D}
+    assert job.fully_audited and job.round_terms(court.key).trainers_to_vouch_for == set(job.trainers) == {B, C, D}
     court.round()
-    assert job.round not in court.audits.rounds and not court.job(court.key).audited
+    assert job.round not in court.audits.rounds and not court.job(court.key).fully_audited
     court.round()
-    assert court.audits.rounds[job.round + 1].nonces == 3, "the convicted one draws nothing"
+    assert court.audits.rounds[job.round + 1].nonce_count == 3, "the convicted one draws nothing"
 
 
 def test_later_anchors_are_counted_in_rounds_of_the_models_own_line() -> None:
@@ -147,7 +155,7 @@ def test_later_anchors_are_counted_in_rounds_of_the_models_own_line() -> None:
     assert place(court.job(court.key)) == (14, 8) and anchored(court) == [(0, 0), (4, 4), (14, 8)]
     convict(court, 12, B)
     assert place(court.job(court.key)) == (15, 4), "round 12 came after the anchor of round 4"
-    assert [(undone.first, undone.last) for undone in court.job(court.key).undone] == [(4, 9), (4, 14)]
+    assert [(undone.first, undone.last) for undone in court.job(court.key).undone_rounds] == [(4, 9), (4, 14)]
 
 
 def test_awaited_reports_on_undone_rounds_end_and_those_on_earlier_ones_stay() -> None:
@@ -165,15 +173,15 @@ def test_a_conviction_in_the_block_that_closes_the_open_round_undoes_that_round_
     court.round(9)
     accuse(court, DEE, 6, A)
     last, closing = verdict(court, CID, 6, A), court.closing(court.key)
-    state, body = court.state, Body((closing,), (), (last,))
-    transition = court.rules.transition(state, state.height + 1, state.time_ms + 1, state.root, body)
-    assert [closed.round for closed in transition.closed] == [10] and not transition.steps
-    assert (transition.back[court.key].anchor.round, transition.back[court.key].round) == (4, 11)
+    state, body = court.state, BlockBody((closing,), (), (last,))
+    transition = court.rules.compute_transition(state, state.height + 1, state.time_ms + 1, state.state_root, body)
+    assert [closed.round for closed in transition.closed_rounds] == [10] and not transition.model_steps
+    assert (transition.rolled_back[court.key].anchor.round, transition.rolled_back[court.key].round) == (4, 11)
     court.decide(last, closings=(closing,))
     job = court.job(court.key)
-    assert place(job) == (11, 4) and (job.undone[-1].first, job.undone[-1].last) == (4, 10)
+    assert place(job) == (11, 4) and (job.undone_rounds[-1].first, job.undone_rounds[-1].last) == (4, 10)
     assert list(court.audits.rounds) == [1, 2, 3] and job.accepted[A] == 10
-    assert A not in job.trainers and job.audited and anchored(court) == [(0, 0), (4, 4)]
+    assert A not in job.trainers and job.fully_audited and anchored(court) == [(0, 0), (4, 4)]
 
 
 def test_a_block_that_closes_the_round_before_an_anchor_and_undoes_it_makes_no_anchor() -> None:
@@ -193,7 +201,7 @@ def test_two_convictions_in_one_block_go_to_the_earlier_anchor(earlier_first: bo
     said = [verdict(court, CID, 6, A), verdict(court, DEE, 2, B)]
     court.decide(*(reversed(said) if earlier_first else said))
     job = court.job(court.key)
-    assert place(job) == (11, 0) and job.undone == (Undone(0, 10, court.state.height, UndoReason.FALSE, B),)
+    assert place(job) == (11, 0) and job.undone_rounds == (UndoneRounds(0, 10, court.state.height, UndoReason.FALSE, B),)
     assert court.suspended(A) and court.suspended(B) and job.trainers == (C, D) and not court.audits.rounds
 
 
@@ -203,16 +211,16 @@ def test_a_conviction_of_an_undone_round_convicts_and_does_not_roll_back_again()
     accuse(court, DEE, 6, A)
     accuse(court, ANN, 7, B)
     court.decide(verdict(court, CID, 6, A))
-    assert court.audits.rounds[7].undone and court.audits.reached == 1
+    assert court.audits.rounds[7].undone and court.audits.first_contestable_round == 1
     (dispute,) = court.audits.disputes
-    assert dispute.place == (7, B)
+    assert dispute.proposal_key == (7, B)
     court.round()
     before = court.job(court.key)
     court.decide(verdict(court, DEE, 7, B))
     assert court.suspended(B) and not court.audits.disputes and 7 not in court.audits.rounds
-    assert replace(court.job(court.key), convicted=before.convicted) == before
+    assert replace(court.job(court.key), distrusted_members=before.distrusted_members) == before
     court.round()
-    assert court.job(court.key).convicted == (A, B) and len(court.job(court.key).undone) == 1
+    assert court.job(court.key).distrusted_members == (A, B) and len(court.job(court.key).undone_rounds) == 1
 
 
 def test_a_dispute_about_an_undone_round_puts_nothing_in_doubt() -> None:
@@ -221,12 +229,12 @@ def test_a_dispute_about_an_undone_round_puts_nothing_in_doubt() -> None:
     accuse(court, DEE, 2, A)
     accuse(court, ANN, 7, B)
     court.decide(verdict(court, CID, 2, A))
-    assert court.audits.disputes and court.audits.reached is None
+    assert court.audits.disputes and court.audits.first_contestable_round is None
     court.round()
-    court.decide(court.tx(BEN, "job/stop", Stop(court.key)), court.tx(CID, "job/stop", Stop(court.key)))
-    court.decide(court.tx(DEE, "job/stop", Stop(court.key)))
+    court.decide(court.tx(BEN, "job/stop", StopJob(court.key)), court.tx(CID, "job/stop", StopJob(court.key)))
+    court.decide(court.tx(DEE, "job/stop", StopJob(court.key)))
     job = court.job(court.key)
-    assert job.phase is Phase.FINISHED and place(job) == (12, 1) and len(job.undone) == 1
+    assert job.phase is JobPhase.FINISHED and place(job) == (12, 1) and len(job.undone_rounds) == 1
 
 
 def test_nobody_draws_late_for_an_undone_round() -> None:
@@ -237,9 +245,9 @@ def test_nobody_draws_late_for_an_undone_round() -> None:
     accuse(court, CID, 6, A)
     accuse(court, CID, 6, B)
     court.decide(verdict(court, DEE, 6, A))
-    assert court.audits.rounds[6].undone and D not in court.audits.rounds[6].drawn[B].pending
+    assert court.audits.rounds[6].undone and D not in court.audits.rounds[6].proposals[B].pending_auditors
     court.round(2)
-    assert court.audits.disputes and not court.audits.rounds[6].drawn[B].pending
+    assert court.audits.disputes and not court.audits.rounds[6].proposals[B].pending_auditors
 
 
 def test_so_many_rollbacks_are_remembered() -> None:
@@ -248,13 +256,13 @@ def test_so_many_rollbacks_are_remembered() -> None:
     for number in range(UNDONE_KEPT + 2):
         trainer = PEOPLE[number % 2].public
         court.round(2)
-        while trainer in court.job(court.key).vouched or trainer not in court.job(court.key).trainers:
-            jobs = {court.key: replace(court.job(court.key), convicted=(), vouched=())}
+        while trainer in court.job(court.key).trainers_to_vouch_for or trainer not in court.job(court.key).trainers:
+            jobs = {court.key: replace(court.job(court.key), distrusted_members=(), trainers_to_vouch_for=())}
             court.ledger.state = court.state.with_modules(jobs=replace(court.state.jobs, jobs=jobs))
             court.follow()
             court.round()
         convict(court, court.job(court.key).round - 1, trainer)
-    undone = court.job(court.key).undone
+    undone = court.job(court.key).undone_rounds
     assert len(undone) == UNDONE_KEPT and undone[-1].height == court.state.height
     again = court.rules.decode_state(court.rules.encode_state(court.state))
     assert again.jobs == court.state.jobs
@@ -270,14 +278,14 @@ def test_other_disputes_and_reports_about_a_suspended_trainer_go_on_and_a_second
     accuse(court, DEE, 6, A)
     accuse(court, DEE, 2, A)
     court.decide(verdict(court, CID, 6, A))
-    until, lost = court.audits.suspended[A], court.standing(A).lost
-    assert [dispute.place for dispute in court.audits.disputes] == [(2, A)]
+    until, lost = court.audits.suspended[A], court.standing(A).rewards_lost
+    assert [dispute.proposal_key for dispute in court.audits.disputes] == [(2, A)]
     assert {due.round for _, due in court.due(A)} == {1, 2, 3}
     court.round(2)
     court.decide(verdict(court, BEN, 2, A))
     assert place(court.job(court.key)) == (14, 0) and court.audits.suspended[A] == until
-    assert court.standing(A).suspensions == 1 and court.standing(A).lost == lost == 9
-    assert [undone.first for undone in court.job(court.key).undone] == [4, 0]
+    assert court.standing(A).suspensions == 1 and court.standing(A).rewards_lost == lost == 9
+    assert [undone.first for undone in court.job(court.key).undone_rounds] == [4, 0]
     assert [court.standing(key).upheld for key in (B, C, D)] == [0, 0, 2]
 
 
@@ -289,13 +297,13 @@ def test_updates_of_a_trainer_that_was_convicted_are_reexecuted_before_the_ballo
     assert not court.audits.suspended
     for _ in range(3):
         job = court.job(court.key)
-        terms = job.terms(court.key)
-        assert job.convicted == job.vouched == (A,) and not job.audited
-        assert terms.vouched == {A} and terms.auditors == {A, B, C, D}
+        terms = job.round_terms(court.key)
+        assert job.distrusted_members == job.trainers_to_vouch_for == (A,) and not job.fully_audited
+        assert terms.trainers_to_vouch_for == {A} and terms.reexecutors == {A, B, C, D}
         court.round()
-        assert court.audits.rounds[job.round].drawn.keys() == {B, C, D} and job.round in court.audits.unvested[A]
+        assert court.audits.rounds[job.round].proposals.keys() == {B, C, D} and job.round in court.audits.unvested_rounds[A]
     court.cast(court.key, dict.fromkeys((A, B, C, D), Verdict.ACCEPT))
-    assert court.ledger.books[court.key].closing() is None, "without vouches its update is not settled"
+    assert court.ledger.rounds[court.key].certificate() is None, "without vouches its update is not settled"
 
 
 def test_a_trainer_on_probation_stays_on_it_with_a_new_key_and_not_in_another_job() -> None:
@@ -306,12 +314,16 @@ def test_a_trainer_on_probation_stays_on_it_with_a_new_key_and_not_in_another_jo
     court.people[NEW.public] = court.people.pop(A)
     court.round(2)
     job = court.job(court.key)
-    assert job.convicted == job.vouched == (NEW.public,) and NEW.public in job.trainers and not job.audited
+    assert (
+        job.distrusted_members == job.trainers_to_vouch_for == (NEW.public,)
+        and NEW.public in job.trainers
+        and not job.fully_audited
+    )
     court.round()
-    assert court.audits.rounds[job.round].drawn.keys() == {B, C, D}
-    court.decide(court.tx(NEW, "job/stop", Stop(court.key)))
+    assert court.audits.rounds[job.round].proposals.keys() == {B, C, D}
+    court.decide(court.tx(NEW, "job/stop", StopJob(court.key)))
     court.key = court.start(BEN, LONG)
-    assert NEW.public in court.job(court.key).trainers and not court.job(court.key).convicted
+    assert NEW.public in court.job(court.key).trainers and not court.job(court.key).distrusted_members
 
 
 def test_a_probationer_that_rotates_in_the_round_is_vouched_for_under_both_keys() -> None:
@@ -323,7 +335,7 @@ def test_a_probationer_that_rotates_in_the_round_is_vouched_for_under_both_keys(
     court.decide(court.rotation(ANN, NEW))
     court.people[NEW.public] = court.people.pop(A)
     job = court.job(court.key)
-    assert {A, NEW.public} <= set(job.trainers) and job.terms(court.key).vouched == {A, NEW.public}
+    assert {A, NEW.public} <= set(job.trainers) and job.round_terms(court.key).trainers_to_vouch_for == {A, NEW.public}
 
 
 @pytest.mark.parametrize(("finding", "reason"), [(MISMATCH, UndoReason.FALSE), (WITHHELD, UndoReason.WITHHELD)])
@@ -331,7 +343,7 @@ def test_a_false_update_rolls_back_and_a_withheld_one_too(finding: ReplayFinding
     court = court_of()
     court.round(5)
     convict(court, 5, A, finding)
-    assert place(court.job(court.key)) == (7, 4) and court.job(court.key).undone[0].reason is reason
+    assert place(court.job(court.key)) == (7, 4) and court.job(court.key).undone_rounds[0].reason is reason
 
 
 def test_a_shunned_trainer_rolls_nothing_back_and_is_on_probation_all_the_same() -> None:
@@ -340,19 +352,19 @@ def test_a_shunned_trainer_rolls_nothing_back_and_is_on_probation_all_the_same()
     for auditor in (BEN, CID):
         for _ in range(3):
             withheld(court, auditor, A)
-    assert court.suspended(A) and court.log[-1][0] is Result.SHUNNED
+    assert court.suspended(A) and court.log[-1][0] is AuditResult.SHUNNED
     job = court.job(court.key)
     court.round()
-    assert not court.job(court.key).undone and place(court.job(court.key)) == (job.round + 1, job.taken + 1)
-    assert court.job(court.key).convicted == (A,)
+    assert not court.job(court.key).undone_rounds and place(court.job(court.key)) == (job.round + 1, job.rounds_in_model + 1)
+    assert court.job(court.key).distrusted_members == (A,)
 
 
 def test_a_lazy_auditor_rolls_nothing_back() -> None:
     court = Bound(4, lazy(A))
     while not court.suspended(A):
         court.audited_round()
-    assert court.audits.causes[A].result is Result.LAZY
-    assert not court.job(court.key).undone and court.job(court.key).taken == court.job(court.key).round
+    assert court.audits.suspension_causes[A].result is AuditResult.LAZY
+    assert not court.job(court.key).undone_rounds and court.job(court.key).rounds_in_model == court.job(court.key).round
 
 
 def test_a_refuted_or_dropped_dispute_rolls_nothing_back() -> None:
@@ -362,21 +374,21 @@ def test_a_refuted_or_dropped_dispute_rolls_nothing_back() -> None:
     court.judge(MATCH, 2)
     accuse(court, DEE, 3, B)
     court.round(6)
-    assert {Result.REFUTED, Result.DROPPED} <= {result for result, _, _ in court.log}
-    assert not court.job(court.key).undone and place(court.job(court.key)) == (10, 10)
+    assert {AuditResult.REFUTED, AuditResult.DROPPED} <= {result for result, _, _ in court.log}
+    assert not court.job(court.key).undone_rounds and place(court.job(court.key)) == (10, 10)
 
 
 def test_honest_trainers_are_paid_for_undone_rounds_and_the_liar_is_not() -> None:
     court = court_of(window=5, suspension_rounds=100)
     court.round(8)
     convict(court, 6, A)
-    assert 7 in court.audits.unvested[B], "its window is not over"
+    assert 7 in court.audits.unvested_rounds[B], "its window is not over"
     court.round(12)
     accepted = court.job(court.key).accepted
     for key in (B, C):  # the others have accused nobody, or nobody has reported on them
-        waiting = len(court.audits.unvested[key])
-        assert court.standing(key).rewards + waiting == accepted[key] == 20 and not court.standing(key).lost
-    assert court.standing(A).rewards + court.standing(A).lost == accepted[A] == 8 and court.standing(A).lost >= 5
+        waiting = len(court.audits.unvested_rounds[key])
+        assert court.standing(key).rewards + waiting == accepted[key] == 20 and not court.standing(key).rewards_lost
+    assert court.standing(A).rewards + court.standing(A).rewards_lost == accepted[A] == 8 and court.standing(A).rewards_lost >= 5
 
 
 # Paused jobs --------------------------------------------------------------------------------------------------------------
@@ -386,13 +398,13 @@ def test_a_paused_job_rolls_back_and_stays_paused() -> None:
     court = court_of(modules=(DialModule(),))
     court.round(8)
     court.decide(turn(court, is_held=True), closings=(court.closing(court.key),))
-    assert court.job(court.key).phase is Phase.PAUSED and place(court.job(court.key)) == (10, 10)
+    assert court.job(court.key).phase is JobPhase.PAUSED and place(court.job(court.key)) == (10, 10)
     convict(court, 6, A)
     job = court.job(court.key)
-    assert job.phase is Phase.PAUSED and place(job) == (11, 4), "the undone model has the number 10"
+    assert job.phase is JobPhase.PAUSED and place(job) == (11, 4), "the undone model has the number 10"
     court.decide(turn(court))
     job = court.job(court.key)
-    assert job.phase is Phase.RUNNING and place(job) == (11, 4) and A not in job.trainers
+    assert job.phase is JobPhase.RUNNING and place(job) == (11, 4) and A not in job.trainers
     court.round()
     assert place(court.job(court.key)) == (12, 5)
 
@@ -403,10 +415,10 @@ def test_a_job_that_a_block_holds_and_rolls_back_goes_on_with_a_round_that_is_re
     court.round(9)
     accuse(court, DEE, 6, A)
     court.decide(verdict(court, CID, 6, A), turn(court, is_held=True))
-    assert court.job(court.key).phase is Phase.PAUSED and place(court.job(court.key)) == (11, 4)
+    assert court.job(court.key).phase is JobPhase.PAUSED and place(court.job(court.key)) == (11, 4)
     court.decide()
     court.decide(turn(court))
-    assert court.job(court.key).phase is Phase.RUNNING and court.job(court.key).audited
+    assert court.job(court.key).phase is JobPhase.RUNNING and court.job(court.key).fully_audited
 
 
 # All rounds are taken -----------------------------------------------------------------------------------------------------
@@ -419,35 +431,37 @@ def test_a_job_settles_while_audits_may_undo_rounds_and_is_final_then() -> None:
     court = court_of(SIX, **TIMED)
     court.round(5)
     job = court.job(court.key)
-    assert job.phase is Phase.SETTLING and place(job) == (6, 6) and not court.ledger.books and job.anchors
+    assert job.phase is JobPhase.SETTLING and place(job) == (6, 6) and not court.ledger.rounds and job.anchors
     assert court.problem(court.said(*court.due()[0])) is None, "reports are heard"
-    while court.job(court.key).phase is Phase.SETTLING:
-        assert court.audits.reached is not None
+    while court.job(court.key).phase is JobPhase.SETTLING:
+        assert court.audits.first_contestable_round is not None
         court.decide_body(EMPTY_BODY, after_ms=100)
     ended = court.job(court.key)
-    terms = court.rules.audits.rules.terms(job.spec)
+    terms = court.rules.audits_module.rules.terms_of_spec(job.spec)
     assert terms.audits is not None
     usual = terms.audits.window_ms(4) + 1_000 * terms.audits.window * terms.proposal_seconds
-    assert usual <= 100 * (court.state.height - job.opened) <= usual + 400, "time alone ends the windows"
-    assert ended.phase is Phase.FINISHED and ended.model_root == job.model_root and not ended.anchors and not ended.undone
-    assert ended.opened == court.state.height and Result.LAPSED in {result for result, _, _ in court.log}
+    assert usual <= 100 * (court.state.height - job.opened_height) <= usual + 400, "time alone ends the windows"
+    assert (
+        ended.phase is JobPhase.FINISHED and ended.model_root == job.model_root and not ended.anchors and not ended.undone_rounds
+    )
+    assert ended.opened_height == court.state.height and AuditResult.LAPSED in {result for result, _, _ in court.log}
 
 
 def test_a_settling_job_is_over_as_soon_as_all_is_said() -> None:
     court = court_of(SIX, answer_ms=1_000)
     court.round(5)
     court.report()
-    assert court.job(court.key).phase is Phase.FINISHED and court.audits.unopened, "losses are opened after it"
-    assert not court.job(court.key).undone and court.job(court.key).taken == 6
+    assert court.job(court.key).phase is JobPhase.FINISHED and court.audits.unopened_losses, "losses are opened after it"
+    assert not court.job(court.key).undone_rounds and court.job(court.key).rounds_in_model == 6
 
 
 def test_no_other_job_takes_the_place_of_one_that_settles() -> None:
     court = court_of(SIX, answer_ms=1_000)
     court.round(5)
     waiting = court.start(BEN, LONG)
-    assert waiting not in court.state.jobs.jobs and [other.job for other in court.state.jobs.line] == [waiting]
+    assert waiting not in court.state.jobs.jobs and [other.job for other in court.state.jobs.queue] == [waiting]
     court.report()
-    assert court.state.jobs.jobs[waiting].phase is Phase.RUNNING
+    assert court.state.jobs.jobs[waiting].phase is JobPhase.RUNNING
 
 
 def test_a_conviction_reopens_a_settling_job() -> None:
@@ -455,14 +469,14 @@ def test_a_conviction_reopens_a_settling_job() -> None:
     court.round(5)
     convict(court, 5, A)
     job = court.job(court.key)
-    assert job.phase is Phase.RUNNING and place(job) == (7, 4) and job.audited and A not in job.trainers
-    assert (job.undone[0].first, job.undone[0].reason) == (4, UndoReason.FALSE)
+    assert job.phase is JobPhase.RUNNING and place(job) == (7, 4) and job.fully_audited and A not in job.trainers
+    assert (job.undone_rounds[0].first, job.undone_rounds[0].reason) == (4, UndoReason.FALSE)
     court.round()
-    assert court.job(court.key).phase is Phase.RUNNING
+    assert court.job(court.key).phase is JobPhase.RUNNING
     court.round()
     job = court.job(court.key)
-    assert job.phase is Phase.SETTLING and place(job) == (9, 6)
-    while court.job(court.key).phase is Phase.SETTLING:
+    assert job.phase is JobPhase.SETTLING and place(job) == (9, 6)
+    while court.job(court.key).phase is JobPhase.SETTLING:
         court.decide()
     assert place(court.job(court.key)) == (9, 6) and court.job(court.key).rounds == 6
 
@@ -472,13 +486,13 @@ def test_a_conviction_in_the_block_that_takes_the_last_round_opens_another() -> 
     court.round(4)
     accuse(court, DEE, 3, A)
     court.decide(verdict(court, CID, 3, A), closings=(court.closing(court.key),))
-    assert court.job(court.key).phase is Phase.RUNNING and place(court.job(court.key)) == (6, 0)
+    assert court.job(court.key).phase is JobPhase.RUNNING and place(court.job(court.key)) == (6, 0)
 
 
 def test_a_job_of_which_nothing_is_in_doubt_is_over_with_its_last_round() -> None:
     court = court_of(SAMPLED + b":3", closing=2)
     court.round(2)
-    assert court.job(court.key).phase is Phase.FINISHED and place(court.job(court.key)) == (3, 3)
+    assert court.job(court.key).phase is JobPhase.FINISHED and place(court.job(court.key)) == (3, 3)
 
 
 # Jobs that end while something is in doubt --------------------------------------------------------------------------------
@@ -486,7 +500,7 @@ def test_a_job_of_which_nothing_is_in_doubt_is_over_with_its_last_round() -> Non
 
 def settled_until(court: Court, number: int) -> None:
     """Rounds until the first one in doubt has this number."""
-    while court.audits.reached is None or court.audits.reached < number:
+    while court.audits.first_contestable_round is None or court.audits.first_contestable_round < number:
         court.round()
 
 
@@ -496,10 +510,14 @@ def test_a_job_that_is_stopped_ends_with_its_newest_final_model() -> None:
     before = court.job(court.key)
     assert place(before) == (10, 10) and anchored(court) == [(4, 4), (8, 8)]
     accuse(court, DEE, 9, A)
-    court.decide(court.tx(ANN, "job/stop", Stop(court.key)))
+    court.decide(court.tx(ANN, "job/stop", StopJob(court.key)))
     job = court.job(court.key)
-    assert job.phase is Phase.FINISHED and place(job) == (4, 4) and job.model_root == before.anchors[0].root
-    assert job.undone == (Undone(4, 10, court.state.height, UndoReason.STOPPED),) and job.rounds == 200 and not job.anchors
+    assert job.phase is JobPhase.FINISHED and place(job) == (4, 4) and job.model_root == before.anchors[0].root
+    assert (
+        job.undone_rounds == (UndoneRounds(4, 10, court.state.height, UndoReason.STOPPED),)
+        and job.rounds == 200
+        and not job.anchors
+    )
     assert not court.due() and list(court.audits.rounds) == [9] and court.audits.rounds[9].undone
     court.judge(MISMATCH, 1)
     assert court.standing(A).suspensions == 1 and court.job(court.key) == job, "a dispute about it convicts all the same"
@@ -508,10 +526,12 @@ def test_a_job_that_is_stopped_ends_with_its_newest_final_model() -> None:
 def test_a_job_that_is_stopped_without_doubt_keeps_its_model() -> None:
     court = court_of()
     before = court.job(court.key)
-    assert place(before) == (1, 1) and court.audits.reached is None
-    court.decide(court.tx(ANN, "job/stop", Stop(court.key)))
+    assert place(before) == (1, 1) and court.audits.first_contestable_round is None
+    court.decide(court.tx(ANN, "job/stop", StopJob(court.key)))
     job = court.job(court.key)
-    assert job.phase is Phase.FINISHED and place(job) == (1, 1) and job.model_root == before.model_root and not job.undone
+    assert (
+        job.phase is JobPhase.FINISHED and place(job) == (1, 1) and job.model_root == before.model_root and not job.undone_rounds
+    )
 
 
 def test_a_conviction_in_the_block_that_stops_the_job_is_before_its_last_model() -> None:
@@ -519,8 +539,8 @@ def test_a_conviction_in_the_block_that_stops_the_job_is_before_its_last_model()
     settled_until(court, 9)
     assert anchored(court)[0] == (8, 8)
     accuse(court, DEE, 10, A)
-    court.decide(court.tx(ANN, "job/stop", Stop(court.key)), verdict(court, CID, 10, A))
-    assert place(court.job(court.key)) == (8, 8) and court.job(court.key).phase is Phase.FINISHED
+    court.decide(court.tx(ANN, "job/stop", StopJob(court.key)), verdict(court, CID, 10, A))
+    assert place(court.job(court.key)) == (8, 8) and court.job(court.key).phase is JobPhase.FINISHED
 
 
 def test_a_stop_does_not_save_the_update_that_the_same_block_finds_false() -> None:
@@ -531,26 +551,26 @@ def test_a_stop_does_not_save_the_update_that_the_same_block_finds_false() -> No
     accuse(court, DEE, 5, A)
     court.report()
     last = verdict(court, CID, 5, A)
-    court.decide(court.tx(ANN, "job/stop", Stop(court.key)), last)
+    court.decide(court.tx(ANN, "job/stop", StopJob(court.key)), last)
     job = court.job(court.key)
-    assert job.phase is Phase.FINISHED and place(job) == (4, 4) and job.model_root == root and court.suspended(A)
+    assert job.phase is JobPhase.FINISHED and place(job) == (4, 4) and job.model_root == root and court.suspended(A)
 
 
 def test_a_stop_in_the_block_that_closes_a_round_undoes_that_round_too() -> None:
     court = court_of(window=4)
     settled_until(court, 6)
     root = court.job(court.key).anchors[0].root
-    court.decide(court.tx(ANN, "job/stop", Stop(court.key)), closings=(court.closing(court.key),))
+    court.decide(court.tx(ANN, "job/stop", StopJob(court.key)), closings=(court.closing(court.key),))
     job = court.job(court.key)
-    assert place(job) == (4, 4) and job.model_root == root and (job.undone[0].first, job.undone[0].last) == (4, 10)
+    assert place(job) == (4, 4) and job.model_root == root and (job.undone_rounds[0].first, job.undone_rounds[0].last) == (4, 10)
 
 
 def test_a_settling_job_that_is_stopped_ends_with_its_newest_final_model() -> None:
     court = court_of(SIX, **TIMED)
     court.round(5)
-    court.decide(court.tx(ANN, "job/stop", Stop(court.key)))
+    court.decide(court.tx(ANN, "job/stop", StopJob(court.key)))
     job = court.job(court.key)
-    assert job.phase is Phase.FINISHED and place(job) == (0, 0) and job.undone[0].reason is UndoReason.STOPPED
+    assert job.phase is JobPhase.FINISHED and place(job) == (0, 0) and job.undone_rounds[0].reason is UndoReason.STOPPED
     assert job.rounds == 6, "it has not taken all that its specification asks for"
 
 
@@ -559,8 +579,8 @@ def test_the_last_round_that_an_application_asks_for_leaves_no_rounds_over() -> 
     settled_until(court, 6)
     court.decide(turn(court, is_last=True), closings=(court.closing(court.key),))
     job = court.job(court.key)
-    assert job.phase is Phase.FINISHED and place(job) == (4, 4) and job.rounds == 4
-    assert job.undone[0].reason is UndoReason.STOPPED
+    assert job.phase is JobPhase.FINISHED and place(job) == (4, 4) and job.rounds == 4
+    assert job.undone_rounds[0].reason is UndoReason.STOPPED
 
 
 def test_a_job_that_nobody_trains_any_more_ends_with_its_newest_final_model() -> None:
@@ -569,8 +589,8 @@ def test_a_job_that_nobody_trains_any_more_ends_with_its_newest_final_model() ->
     root = court.job(court.key).anchors[0].root
     court.decide(evidence=(court.double(ANN),))
     job = court.job(court.key)
-    assert job.phase is Phase.FINISHED and place(job) == (4, 4) and job.model_root == root
-    assert job.undone == (Undone(4, 10, court.state.height, UndoReason.STOPPED),)
+    assert job.phase is JobPhase.FINISHED and place(job) == (4, 4) and job.model_root == root
+    assert job.undone_rounds == (UndoneRounds(4, 10, court.state.height, UndoReason.STOPPED),)
 
 
 def test_a_job_whose_only_trainer_is_convicted_ends_with_its_newest_final_model() -> None:
@@ -579,8 +599,8 @@ def test_a_job_whose_only_trainer_is_convicted_ends_with_its_newest_final_model(
     root = court.job(court.key).anchors[0].root
     convict(court, 9, A)
     job = court.job(court.key)
-    assert job.phase is Phase.FINISHED and place(job) == (4, 4) and job.model_root == root
-    assert [(undone.first, undone.reason) for undone in job.undone] == [(8, UndoReason.FALSE), (4, UndoReason.STOPPED)]
+    assert job.phase is JobPhase.FINISHED and place(job) == (4, 4) and job.model_root == root
+    assert [(undone.first, undone.reason) for undone in job.undone_rounds] == [(8, UndoReason.FALSE), (4, UndoReason.STOPPED)]
 
 
 # Anchors ------------------------------------------------------------------------------------------------------------------
@@ -590,7 +610,7 @@ def test_anchors_before_the_newest_final_one_are_forgotten() -> None:
     court, seen = court_of(window=4), set[int]()
     for _ in range(30):
         court.round()
-        first, job = court.audits.reached, court.job(court.key)
+        first, job = court.audits.first_contestable_round, court.job(court.key)
         rounds = [anchor.round for anchor in job.anchors]
         final = max(number for number in range(0, job.round + 1, EVERY) if number <= first)
         assert rounds == list(range(final, job.round + 1, EVERY))
@@ -616,20 +636,24 @@ def test_there_are_so_many_anchors_and_one_may_come_on_top() -> None:
         court.round()
         assert len(court.job(court.key).anchors) <= ANCHORS_MAX
     rounds = [anchor.round for anchor in court.job(court.key).anchors]
-    assert rounds == sorted(set(rounds)) and rounds[0] == 1 == court.audits.reached and rounds[-1] == court.job(court.key).round
+    assert (
+        rounds == sorted(set(rounds))
+        and rounds[0] == 1 == court.audits.first_contestable_round
+        and rounds[-1] == court.job(court.key).round
+    )
     assert len(rounds) == ANCHORS_MAX
     again = court.rules.decode_state(court.rules.encode_state(court.state))
-    assert again.jobs == court.state.jobs and again.root == court.state.root
+    assert again.jobs == court.state.jobs and again.state_root == court.state.state_root
 
 
 def test_of_too_many_anchors_those_in_between_go_and_no_rollback_becomes_much_longer() -> None:
-    kept: tuple[Anchor, ...] = ()
+    kept: tuple[ModelAnchor, ...] = ()
     for number in range(0, 400, 8):
-        kept = needed((*kept, Anchor(number, number, bytes(32))), 3)
+        kept = anchors_to_keep((*kept, ModelAnchor(number, number, bytes(32))), 3)
         assert kept[0].round == 0 and kept[-1].round == number and len(kept) < ANCHORS_MAX
-    gaps = [later.taken - earlier.taken for earlier, later in pairwise(kept)]
+    gaps = [later.rounds_in_model - earlier.rounds_in_model for earlier, later in pairwise(kept)]
     assert max(gaps) <= 2 * 400 / ANCHORS_MAX
-    assert newest_before(kept, 399) == kept[-1] and newest_before(kept, kept[1].round - 1) == kept[0]
+    assert newest_anchor_before(kept, 399) == kept[-1] and newest_anchor_before(kept, kept[1].round - 1) == kept[0]
 
 
 def test_rounds_go_on_after_a_step_of_the_audits_has_failed_and_a_rollback_goes_to_the_oldest_anchor_left(
@@ -637,15 +661,15 @@ def test_rounds_go_on_after_a_step_of_the_audits_has_failed_and_a_rollback_goes_
 ) -> None:
     """In that block nobody says what is in doubt."""
 
-    def broken(*given: object) -> Change:
+    def broken(*given: object) -> StateChange:
         raise ValueError("planted")
 
     court = court_of()
     court.round(9)
     with monkeypatch.context() as patch:
-        patch.setattr(AuditsModule, "settle", broken)
+        patch.setattr(AuditsModule, "settle_block", broken)
         court.decide()
-    assert anchored(court) == [(8, 8)] and court.audits.reached == 1
+    assert anchored(court) == [(8, 8)] and court.audits.first_contestable_round == 1
     court.round()
     assert place(court.job(court.key)) == (11, 11)
     convict(court, 3, A)
@@ -656,7 +680,7 @@ def test_rounds_go_on_after_a_step_of_the_audits_has_failed_and_a_rollback_goes_
 
 
 def wish(court: Court, person: FastSigner, number: int) -> Signed:
-    return court.tx(person, "job/rollback", Rollback(court.key, number, court.job(court.key).last_rollback))
+    return court.tx(person, "job/rollback", RequestRollback(court.key, number, court.job(court.key).last_rollback))
 
 
 def test_a_quorum_of_voters_takes_a_job_back_to_an_anchor() -> None:
@@ -670,8 +694,8 @@ def test_a_quorum_of_voters_takes_a_job_back_to_an_anchor() -> None:
     court.decide(wish(court, DEE, 4))
     job = court.job(court.key)
     assert place(job) == (12, 4) and anchored(court) == [(0, 0), (4, 4)] and job.anchors[1].root == root
-    assert job.undone == (Undone(4, 11, court.state.height, UndoReason.VOTED),)
-    assert job.audited and not job.rollbacks and not job.convicted
+    assert job.undone_rounds == (UndoneRounds(4, 11, court.state.height, UndoReason.VOTED),)
+    assert job.fully_audited and not job.rollback_requests and not job.distrusted_members
     court.round(2)
     assert place(court.job(court.key)) == (14, 6), "once"
 
@@ -681,8 +705,8 @@ def test_who_changes_its_mind_counts_once_and_who_votes_no_more_counts_not() -> 
     court.round(9)
     court.decide(wish(court, ANN, 4), wish(court, BEN, 4), wish(court, DEE, 8))
     court.decide(wish(court, ANN, 8))
-    assert court.job(court.key).rollbacks == {ANN.public: 8, BEN.public: 4, DEE.public: 8}
-    court.decide(court.tx(DEE, "member/leave", Leave()))
+    assert court.job(court.key).rollback_requests == {ANN.public: 8, BEN.public: 4, DEE.public: 8}
+    court.decide(court.tx(DEE, "member/leave", ResignAsVoter()))
     court.decide()
     court.decide()
     assert place(court.job(court.key))[1] >= 10, "nobody else asks for the same as Ann"
@@ -693,11 +717,11 @@ def test_a_rollback_needs_a_voter_a_job_that_goes_on_and_an_earlier_model_that_i
     court.round(9)
     for number in (3, 9):
         assert "take one of @0, @4, @8" in (court.problem(wish(court, ANN, number)) or "")
-    court.decide(court.tx(DEE, "member/leave", Leave()))
+    court.decide(court.tx(DEE, "member/leave", ResignAsVoter()))
     court.round(2)
     assert "only a voter" in (court.problem(wish(court, DEE, 4)) or "")
     assert "is the present model" in (court.problem(wish(court, ANN, 12)) or "")
-    court.decide(court.tx(PEOPLE[0], "job/stop", Stop(court.key)))
+    court.decide(court.tx(PEOPLE[0], "job/stop", StopJob(court.key)))
     assert "is final" in (court.problem(wish(court, ANN, 4)) or "")
 
 
@@ -706,7 +730,7 @@ def test_nothing_more_is_undone_where_the_anchor_is_kept_no_longer() -> None:
     court = court_of()
     court.round(9)
     job, members = court.job(court.key), court.state.members
-    wanted = replace(job, rollbacks=dict.fromkeys(members.voters, 4))
+    wanted = replace(job, rollback_requests=dict.fromkeys(members.voters, 4))
     assert _voted_back(wanted, members) == 4
     assert _voted_back(replace(wanted, anchors=(job.anchors[0], job.anchors[2])), members) is None
 
@@ -715,7 +739,7 @@ def test_a_request_is_about_the_line_that_its_author_saw() -> None:
     """It may be decided after the rollback that it asks for, and is no request for another one."""
     court = court_of()
     court.round(9)
-    late = court.tx(ANN, "job/rollback", Rollback(court.key, 4))
+    late = court.tx(ANN, "job/rollback", RequestRollback(court.key, 4))
     court.decide(*(wish(court, person, 4) for person in (BEN, CID, DEE)))
     court.round()
     assert "has gone back meanwhile" in (court.problem(late) or "")
@@ -728,7 +752,7 @@ def test_a_voter_takes_its_request_back() -> None:
     court.decide(wish(court, ANN, 4), wish(court, BEN, 4))
     assert "asked for no other one" in (court.problem(wish(court, CID, 10)) or "")
     court.decide(wish(court, ANN, 10))
-    assert court.job(court.key).rollbacks == {BEN.public: 4}
+    assert court.job(court.key).rollback_requests == {BEN.public: 4}
     court.decide(wish(court, CID, 4), wish(court, DEE, 8))
     assert place(court.job(court.key)) == (10, 10)
     court.decide(wish(court, ANN, 4))
@@ -742,9 +766,13 @@ def test_a_job_that_is_stopped_in_the_block_of_the_last_request_ends() -> None:
     author = court.people[court.job(court.key).author]
     first, second, third = [person for person in PEOPLE[:4] if person is not author]
     court.decide(wish(court, first, 4), wish(court, second, 4))
-    court.decide(wish(court, third, 4), court.tx(author, "job/stop", Stop(court.key)))
+    court.decide(wish(court, third, 4), court.tx(author, "job/stop", StopJob(court.key)))
     job = court.job(court.key)
-    assert job.phase is Phase.FINISHED and not job.rollbacks and UndoReason.VOTED not in {of.reason for of in job.undone}
+    assert (
+        job.phase is JobPhase.FINISHED
+        and not job.rollback_requests
+        and UndoReason.VOTED not in {of.reason for of in job.undone_rounds}
+    )
 
 
 def test_a_job_that_is_held_goes_back_and_waits() -> None:
@@ -752,9 +780,9 @@ def test_a_job_that_is_held_goes_back_and_waits() -> None:
     court.round(8)
     court.decide(turn(court, is_held=True))
     court.round()
-    assert court.job(court.key).phase is Phase.PAUSED
+    assert court.job(court.key).phase is JobPhase.PAUSED
     court.decide(*(wish(court, person, 4) for person in (BEN, CID, DEE)))
-    assert (court.job(court.key).phase, court.job(court.key).taken) == (Phase.PAUSED, 4)
+    assert (court.job(court.key).phase, court.job(court.key).rounds_in_model) == (JobPhase.PAUSED, 4)
 
 
 def test_with_full_audits_the_newest_anchor_alone_is_kept() -> None:
@@ -766,8 +794,8 @@ def test_with_full_audits_the_newest_anchor_alone_is_kept() -> None:
     court.round()
     court.decide(wish(court, BEN, 8))
     author = court.people[court.job(court.key).author]
-    court.decide(court.tx(author, "job/stop", Stop(court.key)))
-    assert not court.job(court.key).rollbacks, "of a job that is over"
+    court.decide(court.tx(author, "job/stop", StopJob(court.key)))
+    assert not court.job(court.key).rollback_requests, "of a job that is over"
 
 
 def test_of_a_conviction_and_a_quorum_in_one_block_the_earlier_model_counts() -> None:
@@ -776,16 +804,16 @@ def test_of_a_conviction_and_a_quorum_in_one_block_the_earlier_model_counts() ->
         court.round(9)
         accuse(court, DEE, 6, A)
         court.decide(verdict(court, CID, 6, A), *(wish(court, person, number) for person in (ANN, BEN, DEE)))
-        assert court.job(court.key).taken == taken and len(court.job(court.key).undone) == 1
+        assert court.job(court.key).rounds_in_model == taken and len(court.job(court.key).undone_rounds) == 1
 
 
 def test_a_job_with_all_rounds_taken_goes_on_after_a_rollback() -> None:
     court = court_of(SAMPLED + b":9")
     while not court.job(court.key).is_trained:
         court.round()
-    assert court.job(court.key).phase is Phase.SETTLING
+    assert court.job(court.key).phase is JobPhase.SETTLING
     court.decide(*(wish(court, person, 4) for person in (BEN, CID, DEE)))
-    assert (court.job(court.key).phase, court.job(court.key).taken) == (Phase.RUNNING, 4)
+    assert (court.job(court.key).phase, court.job(court.key).rounds_in_model) == (JobPhase.RUNNING, 4)
 
 
 # What goes back, and what stays -------------------------------------------------------------------------------------------
@@ -829,7 +857,7 @@ def test_each_field_of_a_job_is_restored_by_a_rollback_or_kept() -> None:
     court = court_of()
     court.round(4)
     then = court.job(court.key)
-    court.decide(court.tx(BEN, "job/stop", Stop(court.key)), wish(court, ANN, 0))
+    court.decide(court.tx(BEN, "job/stop", StopJob(court.key)), wish(court, ANN, 0))
     court.round(2)
     court.decide(closings=(court.closing(court.key, {A: Verdict.ACCEPT, B: Verdict.NORM, C: Verdict.ACCEPT}),))
     court.round(2)
@@ -838,15 +866,15 @@ def test_each_field_of_a_job_is_restored_by_a_rollback_or_kept() -> None:
     before = court.job(court.key)
     court.decide(verdict(court, CID, 6, A))
     after = court.job(court.key)
-    assert before.stops and before.rejected and before.accepted
+    assert before.stop_requests and before.rejected and before.accepted
     for name in KEPT:
         assert getattr(after, name) == getattr(before, name), name
     assert all(getattr(before, name) and not getattr(after, name) for name in RESET)
-    assert (after.taken, after.anchors) == (4, before.anchors[:2]) and after.model_root != before.model_root
+    assert (after.rounds_in_model, after.anchors) == (4, before.anchors[:2]) and after.model_root != before.model_root
     assert then.round == before.anchors[1].round + 1
-    assert after.undone != before.undone and after.round == before.round + 1
+    assert after.undone_rounds != before.undone_rounds and after.round == before.round + 1
     court.round()
-    assert court.job(court.key).convicted == (A,)
+    assert court.job(court.key).distrusted_members == (A,)
 
 
 STATE_RESTORED = {"taken", "norms", "powers", "steering"}
@@ -880,12 +908,12 @@ def test_each_field_of_a_model_is_restored_by_a_rollback_or_kept(memory: Memory,
 def test_the_newest_final_model_is_an_anchor_that_no_audit_reaches() -> None:
     court = court_of()
     court.round(9)
-    reached, job = court.audits.reached, court.job(court.key)
+    reached, job = court.audits.first_contestable_round, court.job(court.key)
     assert reached is not None
     final = court.state.final_round(court.key)
     assert final == max(anchor.round for anchor in job.anchors if anchor.round <= reached) < job.round
 
 
 def test_late_rounds_have_four_times_the_rate_of_early_ones_and_the_mean_is_that_of_the_job() -> None:
-    rates = [draws.rate_after(0.125, taken, 70, 10) for taken in range(60)]
+    rates = [sortition.audit_rate_of_round(0.125, taken, 70, 10) for taken in range(60)]
     assert sum(rates) / 60 == 0.125 and rates[39:41] == [0.0625, 0.25], "beside closing rounds"

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from ledger.core.genesis import Genesis
 from ledger.core.module import Module
-from ledger.row_proofs import ProvenRow, RowProof, RowProofFile, proven_row, row_proof, sealed
-from ledger.state import core_modules
-from ledger.tables import Proof, Table, TableRoot
+from ledger.ledger_state import core_modules
+from ledger.row_proofs import RowProof, RowProofFile, VerifiedRow, encode_row_proof_file, make_row_proof, verify_row_proof_file
+from ledger.tables import KeyProof, Table, TableRoot
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from tests.ledger.notebook import Note, NotebookModule
@@ -38,13 +38,13 @@ def chain() -> Chain:
 
 def made(chain: Chain, key: bytes) -> bytes:
     shelf = chain.shelf()
-    newest = shelf.newest
+    newest = shelf.newest_snapshot
     assert newest is not None
-    return row_proof(chain.genesis, newest.state, shelf.path(newest.height), TABLE, key)
+    return make_row_proof(chain.genesis, newest.state, shelf.light_blocks_to(newest.height), TABLE, key)
 
 
-def checked(data: bytes, modules: tuple[Module[Any], ...] = KNOWN) -> ProvenRow:
-    return proven_row(data, modules, FastVerifier())
+def checked(data: bytes, modules: tuple[Module[Any], ...] = KNOWN) -> VerifiedRow:
+    return verify_row_proof_file(data, modules, FastVerifier())
 
 
 def opened(data: bytes) -> RowProof:
@@ -59,11 +59,11 @@ def test_a_row_is_proven_at_the_newest_certified_height_by_the_genesis_alone(cha
     assert found.genesis == chain.genesis and found.genesis.chain_id == chain.chain
     assert found.height == chain.state.height - 1
     assert found.certified.digest == chain.decided[chain.state.height].digest
-    assert found.certified.header.state_root == chain.states[found.height].root
-    assert found.links > 0, "voters came and went in this history"
+    assert found.certified.header.state_root == chain.states[found.height].state_root
+    assert found.voter_set_change_count > 0, "voters came and went in this history"
     assert found.voters.keys == chain.states[found.height].members.voters
     assert (found.table, found.root) == (TABLE, chain.states[found.height].tables[TABLE].root)
-    assert (found.key, found.record) == (HERE, chain.state.tables[TABLE].get(HERE))
+    assert (found.key, found.record) == (HERE, chain.state.tables[TABLE].get_record(HERE))
     assert isinstance(found.record, Note) and found.value == codec.encode(found.record)
 
 
@@ -85,16 +85,16 @@ def test_what_the_last_block_wrote_is_not_proven_before_a_block_certifies_it() -
 def test_the_state_before_the_first_block_is_certified_by_it() -> None:
     chain = Chain()
     shelf = chain.shelf()
-    assert shelf.newest is None
+    assert shelf.newest_snapshot is None
     chain.decide()
-    found = checked(row_proof(chain.genesis, chain.states[0], chain.shelf().path(0), TABLE, HERE))
+    found = checked(make_row_proof(chain.genesis, chain.states[0], chain.shelf().light_blocks_to(0), TABLE, HERE))
     assert (found.height, found.value, found.root.rows) == (0, None, 0)
 
 
 def test_whoever_does_not_know_the_module_learns_the_bytes_and_the_place_of_the_field(chain: Chain) -> None:
     found = checked(made(chain, HERE), core_modules(PlainJobs()))
     assert (found.table, found.is_known, found.record) == ("notebook/1", False, None)
-    assert found.value == codec.encode(chain.state.tables[TABLE].get(HERE))
+    assert found.value == codec.encode(chain.state.tables[TABLE].get_record(HERE))
 
 
 def test_a_version_of_the_module_that_the_network_does_not_run_names_no_fields(chain: Chain) -> None:
@@ -149,7 +149,7 @@ def assert_proves_no_lie(chain: Chain, data: bytes) -> None:
         return
     rows = chain.states[found.height].tables[TABLE]
     assert found.genesis == chain.genesis and found.table == TABLE and found.root == rows.root
-    assert found.value is None and found.key != MISSING and rows.get(found.key) is None
+    assert found.value is None and found.key != MISSING and rows.get_record(found.key) is None
 
 
 def test_every_single_byte_of_a_row_s_proof_is_bound_also_without_the_digest(chain: Chain) -> None:
@@ -176,7 +176,7 @@ def _other_root(chain: Chain, proof: RowProof) -> RowProof:
     lie.write({HERE: b"a lie"})
     lie.decide()
     forged = opened(made(lie, HERE))
-    return replace(forged, links=proof.links)
+    return replace(forged, light_blocks=proof.light_blocks)
 
 
 def _own_voters(chain: Chain, proof: RowProof) -> RowProof:
@@ -198,9 +198,9 @@ def _too_few(chain: Chain, proof: RowProof) -> RowProof:
 
 def _at(index: int, **changes: Any) -> Change:
     def change(chain: Chain, proof: RowProof) -> RowProof:
-        links = list(proof.links)
+        links = list(proof.light_blocks)
         links[index] = replace(links[index], **changes)
-        return replace(proof, links=tuple(links))
+        return replace(proof, light_blocks=tuple(links))
 
     return change
 
@@ -213,20 +213,28 @@ def _fake_table(chain: Chain, proof: RowProof) -> RowProof:
     """The bytes of a state that has one row, which is a lie, and a proof that fits."""
     value = codec.encode(Note(bytes(32), b"a lie", 1))
     root = TableRoot(records.root({HERE: value}), 1, 40)
-    return replace(proof, state=codec.encode((1, root)), value=value, proof=Proof((), None))
+    return replace(proof, state=codec.encode((1, root)), value=value, proof=KeyProof((), None))
 
 
 LIES: dict[str, tuple[Change, str]] = {
     "another root": (_other_root, "the modules are not those under the state root"),
     "signed by others": (_own_voters, "not-a-voter"),
     "signed by too few": (_too_few, "no-quorum"),
-    "a link is missing": (lambda _, proof: replace(proof, links=proof.links[1:]), "foreign-voters"),
-    "the last link is missing": (lambda _, proof: replace(proof, links=proof.links[:-1]), "the modules are not those"),
-    "a link twice": (lambda _, proof: replace(proof, links=(proof.links[0], *proof.links)), "bad-proof: height"),
+    "a link is missing": (lambda _, proof: replace(proof, light_blocks=proof.light_blocks[1:]), "foreign-voters"),
+    "the last link is missing": (
+        lambda _, proof: replace(proof, light_blocks=proof.light_blocks[:-1]),
+        "the modules are not those",
+    ),
+    "a link twice": (
+        lambda _, proof: replace(proof, light_blocks=(proof.light_blocks[0], *proof.light_blocks)),
+        "bad-proof: height",
+    ),
     "no next voters": (_at(0, next_voters=()), "next voters"),
     "other next voters": (_at(0, next_voters=tuple(sorted(person.public for person in PEOPLE[5:9]))), "other next voters"),
     "the certificate of another block": (
-        lambda _, proof: replace(proof, links=(*proof.links[:-1], replace(proof.links[-1], header=proof.links[-2].header))),
+        lambda _, proof: replace(
+            proof, light_blocks=(*proof.light_blocks[:-1], replace(proof.light_blocks[-1], header=proof.light_blocks[-2].header))
+        ),
         "bad-proof",
     ),
     "a state of its own": (_fake_table, "the module 'notebook' is not the one under the state root"),
@@ -244,7 +252,7 @@ LIES: dict[str, tuple[Change, str]] = {
     "another value": (lambda _, proof: replace(proof, value=b"\x00"), "the row is not under the root"),
     "no row": (lambda _, proof: replace(proof, value=None), "the key may have a row"),
     "a shorter way": (
-        lambda _, proof: replace(proof, proof=Proof(proof.proof.siblings[:-1], None)),
+        lambda _, proof: replace(proof, proof=KeyProof(proof.proof.siblings[:-1], None)),
         "the row is not under the root",
     ),
 }
@@ -253,9 +261,9 @@ LIES: dict[str, tuple[Change, str]] = {
 @pytest.mark.parametrize(("change", "why"), LIES.values(), ids=LIES)
 def test_a_lie_is_refused_by_what_does_not_fit(chain: Chain, change: Change, why: str) -> None:
     proof = opened(made(chain, HERE))
-    assert checked(sealed(proof)).record is not None
+    assert checked(encode_row_proof_file(proof)).record is not None
     with pytest.raises(RemoteProtocolError, match=why):
-        checked(sealed(change(chain, proof)))
+        checked(encode_row_proof_file(change(chain, proof)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +277,7 @@ class _DecoyModule(Module[_Decoy]):
     contents: ClassVar[Mapping[str, type]] = {}
     state_type = _Decoy
 
-    def genesis(self, genesis: Genesis) -> _Decoy:
+    def genesis_state(self, genesis: Genesis) -> _Decoy:
         value = codec.encode(Note(bytes(32), b"a lie", 1))
         return _Decoy(TableRoot(records.root({HERE: value}), 1, 40), Table(Note))
 
@@ -278,8 +286,8 @@ def test_a_field_that_only_looks_like_a_table_is_none_to_whoever_knows_the_modul
     """Whoever does not know it is told the number of the field, and no name of a table."""
     chain = Chain(modules=(_DecoyModule(),))
     chain.decide()
-    honest = opened(row_proof(chain.genesis, chain.states[0], chain.shelf().path(0), "decoy/notes", HERE))
-    lie = sealed(replace(honest, field=0, value=codec.encode(Note(bytes(32), b"a lie", 1))))
+    honest = opened(make_row_proof(chain.genesis, chain.states[0], chain.shelf().light_blocks_to(0), "decoy/notes", HERE))
+    lie = encode_row_proof_file(replace(honest, field=0, value=codec.encode(Note(bytes(32), b"a lie", 1))))
     with pytest.raises(RemoteProtocolError, match="field 0 of the module 'decoy' is no table"):
         checked(lie, (*core_modules(PlainJobs()), _DecoyModule()))
     found = checked(lie, core_modules(PlainJobs()))
@@ -291,7 +299,9 @@ def test_no_field_of_the_core_s_modules_is_a_table(chain: Chain) -> None:
     for name, field in itertools.product(proof.digests, range(12)):
         if (name, field) != ("notebook", 1):
             with pytest.raises(RemoteProtocolError, match="is no table"):
-                checked(sealed(replace(proof, module=name, state=chain.states[39].encoded(name), field=field)))
+                checked(
+                    encode_row_proof_file(replace(proof, module=name, state=chain.states[39].encoded_module(name), field=field))
+                )
 
 
 def test_another_genesis_is_another_chain(chain: Chain) -> None:
@@ -299,7 +309,7 @@ def test_another_genesis_is_another_chain(chain: Chain) -> None:
     proof = opened(made(chain, HERE))
     other = replace(chain.genesis, salt=b"x" * 16)
     with pytest.raises(RemoteProtocolError, match="bad-signature"):
-        checked(sealed(replace(proof, genesis=codec.encode(other))))
+        checked(encode_row_proof_file(replace(proof, genesis=codec.encode(other))))
 
 
 def test_a_file_of_another_format_is_named(chain: Chain) -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from ledger.core.genesis import ModuleVersion
-from ledger.jobs import Hold, JobTerms, Stop
-from ledger.state import Rules, core_modules
+from ledger.jobs import AttestStartModel, JobTerms, StopJob
+from ledger.ledger_state import LedgerRules, core_modules
 from tests.ledger.world import LANGUAGE, OTHER, PEOPLE, PlainJobs, World, admitted
 from tests.sim.keys import FastSigner, FastVerifier
 
@@ -18,36 +18,36 @@ ONE_ROUND = LANGUAGE + b":1"
 
 
 class FromParameters(PlainJobs):
-    def terms(self, spec: bytes) -> JobTerms:
+    def terms_of_spec(self, spec: bytes) -> JobTerms:
         kind, _, rounds = spec.partition(b":")
-        terms = super().terms(LANGUAGE + b":" + rounds if kind == b"own" else spec)
+        terms = super().terms_of_spec(LANGUAGE + b":" + rounds if kind == b"own" else spec)
         return replace(terms, start=START, requires=(ModuleVersion("jobs", 3),)) if kind == b"own" else terms
 
 
 @pytest.fixture
 def world() -> World:
     made = World()
-    made.rules = Rules(made.genesis, FastVerifier(), core_modules(FromParameters()))
-    made.ledger = type(made.ledger)(made.rules, made.rules.first_state(), made.rules.first_state().root)
+    made.rules = LedgerRules(made.genesis, FastVerifier(), core_modules(FromParameters()))
+    made.ledger = type(made.ledger)(made.rules, made.rules.genesis_state(), made.rules.genesis_state().state_root)
     return made
 
 
 def hold(world: World, key: bytes, *voters: FastSigner) -> None:
-    world.decide(*(world.tx(voter, "job/hold", Hold(key)) for voter in voters))
+    world.decide(*(world.tx(voter, "job/hold", AttestStartModel(key)) for voter in voters))
 
 
 def refusal(world: World, person: FastSigner, key: bytes) -> str:
-    return world.problem(world.tx(person, "job/hold", Hold(key))) or ""
+    return world.problem(world.tx(person, "job/hold", AttestStartModel(key))) or ""
 
 
 def test_a_job_starts_when_a_quorum_of_voters_holds_what_it_starts_from(world: World) -> None:
     key = world.start(PEOPLE[3], OWN)
-    assert not world.state.jobs.jobs and [waiting.job for waiting in world.state.jobs.line] == [key]
+    assert not world.state.jobs.jobs and [waiting.job for waiting in world.state.jobs.queue] == [key]
     hold(world, key, PEOPLE[0])
     hold(world, key, PEOPLE[2])
     assert key not in world.state.jobs.jobs, "two of four: with one liar among them, an honest voter alone would hold it"
     hold(world, key, PEOPLE[3])
-    assert key in world.state.jobs.running() and not world.state.jobs.line
+    assert key in world.state.jobs.running() and not world.state.jobs.queue
     world.decide(closings=(world.closing(key),))
 
 
@@ -56,7 +56,7 @@ def test_others_pass_it_in_the_line_meanwhile(world: World) -> None:
     other = world.start(PEOPLE[1], ONE_ROUND)
     assert set(world.state.jobs.running()) == {other}
     hold(world, key, *PEOPLE[:3])
-    assert set(world.state.jobs.running()) == {other} and [waiting.job for waiting in world.state.jobs.line] == [key]
+    assert set(world.state.jobs.running()) == {other} and [waiting.job for waiting in world.state.jobs.queue] == [key]
     world.decide(closings=(world.closing(other),))
     assert set(world.state.jobs.running()) == {key}
 
@@ -75,7 +75,7 @@ def test_a_voter_counts_once_and_nobody_else_does(world: World) -> None:
 
 def test_voters_that_find_it_unsound_end_it(world: World) -> None:
     key = world.start(PEOPLE[0], OWN)
-    world.decide(*(world.tx(voter, "job/stop", Stop(key)) for voter in PEOPLE[1:3]))
-    assert world.state.jobs.line
-    world.decide(world.tx(PEOPLE[3], "job/stop", Stop(key)))
-    assert not world.state.jobs.line and not world.state.jobs.jobs
+    world.decide(*(world.tx(voter, "job/stop", StopJob(key)) for voter in PEOPLE[1:3]))
+    assert world.state.jobs.queue
+    world.decide(world.tx(PEOPLE[3], "job/stop", StopJob(key)))
+    assert not world.state.jobs.queue and not world.state.jobs.jobs

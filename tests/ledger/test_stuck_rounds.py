@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from consensus.quorum import quorum
 from ledger import jobs as jobs_module
 from ledger.core.genesis import TRAINER
-from ledger.jobs import Job, Phase
-from ledger.members import Leave, Register
-from ledger.state import Body, Transition
+from ledger.jobs import Job, JobPhase
+from ledger.ledger_state import BlockBody, StateTransition
+from ledger.members import RegisterRoles, ResignAsVoter
 from protocol.identity import Signed
 from protocol.verdicts import Verdict
-from rounds.ballots import RoundBook
+from rounds.round_state import OpenRoundState
 from tests.ledger.world import PEOPLE, SCRATCH, TIMERS, UNAUDITED, World
 
 ACCEPT = Verdict.ACCEPT
@@ -28,16 +28,18 @@ def empty_blocks(world: World) -> None:
         world.decide()
 
 
-def transition_of(world: World, *transactions: Signed) -> Transition:
+def transition_of(world: World, *transactions: Signed) -> StateTransition:
     state = world.state
-    return world.rules.transition(state, state.height + 1, state.time_ms + 1, state.root, Body((), (), transactions))
+    return world.rules.compute_transition(
+        state, state.height + 1, state.time_ms + 1, state.state_root, BlockBody((), (), transactions)
+    )
 
 
 def can_be_closed(world: World, job: Job) -> bool:
     """By those who vote now, even if as many of them do nothing as blocks can do without."""
     voters = world.state.members.round_voters
     voting = len(set(voters) & set(job.voters)) - (len(voters) - quorum(len(voters)))
-    return voting >= job.terms(bytes(32)).quorum and any(map(world.state.members.speaks, job.trainers))
+    return voting >= job.round_terms(bytes(32)).quorum and any(map(world.state.members.is_current_key, job.trainers))
 
 
 def test_a_round_survives_the_rotation_of_more_than_n_minus_q_of_its_voters() -> None:
@@ -58,7 +60,7 @@ def test_a_round_survives_the_rotation_of_its_only_trainer(spec: bytes) -> None:
     world.decide(world.rotation(PEOPLE[0], PEOPLE[8]))
     job = world.job(key)
     assert PEOPLE[8].public in job.trainers and job.awaited == (PEOPLE[8].public,)
-    assert (job.phase, job.round) == (Phase.RUNNING, 0)
+    assert (job.phase, job.round) == (JobPhase.RUNNING, 0)
 
 
 def test_a_voter_that_rotates_again_and_again_in_a_round_has_one_update_in_it() -> None:
@@ -101,7 +103,7 @@ def test_a_round_of_which_enough_voters_are_left_goes_on_as_it_was_opened() -> N
     world = World(voters=6)
     key = world.start()
     before = world.job(key)
-    world.decide(world.tx(PEOPLE[5], "member/leave", Leave()))
+    world.decide(world.tx(PEOPLE[5], "member/leave", ResignAsVoter()))
     empty_blocks(world)
     assert len(world.state.members.voters) == 5 and world.job(key) == before
 
@@ -113,20 +115,20 @@ def test_one_voter_goes_and_the_round_still_closes_with_every_quorum_that_decide
     key = world.start(spec=UNAUDITED)
     gone = PEOPLE[voters - 1]
     if goes == "leaves":
-        world.decide(world.tx(gone, "member/leave", Leave()))
+        world.decide(world.tx(gone, "member/leave", ResignAsVoter()))
     else:
         world.decide(evidence=(world.double(gone),))
     empty_blocks(world)
     present, taking_part = world.state.members.round_voters, set(world.job(key).voters)
     assert len(present) == voters - 1
     for silent in combinations(present, len(present) - quorum(len(present))):
-        assert len(taking_part & set(present) - set(silent)) >= world.job(key).terms(key).quorum
+        assert len(taking_part & set(present) - set(silent)) >= world.job(key).round_terms(key).quorum
 
 
 def test_voters_that_leave_make_a_round_the_affair_of_the_others() -> None:
     world = World(voters=7)
     key = world.start(spec=UNAUDITED)
-    world.decide(*(world.tx(person, "member/leave", Leave()) for person in PEOPLE[4:7]))
+    world.decide(*(world.tx(person, "member/leave", ResignAsVoter()) for person in PEOPLE[4:7]))
     empty_blocks(world)
     assert set(world.job(key).voters) == {person.public for person in PEOPLE[:4]}
 
@@ -136,13 +138,13 @@ def test_ballots_and_proposals_of_before_count_after_the_terms_were_renewed() ->
     key = world.start(spec=UNAUDITED)
     verdicts = {PEOPLE[0].public: ACCEPT}
     world.vote(key, verdicts, (PEOPLE[1].public, PEOPLE[2].public))
-    old = world.ledger.books[key]
+    old = world.ledger.rounds[key]
     world.decide(world.rotation(PEOPLE[0], PEOPLE[8]))
-    renewed = RoundBook(world.job(key).terms(key), PEOPLE[3].public, 9.0, TIMERS)
-    renewed.take_over(old)
-    world.ledger.books[key] = renewed
+    renewed = OpenRoundState(world.job(key).round_terms(key), PEOPLE[3].public, 9.0, TIMERS)
+    renewed.import_from(old)
+    world.ledger.rounds[key] = renewed
     world.vote(key, verdicts, (PEOPLE[8].public,))
-    closing = renewed.closing()
+    closing = renewed.certificate()
     assert closing is not None and [signed.signer for signed in closing.proposals] == [PEOPLE[0].public]
     world.decide(closings=(closing,))
     assert world.job(key).accepted == {PEOPLE[0].public: 1} and world.job(key).awaited == (PEOPLE[8].public,)
@@ -161,8 +163,8 @@ def test_renewing_changes_nothing_but_who_takes_part() -> None:
     key = world.start()
     before, transition = world.job(key), transition_of(world, world.rotation(PEOPLE[0], PEOPLE[8]))
     after = transition.state.jobs.jobs[key]
-    assert (transition.started, transition.closed) == ((), ())
-    assert after.opened == world.state.height + 1 and after.voters != before.voters
+    assert (transition.started_jobs, transition.closed_rounds) == ((), ())
+    assert after.opened_height == world.state.height + 1 and after.voters != before.voters
     same = ("round", "model_root", "spec", "patience", "accepted", "rejected", "phase", "audited", "stops")
     assert [getattr(after, name) for name in same] == [getattr(before, name) for name in same]
 
@@ -171,7 +173,7 @@ def test_old_trainers_keep_their_places_and_new_ones_get_what_is_left(monkeypatc
     monkeypatch.setattr(jobs_module, "TRAINERS_MAX", 3)
     world = World(voters=4, trainers=2)
     key = world.start(spec=UNAUDITED)
-    world.decide(*(world.tx(person, "member/register", Register((TRAINER,))) for person in PEOPLE[2:4]))
+    world.decide(*(world.tx(person, "member/register", RegisterRoles((TRAINER,))) for person in PEOPLE[2:4]))
     world.decide(*(world.rotation(PEOPLE[i], PEOPLE[8 + i]) for i in range(2)))
     trainers = set(world.job(key).trainers)
     assert {PEOPLE[0].public, PEOPLE[1].public} < trainers and len(trainers) == 3
@@ -182,7 +184,7 @@ def test_a_job_ends_whose_trainers_are_all_gone_and_for_whom_no_other_has_room(m
     world = World(trainers=1)
     key = world.start(spec=UNAUDITED)
     world.decide(world.rotation(PEOPLE[0], PEOPLE[8]))
-    assert world.job(key).phase is Phase.FINISHED
+    assert world.job(key).phase is JobPhase.FINISHED
     assert world.start(PEOPLE[8], UNAUDITED) in world.state.jobs.running()
 
 
@@ -195,12 +197,12 @@ def test_whatever_becomes_of_its_members_a_running_round_can_be_closed_by_those_
     spare = PEOPLE[voters:]
     for _ in range(8):
         before = world.job(key)
-        person = draw.choice([person for person in PEOPLE if world.state.members.speaks(person.public)])
+        person = draw.choice([person for person in PEOPLE if world.state.members.is_current_key(person.public)])
         change: tuple[Signed, ...] = ()
         if draw.random() < 0.6 and spare:
             change = (world.rotation(person, spare[0]),)
         elif draw.random() < 0.5:
-            change = (world.tx(person, "member/leave", Leave()),)
+            change = (world.tx(person, "member/leave", ResignAsVoter()),)
         evidence = (world.double(person),) if draw.random() < 0.1 else ()
         if world.problem(*change, evidence=evidence) is None:
             world.decide(*change, evidence=evidence)
@@ -208,10 +210,10 @@ def test_whatever_becomes_of_its_members_a_running_round_can_be_closed_by_those_
         else:
             world.decide()
         job = world.job(key)
-        if job.phase is not Phase.RUNNING:
+        if job.phase is not JobPhase.RUNNING:
             return
         assert (job.round, job.model_root) == (before.round, before.model_root)
         assert can_be_closed(world, job) and set(before.trainers) <= set(job.trainers)
-        assert (job.opened == before.opened) == (job.terms(key) == before.terms(key))
+        assert (job.opened_height == before.opened_height) == (job.round_terms(key) == before.round_terms(key))
     world.decide(closings=(world.closing(key, dict.fromkeys(world.job(key).trainers, ACCEPT)),))
     assert world.job(key).round == 1

@@ -8,45 +8,45 @@ from dataclasses import replace
 import pytest
 
 from ledger.jobs import (
-    DOUBLINGS_MAX,
-    FALSE_UPDATE_ROUNDS,
-    FALSE_UPDATES_MAX,
+    INVALID_UPDATE_ROUNDS,
+    INVALID_UPDATES_MAX,
     NO_PROGRESS_ROUNDS,
+    SUSPENSION_DOUBLINGS_MAX,
+    JobPhase,
     JobsModule,
-    Phase,
     TrainerRecord,
 )
 from protocol.verdicts import Verdict
-from rounds.ballots import Outcome
+from rounds.round_state import RoundResult
 from tests.ledger.world import LANGUAGE, NEW, PEOPLE, PlainJobs, World
 
 ACCEPT, NORM, REPLAY, UNJUDGED = Verdict.ACCEPT, Verdict.NORM, Verdict.REPLAY, Verdict.UNJUDGED
 SUSPENSION = 7  # rounds
-DEFAULT_SUSPENSION = PlainJobs().terms(LANGUAGE).suspension_rounds
+DEFAULT_SUSPENSION = PlainJobs().terms_of_spec(LANGUAGE).suspension_rounds
 LIAR = PEOPLE[1].public
 NO_RECORD = TrainerRecord()
 
 
 def after(rounds: Iterable[int], record: TrainerRecord = NO_RECORD) -> TrainerRecord:
     for number in rounds:
-        record = record.after(number, SUSPENSION)
+        record = record.after_invalid_update(number, SUSPENSION)
     return record
 
 
 def test_three_false_updates_within_twenty_rounds_suspend_a_trainer() -> None:
-    assert (FALSE_UPDATES_MAX, FALSE_UPDATE_ROUNDS) == (3, 20)
-    assert after([0, 10]) == TrainerRecord(false=(0, 10))
+    assert (INVALID_UPDATES_MAX, INVALID_UPDATE_ROUNDS) == (3, 20)
+    assert after([0, 10]) == TrainerRecord(invalid_update_rounds=(0, 10))
     assert after([0, 10, 19]) == TrainerRecord(suspended_until=20 + SUSPENSION, suspensions=1)
-    assert after([0, 10, 20]) == TrainerRecord(false=(10, 20)), "the first one is too old"
+    assert after([0, 10, 20]) == TrainerRecord(invalid_update_rounds=(10, 20)), "the first one is too old"
 
 
 def test_each_suspension_is_twice_as_long_as_the_last_one() -> None:
     record, lengths = NO_RECORD, []
-    for _ in range(DOUBLINGS_MAX + 3):
+    for _ in range(SUSPENSION_DOUBLINGS_MAX + 3):
         last = record.suspended_until + 2
         record = after(range(last - 2, last + 1), record)
         lengths.append((record.suspended_until - last - 1) // SUSPENSION)
-    assert lengths == [2 ** min(of, DOUBLINGS_MAX) for of in range(DOUBLINGS_MAX + 3)]
+    assert lengths == [2 ** min(of, SUSPENSION_DOUBLINGS_MAX) for of in range(SUSPENSION_DOUBLINGS_MAX + 3)]
 
 
 # Closings ---------------------------------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ def started(rounds: int = 200) -> tuple[World, bytes]:
 
 def close(world: World, key: bytes, bad: Mapping[bytes, Verdict], away: Set[bytes] = frozenset(), rejecting: int = 9) -> None:
     """A round in which these proposals are refused; of their re-executors so many vouch for that, and the others are unsure."""
-    job, terms = world.job(key), world.job(key).terms(key)
+    job, terms = world.job(key), world.job(key).round_terms(key)
     verdicts = {trainer: bad.get(trainer, ACCEPT) for trainer in job.trainers if trainer not in away}
     says = {
         voter: {
@@ -68,11 +68,11 @@ def close(world: World, key: bytes, bad: Mapping[bytes, Verdict], away: Set[byte
             for trainer, verdict in verdicts.items()
             if trainer != voter
         }
-        for place, voter in enumerate(sorted(terms.auditors, key=lambda voter: (voter in bad, voter)))
+        for place, voter in enumerate(sorted(terms.reexecutors, key=lambda voter: (voter in bad, voter)))
     }
     world.vouch(key, {voter: said for voter, said in says.items() if said})
     world.cast(key, verdicts)
-    closing = world.ledger.books[key].closing()
+    closing = world.ledger.rounds[key].certificate()
     assert closing is not None and not closing.cut_offs
     world.decide(closings=(closing,))
     assert world.job(key).round == job.round + 1
@@ -85,23 +85,25 @@ def lie(world: World, key: bytes, times: int, reason: Verdict = REPLAY) -> None:
 
 def test_a_trainer_whose_updates_are_found_false_does_not_train_for_a_while() -> None:
     world, key = started()
-    lie(world, key, FALSE_UPDATES_MAX - 1)
-    assert LIAR in world.job(key).trainers and world.job(key).trainer_records == {LIAR: TrainerRecord(false=(0, 1))}
+    lie(world, key, INVALID_UPDATES_MAX - 1)
+    assert LIAR in world.job(key).trainers and world.job(key).trainer_records == {
+        LIAR: TrainerRecord(invalid_update_rounds=(0, 1))
+    }
     lie(world, key, 1)
     for _ in range(DEFAULT_SUSPENSION):
         job = world.job(key)
         assert job.suspended_trainers == {LIAR: 3 + DEFAULT_SUSPENSION}
-        assert LIAR not in job.trainers and LIAR in job.auditors, "it may still re-execute"
+        assert LIAR not in job.trainers and LIAR in job.reexecutors, "it may still re-execute"
         close(world, key, {})
     assert LIAR in world.job(key).trainers and not world.job(key).suspended_trainers
-    lie(world, key, FALSE_UPDATES_MAX)
+    lie(world, key, INVALID_UPDATES_MAX)
     assert world.job(key).suspended_trainers == {LIAR: world.job(key).round + 2 * DEFAULT_SUSPENSION}
 
 
 def test_what_no_more_than_f_re_executors_reject_counts_for_nothing() -> None:
     """f liars may reject honest work, and other honest re-executors may have been unsure of it."""
     world, key = started()
-    for _ in range(2 * FALSE_UPDATES_MAX):
+    for _ in range(2 * INVALID_UPDATES_MAX):
         close(world, key, {LIAR: REPLAY}, rejecting=1)
     assert world.job(key).rejected[LIAR] and world.job(key).trainer_records == {}
 
@@ -110,13 +112,13 @@ def test_what_no_more_than_f_re_executors_reject_counts_for_nothing() -> None:
 def test_what_a_cheap_check_refuses_costs_no_re_execution_and_suspends_nobody(reason: Verdict) -> None:
     """The norm of honest updates is refused, too, where training diverges."""
     world, key = started()
-    lie(world, key, 2 * FALSE_UPDATES_MAX, reason)
-    assert world.job(key).rejected[LIAR] == {reason.label: 2 * FALSE_UPDATES_MAX} and world.job(key).trainer_records == {}
+    lie(world, key, 2 * INVALID_UPDATES_MAX, reason)
+    assert world.job(key).rejected[LIAR] == {reason.label: 2 * INVALID_UPDATES_MAX} and world.job(key).trainer_records == {}
 
 
 def test_reasons_of_the_objective_are_found_by_re_execution() -> None:
     world, key = started()
-    lie(world, key, FALSE_UPDATES_MAX, Verdict.OWN_0)
+    lie(world, key, INVALID_UPDATES_MAX, Verdict.OWN_0)
     assert world.job(key).suspended_trainers.keys() == {LIAR}
 
 
@@ -137,7 +139,7 @@ def test_a_trainer_that_is_away_does_not_keep_suspended_ones_from_training(away:
     world, key = started()
     everybody = world.job(key).trainers
     bad = dict.fromkeys(set(everybody) - away, REPLAY)
-    for _ in range(FALSE_UPDATES_MAX):
+    for _ in range(INVALID_UPDATES_MAX):
         close(world, key, bad, away)
     assert world.job(key).trainers == everybody
     close(world, key, bad, away)
@@ -146,7 +148,7 @@ def test_a_trainer_that_is_away_does_not_keep_suspended_ones_from_training(away:
 def test_a_trainer_that_was_suspended_is_not_awaited_when_it_comes_back() -> None:
     """Others would wait for a liar until T1, and fewer would re-execute its update at once."""
     world, key = started()
-    lie(world, key, FALSE_UPDATES_MAX)
+    lie(world, key, INVALID_UPDATES_MAX)
     for _ in range(DEFAULT_SUSPENSION):
         close(world, key, {})
     job = world.job(key)
@@ -156,7 +158,7 @@ def test_a_trainer_that_was_suspended_is_not_awaited_when_it_comes_back() -> Non
 def test_somebody_is_awaited_when_the_only_awaited_trainer_is_suspended_after_an_audit() -> None:
     world, key = started()
     job = replace(world.job(key), awaited=(LIAR,))
-    nothing = Outcome({}, {}, frozenset(job.trainers), frozenset(), {}, frozenset(), frozenset())
+    nothing = RoundResult({}, {}, frozenset(job.trainers), frozenset(), {}, frozenset(), frozenset())
     opened = JobsModule(PlainJobs()).open_round(job, world.state.members, 9, nothing, {LIAR: 50})
     assert opened.awaited == opened.trainers == tuple(sorted(set(job.trainers) - {LIAR}))
 
@@ -164,7 +166,7 @@ def test_somebody_is_awaited_when_the_only_awaited_trainer_is_suspended_after_an
 def test_old_false_updates_are_forgotten() -> None:
     world, key = started()
     lie(world, key, 1)
-    for _ in range(FALSE_UPDATE_ROUNDS - 1):
+    for _ in range(INVALID_UPDATE_ROUNDS - 1):
         assert world.job(key).trainer_records
         close(world, key, {})
     assert world.job(key).trainer_records == {}
@@ -172,17 +174,17 @@ def test_old_false_updates_are_forgotten() -> None:
 
 def test_a_paused_job_shows_who_is_suspended() -> None:
     world, key = started()
-    lie(world, key, FALSE_UPDATES_MAX)
-    assert replace(world.job(key), phase=Phase.PAUSED, trainers=(LIAR,)).suspended_trainers.keys() == {LIAR}
+    lie(world, key, INVALID_UPDATES_MAX)
+    assert replace(world.job(key), phase=JobPhase.PAUSED, trainers=(LIAR,)).suspended_trainers.keys() == {LIAR}
 
 
 def test_a_suspension_follows_the_next_key_of_its_member() -> None:
     world, key = started()
-    lie(world, key, FALSE_UPDATES_MAX - 1)
+    lie(world, key, INVALID_UPDATES_MAX - 1)
     world.decide(world.rotation(PEOPLE[1], NEW))
     for _ in range(4):
         world.decide()  # until the new key votes
     close(world, key, {})
-    assert world.job(key).trainer_records == {NEW.public: TrainerRecord(false=(0, 1))}
+    assert world.job(key).trainer_records == {NEW.public: TrainerRecord(invalid_update_rounds=(0, 1))}
     close(world, key, {NEW.public: REPLAY})
     assert world.job(key).suspended_trainers.keys() == {NEW.public} and NEW.public not in world.job(key).trainers

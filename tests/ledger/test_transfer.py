@@ -12,21 +12,21 @@ from hypothesis import strategies as st
 
 from consensus.block import decode_header, encode_header, header_digest
 from consensus.light_client import TrustedBlock
-from ledger.members import Leave
-from ledger.snapshots import snapshot, transfer
-from ledger.snapshots.snapshot import SNAPSHOT_HEIGHTS, Shelf
-from ledger.snapshots.transfer import (
+from ledger.ledger_state import state_root_over
+from ledger.members import ResignAsVoter
+from ledger.snapshots import snapshot_download, snapshot_server
+from ledger.snapshots.snapshot_download import (
     OFFER_SECONDS,
     OFFERLESS_SECONDS,
+    SNAPSHOT_TIMEOUT_SECONDS,
     SOURCES_MAX,
     STALL_SECONDS,
-    STARVED_SECONDS,
-    Request,
-    Step,
-    basis_of,
-    in_turn,
+    DownloadStep,
+    SnapshotRequest,
+    make_trust_basis,
+    request_order,
 )
-from ledger.state import root_over
+from ledger.snapshots.snapshot_server import SNAPSHOT_HEIGHTS, SnapshotStore
 from protocol import codec, merkle
 from protocol.errors import RemoteProtocolError
 from protocol.limits import SNAPSHOT_PART_BYTES_MAX
@@ -70,8 +70,8 @@ def test_a_newcomer_gets_the_certified_state_from_several_peers_at_once(chain: C
     assert fetch.transfer.restored is not None and fetch.transfer.restored.height % SNAPSHOT_HEIGHTS == 0
     assert all(server.served for server in fetch.servers.values())
     assert not fetch.faults
-    assert [link.header for link in fetch.transfer.links] == [
-        link.header for link in chain.links(0, fetch.transfer.restored.height + 1)
+    assert [link.header for link in fetch.transfer.light_blocks] == [
+        link.header for link in chain.light_blocks(0, fetch.transfer.restored.height + 1)
     ]
 
 
@@ -82,10 +82,10 @@ def test_no_part_is_fetched_twice_from_prompt_peers(chain: Chain) -> None:
 
 
 def test_a_long_absent_peer_needs_only_what_changed_since(chain: Chain) -> None:
-    changes = [header_of_link(link) for link in chain.links(0, 40)]
+    changes = [header_of_link(link) for link in chain.light_blocks(0, 40)]
     fetch = Fetch(chain, serving(chain, A, B), chain.basis(changes[0])).run()
     assert_restored(fetch, chain)
-    assert [header_of_link(link) for link in fetch.transfer.links] == changes[1:] != []
+    assert [header_of_link(link) for link in fetch.transfer.light_blocks] == changes[1:] != []
 
 
 def header_of_link(link: Any) -> int:
@@ -132,14 +132,14 @@ def test_a_state_of_several_pieces_comes_whole() -> None:
 
 
 def test_a_proof_of_several_messages_is_followed_to_its_end(monkeypatch: pytest.MonkeyPatch, chain: Chain) -> None:
-    monkeypatch.setattr("ledger.snapshots.snapshot.OFFER_LINKS_BYTES_MAX", 2_000)
+    monkeypatch.setattr("ledger.snapshots.snapshot_server.OFFER_LIGHT_BLOCKS_BYTES_MAX", 2_000)
     fetch = Fetch(chain, serving(chain, A)).run()
     assert_restored(fetch, chain)
     assert sum(isinstance(request, GetSnapshot) for request in fetch.servers[A].asked) > 1
 
 
 def test_more_headers_than_a_part_holds_come_in_several(monkeypatch: pytest.MonkeyPatch, chain: Chain) -> None:
-    monkeypatch.setattr("ledger.snapshots.snapshot.SNAPSHOT_PART_BYTES_MAX", 40_000)
+    monkeypatch.setattr("ledger.snapshots.snapshot_server.SNAPSHOT_PART_BYTES_MAX", 40_000)
     fetch = Fetch(chain, serving(chain, A)).run()
     assert_restored(fetch, chain)
     assert len({r.index for r in fetch.servers[A].served if r.content is SnapshotContent.HEADERS}) > 1
@@ -154,7 +154,7 @@ def test_the_chain_may_be_longer_than_the_state_remembers_roots() -> None:
 
 
 def test_a_table_comes_by_ranges_from_several_peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ledger.tables.proofs.RANGE_BYTES", 2_000)
+    monkeypatch.setattr("ledger.tables.table_proofs.RANGE_BYTES", 2_000)
     chain = Chain()
     chain.write(notes(400))
     chain.write(dict.fromkeys(notes(50)))
@@ -170,14 +170,14 @@ def test_a_table_comes_by_ranges_from_several_peers(monkeypatch: pytest.MonkeyPa
 
 def test_a_snapshot_has_the_rows_of_its_own_height(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whatever the store has written since."""
-    monkeypatch.setattr("ledger.tables.proofs.RANGE_BYTES", 2_000)
+    monkeypatch.setattr("ledger.tables.table_proofs.RANGE_BYTES", 2_000)
     chain = Chain()
     store = Store(tmp_path / "ledger.sqlite", chain.chain)
 
     def save() -> None:
         state = chain.state
         store.append_records([chain.decided[state.height]])
-        store.save_state(state.height, state.root, chain.rules.encode_state(state), tables=state.tables)
+        store.save_state(state.height, state.state_root, chain.rules.encode_state(state), tables=state.tables)
 
     for _ in range(8):
         chain.write(notes(200, first=20 * chain.state.height))
@@ -186,7 +186,7 @@ def test_a_snapshot_has_the_rows_of_its_own_height(monkeypatch: pytest.MonkeyPat
     for _ in range(6):
         chain.write(notes(100, first=20 * chain.state.height, text=b"later"))
         save()
-        server.shelf.applied(chain.state, 0.0)
+        server.shelf.add_applied_state(chain.state, 0.0)
     fetch = Fetch(chain, {A: server}).run()
     assert_restored(fetch, chain)
     assert fetch.transfer.restored is not None and fetch.transfer.restored.height == 8 < chain.state.height - 4
@@ -199,18 +199,20 @@ WRONG_RANGES = ("notebook/notes:0", "notebook/notes:", "notebook/notes:0a", "not
 @pytest.mark.parametrize("name", WRONG_RANGES)
 def test_a_range_that_nobody_has_to_ask_for_is_refused(monkeypatch: pytest.MonkeyPatch, chain: Chain, name: str) -> None:
     """A whole table at once, for example."""
-    monkeypatch.setattr("ledger.tables.proofs.RANGE_BYTES", 1_000)
+    monkeypatch.setattr("ledger.tables.table_proofs.RANGE_BYTES", 1_000)
     shelf, height = chain.shelf(), chain.state.height - 1
-    assert isinstance(shelf.answer(GetSnapshotPart(height, SnapshotContent.ROWS, b"notebook/notes:01", 0), 0.0), SnapshotPart)
+    assert isinstance(
+        shelf.answer_request(GetSnapshotPart(height, SnapshotContent.ROWS, b"notebook/notes:01", 0), 0.0), SnapshotPart
+    )
     with pytest.raises(RemoteProtocolError, match="bad-request"):
-        shelf.answer(GetSnapshotPart(height, SnapshotContent.ROWS, name.encode(), 0), 0.0)
+        shelf.answer_request(GetSnapshotPart(height, SnapshotContent.ROWS, name.encode(), 0), 0.0)
 
 
 # Who lies ------------------------------------------------------------------------------------------------------------
 
 
 def wrong_part(content: SnapshotContent) -> Any:
-    def says(request: Request, answer: Any) -> Any:
+    def says(request: SnapshotRequest, answer: Any) -> Any:
         if isinstance(answer, SnapshotPart) and answer.content is content:
             return replace(answer, data=answer.data[:-1] + bytes([answer.data[-1] ^ 1]) if answer.data else b"more")
         return answer
@@ -218,7 +220,7 @@ def wrong_part(content: SnapshotContent) -> Any:
     return says
 
 
-def other_leaf(request: Request, answer: Any) -> Any:
+def other_leaf(request: SnapshotRequest, answer: Any) -> Any:
     if isinstance(answer, SnapshotOffer) and answer.modules:
         return replace(answer, modules={**answer.modules, "members": bytes(32)})
     return answer
@@ -236,26 +238,26 @@ def joined(offer: SnapshotOffer) -> dict[str, bytes]:
 
 
 def with_modules(change: Any) -> Any:
-    def says(request: Request, answer: Any) -> Any:
+    def says(request: SnapshotRequest, answer: Any) -> Any:
         whole = isinstance(answer, SnapshotOffer) and answer.modules
         return replace(answer, modules=change(answer)) if whole else answer
 
     return says
 
 
-def lying_height(request: Request, answer: Any) -> Any:
+def lying_height(request: SnapshotRequest, answer: Any) -> Any:
     return replace(answer, height=answer.height + 1_000) if isinstance(answer, SnapshotOffer) else answer
 
 
-def truncated_proof(request: Request, answer: Any) -> Any:
+def truncated_proof(request: SnapshotRequest, answer: Any) -> Any:
     return replace(answer, light_blocks=answer.light_blocks[-3:]) if isinstance(answer, SnapshotOffer) else answer
 
 
-def without_its_end(request: Request, answer: Any) -> Any:
+def without_its_end(request: SnapshotRequest, answer: Any) -> Any:
     return replace(answer, light_blocks=answer.light_blocks[:-1]) if isinstance(answer, SnapshotOffer) else answer
 
 
-def too_few_signatures(request: Request, answer: Any) -> Any:
+def too_few_signatures(request: SnapshotRequest, answer: Any) -> Any:
     if not isinstance(answer, SnapshotOffer):
         return answer
     last = answer.light_blocks[-1]
@@ -265,17 +267,17 @@ def too_few_signatures(request: Request, answer: Any) -> Any:
     )
 
 
-def forged_root(request: Request, answer: Any) -> Any:
+def forged_root(request: SnapshotRequest, answer: Any) -> Any:
     """A state of the liar's own, under a header that names its root, beside the true header's certificate."""
     if not isinstance(answer, SnapshotOffer) or not answer.modules:
         return answer
     modules = {**answer.modules, "members": bytes(32)}
-    header = replace(decode_header(answer.light_blocks[-1].header), state_root=root_over(modules))
+    header = replace(decode_header(answer.light_blocks[-1].header), state_root=state_root_over(modules))
     last = replace(answer.light_blocks[-1], header=encode_header(header))
     return replace(answer, light_blocks=(*answer.light_blocks[:-1], last), modules=modules)
 
 
-def oversized(request: Request, answer: Any) -> Any:
+def oversized(request: SnapshotRequest, answer: Any) -> Any:
     if isinstance(answer, SnapshotPart) and answer.content is SnapshotContent.BLOCK:
         return replace(answer, data=bytes(SNAPSHOT_PART_BYTES_MAX))
     return answer
@@ -320,8 +322,8 @@ def test_a_liar_is_not_asked_again_when_it_comes_back(chain: Chain) -> None:
     servers[A].says = other_leaf
     fetch = Fetch(chain, servers).run()
     asked = len(servers[A].asked)
-    fetch.transfer.disconnected(A, fetch.now)
-    fetch.do(fetch.transfer.connected(A, fetch.now))
+    fetch.transfer.remove_peer(A, fetch.now)
+    fetch.do(fetch.transfer.add_peer(A, fetch.now))
     assert len(servers[A].asked) == asked
 
 
@@ -340,11 +342,11 @@ def test_three_liars_of_different_kinds_do_not_stop_one_honest_peer(chain: Chain
 # Who is slow, or gone ------------------------------------------------------------------------------------------------
 
 
-def silent(request: Request, answer: Any) -> Any:
+def silent(request: SnapshotRequest, answer: Any) -> Any:
     return None
 
 
-def silent_after_the_offer(request: Request, answer: Any) -> Any:
+def silent_after_the_offer(request: SnapshotRequest, answer: Any) -> Any:
     return answer if isinstance(request, GetSnapshot) else None
 
 
@@ -376,7 +378,7 @@ def test_peers_that_say_nothing_hold_others_up_for_a_second_each_time(chain: Cha
 def test_peers_that_prove_their_offer_link_by_link_hold_nobody_up(chain: Chain) -> None:
     shelf = chain.shelf()
 
-    def slowly(request: Request, answer: Any) -> Any:
+    def slowly(request: SnapshotRequest, answer: Any) -> Any:
         if not isinstance(request, GetSnapshot):
             return None
         link = shelf._link(request.known + 1)
@@ -392,11 +394,11 @@ def test_peers_that_prove_their_offer_link_by_link_hold_nobody_up(chain: Chain) 
 def test_voters_are_asked_first_and_the_others_in_a_ring(chain: Chain) -> None:
     voters = chain.basis().voters
     strangers = [bytes([i]) * 32 for i in range(20)]
-    ordered = in_turn([*strangers, *voters.keys], voters, b"")
+    ordered = request_order([*strangers, *voters.keys], voters, b"")
     assert ordered == [*voters.keys, *strangers]
     fetch = Fetch(chain, {peer: Server(chain.shelf(), silent) for peer in ordered}).run(seconds=0.0)
     assert fetch.transfer.asked_last == strangers[SOURCES_MAX - 1], "those that ask for places beside the voters"
-    again = in_turn(strangers, voters, fetch.transfer.asked_last)
+    again = request_order(strangers, voters, fetch.transfer.asked_last)
     assert again[0] == strangers[SOURCES_MAX] and sorted(again) == strangers
 
 
@@ -405,8 +407,8 @@ def test_a_snapshot_that_all_hold_is_taken_before_a_later_one_that_few_do(chain:
     alone = chain.shelf()
     latest = chain.state.height - 1
 
-    def offers_the_latest(request: Request, answer: Any) -> Any:
-        return alone.answer(replace(request, wanted=latest), 0.0) if isinstance(request, GetSnapshot) else answer
+    def offers_the_latest(request: SnapshotRequest, answer: Any) -> Any:
+        return alone.answer_request(replace(request, wanted=latest), 0.0) if isinstance(request, GetSnapshot) else answer
 
     servers = {A: Server(alone, offers_the_latest), **serving(chain, B)}
     fetch = Fetch(chain, servers).run()
@@ -417,11 +419,11 @@ def test_a_snapshot_that_all_hold_is_taken_before_a_later_one_that_few_do(chain:
 
 def test_a_peer_that_leaves_is_replaced(chain: Chain) -> None:
     fetch = Fetch(chain, serving(chain, A, B))
-    fetch.at(0.05, lambda: fetch.transfer.disconnected(A, fetch.now))
+    fetch.at(0.05, lambda: fetch.transfer.remove_peer(A, fetch.now))
     assert_restored(fetch.run(), chain)
 
 
-def refuses_parts(request: Request, answer: Any) -> Any:
+def refuses_parts(request: SnapshotRequest, answer: Any) -> Any:
     return NoSnapshot(request.height) if isinstance(request, GetSnapshotPart) else answer
 
 
@@ -448,16 +450,16 @@ class Busy:
     def go_on(self, now: float) -> None:
         while self.height < min(self.chain.state.height, self.begun + int(now * HEIGHTS_A_SECOND)):
             self.height += 1
-            self.shelf.applied(self.chain.states[self.height], now)
+            self.shelf.add_applied_state(self.chain.states[self.height], now)
             for height in range(SNAPSHOT_HEIGHTS, self.height, SNAPSHOT_HEIGHTS):
-                self.shelf.answer(GetSnapshotPart(height, SnapshotContent.MODULE, b"jobs", 0), now)
+                self.shelf.answer_request(GetSnapshotPart(height, SnapshotContent.MODULE, b"jobs", 0), now)
 
     def serve(self, fetch: Fetch) -> Server:
         """It has gone on by the time a part is asked of it."""
 
-        def says(request: Request, answer: Any) -> Any:
+        def says(request: SnapshotRequest, answer: Any) -> Any:
             self.go_on(fetch.now)
-            return self.shelf.answer(request, fetch.now)
+            return self.shelf.answer_request(request, fetch.now)
 
         return Server(self.shelf, says, delay=0.15)
 
@@ -470,9 +472,9 @@ def test_whoever_is_invited_between_two_multiples_does_not_starve_where_blocks_c
     for name in (A, B, C):
         peer = Busy(chain, 44)
         for height in fetched_before:
-            peer.shelf.answer(GetSnapshot(0, 0, height), 0.0)
+            peer.shelf.answer_request(GetSnapshot(0, 0, height), 0.0)
         fetch.servers[name] = peer.serve(fetch)
-        fetch.do(fetch.transfer.connected(name, 0.0))
+        fetch.do(fetch.transfer.add_peer(name, 0.0))
     assert_restored(fetch.run(seconds=4.0), chain)
     assert not fetch.faults
 
@@ -484,10 +486,10 @@ def test_where_many_join_at_once_whoever_finds_no_place_has_the_next_multiple_so
     for name in (A, B, C):
         peer = Busy(chain, 44)
         for height in (41, 42):
-            peer.shelf.answer(GetSnapshot(0, 0, height), 0.0)
+            peer.shelf.answer_request(GetSnapshot(0, 0, height), 0.0)
         fetch.servers[name] = peer.serve(fetch)
         peer.go_on(0.4)
-        fetch.do(fetch.transfer.connected(name, 0.0))
+        fetch.do(fetch.transfer.add_peer(name, 0.0))
     assert_restored(fetch.run(seconds=4.0), chain)
     assert fetch.transfer.restored is not None and fetch.transfer.restored.height == 48
     assert not fetch.faults
@@ -500,12 +502,12 @@ def test_links_that_break_cost_nothing_of_what_took_long_to_fetch(chain: Chain) 
     height, missing = fetch.transfer.progress
     taken = fetch.servers[A].served[:4]
     assert missing > 0
-    fetch.do(fetch.transfer.disconnected(A, 4.5))
+    fetch.do(fetch.transfer.remove_peer(A, 4.5))
     fetch.servers |= {A: Server(chain.shelf()), B: Server(chain.shelf(), refuses_parts)}
-    fetch.at(4.8, lambda: fetch.transfer.connected(B, 4.8))
+    fetch.at(4.8, lambda: fetch.transfer.add_peer(B, 4.8))
     fetch.run(seconds=5.5)
     assert fetch.transfer.progress == (height, missing)
-    fetch.at(5.6, lambda: fetch.transfer.connected(A, 5.6))
+    fetch.at(5.6, lambda: fetch.transfer.add_peer(A, 5.6))
     assert_restored(fetch.run(seconds=30.0), chain)
     assert not [request for request in fetch.servers[A].served if request in taken]
 
@@ -517,12 +519,12 @@ def test_strangers_that_come_back_with_new_links_are_not_chosen_again_and_again(
     servers = {peer: Server(chain.shelf(until=43), delay=0.2) for peer in honest}  # too late for the first choice
     fetch = Fetch(chain, servers | {liar: Server(chain.shelf(), silent_after_the_offer) for liar in liars})
 
-    def again() -> Step:
+    def again() -> DownloadStep:
         fetch.at(fetch.now + 1.2, again)
-        for change in (fetch.transfer.disconnected, fetch.transfer.connected):
+        for change in (fetch.transfer.remove_peer, fetch.transfer.add_peer):
             for liar in liars:
                 fetch.do(change(liar, fetch.now))
-        return Step()
+        return DownloadStep()
 
     fetch.at(1.2, again)
     assert_restored(fetch.run(seconds=10.0), chain)
@@ -533,22 +535,22 @@ def test_a_question_about_what_was_left_meanwhile_is_asked_anew() -> None:
     chain = lived(90)
     fetch = Fetch(chain, {voter: Server(chain.shelf(until=75), delay=0.2) for voter in VOTERS[:3]})
 
-    def come(place: int) -> Step:
+    def come(place: int) -> DownloadStep:
         stranger, asked = bytes([place]) * 32, []
 
-        def says(request: Request, answer: Any) -> Any:
+        def says(request: SnapshotRequest, answer: Any) -> Any:
             if isinstance(request, GetSnapshot):
-                return chain.shelf().answer(replace(request, wanted=88), 0.0)
+                return chain.shelf().answer_request(replace(request, wanted=88), 0.0)
             if not asked:
                 asked.append(request)
                 fetch.at(fetch.now + 1.2, lambda: go(place))
             return None
 
         fetch.servers[stranger] = Server(chain.shelf(), says, delay=0.01)
-        return fetch.transfer.connected(stranger, fetch.now)
+        return fetch.transfer.add_peer(stranger, fetch.now)
 
-    def go(place: int) -> Step:
-        fetch.do(fetch.transfer.disconnected(bytes([place]) * 32, fetch.now))
+    def go(place: int) -> DownloadStep:
+        fetch.do(fetch.transfer.remove_peer(bytes([place]) * 32, fetch.now))
         return come(place + 1)
 
     fetch.do(come(0))
@@ -573,11 +575,11 @@ def test_a_height_that_more_than_f_voters_offer_comes_before_a_strangers_multipl
     """Two are invited by one block between two multiples: what the first one fetched is what the second one is offered."""
     chain = lived(90)
 
-    def held() -> Shelf:
+    def held() -> SnapshotStore:
         shelf = chain.shelf(until=56)
-        shelf.answer(GetSnapshot(0, 55, 0), 0.0)
+        shelf.answer_request(GetSnapshot(0, 55, 0), 0.0)
         for height in range(57, 84):
-            shelf.applied(chain.states[height], 0.0)
+            shelf.add_applied_state(chain.states[height], 0.0)
         return shelf
 
     servers = {voter: Server(held(), delay=0.05) for voter in VOTERS[:3]}
@@ -592,33 +594,33 @@ def test_a_link_that_breaks_while_a_part_is_slow_costs_nothing(chain: Chain) -> 
     fetch.servers[A].says = silent
     fetch.run(seconds=13.0)
     progress = fetch.transfer.progress
-    fetch.do(fetch.transfer.disconnected(A, 13.0))
+    fetch.do(fetch.transfer.remove_peer(A, 13.0))
     fetch.servers[A] = Server(chain.shelf())
-    fetch.at(13.3, lambda: fetch.transfer.connected(A, 13.3))
+    fetch.at(13.3, lambda: fetch.transfer.add_peer(A, 13.3))
     fetch.run(seconds=13.29)
     assert fetch.transfer.progress == progress and progress[0]
     assert_restored(fetch.run(seconds=20.0), chain)
 
 
 def test_pieces_of_a_large_module_are_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "SNAPSHOT_PART_BYTES_MAX", 50)
-    monkeypatch.setattr(snapshot, "_piece", lambda data, index: data[50 * index : 50 * (index + 1)])
+    monkeypatch.setattr(snapshot_download, "SNAPSHOT_PART_BYTES_MAX", 50)
+    monkeypatch.setattr(snapshot_server, "_piece", lambda data, index: data[50 * index : 50 * (index + 1)])
     chain = lived(40)
     fetch = Fetch(chain, {voter: Server(chain.shelf(), delay=1.0) for voter in VOTERS[:3]})
     assert_restored(fetch.run(seconds=500.0), chain)
-    assert fetch.now > 2 * STARVED_SECONDS
+    assert fetch.now > 2 * SNAPSHOT_TIMEOUT_SECONDS
 
 
 def test_pieces_that_one_voter_alone_sends_are_no_progress() -> None:
     """It may have made them up, and only the last one would show it."""
     chain = lived(90)
 
-    def drips(request: Request, answer: Any) -> Any:
+    def drips(request: SnapshotRequest, answer: Any) -> Any:
         if isinstance(request, GetSnapshot):
-            return chain.shelf().answer(replace(request, wanted=88), 0.0)
+            return chain.shelf().answer_request(replace(request, wanted=88), 0.0)
         if request.content is SnapshotContent.MODULE:
             piece = SnapshotPart(request.height, request.content, request.name, request.index, bytes(SNAPSHOT_PART_BYTES_MAX))
-            fetch.at(fetch.now + 9.0, lambda: fetch.transfer.received(VOTERS[3], piece, fetch.now))
+            fetch.at(fetch.now + 9.0, lambda: fetch.transfer.handle_answer(VOTERS[3], piece, fetch.now))
         return None
 
     servers = {voter: Server(chain.shelf(until=75), delay=0.4) for voter in VOTERS[:3]}
@@ -630,7 +632,7 @@ def test_whoever_sends_a_part_before_it_refuses_is_waited_for_longer_each_time(c
     """Else a liar with the highest snapshot, held by nobody else, would be chosen again and again."""
     asked: list[float] = []
 
-    def lies(request: Request, answer: Any) -> Any:
+    def lies(request: SnapshotRequest, answer: Any) -> Any:
         if isinstance(request, GetSnapshot):
             asked.append(fetch.now)
         return (
@@ -652,27 +654,31 @@ def test_liars_that_offer_a_height_of_their_own_and_refuse_its_parts_are_passed_
     early, later, top = chain.shelf(until=43), chain.shelf(until=75), chain.shelf()
     fetch = Fetch(chain, {})
 
-    def honest(request: Request, answer: Any) -> Any:
-        return (early if fetch.now < 1.0 else later).answer(request, fetch.now)
+    def honest(request: SnapshotRequest, answer: Any) -> Any:
+        return (early if fetch.now < 1.0 else later).answer_request(request, fetch.now)
 
-    def lies(request: Request, answer: Any) -> Any:
-        return top.answer(replace(request, wanted=89), 0.0) if isinstance(request, GetSnapshot) else NoSnapshot(request.height)
+    def lies(request: SnapshotRequest, answer: Any) -> Any:
+        return (
+            top.answer_request(replace(request, wanted=89), 0.0)
+            if isinstance(request, GetSnapshot)
+            else NoSnapshot(request.height)
+        )
 
     for name in (A, B, C, D, E):
         says, fastest = (lies, 0.02) if name in (D, E) else (honest, 0.15)
         fetch.servers[name] = Server(early, says, delay=luck.uniform(fastest, 0.3))
-        fetch.at(luck.uniform(0.0, 0.1), lambda name=name: fetch.transfer.connected(name, fetch.now))
-    assert_restored(fetch.run(seconds=3 * STARVED_SECONDS), chain)
+        fetch.at(luck.uniform(0.0, 0.1), lambda name=name: fetch.transfer.add_peer(name, fetch.now))
+    assert_restored(fetch.run(seconds=3 * SNAPSHOT_TIMEOUT_SECONDS), chain)
 
 
 def test_after_a_snapshot_of_which_nothing_came_there_is_time_to_find_another(chain: Chain) -> None:
     """A new transfer would know nothing of who sent nothing."""
     fetch = Fetch(chain, {A: Server(chain.shelf(), silent_after_the_offer)})
     fetch.run(seconds=STALL_SECONDS - 0.5)
-    assert fetch.transfer.progress[0] and not fetch.transfer.is_in_vain(fetch.now)
+    assert fetch.transfer.progress[0] and not fetch.transfer.has_no_source(fetch.now)
     fetch.run(seconds=STALL_SECONDS + 1.0)
-    assert not fetch.transfer.progress[0] and not fetch.transfer.is_in_vain(STALL_SECONDS + OFFERLESS_SECONDS)
-    assert fetch.transfer.is_in_vain(STALL_SECONDS + OFFERLESS_SECONDS + 1.0)
+    assert not fetch.transfer.progress[0] and not fetch.transfer.has_no_source(STALL_SECONDS + OFFERLESS_SECONDS)
+    assert fetch.transfer.has_no_source(STALL_SECONDS + OFFERLESS_SECONDS + 1.0)
 
 
 @pytest.mark.parametrize("says", [silent_after_the_offer, refuses_parts])
@@ -695,7 +701,7 @@ def test_the_highest_snapshot_is_taken_although_its_offer_comes_later() -> None:
 def test_an_offer_below_what_was_asked_for_is_a_lie(chain: Chain) -> None:
     old = chain.shelf(until=33)
     servers = serving(chain, A)
-    servers[A].says = lambda request, answer: old.answer(replace(request, wanted=0), 0.0)
+    servers[A].says = lambda request, answer: old.answer_request(replace(request, wanted=0), 0.0)
     assert Fetch(chain, servers, wanted=36).run(seconds=5.0).blamed == {A: "bad-offer"}
 
 
@@ -733,7 +739,7 @@ def test_whoever_took_blocks_of_another_history_still_comes_to_the_one_of_its_in
     true = lived(40)
     false = led_astray(true)
     state = None if applied is None else false.states[applied]
-    basis = basis_of(true.rules, FastVerifier(), state, false.decided.get(decided), true.anchor(30))
+    basis = make_trust_basis(true.rules, FastVerifier(), state, false.decided.get(decided), true.anchor(30))
     fetch = Fetch(true, {A: Server(false.shelf()), B: Server(true.shelf(), delay=0.1)}, basis).run()
     assert_restored(fetch, true)
     assert fetch.blamed == {A: "foreign-chain"}
@@ -742,16 +748,16 @@ def test_whoever_took_blocks_of_another_history_still_comes_to_the_one_of_its_in
 def test_whoever_has_decided_the_block_of_its_invitation_trusts_its_own_last_one(chain: Chain) -> None:
     last, invited = chain.decided[30], chain.anchor(30)
     for state, known in ((chain.states[25], 25), (None, 0)):
-        basis = basis_of(chain.rules, FastVerifier(), state, last, invited)
+        basis = make_trust_basis(chain.rules, FastVerifier(), state, last, invited)
         assert (basis.height, basis.anchor) == (known, invited)
         assert basis.voters.keys == chain.states[known].members.voters
-        assert basis_of(chain.rules, FastVerifier(), state, chain.decided[31], invited).anchor == chain.anchor(31)
+        assert make_trust_basis(chain.rules, FastVerifier(), state, chain.decided[31], invited).anchor == chain.anchor(31)
 
 
 def test_a_proof_that_leaves_the_trusted_block_out_is_refused() -> None:
     true = lived(40)
 
-    def leaves_out(request: Request, answer: Any) -> Any:
+    def leaves_out(request: SnapshotRequest, answer: Any) -> Any:
         if not isinstance(answer, SnapshotOffer):
             return answer
         return replace(answer, light_blocks=tuple(link for link in answer.light_blocks if header_of_link(link) != 30))
@@ -767,8 +773,8 @@ def test_a_snapshot_from_before_the_trusted_block_is_not_taken() -> None:
     fetch = Fetch(true, serving(old, A), true.basis(0, true.anchor(42))).run(seconds=5.0)
     assert fetch.transfer.restored is None and not fetch.faults  # it has nothing to offer, and says so
 
-    def offers_it_all_the_same(request: Request, answer: Any) -> Any:
-        return shelf.answer(replace(request, anchor=0, wanted=0), 0.0) if isinstance(request, GetSnapshot) else answer
+    def offers_it_all_the_same(request: SnapshotRequest, answer: Any) -> Any:
+        return shelf.answer_request(replace(request, anchor=0, wanted=0), 0.0) if isinstance(request, GetSnapshot) else answer
 
     servers = serving(old, A)
     shelf, servers[A].says = old.shelf(), offers_it_all_the_same
@@ -784,7 +790,7 @@ def test_a_certificate_by_keys_that_have_retired_is_refused_at_the_current_heigh
     retired = chain.states[0].members.voters
     assert PEOPLE[1].public in retired and PEOPLE[1].public not in chain.states[39].members.voters
 
-    def stale(request: Request, answer: Any) -> Any:
+    def stale(request: SnapshotRequest, answer: Any) -> Any:
         if not isinstance(answer, SnapshotOffer):
             return answer
         last = answer.light_blocks[-1]
@@ -802,10 +808,10 @@ def test_a_certificate_by_keys_that_have_retired_is_refused_at_the_current_heigh
 
 def test_a_proof_signed_by_a_set_that_was_replaced_on_the_way_is_refused(chain: Chain) -> None:
     """Without the link that replaces it, the old set's word would still count for the next change."""
-    changes = chain.links(0, 40)
+    changes = chain.light_blocks(0, 40)
     assert len(changes) >= 2
 
-    def skips_a_change(request: Request, answer: Any) -> Any:
+    def skips_a_change(request: SnapshotRequest, answer: Any) -> Any:
         return replace(answer, light_blocks=answer.light_blocks[1:]) if isinstance(answer, SnapshotOffer) else answer
 
     servers = serving(chain, A)
@@ -819,7 +825,7 @@ def test_two_certified_chains_stop_the_transfer_and_say_why() -> None:
     false = Chain()
     false.genesis, false.rules, false.chain = true.genesis, true.rules, true.chain
     false.grow(40)
-    false.decide(false.tx(PEOPLE[0], "member/leave", Leave()))
+    false.decide(false.tx(PEOPLE[0], "member/leave", ResignAsVoter()))
     false.grow(true.state.height)
     fetch = Fetch(true, {A: Server(false.shelf()), B: Server(true.shelf())}).run()
     assert fetch.transfer.restored is None
@@ -845,7 +851,7 @@ def chance(seed: int, lies: tuple[str, ...]) -> Any:
     """Lies now and then."""
     counter = iter(range(10**9))
 
-    def says(request: Request, answer: Any) -> Any:
+    def says(request: SnapshotRequest, answer: Any) -> Any:
         turn = (seed + next(counter) * 7) % 5
         if turn == 0:
             return None

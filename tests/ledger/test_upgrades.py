@@ -9,10 +9,17 @@ from typing import Any, ClassVar
 import pytest
 
 from ledger.core.genesis import Genesis, ModuleVersion
-from ledger.core.module import Change, Context, Module, Said, View
+from ledger.core.module import BlockContext, DecodedTransaction, Module, StateChange, StateReader
 from ledger.jobs import JobsModule
-from ledger.network import NetworkState, Upgrade
-from ledger.state import Body, Rules, State, Unknown, core_modules, newest
+from ledger.ledger_state import (
+    BlockBody,
+    LedgerRules,
+    LedgerState,
+    UnsupportedModuleVersion,
+    core_modules,
+    newest_module_versions,
+)
+from ledger.network_governance import ModuleUpgrade, NetworkState
 from protocol import codec
 from protocol.codec import Count
 from protocol.identity import Signed
@@ -44,11 +51,11 @@ class TallyModule(Module[Tally]):
     contents: ClassVar[Mapping[str, type]] = {"tally/add": Add}
     state_type = Tally
 
-    def genesis(self, genesis: Genesis) -> Tally:
+    def genesis_state(self, genesis: Genesis) -> Tally:
         return Tally()
 
-    def apply(self, state: Tally, said: Said, view: View, context: Context) -> Change:
-        return Change(Tally(state.total + said.content.amount))
+    def apply_transaction(self, state: Tally, said: DecodedTransaction, view: StateReader, context: BlockContext) -> StateChange:
+        return StateChange(Tally(state.total + said.content.amount))
 
 
 class NamedTallyModule(Module[NamedTally]):
@@ -57,15 +64,17 @@ class NamedTallyModule(Module[NamedTally]):
     contents: ClassVar[Mapping[str, type]] = {"tally/add": Add}
     state_type = NamedTally
 
-    def genesis(self, genesis: Genesis) -> NamedTally:
+    def genesis_state(self, genesis: Genesis) -> NamedTally:
         return NamedTally(0, genesis.network)
 
-    def upgraded(self, old: Tally, version: int) -> NamedTally:
+    def upgrade_state(self, old: Tally, version: int) -> NamedTally:
         assert version == 1
         return NamedTally(old.total, f"after version {version}")
 
-    def apply(self, state: NamedTally, said: Said, view: View, context: Context) -> Change:
-        return Change(replace(state, total=state.total + 10 * said.content.amount))
+    def apply_transaction(
+        self, state: NamedTally, said: DecodedTransaction, view: StateReader, context: BlockContext
+    ) -> StateChange:
+        return StateChange(replace(state, total=state.total + 10 * said.content.amount))
 
 
 CORE = core_modules(PlainJobs())
@@ -77,29 +86,29 @@ class Upgrading(World):
 
     def __init__(self, first: tuple[Module[Any], ...] = OLD, modules: tuple[Module[Any], ...] = NEW) -> None:
         super().__init__()
-        self.genesis = replace(self.genesis, modules=newest(first))
-        self.rules = Rules(self.genesis, FastVerifier(), modules)
+        self.genesis = replace(self.genesis, modules=newest_module_versions(first))
+        self.rules = LedgerRules(self.genesis, FastVerifier(), modules)
         self.chain = self.genesis.chain_id
-        state = self.rules.first_state()
-        self.ledger = type(self.ledger)(self.rules, state, state.root)
+        state = self.rules.genesis_state()
+        self.ledger = type(self.ledger)(self.rules, state, state.state_root)
 
     def wish(self, number: int, height: int, module: str = "tally", version: int = 2) -> Signed:
-        return self.tx(PEOPLE[number], "network/upgrade", Upgrade(module, version, height))
+        return self.tx(PEOPLE[number], "network/upgrade", ModuleUpgrade(module, version, height))
 
     def add(self, amount: int) -> None:
         self.decide(self.tx(PEOPLE[0], "tally/add", Add(amount)))
 
-    def until(self, height: int) -> State:
+    def until(self, height: int) -> LedgerState:
         while self.state.height < height:
             self.decide()
         return self.state
 
     @property
     def network(self) -> NetworkState:
-        return self.state.of(NetworkState)
+        return self.state.module_state(NetworkState)
 
     def refusal(self, signed: Signed) -> str | None:
-        return self.rules.problem(self.state, codec.encode(Body((), (), (signed,))))
+        return self.rules.why_body_refused(self.state, codec.encode(BlockBody((), (), (signed,))))
 
 
 def upgraded(world: Upgrading, height: int, module: str = "tally") -> None:
@@ -111,13 +120,13 @@ def test_a_quorum_s_wish_acts_at_the_height_that_it_names() -> None:
     world.add(3)
     world.decide(world.wish(0, 20))
     world.decide(world.wish(1, 20))
-    assert world.network.due == () and len(world.network.wishes) == 2, "two of four are no quorum"
+    assert world.network.due_upgrades == () and len(world.network.upgrade_votes) == 2, "two of four are no quorum"
     world.decide(world.wish(2, 20))
-    assert world.network.due == (Upgrade("tally", 2, 20),) and not world.network.wishes
-    assert world.until(19).modules["tally"] == Tally(3) and world.network.version("tally") == 1
+    assert world.network.due_upgrades == (ModuleUpgrade("tally", 2, 20),) and not world.network.upgrade_votes
+    assert world.until(19).modules["tally"] == Tally(3) and world.network.module_version("tally") == 1
     world.add(2)
     assert world.state.modules["tally"] == NamedTally(23, "after version 1"), "the block of that height is the new version's"
-    assert world.network.version("tally") == 2 and world.network.due == ()
+    assert world.network.module_version("tally") == 2 and world.network.due_upgrades == ()
 
 
 def test_a_transaction_is_judged_by_the_version_of_the_block_that_could_carry_it() -> None:
@@ -141,7 +150,7 @@ def test_a_module_joins_and_acts_after_all_others() -> None:
     world.add(4)
     assert world.state.modules["tally"] == Tally(4)
     again = world.rules.decode_state(world.rules.encode_state(world.state))
-    assert again == world.state and again.root == world.state.root
+    assert again == world.state and again.state_root == world.state.state_root
 
 
 @pytest.mark.parametrize(
@@ -164,13 +173,13 @@ def test_wishes_that_come_too_late_for_their_height_come_to_nothing() -> None:
     world.decide(world.wish(0, 14), world.wish(1, 14))
     world.until(4)
     assert "is not within" in (world.refusal(world.wish(2, 14)) or ""), "the third would be decided nine heights before"
-    assert not world.network.wishes and world.network.due == ()
+    assert not world.network.upgrade_votes and world.network.due_upgrades == ()
 
 
 def test_only_voters_wish_and_only_for_what_does_not_run_yet() -> None:
     world = Upgrading()
     world.decide(world.admission(PEOPLE[7]))
-    assert "does not vote" in (world.refusal(world.tx(PEOPLE[7], "network/upgrade", Upgrade("tally", 2, 30))) or "")
+    assert "does not vote" in (world.refusal(world.tx(PEOPLE[7], "network/upgrade", ModuleUpgrade("tally", 2, 30))) or "")
     assert "runs tally 1 already" in (world.refusal(world.wish(0, 30, version=1)) or "")
     upgraded(world, 30)
     assert "is decided already" in (world.refusal(world.wish(3, 40)) or "")
@@ -181,40 +190,40 @@ def test_a_voter_has_one_wish_and_another_one_takes_its_place() -> None:
     world.decide(world.wish(0, 20), world.wish(1, 20))
     world.decide(world.wish(0, 25))
     world.decide(world.wish(2, 20))
-    assert world.network.due == (), "the first one's wish of before counts no more"
+    assert world.network.due_upgrades == (), "the first one's wish of before counts no more"
     world.decide(world.wish(0, 20))
-    assert world.network.due == (Upgrade("tally", 2, 20),)
+    assert world.network.due_upgrades == (ModuleUpgrade("tally", 2, 20),)
 
 
 def test_a_program_that_lacks_a_version_applies_what_is_below_and_names_what_it_lacks() -> None:
     knows, old = Upgrading(), Upgrading(modules=OLD)
     for world in (knows, old):
         upgraded(world, 15)
-    assert knows.rules.knows_until(knows.state) is None and knows.rules.why_unknown(knows.state) == ""
-    assert old.rules.knows_until(old.state) == 14 == old.ledger.last_supported_height()
+    assert knows.rules.last_supported_height(knows.state) is None and knows.rules.why_version_unsupported(knows.state) == ""
+    assert old.rules.last_supported_height(old.state) == 14 == old.ledger.last_supported_height()
     told = (
         "this network goes on with tally 2 from height 15; this program knows 1: install a newer one, and start this peer again"
     )
-    assert old.rules.why_unknown(old.state) == told
-    assert knows.until(14).root == old.until(14).root
-    with pytest.raises(Unknown, match="tally 2 from height 15"):
+    assert old.rules.why_version_unsupported(old.state) == told
+    assert knows.until(14).state_root == old.until(14).state_root
+    with pytest.raises(UnsupportedModuleVersion, match="tally 2 from height 15"):
         old.decide()
     knows.decide()
-    with pytest.raises(Unknown, match="this network runs tally 2; this program knows 1"):
+    with pytest.raises(UnsupportedModuleVersion, match="this network runs tally 2; this program knows 1"):
         old.rules.decode_state(knows.rules.encode_state(knows.state))
 
 
 def test_a_program_refuses_a_genesis_with_modules_that_it_lacks() -> None:
     world = Upgrading(first=NEW)
     assert world.genesis.modules[-1] == ModuleVersion("tally", 2)
-    with pytest.raises(Unknown, match="runs tally 2; this program does not know it"):
-        Rules(world.genesis, FastVerifier(), CORE).first_state()
+    with pytest.raises(UnsupportedModuleVersion, match="runs tally 2; this program does not know it"):
+        LedgerRules(world.genesis, FastVerifier(), CORE).genesis_state()
 
 
 def test_the_modules_of_the_genesis_make_another_network() -> None:
     assert Upgrading(first=CORE).chain != Upgrading(first=OLD).chain
     with pytest.raises(AssertionError, match="each version once"):
-        Rules(World().genesis, FastVerifier(), (*CORE, JobsModule(PlainJobs()))).first_state()
+        LedgerRules(World().genesis, FastVerifier(), (*CORE, JobsModule(PlainJobs()))).genesis_state()
 
 
 def test_a_program_that_lacks_a_version_refuses_what_the_next_block_could_carry() -> None:
@@ -222,8 +231,8 @@ def test_a_program_that_lacks_a_version_refuses_what_the_next_block_could_carry(
     upgraded(world, 15)
     world.until(14)
     signed = world.tx(PEOPLE[0], "tally/add", Add(1))
-    world.ledger.pool.add(signed)
-    assert world.ledger.make_body(15, world.state.time_ms + 1) is None and not world.ledger.awaits_transactions()
+    world.ledger.mempool.add_transaction(signed)
+    assert world.ledger.make_body(15, world.state.time_ms + 1) is None and not world.ledger.has_due_transactions()
     assert "goes on with tally 2" in (world.refusal(signed) or "")
 
 
@@ -241,9 +250,9 @@ def _other_version(**differs: Any) -> Module[Any]:
 def test_versions_of_a_module_give_a_transaction_the_same_cost_and_signatures() -> None:
     """A pool knows no state: with another cost than that of the block's check, leaders would propose blocks that are refused."""
 
-    def rules(*modules: Module[Any]) -> Rules:
+    def rules(*modules: Module[Any]) -> LedgerRules:
         world = World(modules=modules[:1])
-        return Rules(world.genesis, FastVerifier(), (*core_modules(PlainJobs()), *modules))
+        return LedgerRules(world.genesis, FastVerifier(), (*core_modules(PlainJobs()), *modules))
 
     def other(*about: object) -> Any:
         return None

@@ -8,20 +8,20 @@ import pytest
 
 from ledger.jobs import (
     CALLED_LAST_ROUNDS,
-    FALSE_VOUCH_ROUNDS,
-    FALSE_VOUCHES_MAX,
-    SILENCES_MAX,
+    MISSED_VOUCHES_MAX,
+    WRONG_VOUCH_ROUNDS,
+    WRONG_VOUCHES_MAX,
     VouchRecord,
     _by_present_key,
     _vouch_severity,
 )
 from protocol.verdicts import Verdict
-from rounds.vouching import re_executors
+from rounds.vouch_set import reexecutor_order
 from tests.ledger.world import LANGUAGE, NEW, PEOPLE, PlainJobs, World
 
 ACCEPT, REPLAY, UNJUDGED = Verdict.ACCEPT, Verdict.REPLAY, Verdict.UNJUDGED
 SUSPENSION = 7  # rounds
-DEFAULT_SUSPENSION = PlainJobs().terms(LANGUAGE).suspension_rounds
+DEFAULT_SUSPENSION = PlainJobs().terms_of_spec(LANGUAGE).suspension_rounds
 LIAR, OTHERS = PEOPLE[1].public, (PEOPLE[0].public, PEOPLE[2].public)
 NO_RECORD = VouchRecord()
 
@@ -29,7 +29,7 @@ NO_RECORD = VouchRecord()
 def after(rounds: Iterable[int], what: str, record: VouchRecord = NO_RECORD) -> VouchRecord:
     """After it was called, and was silent, vouched falsely or vouched truly, in these rounds."""
     for number in rounds:
-        record = record.after(number, what == "false", what == "silent", SUSPENSION)
+        record = record.after_round(number, what == "false", what == "silent", SUSPENSION)
     return record
 
 
@@ -37,56 +37,56 @@ def after(rounds: Iterable[int], what: str, record: VouchRecord = NO_RECORD) -> 
 
 
 def test_three_silences_in_a_row_call_a_re_executor_last_for_twenty_rounds() -> None:
-    assert (SILENCES_MAX, CALLED_LAST_ROUNDS) == (3, 20)
-    assert after([5, 6], "silent") == VouchRecord(silences=2)
-    assert after([5, 6, 7], "silent") == VouchRecord(last_until=28), "rounds 8 to 27"
-    assert after([5, 6, 900], "silent").last_until == 921, "in a row of the rounds in which it was called"
+    assert (MISSED_VOUCHES_MAX, CALLED_LAST_ROUNDS) == (3, 20)
+    assert after([5, 6], "silent") == VouchRecord(missed_vouches=2)
+    assert after([5, 6, 7], "silent") == VouchRecord(assigned_last_until=28), "rounds 8 to 27"
+    assert after([5, 6, 900], "silent").assigned_last_until == 921, "in a row of the rounds in which it was called"
 
 
 def test_a_vouch_between_silences_resets_their_count() -> None:
     twice = after([0, 1], "silent")
     assert after([2], "true", twice) == VouchRecord() == after([], "true")
-    assert after([3, 4], "silent", after([2], "true", twice)) == VouchRecord(silences=2)
+    assert after([3, 4], "silent", after([2], "true", twice)) == VouchRecord(missed_vouches=2)
 
 
 def test_a_re_executor_that_stays_silent_is_called_last_again_and_again() -> None:
-    assert after(range(6), "silent") == VouchRecord(last_until=5 + 21)
-    assert after([8], "true", after(range(3), "silent")).last_until == 23, "one vouch does not end it"
+    assert after(range(6), "silent") == VouchRecord(assigned_last_until=5 + 21)
+    assert after([8], "true", after(range(3), "silent")).assigned_last_until == 23, "one vouch does not end it"
 
 
 def test_three_false_vouches_within_twenty_rounds_suspend_a_re_executor() -> None:
-    assert (FALSE_VOUCHES_MAX, FALSE_VOUCH_ROUNDS) == (3, 20)
-    assert after([0, 10], "false") == VouchRecord(false=(0, 10))
+    assert (WRONG_VOUCHES_MAX, WRONG_VOUCH_ROUNDS) == (3, 20)
+    assert after([0, 10], "false") == VouchRecord(wrong_vouch_rounds=(0, 10))
     assert after([0, 10, 19], "false") == VouchRecord(suspended_until=20 + SUSPENSION)
-    assert after([0, 10, 20], "false") == VouchRecord(false=(10, 20)), "the first one is too old"
+    assert after([0, 10, 20], "false") == VouchRecord(wrong_vouch_rounds=(10, 20)), "the first one is too old"
 
 
 def test_true_vouches_and_silences_between_false_ones_change_nothing_about_them() -> None:
     between = after([1, 3], "true", after([0], "false"))
-    assert after([4, 5], "silent", between) == VouchRecord(silences=2, false=(0,))
+    assert after([4, 5], "silent", between) == VouchRecord(missed_vouches=2, wrong_vouch_rounds=(0,))
     assert after([6, 7], "false", after([4, 5], "silent", between)) == VouchRecord(suspended_until=8 + SUSPENSION)
 
 
 @pytest.mark.parametrize("what", ["true", "silent"])
 def test_old_false_vouches_are_forgotten(what: str) -> None:
-    assert after([21], what, after([1, 2], "false")).false == (2,)
-    assert after([22], what, after([1, 2], "false")).false == ()
+    assert after([21], what, after([1, 2], "false")).wrong_vouch_rounds == (2,)
+    assert after([22], what, after([1, 2], "false")).wrong_vouch_rounds == ()
 
 
 @pytest.mark.parametrize(
     ("record", "first"),
     [
         (VouchRecord(), 0),
-        (VouchRecord(silences=1), None),
-        (VouchRecord(false=(3, 5)), 5 + FALSE_VOUCH_ROUNDS),
-        (VouchRecord(last_until=9), 9),
+        (VouchRecord(missed_vouches=1), None),
+        (VouchRecord(wrong_vouch_rounds=(3, 5)), 5 + WRONG_VOUCH_ROUNDS),
+        (VouchRecord(assigned_last_until=9), 9),
         (VouchRecord(suspended_until=9), 9),
-        (VouchRecord(last_until=4, suspended_until=9), 9),
+        (VouchRecord(assigned_last_until=4, suspended_until=9), 9),
     ],
 )
 def test_a_record_is_kept_until_it_says_nothing_more(record: VouchRecord, first: int | None) -> None:
     """`first` is the first round about which it says nothing."""
-    assert [number for number in range(100) if record.is_spent(number)] == list(range(100 if first is None else first, 100))
+    assert [number for number in range(100) if record.is_expired(number)] == list(range(100 if first is None else first, 100))
 
 
 # Closings ---------------------------------------------------------------------------------------------------------------
@@ -100,15 +100,15 @@ def started(rounds: int = 90) -> tuple[World, bytes]:
 
 def close(world: World, key: bytes, verdicts: Callable[[bytes, bytes], Verdict | None]) -> None:
     """A round in which all proposals are accepted. `verdicts(voter, trainer)` are the vouches, None for no vouch."""
-    job, terms = world.job(key), world.job(key).terms(key)
+    job, terms = world.job(key), world.job(key).round_terms(key)
 
     def said(voter: bytes) -> Mapping[bytes, Verdict]:
         found = {trainer: verdicts(voter, trainer) for trainer in job.trainers if trainer != voter}
         return {trainer: verdict for trainer, verdict in found.items() if verdict is not None}
 
-    world.vouch(key, {voter: said(voter) for voter in terms.auditors if said(voter)})
+    world.vouch(key, {voter: said(voter) for voter in terms.reexecutors if said(voter)})
     world.cast(key, dict.fromkeys(job.trainers, ACCEPT))
-    closing = world.ledger.books[key].closing()
+    closing = world.ledger.rounds[key].certificate()
     assert closing is not None and not closing.cut_offs
     world.decide(closings=(closing,))
     assert world.job(key).round == job.round + 1
@@ -134,36 +134,36 @@ def test_a_re_executor_that_rejects_what_is_accepted_is_suspended_after_three_cl
     world, key = started()
     for number in range(2):
         close(world, key, liar_rejects)
-        assert world.job(key).vouch_records == {LIAR: VouchRecord(false=tuple(range(number + 1)))}
-        assert world.job(key).terms(key).suspended == frozenset()
+        assert world.job(key).vouch_records == {LIAR: VouchRecord(wrong_vouch_rounds=tuple(range(number + 1)))}
+        assert world.job(key).round_terms(key).suspended == frozenset()
     close(world, key, liar_rejects)
     assert world.job(key).vouch_records == {LIAR: VouchRecord(suspended_until=3 + DEFAULT_SUSPENSION)}
     for _ in range(DEFAULT_SUSPENSION):
-        terms = world.job(key).terms(key)
-        assert terms.suspended == {LIAR} and all(re_executors(terms, trainer)[-1] == LIAR for trainer in OTHERS)
+        terms = world.job(key).round_terms(key)
+        assert terms.suspended == {LIAR} and all(reexecutor_order(terms, trainer)[-1] == LIAR for trainer in OTHERS)
         close(world, key, all_accept)
-    assert world.job(key).terms(key).suspended == frozenset() and world.job(key).vouch_records == {}
+    assert world.job(key).round_terms(key).suspended == frozenset() and world.job(key).vouch_records == {}
 
 
 def test_a_re_executor_that_was_called_and_never_vouches_is_called_last_for_a_while() -> None:
     world, key = started()
-    for number in range(SILENCES_MAX):
-        assert world.job(key).terms(key).called_last == frozenset()
+    for number in range(MISSED_VOUCHES_MAX):
+        assert world.job(key).round_terms(key).called_last == frozenset()
         close(world, key, lambda voter, trainer: None if voter == LIAR else ACCEPT)
-        assert (LIAR in world.job(key).vouch_records) and number < SILENCES_MAX
+        assert (LIAR in world.job(key).vouch_records) and number < MISSED_VOUCHES_MAX
     for _ in range(CALLED_LAST_ROUNDS):
-        terms = world.job(key).terms(key)
-        assert terms.called_last == {LIAR} and all(re_executors(terms, trainer)[-1] == LIAR for trainer in OTHERS)
+        terms = world.job(key).round_terms(key)
+        assert terms.called_last == {LIAR} and all(reexecutor_order(terms, trainer)[-1] == LIAR for trainer in OTHERS)
         close(world, key, lambda voter, trainer: None if voter == LIAR else ACCEPT)
-    assert world.job(key).terms(key).called_last == frozenset() and world.job(key).vouch_records == {}
+    assert world.job(key).round_terms(key).called_last == frozenset() and world.job(key).vouch_records == {}
 
 
 def test_a_re_executor_that_is_unsure_is_not_suspended() -> None:
     world, key = started()
-    for _ in range(2 * FALSE_VOUCHES_MAX):
+    for _ in range(2 * WRONG_VOUCHES_MAX):
         close(world, key, lambda voter, trainer: UNJUDGED if voter == LIAR else ACCEPT)
-        assert all(record.false == () for record in world.job(key).vouch_records.values())
-        assert world.job(key).terms(key).suspended == frozenset()
+        assert all(record.wrong_vouch_rounds == () for record in world.job(key).vouch_records.values())
+        assert world.job(key).round_terms(key).suspended == frozenset()
 
 
 def test_a_record_follows_the_next_key_of_its_member() -> None:
@@ -173,27 +173,27 @@ def test_a_record_follows_the_next_key_of_its_member() -> None:
     for _ in range(4):
         world.decide()  # until the new key votes
     close(world, key, all_accept)
-    assert world.job(key).vouch_records == {NEW.public: VouchRecord(false=(0,))}
+    assert world.job(key).vouch_records == {NEW.public: VouchRecord(wrong_vouch_rounds=(0,))}
     for _ in range(2):
         close(world, key, lambda voter, trainer: REPLAY if voter == NEW.public else ACCEPT)
-    assert world.job(key).terms(key).suspended == {NEW.public}
+    assert world.job(key).round_terms(key).suspended == {NEW.public}
 
 
 def test_of_two_records_of_one_member_the_longer_suspension_stays() -> None:
     """A voter rotated while its job was paused, and was recorded by both keys."""
     world, _ = started()
     world.decide(world.rotation(PEOPLE[1], NEW))
-    longer, shorter = VouchRecord(suspended_until=9), VouchRecord(silences=2, last_until=30)
+    longer, shorter = VouchRecord(suspended_until=9), VouchRecord(missed_vouches=2, assigned_last_until=30)
     for old, new in ((longer, shorter), (shorter, longer)):
         assert _by_present_key({LIAR: old, NEW.public: new}, world.state.members, _vouch_severity) == {NEW.public: longer}
 
 
 def test_a_suspended_re_executor_is_suspended_under_its_next_key_too() -> None:
     world, key = started()
-    for _ in range(FALSE_VOUCHES_MAX):
+    for _ in range(WRONG_VOUCHES_MAX):
         close(world, key, liar_rejects)
     world.decide(world.rotation(PEOPLE[1], NEW))
     for _ in range(4):
         world.decide()
-    assert NEW.public in world.job(key).auditors
-    assert world.job(key).terms(key).suspended == {NEW.public}
+    assert NEW.public in world.job(key).reexecutors
+    assert world.job(key).round_terms(key).suspended == {NEW.public}

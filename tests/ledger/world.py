@@ -7,23 +7,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from consensus.evidence import Evidence
-from ledger.audits.docket import AuditsModule
-from ledger.audits.draws import commitment_to
-from ledger.audits.losses import committed
-from ledger.blocks.ledger import Ledger
+from ledger.audits.loss_commitments import commit_loss
+from ledger.audits.sortition import commit_nonce
+from ledger.audits.state_machine import AuditsModule
+from ledger.blocks.application import LedgerApplication
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.core.module import Module
-from ledger.jobs import AuditTerms, Job, JobsModule, JobTerms, Start, job_id
-from ledger.members import Admit, Invitation, Rotate, Stand, rotation_preimage, token_preimage
-from ledger.network import SECOND_AUDITS
-from ledger.state import Body, Rules, State, core_modules, decode_body, newest
+from ledger.jobs import AuditTerms, Job, JobsModule, JobTerms, StartJob, job_id
+from ledger.ledger_state import BlockBody, LedgerRules, LedgerState, core_modules, decode_body, newest_module_versions
+from ledger.members import AdmitMember, Invitation, RotateKey, StandAsVoter, rotation_preimage, token_preimage
+from ledger.network_governance import AUDITS_VERSION_2
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, sign_message
 from protocol.messages import Ballot, CutOff, Judgement, Prepare, Proposal, Transaction, Vouch
 from protocol.verdicts import Verdict
-from rounds.ballots import Closing, RoundBook, RoundTimers
-from rounds.terms import body_digest
+from rounds.round_state import OpenRoundState, RoundCertificate, RoundTimeouts
+from rounds.round_terms import signed_body_digest
 from tests.ledger.blocks import stepped
 from tests.sim.keys import FastSigner, FastVerifier
 
@@ -35,7 +35,7 @@ AUDITS = AuditTerms(rate=2.0, auditors=2, window=3, suspension_rounds=4)  # 1 in
 LOSS = 2_000_000
 TOKEN = FastSigner("token")
 FAR_MS = 10**15  # when invitations expire unless a test says otherwise
-TIMERS = RoundTimers(proposals_max=1.0, replays=1.0)
+TIMERS = RoundTimeouts(proposals_max_seconds=1.0, replay_seconds=1.0)
 
 
 def nonce_of(voter: bytes, number: int) -> bytes:
@@ -52,7 +52,7 @@ class PlainJobs:
     def __init__(self, audits: AuditTerms = AUDITS, anchor_rounds: int = 8) -> None:
         self.audits, self.anchor_rounds = audits, anchor_rounds
 
-    def terms(self, spec: bytes) -> JobTerms:
+    def terms_of_spec(self, spec: bytes) -> JobTerms:
         kind, _, rounds = spec.partition(b":")
         if kind not in (LANGUAGE, SCRATCH, UNAUDITED, SAMPLED, SAMPLED_SCRATCH):
             raise RemoteProtocolError("bad-job", repr(spec))
@@ -68,14 +68,14 @@ class PlainJobs:
             anchor_rounds=self.anchor_rounds,
         )
 
-    def misfit(self, base: bytes, spec: bytes) -> str | None:
+    def why_base_refused(self, base: bytes, spec: bytes) -> str | None:
         return None
 
-    def misread(self, read: bytes, spec: bytes) -> str | None:
+    def why_read_model_refused(self, read: bytes, spec: bytes) -> str | None:
         return None
 
 
-MODULES = newest(core_modules(PlainJobs()))
+MODULES = newest_module_versions(core_modules(PlainJobs()))
 
 
 class World:
@@ -95,15 +95,15 @@ class World:
         known = *core_modules(PlainJobs(audits, anchor_rounds)), *modules
         last = {AuditsModule.name: audits_version, JobsModule.name: jobs_version}
         runs = [module for module in known if module.version <= last.get(module.name, module.version)]
-        self.genesis = Genesis("world", 1_000, bytes(16), founders, newest(runs))
-        self.rules = Rules(self.genesis, FastVerifier(), known)
-        self.commits = audits_version >= SECOND_AUDITS
+        self.genesis = Genesis("world", 1_000, bytes(16), founders, newest_module_versions(runs))
+        self.rules = LedgerRules(self.genesis, FastVerifier(), known)
+        self.commits = audits_version >= AUDITS_VERSION_2
         self.losses: dict[bytes, int | None] = {}  # of trainers that commit to others, or to none
         self.chain = self.genesis.chain_id
-        self.ledger = Ledger(self.rules, self.rules.first_state(), self.rules.first_state().root)
+        self.ledger = LedgerApplication(self.rules, self.rules.genesis_state(), self.rules.genesis_state().state_root)
 
     @property
-    def state(self) -> State:
+    def state(self) -> LedgerState:
         return self.ledger.state
 
     # Transactions
@@ -127,13 +127,15 @@ class World:
         """`holder` is whom the token's owner meant, if not the newcomer."""
         invitation = self.invitation(by, token, expires)
         signature = token.sign(token_preimage(self.chain, (holder or newcomer).public))
-        return self.tx(newcomer, "member/admit", Admit(invitation, signature, "newcomer", ()))
+        return self.tx(newcomer, "member/admit", AdmitMember(invitation, signature, "newcomer", ()))
 
     def invitation(self, by: FastSigner = PEOPLE[0], token: FastSigner = TOKEN, expires: int = FAR_MS) -> Signed:
         return sign_message(by, self.chain, Invitation(token.public, expires))
 
     def rotation(self, person: FastSigner, new: FastSigner, ahead: int = 1) -> Signed:
-        return self.tx(person, "member/rotate", Rotate(new.public, new.sign(rotation_preimage(self.chain, person.public))), ahead)
+        return self.tx(
+            person, "member/rotate", RotateKey(new.public, new.sign(rotation_preimage(self.chain, person.public))), ahead
+        )
 
     def double(self, person: FastSigner, height: int = 1) -> Evidence:
         """Proof that this person signed two prepares for one slot."""
@@ -142,53 +144,57 @@ class World:
 
     def start(self, author: FastSigner = PEOPLE[0], spec: bytes = LANGUAGE) -> bytes:
         """Decides a job and returns its id."""
-        signed = self.tx(author, "job/start", Start(spec))
+        signed = self.tx(author, "job/start", StartJob(spec))
         self.decide(signed)
         return job_id(author.public, self.rules.open_transaction(signed))
 
     # Blocks
 
-    def decide(self, *transactions: Signed, closings: tuple[Closing, ...] = (), evidence: tuple[Evidence, ...] = ()) -> State:
-        return self.decide_body(codec.encode(Body(closings, evidence, transactions)))
+    def decide(
+        self, *transactions: Signed, closings: tuple[RoundCertificate, ...] = (), evidence: tuple[Evidence, ...] = ()
+    ) -> LedgerState:
+        return self.decide_body(codec.encode(BlockBody(closings, evidence, transactions)))
 
-    def decide_body(self, body: bytes, after_ms: int = 1) -> State:
+    def decide_body(self, body: bytes, after_ms: int = 1) -> LedgerState:
         """What every peer does with a decided body; a model's new root is a hash of nothing real."""
         before = self.state
-        transition = self.rules.transition(before, before.height + 1, before.time_ms + after_ms, before.root, decode_body(body))
+        transition = self.rules.compute_transition(
+            before, before.height + 1, before.time_ms + after_ms, before.state_root, decode_body(body)
+        )
         roots = {job: self.new_root(transition.state.jobs.jobs[job], job) for job in stepped(transition)}
-        cut = {key: back.anchor.root for key, back in transition.back.items() if back.round == back.anchor.round}
-        state = transition.finish(roots | cut)
+        cut = {key: back.anchor.root for key, back in transition.rolled_back.items() if back.round == back.anchor.round}
+        state = transition.finish_state(roots | cut)
         self.keep(before, state, body)
-        self.ledger.advance(state, before.root)
+        self.ledger.advance_state(state, before.state_root)
         self.follow()
         return self.state
 
     def new_root(self, job: Job, key: bytes) -> bytes:
-        return hashlib.sha256(key + self.state.root).digest()
+        return hashlib.sha256(key + self.state.state_root).digest()
 
-    def keep(self, before: State, after: State, body: bytes) -> None:
+    def keep(self, before: LedgerState, after: LedgerState, body: bytes) -> None:
         """A world forgets what was decided."""
 
     def follow(self) -> None:
         """Books of exactly the open rounds, as `peer.node.rounds` keeps them."""
         running = self.state.jobs.running()
         books = {
-            key: book for key, book in self.ledger.books.items() if key in running and book.terms.round == running[key].round
+            key: book for key, book in self.ledger.rounds.items() if key in running and book.terms.round == running[key].round
         }
         for key, job in running.items():
-            terms = job.terms(key)
+            terms = job.round_terms(key)
             old = books.get(key)
             if old is None or old.terms != terms:
-                books[key] = RoundBook(terms, PEOPLE[0].public, 0.0, TIMERS)
+                books[key] = OpenRoundState(terms, PEOPLE[0].public, 0.0, TIMERS)
             if old is not None and old.terms != terms and old.terms.model_root == terms.model_root:
-                books[key].take_over(old)
-        self.ledger.books.clear()
-        self.ledger.books.update(books)
+                books[key].import_from(old)
+        self.ledger.rounds.clear()
+        self.ledger.rounds.update(books)
 
     def problem(
-        self, *transactions: Signed, closings: tuple[Closing, ...] = (), evidence: tuple[Evidence, ...] = ()
+        self, *transactions: Signed, closings: tuple[RoundCertificate, ...] = (), evidence: tuple[Evidence, ...] = ()
     ) -> str | None:
-        return self.rules.problem(self.state, codec.encode(Body(closings, evidence, transactions)))
+        return self.rules.why_body_refused(self.state, codec.encode(BlockBody(closings, evidence, transactions)))
 
     # Rounds
 
@@ -199,7 +205,7 @@ class World:
         job = self.job(key)
         loss = None
         if self.commits and key in self.state.audits.jobs and (said := self.losses.get(trainer, LOSS)) is not None:
-            loss = committed(key, job.round, trainer, secret_of(trainer, job.round), said)
+            loss = commit_loss(key, job.round, trainer, secret_of(trainer, job.round), said)
         proposal = Proposal(key, job.round, job.model_root, trainer, 1, trainer, None, loss=loss)
         return sign_message(BY_KEY[trainer], self.chain, proposal)
 
@@ -209,7 +215,7 @@ class World:
         return sign_message(BY_KEY[voter], self.chain, Ballot(key, job.round, job.model_root, judged, *self.nonces(key, voter)))
 
     def judgements(self, key: bytes, verdicts: Mapping[bytes, Verdict]) -> tuple[Judgement, ...]:
-        return tuple(Judgement(t, body_digest(self.proposal(key, t)), v) for t, v in sorted(verdicts.items()))
+        return tuple(Judgement(t, signed_body_digest(self.proposal(key, t)), v) for t, v in sorted(verdicts.items()))
 
     def nonces(self, key: bytes, voter: bytes) -> tuple[bytes | None, bytes | None]:
         """What an honest voter reveals and commits to; nothing where audits are not sampled."""
@@ -218,24 +224,24 @@ class World:
             return None, None
         known = audits.commitments.get(voter)
         reveal = nonce_of(voter, known.round) if known else None
-        return reveal, commitment_to(nonce_of(voter, self.job(key).round))
+        return reveal, commit_nonce(nonce_of(voter, self.job(key).round))
 
     def vote(self, key: bytes, verdicts: Mapping[bytes, Verdict], voters: tuple[bytes, ...] | None = None) -> None:
         """Everybody proposes, and re-executors and all of `voters` (default: all) say the same: it is in the ledger's book."""
-        terms = self.ledger.books[key].terms
-        vouched = {trainer: verdict for trainer, verdict in verdicts.items() if trainer in terms.vouched}
-        self.vouch(key, dict.fromkeys(terms.auditors if vouched else (), vouched))
+        terms = self.ledger.rounds[key].terms
+        vouched = {trainer: verdict for trainer, verdict in verdicts.items() if trainer in terms.trainers_to_vouch_for}
+        self.vouch(key, dict.fromkeys(terms.reexecutors if vouched else (), vouched))
         self.cast(key, verdicts, voters)
 
     def vouch(self, key: bytes, verdicts: Mapping[bytes, Mapping[bytes, Verdict]]) -> None:
         """By re-executor: its verdicts."""
         for voter, judged in verdicts.items():
             said = Vouch(key, self.job(key).round, self.judgements(key, judged))
-            self.ledger.books[key].add_vouch(sign_message(BY_KEY[voter], self.chain, said), said, 0.0)
+            self.ledger.rounds[key].add_vouch(sign_message(BY_KEY[voter], self.chain, said), said, 0.0)
 
     def cast(self, key: bytes, verdicts: Mapping[bytes, Verdict], voters: tuple[bytes, ...] | None = None) -> None:
         """Everybody proposes, and all of `voters` (default: all) vote."""
-        book = self.ledger.books[key]
+        book = self.ledger.rounds[key]
         for trainer in verdicts:
             signed = self.proposal(key, trainer)
             book.add_proposal(signed, codec.decode_message(signed.body, (Proposal,)))
@@ -243,9 +249,9 @@ class World:
             signed = self.ballot(key, voter, verdicts)
             book.add_ballot(signed, codec.decode_message(signed.body, (Ballot,)), 0.0)
 
-    def closing(self, key: bytes, verdicts: Mapping[bytes, Verdict] | None = None) -> Closing:
+    def closing(self, key: bytes, verdicts: Mapping[bytes, Verdict] | None = None) -> RoundCertificate:
         self.vote(key, dict.fromkeys(self.job(key).trainers, Verdict.ACCEPT) if verdicts is None else verdicts)
-        closing = self.ledger.books[key].closing()
+        closing = self.ledger.rounds[key].certificate()
         assert closing is not None
         return closing
 
@@ -263,4 +269,4 @@ def admitted(world: World, person: FastSigner, token: str = "token") -> None:
 def stood(world: World, person: FastSigner = NEW) -> None:
     admitted(world, person, f"token of {person.public.hex()}")
     height = world.state.height - 1
-    world.decide(world.tx(person, "member/stand", Stand(height, world.state.certified_roots[height])))
+    world.decide(world.tx(person, "member/stand", StandAsVoter(height, world.state.certified_roots[height])))

@@ -10,10 +10,10 @@ from features.settings import Setting
 
 if TYPE_CHECKING:
     from ledger.core.module import Module
-    from ledger.jobs import JobRules
+    from ledger.jobs import JobSpecRules
 
 
-def _modules(rules: JobRules) -> tuple[Module[Any], ...]:
+def _modules(rules: JobSpecRules) -> tuple[Module[Any], ...]:
     from tests.notes.module import NotesModule
 
     return (NotesModule(),)

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 from features.news import News
 from ledger.core.genesis import Genesis
-from ledger.core.module import Change, Context, Module, Said, View
+from ledger.core.module import BlockContext, DecodedTransaction, Module, StateChange, StateReader
 from ledger.members import MembersState
 from ledger.tables import Table
 from protocol.codec import Count, Digest, Key, Length
@@ -38,9 +38,9 @@ class NotesState:
     lines: Table[Line] = field(default_factory=lambda: Table(Line))
 
 
-def news(before: View, after: View) -> Iterator[News]:
-    if before.of(NotesState).last != after.of(NotesState).last:
-        yield News("member", "a note was written", after.of(NotesState).last or b"")
+def news(before: StateReader, after: StateReader) -> Iterator[News]:
+    if before.module_state(NotesState).last != after.module_state(NotesState).last:
+        yield News("member", "a note was written", after.module_state(NotesState).last or b"")
 
 
 class NotesModule(Module[NotesState]):
@@ -48,14 +48,16 @@ class NotesModule(Module[NotesState]):
     contents: ClassVar[Mapping[str, type]] = {"notes/write": Write}
     state_type = NotesState
 
-    def genesis(self, genesis: Genesis) -> NotesState:
+    def genesis_state(self, genesis: Genesis) -> NotesState:
         return NotesState()
 
-    def apply(self, state: NotesState, said: Said, view: View, context: Context) -> Change:
-        assert said.author in view.of(MembersState).members
+    def apply_transaction(
+        self, state: NotesState, said: DecodedTransaction, view: StateReader, context: BlockContext
+    ) -> StateChange:
+        assert said.author in view.module_state(MembersState).members
         written = {**state.written, said.author: state.written.get(said.author, 0) + 1}
         lines = state.lines.with_row(said.content.digest, Line(said.author, context.height))
-        return Change(NotesState(written, said.content.digest, lines))
+        return StateChange(NotesState(written, said.content.digest, lines))
 
-    def blobs(self, state: NotesState) -> Mapping[bytes, int]:
+    def pinned_blobs(self, state: NotesState) -> Mapping[bytes, int]:
         return {} if state.last is None else {state.last: NOTE_BYTES_MAX}

@@ -15,10 +15,10 @@ class Scribe:
 
     async def run(self) -> None:
         """Writes its first note as soon as the network knows its role, and says when it is decided."""
-        while "scribe" not in self.desk.state.of(MembersState).members[self.desk.me].roles:
+        while "scribe" not in self.desk.state.module_state(MembersState).members[self.desk.me].roles:
             await self.desk.block_above(self.desk.height)
         digest = self.desk.keep(str(self.desk.setting("first_note")).encode())
         await self.desk.submit("notes/write", Write(digest))
-        assert self.desk.state.of(NotesState).written[self.desk.me] == 1
+        assert self.desk.state.module_state(NotesState).written[self.desk.me] == 1
         (self.desk.folder / "written").touch()
         self.desk.tell("the first note is decided")

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 
 from consensus.effects import DecidedBlock
-from ledger.blocks.ledger import Ledger
+from ledger.blocks.application import LedgerApplication
 from ledger.core.genesis import TRAINER, Founder, Genesis, ModuleVersion
-from ledger.jobs import Start, job_id
-from ledger.state import Rules, core_modules
+from ledger.jobs import StartJob, job_id
+from ledger.ledger_state import LedgerRules, core_modules
 from protocol import codec as wire
 from protocol.identity import Ed25519Verifier, Identity, Signed, sign_message
 from protocol.messages import Ballot, Judgement, Proposal, Transaction, Vouch
 from protocol.verdicts import Verdict
-from rounds.ballots import RoundBook, RoundTimers
+from rounds.round_state import OpenRoundState, RoundTimeouts
 from storage.blobs import Blobs
 from storage.store import Store
 from tests.ledger.blocks import decided_after
@@ -33,7 +33,7 @@ from training.transformer import ModelSpec
 MODEL = ModelSpec(vocabulary=16, context=8, width=8, layers=1, heads=2, kv_heads=1, hidden=8)
 LANGUAGE = JobSpec(name="tiny", tokenizer=bytes(32), data=bytes(32), model=MODEL, rounds=2, liars=0)
 SCRATCH = JobSpec(name="test", objective="scratch", rounds=1, liars=0)
-TIMERS = RoundTimers(1.0, 1.0)
+TIMERS = RoundTimeouts(1.0, 1.0)
 
 
 def identities(count: int) -> list[Identity]:
@@ -61,9 +61,9 @@ class Chain:
         folder.mkdir(exist_ok=True)
         self.store, self.blobs = Store(folder / "ledger.db", self.id), Blobs(folder / "blobs", folder / "buffers")
         self.host = ModelHost(folder / "models")
-        self.rules = Rules(self.genesis, Ed25519Verifier(), core_modules(self.host))
-        first = self.rules.first_state()
-        self.ledger = Ledger(self.rules, first, first.root)
+        self.rules = LedgerRules(self.genesis, Ed25519Verifier(), core_modules(self.host))
+        first = self.rules.genesis_state()
+        self.ledger = LedgerApplication(self.rules, first, first.state_root)
         self._last: DecidedBlock | None = None
 
     # Agreement
@@ -82,16 +82,18 @@ class Chain:
 
     def _apply(self, decided: DecidedBlock) -> None:
         block = decided.decode()
-        transition = self.rules.apply(self.ledger.state, block)
-        roots = {job: self.host.create(job, transition.state.jobs.jobs[job].spec, self.blobs.read) for job in transition.started}
-        roots |= {closed.job: self.host.step(closed, self.blobs.read) for closed in transition.closed}
-        state = transition.finish(roots)
-        self.store.save_state(state.height, state.root, self.rules.encode_state(state), tables=state.tables)
-        self.ledger.advance(state, block.state_root)
-        self.ledger.pool.prune(self.rules, state)
-        self.ledger.books.clear()
+        transition = self.rules.apply_block(self.ledger.state, block)
+        roots = {
+            job: self.host.create(job, transition.state.jobs.jobs[job].spec, self.blobs.read) for job in transition.started_jobs
+        }
+        roots |= {closed.job: self.host.step(closed, self.blobs.read) for closed in transition.closed_rounds}
+        state = transition.finish_state(roots)
+        self.store.save_state(state.height, state.state_root, self.rules.encode_state(state), tables=state.tables)
+        self.ledger.advance_state(state, block.state_root)
+        self.ledger.mempool.prune_transactions(self.rules, state)
+        self.ledger.rounds.clear()
         for key, job in state.jobs.running().items():
-            self.ledger.books[key] = RoundBook(job.terms(key), None, 0.0, TIMERS)
+            self.ledger.rounds[key] = OpenRoundState(job.round_terms(key), None, 0.0, TIMERS)
 
     def settle(self) -> None:
         while self.ledger.has_work():
@@ -100,13 +102,13 @@ class Chain:
     # Jobs
 
     def start(self, spec: JobSpec) -> bytes:
-        return job_id(self.people[0].public, self.say(self.people[0], "job/start", Start(spec.encode())))
+        return job_id(self.people[0].public, self.say(self.people[0], "job/start", StartJob(spec.encode())))
 
     def say(self, author: Identity, kind: str, content: object) -> Transaction:
         """A decided transaction."""
         nonce = self.ledger.state.members.members[author.public].nonce + 1
         transaction = Transaction(nonce, self.ledger.state.height + 50, kind, wire.encode(content))
-        self.ledger.pool.add(sign_message(author, self.id, transaction))
+        self.ledger.mempool.add_transaction(sign_message(author, self.id, transaction))
         self.decide()
         return transaction
 
@@ -126,7 +128,7 @@ class Chain:
 
     def play(self, key: bytes, rejected: int = 0, reason: Verdict = Verdict.REPLAY) -> None:
         """One round: everybody proposes, vouches and votes, the round is closed. `rejected` of the last are refused."""
-        job, book = self.ledger.state.jobs.jobs[key], self.ledger.books[key]
+        job, book = self.ledger.state.jobs.jobs[key], self.ledger.rounds[key]
         by_key = {person.public: person for person in self.people}
         judgements = []
         for place, trainer in enumerate(job.trainers):
@@ -135,7 +137,7 @@ class Chain:
             verdict = Verdict.ACCEPT if place < len(job.trainers) - rejected else reason
             judgements.append(Judgement(trainer, hashlib.sha256(signed.body).digest(), verdict))
         for person in self.people:
-            if person.public in book.terms.auditors:
+            if person.public in book.terms.reexecutors:
                 vouch = Vouch(key, job.round, tuple(judgements))
                 book.add_vouch(sign_message(person, self.id, vouch), vouch, 0.0)
             message = Ballot(key, job.round, job.model_root, tuple(judgements))

@@ -12,7 +12,7 @@ import trio
 
 from consensus.light_client import TrustedBlock
 from ledger.core.genesis import Genesis, ModuleVersion
-from ledger.jobs import Phase, Start, job_id
+from ledger.jobs import JobPhase, StartJob, job_id
 from peer.api.running import RunningPeer
 from peer.api.service import service
 from peer.driver.auditing import Auditing
@@ -127,7 +127,7 @@ class Seat:
     async def scratch(self) -> bytes:
         """Puts a scratch job on the log; its id once that is decided."""
         with patience(SECONDS_MAX):
-            return job_id(self.public, await self.author.submit("job/start", Start(SCRATCH.encode())))
+            return job_id(self.public, await self.author.submit("job/start", StartJob(SCRATCH.encode())))
 
 
 def service_of(seat: Seat) -> PeerApi:
@@ -209,14 +209,14 @@ def certified(job: bytes) -> Callable[[Driver], bool]:
 
     def condition(driver: Driver) -> bool:
         state = driver.state
-        over = job in state.jobs.jobs and state.jobs.jobs[job].phase is Phase.FINISHED
-        return over and driver.ledger.certified_root == state.root
+        over = job in state.jobs.jobs and state.jobs.jobs[job].phase is JobPhase.FINISHED
+        return over and driver.ledger.certified_root == state.state_root
 
     return condition
 
 
 def has_finished(job: bytes) -> Callable[[Driver], bool]:
-    return lambda driver: job in driver.state.jobs.jobs and driver.state.jobs.jobs[job].phase is Phase.FINISHED
+    return lambda driver: job in driver.state.jobs.jobs and driver.state.jobs.jobs[job].phase is JobPhase.FINISHED
 
 
 def has_trained(job: bytes) -> Callable[[Driver], bool]:
@@ -229,7 +229,7 @@ def settled(job: bytes) -> Callable[[Driver], bool]:
 
     def condition(driver: Driver) -> bool:
         state = driver.state
-        return has_finished(job)(driver) and job not in state.audits.jobs and driver.ledger.certified_root == state.root
+        return has_finished(job)(driver) and job not in state.audits.jobs and driver.ledger.certified_root == state.state_root
 
     return condition
 
@@ -249,7 +249,7 @@ async def one_root(seats: Sequence[Seat], job: bytes) -> bytes:
     roots = {seat.driver.host.model(job, 1).root for seat in seats}
     assert len(roots) == 1
     assert roots == {seats[0].driver.state.jobs.jobs[job].model_root}
-    return seats[0].driver.state.root
+    return seats[0].driver.state.state_root
 
 
 def accepted(seat: Seat, job: bytes) -> dict[bytes, int]:

@@ -19,9 +19,9 @@ from consensus.effects import (
     persist_effects,
     send_messages,
 )
-from ledger.blocks.ledger import Ledger
+from ledger.blocks.application import LedgerApplication
 from ledger.core.module import Module
-from ledger.state import Rules, core_modules
+from ledger.ledger_state import LedgerRules, core_modules
 from peer.node.node import AppliedBlock, Do, Item, Node
 from peer.node.rounds import Effects
 from protocol import codec
@@ -71,10 +71,10 @@ class Shell:
         self.start()
 
     def start(self) -> None:
-        rules = Rules(self.pack.genesis, self.pack.verifier, (*core_modules(PlainJobs()), *self.pack.modules()))
-        state = rules.first_state()
+        rules = LedgerRules(self.pack.genesis, self.pack.verifier, (*core_modules(PlainJobs()), *self.pack.modules()))
+        state = rules.genesis_state()
         self._applying = state
-        ledger = Ledger(rules, state, state.root)
+        ledger = LedgerApplication(rules, state, state.state_root)
         journal = self.journal
         self.node = Node(
             self.signer, rules, ledger, journal.read_restart_state(), self.pack.verifier, journal.spoken, journal.accepted
@@ -102,9 +102,9 @@ class Shell:
             self.pack.queue.append((self.me, self._applied(decided)))
 
     def _applied(self, decided: DecidedBlock) -> AppliedBlock:
-        transition = self.node.rules.apply(self._applying, decided.decode())
+        transition = self.node.rules.apply_block(self._applying, decided.decode())
         roots = {job: hashlib.sha256(job + decided.digest).digest() for job in stepped(transition)}
-        self._applying = transition.finish(roots)
+        self._applying = transition.finish_state(roots)
         return AppliedBlock(decided, transition, self._applying)
 
     def send(self, to: tuple[bytes, ...] | None, message: OutgoingMessage) -> None:
@@ -119,7 +119,7 @@ class Shell:
 
         def put() -> Effects:
             for transaction in signed:
-                self.node.ledger.pool.add(transaction)
+                self.node.ledger.mempool.add_transaction(transaction)
             return Effects(sends=list(signed))
 
         self.turn(Do(put))

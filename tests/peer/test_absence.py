@@ -13,7 +13,7 @@ import trio
 from trio.testing import MockClock
 
 from ledger.core.genesis import TRAINER
-from ledger.members import MembersState, Retire
+from ledger.members import MembersState, RetireMember
 from peer.driver import absence
 from peer.driver.absence import DAY_SECONDS, Absence, load
 from protocol.errors import UserError
@@ -56,7 +56,7 @@ class Voters:
         peer.recall()
         return peer
 
-    async def submit(self, person: FastSigner, kind: str, content: Retire) -> None:
+    async def submit(self, person: FastSigner, kind: str, content: RetireMember) -> None:
         if problem := self.world.problem(self.world.tx(person, kind, content)):
             raise UserError(problem)
         self.world.decide(self.world.tx(person, kind, content))
@@ -66,13 +66,13 @@ class Voters:
         return self.world.state.members
 
     def wishes(self) -> dict[bytes, bytes]:
-        return {voter: wish.subject for voter, wish in self.members.retiring.items()}
+        return {voter: wish.subject for voter, wish in self.members.retirement_votes.items()}
 
     def seconds(self, observer: FastSigner, person: FastSigner) -> int:
         return self.peers[observer]._silent.get(person.public, 0)
 
     def wish(self, person: FastSigner, subject: FastSigner, lower: bool = False) -> None:
-        self.world.decide(self.world.tx(person, "member/retire", Retire(subject.public, lower, FAR_MS)))
+        self.world.decide(self.world.tx(person, "member/retire", RetireMember(subject.public, lower, FAR_MS)))
 
     def live(self, days: float, running: Iterable[FastSigner] | None = None) -> None:
         """These look for so long, and wish at once what they should."""
@@ -109,7 +109,7 @@ def test_a_member_that_a_quorum_has_not_heard_for_the_days_is_retired_and_not_be
     assert voters.wishes() == {} and GONE.public in voters.members.upcoming
     voters.live(0.2, without(GONE))
     assert GONE.public not in voters.members.upcoming and voters.members.members[GONE.public].retired is not None
-    assert voters.members.speaks(GONE.public), "it stays a member"
+    assert voters.members.is_current_key(GONE.public), "it stays a member"
 
 
 def test_whoever_was_heard_once_begins_anew(voters: Voters) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from consensus.block import Block, block_digest, decode_block, encode_block
 from consensus.voter_set import VoterSet
-from ledger.state import EMPTY_BODY, State, decode_body
+from ledger.ledger_state import EMPTY_BODY, LedgerState, decode_body
 from peer.commands import commands
 from peer.export import writing as export_module
 from peer.export.replaying import ExportVerdict, audit
@@ -77,7 +77,7 @@ def test_an_untouched_export_is_reproduced_to_the_certified_root(chain: Chain, w
         signatures=4 * state.height,
         rounds=3,
         proposals=3 + 1 + 4,
-        state_root=state.root.hex(),
+        state_root=state.state_root.hex(),
         models=verdict.models,
         names={job: state.jobs.jobs[bytes.fromhex(job)].name for job in verdict.models},
         starts={},
@@ -92,7 +92,7 @@ def test_an_audit_counts_the_accepted_updates_with_vouches_and_their_voters(chai
     for height in range(1, chain.ledger.state.height + 1):
         decided = chain.store.get_decision(height)
         assert decided is not None
-        for closing in decode_body(decided.decode().body).closings:
+        for closing in decode_body(decided.decode().body).round_certificates:
             accepted = {signed.signer for signed in closing.proposals}
             for signed in closing.vouches:
                 for judged in codec.decode_message(signed.body, (Vouch,)).judgements:
@@ -136,7 +136,7 @@ def test_a_run_whose_last_round_is_not_certified_yet_exports_the_model_before_it
     chain = unfinished(tmp_path / "chain")
     folder = exported(chain, tmp_path / "export")
     verdict = audit(folder)
-    assert verdict.state_root != chain.ledger.state.root.hex() and verdict.rounds == 2
+    assert verdict.state_root != chain.ledger.state.state_root.hex() and verdict.rounds == 2
     (file,) = folder.glob("*.safetensors")
     assert checkpoint.read(file)[2].round == 1
     chain.close()
@@ -341,7 +341,7 @@ def test_a_model_that_the_peer_deletes_during_an_export_is_exported_as_it_is_the
 
     (job,) = chain.ledger.state.jobs.jobs
 
-    def too_late(folder: Path, host: ModelHost, state: State, rounds: dict[bytes, int]) -> Models:
+    def too_late(folder: Path, host: ModelHost, state: LedgerState, rounds: dict[bytes, int]) -> Models:
         monkeypatch.undo()
         (folder / "forgotten.safetensors").touch()  # of a job that the newer state does not know
         shutil.rmtree(host.directory(job, rounds[job]))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import trio
 
-from ledger.audits.state import FALSE_CHALLENGES_MAX, Entry, Result, Volunteering
-from ledger.jobs import Stop
+from ledger.audits.audit_state import FALSE_CHALLENGES_MAX, AuditLogEntry, AuditResult, AuditVolunteering
+from ledger.jobs import StopJob
 from peer.api import audits
 from peer.api.audits import AuditAnswers
 from protocol.errors import UserError
@@ -51,7 +51,7 @@ class Asked:
         assert self.first or self.court.due(), "nothing that it waits for can come"
         self.each_wait()
 
-    async def submit(self, kind: str, content: Volunteering, seconds_max: float) -> None:
+    async def submit(self, kind: str, content: AuditVolunteering, seconds_max: float) -> None:
         await trio.lowlevel.checkpoint()  # others may ask meanwhile
         signed = self.court.tx(self.me, kind, content)
         if refusal := self.court.problem(signed):
@@ -128,7 +128,7 @@ async def test_a_person_is_told_what_is_false(court: Court, finding: ReplayFindi
 @pytest.mark.parametrize("finding", [WITHHELD, ReplayFinding.MALFORMED])
 async def test_of_what_was_not_replayed_no_deviation_is_told(court: Court, finding: ReplayFinding) -> None:
     ask = Asked(court)
-    entry = Entry(1, court.key, 4, A, B, Result.CHALLENGED, finding, 0)
+    entry = AuditLogEntry(1, court.key, 4, A, B, AuditResult.CHALLENGED, finding, 0)
     assert audits._told(entry, ask.state).endswith(f"({finding.label}); {JUDGED}")
 
 
@@ -215,7 +215,7 @@ async def test_who_was_found_wrong_too_often_is_told_so(court: Court) -> None:
 async def test_the_report_in_another_job_is_not_taken_for_one_in_this(court: Court) -> None:
     ask, first = Asked(court), court.key
     assert "passed" in await ask(A, 4)
-    court.decide(court.tx(PEOPLE[0], "job/stop", Stop(first)))
+    court.decide(court.tx(PEOPLE[0], "job/stop", StopJob(first)))
     court.key = court.start(PEOPLE[0], LONG)
     court.round(5)
     ask.each_wait = saying(court, A, MISMATCH)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ledger.jobs import Hold
+from ledger.jobs import AttestStartModel
 from peer.export.replaying import audit
 from peer.export.writing import export, payload_path, starts_of
 from protocol.errors import UserError
@@ -41,13 +41,13 @@ def test_the_first_root_is_computed_again_from_the_blob_and_another_byte_is_name
     never, absent = started(chain, 2)
     chain.blobs.delete(absent)
     for person in chain.people[:3]:
-        chain.say(person, "job/hold", Hold(key))
+        chain.say(person, "job/hold", AttestStartModel(key))
     chain.play(key)
     chain.play(key)
     chain.settle()
     folder = exported(chain, tmp_path / "run")
     verdict = audit(folder)
-    assert verdict.models.keys() == {key.hex()} and never in {waiting.job for waiting in chain.ledger.state.jobs.line}
+    assert verdict.models.keys() == {key.hex()} and never in {waiting.job for waiting in chain.ledger.state.jobs.queue}
     file = folder / payload_path(start)
     whole = file.read_bytes()
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))

@@ -17,12 +17,20 @@ import trio
 import trio.testing
 
 from consensus.block import decode_header
-from ledger.audits import docket
-from ledger.audits.losses import LossOpening
-from ledger.audits.state import FALSE_CHALLENGES_MAX, Due, JobAudits, Result, Standing, due_for, others_audited
+from ledger.audits import state_machine
+from ledger.audits.audit_state import (
+    FALSE_CHALLENGES_MAX,
+    AuditDuty,
+    AuditResult,
+    JobAudits,
+    MemberAuditRecord,
+    audit_duties,
+    auditable_proposals_of_others,
+)
+from ledger.audits.loss_commitments import LossOpening
 from ledger.core.genesis import TRAINER
-from ledger.jobs import Start, job_id
-from ledger.state import State
+from ledger.jobs import StartJob, job_id
+from ledger.ledger_state import LedgerState
 from peer.driver import auditing
 from peer.driver.auditing import RETRY_SECONDS, Auditing
 from peer.roles import losses
@@ -174,7 +182,7 @@ class Trainers(Network):
         keep = self.seats[0].blobs.add
         spec = replace(spec, data=keep(data.split(iter([TEXT]), keep).encode())).checked()
         with patience():
-            return job_id(self.seats[0].public, await self.seats[0].author.submit("job/start", Start(spec.encode())))
+            return job_id(self.seats[0].public, await self.seats[0].author.submit("job/start", StartJob(spec.encode())))
 
 
 @asynccontextmanager
@@ -196,7 +204,7 @@ async def trained_with_reports_of(made: Trainers, auditor: Seat) -> bytes:
     while True:
         job = await made.train(SPEC)
         await made.seats[0].until(has_trained(job))
-        if any(due.job == job for due in due_for(auditor.public, made.seats[0].driver.state)):
+        if any(due.job == job for due in audit_duties(auditor.public, made.seats[0].driver.state)):
             return job
 
 
@@ -206,12 +214,12 @@ async def ended(made: Trainers, job: bytes) -> None:
     assert_same(made.seats)
 
 
-def results(seat: Seat) -> list[Result]:
+def results(seat: Seat) -> list[AuditResult]:
     return [entry.result for entry in seat.driver.state.audits.log]
 
 
-def standing(made: Trainers, number: int) -> Standing:
-    return made.seats[0].driver.state.audits.standings.get(made.seats[number].public, Standing())
+def standing(made: Trainers, number: int) -> MemberAuditRecord:
+    return made.seats[0].driver.state.audits.member_records.get(made.seats[number].public, MemberAuditRecord())
 
 
 @pytest.mark.usefixtures("links_that_take_their_time")
@@ -219,10 +227,10 @@ def standing(made: Trainers, number: int) -> Standing:
 async def test_every_drawn_proposal_of_honest_trainers_is_replayed_and_passes(tmp_path: Path, steps: int) -> None:
     async with trainers(tmp_path) as made:
         await ended(made, await made.train(replace(SPEC, local_steps=steps)))
-        assert set(results(made.seats[0])) == {Result.PASSED}
+        assert set(results(made.seats[0])) == {AuditResult.PASSED}
         standings = [standing(made, number) for number in range(4)]
         assert sum(of.reports for of in standings) == len(results(made.seats[0])) > 4
-        assert [(of.rewards, of.lost, of.suspensions, of.lapsed) for of in standings] == [(SPEC.rounds, 0, 0, 0)] * 4
+        assert [(of.rewards, of.rewards_lost, of.suspensions, of.lapsed) for of in standings] == [(SPEC.rounds, 0, 0, 0)] * 4
         assert {entry.round for entry in made.seats[0].driver.state.audits.log} == {1, 2}, "the first round was re-executed"
         received = made.seats[0].network.traffic()
         assert 0 < received.reveals_received <= received.blobs_received
@@ -253,7 +261,7 @@ async def test_what_is_larger_than_a_part_is_audited_like_all_else(
         await ended(made, job)
         assert set(accepted(made.seats[0], job)) == {seat.public for seat in made.seats}
         state = made.seats[0].driver.state
-        assert not [auditing.describe(entry, state) for entry in state.audits.log if entry.result is not Result.PASSED]
+        assert not [auditing.describe(entry, state) for entry in state.audits.log if entry.result is not AuditResult.PASSED]
         assert len(came) >= 8, "two parts of a state, or more, at each of four"
 
 
@@ -262,12 +270,12 @@ async def test_an_auditor_that_replays_nothing_is_suspended_by_the_losses_that_t
     async with trainers(tmp_path, "lazy") as made:
         job = await made.train(replace(SPEC, rounds=ENDLESS, audit_window=8))
         for seat in made.seats:
-            await seat.until(lambda driver: bool(driver.state.audits.suspended(job)))
+            await seat.until(lambda driver: bool(driver.state.audits.suspensions_in(job)))
         lazy, state = made.seats[3].public, made.seats[0].driver.state
-        assert set(state.audits.suspended(job)) == {lazy}
-        assert state.audits.jobs[job].causes[lazy].result is Result.LAZY
-        assert [standing(made, number).wrong for number in range(3)] == [0] * 3
-        assert standing(made, 3).reports <= 60 and standing(made, 3).wrong >= 2
+        assert set(state.audits.suspensions_in(job)) == {lazy}
+        assert state.audits.jobs[job].suspension_causes[lazy].result is AuditResult.LAZY
+        assert [standing(made, number).wrong_losses for number in range(3)] == [0] * 3
+        assert standing(made, 3).reports <= 60 and standing(made, 3).wrong_losses >= 2
         await made.seats[0].event("audit", "is suspended: more trainers contradict")
         await made.seats[3].event("warning", "as if it replayed nothing")
 
@@ -287,10 +295,10 @@ async def test_losses_that_were_lost_are_not_opened_and_cost_rewards_alone(
         monkeypatch.setattr(host, "AUDIT_RESPONSE_MS", 0)  # or it has half a minute to open them
         job = await made.train(replace(SPEC, rounds=ENDLESS, audit_window=4))
         for seat in made.seats[:3]:
-            await seat.until(lambda driver: standing(made, 3).lost > 2)
-        assert not made.seats[0].driver.state.audits.suspended(job)
+            await seat.until(lambda driver: standing(made, 3).rewards_lost > 2)
+        assert not made.seats[0].driver.state.audits.suspensions_in(job)
         # Without half a minute an honest opening comes too late now and then where the machine is busy.
-        assert max(standing(made, number).lost for number in range(3)) < standing(made, 3).lost
+        assert max(standing(made, number).rewards_lost for number in range(3)) < standing(made, 3).rewards_lost
 
 
 async def test_an_audit_that_waits_for_the_worker_keeps_no_other_from_fetching(tmp_path: Path) -> None:
@@ -318,7 +326,7 @@ async def test_a_lie_in_the_last_rounds_is_refused_before_the_vote_and_honest_wo
         await ended(made, job)
         found = made.seats[0].driver.state.jobs.jobs[job]
         assert {who for who, of in found.rejected.items() if "replay" in of} == {made.seats[3].public}
-        assert [found.accepted[seat.public] for seat in made.seats] == [*[SPEC.rounds] * 3, 1] and not found.undone
+        assert [found.accepted[seat.public] for seat in made.seats] == [*[SPEC.rounds] * 3, 1] and not found.undone_rounds
 
 
 @pytest.mark.usefixtures("links_that_take_their_time")
@@ -327,10 +335,10 @@ async def test_a_scratch_job_is_audited_without_any_worker(tmp_path: Path) -> No
         spec = replace(SCRATCH, rounds=3, audit=AuditMode.SAMPLED, audit_window=40)
         author = made.seats[1].author
         with patience():
-            job = job_id(made.seats[1].public, await author.submit("job/start", Start(spec.encode())))
+            job = job_id(made.seats[1].public, await author.submit("job/start", StartJob(spec.encode())))
         for seat in made.seats:
             await seat.until(settled(job))
-        assert set(results(made.seats[0])) == {Result.PASSED}
+        assert set(results(made.seats[0])) == {AuditResult.PASSED}
 
 
 @pytest.mark.parametrize(
@@ -351,17 +359,18 @@ async def test_who_lies_where_nobody_looks_before_the_vote_is_suspended_by_all_a
     async with trainers(tmp_path, attack) as made:
         job = await made.train(spec)
         for seat in made.seats:
-            await seat.until(lambda driver: bool(driver.state.audits.suspended(job)))
-        causes = [seat.driver.state.audits.jobs[job].causes for seat in made.seats]  # the log forgets within some rounds
+            await seat.until(lambda driver: bool(driver.state.audits.suspensions_in(job)))
+        # the log forgets within some rounds
+        causes = [seat.driver.state.audits.jobs[job].suspension_causes for seat in made.seats]
         ((trainer, entry),) = causes[0].items()
         assert trainer == entry.trainer == made.seats[3].public and {entry.finding} == found
-        assert entry.result is Result.SUSPENDED and causes == [{trainer: entry}] * 4, "at one height, too"
+        assert entry.result is AuditResult.SUSPENDED and causes == [{trainer: entry}] * 4, "at one height, too"
         assert {standing(made, number).suspensions for number in range(3)} == {0}
         assert standing(made, 3).suspensions == 1
         told = await made.seats[3].event("warning", "suspended until round")
         assert f"replay {entry.finding.label if entry.finding else ''} found by" in told
         assert auditing.suspension(made.seats[3].public, made.seats[0].driver.state) in told
-        assert made.seats[0].driver.state.audits.suspended(job)
+        assert made.seats[0].driver.state.audits.suspensions_in(job)
 
 
 @pytest.mark.parametrize(
@@ -369,12 +378,12 @@ async def test_who_lies_where_nobody_looks_before_the_vote_is_suspended_by_all_a
 )
 def test_whoever_begins_an_audit_waits_for_a_round_or_until_it_lapses(window: int, patience: list[int]) -> None:
     """Drawn later than others, or after a restart, it may begin in each round of the window, and after the last one."""
-    due = Due(b"", 7, b"", None, False, 7)  # type: ignore[arg-type]
+    due = AuditDuty(b"", 7, b"", None, False, 7)  # type: ignore[arg-type]
     assert [auditing.patience(due, window, 7 + begun) - 7 for begun in range(1, window + 2)] == patience
 
 
 def test_a_window_of_one_round_leaves_no_such_time() -> None:
-    assert auditing.patience(Due(b"", 7, b"", None, False, 7), 1, 8) == 8  # type: ignore[arg-type]
+    assert auditing.patience(AuditDuty(b"", 7, b"", None, False, 7), 1, 8) == 8  # type: ignore[arg-type]
 
 
 async def test_seconds_in_which_an_auditor_has_no_processor_are_held_against_nobody(
@@ -392,28 +401,28 @@ async def test_seconds_in_which_an_auditor_has_no_processor_are_held_against_nob
 
 
 async def test_an_audit_that_is_due_late_finds_what_is_false(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def late(me: bytes, state: State) -> list[Due]:
-        return [due if due.is_dispute else replace(due, since=due.since - SPEC.audit_window) for due in due_for(me, state)]
+    def late(me: bytes, state: LedgerState) -> list[AuditDuty]:
+        return [due if due.is_dispute else replace(due, since=due.since - SPEC.audit_window) for due in audit_duties(me, state)]
 
-    monkeypatch.setattr(auditing, "due_for", late)
+    monkeypatch.setattr(auditing, "audit_duties", late)
     async with trainers(tmp_path, "false-update") as made:
         job = await made.train(replace(SPEC, rounds=ENDLESS, auditors=4))
-        await made.seats[0].until(lambda driver: bool(driver.state.audits.suspended(job)))
+        await made.seats[0].until(lambda driver: bool(driver.state.audits.suspensions_in(job)))
 
 
 async def test_an_audit_that_is_due_late_calls_nothing_withheld(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As is one that was drawn for the rounds that a ballot had missed: honest states would have two seconds to come."""
     window = 6
 
-    def late(me: bytes, state: State) -> list[Due]:
-        return [due for due in due_for(me, state) if state.jobs.jobs[due.job].round > due.since + window - 1]
+    def late(me: bytes, state: LedgerState) -> list[AuditDuty]:
+        return [due for due in audit_duties(me, state) if state.jobs.jobs[due.job].round > due.since + window - 1]
 
-    monkeypatch.setattr(auditing, "due_for", late)
+    monkeypatch.setattr(auditing, "audit_duties", late)
     monkeypatch.setattr(auditing, "WITHHELD_SECONDS_MIN", 0.0)
     async with trainers(tmp_path, "withhold") as made:
         job = await made.train(replace(SPEC, rounds=ENDLESS, auditors=4, audit_window=window))
         await made.seats[0].until(lambda driver: driver.state.jobs.jobs[job].round >= 11)
-        assert Result.LAPSED in results(made.seats[0]) and Result.CHALLENGED not in results(made.seats[0])
+        assert AuditResult.LAPSED in results(made.seats[0]) and AuditResult.CHALLENGED not in results(made.seats[0])
 
 
 @pytest.mark.real("rounds that go on while a fetch waits")
@@ -424,11 +433,11 @@ async def test_nothing_is_called_withheld_before_the_least_link_had_its_time_how
     monkeypatch.setattr(auditing, "WITHHELD_SECONDS_MIN", 0.0)
     async with trainers(tmp_path, "withhold") as made:
         job, driver = await made.train(replace(SPEC, rounds=ENDLESS, audit_window=2)), made.seats[0].driver
-        await made.seats[0].until(lambda driver: bool(driver.state.audits.suspended(job)))
-        at = {entry.height: entry for entry in driver.state.audits.log if entry.result is Result.CHALLENGED}
+        await made.seats[0].until(lambda driver: bool(driver.state.audits.suspensions_in(job)))
+        at = {entry.height: entry for entry in driver.state.audits.log if entry.result is AuditResult.CHALLENGED}
         (height, entry), *_ = sorted(at.items())
         closed = next(item.height for item in driver.store.rounds(ENDLESS) if item.round == entry.round)
-        times = [decode_header(driver.store.header(of) or b"").time_ms for of in (closed, height)]
+        times = [decode_header(driver.store.get_header(of) or b"").time_ms for of in (closed, height)]
         assert times[1] - times[0] >= 2_000 and entry.finding is ReplayFinding.WITHHELD
         assert driver.state.jobs.jobs[job].round > entry.round + 2
         assert {standing(made, number).suspensions for number in range(3)} == {0}
@@ -461,7 +470,7 @@ async def test_a_proposal_that_is_shown_to_one_auditor_alone_is_shown_to_the_jud
             drawn.update(one)
             return one
 
-        monkeypatch.setattr(docket.draws, "draw", draw_one)
+        monkeypatch.setattr(state_machine.sortition, "draw_auditors", draw_one)
         # All is shown in the first round, of which nothing is drawn: who is accepted there is awaited in the next one.
         refuse_reveals(monkeypatch, liar, lambda peer: bool(drawn) and peer not in drawn)
         for seat in honest:
@@ -474,7 +483,7 @@ async def test_a_proposal_that_is_shown_to_one_auditor_alone_is_shown_to_the_jud
         await trio.to_thread.run_sync(seat.driver.workshop.delete_passed)
         finished.set()
         await ended(made, job)
-        (entry,) = [entry for entry in made.seats[0].driver.state.audits.log if entry.result is Result.SUSPENDED]
+        (entry,) = [entry for entry in made.seats[0].driver.state.audits.log if entry.result is AuditResult.SUSPENDED]
         assert entry.finding is ReplayFinding.MISMATCH and entry.trainer == liar.public
         await poll(lambda: not seat.auditing._shown)
 
@@ -490,11 +499,11 @@ async def test_a_quorum_of_voters_takes_a_job_back_to_an_anchor_and_all_go_on_fr
         said = [await service.request_rollback("sums", 8) for service in services[:3]]
         assert said[0] == "1 of the 3 voters needed ask that job 'sums' goes back to @8; the others have to ask for the same"
         assert "a quorum of the voters wanted the model before them" in said[2]
-        (undone,) = made.seats[2].driver.state.jobs.jobs[job].undone  # the others may not have applied that block
+        (undone,) = made.seats[2].driver.state.jobs.jobs[job].undone_rounds  # the others may not have applied that block
         for seat in made.seats:
             await seat.until(lambda driver: driver.state.jobs.jobs[job].round >= undone.last + 3)
             of = seat.driver.state.jobs.jobs[job]
-            assert (undone.first, of.taken) == (8, of.round - undone.last - 1 + 8)
+            assert (undone.first, of.rounds_in_model) == (8, of.round - undone.last - 1 + 8)
         await services[0].cancel_job("sums")
         await ended(made, job)
 
@@ -503,7 +512,7 @@ async def test_after_a_restart_the_round_that_is_open_is_no_time_to_wait(tmp_pat
     """It may be closed at once."""
     begun: list[int] = []
 
-    def noted(due: Due, window: int, now: int) -> int:
+    def noted(due: AuditDuty, window: int, now: int) -> int:
         begun.append(now)
         return 10_000
 
@@ -511,7 +520,8 @@ async def test_after_a_restart_the_round_that_is_open_is_no_time_to_wait(tmp_pat
         away = made.seats[2]
         made.workers[away.public].failures = 10_000  # it has something left to report
         job = await made.train(replace(SPEC, rounds=200))
-        await away.until(lambda driver: bool([*due_for(away.public, driver.state)]))  # rounds may be closed without its ballot
+        # rounds may be closed without its ballot
+        await away.until(lambda driver: bool([*audit_duties(away.public, driver.state)]))
         for seat in made.seats:
             await seat.stop()
         monkeypatch.setattr(auditing, "patience", noted)
@@ -522,7 +532,7 @@ async def test_after_a_restart_the_round_that_is_open_is_no_time_to_wait(tmp_pat
 
 @pytest.mark.usefixtures("links_that_take_their_time")
 async def test_a_lie_in_the_last_round_is_found_after_the_jobs_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(docket.draws, "draw", lambda tickets, *_: (min(tickets),))
+    monkeypatch.setattr(state_machine.sortition, "draw_auditors", lambda tickets, *_: (min(tickets),))
     async with trainers(tmp_path, "false-update") as made:
         job = await made.train(replace(SPEC, rounds=2))
         await ended(made, job)
@@ -546,7 +556,7 @@ def backwards(worker: Sums) -> Callable[..., tuple[Any, Sequence[float]]]:
 async def test_of_two_liars_in_a_round_neither_update_stays_in_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with trainers(tmp_path) as made:
         honest = {seat.public for seat in made.seats[:2]}
-        monkeypatch.setattr(docket.draws, "draw", lambda tickets, *_: tuple(sorted(honest & tickets.keys())))
+        monkeypatch.setattr(state_machine.sortition, "draw_auditors", lambda tickets, *_: tuple(sorted(honest & tickets.keys())))
         for number in (2, 3):
             liar = made.workers[made.seats[number].public]
             monkeypatch.setattr(liar, "_update", backwards(liar))
@@ -554,7 +564,7 @@ async def test_of_two_liars_in_a_round_neither_update_stays_in_the_model(tmp_pat
         await ended(made, job)
         suspensions = [standing(made, number).suspensions for number in range(4)]
         assert suspensions[:2] == [0, 0] and sum(suspensions) in (1, 2), "the first conviction may end the audit of the second"
-        (undone, *_) = made.seats[0].driver.state.jobs.jobs[job].undone
+        (undone, *_) = made.seats[0].driver.state.jobs.jobs[job].undone_rounds
         assert undone.first <= 1 <= undone.last
 
 
@@ -570,16 +580,16 @@ async def test_after_the_jobs_end_nothing_is_withheld_sooner_than_a_window_takes
         job = await made.train(replace(SPEC, rounds=rounds, audit_window=window))
         await seat.until(has_finished(job))
         closed = {item.round: item.height for item in seat.driver.store.rounds(rounds)}
-        times = [decode_header(seat.driver.store.header(closed[number]) or b"").time_ms for number in (2, 5)]
+        times = [decode_header(seat.driver.store.get_header(closed[number]) or b"").time_ms for number in (2, 5)]
         over = seat.driver.state.jobs.jobs[job]
         assert seat.auditing._seconds_of(job, over, window) == (times[1] - times[0]) / 1_000 > 0
-        begun = decode_header(seat.driver.store.header(over.started) or b"").time_ms
+        begun = decode_header(seat.driver.store.get_header(over.started_height) or b"").time_ms
         assert seat.auditing._seconds_of(job, over, rounds) == (times[1] - begun) / 1_000, "of all its rounds: since it began"
         monkeypatch.setattr(seat.auditing, "_seconds_of", lambda key, job, count: 1e6 * count)
         with trio.move_on_after(0.5) as waiting:
             await seat.auditing._opened(job, rounds + 1, window)
         assert waiting.cancelled_caught
-        monkeypatch.setattr(auditing, "AFTERMATH_HEIGHTS", 0)
+        monkeypatch.setattr(auditing, "POST_JOB_AUDIT_HEIGHTS", 0)
         with patience():  # the audits themselves would be over
             await seat.auditing._opened(job, rounds + 1, window)
 
@@ -588,7 +598,7 @@ async def test_a_suspended_trainer_trains_no_more_in_that_job(tmp_path: Path) ->
     async with trainers(tmp_path, "false-update") as made:
         job = await made.train(replace(SPEC, rounds=ENDLESS))
         liar = made.seats[3]
-        await liar.until(lambda driver: bool(driver.state.audits.suspended(job)))
+        await liar.until(lambda driver: bool(driver.state.audits.suspensions_in(job)))
         job_then = liar.driver.state.jobs.jobs[job]
         await liar.until(lambda driver: driver.state.jobs.jobs[job].round >= job_then.round + 4)
         proposed = [request.round for request in made.workers[liar.public].asked if isinstance(request, tasks.Propose)]
@@ -600,15 +610,15 @@ async def test_who_challenges_honest_work_pays_and_nobody_is_suspended(tmp_path:
     async with trainers(tmp_path, "false-challenge") as made:
         await made.train(replace(SPEC, auditors=4, rounds=ENDLESS))
         for seat in made.seats:
-            await seat.until(lambda driver: Result.REFUTED in [entry.result for entry in driver.state.audits.log])
+            await seat.until(lambda driver: AuditResult.REFUTED in [entry.result for entry in driver.state.audits.log])
         assert [standing(made, number).suspensions for number in range(4)] == [0] * 4
         assert standing(made, 3).refuted > 0
         assert [standing(made, number).refuted for number in range(3)] == [0] * 3
 
 
-@pytest.mark.parametrize(("tolerances", "said"), [(1.5, Result.PASSED), (2.5, Result.CHALLENGED)])
+@pytest.mark.parametrize(("tolerances", "said"), [(1.5, AuditResult.PASSED), (2.5, AuditResult.CHALLENGED)])
 async def test_a_drawn_auditor_does_not_challenge_what_others_might_tolerate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tolerances: float, said: Result
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tolerances: float, said: AuditResult
 ) -> None:
     async def off(self: Trainer, round: Any, request: Any) -> Replayed:
         return Replayed(ReplayFinding.MISMATCH, tolerances * SPEC.replay_tolerance, 0)
@@ -628,7 +638,7 @@ async def test_an_audit_whose_own_worker_fails_is_tried_again(tmp_path: Path, mo
         worker.failures = 2
         while worker.failures:
             await ended(made, await made.train(SPEC))
-        assert set(results(made.seats[0])) == {Result.PASSED}
+        assert set(results(made.seats[0])) == {AuditResult.PASSED}
 
 
 async def test_what_an_audit_fetched_is_there_after_the_round_was_closed(tmp_path: Path) -> None:
@@ -660,7 +670,7 @@ async def test_an_auditor_that_was_away_reports_when_it_is_back(tmp_path: Path) 
         await made.start(away, made.role(away))
         await ended(made, job)
         assert before == 0 < standing(made, 2).reports
-        assert set(results(made.seats[0])) == {Result.PASSED}
+        assert set(results(made.seats[0])) == {AuditResult.PASSED}
 
 
 @pytest.mark.usefixtures("links_that_take_their_time")
@@ -670,7 +680,7 @@ async def test_buffers_are_served_while_they_may_be_asked_for_and_deleted_afterw
         made.workers[made.seats[2].public].failures = 10_000
         job = await trained_with_reports_of(made, made.seats[2])
         await author.until(has_trained(job))
-        asked = auditing.asked_of(author.public, author.driver.state)
+        asked = auditing.proposals_to_serve(author.public, author.driver.state)
         assert asked, "seat 2 has not reported"
         for proposal in asked:
             assert proposal.buffer is not None
@@ -688,9 +698,9 @@ async def test_a_trainer_that_starts_again_shows_its_buffers_but_for_one_that_it
     async with trainers(tmp_path) as made:
         author, asking = made.seats[1], made.seats[2]
         await made.train(UNDRAWN)
-        await author.until(lambda driver: len(auditing.asked_of(author.public, driver.state)) > 2)
+        await author.until(lambda driver: len(auditing.proposals_to_serve(author.public, driver.state)) > 2)
         await author.stop()
-        damaged, other = (of.buffer for of in auditing.asked_of(author.public, author.driver.state)[:2])
+        damaged, other = (of.buffer for of in auditing.proposals_to_serve(author.public, author.driver.state)[:2])
         assert damaged is not None and other is not None and not asking.blobs.size(damaged) and not asking.blobs.size(other)
         author.blobs.path(damaged).write_bytes(b"torn")
         await made.start(author, made.role(author))
@@ -724,7 +734,9 @@ UNDRAWN = replace(SPEC, audit_rate=1e-9, local_steps=8, rounds=200, audit_window
 
 async def volunteering(seat: Seat, *trainers: bytes) -> None:
     """Returns when this seat may volunteer for proposals of these trainers."""
-    await seat.until(lambda driver: {due.trainer for due in others_audited(seat.public, driver.state)} >= set(trainers))
+    await seat.until(
+        lambda driver: {due.trainer for due in auditable_proposals_of_others(seat.public, driver.state)} >= set(trainers)
+    )
 
 
 @pytest.mark.parametrize("steps", [1, 8])
@@ -738,8 +750,8 @@ async def test_a_person_has_a_round_re_executed_and_all_confirm_what_is_false(tm
         assert told.startswith(f"{short_id(asked.public)} challenges {short_id(liar)} in round ")
         assert "(mismatch); " in told and "% of its length" in told
         for seat in made.seats:
-            await seat.until(lambda driver: bool(driver.state.audits.suspended(job)))
-        assert set(made.seats[0].driver.state.audits.suspended(job)) == {liar}
+            await seat.until(lambda driver: bool(driver.state.audits.suspensions_in(job)))
+        assert set(made.seats[0].driver.state.audits.suspensions_in(job)) == {liar}
         assert standing(made, 0).upheld == 1 and not any(standing(made, number).refuted for number in range(3))
 
 
@@ -756,10 +768,10 @@ async def test_a_lie_that_nobody_drew_is_found_once_the_loss_jumps(
         job = await made.train(UNDRAWN)
         liar = made.seats[3].public
         for seat in made.seats:
-            await seat.until(lambda driver: bool(driver.state.jobs.jobs[job].undone))
+            await seat.until(lambda driver: bool(driver.state.jobs.jobs[job].undone_rounds))
         await made.seats[0].event("audit", "the training loss jumped in round")
         assert min(request.round for seat in made.seats for request in made.workers[seat.public].audits) >= jump // 2
-        undone, *_ = made.seats[0].driver.state.jobs.jobs[job].undone
+        undone, *_ = made.seats[0].driver.state.jobs.jobs[job].undone_rounds
         assert undone.trainer == liar and undone.first == 8
         await made.seats[0].event("audit", f"({found.label})")
         assert {standing(made, number).refuted for number in range(3)} == {0}
@@ -826,7 +838,7 @@ async def test_what_a_person_asked_for_goes_before_what_was_drawn(tmp_path: Path
 
     @asynccontextmanager
     async def turn(is_first: Callable[[], bool]) -> AsyncIterator[None]:
-        audits.asked.append((due.job, due.place))  # a person may ask while it waits
+        audits.asked.append((due.job, due.proposal_key))  # a person may ask while it waits
         turns.append(is_first())
         audits.asked.clear()
         yield
@@ -886,7 +898,7 @@ async def test_an_opening_that_is_refused_is_tried_again_while_it_is_due(
     court.report()
     court.round(AUDITS.window)
     auditing = auditing_of(court, tmp_path)
-    (due,) = court.rules.audits.openings_due(PEOPLE[0].public, court.state)
+    (due,) = court.rules.audits_module.loss_openings_due(PEOPLE[0].public, court.state)
 
     async def submit(kind: str, content: object, seconds: float) -> None:
         said.append(content)

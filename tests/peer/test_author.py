@@ -15,11 +15,11 @@ import trio.testing
 
 from consensus.block import Block, encode_block
 from consensus.effects import DecidedBlock
-from ledger.blocks.pool import Pool
+from ledger.blocks.mempool import Mempool
 from ledger.core.genesis import TRAINER
-from ledger.jobs import Phase, Start, Stop, job_id
-from ledger.members import Invitation, Register, Rename
-from ledger.state import Body, State
+from ledger.jobs import JobPhase, StartJob, StopJob, job_id
+from ledger.ledger_state import BlockBody, LedgerState
+from ledger.members import Invitation, RegisterRoles, RenameMember
 from peer.driver import author as author_module
 from peer.driver.author import Author
 from peer.driver.eventlog import EventLog
@@ -56,7 +56,7 @@ class Log:
         return self.world.ledger
 
     @property
-    def state(self) -> State:
+    def state(self) -> LedgerState:
         return self.world.state
 
     async def call(self, do: Callable[[], Effects | None]) -> None:
@@ -76,19 +76,19 @@ class Log:
 
     def decide(self, *blocks: Iterable[Signed]) -> None:
         for transactions in blocks:
-            body = codec.encode(Body((), (), tuple(transactions)))
+            body = codec.encode(BlockBody((), (), tuple(transactions)))
             self.world.decide_body(body)
             height, zero = self.state.height, bytes(32)
             block = Block(height, zero, 1_000, ME.public, zero, zero, zero, None, {}, body)
             self.blocks[height] = DecidedBlock(height, zero, encode_block(block), Certificate(b"-", {}))
-            self.ledger.pool.height = height
-            self.ledger.pool.prune(self.rules, self.state)
+            self.ledger.mempool.height = height
+            self.ledger.mempool.prune(self.rules, self.state)
         self._wake()
 
     def restored(self) -> None:
         """As a snapshot leaves it: neither the blocks before nor what waited are here."""
         self.blocks.clear()
-        self.ledger.pool = Pool(self.state.height)
+        self.ledger.mempool = Mempool(self.state.height)
         self._wake()
 
     def _wake(self) -> None:
@@ -96,7 +96,7 @@ class Log:
         applied.set()
 
     def selected(self) -> tuple[Signed, ...]:
-        chosen: tuple[Signed, ...] = self.ledger.pool.select(self.rules, self.state)
+        chosen: tuple[Signed, ...] = self.ledger.mempool.select_transactions(self.rules, self.state)
         return chosen
 
     def starts(self) -> int:
@@ -139,12 +139,12 @@ async def logged() -> AsyncIterator[tuple[Log, Author]]:
         nursery.cancel_scope.cancel()
 
 
-def start(spec: bytes = SCRATCH) -> tuple[str, Start]:
-    return "job/start", Start(spec)
+def start(spec: bytes = SCRATCH) -> tuple[str, StartJob]:
+    return "job/start", StartJob(spec)
 
 
 def stop(log: Log, job: bytes, *voters: int) -> tuple[Signed, ...]:
-    return tuple(log.world.tx(PEOPLE[voter], "job/stop", Stop(job)) for voter in voters)
+    return tuple(log.world.tx(PEOPLE[voter], "job/stop", StopJob(job)) for voter in voters)
 
 
 def transaction_of(signed: Signed) -> Transaction:
@@ -164,7 +164,7 @@ async def test_another_transaction_with_its_nonce_is_not_taken_for_it() -> None:
     async with logged() as (log, author):
         asked = Asked(log, author, *start())
         first = await log.said()
-        log.decide([log.world.tx(ME, "member/register", Register(()))])  # of another device, or from before a restart
+        log.decide([log.world.tx(ME, "member/register", RegisterRoles(()))])  # of another device, or from before a restart
         second = await log.said()
         assert [transaction_of(signed).nonce for signed in (first, second)] == [1, 2]
         await asked.settled()
@@ -175,7 +175,7 @@ async def test_it_is_found_among_many_blocks_that_were_applied_at_once() -> None
     async with logged() as (log, author):
         asked = Asked(log, author, *start())
         signed = await log.said()
-        later, theirs = (log.world.tx(who, "member/register", Register(()), ahead) for who, ahead in ((ME, 2), (OTHER, 1)))
+        later, theirs = (log.world.tx(who, "member/register", RegisterRoles(()), ahead) for who, ahead in ((ME, 2), (OTHER, 1)))
         log.decide([], [signed], [theirs], [later], [])
         await asked.settled()
         assert asked.transaction == transaction_of(signed) and log.starts() == 1 and log.is_silent()
@@ -184,7 +184,7 @@ async def test_it_is_found_among_many_blocks_that_were_applied_at_once() -> None
 async def behind_a_gap(log: Log, author: Author, count: int) -> list[Asked]:
     """Submissions behind one that nobody waits for any more, and that a block has made impossible."""
     job = log.world.start(ME)
-    given_up = Asked(log, author, "job/stop", Stop(job))
+    given_up = Asked(log, author, "job/stop", StopJob(job))
     await log.said()
     asked = []
     for number in range(count):
@@ -193,7 +193,7 @@ async def behind_a_gap(log: Log, author: Author, count: int) -> list[Asked]:
     given_up.scope.cancel()
     await given_up.ended.wait()
     log.decide(stop(log, job, 1, 2, 3))
-    assert log.state.jobs.jobs[job].phase is Phase.FINISHED and len(log.ledger.pool) == count
+    assert log.state.jobs.jobs[job].phase is JobPhase.FINISHED and len(log.ledger.mempool) == count
     return asked
 
 
@@ -221,10 +221,10 @@ async def test_what_was_refused_after_it_was_on_the_log_never_acts() -> None:
     async with logged() as (log, author):
         asked = Asked(log, author, *start(LANGUAGE))
         signed = await log.said()
-        log.decide([log.world.tx(OTHER, "member/register", Register(()))])
+        log.decide([log.world.tx(OTHER, "member/register", RegisterRoles(()))])
         await asked.settled()
         assert "needs 3 voters with a worker" in asked.error
-        log.decide([log.world.tx(OTHER, "member/register", Register((TRAINER,)))])
+        log.decide([log.world.tx(OTHER, "member/register", RegisterRoles((TRAINER,)))])
         assert "nonce" in (log.world.problem(signed) or ""), "else it acts although its author was told that it does not"
         assert log.starts() == 0
 
@@ -309,7 +309,7 @@ async def test_of_many_commands_no_more_wait_for_a_block_at_once_than_other_pool
     async with logged() as (log, author):
         asked = [Asked(log, author, *start()) for _ in range(5)]
         await trio.testing.wait_all_tasks_blocked()
-        assert len(log.ledger.pool) == 2
+        assert len(log.ledger.mempool) == 2
         for submission in asked:
             await submission.settled()
         assert log.starts() == 5 and not any(submission.error for submission in asked)
@@ -318,7 +318,7 @@ async def test_of_many_commands_no_more_wait_for_a_block_at_once_than_other_pool
 async def test_what_is_refused_is_said_at_once_and_never_put_on_the_log() -> None:
     async with logged() as (log, author):
         with pytest.raises(UserError, match="no such job"):
-            await author.submit("job/stop", Stop(bytes(32)))
+            await author.submit("job/stop", StopJob(bytes(32)))
         assert log.is_silent()
 
 
@@ -343,13 +343,13 @@ async def test_two_devices_with_one_key_get_both_of_their_commands_decided(found
     seat, done = founders.seats[0], dict[str, Transaction]()
 
     async def submit(author: Author, name: str) -> None:
-        done[name] = await author.submit("job/start", Start(replace(REAL_SCRATCH, name=name).encode()))
+        done[name] = await author.submit("job/start", StartJob(replace(REAL_SCRATCH, name=name).encode()))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(submit, seat.author, "one")
         nursery.start_soon(submit, Author(seat.driver), "two")
-        await poll(lambda: len(seat.driver.ledger.pool) == 2)
-        assert {transaction_of(signed).nonce for signed in seat.driver.ledger.pool} == {1}
+        await poll(lambda: len(seat.driver.ledger.mempool) == 2)
+        assert {transaction_of(signed).nonce for signed in seat.driver.ledger.mempool} == {1}
         await others_come(founders)
     assert {transaction.nonce for transaction in done.values()} == {1, 2}
     jobs = seat.driver.state.jobs.jobs
@@ -361,13 +361,13 @@ async def test_what_one_author_says_at_once_is_decided_in_that_order_without_wai
     seat, done = founders.seats[0], dict[str, Transaction]()
 
     async def register(name: str, *roles: str) -> None:
-        done[name] = await seat.author.submit("member/register", Register(roles))
+        done[name] = await seat.author.submit("member/register", RegisterRoles(roles))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(register, "first", TRAINER)
-        await poll(lambda: len(seat.driver.ledger.pool) == 1)
+        await poll(lambda: len(seat.driver.ledger.mempool) == 1)
         nursery.start_soon(register, "second")
-        await poll(lambda: len(seat.driver.ledger.pool) == 2)
+        await poll(lambda: len(seat.driver.ledger.mempool) == 2)
         await others_come(founders)
     assert (done["first"].nonce, done["second"].nonce) == (1, 2)
     assert seat.driver.state.members.members[seat.public].roles == ()
@@ -375,11 +375,11 @@ async def test_what_one_author_says_at_once_is_decided_in_that_order_without_wai
 
 async def test_a_command_behind_one_that_left_the_pool_for_good_acts_once(founders: Network) -> None:
     seat = founders.seats[0]
-    pool, given_up = seat.driver.ledger.pool, trio.CancelScope()
+    pool, given_up = seat.driver.ledger.mempool, trio.CancelScope()
 
     async def give_up() -> None:
         with given_up:
-            await seat.author.submit("member/register", Register((TRAINER,)))
+            await seat.author.submit("member/register", RegisterRoles((TRAINER,)))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(give_up)
@@ -389,7 +389,7 @@ async def test_a_command_behind_one_that_left_the_pool_for_good_acts_once(founde
         given_up.cancel()
         pool._forget(next(iter(pool._waiting.values())))  # as when a block makes it impossible
         await others_come(founders)
-        await founders.seats[1].author.submit("member/register", Register((TRAINER,)))
+        await founders.seats[1].author.submit("member/register", RegisterRoles((TRAINER,)))
     await poll(lambda: seat.author.nonce == 2)
     assert len(seat.driver.state.jobs.jobs) == 1
 
@@ -398,11 +398,11 @@ async def test_a_peer_says_its_name_once_a_start_even_where_somebody_with_its_ke
     async with logged() as (log, author):
         peer: Any = log
         peer.signer, peer.witness = ME, Witness(EventLog(), lambda: 0.0)
-        other = log.world.tx(ME, "member/name", Rename("bne"), ahead=2)
+        other = log.world.tx(ME, "member/name", RenameMember("bne"), ahead=2)
         membership = Membership(peer, author, "ben", (TRAINER,), False, 0, None)
         log.nursery.start_soon(membership.run)
         said = await log.said()
-        assert codec.decode(Rename, codec.decode_message(said.body, (Transaction,)).content) == Rename("ben")
+        assert codec.decode(RenameMember, codec.decode_message(said.body, (Transaction,)).content) == RenameMember("ben")
         log.decide([said], [other])
         await poll(lambda: membership._has_said_name)
         log.decide([])
@@ -423,7 +423,7 @@ async def test_an_admission_that_others_tell_of_while_it_is_asked_for_again_is_o
             @property
             def waits(self) -> bool:
                 waited = super().waits
-                log.ledger.pool.add(told)
+                log.ledger.mempool.add(told)
                 return waited
 
         peer: Any = log

@@ -54,7 +54,11 @@ def node(
 def book(proposals: int = 1, opened: float = 0.0, times_up: float = 20.0) -> Any:
     terms = SimpleNamespace(round=3, quorum=3, trainers=frozenset(KEYS[1:3]))
     return SimpleNamespace(
-        terms=terms, opened=opened, times_up=times_up, proposals=dict.fromkeys(KEYS[:proposals]), ballots=dict.fromkeys(KEYS[:2])
+        terms=terms,
+        opened=opened,
+        cut_off_due_at=times_up,
+        proposals=dict.fromkeys(KEYS[:proposals]),
+        ballots=dict.fromkeys(KEYS[:2]),
     )
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import trio
 
-from ledger.blocks.ledger import DEFERRED_SECONDS
-from ledger.core.module import Change, Context, View
-from ledger.jobs import ClosedRound, JobsOfModelsModule, Start, job_id
-from ledger.members import Rename
+from ledger.blocks.application import ROUND_DEFERRAL_SECONDS
+from ledger.core.module import BlockContext, StateChange, StateReader
+from ledger.jobs import ClosedRound, JobsModuleV3, StartJob, job_id
+from ledger.members import RenameMember
 from peer.features import founding_modules
 from peer.node.node import Do
 from protocol.messages import Proposal
@@ -25,18 +25,20 @@ from tests.peer.nodes import Pack
 async def test_peers_go_on_alike_and_say_it_where_a_module_fails_in_every_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(self: Any, state: RlhfState, view: View, context: Context) -> Change:
+    def fails(self: Any, state: RlhfState, view: StateReader, context: BlockContext) -> StateChange:
         raise KeyError("planted")
 
-    monkeypatch.setattr(RlhfModule, "settle", fails)
+    monkeypatch.setattr(RlhfModule, "settle_block", fails)
     async with network(tmp_path, 3, modules=founding_modules()) as made:
         with trio.fail_after(60):
             for number in range(3):
-                await made.seats[0].author.submit("member/name", Rename(f"name {number}"))
+                await made.seats[0].author.submit("member/name", RenameMember(f"name {number}"))
             for seat in made.seats:
                 while seat.driver.state.height < made.seats[0].driver.state.height:
                     await seat.driver.applied.wait()
-        roots = {seat.driver.state.root for seat in made.seats if seat.driver.state.height == made.seats[0].driver.state.height}
+        roots = {
+            seat.driver.state.state_root for seat in made.seats if seat.driver.state.height == made.seats[0].driver.state.height
+        }
         assert len(roots) == 1
         for seat in made.seats:
             assert "settle of the module rlhf failed: KeyError: 'planted'" in seat.driver.witness.failure
@@ -45,19 +47,19 @@ async def test_peers_go_on_alike_and_say_it_where_a_module_fails_in_every_block(
 
 
 def test_a_round_whose_closing_failed_is_closed_later_on_an_idle_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = JobsOfModelsModule.settle
+    real = JobsModuleV3.settle_block
 
-    def fails(self: Any, state: Any, view: View, context: Context) -> Change:
-        if context.of(ClosedRound):
+    def fails(self: Any, state: Any, view: StateReader, context: BlockContext) -> StateChange:
+        if context.facts_of(ClosedRound):
             raise KeyError("planted")
         return real(self, state, view, context)
 
     pack = Pack()
-    signed = pack.world.tx(PEOPLE[0], "job/start", Start(LANGUAGE))
+    signed = pack.world.tx(PEOPLE[0], "job/start", StartJob(LANGUAGE))
     pack[0].say(signed)
     pack.until(lambda shell: bool(shell.node.state.jobs.jobs))
     job, height = job_id(signed.signer, pack.world.rules.open_transaction(signed)), pack[0].node.state.height
-    monkeypatch.setattr(JobsOfModelsModule, "settle", fails)
+    monkeypatch.setattr(JobsModuleV3, "settle_block", fails)
     ours = Proposal(job, 0, pack[0].node.state.jobs.jobs[job].model_root, bytes(32), 1, bytes(32), None)
     pack[0].turn(Do(lambda: pack[0].node.rounds.publish(ours, pack.now)))
     pack.settle()
@@ -67,10 +69,10 @@ def test_a_round_whose_closing_failed_is_closed_later_on_an_idle_network(monkeyp
             shell.node.rounds.find((job, 0), PEOPLE[0].public, Verdict.ACCEPT, pack.now)
     pack.until(lambda shell: shell.node.state.height > height, seconds=3_600.0)
     blocks, started = pack[0].node.state.height, pack.now
-    pack.pass_time(10 * DEFERRED_SECONDS)
+    pack.pass_time(10 * ROUND_DEFERRAL_SECONDS)
     blocks = pack[0].node.state.height - blocks
-    assert 0 < blocks <= (pack.now - started) / DEFERRED_SECONDS, "it is tried again, and not all the time"
+    assert 0 < blocks <= (pack.now - started) / ROUND_DEFERRAL_SECONDS, "it is tried again, and not all the time"
     assert [shell.node.state.jobs.jobs[job].round for shell in pack] == [0] * 4
     monkeypatch.undo()
-    pack.pass_time(2 * DEFERRED_SECONDS)
+    pack.pass_time(2 * ROUND_DEFERRAL_SECONDS)
     assert all(shell.node.state.jobs.jobs[job].round for shell in pack)

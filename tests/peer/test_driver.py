@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from ledger.jobs import ClosedRound
-from ledger.members import Register
+from ledger.members import RegisterRoles
 from peer.driver.driver import _stored_round
 from peer.roles.base import OpenRound
 from peer.roles.voter import Voter
@@ -20,7 +20,7 @@ from protocol.errors import MissingBlobError, StorageError, UserError
 from protocol.identity import Signed, sign_message
 from protocol.messages import Ballot, Commit, GetRound, GossipEnvelope, Prepare, Proposal, Vote
 from protocol.verdicts import Verdict
-from rounds.ballots import Outcome
+from rounds.round_state import RoundResult
 from storage.blobs import Blobs
 from tests.peer.chain import LANGUAGE
 from tests.peer.network import SECONDS_MAX, Seat, accepted, certified, network, one_root, poll
@@ -30,7 +30,7 @@ from transport.network import Priority
 
 async def test_four_voters_decide_a_scratch_job_and_compute_one_root(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4) as made:
-        before = made.seats[0].driver.state.root
+        before = made.seats[0].driver.state.state_root
         job = await made.seats[0].scratch()
         assert await one_root(made.seats, job) != before
         assert accepted(made.seats[3], job) == {made.seats[0].public: 1}
@@ -50,7 +50,7 @@ async def test_two_of_four_decide_nothing_and_go_on_when_the_third_comes(tmp_pat
         seats = [await made.start(seat) for seat in made.seats[:2]]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(seats[0].scratch)
-            await poll(lambda: len(seats[1].driver.ledger.pool) > 0)
+            await poll(lambda: len(seats[1].driver.ledger.mempool) > 0)
             assert [seat.driver.state.height for seat in seats] == [0, 0]
             assert not seats[1].store.read_restart_state().votes, "who has not asked a quorum what it has forgotten signs nothing"
             seats.append(await made.start(made.seats[2]))
@@ -79,7 +79,7 @@ async def test_a_peer_started_again_from_its_disk_has_its_root_and_goes_on_votin
         again = made.seats[2]
         await again.stop()
         await made.start(again)
-        assert again.driver.state.root == root
+        assert again.driver.state.state_root == root
         await made.seats[1].stop()  # now the one that came back is needed for every quorum
         remaining = [made.seats[n] for n in (0, 2, 3)]
         await one_root(remaining, await made.seats[0].scratch())
@@ -121,7 +121,7 @@ async def test_a_cut_network_decides_nothing_and_heals(tmp_path: Path) -> None:
             await _has_voted(made.seats[1])
             assert {seat.driver.state.height for seat in made.seats} == {height}
             made.mesh.heal()
-        newest = max(made.seats[0].driver.state.jobs.jobs.items(), key=lambda item: item[1].started)[0]
+        newest = max(made.seats[0].driver.state.jobs.jobs.items(), key=lambda item: item[1].started_height)[0]
         await one_root(made.seats, newest)
 
 
@@ -156,7 +156,7 @@ async def test_a_payload_that_does_not_come_blocks_no_vote_and_is_judged_when_it
         for seat in others:
             await seat.event("proposal", "proposes")
             with patience():
-                await seat.author.submit("member/register", Register(("trainer",)))
+                await seat.author.submit("member/register", RegisterRoles(("trainer",)))
         assert [seat.driver.state.jobs.jobs[job].round for seat in others] == [0, 0, 0]
         held[0].released = True
         await one_root(made.seats, job)
@@ -221,7 +221,7 @@ async def test_a_trainer_that_cannot_propose_still_decides_what_the_others_want(
         await failing.event("warning", "training in round 1 failed: no memory")
         for seat in made.seats[1:]:
             with patience():
-                await seat.author.submit("member/register", Register(("trainer",)))
+                await seat.author.submit("member/register", RegisterRoles(("trainer",)))
         assert failing.failure is None
 
 
@@ -369,7 +369,9 @@ async def test_the_time_goes_on_while_the_machine_sleeps_and_never_back_and_nobo
 
 def test_the_list_of_rounds_says_diverging_where_most_updates_are_too_large() -> None:
     keys, nobody = (b"1" * 32, b"2" * 32), frozenset[bytes]()
-    outcome = Outcome({}, dict.fromkeys(keys, Verdict.NORM), nobody, nobody, {}, nobody, nobody, diverging=frozenset(keys[:1]))
+    outcome = RoundResult(
+        {}, dict.fromkeys(keys, Verdict.NORM), nobody, nobody, {}, nobody, nobody, diverging=frozenset(keys[:1])
+    )
     jobs = {bytes(32): SimpleNamespace(spec=LANGUAGE.encode(), model_root=bytes(32))}
     state: Any = SimpleNamespace(height=4, jobs=SimpleNamespace(jobs=jobs))
     stored = _stored_round(ClosedRound(bytes(32), 3, outcome, (), ()), state)

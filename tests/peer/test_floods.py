@@ -13,9 +13,9 @@ from typing import Annotated
 import trio
 
 from consensus.pbft.block_sync import FUTURE_BYTES_MAX, PROPOSALS_BYTES_MAX, FutureHeightMessages
-from ledger.state import OPENED_BYTES_MAX
+from ledger.ledger_state import OPENED_BYTES_MAX
 from ledger.tables import Table
-from ledger.tables.table import KNOWN_BYTES_MAX
+from ledger.tables.table import DECODED_RECORDS_BYTES_MAX
 from peer.driver.driver import INBOX_BYTES_MAX as INBOX_BYTES_MAX_OF_DRIVER
 from peer.driver.transfer import INBOX_BYTES_MAX
 from protocol import codec
@@ -72,7 +72,7 @@ def test_a_flood_of_a_key_that_nobody_admitted_leaves_nothing_behind() -> None:
     pack = Pack(count=1)
     assert _retained(lambda: _relays(pack, STRANGER, "member/admit", 300)) < SLACK_BYTES
     rules = pack[0].node.rules
-    assert rules._opened_bytes == 0 and not rules._opened and len(pack[0].node.ledger.pool) == 0
+    assert rules._opened_bytes == 0 and not rules._opened and len(pack[0].node.ledger.mempool) == 0
 
 
 def test_a_flood_of_a_members_transactions_that_never_apply_leaves_nothing_behind() -> None:
@@ -89,7 +89,7 @@ def test_accepted_messages_stay_decoded_within_a_bound_in_bytes() -> None:
     def flood() -> None:
         for number in range(300):
             signed = sign_message(STRANGER, pack.world.chain, Transaction(number, 9, "any", _noise(number)))
-            rules.remember(signed, rules.open_transaction(signed))
+            rules.cache_opened_message(signed, rules.open_transaction(signed))
 
     assert 0.1 * OPENED_BYTES_MAX < _retained(flood) < OPENED_BYTES_MAX + SLACK_BYTES
     assert rules._opened_bytes <= OPENED_BYTES_MAX
@@ -126,10 +126,10 @@ class Row:
 
 def test_rows_that_were_read_stay_decoded_within_a_bound_in_bytes() -> None:
     table: Table[Row] = Table(Row).with_rows({number.to_bytes(4): Row(_noise(number, 15_000)) for number in range(1_000)})
-    table.tree()
-    retained = _retained(lambda: [table.get(number.to_bytes(4)) for number in range(1_000)])
-    assert retained < 2 * KNOWN_BYTES_MAX + SLACK_BYTES
-    assert table.get((7).to_bytes(4)) == Row(_noise(7, 15_000))
+    table.hashed_tree()
+    retained = _retained(lambda: [table.get_record(number.to_bytes(4)) for number in range(1_000)])
+    assert retained < 2 * DECODED_RECORDS_BYTES_MAX + SLACK_BYTES
+    assert table.get_record((7).to_bytes(4)) == Row(_noise(7, 15_000))
 
 
 # With a driver ----------------------------------------------------------------------------------------------------------

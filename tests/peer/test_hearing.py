@@ -27,7 +27,7 @@ Peers = list[tuple[MemoryNetwork, Hearing]]
 @asynccontextmanager
 async def world(voters: int = 7, strangers: int = 0) -> AsyncIterator[tuple[Mesh, Peers]]:
     mesh, keys = Mesh(1), KEYS[: voters + strangers]
-    members: Any = SimpleNamespace(voters=tuple(keys[:voters]), speaks=lambda key: key in keys[:voters])
+    members: Any = SimpleNamespace(voters=tuple(keys[:voters]), is_current_key=lambda key: key in keys[:voters])
     networks = [mesh.network(key, MemoryBlobs()) for key in keys]
     peers = [(network, Hearing(network, lambda: members)) for network in networks]
     async with trio.open_nursery() as nursery:
@@ -93,7 +93,7 @@ async def test_a_voter_with_too_few_names_both_sides(autojump_clock: MockClock) 
 
 async def test_who_was_never_there_is_no_other_side(autojump_clock: MockClock) -> None:
     async with world(voters=2) as (_, peers):
-        members = SimpleNamespace(voters=tuple(KEYS), speaks=lambda key: True)
+        members = SimpleNamespace(voters=tuple(KEYS), is_current_key=lambda key: True)
         late = Hearing(peers[0][0], lambda: members)
         late.look()
         await trio.sleep(60)

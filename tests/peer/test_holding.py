@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from ledger.core.genesis import TRAINER
-from ledger.jobs import Start, Stop, job_id
+from ledger.jobs import StartJob, StopJob, job_id
 from peer.driver.holding import Holding
 from tests.peer.network import Network, Seat, network
 from tests.waiting import patience
@@ -32,7 +32,7 @@ def own(seed: int = 0) -> Float32Array:
 async def started(seat: Seat, start: bytes) -> bytes:
     spec = JobSpec(name="own", data=bytes(32), model=MODEL, start=start, liars=0)
     with patience():
-        return job_id(seat.public, await seat.author.submit("job/start", Start(spec.encode())))
+        return job_id(seat.public, await seat.author.submit("job/start", StartJob(spec.encode())))
 
 
 async def has_model(made: Network, job: bytes, values: Float32Array) -> None:
@@ -63,8 +63,8 @@ async def test_nothing_waits_for_what_nobody_has_and_it_starts_once_it_is_there(
         job = await started(first, start)
         passing = await started(second, second.blobs.add(other.tobytes()))
         await has_model(made, passing, other)
-        assert [waiting.job for waiting in first.driver.state.jobs.line] == [job]
-        await second.author.submit("job/stop", Stop(passing))
+        assert [waiting.job for waiting in first.driver.state.jobs.queue] == [job]
+        await second.author.submit("job/stop", StopJob(passing))
         first.blobs.add(values.tobytes())
         await has_model(made, job, values)
 
@@ -79,7 +79,7 @@ async def test_voters_end_what_is_unsound(tmp_path: Path, bad: str) -> None:
         job = await started(made.seats[1], made.seats[1].blobs.add(values.tobytes()))
         for seat in made.seats:
             await seat.event("warning", "cannot start, and this voter wants it to end")
-            await seat.until(lambda driver: not driver.state.jobs.line)
+            await seat.until(lambda driver: not driver.state.jobs.queue)
             assert job not in seat.driver.state.jobs.jobs and seat.failure is None
 
 

@@ -13,18 +13,18 @@ from peer.driver.lateness import LATE_ROUNDS_MIN, LATE_SECONDS_MIN, Lateness
 from peer.driver.witness import Witness
 from peer.node.node import RoundClosed
 from protocol.verdicts import Verdict
-from rounds.ballots import Outcome
+from rounds.round_state import RoundResult
 from tests.peer.network import network, one_root, poll
 from tests.sim.keys import FastSigner
 
 ME, OTHER, JOB = FastSigner("me").public, FastSigner("other").public, bytes(32)
 NO_VOUCHES: Any = ({}, frozenset(), frozenset())
-ABSENT = Outcome({OTHER: bytes(32)}, {}, frozenset({ME}), frozenset(), *NO_VOUCHES)
-ACCEPTED = Outcome({ME: bytes(32)}, {}, frozenset({OTHER}), frozenset(), *NO_VOUCHES)
-UNJUDGED = Outcome(
+ABSENT = RoundResult({OTHER: bytes(32)}, {}, frozenset({ME}), frozenset(), *NO_VOUCHES)
+ACCEPTED = RoundResult({ME: bytes(32)}, {}, frozenset({OTHER}), frozenset(), *NO_VOUCHES)
+UNJUDGED = RoundResult(
     {}, {ME: Verdict.UNJUDGED}, frozenset(), frozenset({ME}), *NO_VOUCHES
 )  # the voters were late, not this trainer
-ELSEWHERE = Outcome({OTHER: bytes(32)}, {}, frozenset(), frozenset(), *NO_VOUCHES)  # it did not train in this round
+ELSEWHERE = RoundResult({OTHER: bytes(32)}, {}, frozenset(), frozenset(), *NO_VOUCHES)  # it did not train in this round
 
 
 def after(*proposed: bool, seconds: float = 20.0) -> Lateness:
@@ -53,7 +53,7 @@ def test_who_is_absent_nearly_always_is_late_although_it_comes_in_time_now_and_t
 
 
 @pytest.mark.parametrize("outcome", [ACCEPTED, UNJUDGED])
-def test_who_comes_in_time_in_half_of_the_rounds_is_not_late(outcome: Outcome) -> None:
+def test_who_comes_in_time_in_half_of_the_rounds_is_not_late(outcome: RoundResult) -> None:
     late = after(*[False] * LATE_ROUNDS_MIN)
     for _ in range(LATE_ROUNDS_MIN - 1):
         late.follow(outcome, ME, True, 20.0)

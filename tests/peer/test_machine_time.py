@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ledger.jobs import Job, Phase
+from ledger.jobs import Job, JobPhase
 from peer.api.machine_time import machine_time, replays_per_round
 from tests.peer.chain import LANGUAGE
 from tests.rounds.building import JOB, KEYS, ROOT
@@ -16,7 +16,7 @@ from training.spec import AuditMode, JobSpec
 def job_of(machines: int, voters: int, is_audited: bool = True) -> Job:
     trainers, voting = KEYS[:machines], KEYS[:voters]
     auditors = tuple(key for key in voting if key in trainers)
-    return Job(b"spec", "job", KEYS[0], 1, 9, Phase.RUNNING, 0, 1, ROOT, is_audited, voting, auditors, trainers, trainers)
+    return Job(b"spec", "job", KEYS[0], 1, 9, JobPhase.RUNNING, 0, 1, ROOT, is_audited, voting, auditors, trainers, trainers)
 
 
 FULL = replace(LANGUAGE, audit=AuditMode.FULL)

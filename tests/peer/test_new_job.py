@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ledger.core.genesis import TRAINER, ModuleVersion
-from ledger.jobs import JOBS_OF_MODELS, JobsModule
-from ledger.network import NetworkState
+from ledger.jobs import JOBS_V3, JobsModule
+from ledger.network_governance import NetworkState
 from peer.api import new_job, supervised, tuning
 from peer.api.new_job import checked, closed_safely, opened_widely, require_defended
 from protocol.api import TrainRequest
@@ -53,7 +53,7 @@ def test_objects_have_parts_where_they_may_be_large_and_the_network_knows_parts(
     assert (spec.object_bytes_max > BLOB_PART_BYTES) is (spec is not SMALL)
     made = checked(peer_of(jobs), spec)
     assert made == replace(spec, parts=has_parts)
-    assert (JOBS_OF_MODELS in ModelHost(tmp_path).terms(made.encode()).requires) is has_parts
+    assert (JOBS_V3 in ModelHost(tmp_path).terms_of_spec(made.encode()).requires) is has_parts
     assert (JobSpec.decode(made.encode()).encode() == spec.encode()) is not has_parts
     assert not checked(peer_of(jobs), replace(made, model=SMALL.model)).parts, "also if the model gets smaller"
 
@@ -77,7 +77,7 @@ def test_the_last_rounds_of_sampled_jobs_are_re_executed_where_the_network_knows
 ) -> None:
     made = closed_safely(peer_of(jobs), spec, said)
     assert made == replace(spec, closing_rounds=closing)
-    assert (JOBS_OF_MODELS in ModelHost(tmp_path).terms(made.encode()).requires) is (closing > 0)
+    assert (JOBS_V3 in ModelHost(tmp_path).terms_of_spec(made.encode()).requires) is (closing > 0)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_the_first_rounds_of_one_bit_jobs_say_more_where_the_network_knows_that(
     spec = replace(SMALL, **changes)
     made = opened_widely(peer_of(jobs), spec, said)
     assert made == replace(spec, opening_rounds=opening)
-    assert (JOBS_OF_MODELS in ModelHost(tmp_path).terms(made.encode()).requires) is (opening > 0)
+    assert (JOBS_V3 in ModelHost(tmp_path).terms_of_spec(made.encode()).requires) is (opening > 0)
     assert JobSpec.decode(made.encode()) == made
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ledger.jobs import Rollback, Stop
-from ledger.members import Approve, Leave, Rename, Stand
-from ledger.state import State
+from ledger.jobs import RequestRollback, StopJob
+from ledger.ledger_state import LedgerState
+from ledger.members import ApproveVoter, RenameMember, ResignAsVoter, StandAsVoter
 from peer.driver.news import names_of, news
 from protocol.identity import short_id
 from protocol.verdicts import Verdict
@@ -23,7 +23,7 @@ class Telling(World):
         super().__init__()
         self.told: list[str] = []
 
-    def decide_body(self, body: bytes) -> State:
+    def decide_body(self, body: bytes) -> LedgerState:
         before = self.state
         self.told += [item.text for item in news(before, super().decide_body(body))]
         return self.state
@@ -33,12 +33,12 @@ def test_who_comes_stands_and_goes_is_told() -> None:
     world = Telling()
     world.decide(world.admission(NEW))
     assert world.told == [f"{NAMES[8]} was admitted as a member, invited by {NAMES[0]}"]
-    world.decide(world.tx(NEW, "member/name", Rename("erin")))
+    world.decide(world.tx(NEW, "member/name", RenameMember("erin")))
     assert world.told[1:] == [f"{NAMES[8]} is called erin, and was newcomer before"]
     height = world.state.height - 1
-    world.decide(world.tx(NEW, "member/stand", Stand(height, world.state.certified_roots[height])))
-    world.decide(*(world.tx(person, "member/approve", Approve(NEW.public)) for person in FOUNDERS[:3]))
-    world.decide(world.tx(FOUNDERS[3], "member/leave", Leave()))
+    world.decide(world.tx(NEW, "member/stand", StandAsVoter(height, world.state.certified_roots[height])))
+    world.decide(*(world.tx(person, "member/approve", ApproveVoter(NEW.public)) for person in FOUNDERS[:3]))
+    world.decide(world.tx(FOUNDERS[3], "member/leave", ResignAsVoter()))
     for _ in range(3):
         world.decide()
     assert world.told[2:] == [
@@ -61,7 +61,7 @@ def test_jobs_that_begin_and_end_are_told() -> None:
     world = Telling()
     job = world.start()
     assert world.told == [f"job language of {NAMES[0]} begins: 2 rounds"]
-    world.decide(world.tx(PEOPLE[0], "job/stop", Stop(job)))
+    world.decide(world.tx(PEOPLE[0], "job/stop", StopJob(job)))
     assert world.told[1:] == ["job language ended early, after 0 rounds"]
 
 
@@ -79,14 +79,14 @@ def test_who_asks_for_a_rollback_is_told_with_the_command_for_the_others() -> No
     for _ in range(9):
         world.decide(closings=(world.closing(key, dict.fromkeys(world.job(key).trainers, Verdict.ACCEPT)),))
     for _ in range(2):
-        world.decide(world.tx(FOUNDERS[1], "job/rollback", Rollback(key, 8)))
+        world.decide(world.tx(FOUNDERS[1], "job/rollback", RequestRollback(key, 8)))
     asks = f"{NAMES[1]} asks that job unaudited goes back to @8; whoever agrees says `rollback {key.hex()[:8]} 8`"
     assert world.told[1:] == [asks]
 
 
 def test_a_founder_says_its_name_for_the_first_time_and_its_id_stays_beside_it() -> None:
     dora, world = FOUNDERS[3], World()
-    before, after = world.state, world.decide(world.tx(dora, "member/name", Rename("dora")))
+    before, after = world.state, world.decide(world.tx(dora, "member/name", RenameMember("dora")))
     unnamed = replace(before.members.members[dora.public], name=NAMES[3])
     members = replace(before.members, members=before.members.members | {dora.public: unnamed})
     (told,) = news(before.with_modules(members=members), after)

@@ -10,11 +10,11 @@ import pytest
 
 from consensus.effects import OwnRoundStatement
 from consensus.evidence import Evidence
-from ledger.blocks import pool as pool_module
-from ledger.blocks.pool import LINGER_SECONDS, SIGNED_BYTES, transaction_digest
-from ledger.jobs import Job, Start, Stop, job_id
-from ledger.members import Approve, Leave, MembersModule, Register
-from ledger.state import decode_body
+from ledger.blocks import mempool as pool_module
+from ledger.blocks.mempool import LINGER_SECONDS, SIGNED_BYTES, transaction_digest
+from ledger.jobs import Job, StartJob, StopJob, job_id
+from ledger.ledger_state import decode_body
+from ledger.members import ApproveVoter, MembersModule, RegisterRoles, ResignAsVoter
 from peer.node import node as node_module
 from peer.node.node import AppliedBlock, Do, Item, RoundClosed, RoundOpened
 from protocol import codec
@@ -44,7 +44,7 @@ def pack() -> Pack:
 
 
 def start_job(pack: Pack) -> bytes:
-    signed = pack.world.tx(PEOPLE[0], "job/start", Start(LANGUAGE))
+    signed = pack.world.tx(PEOPLE[0], "job/start", StartJob(LANGUAGE))
     pack[0].say(signed)
     pack.until(lambda shell: bool(shell.node.state.jobs.jobs))
     return job_id(signed.signer, pack.world.rules.open_transaction(signed))
@@ -71,7 +71,7 @@ def evidence_of(liar: FastSigner, pack: Pack, variant: int = 0) -> Evidence:
 def test_who_has_met_its_own_key_says_nothing_more_in_agreement_and_rounds_whether_it_votes_or_not() -> None:
     pack = Pack(6)
     job, leaver = with_proposal(pack), pack[3]
-    leaver.say(pack.world.tx(PEOPLE[3], "member/leave", Leave()))
+    leaver.say(pack.world.tx(PEOPLE[3], "member/leave", ResignAsVoter()))
     pack.until(lambda shell: leaver.me not in shell.node.state.members.voters)
     assert leaver.node.rounds.books[job] and not leaver.node.replica.is_voter
     for shell in (pack[1], leaver):
@@ -84,7 +84,7 @@ def test_who_has_met_its_own_key_says_nothing_more_in_agreement_and_rounds_wheth
 
 
 def test_a_transaction_is_decided_by_all_and_applied_alike(pack: Pack) -> None:
-    pack[3].say(pack.world.tx(PEOPLE[3], "member/register", Register(("trainer",))))
+    pack[3].say(pack.world.tx(PEOPLE[3], "member/register", RegisterRoles(("trainer",))))
     pack.until(lambda shell: shell.node.state.height >= 1)
     assert len({shell.node.state.root for shell in pack}) == 1
     assert pack[0].node.state.members.members[PEOPLE[3].public].roles == ("trainer",)
@@ -93,8 +93,8 @@ def test_a_transaction_is_decided_by_all_and_applied_alike(pack: Pack) -> None:
 def test_transactions_that_linger_share_a_block_and_go_with_any_that_does_not(
     pack: Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(MembersModule, "lingers", lambda module, content: isinstance(content, Register))
-    first, second, third = (pack.world.tx(person, "member/register", Register(("trainer",))) for person in PEOPLE[:3])
+    monkeypatch.setattr(MembersModule, "lingers", lambda module, content: isinstance(content, RegisterRoles))
+    first, second, third = (pack.world.tx(person, "member/register", RegisterRoles(("trainer",))) for person in PEOPLE[:3])
 
     def decided(height: int) -> list[Signed]:
         found = pack[0].journal.get_decision(height)
@@ -111,7 +111,7 @@ def test_transactions_that_linger_share_a_block_and_go_with_any_that_does_not(
     height = pack[0].node.state.height
     pack[2].say(third)
     pack.settle()
-    pack[3].say(pack.world.tx(PEOPLE[3], "job/start", Start(LANGUAGE)))
+    pack[3].say(pack.world.tx(PEOPLE[3], "job/start", StartJob(LANGUAGE)))
     pack.settle()
     assert {signed.signer for signed in decided(height + 1)} == {PEOPLE[2].public, PEOPLE[3].public}, "at once"
 
@@ -123,14 +123,14 @@ def test_bytes_that_are_no_message_are_the_fault_of_who_sent_them(pack: Pack, da
 
 
 def test_one_bad_message_does_not_spoil_the_others_of_its_turn(pack: Pack) -> None:
-    signed = pack.world.tx(PEOPLE[0], "member/register", Register(("trainer",)))
+    signed = pack.world.tx(PEOPLE[0], "member/register", RegisterRoles(("trainer",)))
     good, bad = Received(pack[1].me, codec.encode(GossipEnvelope(signed))), Received(pack[2].me, b"?")
     turn = pack[0].turn(bad, good)
-    assert [fault.peer for fault in turn.faults] == [pack[2].me] and list(pack[0].node.ledger.pool) == [signed]
+    assert [fault.peer for fault in turn.faults] == [pack[2].me] and list(pack[0].node.ledger.mempool) == [signed]
 
 
 def test_a_transaction_is_passed_on_once(pack: Pack) -> None:
-    signed = pack.world.tx(PEOPLE[1], "member/register", Register(()), ahead=5)
+    signed = pack.world.tx(PEOPLE[1], "member/register", RegisterRoles(()), ahead=5)
     pack[0].said(GossipEnvelope)
     hears(pack[0], pack[1], GossipEnvelope(signed))
     assert GossipEnvelope(signed) in pack[0].said(GossipEnvelope)
@@ -139,7 +139,7 @@ def test_a_transaction_is_passed_on_once(pack: Pack) -> None:
 
 
 def test_what_we_want_decided_is_said_again_because_who_is_a_block_behind_cannot_keep_it(pack: Pack) -> None:
-    signed = pack.world.tx(PEOPLE[0], "member/register", Register(()), ahead=5)
+    signed = pack.world.tx(PEOPLE[0], "member/register", RegisterRoles(()), ahead=5)
     pack[0].say(signed)
     pack.settle()
     pack[1].said(GossipEnvelope)
@@ -152,14 +152,14 @@ def test_what_we_want_decided_is_said_again_because_who_is_a_block_behind_cannot
 
 
 def test_what_we_want_decided_is_said_again_with_every_block(pack: Pack) -> None:
-    signed = pack.world.tx(PEOPLE[0], "member/register", Register(()), ahead=5)
+    signed = pack.world.tx(PEOPLE[0], "member/register", RegisterRoles(()), ahead=5)
     pack[0].say(signed)
     pack.settle()
     for ahead in (1, 2):
         began = pack.now
         pack[0].said(GossipEnvelope)
         height = pack[0].node.state.height
-        pack[1].say(pack.world.tx(PEOPLE[1], "member/register", Register(()), ahead=ahead))
+        pack[1].say(pack.world.tx(PEOPLE[1], "member/register", RegisterRoles(()), ahead=ahead))
         pack.until(lambda shell, height=height: shell.node.state.height > height)
         assert pack.now < began + node_module.OWN_REPEAT_SECONDS
         assert GossipEnvelope(signed) in pack[0].said(GossipEnvelope)
@@ -167,13 +167,13 @@ def test_what_we_want_decided_is_said_again_with_every_block(pack: Pack) -> None
 
 def test_who_catches_up_says_again_what_it_wants_decided_only_with_the_last_block(pack: Pack) -> None:
     """It applies blocks as fast as it can, and the others would hear with each of them all that waits here."""
-    signed = pack.world.tx(PEOPLE[0], "member/register", Register(()), ahead=5)
+    signed = pack.world.tx(PEOPLE[0], "member/register", RegisterRoles(()), ahead=5)
     pack[0].say(signed)
     pack.settle()
     for peer in sorted(pack[0].links):
         pack.cut(pack[0].me, peer)
     for ahead in (1, 2, 3):
-        pack[1].say(pack.world.tx(PEOPLE[1], "member/register", Register(()), ahead=ahead))
+        pack[1].say(pack.world.tx(PEOPLE[1], "member/register", RegisterRoles(()), ahead=ahead))
         pack.pass_time(5.0)
     height = pack[1].node.state.height
     assert pack[0].node.state.height == 0 and height >= 3
@@ -186,12 +186,12 @@ def test_who_catches_up_says_again_what_it_wants_decided_only_with_the_last_bloc
 
 def test_a_transaction_that_is_held_is_not_verified_and_applied_again(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its author says it again every second, and every new link tells it: that must cost no signature."""
-    signed = pack.world.tx(PEOPLE[1], "member/register", Register(()), ahead=5)
+    signed = pack.world.tx(PEOPLE[1], "member/register", RegisterRoles(()), ahead=5)
     hears(pack[0], pack[1], GossipEnvelope(signed))
     pack[0].said(GossipEnvelope)
     opened: list[Signed] = []
-    real = pack[0].node.rules.open
-    monkeypatch.setattr(pack[0].node.rules, "open", lambda given, kinds: (opened.append(given), real(given, kinds))[1])
+    real = pack[0].node.rules.open_message
+    monkeypatch.setattr(pack[0].node.rules, "open_message", lambda given, kinds: (opened.append(given), real(given, kinds))[1])
     hears(pack[0], pack[2], GossipEnvelope(signed))
     assert opened == [] and pack[0].last.faults == () and pack[0].said(GossipEnvelope) == []
     forged = Signed(signed.body, signed.signer, bytes(64))
@@ -206,7 +206,7 @@ def test_rounds_open_and_close_with_the_blocks_that_do_it(pack: Pack) -> None:
     assert pack[0].node.take_round_changes() == ()
     hears(pack[0], pack[1], GossipEnvelope(proposals(pack, job, PEOPLE[0])[0]))
     for person in PEOPLE[:4]:
-        pack.shells[person.public].say(pack.world.tx(person, "job/stop", Stop(job), ahead=1 + (person is PEOPLE[0])))
+        pack.shells[person.public].say(pack.world.tx(person, "job/stop", StopJob(job), ahead=1 + (person is PEOPLE[0])))
     pack.until(lambda shell: not shell.node.state.jobs.running())
     (closed,) = pack[0].node.take_round_changes()
     assert isinstance(closed, RoundClosed) and closed.key == (job, 0)
@@ -287,9 +287,9 @@ def test_a_round_that_cannot_be_closed_is_asked_about_here_and_there_until_every
 
 def full_pool(pack: Pack, count: int, author: FastSigner = PEOPLE[1]) -> list[Signed]:
     """Undecided at peer 0, which nobody else hears of; they all wait for a first one."""
-    waiting = [pack.world.tx(author, "member/register", Register(()), ahead=n + 2) for n in range(count)]
+    waiting = [pack.world.tx(author, "member/register", RegisterRoles(()), ahead=n + 2) for n in range(count)]
     for signed in waiting:
-        pack[0].node.ledger.pool.add(signed)
+        pack[0].node.ledger.mempool.add_transaction(signed)
     return waiting
 
 
@@ -314,10 +314,10 @@ def test_a_new_link_gets_our_own_transactions_and_a_few_others_at_once_and_the_r
     first = relayed(pack)
     assert set(own) < set(first) and len(first) == 13, "own ones, and one page of the others"
     pages = [first]
-    pack[0].node.ledger.pool.add(pack.world.tx(PEOPLE[2], "member/register", Register(()), ahead=2))
+    pack[0].node.ledger.mempool.add_transaction(pack.world.tx(PEOPLE[2], "member/register", RegisterRoles(()), ahead=2))
     for number in range(3):
         pack.now += node_module.POOL_PAGE_SECONDS
-        pack[0].say(pack.world.tx(PEOPLE[3], "member/register", Register(()), ahead=1 + number))
+        pack[0].say(pack.world.tx(PEOPLE[3], "member/register", RegisterRoles(()), ahead=1 + number))
         pack.settle()
         pages.append(relayed(pack))
     told = [signed for page in pages for signed in page]
@@ -335,21 +335,21 @@ def test_a_page_of_the_pool_is_bounded_in_bytes(pack: Pack, monkeypatch: pytest.
 def test_no_leader_fails_because_a_member_filled_its_pool(pack: Pack, monkeypatch: pytest.MonkeyPatch, victim: int) -> None:
     """Invariant: no view timer runs for what the leader has no room for. One of the four leads."""
     monkeypatch.setattr(pool_module, "PENDING_PER_MEMBER_MAX", 8)
-    first, *flood = [pack.world.tx(PEOPLE[3], "member/register", Register(()), ahead=n + 1) for n in range(9)]
+    first, *flood = [pack.world.tx(PEOPLE[3], "member/register", RegisterRoles(()), ahead=n + 1) for n in range(9)]
     for signed in flood:
         hears(pack[victim], pack[0], GossipEnvelope(signed))
     for shell in pack:
         hears(shell, pack[3], GossipEnvelope(first))
     pack.settle()
-    assert len({frozenset(shell.node.ledger.pool) for shell in pack}) == 1
+    assert len({frozenset(shell.node.ledger.mempool) for shell in pack}) == 1
     pack.pass_time(10.0)
     assert all(shell.node.replica.view == 0 for shell in pack)
-    pack[1].say(pack.world.tx(PEOPLE[1], "member/register", Register(())))
+    pack[1].say(pack.world.tx(PEOPLE[1], "member/register", RegisterRoles(())))
     pack.until(lambda shell: shell.node.state.height >= 1)
 
 
 def waiting_for(shell: Shell) -> frozenset[Signed]:
-    return frozenset(shell.node.ledger.pool)
+    return frozenset(shell.node.ledger.mempool)
 
 
 def until_applied(pack: Pack, *late: Shell) -> list[tuple[bytes, Item]]:
@@ -377,7 +377,7 @@ def test_what_one_honest_voter_waits_for_costs_one_view_only(pack: Pack, monkeyp
     liar, waits, first, second = pack[1], pack[2], pack[3], pack[0]
     liar.node._repeat_own = lambda: None  # type: ignore[method-assign]
     liar.node.ledger.make_body = lambda height, now_ms: None  # type: ignore[method-assign]
-    ahead = [pack.world.tx(PEOPLE[1], "member/register", Register(()), n) for n in (1, 2, *range(50, 57))]
+    ahead = [pack.world.tx(PEOPLE[1], "member/register", RegisterRoles(()), n) for n in (1, 2, *range(50, 57))]
     decided, following, last_one, *flood = ahead
     for shell in pack:
         for signed in (*flood, decided):
@@ -403,13 +403,13 @@ def test_what_one_honest_voter_waits_for_costs_one_view_only(pack: Pack, monkeyp
 def lose_a_view(pack: Pack, leader: Shell, heir: Shell) -> list[Signed]:
     """All but the second leader wait for these transactions, which are its own; neither leader proposes."""
     author = next(person for person in PEOPLE if person.public == heir.me)
-    waiting = [pack.world.tx(author, "member/register", Register(()), ahead) for ahead in (1, 2, 3, 4)]
+    waiting = [pack.world.tx(author, "member/register", RegisterRoles(()), ahead) for ahead in (1, 2, 3, 4)]
     for shell in (leader, heir):
         shell.node.ledger.make_body = lambda height, now_ms: None  # type: ignore[method-assign]
     for shell in pack:
         if shell is not heir:
             for signed in waiting:
-                shell.node.ledger.pool.add(signed)
+                shell.node.ledger.mempool.add(signed)
         shell.turn()
         shell.sent.clear()
     assert leader.node.replica.leader == leader.me
@@ -449,7 +449,7 @@ def test_what_the_next_leader_is_told_is_bounded_in_bytes(pack: Pack, monkeypatc
 def test_who_has_not_applied_the_last_block_tells_no_leader_anything(pack: Pack) -> None:
     """It waits for nothing, and does not know what the others do."""
     start_job(pack)  # while it runs, no block is due for its own sake
-    pack[2].say(pack.world.tx(PEOPLE[2], "member/register", Register(())))
+    pack[2].say(pack.world.tx(PEOPLE[2], "member/register", RegisterRoles(())))
     assert until_applied(pack, pack[1])
     lose_a_view(pack, pack[3], pack[0])
     assert (pack[1].node.state.height, pack[1].node.replica.height, pack[1].node.replica.view) == (1, 3, 1)
@@ -457,15 +457,15 @@ def test_who_has_not_applied_the_last_block_tells_no_leader_anything(pack: Pack)
 
 
 def test_a_transaction_that_was_dropped_is_passed_on_again_only_if_it_applies(pack: Pack) -> None:
-    early = pack.world.tx(PEOPLE[1], "member/approve", Approve(PEOPLE[6].public))
+    early = pack.world.tx(PEOPLE[1], "member/approve", ApproveVoter(PEOPLE[6].public))
     hears(pack[0], pack[1], GossipEnvelope(early))
     assert pack[0].said(Transaction), "it may follow something"
-    pack[2].say(pack.world.tx(PEOPLE[2], "member/register", Register(())))
+    pack[2].say(pack.world.tx(PEOPLE[2], "member/register", RegisterRoles(())))
     pack.until(lambda shell: shell.node.state.height >= 1)
-    assert early not in pack[0].node.ledger.pool
+    assert early not in pack[0].node.ledger.mempool
     pack[0].said(Transaction)
     hears(pack[0], pack[1], GossipEnvelope(early))
-    assert pack[0].said(Transaction) == [] and early not in pack[0].node.ledger.pool
+    assert pack[0].said(Transaction) == [] and early not in pack[0].node.ledger.mempool
     assert pack[0].node.refused["refused-before"] == 1
 
 
@@ -532,13 +532,13 @@ def test_a_forged_accusation_costs_its_sender_the_link_and_nothing_else(pack: Pa
     for first, second in ((one.first, one.first), (one.first, other.second), (one.first, unsigned)):
         hears(pack[0], pack[1], EvidenceMessage(first, second))
         assert [fault.peer for fault in pack[0].last.faults] == [pack[1].me]
-        assert pack[0].last.evidence == () and not pack[0].node.ledger.accusations
+        assert pack[0].last.evidence == () and not pack[0].node.ledger.pending_evidence
 
 
 def test_an_accusation_of_somebody_who_is_no_member_is_not_kept(pack: Pack) -> None:
     found = evidence_of(PEOPLE[9], pack)
     hears(pack[0], pack[1], EvidenceMessage(found.first, found.second))
-    assert pack[0].last.evidence == () and pack[0].last.faults == () and not pack[0].node.ledger.accusations
+    assert pack[0].last.evidence == () and pack[0].last.faults == () and not pack[0].node.ledger.pending_evidence
 
 
 def test_every_new_link_hears_of_undecided_evidence_also_after_a_restart() -> None:
@@ -556,15 +556,15 @@ def test_every_new_link_hears_of_undecided_evidence_also_after_a_restart() -> No
 def test_evidence_that_a_block_left_out_is_told_again_after_it(pack: Pack) -> None:
     knows = next(shell for shell in pack if shell.me not in (shell.node.replica.leader, PEOPLE[3].public))
     found = evidence_of(PEOPLE[3], pack)
-    knows.node.ledger.accuse(found)
+    knows.node.ledger.add_evidence(found)
     knows.said(EvidenceMessage)
-    pack[3].say(pack.world.tx(PEOPLE[3], "member/register", Register(("trainer",))))
+    pack[3].say(pack.world.tx(PEOPLE[3], "member/register", RegisterRoles(("trainer",))))
     pack.until(lambda shell: shell.node.state.height >= 1)
     assert EvidenceMessage(found.first, found.second) in knows.said(EvidenceMessage)
     pack.until(lambda shell: PEOPLE[3].public not in shell.node.state.members.voters)
     for shell in pack:
         shell.said(EvidenceMessage)
-    pack[0].say(pack.world.tx(PEOPLE[0], "member/register", Register(())))
+    pack[0].say(pack.world.tx(PEOPLE[0], "member/register", RegisterRoles(())))
     pack.pass_time(5.0)
     assert all(shell.said(EvidenceMessage) == [] for shell in pack), "decided"
 
@@ -574,7 +574,7 @@ def test_a_liar_is_expelled_by_evidence_that_one_voter_saw() -> None:
     found = evidence_of(PEOPLE[3], pack)
     hears(pack[0], pack[1], EvidenceMessage(found.first, found.second))
     pack.until(lambda shell: PEOPLE[3].public not in shell.node.state.members.voters)
-    assert all(not shell.node.ledger.accusations for shell in pack)
+    assert all(not shell.node.ledger.pending_evidence for shell in pack)
     assert len({shell.node.state.root for shell in pack}) == 1
 
 
@@ -583,10 +583,10 @@ def test_a_liar_is_expelled_by_evidence_that_one_voter_saw() -> None:
 
 def test_a_voter_tells_what_waited_through_a_whole_block(pack: Pack) -> None:
     waiting = next(shell for shell in pack if shell.me != shell.node.replica.leader)
-    neglected = pack.world.tx(PEOPLE[0], "member/register", Register(("trainer",)))
-    waiting.node.ledger.pool.add(neglected)  # nobody else has heard of it
+    neglected = pack.world.tx(PEOPLE[0], "member/register", RegisterRoles(("trainer",)))
+    waiting.node.ledger.mempool.add(neglected)  # nobody else has heard of it
     waiting.said(InclusionList)
-    pack[3].say(pack.world.tx(PEOPLE[3], "member/register", Register(("trainer",))))
+    pack[3].say(pack.world.tx(PEOPLE[3], "member/register", RegisterRoles(("trainer",))))
     pack.until(lambda shell: shell.node.state.height >= 1)
     assert {notice.transactions for notice in waiting.said(InclusionList)} == {(transaction_digest(neglected),)}
 
@@ -595,7 +595,7 @@ def test_notices_of_more_voters_than_may_lie_make_a_transaction_due(pack: Pack) 
     notice = InclusionList(0, (bytes(32),))
     for liar in (PEOPLE[1], PEOPLE[9]):
         hears(pack[0], pack[1], GossipEnvelope(sign_message(liar, pack.world.chain, notice)))
-    due = pack[0].node.ledger.notices.due
+    due = pack[0].node.ledger.inclusion_lists.transactions_due
     assert due(pack.genesis.voters.keys, 2) == frozenset(), "one voter and a stranger"
     hears(pack[0], pack[1], GossipEnvelope(sign_message(PEOPLE[2], pack.world.chain, notice)))
     assert due(pack.genesis.voters.keys, 2) == {bytes(32)}
@@ -622,7 +622,7 @@ def judges(pack: Pack, shell: Shell, job: bytes, verdict: Verdict) -> None:
     """The cheap checks of the one proposal, and its re-execution here if this voter has a worker, have this result."""
     rounds, trainer = shell.node.rounds, PEOPLE[0].public
     rounds.judge((job, 0), trainer, verdict, pack.now)
-    if shell.me in rounds.books[job].terms.auditors - {trainer}:
+    if shell.me in rounds.books[job].terms.reexecutors - {trainer}:
         rounds.find((job, 0), trainer, verdict, pack.now)
 
 
@@ -650,7 +650,7 @@ def came_back_alone(pack: Pack, shell: Shell) -> None:
 
 def test_nobody_signs_before_a_quorum_has_said_what_it_heard_of_it() -> None:
     pack = Pack(count=2)
-    pack[0].say(pack.world.tx(PEOPLE[0], "member/register", Register(())))
+    pack[0].say(pack.world.tx(PEOPLE[0], "member/register", RegisterRoles(())))
     pack.pass_time(30.0)
     assert not any(shell.node.may_speak or shell.journal.load().votes for shell in pack)
     pack.add(PEOPLE[2])
@@ -669,7 +669,7 @@ def test_a_voter_that_forgot_its_ballot_casts_no_other_and_is_accused_by_nobody(
     assert pack[1].node.rounds.muted == {(job, 0)}
     assert cast(pack, pack[1], job, Verdict.REPLAY) == []
     assert pack[1].node.rounds.books[job].signed_ballots[pack[1].me] == record.signed
-    assert not any(shell.node.ledger.accusations for shell in pack)
+    assert not any(shell.node.ledger.pending_evidence for shell in pack)
 
 
 def test_a_forgotten_ballot_that_is_named_in_the_last_awaited_answer_is_not_cast_again_in_that_turn(pack: Pack) -> None:
@@ -696,7 +696,7 @@ def test_who_does_not_vote_any_more_and_forgot_its_ballot_of_an_open_round_casts
     pack = Pack(6)
     job, leaver = with_proposal(pack), pack[3]
     assert leaver.me not in leaver.node.rounds.books[job].terms.trainers
-    leaver.say(pack.world.tx(PEOPLE[3], "member/leave", Leave()))
+    leaver.say(pack.world.tx(PEOPLE[3], "member/leave", ResignAsVoter()))
     pack.until(lambda shell: leaver.me not in {*shell.node.state.members.voters, *shell.node.state.members.previous})
     (record,) = [r for r in cast(pack, leaver, job, Verdict.ACCEPT) if r.tag == "ballot"]
     forget(leaver)
@@ -708,7 +708,7 @@ def test_who_does_not_vote_any_more_and_forgot_its_ballot_of_an_open_round_casts
     pack.pass_time(5.0)
     assert leaver.node.may_speak and leaver.node.rounds.muted == {(job, 0)}
     assert leaver.node.rounds.books[job].signed_ballots[leaver.me] == record.signed
-    assert not any(shell.node.ledger.accusations for shell in pack)
+    assert not any(shell.node.ledger.pending_evidence for shell in pack)
 
 
 @pytest.mark.parametrize("seconds", [0.1, 0.9, 2.5])
@@ -716,7 +716,7 @@ def test_answers_that_come_before_the_voters_of_the_height_are_known_do_not_coun
     """They are not read: two decided blocks that change the voters wait for being applied."""
     pack = Pack(6)
     job, leaver = with_proposal(pack), pack[3]
-    leaver.say(pack.world.tx(PEOPLE[3], "member/leave", Leave()))
+    leaver.say(pack.world.tx(PEOPLE[3], "member/leave", ResignAsVoter()))
     pack.until(lambda shell: leaver.me not in {*shell.node.state.members.voters, *shell.node.state.members.previous})
     (record,) = [r for r in cast(pack, leaver, job, Verdict.ACCEPT) if r.tag == "ballot"]
     forget(leaver)
@@ -730,7 +730,7 @@ def test_answers_that_come_before_the_voters_of_the_height_are_known_do_not_coun
     pack.settle()
     assert set(cast(pack, leaver, job, Verdict.REPLAY)) <= {record} and leaver.node.rounds.muted == {(job, 0)}
     assert leaver.node.rounds.books[job].signed_ballots[leaver.me] == record.signed
-    assert not any(shell.node.ledger.accusations for shell in pack)
+    assert not any(shell.node.ledger.pending_evidence for shell in pack)
 
 
 def test_a_forgotten_ballot_is_named_also_by_those_who_have_not_applied_the_block_that_opens_its_round(pack: Pack) -> None:
@@ -738,7 +738,7 @@ def test_a_forgotten_ballot_is_named_also_by_those_who_have_not_applied_the_bloc
     slow, voter = [pack[1], pack[2]], pack[3]
     for shell in slow:
         shell.applies_up_to = 0
-    start = pack.world.tx(PEOPLE[0], "job/start", Start(LANGUAGE))
+    start = pack.world.tx(PEOPLE[0], "job/start", StartJob(LANGUAGE))
     pack[0].say(start)
     pack.until(lambda shell: shell.node.replica.height >= 2)
     job = job_id(start.signer, pack.world.rules.open_transaction(start))
@@ -772,7 +772,7 @@ def test_a_voter_that_forgot_that_it_proposed_says_nothing_at_all_in_that_round(
     pack[1].turn(Do(lambda: pack[1].node.rounds.publish(other, pack.now)))
     pack[1].node.rounds.judge((job, 0), PEOPLE[1].public, Verdict.ACCEPT, pack.now)
     pack.pass_time(200.0)
-    assert pack[1].said(Ballot) == [] and not any(shell.node.ledger.accusations for shell in pack)
+    assert pack[1].said(Ballot) == [] and not any(shell.node.ledger.pending_evidence for shell in pack)
 
 
 def test_a_trainer_that_does_not_vote_asks_too_and_keeps_its_proposal_until_it_knows() -> None:
@@ -780,7 +780,7 @@ def test_a_trainer_that_does_not_vote_asks_too_and_keeps_its_proposal_until_it_k
     trainer = PEOPLE[5]
     pack[0].say(pack.world.admission(trainer))
     pack.until(lambda shell: shell.node.state.height >= 1)
-    roles = Transaction(2, 50, "member/register", codec.encode(Register(("trainer",))))
+    roles = Transaction(2, 50, "member/register", codec.encode(RegisterRoles(("trainer",))))
     pack[0].say(sign_message(trainer, pack.world.chain, roles))
     pack.until(lambda shell: trainer.public in shell.node.state.members.members)
     pack.until(lambda shell: shell.node.state.members.members[trainer.public].roles == ("trainer",))
@@ -803,7 +803,7 @@ def test_a_trainer_that_does_not_vote_asks_too_and_keeps_its_proposal_until_it_k
     pack.link_all(shell)
     pack.pass_time(5.0)
     assert shell.node.may_speak
-    assert second not in shell.said(Proposal) and not any(shell.node.ledger.accusations for shell in pack)
+    assert second not in shell.said(Proposal) and not any(shell.node.ledger.pending_evidence for shell in pack)
     assert codec.decode_message(shell.node.rounds.own()[0].body, (Proposal,)) == first
 
 
@@ -813,7 +813,7 @@ def test_a_trainer_that_does_not_vote_and_forgot_nothing_proposes_when_a_quorum_
     pack[0].say(pack.world.admission(trainer))
     pack.until(lambda shell: shell.node.state.height >= 1)
     pack[0].say(
-        sign_message(trainer, pack.world.chain, Transaction(2, 50, "member/register", codec.encode(Register(("trainer",)))))
+        sign_message(trainer, pack.world.chain, Transaction(2, 50, "member/register", codec.encode(RegisterRoles(("trainer",)))))
     )
     pack.until(lambda shell: shell.node.state.height >= 2)
     job = start_job(pack)
@@ -831,7 +831,7 @@ def test_a_peer_says_nothing_in_rounds_while_a_decided_block_waits_for_being_app
     slow = pack[2]
     pack.settle()
     slow.applies_up_to = 0
-    pack[0].say(pack.world.tx(PEOPLE[0], "member/register", Register(())))
+    pack[0].say(pack.world.tx(PEOPLE[0], "member/register", RegisterRoles(())))
     pack.until(lambda shell: shell.node.replica.height == 2)
     silent = not slow.node.may_speak
     assert slow.node.state.height == 0 and silent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ledger.members import Register
+from ledger.members import RegisterRoles
 from peer.node import node as node_module
 from protocol import codec
 from protocol.identity import Identity, sign_message
@@ -55,7 +55,7 @@ def test_a_stranger_hears_where_agreement_is_and_the_rest_once_it_is_a_member(
     assert [type(message) for message in told] == [Status]
     monkeypatch.setattr(node_module.Node, "is_stranger", lambda node, peer: False)
     pack[0].sent.clear()
-    pack[3].say(pack.world.tx(PEOPLE[3], "member/register", Register(())))
+    pack[3].say(pack.world.tx(PEOPLE[3], "member/register", RegisterRoles(())))
     pack.settle()
     told = [message for to, message in pack[0].sent if to == (STRANGER.public,)]
     assert {message.signed for message in told if isinstance(message, GossipEnvelope)} >= set(waiting)

@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 
-from ledger.audits.draws import commitment_to
+from ledger.audits.sortition import commit_nonce
 from peer.node.nonces import DOMAIN, Nonces
 from peer.node.rounds import CHECK_SECONDS, CHECKS_FACTOR, REPLAYS_FACTOR, VOUCH_SECONDS_START, Rounds
 from protocol import codec, messages
@@ -33,8 +33,10 @@ def ballot_of(world: World, key: bytes, person: FastSigner, name: str = "") -> B
         else:
             rounds.receive(signed, proposal, NOW)
         rounds.judge((key, job.round), trainer, Verdict.ACCEPT, NOW)
-    vouch = Vouch(key, job.round, world.judgements(key, dict.fromkeys(job.terms(key).vouched, Verdict.ACCEPT)))
-    for voter in job.auditors if vouch.judgements else ():
+    vouch = Vouch(
+        key, job.round, world.judgements(key, dict.fromkeys(job.round_terms(key).trainers_to_vouch_for, Verdict.ACCEPT))
+    )
+    for voter in job.reexecutors if vouch.judgements else ():
         rounds.books[key].add_vouch(sign_message(BY_KEY[voter], world.chain, vouch), vouch, NOW)
     ballots = [signed for signed in rounds.due(NOW).sends if signed.signer == person.public]
     return codec.decode_message(ballots[0].body, (Ballot,))
@@ -53,10 +55,10 @@ def test_each_ballot_commits_to_a_nonce_that_the_next_decided_one_reveals() -> N
         ballots = {person.public: ballot_of(world, key, person) for person in PEOPLE[:4]}
         for voter, ballot in ballots.items():
             reveal = before[voter].commitment if number else None
-            assert (commitment_to(ballot.reveal) if ballot.reveal else None) == reveal
+            assert (commit_nonce(ballot.reveal) if ballot.reveal else None) == reveal
         decide_round(world, key, ballots)
         audits = world.state.audits.jobs[key].rounds
-        assert audits[number].nonces == 4 if number else not audits, "the first round is re-executed before the ballot"
+        assert audits[number].nonce_count == 4 if number else not audits, "the first round is re-executed before the ballot"
         before = ballots
     assert len({ballot.commitment for ballot in before.values()}) == 4
 
@@ -71,11 +73,11 @@ def test_a_ballot_that_was_not_decided_leaves_the_last_decided_commitment_in_for
     world.nonces = lambda key, voter: (ballots[voter].reveal, ballots[voter].commitment)  # type: ignore[method-assign]
     everybody = dict.fromkeys(world.job(key).trainers, Verdict.ACCEPT)
     world.vote(key, everybody, voters=tuple(person.public for person in PEOPLE[:3]))
-    closing = world.ledger.books[key].closing()
+    closing = world.ledger.rounds[key].certificate()
     assert closing is not None
     world.decide(closings=(closing,))
     again = ballot_of(world, key, PEOPLE[3])
-    assert again.reveal is not None and commitment_to(again.reveal) == first[missing].commitment
+    assert again.reveal is not None and commit_nonce(again.reveal) == first[missing].commitment
     assert again.commitment not in (first[missing].commitment, ballots[missing].commitment)
 
 
@@ -132,5 +134,5 @@ def test_only_a_round_whose_proposals_are_reexecuted_before_the_ballot_waits_for
     rounds = Rounds(PEOPLE[0], world.chain, {})
     rounds.follow(world.state)
     rounds.open(key, world.job(key), NOW, {}, 60.0)
-    assert rounds.books[key].timers.replays == seconds and CHECKS < REPLAYS
-    assert rounds.books[key].is_auditor
+    assert rounds.books[key].timers.replay_seconds == seconds and CHECKS < REPLAYS
+    assert rounds.books[key].is_reexecutor

@@ -13,8 +13,8 @@ import pytest
 import trio
 import trio.testing
 
-from ledger.audits.losses import LossOpening
-from ledger.jobs import Phase, Start, job_id
+from ledger.audits.loss_commitments import LossOpening
+from ledger.jobs import JobPhase, StartJob, job_id
 from peer.driver.payloads import FORGOTTEN_HEIGHTS, Payloads, first_kept
 from peer.export.writing import missing_payloads
 from peer.roles.base import OpenRound
@@ -56,7 +56,7 @@ async def test_payloads_of_old_rounds_go_and_what_a_restart_computes_anew_stays(
         (seat,) = made.seats
         spec = replace(SCRATCH, rounds=60, suspension_rounds=1)
         with patience():
-            job = job_id(seat.public, await seat.author.submit("job/start", Start(spec.encode())))
+            job = job_id(seat.public, await seat.author.submit("job/start", StartJob(spec.encode())))
         await run(seat, job, 40)
         at = seat.driver.state.jobs.jobs[job].round
         assert all(held(seat, job, number) for number in range(at - KEPT + 1, at))
@@ -66,7 +66,7 @@ async def test_payloads_of_old_rounds_go_and_what_a_restart_computes_anew_stays(
         for file in (file for model in models.iterdir() if not files.is_durable(model) for file in model.iterdir()):
             file.write_bytes(bytes(file.stat().st_size))
         again = await made.start(seat)
-        await again.until(lambda driver: driver.state.jobs.jobs[job].phase is Phase.FINISHED)
+        await again.until(lambda driver: driver.state.jobs.jobs[job].phase is JobPhase.FINISHED)
 
 
 class Garbage(Voter):
@@ -101,7 +101,7 @@ async def test_payloads_of_refused_proposals_go_with_their_round_and_accepted_on
             nursery.start_soon(Payloads(seat.driver).run)
             with patience():
                 job = job_id(
-                    author.public, await author.author.submit("job/start", Start(replace(SCRATCH, rounds=rounds).encode()))
+                    author.public, await author.author.submit("job/start", StartJob(replace(SCRATCH, rounds=rounds).encode()))
                 )
             await seat.until(certified(job))
             with patience():
@@ -124,7 +124,7 @@ async def test_payloads_of_a_forgotten_job_go_when_nobody_is_so_far_behind(tmp_p
     async with network(tmp_path, founders=1) as made:
         (seat,) = made.seats
         with patience():
-            job = job_id(seat.public, await seat.author.submit("job/start", Start(replace(SCRATCH, rounds=3).encode())))
+            job = job_id(seat.public, await seat.author.submit("job/start", StartJob(replace(SCRATCH, rounds=3).encode())))
         await seat.until(certified(job))
         last, height = seat.store.last_rounds()[job]
         late, jobs = height + FORGOTTEN_HEIGHTS + 1, dict(seat.driver.state.jobs.jobs)
@@ -145,7 +145,7 @@ def test_what_a_late_round_names_stays_though_an_old_one_names_it_too(monkeypatc
         return [again] if number in (3, 30) else [bytes([number + 1]) * 32]
 
     monkeypatch.setattr(Payloads, "_accepted", accepted)
-    job = SimpleNamespace(round=40, phase=Phase.RUNNING, trainers=(b"",), spec=replace(SCRATCH, suspension_rounds=1).encode())
+    job = SimpleNamespace(round=40, phase=JobPhase.RUNNING, trainers=(b"",), spec=replace(SCRATCH, suspension_rounds=1).encode())
     state: Any = SimpleNamespace(jobs=SimpleNamespace(jobs={running: job}), audits=SimpleNamespace(jobs={}), height=50)
     blobs = SimpleNamespace(size=lambda digest: 1, drop=dropped.extend)
     driver: Any = SimpleNamespace(blobs=blobs, payload_bytes=1)
@@ -176,12 +176,12 @@ async def test_after_a_restart_what_was_lent_goes_or_stays_as_its_round_was_deci
         seat.blobs = Blobs(seat.folder / "blobs", seat.folder / "buffers")
         jobs: dict[bytes, Any] = {
             job: seat.driver.state.jobs.jobs[job],
-            ended: SimpleNamespace(round=6, phase=Phase.RUNNING),
+            ended: SimpleNamespace(round=6, phase=JobPhase.RUNNING),
         }
         look = fake(seat, jobs, 0)
         look._tidy(look.driver.state)
         assert len(seat.blobs.lent()) == 2
-        jobs[ended].phase = Phase.FINISHED
+        jobs[ended].phase = JobPhase.FINISHED
         look._tidy(look.driver.state)
         assert {blob for blob in lent if seat.blobs.size(sha256(blob).digest()) is not None} == {data, b"before the snapshot"}
         assert not seat.blobs.lent() and not list((seat.folder / "blobs").glob(f"*{LENT}"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from features.feature import Feature
-from ledger.row_proofs import PROOF_FILE_BYTES_MAX, row_proof
+from ledger.row_proofs import PROOF_FILE_BYTES_MAX, make_row_proof
 from peer import cli
 from peer.export import proving
 from peer.export.proving import prove
@@ -52,7 +52,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> Told:
 
 def written(chain: Chain, folder: Path, key: bytes = b"7") -> Path:
     path = folder / "row.proof"
-    path.write_bytes(row_proof(chain.genesis, chain.states[39], chain.shelf().path(39), TABLE, key))
+    path.write_bytes(make_row_proof(chain.genesis, chain.states[39], chain.shelf().light_blocks_to(39), TABLE, key))
     return path
 
 
@@ -62,7 +62,7 @@ def test_verify_says_what_is_proven_and_where_its_trust_comes_from(chain: Chain,
     for part in (
         f"world, chain id {chain.chain.hex()}",
         "the file alone: compare the chain id",
-        f"after height 39, root {chain.states[39].root.hex()}",
+        f"after height 39, root {chain.states[39].state_root.hex()}",
         "by block 40 of 1970-01-01",
         "4 of 4 voters signed; 2 changes of the voters since the genesis",
         "notebook/notes, 60 rows",
@@ -130,7 +130,7 @@ def test_what_a_stranger_wrote_into_a_key_moves_no_cursor(tmp_path: Path, told: 
     chain.write({key: b"x"})
     chain.decide()
     path = tmp_path / "row.proof"
-    path.write_bytes(row_proof(chain.genesis, chain.states[1], chain.shelf().path(1), TABLE, key))
+    path.write_bytes(make_row_proof(chain.genesis, chain.states[1], chain.shelf().light_blocks_to(1), TABLE, key))
     out = told("verify", str(path))[1]
     assert f"0x{key.hex()}" in out and "\x1b" not in out and "\u202e" not in out
 
@@ -140,10 +140,10 @@ def test_what_a_stranger_wrote_into_a_key_moves_no_cursor(tmp_path: Path, told: 
 
 def test_a_peer_writes_a_new_file_and_says_what_is_in_it(chain: Chain, tmp_path: Path) -> None:
     path = tmp_path / "row.proof"
-    view = prove(chain.genesis, chain.states[39], chain.shelf().path(39), TABLE, b"7", path)
+    view = prove(chain.genesis, chain.states[39], chain.shelf().light_blocks_to(39), TABLE, b"7", path)
     assert (view.height, view.has_row, view.bytes) == (39, True, len(path.read_bytes())) and view.row_bytes < 1_000
     with pytest.raises(UserError, match="exists: name a new file"):
-        prove(chain.genesis, chain.states[39], chain.shelf().path(39), TABLE, b"8", path)
+        prove(chain.genesis, chain.states[39], chain.shelf().light_blocks_to(39), TABLE, b"8", path)
 
 
 @pytest.mark.parametrize(
@@ -158,13 +158,13 @@ def test_a_peer_writes_a_new_file_and_says_what_is_in_it(chain: Chain, tmp_path:
 )
 def test_what_cannot_be_proven_leaves_no_file(chain: Chain, tmp_path: Path, table: str, key: bytes, place: str, why: str) -> None:
     with pytest.raises(UserError, match=why):
-        prove(chain.genesis, chain.states[39], chain.shelf().path(39), table, key, tmp_path / place)
+        prove(chain.genesis, chain.states[39], chain.shelf().light_blocks_to(39), table, key, tmp_path / place)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_peer_hands_out_no_file_that_proves_nothing(chain: Chain, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="this proof proves nothing"):
-        prove(chain.genesis, chain.states[39], chain.shelf().path(12), TABLE, b"7", tmp_path / "row.proof")
+        prove(chain.genesis, chain.states[39], chain.shelf().light_blocks_to(12), TABLE, b"7", tmp_path / "row.proof")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -12,8 +12,8 @@ from consensus.effects import load_restart_state
 from consensus.inputs import AppliedInput
 from consensus.pbft.replica import Replica
 from consensus.voter_set import VoterSet
-from ledger.jobs import Start, job_id
-from ledger.state import EMPTY_BODY
+from ledger.jobs import StartJob, job_id
+from ledger.ledger_state import EMPTY_BODY
 from protocol.errors import StorageError
 from protocol.identity import Ed25519Verifier
 from tests.peer.chain import Chain
@@ -55,7 +55,7 @@ async def test_a_peer_whose_machine_stopped_computes_the_models_that_did_not_rea
     """From the last durable model, the decided blocks and the payloads that it keeps."""
     async with network(tmp_path, founders=4) as made:
         victim, *others = made.seats
-        start = Start(replace(SCRATCH, rounds=60).encode())
+        start = StartJob(replace(SCRATCH, rounds=60).encode())
         with patience():
             job = job_id(others[0].public, await others[0].author.submit("job/start", start))
         await victim.until(lambda driver: job in driver.state.jobs.jobs and driver.state.jobs.jobs[job].round >= 3)

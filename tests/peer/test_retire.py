@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from ledger.core.genesis import TRAINER
-from ledger.members import Approve
+from ledger.members import ApproveVoter
 from peer.driver.eventlog import EventLog
 from peer.driver.membership import Membership
 from protocol.errors import UserError
@@ -36,7 +36,7 @@ async def test_it_is_said_how_many_wishes_there_are_and_are_needed_and_f_is_kept
         assert f"Your wish about {name} is withdrawn by this one" in moved
         for service, count in zip(services[:2], (1, 2), strict=True):
             assert (await service.retire_member(name, True)).startswith(f"{count} of the 3")
-        await founders.seats[2].until(lambda driver: len(driver.state.members.retiring) == 2)
+        await founders.seats[2].until(lambda driver: len(driver.state.members.retirement_votes) == 2)
         view = next(view for view in await services[2].peers() if view.peer.startswith(name))
         assert "2 of 3 want it retired" in view.record
         assert f"{name} is retired: it loses its vote and roles" in await services[2].retire_member(name, True)
@@ -52,13 +52,13 @@ async def test_a_peer_that_is_retired_alive_trains_and_stands_again_and_no_polic
             nursery.start_soon(membership_of(seat, approve_invited=9 * (number < 3)).run)
         for seat in seats[:3]:
             await service_of(seat).retire_member(short_id(gone.public), True)
-        await seats[0].until(lambda driver: gone.public in driver.state.members.standing)
+        await seats[0].until(lambda driver: gone.public in driver.state.members.candidates)
         await seats[0].until(lambda driver: driver.state.members.members[gone.public].roles == (TRAINER,))
-        assert seats[0].driver.state.members.standing[gone.public] == ()
+        assert seats[0].driver.state.members.candidates[gone.public] == ()
         await gone.event("member", f"{short_id(gone.public)} was retired at height")
         await seats[2].event("member", f"`peer retire {short_id(gone.public)} --lower-tolerance` says so, too")
         for seat in seats[:2]:
-            await seat.author.submit("member/approve", Approve(gone.public))
+            await seat.author.submit("member/approve", ApproveVoter(gone.public))
         await gone.until(lambda driver: gone.public in driver.state.members.voters)
         nursery.cancel_scope.cancel()
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import trio
 
-from ledger.audits.losses import LossOpening
+from ledger.audits.loss_commitments import LossOpening
 from peer.roles import losses, samples
 from peer.roles.base import OpenRound
 from peer.roles.liar import Liar
@@ -22,7 +22,7 @@ from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Identity, Signed, sign_message
 from protocol.messages import Proposal
 from protocol.verdicts import Verdict
-from rounds.ballots import RoundTerms
+from rounds.round_state import RoundTerms
 from storage.blobs import JOB_BYTES, Blobs
 from tests.ledger.power import Disk
 from tests.peer.network import SCRATCH
@@ -497,7 +497,7 @@ async def test_without_full_audits_nobody_re_executes_before_the_ballot(world: W
     role, steps = opened(world, tmp_path, host, 0)
     await role.propose(world.round)
     world.fetched.clear()
-    world.round = replace(world.round, me=bytes(32), terms=replace(world.round.terms, vouched=frozenset()))
+    world.round = replace(world.round, me=bytes(32), terms=replace(world.round.terms, trainers_to_vouch_for=frozenset()))
     verdict = await role.check(world.round, signed(world.published[-1]), world.published[-1])
     assert verdict is Verdict.ACCEPT and len(steps.requests) == 1
     assert world.fetched == [world.published[-1].payload]

@@ -11,9 +11,9 @@ import pytest
 
 from consensus.effects import OwnRoundStatement
 from consensus.evidence import Evidence
-from ledger.jobs import Phase
+from ledger.jobs import JobPhase
+from ledger.ledger_state import LedgerState
 from ledger.members import Member
-from ledger.state import State
 from peer.node import early
 from peer.node import rounds as rounds_module
 from peer.node.rounds import SEEK_SECONDS, Effects, Measured, Rounds
@@ -22,8 +22,8 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.identity import Identity, Signed, sign_message
 from protocol.messages import Ballot, CutOff, Judgement, Proposal, Vouch
 from protocol.verdicts import Verdict
-from rounds import ballots
-from rounds.terms import RoundTerms, body_digest
+from rounds import round_state
+from rounds.round_terms import RoundTerms, signed_body_digest
 from storage.store import Store
 from tests.peer.chain import LANGUAGE, Chain
 
@@ -68,11 +68,11 @@ def hear(
 
 def ballot_on(chain: Chain, key: bytes, signed: Signed, verdict: Verdict = ACCEPT) -> Ballot:
     root = chain.ledger.state.jobs.jobs[key].model_root
-    return Ballot(key, 0, root, (Judgement(signed.signer, body_digest(signed), verdict),))
+    return Ballot(key, 0, root, (Judgement(signed.signer, signed_body_digest(signed), verdict),))
 
 
 def vouch_on(key: bytes, *proposals: Signed, verdict: Verdict = ACCEPT, round: int = 0) -> Vouch:
-    judged = (Judgement(signed.signer, body_digest(signed), verdict) for signed in proposals)
+    judged = (Judgement(signed.signer, signed_body_digest(signed), verdict) for signed in proposals)
     return Vouch(key, round, tuple(sorted(judged, key=lambda judgement: judgement.trainer)))
 
 
@@ -80,13 +80,13 @@ def vouch_all(rounds: Rounds, chain: Chain, key: bytes, verdict: Verdict = ACCEP
     """All other re-executors vouch for all proposals that are here."""
     book = rounds.books[key]
     for person in chain.people:
-        if person.public in book.terms.auditors - {book.me}:
+        if person.public in book.terms.reexecutors - {book.me}:
             hear(rounds, chain, person, vouch_on(key, *book.proposals.values(), verdict=verdict, round=book.terms.round), now)
 
 
 def trainer_of(rounds: Rounds, chain: Chain, key: bytes) -> Identity:
     """The trainer for whose proposal we are called first."""
-    first = rounds.books[key].vouching.vouches.re_executors
+    first = rounds.books[key].vouching.vouches.reexecutors
     return next(person for person in chain.people if rounds.books[key].me == first(person.public)[0])
 
 
@@ -108,7 +108,7 @@ def test_rounds_follow_the_applied_state(chain: Chain, key: bytes) -> None:
     assert rounds.follow(chain.ledger.state) == ([(key, 1)], [(key, 0)]) and rounds.books == {}
     open_all(rounds, chain)
     chain.play(key)
-    assert chain.ledger.state.jobs.jobs[key].phase is Phase.FINISHED
+    assert chain.ledger.state.jobs.jobs[key].phase is JobPhase.FINISHED
     assert rounds.follow(chain.ledger.state) == ([], [(key, 1)]) and rounds.books == {}
 
 
@@ -194,18 +194,18 @@ def test_who_comes_back_waits_by_what_it_measures_in_the_round_as_soon_as_it_has
     rounds = rounds_of(chain)
     open_all(rounds, chain)
     people, vouches = {person.public: person for person in chain.people}, rounds.books[key].vouching.vouches
-    guessed = rounds.books[key].timers.replays
+    guessed = rounds.books[key].timers.replay_seconds
     assert guessed == rounds_module.REPLAYS_FACTOR * rounds_module.VOUCH_SECONDS_START
     for trainer, verdict, expected in ((chain.people[1], Verdict.UNJUDGED, 10.0), (chain.people[2], ACCEPT, 2.0)):
         hear(rounds, chain, trainer, proposal(chain, key))
         rounds.judge((key, 0), trainer.public, ACCEPT, NOW)
-        first, second, _ = (people[voter] for voter in vouches.re_executors(trainer.public))
+        first, second, _ = (people[voter] for voter in vouches.reexecutors(trainer.public))
         said = vouch_on(key, rounds.books[key].proposals[trainer.public], verdict=verdict)
         for voter, later in ((second, 1.0), (first, 2.0)):  # when the second one begins depends on the guess
             hear(rounds, chain, voter, said, NOW + later)
             timers = rounds.books[key].timers
             seconds = expected if voter is first else rounds_module.VOUCH_SECONDS_START
-            assert (timers.replays, timers.vouch) == (rounds_module.REPLAYS_FACTOR * seconds, seconds)
+            assert (timers.replay_seconds, timers.vouch_usual_seconds) == (rounds_module.REPLAYS_FACTOR * seconds, seconds)
 
 
 def test_the_store_refuses_what_these_rounds_would_never_sign_twice(chain: Chain, key: bytes) -> None:
@@ -244,7 +244,7 @@ def test_messages_of_rounds_that_are_over_are_ignored_and_wrong_ones_are_refused
         hear(rounds, chain, stranger, proposal(chain, key, round=1))
 
 
-def with_members(state: State, *others: Identity) -> State:
+def with_members(state: LedgerState, *others: Identity) -> LedgerState:
     """After somebody invited these, who do not vote."""
     member = Member("newcomer", (), 1, None, 0)
     members = {**state.members.members, **{other.public: member for other in others}}
@@ -307,7 +307,7 @@ def test_two_proposals_of_one_trainer_become_evidence_and_both_are_passed_on(cha
     hear(rounds, chain, liar, proposal(chain, key))
     outcome = hear(rounds, chain, liar, proposal(chain, key, variant=1))
     assert outcome is not None and outcome.evidence == [Evidence(*pair)] and outcome.sends[-1] == pair[1]
-    assert rounds.books[key].verdict(liar.public) is Verdict.EQUIVOCATION
+    assert rounds.books[key].current_verdict(liar.public) is Verdict.EQUIVOCATION
     assert hear(rounds, chain, liar, proposal(chain, key, variant=2)) == Effects(), "once is enough"
 
 
@@ -407,7 +407,7 @@ def test_what_comes_late_for_finished_jobs_takes_no_room_from_what_comes_early(c
     chain.play(key)
     chain.play(key)
     open_all(rounds, chain)
-    assert chain.ledger.state.jobs.jobs[key].phase is Phase.FINISHED
+    assert chain.ledger.state.jobs.jobs[key].phase is JobPhase.FINISHED
     for number in range(100):
         late = Proposal(key, number, bytes(32), bytes(32), 1, bytes(32), None)
         assert hear(rounds, chain, chain.people[0], late) is None
@@ -423,7 +423,7 @@ def test_a_round_that_can_be_closed_is_not_asked_for(chain: Chain, key: bytes) -
         hear(rounds, chain, person, ballot_on(chain, key, signed))
     assert list(rounds.seeking(NOW + 100)) == [(key, 0)], "there is no vouch"
     vouch_all(rounds, chain, key)
-    assert rounds.books[key].closing() is not None and list(rounds.seeking(NOW + 100)) == []
+    assert rounds.books[key].certificate() is not None and list(rounds.seeking(NOW + 100)) == []
 
 
 def test_a_round_that_only_cut_offs_close_still_asks_for_ballots_that_liars_showed_to_others(chain: Chain, key: bytes) -> None:
@@ -435,7 +435,7 @@ def test_a_round_that_only_cut_offs_close_still_asks_for_ballots_that_liars_show
         hear(rounds, chain, person, ballot_on(chain, key, signed, verdict))
     for person in chain.people[:2]:
         hear(rounds, chain, person, CutOff(key, 0, ()))
-    closing = rounds.books[key].closing()
+    closing = rounds.books[key].certificate()
     assert closing is not None and closing.cut_offs
     assert list(rounds.seeking(NOW + 100)) == [(key, 0)]
 
@@ -458,12 +458,12 @@ def test_the_time_for_re_execution_doubles_with_the_patience_of_the_job_and_has_
 
     def replays(vouches: list[float], patience: int) -> float:
         rounds = Rounds(chain.people[0], chain.id, {}, Measured({key: vouches}))
-        rounds.open(key, replace(job, patience=patience), NOW, {}, LANGUAGE.proposal_seconds)
-        return rounds.books[key].timers.replays
+        rounds.open(key, replace(job, timeout_doublings=patience), NOW, {}, LANGUAGE.proposal_seconds)
+        return rounds.books[key].timers.replay_seconds
 
     assert replays([2.0], 0) == rounds_module.REPLAYS_FACTOR * 2.0
     assert replays([2.0], 3) == 8 * replays([2.0], 0)
-    assert replays([0.0], 0) == rounds_module.REPLAYS_FACTOR * ballots.VOUCH_SECONDS_MIN
+    assert replays([0.0], 0) == rounds_module.REPLAYS_FACTOR * round_state.VOUCH_SECONDS_MIN
     assert replays([], 0) == rounds_module.REPLAYS_FACTOR * rounds_module.VOUCH_SECONDS_START
 
 
@@ -498,7 +498,7 @@ def renew(rounds: Rounds, chain: Chain, key: bytes, **changes: Any) -> Effects:
     """A later block gives the open round to others, who are named in `changes`; this peer had spoken as its book says."""
     spoken = {tag_of(signed): signed for signed in rounds.own()}
     state = chain.ledger.state
-    job = replace(state.jobs.jobs[key], opened=state.height + 1, **changes)
+    job = replace(state.jobs.jobs[key], opened_height=state.height + 1, **changes)
     later = state.with_modules(jobs=replace(state.jobs, jobs={**state.jobs.jobs, key: job}))
     number = job.round
     assert rounds.follow(later) == ([(key, number)], [(key, number)]), "it is opened anew"
@@ -521,7 +521,7 @@ def test_a_round_that_is_given_to_others_keeps_what_was_said_in_it_by_those_that
     book = rounds.books[key]
     assert set(book.ballots) == {people[2].public, people[3].public} and set(book.cut_offs) == {people[2].public}
     assert book.proposals == {people[0].public: own} and book.verdicts == {people[0].public: ACCEPT}
-    assert (said.records, said.heard, said.evidence, book.opened) == ([], [], [], NOW + 50)
+    assert (said.records, said.heard, said.evidence, book.opened_at) == ([], [], [], NOW + 50)
     assert {type(codec.decode_message(s.body, (Proposal, Ballot, CutOff))) for s in rounds.due(NOW + 1_000).sends} >= {Ballot}
     assert rounds.publish(proposal(chain, key, variant=1), NOW + 60) == Effects(), "our proposal stands"
 
@@ -563,7 +563,7 @@ def test_what_new_voters_say_before_we_know_that_they_vote_counts_when_we_do(cha
     rounds, people = rounds_of(chain), chain.people
     only = tuple(sorted(person.public for person in people[:3]))
     state = chain.ledger.state
-    job = replace(state.jobs.jobs[key], voters=only, auditors=only)
+    job = replace(state.jobs.jobs[key], voters=only, reexecutors=only)
     rounds.follow(state)
     rounds.open(key, job, NOW, {}, LANGUAGE.proposal_seconds)
     ballot = Ballot(key, 0, job.model_root, ())
@@ -579,7 +579,7 @@ def in_minority(rounds: Rounds, chain: Chain, key: bytes, now: float) -> float:
     open_all(rounds, chain, now)
     hear(rounds, chain, chain.people[0], proposal(chain, key, round=number), now)
     rounds.judge((key, number), chain.people[0].public, ACCEPT, now)
-    return rounds.books[key].proposals_seconds
+    return rounds.books[key].proposal_timeout_seconds
 
 
 def closes_at_pace(rounds: Rounds, chain: Chain, key: bytes, now: float, pace: float) -> None:
@@ -595,10 +595,10 @@ def test_a_round_learns_from_those_before_how_long_a_minority_waits(chain: Chain
     rounds, key = rounds_of(chain), chain.start(replace(LANGUAGE, rounds=6))
     assert in_minority(rounds, chain, key, NOW) == LANGUAGE.proposal_seconds, "nothing is known yet"
     closes_at_pace(rounds, chain, key, NOW, 4.0)
-    assert in_minority(rounds, chain, key, NOW) == ballots.MINORITY_FACTOR * 4.0
+    assert in_minority(rounds, chain, key, NOW) == round_state.MINORITY_FACTOR * 4.0
     assert rounds.books[key].timers.usual_trainers == {person.public for person in chain.people}
     closes_at_pace(rounds, chain, key, NOW, 2.0)
-    assert in_minority(rounds, chain, key, NOW) == ballots.MINORITY_FACTOR * 4.0, "the slower of two counts"
+    assert in_minority(rounds, chain, key, NOW) == round_state.MINORITY_FACTOR * 4.0, "the slower of two counts"
 
 
 def test_a_peer_that_stood_still_does_not_wait_a_minute_in_the_rounds_after(chain: Chain) -> None:
@@ -606,7 +606,7 @@ def test_a_peer_that_stood_still_does_not_wait_a_minute_in_the_rounds_after(chai
     for pace in (2.0, 2.0, 40.0, 0.0, 2.0, 2.0):  # and one of which everything was there when it opened says nothing
         in_minority(rounds, chain, key, NOW)
         closes_at_pace(rounds, chain, key, NOW, pace)
-    assert in_minority(rounds, chain, key, NOW) == ballots.MINORITY_FACTOR * 2.0
+    assert in_minority(rounds, chain, key, NOW) == round_state.MINORITY_FACTOR * 2.0
 
 
 def test_what_is_slow_in_every_third_round_is_usual(chain: Chain) -> None:
@@ -614,7 +614,7 @@ def test_what_is_slow_in_every_third_round_is_usual(chain: Chain) -> None:
     for pace in (2.0, 2.0, 5.0) * 3:
         in_minority(rounds, chain, key, NOW)
         closes_at_pace(rounds, chain, key, NOW, pace)
-    assert in_minority(rounds, chain, key, NOW) == ballots.MINORITY_FACTOR * 5.0
+    assert in_minority(rounds, chain, key, NOW) == round_state.MINORITY_FACTOR * 5.0
 
 
 def test_what_one_job_learned_is_not_said_of_another_nor_kept_when_it_ends(chain: Chain) -> None:
@@ -639,13 +639,13 @@ def test_who_has_learned_nothing_waits_as_the_others_do_once_a_job_accepts_updat
     key = chain.start(replace(LANGUAGE, rounds=3))
     chain.play(key)
     back = rounds_of(chain)
-    assert in_minority(back, chain, key, NOW) == ballots.MINORITY_SECONDS_MIN
+    assert in_minority(back, chain, key, NOW) == round_state.MINORITY_SECONDS_MIN
     assert back.books[key].timers.usual_trainers == {person.public for person in chain.people}, "who was usual is not known"
     late = rounds_of(chain)
     open_all(late, chain)
     hear(late, chain, chain.people[0], proposal(chain, key, round=1), NOW + 19)
     late.judge((key, 1), chain.people[0].public, ACCEPT, NOW + 19)
-    assert late.books[key].proposals_seconds == ballots.PROPOSALS_FACTOR * 19
+    assert late.books[key].proposal_timeout_seconds == round_state.PROPOSALS_FACTOR * 19
 
 
 def test_what_was_measured_outlives_a_state_that_a_snapshot_replaced(chain: Chain) -> None:
@@ -654,7 +654,7 @@ def test_what_was_measured_outlives_a_state_that_a_snapshot_replaced(chain: Chai
     closes_at_pace(before, chain, key, NOW, 4.0)
     before.follow(chain.ledger.state)
     after = Rounds(chain.people[0], chain.id, {}, before.measured)
-    assert in_minority(after, chain, key, NOW) == ballots.MINORITY_FACTOR * 4.0
+    assert in_minority(after, chain, key, NOW) == round_state.MINORITY_FACTOR * 4.0
 
 
 @pytest.mark.parametrize(("present", "arrival"), [(4, 0.0), (4, 20.0), (3, 0.0), (3, 20.0)])
@@ -678,7 +678,7 @@ def test_liars_do_not_make_rounds_longer_than_proposals_may_take(chain: Chain) -
 def test_the_usual_time_of_one_job_is_not_that_of_another(chain: Chain, key: bytes) -> None:
     rounds = Rounds(chain.people[0], chain.id, {}, Measured({bytes(32): [1.0], key: [7.0]}))
     rounds.open(key, chain.ledger.state.jobs.jobs[key], NOW, {}, LANGUAGE.proposal_seconds)
-    assert rounds.books[key].timers.vouch == 7.0
+    assert rounds.books[key].timers.vouch_usual_seconds == 7.0
 
 
 def test_a_peer_that_stood_still_does_not_wait_longer_for_vouches_in_the_rounds_after(chain: Chain) -> None:
@@ -708,14 +708,14 @@ def replays_after(chain: Chain, rounds_before: list[list[float]], arrival: float
             hear(rounds, chain, trainer, proposal(chain, key, round=number), NOW)
             rounds.judge((key, number), trainer.public, ACCEPT, NOW + arrival)
             said = vouch_on(key, rounds.books[key].proposals[trainer.public], round=number)
-            first, *others = vouches.re_executors(trainer.public)
+            first, *others = vouches.reexecutors(trainer.public)
             hear(rounds, chain, people[first], said, NOW + arrival + seconds)
             for other in others:
                 hear(rounds, chain, people[other], said, NOW + arrival + seconds + 60)
         chain.play(key)
     open_all(rounds, chain)
-    assert rounds.books[key].timers.vouch * rounds_module.REPLAYS_FACTOR == rounds.books[key].timers.replays
-    return rounds.books[key].timers.replays
+    assert rounds.books[key].timers.vouch_usual_seconds * rounds_module.REPLAYS_FACTOR == rounds.books[key].timers.replay_seconds
+    return rounds.books[key].timers.replay_seconds
 
 
 # Vouches --------------------------------------------------------------------------------------------------------------
@@ -741,10 +741,10 @@ def test_a_vouch_is_recorded_before_it_is_sent_and_survives_a_restart(chain: Cha
     store.close()
     assert again.sends == after.own() == [vouch] and again.records == []
     reexecuted(after, chain, key, trainer, Verdict.REPLAY)
-    finding = after.books[key].vouching.findings[trainer.public]
+    finding = after.books[key].vouching.own_judgements[trainer.public]
     assert finding.verdict is ACCEPT, "it was said"
     assert [tag_of(sent) for sent in after.due(NOW + 1_000).sends] == ["ballot"] and vouch in after.own()
-    assert set(after.books[key].vouching.called) == set(), "the proposal is not re-executed again"
+    assert set(after.books[key].vouching.assigned_at) == set(), "the proposal is not re-executed again"
 
 
 def test_several_vouches_of_a_round_have_a_place_each_in_the_store(chain: Chain, key: bytes) -> None:
@@ -823,7 +823,7 @@ def test_a_vouch_that_came_early_counts_when_the_round_opens_and_is_passed_on(ch
     assert hear(rounds, chain, voter, vouch_on(key, signed)) is None
     outcome = open_all(rounds, chain)
     assert outcome.sends == [sign_message(voter, chain.id, vouch_on(key, signed))]
-    assert rounds.books[key].vouching.vouches.accepting(trainer.public, body_digest(signed)) == [voter.public]
+    assert rounds.books[key].vouching.vouches.accepting_voters(trainer.public, signed_body_digest(signed)) == [voter.public]
 
 
 def test_a_renewed_round_keeps_the_vouches_of_its_re_executors_and_drops_those_of_others(chain: Chain, key: bytes) -> None:
@@ -836,7 +836,7 @@ def test_a_renewed_round_keeps_the_vouches_of_its_re_executors_and_drops_those_o
     stay = tuple(sorted(person.public for person in (people[0], people[1], people[3])))
     said = renew(rounds, chain, key, auditors=stay)
     vouches = rounds.books[key].vouching.vouches
-    assert vouches.accepting(people[3].public, body_digest(signed)) == [people[1].public]
+    assert vouches.accepting_voters(people[3].public, signed_body_digest(signed)) == [people[1].public]
     assert (said.sends, said.records, said.evidence) == ([], [], [])
     assert [item.signer for item in rounds.held((key, 0))] == [people[3].public, people[1].public]
 
@@ -863,14 +863,14 @@ def test_a_voter_that_re_executes_no_more_still_votes_in_a_renewed_round(chain: 
 def test_a_vouch_of_a_voter_that_is_not_known_to_re_execute_yet_counts_when_it_is(chain: Chain, key: bytes) -> None:
     rounds, people = rounds_of(chain), chain.people
     state = chain.ledger.state
-    job = replace(state.jobs.jobs[key], auditors=tuple(sorted(person.public for person in people[:3])))
+    job = replace(state.jobs.jobs[key], reexecutors=tuple(sorted(person.public for person in people[:3])))
     rounds.follow(state)
     rounds.open(key, job, NOW, {}, LANGUAGE.proposal_seconds)
     signed = sign_message(people[1], chain.id, proposal(chain, key))
     with pytest.raises(RemoteProtocolError, match="not-a-voter"):
         hear(rounds, chain, people[3], vouch_on(key, signed))
     renew(rounds, chain, key)
-    assert rounds.books[key].vouching.vouches.accepting(people[1].public, body_digest(signed)) == [people[3].public]
+    assert rounds.books[key].vouching.vouches.accepting_voters(people[1].public, signed_body_digest(signed)) == [people[3].public]
 
 
 # Whoever comes back ---------------------------------------------------------------------------------------------------
@@ -889,7 +889,7 @@ def returning(chain: Chain, rounds: int, hears: Callable[[int], float | None], m
         last, heard = job.trainers[-1], hears(number)
         links = {} if heard is None else {last: NOW + heard}
         mine.open(key, job, NOW + number, {}, LANGUAGE.proposal_seconds, links)
-        waited.append(last in mine.books[key].awaited)
+        waited.append(last in mine.books[key].awaited_trainers)
         assert (last in job.awaited) == (number == 0 or not rejected)
         chain.play(key, rejected, Verdict.NORM)  # for which nobody is suspended
     return waited

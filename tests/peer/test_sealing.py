@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ledger.audits.losses import committed, is_opened_by, is_wrong, unsealed
-from ledger.audits.state import OPENS
+from ledger.audits.audit_state import LOSS_OPENING_KIND
+from ledger.audits.loss_commitments import commit_loss, is_valid_opening, is_wrong_loss, unseal_loss
 from peer.node.rounds import Effects, Rounds
 from peer.node.sealing import Sealing
 from peer.roles import losses
@@ -63,9 +63,9 @@ def test_after_a_restart_a_trainer_opens_what_it_had_committed_to_and_reads_what
     assert said.loss is not None
     loss = sealing_of(court, auditor).sealed(replace(due, proposal=said), LOSS)
     opening = sealing_of(court, trainer).opening(court.key, due.round, LOSS)
-    assert is_opened_by(said.loss, opening) and loss is not None
-    found = unsealed(loss, court.key, due.round, trainer.public, auditor.public, opening.secret)
-    assert not is_wrong(found, LOSS)
+    assert is_valid_opening(said.loss, opening) and loss is not None
+    found = unseal_loss(loss, court.key, due.round, trainer.public, auditor.public, opening.secret)
+    assert not is_wrong_loss(found, LOSS)
     assert sealing_of(court, auditor).sealed(replace(due, proposal=replace(said, loss=None)), 0) is None
 
 
@@ -76,9 +76,9 @@ def test_a_trainer_opens_with_a_new_key_what_it_had_committed_to_with_its_former
     court.report()
     court.decide(court.rotation(trainer, NEW))
     court.round(AUDITS.window, trainers=[])
-    (due,) = court.rules.audits.openings_due(NEW.public, court.state)
+    (due,) = court.rules.audits_module.loss_openings_due(NEW.public, court.state)
     kept = losses.read(tmp_path, due.job, due.round, due.trainer)
-    assert kept is not None and court.problem(court.tx(NEW, OPENS, kept)) is None
+    assert kept is not None and court.problem(court.tx(NEW, LOSS_OPENING_KIND, kept)) is None
     assert sealing_of(court, NEW).opening(court.key, due.round, LOSS) != kept, "it could not make that again"
 
 
@@ -93,10 +93,10 @@ def test_a_trainer_that_changes_its_key_in_a_round_opens_what_the_accepted_key_h
     court.round(trainers=sorted((PEOPLE[0].public, last.public)))
     court.report()
     court.round(AUDITS.window, trainers=[])
-    (due,) = court.rules.audits.openings_due(NEW.public, court.state)
+    (due,) = court.rules.audits_module.loss_openings_due(NEW.public, court.state)
     assert due.trainer == last.public
     kept = losses.read(tmp_path, due.job, due.round, due.trainer)
-    assert kept is not None and court.problem(court.tx(NEW, OPENS, kept)) is None
+    assert kept is not None and court.problem(court.tx(NEW, LOSS_OPENING_KIND, kept)) is None
 
 
 def test_a_commitment_that_other_programs_do_not_know_yet_is_not_heard() -> None:
@@ -105,7 +105,7 @@ def test_a_commitment_that_other_programs_do_not_know_yet_is_not_heard() -> None
         rounds = Rounds(PEOPLE[1], court.chain, {})
         rounds.follow(court.state)
         rounds.open(court.key, court.job(court.key), 0.0, {}, 60.0)
-        commitment = committed(court.key, court.job(court.key).round, PEOPLE[0].public, bytes(32), LOSS)
+        commitment = commit_loss(court.key, court.job(court.key).round, PEOPLE[0].public, bytes(32), LOSS)
         with_losses = replace(proposal_of(court, court.key), loss=commitment)
         heard = rounds.receive(sign_message(PEOPLE[0], court.chain, with_losses), with_losses, 0.0)
         assert isinstance(heard, Effects) is court.commits
@@ -136,7 +136,7 @@ def test_a_trainer_whose_disk_is_from_before_the_job_is_told_what_it_has_propose
     """It would be expelled for a second proposal. Until it knows the job it cannot tell whether the network knows of losses."""
     for court in (Court(), Court(version=1)):
         rounds = Rounds(PEOPLE[0], court.chain, {})
-        commitment = committed(court.key, court.job(court.key).round, PEOPLE[0].public, bytes(32), LOSS)
+        commitment = commit_loss(court.key, court.job(court.key).round, PEOPLE[0].public, bytes(32), LOSS)
         own = replace(proposal_of(court, court.key), loss=commitment)
         assert rounds.receive(sign_message(PEOPLE[0], court.chain, own), own, 0.0) is None
         rounds.follow(court.state)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from ledger.audits.state import Result
+from ledger.audits.audit_state import AuditResult
 from peer.api.audits import suspensions
 from peer.api.this_peer import unaudited
 from peer.demo.disk import Disk
@@ -121,7 +121,7 @@ def test_who_is_suspended_and_why_is_told_when_the_log_has_forgotten_it() -> Non
     court.round(2)
     assert suspensions(court.state) == ()
     court.convict(A)
-    (cause,) = [entry for entry in court.state.audits.log if entry.result is Result.SUSPENDED]
+    (cause,) = [entry for entry in court.state.audits.log if entry.result is AuditResult.SUSPENDED]
     court.round(19, trainers=(B, C, D))
     assert cause not in court.state.audits.log
     (told,) = suspensions(court.state)

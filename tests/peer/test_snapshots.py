@@ -20,11 +20,11 @@ import trio.testing
 from consensus.block import decode_header
 from consensus.light_client import TrustedBlock
 from consensus.pbft.block_sync import BlockSync
-from ledger.jobs import Start, job_id
-from ledger.members import Leave
-from ledger.snapshots.assembly import Restored
-from ledger.snapshots.snapshot import SNAPSHOT_HEIGHTS
-from ledger.snapshots.transfer import SOURCES_MAX
+from ledger.jobs import StartJob, job_id
+from ledger.members import ResignAsVoter
+from ledger.snapshots.snapshot_assembly import RestoredSnapshot
+from ledger.snapshots.snapshot_download import SOURCES_MAX
+from ledger.snapshots.snapshot_server import SNAPSHOT_HEIGHTS
 from peer.driver.driver import Driver
 from peer.driver.transfer import HOLD_SECONDS
 from peer.export import writing as export
@@ -46,15 +46,15 @@ ROUNDS = 10
 
 @pytest.fixture(autouse=True)
 def early_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peer.driver.transfer.LAG_HEIGHTS", LAG)
-    for module in ("peer.driver.transfer", "ledger.snapshots.snapshot", "ledger.snapshots.transfer"):
+    monkeypatch.setattr("peer.driver.transfer.SNAPSHOT_LAG_HEIGHTS", LAG)
+    for module in ("peer.driver.transfer", "ledger.snapshots.snapshot_server", "ledger.snapshots.snapshot_download"):
         monkeypatch.setattr(f"{module}.SNAPSHOT_HEIGHTS", BETWEEN)
 
 
 async def job_of(seat: Seat, rounds: int = ROUNDS, memory: Memory = Memory.RESIDUAL) -> bytes:
     spec = replace(SCRATCH, rounds=rounds, memory=memory).encode()
     with patience():
-        return job_id(seat.public, await seat.author.submit("job/start", Start(spec)))
+        return job_id(seat.public, await seat.author.submit("job/start", StartJob(spec)))
 
 
 @contextmanager
@@ -106,7 +106,7 @@ async def test_what_was_restored_survives_a_restart_and_serves_the_next_newcomer
             second = await made.start(made.seats[5])
             await second.event("snapshot", "restored")
         await poll(lambda: second.driver.state.height == first.driver.state.height)
-        assert second.driver.state.root == first.driver.state.root
+        assert second.driver.state.state_root == first.driver.state.state_root
         model = second.driver.host.model(job, ROUNDS)
         model.verify()
         assert model.estimates.keys() == {seats[0].public}
@@ -159,7 +159,7 @@ async def test_a_peer_whose_model_went_wrong_keeps_a_diagnostic_restores_and_goe
         height = content["height"]
         assert content["state_root"] != made.seats[0].store.roots()[height].hex()
         assert content["models"].keys() == {job.hex()} and content["modules"].keys() == {module.name for module in MODULES}
-        assert sick.driver.rules.decode_state((folder / "state.msgpack").read_bytes()).root.hex() == content["state_root"]
+        assert sick.driver.rules.decode_state((folder / "state.msgpack").read_bytes()).state_root.hex() == content["state_root"]
         own, others = sick.store.roots(), made.seats[0].store.roots()
         assert {height: root for height, root in own.items() if others.get(height, root) != root} == {}
 
@@ -258,7 +258,7 @@ async def test_a_newcomer_that_began_with_another_history_goes_on_with_the_one_o
             await newcomer.event("snapshot", "restored")
         assert newcomer.store.get_decision(1) is None, "nothing of the false history is left"
         await poll(lambda: newcomer.driver.state.height == voters[0].driver.state.height)  # either may be first
-        assert newcomer.driver.state.root == voters[0].driver.state.root
+        assert newcomer.driver.state.state_root == voters[0].driver.state.state_root
         assert not [event for seat in (newcomer, *voters) for event in await seat.events.after(0, 0.0) if "dropped" in event.text]
 
 
@@ -269,7 +269,7 @@ async def test_a_newcomer_led_astray_drops_none_of_the_voters_that_lead_it_back(
     async with network(tmp_path / "false", founders=4, observers=1) as false:
         *voters, led_astray = false.seats
         await job_of(voters[0], rounds=4)
-        await voters[3].author.submit("member/leave", Leave())
+        await voters[3].author.submit("member/leave", ResignAsVoter())
         await led_astray.until(lambda driver: len(driver.state.members.voters) == 3)
     async with network(tmp_path / "true", founders=4, observers=1, start=False) as true:
         voters = [await true.start(seat) for seat in true.seats[:4]]
@@ -282,7 +282,7 @@ async def test_a_newcomer_led_astray_drops_none_of_the_voters_that_lead_it_back(
         await true.start(newcomer)
         await newcomer.event("snapshot", "restored")
         await poll(lambda: newcomer.driver.state.height == voters[0].driver.state.height)  # either may be first
-        assert newcomer.driver.state.root == voters[0].driver.state.root
+        assert newcomer.driver.state.state_root == voters[0].driver.state.state_root
         assert not [event for seat in (newcomer, *voters) for event in await seat.events.after(0, 0.0) if "dropped" in event.text]
 
 
@@ -324,8 +324,8 @@ async def test_each_transfer_asks_others_first_than_the_one_before(tmp_path: Pat
 async def test_what_proves_the_heights_before_a_transfer_is_kept_for_those_who_ask_this_peer(tmp_path: Path) -> None:
     seat, chain = Network(tmp_path, founders=1).seats[0], snapshots_of_ledgers.lived(40)
     seat.open(None, lambda blobs: blobs)
-    snapshots, (first, *later) = seat.driver.snapshots, chain.links(0, 40)
-    seat.store.restore([chain.decided[1]], 1, chain.states[1].root, b"", links=[first], tables={})
+    snapshots, (first, *later) = seat.driver.snapshots, chain.light_blocks(0, 40)
+    seat.store.restore([chain.decided[1]], 1, chain.states[1].state_root, b"", links=[first], tables={})
     installed: list[Any] = []
 
     async def install(restored: Any, links: Any, repairs: bool) -> bool:
@@ -334,7 +334,7 @@ async def test_what_proves_the_heights_before_a_transfer_is_kept_for_those_who_a
 
     snapshots._install = install
     ended = SimpleNamespace(known=decode_header(first.header).height, links=tuple(later), asked_last=b"", abandon=lambda: None)
-    await snapshots._finish(ended, Restored((), chain.states[40], (), ()))  # type: ignore[arg-type]
+    await snapshots._finish(ended, RestoredSnapshot((), chain.states[40], (), ()))  # type: ignore[arg-type]
     assert installed == [first, *later] and later
     seat.store.close()
 
@@ -356,7 +356,7 @@ async def test_a_peer_that_is_stopped_while_it_installs_deletes_nothing_of_it(
     def delete() -> None:
         deleted[0] += 1
 
-    restored = Restored((), replace(seat.driver.state, height=height), (), ())
+    restored = RestoredSnapshot((), replace(seat.driver.state, height=height), (), ())
     ended = SimpleNamespace(known=0, links=(), asked_last=b"", abandon=delete, restored=restored)
     snapshots._install, snapshots._transfer = install, ended  # type: ignore[assignment]
     with scope:
@@ -371,10 +371,10 @@ async def test_a_snapshot_that_blocks_overtook_while_it_was_handed_over_is_not_i
         seat = made.seats[0]
         await one_root(made.seats, await seat.scratch())
         before = seat.driver.state
-        restored = Restored((), before, (), (SimpleNamespace(install=pytest.fail),))  # type: ignore[arg-type]
+        restored = RestoredSnapshot((), before, (), (SimpleNamespace(install=pytest.fail),))  # type: ignore[arg-type]
         with patience():
             assert not await seat.driver.restore(restored, (), repairs=False)
-        assert seat.driver.state.root == before.root
+        assert seat.driver.state.state_root == before.state_root
         await one_root(made.seats, await seat.scratch())
 
 
@@ -411,7 +411,7 @@ async def test_a_job_is_ended_by_its_name_too_and_what_fits_none_or_two_is_told(
     async with network(tmp_path, founders=1) as made:
         seat = made.seats[0]
         service, kept = service_of(seat), replace(SCRATCH, rounds=1_000_000, name="long")
-        await seat.author.submit("job/start", Start(kept.encode()))
+        await seat.author.submit("job/start", StartJob(kept.encode()))
         for text in ("", "other", "zz"):
             with pytest.raises(UserError, match=r"fits no jobs that run or wait .* 'long'"):
                 await service.cancel_job(text)
@@ -424,7 +424,7 @@ async def test_what_a_snapshot_spared_a_peer_is_fetched_for_its_export(tmp_path:
         job = await seat.scratch()
         for other in made.seats:
             await other.until(certified(job))
-        lost = export.payloads_of(seat.store.get_decision(seat.driver.state.jobs.jobs[job].opened).decode().body)
+        lost = export.payloads_of(seat.store.get_decision(seat.driver.state.jobs.jobs[job].opened_height).decode().body)
         assert lost and not export.missing_payloads(seat.store, seat.blobs)
         for digest in lost:
             seat.blobs.path(digest).unlink()
@@ -442,7 +442,7 @@ def test_a_peer_that_began_with_a_snapshot_says_who_can_export(tmp_path: Path) -
     store = Store(tmp_path / "ledger.db", chain.id)
     decided = [chain.store.get_decision(height) for height in (state.height - 2, state.height - 1, state.height)]
     encoded = chain.rules.encode_state(replace(state, height=state.height - 1))
-    store.restore([item for item in decided if item], state.height - 1, state.root, encoded, tables={})
+    store.restore([item for item in decided if item], state.height - 1, state.state_root, encoded, tables={})
     with pytest.raises(UserError) as error:
         export.export(store, chain.blobs, chain.host, chain.genesis, tmp_path / "export")
     assert f"no block below {state.height - 2}" in str(error.value) and short_id(chain.people[0].public) in str(error.value)

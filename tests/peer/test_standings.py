@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ledger.members import Leave, Revoke, token_preimage
+from ledger.members import ResignAsVoter, RevokeInvitation, token_preimage
 from peer.driver.standings import Standings
 from protocol.errors import RemoteProtocolError
 from protocol.messages import GuestInvitation
@@ -47,7 +47,7 @@ def test_an_invitation_that_admits_nobody_makes_no_guest(wrong: str) -> None:
     world = World()
     of, by, expires = standings(world), ME, FAR_MS
     if wrong == "revoked":
-        world.decide(world.tx(ME, "member/revoke", Revoke(world.invitation())))
+        world.decide(world.tx(ME, "member/revoke", RevokeInvitation(world.invitation())))
     elif wrong == "expired":
         expires = 1
         world.decide()
@@ -70,7 +70,7 @@ def test_a_guest_whose_invitation_is_revoked_is_a_stranger_again() -> None:
     world = World()
     of = standings(world)
     of.welcome(NEW.public, shown(world, NEW))
-    world.decide(world.tx(ME, "member/revoke", Revoke(world.invitation())))
+    world.decide(world.tx(ME, "member/revoke", RevokeInvitation(world.invitation())))
     assert of(NEW.public) is Standing.STRANGER
 
 
@@ -78,7 +78,7 @@ def test_to_a_newcomer_nobody_is_a_stranger_and_a_voter_that_left_stays_a_member
     world = World()
     assert standings(world, NEW)(THIRD.public) is Standing.MEMBER
     of = standings(world)
-    world.decide(world.tx(OTHER, "member/leave", Leave()))
+    world.decide(world.tx(OTHER, "member/leave", ResignAsVoter()))
     for _ in range(3):
         world.decide()
     assert of(OTHER.public) is Standing.MEMBER

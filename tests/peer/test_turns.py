@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from ledger.audits.state import Due
+from ledger.audits.audit_state import AuditDuty
 from ledger.members import MembersState
 from peer.driver.turns import AT_ONCE_MAX, Key, Turns, key_of
 
@@ -12,12 +12,12 @@ JOB, OTHER_JOB, TRAINER, OTHER = b"j" * 32, b"k" * 32, b"t" * 32, b"o" * 32
 MEMBERS = MembersState({}, (TRAINER,), (TRAINER,), (TRAINER,))
 
 
-def report(number: int, trainer: bytes = TRAINER, job: bytes = JOB) -> Due:
-    return Due(job, number, trainer, cast("Any", None), False, number)
+def report(number: int, trainer: bytes = TRAINER, job: bytes = JOB) -> AuditDuty:
+    return AuditDuty(job, number, trainer, cast("Any", None), False, number)
 
 
-def dispute(number: int, opened: int) -> Due:
-    return Due(JOB, number, TRAINER, cast("Any", None), True, opened)
+def dispute(number: int, opened: int) -> AuditDuty:
+    return AuditDuty(JOB, number, TRAINER, cast("Any", None), True, opened)
 
 
 class Auditor:
@@ -26,7 +26,7 @@ class Auditor:
     def __init__(self) -> None:
         self.turns, self.running, self.looked = Turns(), set[Key](), 0.0
 
-    def at(self, now: float, *due: Due, round: int, idle: tuple[Due, ...] = ()) -> dict[Key, float]:
+    def at(self, now: float, *due: AuditDuty, round: int, idle: tuple[AuditDuty, ...] = ()) -> dict[Key, float]:
         """The audits that begin, with the seconds that they have waited as counts against their trainer."""
         for key in self.turns.now:
             self.turns.count(key, now - self.looked)

@@ -15,7 +15,7 @@ from curation.contents import Batch, Enrolment
 from curation.limits import BATCH_MAX
 from curation.state import CurationState
 from curation.statements import Enrol
-from ledger.members import Register
+from ledger.members import RegisterRoles
 from peer.driver import verification
 from peer.driver.verification import Verification
 from peer.features import founding_modules
@@ -46,7 +46,7 @@ def _batch(seat: Seat, enrolments: Sequence[Enrolment]) -> Signed:
 
 async def _serving(made: Network) -> tuple[Seat, Seat]:
     """Two voters, of which the first serves annotators."""
-    await made.seats[0].author.submit("member/register", Register(("annotator",)))
+    await made.seats[0].author.submit("member/register", RegisterRoles(("annotator",)))
     await poll(lambda: made.seats[1].driver.state.members.members[made.seats[0].public].roles == ("annotator",))
     return made.seats[0], made.seats[1]
 
@@ -80,7 +80,7 @@ async def test_a_full_batch_is_verified_once_in_a_thread_and_charged_to_the_link
             signed = _batch(sender, _enrolments(sender, BATCH_MAX))
             threads, spent = _watched(receiver, monkeypatch)
             sender.network.send(receiver.public, codec.encode(GossipEnvelope(signed)))
-            await poll(lambda: receiver.driver.state.of(CurationState).annotators_count == BATCH_MAX)
+            await poll(lambda: receiver.driver.state.module_state(CurationState).annotators_count == BATCH_MAX)
         beside = [thread for thread in threads if thread != threading.get_ident()]
         assert len(beside) == BATCH_MAX + 1, "each statement and the transaction, once, from arrival to the applied block"
         paid = max(seconds for peer, seconds in spent if peer == sender.public)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import trio
 
-from ledger.audits.state import JobAudits
+from ledger.audits.audit_state import JobAudits
 from ledger.jobs import JobsState, TrainerRecord, VouchRecord
 from peer.api.jobs import limited, suspended_trainers
 from peer.api.this_peer import own_limits
@@ -19,7 +19,7 @@ from peer.roles.voter import Voter
 from protocol.identity import Signed, peer_id
 from protocol.messages import Proposal
 from protocol.verdicts import Verdict
-from rounds.vouching import re_executors
+from rounds.vouch_set import reexecutor_order
 from tests.ledger.world import LANGUAGE, PEOPLE, World
 from tests.peer import fake_api
 from tests.peer.network import network, one_root, poll, service_of
@@ -30,7 +30,7 @@ class Slow(Voter):
     """Never finishes the checks of a proposal, unless it made it, or is called first to re-execute it."""
 
     async def check(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Verdict:
-        if round.me not in (signed.signer, re_executors(round.terms, signed.signer)[0]):
+        if round.me not in (signed.signer, reexecutor_order(round.terms, signed.signer)[0]):
             await trio.sleep_forever()
         return await super().check(round, signed, proposal)
 
@@ -71,7 +71,7 @@ async def test_an_open_round_shows_each_vouch_that_has_come(tmp_path: Path) -> N
         for seat in seats:
             await poll(lambda seat=seat: bool(seat.driver.rounds.books[job].vouching.signed))
             (votes,) = await service_of(seat).votes(0)
-            voter = re_executors(seat.driver.rounds.books[job].terms, trainer)[0]
+            voter = reexecutor_order(seat.driver.rounds.books[job].terms, trainer)[0]
             assert (votes.height, votes.vouches) == (None, {peer_id(voter): {peer_id(trainer): "accept"}})
 
 
@@ -106,11 +106,11 @@ def test_a_re_executor_that_is_not_asked_or_asked_last_is_shown_with_the_reason(
     job = world.job(world.start(spec=LANGUAGE))
     silent, liar, both, former, honest = (person.public for person in PEOPLE[:5])
     records = {
-        silent: VouchRecord(last_until=28),
+        silent: VouchRecord(assigned_last_until=28),
         liar: VouchRecord(suspended_until=30),
-        both: VouchRecord(last_until=28, suspended_until=20),
-        former: VouchRecord(last_until=9, suspended_until=9, silences=1),
-        honest: VouchRecord(silences=2, false=(8,)),
+        both: VouchRecord(assigned_last_until=28, suspended_until=20),
+        former: VouchRecord(assigned_last_until=9, suspended_until=9, missed_vouches=1),
+        honest: VouchRecord(missed_vouches=2, wrong_vouch_rounds=(8,)),
     }
     told = limited(replace(job, round=9, vouch_records=records))
     assert told == {

@@ -12,9 +12,9 @@ import trio
 
 from consensus.leader_schedule import LeaderSchedule
 from consensus.voter_set import VoterSet
-from ledger.blocks.pool import PENDING_PER_MEMBER_MAX
+from ledger.blocks.mempool import PENDING_PER_MEMBER_MAX
 from ledger.core.genesis import Founder, Genesis
-from ledger.jobs import Start, job_id
+from ledger.jobs import StartJob, job_id
 from peer.settings.datadir import DataDirectory
 from protocol import codec
 from protocol.api import JobView, PeerApi
@@ -367,7 +367,7 @@ async def open_round(target: Target, hostile: Hostile) -> JobView:
     """A scratch job of the attacker's own: its round stays open until the attacker proposes."""
     height = (await target.client.status()).height
     nonce = 1 + sum(job.name == "hostile" for job in await target.client.jobs())
-    start = Start(replace(SCRATCH, name="hostile").encode())
+    start = StartJob(replace(SCRATCH, name="hostile").encode())
     transaction = Transaction(nonce, height + 100, "job/start", codec.encode(start))
     job = job_id(target.founder.public, transaction).hex()
     await hostile.say(codec.encode(relay(target, transaction)))

@@ -15,7 +15,7 @@ from peer.driver.witness import Witness, why_disputed, why_halted, why_waiting
 from protocol.identity import short_id, sign_message
 from protocol.messages import Ballot, Commit, CutOff, Judgement, Proposal, Timeout, Vouch
 from protocol.verdicts import Verdict
-from rounds.ballots import Outcome
+from rounds.round_state import RoundResult
 from tests.sim.keys import FastSigner
 from training.spec import AuditMode, JobSpec
 
@@ -159,7 +159,7 @@ async def test_what_was_only_replayed_has_no_times_and_what_was_not_judged_is_no
     now = iter(float(second) for second in range(100))
     witness = Witness(log, lambda: next(now))
     refused = {LIAR.public: Verdict.UNJUDGED, CHAIN: Verdict.NORM, OTHER: Verdict.NORM}
-    outcome = Outcome({}, refused, frozenset(), frozenset(), {}, frozenset(), frozenset(), diverging=frozenset({CHAIN}))
+    outcome = RoundResult({}, refused, frozenset(), frozenset(), {}, frozenset(), frozenset(), diverging=frozenset({CHAIN}))
     closed = SimpleNamespace(outcome=outcome, job=CHAIN, round=3)
     jobs = SimpleNamespace(jobs={CHAIN: SimpleNamespace(model_root=CHAIN)})
     certificate = SimpleNamespace(signatures={})

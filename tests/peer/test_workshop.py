@@ -24,7 +24,7 @@ from protocol.identity import Identity, Signed, sign_message
 from protocol.messages import Ballot, Judgement, Proposal, Vouch
 from protocol.verdicts import Verdict
 from rlhf.objective import PPO
-from rounds.terms import body_digest
+from rounds.round_terms import signed_body_digest
 from tests.peer.chain import LANGUAGE, Chain
 
 
@@ -179,7 +179,7 @@ class OneRound:
     def renew(self) -> None:
         """A later block gives the round to the same peers again."""
         state = self.chain.ledger.state
-        self.job = replace(self.job, opened=state.height + 1)
+        self.job = replace(self.job, opened_height=state.height + 1)
         self.rounds.follow(state.with_modules(jobs=replace(state.jobs, jobs={self.key: self.job})))
         self.rounds.open(self.key, self.job, self.now, {}, LANGUAGE.proposal_seconds)
         self.shop.close((self.key, 0))
@@ -198,12 +198,12 @@ class OneRound:
         return self.chain.proposal(self.key, trainer)
 
     def unsure(self, voter: Identity, proposal: Signed) -> Signed:
-        judgement = Judgement(proposal.signer, body_digest(proposal), Verdict.UNJUDGED)
+        judgement = Judgement(proposal.signer, signed_body_digest(proposal), Verdict.UNJUDGED)
         return sign_message(voter, self.chain.id, Vouch(self.key, 0, (judgement,)))
 
     def place(self, trainer: Identity) -> int:
         """After how many others this peer is called for a proposal of this trainer."""
-        return self.rounds.books[self.key].vouching.vouches.re_executors(trainer.public).index(self.chain.people[0].public)
+        return self.rounds.books[self.key].vouching.vouches.reexecutors(trainer.public).index(self.chain.people[0].public)
 
     def at(self, place: int) -> Identity:
         return next(person for person in self.chain.people[1:] if self.place(person) == place)
@@ -256,7 +256,7 @@ async def test_a_voter_begins_when_the_vouch_of_another_calls_it(tmp_path: Path)
         signed = made.proposal(made.at(1))
         await made.hear(signed)
         assert role.checked == [signed.signer] and role.reexecuted == []
-        first, *_ = made.rounds.books[made.key].vouching.vouches.re_executors(signed.signer)
+        first, *_ = made.rounds.books[made.key].vouching.vouches.reexecutors(signed.signer)
         await made.hear(made.unsure(next(person for person in made.chain.people if person.public == first), signed))
         assert role.reexecuted == [signed.signer]
 
@@ -278,7 +278,7 @@ async def test_a_re_execution_goes_on_after_the_ballot(tmp_path: Path) -> None:
     async with one_round(tmp_path, role) as made:
         trainer = made.at(0)
         await made.hear(made.proposal(trainer))
-        made.now = made.rounds.books[made.key].times_up
+        made.now = made.rounds.books[made.key].cut_off_due_at
         await made.settle()
         assert made.verdicts(Ballot) == {trainer.public: Verdict.UNJUDGED} and made.verdicts(Vouch) == {}
         role.done.set()

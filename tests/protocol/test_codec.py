@@ -311,7 +311,7 @@ def test_what_is_left_out_are_the_default_s_own_bytes() -> None:
     assert codec.encode(Third(1)) == codec.encode(First(1))
     minus = codec.encode(Third(1, -0.0))
     assert math.copysign(1, codec.decode(Third, minus).real) == -1 and minus != codec.encode(Third(1))
-    emptied = Third(1, rows=Table(Leaf).with_row(b"k", Leaf(1, Colour.RED)).without(b"k"))
+    emptied = Third(1, rows=Table(Leaf).with_row(b"k", Leaf(1, Colour.RED)).without_row(b"k"))
     assert codec.encode(emptied) == codec.encode(Third(1)), "a table without rows has one encoding, whatever was in it before"
     one, other = (codec.decode(Third, codec.encode(First(1))) for _ in range(2))
     assert one.rows is not other.rows

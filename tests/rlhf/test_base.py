@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ledger.jobs import Base
+from ledger.jobs import ModelReference
 from peer import features
 from peer.worker.main import Jobs
 from protocol import codec
@@ -41,7 +41,9 @@ def base(tmp_path: Path) -> ReplicatedModel:
 
 def first(folder: Path, root: bytes, directory: Path | None) -> DeclaringEngine:
     own = codec.encode(PpoTerms(reward="rule:vowels", prompt_tokens=4, response_tokens=6))
-    spec = replace(BASE, name="ppo", objective="ppo", settings=own, local_steps=4, base=Base(OF_BASE, 1, root)).checked()
+    spec = replace(
+        BASE, name="ppo", objective="ppo", settings=own, local_steps=4, base=ModelReference(OF_BASE, 1, root)
+    ).checked()
     jobs = Jobs(KIND, lambda: None, 1)
     path = str(directory) if directory else None
     jobs.answer(tasks.OpenJob(JOB, spec.encode(), str(folder / "text"), None, base=path))

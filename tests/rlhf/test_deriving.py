@@ -17,7 +17,7 @@ from curation.answers import Answer
 from curation.contents import AddPage
 from curation.state import Redaction
 from curation.tasks import Entry, Page, Task, redacted, root_of, task_id
-from ledger.jobs import Base
+from ledger.jobs import ModelReference
 from peer import features
 from peer.daemon import endurance
 from peer.driver import deriving
@@ -297,7 +297,7 @@ async def test_a_set_of_which_a_pair_is_redacted_is_deleted_when_no_job_needs_it
     decided_and_redacted(world, desk)
     reward, policy = (plans.stage_job(world.key, stage) for stage in range(2))
     for job in (reward, policy):
-        assert outdated(world.state.of(RlhfState)) == {named} and named in sets_in_use(world.state)
+        assert outdated(world.state.module_state(RlhfState)) == {named} and named in sets_in_use(world.state)
         await Deriving(desk)._forget()  # type: ignore[arg-type]
         assert all(held(desk, named)), "it is being learned from, or rewards by it"
         world.close(job)
@@ -313,7 +313,7 @@ def test_the_set_of_a_reward_model_that_a_policy_without_a_plan_reads_is_in_use(
     decided_and_redacted(world, desk)
     reward = plans.stage_job(world.key, 0)
     world.close(reward)
-    model = Base(reward, world.job(reward).round, world.job(reward).model_root)
+    model = ModelReference(reward, world.job(reward).round, world.job(reward).model_root)
     world.decide(world.tx(PEOPLE[0], "rlhf/cancel", plans.Cancel(world.key)))
     assert named not in sets_in_use(world.state)
     policy = world.start(PEOPLE[1], world.on(POLICY, settings=codec.encode(replace(OWN, reward_model=model))))

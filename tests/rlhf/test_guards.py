@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ledger.jobs import JobsState
-from ledger.network import NetworkState
+from ledger.network_governance import NetworkState
 from peer import features
 from rlhf.calls import FiguresView
 from rlhf.guards import ROUNDS_KEPT, Course, Medians, correlation, distinct_2, medians, view

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ledger.core.module import Context
+from ledger.core.module import BlockContext
 from ledger.jobs import ClosedRound
 from peer import features
 from protocol import codec
@@ -47,7 +47,7 @@ def closed(job: bytes, number: int, *figures: tuple[int, int, int, int]) -> Any:
 def after(state: RlhfState, jobs: dict[bytes, bytes], *facts: Any) -> RlhfState:
     known = SimpleNamespace(jobs={key: SimpleNamespace(spec=spec) for key, spec in jobs.items()})
     view: Any = SimpleNamespace(of=lambda kind: known)
-    context = Context(bytes(32), 1, 0, Ed25519Verifier(), {}, facts)
+    context = BlockContext(bytes(32), 1, 0, Ed25519Verifier(), {}, facts)
     changed: RlhfState = RlhfModule(Objectives()).end_block(state, view, context).state
     return changed
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ledger.jobs import Held, JobsModule, Launch, Phase, Start, Stop, job_id
+from ledger.jobs import JobHold, JobLaunch, JobPhase, JobsModule, StartJob, StopJob, job_id
 from peer import features
 from protocol import codec
 from rlhf import plans
@@ -18,7 +18,7 @@ from tests.ledger.court import Court
 from tests.ledger.world import PEOPLE
 from tests.rlhf.test_plans import AUTHOR, BASE, OTHER, OWN, POLICY, REWARD, Tuned
 
-MARKS = {Phase.RUNNING: "", Phase.PAUSED: "=", Phase.FINISHED: "."}
+MARKS = {JobPhase.RUNNING: "", JobPhase.PAUSED: "=", JobPhase.FINISHED: "."}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -67,12 +67,12 @@ def test_the_open_round_is_closed_and_nothing_begins_before_the_plan_goes_on(wor
 
 
 def without_holding(plan: Plan, author: bytes) -> Iterator[Any]:
-    return (fact for fact in ASKED(plan, author) if not isinstance(fact, Held))
+    return (fact for fact in ASKED(plan, author) if not isinstance(fact, JobHold))
 
 
 def without_launching(plan: Plan, author: bytes) -> Iterator[Any]:
     """As where its stage is refused."""
-    return (fact for fact in ASKED(plan, author) if not isinstance(fact, Launch))
+    return (fact for fact in ASKED(plan, author) if not isinstance(fact, JobLaunch))
 
 
 def starting_stages(plan: Plan, author: bytes) -> Iterator[Any]:
@@ -105,18 +105,18 @@ def test_a_stage_in_line_waits_on_and_one_that_is_paused_leaves_its_place_to_oth
     world.decide(say(world, Pause, key))
     world.close(other)
     world.decide()
-    assert [waiting.job for waiting in world.state.jobs.line] == [reward] and not world.state.jobs.running()
+    assert [waiting.job for waiting in world.state.jobs.queue] == [reward] and not world.state.jobs.running()
     world.decide(say(world, Resume, key))
-    third = world.tx(OTHER, "job/start", Start(replace(BASE, name="third").encode()))
+    third = world.tx(OTHER, "job/start", StartJob(replace(BASE, name="third").encode()))
     world.decide(third)
     world.decide(say(world, Pause, key))
     world.decide(closings=(world.closing(reward),))
     then = job_id(OTHER.public, world.rules.open_transaction(third))
-    assert list(world.state.jobs.running()) == [then] and world.job(reward).phase is Phase.PAUSED
+    assert list(world.state.jobs.running()) == [then] and world.job(reward).phase is JobPhase.PAUSED
     world.decide(say(world, Resume, key))
-    assert world.job(reward).phase is Phase.PAUSED, "its place is taken"
+    assert world.job(reward).phase is JobPhase.PAUSED, "its place is taken"
     world.close(then)
-    assert world.job(reward).phase is Phase.RUNNING
+    assert world.job(reward).phase is JobPhase.RUNNING
 
 
 @pytest.mark.parametrize("how", ["rlhf/cancel", "job/stop"])
@@ -124,9 +124,9 @@ def test_a_paused_plan_can_be_ended(world: Tuned, how: str) -> None:
     key = world.planned()
     job = plans.stage_job(key, 0)
     world.decide(say(world, Pause, key), closings=(world.closing(job),))
-    assert world.job(job).phase is Phase.PAUSED
-    world.decide(world.tx(AUTHOR, how, Cancel(key) if how == "rlhf/cancel" else Stop(job)))
-    assert world.job(job).phase is Phase.FINISHED and world.plan(key).phase is plans.Phase.CANCELLED
+    assert world.job(job).phase is JobPhase.PAUSED
+    world.decide(world.tx(AUTHOR, how, Cancel(key) if how == "rlhf/cancel" else StopJob(job)))
+    assert world.job(job).phase is JobPhase.FINISHED and world.plan(key).phase is plans.Phase.CANCELLED
     assert "no such plan" in (world.problem(say(world, Resume, key)) or "")
 
 
@@ -138,7 +138,7 @@ def test_a_plan_that_nobody_resumes_is_cancelled(world: Tuned, monkeypatch: pyte
     for phase in (plans.Phase.RUNNING, plans.Phase.RUNNING, plans.Phase.CANCELLED):
         world.decide()
         assert world.plan(key).phase is phase
-    assert world.job(job).phase is Phase.FINISHED and job not in world.state.jobs.going_on()
+    assert world.job(job).phase is JobPhase.FINISHED and job not in world.state.jobs.unfinished()
 
 
 @pytest.mark.parametrize("clock", ["REFUSED_HEIGHTS_MAX", "PAUSED_HEIGHTS_MAX"])
@@ -162,24 +162,24 @@ def test_a_quorum_of_the_voters_ends_a_plan_that_has_no_job_yet(world: Tuned, mo
     for voter, phase in zip(PEOPLE[1:4], (plans.Phase.RUNNING, plans.Phase.RUNNING, plans.Phase.CANCELLED), strict=True):
         world.decide(world.tx(voter, "rlhf/cancel", Cancel(key)))
         assert world.plan(key).phase is phase
-    assert world.plan(key).stops == tuple(sorted(voter.public for voter in PEOPLE[1:4]))
+    assert world.plan(key).stop_requests == tuple(sorted(voter.public for voter in PEOPLE[1:4]))
 
 
 def test_who_wants_a_plan_to_end_still_does_with_another_key(world: Tuned) -> None:
     key, newer = world.planned(), PEOPLE[6]
     world.decide(world.tx(OTHER, "rlhf/cancel", Cancel(key)))
     world.decide(world.rotation(OTHER, newer))
-    assert world.plan(key).stops == (newer.public,)
+    assert world.plan(key).stop_requests == (newer.public,)
 
 
 def test_what_an_expelled_author_has_paused_ends(world: Tuned) -> None:
     key = world.planned()
     job = plans.stage_job(key, 0)
     world.decide(say(world, Pause, key), closings=(world.closing(job),))
-    assert world.job(job).phase is Phase.PAUSED
+    assert world.job(job).phase is JobPhase.PAUSED
     world.decide(evidence=(world.double(AUTHOR),))
     world.decide()
-    assert world.plan(key).phase is plans.Phase.CANCELLED and world.job(job).phase is Phase.FINISHED
+    assert world.plan(key).phase is plans.Phase.CANCELLED and world.job(job).phase is JobPhase.FINISHED
 
 
 def test_a_job_that_a_rule_rewards_is_a_plan_that_is_paused_like_others(world: Tuned) -> None:
@@ -187,7 +187,7 @@ def test_a_job_that_a_rule_rewards_is_a_plan_that_is_paused_like_others(world: T
     key = world.planned(Begin(world.on(rule)))
     job = plans.stage_job(key, 0)
     world.decide(say(world, Pause, key), closings=(world.closing(job),))
-    assert world.job(job).phase is Phase.PAUSED
+    assert world.job(job).phase is JobPhase.PAUSED
     world.decide(say(world, Resume, key))
     world.close(job)
     assert world.plan(key).phase is plans.Phase.FINISHED and world.plan(key).base == world.base
@@ -205,11 +205,11 @@ def test_only_its_author_pauses_a_plan_and_only_once(world: Tuned) -> None:
 def test_audits_of_a_paused_job_go_on_as_those_of_one_that_runs() -> None:
     """Re-executors may yet draw a proposal that nobody has drawn: were it forgotten, nobody would ever look at it."""
     kept = []
-    for phase in (Phase.RUNNING, Phase.PAUSED):
+    for phase in (JobPhase.RUNNING, JobPhase.PAUSED):
         court = Court(rate=0.5)
         court.round()
         jobs = {court.key: replace(court.job(court.key), phase=phase)}
         court.ledger.state = court.state.with_modules(jobs=replace(court.state.jobs, jobs=jobs))
         court.say(*court.due()[0])
-        kept.append({trainer: len(drawn.pending) for trainer, drawn in court.audits.rounds[1].drawn.items()})
+        kept.append({trainer: len(drawn.pending_auditors) for trainer, drawn in court.audits.rounds[1].proposals.items()})
     assert kept[0] == kept[1] and 0 in kept[0].values()

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from ledger import jobs
-from ledger.audits import docket
+from ledger.audits import state_machine
 from ledger.core.genesis import TRAINER, Founder, Genesis
-from ledger.core.module import Change, Context, Module, View
-from ledger.jobs import NO_PROGRESS_ROUNDS, Base, JobsState, Phase, Start, Stop, job_id
-from ledger.state import Rules, core_modules, newest
+from ledger.core.module import BlockContext, Module, StateChange, StateReader
+from ledger.jobs import NO_PROGRESS_ROUNDS, JobPhase, JobsState, ModelReference, StartJob, StopJob, job_id
+from ledger.ledger_state import LedgerRules, core_modules, newest_module_versions
 from peer import features
 from peer.api.failures import FAILED_HEIGHTS, failures, without_progress
 from protocol import codec
@@ -52,9 +52,9 @@ class Tuned(World):
         rules = ModelHost(folder)
         known = (*core_modules(rules), *modules, kind(rules))
         founders = {person.public: Founder("founder", (TRAINER, "annotator", "rlhf")) for person in PEOPLE[:4]}
-        self.genesis = Genesis("tuned", 1_000, bytes(16), founders, newest(known))
-        self.rules, self.chain = Rules(self.genesis, FastVerifier(), known), self.genesis.chain_id
-        self.ledger = type(self.ledger)(self.rules, self.rules.first_state(), self.rules.first_state().root)
+        self.genesis = Genesis("tuned", 1_000, bytes(16), founders, newest_module_versions(known))
+        self.rules, self.chain = LedgerRules(self.genesis, FastVerifier(), known), self.genesis.chain_id
+        self.ledger = type(self.ledger)(self.rules, self.rules.genesis_state(), self.rules.genesis_state().state_root)
         self.base = self.start(AUTHOR, BASE.encode())
         self.decide(closings=(self.closing(self.base),))
 
@@ -67,7 +67,7 @@ class Tuned(World):
 
     def on(self, spec: JobSpec, **other: Any) -> bytes:
         job = self.job(self.base)
-        return replace(spec, base=Base(self.base, job.round, job.model_root), **other).encode()
+        return replace(spec, base=ModelReference(self.base, job.round, job.model_root), **other).encode()
 
     def begin(self, reward: JobSpec = REWARD, policy: JobSpec | None = POLICY, anyway: bool = True) -> Begin:
         return Begin(self.on(reward), self.on(policy) if policy else b"", anyway=anyway)
@@ -78,11 +78,11 @@ class Tuned(World):
         return job_id(AUTHOR.public, self.rules.open_transaction(signed))
 
     def plan(self, key: bytes) -> Plan:
-        return self.state.of(RlhfState).plans[key]
+        return self.state.module_state(RlhfState).plans[key]
 
     def close(self, key: bytes, verdict: Verdict = Verdict.ACCEPT) -> None:
         """All rounds that are left of a job."""
-        while self.job(key).phase is Phase.RUNNING:
+        while self.job(key).phase is JobPhase.RUNNING:
             self.decide(closings=(self.closing(key, dict.fromkeys(self.job(key).trainers, verdict)),))
 
     def report(self, key: bytes, person: FastSigner, halves: int, pairs: int) -> str | None:
@@ -114,7 +114,9 @@ def tuned(world: Tuned) -> str:
         for name in world.state.jobs.running():
             if name == policy:
                 own, done = JobSpec.decode(world.job(policy).spec).own, world.job(reward)
-                assert done.phase is Phase.FINISHED and own.reward_model == Base(reward, done.rounds, done.model_root)
+                assert done.phase is JobPhase.FINISHED and own.reward_model == ModelReference(
+                    reward, done.rounds, done.model_root
+                )
         world.decide(closings=tuple(world.closing(key) for key in world.state.jobs.running()))
     return told
 
@@ -127,11 +129,11 @@ def test_a_policy_begins_by_itself_in_the_block_that_names_the_root_of_its_rewar
 class Hasty(RlhfModule):
     """Goes on in the block that closes the last round, whose model is not computed yet."""
 
-    def end_block(self, state: RlhfState, view: View, context: Context) -> Change:
+    def end_block(self, state: RlhfState, view: StateReader, context: BlockContext) -> StateChange:
         state = super().end_block(state, view, context).state
-        jobs = view.of(JobsState)
+        jobs = view.module_state(JobsState)
         moved = {key: plans.moved_on(plan, jobs, (), context.height + 1) for key, plan in state.plans.items()}
-        return Change(replace(state, plans=moved))
+        return StateChange(replace(state, plans=moved))
 
 
 def test_a_plan_that_goes_on_before_the_root_of_its_reward_is_certified_is_found_out(tmp_path: Path) -> None:
@@ -154,7 +156,7 @@ def test_a_policy_ends_early_as_finished_when_it_is_as_far_as_it_may_go(world: T
     world.decide()
     world.close(plans.stage_job(key, 1))
     job = world.job(plans.stage_job(key, 1))
-    assert (job.phase, job.round, job.rounds) == (Phase.FINISHED, rounds, rounds)
+    assert (job.phase, job.round, job.rounds) == (JobPhase.FINISHED, rounds, rounds)
     assert world.plan(key).phase is plans.Phase.FINISHED
 
 
@@ -174,13 +176,13 @@ def test_stages_wait_their_turn_behind_jobs_of_others(world: Tuned) -> None:
     other = world.start(OTHER, replace(BASE, name="other").encode())
     key = world.planned()
     reward, policy = (plans.stage_job(key, stage) for stage in range(2))
-    assert [waiting.job for waiting in world.state.jobs.line] == [reward] and not world.plan(key).current.spec
+    assert [waiting.job for waiting in world.state.jobs.queue] == [reward] and not world.plan(key).current.spec
     world.close(other)
-    third = world.tx(OTHER, "job/start", Start(replace(BASE, name="third").encode()))
+    third = world.tx(OTHER, "job/start", StartJob(replace(BASE, name="third").encode()))
     world.decide(third)
     world.close(reward)
     world.decide()
-    assert [waiting.job for waiting in world.state.jobs.line] == [policy]
+    assert [waiting.job for waiting in world.state.jobs.queue] == [policy]
     world.close(job_id(OTHER.public, world.rules.open_transaction(third)))
     world.close(policy)
     assert world.plan(key).phase is plans.Phase.FINISHED
@@ -194,10 +196,10 @@ def test_whoever_ends_a_stage_ends_the_plan(world: Tuned, stage: int, how: str) 
         world.close(plans.stage_job(key, 0))
         world.decide()
     job = plans.stage_job(key, stage)
-    world.decide(world.tx(AUTHOR, how, Stop(job) if how == "job/stop" else Cancel(key)))
-    assert world.plan(key).phase is plans.Phase.CANCELLED and world.job(job).phase is Phase.FINISHED
+    world.decide(world.tx(AUTHOR, how, StopJob(job) if how == "job/stop" else Cancel(key)))
+    assert world.plan(key).phase is plans.Phase.CANCELLED and world.job(job).phase is JobPhase.FINISHED
     world.decide()
-    assert len(world.state.jobs.jobs) == 2 + stage and not world.state.jobs.line
+    assert len(world.state.jobs.jobs) == 2 + stage and not world.state.jobs.queue
 
 
 def test_a_plan_can_be_cancelled_in_the_block_before_its_second_stage(world: Tuned) -> None:
@@ -227,14 +229,14 @@ def test_what_audits_of_a_policy_read_is_not_forgotten_before_they_are_over(
     """Without base and reward model no auditor could judge a dispute: whoever lied in the last rounds would get away with it."""
     for kept in ("TRAINED_KEPT_MAX", "UNTRAINED_KEPT_MAX"):
         monkeypatch.setattr(jobs, kept, 0)
-    monkeypatch.setattr(docket, "AFTERMATH_HEIGHTS", 3)
+    monkeypatch.setattr(state_machine, "POST_JOB_AUDIT_HEIGHTS", 3)
     key = world.planned(world.begin(policy=replace(POLICY, audit=AuditMode.SAMPLED)))
     reward, policy = (plans.stage_job(key, stage) for stage in range(2))
     world.close(reward)
     world.decide()
     world.close(policy)
     for _ in range(3):
-        assert world.job(policy).phase is Phase.SETTLING and world.plan(key).phase is plans.Phase.RUNNING
+        assert world.job(policy).phase is JobPhase.SETTLING and world.plan(key).phase is plans.Phase.RUNNING
         world.decide()
         assert world.state.audits.jobs[policy].rounds and {world.base, reward, policy} == world.state.jobs.jobs.keys()
     for _ in range(2):  # the audits end, and then nobody needs these jobs
@@ -256,7 +258,7 @@ def test_only_networks_that_know_scores_that_are_means_train_for_them(tmp_path: 
     assert world.plan(key).phase is plans.Phase.FINISHED
 
 
-READS = codec.encode(replace(OWN, reward_model=Base(bytes(32), 1, bytes(32))))
+READS = codec.encode(replace(OWN, reward_model=ModelReference(bytes(32), 1, bytes(32))))
 REFUSED: dict[str, tuple[Callable[[Tuned], Begin], str]] = {
     "reward": (lambda world: Begin(world.on(BASE)), "begins with a job of the objective 'reward'"),
     "rewarded": (lambda world: Begin(world.on(POLICY, settings=READS)), "is that job alone, and a rule rewards it"),
@@ -292,21 +294,21 @@ def test_a_policy_reads_no_model_but_one_that_the_network_decided(world: Tuned) 
     key = world.planned(world.begin(policy=None))
     reward = plans.stage_job(key, 0)
     world.close(reward)
-    model = Base(reward, 2, world.job(reward).model_root)
+    model = ModelReference(reward, 2, world.job(reward).model_root)
     for named, why in (
         (replace(model, root=bytes(32)), "that of round 2 with another root"),
         (replace(model, job=bytes(32)), "not among the finished ones"),
-        (Base(world.base, 1, world.job(world.base).model_root), "it is a language job, wanted is reward"),
+        (ModelReference(world.base, 1, world.job(world.base).model_root), "it is a language job, wanted is reward"),
     ):
         spec = world.on(POLICY, settings=codec.encode(replace(OWN, reward_model=named)))
-        assert why in (world.problem(world.tx(AUTHOR, "job/start", Start(spec))) or "")
+        assert why in (world.problem(world.tx(AUTHOR, "job/start", StartJob(spec))) or "")
     spec = world.on(POLICY, settings=codec.encode(replace(OWN, reward_model=model)))
-    assert world.job(world.start(AUTHOR, spec)).phase is Phase.RUNNING
+    assert world.job(world.start(AUTHOR, spec)).phase is JobPhase.RUNNING
 
 
 def refusal(world: Tuned, key: bytes) -> str:
     """Why the next block would not start a plan's job."""
-    return RlhfModule(world.rules.jobs.rules).refusal(world.plan(key), world.state, world.state.height + 1)
+    return RlhfModule(world.rules.jobs_module.rules).refusal(world.plan(key), world.state, world.state.height + 1)
 
 
 @pytest.mark.parametrize("refused", [4, 5])
@@ -343,7 +345,7 @@ def test_a_plan_fails_with_a_stage_of_which_every_round_was_rejected(world: Tune
     world.decide()
     plan = world.plan(key)
     assert plan.phase is plans.Phase.FAILED and plan.failure is not None
-    assert plan.failure.height == world.job(plans.stage_job(key, stage)).opened
+    assert plan.failure.height == world.job(plans.stage_job(key, stage)).opened_height
     assert plans.why_failed(plan) == "no update was accepted in 2 rounds: 8 replay"
     assert list(failures(world.state, world.state.height)) == [
         f"job {REWARD.name if stage == 0 else POLICY.name}: {plans.why_failed(plan)}"
@@ -360,7 +362,7 @@ def test_a_plan_fails_with_a_stage_that_makes_no_progress(world: Tuned, accepted
     for number in range(accepted + NO_PROGRESS_ROUNDS):
         verdict = Verdict.ACCEPT if number < accepted else Verdict.NORM
         world.decide(closings=(world.closing(reward, dict.fromkeys(world.job(reward).trainers, verdict)),))
-    assert world.job(reward).phase is Phase.FINISHED and world.plan(key).phase is plans.Phase.FAILED
+    assert world.job(reward).phase is JobPhase.FINISHED and world.plan(key).phase is plans.Phase.FAILED
     assert plans.why_failed(world.plan(key)) == "no update was accepted in 8 rounds: 32 diverging"
     assert not list(failures(world.state, world.state.height)), "`no-progress` is its alert"
     (told,) = without_progress(world.state, world.state.height)
@@ -450,6 +452,8 @@ def test_a_plan_whose_reward_nobody_measures_is_cancelled(world: Tuned, monkeypa
 
 def test_a_report_goes_on_with_the_key_of_its_voter(world: Tuned, measured: bytes) -> None:
     assert world.report(measured, PEOPLE[0], 136, 96) is None
-    state = world.state.of(RlhfState)
-    moved = RlhfModule(world.rules.jobs.rules).rekeyed(state, lambda key: NOVICE.public if key == PEOPLE[0].public else key)
+    state = world.state.module_state(RlhfState)
+    moved = RlhfModule(world.rules.jobs_module.rules).follow_key_rotations(
+        state, lambda key: NOVICE.public if key == PEOPLE[0].public else key
+    )
     assert moved.plans[measured].reports == {NOVICE.public: Accuracy(136, 96)}

@@ -162,14 +162,14 @@ def answered(other: int) -> tuple[Room, bytes]:
         room.worked(people, answer)
         for place, who in enumerate(people):  # the first to commit had nothing to open yet
             keys = {number: assignment_id(task_id(project, number), who.public) for number in range(TASKS)}
-            mine = {number: room.curation.assignments.get(key) for number, key in keys.items()}
+            mine = {number: room.curation.assignments.get_record(key) for number, key in keys.items()}
             waiting = [number for number, vote in mine.items() if vote and vote.state is Lease.COMMITTED]
             room.batch(openings=[room.opening(who, keys[number], answer(place, number)) for number in waiting])
     return room, project
 
 
 def task_of(room: Room, project: bytes, number: int) -> TaskRow:
-    row = room.curation.tasks.get(task_id(project, number))
+    row = room.curation.tasks.get_record(task_id(project, number))
     assert row is not None
     return row
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from ledger.jobs import Base
+from ledger.jobs import ModelReference
 from peer import features
 from peer.worker.main import Jobs
 from protocol import codec
@@ -42,7 +42,12 @@ REWARD = JobSpec(
     name="reward", objective="reward", model=TINY, data=bytes(32), rounds=1, held_out_permille=300, audit=AuditMode.FULL
 )
 OWN = PpoTerms(
-    reward=MODEL, reward_model=Base(READ, 1, bytes(32)), prompts=Prompts.SET, prompt_tokens=12, response_tokens=6, epochs=2
+    reward=MODEL,
+    reward_model=ModelReference(READ, 1, bytes(32)),
+    prompts=Prompts.SET,
+    prompt_tokens=12,
+    response_tokens=6,
+    epochs=2,
 )
 SPEC = replace(REWARD, name="ppo", objective="ppo", data=None, settings=codec.encode(OWN), local_steps=4, batch=8)
 
@@ -128,7 +133,7 @@ class World:
         read = ReplicatedModel.initial(READ, REWARD)
         read.save(self.folder / "read")
         digest = hashlib.sha256(self.words.encode()).digest() if self.words else None
-        own = replace(OWN, reward_model=Base(READ, 1, read.root), words=digest)
+        own = replace(OWN, reward_model=ModelReference(READ, 1, read.root), words=digest)
         self.spec = replace(SPEC, settings=codec.encode(own)).checked()
         ReplicatedModel.initial(JOB, self.spec).save(self.folder / "model")
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ledger.jobs import Base
+from ledger.jobs import ModelReference
 from peer import features
 from peer.worker.main import Jobs
 from protocol import codec
@@ -170,7 +170,7 @@ def test_a_policy_is_rewarded_by_the_model_that_its_job_reads(tmp_path: Path) ->
         """That reads this model."""
         model = ReplicatedModel.of(replace(first.state, round=3), {**first.vectors, "parameters": parameters})
         model.save(tmp_path / name)
-        read = Base(JOB, 3, model.root)
+        read = ModelReference(JOB, 3, model.root)
         own = PpoTerms(reward="model", reward_model=read, prompt_tokens=4, response_tokens=6, epochs=2)
         spec = replace(SPEC, objective="ppo", settings=codec.encode(own))
         assert spec.problem() is None and spec.kind.read(spec) == read

@@ -16,8 +16,8 @@ from curation.module import CurationModule
 from curation.state import Asked, Phase, Redaction
 from curation.tasks import task_id
 from ledger.jobs import job_id
-from ledger.members import Leave
-from ledger.state import State
+from ledger.ledger_state import LedgerState
+from ledger.members import ResignAsVoter
 from peer import features
 from protocol import codec
 from protocol.identity import Signed
@@ -46,7 +46,7 @@ class Compared(Tuned, Room):
         self.source = Source(self.project_key, self.state.height)
         self.key = bytes(32)
 
-    def decide_body(self, body: bytes, after_ms: int = 1) -> State:
+    def decide_body(self, body: bytes, after_ms: int = 1) -> LedgerState:
         self.now = max(self.now, self.state.time_ms + 1)
         return World.decide_body(self, body, self.now - self.state.time_ms)
 
@@ -76,7 +76,7 @@ class Compared(Tuned, Room):
 
     @property
     def sets(self) -> dict[bytes, DecidedSet]:
-        return self.state.of(RlhfState).sets
+        return self.state.module_state(RlhfState).sets
 
     def found(self, who: Any, set: bytes | None = NAMED) -> Signed:
         return self.tx(who, "rlhf/set", SaySet(self.key, set))
@@ -93,7 +93,7 @@ class Compared(Tuned, Room):
 
     def redact(self, *numbers: int) -> None:
         for number in numbers:
-            page = self.curation.pages.get(self.project_key + bytes(4))
+            page = self.curation.pages.get_record(self.project_key + bytes(4))
             assert page is not None
             self.say(AUTHOR, "curation/redact", Redaction(self.project_key, 0, number, page.digest, bytes([number]) * 32, 100))
 
@@ -141,7 +141,7 @@ def test_a_set_is_decided_with_its_project_and_its_height(world: Compared) -> No
     world.begun().told(NAMED, NAMED, NAMED)
     assert world.sets == {NAMED: DecidedSet(world.source, world.state.height, 0)}
     assert world.claim == Claim(world.source, NAMED, 0, True)
-    state = world.state.of(RlhfState)
+    state = world.state.module_state(RlhfState)
     assert codec.decode(RlhfState, codec.encode(state)) == state
     world.close(plans.stage_job(world.key, 0))
     world.decide()
@@ -204,7 +204,7 @@ def test_a_voter_that_left_is_not_heard_and_one_with_another_key_is(world: Compa
     world.decide(world.rotation(OTHERS[0], newer))
     assert set(world.claim.said) == {AUTHOR.public, newer.public}
     assert "said already" in (world.problem(world.found(newer)) or "")
-    world.decide(world.tx(AUTHOR, "member/leave", Leave()))
+    world.decide(world.tx(AUTHOR, "member/leave", ResignAsVoter()))
     while AUTHOR.public in world.state.members.voters:
         world.decide()
     assert not world.has_begun, "of three voters two make a quorum, and one of them has spoken"
@@ -238,7 +238,7 @@ def test_a_task_that_is_redacted_later_is_counted_and_one_that_the_set_lacks_is_
 
 
 def settled(world: Compared, number: int) -> int:
-    row = world.curation.tasks.get(task_id(world.project_key, number))
+    row = world.curation.tasks.get_record(task_id(world.project_key, number))
     assert row is not None
     return row.height
 

@@ -8,16 +8,16 @@ from protocol.codec import decode_message
 from protocol.identity import Signed, sign_message
 from protocol.messages import Ballot, CutOff, Judgement, Proposal, Vouch
 from protocol.verdicts import Verdict
-from rounds.ballots import Closing, RoundBook, RoundTimers, check_closing
-from rounds.terms import RoundTerms, body_digest
-from rounds.vouching import Vouches
+from rounds.round_state import OpenRoundState, RoundCertificate, RoundTimeouts, why_round_certificate_invalid
+from rounds.round_terms import RoundTerms, signed_body_digest
+from rounds.vouch_set import VouchSet
 from tests.sim.keys import FastSigner
 
 CHAIN, JOB, ROOT = bytes(range(32)), b"j" * 32, b"r" * 32
 SIGNERS = sorted((FastSigner(f"peer {i}") for i in range(13)), key=lambda signer: signer.public)
 KEYS = tuple(signer.public for signer in SIGNERS)
 BY_KEY = {signer.public: signer for signer in SIGNERS}
-TIMERS = RoundTimers(proposals_max=60.0, replays=30.0)
+TIMERS = RoundTimeouts(proposals_max_seconds=60.0, replay_seconds=30.0)
 OPENED = 1_700_000_000.1
 ACCEPT, UNJUDGED, REPLAY, NORM = Verdict.ACCEPT, Verdict.UNJUDGED, Verdict.REPLAY, Verdict.NORM
 
@@ -40,7 +40,7 @@ def proposal(trainer: int, variant: int = 0, round: int = 0) -> tuple[Signed, Pr
 
 
 def digest(trainer: int, variant: int = 0) -> bytes:
-    return body_digest(proposal(trainer, variant)[0])
+    return signed_body_digest(proposal(trainer, variant)[0])
 
 
 def ballot(verdicts: Mapping[int, Verdict], variants: Mapping[int, int] = {}) -> Ballot:
@@ -48,25 +48,25 @@ def ballot(verdicts: Mapping[int, Verdict], variants: Mapping[int, int] = {}) ->
     return Ballot(JOB, 0, ROOT, tuple(judged))
 
 
-def book(me: int | None, of: RoundTerms, timers: RoundTimers = TIMERS) -> RoundBook:
-    return RoundBook(of, None if me is None else KEYS[me], OPENED, timers)
+def book(me: int | None, of: RoundTerms, timers: RoundTimeouts = TIMERS) -> OpenRoundState:
+    return OpenRoundState(of, None if me is None else KEYS[me], OPENED, timers)
 
 
-def hear_proposal(into: RoundBook, trainer: int, variant: int = 0, now: float = OPENED) -> tuple[Signed, Signed] | None:
+def hear_proposal(into: OpenRoundState, trainer: int, variant: int = 0, now: float = OPENED) -> tuple[Signed, Signed] | None:
     pair = into.add_proposal(*proposal(trainer, variant))
-    into.deliver(KEYS[trainer], now)
+    into.record_payload(KEYS[trainer], now)
     return pair
 
 
-def hear_ballot(into: RoundBook, voter: int, message: Ballot, now: float = OPENED) -> tuple[Signed, Signed] | None:
+def hear_ballot(into: OpenRoundState, voter: int, message: Ballot, now: float = OPENED) -> tuple[Signed, Signed] | None:
     return into.add_ballot(sign_message(SIGNERS[voter], CHAIN, message), message, now)
 
 
-def hear_vouch(into: RoundBook, voter: int, message: Vouch, now: float = OPENED) -> tuple[Signed, Signed] | None:
+def hear_vouch(into: OpenRoundState, voter: int, message: Vouch, now: float = OPENED) -> tuple[Signed, Signed] | None:
     return into.add_vouch(sign_message(SIGNERS[voter], CHAIN, message), message, now)
 
 
-def hear_cut_off(into: RoundBook, voter: int, of: tuple[bytes, ...] = ()) -> None:
+def hear_cut_off(into: OpenRoundState, voter: int, of: tuple[bytes, ...] = ()) -> None:
     message = CutOff(JOB, 0, of)
     into.add_cut_off(sign_message(SIGNERS[voter], CHAIN, message), message)
 
@@ -76,13 +76,13 @@ def vouch(verdicts: Mapping[int, Verdict], variants: Mapping[int, int] = {}) -> 
     return Vouch(JOB, 0, tuple(judged))
 
 
-def vouched(of: RoundTerms, said: Mapping[int, Mapping[int, Verdict]] = {}) -> Vouches:
+def vouched(of: RoundTerms, said: Mapping[int, Mapping[int, Verdict]] = {}) -> VouchSet:
     """The vouches that these voters have signed."""
-    return Vouches.of(of, [(KEYS[voter], vouch(verdicts)) for voter, verdicts in said.items()])
+    return VouchSet.from_vouches(of, [(KEYS[voter], vouch(verdicts)) for voter, verdicts in said.items()])
 
 
 def opened(
-    closing: Closing,
+    closing: RoundCertificate,
 ) -> tuple[dict[bytes, Ballot], dict[bytes, CutOff], dict[bytes, Proposal], list[tuple[bytes, Vouch]]]:
     def of(parts: tuple[Signed, ...], kind: type) -> dict[bytes, object]:
         return {part.signer: decode_message(part.body, (kind,)) for part in parts}
@@ -92,8 +92,8 @@ def opened(
     return *parts, vouches  # type: ignore[return-value]
 
 
-def problem(of: RoundTerms, closing: Closing) -> str | None:
-    return check_closing(of, closing, *opened(closing))
+def problem(of: RoundTerms, closing: RoundCertificate) -> str | None:
+    return why_round_certificate_invalid(of, closing, *opened(closing))
 
 
 def ascending(signed: list[Signed]) -> tuple[Signed, ...]:

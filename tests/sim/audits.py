@@ -12,7 +12,7 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ledger.audits.state import Due
+from ledger.audits.audit_state import AuditDuty
 from protocol.messages import Ballot
 from protocol.verdicts import ReplayFinding
 
@@ -38,7 +38,7 @@ def loss_of(job: bytes, number: int, trainer: bytes) -> int:
     return USUAL_LOSS + int.from_bytes(made[:4], "big") % 500_000
 
 
-def found(due: Due) -> ReplayFinding:
+def found(due: AuditDuty) -> ReplayFinding:
     """The finding of everybody who replays this proposal."""
     proposal = due.proposal
     is_honest = proposal.payload == payload_of(due.job, due.round, due.trainer, proposal.model_root)
@@ -53,11 +53,11 @@ class Auditor:
     def __init__(self, colluders: tuple[bytes, ...] = ()) -> None:
         self.colluders = colluders
 
-    def shows(self, due: Due, to: bytes) -> float:
+    def shows(self, due: AuditDuty, to: bytes) -> float:
         """As a trainer: after which part of the least link's time this auditor or judge has all of a proposal, if not later."""
         return 0.0
 
-    def says(self, due: Due, shown: bool, is_late: bool) -> ReplayFinding | None:
+    def says(self, due: AuditDuty, shown: bool, is_late: bool) -> ReplayFinding | None:
         """`shown`: what it has to replay is here; `is_late`: the least link would have shown it by now."""
         if shown or not self.waits:
             return self.finding(due)
@@ -69,11 +69,11 @@ class Auditor:
     def buffer(self, payload: bytes) -> bytes:
         return buffer_of(payload)
 
-    def finding(self, due: Due) -> ReplayFinding | None:
+    def finding(self, due: AuditDuty) -> ReplayFinding | None:
         """What it says; None: nothing."""
         return found(due)
 
-    def loss(self, due: Due) -> int:
+    def loss(self, due: AuditDuty) -> int:
         """What it says where it finds a match."""
         return loss_of(due.job, due.round, due.trainer) + due.auditor[0] % ROUNDING - ROUNDING // 2
 
@@ -84,7 +84,7 @@ class Auditor:
     def opens(self) -> bool:
         return True
 
-    def volunteers(self, due: Due) -> bool:
+    def volunteers(self, due: AuditDuty) -> bool:
         """Whether it wants to be drawn for this proposal and the others of the round."""
         return False
 
@@ -92,7 +92,7 @@ class Auditor:
 class Distrusts(Auditor):
     """Honest too: it replays a share of all proposals."""
 
-    def volunteers(self, due: Due) -> bool:
+    def volunteers(self, due: AuditDuty) -> bool:
         return due.proposal.payload[0] < 128
 
 
@@ -102,14 +102,14 @@ class Cheats(Auditor):
     def buffer(self, payload: bytes) -> bytes:
         return buffer_of(b"false" * (payload[1] < 128) + payload)
 
-    def finding(self, due: Due) -> ReplayFinding | None:
+    def finding(self, due: AuditDuty) -> ReplayFinding | None:
         return ReplayFinding.MATCH if due.trainer in self.colluders else found(due)
 
 
 class Hides(Auditor):
     """As a trainer it shows nothing to anybody but its like."""
 
-    def shows(self, due: Due, to: bytes) -> float:
+    def shows(self, due: AuditDuty, to: bytes) -> float:
         return 0.0 if to in self.colluders else math.inf
 
 
@@ -121,7 +121,7 @@ class ShowsSome(Cheats):
         self._shown = len(colluders) + 1 if shown is None else shown
         self._chosen = dict[tuple[bytes, int], list[bytes]]()  # by job and round: those that asked first
 
-    def shows(self, due: Due, to: bytes) -> float:
+    def shows(self, due: AuditDuty, to: bytes) -> float:
         chosen = self._chosen.setdefault((due.job, due.round), [])
         if to not in chosen and to not in self.colluders and len(chosen) < self._shown:
             chosen.append(to)
@@ -131,7 +131,7 @@ class ShowsSome(Cheats):
 class Blind(Auditor):
     """Honest, but as a judge it sees nothing: its own link is dead for long enough."""
 
-    def says(self, due: Due, shown: bool, is_late: bool) -> ReplayFinding | None:
+    def says(self, due: AuditDuty, shown: bool, is_late: bool) -> ReplayFinding | None:
         return super().says(due, shown and not due.is_dispute, is_late)
 
 
@@ -140,10 +140,10 @@ class Claims(Auditor):
 
     waits = False
 
-    def finding(self, due: Due) -> ReplayFinding | None:
+    def finding(self, due: AuditDuty) -> ReplayFinding | None:
         return ReplayFinding.MATCH if due.trainer in self.colluders else ReplayFinding.WITHHELD
 
-    def volunteers(self, due: Due) -> bool:
+    def volunteers(self, due: AuditDuty) -> bool:
         return True
 
 
@@ -152,10 +152,10 @@ class Challenges(Auditor):
 
     waits = False
 
-    def finding(self, due: Due) -> ReplayFinding | None:
+    def finding(self, due: AuditDuty) -> ReplayFinding | None:
         return ReplayFinding.MISMATCH
 
-    def volunteers(self, due: Due) -> bool:
+    def volunteers(self, due: AuditDuty) -> bool:
         return True
 
 
@@ -164,10 +164,10 @@ class Passes(Auditor):
 
     waits = False
 
-    def finding(self, due: Due) -> ReplayFinding | None:
+    def finding(self, due: AuditDuty) -> ReplayFinding | None:
         return ReplayFinding.MATCH
 
-    def loss(self, due: Due) -> int:
+    def loss(self, due: AuditDuty) -> int:
         return USUAL_LOSS
 
 
@@ -190,10 +190,10 @@ class Colludes(Cheats):
 
     waits = False
 
-    def finding(self, due: Due) -> ReplayFinding | None:
+    def finding(self, due: AuditDuty) -> ReplayFinding | None:
         return ReplayFinding.MATCH if due.trainer in self.colluders else ReplayFinding.WITHHELD
 
-    def volunteers(self, due: Due) -> bool:
+    def volunteers(self, due: AuditDuty) -> bool:
         return due.proposal.payload[0] < 128
 
 
@@ -210,10 +210,10 @@ class Withholds(Auditor):
 
         nonces.added_to = added_to  # type: ignore[method-assign]
 
-    def finding(self, due: Due) -> ReplayFinding | None:
+    def finding(self, due: AuditDuty) -> ReplayFinding | None:
         return None
 
-    def volunteers(self, due: Due) -> bool:
+    def volunteers(self, due: AuditDuty) -> bool:
         return True
 
 

@@ -39,8 +39,8 @@ from curation.seals import Secret, keepers
 from curation.state import Asked, Assignment, CurationState, Lease, Phase, Project, Redaction, Stage, page_key
 from curation.statements import Annotation, Enrol, Session
 from curation.tasks import assignment_id, task_id
+from ledger.ledger_state import LedgerState
 from ledger.members import MembersState
-from ledger.state import State
 from protocol import codec, merkle
 from protocol.identity import Signer, signing_preimage
 from tests.sim.keys import another
@@ -141,15 +141,15 @@ class Desk:
     _said: dict[str, list[Any]] = field(default_factory=dict)  # some of what was carried before
     _carrier: bytes = b""  # the key of this peer that those statements name
 
-    def wanted(self, state: State) -> tuple[str, Any]:
-        curated, self.members = state.of(CurationState), state.members
+    def wanted(self, state: LedgerState) -> tuple[str, Any]:
+        curated, self.members = state.module_state(CurationState), state.members
         return self._of_member(curated, state.members.voters) or ("curation/batch", self._batch(curated, state.time_ms))
 
     def _of_member(self, state: CurationState, voters: tuple[bytes, ...]) -> tuple[str, Any] | None:
         """As an author, or as a voter."""
         draw = self.random
         for key in state.open:
-            project = state.projects.get(key)
+            project = state.projects.get_record(key)
             assert project is not None
             if self.signer.public in voters and project.tasks and _number(b"wish", key) % 3 == 0 and draw.random() < 0.3:
                 wish = self._of_voter(state, key, project)
@@ -165,7 +165,7 @@ class Desk:
                 return self._gold_or_redaction(state, key, project)
             waiting = [task for task, row in state.tasks.items() if row.project == key and row.stage is Stage.REVIEW]
             if waiting and draw.random() < 0.5:
-                row = state.assignments.get(assignment_id(waiting[0], state.tasks.get(waiting[0]).annotators[0]))  # type: ignore[union-attr]
+                row = state.assignments.get_record(assignment_id(waiting[0], state.tasks.get_record(waiting[0]).annotators[0]))  # type: ignore[union-attr]
                 assert row is not None
                 return "curation/review", Review(waiting[0], answer_of(project.asked, row, waiting[0], 1))
             is_paused, is_old = project.phase is Phase.PAUSED, project.settled > self.closes_after
@@ -178,16 +178,16 @@ class Desk:
 
     def _of_voter(self, state: CurationState, key: bytes, project: Project) -> tuple[str, Any] | None:
         """A voter alone achieves nothing: all of them have the same wishes."""
-        if project.settled > 12 and self.signer.public not in project.stops:
+        if project.settled > 12 and self.signer.public not in project.stop_requests:
             return "curation/stop", StopProject(key)
         kind, wish = self._redaction(state, key, _number(b"index", key))
-        task = state.tasks.get(task_id(key, wish.index))
+        task = state.tasks.get_record(task_id(key, wish.index))
         is_done = task is not None and task.is_redacted
-        return None if is_done or state.wishes.get(self.signer.public) == wish else (kind, wish)
+        return None if is_done or state.wishes.get_record(self.signer.public) == wish else (kind, wish)
 
     def _gold_or_redaction(self, state: CurationState, key: bytes, project: Project) -> tuple[str, Any]:
         page = self.random.randrange(project.pages)
-        row = state.pages.get(page_key(key, page))
+        row = state.pages.get_record(page_key(key, page))
         assert row is not None
         index = self.random.randrange(row.count)
         if self.random.random() < 0.4:
@@ -200,7 +200,7 @@ class Desk:
 
     def _redaction(self, state: CurationState, key: bytes, index: int) -> tuple[str, Any]:
         """Of a task of the first page."""
-        page = state.pages.get(page_key(key, 0))
+        page = state.pages.get_record(page_key(key, 0))
         assert page is not None
         return "curation/redact", Redaction(key, 0, index % page.count, page.digest, hashlib.sha256(page.digest).digest(), 1_000)
 
@@ -236,13 +236,13 @@ class Desk:
     def _go_on(
         self, state: CurationState, person: Signer, now_ms: int, found: dict[str, list[Any]], forged: dict[str, list[Any]]
     ) -> None:
-        draw, row = self.random, state.annotators.get(person.public)
+        draw, row = self.random, state.annotators.get_record(person.public)
         if row is None:
             is_forged = draw.random() < 0.2
             (forged if is_forged else found)["enrolments"].append(self._enrolment(person, is_forged))
             return
         for assignment in row.leases:
-            lease = state.assignments.get(assignment)
+            lease = state.assignments.get_record(assignment)
             assert lease is not None
             chance = draw.random()
             if _number(b"idle", assignment) % 12 == 0:
@@ -267,7 +267,7 @@ class Desk:
     ) -> None:
         """Once, or as two answers, or by somebody else in its own name or in the annotator's."""
         chance = 0.5 if self.is_careful else self.random.random()
-        project = state.projects.get(row.project)
+        project = state.projects.get_record(row.project)
         assert project is not None
         for which in (0, 1) if chance < 0.1 else (1,) if chance < 0.2 else (0,):
             salt, answer = salt_of(assignment, which), answer_of(project.asked, row, assignment, which)
@@ -282,7 +282,7 @@ class Desk:
         """One in ten is never opened. Some are opened with another answer than the one that was committed."""
         if _number(b"lost", assignment) % 10 == 0:
             return
-        project = state.projects.get(row.project)
+        project = state.projects.get_record(row.project)
         assert project is not None
         for which in (0, 1):
             salt, answer = salt_of(assignment, which), answer_of(project.asked, row, assignment, which)
@@ -294,7 +294,7 @@ class Desk:
     def _is_me(self, key: bytes) -> bool:
         """Whether it is this peer's key, or one that it had before."""
         assert self.members is not None
-        return self.members.current(key) == self.signer.public
+        return self.members.current_key(key) == self.signer.public
 
     def _seals(self, assignment: bytes, secret: Secret) -> tuple[bytes, ...]:
         """A seal says whose it is, and nobody else looks into it. Some are of peers that lie, and open nothing."""

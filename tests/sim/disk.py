@@ -24,7 +24,7 @@ from consensus.effects import (
     VotePause,
 )
 from consensus.evidence import Evidence
-from ledger.state import State
+from ledger.ledger_state import LedgerState
 from protocol import codec
 from protocol.errors import LocalProtocolError, StorageError
 from protocol.identity import Signed
@@ -70,7 +70,7 @@ class Disk:
 
     def __init__(self) -> None:
         self.decided: dict[int, DecidedBlock] = {}
-        self.applied: dict[int, State] = {}
+        self.applied: dict[int, LedgerState] = {}
         self.evidence: list[Evidence] = []
         self.silent_below = 0
         self.rounds: dict[tuple[bytes, int], dict[str, Signed]] = {}
@@ -153,15 +153,15 @@ class Disk:
 
     # Snapshots -------------------------------------------------------------------------------------------------------
 
-    def header(self, height: int) -> bytes | None:
+    def get_header(self, height: int) -> bytes | None:
         decided = self.decided.get(height)
         return encode_header(make_header(decided.decode())) if decided else self.headers.get(height)
 
-    def links(self, after: int, until: int) -> Iterator[LightBlock]:
+    def light_blocks(self, after: int, until: int) -> Iterator[LightBlock]:
         return (link for height, link in sorted(self.links_by_height.items()) if after < height <= until)
 
     def restore(
-        self, decided: Sequence[DecidedBlock], state: State, headers: Iterable[bytes], links: Iterable[LightBlock]
+        self, decided: Sequence[DecidedBlock], state: LedgerState, headers: Iterable[bytes], links: Iterable[LightBlock]
     ) -> None:
         """Takes over a certified state. What this peer signed above the last decision stays."""
         if self.last < decided[0].height - 1:

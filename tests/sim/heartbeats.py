@@ -75,7 +75,7 @@ def one(seed: int, n: int, conditions: Conditions, seconds: float = HOUR_SECONDS
 async def _one(seed: int, n: int, conditions: Conditions, seconds: float) -> Outcome:
     mesh, outcome = Mesh(seed, conditions), Outcome()
     keys = sorted(Identity(bytes([number]) * 32).public for number in range(1, n + 1))
-    members: Any = SimpleNamespace(voters=tuple(keys), speaks=lambda key: True)
+    members: Any = SimpleNamespace(voters=tuple(keys), is_current_key=lambda key: True)
     networks = [mesh.network(key, MemoryBlobs()) for key in keys]
     hearings = [Hearing(network, lambda: members) for network in networks]
     async with trio.open_nursery() as nursery:

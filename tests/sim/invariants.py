@@ -454,12 +454,12 @@ class Invariants:
         durable = self._durable.setdefault(peer, Durable())
         for record in records:
             match type(record).__name__:
-                case "Voted":
+                case "OwnStatement":
                     if record.slot not in durable.votes:
                         self._check_given_up(peer, record.slot)
                         self._check_silent(peer, record.slot)
                     durable.votes[record.slot] = record.signed.body
-                case "RoundVoted":
+                case "OwnRoundStatement":
                     durable.votes.update(round_statements(record.signed.body))
                     durable.accepted.update(hashlib.sha256(proposal.body).digest() for proposal in record.accepted)
                 case "StoredBlock":
@@ -467,7 +467,7 @@ class Invariants:
                 case "StoredCertificate":
                     vote = codec.decode_message(record.certificate.vote, (Prepare,))
                     durable.prepared.add((vote.height, vote.view, vote.block))
-                case "Silence":
+                case "VotePause":
                     self._silent[peer] = max(record.below, self._silent.get(peer, 0))
                 case "Evidence":
                     self.on_accused(peer, record.first.signer)
@@ -706,9 +706,9 @@ class Invariants:
             return
         for record in records:
             kind = type(record).__name__
-            if kind in ("Voted", "RoundVoted") and last > wrong and self._told.get(peer, 0) >= wrong:
+            if kind in ("OwnStatement", "OwnRoundStatement") and last > wrong and self._told.get(peer, 0) >= wrong:
                 raise Violation("wrong state", f"{short_id(peer)} signs with a wrong state of height {wrong}, and could know it")
-            last = record.height if kind == "Decided" else last
+            last = record.height if kind == "DecidedBlock" else last
         self._told[peer] = told
 
     # A disk that was restored ----------------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ from typing import Annotated, Any, ClassVar
 
 from consensus.block import BODY_BYTES_MAX, Block, encode_block
 from curation.module import ANNOTATOR, CurationModule
-from ledger.blocks.ledger import Ledger
+from ledger.blocks.application import LedgerApplication
 from ledger.core.genesis import TRAINER, Founder, Genesis
-from ledger.core.module import Change, Context, Module, Refused, Said, View
-from ledger.jobs import AuditTerms, ClosedRound, JobTerms, RolledBack
-from ledger.state import Rules, State, Transition, core_modules, newest
+from ledger.core.module import BlockContext, DecodedTransaction, Module, Refused, StateChange, StateReader
+from ledger.jobs import AuditTerms, ClosedRound, JobRolledBack, JobTerms
+from ledger.ledger_state import LedgerRules, LedgerState, StateTransition, core_modules, newest_module_versions
 from ledger.tables import Table
 from protocol import codec
 from protocol.codec import Count, Digest, Key, Length
@@ -24,7 +24,7 @@ CREATED_MS = 1_000_000
 PROPOSAL_SECONDS = 4.0  # virtual; a trainer that lies or is down costs a round no more
 ADDED_MAX = 1_000
 ADDS_KEPT = 7  # that many of one author, then they go at once
-AUDITS = AuditTerms(rate=1.0, auditors=2, window=4, suspension_rounds=5, answer_ms=300, reveal_ms=100)
+AUDITS = AuditTerms(rate=1.0, auditors=2, window=4, suspension_rounds=5, response_ms=300, serving_ms_per_reexecutor=100)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,12 @@ class CounterModule(Module[CounterState]):
     contents: ClassVar[Mapping[str, type]] = {"counter/add": Add}
     state_type = CounterState
 
-    def genesis(self, genesis: Genesis) -> CounterState:
+    def genesis_state(self, genesis: Genesis) -> CounterState:
         return CounterState()
 
-    def apply(self, state: CounterState, said: Said, view: View, context: Context) -> Change:
+    def apply_transaction(
+        self, state: CounterState, said: DecodedTransaction, view: StateReader, context: BlockContext
+    ) -> StateChange:
         add, author = said.content, said.author
         if add.amount > ADDED_MAX:
             raise Refused(f"{add.amount} is more than {ADDED_MAX}")
@@ -65,7 +67,7 @@ class CounterModule(Module[CounterState]):
         adds = state.adds.with_row(author + b"%d" % count, Added(add.amount, context.height))
         if count % ADDS_KEPT == 0:
             adds = adds.with_rows({author + b"%d" % old: None for old in range(count - ADDS_KEPT, count)})
-        return Change(CounterState(state.total + add.amount, {**state.by, author: count}, log, adds))
+        return StateChange(CounterState(state.total + add.amount, {**state.by, author: count}, log, adds))
 
 
 class CountingJobs:
@@ -88,7 +90,7 @@ def genesis_of(keys: Sequence[bytes], salt: bytes = bytes(16), curates: bool = F
     *first, last = sorted(keys)
     roles = (ANNOTATOR, TRAINER) if curates else (TRAINER,)
     founders = {key: Founder("founder", roles) for key in first} | {last: Founder("founder", (TRAINER,))}
-    return Genesis("simulated", CREATED_MS, salt, founders, newest(modules()[: None if curates else -1]))
+    return Genesis("simulated", CREATED_MS, salt, founders, newest_module_versions(modules()[: None if curates else -1]))
 
 
 def modules() -> tuple[Module[Any], ...]:
@@ -96,26 +98,26 @@ def modules() -> tuple[Module[Any], ...]:
     return *core_modules(CountingJobs()), CounterModule(), CurationModule()
 
 
-def rules_of(genesis: Genesis, verifier: Verifier) -> Rules:
-    return Rules(genesis, verifier, modules())
+def rules_of(genesis: Genesis, verifier: Verifier) -> LedgerRules:
+    return LedgerRules(genesis, verifier, modules())
 
 
-def fresh_ledger(rules: Rules) -> Ledger:
-    state = rules.first_state()
-    return Ledger(rules, state, state.root)
+def fresh_ledger(rules: LedgerRules) -> LedgerApplication:
+    state = rules.genesis_state()
+    return LedgerApplication(rules, state, state.state_root)
 
 
-def finish(transition: Transition, before: State) -> State:
+def finish(transition: StateTransition, before: LedgerState) -> LedgerState:
     """A model is a hash: of its job at first, then of itself and what was accepted."""
-    roots = {job: hashlib.sha256(b"model" + job).digest() for job in transition.started}
-    for closed in transition.steps:
+    roots = {job: hashlib.sha256(b"model" + job).digest() for job in transition.started_jobs}
+    for closed in transition.model_steps:
         roots[closed.job] = _stepped(before.jobs.jobs[closed.job].model_root, closed)
-    for job, back in transition.back.items():
+    for job, back in transition.rolled_back.items():
         roots[job] = rolled_back(back)
-    return transition.finish(roots)
+    return transition.finish_state(roots)
 
 
-def rolled_back(back: RolledBack) -> bytes:
+def rolled_back(back: JobRolledBack) -> bytes:
     """The root of the anchor's model with the number of another round."""
     is_same = back.round == back.anchor.round
     return back.anchor.root if is_same else hashlib.sha256(b"back" + back.anchor.root + back.round.to_bytes(8, "big")).digest()
@@ -125,16 +127,16 @@ def _stepped(root: bytes, closed: ClosedRound) -> bytes:
     return hashlib.sha256(root + b"".join(closed.outcome.accepted[key] for key in sorted(closed.outcome.accepted))).digest()
 
 
-def read_again(state: State, before: State) -> State:
+def read_again(state: LedgerState, before: LedgerState) -> LedgerState:
     """As `decode_state` gives it back, if `before` is such a state: what is still the same is not read anew."""
     modules = {
-        name: value if value is before.modules[name] else codec.decode(type(value), state.encoded(name), BODY_BYTES_MAX)
+        name: value if value is before.modules[name] else codec.decode(type(value), state.encoded_module(name), BODY_BYTES_MAX)
         for name, value in state.modules.items()
     }
     return replace(state, modules=modules).with_rows_of(state)
 
 
-def with_wrong_bit(state: State, model: bool) -> State:
+def with_wrong_bit(state: LedgerState, model: bool) -> LedgerState:
     """As after a fault of memory: the counter is another, or the model of each running job."""
     running = state.jobs.running()
     if model and running:
@@ -144,7 +146,7 @@ def with_wrong_bit(state: State, model: bool) -> State:
     return state.with_modules(counter=replace(counter, total=counter.total ^ 1))
 
 
-class SharedRules(Rules):
+class SharedRules(LedgerRules):
     """Peers of one simulation compute each transition once: equal states and bodies give the very same new state.
 
     States stay alive here, so that identity may stand for equality.
@@ -152,28 +154,28 @@ class SharedRules(Rules):
 
     def __init__(self, genesis: Genesis, verifier: Verifier) -> None:
         super().__init__(genesis, verifier, modules())
-        self._applied: dict[tuple[int, bytes, bytes], tuple[Transition, State, State]] = {}
+        self._applied: dict[tuple[int, bytes, bytes], tuple[StateTransition, LedgerState, LedgerState]] = {}
         self._problems: dict[tuple[int, bytes, bytes], str | None] = {}
-        self._next: dict[tuple[int, bytes, bytes], tuple[State, Any]] = {}
+        self._next: dict[tuple[int, bytes, bytes], tuple[LedgerState, Any]] = {}
 
-    def apply(self, state: State, block: Block) -> Transition:
+    def apply_block(self, state: LedgerState, block: Block) -> StateTransition:
         return self.applied(state, block, b"")[0]
 
-    def applied(self, state: State, block: Block, digest: bytes) -> tuple[Transition, State]:
-        key = (state.height, state.root, digest or encode_block(block))
+    def applied(self, state: LedgerState, block: Block, digest: bytes) -> tuple[StateTransition, LedgerState]:
+        key = (state.height, state.state_root, digest or encode_block(block))
         known = self._applied.get(key)
         if known is None:
-            transition = super().apply(state, block)
+            transition = super().apply_block(state, block)
             known = self._applied[key] = (transition, finish(transition, state), state)
         return known[0], known[1]
 
-    def problem(self, state: State, body: bytes) -> str | None:
-        key = (state.height, state.root, body)
+    def why_body_refused(self, state: LedgerState, body: bytes) -> str | None:
+        key = (state.height, state.state_root, body)
         if key not in self._problems:
-            self._problems[key] = super().problem(state, body)
+            self._problems[key] = super().why_body_refused(state, body)
         return self._problems[key]
 
-    def apply_transaction(self, state: State, signed: Signed) -> State:
+    def apply_transaction(self, state: LedgerState, signed: Signed) -> LedgerState:
         key = (id(state), signed.body, signed.signature)
         known = self._next.get(key)
         if known is None:

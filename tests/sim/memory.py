@@ -6,11 +6,11 @@ import functools
 from collections import deque
 from typing import Any
 
-from ledger.state import Rules, State
+from ledger.ledger_state import LedgerRules, LedgerState
 from peer.node.node import Node
 from tests.rooms import ROOMS
 
-SKIPPED = (State, Rules)
+SKIPPED = (LedgerState, LedgerRules)
 WITHOUT_PARTS = frozenset({int, float, bool, str, type(None)})
 ELEMENTS_PER_PEER = 6_000  # statements, offers, tallies and early messages of a few heights and views
 BYTES_PER_PEER = 4 << 20
@@ -29,7 +29,7 @@ def kept_for_later(node: Node) -> set[bytes]:
 def sizes(node: Node) -> dict[str, int]:
     seen: set[int] = set()
     total = {"elements": 0, "bytes": 0}
-    stack: list[Any] = [node.replica, node.rounds, node.ledger.pool, node.ledger.books]
+    stack: list[Any] = [node.replica, node.rounds, node.ledger.mempool, node.ledger.rounds]
     while stack:
         value = stack.pop()
         if type(value) in WITHOUT_PARTS or id(value) in seen or isinstance(value, SKIPPED):

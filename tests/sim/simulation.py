@@ -26,11 +26,11 @@ from consensus.effects import DecidedBlock, RestartState, StepEffects, load_rest
 from consensus.light_client import TrustedBlock
 from consensus.pbft.pacemaker import REPEAT_SECONDS_MAX
 from consensus.quorum import faults_tolerated, quorum
-from ledger.blocks.ledger import Ledger
+from ledger.blocks.application import LedgerApplication
 from ledger.core.module import Refused
-from ledger.jobs import Phase
-from ledger.snapshots.assembly import Restored
-from ledger.state import Body, Rules, State, Transition, decode_body
+from ledger.jobs import JobPhase
+from ledger.ledger_state import BlockBody, LedgerRules, LedgerState, StateTransition, decode_body
+from ledger.snapshots.snapshot_assembly import RestoredSnapshot
 from peer.node.early import RoundKey
 from peer.node.node import AppliedBlock, Do, Item, Node, RoundClosed, RoundOpened
 from peer.node.rounds import Measured
@@ -41,7 +41,7 @@ from protocol.limits import CLOCK_AHEAD_SECONDS
 from protocol.messages import AGREEMENT_MESSAGES, ROUND_ENVELOPES, Proposal, ProposeEnvelope
 from protocol.messages import LightBlock as ChainLink
 from protocol.verdicts import Verdict
-from rounds.ballots import RoundBook
+from rounds.round_state import OpenRoundState
 from tests.sim import audits, keys, memory, workload
 from tests.sim.crowd import Desk, hurried, people
 from tests.sim.curated import Curated
@@ -103,7 +103,7 @@ class Peer:
     number: int
     signer: Signer
     author: workload.Author
-    rules: Rules
+    rules: LedgerRules
     strategy: Strategy | None = None  # of a liar
     disk: Disk = field(default_factory=Disk)
     node: Node | None = None  # None: it does not run
@@ -187,7 +187,7 @@ class Peer:
         if self is self.simulation.lone:
             self.rules = self.simulation.own_rules()  # what was in memory is gone
         state, root = self._applied_state()
-        ledger = Ledger(self.rules, state, root)
+        ledger = LedgerApplication(self.rules, state, root)
         self.node = self._new_node(ledger, restart)
         self.author.auditor.started(self.node)
         if self.is_honest:
@@ -204,17 +204,17 @@ class Peer:
         self._apply_next()
         self.after(0.05, self.submit)
 
-    def _new_node(self, ledger: Ledger, restart: RestartState, measured: Measured | None = None) -> Node:
+    def _new_node(self, ledger: LedgerApplication, restart: RestartState, measured: Measured | None = None) -> Node:
         anchor_height = self.anchor.height if self.anchor else 0
         verifier, disk = self.simulation.verifier, self.disk
         node = Node(self.signer, self.rules, ledger, restart, verifier, disk.spoken, disk.accepted_in, anchor_height, measured)
         self.simulation.on_new_node(self, node)
         return node
 
-    def _applied_state(self) -> tuple[State, bytes]:
+    def _applied_state(self) -> tuple[LedgerState, bytes]:
         if not self.disk.applied:
-            state = self.rules.first_state()
-            return state, state.root
+            state = self.rules.genesis_state()
+            return state, state.state_root
         kept = self.disk.applied[self.height]
         state = self.rules.decode_state(self.rules.encode_state(kept)).with_rows_of(kept)
         return state, decode_block(self.disk.decided[state.height].block).state_root
@@ -230,13 +230,13 @@ class Peer:
         self.deadline = self.due = self.doomed = None
         self.simulation.disconnect(self)
 
-    def restore(self, restored: Restored, links: tuple[ChainLink, ...]) -> None:
+    def restore(self, restored: RestoredSnapshot, links: tuple[ChainLink, ...]) -> None:
         """Goes on from a snapshot, between two turns."""
         self.restoring = (restored, links)
         if not self.busy:
             self._take_over(restored, links)
 
-    def _take_over(self, restored: Restored, links: tuple[ChainLink, ...]) -> None:
+    def _take_over(self, restored: RestoredSnapshot, links: tuple[ChainLink, ...]) -> None:
         """Begins anew from the disk, as after a restart, but the links stay."""
         self.restoring = None
         if restored.is_overtaken(self.height, self.is_wrong):
@@ -248,7 +248,7 @@ class Peer:
         self.life += 1
         self.is_wrong = False
         state, root = self._applied_state()
-        ledger = Ledger(self.rules, state, root)
+        ledger = LedgerApplication(self.rules, state, root)
         self.node = self._new_node(ledger, load_restart_state(self.disk, state.height), self.node.rounds.measured)
         self.author.auditor.started(self.node)
         self.judging, self.reexecuting, self.applying, self.waking, self.deadline = set(), set(), False, False, None
@@ -365,8 +365,8 @@ class Peer:
         for signer, message in node.heard:
             if isinstance(message, Proposal):
                 self._judge_later((message.job, message.round), signer, message)
-        for key, book in node.ledger.books.items():
-            for trainer in book.vouching.called.keys() - book.vouching.findings.keys():
+        for key, book in node.ledger.rounds.items():
+            for trainer in book.vouching.assigned_at.keys() - book.vouching.own_judgements.keys():
                 self._reexecute_later((key, book.terms.round), trainer, book)
 
     def _set_deadline(self, deadline: float | None) -> None:
@@ -402,12 +402,12 @@ class Peer:
         self.after(self.simulation.draw(APPLY_SECONDS) + self.slowness, self._apply, self.to_apply.pop(0))
 
     def _differs(self, decided: DecidedBlock) -> bool:
-        return self.is_wrong and decided.decode().state_root != self._state_before(decided).root
+        return self.is_wrong and decided.decode().state_root != self._state_before(decided).state_root
 
     def _apply(self, decided: DecidedBlock) -> None:
         transition, after = self.simulation.apply(self, self._state_before(decided), decided)
         for key, back in transition.back.items():
-            if self.is_honest and not self.is_wrong and not self.models.holds(key, back.anchor.round, back.anchor.root):
+            if self.is_honest and not self.is_wrong and not self.models.has_model(key, back.anchor.round, back.anchor.root):
                 raise Violation("anchor kept", f"peer {self.number} has no model of round {back.anchor.round}")
         if self.flips:
             after = with_wrong_bit(after, self.flips == "model")
@@ -426,9 +426,9 @@ class Peer:
             self._apply_next()
             self.after(self.simulation.draw(THINK_SECONDS), self.submit)
 
-    def _state_before(self, decided: DecidedBlock) -> State:
+    def _state_before(self, decided: DecidedBlock) -> LedgerState:
         assert decided.height == 1 or decided.height - 1 in self.disk.applied
-        return self.disk.applied.get(decided.height - 1) or self.rules.first_state()
+        return self.disk.applied.get(decided.height - 1) or self.rules.genesis_state()
 
     # Rounds ----------------------------------------------------------------------------------------------------------
 
@@ -464,12 +464,12 @@ class Peer:
         node = self.node
         assert node is not None
         job = node.state.jobs.jobs.get(key[0])
-        if job is None or job.phase is not Phase.RUNNING or job.round != key[1]:
+        if job is None or job.phase is not JobPhase.RUNNING or job.round != key[1]:
             return
         verdict = Verdict.STALE if proposal.model_root != job.model_root else Verdict.ACCEPT
         self.give(Do(lambda: node.rounds.judge(key, trainer, verdict, self.now())))
 
-    def _reexecute_later(self, key: RoundKey, trainer: bytes, book: RoundBook) -> None:
+    def _reexecute_later(self, key: RoundKey, trainer: bytes, book: OpenRoundState) -> None:
         if (key, trainer) in self.reexecuting:
             return
         self.reexecuting.add((key, trainer))
@@ -542,15 +542,15 @@ class Simulation:
         founders = sorted({signer.public for signer in signers[: plan.n]})
         genesis = genesis_of(founders, curates=plan.minute_ms > 0)
         self.chain_id, self.verifier = genesis.chain_id, keys.verifier(plan.ed25519)
-        self.rules: Rules = SharedRules(genesis, self.verifier) if plan.shares else rules_of(genesis, self.verifier)
+        self.rules: LedgerRules = SharedRules(genesis, self.verifier) if plan.shares else rules_of(genesis, self.verifier)
         self._reference = self.rules if plan.shares else rules_of(genesis, self.verifier)
-        self.decided_state = self.rules.first_state()
+        self.decided_state = self.rules.genesis_state()
         self.peers: list[Peer] = []
         for number, signer in enumerate(signers):
             source = random.Random(f"author {plan.seed} {number}")
             author = workload.Author(signer, source, plan.work / plan.peers)
-            author.openings = partial(self.rules.audits.openings_due, signer.public)
-            author.volunteering = partial(self.rules.audits.left_to_volunteers, signer.public)
+            author.openings = partial(self.rules.audits_module.loss_openings_due, signer.public)
+            author.volunteering = partial(self.rules.audits_module.proposals_to_volunteer_for, signer.public)
             if plan.minute_ms:
                 annotators = people(plan.seed, signer)
                 author.desk = Desk(signer, random.Random(f"desk {plan.seed} {number}"), self.chain_id, annotators)
@@ -598,7 +598,7 @@ class Simulation:
         founders = [peer for peer in self.honest if peer.number < plan.n and peer.number not in damaged]
         return random.Random(f"lone {plan.seed} {plan.n}").choice(founders or self.honest)
 
-    def own_rules(self) -> Rules:
+    def own_rules(self) -> LedgerRules:
         """With a memory that no other peer reads."""
         genesis = self.rules.genesis
         return SharedRules(genesis, self.verifier) if self.plan.shares else rules_of(genesis, self.verifier)
@@ -823,12 +823,12 @@ class Simulation:
 
     # Decisions -------------------------------------------------------------------------------------------------------
 
-    def apply(self, peer: Peer, state: State, decided: DecidedBlock) -> tuple[Any, State]:
+    def apply(self, peer: Peer, state: LedgerState, decided: DecidedBlock) -> tuple[Any, LedgerState]:
         block = decided.decode()
         if isinstance(peer.rules, SharedRules):
             transition, after = peer.rules.applied(state, block, decided.digest)
         else:
-            transition = peer.rules.apply(state, block)
+            transition = peer.rules.apply_block(state, block)
             after = finish(transition, state)
         if peer is self.lone:
             after = read_again(after, state)
@@ -839,23 +839,27 @@ class Simulation:
     def _refer(self, height: int, block: bytes) -> tuple[str | None, bytes]:
         decoded = decode_block(block)
         state = self.decided_state
-        problem = self._reference.problem(state, decoded.body)
+        problem = self._reference.why_body_refused(state, decoded.body)
         if problem is None:
             if isinstance(self._reference, SharedRules):
                 transition, self.decided_state = self._reference.applied(state, decoded, self.invariants.decided[height])
                 if height % FORGOTTEN_EVERY == 0:
                     self._reference.forget_below(height - 60)
             else:
-                transition = self._reference.apply(state, decoded)
+                transition = self._reference.apply_block(state, decoded)
                 self.decided_state = finish(transition, state)
             self._follow_rollbacks(transition, decode_body(decoded.body))
             self.curated.on_block(height, decoded.body, state, self.decided_state)
-        return problem, self.decided_state.root
+        return problem, self.decided_state.state_root
 
-    def _follow_rollbacks(self, transition: Transition, body: Body) -> None:
+    def _follow_rollbacks(self, transition: StateTransition, body: BlockBody) -> None:
         self.lineage.on_block(transition, self.decided_state, body.transactions)
         jobs = self.decided_state.jobs.jobs
-        self._back = [(key, jobs[key].round, jobs[key].taken) for key in transition.back if jobs[key].phase is not Phase.FINISHED]
+        self._back = [
+            (key, jobs[key].round, jobs[key].rounds_in_model)
+            for key in transition.rolled_back
+            if jobs[key].phase is not JobPhase.FINISHED
+        ]
         for key, number, _ in self._back:
             self.invariants.on_rolled_back_job(key, number)
 
@@ -902,8 +906,8 @@ class Simulation:
             if decided.height % SAMPLED_EVERY == 0:
                 self.sample(peer)
 
-    def note_applied(self, peer: Peer, state: State) -> None:
-        self.history.update(struct.pack("<dHQ", self.now, peer.number, state.height) + state.root)
+    def note_applied(self, peer: Peer, state: LedgerState) -> None:
+        self.history.update(struct.pack("<dHQ", self.now, peer.number, state.height) + state.state_root)
         if not peer.is_honest:
             return
         members = state.members
@@ -912,20 +916,20 @@ class Simulation:
         if peer.is_wrong:
             self.invariants.on_wrong(peer.key, state.height)
             return
-        self.invariants.on_applied(peer.key, state.height, state.root, sets, expelled)
+        self.invariants.on_applied(peer.key, state.height, state.state_root, sets, expelled)
         self.invariants.on_audits(state.audits)
         self.invariants.on_job_records(state.jobs.jobs)
-        self.progress.on_finished([key for key, job in state.jobs.jobs.items() if job.phase is Phase.FINISHED])
+        self.progress.on_finished([key for key, job in state.jobs.jobs.items() if job.phase is JobPhase.FINISHED])
         node = peer.node
         if node is not None and node.replica.divergence is not None:
             raise Violation("roots", node.replica.divergence)
         if node is not None and node.replica.duplicate_identity_reason is not None:
             raise Violation("copied", f"{peer.number} takes a signature of its own earlier life for another machine's")
 
-    def note_restored(self, peer: Peer, restored: Restored) -> None:
+    def note_restored(self, peer: Peer, restored: RestoredSnapshot) -> None:
         self.count("restored")
         if peer.is_honest:
-            self.invariants.on_restored(peer.key, restored.decisions, restored.height, restored.state.root)
+            self.invariants.on_restored(peer.key, restored.decisions, restored.height, restored.state.state_root)
 
     def sample(self, peer: Peer) -> None:
         if peer.node is not None:
@@ -1227,7 +1231,7 @@ class Simulation:
         def ask() -> None:
             state = self.decided_state
             for key, job in state.jobs.running().items():
-                if job.anchors and job.anchors[0].taken < job.taken:
+                if job.anchors and job.anchors[0].rounds_in_model < job.rounds_in_model:
                     voters = [peer for peer in self.honest if peer.key in state.members.voters]
                     count = quorum(len(state.members.voters)) - (not fault.amount)
                     for peer in voters[:count]:

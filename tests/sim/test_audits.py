@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ledger.audits import draws
-from ledger.audits.state import Standing
+from ledger.audits import sortition
+from ledger.audits.audit_state import MemberAuditRecord
 from tests.sim.audits import (
     Auditor,
     Challenges,
@@ -37,7 +37,7 @@ def run(
     honest: type[Auditor] = Auditor,
     slowness: float = 0.0,
     seed: int = SAMPLED_SEED,
-) -> tuple[Simulation, list[Standing], list[Standing]]:
+) -> tuple[Simulation, list[MemberAuditRecord], list[MemberAuditRecord]]:
     """Standings of the liars and of the others; the invariants have looked after every block."""
     plan = calm(seed, n, ("but for audits",) * liars, blocks=blocks)
     simulation = Simulation(plan, {"but for audits": Strategy})
@@ -48,7 +48,7 @@ def run(
     simulation.run()
     node = simulation.honest[0].node
     assert node is not None
-    standings = {peer.key: node.state.audits.standings.get(peer.key, Standing()) for peer in simulation.peers}
+    standings = {peer.key: node.state.audits.member_records.get(peer.key, MemberAuditRecord()) for peer in simulation.peers}
     assert sum(standing.reports for standing in standings.values()) > 10
     return simulation, [standings[key] for key in keys], [standing for key, standing in standings.items() if key not in keys]
 
@@ -59,7 +59,7 @@ def run(
 )
 def test_who_cheats_in_half_of_its_proposals_is_suspended(lies: type[Auditor], n: int, liars: int, seed: int) -> None:
     _, of_liars, of_honest = run(lies, n, liars, seed=seed)
-    assert all(standing.suspensions and standing.lost for standing in of_liars)
+    assert all(standing.suspensions and standing.rewards_lost for standing in of_liars)
     assert not any(standing.suspensions or standing.refuted for standing in of_honest)
     assert sum(standing.upheld for standing in of_honest) >= liars
 
@@ -88,7 +88,7 @@ def test_who_challenges_everybody_is_refuted_and_suspends_nobody(n: int, liars: 
 
 
 def test_volunteers_have_cheats_suspended_where_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draws, "rate_after", lambda *_: 0.0)
+    monkeypatch.setattr(sortition, "audit_rate_of_round", lambda *_: 0.0)
     _, of_liars, of_honest = run(Colludes, 7, 2, honest=Distrusts, seed=4)
     assert all(standing.suspensions for standing in of_liars)
     assert not any(standing.suspensions or standing.refuted for standing in of_honest)
@@ -98,20 +98,20 @@ def test_volunteers_have_cheats_suspended_where_nothing_is_drawn(monkeypatch: py
 @pytest.mark.parametrize(("n", "liars"), ONE_AND_TWO)
 def test_who_passes_everybody_without_replaying_is_suspended_within_twenty_audits(n: int, liars: int) -> None:
     _, of_liars, of_honest = run(Passes, n, liars)
-    assert all(standing.suspensions and standing.lost and standing.wrong <= 20 for standing in of_liars)
-    assert not any(standing.suspensions or standing.refuted or standing.wrong for standing in of_honest)
+    assert all(standing.suspensions and standing.rewards_lost and standing.wrong_losses <= 20 for standing in of_liars)
+    assert not any(standing.suspensions or standing.refuted or standing.wrong_losses for standing in of_honest)
 
 
 def test_who_opens_false_losses_has_nobody_suspended() -> None:
     _, (liar,), of_honest = run(Frames)
-    assert sum(standing.wrong for standing in of_honest) > 2
+    assert sum(standing.wrong_losses for standing in of_honest) > 2
     assert not any(standing.suspensions for standing in (liar, *of_honest))
 
 
 def test_who_never_opens_its_loss_loses_rewards_and_is_not_suspended() -> None:
     _, (liar,), of_honest = run(Shut)
-    assert liar.lost > min(standing.lost for standing in of_honest) and not liar.suspensions
-    assert not any(standing.suspensions or standing.wrong for standing in of_honest)
+    assert liar.rewards_lost > min(standing.rewards_lost for standing in of_honest) and not liar.suspensions
+    assert not any(standing.suspensions or standing.wrong_losses for standing in of_honest)
 
 
 def test_who_reports_nothing_and_reveals_nothing_is_not_drawn_and_not_waited_for() -> None:

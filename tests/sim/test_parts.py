@@ -16,10 +16,10 @@ from types import ModuleType
 import pytest
 
 from consensus.effects import JournalRecord, OwnRoundStatement, OwnStatement, StoredBlock
-from ledger.audits.losses import LossOpening
-from ledger.audits.state import AuditFinding
-from ledger.members import Approve, Leave, Retire
-from ledger.state import Body
+from ledger.audits.audit_state import AuditFinding
+from ledger.audits.loss_commitments import LossOpening
+from ledger.ledger_state import BlockBody
+from ledger.members import ApproveVoter, ResignAsVoter, RetireMember
 from protocol import codec
 from protocol.errors import StorageError
 from protocol.identity import Signed, sign_message
@@ -181,7 +181,7 @@ def test_a_report_on_an_open_loss_is_noticed_by_the_key_that_proposed() -> None:
         checker = invariants.Invariants(keys, bytes(32), FastVerifier(), set(keys), lambda height, block: (None, b""))
         for signer, nonce, kind, content in said:
             signed = sign_message(signer, bytes(32), Transaction(nonce, 9, kind, codec.encode(content)))
-            checker._check_body(1, codec.encode(Body((), (), (signed,))))
+            checker._check_body(1, codec.encode(BlockBody((), (), (signed,))))
 
     opening = LossOpening(job, 0, former.public, bytes(32), 0)
     report = AuditFinding(job, 0, former.public, ReplayFinding.MATCH, 0)
@@ -220,11 +220,11 @@ def test_wishes_that_retired_a_candidate_are_not_counted_again_when_it_votes() -
             transactions.append(
                 sign_message(signer, bytes(32), Transaction(nonces[signer.public], 99, kind, codec.encode(content)))
             )
-        seen.on_block(height, codec.encode(Body((), (), tuple(transactions))), 0.0)
+        seen.on_block(height, codec.encode(BlockBody((), (), tuple(transactions))), 0.0)
 
-    wish, approval = Retire(subject.public, True, 2**53 - 1), Approve(subject.public)
+    wish, approval = RetireMember(subject.public, True, 2**53 - 1), ApproveVoter(subject.public)
     sets[1] = everybody
-    decide(1, everybody, (subject, "member/leave", Leave()))
+    decide(1, everybody, (subject, "member/leave", ResignAsVoter()))
     decide(2, without, *((other, "member/approve", approval) for other in others[:2]))
     decide(3, without, *((other, "member/retire", wish) for other in others[:3]))
     decide(4, without, *((other, "member/approve", approval) for other in others[1:3]))

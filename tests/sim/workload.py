@@ -8,26 +8,35 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ledger.audits.losses import SealedLoss
-from ledger.audits.state import OPENS, VOLUNTEERS, AuditFinding, Due, OpeningDue, Volunteering, due_for, in_turn
+from ledger.audits.audit_state import (
+    LOSS_OPENING_KIND,
+    VOLUNTEER_KIND,
+    AuditDuty,
+    AuditFinding,
+    AuditVolunteering,
+    LossOpeningDuty,
+    audit_duties,
+    first_duty_of_each_trainer,
+)
+from ledger.audits.loss_commitments import SealedLoss
 from ledger.core.genesis import TRAINER
 from ledger.core.module import Refused
-from ledger.jobs import Rollback, Start, Stop
+from ledger.jobs import RequestRollback, StartJob, StopJob
+from ledger.ledger_state import LedgerState
 from ledger.members import (
-    Admit,
-    Approve,
+    AdmitMember,
+    ApproveVoter,
     Invitation,
-    Leave,
-    Register,
-    Rename,
-    Retire,
-    Revoke,
-    Rotate,
-    Stand,
+    RegisterRoles,
+    RenameMember,
+    ResignAsVoter,
+    RetireMember,
+    RevokeInvitation,
+    RotateKey,
+    StandAsVoter,
     rotation_preimage,
     token_preimage,
 )
-from ledger.state import State
 from peer.node.node import Do
 from peer.node.rounds import Effects
 from peer.node.sealing import Sealing
@@ -58,21 +67,21 @@ class Fetching:
     """What one peer fetches for audits. A trainer's uplink carries one audit at a time for each of the others."""
 
     since: float = 0.0  # seconds
-    turns: list[Due] = field(default_factory=list)  # what it fetches since then
+    turns: list[AuditDuty] = field(default_factory=list)  # what it fetches since then
     asked: dict[Any, float] = field(default_factory=dict)  # for how long, by proposal; jobs share a trainer's uplink
     shared: dict[Any, float] = field(default_factory=dict)  # of that the part that the others of that trainer left
 
-    def go_on(self, now: float, turns: list[Due]) -> None:
+    def go_on(self, now: float, turns: list[AuditDuty]) -> None:
         sharing = Counter(due.trainer for due in self.turns)
         jobs = Counter(trainer for _, trainer in {(due.job, due.trainer) for due in self.turns})
         for due in self.turns:
-            key, seconds = (due.job, *due.place, due.is_dispute), now - self.since
+            key, seconds = (due.job, *due.proposal_key, due.is_dispute), now - self.since
             self.asked[key] = self.asked.get(key, 0.0) + seconds / jobs[due.trainer]
             self.shared[key] = self.shared.get(key, 0.0) + seconds / sharing[due.trainer]
         self.since, self.turns = now, turns
 
-    def of(self, due: Due) -> tuple[float, float]:
-        key = (due.job, *due.place, due.is_dispute)
+    def of(self, due: AuditDuty) -> tuple[float, float]:
+        key = (due.job, *due.proposal_key, due.is_dispute)
         return self.asked.get(key, 0.0), self.shared.get(key, 0.0)
 
 
@@ -83,7 +92,7 @@ class Author:
     signer: Signer
     random: random.Random
     work: float  # probability of a new number after each block
-    invitation: Admit | None = None  # of a peer that is no founder
+    invitation: AdmitMember | None = None  # of a peer that is no founder
     wishes: deque[tuple[str, Any]] = field(default_factory=deque)
     auditor: Auditor = field(default_factory=Auditor)
     slowness: float = 0.0  # of its link: which part of the least link's time it takes to show a proposal
@@ -91,14 +100,14 @@ class Author:
     now: Callable[[], float] = lambda: 0.0  # seconds
     fetching: Fetching = field(default_factory=lambda: Fetching())
     desk: Desk | None = None  # where the network curates
-    openings: Callable[[State], list[OpeningDue]] = lambda state: []  # of losses, that may come now
-    volunteering: Callable[[State], list[Due]] = lambda state: []  # proposals that it may volunteer for now
+    openings: Callable[[LedgerState], list[LossOpeningDuty]] = lambda state: []  # of losses, that may come now
+    volunteering: Callable[[LedgerState], list[AuditDuty]] = lambda state: []  # proposals that it may volunteer for now
     formers: dict[bytes, Signer] = field(default_factory=dict)  # keys that it had before
     outstanding: Signed | None = None
     submitted: int = 0
     returns: bool = False  # founder or not, it asks for vote and roles when it has none
 
-    def next(self, state: State, chain_id: bytes) -> Signed | None:
+    def next(self, state: LedgerState, chain_id: bytes) -> Signed | None:
         """The one transaction to put on the log now; None: nothing, or the last one may still be decided."""
         member = state.members.members.get(self.signer.public)
         nonce = member.nonce if member else 0
@@ -106,7 +115,7 @@ class Author:
             waiting = codec.decode_message(self.outstanding.body, (Transaction,))
             if waiting.nonce > nonce and waiting.expires > state.height:
                 return None
-        wanted = self._wanted(state, chain_id) if member is None or state.members.speaks(self.signer.public) else None
+        wanted = self._wanted(state, chain_id) if member is None or state.members.is_current_key(self.signer.public) else None
         if wanted is None:
             return None
         kind, content = wanted
@@ -115,32 +124,32 @@ class Author:
         self.submitted += 1
         return self.outstanding
 
-    def _wanted(self, state: State, chain_id: bytes) -> tuple[str, Any] | None:
+    def _wanted(self, state: LedgerState, chain_id: bytes) -> tuple[str, Any] | None:
         me, members = self.signer.public, state.members
         member = members.members.get(me)
         if member is None:
             return ("member/admit", self.invitation) if self.invitation is not None else None
         if self.invitation is not None or self.returns:  # it joined, and wants to train and vote
             if TRAINER not in member.roles:
-                return "member/register", Register((TRAINER,))
-            if me not in members.upcoming and me not in members.standing and state.certified_roots:
+                return "member/register", RegisterRoles((TRAINER,))
+            if me not in members.upcoming and me not in members.candidates and state.certified_roots:
                 height = max(state.certified_roots)
-                return "member/stand", Stand(height, state.certified_roots[height])
+                return "member/stand", StandAsVoter(height, state.certified_roots[height])
         if me in members.voters:
-            for candidate, approvals in members.standing.items():
+            for candidate, approvals in members.candidates.items():
                 if me not in approvals:
-                    return "member/approve", Approve(candidate)
+                    return "member/approve", ApproveVoter(candidate)
         if self.wishes:
             return self.wishes.popleft()
         sealing = Sealing(self.signer, chain_id)
         openings = self.openings(state) if self.auditor.opens() else []
-        due_now = in_turn(due_for(me, state), members)
+        due_now = first_duty_of_each_trainer(audit_duties(me, state), members)
         self.fetching.go_on(self.now(), due_now)
         is_judge = bool(due_now) and due_now[0].is_dispute
         if openings and not is_judge and self.random.random() < OPENED_SHARE:
             job, number, trainer = openings[0].job, openings[0].round, openings[0].trainer
             kept = Sealing(self.formers.get(trainer, self.signer), chain_id)  # with the key of then, as its file has it
-            return OPENS, kept.opening(job, number, self.auditor.own_loss(job, number, trainer))
+            return LOSS_OPENING_KIND, kept.opening(job, number, self.auditor.own_loss(job, number, trainer))
         for due in due_now:
             finding = self._found(due, state)
             if finding is not None:
@@ -150,26 +159,27 @@ class Author:
                 return said_of(due, finding, loss)
         for due in self.volunteering(state):
             if self.auditor.volunteers(due) and self.random.random() < VOLUNTEERED_SHARE:
-                return VOLUNTEERS, Volunteering(due.job, due.round)
+                return VOLUNTEER_KIND, AuditVolunteering(due.job, due.round)
         if self.desk is not None and self.work and self.desk.random.random() < CURATED_SHARE:
             return self.desk.wanted(state)
         if self.random.random() < self.work:
             number = self.random.randrange(100)
             if number < RENAMED:
-                return "member/name", Rename(f"name {number}")
+                return "member/name", RenameMember(f"name {number}")
             if number < REVOKED:
                 return "member/revoke", _revocation(chain_id, self.signer, f"revoked {number}", state.time_ms)
             return "counter/add", Add(number)
         return None
 
-    def _found(self, due: Due, state: State) -> ReplayFinding | None:
+    def _found(self, due: AuditDuty, state: LedgerState) -> ReplayFinding | None:
         """Once it has come, or the least link would have brought it."""
         asked, shared = self.fetching.of(due)
         reexecutors = len(state.audits.jobs[due.job].rounds[due.round].reexecutors)
-        least = (AUDITS.answer_ms + AUDITS.reveal_ms * (reexecutors - 1)) / 1_000  # seconds that the least link takes
+        # seconds that the least link takes
+        least = (AUDITS.response_ms + AUDITS.serving_ms_per_reexecutor * (reexecutors - 1)) / 1_000
         trainer = self.trainers(due.trainer)
         shown = trainer is None or shared >= max(trainer.slowness, trainer.auditor.shows(due, self.signer.public)) * least
-        is_late = asked >= AUDITS.served_ms(reexecutors) / 1_000 and not due.is_second
+        is_late = asked >= AUDITS.served_ms(reexecutors) / 1_000 and not due.is_second_verdict
         return self.auditor.says(due, shown, is_late)
 
     def restarted(self) -> None:
@@ -178,44 +188,44 @@ class Author:
         self.fetching = Fetching(self.now())
 
 
-def invitation(chain_id: bytes, voter: Signer, newcomer: bytes, name: str) -> Admit:
+def invitation(chain_id: bytes, voter: Signer, newcomer: bytes, name: str) -> AdmitMember:
     token = another(voter, f"token {name}")
     permission = sign_message(voter, chain_id, Invitation(token.public, UNTIL_MS))
-    return Admit(permission, token.sign(token_preimage(chain_id, newcomer)), name, ())
+    return AdmitMember(permission, token.sign(token_preimage(chain_id, newcomer)), name, ())
 
 
-def _revocation(chain_id: bytes, voter: Signer, name: str, now_ms: int) -> Revoke:
-    return Revoke(sign_message(voter, chain_id, Invitation(FastSigner(name).public, now_ms + REVOKED_FOR_MS)))
+def _revocation(chain_id: bytes, voter: Signer, name: str, now_ms: int) -> RevokeInvitation:
+    return RevokeInvitation(sign_message(voter, chain_id, Invitation(FastSigner(name).public, now_ms + REVOKED_FOR_MS)))
 
 
-def start_job(kind: str, rounds: int, alone: bool = False) -> tuple[str, Start]:
+def start_job(kind: str, rounds: int, alone: bool = False) -> tuple[str, StartJob]:
     """`alone`: only its author trains."""
-    return "job/start", Start(f"{kind}:{rounds}{':alone' * alone}".encode())
+    return "job/start", StartJob(f"{kind}:{rounds}{':alone' * alone}".encode())
 
 
-def stop_job(job: bytes) -> tuple[str, Stop]:
-    return "job/stop", Stop(job)
+def stop_job(job: bytes) -> tuple[str, StopJob]:
+    return "job/stop", StopJob(job)
 
 
-def roll_back(job: bytes, number: int, last: int) -> tuple[str, Rollback]:
-    return "job/rollback", Rollback(job, number, last)
+def roll_back(job: bytes, number: int, last: int) -> tuple[str, RequestRollback]:
+    return "job/rollback", RequestRollback(job, number, last)
 
 
-def said_of(due: Due, finding: ReplayFinding, loss: SealedLoss | None = None) -> tuple[str, AuditFinding]:
+def said_of(due: AuditDuty, finding: ReplayFinding, loss: SealedLoss | None = None) -> tuple[str, AuditFinding]:
     kind = "audit/verdict" if due.is_dispute else "audit/report"
-    return kind, AuditFinding(due.job, *due.place, finding, 0, loss)
+    return kind, AuditFinding(due.job, *due.proposal_key, finding, 0, loss)
 
 
-def leave() -> tuple[str, Leave]:
-    return "member/leave", Leave()
+def leave() -> tuple[str, ResignAsVoter]:
+    return "member/leave", ResignAsVoter()
 
 
-def retire(subject: bytes, lowers_tolerance: bool) -> tuple[str, Retire]:
-    return "member/retire", Retire(subject, lowers_tolerance, UNTIL_MS)
+def retire(subject: bytes, lowers_tolerance: bool) -> tuple[str, RetireMember]:
+    return "member/retire", RetireMember(subject, lowers_tolerance, UNTIL_MS)
 
 
-def rotate(chain_id: bytes, old: bytes, successor: Signer) -> tuple[str, Rotate]:
-    return "member/rotate", Rotate(successor.public, successor.sign(rotation_preimage(chain_id, old)))
+def rotate(chain_id: bytes, old: bytes, successor: Signer) -> tuple[str, RotateKey]:
+    return "member/rotate", RotateKey(successor.public, successor.sign(rotation_preimage(chain_id, old)))
 
 
 def submit(peer: Peer, signed: Signed) -> None:
@@ -229,7 +239,7 @@ def submit(peer: Peer, signed: Signed) -> None:
         except (Refused, RemoteProtocolError):
             peer.author.outstanding = None
             return None
-        node.ledger.pool.add(signed)
+        node.ledger.mempool.add_transaction(signed)
         peer.simulation.note_submitted(peer, signed)
         return Effects(sends=[signed])
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ledger.tables import Table
-from ledger.tables.tree import buckets
+from ledger.tables.sparse_merkle_tree import buckets
 from protocol.errors import StorageError
 from storage import rows as storage_rows
 from storage.rows import SCHEMA, SqliteRows
@@ -109,14 +109,14 @@ def test_a_reader_that_comes_between_the_commit_and_its_end_finds_the_rows_of_it
     disk.save(notes=table)
     disk = disk.again()
     snapshot = disk.load()
-    waiting = list(buckets(snapshot.tree()[0]))
+    waiting = list(buckets(snapshot.hashed_tree()[0]))
     changes = disk.rows.changes({NAME: snapshot.with_rows({key: Note(-1) for key in many(300)})})
     disk.database.execute("BEGIN IMMEDIATE")
     disk.rows.write(disk.database, changes)
     disk.database.execute("COMMIT")
     disk.rows._recent.clear()
     for hash, *_, slot in waiting:  # whoever looked for kept data before the block did now asks the disk, and finds other rows
-        assert isinstance(slot, int) and disk.rows.read(slot, hash) is None
+        assert isinstance(slot, int) and disk.rows.read_bucket(slot, hash) is None
     assert dict(snapshot.items()) == many(300)
     disk.close()
 
@@ -124,10 +124,10 @@ def test_a_reader_that_comes_between_the_commit_and_its_end_finds_the_rows_of_it
 def test_what_was_read_of_a_slot_before_is_not_taken_for_what_is_there_now(disk: Disk) -> None:
     table = Table(Note).with_rows(dict(many(300)))
     disk.save(notes=table)
-    before = [(slot, hash) for hash, *_, slot in buckets(table.tree()[0]) if isinstance(slot, int)]
-    assert all(disk.rows.read(slot, hash) for slot, hash in before)
+    before = [(slot, hash) for hash, *_, slot in buckets(table.hashed_tree()[0]) if isinstance(slot, int)]
+    assert all(disk.rows.read_bucket(slot, hash) for slot, hash in before)
     disk.save(notes=table.with_rows({key: Note(-1) for key in many(300)}))
-    assert not any(disk.rows.read(slot, hash) for slot, hash in before)
+    assert not any(disk.rows.read_bucket(slot, hash) for slot, hash in before)
 
 
 def test_new_rows_get_slots_of_their_own_after_a_restart(disk: Disk) -> None:

@@ -15,7 +15,7 @@ from ledger.jobs import ClosedRound
 from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.identity import Signed
-from rounds.ballots import Outcome
+from rounds.round_state import RoundResult
 from tests.training.replicated.support import round_of
 from training import host as host_module
 from training.host import ROUNDS_KEPT, JudgedRound, ModelHost
@@ -24,7 +24,7 @@ from training.spec import ANCHOR_ROUNDS, AuditMode, JobSpec
 
 JOB, TRAINER = bytes([7]) * 32, bytes([1]) * 32
 SPEC = JobSpec(name="test", objective="scratch", rounds=40, liars=0).encode()
-NOTHING = Outcome({}, {}, frozenset({TRAINER}), frozenset(), {}, frozenset(), frozenset())
+NOTHING = RoundResult({}, {}, frozenset({TRAINER}), frozenset(), {}, frozenset(), frozenset())
 
 
 def no_payload(digest: bytes) -> bytes:
@@ -37,12 +37,13 @@ def closed(number: int) -> ClosedRound:
 
 def test_what_a_specification_says_to_the_ledger(tmp_path: Path) -> None:
     host = ModelHost(tmp_path)
-    scratch = host.terms(SPEC)
+    scratch = host.terms_of_spec(SPEC)
     assert (scratch.name, scratch.rounds, scratch.needs_worker, scratch.audited) == ("test", 40, False, True)
-    local = host.terms(JobSpec(name="own", audit=AuditMode.OFF).encode())
+    local = host.terms_of_spec(JobSpec(name="own", audit=AuditMode.OFF).encode())
     assert (local.needs_worker, local.audited) == (True, False)
     with pytest.raises(RemoteProtocolError):
-        host.terms(JobSpec(name="own", audit=AuditMode.FULL).encode())  # nobody could re-execute on text that is not shared
+        # nobody could re-execute on text that is not shared
+        host.terms_of_spec(JobSpec(name="own", audit=AuditMode.FULL).encode())
 
 
 def test_two_hosts_make_the_same_model_and_a_third_reads_it_from_disk(tmp_path: Path) -> None:
@@ -76,9 +77,9 @@ def test_what_belongs_to_a_forgotten_job_is_deleted_once_no_snapshot_names_it(tm
     for job in (JOB, other):
         host.create(job, SPEC)
     host.discard(JOB)
-    host.pin(frozenset({(JOB, 0)}))
+    host.set_pinned_models(frozenset({(JOB, 0)}))
     assert host.model(JOB, 0).round == 0
-    host.pin(frozenset({(other, 0)}))
+    host.set_pinned_models(frozenset({(other, 0)}))
     assert not host.directory(JOB, 0).parent.exists() and ModelHost(tmp_path).model(other, 0).round == 0
 
 
@@ -126,7 +127,7 @@ def test_a_model_that_nobody_needs_is_written_over_by_the_next_one(tmp_path: Pat
     root = host.step(closed(4), no_payload)
     assert (host.directory(JOB, 5) / "parameters.f32").stat().st_ino == inode and not spare.exists()
     assert [other.step(closed(number), no_payload) for number in range(5)][-1] == root
-    assert host.holds(JOB, 5, root)
+    assert host.has_model(JOB, 5, root)
 
 
 def test_a_model_that_is_still_mapped_is_never_written_over(tmp_path: Path) -> None:

@@ -29,15 +29,15 @@ def made(folder: Path) -> tuple[ModelHost, bytes]:
 def test_a_model_arrives_in_parts_in_any_order_and_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     source, root = made(tmp_path / "from")
     host = ModelHost(tmp_path / "to")
-    incoming = host.receive(JOB, 0, root, source.manifest(JOB, 0))
+    incoming = host.start_receiving(JOB, 0, root, source.read_manifest(JOB, 0))
     assert incoming.parts > 2
     for index in reversed(range(incoming.parts)):
-        part = source.part(JOB, 0, index)
+        part = source.read_part(JOB, 0, index)
         assert len(part) <= SNAPSHOT_PART_BYTES_MAX
-        incoming.put(index, part)
-    assert not host.holds(JOB, 0, root)
+        incoming.add_part(index, part)
+    assert not host.has_model(JOB, 0, root)
     incoming.install()
-    assert host.holds(JOB, 0, root)
+    assert host.has_model(JOB, 0, root)
     model = host.model(JOB, 0)
     model.verify()
     assert np.array_equal(model.parameters, source.model(JOB, 0).parameters)
@@ -48,21 +48,21 @@ def test_a_model_arrives_in_parts_in_any_order_and_is_the_same_bit_for_bit(tmp_p
 def test_a_part_with_other_bytes_is_refused_and_the_right_one_taken_after_it(tmp_path: Path, damage: str) -> None:
     source, root = made(tmp_path / "from")
     host = ModelHost(tmp_path / "to")
-    incoming = host.receive(JOB, 0, root, source.manifest(JOB, 0))
-    right = source.part(JOB, 0, 0)
+    incoming = host.start_receiving(JOB, 0, root, source.read_manifest(JOB, 0))
+    right = source.read_part(JOB, 0, 0)
     wrong = {
         "bit": right[:-1] + bytes([right[-1] ^ 1]),
         "short": right[:-4],
         "long": right + bytes(4),
-        "other part": source.part(JOB, 0, 1),
+        "other part": source.read_part(JOB, 0, 1),
         "nothing": b"",
     }[damage]
     with pytest.raises(RemoteProtocolError, match="bad-part"):
-        incoming.put(0, wrong)
+        incoming.add_part(0, wrong)
     for index in range(incoming.parts):
-        incoming.put(index, source.part(JOB, 0, index))
+        incoming.add_part(index, source.read_part(JOB, 0, index))
     incoming.install()
-    assert host.holds(JOB, 0, root)
+    assert host.has_model(JOB, 0, root)
 
 
 def test_a_manifest_that_is_not_under_the_root_is_refused(tmp_path: Path) -> None:
@@ -70,19 +70,19 @@ def test_a_manifest_that_is_not_under_the_root_is_refused(tmp_path: Path) -> Non
     other = replace(SPEC, seed=SPEC.seed + 1)
     host = ModelHost(tmp_path / "to")
     with pytest.raises(RemoteProtocolError, match="bad-part"):
-        host.receive(JOB, 0, ModelHost(tmp_path / "other").create(JOB, other.encode()), source.manifest(JOB, 0))
+        host.start_receiving(JOB, 0, ModelHost(tmp_path / "other").create(JOB, other.encode()), source.read_manifest(JOB, 0))
     with pytest.raises(RemoteProtocolError):
-        host.receive(JOB, 0, root, source.manifest(JOB, 0)[:-1])
+        host.start_receiving(JOB, 0, root, source.read_manifest(JOB, 0)[:-1])
     saved, *_ = files.read(source.directory(JOB, 0))
     lying = replace(saved, leaves=(bytes(32), *saved.leaves[1:]))
     with pytest.raises(RemoteProtocolError, match="bad-part"):
-        host.receive(JOB, 0, root, files.codec.encode(lying))
+        host.start_receiving(JOB, 0, root, files.codec.encode(lying))
 
 
 def test_what_is_asked_for_and_does_not_exist_is_the_askers_fault(tmp_path: Path) -> None:
     host, _ = made(tmp_path)
     with pytest.raises(RemoteProtocolError, match="bad-request"):
-        host.part(JOB, 0, 10_000)
+        host.read_part(JOB, 0, 10_000)
 
 
 def test_a_damaged_model_is_neither_served_nor_taken_for_held(tmp_path: Path) -> None:
@@ -93,10 +93,10 @@ def test_a_damaged_model_is_neither_served_nor_taken_for_held(tmp_path: Path) ->
     data[5] ^= 1
     file.write_bytes(data)
     with pytest.raises(StorageError):
-        host.part(JOB, 0, 0)
-    assert not host.holds(JOB, 0, root)
+        host.read_part(JOB, 0, 0)
+    assert not host.has_model(JOB, 0, root)
     with pytest.raises(StorageError):
-        host.manifest(b"another job" * 4, 0)
+        host.read_manifest(b"another job" * 4, 0)
 
 
 def test_an_installed_model_takes_the_place_of_a_wrong_one_of_the_same_round(tmp_path: Path) -> None:
@@ -107,29 +107,29 @@ def test_an_installed_model_takes_the_place_of_a_wrong_one_of_the_same_round(tmp
     wrong.save(host.directory(JOB, 0))
     host._models.clear()
     assert host.model(JOB, 0).root == wrong.root != root
-    incoming = host.receive(JOB, 0, root, source.manifest(JOB, 0))
+    incoming = host.start_receiving(JOB, 0, root, source.read_manifest(JOB, 0))
     for index in range(incoming.parts):
-        incoming.put(index, source.part(JOB, 0, index))
+        incoming.add_part(index, source.read_part(JOB, 0, index))
     assert host.model(JOB, 0).root == wrong.root, "until it is installed, nothing changes"
-    assert host.part(JOB, 0, 0) != source.part(JOB, 0, 0)
+    assert host.read_part(JOB, 0, 0) != source.read_part(JOB, 0, 0)
     incoming.install()
     assert host.model(JOB, 0).root == root
-    assert host.part(JOB, 0, 0) == source.part(JOB, 0, 0)
+    assert host.read_part(JOB, 0, 0) == source.read_part(JOB, 0, 0)
     host.model(JOB, 0).verify()
 
 
 def test_what_was_abandoned_leaves_nothing_behind(tmp_path: Path) -> None:
     source, root = made(tmp_path / "from")
     host = ModelHost(tmp_path / "to")
-    incoming = host.receive(JOB, 0, root, source.manifest(JOB, 0))
-    incoming.put(0, source.part(JOB, 0, 0))
-    incoming.abandon()
+    incoming = host.start_receiving(JOB, 0, root, source.read_manifest(JOB, 0))
+    incoming.add_part(0, source.read_part(JOB, 0, 0))
+    incoming.discard_parts()
     assert list(host.directory(JOB, 0).parent.iterdir()) == []
-    again = host.receive(JOB, 0, root, source.manifest(JOB, 0))  # and the next one begins anew
+    again = host.start_receiving(JOB, 0, root, source.read_manifest(JOB, 0))  # and the next one begins anew
     for index in range(again.parts):
-        again.put(index, source.part(JOB, 0, index))
+        again.add_part(index, source.read_part(JOB, 0, index))
     again.install()
-    assert host.holds(JOB, 0, root)
+    assert host.has_model(JOB, 0, root)
 
 
 def test_pinned_models_outlive_their_rounds(tmp_path: Path) -> None:
@@ -138,10 +138,10 @@ def test_pinned_models_outlive_their_rounds(tmp_path: Path) -> None:
         model = host.model(JOB, number - 1)
         vectors = {name: np.array(vector) for name, vector in model.vectors.items()}
         ReplicatedModel.of(replace(model.state, round=number), vectors).save(host.directory(JOB, number))
-    host.pin(frozenset({(JOB, 1), (b"other" + bytes(27), 2)}))
+    host.set_pinned_models(frozenset({(JOB, 1), (b"other" + bytes(27), 2)}))
     host.prune(JOB, 5, SPEC)
     assert sorted(path.name for path in host.directory(JOB, 0).parent.glob("0*")) == [f"{of:08d}" for of in (1, 4, 5)]
-    host.pin(frozenset())
+    host.set_pinned_models(frozenset())
     host.directory(JOB, 0).with_name(".00000002.incoming").mkdir()  # the process was killed while it fetched this
     host.prune(JOB, 5, SPEC)
     assert sorted(path.name for path in host.directory(JOB, 0).parent.glob("[0.][0-9]*")) == ["00000004", "00000005"]

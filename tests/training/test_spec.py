@@ -59,7 +59,7 @@ def test_a_job_that_says_nothing_of_memory_has_the_bytes_and_the_identity_that_i
 def test_bf16_is_for_jobs_that_nobody_audits_and_needs_programs_that_know_it(tmp_path: Path) -> None:
     half = replace(JOB, precision=Precision.BF16, audit=AuditMode.OFF)
     assert JobSpec.decode(half.encode()) == half
-    assert ModuleVersion("jobs", 3) in ModelHost(tmp_path).terms(half.encode()).requires
+    assert ModuleVersion("jobs", 3) in ModelHost(tmp_path).terms_of_spec(half.encode()).requires
     for audit in (AuditMode.FULL, AuditMode.SAMPLED):
         with pytest.raises(UserError, match=r"honest replays in bf16 differ by \.13 .* small lies by \.011; take audit 'off'"):
             replace(half, audit=audit).checked()
@@ -100,8 +100,8 @@ def test_a_quarter_of_a_round_is_replayed_by_default_however_many_steps_it_has()
 def test_a_model_of_another_form_survives_the_wire_and_needs_programs_that_know_it(said: dict[str, Any], tmp_path: Path) -> None:
     host, other = ModelHost(tmp_path), replace(JOB, model=ModelSpec(**said))
     assert JobSpec.decode(other.encode()) == other and other.encode() != JOB.encode()
-    assert ModuleVersion("jobs", 3) in host.terms(other.encode()).requires
-    assert host.terms(JOB.encode()).requires == (ModuleVersion("jobs", 1),)
+    assert ModuleVersion("jobs", 3) in host.terms_of_spec(other.encode()).requires
+    assert host.terms_of_spec(JOB.encode()).requires == (ModuleVersion("jobs", 1),)
 
 
 @pytest.mark.parametrize(

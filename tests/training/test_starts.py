@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ledger.core.genesis import ModuleVersion
-from ledger.jobs import Base
+from ledger.jobs import ModelReference
 from protocol.errors import StorageError
 from storage.blobs import Blobs
 from training import starts
@@ -71,12 +71,12 @@ def test_another_length_is_found(blobs: Blobs, size: int) -> None:
 
 
 def test_such_jobs_need_programs_that_know_them(blobs: Blobs, tmp_path: Path) -> None:
-    terms = ModelHost(tmp_path).terms(on(blobs, own()).encode())
+    terms = ModelHost(tmp_path).terms_of_spec(on(blobs, own()).encode())
     assert terms.start is not None and ModuleVersion("jobs", 3) in terms.requires
 
 
 def test_a_job_starts_from_one_model_and_only_where_all_its_tensors_are_a_models() -> None:
-    both = replace(SPEC, start=bytes(32), base=Base(bytes(32), 1, bytes(32)))
+    both = replace(SPEC, start=bytes(32), base=ModelReference(bytes(32), 1, bytes(32)))
     assert "say one" in (both.problem() or "")
     scratch = JobSpec(name="test", objective="scratch", start=bytes(32))
     assert "starts from no parameters" in (scratch.problem() or "")

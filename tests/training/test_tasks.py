@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ledger.audits.losses import LOSS_MAX
+from ledger.audits.loss_commitments import LOSS_MAX
 from protocol.errors import RemoteProtocolError
 from protocol.limits import DECLARATION_BYTES_MAX, TRANSACTION_BYTES_MAX
 from protocol.sampling import SamplingOptions

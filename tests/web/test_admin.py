@@ -124,7 +124,7 @@ async def test_whoever_is_refused_gets_no_more_tasks_here_also_after_a_restart(t
         assert (await said(site.ask, "POST", f"{ADMIN}/people/{'00' * 32}/refuse", None, token)).code == "not-found"
     async with room.serving() as (daemon, site):
         assert (await said(ann.tasks, site)).code == "forbidden"
-        assert daemon.driver.state.of(CurationState).annotators.get(ann.key).leases == ()  # type: ignore[union-attr]
+        assert daemon.driver.state.module_state(CurationState).annotators.get_record(ann.key).leases == ()  # type: ignore[union-attr]
         assert (await said(site.ask, "POST", f"{path}/allow", None, token)).body["is_refused"] is False
         assert len(await assigned(site, ann)) == 1
 

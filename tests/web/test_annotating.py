@@ -190,14 +190,14 @@ async def test_a_project_whose_tasks_are_not_here_takes_no_leases(room: Room) ->
     """Nobody has them: an annotator would hold leases of tasks that nobody can show."""
     async with room.serving() as (daemon, site):
         lost = await room.project(daemon, tasks=20, name="lost")
-        page = daemon.driver.state.of(CurationState).pages.get(page_key(bytes.fromhex(lost.project), 0))
+        page = daemon.driver.state.module_state(CurationState).pages.get_record(page_key(bytes.fromhex(lost.project), 0))
         assert page is not None
         (path,) = [path for path in (room.directory / "blobs").rglob("*") if path.name.startswith(page.digest.hex())]
     path.unlink()
     async with room.serving() as (daemon, site):
         (ann,) = await enrolled(site, "ann")
         assert await assigned(site, ann, 8, least=0) == []
-        assert daemon.driver.state.of(CurationState).annotators.get(ann.key).leases == ()  # type: ignore[union-attr]
+        assert daemon.driver.state.module_state(CurationState).annotators.get_record(ann.key).leases == ()  # type: ignore[union-attr]
         here = await room.project(daemon, tasks=8, name="here")
         tasks = await assigned(site, ann, 8, least=8)
         assert {task["project"] for task in tasks} == {here.project}
@@ -358,9 +358,9 @@ async def test_a_lease_whose_page_is_nowhere_does_not_block_its_annotator(room: 
         }
         (ann,) = await enrolled(site, "ann")
         (first,) = await assigned(site, ann)
-        state: CurationState = daemon.driver.state.of(CurationState)
-        project, lease = bytes.fromhex(first["project"]), state.assignments.get(bytes.fromhex(first["assignment"]))
-        page = state.pages.get(page_key(project, 0))
+        state: CurationState = daemon.driver.state.module_state(CurationState)
+        project, lease = bytes.fromhex(first["project"]), state.assignments.get_record(bytes.fromhex(first["assignment"]))
+        page = state.pages.get_record(page_key(project, 0))
         assert page is not None and lease is not None
         nowhere = Redaction(project, 0, 1 - lease.number, page.digest, b"n" * 32, 99)
         await Author(daemon.driver).submit("curation/redact", nowhere)
@@ -382,8 +382,8 @@ async def test_somebody_chooses_among_projects_and_gives_leases_of_others_back(r
         with patience():
             tasks = await assigned(site, ann, 3, 3, chosen)
         assert {task["project"] for task in tasks} == {chosen} and {task["project"] for task in held} == {other}
-        rows = daemon.driver.state.of(CurationState).assignments
-        states = [rows.get(bytes.fromhex(task["assignment"])).state for task in held]  # type: ignore[union-attr]
+        rows = daemon.driver.state.module_state(CurationState).assignments
+        states = [rows.get_record(bytes.fromhex(task["assignment"])).state for task in held]  # type: ignore[union-attr]
         assert states[0] is Lease.LEASED and states.count(Lease.RELEASED) == 3
         # Answers to released tasks count while nobody has their places.
         released = held[states.index(Lease.RELEASED)]["assignment"]
@@ -438,8 +438,12 @@ async def test_no_more_leases_are_given_back_than_a_chosen_project_needs(room: R
             nursery.start_soon(assigned, site, ann, 3, 3, chosen)
             await waits.wait()
             await room.project(daemon, tasks=1, name="third")
-        rows = daemon.driver.state.of(CurationState).assignments
-        leased = [rows.get(lease) for lease in daemon.driver.state.of(CurationState).annotators.get(ann.key).leases]  # type: ignore[union-attr]
+        rows = daemon.driver.state.module_state(CurationState).assignments
+        # type: ignore[union-attr]
+        leased = [
+            rows.get_record(lease)
+            for lease in daemon.driver.state.module_state(CurationState).annotators.get_record(ann.key).leases
+        ]
         assert [row.project.hex() == chosen for row in leased if row is not None].count(False) == 5
 
 
@@ -449,15 +453,15 @@ async def test_a_lease_that_is_being_given_back_is_no_task(room: Room, monkeypat
         await room.project(daemon, tasks=1)
         (ann,) = await enrolled(site, "ann")
         (task,) = await assigned(site, ann)
-        rows = daemon.driver.state.of(CurationState).assignments
-        before = rows.get(bytes.fromhex(task["assignment"]))
+        rows = daemon.driver.state.module_state(CurationState).assignments
+        before = rows.get_record(bytes.fromhex(task["assignment"]))
         monkeypatch.setattr(gathering, "GATHER_SECONDS", 1.0)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(said, ann.release, site, task["assignment"])
             await waits.wait()
             (again,) = await assigned(site, ann)
         assert again == task
-        after = daemon.driver.state.of(CurationState).assignments.get(bytes.fromhex(task["assignment"]))
+        after = daemon.driver.state.module_state(CurationState).assignments.get_record(bytes.fromhex(task["assignment"]))
         assert before is not None and after is not None and after.until_ms > before.until_ms, "the task was leased anew"
 
 
@@ -478,7 +482,7 @@ async def test_an_answer_waits_for_the_release_of_its_lease(room: Room, monkeypa
             await waits.wait()
             assert (await said(ann.submit, site, task["assignment"], (1,))).status == 201
         assert replies[0].body == {"assignment": task["assignment"], "state": "released"}
-        assert daemon.driver.state.of(CurationState).passed_over == 0
+        assert daemon.driver.state.module_state(CurationState).passed_over == 0
 
 
 async def test_an_annotator_gives_back_so_many_leases_at_once(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ async def labelled(site: Site, headers: dict[str, str], answer: list[int]) -> tu
 
 
 def person(daemon: Daemon, key: str) -> Any:
-    return daemon.driver.state.of(CurationState).annotators.get(bytes.fromhex(key))
+    return daemon.driver.state.module_state(CurationState).annotators.get_record(bytes.fromhex(key))
 
 
 @pytest.mark.real("sockets")

@@ -54,6 +54,6 @@ async def test_a_statement_with_a_false_signature_goes_and_takes_no_other_with_i
             for event in decided:
                 await event.wait()
         assert gatherer.waiting == 0
-        state = seat.driver.state.of(CurationState)
+        state = seat.driver.state.module_state(CurationState)
         assert state.passed_over == 1, "the true one was decided, and is of a stranger"
         nursery.cancel_scope.cancel()

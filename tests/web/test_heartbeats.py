@@ -51,8 +51,8 @@ async def test_a_task_of_a_closed_page_goes_to_somebody_else(tmp_path: Path, mon
         reply = await said(site.ask, "POST", "/api/v1/heartbeat", {"assignments": [watched]}, ann.token(site))
         assert (reply.status, reply.body) == (200, {"assignments": [watched]})
         (task,) = await assigned(site, bob, 2)
-        rows = daemon.driver.state.of(CurationState).assignments
-        states = [rows.get(bytes.fromhex(key)).state for key in (watched, silent)]  # type: ignore[union-attr]
+        rows = daemon.driver.state.module_state(CurationState).assignments
+        states = [rows.get_record(bytes.fromhex(key)).state for key in (watched, silent)]  # type: ignore[union-attr]
         assert states == [Lease.RELEASED, Lease.LEASED] and task["assignment"] != watched
         assert (await said(bob.submit, site, task["assignment"], (0,))).status == 201
         assert (await said(ann.submit, site, watched, (0,))).status == 410

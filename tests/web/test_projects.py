@@ -20,7 +20,7 @@ from curation.importing import read_tasks
 from curation.limits import GUIDELINES_BYTES_MAX
 from curation.module import project_id
 from curation.state import Asked, CurationState, page_key
-from ledger.core.module import Replaced
+from ledger.core.module import BlobReplacement
 from peer import cli
 from peer.daemon.daemon import Daemon
 from peer.driver import author as authors
@@ -50,7 +50,7 @@ class Author:
 
 
 def curation(daemon: Daemon) -> CurationState:
-    return daemon.driver.state.of(CurationState)
+    return daemon.driver.state.module_state(CurationState)
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ async def test_gold_is_said_at_the_close_and_is_the_label(author: Author, monkey
 async def test_no_page_tells_whether_it_has_gold(author: Author) -> None:
     """Three hundred tasks are two pages. One task is gold, and no blob has anything of it."""
     view = await author.room.project(author.daemon, tasks=300, gold=1)
-    rows = [curation(author.daemon).pages.get(page_key(bytes.fromhex(view.project), number)) for number in range(2)]
+    rows = [curation(author.daemon).pages.get_record(page_key(bytes.fromhex(view.project), number)) for number in range(2)]
     assert all(row is not None and row.gold is not None for row in rows)
     assert b"gold" not in b"".join(file.read_bytes() for file in (author.room.directory / "blobs").iterdir())
 
@@ -278,7 +278,7 @@ async def test_an_import_that_was_cut_off_goes_on(author: Author, monkeypatch: p
     shown = await author.types("tasks", "import", str(file), "--project", "other")
     assert "10 tasks, open project 'other' already had 4 of the 7 tasks of moods.csv; the others are added" in shown
     assert "so nothing changed" in await author.types("tasks", "import", str(file), "--project", "other")
-    assert curation(author.daemon).projects.get(key).tasks == 10  # type: ignore[union-attr]
+    assert curation(author.daemon).projects.get_record(key).tasks == 10  # type: ignore[union-attr]
 
 
 @pytest.mark.real("a peer that serves on a socket")
@@ -333,7 +333,7 @@ async def test_a_blob_that_is_too_large_is_no_guidelines_no_page_and_stays(tmp_p
             made.append(old)
             return b"new"
 
-        await Keeping(daemon.driver)._replace(Replaced(large, GUIDELINES_BYTES_MAX, make))
+        await Keeping(daemon.driver)._replace(BlobReplacement(large, GUIDELINES_BYTES_MAX, make))
         assert not made and blobs.size(large) is not None
-        await Keeping(daemon.driver)._replace(Replaced(large, GUIDELINES_BYTES_MAX + 1, make))
+        await Keeping(daemon.driver)._replace(BlobReplacement(large, GUIDELINES_BYTES_MAX + 1, make))
         assert len(made) == 1 and blobs.size(large) is None

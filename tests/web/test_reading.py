@@ -12,8 +12,8 @@ import pytest
 import trio
 
 from curation.state import Annotator
-from ledger.tables import MemoryRows, Table
-from ledger.tables.tree import BUCKET_ROWS_MAX
+from ledger.tables import MemoryBucketStore, Table
+from ledger.tables.sparse_merkle_tree import BUCKET_ROWS_MAX
 from peer.serving import reading
 from peer.serving.reading import FILES_MAX, Leaders
 from tests.web.client import Reply, Site
@@ -29,8 +29,8 @@ def annotators() -> Table[Annotator]:
         )
         for number in range(COUNT)
     }
-    table, store = Table(Annotator).with_rows(rows), MemoryRows()
-    store.save(table)
+    table, store = Table(Annotator).with_rows(rows), MemoryBucketStore()
+    store.save_table(table)
     return table
 
 

@@ -45,7 +45,7 @@ class Server:
 
     @property
     def state(self) -> CurationState:
-        return self.seat.driver.state.of(CurationState)
+        return self.seat.driver.state.module_state(CurationState)
 
 
 def desk_of(seat: Seat, config: Config) -> DriverDesk:
@@ -97,7 +97,7 @@ async def two_with_one_task(folder: Path, first: Server, second: Server) -> list
 
 
 def drawn(server: Server, assignment: str) -> list[bytes]:
-    members = server.seat.driver.state.of(MembersState)
+    members = server.seat.driver.state.module_state(MembersState)
     return list(keepers(serving(members), bytes.fromhex(assignment), server.seat.public))
 
 
@@ -105,7 +105,7 @@ async def test_a_killed_peer_loses_no_answer_that_it_carried(tmp_path: Path) -> 
     async with servers(tmp_path) as (first, second, third, _):
         (ann, anns), (bob, bobs) = await two_with_one_task(tmp_path, first, second)
         assert (await said(ann.submit, first.site, anns, (1,))).status == 201
-        row = first.state.assignments.get(bytes.fromhex(anns))
+        row = first.state.assignments.get_record(bytes.fromhex(anns))
         assert row is not None and row.peer == first.seat.public and len(row.seals) == 2
         await first.kill()
         assert (await said(bob.submit, second.site, bobs, (1,))).status == 201

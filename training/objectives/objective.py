@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ledger.core.genesis import TRAINER
-from ledger.jobs import Base
+from ledger.jobs import ModelReference
 from protocol.codec import Digest
 from training.sequences import Tokens, batch_offsets, sequences
 from training.transformer import ModelSpec
@@ -149,7 +149,7 @@ class Objective:
         """Whether the layers stay as they are, and only what stands before and behind them learns."""
         return False
 
-    def read(self, job: Job) -> Base | None:
+    def read(self, job: Job) -> ModelReference | None:
         """The model of another finished job that trainers and auditors read beside the job's own."""
         return None
 

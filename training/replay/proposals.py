@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from ledger.audits.losses import in_millionths
+from ledger.audits.loss_commitments import nats_to_millionths
 from protocol import codec as wire
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.verdicts import OBJECTIVE_CODES_FIRST, Verdict
@@ -87,7 +87,7 @@ def propose(request: Propose, update: Update, declarer: Declarer | None = None) 
     seconds, encoded = time.perf_counter() - started, wire.encode(declaration.record) if declaration else b""
     mean = sum(losses) / len(losses)
     loss = mean if math.isfinite(mean) else None, seconds
-    return Proposed(*digests, *loss, kept, feedback_from, inner_from, encoded, in_millionths(losses[-1]))
+    return Proposed(*digests, *loss, kept, feedback_from, inner_from, encoded, nats_to_millionths(losses[-1]))
 
 
 def _encoded(m: Float32Array, trainer: bytes, model: ReplicatedModel) -> tuple[codec.Update | None, bytes]:
@@ -125,7 +125,7 @@ def _judge(
     if inner and last.inner and verdict is Verdict.ACCEPT:
         error = max(error, inner_error(inner, last.inner, spec))
         verdict = Verdict.ACCEPT if error <= spec.replay_tolerance else Verdict.REPLAY
-    return verdict, error, in_millionths(losses[-1])
+    return verdict, error, nats_to_millionths(losses[-1])
 
 
 def compared(

@@ -35,7 +35,7 @@ def part_of(model: ReplicatedModel, index: int) -> bytes:
 
 
 class IncomingModel:
-    """Implements `ledger.snapshots.snapshot.IncomingModel`. Raises `StorageError` for what the disk does wrong."""
+    """Implements `ledger.snapshots.snapshot_server.ModelReceiver`. Raises `StorageError` for what the disk does wrong."""
 
     def __init__(
         self, directory: Path, job: bytes, number: int, root: bytes, manifest: bytes, replaced: Callable[[], object]
@@ -55,7 +55,7 @@ class IncomingModel:
             names = files.parts_of(saved.state.spec)
             self._files: dict[str, BinaryIO] = {name: (self._folder / files.file_of(name)).open("wb") for name in names}
 
-    def put(self, index: int, data: bytes) -> None:
+    def add_part(self, index: int, data: bytes) -> None:
         part = slice(index * LEAVES_PER_PART, (index + 1) * LEAVES_PER_PART)
         chosen, expected = self._pieces[part], self._saved.leaves[part]
         cut = _cut(data, chosen)
@@ -79,7 +79,7 @@ class IncomingModel:
             files.exchange(self._folder, self._directory)
         self._replaced()
 
-    def abandon(self) -> None:
+    def discard_parts(self) -> None:
         for file in self._files.values():
             file.close()
         with files.explained(self._folder):

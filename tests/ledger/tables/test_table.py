@@ -12,11 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledger.tables import IncomingRows, MemoryRows, RangeProof, Table, proofs, proven_rows, ranges, verify
-from ledger.tables.proofs import Leaf, Proof
-from ledger.tables.rows import Stored, loaded
-from ledger.tables.table import KNOWN_MAX
-from ledger.tables.tree import BUCKET_ROWS_MAX, Branch, Bucket, Node, buckets, hash_of
+from ledger.tables import (
+    MemoryBucketStore,
+    RangeProof,
+    Table,
+    TableAssembly,
+    fetch_ranges,
+    table_proofs,
+    verify_key,
+    verify_range,
+)
+from ledger.tables.bucket_changes import StoredBucket, load_tree
+from ledger.tables.sparse_merkle_tree import BUCKET_ROWS_MAX, Branch, Bucket, Node, buckets, hash_of
+from ledger.tables.table import DECODED_RECORDS_MAX
+from ledger.tables.table_proofs import KeyProof, OtherLeaf
 from protocol import codec
 from protocol.codec import Length
 from protocol.errors import RemoteProtocolError, StorageError
@@ -55,7 +64,7 @@ def nodes(node: Node) -> Iterator[Branch | Bucket]:
 
 
 def node_of(table: Table[Note]) -> Node:
-    return table.tree()[0]
+    return table.hashed_tree()[0]
 
 
 def hashes_of(table: Table[Note]) -> list[bytes]:
@@ -72,7 +81,7 @@ def buckets_of(table: Table[Note]) -> list[Bucket]:
 @given(HISTORIES, st.randoms(use_true_random=False))
 @settings(max_examples=150)
 def test_a_table_is_what_a_dictionary_is_whatever_was_asked_on_the_way(history: list[Changes], asked: Any) -> None:
-    table, rows, store = Table(Note), Rows(), MemoryRows()
+    table, rows, store = Table(Note), Rows(), MemoryBucketStore()
     for changes in history:
         table = table.with_rows(changes)
         rows = {key: value for key, value in {**rows, **changes}.items() if value is not None}
@@ -80,11 +89,11 @@ def test_a_table_is_what_a_dictionary_is_whatever_was_asked_on_the_way(history: 
             case 0:
                 assert table.root.hash == reference(rows)
             case 1:
-                store.save(table)
+                store.save_table(table)
             case 2:
-                store.save(table)
-                table = store.load(Note)
-        assert {key: table.get(key) for key in KEYS} == {key: rows.get(key) for key in KEYS}
+                store.save_table(table)
+                table = store.load_table(Note)
+        assert {key: table.get_record(key) for key in KEYS} == {key: rows.get(key) for key in KEYS}
     assert dict(table.items()) == rows
     assert len(table) == len(rows)
     assert table.root.hash == reference(rows)
@@ -97,13 +106,13 @@ def test_two_histories_that_end_in_the_same_rows_have_one_tree(one: list[Changes
     rows = many(40)
     tables = []
     for history in (one, other):
-        table, store = Table(Note), MemoryRows()
+        table, store = Table(Note), MemoryBucketStore()
         for changes in history:
             table = table.with_rows(changes)
-            store.save(table)
+            store.save_table(table)
         table = table.with_rows({**dict.fromkeys(KEYS), **rows})
-        store.save(table)
-        tables.append(store.load(Note))
+        store.save_table(table)
+        tables.append(store.load_table(Note))
     assert tables[0].root == tables[1].root == table_of(rows).root
     assert list(tables[0].items()) == list(tables[1].items())
     assert hashes_of(tables[0]) == hashes_of(tables[1])
@@ -141,7 +150,7 @@ def test_few_rows_of_many_have_the_root_that_they_have_alone(left: int) -> None:
     assert len(whole) == 300  # it is a tree now
     at_once = whole.with_rows(dict.fromkeys(gone))
     for key in gone:
-        one_by_one = one_by_one.without(key)
+        one_by_one = one_by_one.without_row(key)
         assert one_by_one.root.hash
     assert at_once.root == one_by_one.root == table_of(few).root
     assert at_once.root.hash == reference(few)
@@ -163,7 +172,7 @@ BODIES = st.lists(st.tuples(st.lists(CHANGES, min_size=1, max_size=3), st.intege
 def test_bodies_of_one_height_that_are_hashed_in_any_order_have_the_roots_of_their_rows_alone(blocks: Any, order: Any) -> None:
     """Most bodies are never decided, and older tables are asked again: what is remembered of one is nothing in another."""
     rows = many(40)
-    store, table = MemoryRows(), table_of(rows)
+    store, table = MemoryBucketStore(), table_of(rows)
     seen = [(table, rows)]
     for bodies, decided in blocks:
         judged = []
@@ -173,14 +182,14 @@ def test_bodies_of_one_height_that_are_hashed_in_any_order_have_the_roots_of_the
         for body, after in order.sample(judged, len(judged)):
             assert body.root.hash == reference(after)
         table, rows = judged[decided % len(judged)]
-        store.save(table)
+        store.save_table(table)
         seen += judged
     for earlier, after in order.sample(seen, len(seen)):
         fresh = table_of(after)
         assert hashes_of(earlier) == hashes_of(fresh) and earlier.root == fresh.root
         assert dict(earlier.items()) == after
     if blocks:
-        assert store.load(Note).root == table.root
+        assert store.load_table(Note).root == table.root
 
 
 # Copies ------------------------------------------------------------------------------------------------------------------
@@ -196,60 +205,60 @@ def test_an_earlier_table_is_never_changed_by_a_later_one() -> None:
         tables.append(tables[-1].with_rows(changes))
         dictionaries.append({key: value for key, value in {**dictionaries[-1], **changes}.items() if value is not None})
     for table, rows in zip(tables, dictionaries, strict=True):
-        assert {key: value for key in KEYS if (value := table.get(key)) is not None} == rows
+        assert {key: value for key in KEYS if (value := table.get_record(key)) is not None} == rows
         assert table.root.hash == reference(rows)
 
 
 def test_what_is_not_decided_leaves_nothing_in_the_store_or_the_table() -> None:
-    store, rows = MemoryRows(), many(300)
+    store, rows = MemoryBucketStore(), many(300)
     table = table_of(rows)
-    store.save(table)
+    store.save_table(table)
     kept, tree = dict(store.kept), node_of(table)
     body = table.with_rows({**dict.fromkeys(list(rows)[:100]), b"new": Note(1)})
-    assert body.root != table.root and body.get(b"new") == Note(1) and body.prove(b"new").other is None
+    assert body.root != table.root and body.get_record(b"new") == Note(1) and body.prove_key(b"new").other is None
     assert store.kept == kept
     assert node_of(table) is tree
-    assert table.get(b"new") is None
+    assert table.get_record(b"new") is None
     assert dict(table.items()) == rows
 
 
 def test_a_table_of_an_earlier_height_is_read_while_later_ones_are_stored() -> None:
-    store, rows = MemoryRows(), many(400)
+    store, rows = MemoryBucketStore(), many(400)
     table = table_of(rows)
-    store.save(table)
+    store.save_table(table)
     snapshot, snapshot_root = table, table.root
     for step in range(10):
         table = table.with_rows({**dict.fromkeys(list(rows)[30 * step : 30 * step + 20]), b"%d" % step: Note(step)})
-        store.save(table)
+        store.save_table(table)
     assert dict(snapshot.items()) == rows
     assert snapshot.root == snapshot_root
-    assert all(snapshot.verified(snapshot_root.hash, key, value, snapshot.prove(key)) for key, value in rows.items())
+    assert all(snapshot.verify_row(snapshot_root.hash, key, value, snapshot.prove_key(key)) for key, value in rows.items())
 
 
 def test_a_stored_table_holds_no_rows_in_memory() -> None:
-    store = MemoryRows()
+    store = MemoryBucketStore()
     table = table_of(many(500))
     for step in range(5):
         table = table.with_row(b"%d" % step, Note(step))
-        store.save(table)
+        store.save_table(table)
         assert all(isinstance(place, int) for *_, place in buckets_of(table))
 
 
 def test_a_block_writes_the_buckets_that_it_changes_and_no_others() -> None:
-    store, rows = MemoryRows(), many(2_000)
+    store, rows = MemoryBucketStore(), many(2_000)
     table = table_of(rows)
-    store.save(table)
+    store.save_table(table)
     keys = random.Random(2).sample(list(rows), 10)
-    changed = store.save(table.with_rows({key: Note(-7) for key in keys}))
+    changed = store.save_table(table.with_rows({key: Note(-7) for key in keys}))
     assert len(changed.puts) <= 10 and not changed.drops
-    assert not store.save(table.with_rows({key: Note(-7) for key in keys})).puts
+    assert not store.save_table(table.with_rows({key: Note(-7) for key in keys})).puts
 
 
 def test_slots_of_rows_that_are_gone_are_used_again_or_dropped() -> None:
-    store, rows = MemoryRows(), many(1_000)
+    store, rows = MemoryBucketStore(), many(1_000)
     table = table_of(rows)
     for _ in range(4):
-        store.save(table)
+        store.save_table(table)
         assert len(store.kept) == len(buckets_of(table))
         rows = dict(list(rows.items())[: len(rows) // 3])
         table = table.with_rows({key: None for key, _ in table.items() if key not in rows})
@@ -259,42 +268,42 @@ def test_two_stores_take_the_same_table() -> None:
     """Simulated peers may hold one and the same state."""
     rows = many(300)
     table = table_of(rows)
-    one, other = MemoryRows(), MemoryRows()
-    one.save(table)
-    other.save(table)
+    one, other = MemoryBucketStore(), MemoryBucketStore()
+    one.save_table(table)
+    other.save_table(table)
     after = table.with_rows({key: Note(3) for key in list(rows)[:50]})
-    other.save(after)
-    one.save(after)
-    assert one.load(Note).root == other.load(Note).root == after.root
-    assert dict(one.load(Note).items()) == dict(other.load(Note).items())
+    other.save_table(after)
+    one.save_table(after)
+    assert one.load_table(Note).root == other.load_table(Note).root == after.root
+    assert dict(one.load_table(Note).items()) == dict(other.load_table(Note).items())
 
 
 def test_a_store_that_lost_or_doubled_a_bucket_is_noticed() -> None:
-    store = MemoryRows()
+    store = MemoryBucketStore()
     table = table_of(many(300))
-    store.save(table)
+    store.save_table(table)
     places = [stored for stored, _ in store.kept.values()]
-    assert hash_of(loaded(places)) == table.root.hash
+    assert hash_of(load_tree(places)) == table.root.hash
     noticed = set()
     for lost in places:
         try:
-            noticed.add(hash_of(loaded([place for place in places if place is not lost])) != table.root.hash)
+            noticed.add(hash_of(load_tree([place for place in places if place is not lost])) != table.root.hash)
         except StorageError as error:
             noticed.add(str(error))
     assert noticed == {True, "buckets of a table are missing"}
-    for extra in (places[0]._replace(slot=999), Stored(bytes(32), 0, 1, 10, bytes(32), 999)):
+    for extra in (places[0]._replace(slot=999), StoredBucket(bytes(32), 0, 1, 10, bytes(32), 999)):
         with pytest.raises(StorageError, match="overlap"):
-            loaded([*places, extra])
+            load_tree([*places, extra])
 
 
 def test_what_was_read_is_kept_decoded_but_not_without_bound() -> None:
-    store, rows = MemoryRows(), {b"%d" % number: Note(number) for number in range(KNOWN_MAX + 100)}
-    store.save(table_of(rows))
-    table = store.load(Note)
-    assert table.get(b"1") is table.get(b"1") is table.with_row(b"2", Note(0)).get(b"1")
+    store, rows = MemoryBucketStore(), {b"%d" % number: Note(number) for number in range(DECODED_RECORDS_MAX + 100)}
+    store.save_table(table_of(rows))
+    table = store.load_table(Note)
+    assert table.get_record(b"1") is table.get_record(b"1") is table.with_row(b"2", Note(0)).get_record(b"1")
     for key in rows:
-        table.get(key)
-    assert len(table._now[3]) <= KNOWN_MAX
+        table.get_record(key)
+    assert len(table._now[3]) <= DECODED_RECORDS_MAX
 
 
 # Proofs ------------------------------------------------------------------------------------------------------------------
@@ -304,54 +313,54 @@ def test_what_was_read_is_kept_decoded_but_not_without_bound() -> None:
 @settings(max_examples=150)
 def test_every_row_and_its_absence_is_proven(changes: Changes, key: bytes) -> None:
     table = Table(Note).with_rows(changes)
-    root, value, proof = table.root.hash, changes.get(key), table.prove(key)
-    assert codec.decode(Proof, codec.encode(proof)) == proof
-    assert table.verified(root, key, value, proof)
+    root, value, proof = table.root.hash, changes.get(key), table.prove_key(key)
+    assert codec.decode(KeyProof, codec.encode(proof)) == proof
+    assert table.verify_row(root, key, value, proof)
     for lie in (None, Note(7), Note(0, "x")):
-        assert table.verified(root, key, lie, proof) == (lie == value)
+        assert table.verify_row(root, key, lie, proof) == (lie == value)
 
 
 def test_a_proof_shows_no_other_key_value_or_root() -> None:
     rows = many(300)
     table = table_of(rows)
     root, absent = table.root.hash, [bytes([1, number]) for number in range(200)]
-    shown = {key: table.prove(key) for key in (*rows, *absent)}
+    shown = {key: table.prove_key(key) for key in (*rows, *absent)}
     assert {shown[key].other is None for key in absent} == {True, False}
     for key, other in zip(rows, [*list(rows)[1:], next(iter(rows))], strict=True):
-        assert table.verified(root, key, rows[key], shown[key])
-        assert not table.verified(root, other, rows[other], shown[key])
-        assert not table.verified(root, other, rows[key], shown[key])
-        assert not table.verified(root, other, None, shown[key])
-        assert not table.verified(root, key, None, shown[key])
-        assert not table.verified(bytes(32), key, rows[key], shown[key])
+        assert table.verify_row(root, key, rows[key], shown[key])
+        assert not table.verify_row(root, other, rows[other], shown[key])
+        assert not table.verify_row(root, other, rows[key], shown[key])
+        assert not table.verify_row(root, other, None, shown[key])
+        assert not table.verify_row(root, key, None, shown[key])
+        assert not table.verify_row(bytes(32), key, rows[key], shown[key])
     for key in absent:
-        assert table.verified(root, key, None, shown[key])
-        assert not table.verified(root, key, Note(0), shown[key])
-        assert not any(table.verified(root, other, None, shown[key]) for other in list(rows)[:50])
+        assert table.verify_row(root, key, None, shown[key])
+        assert not table.verify_row(root, key, Note(0), shown[key])
+        assert not any(table.verify_row(root, other, None, shown[key]) for other in list(rows)[:50])
 
 
 def test_a_row_that_was_deleted_is_not_proven_any_more() -> None:
     rows = many(300)
     table = table_of(rows)
     for key in list(rows)[:100]:
-        proof = table.prove(key)
-        after = table.without(key)
-        assert not after.verified(after.root.hash, key, rows[key], proof)
-        assert not after.verified(after.root.hash, key, rows[key], after.prove(key))
-        assert after.verified(after.root.hash, key, None, after.prove(key))
-        assert after.prove(key) == table_of({other: value for other, value in rows.items() if other != key}).prove(key)
+        proof = table.prove_key(key)
+        after = table.without_row(key)
+        assert not after.verify_row(after.root.hash, key, rows[key], proof)
+        assert not after.verify_row(after.root.hash, key, rows[key], after.prove_key(key))
+        assert after.verify_row(after.root.hash, key, None, after.prove_key(key))
+        assert after.prove_key(key) == table_of({other: value for other, value in rows.items() if other != key}).prove_key(key)
 
 
 def test_a_proof_that_says_more_than_it_must_is_refused() -> None:
     rows = {b"%d" % number: Note(number) for number in range(40)}
     table = table_of(rows)
-    root, key = table.root.hash, max(rows, key=lambda key: table.prove(key).siblings.count(None))
-    proof = table.prove(key)
-    leaf = Leaf(records.sha256(key), records.sha256(codec.encode(rows[key])))
-    assert not table.verified(root, key, rows[key], replace(proof, other=leaf))
-    assert not table.verified(root, key, None, replace(proof, other=leaf))
+    root, key = table.root.hash, max(rows, key=lambda key: table.prove_key(key).siblings.count(None))
+    proof = table.prove_key(key)
+    leaf = OtherLeaf(records.sha256(key), records.sha256(codec.encode(rows[key])))
+    assert not table.verify_row(root, key, rows[key], replace(proof, other=leaf))
+    assert not table.verify_row(root, key, None, replace(proof, other=leaf))
     zeros = tuple(beside or bytes(32) for beside in proof.siblings)
-    assert zeros != proof.siblings and not table.verified(root, key, rows[key], replace(proof, siblings=zeros))
+    assert zeros != proof.siblings and not table.verify_row(root, key, rows[key], replace(proof, siblings=zeros))
 
 
 def test_the_first_bits_of_two_keys_may_agree_for_long() -> None:
@@ -359,8 +368,8 @@ def test_the_first_bits_of_two_keys_may_agree_for_long() -> None:
     rows = {key: Note(number) for number, key in enumerate(alike)}
     table = table_of(rows)
     assert table.root.hash == reference(rows)
-    assert all(table.verified(table.root.hash, key, value, table.prove(key)) for key, value in rows.items())
-    assert max(len(table.prove(key).siblings) for key in rows) > 16
+    assert all(table.verify_row(table.root.hash, key, value, table.prove_key(key)) for key, value in rows.items())
+    assert max(len(table.prove_key(key).siblings) for key in rows) > 16
 
 
 # Ranges ------------------------------------------------------------------------------------------------------------------
@@ -368,9 +377,9 @@ def test_the_first_bits_of_two_keys_may_agree_for_long() -> None:
 
 def fetched(table: Table[Note], of: str) -> tuple[tuple[bytes, bytes], ...]:
     """As a newcomer does it."""
-    data = codec.encode(table.part(of))
+    data = codec.encode(table.prove_range(of))
     assert len(data) <= table.root.part_bytes_max
-    return proven_rows(table.root.hash, of, codec.decode(RangeProof, data))
+    return verify_range(table.root.hash, of, codec.decode(RangeProof, data))
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 17, 3_000])
@@ -385,11 +394,11 @@ def test_a_table_comes_whole_by_ranges(count: int, depth: int) -> None:
 
 
 def test_ranges_are_cut_by_the_size_that_the_root_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proofs, "RANGE_BYTES", 1_000)
-    assert ranges(Table(Note).root) == [""]
+    monkeypatch.setattr(table_proofs, "RANGE_BYTES", 1_000)
+    assert fetch_ranges(Table(Note).root) == [""]
     rows = many(1_000)
     table = table_of(rows)
-    cut = ranges(table.root)
+    cut = fetch_ranges(table.root)
     assert table.root.size / 1_000 <= len(cut) < 2 * table.root.size / 1_000
     got = {key: codec.decode(Note, value) for of in cut for key, value in fetched(table, of)}
     assert got == rows
@@ -398,8 +407,8 @@ def test_ranges_are_cut_by_the_size_that_the_root_says(monkeypatch: pytest.Monke
 def test_a_part_with_other_rows_is_refused() -> None:
     rows = many(500)
     table = table_of(rows)
-    root, part = table.root.hash, table.part("01")
-    assert len(part.rows) > 4 and proven_rows(root, "01", part) == part.rows
+    root, part = table.root.hash, table.prove_range("01")
+    assert len(part.rows) > 4 and verify_range(root, "01", part) == part.rows
     first, second = part.rows[:2]
     new = next(key for key in KEYS if records.bits(key).startswith("01"))
     others = {
@@ -412,12 +421,12 @@ def test_a_part_with_other_rows_is_refused() -> None:
     }
     for shown in others.values():
         with pytest.raises(RemoteProtocolError, match="bad-part"):
-            proven_rows(root, "01", replace(part, rows=shown))
+            verify_range(root, "01", replace(part, rows=shown))
     for of in ("0", "00", "010", "011"):
         with pytest.raises(RemoteProtocolError, match="bad-part"):
-            proven_rows(root, of, part)
+            verify_range(root, of, part)
     with pytest.raises(RemoteProtocolError, match="bad-part"):
-        proven_rows(table.without(first[0]).root.hash, "01", part)
+        verify_range(table.without_row(first[0]).root.hash, "01", part)
 
 
 def test_a_part_does_not_hide_the_row_of_its_range_as_another() -> None:
@@ -425,22 +434,22 @@ def test_a_part_does_not_hide_the_row_of_its_range_as_another() -> None:
     key = KEYS[0]
     table = table_of({key: Note(1)})
     of = records.bits(key)[:3]
-    hidden = RangeProof((), Leaf(records.sha256(key), records.sha256(codec.encode(Note(1)))), ())
+    hidden = RangeProof((), OtherLeaf(records.sha256(key), records.sha256(codec.encode(Note(1)))), ())
     with pytest.raises(RemoteProtocolError, match="bad-part"):
-        proven_rows(table.root.hash, of, hidden)
+        verify_range(table.root.hash, of, hidden)
     beside = of[:2] + ("0" if of[2] == "1" else "1")
-    assert proven_rows(table.root.hash, beside, hidden) == ()
+    assert verify_range(table.root.hash, beside, hidden) == ()
     with pytest.raises(RemoteProtocolError, match="bad-part"):
-        proven_rows(table.root.hash, beside, table.part(of))
+        verify_range(table.root.hash, beside, table.prove_range(of))
 
 
 def test_a_way_goes_on_as_long_as_there_are_several_rows() -> None:
     keys = [key for key in map(str, range(2_000)) if records.bits(key.encode()).startswith("01011")]
     table = table_of({key.encode(): Note(0) for key in keys})
-    part = table.part("01011")
+    part = table.prove_range("01011")
     assert len(part.rows) > 2 and part.siblings == (None,) * 5
     with pytest.raises(RemoteProtocolError, match="bad-part"):
-        proven_rows(table.root.hash, "01011", replace(part, siblings=()))
+        verify_range(table.root.hash, "01011", replace(part, siblings=()))
 
 
 # What a row may be -------------------------------------------------------------------------------------------------------
@@ -472,7 +481,7 @@ def test_the_largest_row_fits() -> None:
     row = Largest(bytes(ROW_BYTES_MAX - 30), (True, -(2**63) + 1))
     table = Table(Largest).with_row(b"k", row)
     assert table.root.rows == 1
-    assert table.get(b"k") == row
+    assert table.get_record(b"k") == row
 
 
 @pytest.mark.parametrize("key", [b"", bytes(ROW_KEY_BYTES_MAX + 1)])
@@ -485,7 +494,7 @@ def test_keys_have_a_length(key: bytes) -> None:
 
 def test_a_proof_is_checked_without_the_type_of_the_record() -> None:
     table = table_of({b"a": Note(1)})
-    assert verify(table.root.hash, b"a", codec.encode(Note(1)), table.prove(b"a"))
+    assert verify_key(table.root.hash, b"a", codec.encode(Note(1)), table.prove_key(b"a"))
 
 
 @pytest.mark.real("threads")
@@ -509,7 +518,7 @@ def test_a_table_is_read_while_the_next_one_is_hashed_in_another_thread() -> Non
     number = 0
     while time.monotonic() < deadline and not failures:
         number += 1
-        before.get(b"%d" % (number % 20_000))
+        before.get_record(b"%d" % (number % 20_000))
     stop.set()
     thread.join()
     sys.setswitchinterval(interval)
@@ -519,7 +528,7 @@ def test_a_table_is_read_while_the_next_one_is_hashed_in_another_thread() -> Non
 @pytest.mark.real("threads")
 def test_a_table_is_exported_in_another_thread_while_it_and_later_ones_are_hashed_and_stored() -> None:
     """Whoever exports takes a table whose tree nobody has made yet, and reads on while later blocks take its slots."""
-    store, rows, draw = MemoryRows(), many(1_000), random.Random(3)
+    store, rows, draw = MemoryBucketStore(), many(1_000), random.Random(3)
     table, keys = table_of(rows), list(rows)
     shared, failures, stop = [(table, rows)], list[BaseException](), threading.Event()
     interval = sys.getswitchinterval()
@@ -530,7 +539,7 @@ def test_a_table_is_exported_in_another_thread_while_it_and_later_ones_are_hashe
             while not stop.is_set():
                 taken, held = shared[0]
                 assert dict(taken.items()) == held
-                assert taken.get(keys[0]) == held.get(keys[0])
+                assert taken.get_record(keys[0]) == held.get(keys[0])
         except BaseException as error:
             failures.append(error)
 
@@ -541,12 +550,12 @@ def test_a_table_is_exported_in_another_thread_while_it_and_later_ones_are_hashe
         changes = {draw.choice(keys): draw.choice([None, Note(7)]) for _ in range(40)}
         table, rows = table.with_rows(changes), {k: v for k, v in {**rows, **changes}.items() if v is not None}
         shared[0] = table, rows
-        store.save(table)
+        store.save_table(table)
     stop.set()
     thread.join()
     sys.setswitchinterval(interval)
     assert not failures
-    assert table.root.hash == store.load(Note).root.hash == reference(rows)
+    assert table.root.hash == store.load_table(Note).root.hash == reference(rows)
 
 
 class Overtaken(dict[int, Any]):
@@ -565,14 +574,14 @@ class Overtaken(dict[int, Any]):
 @pytest.mark.parametrize("last", [Note(2), None])
 def test_a_reader_that_several_commits_overtake_gets_the_rows_of_its_own_table(last: Note | None) -> None:
     """One row is one bucket, in a slot that each commit takes, or gives up."""
-    store, table = MemoryRows(), table_of({b"key": Note(0)})
-    store.save(table)
+    store, table = MemoryBucketStore(), table_of({b"key": Note(0)})
+    store.save_table(table)
 
     def commits() -> None:
         after = table
         for note in (Note(1), last):
             after = after.with_rows({b"key": note})
-            store.save(after)
+            store.save_table(after)
 
     version = table._now[1]
     assert version is not None
@@ -582,10 +591,10 @@ def test_a_reader_that_several_commits_overtake_gets_the_rows_of_its_own_table(l
 
 def test_more_rows_than_a_table_has_are_refused_before_they_are_read() -> None:
     table = table_of(many(30))
-    incoming = IncomingRows(Table.from_wire(table.root, Note))
+    incoming = TableAssembly(Table.from_wire(table.root, Note))
     flood = codec.encode(RangeProof((), None, tuple((b"%d" % number, b"x") for number in range(31))))
     with pytest.raises(RemoteProtocolError, match="31 rows in a range of a table that has 30"):
-        incoming.put("", flood)
+        incoming.add_range("", flood)
 
 
 class CrossedKey(bytes):
@@ -612,5 +621,5 @@ def test_a_row_is_read_although_another_thread_forgets_the_known_ones() -> None:
     table = table_of(rows)
     _ = table.root
     key, value = next(iter(rows.items()))
-    assert table.get(key) == value, "now it is known"
-    assert table.get(CrossedKey(key, table)) == value
+    assert table.get_record(key) == value, "now it is known"
+    assert table.get_record(CrossedKey(key, table)) == value

@@ -6,14 +6,14 @@ from dataclasses import replace
 from functools import partial
 
 from ledger import jobs
-from ledger.audits import docket, losses
-from ledger.audits.docket import Docket
-from ledger.audits.losses import Compared
-from ledger.audits.state import AuditFinding, Dispute, Entry, Result
-from ledger.audits.transitions import Event
-from ledger.jobs import AuditTerms, Convicted, Job, RolledBack
-from ledger.snapshots import snapshot
-from ledger.state import Rules, State
+from ledger.audits import loss_commitments, state_machine
+from ledger.audits.audit_state import AuditFinding, AuditLogEntry, AuditResult, Dispute
+from ledger.audits.loss_commitments import LossComparisons
+from ledger.audits.state_machine import AuditStateMachine
+from ledger.audits.transitions import AuditEvent
+from ledger.jobs import AuditTerms, Job, JobRolledBack, RollbackDue
+from ledger.ledger_state import LedgerRules, LedgerState
+from ledger.snapshots import snapshot_server
 from protocol.verdicts import ReplayFinding
 from tests.sim import workload
 from tests.sim.audits import Auditor, Blind, Challenges, Cheats, Claims, Distrusts, Frames
@@ -41,75 +41,75 @@ def _challenges(simulation: Simulation) -> None:
 
 
 def _one_convicts(planter: Planter) -> None:
-    def judge(self: Docket, before: Dispute, dispute: Dispute) -> None:
+    def judge(self: AuditStateMachine, before: Dispute, dispute: Dispute) -> None:
         self._disputes[self._disputes.index(before)] = dispute
-        self._move_dispute(Event.GUILTY if dispute.guilty else Event.JUDGED, dispute)
+        self._move_dispute(AuditEvent.GUILTY if dispute.voted_invalid else AuditEvent.JUDGED, dispute)
 
-    planter.replace(Docket, "_judge", judge)
+    planter.replace(AuditStateMachine, "_judge", judge)
     planter.simulation(_challenges)
 
 
 def _every_verdict_is_guilty(planter: Planter) -> None:
-    rule = Docket.rule
+    rule = AuditStateMachine.apply_verdict
 
-    def harsh(self: Docket, author: bytes, verdict: AuditFinding) -> None:
+    def harsh(self: AuditStateMachine, author: bytes, verdict: AuditFinding) -> None:
         rule(self, author, replace(verdict, finding=ReplayFinding.MISMATCH))
 
-    planter.replace(Docket, "rule", harsh)
+    planter.replace(AuditStateMachine, "apply_verdict", harsh)
     planter.simulation(_challenges)
 
 
 def _every_challenge_is_false(planter: Planter) -> None:
     """Whoever challenged is held for a liar, whatever was found."""
-    move = Docket._move_dispute
+    move = AuditStateMachine._move_dispute
 
-    def both(self: Docket, event: Event, dispute: Dispute) -> None:
-        if event is Event.GUILTY:
+    def both(self: AuditStateMachine, event: AuditEvent, dispute: Dispute) -> None:
+        if event is AuditEvent.GUILTY:
             for person in dispute.challenges:
                 self._hold_against(person)
         move(self, event, dispute)
 
-    planter.replace(Docket, "_move_dispute", both)
+    planter.replace(AuditStateMachine, "_move_dispute", both)
     planter.simulation(_false_proposals)
 
 
 def _one_trainer_convicts(planter: Planter) -> None:
-    planter.replace(losses, "is_lazy", lambda known, voters, faults: bool(known.wrong))
+    planter.replace(loss_commitments, "is_lazy_auditor", lambda known, voters, faults: bool(known.wrong))
     planter.simulation(_frames)
 
 
 def _reports_count(planter: Planter) -> None:
     """One trainer contradicts an auditor as often as it likes."""
 
-    def compared(before: Compared, trainer: bytes, wrong: bool, faults: int) -> Compared:
+    def compared(before: LossComparisons, trainer: bytes, wrong: bool, faults: int) -> LossComparisons:
         number = before.reports + 1
-        return Compared(number, {**before.wrong, number.to_bytes(32, "big"): number} if wrong else before.wrong)
+        return LossComparisons(number, {**before.wrong, number.to_bytes(32, "big"): number} if wrong else before.wrong)
 
-    planter.replace(losses, "compared", compared)
-    planter.replace(losses, "is_lazy", lambda known, voters, faults: len(known.wrong) > faults)
+    planter.replace(loss_commitments, "add_comparison", compared)
+    planter.replace(loss_commitments, "is_lazy_auditor", lambda known, voters, faults: len(known.wrong) > faults)
     planter.replace(workload, "OPENED_SHARE", 1.0)
     planter.simulation(_frames)
 
 
 def _exact_losses(planter: Planter) -> None:
-    planter.replace(losses, "is_wrong", lambda reported, opened: reported != opened)
+    planter.replace(loss_commitments, "is_wrong_loss", lambda reported, opened: reported != opened)
     planter.replace(workload, "OPENED_SHARE", 1.0)
 
 
 def _opened_early(planter: Planter) -> None:
-    planter.replace(Docket, "may_open", lambda self, number, trainer: True)
+    planter.replace(AuditStateMachine, "may_open_loss", lambda self, number, trainer: True)
     planter.replace(workload, "OPENED_SHARE", 1.0)
 
 
 def _shut_is_guilty(planter: Planter) -> None:
     """A trainer that does not open its losses in time is suspended, as if it was not away."""
 
-    def lose(self: Docket, number: int, trainer: bytes) -> None:
-        person = self._members.current(trainer)
+    def lose(self: AuditStateMachine, number: int, trainer: bytes) -> None:
+        person = self._members.current_key(trainer)
         if person not in self._suspended:
-            self._suspend(person, Entry(self._height, self._key, number, trainer, trainer, Result.LAZY))
+            self._suspend(person, AuditLogEntry(self._height, self._key, number, trainer, trainer, AuditResult.LAZY))
 
-    planter.replace(Docket, "_lose", lose)
+    planter.replace(AuditStateMachine, "_lose", lose)
 
 
 def _frames(simulation: Simulation) -> None:
@@ -124,31 +124,33 @@ def _false_proposals(simulation: Simulation) -> None:
 
 
 def _unseen_is_false(planter: Planter) -> None:
-    verdict = Docket._with_verdict
+    verdict = AuditStateMachine._with_verdict
 
-    def harsh(self: Docket, dispute: Dispute, judge: bytes, finding: ReplayFinding) -> Dispute:
+    def harsh(self: AuditStateMachine, dispute: Dispute, judge: bytes, finding: ReplayFinding) -> Dispute:
         return verdict(self, dispute, judge, ReplayFinding.MISMATCH if finding is ReplayFinding.WITHHELD else finding)
 
-    planter.replace(Docket, "_with_verdict", harsh)
+    planter.replace(AuditStateMachine, "_with_verdict", harsh)
     planter.simulation(partial(_blind, Challenges, 2))
 
 
 def _one_and_unseen(planter: Planter) -> None:
-    planter.replace(docket, "is_shown_to_some", lambda guilty, unseen, needed, faults: guilty > 0 and guilty + unseen >= needed)
+    planter.replace(
+        state_machine, "is_shown_selectively", lambda guilty, unseen, needed, faults: guilty > 0 and guilty + unseen >= needed
+    )
     planter.simulation(partial(_blind, Challenges, 2))
 
 
 def _few_unseen(planter: Planter) -> None:
-    judge = Docket._judge
+    judge = AuditStateMachine._judge
 
-    def harsh(self: Docket, before: Dispute, dispute: Dispute) -> None:
-        if len(dispute.unseen) > self._rounds[dispute.round].faults:
+    def harsh(self: AuditStateMachine, before: Dispute, dispute: Dispute) -> None:
+        if len(dispute.voted_withheld) > self._rounds[dispute.round].faults:
             self._disputes[self._disputes.index(before)] = dispute
-            self._move_dispute(Event.UNSEEN, dispute)
+            self._move_dispute(AuditEvent.UNSEEN, dispute)
         else:
             judge(self, before, dispute)
 
-    planter.replace(Docket, "_judge", harsh)
+    planter.replace(AuditStateMachine, "_judge", harsh)
     planter.simulation(partial(_blind, Claims, 1))
 
 
@@ -159,13 +161,13 @@ def _windows_ignored(planter: Planter) -> None:
 
 def _side_by_side(planter: Planter) -> None:
     """Judges fetch all disputed proposals of a trainer at once, beside liars that claim of several that they did not come."""
-    planter.replace(workload, "in_turn", lambda due, members: list(due))
+    planter.replace(workload, "first_duty_of_each_trainer", lambda due, members: list(due))
     planter.simulation(partial(_blind, Claims, 0))
     planter.simulation(_slow)
 
 
 def _number_used_again(planter: Planter) -> None:
-    def rolled_back(job: Job, found: Convicted, height: int, was_open: bool) -> tuple[Job, RolledBack]:
+    def rolled_back(job: Job, found: RollbackDue, height: int, was_open: bool) -> tuple[Job, JobRolledBack]:
         moved, back = right(job, found, height, was_open)
         number = moved.round - was_open
         return replace(moved, round=number), replace(back, round=number)
@@ -176,7 +178,7 @@ def _number_used_again(planter: Planter) -> None:
 
 
 def _anchor_after_the_lie(planter: Planter) -> None:
-    planter.replace(jobs, "newest_before", lambda anchors, number: anchors[-1])
+    planter.replace(jobs, "newest_anchor_before", lambda anchors, number: anchors[-1])
     planter.simulation(_cheats)
 
 
@@ -189,26 +191,26 @@ def _nobody_rolls_back(planter: Planter) -> None:
 
 
 def _undone_again(planter: Planter) -> None:
-    planter.replace(Docket, "undo", lambda self, first: None)
+    planter.replace(AuditStateMachine, "undo_rounds", lambda self, first: None)
     planter.simulation(_cheats)
 
 
 def _no_anchors_kept(planter: Planter) -> None:
-    def without_anchors(state: State) -> dict[tuple[bytes, int], bytes]:
+    def without_anchors(state: LedgerState) -> dict[tuple[bytes, int], bytes]:
         return {(key, job.round): job.model_root for key, job in state.jobs.jobs.items()}
 
-    planter.everywhere(snapshot.models_of, without_anchors)
+    planter.everywhere(snapshot_server.models_in_state, without_anchors)
     planter.simulation(_cheats)
 
 
 def _taken_not_in_snapshots(planter: Planter) -> None:
-    def decoded(self: Rules, data: bytes) -> State:
+    def decoded(self: LedgerRules, data: bytes) -> LedgerState:
         state = right(self, data)
-        reset = {key: replace(job, taken=0) for key, job in state.jobs.jobs.items()}
+        reset = {key: replace(job, rounds_in_model=0) for key, job in state.jobs.jobs.items()}
         return state.with_modules(jobs=replace(state.jobs, jobs=reset))
 
-    right = Rules.decode_state
-    planter.replace(Rules, "decode_state", decoded)
+    right = LedgerRules.decode_state
+    planter.replace(LedgerRules, "decode_state", decoded)
 
 
 def _cheats(simulation: Simulation) -> None:

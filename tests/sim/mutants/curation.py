@@ -18,7 +18,7 @@ from curation.state import Lease, Phase, Stage
 from curation.statements import Annotation, Enrol
 from curation.tasks import assignment_id, task_id
 from curation.work import Work
-from ledger.core.module import Context, Statement
+from ledger.core.module import BlockContext, EmbeddedStatement
 from ledger.members import MembersState
 from tests.sim.crowd import MOODS
 from tests.sim.mutants.planting import Mutant, Planter
@@ -36,20 +36,20 @@ def _anybody_serves(planter: Planter) -> None:
 
 
 def _unsigned(planter: Planter, kind: type) -> None:
-    real = CurationModule.statements
+    real = CurationModule.embedded_statements
 
-    def statements(self: CurationModule, author: bytes, content: object) -> list[Statement]:
+    def statements(self: CurationModule, author: bytes, content: object) -> list[EmbeddedStatement]:
         return [statement for statement in real(self, author, content) if not isinstance(statement.message, kind)]
 
-    planter.replace(CurationModule, "statements", statements)
+    planter.replace(CurationModule, "embedded_statements", statements)
 
 
 def _of_committed(planter: Planter, act: Any) -> None:
     """`act` where a commitment comes for an assignment that has one."""
     real = CurationModule._commit
 
-    def commit(self: CurationModule, work: Work, said: Commit, peer: bytes, context: Context) -> None:
-        row = work.assignments.get(said.assignment)
+    def commit(self: CurationModule, work: Work, said: Commit, peer: bytes, context: BlockContext) -> None:
+        row = work.assignments.get_record(said.assignment)
         if row is not None and row.state is Lease.COMMITTED:
             act(work, row, said)
         else:
@@ -78,8 +78,8 @@ def _replay_counts(planter: Planter) -> None:
 def _closed_takes_votes(planter: Planter) -> None:
     real = CurationModule._commit
 
-    def commit(self: CurationModule, work: Work, said: Commit, peer: bytes, context: Context) -> None:
-        row = work.assignments.get(said.assignment)
+    def commit(self: CurationModule, work: Work, said: Commit, peer: bytes, context: BlockContext) -> None:
+        row = work.assignments.get_record(said.assignment)
         phase = work.projects[row.project].phase if row is not None else None
         if row is not None and phase is Phase.CLOSED:
             work.projects[row.project] = replace(work.projects[row.project], phase=Phase.OPEN)
@@ -95,7 +95,7 @@ def _closed_takes_votes(planter: Planter) -> None:
 def _all_are_blind(planter: Planter) -> None:
     real = CurationModule._commit
 
-    def commit(self: CurationModule, work: Work, said: Commit, peer: bytes, context: Context) -> None:
+    def commit(self: CurationModule, work: Work, said: Commit, peer: bytes, context: BlockContext) -> None:
         real(self, work, said, peer, context)
         work.assignments[said.assignment] = replace(work.assignments[said.assignment], is_blind=True)
 
@@ -106,7 +106,7 @@ def _seals_dropped(planter: Planter) -> None:
     """Only the peer that carried a vote can open it."""
     real = CurationModule._commit
 
-    def commit(self: CurationModule, work: Work, said: Commit, peer: bytes, context: Context) -> None:
+    def commit(self: CurationModule, work: Work, said: Commit, peer: bytes, context: BlockContext) -> None:
         real(self, work, replace(said, seals=()), peer, context)
 
     planter.replace(CurationModule, "_commit", commit)
@@ -127,8 +127,8 @@ def _seals_kept(planter: Planter) -> None:
 def _opened_early(planter: Planter) -> None:
     real = curation.module._open
 
-    def opens(work: Work, said: Opening, peer: bytes, context: Context) -> None:
-        row = work.assignments.get(said.assignment)
+    def opens(work: Work, said: Opening, peer: bytes, context: BlockContext) -> None:
+        row = work.assignments.get_record(said.assignment)
         task = task_id(row.project, row.number) if row is not None and row.state is Lease.COMMITTED else None
         if task is None or work.tasks[task].stage is not Stage.BEGUN:
             return real(work, said, peer, context)
@@ -152,14 +152,14 @@ def _opened_otherwise(planter: Planter) -> None:
 
 def _remembered_too_long(planter: Planter) -> None:
     """What a batch did to one state it does to every other."""
-    real, done = CurationModule.apply, dict[Any, Any]()
+    real, done = CurationModule.apply_transaction, dict[Any, Any]()
 
-    def apply(self: CurationModule, state: Any, said: Any, view: Any, context: Context) -> Any:
+    def apply(self: CurationModule, state: Any, said: Any, view: Any, context: BlockContext) -> Any:
         key = (id(self), said.transaction)
         done[key] = done.get(key) or real(self, state, said, view, context)
         return done[key]
 
-    planter.replace(CurationModule, "apply", apply)
+    planter.replace(CurationModule, "apply_transaction", apply)
 
 
 def _one_stops(planter: Planter) -> None:
@@ -178,7 +178,7 @@ def _redacted_is_drawn(planter: Planter) -> None:
     real = Work.redact
 
     def redact(self: Work, project: bytes, number: int) -> None:
-        stage = (self.tasks.get(task_id(project, number)) or self.first_row(project, number)).stage
+        stage = (self.tasks.get_record(task_id(project, number)) or self.first_row(project, number)).stage
         real(self, project, number)
         if stage is Stage.BEGUN:
             self.tasks[task_id(project, number)] = replace(self.tasks[task_id(project, number)], stage=stage)
@@ -204,7 +204,7 @@ def _keeps_place(planter: Planter, of: Lease) -> None:
 
 def _anybody_releases(planter: Planter) -> None:
     def release(work: Work, said: Release, peer: bytes, members: MembersState) -> None:
-        row = work.assignments.get(said.assignment)
+        row = work.assignments.get_record(said.assignment)
         if row is None or row.state is not Lease.LEASED:
             raise curation.module.Passed("nobody has that lease")
         work.give_back(said.assignment, Lease.RELEASED)
@@ -217,7 +217,7 @@ def _expired_is_drawn(planter: Planter) -> None:
     real = Work._is_released
 
     def is_released(self: Work, task: bytes, annotator: bytes) -> bool:
-        assignment = self.assignments.get(assignment_id(task, annotator))
+        assignment = self.assignments.get_record(assignment_id(task, annotator))
         return real(self, task, annotator) or (assignment is not None and assignment.state is Lease.EXPIRED)
 
     planter.replace(Work, "_is_released", is_released)
@@ -229,7 +229,7 @@ def _leased_twice(planter: Planter) -> None:
 
     def is_released(self: Work, task: bytes, annotator: bytes) -> bool:
         assignment = assignment_id(task, annotator)
-        if (row := self.assignments.get(assignment)) is not None and row.state is Lease.LEASED:
+        if (row := self.assignments.get_record(assignment)) is not None and row.state is Lease.LEASED:
             self.give_back(assignment, Lease.RELEASED)
         return real(self, task, annotator)
 
@@ -305,7 +305,7 @@ def _settled_follows_votes(planter: Planter) -> None:
         row = work.tasks[task]
         for number in range(row.number):
             other = task_id(row.project, number)
-            found = work.tasks.get(other)
+            found = work.tasks.get_record(other)
             if found is not None and found.stage is Stage.SETTLED and not set(found.annotators).isdisjoint(row.annotators):
                 curation.closing._relabel(work, other, label, False)
 

@@ -16,7 +16,7 @@ import pytest
 
 import peer.features
 from consensus.pbft.message_handlers import ReplicaMessageHandlers
-from ledger.audits.docket import Docket
+from ledger.audits.state_machine import AuditStateMachine
 from ledger.jobs import JobsModule
 from peer.doctor import files
 from peer.driver.absence import Absence
@@ -25,9 +25,9 @@ from peer.driver.driver import Driver
 from peer.driver.hearing import Hearing
 from peer.node.node import Node
 from peer.roles import voter
-from rounds import ballots, vouching
-from rounds.vouch_book import VouchBook
-from rounds.vouching import Vouches
+from rounds import round_state, vouch_set
+from rounds.vouch_set import VouchSet
+from rounds.vouch_state import VouchState
 from training.replay import proposals
 from training.replicated import feedback
 from training.replicated.codec import cells, payload
@@ -666,7 +666,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "fourth-challenge-ends-apart",
         "the fourth refuted challenge of an auditor ends what keeps it apart from trainers",
-        Docket._hold_against,
+        AuditStateMachine._hold_against,
         "self._count(challenger, refuted=1)",
         "self._count(challenger, refuted=1)\n    if self._standing(challenger).refuted > FALSE_CHALLENGES_MAX:\n"
         "        self._withheld.clear()",
@@ -675,7 +675,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "unheard-once",
         "an auditor is unheard after its third refuted challenge, and never again",
-        Docket._hold_against,
+        AuditStateMachine._hold_against,
         "% FALSE_CHALLENGES_MAX == 0",
         "== FALSE_CHALLENGES_MAX",
         "tests/ledger/test_audits.py::test_an_auditor_stays_apart_from_a_trainer_whatever_else_of_it_is_refuted",
@@ -683,23 +683,23 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "opened-in-the-block-of-the-stop",
         "losses may be opened in the block that ends the job and draws once more",
-        Docket.may_open,
-        " and self._job.opened < self._height",
+        AuditStateMachine.may_open_loss,
+        " and self._job.opened_height < self._height",
         "",
         f"{OPENINGS}losses_stay_shut_in_the_block_that_stops_the_job_since_its_closing_may_still_draw",
     ),
     ChangedLine(
         "opened-with-any-key",
         "any member opens the losses of a proposal whose secret it knows",
-        Docket.open_loss,
-        " or self._members.current(trainer) != author",
+        AuditStateMachine.apply_loss_opening,
+        " or self._members.current_key(trainer) != author",
         "",
         f"{OPENINGS}losses_are_opened_by_the_member_of_the_key_that_they_name",
     ),
     ChangedLine(
         "one-update-a-key",
         "a voter that rotates in a round has an update in it for each of its keys",
-        ballots.outcome,
+        round_state.compute_round_result,
         "if not enough.keys() & _later_keys(terms, trainer)",
         "",
         "tests/rounds/test_ballots.py::test_of_the_keys_of_one_member_the_last_one_with_a_quorum_is_accepted",
@@ -707,7 +707,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "vouches-for-itself",
         "the vouch of a trainer for its own proposal counts",
-        Vouches.add,
+        VouchSet.add_vouch,
         "if voter != self.terms.voting_key(judgement.trainer)",
         "if voter",
         f"{VOUCHING}seven_voters_accept_nothing_false",
@@ -715,7 +715,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "vouches-for-itself-with-a-new-key",
         "the vouch of a trainer for the proposal of its former key counts",
-        Vouches.add,
+        VouchSet.add_vouch,
         "self.terms.voting_key(judgement.trainer)",
         "judgement.trainer",
         f"{VOUCHING}no_false_proposal_is_accepted_in_a_renewed_round_of_six",
@@ -723,15 +723,15 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "vouch-of-a-former-voter",
         "a vouch counts whose signer re-executes nothing in the renewed round",
-        vouching.check_vouch,
-        "voter not in terms.auditors",
-        "not terms.auditors",
+        vouch_set.check_vouch,
+        "voter not in terms.reexecutors",
+        "not terms.reexecutors",
         f"{VOUCHING}the_proof_finds_vouches_of_former_voters",
     ),
     ChangedLine(
         "f-vouches-for-a-trainer-without-vote",
         "f vouches are enough for a trainer that does not vote",
-        vouching.vouches_needed,
+        vouch_set.vouches_needed,
         "return terms.faults + 1",
         "return max(1, terms.faults)",
         f"{VOUCHING}seven_voters_accept_nothing_false",
@@ -739,7 +739,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "vouches-needed-at-the-opening",
         "a trainer that does not vote in the renewed round any more needs as many vouches as when it did",
-        vouching.vouches_needed,
+        vouch_set.vouches_needed,
         "if key not in terms.voters",
         "if not terms.trainers",
         f"{VOUCHING}no_false_proposal_is_accepted_in_a_renewed_round_of_six",
@@ -747,39 +747,39 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "block-without-vouches",
         "a round is settled by accepts without vouches",
-        ballots.settled,
-        " and vouches.are_enough(*named)",
+        round_state.is_round_settled,
+        " and vouches.has_enough_vouches(*named)",
         "",
         f"{VOUCHING}accepts_without_vouches_are_not_settled_and_need_cut_offs",
     ),
     ChangedLine(
         "accepted-without-vouches",
         "a proposal with q accepts is accepted without vouches",
-        ballots._sure,
-        " and vouches.are_enough(trainer, digest)",
+        round_state._sure,
+        " and vouches.has_enough_vouches(trainer, digest)",
         "",
         f"{VOUCHING}accepts_without_vouches_are_not_settled_and_need_cut_offs",
     ),
     ChangedLine(
         "vouch-needs-a-ballot",
         "a vouch counts in a closing only beside a ballot of its voter",
-        ballots.check_closing,
-        "Vouches.of(terms, said)",
-        "Vouches.of(terms, [(voter, vouch) for voter, vouch in said if voter in ballots])",
+        round_state.why_round_certificate_invalid,
+        "VouchSet.from_vouches(terms, said)",
+        "VouchSet.from_vouches(terms, [(voter, vouch) for voter, vouch in said if voter in ballots])",
         f"{VOUCHING}a_closing_carries_the_vouches_and_needs_no_ballot_of_those_that_vouch",
     ),
     ChangedLine(
         "unsure-is-not-final",
         "a voter that was unsure vouches again when it has re-executed the proposal, which is evidence",
-        VouchBook.find,
-        "self.findings.setdefault(judgement.trainer, judgement)",
-        "self.findings[judgement.trainer] = judgement",
+        VouchState.record_own_judgement,
+        "self.own_judgements.setdefault(judgement.trainer, judgement)",
+        "self.own_judgements[judgement.trainer] = judgement",
         f"{VOUCHING}what_does_not_arrive_in_time_makes_unsure_for_good",
     ),
     ChangedLine(
         "unsure-counts-as-a-rejection",
         "more than f unsure voters reject a proposal",
-        vouching._rejects,
+        vouch_set._rejects,
         "verdict not in (Verdict.ACCEPT, Verdict.UNJUDGED)",
         "verdict is not Verdict.ACCEPT",
         f"{VOUCHING}a_voter_accepts_with_k_vouches_and_rejects_with_more_than_f_rejections",
@@ -787,7 +787,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "f-rejections-reject",
         "f rejecting vouches reject a proposal",
-        Vouches.refusal,
+        VouchSet.rejection_reason,
         "reasons.total() <= self.terms.faults",
         "reasons.total() < self.terms.faults",
         f"{VOUCHING}a_voter_accepts_with_k_vouches_and_rejects_with_more_than_f_rejections",
@@ -795,16 +795,16 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "nobody-for-one-of-three-that-is-down",
         "nobody is called in the place of a silent re-executor when no voter may lie",
-        Vouches.called,
-        "max(rejections, self.terms.spare)",
+        VouchSet.assigned_reexecutors,
+        "max(rejections, self.terms.spare_voters)",
         "max(rejections, self.terms.faults)",
         f"{VOUCHING}n_minus_q_silent_voters_do_not_keep_a_proposal_from_its_vouches",
     ),
     ChangedLine(
         "suspended-for-its-norm",
         "a trainer is suspended for what cheap checks refuse, as they do with honest updates that diverge",
-        Vouches.false_trainers,
-        "sum(map(is_found_false, verdicts.values()))",
+        VouchSet.trainers_with_invalid_updates,
+        "sum(map(is_replay_rejection, verdicts.values()))",
         "sum(map(_rejects, verdicts.values()))",
         f"{VOUCHING}an_update_is_false_if_more_than_f_voters_and_at_least_two_find_it_so_by_re_execution",
     ),
@@ -819,7 +819,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "vouches-left-out-by-a-leader",
         "a voter prepares a block without a proposal for which it holds all accepts and vouches",
-        ballots.RoundBook.refuses,
+        round_state.OpenRoundState.why_certificate_refused,
         "if left_out := held.items() - carried",
         "if left_out := set[tuple[bytes, bytes]]()",
         f"{VOUCHING}a_voter_prepares_no_block_that_leaves_out_what_it_knows_to_be_accepted",
@@ -827,7 +827,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "double-vouchers-keep-a-round-open",
         "a voter that contradicts itself makes others refuse each other's blocks",
-        VouchBook.without_double,
+        VouchState.without_double_vouchers,
         " if voter not in self.double_vouchers",
         "",
         f"{VOUCHING}voters_that_contradict_themselves_do_not_make_us_refuse_blocks",
@@ -835,7 +835,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "vouches-of-a-former-key-left-out",
         "a closing leaves out vouches for an update that gives way to one of a later key",
-        ballots.RoundBook._closing,
+        round_state.OpenRoundState._closing,
         "_sure(self.terms, votes, self.vouching.vouches)",
         "accepted",
         f"{VOUCHING}a_closing_carries_the_vouches_of_an_update_that_gives_way_to_a_later_key",

@@ -10,11 +10,11 @@ from consensus.evidence import Evidence
 from consensus.pbft.rollback_check import RollbackCheck
 from consensus.pbft.vote_set import HeightVoteSet
 from consensus.voter_set import VoterSet
-from ledger.blocks.ledger import Ledger
+from ledger.blocks.application import LedgerApplication
 from ledger.members import MembersState, VoterChange
 from peer.node.rounds import Rounds
 from protocol.messages import Ballot
-from rounds.ballots import RoundBook
+from rounds.round_state import OpenRoundState
 from tests.sim.mutants.agreement import with_liar
 from tests.sim.mutants.planting import Mutant, Planter
 from tests.sim.mutants.scenarios import Scenario
@@ -28,30 +28,30 @@ ONE_RESTARTS = Scenario(crashes=1, calm_seconds=2.0, seconds=4.0, blocks=24, job
 
 
 def _no_ballots(planter: Planter) -> None:
-    planter.replace(RoundBook, "ballot_due", lambda self, now: None)
+    planter.replace(OpenRoundState, "make_ballot_if_due", lambda self, now: None)
 
 
 def _one_casts_no_ballots(planter: Planter) -> None:
     """As after a start at which a peer takes its rounds for muted."""
     real = Rounds._is_mute
 
-    def is_mute(self: Rounds, book: RoundBook) -> bool:
+    def is_mute(self: Rounds, book: OpenRoundState) -> bool:
         return self._signer.public == min(book.terms.voters) or real(self, book)
 
     planter.replace(Rounds, "_is_mute", is_mute)
 
 
 def _no_closings(planter: Planter) -> None:
-    planter.replace(Ledger, "_closings", lambda self, room: ((), room))
+    planter.replace(LedgerApplication, "_closings", lambda self, room: ((), room))
 
 
 def _nothing_is_accepted(planter: Planter) -> None:
-    real = RoundBook._ballot
+    real = OpenRoundState._ballot
 
-    def ballot(self: RoundBook) -> Ballot:
+    def ballot(self: OpenRoundState) -> Ballot:
         return dataclasses.replace(real(self), judgements=())
 
-    planter.replace(RoundBook, "_ballot", ballot)
+    planter.replace(OpenRoundState, "_ballot", ballot)
 
 
 def _no_evidence(planter: Planter) -> None:
@@ -64,28 +64,28 @@ def _evidence_of_ballots_lost(planter: Planter) -> None:
 
 
 def _without_result(planter: Planter, name: str) -> None:
-    real = getattr(RoundBook, name)
+    real = getattr(OpenRoundState, name)
 
-    def add(self: RoundBook, *arguments: Any) -> None:
+    def add(self: OpenRoundState, *arguments: Any) -> None:
         real(self, *arguments)
 
-    planter.replace(RoundBook, name, add)
+    planter.replace(OpenRoundState, name, add)
 
 
 def _evidence_not_decided(planter: Planter) -> None:
-    planter.replace(Ledger, "_evidence", lambda self: ((), self.state))
+    planter.replace(LedgerApplication, "_evidence", lambda self: ((), self.state))
 
 
 def _evidence_not_kept(planter: Planter) -> None:
     """It is written down, and told once."""
     told = set[tuple[int, bytes]]()
 
-    def accuse(self: Ledger, evidence: Evidence) -> bool:
+    def accuse(self: LedgerApplication, evidence: Evidence) -> bool:
         is_new = (id(self), evidence.signer) not in told
         told.add((id(self), evidence.signer))
         return is_new
 
-    planter.replace(Ledger, "accuse", accuse)
+    planter.replace(LedgerApplication, "add_evidence", accuse)
 
 
 def _nobody_joins(planter: Planter) -> None:
@@ -96,7 +96,7 @@ def _approvals_of_all(planter: Planter) -> None:
     real = ledger.members._joins
 
     def joins(state: MembersState) -> list[bytes]:
-        return [key for key in real(state) if len(state.standing[key]) > len(VoterSet(state.voters))]
+        return [key for key in real(state) if len(state.candidates[key]) > len(VoterSet(state.voters))]
 
     planter.replace(ledger.members, "_joins", joins)
 
@@ -105,7 +105,7 @@ def _expelled_go_on_voting(planter: Planter) -> None:
     real = ledger.members._changes
 
     def changes(state: MembersState) -> list[VoterChange]:
-        return [change for change in real(state) if change.goes is None or not state.is_expelled(change.goes)]
+        return [change for change in real(state) if change.removed is None or not state.is_expelled(change.removed)]
 
     planter.replace(ledger.members, "_changes", changes)
 
@@ -134,7 +134,7 @@ def _nobody_is_retired(planter: Planter) -> None:
 
 
 def _retired_trainers_are_waited_for(planter: Planter) -> None:
-    planter.replace(MembersState, "takes_part", MembersState.speaks)
+    planter.replace(MembersState, "may_be_awaited", MembersState.is_current_key)
 
 
 STANDSTILL = (

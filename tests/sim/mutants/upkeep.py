@@ -8,10 +8,10 @@ from typing import Any
 from unittest import mock
 
 import consensus.evidence
-import ledger.audits.docket
+import ledger.audits.state_machine
+import ledger.ledger_state
 import ledger.members
-import ledger.snapshots.assembly
-import ledger.state
+import ledger.snapshots.snapshot_assembly
 import peer.node.node
 from consensus.effects import RestartState, StepEffects, merge_effects
 from consensus.evidence import Evidence
@@ -20,22 +20,22 @@ from consensus.pbft.replica_state import ReplicaState
 from consensus.pbft.rollback_check import RollbackCheck
 from consensus.pbft.vote_set import HeightVoteSet
 from consensus.quorum import faults_tolerated
-from ledger.audits.docket import AuditsModule
-from ledger.audits.state import AuditsState
-from ledger.blocks.ledger import Ledger
+from ledger.audits.audit_state import AuditsState
+from ledger.audits.state_machine import AuditsModule
+from ledger.blocks.application import LedgerApplication
+from ledger.ledger_state import LedgerRules, LedgerState, StateTransition
 from ledger.members import MembersState
-from ledger.snapshots.assembly import Assembly, Key, Restored
-from ledger.snapshots.transfer import Transfer
-from ledger.state import Rules, State, Transition
-from ledger.tables import IncomingRows, RangeProof, Table
-from ledger.tables.tree import built, path_of
+from ledger.snapshots.snapshot_assembly import RestoredSnapshot, SnapshotAssembly, SnapshotPartKey
+from ledger.snapshots.snapshot_download import SnapshotDownload
+from ledger.tables import RangeProof, Table, TableAssembly
+from ledger.tables.sparse_merkle_tree import build_tree, path_of
 from peer.node.node import Node
 from peer.node.rounds import Rounds
 from protocol import codec
 from protocol.messages import Ballot, Commit, SnapshotContent, Timeout
-from rounds import ballots, vouching
-from rounds.terms import RoundTerms
-from rounds.vouching import Vouches
+from rounds import round_state, vouch_set
+from rounds.round_terms import RoundTerms
+from rounds.vouch_set import VouchSet
 from tests.sim.audits import Withholds
 from tests.sim.disk import Disk
 from tests.sim.mutants.agreement import LOST, with_liar
@@ -170,7 +170,7 @@ def _signs_although_wrong(planter: Planter) -> None:
 
 
 def _notices_ignored(planter: Planter) -> None:
-    planter.replace(Ledger, "_censors", lambda *_: None)
+    planter.replace(LedgerApplication, "_censors", lambda *_: None)
 
 
 # Voters --------------------------------------------------------------------------------------------------------------
@@ -189,13 +189,13 @@ def _old_voters(planter: Planter) -> None:
 
 
 def _acts_at_once(planter: Planter) -> None:
-    real = ledger.members.end_block
+    real = ledger.members.advance_voter_sets
 
     def end_block(state: Any, height: int, time_ms: int) -> Any:
         after = real(state, height, time_ms)
         return dataclasses.replace(after, voters=after.upcoming)
 
-    planter.replace(ledger.members, "end_block", end_block)
+    planter.replace(ledger.members, "advance_voter_sets", end_block)
 
 
 def _many_changes(planter: Planter) -> None:
@@ -203,8 +203,8 @@ def _many_changes(planter: Planter) -> None:
 
 
 def _retired_by_few(planter: Planter) -> None:
-    real = ledger.members.wishes_about
-    planter.replace(ledger.members, "wishes_about", lambda state, subject: real(state, subject) + 1)
+    real = ledger.members.retirement_vote_count
+    planter.replace(ledger.members, "retirement_vote_count", lambda state, subject: real(state, subject) + 1)
 
 
 def _tolerance_falls_unsaid(planter: Planter) -> None:
@@ -233,7 +233,7 @@ def _evidence_of_signatures(planter: Planter) -> None:
 
 
 def _evidence_unverified(planter: Planter) -> None:
-    planter.replace(ledger.state, "verify_evidence", lambda evidence, *_: evidence.signer)
+    planter.replace(ledger.ledger_state, "verify_evidence", lambda evidence, *_: evidence.signer)
 
 
 def _any_two_statements(planter: Planter) -> None:
@@ -257,7 +257,7 @@ def _timeout_after_commit(planter: Planter) -> None:
 
 
 def _ballots_twice(planter: Planter) -> None:
-    real = ballots.check_closing
+    real = round_state.why_round_certificate_invalid
 
     def check(terms: Any, closing: Any, *parts: Any) -> Any:
         once = {ballot.signer: ballot for ballot in closing.ballots}
@@ -267,7 +267,7 @@ def _ballots_twice(planter: Planter) -> None:
 
 
 def _few_ballots(planter: Planter) -> None:
-    real = ballots.check_closing
+    real = round_state.why_round_certificate_invalid
 
     def check(terms: Any, closing: Any, counted: Any, *parts: Any) -> Any:
         problem = real(terms, closing, counted, *parts)
@@ -277,19 +277,19 @@ def _few_ballots(planter: Planter) -> None:
 
 
 def _settled_too_soon(planter: Planter) -> None:
-    def settled(terms: RoundTerms, counted: Any, vouches: Vouches) -> bool:
+    def settled(terms: RoundTerms, counted: Any, vouches: VouchSet) -> bool:
         enough = len(terms.voters) - terms.quorum
         return all(
-            (verdicts[ballots.Verdict.ACCEPT] >= terms.quorum and vouches.are_enough(*named))
-            or len(counted) - verdicts[ballots.Verdict.ACCEPT] >= enough
-            for named, verdicts in ballots.tally(counted.values()).items()
+            (verdicts[round_state.Verdict.ACCEPT] >= terms.quorum and vouches.has_enough_vouches(*named))
+            or len(counted) - verdicts[round_state.Verdict.ACCEPT] >= enough
+            for named, verdicts in round_state.tally_ballots(counted.values()).items()
         )
 
-    planter.everywhere(ballots.settled, settled)
+    planter.everywhere(round_state.is_round_settled, settled)
 
 
 def _nobody_vouches(planter: Planter) -> None:
-    planter.everywhere(vouching.vouches_needed, lambda terms, trainer: 0)
+    planter.everywhere(vouch_set.vouches_needed, lambda terms, trainer: 0)
 
 
 def _accepts_by_n_minus_f(planter: Planter) -> None:
@@ -301,7 +301,7 @@ def _nonce_unchecked(planter: Planter) -> None:
 
     def use_nonce(state: Any, transaction: Any, author: bytes) -> Any:
         member = state.members.get(author)
-        if member is None or not state.speaks(author):
+        if member is None or not state.is_current_key(author):
             return real(state, transaction, author)
         return real(state, dataclasses.replace(transaction, nonce=member.nonce + 1), author)
 
@@ -310,7 +310,7 @@ def _nonce_unchecked(planter: Planter) -> None:
 
 def _transactions_unverified(planter: Planter) -> None:
     planter.replace(
-        ledger.state, "open_signed", lambda signed, chain_id, verifier, kinds: codec.decode_message(signed.body, kinds)
+        ledger.ledger_state, "open_signed", lambda signed, chain_id, verifier, kinds: codec.decode_message(signed.body, kinds)
     )
 
 
@@ -334,15 +334,15 @@ def _applies_differently(planter: Planter) -> None:
 
 def _tosses_a_coin(planter: Planter) -> None:
     """What a block does depends on chance, which whoever computes it once for all does not see."""
-    apply, coins = Rules.apply, random.Random(0)
+    apply, coins = LedgerRules.apply_block, random.Random(0)
 
-    def toss(self: Rules, state: State, block: Any) -> Transition:
+    def toss(self: LedgerRules, state: LedgerState, block: Any) -> StateTransition:
         made = apply(self, state, block)
         counter = made.state.modules["counter"]
         added = dataclasses.replace(counter, total=counter.total + coins.getrandbits(1))
         return dataclasses.replace(made, state=made.state.with_modules(counter=added))
 
-    planter.replace(Rules, "apply", toss)
+    planter.replace(LedgerRules, "apply_block", toss)
 
 
 def _order_of_dictionaries(planter: Planter) -> None:
@@ -350,12 +350,13 @@ def _order_of_dictionaries(planter: Planter) -> None:
     end_block = AuditsModule.end_block
 
     def in_given_order(self: AuditsModule, state: AuditsState, *parts: Any) -> AuditsState:
-        with mock.patch.object(ledger.audits.docket, "sorted", list, create=True):
+        with mock.patch.object(ledger.audits.state_machine, "sorted", list, create=True):
             return end_block(self, state, *parts)
 
-    planter.replace(ledger.state, "in_order", lambda new, old: new)
+    planter.replace(ledger.ledger_state, "with_sorted_dictionaries", lambda new, old: new)
     planter.replace(AuditsModule, "end_block", in_given_order)
-    planter.replace(ledger.audits.docket, "AFTERMATH_HEIGHTS", -1)  # or the history would have to be a thousand heights longer
+    # or the history would have to be a thousand heights longer
+    planter.replace(ledger.audits.state_machine, "POST_JOB_AUDIT_HEIGHTS", -1)
     planter.simulation(_two_jobs_that_nobody_audits)
 
 
@@ -388,39 +389,39 @@ class Whatever:
 
 
 def _snapshot_root_unchecked(planter: Planter) -> None:
-    planter.replace(ledger.snapshots.assembly, "root_over", lambda digests: Whatever())
+    planter.replace(ledger.snapshots.snapshot_assembly, "state_root_over", lambda digests: Whatever())
 
 
 def _snapshot_names_unchecked(planter: Planter) -> None:
-    real = Assembly.__init__
+    real = SnapshotAssembly.__init__
 
-    def init(self: Assembly, rules: Rules, models: Any, tip: Any, digests: Any) -> None:
+    def init(self: SnapshotAssembly, rules: LedgerRules, models: Any, tip: Any, digests: Any) -> None:
         names = sorted(version.name for version in rules.genesis.modules)
         real(self, rules, models, tip, dict(zip(names, digests.values(), strict=True)) if len(digests) == len(names) else digests)
         self._digests = digests
         kept = {key: None for key in self.missing if key.content is not SnapshotContent.MODULE}
-        self.missing = kept | {Key(SnapshotContent.MODULE, name.encode()): None for name in digests}
+        self.missing = kept | {SnapshotPartKey(SnapshotContent.MODULE, name.encode()): None for name in digests}
 
-    planter.replace(Assembly, "__init__", init)
+    planter.replace(SnapshotAssembly, "__init__", init)
 
 
 def _snapshot_part_unchecked(planter: Planter) -> None:
-    def take(self: Assembly, name: str, data: bytes) -> None:
+    def take(self: SnapshotAssembly, name: str, data: bytes) -> None:
         self._modules[name] = data
 
-    planter.replace(Assembly, "_take_module", take)
+    planter.replace(SnapshotAssembly, "_take_module", take)
 
 
 def _snapshot_rows_unchecked(planter: Planter) -> None:
-    def put(self: IncomingRows, of: str, data: bytes) -> None:
+    def put(self: TableAssembly, of: str, data: bytes) -> None:
         self._taken = codec.decode(RangeProof, data, len(data)).rows  # type: ignore[attr-defined]
 
-    def install(self: IncomingRows) -> None:
+    def install(self: TableAssembly) -> None:
         rows = sorted((path_of(key), key, value) for key, value in self._taken)  # type: ignore[attr-defined]
-        self._table._now = (built(rows), None, (), {})
+        self._table._now = (build_tree(rows), None, (), {})
 
-    planter.replace(IncomingRows, "put", put)
-    planter.replace(IncomingRows, "install", install)
+    planter.replace(TableAssembly, "add_range", put)
+    planter.replace(TableAssembly, "install_rows", install)
 
 
 def _body_leaves_rows(planter: Planter) -> None:
@@ -437,8 +438,8 @@ def _body_leaves_rows(planter: Planter) -> None:
 
 def _snapshot_overtaken(planter: Planter) -> None:
     """Blocks that were applied one by one are applied again, from the snapshot on."""
-    planter.replace(Restored, "is_overtaken", lambda self, applied, repairs: False)
-    planter.replace(Transfer, "progress", property(lambda self: (0, 0)))  # nor does anybody look on the way
+    planter.replace(RestoredSnapshot, "is_overtaken", lambda self, applied, repairs: False)
+    planter.replace(SnapshotDownload, "progress", property(lambda self: (0, 0)))  # nor does anybody look on the way
 
 
 def _decision_skipped(planter: Planter) -> None:
@@ -460,7 +461,7 @@ def _decision_skipped(planter: Planter) -> None:
 
 
 def _expels_another(planter: Planter) -> None:
-    expel = ledger.members.expel
+    expel = ledger.members.expel_member
 
     def another(state: MembersState, culprit: bytes, height: int) -> MembersState:
         return expel(state, next(key for key in state.voters if key != culprit), height)

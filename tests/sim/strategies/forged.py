@@ -10,8 +10,8 @@ from consensus import leader_schedule
 from consensus.block import block_digest, decode_block, encode_block, encode_header, make_header
 from consensus.effects import StepEffects
 from consensus.evidence import Evidence
-from ledger.blocks.short import WholeBody
-from ledger.state import EMPTY_BODY, Body, decode_body, module_digest
+from ledger.blocks.compact_blocks import WholeBody
+from ledger.ledger_state import EMPTY_BODY, BlockBody, decode_body, module_digest
 from ledger.tables import RangeProof
 from protocol import codec, merkle
 from protocol.identity import Signed, signing_preimage
@@ -247,7 +247,7 @@ class WrongBytes(Strategy):
 
 def _with_other_body(block: bytes) -> bytes:
     decoded = decode_block(block)
-    body = EMPTY_BODY if decoded.body != EMPTY_BODY else codec.encode(Body((), (), ())) + b"\x00"
+    body = EMPTY_BODY if decoded.body != EMPTY_BODY else codec.encode(BlockBody((), (), ())) + b"\x00"
     return encode_block(dataclasses.replace(decoded, body=body))
 
 
@@ -355,15 +355,19 @@ class BadBodies(Strategy):
         if data is None:
             return None
         body = decode_body(data)
-        closings, transactions = body.closings, body.transactions
+        closings, transactions = body.round_certificates, body.transactions
         victim = self.liar.others[0]
         self._decided = transactions[0] if transactions and self._decided is None else self._decided
         match self.liar.random.choice(self.modes):
             case "twice" if closings:
                 ballots = closings[0].ballots
-                body = dataclasses.replace(body, closings=(dataclasses.replace(closings[0], ballots=(ballots[0], *ballots)),))
+                body = dataclasses.replace(
+                    body, round_certificates=(dataclasses.replace(closings[0], ballots=(ballots[0], *ballots)),)
+                )
             case "few ballots" if closings:
-                body = dataclasses.replace(body, closings=(dataclasses.replace(closings[0], ballots=closings[0].ballots[:1]),))
+                body = dataclasses.replace(
+                    body, round_certificates=(dataclasses.replace(closings[0], ballots=closings[0].ballots[:1]),)
+                )
             case "forged transaction":
                 forged = self._forged(victim)
                 body = dataclasses.replace(body, transactions=(*transactions, forged)) if forged else body
@@ -610,7 +614,7 @@ class BadOffers(BadParts):
     def turned(self, turn: StepEffects) -> None:
         node = self.liar.node()
         if node is not None and node.state.height not in self._states:
-            self._states[node.state.height] = node.state.encoded("counter")
+            self._states[node.state.height] = node.state.encoded_module("counter")
 
 
 class RenamedModules(Strategy):

@@ -7,7 +7,7 @@ from typing import Any
 
 from consensus.effects import StepEffects
 from consensus.quorum import quorum
-from ledger.blocks.short import ShortBody
+from ledger.blocks.compact_blocks import CompactBody
 from protocol import codec
 from protocol.messages import (
     Ballot,
@@ -85,7 +85,7 @@ class WithheldParts(Strategy):
         if isinstance(message, BlockBytes):
             return ()
         if isinstance(message, ProposeEnvelope):
-            short = codec.encode(ShortBody((), (), (self.liar.made_up(),)))
+            short = codec.encode(CompactBody((), (), (self.liar.made_up(),)))
             return (type(message)(message.propose, message.header, short, message.justification),)
         return (message,)
 
@@ -162,7 +162,7 @@ class Veto(Strategy):
 
     def turned(self, turn: StepEffects) -> None:
         node = self.liar.node()
-        for job, book in node.ledger.books.items() if node is not None else ():
+        for job, book in node.ledger.rounds.items() if node is not None else ():
             if (job, book.terms.round) not in self._cut:
                 self._cut.add((job, book.terms.round))
                 self.liar.tell(GossipEnvelope(self.liar.sign(CutOff(job, book.terms.round, ()))))

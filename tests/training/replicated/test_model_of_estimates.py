@@ -15,7 +15,7 @@ from protocol import codec as codec_of_messages
 from protocol.errors import RemoteProtocolError, StorageError, UserError
 from protocol.identity import Signed
 from protocol.verdicts import Verdict
-from rounds.ballots import Outcome
+from rounds.round_state import RoundResult
 from tests.training.replicated.support import JOB, SMALL, buffer, proposed, round_of, trainer
 from training import spec as specification
 from training.host import ModelHost
@@ -106,7 +106,7 @@ def test_a_key_that_trains_no_more_leaves_the_rule_at_once_and_who_is_away_stays
     third.save(host.directory(JOB, third.round))
     payloads = {item.proposal.payload: item.payload for item in items}
     signed = tuple(Signed(codec_of_messages.encode(item.proposal), item.trainer, bytes(64)) for item in items)
-    outcome = Outcome({}, {}, frozenset({trainer(3)}), frozenset(), {}, frozenset(), frozenset())
+    outcome = RoundResult({}, {}, frozenset({trainer(3)}), frozenset(), {}, frozenset(), frozenset())
     host.step(ClosedRound(JOB, third.round, outcome, signed, ()), payloads.__getitem__)
     after = host.model(JOB, third.round + 1)
     assert after.estimates.keys() == after.records.keys() == {trainer(number) for number in range(4)}
@@ -202,15 +202,15 @@ def test_no_more_estimates_are_held_than_the_bound_allows(first: ReplicatedModel
 def test_estimates_are_part_of_a_snapshot(third: ReplicatedModel, tmp_path: Path) -> None:
     source, target = ModelHost(tmp_path / "from"), ModelHost(tmp_path / "to")
     third.save(source.directory(JOB, 2))
-    incoming = target.receive(JOB, 2, third.root, source.manifest(JOB, 2))
+    incoming = target.start_receiving(JOB, 2, third.root, source.read_manifest(JOB, 2))
     for index in reversed(range(incoming.parts)):
-        part = source.part(JOB, 2, index)
+        part = source.read_part(JOB, 2, index)
         if index == incoming.parts - 1:
             with pytest.raises(RemoteProtocolError, match=r"the estimate of .* is not what the model root says"):
-                incoming.put(index, part[:-1] + bytes([part[-1] ^ 1]))
-        incoming.put(index, part)
+                incoming.add_part(index, part[:-1] + bytes([part[-1] ^ 1]))
+        incoming.add_part(index, part)
     incoming.install()
-    assert target.holds(JOB, 2, third.root)
+    assert target.has_model(JOB, 2, third.root)
     fetched = target.model(JOB, 2)
     assert {key: bytes(data) for key, data in fetched.estimates.items()} == {k: bytes(v) for k, v in third.estimates.items()}
     items = round_of(third, 5)

@@ -21,7 +21,7 @@ ABSENT: Final = object()  # not None, which a faulty step may return
 
 
 def check_encodable(of: Any, new: Any, old: Any) -> None:
-    """Raise an exception that `ledger.core.containment` knows if `new` has no encoding of the type `of`.
+    """Raise an exception that `ledger.core.deterministic_failures` knows if `new` has no encoding of the type `of`.
 
     `old` has one. Parts that both share are passed over if both have this type.
     """

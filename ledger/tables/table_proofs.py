@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Final, TypeAlias
 
-from ledger.tables.tree import (
+from ledger.tables.sparse_merkle_tree import (
     DEPTH_MAX,
     EMPTY,
+    BucketReader,
     Node,
-    Read,
     Row,
     branch_hash,
-    folded,
+    fold_hashes,
     goes_right,
     hash_of,
     leaf_hash,
@@ -37,7 +37,7 @@ from protocol.limits import ROW_BYTES_MAX, ROW_KEY_BYTES_MAX, SNAPSHOT_PART_BYTE
 RowKey = Annotated[bytes, Length(1, ROW_KEY_BYTES_MAX)]
 RowValue = Annotated[bytes, Length(1, ROW_BYTES_MAX)]  # the encoding of a record
 Siblings = Annotated[tuple[Digest | None, ...], Length(0, DEPTH_MAX)]  # from the root down; nil: there is no row on that side
-Range: TypeAlias = str
+PathPrefix: TypeAlias = str
 
 RANGE_BYTES: Final = SNAPSHOT_PART_BYTES_MAX // 2  # of an average range: nearly every one comes in one part
 RANGE_ROWS_MAX: Final = 1 << 24  # a range is as large as keys that somebody chose for it make it, up to the whole table
@@ -52,7 +52,7 @@ class TableRoot:
     size: Count  # bytes, as `tree.row_size` counts them: a newcomer knows by it what it has to fetch
 
     @classmethod
-    def of(cls, node: Node) -> TableRoot:
+    def from_node(cls, node: Node) -> TableRoot:
         return cls(hash_of(node), rows_in(node), size_of(node))
 
     @property
@@ -62,7 +62,7 @@ class TableRoot:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class OtherLeaf:
     """A row that is not shown itself."""
 
     path: Digest
@@ -70,11 +70,11 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class KeyProof:
     """Of the row of a key, or that there is none."""
 
     siblings: Siblings
-    other: Leaf | None  # the row that is alone where the key would be
+    other: OtherLeaf | None  # the row that is alone where the key would be
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,24 +82,24 @@ class RangeProof:
     """All rows of a range, by path."""
 
     siblings: Siblings
-    other: Leaf | None  # the row that is alone where the range would be, and is not in it
+    other: OtherLeaf | None  # the row that is alone where the range would be, and is not in it
     rows: Annotated[tuple[tuple[RowKey, RowValue], ...], Length(0, RANGE_ROWS_MAX)]
 
 
 # Making ------------------------------------------------------------------------------------------------------------------
 
 
-def prove(node: Node, key: bytes, read: Read) -> Proof:
+def prove_key(node: Node, key: bytes, read: BucketReader) -> KeyProof:
     siblings, other, _ = _descend(node, path_of(key), DEPTH_MAX, read)
-    return Proof(siblings, other)
+    return KeyProof(siblings, other)
 
 
-def part(node: Node, of: Range, read: Read) -> RangeProof:
+def prove_range(node: Node, of: PathPrefix, read: BucketReader) -> RangeProof:
     siblings, other, rows = _descend(node, _path(of), len(of), read)
     return RangeProof(siblings, other, tuple((key, value) for _, key, value in rows))
 
 
-def _descend(node: Node, path: bytes, depth_max: int, read: Read) -> tuple[Siblings, Leaf | None, list[Row]]:
+def _descend(node: Node, path: bytes, depth_max: int, read: BucketReader) -> tuple[Siblings, OtherLeaf | None, list[Row]]:
     """What stands beside the way to `path`, and how it ends: at another row, or at all rows that begin like `path`."""
     siblings: list[Digest | None] = []
     while node is not None and len(node) == 5 and len(siblings) < depth_max:
@@ -114,20 +114,20 @@ def _descend(node: Node, path: bytes, depth_max: int, read: Read) -> tuple[Sibli
         rows = [row for row in rows if goes_right(row[0], depth) == right]
         siblings.append(_unless_empty(_folded(beside, depth + 1)))
     if len(rows) == 1 and not _agree(rows[0][0], path, depth_max):
-        return tuple(siblings), Leaf(rows[0][0], _digest(rows[0][2])), []
+        return tuple(siblings), OtherLeaf(rows[0][0], _digest(rows[0][2])), []
     return tuple(siblings), None, rows
 
 
 # Checking ----------------------------------------------------------------------------------------------------------------
 
 
-def verify(root: bytes, key: bytes, value: bytes | None, proof: Proof) -> bool:
+def verify_key(root: bytes, key: bytes, value: bytes | None, proof: KeyProof) -> bool:
     """Whether `value` is the encoding of the row of `key` under the hash `root`; None: whether there is no such row."""
     rows = [] if value is None else [(path_of(key), key, value)]
     return _root(path_of(key), DEPTH_MAX, proof, rows) == root
 
 
-def proven_rows(root: bytes, of: Range, shown: RangeProof) -> tuple[tuple[bytes, bytes], ...]:
+def verify_range(root: bytes, of: PathPrefix, shown: RangeProof) -> tuple[tuple[bytes, bytes], ...]:
     """The keys and encoded values of all rows in a range. Raises `RemoteProtocolError` if they are not those under `root`."""
     path, depth = _path(of), len(of)
     rows = [(path_of(key), key, value) for key, value in shown.rows]
@@ -138,7 +138,7 @@ def proven_rows(root: bytes, of: Range, shown: RangeProof) -> tuple[tuple[bytes,
     return shown.rows
 
 
-def _root(path: bytes, depth_max: int, proof: Proof | RangeProof, rows: list[Row]) -> bytes | None:
+def _root(path: bytes, depth_max: int, proof: KeyProof | RangeProof, rows: list[Row]) -> bytes | None:
     """The root under which `proof` shows that these rows, and no others, begin like `path`; None: it shows nothing."""
     depth, other = len(proof.siblings), proof.other
     if depth > depth_max or EMPTY in proof.siblings:  # no rows are said in one way: nil
@@ -165,17 +165,17 @@ def range_depth(root: TableRoot) -> int:
     return (max(0, root.size - 1) // RANGE_BYTES).bit_length()
 
 
-def ranges(root: TableRoot) -> list[Range]:
+def fetch_ranges(root: TableRoot) -> list[PathPrefix]:
     depth = range_depth(root)
     return [f"{index:0{depth}b}" if depth else "" for index in range(1 << depth)]
 
 
-def range_name(table: str, of: Range) -> bytes:
+def encode_range_name(table: str, of: PathPrefix) -> bytes:
     """How a range of a table is asked for."""
     return f"{table}:{of}".encode()
 
 
-def named_range(name: bytes) -> tuple[str, Range]:
+def decode_range_name(name: bytes) -> tuple[str, PathPrefix]:
     """Raises `RemoteProtocolError` if this names no range of any table."""
     table, _, of = name.decode(errors="replace").partition(":")
     if not table or len(of) > DEPTH_MAX or not set("01").issuperset(of):
@@ -183,7 +183,7 @@ def named_range(name: bytes) -> tuple[str, Range]:
     return table, of
 
 
-def _path(of: Range) -> bytes:
+def _path(of: PathPrefix) -> bytes:
     """The first path in a range."""
     assert len(of) <= DEPTH_MAX
     return int(of.ljust(DEPTH_MAX, "0"), 2).to_bytes(DEPTH_MAX // 8, "big")
@@ -195,7 +195,7 @@ def _agree(one: bytes, other: bytes, bits: int) -> bool:
 
 
 def _folded(rows: list[Row], depth: int) -> bytes:
-    return folded([row[0] for row in rows], [row_hash(row[0], row[2]) for row in rows], depth)
+    return fold_hashes([row[0] for row in rows], [row_hash(row[0], row[2]) for row in rows], depth)
 
 
 def _unless_empty(found: bytes) -> bytes | None:

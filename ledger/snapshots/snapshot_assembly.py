@@ -21,9 +21,17 @@ from typing import Annotated, Final
 from consensus.block import block_digest, decode_header, header_digest
 from consensus.effects import DecidedBlock
 from consensus.light_client import VerifiedHeader
-from ledger.snapshots.snapshot import IncomingModel, Models, model_name, models_of, named_model
-from ledger.state import CERTIFIED_ROOTS_KEPT, Rules, State, StoredState, Unknown, module_digest, root_over
-from ledger.tables import IncomingRows, named_range, range_name, ranges
+from ledger.ledger_state import (
+    CERTIFIED_ROOTS_KEPT,
+    LedgerRules,
+    LedgerState,
+    StoredState,
+    UnsupportedModuleVersion,
+    module_digest,
+    state_root_over,
+)
+from ledger.snapshots.snapshot_server import ModelReceiver, ModelStore, decode_model_name, encode_model_name, models_in_state
+from ledger.tables import TableAssembly, decode_range_name, encode_range_name, fetch_ranges
 from protocol import codec
 from protocol.codec import Length
 from protocol.errors import RemoteProtocolError, StorageError
@@ -31,13 +39,13 @@ from protocol.limits import BLOCK_BYTES_MAX, HEADER_BYTES_MAX, MODEL_MANIFEST_BY
 from protocol.messages import SnapshotContent
 
 # three times what full member and job tables take: a liar costs that much memory, once
-FETCHED_MODULE_BYTES_MAX: Final = 64 << 20
+SNAPSHOT_MODULE_BYTES_MAX: Final = 64 << 20
 
 Headers = Annotated[tuple[Annotated[bytes, Length(1, HEADER_BYTES_MAX)], ...], Length(1, CERTIFIED_ROOTS_KEPT)]
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class SnapshotPartKey:
     """One thing to ask for: a part, or something whole that comes in pieces from one sender."""
 
     content: SnapshotContent
@@ -51,19 +59,19 @@ class Key:
 
 _SIZES_MAX = {
     SnapshotContent.BLOCK: BLOCK_BYTES_MAX,
-    SnapshotContent.MODULE: FETCHED_MODULE_BYTES_MAX,
+    SnapshotContent.MODULE: SNAPSHOT_MODULE_BYTES_MAX,
     SnapshotContent.MANIFEST: MODEL_MANIFEST_BYTES_MAX,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RestoredSnapshot:
     """Everything of a snapshot, verified. Install the models first: without the ledger nobody looks at them."""
 
     decisions: tuple[DecidedBlock, ...]  # of the height before the state's, its own, and the one that certifies it
-    state: State
+    state: LedgerState
     headers: tuple[bytes, ...]  # of the heights before those, descending: a peer that restores from this one needs them, too
-    models: tuple[IncomingModel, ...]
+    models: tuple[ModelReceiver, ...]
 
     @property
     def height(self) -> int:
@@ -78,12 +86,14 @@ class Restored:
             model.install()
 
 
-class Assembly:
+class SnapshotAssembly:
     """`missing` is what may be asked for now; it grows as parts tell what else there is."""
 
-    def __init__(self, rules: Rules, models: Models, tip: tuple[VerifiedHeader, ...], digests: Mapping[str, bytes]) -> None:
+    def __init__(
+        self, rules: LedgerRules, models: ModelStore, tip: tuple[VerifiedHeader, ...], digests: Mapping[str, bytes]
+    ) -> None:
         # The root binds names, number and digests: others would have honest peers asked for nonsense.
-        if root_over(digests) != tip[-1].header.state_root:
+        if state_root_over(digests) != tip[-1].header.state_root:
             raise RemoteProtocolError("bad-offer", f"other modules than under the state root after {tip[1].header.height}")
         self.tip = tip
         self.height = tip[1].header.height
@@ -93,26 +103,28 @@ class Assembly:
         self._headers: list[bytes] = []
         self._roots = {proven.header.height - 1: proven.header.state_root for proven in tip[:2]}
         self._parent = tip[0].header.parent  # digest of the next header that is missing
-        self._state: State | None = None
+        self._state: LedgerState | None = None
         self._roots_of_models: dict[tuple[bytes, int], bytes] = {}
-        self._incoming: dict[bytes, IncomingModel] = {}  # by the name of the model
-        self._rows: dict[str, IncomingRows] = {}  # by table
-        self.missing: dict[Key, None] = {Key(SnapshotContent.BLOCK, proven.digest): None for proven in tip}
-        self.missing |= {Key(SnapshotContent.MODULE, name.encode()): None for name in digests}
+        self._incoming: dict[bytes, ModelReceiver] = {}  # by the name of the model
+        self._rows: dict[str, TableAssembly] = {}  # by table
+        self.missing: dict[SnapshotPartKey, None] = {
+            SnapshotPartKey(SnapshotContent.BLOCK, proven.digest): None for proven in tip
+        }
+        self.missing |= {SnapshotPartKey(SnapshotContent.MODULE, name.encode()): None for name in digests}
         self._want_headers(self.height - 2)
 
     @property
-    def id(self) -> bytes:
+    def snapshot_id(self) -> bytes:
         """Two snapshots of one height are the same if this is."""
         return self.tip[-1].digest
 
-    def size_max(self, key: Key) -> int:
+    def size_max(self, key: SnapshotPartKey) -> int:
         """The most bytes of a key that comes in pieces."""
         if key.content is not SnapshotContent.ROWS:
             return _SIZES_MAX[key.content]
-        return self._rows[named_range(key.name)[0]].root.part_bytes_max
+        return self._rows[decode_range_name(key.name)[0]].root.part_bytes_max
 
-    def take(self, key: Key, data: bytes) -> None:
+    def add_part(self, key: SnapshotPartKey, data: bytes) -> None:
         """Raises `RemoteProtocolError` if `data` is not what the certificates say; it is then still missing."""
         if key not in self.missing:
             return
@@ -126,23 +138,23 @@ class Assembly:
             case SnapshotContent.MODULE:
                 self._take_module(key.name.decode(), data)
             case SnapshotContent.ROWS:
-                table, of = named_range(key.name)
-                self._rows[table].put(of, data)
+                table, of = decode_range_name(key.name)
+                self._rows[table].add_range(of, data)
             case SnapshotContent.MANIFEST:
                 self._take_manifest(key.name, data)
             case SnapshotContent.MODEL:
-                self._incoming[key.name].put(key.index, data)
+                self._incoming[key.name].add_part(key.index, data)
         del self.missing[key]
         self._go_on(key)
 
-    def _go_on(self, key: Key) -> None:
+    def _go_on(self, key: SnapshotPartKey) -> None:
         if self._state is None and len(self._modules) == len(self._digests) and not self._headers_wanted():
             self._state = self._assemble()
             self._want_rows(self._state)
             self._want_models(self._state)
         if key.content is SnapshotContent.MANIFEST:
             parts = self._incoming[key.name].parts
-            self.missing |= {Key(SnapshotContent.MODEL, key.name, index): None for index in range(parts)}
+            self.missing |= {SnapshotPartKey(SnapshotContent.MODEL, key.name, index): None for index in range(parts)}
 
     # Headers ---------------------------------------------------------------------------------------------------------
 
@@ -151,7 +163,7 @@ class Assembly:
 
     def _want_headers(self, first: int) -> None:
         if first >= self._oldest_header:
-            self.missing[Key(SnapshotContent.HEADERS, index=first)] = None
+            self.missing[SnapshotPartKey(SnapshotContent.HEADERS, index=first)] = None
 
     @property
     def _oldest_header(self) -> int:
@@ -179,51 +191,53 @@ class Assembly:
             raise RemoteProtocolError("bad-part", f"module {name!r} is not the one under the state root")
         self._modules[name] = data
 
-    def _assemble(self) -> State:
+    def _assemble(self) -> LedgerState:
         roots = {height: self._roots[height] for height in sorted(self._roots)}
         stored = StoredState(self.height, self.tip[1].header.time_ms, self._modules, roots)
         try:
             return self._rules.decode_state(codec.encode(stored))
-        except Unknown as error:
+        except UnsupportedModuleVersion as error:
             raise StorageError(str(error)) from None
         except RemoteProtocolError as error:  # a quorum has certified these bytes
             raise StorageError(f"this network's state has a form that this program does not know ({error}): update it") from None
 
     # Tables ----------------------------------------------------------------------------------------------------------
 
-    def _want_rows(self, state: State) -> None:
-        self._rows = {name: IncomingRows(table) for name, table in state.tables.items() if table.root.rows}
+    def _want_rows(self, state: LedgerState) -> None:
+        self._rows = {name: TableAssembly(table) for name, table in state.tables.items() if table.root.rows}
         for name, rows in self._rows.items():
-            self.missing |= {Key(SnapshotContent.ROWS, range_name(name, of)): None for of in ranges(rows.root)}
+            self.missing |= {
+                SnapshotPartKey(SnapshotContent.ROWS, encode_range_name(name, of)): None for of in fetch_ranges(rows.root)
+            }
 
     # Models ----------------------------------------------------------------------------------------------------------
 
-    def _want_models(self, state: State) -> None:
+    def _want_models(self, state: LedgerState) -> None:
         """Those of running jobs first: the finished ones' are only looked at."""
         running = state.jobs.running()
-        self._roots_of_models = models_of(state)
+        self._roots_of_models = models_in_state(state)
         for (job, number), root in sorted(self._roots_of_models.items(), key=lambda item: (item[0][0] not in running, item[0])):
-            if not self._models.holds(job, number, root):
-                self.missing[Key(SnapshotContent.MANIFEST, model_name(job, number))] = None
+            if not self._models.has_model(job, number, root):
+                self.missing[SnapshotPartKey(SnapshotContent.MANIFEST, encode_model_name(job, number))] = None
 
     def _take_manifest(self, name: bytes, data: bytes) -> None:
-        model = named_model(name)
-        self._incoming[name] = self._models.receive(*model, self._roots_of_models[model], data)
+        model = decode_model_name(name)
+        self._incoming[name] = self._models.start_receiving(*model, self._roots_of_models[model], data)
 
     # The end ---------------------------------------------------------------------------------------------------------
 
-    def restored(self) -> Restored | None:
+    def restored_snapshot(self) -> RestoredSnapshot | None:
         """None while something is missing."""
         if self.missing or self._state is None:
             return None
         for rows in self._rows.values():
-            rows.install()
+            rows.install_rows()
         decisions = tuple(
             DecidedBlock(proven.header.height, proven.digest, self._blocks[proven.digest], proven.certificate)
             for proven in self.tip
         )
-        return Restored(decisions, self._state, tuple(self._headers), tuple(self._incoming.values()))
+        return RestoredSnapshot(decisions, self._state, tuple(self._headers), tuple(self._incoming.values()))
 
-    def abandon(self) -> None:
+    def discard_parts(self) -> None:
         for model in self._incoming.values():
-            model.abandon()
+            model.discard_parts()

@@ -35,15 +35,15 @@ Branch: TypeAlias = tuple[bytes, int, int, "Node", "Node"]  # hash, rows, size, 
 Node: TypeAlias = "Branch | Bucket | None"  # None: no rows
 
 Row: TypeAlias = tuple[bytes, bytes, bytes]  # path, key, encoded value
-Change: TypeAlias = tuple[bytes, bytes, "bytes | None"]  # the same; None: the row goes
-Read: TypeAlias = Callable[[int, bytes], bytes]  # the data of the bucket in this slot, which has this hash
+RowChange: TypeAlias = tuple[bytes, bytes, "bytes | None"]  # the same; None: the row goes
+BucketReader: TypeAlias = Callable[[int, bytes], bytes]  # the data of the bucket in this slot, which has this hash
 
-Hashed: TypeAlias = tuple[Sequence[bytes], Sequence[bytes]]  # of a bucket's rows: their paths, and the hashes of the rows
+BucketHashes: TypeAlias = tuple[Sequence[bytes], Sequence[bytes]]  # of a bucket's rows: their paths, and the hashes of the rows
 
 # A row that has changed soon changes again: a task is begun, answered and settled. Of so many buckets, about 8 MB, we keep what
 # need not be hashed then, by the bucket's hash, which says all of it.
 HASHED_MAX: Final = 4_096
-_recent: OrderedDict[bytes, Hashed] = OrderedDict()
+_recent: OrderedDict[bytes, BucketHashes] = OrderedDict()
 
 _sha256 = hashlib.sha256
 _ROW, _BRANCH = b"folkmoot/row\x00", b"folkmoot/branch\x00"
@@ -88,13 +88,13 @@ def size_of(node: Node) -> int:
     return 0 if node is None else node[2]
 
 
-def branch(left: Node, right: Node) -> Branch:
+def make_branch(left: Node, right: Node) -> Branch:
     hash, rows = branch_hash(hash_of(left), hash_of(right)), rows_in(left) + rows_in(right)
     assert rows > BUCKET_ROWS_MAX
     return hash, rows, size_of(left) + size_of(right), left, right
 
 
-def nowhere(slot: int, hash: bytes) -> bytes:
+def read_no_bucket(slot: int, hash: bytes) -> bytes:
     """Reads a tree whose buckets are all in memory."""
     raise StorageError("the rows of this table are not here")
 
@@ -102,18 +102,18 @@ def nowhere(slot: int, hash: bytes) -> bytes:
 # Reading -----------------------------------------------------------------------------------------------------------------
 
 
-def data_of(bucket: Bucket, read: Read) -> bytes:
+def bucket_data(bucket: Bucket, read: BucketReader) -> bytes:
     place = bucket[3]
     return place if isinstance(place, bytes) else read(place, bucket[0])
 
 
-def flat(bucket: Bucket, read: Read) -> list[bytes]:
+def bucket_items(bucket: Bucket, read: BucketReader) -> list[bytes]:
     """Key, value, key, value …, by path."""
-    found: list[bytes] = codec.unpack(data := data_of(bucket, read), len(data))
+    found: list[bytes] = codec.unpack(data := bucket_data(bucket, read), len(data))
     return found
 
 
-def find(node: Node, key: bytes, read: Read) -> bytes | None:
+def find_row(node: Node, key: bytes, read: BucketReader) -> bytes | None:
     """The encoded value of a key."""
     path, depth = path_of(key), 0
     while node is not None and len(node) == 5:
@@ -121,17 +121,17 @@ def find(node: Node, key: bytes, read: Read) -> bytes | None:
         depth += 1
     if node is None:
         return None
-    rows = flat(node, read)
+    rows = bucket_items(node, read)
     try:
         return rows[2 * rows[::2].index(key) + 1]
     except ValueError:
         return None
 
 
-def walk(node: Node, read: Read) -> Iterator[tuple[bytes, bytes]]:
+def iterate_rows(node: Node, read: BucketReader) -> Iterator[tuple[bytes, bytes]]:
     """Keys and encoded values, by path."""
     for bucket in buckets(node):
-        yield from _pairs(flat(bucket, read))
+        yield from _pairs(bucket_items(bucket, read))
 
 
 def _pairs(rows: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
@@ -150,16 +150,16 @@ def buckets(node: Node) -> Iterator[Bucket]:
             yield node
 
 
-def rows_of(node: Node, read: Read) -> list[Row]:
+def rows_of(node: Node, read: BucketReader) -> list[Row]:
     """By path."""
-    pairs = [pair for bucket in buckets(node) for pair in _pairs(flat(bucket, read))]
+    pairs = [pair for bucket in buckets(node) for pair in _pairs(bucket_items(bucket, read))]
     return [(_sha256(key).digest(), key, value) for key, value in pairs]
 
 
 # Changing ----------------------------------------------------------------------------------------------------------------
 
 
-def changed(node: Node, changes: Sequence[Change], read: Read, depth: int = 0) -> Node:
+def apply_changes(node: Node, changes: Sequence[RowChange], read: BucketReader, depth: int = 0) -> Node:
     """The tree after `changes`, which ascend by path, each path once. What is not changed is the very same."""
     if not changes:
         return node
@@ -167,16 +167,16 @@ def changed(node: Node, changes: Sequence[Change], read: Read, depth: int = 0) -
         return _bucket_changed(node, changes, read, depth)
     if len(changes) == 1:
         return _one_changed(node, changes, read, depth)
-    half = middle(changes, depth)
+    half = split_index(changes, depth)
     left, right = node[3], node[4]
     if half:
-        left = changed(left, changes[:half], read, depth + 1)
+        left = apply_changes(left, changes[:half], read, depth + 1)
     if half < len(changes):
-        right = changed(right, changes[half:], read, depth + 1)
-    return node if left is node[3] and right is node[4] else joined(left, right, read)
+        right = apply_changes(right, changes[half:], read, depth + 1)
+    return node if left is node[3] and right is node[4] else join_nodes(left, right, read)
 
 
-def _one_changed(node: Node, changes: Sequence[Change], read: Read, depth: int) -> Node:
+def _one_changed(node: Node, changes: Sequence[RowChange], read: BucketReader, depth: int) -> Node:
     """The same for one change. Below the first levels most are alone."""
     path, way = changes[0][0], list[Branch]()
     while node is not None and len(node) == 5:
@@ -187,13 +187,13 @@ def _one_changed(node: Node, changes: Sequence[Change], read: Read, depth: int) 
     if after is node:
         return way[0]
     for above in reversed(way):
-        after = joined(after, above[4], read) if above[3] is node else joined(above[3], after, read)
+        after = join_nodes(after, above[4], read) if above[3] is node else join_nodes(above[3], after, read)
         node = above
     return after
 
 
-def _bucket_changed(node: Bucket | None, changes: Sequence[Change], read: Read, depth: int) -> Node:
-    data = flat(node, read) if node is not None else []
+def _bucket_changed(node: Bucket | None, changes: Sequence[RowChange], read: BucketReader, depth: int) -> Node:
+    data = bucket_items(node, read) if node is not None else []
     known_paths, known_hashes = _hashed(node[0], data) if node is not None else ((), ())
     paths, hashes, differs = list(known_paths), list(known_hashes), False
     for path, key, value in changes:
@@ -214,7 +214,7 @@ def _bucket_changed(node: Bucket | None, changes: Sequence[Change], read: Read, 
     return _built(paths, hashes, data, depth) if differs else node
 
 
-def _hashed(bucket: bytes, data: Sequence[bytes]) -> Hashed:
+def _hashed(bucket: bytes, data: Sequence[bytes]) -> BucketHashes:
     """The paths of a bucket's rows, and their hashes."""
     found = _recent.pop(bucket, None)  # what it is changed into takes its place
     if found is None:
@@ -224,13 +224,13 @@ def _hashed(bucket: bytes, data: Sequence[bytes]) -> Hashed:
     return found
 
 
-def _keep(bucket: bytes, hashed: Hashed) -> None:
+def _keep(bucket: bytes, hashed: BucketHashes) -> None:
     _recent[bucket] = hashed
     if len(_recent) > HASHED_MAX:
         _recent.popitem(last=False)
 
 
-def built(rows: Sequence[Row], depth: int = 0) -> Node:
+def build_tree(rows: Sequence[Row], depth: int = 0) -> Node:
     """The subtree at `depth` of these rows, which ascend by path."""
     paths = [row[0] for row in rows]
     hashes = [row_hash(path, value) for path, _, value in rows]
@@ -243,13 +243,13 @@ def _built(paths: Sequence[bytes], hashes: Sequence[bytes], data: Sequence[bytes
     if len(paths) > BUCKET_ROWS_MAX:
         half = _half(paths, depth, 0, len(paths))
         left = _built(paths[:half], hashes[:half], data[: 2 * half], depth + 1)
-        return branch(left, _built(paths[half:], hashes[half:], data[2 * half :], depth + 1))
-    hash, size = folded(paths, hashes, depth), sum(map(len, data)) + ROW_HEADS_BYTES * len(paths)
+        return make_branch(left, _built(paths[half:], hashes[half:], data[2 * half :], depth + 1))
+    hash, size = fold_hashes(paths, hashes, depth), sum(map(len, data)) + ROW_HEADS_BYTES * len(paths)
     _keep(hash, (paths, hashes))
     return hash, len(paths), size, codec.pack(data)
 
 
-def joined(left: Node, right: Node, read: Read) -> Node:
+def join_nodes(left: Node, right: Node, read: BucketReader) -> Node:
     """A branch of two halves, or one bucket if they fit into one: it never matters what stood there before."""
     if left is None:
         if right is None or right[1] == 1:
@@ -263,11 +263,11 @@ def joined(left: Node, right: Node, read: Read) -> Node:
         hash, rows, size = _sha256(_BRANCH + left[0] + right[0]).digest(), left[1] + right[1], left[2] + right[2]
     if rows > BUCKET_ROWS_MAX:
         return hash, rows, size, left, right
-    data = [part for half in (left, right) for bucket in buckets(half) for part in flat(bucket, read)]
+    data = [part for half in (left, right) for bucket in buckets(half) for part in bucket_items(bucket, read)]
     return hash, rows, size, codec.encode(data)
 
 
-def folded(paths: Sequence[bytes], hashes: Sequence[bytes], depth: int) -> bytes:
+def fold_hashes(paths: Sequence[bytes], hashes: Sequence[bytes], depth: int) -> bytes:
     """The hash of a subtree at `depth`, from the hashes of its rows."""
     if len(paths) < 2:
         return hashes[0] if hashes else EMPTY
@@ -303,7 +303,7 @@ def _half(paths: Sequence[bytes], depth: int, low: int, high: int) -> int:
     return low
 
 
-def middle(items: Sequence[tuple[bytes, *tuple[Any, ...]]], depth: int) -> int:
+def split_index(items: Sequence[tuple[bytes, *tuple[Any, ...]]], depth: int) -> int:
     """How many of these go left. They begin with a path, ascend by it, and agree in the bits above `depth`."""
     low, high = 0, len(items)
     while low < high:

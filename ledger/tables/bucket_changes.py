@@ -11,19 +11,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
-from ledger.tables.table import Table
-from ledger.tables.tree import (
+from ledger.tables.sparse_merkle_tree import (
     BUCKET_ROWS_MAX,
     DEPTH_MAX,
     Bucket,
     Node,
-    branch,
+    bucket_data,
     buckets,
-    data_of,
-    middle,
+    make_branch,
     rows_in,
+    split_index,
 )
-from ledger.tables.versions import Version
+from ledger.tables.store_versions import StoreVersion
+from ledger.tables.table import Table
 from protocol.errors import StorageError
 
 R = TypeVar("R")
@@ -31,7 +31,7 @@ R = TypeVar("R")
 PATH_BYTES: Final = DEPTH_MAX // 8
 
 
-class Stored(NamedTuple):
+class StoredBucket(NamedTuple):
     """One bucket as a store keeps it, beside its data."""
 
     start: bytes  # the first path that belongs to it: in this order buckets are side by side
@@ -43,23 +43,23 @@ class Stored(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Replacement:
+class BucketChanges:
     """After `puts` are written and `drops` are deleted, all at once, the store holds the tree `node`."""
 
     node: Node
-    puts: list[tuple[Stored, bytes]]
+    puts: list[tuple[StoredBucket, bytes]]
     drops: list[int]  # slots
 
 
-def replaced(old: Node, version: Version, table: Table[Any] | None, fresh: Iterator[int]) -> Replacement:
+def compute_bucket_changes(old: Node, version: StoreVersion, table: Table[Any] | None, fresh: Iterator[int]) -> BucketChanges:
     """What makes `table` of `old`, the tree that a store holds in `version`. `fresh` are slots that no bucket has.
 
     What is about to lose its slot is in memory afterwards.
     """
-    whole, read = table.tree() if table is not None else (None, version.read)
+    whole, read = table.hashed_tree() if table is not None else (None, version.read_bucket)
     superseded: list[Bucket] = []
     free: list[int] = []
-    puts: list[tuple[Stored, bytes]] = []
+    puts: list[tuple[StoredBucket, bytes]] = []
 
     def adopt(old: Node, new: Node, way: int, depth: int) -> Node:
         if old is not None and new is not None:
@@ -85,12 +85,12 @@ def replaced(old: Node, version: Version, table: Table[Any] | None, fresh: Itera
             return hash, rows, size, move(new[3], 2 * way, depth + 1), move(new[4], 2 * way + 1, depth + 1)
         slot = free.pop() if free else next(fresh)
         start = (way << DEPTH_MAX - depth).to_bytes(PATH_BYTES, "big")
-        puts.append((Stored(start, depth, rows, size, hash, slot), data_of(new, read)))
+        puts.append((StoredBucket(start, depth, rows, size, hash, slot), bucket_data(new, read)))
         return hash, rows, size, slot
 
     node = adopt(old, whole, 0, 0)
-    version.keep((_slot(bucket), (bucket[0], data_of(bucket, version.read))) for bucket in superseded)
-    return Replacement(node, puts, free)
+    version.keep_superseded((_slot(bucket), (bucket[0], bucket_data(bucket, version.read_bucket))) for bucket in superseded)
+    return BucketChanges(node, puts, free)
 
 
 def _slot(bucket: Bucket) -> int:
@@ -99,7 +99,7 @@ def _slot(bucket: Bucket) -> int:
     return place
 
 
-def loaded(stored: Iterable[Stored]) -> Node:
+def load_tree(stored: Iterable[StoredBucket]) -> Node:
     """The tree over buckets that a store kept. Raises `StorageError` if they are not those of any tree.
 
     Whether they are the right ones is for the caller to say, by the hash of the tree: no data are read here.
@@ -107,7 +107,7 @@ def loaded(stored: Iterable[Stored]) -> Node:
     return _built(sorted(stored), 0)
 
 
-def _built(places: Sequence[Stored], depth: int) -> Node:
+def _built(places: Sequence[StoredBucket], depth: int) -> Node:
     if not places:
         return None
     first = places[0]
@@ -115,40 +115,40 @@ def _built(places: Sequence[Stored], depth: int) -> Node:
         return first.hash, first.rows, first.size, first.slot
     if first.depth <= depth or depth == DEPTH_MAX:
         raise StorageError("buckets of a table overlap")
-    half = middle(places, depth)
+    half = split_index(places, depth)
     left, right = _built(places[:half], depth + 1), _built(places[half:], depth + 1)
     if rows_in(left) + rows_in(right) <= BUCKET_ROWS_MAX:
         raise StorageError("buckets of a table are missing")
-    return branch(left, right)
+    return make_branch(left, right)
 
 
-class MemoryRows:
+class MemoryBucketStore:
     """Implements `Rows` for one table, for simulated peers and for tests: what it kept is there again after a restart."""
 
     def __init__(self) -> None:
-        self.kept: dict[int, tuple[Stored, bytes]] = {}
+        self.kept: dict[int, tuple[StoredBucket, bytes]] = {}
         self._tree: Node = None
-        self._version = Version(self)
+        self._version = StoreVersion(self)
         self._fresh = itertools.count()
 
-    def save(self, table: Table[R]) -> Replacement:
-        change = replaced(self._tree, self._version, table, self._fresh)
+    def save_table(self, table: Table[R]) -> BucketChanges:
+        change = compute_bucket_changes(self._tree, self._version, table, self._fresh)
         self.kept.update({stored.slot: (stored, data) for stored, data in change.puts})
         for slot in change.drops:
             del self.kept[slot]
-        self._tree, self._version = change.node, self._version.followed()
-        table.settle(self._tree, self._version)
+        self._tree, self._version = change.node, self._version.next_version()
+        table.rebase_on_store(self._tree, self._version)
         return change
 
-    def load(self, kind: type[R]) -> Table[R]:
+    def load_table(self, kind: type[R]) -> Table[R]:
         """After a restart."""
-        self._tree, self._version = loaded(stored for stored, _ in self.kept.values()), Version(self)
+        self._tree, self._version = load_tree(stored for stored, _ in self.kept.values()), StoreVersion(self)
         self._fresh = itertools.count(max(self.kept, default=-1) + 1)
         return Table(kind, self._tree, self._version)
 
-    def read(self, slot: int, hash: bytes) -> bytes | None:
+    def read_bucket(self, slot: int, hash: bytes) -> bytes | None:
         found = self.kept.get(slot)
         return found[1] if found is not None and found[0].hash == hash else None
 
-    def lost(self) -> StorageError:
+    def missing_bucket_error(self) -> StorageError:
         return StorageError("a slot holds other rows")

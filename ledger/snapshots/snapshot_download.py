@@ -15,41 +15,41 @@ from typing import Final
 from consensus.effects import DecidedBlock, PeerFault
 from consensus.light_client import LightClient, TrustedBlock, VerifiedHeader
 from consensus.voter_set import VoterSet
-from ledger.snapshots.assembly import Assembly, Key, Restored
-from ledger.snapshots.snapshot import HEIGHT_MIN, SNAPSHOT_HEIGHTS, Models
-from ledger.state import Rules, State
+from ledger.ledger_state import LedgerRules, LedgerState
+from ledger.snapshots.snapshot_assembly import RestoredSnapshot, SnapshotAssembly, SnapshotPartKey
+from ledger.snapshots.snapshot_server import SNAPSHOT_HEIGHT_MIN, SNAPSHOT_HEIGHTS, ModelStore
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Verifier
 from protocol.limits import SNAPSHOT_PART_BYTES_MAX
 from protocol.messages import GetSnapshot, GetSnapshotPart, LightBlock, NoSnapshot, SnapshotOffer, SnapshotPart
 
 SOURCES_MAX: Final = 8  # voters that are asked at once, and others; another takes the place of one that fails
-WINDOW: Final = 4  # parts asked of one peer at once: 4 MiB are on their way while one is checked
+REQUEST_WINDOW: Final = 4  # parts asked of one peer at once: 4 MiB are on their way while one is checked
 OFFER_SECONDS: Final = 1.0  # a peer that has not proven a snapshot by then makes room for another: many may be silent
 OFFERS_SECONDS: Final = 0.3  # after the first proven offer the others have this long to make a better one
 OFFERS_SECONDS_MAX: Final = 5.0  # twice as long after each snapshot of which too little came: its holders may be slow
-AGAIN_SECONDS: Final = 1.0  # a peer that had nothing to offer is asked again; the network has moved on meanwhile
+OFFER_RETRY_SECONDS: Final = 1.0  # a peer that had nothing to offer is asked again; the network has moved on meanwhile
 STALL_SECONDS: Final = 10.0  # nothing for so long: 4 MiB take that over 3 Mbit/s
-REST_SECONDS_MAX: Final = 120.0  # a peer that stalled or refused rests, twice as long each time
-DRIP_SECONDS: Final = 5.0  # and a part whose pieces have come for this long, and are not all here
+BACKOFF_SECONDS_MAX: Final = 120.0  # a peer that stalled or refused rests, twice as long each time
+SLOW_PART_SECONDS: Final = 5.0  # and a part whose pieces have come for this long, and are not all here
 HEDGE_SECONDS: Final = 1.0  # a part that a peer has not sent for this long is asked of an idle peer, too
-STARVED_SECONDS: Final = 15.0  # not one part for so long: all peers that offer this snapshot rest, and another is chosen
+SNAPSHOT_TIMEOUT_SECONDS: Final = 15.0  # not one part for so long: all peers that offer this snapshot rest, and another is chosen
 OFFERLESS_SECONDS: Final = 10.0  # without a proven snapshot
 
-Request = GetSnapshot | GetSnapshotPart
-Answer = SnapshotOffer | NoSnapshot | SnapshotPart
+SnapshotRequest = GetSnapshot | GetSnapshotPart
+SnapshotAnswer = SnapshotOffer | NoSnapshot | SnapshotPart
 
 
 @dataclass(slots=True)
-class Step:
+class DownloadStep:
     """Requests to send, and peers to drop."""
 
-    sends: list[tuple[bytes, Request]] = field(default_factory=list)
+    sends: list[tuple[bytes, SnapshotRequest]] = field(default_factory=list)
     faults: list[PeerFault] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class Basis:
+class TrustBasis:
     """Known before: the voters of the height after `height`, and a block that the proof must go through."""
 
     chain_id: bytes
@@ -58,32 +58,32 @@ class Basis:
     voters: VoterSet
     anchor: TrustedBlock | None = None
 
-    def path(self) -> LightClient:
+    def make_light_client(self) -> LightClient:
         return LightClient(self.chain_id, self.verifier, self.height, self.voters, self.anchor)
 
 
-def basis_of(
-    rules: Rules, verifier: Verifier, state: State | None, last: DecidedBlock | None, invited: TrustedBlock | None
-) -> Basis:
+def make_trust_basis(
+    rules: LedgerRules, verifier: Verifier, state: LedgerState | None, last: DecidedBlock | None, invited: TrustedBlock | None
+) -> TrustBasis:
     """A peer trusts the `last` block that it decided, and its applied state; None stands for a wrong one.
 
     Below the block that its invitation names it trusts neither: retired voters could have led it there.
     """
     if invited is not None and invited.height > (last.height if last else 0):
-        return Basis(rules.chain_id, verifier, 0, rules.genesis.voters, invited)
+        return TrustBasis(rules.chain_id, verifier, 0, rules.genesis.voters, invited)
     anchor = TrustedBlock(last.height, last.digest) if last else None
     if state is None:
-        return Basis(rules.chain_id, verifier, 0, rules.genesis.voters, anchor)
-    return Basis(rules.chain_id, verifier, state.height, VoterSet(state.members.voters), anchor)
+        return TrustBasis(rules.chain_id, verifier, 0, rules.genesis.voters, anchor)
+    return TrustBasis(rules.chain_id, verifier, state.height, VoterSet(state.members.voters), anchor)
 
 
-def in_turn(peers: Iterable[bytes], voters: VoterSet, last: bytes) -> list[bytes]:
+def request_order(peers: Iterable[bytes], voters: VoterSet, last: bytes) -> list[bytes]:
     """The order in which to ask: voters first, since few of them lie; in a ring that goes on after the peer asked last."""
     return sorted(peers, key=lambda peer: (peer not in voters, peer <= last, peer))
 
 
 @dataclass(slots=True)
-class _Pending:
+class _PendingPart:
     """One thing that was asked of one peer."""
 
     asked: float  # when it was asked for, or the last piece of it came
@@ -96,42 +96,43 @@ class _Pending:
         return sum(map(len, self.pieces))
 
     @property
-    def late(self) -> float:
+    def hedge_at(self) -> float:
         """From when on an idle peer is asked for it too: also where pieces come, but one by one."""
-        return min(self.asked + HEDGE_SECONDS, self.begun + DRIP_SECONDS)
+        return min(self.asked + HEDGE_SECONDS, self.begun + SLOW_PART_SECONDS)
 
 
 @dataclass(slots=True)
-class _Source:
+class _SnapshotSource:
     path: LightClient
     waits: bool = False  # for the answer to GetSnapshot
     since: float | None = None  # when it was asked first for the offer that it has not proven yet
     again: float = 0.0  # when it may be asked for an offer
     rested: float = 0.0  # and when it may be asked for anything
     stall: float = STALL_SECONDS  # how long it rests if it stalls once more
-    refusal: float = AGAIN_SECONDS  # if it refuses once more what it has offered: it gave that up, or only pretends to hold it
+    # if it refuses once more what it has offered: it gave that up, or only pretends to hold it
+    refusal: float = OFFER_RETRY_SECONDS
     links: list[LightBlock] = field(default_factory=list)
     tip: tuple[VerifiedHeader, ...] = ()  # proven: what it offers
     digests: dict[str, bytes] = field(default_factory=dict)
-    pending: dict[Key, _Pending] = field(default_factory=dict)
+    pending: dict[SnapshotPartKey, _PendingPart] = field(default_factory=dict)
     heard: float = 0.0  # when it was asked while idle, or sent something
 
 
-class Transfer:
-    """Call `connected` for each peer there is, then every method as things happen, and `tick` when `deadline` has come.
+class SnapshotDownload:
+    """Call `add_peer` for each peer there is, then every method as things happen, and `handle_tick` when `deadline` has come.
 
     Every call returns what is to be done. `restored` is set at the end; `conflict` if the chain itself proves to be forked.
     """
 
-    def __init__(self, rules: Rules, models: Models, basis: Basis, wanted: int = 0, now: float = 0.0) -> None:
-        self.restored: Restored | None = None
+    def __init__(self, rules: LedgerRules, models: ModelStore, basis: TrustBasis, wanted: int = 0, now: float = 0.0) -> None:
+        self.restored: RestoredSnapshot | None = None
         self.conflict: str | None = None  # two certified blocks of one height: more than f voters' keys are in wrong hands
         self.asked_last = b""  # for an offer
         self._rules, self._models, self._basis = rules, models, basis
-        self._wanted = max(wanted, HEIGHT_MIN)
-        self._sources: dict[bytes, _Source] = {}
+        self._wanted = max(wanted, SNAPSHOT_HEIGHT_MIN)
+        self._sources: dict[bytes, _SnapshotSource] = {}
         self._liars: set[bytes] = set()
-        self._assembly: Assembly | None = None
+        self._assembly: SnapshotAssembly | None = None
         self._voters = basis.voters  # the latest set that is proven
         self._voters_of = basis.height
         self._first_offer: float | None = None
@@ -140,16 +141,16 @@ class Transfer:
         self._chosen = self._last_part = self._held = 0.0
         self._tips: dict[int, bytes] = {}  # height -> digest of the certified block after it
         self._links: tuple[LightBlock, ...] = ()
-        self._step = Step()
+        self._step = DownloadStep()
         self._now = self._sought = now  # the latter: when it last began to look for a snapshot
 
     @property
-    def known(self) -> int:
+    def trusted_height(self) -> int:
         """The height from which on everything is proven."""
         return self._basis.height
 
     @property
-    def links(self) -> tuple[LightBlock, ...]:
+    def light_blocks(self) -> tuple[LightBlock, ...]:
         """The changes of the voter set on the way from there to what was restored."""
         return self._links
 
@@ -158,24 +159,24 @@ class Transfer:
         """(height that is being fetched, or 0; things still to come)."""
         return (self._assembly.height, len(self._assembly.missing)) if self._assembly else (0, 0)
 
-    def is_in_vain(self, now: float) -> bool:
+    def has_no_source(self, now: float) -> bool:
         """Nobody has what is wanted, and decisions one by one are all there is."""
         has_offers = any(source.tip for source in self._sources.values())
         return self._assembly is None and not has_offers and now - self._sought > OFFERLESS_SECONDS
 
     # Events ----------------------------------------------------------------------------------------------------------
 
-    def connected(self, peer: bytes, now: float) -> Step:
+    def add_peer(self, peer: bytes, now: float) -> DownloadStep:
         if peer not in self._liars and peer not in self._sources:
-            self._sources[peer] = _Source(self._basis.path())
+            self._sources[peer] = _SnapshotSource(self._basis.make_light_client())
         return self._finish(now)
 
-    def disconnected(self, peer: bytes, now: float) -> Step:
+    def remove_peer(self, peer: bytes, now: float) -> DownloadStep:
         self._note(now)
         self._sources.pop(peer, None)
         return self._finish(now)
 
-    def received(self, peer: bytes, message: Answer, now: float) -> Step:
+    def handle_answer(self, peer: bytes, message: SnapshotAnswer, now: float) -> DownloadStep:
         source = self._sources.get(peer)
         self._note(now)
         if source is not None and self.restored is None:
@@ -187,7 +188,7 @@ class Transfer:
                 self._step.faults.append(PeerFault(peer, error))
         return self._finish(now)
 
-    def tick(self, now: float) -> Step:
+    def handle_tick(self, now: float) -> DownloadStep:
         self._note(now)
         return self._finish(now)
 
@@ -201,12 +202,12 @@ class Transfer:
     def deadline(self) -> float:
         return min(self._deadlines(), default=float("inf"))
 
-    def abandon(self) -> None:
+    def discard_parts(self) -> None:
         """Deletes what was fetched and not installed."""
         if self._assembly is not None:
-            self._assembly.abandon()
+            self._assembly.discard_parts()
 
-    def _finish(self, now: float) -> Step:
+    def _finish(self, now: float) -> DownloadStep:
         self._now = now
         if self.restored is None and self.conflict is None:
             self._give_up_stalled()
@@ -214,7 +215,7 @@ class Transfer:
             self._choose()
             self._ask_for_parts()
             self._conclude()
-        step, self._step = self._step, Step()
+        step, self._step = self._step, DownloadStep()
         return step
 
     def _deadlines(self) -> Iterator[float]:
@@ -233,11 +234,11 @@ class Transfer:
         if self._assembly is not None:
             yield self._leaves
         if any(source.tip and not source.pending for source in self._sources.values()):
-            yield from (pending.late for _, pending in self._asked_of_one())
+            yield from (pending.hedge_at for _, pending in self._asked_of_one())
 
     # Answers ---------------------------------------------------------------------------------------------------------
 
-    def _take(self, source: _Source, message: Answer) -> None:
+    def _take(self, source: _SnapshotSource, message: SnapshotAnswer) -> None:
         match message:
             case SnapshotOffer():
                 if source.waits:
@@ -248,7 +249,7 @@ class Transfer:
             case SnapshotPart():
                 self._take_part(source, message)
 
-    def _take_offer(self, source: _Source, offer: SnapshotOffer) -> None:
+    def _take_offer(self, source: _SnapshotSource, offer: SnapshotOffer) -> None:
         proven = [source.path.verify_light_block(link) for link in offer.light_blocks]
         if source.path.height > self._voters_of:
             self._voters, self._voters_of = source.path.voters, source.path.height
@@ -263,30 +264,30 @@ class Transfer:
             raise RemoteProtocolError(
                 "foreign-chain", f"the proof ends before the trusted block of {source.path.pending_trusted_height}"
             )
-        Assembly(self._rules, self._models, tip, offer.modules)  # raises if the modules do not fit
+        SnapshotAssembly(self._rules, self._models, tip, offer.modules)  # raises if the modules do not fit
         source.tip, source.digests = tip, offer.modules
         if self._tips.setdefault(offer.height, tip[-1].digest) != tip[-1].digest:
             self.conflict = f"two different blocks are certified at height {offer.height + 1}"
         self._first_offer = self._now if self._first_offer is None else self._first_offer
 
-    def _take_refusal(self, source: _Source, message: NoSnapshot) -> None:
+    def _take_refusal(self, source: _SnapshotSource, message: NoSnapshot) -> None:
         offered = source.tip[1].header.height if source.tip else None
         if message.height == offered:
             self._withdraw(source, self._now)
             source.rested = self._now + source.refusal
-            source.refusal = min(REST_SECONDS_MAX, 2 * source.refusal)
+            source.refusal = min(BACKOFF_SECONDS_MAX, 2 * source.refusal)
         elif source.waits:
             is_of_before = source.heard < self._sought  # it was asked for the snapshot that has been left meanwhile
-            self._withdraw(source, self._now if is_of_before else self._now + AGAIN_SECONDS)
+            self._withdraw(source, self._now if is_of_before else self._now + OFFER_RETRY_SECONDS)
 
-    def _withdraw(self, source: _Source, again: float) -> None:
-        source.path, source.links, source.tip, source.digests = self._basis.path(), [], (), {}
+    def _withdraw(self, source: _SnapshotSource, again: float) -> None:
+        source.path, source.links, source.tip, source.digests = self._basis.make_light_client(), [], (), {}
         source.pending.clear()
         source.waits, source.since, source.again = False, None, again
 
-    def _take_part(self, source: _Source, part: SnapshotPart) -> None:
-        key = Key(part.content, part.name, 0)
-        key = key if key.in_pieces else Key(part.content, part.name, part.index)
+    def _take_part(self, source: _SnapshotSource, part: SnapshotPart) -> None:
+        key = SnapshotPartKey(part.content, part.name, 0)
+        key = key if key.in_pieces else SnapshotPartKey(part.content, part.name, part.index)
         pending = source.pending.get(key)
         if pending is None or self._assembly is None or part.height != self._assembly.height:
             return  # it came too late, after another peer had been asked
@@ -300,7 +301,7 @@ class Transfer:
                 self._last_part = self._now
             self._take_piece(source, key, pending, is_last=len(part.data) < SNAPSHOT_PART_BYTES_MAX)
 
-    def _take_piece(self, source: _Source, key: Key, pending: _Pending, is_last: bool) -> None:
+    def _take_piece(self, source: _SnapshotSource, key: SnapshotPartKey, pending: _PendingPart, is_last: bool) -> None:
         assert self._assembly is not None
         if pending.size > (size_max := self._assembly.size_max(key)):
             raise RemoteProtocolError("oversized", f"{key.content.value} of more than {size_max} bytes")
@@ -308,9 +309,9 @@ class Transfer:
             del source.pending[key]
             self._finish_key(source, key, b"".join(pending.pieces))
 
-    def _finish_key(self, source: _Source, key: Key, data: bytes) -> None:
+    def _finish_key(self, source: _SnapshotSource, key: SnapshotPartKey, data: bytes) -> None:
         assert self._assembly is not None
-        self._assembly.take(key, data)
+        self._assembly.add_part(key, data)
         self._last_part, source.stall = self._now, STALL_SECONDS
 
     # Rules -----------------------------------------------------------------------------------------------------------
@@ -325,7 +326,7 @@ class Transfer:
         """How many places others hold, and voters: strangers must not keep them out."""
         return Counter(peer in self._voters for peer, source in self._sources.items() if self._holds_place(source))
 
-    def _holds_place(self, source: _Source) -> bool:
+    def _holds_place(self, source: _SnapshotSource) -> bool:
         return bool(source.tip) or (source.since is not None and self._now < source.since + OFFER_SECONDS)
 
     def _ask_for_offers(self) -> None:
@@ -359,16 +360,16 @@ class Transfer:
             return
         voters = Counter(of.tip[-1].digest for peer, of in self._sources.items() if of.tip and peer in self._voters)
 
-        def rank(source: _Source) -> tuple[bool, bool, int, int]:
+        def rank(source: _SnapshotSource) -> tuple[bool, bool, int, int]:
             height, count = source.tip[1].header.height, voters[source.tip[-1].digest]
             return count > self._voters.faults_tolerated, height % SNAPSHOT_HEIGHTS == 0, count, height
 
         best = max(offers, key=rank)
-        self._assembly = Assembly(self._rules, self._models, best.tip, best.digests)
+        self._assembly = SnapshotAssembly(self._rules, self._models, best.tip, best.digests)
         self._links = tuple(best.links)
         self._chosen = self._last_part = self._held = self._now
         for source in offers:
-            if source.tip[-1].digest != self._assembly.id:
+            if source.tip[-1].digest != self._assembly.snapshot_id:
                 self._withdraw(source, self._now)  # it may have the higher one too
 
     def _leave_starved(self) -> None:
@@ -376,7 +377,7 @@ class Transfer:
             return
         for source in self._holders.values():
             self._rest(source)
-        self._assembly.abandon()
+        self._assembly.discard_parts()
         for source in self._sources.values():
             source.again = self._now  # it had nothing to offer because another snapshot was wanted, the one that is left now
         self._assembly, self._sought = None, self._now
@@ -384,10 +385,10 @@ class Transfer:
         self._first_offer = self._now if any(source.tip for source in self._sources.values()) else None
 
     @property
-    def _holders(self) -> dict[bytes, _Source]:
+    def _holders(self) -> dict[bytes, _SnapshotSource]:
         """The peers that offer the snapshot that is being fetched."""
         assert self._assembly is not None
-        offered = self._assembly.id
+        offered = self._assembly.snapshot_id
         return {peer: source for peer, source in self._sources.items() if source.tip and source.tip[-1].digest == offered}
 
     @property
@@ -400,63 +401,65 @@ class Transfer:
         """Until when a part must come. If nobody offers the snapshot any more, a link may bring it back: this peer waits for as
         long as it fetched it.
         """
-        starved = self._last_part + STARVED_SECONDS
+        starved = self._last_part + SNAPSHOT_TIMEOUT_SECONDS
         return starved if self._holders else min(starved, self._held + self._last_part - self._chosen)
 
-    def _rest(self, source: _Source) -> None:
+    def _rest(self, source: _SnapshotSource) -> None:
         self._withdraw(source, self._now)
         source.rested = self._now + source.stall
-        source.stall = min(REST_SECONDS_MAX, 2 * source.stall)
+        source.stall = min(BACKOFF_SECONDS_MAX, 2 * source.stall)
 
     def _ask_for_parts(self) -> None:
         assembly = self._assembly
         if assembly is None:
             return
         for peer, source in self._sources.items():
-            if source.tip and source.tip[-1].digest != assembly.id:
-                self._withdraw(source, self._now + AGAIN_SECONDS)
+            if source.tip and source.tip[-1].digest != assembly.snapshot_id:
+                self._withdraw(source, self._now + OFFER_RETRY_SECONDS)
             source.pending = {key: pending for key, pending in source.pending.items() if key in assembly.missing}
             self._continue_pieces(peer, source)
         asked = {key for source in self._sources.values() for key in source.pending}
         fresh = iter([key for key in assembly.missing if key not in asked])
         # One for each peer in turn, so that what there is comes from all of them.
-        askable = [(peer, source) for peer, source in self._sources.items() if source.tip and len(source.pending) < WINDOW]
+        askable = [
+            (peer, source) for peer, source in self._sources.items() if source.tip and len(source.pending) < REQUEST_WINDOW
+        ]
         while askable:
             peer, source = askable.pop(0)
             key = next(fresh, None) or self._hedge(source)
             if key is not None:
                 self._ask(peer, source, key)
-                if len(source.pending) < WINDOW:
+                if len(source.pending) < REQUEST_WINDOW:
                     askable.append((peer, source))
 
-    def _continue_pieces(self, peer: bytes, source: _Source) -> None:
+    def _continue_pieces(self, peer: bytes, source: _SnapshotSource) -> None:
         for key, pending in source.pending.items():
             if len(pending.pieces) == pending.pieces_asked:
                 self._send_request(peer, key, pending.pieces_asked)
                 pending.pieces_asked += 1
 
-    def _ask(self, peer: bytes, source: _Source, key: Key) -> None:
+    def _ask(self, peer: bytes, source: _SnapshotSource, key: SnapshotPartKey) -> None:
         if not source.pending:
             source.heard = self._now
-        source.pending[key] = _Pending(self._now, self._now)
+        source.pending[key] = _PendingPart(self._now, self._now)
         self._send_request(peer, key, 0 if key.in_pieces else key.index)
 
-    def _send_request(self, peer: bytes, key: Key, index: int) -> None:
+    def _send_request(self, peer: bytes, key: SnapshotPartKey, index: int) -> None:
         assert self._assembly is not None
         self._step.sends.append((peer, GetSnapshotPart(self._assembly.height, key.content, key.name, index)))
 
-    def _asked_of_one(self) -> list[tuple[Key, _Pending]]:
+    def _asked_of_one(self) -> list[tuple[SnapshotPartKey, _PendingPart]]:
         """The requests that only one peer has, the oldest first."""
         pending = [item for source in self._sources.values() for item in source.pending.items()]
         counts = Counter(key for key, _ in pending)
         return sorted((item for item in pending if counts[item[0]] == 1), key=lambda item: item[1].asked)
 
-    def _hedge(self, source: _Source) -> Key | None:
+    def _hedge(self, source: _SnapshotSource) -> SnapshotPartKey | None:
         """For an idle peer: a part that another peer does not send."""
         if source.pending:
             return None
-        late = (key for key, pending in self._asked_of_one() if pending.late <= self._now)
+        late = (key for key, pending in self._asked_of_one() if pending.hedge_at <= self._now)
         return next(late, None)
 
     def _conclude(self) -> None:
-        self.restored = self._assembly.restored() if self._assembly else None
+        self.restored = self._assembly.restored_snapshot() if self._assembly else None

@@ -18,17 +18,17 @@ class RoundTerms:
     round: int
     model_root: bytes
     voters: frozenset[bytes]
-    auditors: frozenset[bytes]  # voters with a worker; empty if no trainer is `vouched`
+    reexecutors: frozenset[bytes]  # voters with a worker; empty if no trainer is `vouched`
     trainers: frozenset[bytes]
     awaited: frozenset[bytes]
-    vouched: frozenset[bytes]  # trainers whose proposals are re-executed before the ballot: they need vouches
+    trainers_to_vouch_for: frozenset[bytes]  # trainers whose proposals are re-executed before the ballot: they need vouches
     successors: frozenset[tuple[bytes, bytes]] = frozenset()  # trainers that rotated in the round: former key, next key
     voting_keys: frozenset[tuple[bytes, bytes]] = frozenset()  # (key of a trainer, another key with which its member votes)
     called_last: frozenset[bytes] = frozenset()  # re-executors that gave no vouch of late
     suspended: frozenset[bytes] = frozenset()  # re-executors that vouched falsely, and are not called
 
     @property
-    def signed(self) -> tuple[bytes, int, bytes]:
+    def signed_fields(self) -> tuple[bytes, int, bytes]:
         """What every ballot of the round binds to."""
         return self.job, self.round, self.model_root
 
@@ -41,7 +41,7 @@ class RoundTerms:
         return faults_tolerated(len(self.voters))
 
     @property
-    def spare(self) -> int:
+    def spare_voters(self) -> int:
         """How many voters may be down while the others still decide: f at least."""
         return len(self.voters) - self.quorum
 
@@ -49,7 +49,7 @@ class RoundTerms:
         """The key with which the member of this trainer votes in the round, if it does."""
         return next((voter for key, voter in self.voting_keys if key == trainer), trainer)
 
-    def outnumber_liars(self, trainers: Iterable[bytes]) -> bool:
+    def outnumber_faulty_voters(self, trainers: Iterable[bytes]) -> bool:
         """Whether more of these trainers vote than may lie. Where fewer trainers vote, all that do have to be among these.
 
         f is a bound for voters. Trainers that do not vote are not counted, since one liar may have invited many.
@@ -59,6 +59,6 @@ class RoundTerms:
         return len(among) >= min(self.faults + 1, len(voting)) > 0
 
 
-def body_digest(signed: Signed) -> bytes:
+def signed_body_digest(signed: Signed) -> bytes:
     """How ballots and vouches name proposals, and cut-offs name ballots."""
     return hashlib.sha256(signed.body).digest()

@@ -1,4 +1,4 @@
-"""The vouches of one open round at one peer, and the peer's own re-executions. Sans-IO, as `rounds.ballots`."""
+"""The vouches of one open round at one peer, and the peer's own re-executions. Sans-IO, as `rounds.round_state`."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from dataclasses import dataclass, field
 from protocol.codec import decode_message, encode
 from protocol.identity import Signed
 from protocol.messages import Judgement, Vouch
-from rounds.terms import RoundTerms
-from rounds.vouching import Vouches, check_vouch, vouches_needed
+from rounds.round_terms import RoundTerms
+from rounds.vouch_set import VouchSet, check_vouch, vouches_needed
 
 
 @dataclass(slots=True)
-class VouchBook:
+class VouchState:
     """`me` is None for a peer that does not vote in the round."""
 
     terms: RoundTerms
     me: bytes | None
-    vouches: Vouches
+    vouches: VouchSet
     signed: dict[tuple[bytes, bytes], Signed] = field(default_factory=dict)  # by signer and body, in order of arrival
     double_vouchers: set[bytes] = field(default_factory=set)
-    findings: dict[bytes, Judgement] = field(default_factory=dict)  # trainer -> our own verdict, signed or not yet
-    called: dict[bytes, float] = field(default_factory=dict)  # trainer -> moment of our call to re-execute its proposal
-    begun: set[bytes] = field(default_factory=set)  # trainers of these whose buffers were here, too
-    seconds: list[float] = field(default_factory=list)  # from delivery to vouch, of each voter that was called at once
+    own_judgements: dict[bytes, Judgement] = field(default_factory=dict)  # trainer -> our own verdict, signed or not yet
+    assigned_at: dict[bytes, float] = field(default_factory=dict)  # trainer -> moment of our call to re-execute its proposal
+    started: set[bytes] = field(default_factory=set)  # trainers of these whose buffers were here, too
+    vouch_seconds: list[float] = field(default_factory=list)  # from delivery to vouch, of each voter that was called at once
     _said: dict[tuple[bytes, bytes], tuple[Judgement, Signed]] = field(default_factory=dict)  # by voter and trainer
 
     # What comes in
 
-    def new(self, voter: bytes, vouch: Vouch) -> list[Judgement]:
+    def new_judgements(self, voter: bytes, vouch: Vouch) -> list[Judgement]:
         """The judgements on trainers that this voter has not judged before; none if the vouch contradicts a former one."""
         if self._contradicted(voter, vouch) is not None:
             return []
@@ -40,7 +40,7 @@ class VouchBook:
         known = (said for judgement in vouch.judgements if (said := self._said.get((voter, judgement.trainer))))
         return next((before for _, before in known if before.body != encode(vouch)), None)
 
-    def add(self, signed: Signed, vouch: Vouch) -> tuple[Signed, Signed] | None:
+    def add_vouch(self, signed: Signed, vouch: Vouch) -> tuple[Signed, Signed] | None:
         """Keeps a new vouch. Two different vouches of one voter that name one trainer are evidence, and the first one counts."""
         check_vouch(self.terms, signed.signer, vouch)
         voter = signed.signer
@@ -49,57 +49,57 @@ class VouchBook:
             is_known = voter in self.double_vouchers
             self.double_vouchers.add(voter)
             return None if is_known else (other, signed)
-        if self.new(voter, vouch):
+        if self.new_judgements(voter, vouch):
             self.signed[voter, signed.body] = signed
-            self.vouches.add(voter, vouch)
+            self.vouches.add_vouch(voter, vouch)
             for judgement in vouch.judgements:
                 self._said.setdefault((voter, judgement.trainer), (judgement, signed))
             if voter == self.me:
-                self.findings |= {judgement.trainer: judgement for judgement in vouch.judgements}
+                self.own_judgements |= {judgement.trainer: judgement for judgement in vouch.judgements}
         return None
 
-    def measure(self, voter: bytes, trainer: bytes, seconds: float) -> None:
+    def record_vouch_seconds(self, voter: bytes, trainer: bytes, seconds: float) -> None:
         """Keeps the time if the voter was called at once, for a trainer that votes.
 
         The call of other voters depends on former measurements. Any number of trainers that do not vote may be slow on purpose.
         """
-        if self.terms.voting_key(trainer) in self.terms.voters and voter in self.vouches.called_at_once(trainer):
-            self.seconds.append(seconds)
+        if self.terms.voting_key(trainer) in self.terms.voters and voter in self.vouches.first_assigned(trainer):
+            self.vouch_seconds.append(seconds)
 
-    def find(self, judgement: Judgement) -> None:
+    def record_own_judgement(self, judgement: Judgement) -> None:
         """Our own verdict. The first one on a trainer is final: a second one would be evidence against us."""
-        self.findings.setdefault(judgement.trainer, judgement)
+        self.own_judgements.setdefault(judgement.trainer, judgement)
 
-    def take_over(self, other: VouchBook) -> None:
+    def import_from(self, other: VouchState) -> None:
         """Takes the vouches of present re-executors from the book of this round with its former voters."""
         for signed in other.signed.values():
-            if signed.signer in self.terms.auditors:
-                self.add(signed, decode_message(signed.body, (Vouch,)))
+            if signed.signer in self.terms.reexecutors:
+                self.add_vouch(signed, decode_message(signed.body, (Vouch,)))
         self.double_vouchers |= other.double_vouchers
-        if self.me == other.me and self.me in self.terms.auditors:
-            self.findings = other.findings | self.findings
+        if self.me == other.me and self.me in self.terms.reexecutors:
+            self.own_judgements = other.own_judgements | self.own_judgements
 
     # What goes out
 
-    def is_called(self, trainer: bytes, proposal: bytes, is_late: bool) -> bool:
+    def is_assigned(self, trainer: bytes, proposal: bytes, is_late: bool) -> bool:
         """Whether we re-execute this proposal from now on."""
-        if trainer in self.findings or self.vouches.are_settled(trainer, proposal):
+        if trainer in self.own_judgements or self.vouches.is_settled(trainer, proposal):
             return False
-        return self.me is not None and self.me in self.vouches.called(trainer, proposal, is_late)
+        return self.me is not None and self.me in self.vouches.assigned_reexecutors(trainer, proposal, is_late)
 
-    def due(self) -> Vouch | None:
+    def make_vouch_if_due(self) -> Vouch | None:
         """Our next vouch.
 
         While other re-executions go on, it waits until it has as many verdicts as the former ones: a block has room for few
         signatures.
         """
         own = {trainer for voter, trainer in self._said if voter == self.me}
-        new = sorted(self.findings.keys() - own)
-        if not new or (self.begun - self.findings.keys() and len(new) < len(own)):
+        new = sorted(self.own_judgements.keys() - own)
+        if not new or (self.started - self.own_judgements.keys() and len(new) < len(own)):
             return None
-        return Vouch(self.terms.job, self.terms.round, tuple(self.findings[trainer] for trainer in new))
+        return Vouch(self.terms.job, self.terms.round, tuple(self.own_judgements[trainer] for trainer in new))
 
-    def needed(self, sure: Mapping[bytes, bytes], named: Iterable[tuple[bytes, bytes]]) -> tuple[Signed, ...]:
+    def vouches_for_certificate(self, sure: Mapping[bytes, bytes], named: Iterable[tuple[bytes, bytes]]) -> tuple[Signed, ...]:
         """Selects the signed vouches of a closing.
 
         | proposal                           | vouches                                                                      |
@@ -111,21 +111,21 @@ class VouchBook:
             (voter, trainer)
             for trainer, proposal in sure.items()
             for voter in (
-                *self.vouches.called_at_once(trainer),
-                *self.vouches.accepting(trainer, proposal)[: vouches_needed(self.terms, trainer)],
+                *self.vouches.first_assigned(trainer),
+                *self.vouches.accepting_voters(trainer, proposal)[: vouches_needed(self.terms, trainer)],
             )
             if (voter, trainer) in self._said
         ]
         for trainer, proposal in set(named) - sure.items():
-            against = self.vouches.rejecting(trainer, proposal)[:most]
-            false = self.vouches.accepting(trainer, proposal)[:most] if len(against) == most else []
+            against = self.vouches.rejecting_voters(trainer, proposal)[:most]
+            false = self.vouches.accepting_voters(trainer, proposal)[:most] if len(against) == most else []
             voters += [(voter, trainer) for voter in (*against, *false)]
         chosen = {(signed.signer, signed.body): signed for _, signed in (self._said[place] for place in voters)}
         return tuple(signed for _, signed in sorted(chosen.items()))
 
-    def without_double(self) -> Vouches:
+    def without_double_vouchers(self) -> VouchSet:
         """The vouches of voters that did not contradict themselves."""
-        made = Vouches(self.terms)
+        made = VouchSet(self.terms)
         for key, verdicts in self.vouches.verdicts.items():
             made.verdicts[key] = {voter: said for voter, said in verdicts.items() if voter not in self.double_vouchers}
         return made

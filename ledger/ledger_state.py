@@ -16,29 +16,29 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from consensus.block import BODY_BYTES_MAX, Block
 from consensus.evidence import STATEMENT_TYPES, Evidence, verify_evidence
 from ledger import members as membership
-from ledger.anchors import newest_before
-from ledger.audits.docket import AuditsModule, FirstAuditsModule
-from ledger.audits.state import AuditsState
-from ledger.core.containment import Failure, failure_of, is_contained
-from ledger.core.encodable import check_encodable
+from ledger.audits.audit_state import AuditsState
+from ledger.audits.state_machine import AuditsModule, AuditsModuleV1
+from ledger.core.deterministic_failures import ModuleFailure, is_deterministic, make_module_failure
+from ledger.core.encoding_check import check_encodable
 from ledger.core.genesis import Genesis, ModuleVersion
-from ledger.core.module import Change, Context, Module, Refused, Replaced, Said, Statement
+from ledger.core.module import BlobReplacement, BlockContext, DecodedTransaction, EmbeddedStatement, Module, Refused, StateChange
 from ledger.jobs import (
     RUNNING_MAX,
-    Anchored,
     ClosedRound,
+    JobAnchored,
     JobEnded,
-    JobRules,
+    JobPhase,
+    JobRolledBack,
     JobsModule,
-    JobsOfEstimatesModule,
-    JobsOfModelsModule,
+    JobsModuleV2,
+    JobsModuleV3,
+    JobSpecRules,
     JobsState,
     JobStarted,
-    Phase,
-    RolledBack,
 )
-from ledger.members import Expelled, MembersModule, MembersState, Rekeyed
-from ledger.network import NetworkModule, NetworkOfLimitsModule, NetworkState, Upgrade
+from ledger.members import MemberExpelled, MemberRekeyed, MembersModule, MembersState
+from ledger.model_anchors import newest_anchor_before
+from ledger.network_governance import ModuleUpgrade, NetworkModule, NetworkModuleV2, NetworkState
 from ledger.tables import Table, table_fields
 from protocol import codec, merkle
 from protocol.codec import Count, Digest, Length
@@ -55,8 +55,8 @@ from protocol.limits import (
 from protocol.messages import Ballot, CutOff, Proposal, Transaction, Vouch
 from protocol.recent_digests import RecentDigests
 from protocol.units import round_number
-from rounds.ballots import Closing, check_closing, outcome
-from rounds.vouching import Vouches
+from rounds.round_state import RoundCertificate, compute_round_result, why_round_certificate_invalid
+from rounds.vouch_set import VouchSet
 
 M = TypeVar("M")
 T = TypeVar("T")
@@ -65,14 +65,15 @@ OPENED_BYTES_MAX = 24 << 20  # accepted messages kept decoded: one round of VOTE
 OPENED_FACTOR = 4  # memory of a message, with its body, for each byte of the body: ballots take 3.8, transactions 2
 OPENED_OVERHEAD_BYTES = 1_024  # objects of the smallest message
 FAILURES_KEPT = 8
-CHECKED_MAX = TRANSACTIONS_PENDING_MAX + 2 * TRANSACTIONS_PER_BLOCK_MAX  # a pool, and a block in each of two views; 3 MB
+# a pool, and a block in each of two views; 3 MB
+CHECKED_TRANSACTIONS_MAX = TRANSACTIONS_PENDING_MAX + 2 * TRANSACTIONS_PER_BLOCK_MAX
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class BlockBody:
     """The body of a block. It acts in the order of the fields."""
 
-    closings: Annotated[tuple[Closing, ...], Length(0, RUNNING_MAX)]
+    round_certificates: Annotated[tuple[RoundCertificate, ...], Length(0, RUNNING_MAX)]
     evidence: Annotated[tuple[Evidence, ...], Length(0, EVIDENCE_PER_BLOCK_MAX)]  # ascending by culprit, each once
     transactions: Annotated[tuple[Signed, ...], Length(0, TRANSACTIONS_PER_BLOCK_MAX)]
 
@@ -81,20 +82,20 @@ def module_digest(encoded: bytes) -> bytes:
     return hashlib.sha256(encoded).digest()
 
 
-def root_over(modules: Mapping[str, bytes]) -> bytes:
+def state_root_over(modules: Mapping[str, bytes]) -> bytes:
     """The state root over the digests of all modules by name: their names and their number are bound as well."""
     return merkle.merkle_root([merkle.leaf_hash(name.encode() + b"\x00" + digest) for name, digest in sorted(modules.items())])
 
 
-EMPTY_BODY = codec.encode(Body((), (), ()))
+EMPTY_BODY = codec.encode(BlockBody((), (), ()))
 
 
-def decode_body(data: bytes) -> Body:
-    return codec.decode(Body, data, BODY_BYTES_MAX)
+def decode_body(data: bytes) -> BlockBody:
+    return codec.decode(BlockBody, data, BODY_BYTES_MAX)
 
 
 @dataclass(frozen=True)
-class State:
+class LedgerState:
     """After the block of `height`. The root leaves the height out: an empty block changes nothing."""
 
     height: int
@@ -105,10 +106,10 @@ class State:
     _encoded: dict[str, tuple[Any, bytes]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
-    def root(self) -> bytes:
-        return root_over({name: module_digest(self.encoded(name)) for name in self.modules})
+    def state_root(self) -> bytes:
+        return state_root_over({name: module_digest(self.encoded_module(name)) for name in self.modules})
 
-    def encoded(self, name: str) -> bytes:
+    def encoded_module(self, name: str) -> bytes:
         """The bytes of one module's state."""
         value, data = self._encoded.get(name, (None, b""))
         if value is not self.modules[name]:
@@ -116,14 +117,14 @@ class State:
             self._encoded[name] = (value, data)
         return data
 
-    def repair(self, name: str) -> None:
+    def restore_module_state(self, name: str) -> None:
         """Undoes what code that failed has changed inside the state of its module, which no code may: back to its last bytes."""
         value, data = self._encoded.get(name, (None, b""))
         if value is None or codec.encode(value) == data:
             return
         whole = codec.decode(type(value), data, len(data))
         for table in table_fields(type(value)):
-            getattr(whole, table).take(getattr(value, table))
+            getattr(whole, table).adopt_rows_of(getattr(value, table))
         for part in fields(value):
             object.__setattr__(value, part.name, getattr(whole, part.name))
 
@@ -133,41 +134,41 @@ class State:
         named = [(name, value, of) for name, value in self.modules.items() for of in table_fields(type(value))]
         return {f"{name}/{of}": getattr(value, of) for name, value, of in named}
 
-    def with_rows_of(self, other: State) -> State:
+    def with_rows_of(self, other: LedgerState) -> LedgerState:
         """The same state, its tables read as those of `other`, which has the same rows."""
         for name, table in self.tables.items():
-            table.take(other.tables[name])
+            table.adopt_rows_of(other.tables[name])
         return self
 
     @cached_property
     def _by_type(self) -> dict[type, Any]:
         return {type(value): value for value in self.modules.values()}
 
-    def of(self, kind: type[T]) -> T:
+    def module_state(self, kind: type[T]) -> T:
         """The state of the module that has this state type."""
         value: T = self._by_type[kind]
         return value
 
     @property
     def members(self) -> MembersState:
-        return self.of(MembersState)
+        return self.module_state(MembersState)
 
     @property
     def jobs(self) -> JobsState:
-        return self.of(JobsState)
+        return self.module_state(JobsState)
 
     @property
     def audits(self) -> AuditsState:
-        return self.of(AuditsState)
+        return self.module_state(AuditsState)
 
     def final_round(self, job: bytes) -> int:
         """The round that began with the job's newest final model: no audit can undo a step of it."""
         known, audits = self.jobs.jobs[job], self.audits.jobs.get(job)
-        reached = audits.reached if audits is not None and known.phase is not Phase.FINISHED else None
-        return known.round if reached is None else newest_before(known.anchors, reached).round
+        reached = audits.first_contestable_round if audits is not None and known.phase is not JobPhase.FINISHED else None
+        return known.round if reached is None else newest_anchor_before(known.anchors, reached).round
 
-    def with_modules(self, **changes: Any) -> State:
-        return State(self.height, self.time_ms, {**self.modules, **changes}, self.certified_roots, self._encoded)
+    def with_modules(self, **changes: Any) -> LedgerState:
+        return LedgerState(self.height, self.time_ms, {**self.modules, **changes}, self.certified_roots, self._encoded)
 
 
 TABLE_NAME_CHARACTERS_MAX = 40  # it is named together with a range of it where one is asked for
@@ -175,25 +176,25 @@ CERTIFIED_ROOTS_KEPT = 100  # how old the root may be that a candidate shows to 
 
 
 @dataclass(frozen=True, slots=True)
-class Transition:
+class StateTransition:
     """A block's effect before the models have followed: `state` still has the old model roots of stepping jobs."""
 
-    state: State
-    started: tuple[bytes, ...]  # jobs whose model is to be made
-    closed: tuple[ClosedRound, ...]
-    ended: tuple[bytes, ...]  # jobs that are finished since this block
-    back: Mapping[bytes, RolledBack]  # by job
+    state: LedgerState
+    started_jobs: tuple[bytes, ...]  # jobs whose model is to be made
+    closed_rounds: tuple[ClosedRound, ...]
+    ended_jobs: tuple[bytes, ...]  # jobs that are finished since this block
+    rolled_back: Mapping[bytes, JobRolledBack]  # by job
     anchored: frozenset[bytes]  # jobs whose model after the block is an anchor
-    failures: tuple[Failure, ...] = ()  # steps of modules that raised, and so did not act
+    failures: tuple[ModuleFailure, ...] = ()  # steps of modules that raised, and so did not act
 
     @property
-    def steps(self) -> tuple[ClosedRound, ...]:
+    def model_steps(self) -> tuple[ClosedRound, ...]:
         """The closed rounds that move a model: not those which the same block undoes."""
-        return tuple(closed for closed in self.closed if closed.job not in self.back)
+        return tuple(closed for closed in self.closed_rounds if closed.job not in self.rolled_back)
 
-    def finish(self, model_roots: Mapping[bytes, bytes]) -> State:
-        """The state with the models' new roots: exactly those of `started`, `steps` and `back`."""
-        assert model_roots.keys() == {*self.started, *(closed.job for closed in self.steps), *self.back}
+    def finish_state(self, model_roots: Mapping[bytes, bytes]) -> LedgerState:
+        """The state with the models' new roots: exactly those of `started`, `model_steps` and `back`."""
+        assert model_roots.keys() == {*self.started_jobs, *(closed.job for closed in self.model_steps), *self.rolled_back}
         jobs = self.state.jobs.jobs
         changed = {key: jobs[key].with_model(root, key in self.anchored) for key, root in model_roots.items()}
         return self.state.with_modules(jobs=replace(self.state.jobs, jobs={**jobs, **changed}))
@@ -205,7 +206,7 @@ STORED_MODULE_BYTES_MAX = 512 << 20
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """A `State` on disk."""
+    """A `LedgerState` on disk."""
 
     height: Count
     time_ms: Count
@@ -213,14 +214,14 @@ class StoredState:
     certified_roots: dict[Count, Digest]
 
 
-def core_modules(job_rules: JobRules) -> tuple[Module[Any], ...]:
+def core_modules(job_rules: JobSpecRules) -> tuple[Module[Any], ...]:
     """The modules of every network in all their versions, in their order inside a block."""
-    jobs = JobsModule(job_rules), JobsOfEstimatesModule(job_rules), JobsOfModelsModule(job_rules)
-    audits = FirstAuditsModule(job_rules), AuditsModule(job_rules)
-    return MembersModule(), *jobs, *audits, NetworkModule(), NetworkOfLimitsModule()
+    jobs = JobsModule(job_rules), JobsModuleV2(job_rules), JobsModuleV3(job_rules)
+    audits = AuditsModuleV1(job_rules), AuditsModule(job_rules)
+    return MembersModule(), *jobs, *audits, NetworkModule(), NetworkModuleV2()
 
 
-def newest(modules: Iterable[Module[Any]]) -> tuple[ModuleVersion, ...]:
+def newest_module_versions(modules: Iterable[Module[Any]]) -> tuple[ModuleVersion, ...]:
     """The last version of each module, in their order inside a block. A network is founded with these."""
     versions: dict[str, int] = {}
     for module in modules:
@@ -228,32 +229,32 @@ def newest(modules: Iterable[Module[Any]]) -> tuple[ModuleVersion, ...]:
     return tuple(ModuleVersion(name, version) for name, version in versions.items())
 
 
-class Traits(NamedTuple):
+class TransactionTraits(NamedTuple):
     """Properties of a transaction that depend on no state."""
 
-    awaited_job: bytes | None = None  # see `Module.can_wait`
+    awaited_job: bytes | None = None  # see `Module.awaited_job`
     lingers: bool = False  # see `Module.lingers`
-    cost: int = 1  # in signature checks: its own, those of its statements, and the work of `Module.apply`
+    cost: int = 1  # in signature checks: its own, those of its statements, and the work of `Module.apply_transaction`
 
 
-class Read(NamedTuple):
+class OpenedTransaction(NamedTuple):
     """A transaction whose own signature holds, for the module that it belongs to."""
 
     module: Module[Any]
     signed: Signed
-    said: Said
-    statements: Sequence[Statement]
+    said: DecodedTransaction
+    statements: Sequence[EmbeddedStatement]
 
     @property
     def cost(self) -> int:
-        return 1 + len(self.statements) + self.module.cost(self.said.transaction.kind, self.said.content)
+        return 1 + len(self.statements) + self.module.transaction_cost(self.said.transaction.kind, self.said.content)
 
 
-class Unknown(Refused, UserError):
+class UnsupportedModuleVersion(Refused, UserError):
     """The network runs a version of a module that this program lacks; the text says which, and the way out."""
 
 
-class Running:
+class RunningModules:
     """The modules of one set of versions."""
 
     def __init__(self, modules: Sequence[Module[Any]]) -> None:
@@ -265,7 +266,7 @@ class Running:
         assert len(self.by_kind) == sum(len(module.contents) for module in modules), "a kind belongs to one module"
 
 
-class Rules:
+class LedgerRules:
     """The transition rules of one network. `modules` are those that this program knows, in every version."""
 
     def __init__(self, genesis: Genesis, verifier: Verifier, modules: Sequence[Module[Any]]) -> None:
@@ -279,22 +280,23 @@ class Rules:
             for kind in module.contents:
                 first = self._by_kind.setdefault(kind, module)
                 assert _reading(module, kind) == _reading(first, kind), f"versions of {module.name} read {kind} differently"
-        self._running: tuple[tuple[ModuleVersion, ...], Running] | None = None
-        self._begun: tuple[State, State] | None = None
-        self.failures: deque[Failure] = deque(maxlen=FAILURES_KEPT)  # of transactions; whoever tells people takes them
+        self._running: tuple[tuple[ModuleVersion, ...], RunningModules] | None = None
+        self._begun: tuple[LedgerState, LedgerState] | None = None
+        # of transactions; whoever tells people takes them
+        self.transaction_failures: deque[ModuleFailure] = deque(maxlen=FAILURES_KEPT)
         self._opened: OrderedDict[Signed, Any] = OrderedDict()
         self._opened_bytes = 0
-        self._checked = RecentDigests(CHECKED_MAX)  # transactions whose statements have true signatures
-        self._judged: tuple[State, bytes, Transition | str] | None = None
+        self._checked = RecentDigests(CHECKED_TRANSACTIONS_MAX)  # transactions whose statements have true signatures
+        self._judged: tuple[LedgerState, bytes, StateTransition | str] | None = None
 
     # Versions
 
-    def running(self, versions: tuple[ModuleVersion, ...]) -> Running:
-        """Raises `Unknown` if this program lacks one of them."""
+    def running_modules(self, versions: tuple[ModuleVersion, ...]) -> RunningModules:
+        """Raises `UnsupportedModuleVersion` if this program lacks one of them."""
         if self._running is None or self._running[0] != versions:
             for wanted in versions:
                 self._require(wanted)
-            self._running = (versions, Running([self._known[version] for version in versions]))
+            self._running = (versions, RunningModules([self._known[version] for version in versions]))
         return self._running[1]
 
     def _require(self, wanted: ModuleVersion, height: int = 0) -> Module[Any]:
@@ -304,111 +306,121 @@ class Rules:
             knows = f"knows {', '.join(map(str, known))}" if known else "does not know it"
             goes_on, since = ("goes on with", f" from height {height}") if height else ("runs", "")
             what = f"this network {goes_on} {wanted.name} {wanted.version}{since}; this program {knows}"
-            raise Unknown(f"{what}: install a newer one, and start this peer again")
+            raise UnsupportedModuleVersion(f"{what}: install a newer one, and start this peer again")
         return module
 
-    def knows_until(self, state: State) -> int | None:
+    def last_supported_height(self, state: LedgerState) -> int | None:
         """The last height that this program can judge, as far as it is decided; None: it knows all that is due."""
-        lacking = [upgrade.height for upgrade in state.of(NetworkState).due if _version(upgrade) not in self._known]
+        lacking = [
+            upgrade.height for upgrade in state.module_state(NetworkState).due_upgrades if _version(upgrade) not in self._known
+        ]
         return min(lacking) - 1 if lacking else None
 
-    def why_unknown(self, state: State) -> str:
+    def why_version_unsupported(self, state: LedgerState) -> str:
         """Which upgrade that is due this program lacks, for people; empty if none."""
         try:
-            for upgrade in state.of(NetworkState).due:
+            for upgrade in state.module_state(NetworkState).due_upgrades:
                 self._require(_version(upgrade), upgrade.height)
-        except Unknown as error:
+        except UnsupportedModuleVersion as error:
             return str(error)
         return ""
 
-    def begun(self, state: State) -> State:
-        """The state in which the next block acts: with the upgrades that its height begins with. Raises `Unknown`."""
-        network = state.of(NetworkState)
-        due = network.due_at(state.height + 1)
+    def with_due_upgrades(self, state: LedgerState) -> LedgerState:
+        """The state in which the next block acts: with the upgrades that its height begins with. Raises
+        `UnsupportedModuleVersion`.
+        """
+        network = state.module_state(NetworkState)
+        due = network.upgrades_due_at(state.height + 1)
         if not due:
             return state
-        _ = state.root  # the bytes of before, which `State.repair` goes back to
+        _ = state.state_root  # the bytes of before, which `LedgerState.restore_module_state` goes back to
         if self._begun is None or self._begun[0] is not state:
             after = state
             for upgrade in due:
                 module, old = self._require(_version(upgrade), upgrade.height), after.modules.get(upgrade.module)
                 try:
-                    value = module.genesis(self.genesis) if old is None else module.upgraded(old, network.version(upgrade.module))
-                    _encodable(module, Change(value), old)
+                    value = (
+                        module.genesis_state(self.genesis)
+                        if old is None
+                        else module.upgrade_state(old, network.module_version(upgrade.module))
+                    )
+                    _encodable(module, StateChange(value), old)
                 except Exception as error:
                     self._note(upgrade.module, f"the upgrade to version {upgrade.version}", error)
-                    state.repair(upgrade.module)
-                    network = network.without(upgrade)
+                    state.restore_module_state(upgrade.module)
+                    network = network.without_upgrade(upgrade)
                     after = after.with_modules(**{NetworkModule.name: network})
                     continue
-                network = network.moved_on(upgrade)
+                network = network.with_upgraded_module(upgrade)
                 after = after.with_modules(**{upgrade.module: value, NetworkModule.name: network})
             self._begun = (state, after)
         return self._begun[1]
 
-    def blobs(self, state: State, seen: dict[str, Any]) -> Iterator[tuple[str, Mapping[bytes, int]]]:
+    def pinned_blobs(self, state: LedgerState, seen: dict[str, Any]) -> Iterator[tuple[str, Mapping[bytes, int]]]:
         """Per module whose state has changed since `seen`: the blobs that every peer is to keep. `seen` is brought up to date."""
         for name, module in self._running_in(state).modules.items():
             if seen.get(name) is not state.modules[name]:
                 seen[name] = state.modules[name]
                 try:
-                    found = module.blobs(state.modules[name])
+                    found = module.pinned_blobs(state.modules[name])
                 except Exception as error:
                     self._note(name, "blobs", error)
                     continue
                 yield name, found
 
-    def replaced(self, state: State, counts: dict[str, int]) -> Iterator[Replaced]:
+    def replaced_blobs(self, state: LedgerState, counts: dict[str, int]) -> Iterator[BlobReplacement]:
         """Blobs that were replaced since `counts`, which is brought up to date."""
         for name, module in self._running_in(state).modules.items():
             try:
-                found = module.replaced(state.modules[name], counts.get(name, 0))
+                found = module.replaced_blobs(state.modules[name], counts.get(name, 0))
             except Exception as error:
                 self._note(name, "replaced", error)
                 continue
             counts[name] = counts.get(name, 0) + len(found)
             yield from found
 
-    def module(self, kind: type[M]) -> M:
+    def module_of_class(self, kind: type[M]) -> M:
         """The module of this class, and not of an earlier version's."""
         (found,) = (module for module in self._known.values() if type(module) is kind)
         return found
 
     @property
-    def jobs(self) -> JobsModule:
-        return self.module(JobsModule)
+    def jobs_module(self) -> JobsModule:
+        return self.module_of_class(JobsModule)
 
     @property
-    def audits(self) -> AuditsModule:
-        return self.module(AuditsModule)
+    def audits_module(self) -> AuditsModule:
+        return self.module_of_class(AuditsModule)
 
     # States
 
-    def first_state(self) -> State:
-        modules = self.running(self.genesis.modules).modules.values()
-        states = {module.name: in_order(module.genesis(self.genesis), None) for module in modules}
-        return State(0, self.genesis.created_ms, dict(sorted(states.items())), {})
+    def genesis_state(self) -> LedgerState:
+        modules = self.running_modules(self.genesis.modules).modules.values()
+        states = {module.name: with_sorted_dictionaries(module.genesis_state(self.genesis), None) for module in modules}
+        return LedgerState(0, self.genesis.created_ms, dict(sorted(states.items())), {})
 
-    def encode_state(self, state: State) -> bytes:
-        modules = {name: state.encoded(name) for name in state.modules}
+    def encode_state(self, state: LedgerState) -> bytes:
+        modules = {name: state.encoded_module(name) for name in state.modules}
         return codec.encode(StoredState(state.height, state.time_ms, modules, dict(state.certified_roots)))
 
-    def restored(self, encoded: bytes | None) -> State:
-        """As the disk of this peer has it; the first one where there is none yet. Raises `Unknown`, and `StorageError`."""
+    def restore_state(self, encoded: bytes | None) -> LedgerState:
+        """As the disk of this peer has it; the first one where there is none yet. Raises `UnsupportedModuleVersion`, and
+        `StorageError`.
+        """
         try:
-            return self.decode_state(encoded) if encoded else self.first_state()
+            return self.decode_state(encoded) if encoded else self.genesis_state()
         except RemoteProtocolError as error:
             raise StorageError(
                 f"the state on this disk cannot be read ({error.detail}): run the program that wrote it, or join the network "
                 "again with a new data directory"
             ) from None
 
-    def decode_state(self, data: bytes) -> State:
-        """Raises `Unknown` for a version that this program lacks, `RemoteProtocolError` for what is no state."""
+    def decode_state(self, data: bytes) -> LedgerState:
+        """Raises `UnsupportedModuleVersion` for a version that this program lacks, `RemoteProtocolError` for what is no state."""
         stored = codec.decode(StoredState, data, len(data))
         encoded = stored.modules.get(NetworkModule.name, b"")
         network = codec.decode(NetworkState, encoded, len(encoded))
-        running = self.running(network.modules).modules
+        running = self.running_modules(network.modules).modules
         if stored.modules.keys() != running.keys():
             raise RemoteProtocolError("bad-state", f"modules {sorted(stored.modules)}, expected {sorted(running)}")
         values: dict[str, Any] = {}
@@ -417,14 +429,14 @@ class Rules:
                 values[name] = codec.decode(running[name].state_type, value, len(value))
             except RemoteProtocolError as error:
                 raise RemoteProtocolError("bad-state", f"module {name} {running[name].version}: {error.detail}") from None
-        return State(stored.height, stored.time_ms, values, stored.certified_roots)
+        return LedgerState(stored.height, stored.time_ms, values, stored.certified_roots)
 
-    def open(self, signed: Signed, kinds: tuple[type[M], ...]) -> M:
+    def open_message(self, signed: Signed, kinds: tuple[type[M], ...]) -> M:
         """`open_signed`, or the message that was opened and accepted before."""
         known = self._opened.get(signed)
         return known if isinstance(known, kinds) else open_signed(signed, self.chain_id, self.verifier, kinds)
 
-    def remember(self, signed: Signed, message: Any) -> None:
+    def cache_opened_message(self, signed: Signed, message: Any) -> None:
         """Keeps an accepted message decoded: it comes again in a block. Refused messages take no memory."""
         if signed in self._opened:
             return
@@ -436,25 +448,27 @@ class Rules:
 
     # Transactions
 
-    def apply_transaction(self, state: State, signed: Signed) -> State:
+    def apply_transaction(self, state: LedgerState, signed: Signed) -> LedgerState:
         """Raises `Refused` or `RemoteProtocolError` if this transaction cannot be the next one."""
-        return self._apply_transaction(self.begun(state), signed, self._context(state))[0]
+        return self._apply_transaction(self.with_due_upgrades(state), signed, self._context(state))[0]
 
-    def _apply_transaction(self, state: State, signed: Signed, context: Context) -> tuple[State, tuple[Any, ...]]:
+    def _apply_transaction(
+        self, state: LedgerState, signed: Signed, context: BlockContext
+    ) -> tuple[LedgerState, tuple[Any, ...]]:
         """And the facts that follow from it."""
         return self._act(state, self._read(state, signed), context)
 
-    def _read(self, state: State, signed: Signed) -> Read:
+    def _read(self, state: LedgerState, signed: Signed) -> OpenedTransaction:
         transaction = self.open_transaction(signed)
         module = self._running_in(state).by_kind.get(transaction.kind)
         if module is None:
             raise RemoteProtocolError("unknown-transaction", transaction.kind)
         content: Any = codec.decode(module.contents[transaction.kind], transaction.content)
         with self._refused_where_it_fails(module, transaction):
-            statements = module.statements(signed.signer, content)
-        return Read(module, signed, Said(signed.signer, content, transaction), statements)
+            statements = module.embedded_statements(signed.signer, content)
+        return OpenedTransaction(module, signed, DecodedTransaction(signed.signer, content, transaction), statements)
 
-    def _act(self, state: State, read: Read, context: Context) -> tuple[State, tuple[Any, ...]]:
+    def _act(self, state: LedgerState, read: OpenedTransaction, context: BlockContext) -> tuple[LedgerState, tuple[Any, ...]]:
         module, said = read.module, read.said
         transaction, height = said.transaction, context.height
         if not height <= transaction.expires <= height + TRANSACTION_LIFETIME_HEIGHTS:
@@ -462,12 +476,12 @@ class Rules:
         state = state.with_modules(members=membership.use_nonce(state.members, transaction, said.author))
         self._check_statements(read.signed, read.statements)
         with self._refused_where_it_fails(module, transaction, state):
-            change = _sound(module, module.apply(state.modules[module.name], said, state, context))
+            change = _sound(module, module.apply_transaction(state.modules[module.name], said, state, context))
         return state.with_modules(**{module.name: change.state}), change.facts
 
     @contextmanager
     def _refused_where_it_fails(
-        self, module: Module[Any], transaction: Transaction, state: State | None = None
+        self, module: Module[Any], transaction: Transaction, state: LedgerState | None = None
     ) -> Iterator[None]:
         """A transaction that makes its module fail is refused, as it is at every peer."""
         try:
@@ -477,21 +491,21 @@ class Rules:
         except Exception as error:
             failure = self._note(module.name, transaction.kind, error)
             if state is not None:
-                state.repair(module.name)
+                state.restore_module_state(module.name)
             raise Refused(str(failure)) from error
 
-    def _note(self, module: str, step: str, error: Exception) -> Failure:
+    def _note(self, module: str, step: str, error: Exception) -> ModuleFailure:
         """For people, where every peer meets this exception. Raises it where this machine alone does."""
-        if not is_contained(error):
+        if not is_deterministic(error):
             raise error
-        failure = failure_of(module, step, error)
-        self.failures.append(failure)
+        failure = make_module_failure(module, step, error)
+        self.transaction_failures.append(failure)
         return failure
 
     def open_transaction(self, signed: Signed) -> Transaction:
-        return self.open(signed, (Transaction,))
+        return self.open_message(signed, (Transaction,))
 
-    def check_statements(self, signed: Signed, transaction: Transaction) -> None:
+    def check_embedded_statements(self, signed: Signed, transaction: Transaction) -> None:
         """Raises `RemoteProtocolError` if a statement within the transaction has a false signature.
 
         Honest peers verify statements before they sign or relay the transaction, so the sender of this one is faulty.
@@ -501,30 +515,30 @@ class Rules:
             module, content = known
             try:
                 with self._refused_where_it_fails(module, transaction):
-                    statements = module.statements(signed.signer, content)
+                    statements = module.embedded_statements(signed.signer, content)
             except Refused:
                 return  # `apply_transaction` refuses it, too
             self._check_statements(signed, statements)
 
-    def verify_ahead(self, body: Body) -> None:
+    def preverify_signatures(self, body: BlockBody) -> None:
         """Verifies and remembers the signatures of a body, as many as a block may have. May run in a thread.
 
         The author of a transaction may become a member in this very body. Raises `RemoteProtocolError` at the first false
-        signature, as `apply` will. Closings and evidence come first, as in `_acted`.
+        signature, as `apply_block` will. Closings and evidence come first, as in `_acted`.
         """
-        for closing in body.closings:
-            self.open_closing(closing)
+        for closing in body.round_certificates:
+            self.open_round_certificate(closing)
         for item in body.evidence:
             verify_evidence(item, self.chain_id, self.verifier)
         left = COST_PER_BLOCK_MAX
         for signed in body.transactions:
             transaction = self.open_transaction(signed)
-            left -= self.traits(signed.signer, transaction).cost
+            left -= self.transaction_traits(signed.signer, transaction).cost
             if left < 0:
                 return
-            self.check_statements(signed, transaction)
+            self.check_embedded_statements(signed, transaction)
 
-    def _check_statements(self, signed: Signed, statements: Sequence[Statement]) -> None:
+    def _check_statements(self, signed: Signed, statements: Sequence[EmbeddedStatement]) -> None:
         if not statements:
             return
         digest = hashlib.sha256(signed.signer + signed.signature + signed.body).digest()
@@ -546,68 +560,68 @@ class Rules:
         except RemoteProtocolError:
             return None
 
-    def traits(self, author: bytes, transaction: Transaction) -> Traits:
+    def transaction_traits(self, author: bytes, transaction: Transaction) -> TransactionTraits:
         known = self._known_content(transaction)
         if known is None:
-            return Traits()
+            return TransactionTraits()
         module, content = known
         try:
             with self._refused_where_it_fails(module, transaction):
-                cost = 1 + len(module.statements(author, content)) + module.cost(transaction.kind, content)
-                return Traits(module.can_wait(content), module.lingers(content), cost)
+                cost = 1 + len(module.embedded_statements(author, content)) + module.transaction_cost(transaction.kind, content)
+                return TransactionTraits(module.awaited_job(content), module.lingers(content), cost)
         except Refused:
-            return Traits()
+            return TransactionTraits()
 
-    def _running_in(self, state: State) -> Running:
-        return self.running(state.of(NetworkState).modules)
+    def _running_in(self, state: LedgerState) -> RunningModules:
+        return self.running_modules(state.module_state(NetworkState).modules)
 
-    def _context(self, state: State) -> Context:
-        return Context(self.chain_id, state.height + 1, state.time_ms, self.verifier, state.certified_roots)
+    def _context(self, state: LedgerState) -> BlockContext:
+        return BlockContext(self.chain_id, state.height + 1, state.time_ms, self.verifier, state.certified_roots)
 
     # Evidence
 
-    def expel(self, state: State, evidence: Evidence) -> State:
+    def apply_evidence(self, state: LedgerState, evidence: Evidence) -> LedgerState:
         """Raises `Refused` or `RemoteProtocolError` if the evidence proves nothing, or nothing that would change anything."""
         culprit = verify_evidence(evidence, self.chain_id, self.verifier)
         _require_known(state, (codec.decode_message(part.body, STATEMENT_TYPES) for part in (evidence.first, evidence.second)))
-        return state.with_modules(members=membership.expel(state.members, culprit, state.height + 1))
+        return state.with_modules(members=membership.expel_member(state.members, culprit, state.height + 1))
 
-    def expel_all(self, state: State, evidence: Sequence[Evidence]) -> State:
+    def apply_all_evidence(self, state: LedgerState, evidence: Sequence[Evidence]) -> LedgerState:
         if any(left.signer >= right.signer for left, right in pairwise(evidence)):
             raise Refused("evidence must ascend by culprit, each once")
         for item in evidence:
-            state = self.expel(state, item)
+            state = self.apply_evidence(state, item)
         return state
 
     # Rounds
 
-    def open_closing(
-        self, closing: Closing
+    def open_round_certificate(
+        self, closing: RoundCertificate
     ) -> tuple[dict[bytes, Ballot], dict[bytes, CutOff], dict[bytes, Proposal], list[tuple[bytes, Vouch]]]:
         """The verified messages of a closing with their signers; `RemoteProtocolError` if one is not what it should be."""
 
         def opened(parts: tuple[Signed, ...], kind: type) -> dict[bytes, Any]:
-            return {part.signer: self.open(part, (kind,)) for part in parts}
+            return {part.signer: self.open_message(part, (kind,)) for part in parts}
 
-        vouches = [(part.signer, self.open(part, (Vouch,))) for part in closing.vouches]
+        vouches = [(part.signer, self.open_message(part, (Vouch,))) for part in closing.vouches]
         parts = opened(closing.ballots, Ballot), opened(closing.cut_offs, CutOff), opened(closing.proposals, Proposal)
         return *parts, vouches
 
-    def close(self, state: State, closing: Closing) -> ClosedRound:
+    def close_round(self, state: LedgerState, closing: RoundCertificate) -> ClosedRound:
         """Raises `Refused` or `RemoteProtocolError` if this closing does not close an open round of `state`."""
         job = state.jobs.running().get(closing.job)
         if job is None or job.round != closing.round:
             raise Refused(f"round {round_number(closing.round)} of job {closing.job.hex()[:8]} is not open")
-        terms = job.terms(closing.job)
-        ballots, cut_offs, proposals, vouches = self.open_closing(closing)
+        terms = job.round_terms(closing.job)
+        ballots, cut_offs, proposals, vouches = self.open_round_certificate(closing)
         _require_known(state, proposals.values())
-        problem = check_closing(terms, closing, ballots, cut_offs, proposals, vouches)
+        problem = why_round_certificate_invalid(terms, closing, ballots, cut_offs, proposals, vouches)
         if problem:
             raise Refused(f"round {round_number(closing.round)}: {problem}")
         return ClosedRound(
             closing.job,
             closing.round,
-            outcome(terms, ballots, Vouches.of(terms, vouches)),
+            compute_round_result(terms, ballots, VouchSet.from_vouches(terms, vouches)),
             closing.proposals,
             tuple(sorted(ballots)),
             reveals={voter: ballot.reveal for voter, ballot in ballots.items() if ballot.reveal is not None},
@@ -616,12 +630,14 @@ class Rules:
 
     # Blocks
 
-    def transition(self, state: State, height: int, time_ms: int, certified_root: bytes, body: Body) -> Transition:
+    def compute_transition(
+        self, state: LedgerState, height: int, time_ms: int, certified_root: bytes, body: BlockBody
+    ) -> StateTransition:
         """What a block with this body does. Raises `Refused` or `RemoteProtocolError` if it may not follow `state`."""
         assert height == state.height + 1
         return _dated(self._effect(state, body), time_ms, certified_root)
 
-    def apply(self, state: State, block: Block) -> Transition:
+    def apply_block(self, state: LedgerState, block: Block) -> StateTransition:
         """Raises `Refused` if the block may not follow `state`."""
         assert block.height == state.height + 1
         judged = self._judge(state, block.body)
@@ -629,53 +645,53 @@ class Rules:
             raise Refused(judged)
         return _dated(judged, block.time_ms, block.state_root)
 
-    def problem(self, state: State, body: bytes) -> str | None:
+    def why_body_refused(self, state: LedgerState, body: bytes) -> str | None:
         """Why a body may not be decided after `state`; None if it may."""
         judged = self._judge(state, body)
         return judged if isinstance(judged, str) else None
 
-    def _judge(self, state: State, body: bytes) -> Transition | str:
+    def _judge(self, state: LedgerState, body: bytes) -> StateTransition | str:
         """The last answer is kept: a body is judged, perhaps more than once, and then applied."""
         if self._judged is None or self._judged[0] is not state or self._judged[1] != body:
             try:
                 self._judged = (state, body, self._effect(state, decode_body(body)))
             except (Refused, RemoteProtocolError) as error:
                 self._judged = (state, body, str(error))
-            except Exception as error:  # a body of others must not end this peer: see `ledger.core.containment`
+            except Exception as error:  # a body of others must not end this peer: see `ledger.core.deterministic_failures`
                 self._judged = (state, body, str(self._note("block", "check", error)))
         return self._judged[2]
 
-    def _effect(self, state: State, body: Body) -> Transition:
+    def _effect(self, state: LedgerState, body: BlockBody) -> StateTransition:
         """The effect of a body, whatever the block around it says.
 
         If a step of a module fails, the body acts anew without that step.
         """
-        failures: list[Failure] = []
+        failures: list[ModuleFailure] = []
         while True:
             try:
                 transition = self._acted(state, body, {(failure.module, failure.step) for failure in failures})
                 return replace(transition, failures=tuple(failures))
             except _StepFailed as failed:
                 failures.append(failed.failure)
-                state.repair(failed.failure.module)
+                state.restore_module_state(failed.failure.module)
 
-    def _acted(self, state: State, body: Body, skipped: Set[tuple[str, str]]) -> Transition:
+    def _acted(self, state: LedgerState, body: BlockBody, skipped: Set[tuple[str, str]]) -> StateTransition:
         """The effect of a body without the `skipped` steps of modules.
 
         Closings are judged by the state before the block. Evidence expels. Transactions apply one after the other, after the
         evidence. Then every module takes its steps: the table of `ledger.core.module`.
         """
-        before, state = state, self.begun(state)
+        before, state = state, self.with_due_upgrades(state)
         for name in state.modules:
-            state.encoded(name)  # the bytes of before, which `State.repair` goes back to
+            state.encoded_module(name)  # the bytes of before, which `LedgerState.restore_module_state` goes back to
         modules = self._running_in(state).modules
         # A round that `jobs` does not count stays open, and its model takes no step: so nobody else sees it closed.
         counts = not any(name == JobsModule.name for name, _ in skipped)
-        closed = tuple(self.close(state, closing) for closing in body.closings) if counts else ()
+        closed = tuple(self.close_round(state, closing) for closing in body.round_certificates) if counts else ()
         if len({item.job for item in closed}) < len(closed):
             raise Refused("one round of a job a block")
-        after = self.expel_all(state, body.evidence)
-        context = replace(self._context(state), facts=(*closed, *(Expelled(item.signer) for item in body.evidence)))
+        after = self.apply_all_evidence(state, body.evidence)
+        context = replace(self._context(state), facts=(*closed, *(MemberExpelled(item.signer) for item in body.evidence)))
         cost = 0
         for signed in body.transactions:
             read = self._read(after, signed)
@@ -684,15 +700,15 @@ class Rules:
                 raise Refused(f"its transactions cost more than {COST_PER_BLOCK_MAX} signature checks")
             after, facts = self._act(after, read, context)
             context = replace(context, facts=(*context.facts, *facts))
-        if context.of(Rekeyed):
-            current, rekeyed = after.members.current, {}
+        if context.facts_of(MemberRekeyed):
+            current, rekeyed = after.members.current_key, {}
             for name, module in modules.items():
-                if (name, REKEYED) not in skipped:
-                    with _failing(name, REKEYED):
+                if (name, FOLLOW_KEY_ROTATIONS) not in skipped:
+                    with _failing(name, FOLLOW_KEY_ROTATIONS):
                         given = after.modules[name]
-                        rekeyed[name] = _encodable(module, Change(module.rekeyed(given, current)), given).state
+                        rekeyed[name] = _encodable(module, StateChange(module.follow_key_rotations(given, current)), given).state
             after = after.with_modules(**rekeyed)
-        for step in (SETTLE, END_BLOCK):
+        for step in (SETTLE_BLOCK, END_BLOCK):
             for name, module in modules.items():
                 if (name, step) in skipped:
                     continue
@@ -701,29 +717,40 @@ class Rules:
                     change = _encodable(module, getattr(module, step)(given, after, context), given)
                 after = after.with_modules(**{name: change.state})
                 context = replace(context, facts=(*context.facts, *change.facts))
-        if (MembersModule.name, SETTLE) in skipped:  # consensus counts on the voters of the next height, whatever fails
+        if (MembersModule.name, SETTLE_BLOCK) in skipped:  # consensus counts on the voters of the next height, whatever fails
             members = after.members
             after = after.with_modules(members=replace(members, previous=members.voters, voters=members.upcoming))
         states = {name: _settled(value, before.modules.get(name)) for name, value in sorted(after.modules.items())}
-        started = tuple(fact.job for fact in context.of(JobStarted))
-        ended = tuple(fact.job for fact in context.of(JobEnded))
-        back = {fact.job: fact for fact in context.of(RolledBack)}
-        anchored = frozenset(fact.job for fact in context.of(Anchored))
+        started = tuple(fact.job for fact in context.facts_of(JobStarted))
+        ended = tuple(fact.job for fact in context.facts_of(JobEnded))
+        back = {fact.job: fact for fact in context.facts_of(JobRolledBack)}
+        anchored = frozenset(fact.job for fact in context.facts_of(JobAnchored))
         state = replace(after, height=context.height, modules=states)
-        return Transition(state, started, closed, ended, back, anchored)
+        return StateTransition(state, started, closed, ended, back, anchored)
 
 
 def _reading(module: Module[Any], kind: str) -> tuple[object, ...]:
     """Parts of a module that give a transaction its traits and its statements, which must not depend on the state."""
     of = type(module)
-    return module.contents[kind], module.costs.get(kind, 0), of.cost, of.statements, of.can_wait, of.lingers
+    return (
+        module.contents[kind],
+        module.costs.get(kind, 0),
+        of.transaction_cost,
+        of.embedded_statements,
+        of.awaited_job,
+        of.lingers,
+    )
 
 
-REKEYED, SETTLE, END_BLOCK = Module.rekeyed.__name__, Module.settle.__name__, Module.end_block.__name__
+FOLLOW_KEY_ROTATIONS, SETTLE_BLOCK, END_BLOCK = (
+    Module.follow_key_rotations.__name__,
+    Module.settle_block.__name__,
+    Module.end_block.__name__,
+)
 
 
 class _StepFailed(Exception):
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: ModuleFailure) -> None:
         super().__init__(str(failure))
         self.failure = failure
 
@@ -734,18 +761,18 @@ def _failing(module: str, step: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not is_contained(error):
+        if not is_deterministic(error):
             raise
-        raise _StepFailed(failure_of(module, step, error)) from error
+        raise _StepFailed(make_module_failure(module, step, error)) from error
 
 
-def _sound(module: Module[Any], change: Change) -> Change:
+def _sound(module: Module[Any], change: StateChange) -> StateChange:
     if not isinstance(change.state, module.state_type):
         raise TypeError(f"{module.name} has made a {type(change.state).__name__} of its {module.state_type.__name__}")
-    return Change(change.state, tuple(change.facts))
+    return StateChange(change.state, tuple(change.facts))
 
 
-def _encodable(module: Module[Any], change: Change, given: Any) -> Change:
+def _encodable(module: Module[Any], change: StateChange, given: Any) -> StateChange:
     """The change of a step. Raises an exception if its state has no encoding. `given` is the state before the step."""
     change = _sound(module, change)
     check_encodable(module.state_type, change.state, given)
@@ -756,7 +783,7 @@ def _opened_bytes(signed: Signed) -> int:
     return OPENED_OVERHEAD_BYTES + OPENED_FACTOR * len(signed.body)
 
 
-def _dated(transition: Transition, time_ms: int, certified_root: bytes) -> Transition:
+def _dated(transition: StateTransition, time_ms: int, certified_root: bytes) -> StateTransition:
     """With what the block around the body says: its time, and the root of the state before it."""
     state = transition.state
     roots = {height: root for height, root in state.certified_roots.items() if height >= state.height - CERTIFIED_ROOTS_KEPT}
@@ -764,7 +791,7 @@ def _dated(transition: Transition, time_ms: int, certified_root: bytes) -> Trans
     return replace(transition, state=replace(state, time_ms=time_ms, certified_roots=roots))
 
 
-def in_order(new: Any, old: Any) -> Any:
+def with_sorted_dictionaries(new: Any, old: Any) -> Any:
     """A module's state as its bytes would give it back: all dictionaries ascend by key.
 
     Without this, a rule could depend on the order in which entries were put in, and a peer that restarted would compute another
@@ -775,15 +802,15 @@ def in_order(new: Any, old: Any) -> Any:
         return new
     if kind is dict:
         known = old if type(old) is dict else {}
-        ordered = {key: in_order(item, known.get(key)) for key, item in sorted(new.items())}
+        ordered = {key: with_sorted_dictionaries(item, known.get(key)) for key, item in sorted(new.items())}
         return new if list(ordered) == list(new) and all(map(operator.is_, ordered.values(), new.values())) else ordered
     if kind is tuple:
-        items = tuple([in_order(item, None) for item in new])
+        items = tuple([with_sorted_dictionaries(item, None) for item in new])
         return new if all(map(operator.is_, items, new)) else items
     changed: dict[str, Any] = {}
     for name in _field_names(kind):
         part = getattr(new, name)
-        value = in_order(part, getattr(old, name, None))
+        value = with_sorted_dictionaries(part, getattr(old, name, None))
         if value is not part:
             changed[name] = value
     return replace(new, **changed) if changed else new
@@ -798,7 +825,7 @@ def _field_names(kind: type) -> tuple[str, ...]:
     return tuple(part.name for part in fields(kind)) if is_dataclass(kind) else ()
 
 
-def _version(upgrade: Upgrade) -> ModuleVersion:
+def _version(upgrade: ModuleUpgrade) -> ModuleVersion:
     return ModuleVersion(upgrade.module, upgrade.version)
 
 
@@ -806,15 +833,15 @@ def _settled(new: T, old: T | None) -> T:
     """A module's state after a block. The very same object where nothing changed: it need not be encoded again."""
     if old is not None and new == old:
         return old
-    ordered: T = in_order(new, old)
+    ordered: T = with_sorted_dictionaries(new, old)
     return ordered
 
 
-def _require_known(state: State, messages: Iterable[object]) -> None:
+def _require_known(state: LedgerState, messages: Iterable[object]) -> None:
     """Programs of earlier versions could not read a block with such a message."""
-    network = state.of(NetworkState)
+    network = state.module_state(NetworkState)
     for message in messages:
-        if isinstance(message, Proposal) and message.loss is not None and not network.has_second_audits:
+        if isinstance(message, Proposal) and message.loss is not None and not network.has_audits_v2:
             raise Refused("a proposal commits to a loss, which this network does not know yet")
-        if isinstance(message, Proposal) and message.payload_bytes > PLAIN_BLOB_BYTES_MAX and not network.has_models:
+        if isinstance(message, Proposal) and message.payload_bytes > PLAIN_BLOB_BYTES_MAX and not network.has_jobs_v3:
             raise Refused("a proposal has a payload that is larger than this network knows yet")

@@ -16,7 +16,7 @@ from ledger.core.module import Refused
 from protocol.errors import LocalProtocolError, RemoteProtocolError, UserError
 
 # Not RuntimeError: a RecursionError depends on the stack of the caller, other ones on threads. Not ImportError: an installation.
-OF_INPUT = (
+DETERMINISTIC_ERRORS = (
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -30,10 +30,10 @@ OF_INPUT = (
     LocalProtocolError,
     RemoteProtocolError,
 )
-OF_MACHINE = (OSError, MemoryError, RecursionError, UserError)  # a StorageError is a UserError
+LOCAL_ERRORS = (OSError, MemoryError, RecursionError, UserError)  # a StorageError is a UserError
 
 
-class Failure(NamedTuple):
+class ModuleFailure(NamedTuple):
     """A step of a module that raised, and so did not act."""
 
     module: str
@@ -44,9 +44,9 @@ class Failure(NamedTuple):
         return f"{self.step} of the module {self.module} failed: {self.error}"
 
 
-def is_contained(error: Exception) -> bool:
+def is_deterministic(error: Exception) -> bool:
     """Whether every peer raises it. An exception that was raised while one of this machine was handled does not count."""
-    return isinstance(error, OF_INPUT) and not any(isinstance(cause, OF_MACHINE) for cause in _causes(error))
+    return isinstance(error, DETERMINISTIC_ERRORS) and not any(isinstance(cause, LOCAL_ERRORS) for cause in _causes(error))
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -60,6 +60,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
             waiting += (cause.__cause__, cause.__context__)
 
 
-def failure_of(module: str, step: str, error: Exception) -> Failure:
+def make_module_failure(module: str, step: str, error: Exception) -> ModuleFailure:
     last = traceback.extract_tb(error.__traceback__)[-1]
-    return Failure(module, step, f"{type(error).__name__}: {error} ({PurePath(last.filename).name}:{last.lineno})")
+    return ModuleFailure(module, step, f"{type(error).__name__}: {error} ({PurePath(last.filename).name}:{last.lineno})")

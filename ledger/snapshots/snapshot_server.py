@@ -15,8 +15,8 @@ from typing import Any, Final, Protocol
 
 from consensus.block import decode_header, encode_header, make_header
 from consensus.effects import DecidedBlock
-from ledger.state import CERTIFIED_ROOTS_KEPT, State, module_digest
-from ledger.tables import named_range, range_depth
+from ledger.ledger_state import CERTIFIED_ROOTS_KEPT, LedgerState, module_digest
+from ledger.tables import decode_range_name, range_depth
 from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import HEADER_BYTES_MAX, LIGHT_BLOCKS_MAX, SNAPSHOT_PART_BYTES_MAX
@@ -25,80 +25,80 @@ from protocol.messages import GetSnapshot, GetSnapshotPart, LightBlock, NoSnapsh
 SNAPSHOT_HEIGHTS: Final = 8  # a snapshot at every multiple, so that all peers hold the same ones and share the work
 # Further behind than this, a peer asks for a snapshot. A model is 64 bits a parameter, an update about one: so many heights of a
 # few trainers each are as much to carry, and then to apply besides.
-LAG_HEIGHTS: Final = 16
+SNAPSHOT_LAG_HEIGHTS: Final = 16
 RECENT_STATES: Final = 3  # certified states that can still be offered if none at a multiple will do; each keeps a model longer
 SNAPSHOTS_KEPT: Final = 2  # a transfer that began with one can end while the next is made
-BETWEEN_KEPT: Final = 2  # of other heights, while they are being fetched: one, and one that was fetched just before
+EXTRA_SNAPSHOTS_KEPT: Final = 2  # of other heights, while they are being fetched: one, and one that was fetched just before
 SNAPSHOTS_MAX: Final = 6  # with all that are still being fetched: 32 heights for one at a multiple, whatever others fetch
 LEASE_SECONDS: Final = 30.0  # a snapshot counts as being fetched for this long after a request for it
-HEIGHT_MIN: Final = 2  # the blocks H − 1 to H + 1 go with it
+SNAPSHOT_HEIGHT_MIN: Final = 2  # the blocks H − 1 to H + 1 go with it
 
 REQUESTS_MAX: Final = 16  # of one peer, waiting; twice what an honest one has open
-RATE_BYTES: Final = 32 << 20  # to one peer in a second: a fetch must not take the processor from training
-BURST_BYTES: Final = 8 << 20
+RESPONSE_BYTES_PER_SECOND: Final = 32 << 20  # to one peer in a second: a fetch must not take the processor from training
+RESPONSE_BURST_BYTES: Final = 8 << 20
 OFFER_COST_BYTES: Final = 256 << 10  # an offer is small but hashes the whole state
-OFFER_LINKS_BYTES_MAX: Final = SNAPSHOT_PART_BYTES_MAX
+OFFER_LIGHT_BLOCKS_BYTES_MAX: Final = SNAPSHOT_PART_BYTES_MAX
 
-assert SNAPSHOT_HEIGHTS < LAG_HEIGHTS  # after a snapshot a peer is not so far behind that it asks for another
-assert BURST_BYTES >= SNAPSHOT_PART_BYTES_MAX
+assert SNAPSHOT_HEIGHTS < SNAPSHOT_LAG_HEIGHTS  # after a snapshot a peer is not so far behind that it asks for another
+assert RESPONSE_BURST_BYTES >= SNAPSHOT_PART_BYTES_MAX
 
 
-class IncomingModel(Protocol):
+class ModelReceiver(Protocol):
     """A model that arrives in parts, beside whatever is held already."""
 
     parts: int
 
-    def put(self, index: int, data: bytes) -> None:
+    def add_part(self, index: int, data: bytes) -> None:
         """Keeps a part. Raises `RemoteProtocolError` if it is not the one under the model root."""
 
     def install(self) -> None:
         """All parts are there: durable under its name, whole or not at all."""
 
-    def abandon(self) -> None: ...
+    def discard_parts(self) -> None: ...
 
 
-class Models(Protocol):
-    """The models of jobs, as `State.jobs` names them: the one that a round starts from. Reading raises `StorageError`."""
+class ModelStore(Protocol):
+    """The models of jobs, as `LedgerState.jobs` names them: the one that a round starts from. Reading raises `StorageError`."""
 
-    def manifest(self, job: bytes, number: int) -> bytes: ...
+    def read_manifest(self, job: bytes, number: int) -> bytes: ...
 
-    def part(self, job: bytes, number: int, index: int) -> bytes: ...
+    def read_part(self, job: bytes, number: int, index: int) -> bytes: ...
 
-    def receive(self, job: bytes, number: int, root: bytes, manifest: bytes) -> IncomingModel:
+    def start_receiving(self, job: bytes, number: int, root: bytes, manifest: bytes) -> ModelReceiver:
         """Raises `RemoteProtocolError` if this is not what `root` is over."""
 
-    def holds(self, job: bytes, number: int, root: bytes) -> bool:
+    def has_model(self, job: bytes, number: int, root: bytes) -> bool:
         """Whether this very model is here; every byte of it is looked at."""
 
-    def pin(self, models: frozenset[tuple[bytes, int]]) -> None:
+    def set_pinned_models(self, models: frozenset[tuple[bytes, int]]) -> None:
         """Exactly these are kept, however old they are."""
 
 
-def models_of(state: State) -> dict[tuple[bytes, int], bytes]:
+def models_in_state(state: LedgerState) -> dict[tuple[bytes, int], bytes]:
     """By job and round, the roots of the models that belong to a state: those of its jobs, and their anchors."""
     jobs = state.jobs.jobs.items()
     anchors = {(key, anchor.round): anchor.root for key, job in jobs for anchor in job.anchors}
     return anchors | {(key, job.round): job.model_root for key, job in jobs}
 
 
-def model_name(job: bytes, number: int) -> bytes:
+def encode_model_name(job: bytes, number: int) -> bytes:
     """The name of a model in requests."""
     return job + number.to_bytes(8, "big")
 
 
-def named_model(name: bytes) -> tuple[bytes, int]:
+def decode_model_name(name: bytes) -> tuple[bytes, int]:
     return name[:-8], int.from_bytes(name[-8:], "big")
 
 
-class Archive(Protocol):
+class BlockArchive(Protocol):
     """Decided blocks, and what proves older ones."""
 
     def get_decision(self, height: int) -> DecidedBlock | None: ...
 
-    def header(self, height: int) -> bytes | None:
+    def get_header(self, height: int) -> bytes | None:
         """Also of the heights just before the first block that is held."""
 
-    def links(self, after: int, until: int) -> Iterable[LightBlock]:
+    def light_blocks(self, after: int, until: int) -> Iterable[LightBlock]:
         """Of every height in `after` < h ≤ `until` that names another next set, ascending."""
 
 
@@ -107,56 +107,58 @@ class Snapshot:
     """The state after `height`. Of `state` only the modules count: an empty block changes nothing else."""
 
     height: int
-    state: State
-    asked: float = float("-inf")  # when somebody last asked for a part of it
+    state: LedgerState
+    last_request_at: float = float("-inf")  # when somebody last asked for a part of it
     modules_read: dict[str, bytes] = field(default_factory=dict)
     rows_read: tuple[bytes, bytes] = (b"", b"")  # the name of a range, and its encoding: it may be asked for in several pieces
 
     @cached_property
     def digests(self) -> dict[str, bytes]:
-        return {name: module_digest(self.module(name)) for name in sorted(self.state.modules)}
+        return {name: module_digest(self.encoded_module(name)) for name in sorted(self.state.modules)}
 
-    def module(self, name: str) -> bytes:
+    def encoded_module(self, name: str) -> bytes:
         if name not in self.modules_read:
             self.modules_read[name] = codec.encode(self.state.modules[name])
         return self.modules_read[name]
 
-    def rows(self, name: bytes) -> bytes:
+    def encoded_range(self, name: bytes) -> bytes:
         """The range of this name. Raises `RemoteProtocolError` for one that nobody has to ask for, `StorageError`."""
         if self.rows_read[0] != name:
-            table, of = named_range(name)
+            table, of = decode_range_name(name)
             found = self.state.tables.get(table)
             if found is None or len(of) != range_depth(found.root):
                 raise RemoteProtocolError("bad-request", f"there is no table {table!r}, or it is cut in another way")
-            self.rows_read = (name, codec.encode(found.part(of)))
+            self.rows_read = (name, codec.encode(found.prove_range(of)))
         return self.rows_read[1]
 
     @cached_property
     def models(self) -> frozenset[tuple[bytes, int]]:
-        return frozenset(models_of(self.state))
+        return frozenset(models_in_state(self.state))
 
 
-class Shelf:
-    """The snapshots of one peer. `applied` follows the chain; `answer` reads from disk, so it may run in a thread."""
+class SnapshotStore:
+    """The snapshots of one peer. `add_applied_state` follows the chain; `answer_request` reads from disk, so it may run in a
+    thread.
+    """
 
-    def __init__(self, archive: Archive, models: Models) -> None:
+    def __init__(self, archive: BlockArchive, models: ModelStore) -> None:
         self._archive, self._models = archive, models
         self._recent: dict[int, Snapshot] = {}  # the last one is not certified yet
         self._held: dict[int, Snapshot] = {}
 
-    def begin(self, state: State) -> None:
+    def add_initial_state(self, state: LedgerState) -> None:
         """After a start. If the last block left the root as it was, it certifies this state as the one before it."""
         last = self._archive.get_decision(state.height)
-        if last is not None and last.decode().state_root == state.root:
+        if last is not None and last.decode().state_root == state.state_root:
             self._add(Snapshot(state.height - 1, state))
         self._add(Snapshot(state.height, state))
         self._pin()
 
-    def applied(self, state: State, now: float) -> None:
+    def add_applied_state(self, state: LedgerState, now: float) -> None:
         """The block of `state.height` is stored and applied: it certifies the state before."""
         self._add(Snapshot(state.height, state))
         before = state.height - 1
-        if before % SNAPSHOT_HEIGHTS == 0 and before in self._recent and before >= HEIGHT_MIN:
+        if before % SNAPSHOT_HEIGHTS == 0 and before in self._recent and before >= SNAPSHOT_HEIGHT_MIN:
             self._held[before] = self._recent[before]
         self._forget(now)
         self._pin()
@@ -173,8 +175,8 @@ class Shelf:
         """
         multiples = sorted(height for height in self._held if height % SNAPSHOT_HEIGHTS == 0)
         stay = multiples[-SNAPSHOTS_KEPT:]
-        leased = sorted(of for of, held in self._held.items() if of not in stay and held.asked + LEASE_SECONDS >= now)
-        stay += [height for height in leased if height not in multiples][:BETWEEN_KEPT]
+        leased = sorted(of for of, held in self._held.items() if of not in stay and held.last_request_at + LEASE_SECONDS >= now)
+        stay += [height for height in leased if height not in multiples][:EXTRA_SNAPSHOTS_KEPT]
         leased = sorted(set(leased) - set(stay), key=lambda height: (height in multiples, height), reverse=True)
         stay += leased[: SNAPSHOTS_MAX - len(stay)]
         self._held = {height: self._held[height] for height in stay}
@@ -184,16 +186,18 @@ class Shelf:
         return {height: kept for height, kept in self._recent.items() if height < max(self._recent)} | self._held
 
     @property
-    def newest(self) -> Snapshot | None:
+    def newest_snapshot(self) -> Snapshot | None:
         """The last certified state that is here."""
         return max(self._certified.values(), key=lambda kept: kept.height, default=None)
 
     def _pin(self) -> None:
-        self._models.pin(frozenset().union(*(kept.models for kept in (*self._recent.values(), *self._held.values()))))
+        self._models.set_pinned_models(
+            frozenset().union(*(kept.models for kept in (*self._recent.values(), *self._held.values())))
+        )
 
     # Answers ---------------------------------------------------------------------------------------------------------
 
-    def answer(self, message: GetSnapshot | GetSnapshotPart, now: float) -> SnapshotOffer | NoSnapshot | SnapshotPart:
+    def answer_request(self, message: GetSnapshot | GetSnapshotPart, now: float) -> SnapshotOffer | NoSnapshot | SnapshotPart:
         """Raises `RemoteProtocolError` for what no correct peer asks."""
         try:
             return self._offer(message, now) if isinstance(message, GetSnapshot) else self._part(message, now)
@@ -204,11 +208,11 @@ class Shelf:
             return NoSnapshot(height)
 
     def _offer(self, message: GetSnapshot, now: float) -> SnapshotOffer | NoSnapshot:
-        snapshot = self._choose(max(message.wanted, message.known + HEIGHT_MIN, message.anchor - 1))
+        snapshot = self._choose(max(message.wanted, message.known + SNAPSHOT_HEIGHT_MIN, message.anchor - 1))
         proof = self._proof(message, snapshot.height) if snapshot else None
         if snapshot is None or proof is None:
             return NoSnapshot(0)
-        snapshot.asked = now
+        snapshot.last_request_at = now
         self._held[snapshot.height] = snapshot
         self._forget(now)
         links, is_whole = proof
@@ -216,7 +220,7 @@ class Shelf:
 
     def _choose(self, wanted: int) -> Snapshot | None:
         """Exactly the wanted one, else the newest at a multiple, else the newest; only certified ones."""
-        able = {height: kept for height, kept in self._certified.items() if height >= max(wanted, HEIGHT_MIN)}
+        able = {height: kept for height, kept in self._certified.items() if height >= max(wanted, SNAPSHOT_HEIGHT_MIN)}
         if wanted in able or not able:
             return able.get(wanted)
         return max(able.values(), key=lambda kept: (kept.height in self._held, kept.height))
@@ -233,22 +237,22 @@ class Shelf:
             return None
         links: list[LightBlock] = []
         size = last = 0
-        for link in heapq.merge(shown, self._archive.links(message.known, height + 1), key=link_height):
-            if link_height(link) == last:
+        for link in heapq.merge(shown, self._archive.light_blocks(message.known, height + 1), key=light_block_height):
+            if light_block_height(link) == last:
                 continue
-            last, size = link_height(link), size + len(codec.encode(link))
-            if (size > OFFER_LINKS_BYTES_MAX or len(links) >= LIGHT_BLOCKS_MAX - 3) and links and last < height - 1:
+            last, size = light_block_height(link), size + len(codec.encode(link))
+            if (size > OFFER_LIGHT_BLOCKS_BYTES_MAX or len(links) >= LIGHT_BLOCKS_MAX - 3) and links and last < height - 1:
                 return tuple(links), False
             links.append(link)
         return tuple(links), True
 
-    def path(self, height: int) -> tuple[LightBlock, ...]:
+    def light_blocks_to(self, height: int) -> tuple[LightBlock, ...]:
         """The proof from the genesis on that voters certified the state after `height`; the last link is the block that does."""
         last = self._link(height + 1)
-        return (*self._archive.links(0, height), last) if last else ()
+        return (*self._archive.light_blocks(0, height), last) if last else ()
 
     def _link(self, height: int) -> LightBlock | None:
-        for link in self._archive.links(height - 1, height):
+        for link in self._archive.light_blocks(height - 1, height):
             return link
         decided = self._archive.get_decision(height)
         return LightBlock(encode_header(make_header(decided.decode())), decided.certificate, ()) if decided else None
@@ -257,7 +261,7 @@ class Shelf:
         snapshot = self._certified.get(message.height)
         if snapshot is None:
             return NoSnapshot(message.height)
-        snapshot.asked = now
+        snapshot.last_request_at = now
         data = self._data(snapshot, message)
         if data is None:
             return NoSnapshot(message.height)
@@ -276,15 +280,15 @@ class Shelf:
                 name = message.name.decode(errors="replace")
                 if name not in snapshot.state.modules:
                     raise RemoteProtocolError("bad-request", f"there is no module {name!r}")
-                return _piece(snapshot.module(name), message.index)
+                return _piece(snapshot.encoded_module(name), message.index)
             case SnapshotContent.ROWS:
-                return _piece(snapshot.rows(message.name), message.index)
-        model = named_model(message.name)
+                return _piece(snapshot.encoded_range(message.name), message.index)
+        model = decode_model_name(message.name)
         if model not in snapshot.models:
             raise RemoteProtocolError("bad-request", "no such model in this snapshot")
         if message.content is SnapshotContent.MANIFEST:
-            return _piece(self._models.manifest(*model), message.index)
-        return self._models.part(*model, message.index)
+            return _piece(self._models.read_manifest(*model), message.index)
+        return self._models.read_part(*model, message.index)
 
     def _block(self, height: int, digest: bytes) -> bytes:
         for near in (height - 1, height, height + 1):
@@ -298,7 +302,7 @@ class Shelf:
         headers: list[bytes] = []
         size = 0
         for height in range(first, max(0, first - CERTIFIED_ROOTS_KEPT), -1):
-            header = self._archive.header(height)
+            header = self._archive.get_header(height)
             if header is None or size + len(header) > SNAPSHOT_PART_BYTES_MAX - HEADER_BYTES_MAX:
                 break
             size += len(header) + 8
@@ -306,7 +310,7 @@ class Shelf:
         return codec.encode(tuple(headers)) if headers else None
 
 
-def link_height(link: LightBlock) -> int:
+def light_block_height(link: LightBlock) -> int:
     return decode_header(link.header).height
 
 
@@ -315,35 +319,35 @@ def _piece(data: bytes, index: int) -> bytes:
 
 
 @dataclass
-class _Asker:
+class _RequestingPeer:
     waiting: deque[Any] = field(default_factory=deque)
-    budget: float = BURST_BYTES
+    budget: float = RESPONSE_BURST_BYTES
     at: float = 0.0
 
 
-class Queue:
+class SnapshotRequestQueue:
     """Requests that wait for an answer. Peers take turns, each within its rate."""
 
     def __init__(self) -> None:
-        self._askers: dict[bytes, _Asker] = {}
+        self._askers: dict[bytes, _RequestingPeer] = {}
 
     @property
     def askers(self) -> frozenset[bytes]:
         return frozenset(self._askers)
 
-    def add(self, peer: bytes, message: GetSnapshot | GetSnapshotPart, now: float) -> None:
-        asker = self._askers.setdefault(peer, _Asker(at=now))
+    def add_request(self, peer: bytes, message: GetSnapshot | GetSnapshotPart, now: float) -> None:
+        asker = self._askers.setdefault(peer, _RequestingPeer(at=now))
         if len(asker.waiting) >= REQUESTS_MAX:
             raise RemoteProtocolError("flood", f"more than {REQUESTS_MAX} requests for snapshots at once")
         asker.waiting.append(message)
 
-    def forget(self, peer: bytes) -> None:
+    def remove_peer(self, peer: bytes) -> None:
         self._askers.pop(peer, None)
 
-    def next(self, now: float) -> tuple[bytes, GetSnapshot | GetSnapshotPart] | None:
+    def pop_request(self, now: float) -> tuple[bytes, GetSnapshot | GetSnapshotPart] | None:
         """The request to be answered now; None: nobody's turn yet."""
         for peer, asker in self._askers.items():
-            asker.budget = min(BURST_BYTES, asker.budget + (now - asker.at) * RATE_BYTES)
+            asker.budget = min(RESPONSE_BURST_BYTES, asker.budget + (now - asker.at) * RESPONSE_BYTES_PER_SECOND)
             asker.at = now
             if asker.waiting and asker.budget >= _cost(asker.waiting[0]):
                 message = asker.waiting.popleft()
@@ -353,9 +357,9 @@ class Queue:
         return None
 
     def wait_seconds(self) -> float:
-        """Until `next` may give something, if nothing else comes in."""
+        """Until `pop_request` may give something, if nothing else comes in."""
         lacks = [_cost(asker.waiting[0]) - asker.budget for asker in self._askers.values() if asker.waiting]
-        return max(0.0, min(lacks) / RATE_BYTES) if lacks else float("inf")
+        return max(0.0, min(lacks) / RESPONSE_BYTES_PER_SECOND) if lacks else float("inf")
 
 
 def _cost(message: GetSnapshot | GetSnapshotPart) -> int:

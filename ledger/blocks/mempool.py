@@ -12,8 +12,8 @@ from itertools import pairwise
 from consensus.block import BODY_BYTES_MAX
 from consensus.quorum import faults_tolerated
 from ledger.core.module import Refused
+from ledger.ledger_state import LedgerRules, LedgerState, TransactionTraits
 from ledger.members import MembersState
-from ledger.state import Rules, State, Traits
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed
@@ -28,8 +28,9 @@ from protocol.messages import InclusionList, Transaction
 
 TRANSACTIONS_BYTES_MAX = BODY_BYTES_MAX // 2  # of one block: applying them stays quick
 SIGNED_BYTES = 128  # of a signed message in a body, beside its own bytes
-PASSES_MAX = 4  # over waiting transactions, sorted by nonce: a second pass finds those that follow another author's
-REFUSED_PER_MEMBER_MAX = 2 * PASSES_MAX  # tried for one block: an honest member has one of a nonce, so one refusal in a pass
+SELECTION_PASSES_MAX = 4  # over waiting transactions, sorted by nonce: a second pass finds those that follow another author's
+# tried for one block: an honest member has one of a nonce, so one refusal in a pass
+REFUSED_PER_MEMBER_MAX = 2 * SELECTION_PASSES_MAX
 PENDING_PER_MEMBER_MAX = 256  # a quarter of a block: one member's flood does not keep out the others' transactions
 PENDING_BYTES_PER_MEMBER_MAX = 4 << 20  # sixteen of the largest transactions, or 256 of 16 kB
 PENDING_BYTES_MAX = 128 << 20  # of all members: thirty members that fill their room must not fill a small machine
@@ -51,24 +52,24 @@ def signed_digest(signed: Signed) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class PendingTransaction:
     digest: bytes
     nonce: int
     expires: int
-    added: int  # the height that was applied last when it came
+    added_height: int  # the height that was applied last when it came
     signed: Signed
     number: int  # of all that ever came, counted from 0
-    traits: Traits
+    traits: TransactionTraits
 
     @property
     def size(self) -> int:
         return len(self.signed.body) + SIGNED_BYTES
 
 
-class Selection:
+class TransactionSelection:
     """The transactions of one block while they are being chosen. Each applies to the state after those before it."""
 
-    def __init__(self, rules: Rules, state: State, size_max: int, count_max: int) -> None:
+    def __init__(self, rules: LedgerRules, state: LedgerState, size_max: int, count_max: int) -> None:
         self._rules, self._state = rules, state
         self._room, self._count_max, self._cost_left = size_max, count_max, COST_PER_BLOCK_MAX
         self.chosen: list[Signed] = []
@@ -78,13 +79,13 @@ class Selection:
     def is_full(self) -> bool:
         return len(self.chosen) >= self._count_max
 
-    def follow(self, signed: Signed) -> None:
+    def add_unbounded(self, signed: Signed) -> None:
         """Adds a transaction of somebody's block, whatever the bounds. Raises `Refused` or `RemoteProtocolError`."""
         self._state = self._rules.apply_transaction(self._state, signed)
         transaction = self._rules.open_transaction(signed)
-        self._add(signed, self._rules.traits(signed.signer, transaction).cost)
+        self._add(signed, self._rules.transaction_traits(signed.signer, transaction).cost)
 
-    def take(self, entry: Waiting) -> bool:
+    def try_add(self, entry: PendingTransaction) -> bool:
         """Adds it if it fits and applies now, and says whether it did."""
         member = self._state.members.members.get(entry.signed.signer)
         if entry.nonce != (member.nonce if member else 0) + 1:
@@ -105,23 +106,25 @@ class Selection:
         self._cost_left -= cost
 
 
-class Pool:
+class Mempool:
     """Transactions that could still be decided. `height` is the one applied last."""
 
     def __init__(
-        self, height: int = 0, traits: Callable[[bytes, Transaction], Traits] = lambda author, transaction: Traits()
+        self,
+        height: int = 0,
+        traits: Callable[[bytes, Transaction], TransactionTraits] = lambda author, transaction: TransactionTraits(),
     ) -> None:
         self.height = height
-        self._traits = traits  # `Rules.traits`
+        self._traits = traits  # `LedgerRules.transaction_traits`
         self.version = 0  # changes whenever a transaction comes or goes, or has lingered long enough
         self.count = 0  # all that ever came
-        self._waiting: dict[bytes, Waiting] = {}
+        self._waiting: dict[bytes, PendingTransaction] = {}
         self._by_signed: dict[bytes, bytes] = {}  # `signed_digest` -> key of `_waiting`
         self._strangers: set[bytes] = set()  # keys of `_waiting`
         self._count: Counter[bytes] = Counter()  # by signer
         self._bytes: Counter[bytes] = Counter()
         self._bytes_of_all = 0
-        self._lingering: dict[bytes, float | None] = {}  # keys of `_waiting` -> until when, once `linger` was asked
+        self._lingering: dict[bytes, float | None] = {}  # keys of `_waiting` -> until when, once `release_lingering` was asked
         self._overflowed: set[bytes] = set()  # signers that had too many since the last block
         self._dropped: dict[bytes, None] = {}  # the last keys that left `_waiting`
         self._tried = -1  # number of the last transaction that `prune` tried
@@ -132,11 +135,11 @@ class Pool:
     def __iter__(self) -> Iterator[Signed]:
         return iter([waiting.signed for waiting in self._waiting.values()])
 
-    def is_patient(self, running: Set[bytes]) -> bool:
+    def can_wait(self, running: Set[bytes]) -> bool:
         """Whether no transaction wants a block of its own: each waits for a closing of a job that runs, or lingers."""
         return all(entry.traits.awaited_job in running or key in self._lingering for key, entry in self._waiting.items())
 
-    def linger(self, now: float) -> float | None:
+    def release_lingering(self, now: float) -> float | None:
         """When the next transaction will have lingered long enough. Those that have by now want a block."""
         self._lingering = {key: now + LINGER_SECONDS if until is None else until for key, until in self._lingering.items()}
         for key in [key for key, until in self._lingering.items() if until is not None and until <= now]:
@@ -144,13 +147,13 @@ class Pool:
             self.version += 1
         return min((until for until in self._lingering.values() if until is not None), default=None)
 
-    def get(self, digest: bytes) -> Waiting | None:
+    def get_transaction(self, digest: bytes) -> PendingTransaction | None:
         return self._waiting.get(digest)
 
-    def of(self, signer: bytes) -> tuple[Signed, ...]:
+    def transactions_of(self, signer: bytes) -> tuple[Signed, ...]:
         return tuple(signed for signed in self if signed.signer == signer) if self._count[signer] else ()
 
-    def by_signed_digest(self, digest: bytes) -> Signed | None:
+    def get_by_signed_digest(self, digest: bytes) -> Signed | None:
         key = self._by_signed.get(digest)
         return None if key is None else self._waiting[key].signed
 
@@ -158,7 +161,7 @@ class Pool:
         """Whether this pool dropped it lately. A transaction that is refused now was passed on all the same when it came."""
         return transaction_digest(signed) in self._dropped
 
-    def page(self, start: int, end: int, size_max: int, count_max: int) -> tuple[list[Signed], int]:
+    def page_of_transactions(self, start: int, end: int, size_max: int, count_max: int) -> tuple[list[Signed], int]:
         """(transactions numbered from `start` on, the number at which the next page begins). The last page names `end`."""
         found: list[Signed] = []
         for entry in self._waiting.values():
@@ -170,7 +173,7 @@ class Pool:
             found.append(entry.signed)
         return found, end
 
-    def add(self, signed: Signed, member: bool = True) -> bool:
+    def add_transaction(self, signed: Signed, member: bool = True) -> bool:
         """Whether it is new, so that this peer passes it on.
 
         | if                                       | then                                                                     |
@@ -190,7 +193,7 @@ class Pool:
             return False
         transaction = codec.decode_message(signed.body, (Transaction,))
         traits = self._traits(signed.signer, transaction)
-        entry = Waiting(digest, transaction.nonce, transaction.expires, self.height, signed, self.count, traits)
+        entry = PendingTransaction(digest, transaction.nonce, transaction.expires, self.height, signed, self.count, traits)
         self.count += 1
         self._waiting[digest] = entry
         if traits.lingers:
@@ -199,13 +202,13 @@ class Pool:
         if not member:
             self._strangers.add(digest)
         self._account(entry, 1)
-        if self.share(signed.signer) > 1:
+        if self.quota_share(signed.signer) > 1:
             self._overflow(signed.signer)
         while member and self._has_too_much:
-            self._overflow(max(self._count, key=lambda signer: (self.share(signer), signer)))
+            self._overflow(max(self._count, key=lambda signer: (self.quota_share(signer), signer)))
         return True
 
-    def share(self, signer: bytes) -> float:
+    def quota_share(self, signer: bytes) -> float:
         """The share of a member's room that this signer has taken."""
         return max(self._count[signer] / PENDING_PER_MEMBER_MAX, self._bytes[signer] / PENDING_BYTES_PER_MEMBER_MAX)
 
@@ -222,7 +225,7 @@ class Pool:
         for entry in [entry for entry in self._waiting.values() if entry.signed.signer == signer]:
             self._forget(entry)
 
-    def _account(self, entry: Waiting, sign: int) -> None:
+    def _account(self, entry: PendingTransaction, sign: int) -> None:
         signer = entry.signed.signer
         self._count[signer] += sign
         self._bytes[signer] += sign * entry.size
@@ -231,16 +234,16 @@ class Pool:
             del self._count[signer], self._bytes[signer]
         self.version += 1
 
-    def _forget(self, entry: Waiting) -> None:
+    def _forget(self, entry: PendingTransaction) -> None:
         del self._waiting[entry.digest], self._by_signed[signed_digest(entry.signed)]
         self._strangers.discard(entry.digest)
         self._lingering.pop(entry.digest, None)
         self._account(entry, -1)
 
-    def select(
+    def select_transactions(
         self,
-        rules: Rules,
-        state: State,
+        rules: LedgerRules,
+        state: LedgerState,
         size_max: int = TRANSACTIONS_BYTES_MAX,
         count_max: int = TRANSACTIONS_PER_BLOCK_MAX,
         first: Set[bytes] = frozenset(),
@@ -249,9 +252,9 @@ class Pool:
 
         A transaction of `first` is left out only if it does not fit, or does not apply, behind all the chosen ones.
         """
-        selection = Selection(rules, state, size_max, count_max)
+        selection = TransactionSelection(rules, state, size_max, count_max)
         waiting = sorted(self._waiting.values(), key=lambda entry: (entry.digest not in first, entry.nonce))
-        for _ in range(PASSES_MAX):
+        for _ in range(SELECTION_PASSES_MAX):
             left = _take_all(selection, waiting, REFUSED_PER_MEMBER_MAX)
             if len(left) == len(waiting) or selection.is_full:
                 break
@@ -261,32 +264,32 @@ class Pool:
             urgent = left
         return tuple(selection.chosen)
 
-    def neglected(self, rules: Rules, state: State) -> tuple[bytes, ...]:
+    def overdue_transactions(self, rules: LedgerRules, state: LedgerState) -> tuple[bytes, ...]:
         """Digests of the oldest few, ascending, that came before the last block could be made and could still be decided.
 
         The tries together cost no more than a block. An entry that exceeds the rest of this cost is passed over.
         """
-        old = [entry for entry in self._waiting.values() if entry.added <= state.height - 2 and _is_next(entry, state)]
+        old = [entry for entry in self._waiting.values() if entry.added_height <= state.height - 2 and _is_next(entry, state)]
         found: list[bytes] = []
         cost_left = COST_PER_BLOCK_MAX
-        for entry in sorted(old, key=lambda entry: (entry.added, entry.traits.cost)):
+        for entry in sorted(old, key=lambda entry: (entry.added_height, entry.traits.cost)):
             if len(found) == INCLUSION_LIST_MAX:
                 break
             if entry.traits.cost > cost_left:
                 continue
             cost_left -= entry.traits.cost
-            if Selection(rules, state, TRANSACTIONS_BYTES_MAX, 1).take(entry):
+            if TransactionSelection(rules, state, TRANSACTIONS_BYTES_MAX, 1).try_add(entry):
                 found.append(entry.digest)
         return tuple(sorted(found))
 
-    def prune(self, rules: Rules, state: State) -> list[tuple[Signed, str]]:
+    def prune_transactions(self, rules: LedgerRules, state: LedgerState) -> list[tuple[Signed, str]]:
         """Drops decided, expired and refused transactions, each with the reason. One whose nonce lies ahead stays.
 
         A refusal may come after costly work. Each call does the work of one block, and the next call goes on from there.
         """
         self._overflowed.clear()
         gone: list[tuple[Signed, str]] = []
-        next_ones: list[Waiting] = []
+        next_ones: list[PendingTransaction] = []
         for entry in list(self._waiting.values()):
             if _is_next(entry, state):
                 next_ones.append(entry)
@@ -299,7 +302,7 @@ class Pool:
             del self._dropped[next(iter(self._dropped))]
         return gone
 
-    def _drop(self, rules: Rules, state: State, entry: Waiting, gone: list[tuple[Signed, str]]) -> None:
+    def _drop(self, rules: LedgerRules, state: LedgerState, entry: PendingTransaction, gone: list[tuple[Signed, str]]) -> None:
         """Drops it if it is refused."""
         try:
             rules.apply_transaction(state, entry.signed)
@@ -309,26 +312,26 @@ class Pool:
             self._dropped[entry.digest] = None
 
 
-def _may_speak(entry: Waiting, state: State) -> bool:
+def _may_speak(entry: PendingTransaction, state: LedgerState) -> bool:
     author = entry.signed.signer
-    return author not in state.members.members or state.members.speaks(author)
+    return author not in state.members.members or state.members.is_current_key(author)
 
 
-def _next_nonce(entry: Waiting, state: State) -> int:
+def _next_nonce(entry: PendingTransaction, state: LedgerState) -> int:
     member = state.members.members.get(entry.signed.signer)
     return (member.nonce if member else 0) + 1
 
 
-def _is_next(entry: Waiting, state: State) -> bool:
+def _is_next(entry: PendingTransaction, state: LedgerState) -> bool:
     """Whether it has its author's next nonce. Then its module may refuse it, after costly work."""
     return _may_speak(entry, state) and entry.nonce == _next_nonce(entry, state) and entry.expires > state.height
 
 
-def _lies_ahead(entry: Waiting, state: State) -> bool:
+def _lies_ahead(entry: PendingTransaction, state: LedgerState) -> bool:
     return _may_speak(entry, state) and entry.nonce > _next_nonce(entry, state) and entry.expires > state.height
 
 
-def _within_cost(entries: Iterable[Waiting]) -> Iterator[Waiting]:
+def _within_cost(entries: Iterable[PendingTransaction]) -> Iterator[PendingTransaction]:
     """The first of them, as many as a block may hold by their cost. There is always one."""
     left = COST_PER_BLOCK_MAX
     for number, entry in enumerate(entries):
@@ -338,63 +341,68 @@ def _within_cost(entries: Iterable[Waiting]) -> Iterator[Waiting]:
         yield entry
 
 
-def _take_all(selection: Selection, waiting: Iterable[Waiting], refused_max: float = math.inf) -> list[Waiting]:
+def _take_all(
+    selection: TransactionSelection, waiting: Iterable[PendingTransaction], refused_max: float = math.inf
+) -> list[PendingTransaction]:
     """Takes all that fit and apply, and returns the others. Signers with so many refused ones are passed over."""
-    return [entry for entry in waiting if selection.refused[entry.signed.signer] >= refused_max or not selection.take(entry)]
+    return [entry for entry in waiting if selection.refused[entry.signed.signer] >= refused_max or not selection.try_add(entry)]
 
 
 # Notices -------------------------------------------------------------------------------------------------------------
 
 # Block k must carry each transaction that f+1 voters have noticed, without a break, since a notice of height k−2 or below.
 #
-# - An honest leader that holds the notices and the transaction puts it first. `Pool.select` leaves none out that would apply
-#   behind the chosen ones, and that is what the check of a block asks for.
+# - An honest leader that holds the notices and the transaction puts it first. `Mempool.select_transactions` leaves none out that
+# would apply   behind the chosen ones, and that is what the check of a block asks for.
 # - An honest leader that lacks the notices holds the transaction nevertheless. One of the f+1 voters is honest; its notice of k−2
 #   says that it held the transaction before block k−2 could be made, and it passed the transaction on at once. Blocks k−2 and k−1
 #   took three message delays each since, so the transaction was sent six delays before the leader makes k.
 # - If that message is still on its way, or the leader's pool dropped the transaction, one view fails. The honest one of the f+1
 #   voters holds the transaction and leads in its turn.
 # - A lag of one would leave no time: voters send notices of k−1 when they apply k−1, just when the leader makes k.
-NOTICE_LAG = 2
-NOTICE_HEIGHTS_MAX = 8  # voters repeat notices at every height: without a new one for so long, a voter may have changed its mind
+INCLUSION_LAG_HEIGHTS = 2
+# voters repeat notices at every height: without a new one for so long, a voter may have changed its mind
+INCLUSION_LIST_HEIGHTS_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Noticed:
+class VoterInclusionList:
     """One voter's latest notice: its height, and for each transaction the height since which all notices named it."""
 
     height: int
     since: dict[bytes, int]
 
 
-class Notices:
+class InclusionListSet:
     def __init__(self) -> None:
-        self._by_voter: dict[bytes, Noticed] = {}
+        self._by_voter: dict[bytes, VoterInclusionList] = {}
 
-    def add(self, voter: bytes, notice: InclusionList) -> bool:
+    def add_list(self, voter: bytes, notice: InclusionList) -> bool:
         """Whether it is newer than the voter's last one. Raises `RemoteProtocolError`."""
         if any(left >= right for left, right in pairwise(notice.transactions)):
             raise RemoteProtocolError("non-canonical", "a notice's transactions must ascend, each once")
-        last = self._by_voter.get(voter, Noticed(-1, {}))
+        last = self._by_voter.get(voter, VoterInclusionList(-1, {}))
         if notice.height <= last.height:
             return False
         since = {digest: last.since.get(digest, notice.height) for digest in notice.transactions}
-        self._by_voter[voter] = Noticed(notice.height, since)
+        self._by_voter[voter] = VoterInclusionList(notice.height, since)
         return True
 
-    def prune(self, members: MembersState, height: int) -> None:
+    def prune_lists(self, members: MembersState, height: int) -> None:
         self._by_voter = {
             voter: noticed
             for voter, noticed in self._by_voter.items()
-            if voter in members.voters and not members.is_expelled(voter) and noticed.height >= height - NOTICE_HEIGHTS_MAX
+            if voter in members.voters
+            and not members.is_expelled(voter)
+            and noticed.height >= height - INCLUSION_LIST_HEIGHTS_MAX
         }
 
-    def due(self, voters: tuple[bytes, ...], height: int) -> frozenset[bytes]:
+    def transactions_due(self, voters: tuple[bytes, ...], height: int) -> frozenset[bytes]:
         """Digests of the transactions that the block at `height`, which `voters` decide, must not leave out."""
         names = Counter(
             digest
             for noticed in self._by_voter.values()
             for digest, since in noticed.since.items()
-            if since <= height - NOTICE_LAG
+            if since <= height - INCLUSION_LAG_HEIGHTS
         )
         return frozenset(digest for digest, count in names.items() if count > faults_tolerated(len(voters)))

@@ -1,7 +1,7 @@
 """What binds an auditor to its replay: its report seals the loss of the last inner step. The trainer opens its own loss when no
 report on the proposal can come any more. Decision 0061 says why.
 
-All here is pure. `ledger.audits.docket` says when it happens; who opens is in `ledger.audits.state.openings_due`.
+All here is pure. `ledger.audits.state_machine` says when it happens; who opens is in `ledger.audits.state.openings_due`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from protocol.messages import LossCommitment
 
 MILLIONTHS = 1_000_000  # losses are integers, in millionths of a nat
 LOSS_MAX = 2**53 - 1  # also of what is no number
-APART_MAX = 1_000  # 1e-3 nat. Replays on other processors differ by 2e-7 of the loss, step losses by a tenth of a nat
-APART_PART = 10_000  # or 1e-4 of the loss, if that is more
-REPORTS_FOR_EACH = 10  # an auditor's last reports that count, for each voter that has to contradict it
-WRONG_MAX = REPORTS_FOR_EACH * (faults_tolerated(VOTERS_MAX) + 1)  # reports that count, so the most that are wrong among them
+LOSS_DIFFERENCE_MAX = 1_000  # 1e-3 nat. Replays on other processors differ by 2e-7 of the loss, step losses by a tenth of a nat
+LOSS_DIFFERENCE_DIVISOR = 10_000  # or 1e-4 of the loss, if that is more
+REPORTS_PER_CONTRADICTION = 10  # an auditor's last reports that count, for each voter that has to contradict it
+# reports that count, so the most that are wrong among them
+WRONG_LOSSES_MAX = REPORTS_PER_CONTRADICTION * (faults_tolerated(VOTERS_MAX) + 1)
 LOSS_BYTES = 8
 _DOMAIN = b"folkmoot/loss-commitment\x00"
 _SEAL = b"folkmoot/loss\x00"
 
-Loss = Annotated[int, Between(-LOSS_MAX, LOSS_MAX)]
+LossMillionths = Annotated[int, Between(-LOSS_MAX, LOSS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,11 @@ class LossOpening:
     round: Count
     trainer: Key  # as in the round
     secret: Digest
-    loss: Loss  # of the round's last inner step
+    loss: LossMillionths  # of the round's last inner step
 
 
 @dataclass(frozen=True, slots=True)
-class Unopened:
+class UnopenedLosses:
     """The sealed losses of the reports on one accepted proposal."""
 
     commitment: LossCommitment
@@ -62,33 +63,33 @@ class Unopened:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class LossComparisons:
     """What openings said of one auditor's reports."""
 
     reports: Count = 0  # that were compared
     # Trainer -> which of these reports was the last wrong one about it.
-    wrong: Annotated[dict[Key, Count], Length(0, WRONG_MAX)] = field(default_factory=dict)
+    wrong: Annotated[dict[Key, Count], Length(0, WRONG_LOSSES_MAX)] = field(default_factory=dict)
 
 
 # Sealing -----------------------------------------------------------------------------------------------------------------
 
 
-def in_millionths(nats: float) -> int:
+def nats_to_millionths(nats: float) -> int:
     if not math.isfinite(nats):
         return LOSS_MAX
     return max(-LOSS_MAX, min(LOSS_MAX, round(nats * MILLIONTHS)))
 
 
-def committed(job: bytes, number: int, trainer: bytes, secret: bytes, loss: int) -> LossCommitment:
+def commit_loss(job: bytes, number: int, trainer: bytes, secret: bytes, loss: int) -> LossCommitment:
     digest = hashlib.sha256(_DOMAIN + _place(job, number, trainer) + secret + _bytes_of(loss)).digest()
     return LossCommitment(digest, x25519_public_key(secret))
 
 
-def is_opened_by(commitment: LossCommitment, opening: LossOpening) -> bool:
-    return commitment == committed(opening.job, opening.round, opening.trainer, opening.secret, opening.loss)
+def is_valid_opening(commitment: LossCommitment, opening: LossOpening) -> bool:
+    return commitment == commit_loss(opening.job, opening.round, opening.trainer, opening.secret, opening.loss)
 
 
-def sealed(
+def seal_loss(
     loss: int, job: bytes, number: int, trainer: bytes, auditor: bytes, commitment: LossCommitment, secret: bytes
 ) -> SealedLoss:
     """`secret` is 32 bytes that only this auditor knows, for this report alone."""
@@ -96,7 +97,7 @@ def sealed(
     return SealedLoss(x25519_public_key(secret), _masked(_bytes_of(loss), shared, job, number, trainer, auditor))
 
 
-def unsealed(of: SealedLoss, job: bytes, number: int, trainer: bytes, auditor: bytes, secret: bytes) -> int | None:
+def unseal_loss(of: SealedLoss, job: bytes, number: int, trainer: bytes, auditor: bytes, secret: bytes) -> int | None:
     """None: its author has sealed nothing. Another auditor's bytes give any number."""
     shared = x25519_shared_secret(secret, of.key)
     return (
@@ -120,17 +121,17 @@ def _place(job: bytes, number: int, trainer: bytes) -> bytes:
 # Comparing ---------------------------------------------------------------------------------------------------------------
 
 
-def is_wrong(reported: int | None, opened: int) -> bool:
-    return reported is None or abs(reported - opened) > max(APART_MAX, abs(opened) // APART_PART)
+def is_wrong_loss(reported: int | None, opened: int) -> bool:
+    return reported is None or abs(reported - opened) > max(LOSS_DIFFERENCE_MAX, abs(opened) // LOSS_DIFFERENCE_DIVISOR)
 
 
-def compared(before: Compared, trainer: bytes, wrong: bool, faults: int) -> Compared:
+def add_comparison(before: LossComparisons, trainer: bytes, wrong: bool, faults: int) -> LossComparisons:
     """After one more report about this trainer. What is older than the last reports that count is forgotten."""
     number = before.reports + 1
-    kept = {key: at for key, at in before.wrong.items() if at > number - REPORTS_FOR_EACH * (faults + 1)}
-    return Compared(number, dict(sorted({**kept, trainer: number}.items())) if wrong else kept)
+    kept = {key: at for key, at in before.wrong.items() if at > number - REPORTS_PER_CONTRADICTION * (faults + 1)}
+    return LossComparisons(number, dict(sorted({**kept, trainer: number}.items())) if wrong else kept)
 
 
-def is_lazy(known: Compared, voters: Collection[bytes], faults: int) -> bool:
+def is_lazy_auditor(known: LossComparisons, voters: Collection[bytes], faults: int) -> bool:
     """Whether more voters contradict the auditor than may lie."""
     return sum(trainer in voters for trainer in known.wrong) > faults

@@ -16,11 +16,11 @@ UNDONE_KEPT = 32  # of one job, the last rollbacks, for people
 
 
 @dataclass(frozen=True, slots=True)
-class Anchor:
+class ModelAnchor:
     """A model that a rollback may go to."""
 
     round: Count  # that began with it
-    taken: Count  # rounds of the model's line before it
+    rounds_in_model: Count  # rounds of the model's line before it
     root: Digest
 
 
@@ -32,7 +32,7 @@ class UndoReason(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Undone:
+class UndoneRounds:
     """Rounds whose steps a rollback took out of the model."""
 
     first: Count
@@ -42,10 +42,10 @@ class Undone:
     trainer: Key | None = None  # the convicted one
 
 
-Anchors = Annotated[tuple[Anchor, ...], Length(0, ANCHORS_MAX)]  # ascending
+ModelAnchors = Annotated[tuple[ModelAnchor, ...], Length(0, ANCHORS_MAX)]  # ascending
 
 
-def newest_before(anchors: Sequence[Anchor], number: int) -> Anchor:
+def newest_anchor_before(anchors: Sequence[ModelAnchor], number: int) -> ModelAnchor:
     """The newest anchor at or before this round. There is one for each round that an audit may reach.
 
     If a step of the audits failed, nobody said which rounds these are, and the anchor may be forgotten: then the oldest one.
@@ -53,19 +53,19 @@ def newest_before(anchors: Sequence[Anchor], number: int) -> Anchor:
     return max((anchor for anchor in anchors if anchor.round <= number), key=lambda anchor: anchor.round, default=anchors[0])
 
 
-def needed(anchors: Sequence[Anchor], doubtful: int) -> tuple[Anchor, ...]:
+def anchors_to_keep(anchors: Sequence[ModelAnchor], doubtful: int) -> tuple[ModelAnchor, ...]:
     """The newest anchor at or before the first doubtful round, and those after it, with room for one more.
 
     Where there are too many, the one goes whose neighbours are closest: that makes the longest rollback longer by the least.
     """
-    first = newest_before(anchors, doubtful)
+    first = newest_anchor_before(anchors, doubtful)
     left = [anchor for anchor in anchors if anchor.round >= first.round]
     while len(left) >= ANCHORS_MAX:
-        del left[min(range(1, len(left) - 1), key=lambda at: left[at + 1].taken - left[at - 1].taken)]
+        del left[min(range(1, len(left) - 1), key=lambda at: left[at + 1].rounds_in_model - left[at - 1].rounds_in_model)]
     return tuple(left)
 
 
-WHY = {
+UNDO_REASON_TEXTS = {
     UndoReason.FALSE: "an update of {} is false",
     UndoReason.WITHHELD: "{} did not show an update to its auditors",
     UndoReason.STOPPED: "the job ended before they were audited",
@@ -73,9 +73,9 @@ WHY = {
 }
 
 
-def told_undone(undone: Undone, name: Callable[[bytes], str] = short_id) -> str:
+def format_undone_rounds(undone: UndoneRounds, name: Callable[[bytes], str] = short_id) -> str:
     """For people. `name`: of the trainer with this key."""
     which = f"rounds {round_number(undone.first)} to {round_number(undone.last)} are"
     if undone.first == undone.last:
         which = f"round {round_number(undone.first)} is"
-    return f"{which} undone: {WHY[undone.reason].format(name(undone.trainer or b''))}"
+    return f"{which} undone: {UNDO_REASON_TEXTS[undone.reason].format(name(undone.trainer or b''))}"

@@ -9,9 +9,9 @@ from typing import Annotated, ClassVar, cast
 
 from consensus.block import BODY_BYTES_MAX
 from consensus.evidence import Evidence
-from ledger.blocks.pool import Pool, signed_digest
+from ledger.blocks.mempool import Mempool, signed_digest
 from ledger.jobs import RUNNING_MAX
-from ledger.state import Body, decode_body
+from ledger.ledger_state import BlockBody, decode_body
 from protocol import codec
 from protocol.codec import Count, Digest, Length
 from protocol.errors import RemoteProtocolError
@@ -24,7 +24,7 @@ from protocol.limits import (
     TRANSACTIONS_PER_BLOCK_MAX,
     VOTERS_MAX,
 )
-from rounds.ballots import Closing, RoundBook
+from rounds.round_state import OpenRoundState, RoundCertificate
 
 WHOLE_BYTES_MAX = 1_024  # such a body goes with its header in one packet: naming its parts would save nothing
 
@@ -38,8 +38,8 @@ class WholeBody:
 
 
 @dataclass(frozen=True, slots=True)
-class ShortClosing:
-    """A `Closing` with the digests of what it holds."""
+class CompactRoundCertificate:
+    """A `RoundCertificate` with the digests of what it holds."""
 
     job: Digest
     round: Count
@@ -50,24 +50,27 @@ class ShortClosing:
 
 
 @dataclass(frozen=True, slots=True)
-class ShortBody:
-    """A `Body` with the digests of what it holds. Evidence is rare, and need not have reached everybody: it goes whole."""
+class CompactBody:
+    """A `BlockBody` with the digests of what it holds. Evidence is rare, and need not have reached everybody: it goes whole."""
 
     TAG: ClassVar[str] = "short"
-    closings: Annotated[tuple[ShortClosing, ...], Length(0, RUNNING_MAX)]
+    round_certificates: Annotated[tuple[CompactRoundCertificate, ...], Length(0, RUNNING_MAX)]
     evidence: Annotated[tuple[Evidence, ...], Length(0, EVIDENCE_PER_BLOCK_MAX)]
     transactions: Annotated[tuple[Digest, ...], Length(0, TRANSACTIONS_PER_BLOCK_MAX)]
 
 
-def condense(body: bytes) -> bytes:
+def compact_body(body: bytes) -> bytes:
     if len(body) <= WHOLE_BYTES_MAX:
         return codec.encode(WholeBody(body))
     whole = decode_body(body)
-    closings = tuple(ShortClosing(closing.job, closing.round, *map(_digests, _parts(closing))) for closing in whole.closings)
-    return codec.encode(ShortBody(closings, whole.evidence, _digests(whole.transactions)))
+    closings = tuple(
+        CompactRoundCertificate(closing.job, closing.round, *map(_digests, _parts(closing)))
+        for closing in whole.round_certificates
+    )
+    return codec.encode(CompactBody(closings, whole.evidence, _digests(whole.transactions)))
 
 
-def _parts(closing: Closing) -> tuple[tuple[Signed, ...], ...]:
+def _parts(closing: RoundCertificate) -> tuple[tuple[Signed, ...], ...]:
     return closing.ballots, closing.cut_offs, closing.proposals, closing.vouches
 
 
@@ -76,16 +79,16 @@ def _digests(parts: Iterable[Signed]) -> tuple[bytes, ...]:
 
 
 @dataclass(slots=True)
-class Parts:
+class RoundMessageIndex:
     """What one round book holds, by digest. The book only grows, so that only what is new is hashed."""
 
-    book: RoundBook
+    book: OpenRoundState
     ballots: dict[bytes, Signed] = field(default_factory=dict)
     cut_offs: dict[bytes, Signed] = field(default_factory=dict)
     proposals: dict[bytes, Signed] = field(default_factory=dict)
     vouches: dict[bytes, Signed] = field(default_factory=dict)
 
-    def refresh(self) -> None:
+    def index_new_messages(self) -> None:
         book = self.book
         tables = (
             (self.ballots, book.signed_ballots),
@@ -97,12 +100,12 @@ class Parts:
             for signed in islice(table.values(), len(index), None):
                 index[signed_digest(signed)] = signed
 
-    def expand(self, closing: ShortClosing) -> Closing | None:
+    def expand_certificate(self, closing: CompactRoundCertificate) -> RoundCertificate | None:
         ballots, vouches = _found(closing.ballots, self.ballots), _found(closing.vouches, self.vouches)
         cut_offs, proposals = _found(closing.cut_offs, self.cut_offs), _found(closing.proposals, self.proposals)
         if ballots is None or cut_offs is None or proposals is None or vouches is None:
             return None
-        return Closing(closing.job, closing.round, ballots, cut_offs, proposals, vouches)
+        return RoundCertificate(closing.job, closing.round, ballots, cut_offs, proposals, vouches)
 
 
 def _found(digests: tuple[bytes, ...], index: dict[bytes, Signed]) -> tuple[Signed, ...] | None:
@@ -110,38 +113,38 @@ def _found(digests: tuple[bytes, ...], index: dict[bytes, Signed]) -> tuple[Sign
     return tuple(found) if len(found) == len(digests) else None
 
 
-class Expander:
+class CompactBodyExpander:
     """Puts short bodies together again from the round books and the pool."""
 
-    def __init__(self, books: dict[bytes, RoundBook], pool: Pool) -> None:
+    def __init__(self, books: dict[bytes, OpenRoundState], pool: Mempool) -> None:
         self._books, self._pool = books, pool
-        self._parts: dict[bytes, Parts] = {}
+        self._parts: dict[bytes, RoundMessageIndex] = {}
 
-    def expand(self, short: bytes) -> bytes | None:
+    def expand_body(self, short: bytes) -> bytes | None:
         """None: a part is not here. It may come, or never: of two ballots of a liar only the first is kept."""
-        message = cast(WholeBody | ShortBody, codec.decode_message(short, (WholeBody, ShortBody), BLOCK_BYTES_MAX))
+        message = cast(WholeBody | CompactBody, codec.decode_message(short, (WholeBody, CompactBody), BLOCK_BYTES_MAX))
         if isinstance(message, WholeBody):
             return message.body
-        closings = [self._closing(closing) for closing in message.closings]
-        transactions = [self._pool.by_signed_digest(digest) for digest in message.transactions]
+        closings = [self._closing(closing) for closing in message.round_certificates]
+        transactions = [self._pool.get_by_signed_digest(digest) for digest in message.transactions]
         present = tuple(closing for closing in closings if closing is not None)
         held = tuple(signed for signed in transactions if signed is not None)
         if len(present) < len(closings) or len(held) < len(transactions):
             return None
         _check_size(present, held)
-        return codec.encode(Body(present, message.evidence, held))
+        return codec.encode(BlockBody(present, message.evidence, held))
 
-    def _closing(self, closing: ShortClosing) -> Closing | None:
+    def _closing(self, closing: CompactRoundCertificate) -> RoundCertificate | None:
         self._parts = {job: parts for job, parts in self._parts.items() if self._books.get(job) is parts.book}
         book = self._books.get(closing.job)
         if book is None or book.terms.round != closing.round:
             return None
-        parts = self._parts.setdefault(closing.job, Parts(book))
-        parts.refresh()
-        return parts.expand(closing)
+        parts = self._parts.setdefault(closing.job, RoundMessageIndex(book))
+        parts.index_new_messages()
+        return parts.expand_certificate(closing)
 
 
-def _check_size(closings: Iterable[Closing], transactions: Iterable[Signed]) -> None:
+def _check_size(closings: Iterable[RoundCertificate], transactions: Iterable[Signed]) -> None:
     """Before it is put together: a few digests, each named many times, must not cost all the memory there is."""
     parts = [part for closing in closings for signed in _parts(closing) for part in signed]
     size = sum(len(signed.body) for signed in (*parts, *transactions))

@@ -9,11 +9,11 @@ first block that this version acts on. Once a quorum of the voters has one wish,
 | of a voter | its former wish is forgotten | it has another one |
 | of a voter | nothing | its author votes no more, or the notice is too short for its height |
 | of a quorum of voters | an upgrade that is due | the q-th is decided |
-| an upgrade that is due | the network's version of the module | the block before the named height is applied (`Rules.begun`) |
+| an upgrade that is due | the network's version of the module | before its height is applied (`LedgerRules.with_due_upgrades`) |
 
 A peer whose program lacks a version applies all blocks below that height, and signs nothing at it or above.
 
-From version 2 of this module on, voters also set limits of what the network allows: `Limit` says how.
+From version 2 of this module on, voters also set limits of what the network allows: `NetworkLimit` says how.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Annotated, ClassVar
 
 from consensus.voter_set import VoterSet
 from ledger.core.genesis import MODULES_MAX, Genesis, ModuleVersion, ModuleVersions
-from ledger.core.module import Change, Context, Module, Refused, Said, View
+from ledger.core.module import BlockContext, DecodedTransaction, Module, Refused, StateChange, StateReader
 from ledger.members import MembersState
 from protocol import codec
 from protocol.codec import Between, Count, Key, Length
@@ -42,14 +42,14 @@ from protocol.name_validation import check_name
 
 # Of the module `audits`: from it on windows are counted in seconds, too, judges that did not see a step are told apart from those
 # that found it false, proposals commit to losses, and reports carry one.
-SECOND_AUDITS = 2
-PARAMETERS = "parameters"  # of the model of a job that is started: the one limit there is
+AUDITS_VERSION_2 = 2
+PARAMETERS_LIMIT = "parameters"  # of the model of a job that is started: the one limit there is
 # Of the module `jobs`: from it on models may have other forms, and proposals name objects of more than 512 MiB.
-THIRD_JOBS = 3
+JOBS_VERSION_3 = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Upgrade:
+class ModuleUpgrade:
     """`network/upgrade`, by a voter: its wish that from this height on the network runs this version of the module."""
 
     module: Name
@@ -58,144 +58,150 @@ class Upgrade:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class NetworkLimit:
     """`network/limit`, by a voter: its wish that the network allows no more than `most`.
 
     A quorum with one wish decides it from the next transaction on. A voter has one wish for each limit. Its wish for what holds
     already takes back another one.
     """
 
-    name: Name  # `PARAMETERS`
+    name: Name  # `PARAMETERS_LIMIT`
     most: Annotated[int, Between(1, PARAMETERS_ALLOWED_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkState:
     modules: ModuleVersions  # in their order inside a block
-    wishes: Annotated[dict[Key, Upgrade], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # by voter
-    due: Annotated[tuple[Upgrade, ...], Length(0, MODULES_MAX)] = ()  # one of a module at most, ascending by height and name
+    upgrade_votes: Annotated[dict[Key, ModuleUpgrade], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # by voter
+    # one of a module at most, ascending by height and name
+    due_upgrades: Annotated[tuple[ModuleUpgrade, ...], Length(0, MODULES_MAX)] = ()
     parameters_max: Annotated[int, Between(1, PARAMETERS_ALLOWED_MAX)] = codec.added_field(PARAMETERS_ALLOWED)
-    limits: Annotated[dict[Key, Limit], Length(0, VOTERS_MAX)] = codec.added_field(factory=dict)  # wishes, by voter
+    limit_votes: Annotated[dict[Key, NetworkLimit], Length(0, VOTERS_MAX)] = codec.added_field(factory=dict)  # wishes, by voter
 
-    def version(self, module: str) -> int:
+    def module_version(self, module: str) -> int:
         """The one that runs; 0 if the network has no such module."""
         return next((running.version for running in self.modules if running.name == module), 0)
 
     @property
-    def has_second_audits(self) -> bool:
-        return self.version("audits") >= SECOND_AUDITS
+    def has_audits_v2(self) -> bool:
+        return self.module_version("audits") >= AUDITS_VERSION_2
 
     @property
-    def has_models(self) -> bool:
+    def has_jobs_v3(self) -> bool:
         """Whether jobs may have the models, and name the objects, that version 3 of `jobs` brought."""
-        return self.version("jobs") >= THIRD_JOBS
+        return self.module_version("jobs") >= JOBS_VERSION_3
 
-    def require_allowed(self, parameters: int) -> None:
+    def require_parameters_allowed(self, parameters: int) -> None:
         """Raises `Refused` for a job whose model has too many."""
         if parameters > self.parameters_max:
             size = f"its model has {parameters} parameters, and this network allows {self.parameters_max}"
-            raise Refused(f"{size}: `peer limit {PARAMETERS} N` raises that, said by a quorum of its voters")
+            raise Refused(f"{size}: `peer limit {PARAMETERS_LIMIT} N` raises that, said by a quorum of its voters")
 
-    def due_at(self, height: int) -> tuple[Upgrade, ...]:
+    def upgrades_due_at(self, height: int) -> tuple[ModuleUpgrade, ...]:
         """The upgrades that the block of this height begins with."""
-        return tuple(upgrade for upgrade in self.due if upgrade.height <= height)
+        return tuple(upgrade for upgrade in self.due_upgrades if upgrade.height <= height)
 
-    def moved_on(self, upgrade: Upgrade) -> NetworkState:
+    def with_upgraded_module(self, upgrade: ModuleUpgrade) -> NetworkState:
         """With the upgraded module. One that joins acts after all others."""
-        assert upgrade in self.due
+        assert upgrade in self.due_upgrades
         made = ModuleVersion(upgrade.module, upgrade.version)
         known = upgrade.module in {running.name for running in self.modules}
         modules = tuple(made if running.name == upgrade.module else running for running in self.modules)
         return replace(
             self,
             modules=modules if known else (*modules, made),
-            due=tuple(other for other in self.due if other != upgrade),
+            due_upgrades=tuple(other for other in self.due_upgrades if other != upgrade),
         )
 
-    def without(self, upgrade: Upgrade) -> NetworkState:
+    def without_upgrade(self, upgrade: ModuleUpgrade) -> NetworkState:
         """An upgrade that fails is over. The version of before goes on, and voters may decide another upgrade."""
-        return replace(self, due=tuple(other for other in self.due if other != upgrade))
+        return replace(self, due_upgrades=tuple(other for other in self.due_upgrades if other != upgrade))
 
 
 class NetworkModule(Module[NetworkState]):
     name = "network"
     costs: ClassVar[Mapping[str, int]] = {"network/upgrade": 4, "network/limit": 4}  # all voters' wishes are looked at
-    contents: ClassVar[Mapping[str, type]] = {"network/upgrade": Upgrade}
+    contents: ClassVar[Mapping[str, type]] = {"network/upgrade": ModuleUpgrade}
     state_type = NetworkState
 
-    def genesis(self, genesis: Genesis) -> NetworkState:
+    def genesis_state(self, genesis: Genesis) -> NetworkState:
         return NetworkState(genesis.modules)
 
-    def apply(self, state: NetworkState, said: Said, view: View, context: Context) -> Change:
-        wish, author, members = said.content, said.author, view.of(MembersState)
+    def apply_transaction(
+        self, state: NetworkState, said: DecodedTransaction, view: StateReader, context: BlockContext
+    ) -> StateChange:
+        wish, author, members = said.content, said.author, view.module_state(MembersState)
         if author not in members.voters:
             raise Refused(f"{short_id(author)} does not vote, so it cannot wish for an upgrade")
         check_name(wish.module)
-        running = state.version(wish.module)
+        running = state.module_version(wish.module)
         if wish.version <= running:
             raise Refused(f"the network runs {wish.module} {running} already")
         if not running and len(state.modules) + len(_joining(state)) >= MODULES_MAX:
             raise Refused(f"the network has {MODULES_MAX} modules, the most it can hold")
-        if any(upgrade.module == wish.module for upgrade in state.due):
+        if any(upgrade.module == wish.module for upgrade in state.due_upgrades):
             raise Refused(f"an upgrade of {wish.module} is decided already, and has to be over first")
         first, last = context.height + UPGRADE_NOTICE_HEIGHTS, context.height + UPGRADE_AHEAD_HEIGHTS_MAX
         if not first <= wish.height <= last:
             raise Refused(f"height {wish.height} is not within {first} and {last}: name one that leaves operators time")
-        return Change(_decided(replace(state, wishes={**state.wishes, author: wish}), members))
+        return StateChange(_decided(replace(state, upgrade_votes={**state.upgrade_votes, author: wish}), members))
 
-    def settle(self, state: NetworkState, view: View, context: Context) -> Change:
+    def settle_block(self, state: NetworkState, view: StateReader, context: BlockContext) -> StateChange:
         """Wishes go with their author's vote, and when the next block would be too late for another one like them."""
-        voters = view.of(MembersState).voters
+        voters = view.module_state(MembersState).voters
         kept = {
             voter: wish
-            for voter, wish in state.wishes.items()
+            for voter, wish in state.upgrade_votes.items()
             if voter in voters and wish.height > context.height + UPGRADE_NOTICE_HEIGHTS
         }
-        return Change(replace(state, wishes=kept))
+        return StateChange(replace(state, upgrade_votes=kept))
 
 
-class NetworkOfLimitsModule(NetworkModule):
+class NetworkModuleV2(NetworkModule):
     version = 2
-    contents: ClassVar[Mapping[str, type]] = {**NetworkModule.contents, "network/limit": Limit}
+    contents: ClassVar[Mapping[str, type]] = {**NetworkModule.contents, "network/limit": NetworkLimit}
 
-    def upgraded(self, old: NetworkState, version: int) -> NetworkState:
+    def upgrade_state(self, old: NetworkState, version: int) -> NetworkState:
         return old
 
-    def apply(self, state: NetworkState, said: Said, view: View, context: Context) -> Change:
-        if not isinstance(said.content, Limit):
-            return super().apply(state, said, view, context)
-        wish, author, voters = said.content, said.author, VoterSet(view.of(MembersState).voters)
+    def apply_transaction(
+        self, state: NetworkState, said: DecodedTransaction, view: StateReader, context: BlockContext
+    ) -> StateChange:
+        if not isinstance(said.content, NetworkLimit):
+            return super().apply_transaction(state, said, view, context)
+        wish, author, voters = said.content, said.author, VoterSet(view.module_state(MembersState).voters)
         if author not in voters.members:
             raise Refused(f"{short_id(author)} does not vote, so it cannot set a limit")
-        if wish.name != PARAMETERS:
-            raise Refused(f"there is no limit {wish.name!r}: {PARAMETERS!r} is one")
-        others = {voter: other for voter, other in state.limits.items() if voter != author}
+        if wish.name != PARAMETERS_LIMIT:
+            raise Refused(f"there is no limit {wish.name!r}: {PARAMETERS_LIMIT!r} is one")
+        others = {voter: other for voter, other in state.limit_votes.items() if voter != author}
         if wish.most == state.parameters_max:
-            if len(others) == len(state.limits):
-                raise Refused(f"the network allows {wish.most} {PARAMETERS} already")
-            return Change(replace(state, limits=others))
+            if len(others) == len(state.limit_votes):
+                raise Refused(f"the network allows {wish.most} {PARAMETERS_LIMIT} already")
+            return StateChange(replace(state, limit_votes=others))
         limits = {**others, author: wish}
         if sum(limits.get(voter) == wish for voter in voters.members) >= voters.quorum:
-            return Change(replace(state, parameters_max=wish.most, limits={}))
-        return Change(replace(state, limits=limits))
+            return StateChange(replace(state, parameters_max=wish.most, limit_votes={}))
+        return StateChange(replace(state, limit_votes=limits))
 
-    def settle(self, state: NetworkState, view: View, context: Context) -> Change:
+    def settle_block(self, state: NetworkState, view: StateReader, context: BlockContext) -> StateChange:
         """Wishes go with their author's vote."""
-        settled, voters = super().settle(state, view, context).state, view.of(MembersState).voters
-        return Change(replace(settled, limits={voter: wish for voter, wish in settled.limits.items() if voter in voters}))
+        settled, voters = super().settle_block(state, view, context).state, view.module_state(MembersState).voters
+        kept = {voter: wish for voter, wish in settled.limit_votes.items() if voter in voters}
+        return StateChange(replace(settled, limit_votes=kept))
 
 
 def _decided(state: NetworkState, members: MembersState) -> NetworkState:
     """An upgrade that a quorum wishes is due. There is never a second one: two quorums share a voter, and each has one wish."""
     voters = VoterSet(members.voters)
-    counts = Counter(wish for voter, wish in state.wishes.items() if voter in voters)
+    counts = Counter(wish for voter, wish in state.upgrade_votes.items() if voter in voters)
     for wish, count in counts.items():
         if count >= voters.quorum:
-            due = sorted((*state.due, wish), key=lambda upgrade: (upgrade.height, upgrade.module))
-            others = {voter: other for voter, other in state.wishes.items() if other.module != wish.module}
-            return replace(state, wishes=others, due=tuple(due))
+            due = sorted((*state.due_upgrades, wish), key=lambda upgrade: (upgrade.height, upgrade.module))
+            others = {voter: other for voter, other in state.upgrade_votes.items() if other.module != wish.module}
+            return replace(state, upgrade_votes=others, due_upgrades=tuple(due))
     return state
 
 
-def _joining(state: NetworkState) -> list[Upgrade]:
-    return [upgrade for upgrade in state.due if not state.version(upgrade.module)]
+def _joining(state: NetworkState) -> list[ModuleUpgrade]:
+    return [upgrade for upgrade in state.due_upgrades if not state.module_version(upgrade.module)]

@@ -24,9 +24,10 @@ from protocol.identity import short_id
 from protocol.messages import Judgement, Vouch
 from protocol.units import round_number
 from protocol.verdicts import OBJECTIVE_CODES_FIRST, Verdict
-from rounds.terms import RoundTerms
+from rounds.round_terms import RoundTerms
 
-RING_ROUNDS = 8  # rounds with the same order of calls: a re-executor fetches two buffers of each trainer that is new to it
+# rounds with the same order of calls: a re-executor fetches two buffers of each trainer that is new to it
+REEXECUTOR_ORDER_ROUNDS = 8
 
 
 def _accepts(verdict: Verdict) -> bool:
@@ -38,43 +39,43 @@ def _rejects(verdict: Verdict) -> bool:
     return verdict not in (Verdict.ACCEPT, Verdict.UNJUDGED)
 
 
-def is_found_false(verdict: Verdict) -> bool:
+def is_replay_rejection(verdict: Verdict) -> bool:
     """Whether re-execution is the reason of a rejection. It is also that of the reasons which an objective adds."""
     return verdict is Verdict.REPLAY or verdict >= OBJECTIVE_CODES_FIRST
 
 
 def vouches_needed(terms: RoundTerms, trainer: bytes) -> int:
     """k: how many accepting vouches a proposal of this trainer needs."""
-    if trainer not in terms.vouched:
+    if trainer not in terms.trainers_to_vouch_for:
         return 0
     key = terms.voting_key(trainer)
     if key not in terms.voters:
         return terms.faults + 1
-    return max(terms.faults, 1) if terms.auditors - {key} else terms.faults
+    return max(terms.faults, 1) if terms.reexecutors - {key} else terms.faults
 
 
-def re_executors(terms: RoundTerms, trainer: bytes) -> tuple[bytes, ...]:
+def reexecutor_order(terms: RoundTerms, trainer: bytes) -> tuple[bytes, ...]:
     """The voters that may vouch for a proposal of this trainer, in the order in which they are called.
 
-    They are the voters with a worker in a ring, from the trainer on. A hash orders the ring anew every `RING_ROUNDS` rounds. So
-    each re-executor has as many trainers before it as the others have, and nobody can choose its trainers.
+    They are the voters with a worker in a ring, from the trainer on. A hash orders the ring anew every `REEXECUTOR_ORDER_ROUNDS`
+    rounds. So each re-executor has as many trainers before it as the others have, and nobody can choose its trainers.
     """
-    seed = b"folkmoot/ring\x00" + terms.job + (terms.round // RING_ROUNDS).to_bytes(8, "big")
+    seed = b"folkmoot/ring\x00" + terms.job + (terms.round // REEXECUTOR_ORDER_ROUNDS).to_bytes(8, "big")
     key = terms.voting_key(trainer)
-    place = {voter: hashlib.sha256(seed + voter).digest() for voter in terms.auditors | {key}}
-    ring = sorted(terms.auditors - {key}, key=lambda voter: (place[voter] < place[key], place[voter]))
-    if len(terms.auditors - terms.suspended) > 2 * terms.faults:
+    place = {voter: hashlib.sha256(seed + voter).digest() for voter in terms.reexecutors | {key}}
+    ring = sorted(terms.reexecutors - {key}, key=lambda voter: (place[voter] < place[key], place[voter]))
+    if len(terms.reexecutors - terms.suspended) > 2 * terms.faults:
         ring = [voter for voter in ring if voter not in terms.suspended]
     return tuple(sorted(ring, key=lambda voter: (voter in terms.suspended, voter in terms.called_last)))
 
 
 def check_vouch(terms: RoundTerms, voter: bytes, vouch: Vouch) -> None:
     """Raises `RemoteProtocolError` unless this vouch may be counted in this round."""
-    if voter not in terms.auditors:
+    if voter not in terms.reexecutors:
         raise RemoteProtocolError("not-a-voter", f"vouch of {short_id(voter)}, which re-executes nothing in this round")
     if (vouch.job, vouch.round) != (terms.job, terms.round):
         raise RemoteProtocolError("wrong-round", f"vouch of {short_id(voter)} for round {round_number(vouch.round)}")
-    check_judgements(terms.vouched, vouch.judgements, f"vouch of {short_id(voter)}")
+    check_judgements(terms.trainers_to_vouch_for, vouch.judgements, f"vouch of {short_id(voter)}")
 
 
 def check_judgements(trainers: Set[bytes], judgements: Sequence[Judgement], what: str) -> None:
@@ -87,7 +88,7 @@ def check_judgements(trainers: Set[bytes], judgements: Sequence[Judgement], what
 
 
 @dataclass(slots=True)
-class Vouches:
+class VouchSet:
     """The vouches of one round that are known. Those of a trainer for itself count for nothing."""
 
     terms: RoundTerms
@@ -96,95 +97,95 @@ class Vouches:
     _rings: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, terms: RoundTerms, said: Iterable[tuple[bytes, Vouch]]) -> Vouches:
+    def from_vouches(cls, terms: RoundTerms, said: Iterable[tuple[bytes, Vouch]]) -> VouchSet:
         made = cls(terms)
         for voter, vouch in said:
-            made.add(voter, vouch)
+            made.add_vouch(voter, vouch)
         return made
 
-    def add(self, voter: bytes, vouch: Vouch) -> None:
+    def add_vouch(self, voter: bytes, vouch: Vouch) -> None:
         """The vouch was checked. The first verdict of a voter on a proposal counts."""
         for judgement in vouch.judgements:
             if voter != self.terms.voting_key(judgement.trainer):
                 self.verdicts.setdefault((judgement.trainer, judgement.proposal), {}).setdefault(voter, judgement.verdict)
 
-    def named(self, trainer: bytes) -> set[bytes]:
+    def proposals_of(self, trainer: bytes) -> set[bytes]:
         """The digests of this trainer's proposals."""
         return {proposal for key, proposal in self.verdicts if key == trainer}
 
     def _of(self, trainer: bytes, proposal: bytes) -> Mapping[bytes, Verdict]:
         return self.verdicts.get((trainer, proposal), {})
 
-    def re_executors(self, trainer: bytes) -> tuple[bytes, ...]:
+    def reexecutors(self, trainer: bytes) -> tuple[bytes, ...]:
         if trainer not in self._rings:
-            self._rings[trainer] = re_executors(self.terms, trainer)
+            self._rings[trainer] = reexecutor_order(self.terms, trainer)
         return self._rings[trainer]
 
-    def called_at_once(self, trainer: bytes) -> tuple[bytes, ...]:
-        return self.re_executors(trainer)[: self._at_once(trainer)]
+    def first_assigned(self, trainer: bytes) -> tuple[bytes, ...]:
+        return self.reexecutors(trainer)[: self._at_once(trainer)]
 
     def _at_once(self, trainer: bytes) -> int:
         """k, and f + 1 if nothing of this trainer was accepted in the last round: it takes so many to reject a proposal."""
         needed = vouches_needed(self.terms, trainer)
         return needed if trainer in self.terms.awaited else max(needed, self.terms.faults + 1)
 
-    def accepting(self, trainer: bytes, proposal: bytes) -> list[bytes]:
+    def accepting_voters(self, trainer: bytes, proposal: bytes) -> list[bytes]:
         """The voters that vouch for it, in the order of calls."""
         return self._with(trainer, proposal, _accepts)
 
-    def rejecting(self, trainer: bytes, proposal: bytes) -> list[bytes]:
+    def rejecting_voters(self, trainer: bytes, proposal: bytes) -> list[bytes]:
         """The voters that reject it: first those that found it false by re-execution, then in the order of calls."""
         verdicts = self._of(trainer, proposal)
-        return sorted(self._with(trainer, proposal, _rejects), key=lambda voter: not is_found_false(verdicts[voter]))
+        return sorted(self._with(trainer, proposal, _rejects), key=lambda voter: not is_replay_rejection(verdicts[voter]))
 
     def _with(self, trainer: bytes, proposal: bytes, fits: Callable[[Verdict], bool]) -> list[bytes]:
-        place = {voter: at for at, voter in enumerate(self.re_executors(trainer))}
+        place = {voter: at for at, voter in enumerate(self.reexecutors(trainer))}
         found = [voter for voter, verdict in self._of(trainer, proposal).items() if fits(verdict)]
         return sorted(found, key=lambda voter: (place.get(voter, len(place)), voter))
 
-    def are_enough(self, trainer: bytes, proposal: bytes) -> bool:
+    def has_enough_vouches(self, trainer: bytes, proposal: bytes) -> bool:
         accepts = sum(map(_accepts, self._of(trainer, proposal).values()))
         return accepts >= vouches_needed(self.terms, trainer)
 
-    def are_settled(self, trainer: bytes, proposal: bytes) -> bool:
+    def is_settled(self, trainer: bytes, proposal: bytes) -> bool:
         """Whether a further vouch would change nothing: k accept it, or more than f reject it."""
-        return self.are_enough(trainer, proposal) or self.refusal(trainer, proposal) is not None
+        return self.has_enough_vouches(trainer, proposal) or self.rejection_reason(trainer, proposal) is not None
 
-    def have_hope(self, trainer: bytes, proposal: bytes) -> bool:
+    def can_get_enough_vouches(self, trainer: bytes, proposal: bytes) -> bool:
         """False if further vouches could not be enough, or more than f voters are unsure."""
         verdicts = self._of(trainer, proposal)
-        silent = len(set(self.re_executors(trainer)) - verdicts.keys())
+        silent = len(set(self.reexecutors(trainer)) - verdicts.keys())
         accepts, unsure = sum(map(_accepts, verdicts.values())), sum(verdict is Verdict.UNJUDGED for verdict in verdicts.values())
         return unsure <= self.terms.faults and accepts + silent >= vouches_needed(self.terms, trainer)
 
-    def refusal(self, trainer: bytes, proposal: bytes) -> Verdict | None:
+    def rejection_reason(self, trainer: bytes, proposal: bytes) -> Verdict | None:
         """The reason that most give, if more than f voters reject it: fewer may be liars. Ties go to the lower code."""
         reasons = Counter(filter(_rejects, self._of(trainer, proposal).values()))
         if reasons.total() <= self.terms.faults:
             return None
         return max(reasons, key=lambda verdict: (reasons[verdict], -verdict))
 
-    def called(self, trainer: bytes, proposal: bytes, is_late: bool) -> tuple[bytes, ...]:
+    def assigned_reexecutors(self, trainer: bytes, proposal: bytes, is_late: bool) -> tuple[bytes, ...]:
         """The re-executors that are asked for a vouch so far: some at once, and one more for each of these that does not accept.
 
         If vouches are late, n − q more are asked, less the number of rejections. So many voters may be down while the others
         decide. At most f liars are silent or reject, and f is at most n − q.
         """
-        ring, verdicts = self.re_executors(trainer), self._of(trainer, proposal)
+        ring, verdicts = self.reexecutors(trainer), self._of(trainer, proposal)
         count, before, needed = self._at_once(trainer), -1, vouches_needed(self.terms, trainer)
         while count != before:
             given = [verdicts[voter] for voter in ring[:count] if voter in verdicts]
             unsure, rejections = given.count(Verdict.UNJUDGED), sum(map(_rejects, given))
             before = count
-            wanted = needed + unsure + (max(rejections, self.terms.spare) if is_late else rejections)
+            wanted = needed + unsure + (max(rejections, self.terms.spare_voters) if is_late else rejections)
             count = max(count, wanted)
         return ring[:count]
 
-    def vouchers(self, accepted: Mapping[bytes, bytes]) -> dict[bytes, tuple[bytes, ...]]:
+    def vouchers_by_trainer(self, accepted: Mapping[bytes, bytes]) -> dict[bytes, tuple[bytes, ...]]:
         """By accepted trainer: who vouches for its proposal."""
-        return {trainer: tuple(self.accepting(trainer, proposal)) for trainer, proposal in accepted.items()}
+        return {trainer: tuple(self.accepting_voters(trainer, proposal)) for trainer, proposal in accepted.items()}
 
-    def false_trainers(self, accepted: Mapping[bytes, bytes]) -> frozenset[bytes]:
+    def trainers_with_invalid_updates(self, accepted: Mapping[bytes, bytes]) -> frozenset[bytes]:
         """The trainers with a proposal that was not accepted, and that more than f voters re-executed and found false.
 
         One voter is never enough, even if f is 0: its machine may be broken. A rejection by a cheap check does not count: the
@@ -194,19 +195,19 @@ class Vouches:
         return frozenset(
             trainer
             for (trainer, proposal), verdicts in self.verdicts.items()
-            if accepted.get(trainer) != proposal and sum(map(is_found_false, verdicts.values())) >= needed
+            if accepted.get(trainer) != proposal and sum(map(is_replay_rejection, verdicts.values())) >= needed
         )
 
-    def false_vouchers(self, accepted: Mapping[bytes, bytes]) -> frozenset[bytes]:
+    def wrong_vouchers(self, accepted: Mapping[bytes, bytes]) -> frozenset[bytes]:
         """The voters that rejected a proposal which was accepted, or accepted one that more than f reject."""
-        against = [set(self.rejecting(trainer, proposal)) for trainer, proposal in accepted.items()]
-        refused = [key for key in self.verdicts if accepted.get(key[0]) != key[1] and self.refusal(*key) is not None]
-        return frozenset().union(*against, *(self.accepting(*key) for key in refused))
+        against = [set(self.rejecting_voters(trainer, proposal)) for trainer, proposal in accepted.items()]
+        refused = [key for key in self.verdicts if accepted.get(key[0]) != key[1] and self.rejection_reason(*key) is not None]
+        return frozenset().union(*against, *(self.accepting_voters(*key) for key in refused))
 
-    def silent(self, accepted: Mapping[bytes, bytes]) -> frozenset[bytes]:
+    def silent_reexecutors(self, accepted: Mapping[bytes, bytes]) -> frozenset[bytes]:
         """The first k of the ring for an accepted proposal, if they gave no vouch. k may be enough before others are done."""
         missing = set[bytes]()
         for trainer, proposal in accepted.items():
-            first = self.re_executors(trainer)[: vouches_needed(self.terms, trainer)]
+            first = self.reexecutors(trainer)[: vouches_needed(self.terms, trainer)]
             missing |= set(first) - self._of(trainer, proposal).keys()
         return frozenset(missing)

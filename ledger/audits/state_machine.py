@@ -13,67 +13,67 @@ from dataclasses import replace
 from typing import ClassVar, TypeVar
 
 from consensus.quorum import faults_tolerated
-from ledger.anchors import UndoReason
-from ledger.audits import draws, losses
-from ledger.audits.draws import Commitment
-from ledger.audits.losses import Compared, LossOpening, SealedLoss, Unopened
-from ledger.audits.state import (
+from ledger.audits import loss_commitments, sortition
+from ledger.audits.audit_state import (
+    AUDIT_LOG_MAX,
+    AUDITABLE_PROPOSALS_MAX,
     CHALLENGES_OPEN_MAX,
-    DRAWN_MAX,
     FALSE_CHALLENGES_MAX,
-    KINDS,
-    LOG_MAX,
-    OPENS,
+    FINDING_KINDS,
+    LOSS_OPENING_KIND,
     UNOPENED_MAX,
-    VOLUNTEERS,
-    Applied,
+    VOLUNTEER_KIND,
+    AppliedState,
+    AuditableProposal,
+    AuditDuty,
     AuditFinding,
+    AuditLogEntry,
+    AuditResult,
     AuditsState,
-    Claims,
+    AuditVolunteering,
     Dispute,
-    Drawn,
-    Due,
-    Entry,
     JobAudits,
-    OpeningDue,
-    Place,
-    Result,
+    LossOpeningDuty,
+    MemberAuditRecord,
+    ProposalKey,
     RoundAudits,
-    Standing,
-    Volunteering,
-    openings_of,
-    others_audited,
+    WithheldClaims,
+    auditable_proposals_of_others,
+    loss_opening_duties,
 )
-from ledger.audits.transitions import TRANSITIONS, Effect, Event, Stage, Transition
+from ledger.audits.loss_commitments import LossComparisons, LossOpening, SealedLoss, UnopenedLosses
+from ledger.audits.sortition import NonceCommitment
+from ledger.audits.transitions import AUDIT_TRANSITIONS, AuditEffect, AuditEvent, AuditStage, AuditTransition
 from ledger.core.genesis import Genesis
-from ledger.core.module import Change, Context, Module, Refused, Said, View
+from ledger.core.module import BlockContext, DecodedTransaction, Module, Refused, StateChange, StateReader
 from ledger.jobs import (
-    DOUBLINGS_MAX,
+    SUSPENSION_DOUBLINGS_MAX,
     WINDING_UP_MAX,
     AuditTerms,
-    Barred,
     ClosedRound,
-    Convicted,
+    ContestableRound,
     Job,
-    JobRules,
+    JobPhase,
+    JobRetained,
+    JobRolledBack,
+    JobSpecRules,
     JobsState,
     JobStarted,
     JobTerms,
-    Needed,
-    Phase,
-    Reached,
-    RolledBack,
+    RollbackDue,
+    SuspendedTrainers,
 )
 from ledger.members import MembersState
-from ledger.network import SECOND_AUDITS
+from ledger.model_anchors import UndoReason
+from ledger.network_governance import AUDITS_VERSION_2
 from protocol import codec
 from protocol.identity import short_id
 from protocol.messages import LossCommitment, Proposal
 from protocol.units import round_number
 from protocol.verdicts import ReplayFinding
 
-AFTERMATH_HEIGHTS = 1_000  # after a job's end its audits go on for so long; a transaction may wait as long
-NO_ROUND = 2**53 - 1  # later than any
+POST_JOB_AUDIT_HEIGHTS = 1_000  # after a job's end its audits go on for so long; a transaction may wait as long
+LATER_THAN_ANY_ROUND = 2**53 - 1  # later than any
 
 T = TypeVar("T")
 
@@ -84,110 +84,120 @@ class AuditsModule(Module[AuditsState]):
     """
 
     name = "audits"
-    version = SECOND_AUDITS
-    contents: ClassVar[Mapping[str, type]] = {**dict.fromkeys(KINDS, AuditFinding), OPENS: LossOpening, VOLUNTEERS: Volunteering}
+    version = AUDITS_VERSION_2
+    contents: ClassVar[Mapping[str, type]] = {
+        **dict.fromkeys(FINDING_KINDS, AuditFinding),
+        LOSS_OPENING_KIND: LossOpening,
+        VOLUNTEER_KIND: AuditVolunteering,
+    }
     # The tables of the job are copied and looked through.
-    costs: ClassVar[Mapping[str, int]] = {"audit/report": 2, "audit/verdict": 6, OPENS: 6, VOLUNTEERS: 24}
+    costs: ClassVar[Mapping[str, int]] = {"audit/report": 2, "audit/verdict": 6, LOSS_OPENING_KIND: 6, VOLUNTEER_KIND: 24}
     state_type = AuditsState
 
-    def __init__(self, rules: JobRules) -> None:
+    def __init__(self, rules: JobSpecRules) -> None:
         self.rules = rules
 
-    def genesis(self, genesis: Genesis) -> AuditsState:
+    def genesis_state(self, genesis: Genesis) -> AuditsState:
         return AuditsState()
 
-    def upgraded(self, old: AuditsState, version: int) -> AuditsState:
+    def upgrade_state(self, old: AuditsState, version: int) -> AuditsState:
         """The rewards of the round that is open do not go: `JobAudits.began_unbound`."""
         return replace(old, jobs={key: replace(audits, began_unbound=True) for key, audits in old.jobs.items()})
 
-    def apply(self, state: AuditsState, said: Said, view: View, context: Context) -> Change:
-        found: AuditFinding | LossOpening | Volunteering = said.content
-        job = view.of(JobsState).jobs.get(found.job)
+    def apply_transaction(
+        self, state: AuditsState, said: DecodedTransaction, view: StateReader, context: BlockContext
+    ) -> StateChange:
+        found: AuditFinding | LossOpening | AuditVolunteering = said.content
+        job = view.module_state(JobsState).jobs.get(found.job)
         if job is None or found.job not in state.jobs:
             raise Refused("no audits of such a job are open")
-        docket = self._docket(state, found.job, job, view.of(MembersState), context.height)
+        docket = self._docket(state, found.job, job, view.module_state(MembersState), context.height)
         match said.transaction.kind, found:
             case "audit/report", AuditFinding():
-                docket.report(said.author, found)
+                docket.apply_report(said.author, found)
             case "audit/verdict", AuditFinding():
-                docket.rule(said.author, found)
+                docket.apply_verdict(said.author, found)
             case _, LossOpening():
-                docket.open_loss(said.author, found)
-            case _, Volunteering():
-                docket.volunteer(said.author, found.round)
-        return Change(docket.done(), tuple(docket.convictions))
+                docket.apply_loss_opening(said.author, found)
+            case _, AuditVolunteering():
+                docket.apply_volunteering(said.author, found.round)
+        return StateChange(docket.new_state(), tuple(docket.rollbacks_due))
 
-    def rekeyed(self, state: AuditsState, current: Callable[[bytes], bytes]) -> AuditsState:
-        return follow(state, current)
+    def follow_key_rotations(self, state: AuditsState, current: Callable[[bytes], bytes]) -> AuditsState:
+        return follow_key_rotations(state, current)
 
-    def settle(self, state: AuditsState, view: View, context: Context) -> Change:
+    def settle_block(self, state: AuditsState, view: StateReader, context: BlockContext) -> StateChange:
         """Audits of closed rounds lapse, rewards vest, audits are drawn. Suspended trainers are barred from the next rounds."""
-        members, jobs = view.of(MembersState), view.of(JobsState).jobs
-        for closed in context.of(ClosedRound):
-            state = self.close_round(state, jobs[closed.job], members, context, closed)
-        for key in [key for key in state.jobs if jobs[key].phase is Phase.SETTLING]:
+        members, jobs = view.module_state(MembersState), view.module_state(JobsState).jobs
+        for closed in context.facts_of(ClosedRound):
+            state = self.close_round_audits(state, jobs[closed.job], members, context, closed)
+        for key in [key for key in state.jobs if jobs[key].phase is JobPhase.SETTLING]:
             docket = self._docket(state, key, jobs[key], members, context.height)
-            is_over = context.height > jobs[key].opened + AFTERMATH_HEIGHTS
-            docket.run_out(None if is_over else context.time_ms)
-            state = docket.done()
-        reached = {key: audits.reached for key, audits in state.jobs.items()}
-        doubtful = (Reached(key, number) for key, number in reached.items() if number is not None)
-        barred = (Barred(key, audits.suspended) for key, audits in state.jobs.items() if audits.suspended)
-        return Change(state, (*barred, *doubtful, *map(Needed, state.jobs)))
+            is_over = context.height > jobs[key].opened_height + POST_JOB_AUDIT_HEIGHTS
+            docket.end_windows_by_time(None if is_over else context.time_ms)
+            state = docket.new_state()
+        reached = {key: audits.first_contestable_round for key, audits in state.jobs.items()}
+        doubtful = (ContestableRound(key, number) for key, number in reached.items() if number is not None)
+        barred = (SuspendedTrainers(key, audits.suspended) for key, audits in state.jobs.items() if audits.suspended)
+        return StateChange(state, (*barred, *doubtful, *map(JobRetained, state.jobs)))
 
-    def end_block(self, state: AuditsState, view: View, context: Context) -> Change:
+    def end_block(self, state: AuditsState, view: StateReader, context: BlockContext) -> StateChange:
         """A job that started gets its tables; rounds that were undone are audited no more; a job that ended is wound up."""
-        for back in context.of(RolledBack):
+        for back in context.facts_of(JobRolledBack):
             if back.job in state.jobs:
-                docket = self._docket(state, back.job, view.of(JobsState).jobs[back.job], view.of(MembersState), context.height)
-                docket.undo(back.anchor.round)
-                state = docket.done()
-        started = [fact.job for fact in context.of(JobStarted)]
-        return Change(self._moved_on(state, view.of(JobsState).jobs, started, view.of(MembersState), context.height))
+                docket = self._docket(
+                    state, back.job, view.module_state(JobsState).jobs[back.job], view.module_state(MembersState), context.height
+                )
+                docket.undo_rounds(back.anchor.round)
+                state = docket.new_state()
+        started = [fact.job for fact in context.facts_of(JobStarted)]
+        return StateChange(
+            self._moved_on(state, view.module_state(JobsState).jobs, started, view.module_state(MembersState), context.height)
+        )
 
-    def can_wait(self, content: AuditFinding | LossOpening | Volunteering) -> bytes:
+    def awaited_job(self, content: AuditFinding | LossOpening | AuditVolunteering) -> bytes:
         """Until the job's next closing: windows end there and nowhere else, so nothing is late before it."""
         return content.job
 
-    def openings_due(self, me: bytes, state: Applied) -> list[OpeningDue]:
+    def loss_openings_due(self, me: bytes, state: AppliedState) -> list[LossOpeningDuty]:
         """My proposals whose loss I may open now."""
-        mine = openings_of(me, state)
+        mine = loss_opening_duties(me, state)
         dockets = {key: self._of(key, state) for key in {due.job for due in mine}}
-        return [due for due in mine if dockets[due.job].may_open(due.round, due.trainer)]
+        return [due for due in mine if dockets[due.job].may_open_loss(due.round, due.trainer)]
 
-    def left_to_volunteers(self, me: bytes, state: Applied) -> list[Due]:
+    def proposals_to_volunteer_for(self, me: bytes, state: AppliedState) -> list[AuditDuty]:
         """Proposals that I am drawn for if I volunteer for their round now, by round."""
-        others, trainers = others_audited(me, state), dict[tuple[bytes, int], list[bytes]]()
+        others, trainers = auditable_proposals_of_others(me, state), dict[tuple[bytes, int], list[bytes]]()
         for job, number in {(due.job, due.round) for due in others}:
             with contextlib.suppress(Refused):
                 _, trainers[job, number] = self._of(job, state).left_to(me, number)
         return [due for due in others if due.trainer in trainers.get((due.job, due.round), ())]
 
-    def _of(self, key: bytes, state: Applied) -> Docket:
+    def _of(self, key: bytes, state: AppliedState) -> AuditStateMachine:
         """As the next block finds it."""
         return self._docket(state.audits, key, state.jobs.jobs[key], state.members, state.height + 1)
 
-    def close_round(
-        self, state: AuditsState, job: Job, members: MembersState, context: Context, closed: ClosedRound
+    def close_round_audits(
+        self, state: AuditsState, job: Job, members: MembersState, context: BlockContext, closed: ClosedRound
     ) -> AuditsState:
         """`job` is still the closed round's."""
         if closed.job not in state.jobs:
             return state
         docket = self._docket(state, closed.job, job, members, context.height)
-        docket.settle(closed.round, context.time_ms if self.version >= SECOND_AUDITS else None)
-        docket.draw(closed)
-        return docket.done()
+        docket.apply_round_close(closed.round, context.time_ms if self.version >= AUDITS_VERSION_2 else None)
+        docket.assign_audits(closed)
+        return docket.new_state()
 
     def _moved_on(
         self, state: AuditsState, jobs: Mapping[bytes, Job], started: Iterable[bytes], members: MembersState, height: int
     ) -> AuditsState:
-        sampled = {key: JobAudits() for key in started if self.rules.terms(jobs[key].spec).audits is not None}
+        sampled = {key: JobAudits() for key in started if self.rules.terms_of_spec(jobs[key].spec).audits is not None}
         state = replace(state, jobs={**state.jobs, **sampled}) if sampled else state
         for key in sorted(state.jobs):
             job = jobs.get(key)
-            if job is None or job.phase is Phase.FINISHED:
+            if job is None or job.phase is JobPhase.FINISHED:
                 state = self._wind_up(state, key, job, members, height)
-        winding = {key: jobs[key] for key in state.jobs if jobs[key].phase is Phase.FINISHED}
+        winding = {key: jobs[key] for key in state.jobs if jobs[key].phase is JobPhase.FINISHED}
         while len(winding) > WINDING_UP_MAX:
             key = self._crowded_out(state, winding, members)
             state = self._settled(state, key, winding.pop(key), members, height)
@@ -199,12 +209,12 @@ class AuditsModule(Module[AuditsState]):
         """
         # One silent auditor keeps a job here for AFTERMATH_HEIGHTS. A liar that wants the audits of a job over sooner has to
         # start WINDING_UP_MAX others with real work in them, and no dispute may be open in that job.
-        begun = Counter(members.current(job.author) for job in winding.values())
+        begun = Counter(members.current_key(job.author) for job in winding.values())
 
         def order(key: bytes) -> tuple[bool, bool, int, int, bytes]:
             job = winding[key]
-            is_paid = self.rules.terms(job.spec).needs_worker
-            return bool(state.jobs[key].disputes), is_paid, -begun[members.current(job.author)], job.opened, key
+            is_paid = self.rules.terms_of_spec(job.spec).needs_worker
+            return bool(state.jobs[key].disputes), is_paid, -begun[members.current_key(job.author)], job.opened_height, key
 
         return min(winding, key=order)
 
@@ -212,27 +222,27 @@ class AuditsModule(Module[AuditsState]):
         """Audits outlive their job: otherwise nobody would have to fear them in its last rounds."""
         if job is None:
             return _without_job(state, key)
-        # `done` forgets proposals that are only kept for volunteers.
-        state = self._docket(state, key, job, members, height).done()
+        # `new_state` forgets proposals that are only kept for volunteers.
+        state = self._docket(state, key, job, members, height).new_state()
         audits = state.jobs[key]
-        if (audits.rounds or audits.disputes or audits.unopened) and height <= job.opened + AFTERMATH_HEIGHTS:
+        if (audits.rounds or audits.disputes or audits.unopened_losses) and height <= job.opened_height + POST_JOB_AUDIT_HEIGHTS:
             return state
         return self._settled(state, key, job, members, height)
 
     def _settled(self, state: AuditsState, key: bytes, job: Job, members: MembersState, height: int) -> AuditsState:
         """What is open runs out, every reward vests, and the job's tables go."""
         docket = self._docket(state, key, job, members, height)
-        docket.settle(NO_ROUND, None)
-        return _without_job(docket.done(), key)
+        docket.apply_round_close(LATER_THAN_ANY_ROUND, None)
+        return _without_job(docket.new_state(), key)
 
-    def _docket(self, state: AuditsState, key: bytes, job: Job, members: MembersState, height: int) -> Docket:
-        terms = self.rules.terms(job.spec)
-        return Docket(follow(state, members.current), key, job, terms, members, height, self.version)
+    def _docket(self, state: AuditsState, key: bytes, job: Job, members: MembersState, height: int) -> AuditStateMachine:
+        terms = self.rules.terms_of_spec(job.spec)
+        return AuditStateMachine(follow_key_rotations(state, members.current_key), key, job, terms, members, height, self.version)
 
 
-class FirstAuditsModule(AuditsModule):
+class AuditsModuleV1(AuditsModule):
     version = 1
-    contents: ClassVar[Mapping[str, type]] = dict.fromkeys(KINDS, AuditFinding)
+    contents: ClassVar[Mapping[str, type]] = dict.fromkeys(FINDING_KINDS, AuditFinding)
 
 
 def _without_job(state: AuditsState, key: bytes) -> AuditsState:
@@ -242,14 +252,14 @@ def _without_job(state: AuditsState, key: bytes) -> AuditsState:
 # Rules ---------------------------------------------------------------------------------------------------------------
 
 
-class Docket:
+class AuditStateMachine:
     """The audits of one job while a block changes them. Raises `Refused`, and is then thrown away."""
 
     def __init__(
         self, state: AuditsState, key: bytes, job: Job, terms: JobTerms, members: MembersState, height: int, version: int
     ) -> None:
         assert terms.audits is not None
-        is_second = version >= SECOND_AUDITS
+        is_second = version >= AUDITS_VERSION_2
         self._told_apart = is_second  # judges that did not see a proposal, and those that found it false
         self._state, self._key, self._job, self._members, self._height = state, key, job, members, height
         self._terms: AuditTerms = terms.audits
@@ -259,52 +269,55 @@ class Docket:
         self._closed = job.round - 1  # the last closed round
         audits = state.jobs[key]
         self._rounds, self._disputes = dict(audits.rounds), list(audits.disputes)
-        self._commitments, self._unvested = dict(audits.commitments), dict(audits.unvested)
-        self._suspended, self._unheard = dict(audits.suspended), dict(audits.unheard)
-        self._withheld, self._causes = dict(audits.withheld), dict(audits.causes)
-        self._unopened, self._compared = {key: dict(of) for key, of in audits.unopened.items()}, dict(audits.compared)
+        self._commitments, self._unvested = dict(audits.commitments), dict(audits.unvested_rounds)
+        self._suspended, self._unheard = dict(audits.suspended), dict(audits.ignored_challengers)
+        self._withheld, self._causes = dict(audits.withheld_claims), dict(audits.suspension_causes)
+        self._unopened, self._compared = (
+            {key: dict(of) for key, of in audits.unopened_losses.items()},
+            dict(audits.loss_comparisons),
+        )
         self._began_unbound = audits.began_unbound
-        self._standings, self._log = dict(state.standings), list(state.log)
-        self.convictions: list[Convicted] = []  # of updates that are in the model
+        self._standings, self._log = dict(state.member_records), list(state.log)
+        self.rollbacks_due: list[RollbackDue] = []  # of updates that are in the model
 
-    def done(self) -> AuditsState:
+    def new_state(self) -> AuditsState:
         self._tidy()
         self._bound_unopened()
         self._assert_sound()
         unopened = {number: of for number, of in self._unopened.items() if of}
         tables = (self._suspended, self._unheard, self._unvested, self._withheld, self._causes, unopened, self._compared)
         audits = JobAudits(self._rounds, tuple(self._disputes), self._commitments, *tables, self._began_unbound)
-        return AuditsState({**self._state.jobs, self._key: audits}, self._standings, tuple(self._log[-LOG_MAX:]))
+        return AuditsState({**self._state.jobs, self._key: audits}, self._standings, tuple(self._log[-AUDIT_LOG_MAX:]))
 
     def _assert_sound(self) -> None:
         assert self._causes.keys() == self._suspended.keys(), "every suspended trainer is told why"
         for dispute in self._disputes:
-            assert dispute.trainer in self._rounds[dispute.round].drawn, "judges need the proposal"
-            assert dispute.opened <= self._job.round or self._job.phase is Phase.FINISHED, "only an end takes its number back"
+            assert dispute.trainer in self._rounds[dispute.round].proposals, "judges need the proposal"
+            assert dispute.opened <= self._job.round or self._job.phase is JobPhase.FINISHED, "only an end takes its number back"
 
     # What members say
 
-    def report(self, author: bytes, report: AuditFinding) -> None:
+    def apply_report(self, author: bytes, report: AuditFinding) -> None:
         """A drawn auditor says what it found."""
         drawn = self._drawn(report.round, report.trainer)
-        auditor = self._speaking_for(drawn.pending, author) if drawn else None
+        auditor = self._speaking_for(drawn.pending_auditors, author) if drawn else None
         if drawn is None or auditor is None:
             raise Refused(f"no report of {short_id(author)} on that proposal is awaited")
         self._require_loss(report, drawn.proposal)
         self._put(report.round, report.trainer, _without(drawn, auditor))
         if report.loss is not None and drawn.proposal.loss is not None:
             self._seal(report, auditor, report.loss, drawn.proposal.loss)
-        event = Event.PASSES if report.finding is ReplayFinding.MATCH else Event.FAILS
-        self._move_audit(event, report.place, auditor, report)
+        event = AuditEvent.PASSES if report.finding is ReplayFinding.MATCH else AuditEvent.FAILS
+        self._move_audit(event, report.proposal_key, auditor, report)
 
-    def volunteer(self, author: bytes, number: int) -> None:
+    def apply_volunteering(self, author: bytes, number: int) -> None:
         """A re-executor is drawn for all proposals of a round in the window that it has not reported on."""
         auditor, trainers = self.left_to(author, number)
-        assert TRANSITIONS[Stage.UNDISPUTED, Event.VOLUNTEERED] == Transition(Stage.AWAITED)
+        assert AUDIT_TRANSITIONS[AuditStage.UNDISPUTED, AuditEvent.VOLUNTEERED] == AuditTransition(AuditStage.AWAITED)
         audits = self._rounds[number]
-        pending = {key: tuple(sorted({*audits.drawn[key].pending, auditor})) for key in trainers}
-        drawn = {key: replace(audits.drawn[key], pending=pending[key]) for key in trainers}
-        self._rounds[number] = replace(audits, drawn={**audits.drawn, **drawn}, volunteers=(*audits.volunteers, auditor))
+        pending = {key: tuple(sorted({*audits.proposals[key].pending_auditors, auditor})) for key in trainers}
+        drawn = {key: replace(audits.proposals[key], pending_auditors=pending[key]) for key in trainers}
+        self._rounds[number] = replace(audits, proposals={**audits.proposals, **drawn}, volunteers=(*audits.volunteers, auditor))
 
     def left_to(self, author: bytes, number: int) -> tuple[bytes, list[bytes]]:
         """The author's key of that round, and whose proposals it is drawn for if it volunteers. Raises `Refused` if it may not.
@@ -323,12 +336,12 @@ class Docket:
             key = self._speaking_for(of.volunteers, author)
             if key is not None and other == number:
                 raise Refused(f"{short_id(author)} has volunteered for round {round_number(number)} already")
-            if key is not None and any(key in drawn.pending for drawn in of.drawn.values()):
+            if key is not None and any(key in drawn.pending_auditors for drawn in of.proposals.values()):
                 raise Refused(f"{short_id(author)} has not reported yet on all of round {round_number(other)}")
-        current, disputed, sealed = self._members.current, self._disputed(number), self._unopened.get(number, {})
+        current, disputed, sealed = self._members.current_key, self._disputed(number), self._unopened.get(number, {})
         found = [
             trainer
-            for trainer in audits.drawn
+            for trainer in audits.proposals
             if author != current(trainer)
             and author not in _apart(self._withheld.get(current(trainer), {}))
             and trainer not in disputed
@@ -338,27 +351,27 @@ class Docket:
             raise Refused(f"nothing of round {round_number(number)} is left to draw for {short_id(author)}")
         return auditor, found
 
-    def rule(self, author: bytes, verdict: AuditFinding) -> None:
+    def apply_verdict(self, author: bytes, verdict: AuditFinding) -> None:
         """A judge gives its verdict on an open dispute."""
         self._refuse_loss(verdict)
-        dispute = self._dispute(verdict.place)
+        dispute = self._dispute(verdict.proposal_key)
         if dispute is None:
             raise Refused("no dispute about that proposal is open")
         judge = self._speaking_for(self._judges(dispute.round, dispute.trainer), author)
         if judge is None:
             raise Refused(f"{short_id(author)} may not judge this dispute")
-        is_second = dispute.may_see(judge) and verdict.finding is not ReplayFinding.WITHHELD
-        if judge in dispute.judged and not is_second:
+        is_second = dispute.may_judge_again(judge) and verdict.finding is not ReplayFinding.WITHHELD
+        if judge in dispute.judges_heard and not is_second:
             raise Refused(f"{short_id(author)} has given its verdict")
-        others = replace(dispute, unseen=tuple(key for key in dispute.unseen if key != judge))
+        others = replace(dispute, voted_withheld=tuple(key for key in dispute.voted_withheld if key != judge))
         self._judge(dispute, self._with_verdict(others, judge, verdict.finding))
 
     def _with_verdict(self, dispute: Dispute, judge: bytes, finding: ReplayFinding) -> Dispute:
         if finding is ReplayFinding.MATCH:
-            return replace(dispute, innocent=(*dispute.innocent, judge))
+            return replace(dispute, voted_valid=(*dispute.voted_valid, judge))
         if finding is ReplayFinding.WITHHELD and self._told_apart:
-            return replace(dispute, unseen=(*dispute.unseen, judge))
-        return replace(dispute, guilty=(*dispute.guilty, judge))
+            return replace(dispute, voted_withheld=(*dispute.voted_withheld, judge))
+        return replace(dispute, voted_invalid=(*dispute.voted_invalid, judge))
 
     def _require_heard(self, challenger: bytes) -> None:
         if self._unheard.get(challenger, 0) > self._job.round:
@@ -367,28 +380,28 @@ class Docket:
         if len(mine) >= CHALLENGES_OPEN_MAX:
             raise Refused(f"{CHALLENGES_OPEN_MAX} challenges of {short_id(challenger)} are open, the most at once")
 
-    # Transitions: `TRANSITIONS` says what follows from each
+    # Transitions: `AUDIT_TRANSITIONS` says what follows from each
 
-    def _move_audit(self, event: Event, place: Place, auditor: bytes, said: AuditFinding | None = None) -> None:
+    def _move_audit(self, event: AuditEvent, place: ProposalKey, auditor: bytes, said: AuditFinding | None = None) -> None:
         """`auditor` is its key of that round; `said` is nil where it did not report in time."""
-        moved, person = TRANSITIONS[Stage.AWAITED, event], self._members.current(auditor)
+        moved, person = AUDIT_TRANSITIONS[AuditStage.AWAITED, event], self._members.current_key(auditor)
         if said is None:
             self._write(place, auditor, moved.result)
         else:
             self._write(place, auditor, moved.result, said.finding, said.relative_error_ppm)
         for effect in moved.effects:
             match effect:
-                case Effect.COUNT_REPORT:
+                case AuditEffect.COUNT_REPORT:
                     self._count(person, reports=1)
-                case Effect.COUNT_LAPSE:
+                case AuditEffect.COUNT_LAPSE:
                     self._count(person, lapsed=1)
-                case Effect.DISPUTE:
+                case AuditEffect.DISPUTE:
                     assert said is not None
                     self._challenge(place, auditor, person, said.finding)
                 case _:
                     raise AssertionError(f"{effect!r} of an audit")
 
-    def _challenge(self, place: Place, auditor: bytes, person: bytes, finding: ReplayFinding) -> None:
+    def _challenge(self, place: ProposalKey, auditor: bytes, person: bytes, finding: ReplayFinding) -> None:
         """Opens a dispute or joins it. A challenge counts as a verdict, unless its author gave one before."""
         self._require_heard(person)
         dispute = self._dispute(place)
@@ -396,76 +409,76 @@ class Docket:
             dispute = Dispute(*place, self._job.round, {auditor: finding}, (), ())
             self._disputes.append(dispute)
         challenges = dict(sorted({**dispute.challenges, auditor: finding}.items()))
-        judged = dispute if auditor in dispute.judged else self._with_verdict(dispute, auditor, finding)
+        judged = dispute if auditor in dispute.judges_heard else self._with_verdict(dispute, auditor, finding)
         self._judge(dispute, replace(judged, challenges=challenges))
 
     def _judge(self, before: Dispute, dispute: Dispute) -> None:
         self._disputes[self._disputes.index(before)] = dispute
         audits, judges = self._rounds[dispute.round], self._judges(dispute.round, dispute.trainer)
-        assert len(set(dispute.judged)) == len(dispute.judged), "one verdict each"
-        assert dispute.challenges.keys() <= set(dispute.judged) <= set(audits.reexecutors), "a challenge is a verdict"
+        assert len(set(dispute.judges_heard)) == len(dispute.judges_heard), "one verdict each"
+        assert dispute.challenges.keys() <= set(dispute.judges_heard) <= set(audits.reexecutors), "a challenge is a verdict"
         # More than half of the judges, so that both sides cannot have it; and more than f, so that one of them is honest.
         needed = max(len(judges) // 2 + 1, audits.faults + 1)
         assert 2 * needed > len(judges) and needed > audits.faults
-        guilty, unseen = len(dispute.guilty), len(dispute.unseen)
-        if guilty >= needed or is_shown_to_some(guilty, unseen, needed, audits.faults):
-            event = Event.GUILTY
+        guilty, unseen = len(dispute.voted_invalid), len(dispute.voted_withheld)
+        if guilty >= needed or is_shown_selectively(guilty, unseen, needed, audits.faults):
+            event = AuditEvent.GUILTY
         elif unseen >= needed:
-            event = Event.UNSEEN
-        elif len(dispute.innocent) >= needed:
-            event = Event.SHUNNED if self._is_to_be_shunned(dispute) else Event.INNOCENT
+            event = AuditEvent.UNSEEN
+        elif len(dispute.voted_valid) >= needed:
+            event = AuditEvent.SHUNNED if self._is_to_be_shunned(dispute) else AuditEvent.INNOCENT
         else:
-            event = Event.JUDGED
+            event = AuditEvent.JUDGED
         self._move_dispute(event, dispute)
 
     def _judges(self, number: int, trainer: bytes) -> list[bytes]:
         """The round's re-executors but the accused, under whatever key."""
-        accused = self._members.current(trainer)
-        return [key for key in self._rounds[number].reexecutors if self._members.current(key) != accused]
+        accused = self._members.current_key(trainer)
+        return [key for key in self._rounds[number].reexecutors if self._members.current_key(key) != accused]
 
-    def _move_dispute(self, event: Event, dispute: Dispute) -> None:
-        moved = TRANSITIONS[Stage.OPEN, event]
-        if moved.after is Stage.OPEN:
+    def _move_dispute(self, event: AuditEvent, dispute: Dispute) -> None:
+        moved = AUDIT_TRANSITIONS[AuditStage.OPEN, event]
+        if moved.after is AuditStage.OPEN:
             return
         self._disputes.remove(dispute)
-        self._make_time(self._members.current(dispute.trainer))
-        challengers = {self._members.current(key): finding for key, finding in dispute.challenges.items()}
+        self._make_time(self._members.current_key(dispute.trainer))
+        challengers = {self._members.current_key(key): finding for key, finding in dispute.challenges.items()}
         if moved.result is not None:
             first = next(iter(dispute.challenges))
-            finding = ReplayFinding.WITHHELD if event is Event.UNSEEN else dispute.challenges[first]
-            self._write(dispute.place, first, moved.result, finding)
+            finding = ReplayFinding.WITHHELD if event is AuditEvent.UNSEEN else dispute.challenges[first]
+            self._write(dispute.proposal_key, first, moved.result, finding)
         for effect in moved.effects:
             match effect:
-                case Effect.UPHOLD:
+                case AuditEffect.UPHOLD:
                     for person in challengers:
                         self._count(person, upheld=1)
-                case Effect.HOLD_AGAINST:
+                case AuditEffect.HOLD_AGAINST:
                     for person in (person for person, finding in challengers.items() if finding is not ReplayFinding.WITHHELD):
                         self._hold_against(person)
-                case Effect.NOTE_CLAIMS:
+                case AuditEffect.NOTE_CLAIMS:
                     if ReplayFinding.WITHHELD in challengers.values():
-                        self._withheld[self._members.current(dispute.trainer)] = self._claims_with(dispute)
-                case Effect.SUSPEND:
-                    self._suspend(self._members.current(dispute.trainer), self._log[-1])
-                case Effect.ROLL_BACK:
-                    reason = UndoReason.WITHHELD if event is Event.UNSEEN else UndoReason.FALSE
+                        self._withheld[self._members.current_key(dispute.trainer)] = self._claims_with(dispute)
+                case AuditEffect.SUSPEND:
+                    self._suspend(self._members.current_key(dispute.trainer), self._log[-1])
+                case AuditEffect.ROLL_BACK:
+                    reason = UndoReason.WITHHELD if event is AuditEvent.UNSEEN else UndoReason.FALSE
                     if not self._rounds[dispute.round].undone:
-                        self.convictions.append(Convicted(self._key, dispute.round, reason, dispute.trainer))
+                        self.rollbacks_due.append(RollbackDue(self._key, dispute.round, reason, dispute.trainer))
                 case _:
                     raise AssertionError(f"{effect!r} of a dispute")
 
-    def _suspend(self, trainer: bytes, cause: Entry) -> None:
+    def _suspend(self, trainer: bytes, cause: AuditLogEntry) -> None:
         """One suspension is enough for all that the trainer did before it."""
         if trainer in self._suspended:
             return
-        times = min(self._standing(trainer).suspensions, DOUBLINGS_MAX)
+        times = min(self._standing(trainer).suspensions, SUSPENSION_DOUBLINGS_MAX)
         self._suspended[trainer] = self._job.round + 1 + (self._terms.suspension_rounds << times)
         self._causes[trainer] = cause
-        for effect in TRANSITIONS[Stage.TRAINS, Event.CONVICTED].effects:
+        for effect in AUDIT_TRANSITIONS[AuditStage.TRAINS, AuditEvent.CONVICTED].effects:
             match effect:
-                case Effect.LOSE_REWARDS:
+                case AuditEffect.LOSE_REWARDS:
                     self._count(trainer, suspensions=1, lost=len(self._unvested.pop(trainer, ())))
-                case Effect.FORGET:
+                case AuditEffect.FORGET:
                     self._forget(trainer)
                 case _:
                     raise AssertionError(f"{effect!r} of a trainer")
@@ -475,15 +488,15 @@ class Docket:
         self._withheld.pop(trainer, None)
         self._compared.pop(trainer, None)
         for of in self._unopened.values():
-            for key in [key for key in of if self._members.current(key) == trainer]:
+            for key in [key for key in of if self._members.current_key(key) == trainer]:
                 del of[key]
 
-    def undo(self, first: int) -> None:
+    def undo_rounds(self, first: int) -> None:
         """The rounds from this one on were undone. Reports on them are awaited no more; disputes about them go on."""
         for number, audits in list(self._rounds.items()):
             if number >= first:
-                drawn = {trainer: replace(of, pending=()) for trainer, of in audits.drawn.items()}
-                self._rounds[number] = replace(audits, drawn=drawn, undone=True)
+                drawn = {trainer: replace(of, pending_auditors=()) for trainer, of in audits.proposals.items()}
+                self._rounds[number] = replace(audits, proposals=drawn, undone=True)
                 self._forget_unawaited(number, self._rounds[number])
 
     def _hold_against(self, challenger: bytes) -> None:
@@ -495,12 +508,12 @@ class Docket:
     # against neither. After three claims the auditor is apart from the trainer: it is not drawn for it. At most f auditors lie,
     # so a trainer apart from more than f auditors is the liar: it is shunned.
 
-    def _claims_with(self, dispute: Dispute) -> Claims:
+    def _claims_with(self, dispute: Dispute) -> WithheldClaims:
         """The noted claims about the dispute's trainer, once its own are among them."""
-        claims = dict(self._withheld.get(self._members.current(dispute.trainer), {}))
+        claims = dict(self._withheld.get(self._members.current_key(dispute.trainer), {}))
         for key, finding in dispute.challenges.items():
             if finding is ReplayFinding.WITHHELD:
-                auditor = self._members.current(key)
+                auditor = self._members.current_key(key)
                 claims[auditor] = (*claims.get(auditor, ()), self._job.round)[-FALSE_CHALLENGES_MAX:]
         return claims
 
@@ -509,7 +522,7 @@ class Docket:
             return False  # a challenge without a claim tells nothing about who is apart
         audits = self._rounds[dispute.round]
         # f of this round's voters may lie. An auditor outside this round may be a liar of other voters, and gone.
-        reexecutors = {self._members.current(key) for key in audits.reexecutors}
+        reexecutors = {self._members.current_key(key) for key in audits.reexecutors}
         return len(_apart(self._claims_with(dispute)) & reexecutors) > audits.faults
 
     # Losses. Decision 0061: a loss convicts an auditor alone, and only where more voters contradict it than may lie.
@@ -527,57 +540,57 @@ class Docket:
 
     def _seal(self, report: AuditFinding, auditor: bytes, loss: SealedLoss, commitment: LossCommitment) -> None:
         of = self._unopened.setdefault(report.round, {})
-        known = of.get(report.trainer, Unopened(commitment, {}, len(self._rounds[report.round].reexecutors)))
+        known = of.get(report.trainer, UnopenedLosses(commitment, {}, len(self._rounds[report.round].reexecutors)))
         of[report.trainer] = replace(known, reports={**known.reports, auditor: loss})
 
-    def open_loss(self, author: bytes, opening: LossOpening) -> None:
+    def apply_loss_opening(self, author: bytes, opening: LossOpening) -> None:
         """A trainer opens the loss that its proposal committed to, and each report on it is compared."""
         of, trainer = self._unopened.get(opening.round, {}), opening.trainer
         known = of.get(trainer)
-        if known is None or self._members.current(trainer) != author:
+        if known is None or self._members.current_key(trainer) != author:
             raise Refused(
                 f"no loss of {short_id(trainer)} in round {round_number(opening.round)} is to be opened by {short_id(author)}"
             )
-        if not self.may_open(opening.round, trainer):
+        if not self.may_open_loss(opening.round, trainer):
             raise Refused("reports on that proposal may still come")
-        if not losses.is_opened_by(known.commitment, opening):
+        if not loss_commitments.is_valid_opening(known.commitment, opening):
             raise Refused("that is not what the proposal commits to")
         del of[trainer]
         for auditor, report in known.reports.items():
             if self._is_trusted(auditor):
                 self._compare(auditor, trainer, report, opening)
 
-    def may_open(self, number: int, trainer: bytes) -> bool:
+    def may_open_loss(self, number: int, trainer: bytes) -> bool:
         """Whether no report on this proposal can come any more. A re-executor that missed the round may draw for it at each
         closing in the window. The block that ends the job may close a round too, so draws end with that block.
         """
         drawn = self._drawn(number, trainer)
-        is_awaited = drawn is not None and bool(drawn.pending)
-        has_ended = self._job.is_trained and self._job.opened < self._height
+        is_awaited = drawn is not None and bool(drawn.pending_auditors)
+        has_ended = self._job.is_trained and self._job.opened_height < self._height
         return not is_awaited and (has_ended or not self._has_rounds(number))
 
     def _compare(self, auditor: bytes, trainer: bytes, report: SealedLoss, opening: LossOpening) -> None:
-        current, faults = self._members.current, faults_tolerated(len(self._job.voters))
+        current, faults = self._members.current_key, faults_tolerated(len(self._job.voters))
         person, about = current(auditor), current(trainer)
-        said = losses.unsealed(report, self._key, opening.round, trainer, auditor, opening.secret)
-        wrong = losses.is_wrong(said, opening.loss)
-        known = losses.compared(self._compared.get(person, Compared()), about, wrong, faults)
+        said = loss_commitments.unseal_loss(report, self._key, opening.round, trainer, auditor, opening.secret)
+        wrong = loss_commitments.is_wrong_loss(said, opening.loss)
+        known = loss_commitments.add_comparison(self._compared.get(person, LossComparisons()), about, wrong, faults)
         if not wrong:
-            event = Event.LOSS_RIGHT
-        elif losses.is_lazy(known, {current(key) for key in self._job.voters}, faults):
-            event = Event.LOSS_LAZY
+            event = AuditEvent.LOSS_RIGHT
+        elif loss_commitments.is_lazy_auditor(known, {current(key) for key in self._job.voters}, faults):
+            event = AuditEvent.LOSS_LAZY
         else:
-            event = Event.LOSS_WRONG
-        moved = TRANSITIONS[Stage.SEALED, event]
+            event = AuditEvent.LOSS_WRONG
+        moved = AUDIT_TRANSITIONS[AuditStage.SEALED, event]
         if moved.result is not None:
             self._write((opening.round, trainer), auditor, moved.result, ReplayFinding.MATCH)
         for effect in moved.effects:
             match effect:
-                case Effect.COMPARE:
+                case AuditEffect.COMPARE:
                     self._compared[person] = known
-                case Effect.COUNT_WRONG:
+                case AuditEffect.COUNT_WRONG:
                     self._count(person, wrong=1)
-                case Effect.SUSPEND_AUDITOR:
+                case AuditEffect.SUSPEND_AUDITOR:
                     self._suspend(person, self._log[-1])
                 case _:
                     raise AssertionError(f"{effect!r} of a sealed loss")
@@ -586,12 +599,12 @@ class Docket:
         """A trainer has as long to open its loss as auditors had to report. What it does not open costs it that reward. After
         the job's end it costs nothing: its peer may have been stopped.
         """
-        if closed == NO_ROUND:
+        if closed == LATER_THAN_ANY_ROUND:
             self._unopened.clear()
         for number, of in list(self._unopened.items()):
             for trainer, known in list(of.items()):
                 if known.since is None:
-                    if self.may_open(number, trainer):
+                    if self.may_open_loss(number, trainer):
                         of[trainer] = replace(known, since=closed, since_ms=now_ms or 0)
                     continue
                 time_ms = self._terms.window_ms(known.reexecutors)
@@ -606,8 +619,8 @@ class Docket:
             del self._unopened[number][trainer]
 
     def _lose(self, number: int, trainer: bytes) -> None:
-        assert TRANSITIONS[Stage.SEALED, Event.TIME].effects == (Effect.LOSE_REWARD,)
-        person = self._members.current(trainer)
+        assert AUDIT_TRANSITIONS[AuditStage.SEALED, AuditEvent.TIME].effects == (AuditEffect.LOSE_REWARD,)
+        person = self._members.current_key(trainer)
         rounds = self._unvested.get(person, ())
         if number in rounds:
             self._count(person, lost=1)
@@ -615,7 +628,7 @@ class Docket:
 
     # Time
 
-    def settle(self, closed: int, now_ms: int | None) -> None:
+    def apply_round_close(self, closed: int, now_ms: int | None) -> None:
         """This round closes: audits and disputes run out, rewards vest, suspensions end, claims are forgotten.
 
         `now_ms` is the time of the parent block. Without it windows are counted in rounds alone.
@@ -625,16 +638,17 @@ class Docket:
         self._settle_unopened(closed, now_ms)
         for trainer, rounds in list(self._unvested.items()):
             self._vest(trainer, rounds, closed)
-        assert TRANSITIONS[Stage.SUSPENDED, Event.TIME].after is Stage.TRAINS  # for a trainer whose round has come
+        # for a trainer whose round has come
+        assert AUDIT_TRANSITIONS[AuditStage.SUSPENDED, AuditEvent.TIME].after is AuditStage.TRAINS
         self._suspended = {key: until for key, until in self._suspended.items() if until > closed + 1}
         self._causes = {key: self._causes[key] for key in self._suspended}
         self._unheard = {key: until for key, until in self._unheard.items() if until > closed + 1}
         remembered = {trainer: self._remembered(claims, closed) for trainer, claims in self._withheld.items()}
         self._withheld = {trainer: claims for trainer, claims in remembered.items() if claims}
 
-    def run_out(self, now_ms: int | None) -> None:
+    def end_windows_by_time(self, now_ms: int | None) -> None:
         """All rounds of the job are taken, so windows end by time alone. `now_ms` as for `settle`; without it all end now."""
-        self._closed = NO_ROUND
+        self._closed = LATER_THAN_ANY_ROUND
         self._end_windows(now_ms)
 
     def _end_windows(self, now_ms: int | None) -> None:
@@ -642,15 +656,16 @@ class Docket:
             self._date(max(1, now_ms))
         for number, audits in list(self._rounds.items()):
             if not self._has_rounds(number) and not self._has_time(number, audits.closed_ms, now_ms):
-                may_wait = now_ms is not None and audits.renewed < renewals_max(audits.faults)
+                may_wait = now_ms is not None and audits.window_renewals < window_renewals_max(audits.faults)
                 self._lapse(number, audits, self._held_up() if may_wait else frozenset())
         for dispute in list(self._disputes):
             has_rounds = dispute.opened + self._terms.window > self._closed
-            windows = 2 if dispute.guilty and dispute.unseen else 1  # who did not see it gets it from those who did
+            # who did not see it gets it from those who did
+            windows = 2 if dispute.voted_invalid and dispute.voted_withheld else 1
             if not has_rounds and not self._has_time(dispute.round, dispute.opened_ms, now_ms, windows):
-                self._move_dispute(Event.TIME, dispute)
+                self._move_dispute(AuditEvent.TIME, dispute)
 
-    def _remembered(self, claims: Claims, closed: int) -> Claims:
+    def _remembered(self, claims: WithheldClaims, closed: int) -> WithheldClaims:
         """The claims of the last `suspension_rounds` rounds: an honest auditor's bad days must not add up over years, and a liar
         gets no more claims in that time than three.
         """
@@ -670,7 +685,7 @@ class Docket:
                 self._rounds[number] = replace(audits, closed_ms=now_ms)
         first = dict[bytes, int]()
         for at, dispute in enumerate(self._disputes):
-            first.setdefault(self._members.current(dispute.trainer), at)
+            first.setdefault(self._members.current_key(dispute.trainer), at)
         for at in first.values():
             dispute = self._disputes[at]
             if not dispute.opened_ms and dispute.opened < self._closed:  # others may have opened in this very block
@@ -685,43 +700,45 @@ class Docket:
         if now_ms is None:
             return False
         window_ms = self._terms.window_ms(len(self._rounds[number].reexecutors))
-        if self._closed == NO_ROUND:  # no rounds close in which re-executors work
+        if self._closed == LATER_THAN_ANY_ROUND:  # no rounds close in which re-executors work
             window_ms += self._rounds_ms
         return not since_ms or now_ms < since_ms + windows * window_ms
 
     def _held_up(self) -> frozenset[bytes]:
         """The trainers on whom reports wait for a dispute: time does not run for these."""
-        return frozenset(self._members.current(dispute.trainer) for dispute in self._disputes)
+        return frozenset(self._members.current_key(dispute.trainer) for dispute in self._disputes)
 
     def _make_time(self, trainer: bytes) -> None:
         """A dispute about this trainer is over: auditors go on with its other proposals, so the time for these begins anew."""
         for number, audits in self._rounds.items():
-            is_awaited = any(drawn.pending and self._members.current(key) == trainer for key, drawn in audits.drawn.items())
-            if is_awaited and self._told_apart and audits.renewed < renewals_max(audits.faults):
-                self._rounds[number] = replace(audits, closed_ms=0, renewed=audits.renewed + 1)
+            is_awaited = any(
+                drawn.pending_auditors and self._members.current_key(key) == trainer for key, drawn in audits.proposals.items()
+            )
+            if is_awaited and self._told_apart and audits.window_renewals < window_renewals_max(audits.faults):
+                self._rounds[number] = replace(audits, closed_ms=0, window_renewals=audits.window_renewals + 1)
 
     def _lapse(self, number: int, audits: RoundAudits, held_up: frozenset[bytes] = frozenset()) -> None:
         """Reports on this round are awaited on these trainers alone. Its open disputes go on, so their proposals stay."""
-        disputed, kept = self._disputed(number), dict[bytes, Drawn]()
-        for trainer, drawn in audits.drawn.items():
-            if self._members.current(trainer) in held_up:
+        disputed, kept = self._disputed(number), dict[bytes, AuditableProposal]()
+        for trainer, drawn in audits.proposals.items():
+            if self._members.current_key(trainer) in held_up:
                 kept[trainer] = drawn
                 continue
-            for auditor in drawn.pending:
-                self._move_audit(Event.TIME, (number, trainer), auditor)
+            for auditor in drawn.pending_auditors:
+                self._move_audit(AuditEvent.TIME, (number, trainer), auditor)
             if trainer in disputed:
-                kept[trainer] = replace(drawn, pending=())
-        self._rounds[number] = replace(audits, drawn=kept)
+                kept[trainer] = replace(drawn, pending_auditors=())
+        self._rounds[number] = replace(audits, proposals=kept)
 
     def _vest(self, trainer: bytes, rounds: tuple[int, ...], closed: int) -> None:
         """A reward is the trainer's own once the window of its round is over, no dispute about that round is open, no report on
         it is awaited, and none waits for the trainer's loss.
         """
-        current = self._members.current
+        current = self._members.current_key
         open_rounds = {dispute.round for dispute in self._disputes if current(dispute.trainer) == trainer}
         open_rounds |= {number for number, of in self._unopened.items() if any(current(key) == trainer for key in of)}
         for number, audits in self._rounds.items():
-            if any(drawn.pending and current(key) == trainer for key, drawn in audits.drawn.items()):
+            if any(drawn.pending_auditors and current(key) == trainer for key, drawn in audits.proposals.items()):
                 open_rounds.add(number)  # a report is awaited
         waiting = tuple(number for number in rounds if number + self._terms.window > closed or number in open_rounds)
         self._count(trainer, rewards=len(rounds) - len(waiting))
@@ -735,21 +752,21 @@ class Docket:
 
     # Drawing
 
-    def draw(self, closed: ClosedRound) -> None:
+    def assign_audits(self, closed: ClosedRound) -> None:
         """The audits of a closed round, but of updates that were re-executed before the ballot. A trainer that was suspended
         meanwhile gets no reward for it.
         """
-        job, current = self._job, self._members.current
-        vouched = job.terms(self._key).vouched
+        job, current = self._job, self._members.current_key
+        vouched = job.round_terms(self._key).trainers_to_vouch_for
         accepted = {signed.signer: codec.decode_message(signed.body, (Proposal,)) for signed in closed.proposals}
-        reexecutors = tuple(key for key in job.auditors if self._is_trusted(key) and current(key) not in self._unheard)
-        revealed = draws.matching(closed.reveals, self._commitments)
+        reexecutors = tuple(key for key in job.reexecutors if self._is_trusted(key) and current(key) not in self._unheard)
+        revealed = sortition.matching_reveals(closed.reveals, self._commitments)
         self._make_up(revealed)
         nonces = {key: revealed[key] for key in reexecutors if key in revealed}
         # Without nonces, which honest re-executors reveal, all draw by the model root, as everybody can foresee.
         tickets = nonces or dict.fromkeys(reexecutors, job.model_root)
         drawn = {
-            trainer: Drawn(proposal, self._auditors(closed.round, trainer, reexecutors, tickets))
+            trainer: AuditableProposal(proposal, self._auditors(closed.round, trainer, reexecutors, tickets))
             for trainer, proposal in accepted.items()
             if trainer not in vouched
         }
@@ -773,79 +790,80 @@ class Docket:
             missed = (key for key in audits.reexecutors if key in revealed and self._commitments[key].round < number)
             nonces = {key: revealed[key] for key in missed}
             is_open = self._has_rounds(number) and not audits.undone
-            if audits.nonces and is_open:  # without nonces all drew by the model root
-                more = {trainer: self._auditors(number, trainer, audits.reexecutors, nonces) for trainer in audits.drawn}
+            if audits.nonce_count and is_open:  # without nonces all drew by the model root
+                more = {trainer: self._auditors(number, trainer, audits.reexecutors, nonces) for trainer in audits.proposals}
                 drawn = {
-                    key: replace(old, pending=tuple(sorted({*old.pending, *more[key]}))) for key, old in audits.drawn.items()
+                    key: replace(old, pending_auditors=tuple(sorted({*old.pending_auditors, *more[key]})))
+                    for key, old in audits.proposals.items()
                 }
-                self._rounds[number] = replace(audits, nonces=audits.nonces + len(nonces), drawn=drawn)
+                self._rounds[number] = replace(audits, nonce_count=audits.nonce_count + len(nonces), proposals=drawn)
 
     def _is_trusted(self, key: bytes) -> bool:
-        person = self._members.current(key)
+        person = self._members.current_key(key)
         return person not in self._suspended and not self._members.is_expelled(person)
 
     def _auditors(
         self, number: int, trainer: bytes, reexecutors: tuple[bytes, ...], nonces: Mapping[bytes, bytes]
     ) -> tuple[bytes, ...]:
         """The owners of these nonces that are drawn for this trainer's proposal."""
-        current = self._members.current
+        current = self._members.current_key
         apart = _apart(self._withheld.get(current(trainer), {}))
         others = [key for key in reexecutors if current(key) != current(trainer) and current(key) not in apart]
-        tickets = draws.tickets_for(self._key, number, nonces, trainer, others)
-        rate = draws.rate_after(self._terms.rate, self._job.taken, self._job.rounds, self._terms.closing)
-        return draws.draw(tickets, len(others), self._terms.auditors, rate)
+        tickets = sortition.lottery_tickets(self._key, number, nonces, trainer, others)
+        rate = sortition.audit_rate_of_round(self._terms.rate, self._job.rounds_in_model, self._job.rounds, self._terms.closing)
+        return sortition.draw_auditors(tickets, len(others), self._terms.auditors, rate)
 
     def _remember(self, closed: ClosedRound) -> None:
         """The commitments of the voters. A voter whose ballot was not decided keeps its earlier one."""
         kept = {key: known for key, known in self._commitments.items() if key in self._job.voters and key not in closed.ballots}
-        new = {key: Commitment(closed.round, digest) for key, digest in closed.commitments.items()}
+        new = {key: NonceCommitment(closed.round, digest) for key, digest in closed.commitments.items()}
         self._commitments = dict(sorted({**kept, **new}.items()))
 
     def _bound(self) -> None:
         """Beyond DRAWN_MAX the oldest proposals go: first those that nobody has to report on, then the others."""
         self._tidy()
-        excess = sum(len(audits.drawn) for audits in self._rounds.values()) - DRAWN_MAX
+        excess = sum(len(audits.proposals) for audits in self._rounds.values()) - AUDITABLE_PROPOSALS_MAX
         for forget in (self._forget_unawaited, self._lapse):
             for number, audits in sorted(self._rounds.items()):
                 if excess > 0:
                     forget(number, audits)
-                    excess -= len(audits.drawn) - len(self._rounds[number].drawn)
+                    excess -= len(audits.proposals) - len(self._rounds[number].proposals)
 
     # Tables
 
-    def _drawn(self, number: int, trainer: bytes) -> Drawn | None:
+    def _drawn(self, number: int, trainer: bytes) -> AuditableProposal | None:
         audits = self._rounds.get(number)
-        return audits.drawn.get(trainer) if audits else None
+        return audits.proposals.get(trainer) if audits else None
 
-    def _put(self, number: int, trainer: bytes, drawn: Drawn) -> None:
+    def _put(self, number: int, trainer: bytes, drawn: AuditableProposal) -> None:
         audits = self._rounds[number]
-        self._rounds[number] = replace(audits, drawn={**audits.drawn, trainer: drawn})
+        self._rounds[number] = replace(audits, proposals={**audits.proposals, trainer: drawn})
 
     def _tidy(self) -> None:
         """Forgets proposals about which nobody may say anything any more."""
         for number, audits in list(self._rounds.items()):
             if self._job.is_trained or audits.undone or not self._has_rounds(number):
                 self._forget_unawaited(number, audits)
-        self._rounds = {number: audits for number, audits in self._rounds.items() if audits.drawn}
+        self._rounds = {number: audits for number, audits in self._rounds.items() if audits.proposals}
 
     def _forget_unawaited(self, number: int, audits: RoundAudits) -> None:
         disputed = self._disputed(number)
-        drawn = {trainer: drawn for trainer, drawn in audits.drawn.items() if drawn.pending or trainer in disputed}
-        self._rounds[number] = replace(audits, drawn=drawn)
+        drawn = {trainer: drawn for trainer, drawn in audits.proposals.items() if drawn.pending_auditors or trainer in disputed}
+        self._rounds[number] = replace(audits, proposals=drawn)
 
     def _disputed(self, number: int) -> set[bytes]:
         """The trainers whose proposals of that round are disputed."""
         return {dispute.trainer for dispute in self._disputes if dispute.round == number}
 
-    def _dispute(self, place: Place) -> Dispute | None:
-        return next((dispute for dispute in self._disputes if dispute.place == place), None)
+    def _dispute(self, place: ProposalKey) -> Dispute | None:
+        return next((dispute for dispute in self._disputes if dispute.proposal_key == place), None)
 
     def _speaking_for(self, keys: Iterable[bytes], author: bytes) -> bytes | None:
         """The author's among these keys of a round."""
-        return next((key for key in keys if self._members.current(key) == author), None)
+        return next((key for key in keys if self._members.current_key(key) == author), None)
 
-    def _standing(self, person: bytes) -> Standing:
-        return self._standings.get(person, Standing())
+    def _standing(self, person: bytes) -> MemberAuditRecord:
+        return self._standings.get(person, MemberAuditRecord())
 
     def _count(self, person: bytes, **more: int) -> None:
         known = self._standing(person)
@@ -853,13 +871,18 @@ class Docket:
             self._standings[person] = replace(known, **{name: getattr(known, name) + count for name, count in more.items()})
 
     def _write(
-        self, place: Place, auditor: bytes, result: Result | None, finding: ReplayFinding | None = None, ppm: int | None = None
+        self,
+        place: ProposalKey,
+        auditor: bytes,
+        result: AuditResult | None,
+        finding: ReplayFinding | None = None,
+        ppm: int | None = None,
     ) -> None:
         assert result is not None
-        self._log.append(Entry(self._height, self._key, *place, auditor, result, finding, ppm))
+        self._log.append(AuditLogEntry(self._height, self._key, *place, auditor, result, finding, ppm))
 
 
-def renewals_max(faults: int) -> int:
+def window_renewals_max(faults: int) -> int:
     """How often the time for reports on a round begins anew at most.
 
     After three refuted challenges a liar is not heard, and after three refuted claims it is not drawn for that trainer any more.
@@ -868,21 +891,21 @@ def renewals_max(faults: int) -> int:
     return 2 * FALSE_CHALLENGES_MAX * faults
 
 
-def is_shown_to_some(guilty: int, unseen: int, needed: int, faults: int) -> bool:
+def is_shown_selectively(guilty: int, unseen: int, needed: int, faults: int) -> bool:
     """Whether a liar showed its false proposal to some judges alone. Of more than f that found it false one is honest."""
     return guilty > faults and guilty + unseen >= needed
 
 
-def _apart(claims: Claims) -> set[bytes]:
+def _apart(claims: WithheldClaims) -> set[bytes]:
     """The auditors that are not drawn for a trainer about which they made these claims."""
     return {auditor for auditor, rounds in claims.items() if len(rounds) == FALSE_CHALLENGES_MAX}
 
 
-def _without(drawn: Drawn, auditor: bytes) -> Drawn:
-    return replace(drawn, pending=tuple(key for key in drawn.pending if key != auditor))
+def _without(drawn: AuditableProposal, auditor: bytes) -> AuditableProposal:
+    return replace(drawn, pending_auditors=tuple(key for key in drawn.pending_auditors if key != auditor))
 
 
-def follow(state: AuditsState, current: Callable[[bytes], bytes]) -> AuditsState:
+def follow_key_rotations(state: AuditsState, current: Callable[[bytes], bytes]) -> AuditsState:
     """With the tables of persons by the keys that they have now."""
     if all(current(key) == key for key in _persons(state)):
         return state
@@ -896,24 +919,26 @@ def follow(state: AuditsState, current: Callable[[bytes], bytes]) -> AuditsState
         key: replace(
             audits,
             suspended=rekeyed(audits.suspended),
-            unheard=rekeyed(audits.unheard),
-            unvested=rekeyed(audits.unvested),
-            causes=rekeyed(audits.causes),
-            compared=rekeyed({key: replace(known, wrong=rekeyed(known.wrong)) for key, known in audits.compared.items()}),
-            withheld=rekeyed({key: rekeyed(claims) for key, claims in audits.withheld.items()}),
+            ignored_challengers=rekeyed(audits.ignored_challengers),
+            unvested_rounds=rekeyed(audits.unvested_rounds),
+            suspension_causes=rekeyed(audits.suspension_causes),
+            loss_comparisons=rekeyed(
+                {key: replace(known, wrong=rekeyed(known.wrong)) for key, known in audits.loss_comparisons.items()}
+            ),
+            withheld_claims=rekeyed({key: rekeyed(claims) for key, claims in audits.withheld_claims.items()}),
         )
         for key, audits in state.jobs.items()
     }
-    return replace(state, jobs=jobs, standings=rekeyed(state.standings))
+    return replace(state, jobs=jobs, member_records=rekeyed(state.member_records))
 
 
 def _persons(state: AuditsState) -> Iterator[bytes]:
-    yield from state.standings
+    yield from state.member_records
     for audits in state.jobs.values():
         yield from audits.suspended
-        yield from audits.unheard
-        yield from audits.unvested
-        yield from audits.withheld
-        yield from audits.compared
-        yield from (person for known in audits.compared.values() for person in known.wrong)
-        yield from (person for claims in audits.withheld.values() for person in claims)
+        yield from audits.ignored_challengers
+        yield from audits.unvested_rounds
+        yield from audits.withheld_claims
+        yield from audits.loss_comparisons
+        yield from (person for known in audits.loss_comparisons.values() for person in known.wrong)
+        yield from (person for claims in audits.withheld_claims.values() for person in claims)
