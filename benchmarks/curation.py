@@ -69,7 +69,7 @@ from protocol import codec
 from protocol.identity import Identity, Signed, sign_message, signing_preimage
 from protocol.messages import Transaction
 from scenarios.trials import COUNT, Parser
-from storage.store import Store
+from storage.ledger_store import LedgerStore
 from tests.ledger.blocks import decided_after
 from training.host import ModelHost
 
@@ -143,7 +143,7 @@ class Filler:
         genesis = Genesis("large", int(time.time() * 1_000), bytes(16), founders, founding_modules())
         self.directory.write_genesis(codec.encode(genesis))
         self.rules = rules_of(genesis, ModelHost(self.directory.models))
-        self.store = Store(self.directory.ledger, genesis.chain_id)
+        self.store = LedgerStore(self.directory.ledger, genesis.chain_id)
         first = self.rules.genesis_state()
         decided = decided_after(first, None, genesis.chain_id, EMPTY_BODY, [self.me])
         self.store.append_records([decided])
@@ -272,11 +272,11 @@ class Chain:
         self.me = directory.load_identity()
         genesis = Genesis.decode(directory.read_genesis())
         self.rules: LedgerRules = rules_of(genesis, ModelHost(directory.models))
-        self.store = Store(directory.ledger, genesis.chain_id)
-        encoded = self.store.state()
+        self.store = LedgerStore(directory.ledger, genesis.chain_id)
+        encoded = self.store.encoded_state()
         assert encoded is not None
         state = self.rules.decode_state(encoded)
-        self.store.rows.attach(state.tables)
+        self.store.rows.attach_tables(state.tables)
         self.last: DecidedBlock | None = self.store.get_decision(state.height)
         assert self.last is not None
         self.ledger = LedgerApplication(self.rules, state, self.last.decode().state_root)

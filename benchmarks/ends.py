@@ -31,8 +31,8 @@ from protocol.addresses import format_address, parse_address
 from protocol.identity import Ed25519Verifier, Identity, Signed, signing_preimage
 from protocol.limits import MESSAGE_BYTES_MAX
 from protocol.messages import Prepare
-from storage.blobs import Blobs
-from transport.network import Connected, Disconnected, Priority, Received
+from storage.disk_blob_store import DiskBlobStore
+from transport.network import DataReceived, PeerConnected, PeerDisconnected, Priority
 from transport.swarm import Swarm
 
 CHAIN = hashlib.sha256(b"benchmarks.transport").digest()
@@ -202,21 +202,21 @@ def _split(buffer: bytearray, data: bytes) -> Iterator[bytes]:
 # Ours -------------------------------------------------------------------------------------------------------------------
 
 
-def _swarm(plan: Plan, number: int, blobs: Blobs) -> Swarm:
+def _swarm(plan: Plan, number: int, blobs: DiskBlobStore) -> Swarm:
     identity = Identity(hashlib.sha256(b"end %d" % number).digest())
     bootstrap = [format_address(plan.host, plan.port)] if plan.port else []
     return Swarm(identity, CHAIN, f"{'127.0.0.1' if plan.port else plan.host}:0", bootstrap, blobs)
 
 
-async def send_ours(plan: Plan, blobs: Blobs) -> None:
+async def send_ours(plan: Plan, blobs: DiskBlobStore) -> None:
     network = _swarm(plan, 1 + plan.number, blobs)
     async with trio.open_nursery() as nursery:
         await nursery.start(network.run)
-        while (await network.events.receive()) != Connected(peer := next(iter(network.connected()), b"")):
+        while (await network.events.receive()) != PeerConnected(peer := next(iter(network.connected_peers()), b"")):
             pass
         if plan.blob:
             began = time.monotonic()
-            await network.fetch(bytes.fromhex(plan.digest), plan.blob)
+            await network.fetch_blob(bytes.fromhex(plan.digest), plan.blob)
             _say({"seconds": time.monotonic() - began})
         else:
             with trio.move_on_after(plan.seconds):
@@ -250,18 +250,18 @@ async def _send_steadily(plan: Plan, network: Swarm, peer: bytes) -> None:
         await trio.sleep(POLL_SECONDS)
 
 
-async def receive_ours(plan: Plan, blobs: Blobs) -> Tally:
+async def receive_ours(plan: Plan, blobs: DiskBlobStore) -> Tally:
     tally, network = Tally(), _swarm(plan, 0, blobs)
-    digest = blobs.add(os.urandom(plan.blob), in_parts=True) if plan.blob else b""
+    digest = blobs.add_bytes(os.urandom(plan.blob), in_parts=True) if plan.blob else b""
     async with trio.open_nursery() as nursery:
         await nursery.start(network.run)
         _say({"port": parse_address(network.address)[1], "digest": digest.hex()})
         left = plan.senders
         while left:
             event = await network.events.receive()
-            if isinstance(event, Received):
+            if isinstance(event, DataReceived):
                 tally.take(event.data)
-            left -= isinstance(event, Disconnected)
+            left -= isinstance(event, PeerDisconnected)
         nursery.cancel_scope.cancel()
     return tally
 
@@ -275,7 +275,7 @@ def main(arguments: list[str] | None = None) -> int:
     plan = Plan(**json.loads(text))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        blobs = Blobs(folder / "kept", folder / "passing")
+        blobs = DiskBlobStore(folder / "kept", folder / "passing")
         if plan.port and plan.who == "ours":
             trio.run(send_ours, plan, blobs)
         elif plan.port:

@@ -31,8 +31,8 @@ from protocol import codec
 from protocol.codec import Digest, Length
 from protocol.messages import Certificate
 from scenarios.trials import COUNT, Parser
-from storage.rows import SqliteRows
-from storage.store import Store
+from storage.ledger_store import LedgerStore
+from storage.sqlite_rows import SqliteBucketStore
 
 NAME = "benchmark/rows"
 CHAIN = bytes(32)
@@ -86,7 +86,7 @@ def median(values: list[float]) -> float:
 
 def fill(path: Path, count: int) -> None:
     """In a process of its own: making the rows takes other memory than holding them."""
-    store, table, draw = Store(path, CHAIN), Table(Answer), random.Random(1)
+    store, table, draw = LedgerStore(path, CHAIN), Table(Answer), random.Random(1)
     store.append_records([DecidedBlock(LAST_HEIGHT, bytes(32), b"", Certificate(b"", {}))])
     for first in range(0, count, FILLED_AT_ONCE):
         table = table.with_rows({key(number): answer(draw, 0) for number in range(first, min(count, first + FILLED_AT_ONCE))})
@@ -94,18 +94,18 @@ def fill(path: Path, count: int) -> None:
     store.close()
 
 
-def save(store: Store, table: Table[Answer], height: int) -> None:
+def save(store: LedgerStore, table: Table[Answer], height: int) -> None:
     store.save_state(height, table.root.hash, codec.encode(table.root), tables={NAME: table})
 
 
 def measure(path: Path, count: int, changes: int, blocks: int, seed: int = 0) -> Figures:
     memory, began = process_memory_mb(os.getpid()), time.perf_counter()
-    store = Store(path, CHAIN)
+    store = LedgerStore(path, CHAIN)
     opened = time.perf_counter()
-    SqliteRows(path).close()
+    SqliteBucketStore(path).close()
     loaded = time.perf_counter()
     table = store.rows.table(NAME, Answer)
-    assert len(table) == count and store.state() == codec.encode(table.root)
+    assert len(table) == count and store.encoded_state() == codec.encode(table.root)
 
     draw, most = random.Random(seed), 0.0
     whole, roots, commits = list[float](), list[float](), list[float]()
@@ -120,7 +120,7 @@ def measure(path: Path, count: int, changes: int, blocks: int, seed: int = 0) ->
         times.append(time.perf_counter())
         save(store, table, 1 + height)
         times.append(time.perf_counter())
-        assert root == table.root and store.state() == codec.encode(root)
+        assert root == table.root and store.encoded_state() == codec.encode(root)
         whole.append(1_000 * (times[2] - times[0]))
         roots.append(1_000 * (times[1] - times[0]))
         commits.append(1_000 * (times[2] - times[1]))

@@ -60,7 +60,7 @@ from scenarios.trials import COUNT, Parser, duration
 from training.host import ModelHost
 from training.spec import PRESETS, AuditMode, Compression, Inner, InnerStatePolicy, JobSpec
 from training.transformer import ModelSpec
-from transport.profiles import steady
+from transport.emulation.link_profiles import steady_profile
 
 MODEL = ModelSpec(width=128, layers=4, heads=4, kv_heads=4, hidden=348, context=64)  # 0.83M parameters
 BASE = JobSpec(name="benchmark", data=bytes(32), model=MODEL)
@@ -256,7 +256,7 @@ def ours(name: str, task: Task, round_trip: float = 0.0, **settings: Any) -> Row
 
 
 async def _ours(name: str, task: Task, spec: JobSpec, settings: dict[str, Any], round_trip: float) -> Row:
-    profile = steady("far", math.inf, math.inf, 1e3 * round_trip)
+    profile = steady_profile("far", math.inf, math.inf, 1e3 * round_trip)
     async with AsyncExitStack() as stack:
         proxy = await stack.enter_async_context(running_proxy(profile)) if round_trip else None
         row = await _trained(name, task, spec, settings, proxy)

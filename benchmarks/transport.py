@@ -30,7 +30,7 @@ from benchmarks.verdicts import conclude, verdict
 from protocol.errors import UserError
 from scenarios.trials import Parser
 from scenarios.tun import refusal, running_router
-from transport.profiles import CONGESTION_CONTROL, MEGABIT_BYTES, QUEUE_SECONDS, Moment, Profile
+from transport.emulation.link_profiles import CONGESTION_CONTROL, MEGABIT_BYTES, QUEUE_SECONDS, AccessProfile, ProfileSegment
 
 WHO = ("tcp", "tls", "ours")
 SENDERS = 3  # of small messages
@@ -39,7 +39,7 @@ SHAPED_TIMES = 2  # as long as the others: fewer bytes, and so fewer samples
 IDLE, UNDER_BULK = "a vote, idle", "a vote under bulk"
 SHAPED_IDLE, SHAPED_BULK = f"{IDLE}, shaped", f"{UNDER_BULK}, shaped"
 MEGABIT = 2
-NARROW = Profile("narrow", (Moment(up=MEGABIT * MEGABIT_BYTES, down=MEGABIT * MEGABIT_BYTES),))
+NARROW = AccessProfile("narrow", (ProfileSegment(up=MEGABIT * MEGABIT_BYTES, down=MEGABIT * MEGABIT_BYTES),))
 OBJECT_BYTES = 256 << 20
 
 Place = Callable[..., tuple[list[str], dict[str, str]]]  # a module and its arguments: the command, and its environment

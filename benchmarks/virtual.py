@@ -45,10 +45,10 @@ from protocol import codec
 from protocol.identity import Ed25519Verifier, Identity, Signed, sign_message
 from protocol.messages import Commit, Proposal, ProposeEnvelope, Transaction
 from protocol.verdicts import Verdict
-from storage.store import Store
-from transport.framing import Channel, Inbox, Outbox, Priority
-from transport.network import Connected, Received
-from transport.noise import CipherState
+from storage.ledger_store import LedgerStore
+from transport.network import DataReceived, PeerConnected
+from transport.wire.framing import Channel, Inbox, Outbox, Priority
+from transport.wire.noise import CipherState
 
 BATCH_MAX = 64  # items in one turn, as in `peer.driver.driver`
 TRAINERS = 8  # verdicts in each ballot
@@ -110,19 +110,19 @@ _ciphers = CipherState(bytes(32)), CipherState(bytes(32))
 def _through(data: bytes, sender: socket.socket, receiver: socket.socket) -> None:
     outbox = Outbox()
     outbox.push(Channel.APPLICATION, data, Priority.VOTE)
-    sealed = _ciphers[0].encrypt(outbox.fill())
+    sealed = _ciphers[0].encrypt(outbox.next_frame())
     sender.sendall(sealed)
     received = b""
     while len(received) < len(sealed):
         received += receiver.recv(1 << 16)
-    Inbox().take(_ciphers[1].decrypt(received))
+    Inbox().receive_frame(_ciphers[1].decrypt(received))
 
 
 def _writes() -> tuple[float, float]:
     """(processor time, waiting) of one vote made durable."""
     signed = Signed(bytes(120), bytes(32), bytes(64))
     with tempfile.TemporaryDirectory(prefix="folkmoot-bench-", dir=Path.cwd()) as folder:
-        store = Store(Path(folder) / "ledger.sqlite", bytes(32))
+        store = LedgerStore(Path(folder) / "ledger.sqlite", bytes(32))
         processor, wall = [], []
         for view in range(200):
             started, started_wall = time.thread_time(), time.perf_counter()
@@ -239,7 +239,7 @@ class Peer:
             return  # it was moved to an earlier time
         self._awake = None
         items = [self.inbox.popleft() for _ in range(min(BATCH_MAX, len(self.inbox)))]
-        frames = sum(isinstance(item, Received) for item in items)
+        frames = sum(isinstance(item, DataReceived) for item in items)
         turn, outgoing = self._charged("turns", lambda: self._turn(items))
         self._charge("frames", frames * self.network.costs.frame / 2)
         if turn.records:
@@ -314,7 +314,7 @@ class Peer:
         self.spent.bytes_sent += wire
         self.spent.messages += len(messages)
         self.uplink_free = max(self.uplink_free, self.free) + 8 * wire / self.network.bits_per_second
-        items = [Received(self.me, data) for data in messages]
+        items = [DataReceived(self.me, data) for data in messages]
         self.network.at(self.uplink_free + self.network.delay, lambda: self.network.peers[peer].take(*items))
 
 
@@ -364,7 +364,7 @@ class Network:
         for entry in present:
             self.peers[entry.public] = Peer(self, entry, self.genesis)
         for me, peer in self.peers.items():
-            peer.take(*(Connected(other) for other in self.peers if other != me))
+            peer.take(*(PeerConnected(other) for other in self.peers if other != me))
 
     @property
     def delay(self) -> float:

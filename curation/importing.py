@@ -18,8 +18,8 @@ from curation.tasks import Task
 from features.tables import counted
 from protocol import codec
 from protocol.errors import UserError
-from storage.csv_files import ENDINGS, open_table, shown_columns
-from storage.encodings import decode_text
+from storage.csv_files import ENDINGS, describe_columns, open_csv
+from storage.text_encodings import decode_text
 
 SPARE_BYTES: Final = 64  # of an entry beside its task
 MISFITS_MAX: Final = 20  # lines of a file that are named; then nobody reads on
@@ -205,11 +205,11 @@ def _require(where: str, names: Iterable[str], columns: Mapping[str, str]) -> No
 
 
 def _csv(name: str, text: str, known: FieldNames) -> Iterator[tuple[str, Row]]:
-    theirs, rows = open_table(name, text, known.known)
+    theirs, rows = open_csv(name, text, known.known)
     names = known.ours(f"{name}:1", theirs)
     if not known.columns and not {"text", ITEMS[0]} & set(names) and not {"chosen", "rejected"} <= set(names):
         raise UserError(
-            f"{name}:1: no column is called `text`, or `item1`, `item2` and so on; {shown_columns(theirs)}; "
+            f"{name}:1: no column is called `text`, or `item1`, `item2` and so on; {describe_columns(theirs)}; "
             "`--columns text=NAME` names the column of the texts"
         )
     _require(f"{name}:1", names, known.columns)

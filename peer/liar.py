@@ -31,7 +31,7 @@ class Equivocator:
 
     async def __call__(self, first: Proposal, second: Proposal) -> None:
         driver = self._driver()
-        for number, peer in enumerate(sorted(driver.network.connected())):
+        for number, peer in enumerate(sorted(driver.network.connected_peers())):
             signed = sign_message(driver.signer, driver.chain_id, (first, second)[number % 2])
             driver.network.send(peer, codec.encode(GossipEnvelope(signed)), Priority.VOTE)
 

@@ -26,9 +26,9 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Identity, sign_message
 from protocol.limits import FRAME_BYTES_MAX, MESSAGE_BYTES_MAX, TRANSACTION_LIFETIME_HEIGHTS
 from protocol.messages import GetBlob, GetDecisions, GossipEnvelope, LinkClosing, Ping, Transaction
-from transport.framing import Channel, Message, Priority
-from transport.noise import KeyPair
-from transport.session import Session
+from transport.wire.framing import Channel, Message, Priority
+from transport.wire.noise import KeyPair
+from transport.wire.noise_session import NoiseSession
 
 HALF_OPEN, SLOW, GARBAGE, OVERSIZE, DEAF = 300, 40, 40, 20, 20  # connections at once, of all kinds but the flood
 AGAIN_SECONDS = 0.5  # before a connection that was closed is made anew
@@ -128,11 +128,11 @@ class Attackers:
 
     # Sessions --------------------------------------------------------------------------------------------------------
 
-    def session(self, key: Identity) -> Session:
-        static, ephemeral = (KeyPair.of(secrets.token_bytes(32)) for _ in range(2))
-        return Session(key, self.chain, initiator=True, static=static, ephemeral=ephemeral)
+    def session(self, key: Identity) -> NoiseSession:
+        static, ephemeral = (KeyPair.from_private(secrets.token_bytes(32)) for _ in range(2))
+        return NoiseSession(key, self.chain, initiator=True, static=static, ephemeral=ephemeral)
 
-    async def linked(self, stream: trio.SocketStream, key: Identity) -> Session:
+    async def linked(self, stream: trio.SocketStream, key: Identity) -> NoiseSession:
         session = self.session(key)
         await stream.send_all(session.data_to_send())
         while session.peer is None:
@@ -142,16 +142,16 @@ class Attackers:
             await stream.send_all(data)
         return session
 
-    async def listen(self, stream: trio.SocketStream, session: Session) -> None:
+    async def listen(self, stream: trio.SocketStream, session: NoiseSession) -> None:
         while True:
             await self.hear(stream, session)
 
-    async def listen_to_the_end(self, stream: trio.SocketStream, session: Session, scope: trio.CancelScope) -> None:
+    async def listen_to_the_end(self, stream: trio.SocketStream, session: NoiseSession, scope: trio.CancelScope) -> None:
         with suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError, RemoteProtocolError):
             await self.listen(stream, session)
         scope.cancel()
 
-    async def hear(self, stream: trio.SocketStream, session: Session) -> None:
+    async def hear(self, stream: trio.SocketStream, session: NoiseSession) -> None:
         data = await stream.receive_some(64 << 10)
         if not data:
             raise trio.BrokenResourceError

@@ -22,7 +22,15 @@ from scenarios.alarm import hurried
 from scenarios.probe import Dial, Pings, Poured, Server
 from scenarios.proxy import running_proxy
 from scenarios.tun import Router, running_router
-from transport.profiles import FREE, MEGABIT_BYTES, PROFILES, SHIFT_SECONDS, Access, Profile, Way
+from transport.emulation.link_profiles import (
+    MEGABIT_BYTES,
+    PROFILES,
+    SHIFT_SECONDS,
+    UNLIMITED,
+    AccessLink,
+    AccessProfile,
+    NetworkPath,
+)
 
 ENDS_SECONDS = 3.0  # for which both ends are measured by themselves, over a link that takes no time
 DIALED_SECONDS = 1.0  # until all connections beside those of the pings are made
@@ -39,8 +47,8 @@ SLOW_BYTES = 10 * MEGABIT_BYTES  # an uplink of so much a second is what a round
 class Link:
     """From `a` to `b`, both on the profile, and from a peer with a fast link to `b`; what was measured of them."""
 
-    way: Way
-    fast: Way
+    way: NetworkPath
+    fast: NetworkPath
     ends: float  # seconds that both ends take for a ping by themselves
     pings: Pings
     up: Poured
@@ -48,31 +56,31 @@ class Link:
     one: Poured | None = None  # over one TCP connection; None: not measured
 
 
-def ways(profile: Profile) -> tuple[Way, Way]:
+def ways(profile: AccessProfile) -> tuple[NetworkPath, NetworkPath]:
     """As each carrier makes them of peers that come in this order."""
-    a, b = (Access(profile.shifted(SHIFT_SECONDS * number)) for number in range(2))
-    return Way(a, b), Way(Access(PROFILES["lan"]), b)
+    a, b = (AccessLink(profile.shifted(SHIFT_SECONDS * number)) for number in range(2))
+    return NetworkPath(a, b), NetworkPath(AccessLink(PROFILES["lan"]), b)
 
 
-def is_steady(profile: Profile) -> bool:
+def is_steady(profile: AccessProfile) -> bool:
     return len(profile.moments) == 1
 
 
-def is_slow(profile: Profile) -> bool:
+def is_slow(profile: AccessProfile) -> bool:
     return profile.up_max <= SLOW_BYTES
 
 
-def asked_rate(way: Way, poured: Poured) -> float:
+def asked_rate(way: NetworkPath, poured: Poured) -> float:
     """Bytes a second that the path can carry at that time, by its profiles."""
     steps = max(1, round((poured.end - poured.begin) / STEP_SECONDS))
     times = [poured.begin + (step + 0.5) * STEP_SECONDS for step in range(steps)]
-    return statistics.mean(min(way.speaker.profile.at(at).up, way.hearer.profile.at(at).down) for at in times)
+    return statistics.mean(min(way.speaker.profile.segment_at(at).up, way.hearer.profile.segment_at(at).down) for at in times)
 
 
-def is_calm(way: Way, at: float) -> bool:
+def is_calm(way: NetworkPath, at: float) -> bool:
     profiles = (way.speaker.profile, way.hearer.profile)
     times = [at + step * STEP_SECONDS for step in range(-round(CALM_SECONDS / STEP_SECONDS), round(1.0 / STEP_SECONDS))]
-    return all(min(profile.at(time).up, profile.at(time).down) > 0 for profile in profiles for time in times)
+    return all(min(profile.segment_at(time).up, profile.segment_at(time).down) > 0 for profile in profiles for time in times)
 
 
 def compare(link: Link) -> dict[str, Any]:
@@ -99,13 +107,13 @@ def compare(link: Link) -> dict[str, Any]:
     return figures
 
 
-async def over_proxy(profile: Profile, seconds: float) -> Link:
+async def over_proxy(profile: AccessProfile, seconds: float) -> Link:
     way, fast = ways(profile)
     pingers = probe.PINGERS if any(moment.loss for moment in profile.moments) else 1
     with hurried():
         async with running_proxy(profile) as proxy, trio.open_nursery() as nursery:
 
-            async def pair(speaker: Profile, hearer: Profile) -> tuple[Server, Dial, Callable[[], None]]:
+            async def pair(speaker: AccessProfile, hearer: AccessProfile) -> tuple[Server, Dial, Callable[[], None]]:
                 """Two ends of their own, and what cuts them off: what still waits is not to take others' time."""
                 server = Server(trio.current_time)
                 (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -127,12 +135,12 @@ async def over_proxy(profile: Profile, seconds: float) -> Link:
 
             pinged, poured = dict[str, Pings](), dict[str, Poured]()
 
-            async def ping(name: str, speaker: Profile, hearer: Profile, long: float) -> None:
+            async def ping(name: str, speaker: AccessProfile, hearer: AccessProfile, long: float) -> None:
                 _, dial, _ = await pair(speaker, hearer)
                 await trio.sleep(DIALED_SECONDS)
                 pinged[name] = await probe.ping_streams(dial, trio.current_time, long, pingers)
 
-            async def pour(name: str, speaker: Profile, hearer: Profile, streams: int) -> None:
+            async def pour(name: str, speaker: AccessProfile, hearer: AccessProfile, streams: int) -> None:
                 server, dial, cut = await pair(speaker, hearer)
                 await probe.pour_streams(dial, seconds + probe.WARM_SECONDS, streams)
                 cut()
@@ -140,7 +148,7 @@ async def over_proxy(profile: Profile, seconds: float) -> Link:
 
             a, b, near = way.speaker.profile, way.hearer.profile, fast.speaker.profile
             asked = [
-                partial(ping, "ends", FREE, FREE, ENDS_SECONDS),
+                partial(ping, "ends", UNLIMITED, UNLIMITED, ENDS_SECONDS),
                 partial(ping, "link", a, b, seconds),
                 partial(pour, "up", a, b, STREAMS),
                 partial(pour, "down", near, b, STREAMS),
@@ -157,12 +165,12 @@ async def over_proxy(profile: Profile, seconds: float) -> Link:
     return Link(way, fast, pinged["ends"].median(), pinged["link"], poured["up"], poured["down"], poured["one"])
 
 
-def over_kernel(profile: Profile, seconds: float, congestion: str) -> Link:
+def over_kernel(profile: AccessProfile, seconds: float, congestion: str) -> Link:
     with hurried(with_children=True), running_router(profile, congestion) as router, ExitStack() as stack:
         way, fast = ways(profile)
         servers = list[subprocess.Popen[str]]()
 
-        def ask(what: str, path: Way, long: float, much: float) -> tuple[str, ...]:
+        def ask(what: str, path: NetworkPath, long: float, much: float) -> tuple[str, ...]:
             """What is to be run at a host of its own, to another one that serves."""
             names = [f"{what}-{len(router.hosts)}-{end}" for end in ("to", "at")]
             host, whom = (router.host(name, end.profile) for name, end in zip(names, (path.speaker, path.hearer), strict=True))
@@ -171,7 +179,7 @@ def over_kernel(profile: Profile, seconds: float, congestion: str) -> Link:
             server.stdout.readline()
             return host, what, whom, str(PORT), str(long), str(much)
 
-        free, long = Way(Access(FREE), Access(FREE)), seconds + probe.WARM_SECONDS
+        free, long = NetworkPath(AccessLink(UNLIMITED), AccessLink(UNLIMITED)), seconds + probe.WARM_SECONDS
         asked = [
             ask("ping", free, ENDS_SECONDS, 0),
             ask("ping", way, seconds, 0),
@@ -188,7 +196,7 @@ def over_kernel(profile: Profile, seconds: float, congestion: str) -> Link:
         return Link(way, fast, ends.median(), pings, *map(poured_into, servers[2:]))
 
 
-def flood(way: Way) -> float:
+def flood(way: NetworkPath) -> float:
     """Bytes a second that surely fill the path."""
     return FLOOD * min(way.speaker.profile.up_max, max(moment.down for moment in way.hearer.profile.moments))
 
@@ -209,12 +217,12 @@ def module_at(router: Router, host: str, *arguments: str) -> Iterator[subprocess
         process.communicate()
 
 
-async def over_memory(profile: Profile, seconds: float) -> Link:
+async def over_memory(profile: AccessProfile, seconds: float) -> Link:
     pings, up, down = await in_virtual_time("link", profile, seconds)
     return Link(*ways(profile), 0.0, Pings(**pings), Poured(**up), Poured(**down))
 
 
-async def in_virtual_time(what: str, profile: Profile, *numbers: float) -> Any:
+async def in_virtual_time(what: str, profile: AccessProfile, *numbers: float) -> Any:
     """In a process of its own: what runs in threads elsewhere does not in virtual time."""
     done = await trio.run_process(
         [sys.executable, "-m", "scenarios.virtual", what, profile.name, *map(str, numbers)], capture_stdout=True

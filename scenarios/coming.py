@@ -25,7 +25,7 @@ from scenarios.network import SMALL_JOB, Network
 from scenarios.pace import STALL_SECONDS_MAX
 from scenarios.proxy import running_proxy
 from scenarios.trials import Trial, report, table_of
-from transport.profiles import profile_of
+from transport.emulation.link_profiles import load_profile
 
 FOUNDERS, PEERS_MAX = 4, 10
 STAY = 2  # of them, who train
@@ -152,7 +152,7 @@ async def does_not_vote(peer: DemoPeer) -> bool:
 
 
 async def run(options: argparse.Namespace) -> int:
-    async with running_proxy(profile_of(options.profile)) as proxy:
+    async with running_proxy(load_profile(options.profile)) as proxy:
 
         def dress(peer: DemoPeer) -> None:
             peer.trains = peer.number < STAY

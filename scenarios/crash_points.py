@@ -27,7 +27,7 @@ from scenarios import network
 from scenarios.network import Network, holds
 from scenarios.pace import STALL_SECONDS_MAX, comes_back, goes_on, in_order, takes_part
 from scenarios.trials import Attempt, Trial, arguments, conduct
-from storage.crash_points import POINTS, VARIABLE, WRITES
+from storage.crash_points import CRASH_POINT_VARIABLE, POINTS, WRITES
 from training.replicated.files import DURABLE
 
 REACH_SECONDS_MAX = 90.0  # until the point is reached: a cut-off comes after the longest wait for proposals (60 s)
@@ -156,26 +156,26 @@ async def _reach(peers: Network, victim: DemoPeer, point: str, count: int) -> bo
     async def started() -> bool:
         return await died() or await peers.height(victim) >= 0
 
-    victim.environment[VARIABLE] = f"{point}:{count}"
+    victim.environment[CRASH_POINT_VARIABLE] = f"{point}:{count}"
     try:
         peers.launch(victim)
         await holds(started, REACH_SECONDS_MAX)
         await provoke(peers, victim, write_of(point), ends)
     finally:
-        del victim.environment[VARIABLE]
+        del victim.environment[CRASH_POINT_VARIABLE]
     return said in log.read_bytes()[before:]
 
 
 def arm(point: str, peer: DemoPeer) -> None:
     """A liar is found out in the first round: whoever is to die of the proof is armed before."""
     if peer.number == ARMED:
-        peer.environment[VARIABLE] = point
+        peer.environment[CRASH_POINT_VARIABLE] = point
 
 
 async def crash_with_proof(point: str, peers: Network, trial: Trial) -> None:
     victim = peers.peers[ARMED]
     trial.require(await peers.dies(victim, REACH_SECONDS_MAX), "the point was never reached")
-    del victim.environment[VARIABLE]
+    del victim.environment[CRASH_POINT_VARIABLE]
     await peers.restart(victim)
     await comes_back(peers, victim, peers.demo.watched, trial)
     await goes_on(peers.demo.watched, 1)
@@ -192,13 +192,13 @@ async def crash_newcomer(point: str, peers: Network, trial: Trial) -> None:
             await in_order(peers)
         await goes_on(peers.demo.watched, 2 * SNAPSHOT_LAG_HEIGHTS)  # more than a newcomer fetches block by block
     invitation = await peers.demo.watched.client.create_invitation(INVITATION_DAYS)
-    newcomer.environment[VARIABLE] = point
+    newcomer.environment[CRASH_POINT_VARIABLE] = point
     command = ("join", invitation, "--no-stand")
     peers.launch(newcomer, *command)
     try:
         died = await peers.dies(newcomer, REACH_SECONDS_MAX)
         trial.require(died and f"crash point {point}" in (directory / "peer.log").read_text(), "the point was never reached")
-        del newcomer.environment[VARIABLE]
+        del newcomer.environment[CRASH_POINT_VARIABLE]
         if died:
             await peers.restart(newcomer, *command)
             trial.require(await holds(partial(_is_member, peers, newcomer), REACH_SECONDS_MAX), "never became a member")

@@ -1,8 +1,8 @@
 """`python -m scenarios.links --profile dsl`: links as people have them: asked and measured, and what peers do over them.
 
-A profile (`transport/profiles.py`, or a trace file) is carried by the in-memory network, by a proxy, and by kernel TCP through
-TUN devices. Each carrier's round trip, rate and loss are measured from outside; then real peers decide, train and are joined over
-it, and as many in-memory ones decide the same in virtual time.
+A profile (`transport/emulation/link_profiles.py`, or a trace file) is carried by the in-memory network, by a proxy, and by kernel
+TCP through TUN devices. Each carrier's round trip, rate and loss are measured from outside; then real peers decide, train and are
+joined over it, and as many in-memory ones decide the same in virtual time.
 
 A test round is what peers compute, and what their links take. The in-memory network imitates the links. What its peers compute is
 charged as the processor time of one thread, which waits for no kernel, disk, console or carrier, times a pace: the length of a
@@ -41,7 +41,7 @@ from scenarios.network import Network, Watch
 from scenarios.proxy import Proxy, running_proxy
 from scenarios.trials import COUNT, Trial, arguments, duration, report, write
 from scenarios.tun import Router, running_router
-from transport.profiles import CONGESTION_CONTROL, FREE, PROFILES, Profile, profile_of
+from transport.emulation.link_profiles import CONGESTION_CONTROL, PROFILES, UNLIMITED, AccessProfile, load_profile
 
 CARRIERS = ("memory", "proxy", "kernel")
 ROUND_TRIP_OFF_MAX, RATE_OFF_MAX, ROUNDS_OFF_MAX = 0.10, 0.15, 0.25
@@ -60,7 +60,7 @@ Found = dict[str, Any]
 
 
 @asynccontextmanager
-async def carrier(name: str, profile: Profile, congestion: str) -> AsyncIterator[Callable[[DemoPeer], None]]:
+async def carrier(name: str, profile: AccessProfile, congestion: str) -> AsyncIterator[Callable[[DemoPeer], None]]:
     if name == "proxy":
         with hurried():
             async with running_proxy(profile) as proxy:
@@ -75,7 +75,7 @@ class Over:
     """Peers of which the watched one is linked with all, and what dresses one that comes later."""
 
     name: str  # of the carrier
-    profile: Profile
+    profile: AccessProfile
     peers: Network
     dress: Callable[[DemoPeer], None]
     options: argparse.Namespace
@@ -120,11 +120,11 @@ class Over:
         return {"million_round": statistics.median(view.seconds or 0.0 for view in views), "join": joined.certified_seconds}
 
 
-def window(profile: Profile) -> float:
+def window(profile: AccessProfile) -> float:
     return min(profile.seconds, VARYING_SECONDS)
 
 
-async def virtual_rounds(profile: Profile, options: argparse.Namespace, begins: float, pace: float) -> list[float]:
+async def virtual_rounds(profile: AccessProfile, options: argparse.Namespace, begins: float, pace: float) -> list[float]:
     seconds: list[float] = await in_virtual_time(
         "rounds", profile, options.peers, options.rounds + 1, window(profile), begins, pace
     )
@@ -132,7 +132,9 @@ async def virtual_rounds(profile: Profile, options: argparse.Namespace, begins: 
 
 
 @asynccontextmanager
-async def linked_over(name: str, profile: Profile, options: argparse.Namespace, what: str = "rounds") -> AsyncIterator[Over]:
+async def linked_over(
+    name: str, profile: AccessProfile, options: argparse.Namespace, what: str = "rounds"
+) -> AsyncIterator[Over]:
     folder = options.keep / f"{Path(profile.name).name}-{name}-{what}" if options.keep else None
     async with (
         carrier(name, profile, options.congestion) as dress,
@@ -168,14 +170,14 @@ class Run:
             what, figures = trial["what"], trial["figures"]
             self.trials[what] = Trial(what, figures, judged(what, figures))
 
-    def trial(self, profile: Profile, name: str) -> Trial:
+    def trial(self, profile: AccessProfile, name: str) -> Trial:
         what = f"{profile.name} {name}"
         return self.trials.setdefault(what, Trial(what))
 
-    def lacks(self, profile: Profile, name: str, figure: str) -> bool:
+    def lacks(self, profile: AccessProfile, name: str, figure: str) -> bool:
         return figure not in self.trial(profile, name).figures
 
-    async def part(self, profile: Profile, name: str, called: str, measure: Callable[[], Awaitable[Found]]) -> None:
+    async def part(self, profile: AccessProfile, name: str, called: str, measure: Callable[[], Awaitable[Found]]) -> None:
         trial, begun = self.trial(profile, name), time.time()
         try:
             found = await measure()
@@ -219,17 +221,17 @@ class Run:
         wanted = [name for name in shaped if self.options.network and name not in self.paces]
         if not wanted:
             return
-        unreal = statistics.median(await virtual_rounds(FREE, self.options, 0.0, 1.0))
+        unreal = statistics.median(await virtual_rounds(UNLIMITED, self.options, 0.0, 1.0))
         for name in wanted:
-            async with linked_over(name, FREE, self.options) as over:
+            async with linked_over(name, UNLIMITED, self.options) as over:
                 self.paces[name] = statistics.median((await over.rounds())[0]) / unreal
             self.tell(f"pace over {name}: {self.paces[name]:.1f}")
 
-    async def alone(self, profile: Profile, name: str) -> None:
+    async def alone(self, profile: AccessProfile, name: str) -> None:
         await self.link(profile, name)
         await self.peers(profile, name, True, not is_slow(profile))
 
-    async def link(self, profile: Profile, name: str) -> None:
+    async def link(self, profile: AccessProfile, name: str) -> None:
         options = self.options
         seconds = options.seconds * (STEADY_SHARE if is_steady(profile) else 1.0)
 
@@ -248,7 +250,7 @@ class Run:
         if self.lacks(profile, name, "round_trip_off"):
             await self.part(profile, name, "link", measure)
 
-    async def peers(self, profile: Profile, name: str, rounds: bool, million: bool) -> None:
+    async def peers(self, profile: AccessProfile, name: str, rounds: bool, million: bool) -> None:
         rounds = rounds and self.options.network and self.lacks(profile, name, "virtual_off")
         million = million and self.options.network and self.lacks(profile, name, "join")
         if not rounds and not million:
@@ -271,7 +273,7 @@ class Run:
             if self.options.network and self.lacks(profile, "memory", "virtual_round"):
                 await self.part(profile, "memory", "test rounds", partial(self._virtual, profile))
 
-    async def _virtual(self, profile: Profile) -> Found:
+    async def _virtual(self, profile: AccessProfile) -> Found:
         return {"pace": 1.0, "virtual_round": statistics.median(await virtual_rounds(profile, self.options, 0.0, 1.0))}
 
 
@@ -342,9 +344,9 @@ CELLS = {
 }
 
 
-def _profile(text: str) -> Profile:
+def _profile(text: str) -> AccessProfile:
     try:
-        return profile_of(text)
+        return load_profile(text)
     except UserError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

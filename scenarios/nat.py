@@ -33,10 +33,10 @@ from scenarios.join import MILLION
 from scenarios.network import Network, holds
 from scenarios.pace import STALL_SECONDS_MAX, in_order
 from scenarios.trials import COUNT, Trial, arguments, conduct
-from transport.detours import Detours
-from transport.exchange import Exchange
-from transport.framing import Priority
-from transport.links import RelayedLink
+from transport.blobs.blob_exchange import BlobExchange
+from transport.relay.relay_client import RelayClient
+from transport.session_links import RelayedLink
+from transport.wire.framing import Priority
 
 KINDS = ("starts", "dies", "hangs", "drops", "delays", "changes")
 LINKED_SECONDS_MAX = 10.0  # from the start of the hidden ones until all are linked
@@ -201,13 +201,13 @@ class Changed:
     def __init__(self, folder: Path, name: str) -> None:
         self.held, self.mode, self.heard = (folder / f"{name}.{end}" for end in ("held", "mode", "heard"))
         self.delayed: deque[tuple[float, Callable[[], None]]] = deque()
-        self.forward, self.keep_alive, self.no_blob = Detours._on_relay, RelayedLink.keep_alive, Exchange.on_no_blob
+        self.forward, self.keep_alive, self.no_blob = RelayClient._on_relay, RelayedLink.run_keepalive, BlobExchange.on_no_blob
         changed = self
-        setattr(Detours, "_on_relay", lambda *arguments: changed.on_relay(*arguments))  # noqa: B010
-        setattr(RelayedLink, "keep_alive", lambda link: changed.send_markers(link))  # noqa: B010
-        setattr(Exchange, "on_no_blob", lambda *arguments: changed.on_no_blob(*arguments))  # noqa: B010
+        setattr(RelayClient, "_on_relay", lambda *arguments: changed.on_relay(*arguments))  # noqa: B010
+        setattr(RelayedLink, "run_keepalive", lambda link: changed.send_markers(link))  # noqa: B010
+        setattr(BlobExchange, "on_no_blob", lambda *arguments: changed.on_no_blob(*arguments))  # noqa: B010
 
-    def on_relay(self, detours: Detours, peer: bytes, message: CircuitData | CircuitCredit | CloseCircuit) -> None:
+    def on_relay(self, detours: RelayClient, peer: bytes, message: CircuitData | CircuitCredit | CloseCircuit) -> None:
         mode = self.mode.read_text() if self.mode.exists() else ""
         if isinstance(message, CircuitData):
             _append(self.held, message.data)
@@ -231,10 +231,10 @@ class Changed:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.keep_alive, link)
             while True:
-                link.post(NoBlob(MARKER), Priority.CONTROL)  # an answer to nothing: it is passed over, and costs nothing
+                link.queue_message(NoBlob(MARKER), Priority.CONTROL)  # an answer to nothing: it is passed over, and costs nothing
                 await trio.sleep(MARKER_SECONDS)
 
-    def on_no_blob(self, exchange: Exchange, peer: bytes, message: NoBlob) -> None:
+    def on_no_blob(self, exchange: BlobExchange, peer: bytes, message: NoBlob) -> None:
         if message.digest == MARKER:
             _append(self.heard, b".")
         self.no_blob(exchange, peer, message)

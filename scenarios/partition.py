@@ -26,7 +26,7 @@ from scenarios.network import Network, holds, journal
 from scenarios.pace import STALL_SECONDS_MAX, in_order
 from scenarios.proxy import Direction, Proxy, running_proxy
 from scenarios.trials import COUNT, Attempt, Trial, arguments, conduct
-from transport.silence import SUSPECT_SECONDS
+from transport.wire.failure_detector import SUSPECT_SECONDS
 
 SHAPES = ("2,2", "3,1", "5,2", "4,3")  # of four peers and of seven: without a quorum anywhere, and with one
 KINDS = ("hold", "close", "one way", "flapping")

@@ -3,7 +3,7 @@
 A peer started as `python -m scenarios.proxy peer.cli run …` dials nobody itself: it tells this proxy, in one line, who it is and
 whom it wants. What is cut is held back and not lost, as TCP does with packets that do not arrive; or the connections are closed
 as well. Where there is a profile, every peer has an uplink and a downlink of its own, which all its links share, and bytes come
-as late as TCP would bring them (`transport/profiles.py`).
+as late as TCP would bring them (`transport/emulation/link_profiles.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,16 @@ import trio
 
 from peer.demo.cast import DemoPeer
 from scenarios.alarm import Alarm
-from transport.profiles import FREE, QUEUE_SECONDS, SEGMENT_BYTES, SHIFT_SECONDS, Access, Flow, Profile, Way
+from transport.emulation.link_profiles import (
+    QUEUE_SECONDS,
+    SEGMENT_BYTES,
+    SHIFT_SECONDS,
+    UNLIMITED,
+    AccessLink,
+    AccessProfile,
+    NetworkPath,
+    TcpFlow,
+)
 
 VARIABLE = "FOLKMOOT_PROXY"  # port of the proxy and this peer's name
 GREETING_BYTES_MAX = 256
@@ -48,27 +57,27 @@ class Place(Protocol):
 class Proxy:
     """`run` it in a nursery. Peers are known by name; their addresses become known when they have started."""
 
-    profile: Profile | None = None  # of peers for which none is named; None: bytes pass as they come
+    profile: AccessProfile | None = None  # of peers for which none is named; None: bytes pass as they come
     port: int = 0
     random: Random = field(default_factory=lambda: Random(0))
-    flows: dict[Flow, Direction] = field(default_factory=dict)  # of all links that there have been
-    _accesses: dict[str, Access] = field(default_factory=dict)  # by name of the peer
+    flows: dict[TcpFlow, Direction] = field(default_factory=dict)  # of all links that there have been
+    _accesses: dict[str, AccessLink] = field(default_factory=dict)  # by name of the peer
     _peers: list[Place] = field(default_factory=list)
     _cut: frozenset[Direction] = frozenset()
     _changed: trio.Event = field(default_factory=trio.Event)
     _links: dict[trio.CancelScope, Direction] = field(default_factory=dict)
 
-    def dress(self, peer: DemoPeer, profile: Profile | None = None) -> None:
+    def dress(self, peer: DemoPeer, profile: AccessProfile | None = None) -> None:
         self.add(peer, profile)
         peer.module = ("scenarios.proxy", *peer.module)
         peer.environment[VARIABLE] = f"{self.port} {peer.name}"
 
-    def add(self, place: Place, profile: Profile | None = None) -> None:
+    def add(self, place: Place, profile: AccessProfile | None = None) -> None:
         """With a profile of its own, or the proxy's, begun at a moment of its own."""
         if profile is None and self.profile is not None:
             profile = self.profile.shifted(SHIFT_SECONDS * len(self._peers))
         if profile is not None:
-            self._accesses[place.name] = Access(profile)
+            self._accesses[place.name] = AccessLink(profile)
         self._peers.append(place)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -137,7 +146,7 @@ class Proxy:
     ) -> None:
         """As `_pump`; each read waits for the flow's window, flies, and takes the hearer's downlink."""
         put, flying = trio.open_memory_channel[tuple[float, bytes]](FLYING_MAX)
-        flow = Flow(self._way(direction()), self.random)
+        flow = TcpFlow(self._way(direction()), self.random)
         queue = min(BUFFER_BYTES_MAX, max(BUFFER_BYTES_MIN, QUEUE_SECONDS * flow.way.speaker.profile.up_max))
         source.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, int(queue))
         at_once = int(min(READ_BYTES, max(READ_BYTES_MIN, READ_SECONDS * flow.way.speaker.profile.up_max)))
@@ -147,7 +156,7 @@ class Proxy:
             with Alarm() as alarm:
                 async for at, data in flying:
                     await alarm.sleep_until(at)
-                    await alarm.sleep_until(flow.way.hearer.down.take(trio.current_time(), len(data)))
+                    await alarm.sleep_until(flow.way.hearer.down.queue_bytes(trio.current_time(), len(data)))
                     await sink.send_all(data)
 
         try:
@@ -158,7 +167,7 @@ class Proxy:
                         while direction() in self._cut:
                             await self._changed.wait()
                         flow.way = self._way(direction())  # the hearer's name is known once it has started
-                        while (at := flow.room_at(trio.current_time())) > trio.current_time():  # noqa: ASYNC110
+                        while (at := flow.next_send_at(trio.current_time())) > trio.current_time():  # noqa: ASYNC110
                             await trio.sleep_until(at)
                         arrival = flow.send(trio.current_time(), len(data), more=len(data) == at_once)
                         await put.send((arrival, data))
@@ -170,13 +179,13 @@ class Proxy:
     def is_shaped(self) -> bool:
         return self.profile is not None or bool(self._accesses)
 
-    def _way(self, direction: Direction) -> Way:
-        speaker, hearer = (self._accesses.setdefault(name, Access(self.profile or FREE)) for name in direction)
-        return Way(speaker, hearer)
+    def _way(self, direction: Direction) -> NetworkPath:
+        speaker, hearer = (self._accesses.setdefault(name, AccessLink(self.profile or UNLIMITED)) for name in direction)
+        return NetworkPath(speaker, hearer)
 
 
 @asynccontextmanager
-async def running_proxy(profile: Profile | None = None) -> AsyncIterator[Proxy]:
+async def running_proxy(profile: AccessProfile | None = None) -> AsyncIterator[Proxy]:
     async with trio.open_nursery() as nursery:
         proxy = Proxy(profile)
         await nursery.start(proxy.run)

@@ -20,7 +20,7 @@ from collections import deque
 from pathlib import Path
 
 from scenarios.alarm import hurried
-from transport.profiles import Access, Moment, Profile, Way
+from transport.emulation.link_profiles import AccessLink, AccessProfile, NetworkPath, ProfileSegment
 
 READ_BYTES = 1 << 16
 PACKETS_AT_ONCE = 64  # of one device, before what is due is delivered
@@ -29,7 +29,7 @@ LATE_MAX = 10_000  # packets of which it is remembered how late they were
 
 class Router:
     def __init__(self) -> None:
-        self._accesses: dict[bytes, Access] = {}  # by address, four bytes
+        self._accesses: dict[bytes, AccessLink] = {}  # by address, four bytes
         self._devices: dict[int, bytes] = {}  # file -> address
         self._files: dict[bytes, int] = {}
         # When, number, whence, whither, packet. No whence: it is through the downlink as well.
@@ -42,8 +42,8 @@ class Router:
     def learn(self, file: Path) -> None:
         """A profile; its file is named as its host."""
         shift, moments = json.loads(file.read_text())
-        profile = Profile(file.name, tuple(Moment(*moment) for moment in moments), shift)
-        self._accesses[socket.inet_aton(file.name)] = Access(profile)
+        profile = AccessProfile(file.name, tuple(ProfileSegment(*moment) for moment in moments), shift)
+        self._accesses[socket.inet_aton(file.name)] = AccessLink(profile)
 
     def attach(self, host: str, file: int) -> None:
         """From here on this device is at this host."""
@@ -87,9 +87,9 @@ class Router:
     def _send(self, whence: bytes, whither: bytes, packet: bytes) -> None:
         if whither not in self._accesses or whence not in self._accesses:
             return
-        now, way = time.monotonic(), Way(self._accesses[whence], self._accesses[whither])
+        now, way = time.monotonic(), NetworkPath(self._accesses[whence], self._accesses[whither])
         self._packets += 1
-        sent = way.speaker.up.take_packet(now, len(packet))
+        sent = way.speaker.up.queue_packet(now, len(packet))
         if sent is None:
             self._dropped += 1
         elif self._random.random() < way.loss(now):
@@ -107,7 +107,7 @@ class Router:
         while self._due and self._due[0][0] <= time.monotonic():
             at, _, whence, whither, packet = heapq.heappop(self._due)
             if whence:
-                through = self._accesses[whither].down.take_packet(at, len(packet))
+                through = self._accesses[whither].down.queue_packet(at, len(packet))
                 if through is None:
                     self._dropped += 1
                 else:

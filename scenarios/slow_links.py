@@ -32,7 +32,7 @@ from scenarios.network import Network, journal
 from scenarios.proxy import Proxy, running_proxy
 from scenarios.trials import COUNT, Trial, arguments, report, table_of
 from training.spec import PRESETS
-from transport.profiles import steady
+from transport.emulation.link_profiles import steady_profile
 
 UPLINKS = (100.0, 10.0, 2.0)  # Mbit/s
 ROUND_TRIPS = (100.0, 200.0, 300.0)  # ms
@@ -44,7 +44,7 @@ LIAR = "withhold"
 
 async def case(options: argparse.Namespace, uplink: float, round_trip: float, attack: str = "") -> Trial:
     trial = Trial(f"{uplink:g} Mbit/s, {round_trip:g} ms{' and a liar that withholds' if attack else ''}")
-    profile = steady("slow", uplink, math.inf, round_trip)
+    profile = steady_profile("slow", uplink, math.inf, round_trip)
     folder = options.keep / f"{uplink:g}-{round_trip:g}{attack and '-liar'}" if options.keep else None
 
     def dress(proxy: Proxy, peer: DemoPeer) -> None:

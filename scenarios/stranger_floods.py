@@ -25,7 +25,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Identity, sign_message, signing_preimage
 from protocol.messages import GossipEnvelope, Transaction
 from scenarios.attackers import Attackers
-from transport.framing import Channel, Priority
+from transport.wire.framing import Channel, Priority
 
 LARGE_BYTES, LARGE_COUNT = 200_000, 512  # 100 MB in all
 LINKS = 48  # at once, each from an address of its own: one link is read slowly

@@ -24,7 +24,7 @@ from pathlib import Path
 from peer.demo.cast import DemoPeer
 from protocol.errors import UserError
 from scenarios.namespace import VARIABLE
-from transport.profiles import CONGESTION_CONTROL, SHIFT_SECONDS, Profile
+from transport.emulation.link_profiles import CONGESTION_CONTROL, SHIFT_SECONDS, AccessProfile
 
 NETWORK = "10.78.0."
 HOSTS_MAX = 250
@@ -44,7 +44,7 @@ def refusal(congestion: str = CONGESTION_CONTROL) -> str:
 @dataclass
 class Router:
     folder: Path
-    profile: Profile
+    profile: AccessProfile
     congestion: str
     hosts: dict[str, str] = field(default_factory=dict)  # name -> host
 
@@ -52,12 +52,12 @@ class Router:
     def socket(self) -> Path:
         return self.folder / "router"
 
-    def dress(self, peer: DemoPeer, profile: Profile | None = None) -> None:
+    def dress(self, peer: DemoPeer, profile: AccessProfile | None = None) -> None:
         peer.address = f"{self.host(peer.name, profile)}:0"
         peer.module = ("scenarios.namespace", *peer.module)
         peer.environment[VARIABLE] = f"{self.socket} {self.hosts[peer.name]} {self.congestion}"
 
-    def host(self, name: str, profile: Profile | None = None) -> str:
+    def host(self, name: str, profile: AccessProfile | None = None) -> str:
         """An address for this name, with a profile of its own or the router's, begun at a moment of its own."""
         if name not in self.hosts:
             assert len(self.hosts) < HOSTS_MAX
@@ -68,7 +68,7 @@ class Router:
             self._tell({"profile": str(file)})
         return self.hosts[name]
 
-    def profile_of(self, name: str) -> Profile:
+    def profile_of(self, name: str) -> AccessProfile:
         return self.profile.shifted(SHIFT_SECONDS * list(self.hosts).index(name))
 
     def _tell(self, what: dict[str, str]) -> None:
@@ -85,7 +85,7 @@ class Router:
 
 
 @contextmanager
-def running_router(profile: Profile, congestion: str = CONGESTION_CONTROL) -> Iterator[Router]:
+def running_router(profile: AccessProfile, congestion: str = CONGESTION_CONTROL) -> Iterator[Router]:
     with tempfile.TemporaryDirectory(prefix="folkmoot-tun-") as folder:
         process = subprocess.Popen([sys.executable, "-m", "scenarios.router", f"{folder}/router"], start_new_session=True)
         try:

@@ -31,7 +31,7 @@ from scenarios.network import Network
 from scenarios.proxy import Proxy, running_proxy
 from scenarios.trials import Trial, arguments, duration, report, table_of
 from training.formats import tensor_file
-from transport.profiles import steady
+from transport.emulation.link_profiles import steady_profile
 from transport.swarm import Swarm
 
 VERSION = "FOLKMOOT_WIRE_VERSION"  # the highest that a peer of this scenario speaks
@@ -94,7 +94,7 @@ async def case(options: argparse.Namespace, version: int, model: Path, size: int
 def dress(through: Proxy, uplink: float, version: int, peer: DemoPeer) -> None:
     """The first one is who starts the job."""
     peer.trains = peer.number == 0
-    through.dress(peer, steady("", uplink if peer.number else uplink / NARROW, DOWN_MBIT, ROUND_TRIP_MS))
+    through.dress(peer, steady_profile("", uplink if peer.number else uplink / NARROW, DOWN_MBIT, ROUND_TRIP_MS))
     peer.module = ("scenarios.uplink", *peer.module)
     peer.environment[VERSION] = str(version)
 

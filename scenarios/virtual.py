@@ -26,10 +26,10 @@ from trio.testing import MockClock
 from scenarios.probe import PING, PING_BYTES, POUR, POUR_BYTES, WARM_SECONDS, Pings, Poured, Server
 from tests.peer.network import Network, has_finished
 from tests.transport.helpers import MemoryBlobs, linked
-from transport.blobs import BlobStore
-from transport.memory import MemoryNetwork, Mesh
-from transport.network import Priority, Received
-from transport.profiles import FREE, PROFILES, Profile, profile_of
+from transport.blobs.blob_store import BlobStore
+from transport.emulation.link_profiles import PROFILES, UNLIMITED, AccessProfile, load_profile
+from transport.emulation.memory_network import MemoryNetwork, Mesh
+from transport.network import DataReceived, Priority
 
 PINGS, PINGS_OF_LOSS = 200, 4_000  # so many make a loss of some per cent certain within half a point
 PAUSE_SECONDS = 0.05
@@ -49,14 +49,14 @@ class Place:
 # A link -----------------------------------------------------------------------------------------------------------------
 
 
-def measured(profile: Profile, seconds: float) -> tuple[Pings, Poured, Poured]:
+def measured(profile: AccessProfile, seconds: float) -> tuple[Pings, Poured, Poured]:
     """Between two peers of a profile: pings, what one can say to many, and what it can hear of faster ones."""
     loses = any(moment.loss for moment in profile.moments)
     flows, pings = (FLOWS_OF_LOSS, PINGS_OF_LOSS) if loses else (FLOWS, PINGS)
     return trio.run(_measured, profile, seconds, flows, pings, clock=MockClock(autojump_threshold=0))
 
 
-async def _measured(profile: Profile, seconds: float, flows: int, count: int) -> tuple[Pings, Poured, Poured]:
+async def _measured(profile: AccessProfile, seconds: float, flows: int, count: int) -> tuple[Pings, Poured, Poured]:
     async with _linked(profile, {0: profile, 1: profile}) as ((a, b), _):
         pings = await _pings(a, b, count)
     async with _linked(profile, dict.fromkeys(range(flows + 1), profile)) as ((a, *hearers), server):
@@ -70,7 +70,7 @@ async def _measured(profile: Profile, seconds: float, flows: int, count: int) ->
 
 
 @asynccontextmanager
-async def _linked(profile: Profile, of: dict[int, Profile]) -> AsyncIterator[tuple[list[MemoryNetwork], Server]]:
+async def _linked(profile: AccessProfile, of: dict[int, AccessProfile]) -> AsyncIterator[tuple[list[MemoryNetwork], Server]]:
     """Peers by number, which says at which moment each begins; what they pour into each other is counted."""
     mesh, server = Mesh(seed=0), Server(trio.current_time)
     keys = [bytes([number]) * 32 for number in range(max(of) + 1)]
@@ -90,9 +90,9 @@ async def _linked(profile: Profile, of: dict[int, Profile]) -> AsyncIterator[tup
 
 async def _answer(network: MemoryNetwork, server: Server) -> None:
     async for event in network.events:
-        if isinstance(event, Received) and event.data[:1] == PING:
+        if isinstance(event, DataReceived) and event.data[:1] == PING:
             network.send(event.peer, event.data, Priority.VOTE)
-        elif isinstance(event, Received):
+        elif isinstance(event, DataReceived):
             server.note(len(event.data))
 
 
@@ -102,7 +102,7 @@ async def _pings(a: MemoryNetwork, b: MemoryNetwork, count: int) -> Pings:
         sent = trio.current_time()
         a.send(b.me, PING + bytes(PING_BYTES), Priority.VOTE)
         async for event in a.events:
-            if isinstance(event, Received):
+            if isinstance(event, DataReceived):
                 break
         found.note(sent, trio.current_time() - sent)
         await trio.sleep(PAUSE_SECONDS)
@@ -124,7 +124,7 @@ async def _pour(links: list[tuple[MemoryNetwork, bytes]], seconds: float) -> Non
 # Rounds -----------------------------------------------------------------------------------------------------------------
 
 
-def rounds(profile: Profile, peers: int, count: int, seconds: float, begins: float, pace: float) -> list[float]:
+def rounds(profile: AccessProfile, peers: int, count: int, seconds: float, begins: float, pace: float) -> list[float]:
     """Seconds of test rounds, one after another, from the order to the applied round at the peer that ordered it.
 
     As many as `count`, and for so many seconds, from the moment of the profile on that is `begins` seconds into it.
@@ -148,7 +148,7 @@ def _one_thread() -> Iterator[None]:
         yield
 
 
-async def _rounds(profile: Profile, peers: int, count: int, seconds: float, begins: float, folder: Path) -> list[float]:
+async def _rounds(profile: AccessProfile, peers: int, count: int, seconds: float, begins: float, folder: Path) -> list[float]:
     network, found = Network(folder, peers), list[float]()
     for seat in network.seats:
         network.mesh.set_profile(seat.public, profile)
@@ -171,7 +171,7 @@ async def _rounds(profile: Profile, peers: int, count: int, seconds: float, begi
 def main() -> int:
     """Prints what `link PROFILE SECONDS` or `rounds PROFILE PEERS COUNT SECONDS BEGINS PACE` finds."""
     what, name, *numbers = sys.argv[1:]
-    profile = FREE if name == FREE.name else profile_of(name)
+    profile = UNLIMITED if name == UNLIMITED.name else load_profile(name)
     if what == "link":
         print(json.dumps([asdict(one) for one in measured(profile, float(numbers[0]))]))
     else:

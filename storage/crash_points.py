@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-VARIABLE = "FOLKMOOT_CRASH_AT"
+CRASH_POINT_VARIABLE = "FOLKMOOT_CRASH_AT"
 
 # What is written -> who writes it and when.
 WRITES = {
@@ -58,12 +58,12 @@ POINTS = tuple(f"{side}-{write}" for write in WRITES for side in ("before", "aft
 
 
 def _armed() -> tuple[str, int] | None:
-    text = os.environ.get(VARIABLE)
+    text = os.environ.get(CRASH_POINT_VARIABLE)
     if not text:
         return None
     name, _, count = text.partition(":")
     if name not in POINTS or not (count or "1").isdecimal():
-        sys.exit(f"{VARIABLE}={text}: no such crash point; `python -m scenarios.crash_points --list` shows them")
+        sys.exit(f"{CRASH_POINT_VARIABLE}={text}: no such crash point; `python -m scenarios.crash_points --list` shows them")
     return name, int(count or 1)
 
 
@@ -73,12 +73,12 @@ _trap = _armed()
 @contextmanager
 def crash_points(write: str) -> Iterator[None]:
     """The points before and after what the block writes durably."""
-    reach("before", write)
+    reach_point("before", write)
     yield
-    reach("after", write)
+    reach_point("after", write)
 
 
-def reach(side: str, write: str) -> None:
+def reach_point(side: str, write: str) -> None:
     global _trap
     if _trap is not None and _trap[0] == f"{side}-{write}":
         _trap = (_trap[0], _trap[1] - 1)

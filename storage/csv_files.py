@@ -17,10 +17,10 @@ FIELD_CHARACTERS_MAX: Final = 16 << 20  # articles and books are longer than the
 _NAMES_SHOWN: Final = 200  # characters of the names of columns
 csv.field_size_limit(FIELD_CHARACTERS_MAX)
 
-Rows = Iterator[tuple[int, list[str]]]  # each with the number of its last line
+NumberedRows = Iterator[tuple[int, list[str]]]  # each with the number of its last line
 
 
-def open_table(name: str, text: str, known: Collection[str]) -> tuple[list[str], Rows]:
+def open_csv(name: str, text: str, known: Collection[str]) -> tuple[list[str], NumberedRows]:
     """The names of the columns, and the rows. `known`: names in lower case. The separator that finds most of them is taken.
 
     Raises `UserError` where the file has no rows, and while rows are read.
@@ -42,7 +42,7 @@ def open_table(name: str, text: str, known: Collection[str]) -> tuple[list[str],
     return [one.strip() for one in names], rows
 
 
-def shown_columns(names: Sequence[str]) -> str:
+def describe_columns(names: Sequence[str]) -> str:
     """The columns that were found, for an error."""
     listed = ", ".join(repr(one) for one in names)[:_NAMES_SHOWN]
     return f"it has {'one column' if len(names) == 1 else f'{len(names)} columns'}: {listed}"
@@ -55,7 +55,7 @@ def _header(name: str, text: str, separator: str) -> list[str]:
         return []  # quotes that do not fit this separator
 
 
-def _rows(name: str, text: str, separator: str, above: int) -> Rows:
+def _rows(name: str, text: str, separator: str, above: int) -> NumberedRows:
     """Rows with any text in them."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     try:

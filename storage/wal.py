@@ -25,7 +25,7 @@ class _Frame:
     commits: bool
 
 
-def damage(log: bytes) -> str | None:
+def find_damage(log: bytes) -> str | None:
     """What is wrong with the synced part of a log. None if nothing is, also where a last, unfinished transaction is torn.
 
     A transaction begins when the one before has been synced. So a frame behind a commit proves that everything up to that commit

@@ -24,7 +24,7 @@ from peer.worker.main import Jobs
 from protocol import codec
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.verdicts import ReplayFinding, Verdict, find_verdict_by_label, verdict_label
-from storage.blobs import Blobs
+from storage.disk_blob_store import DiskBlobStore
 from tests.notes.engine import KIND, Slate
 from tests.notes.feature import NOTES
 from tests.notes.objective import COUNTED_BYTES, OBJECTIVES, Counted
@@ -81,7 +81,7 @@ async def train(made: Network, spec: JobSpec) -> bytes:
         (seat.folder / "texts").mkdir(exist_ok=True)
         await made.start(seat, Trainer(Counting(number == 3), seat.folder / "texts"))  # type: ignore[arg-type]
     first = made.seats[0]
-    keep = first.blobs.add
+    keep = first.blobs.add_bytes
     spec = replace(spec, data=keep(corpus.split(iter([TEXT]), keep).encode())).checked()
     return job_id(first.public, await first.author.submit("job/start", StartJob(spec.encode())))
 
@@ -105,7 +105,7 @@ async def test_an_invented_declaration_is_rejected_by_the_objective_s_own_reason
         # The state has a code's own name; people read what the objective calls it.
         view = next(view for view in await service_of(made.seats[0]).jobs() if view.job == job.hex())
         assert [of["miscounted"] for of in view.rejected.values() if of.keys() - LATE] == [found[liar]["own_0"]]
-        stored = [made.seats[0].store.round(job, number) for number in range(LETTERS.rounds)]
+        stored = [made.seats[0].store.closed_round(job, number) for number in range(LETTERS.rounds)]
         named = [kept.verdicts for kept in stored if kept is not None and kept.verdicts[liar] == "miscounted"]
         assert named and all("accept" in verdicts.values() for verdicts in named)
 
@@ -165,8 +165,8 @@ async def test_an_engine_that_makes_no_declarations_does_not_open_such_a_job(
 
 
 async def test_a_blob_of_a_declaration_is_not_larger_than_the_objective_says(feature: None, tmp_path: Path) -> None:
-    blobs = Blobs(tmp_path / "blobs", tmp_path / "buffers")
-    large = blobs.add(bytes(COUNTED_BYTES + 1))
+    blobs = DiskBlobStore(tmp_path / "blobs", tmp_path / "buffers")
+    large = blobs.add_bytes(bytes(COUNTED_BYTES + 1))
 
     async def fetch(*_: object) -> None:
         """Everything is here."""

@@ -35,7 +35,7 @@ from protocol import codec
 from protocol.api import EventView
 from protocol.errors import FolkmootError, RemoteProtocolError, UserError
 from protocol.verdicts import Verdict, verdict_label
-from storage.store import Store
+from storage.ledger_store import LedgerStore
 from tests.fuzz.decoders import decoders
 from tests.ledger.snapshots import Chain, Fetch, Server
 from tests.ledger.world import PEOPLE, PlainJobs, World
@@ -220,16 +220,16 @@ def in_snapshot(chain: Chain, folder: Path) -> bool:
 def in_store(chain: Chain, folder: Path) -> bool:
     """What was stored with the state is there after a restart."""
     path = folder / "ledger.sqlite"
-    store = Store(path, chain.chain)
+    store = LedgerStore(path, chain.chain)
     store.append_records([chain.decided[height] for height in sorted(chain.decided)])
     # The chain's own tables stay as they are: those that are stored are read from the disk from then on.
     state = chain.rules.decode_state(chain.rules.encode_state(chain.state)).with_rows_of(chain.state)
     store.save_state(state.height, state.state_root, chain.rules.encode_state(state), tables=state.tables)
     store.close()
-    again = Store(path, chain.chain)
+    again = LedgerStore(path, chain.chain)
     try:
-        found = chain.rules.decode_state(again.state() or b"")
-        again.rows.attach(found.tables)
+        found = chain.rules.decode_state(again.encoded_state() or b"")
+        again.rows.attach_tables(found.tables)
         return line_of(found) == line_of(chain.state) is not None
     finally:
         again.close()
@@ -281,7 +281,7 @@ def test_without_the_line_there_is_no_such_table(tmp_path: Path) -> None:
 FAULTS: dict[Demand, tuple[str, Any]] = {
     in_root: ("ledger.tables.table.Table.to_wire", lambda table: TableRoot(bytes(32), 0, 0)),
     in_snapshot: ("ledger.snapshots.snapshot_assembly.SnapshotAssembly._want_rows", lambda assembly, state: None),
-    in_store: ("storage.rows.SqliteRows.write", lambda rows, database, changes: None),
+    in_store: ("storage.sqlite_rows.SqliteBucketStore.write_changes", lambda rows, database, changes: None),
     in_proof: ("ledger.tables.table.Table.prove_key", lambda table, key: KeyProof((), None)),
     in_no_forged_proof: ("ledger.row_proofs.verify_key", lambda root, key, value, proof: True),
 }
@@ -358,7 +358,7 @@ async def test_a_running_peer_has_its_role_its_part_its_blob_its_objective_and_i
             while "the first note is decided" not in [event.text for event in told]:
                 told += await daemon.api.events(len(told), SECONDS_MAX)
             notes, me = driver.state.module_state(NotesState), driver.signer.public
-            assert notes.written == {me: 1} and notes.last is not None and driver.blobs.read(notes.last) == b"milk"
+            assert notes.written == {me: 1} and notes.last is not None and driver.blobs.read_range(notes.last) == b"milk"
             assert driver.state.members.members[me].roles == ("scribe",)
             assert (directory / "parts" / "scribe" / "written").exists()
             author = Author(driver)

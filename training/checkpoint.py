@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors import numpy as safetensors
 
 from protocol.errors import RemoteProtocolError, UserError
-from storage import durable
+from storage import durable_files
 from storage.regular_files import open_regular
 from training.replicated.layout import Float32Array, layout_of
 from training.spec import JobSpec
@@ -40,7 +40,7 @@ def export(path: Path, spec: JobSpec, parameters: Float32Array, origin: Origin) 
     }
     # One metadata entry: the library writes several in random order, and one model must have one file.
     metadata = {METADATA: json.dumps(about)}
-    with durable.writing(path) as stream:
+    with durable_files.atomic_write(path) as stream:
         stream.write(safetensors.save(tensors, metadata))
 
 

@@ -12,10 +12,10 @@ import trio
 
 from protocol.addresses import parse_address
 from protocol.errors import RemoteProtocolError, UserError
-from transport.addressbook import AddressBook, Entry, Source
-from transport.hub import Link
-from transport.links import TcpLink, leads_home
-from transport.lookups import paid_by
+from transport.connections.connection_manager import PeerLink
+from transport.connections.resolver import lookup_threads
+from transport.discovery.address_book import AddressBook, AddressEntry, AddressSource
+from transport.session_links import TcpLink, resolves_to_nearer_network
 
 DIALS_MAX: Final = 32  # at once
 DIAL_SECONDS: Final = 10.0  # for TCP to connect
@@ -26,7 +26,7 @@ class Dialer:
     def __init__(
         self,
         book: AddressBook,
-        links: Mapping[bytes, Link],
+        links: Mapping[bytes, PeerLink],
         may_link: Callable[[bytes], bool],
         converse: Callable[[trio.SocketStream, str, bytes | None], Awaitable[None]],
     ) -> None:
@@ -38,72 +38,72 @@ class Dialer:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as self._nursery:
             for entry in self._book.entries():
-                self.keep(entry)
+                self.keep_dialing(entry)
             task_status.started()
             await trio.sleep_forever()
 
-    def keep(self, entry: Entry) -> None:
+    def keep_dialing(self, entry: AddressEntry) -> None:
         assert self._nursery is not None
         self._nursery.start_soon(self._keep_dialed, entry)
 
     async def connect(self, text: str) -> bytes:
         """Dials "host:port" or "peer id@host:port" at once and keeps to it; the peer that answered. Raises `UserError`."""
-        entry = self._book.insist(text)
+        entry = self._book.add_configured(text)
         if entry.peer is None or entry.peer not in self._links:
-            entry.at_once.set()
+            entry.retry_now.set()
             with trio.move_on_after(DIAL_SECONDS + HANDSHAKE_SECONDS) as patience:
-                await entry.tried.wait()
+                await entry.attempt_ended_event.wait()
             if patience.cancelled_caught:
                 raise UserError(f"{text}: no answer within {DIAL_SECONDS + HANDSHAKE_SECONDS:g} s; this peer keeps trying")
         if entry.peer is not None and entry.peer in self._links:
             return entry.peer
-        if not self._book.holds(entry):
+        if not self._book.has_entry(entry):
             raise UserError(f"{text}: {entry.reason}")
         raise UserError(f"cannot reach {entry.address}: {entry.reason}; this peer keeps trying")
 
-    async def open_stream(self, address: str, source: Source | None = None) -> trio.SocketStream:
+    async def open_stream(self, address: str, source: AddressSource | None = None) -> trio.SocketStream:
         """Raises `OSError`, `trio.TooSlowError`, and `ValueError` where the resolver does not take the name."""
         host, port = parse_address(address)
         async with source.dials if source else contextlib.nullcontext(), self._dials:
-            with trio.fail_after(DIAL_SECONDS), paid_by(source.lookups if source else None):
+            with trio.fail_after(DIAL_SECONDS), lookup_threads(source.lookups if source else None):
                 return await trio.open_tcp_stream(host, port)
 
-    async def _keep_dialed(self, entry: Entry) -> None:
-        while self._book.holds(entry):
+    async def _keep_dialed(self, entry: AddressEntry) -> None:
+        while self._book.has_entry(entry):
             link = self._links.get(entry.peer) if entry.peer is not None else None
             if isinstance(link, TcpLink):
-                with trio.CancelScope() as entry.waits:
+                with trio.CancelScope() as entry.link_wait_scope:
                     await link.ended.wait()
                 entry.failures = 0
             else:
-                self._book.tried(entry, await self._dial(entry), over_relay=link is not None)
-            with trio.move_on_after(self._book.pause(entry, trio.current_time())):
-                await entry.at_once.wait()
-            entry.at_once = trio.Event()
+                self._book.count_attempt(entry, await self._dial(entry), over_relay=link is not None)
+            with trio.move_on_after(self._book.schedule_retry(entry, trio.current_time())):
+                await entry.retry_now.wait()
+            entry.retry_now = trio.Event()
 
-    async def _dial(self, entry: Entry) -> float:
+    async def _dial(self, entry: AddressEntry) -> float:
         """Connect and serve the connection; how long it lasted, in seconds, and 0 if there was none."""
         if entry.peer is not None and not self._may_link(entry.peer):
-            entry.attempt_ended("this peer refuses it, because it was expelled or misbehaved")
+            entry.end_attempt("this peer refuses it, because it was expelled or misbehaved")
             return 0.0
         try:
             stream = await self.open_stream(entry.address, entry.source)
         except (OSError, ValueError) as error:
-            entry.attempt_ended(why(error))
+            entry.end_attempt(describe_dial_error(error))
             return 0.0
         except trio.TooSlowError:
-            entry.attempt_ended(f"no answer within {DIAL_SECONDS:g} s")
+            entry.end_attempt(f"no answer within {DIAL_SECONDS:g} s")
             return 0.0
-        if not entry.named and leads_home(stream, entry.address):
+        if not entry.is_persistent and resolves_to_nearer_network(stream, entry.address):
             await trio.aclose_forcefully(stream)
-            entry.attempt_ended("the name leads into this peer's own network")
+            entry.end_attempt("the name leads into this peer's own network")
             return 0.0
         start, entry.linked = trio.current_time(), False
         await self._converse(stream, entry.address, entry.peer if entry.pinned else None)
         return trio.current_time() - start
 
 
-def why(error: OSError | ValueError) -> str:
+def describe_dial_error(error: OSError | ValueError) -> str:
     """Why a dial failed, in a few words. Trio tries all addresses of a name and hangs their errors behind its own."""
     causes = error.__cause__.exceptions if isinstance(error.__cause__, BaseExceptionGroup) else [error.__cause__ or error]
     if isinstance(error, (socket.gaierror, ValueError)):
@@ -112,7 +112,7 @@ def why(error: OSError | ValueError) -> str:
     return ", ".join(sorted(told)) or str(error)
 
 
-def in_words(error: RemoteProtocolError) -> str:
+def describe_handshake_error(error: RemoteProtocolError) -> str:
     words = {
         "self": "this is this peer itself",
         "wrong-peer": "another peer than expected answers there",

@@ -30,32 +30,32 @@ from protocol.addresses import (
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import WIRE_VERSIONS, Signer, short_id
 from protocol.messages import GuestInvitation, PeerAddresses
-from transport.addressbook import AddressBook, parse_bootstrap
-from transport.blobs import BlobStore
-from transport.circuit import CircuitSession
-from transport.detours import CircuitStream, Detours
-from transport.dialer import HANDSHAKE_SECONDS, Dialer, in_words
-from transport.discovery import Discovery
-from transport.doors import BACKLOG, Doors
-from transport.effort import Payer
-from transport.events import UNREAD_BYTES_MAX
-from transport.farewell import Farewell, check_first
-from transport.framing import Message, Priority
-from transport.hearsay import Hearsay
-from transport.hub import LINKS_MAX, Allow, Hub, Link, Welcome
-from transport.lanes import SILENT_SECONDS
-from transport.links import RelayedLink, SessionLink, TcpLink, remote, tune
-from transport.lookups import Lookups
-from transport.network import Copied, DialInfo
-from transport.noise import KeyPair
-from transport.own_addresses import OwnAddresses
-from transport.reachability import Reachable, Relaying
-from transport.records import RecordBook
-from transport.session import Established, OtherVersion, Session
-from transport.shares import Account
-from transport.silence import Pace
-from transport.slots import HALF_OPEN_MAX, HalfOpen, Place
-from transport.standing import Standing, StandingOf
+from transport.blobs.blob_store import BlobStore
+from transport.connections.close_reason import LinkClosedByPeer, raise_if_closed
+from transport.connections.connection_manager import LINKS_MAX, AcceptGuest, ConnectionManager, IsPeerAllowed, PeerLink
+from transport.connections.inbound_queue import UNREAD_BYTES_MAX
+from transport.connections.resolver import ThreadedResolver
+from transport.dialer import HANDSHAKE_SECONDS, Dialer, describe_handshake_error
+from transport.discovery.address_book import AddressBook, parse_bootstrap
+from transport.discovery.own_addresses import OwnAddresses
+from transport.discovery.peer_discovery import PeerDiscovery
+from transport.discovery.peer_records import PeerRecordBook
+from transport.discovery.reachability import ReachabilityState, RelayMode
+from transport.legacy_addresses import LegacyAddressGossip
+from transport.network import DialInfo, DuplicateIdentity
+from transport.quotas.accept_limiter import BACKLOG, AcceptLimiter
+from transport.quotas.connection_eviction import HALF_OPEN_MAX, HalfOpenSlot, HalfOpenTable
+from transport.quotas.cpu_quota import CpuAccount
+from transport.quotas.memory_quota import MemoryAccount
+from transport.quotas.peer_class import PeerClass, PeerClassOf
+from transport.relay.circuit_session import CircuitSession
+from transport.relay.relay_client import CircuitStream, RelayClient
+from transport.relay.relay_watchdog import SILENT_SECONDS
+from transport.session_links import RelayedLink, SessionLink, TcpLink, remote_address, set_socket_options
+from transport.wire.failure_detector import KeepaliveConfig
+from transport.wire.framing import Message, Priority
+from transport.wire.noise import KeyPair
+from transport.wire.noise_session import NoiseSession, PeerAuthenticated, WireVersionMismatch
 
 log = logging.getLogger(__name__)
 
@@ -72,13 +72,13 @@ CONNECTIONS_MAX = LINKS_MAX + HALF_OPEN_MAX  # that were accepted
 LINKS_PER_HOST_MAX = 256  # many peers behind one address (a test machine, a NAT)
 MEMBER_HOSTS_MAX = 2048  # remembered, from which members were linked
 
-REFUSALS = frozenset({"banned", "not-allowed", "too-many-links"})  # of whoever was dialed
+REFUSAL_REASONS = frozenset({"banned", "not-allowed", "too-many-links"})  # of whoever was dialed
 
 # These may be the work of somebody on the way, so they end the connection and are counted, but the peer's key is not banned.
-UNPROVEN = frozenset({"bad-tag", "bad-frame", "truncated", "idle"})
+UNATTRIBUTED_REASONS = frozenset({"bad-tag", "bad-frame", "truncated", "idle"})
 
 
-class Swarm(Hub):
+class Swarm(ConnectionManager):
     def __init__(
         self,
         identity: Signer,
@@ -89,9 +89,9 @@ class Swarm(Hub):
         *,
         remembered: Sequence[str] = (),
         advertise: Sequence[str] = (),
-        allow: Allow = lambda peer: True,
-        standing_of: StandingOf = lambda peer: Standing.MEMBER,
-        welcome: Welcome = lambda peer, shown: None,
+        allow: IsPeerAllowed = lambda peer: True,
+        standing_of: PeerClassOf = lambda peer: PeerClass.MEMBER,
+        welcome: AcceptGuest = lambda peer, shown: None,
         guest: Callable[[], GuestInvitation | None] = lambda: None,
         tell: Callable[[str], None] = log.info,
         random: Random | None = None,
@@ -99,15 +99,15 @@ class Swarm(Hub):
         members: Callable[[bytes], bool] = lambda peer: True,
         has_gone: Callable[[bytes], bool] = lambda peer: False,
         hosts: Callable[[], Iterable[str]] = tuple,
-        pace: Pace = Pace(),
-        relay: Relaying = Relaying.ON,
+        pace: KeepaliveConfig = KeepaliveConfig(),
+        relay: RelayMode = RelayMode.ON,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
         """`listen`: "host:port", port 0 for any free one; several with commas; or "none". `advertise`: where others reach this
         peer, if not there; `tell` hears what a person should know, each thing once. `bootstrap`: as `connect` takes it.
-        `remembered`: "peer id@host:port", as `claims` said earlier; `bootstrap` goes before them. `hosts`: of this machine, that
-        others may reach it at where it listens on all. `guest`: what this peer shows to others while it is no member. `welcome`:
-        others have shown it. `relay`: forward between `members`. `has_gone`: who was one,
+        `remembered`: "peer id@host:port", as `peer_addresses` said earlier; `bootstrap` goes before them. `hosts`: of this
+        machine, that others may reach it at where it listens on all. `guest`: what this peer shows to others while it is no
+        member. `welcome`: others have shown it. `relay`: forward between `members`. `has_gone`: who was one,
         and nobody waits for. `connections_max`: accepted ones at once, as many as the process has descriptors for.
 
         Raises `UserError` for an address that is none.
@@ -126,8 +126,8 @@ class Swarm(Hub):
         self._own = OwnAddresses(listen, advertise, hosts)
         self._identity, self._chain_id, self._versions = identity, chain_id, versions
         self._random = random or Random(secrets.randbits(64))
-        self._static = KeyPair.of(secrets.token_bytes(32))  # one for each start, see `Established.incarnation`
-        self.records = RecordBook(identity, chain_id, allow=allow, members=members)
+        self._static = KeyPair.from_private(secrets.token_bytes(32))  # one for each start, see `PeerAuthenticated.incarnation`
+        self.records = PeerRecordBook(identity, chain_id, allow=allow, members=members)
         self._book = AddressBook(
             self.me,
             [*map(parse_bootstrap, bootstrap), *(parse_bootstrap(known, remembered=True) for known in remembered)],
@@ -135,42 +135,44 @@ class Swarm(Hub):
             is_stranger=self._is_outsider,
             has_gone=has_gone,
             is_own=self._own.__contains__,
-            added=lambda entry: self._dialer.keep(entry),
+            added=lambda entry: self._dialer.keep_dialing(entry),
             tell=tell,
             random=self._random,
         )
-        self._dialer = Dialer(self._book, self._links, self._may_dial, partial(self._converse, dialed=True))
-        self._hearsay = Hearsay(self.me, self._book, self.records, self._links, lambda: self._own.said, self._is_outsider)
-        self._discovery = Discovery(
+        self._dialer = Dialer(self._book, self._links, self._may_dial, partial(self._serve_connection, dialed=True))
+        self._hearsay = LegacyAddressGossip(
+            self.me, self._book, self.records, self._links, lambda: self._own.announced, self._is_outsider
+        )
+        self._discovery = PeerDiscovery(
             self.records,
             self._links,
-            self._book.hear,
+            self._book.add_signed,
             self._own,
             self._dial_back,
-            self.refuse,
+            self.count_refusal,
             self._is_outsider,
             self._random,
         )
         self._guest = guest
         self._connections_max = connections_max
-        self._half_open = HalfOpen(min(HALF_OPEN_MAX, max(1, connections_max // 4)))
+        self._half_open = HalfOpenTable(min(HALF_OPEN_MAX, max(1, connections_max // 4)))
         self._member_hosts: OrderedDict[str, None] = OrderedDict()  # from which members were linked, the last one at the end
-        self._doors = Doors(self._member_hosts.__contains__, self._processor)
+        self._doors = AcceptLimiter(self._member_hosts.__contains__, self._processor)
         self._open: Counter[str] = Counter()
-        self._detours = Detours(
+        self._detours = RelayClient(
             self.me,
             self._links,
             self._serve_circuit,
             serves=members,
-            relaying=relay if listen != NO_LISTEN_ADDRESS else Relaying.OFF,
-            reachable=lambda: self.reachable,
-            refuse=self.refuse,
+            relaying=relay if listen != NO_LISTEN_ADDRESS else RelayMode.OFF,
+            reachable=lambda: self.reachability,
+            refuse=self.count_refusal,
             random=self._random,
             changed=self._discovery.set_relays,
         )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        trio.socket.set_custom_hostname_resolver(Lookups())
+        trio.socket.set_custom_hostname_resolver(ThreadedResolver())
         listeners = await self._open_listeners()
         try:
             async with trio.open_nursery() as nursery:
@@ -179,7 +181,7 @@ class Swarm(Hub):
                 nursery.start_soon(self._detours.run)
                 await nursery.start(self._dialer.run)
                 for listener in listeners:
-                    nursery.start_soon(self._doors.run, listener, self._accept, partial(self.refuse, "half-open"), nursery)
+                    nursery.start_soon(self._doors.run, listener, self._accept, partial(self.count_refusal, "half-open"), nursery)
                 task_status.started()
         finally:
             for link in tuple(self._links.values()):
@@ -209,73 +211,73 @@ class Swarm(Hub):
     @property
     def address(self) -> str:
         """The first of them."""
-        return self._own.first
+        return self._own.first_listening
 
     # Connections -----------------------------------------------------------------------------------------------------
 
     async def _accept(self, stream: trio.SocketStream) -> None:
         try:
-            address = remote(stream)
+            address = remote_address(stream)
         except OSError:  # gone before it was looked at
             await trio.aclose_forcefully(stream)
             return
         host = host_subnet(parse_address(address)[0])
         if self._open.total() >= self._connections_max or self._open[host] >= LINKS_PER_HOST_MAX:
-            self.refuse("too-many-links")
+            self.count_refusal("too-many-links")
         else:
             with _counted(self._open, host):
-                await self._converse(stream, address, None, dialed=False)
+                await self._serve_connection(stream, address, None, dialed=False)
         await trio.aclose_forcefully(stream)
 
-    async def _converse(self, stream: trio.SocketStream, address: str, expected: bytes | None, *, dialed: bool) -> None:
+    async def _serve_connection(self, stream: trio.SocketStream, address: str, expected: bytes | None, *, dialed: bool) -> None:
         """Serve one connection to its end. Whatever goes wrong on it is counted, and ends here."""
         try:
-            tune(stream)
+            set_socket_options(stream)
             await self._serve(stream, address, expected, dialed)
             if dialed:
-                self._book.ended(address, "the other side ended the connection")
-        except Farewell as farewell:
+                self._book.record_end(address, "the other side ended the connection")
+        except LinkClosedByPeer as farewell:
             log.info("%s: %s", address, farewell.detail)
             if dialed:
-                self._book.ended(address, farewell.detail, was_linked=False)
-                self._book.refused(address)
+                self._book.record_end(address, farewell.detail, was_linked=False)
+                self._book.record_refusal(address)
         except RemoteProtocolError as error:
-            if dialed and isinstance(error, OtherVersion) and self._dials_again(address, error):
+            if dialed and isinstance(error, WireVersionMismatch) and self._dials_again(address, error):
                 return
             if error.reason != "self":
-                # A dial that came to no link is told by `AddressBook.pause`, at fewer and fewer of its tries.
+                # A dial that came to no link is told by `AddressBook.schedule_retry`, at fewer and fewer of its tries.
                 entry = self._book.get(address) if dialed else None
                 is_told = entry is not None and not entry.linked
-                self.refuse(error.reason)
+                self.count_refusal(error.reason)
                 count = self._refused[error.reason]
                 is_often = not dialed and count & (count - 1)  # told at 1, 2, 4, 8 … of them: strangers fill no log
                 log.log(logging.DEBUG if is_told or is_often else logging.INFO, "%s: %s", address, error)
             if dialed:
-                self._book.ended(address, in_words(error))
-                if error.reason in REFUSALS:
-                    self._book.refused(address)
-                forgotten = self._book.met_another(address, error.reason)
+                self._book.record_end(address, describe_handshake_error(error))
+                if error.reason in REFUSAL_REASONS:
+                    self._book.record_refusal(address)
+                forgotten = self._book.record_wrong_peer(address, error.reason)
                 if forgotten is not None:  # of several who say that they are there, another one is
-                    self._discovery.dial_at(address, without=forgotten.peer)
+                    self._discovery.dial_other_claimant(address, without=forgotten.peer)
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             if dialed:  # what else that means is seen from the links
-                self._book.ended(
+                self._book.record_end(
                     address, "the other side ended the connection; it may belong to another network, or refuse this peer"
                 )
         except Exception:
             log.exception("connection with %s", address)
-            self.refuse("internal-error")
+            self.count_refusal("internal-error")
         finally:
             await trio.aclose_forcefully(stream)
 
     async def _serve(self, stream: trio.SocketStream, address: str, expected: bytes | None, dialed: bool) -> None:
-        place = None if dialed else self._half_open.place(host_subnet(parse_address(address)[0]), self._member_hosts)
+        place = None if dialed else self._half_open.hold_slot(host_subnet(parse_address(address)[0]), self._member_hosts)
         with place or contextlib.nullcontext() as half_open:
             await self._serve_at(stream, address, expected, half_open)
 
-    def _session(self, initiator: bool, expected: bytes | None, versions: Sequence[int]) -> Session:
-        ephemeral = KeyPair.of(secrets.token_bytes(32))
-        return Session(
+    def _session(self, initiator: bool, expected: bytes | None, versions: Sequence[int]) -> NoiseSession:
+        ephemeral = KeyPair.from_private(secrets.token_bytes(32))
+        return NoiseSession(
             self._identity,
             self._chain_id,
             initiator=initiator,
@@ -285,24 +287,26 @@ class Swarm(Hub):
             versions=versions,
         )
 
-    async def _serve_at(self, stream: trio.SocketStream, address: str, expected: bytes | None, half_open: Place | None) -> None:
+    async def _serve_at(
+        self, stream: trio.SocketStream, address: str, expected: bytes | None, half_open: HalfOpenSlot | None
+    ) -> None:
         dialed, host = half_open is None, host_subnet(parse_address(address)[0])
-        payer = None if dialed else self.effort.host(host, host in self._member_hosts)  # a dial is our own work
+        payer = None if dialed else self.cpu_quota.host_account(host, host in self._member_hosts)  # a dial is our own work
         deadline = trio.current_time() + HANDSHAKE_SECONDS
         if payer is not None:
             with trio.move_on_at(deadline):
-                await self._speaks(stream, payer, deadline)  # before anything is computed
+                await self._wait_for_handshake_turn(stream, payer, deadline)  # before anything is computed
         session = self._session(dialed, expected, self._versions_for(address) if dialed else self._versions)
         established, early = await self._shake_hands(stream, session, deadline, payer)
         if established.peer == self.me:
             self._meet_own_key(address, established.incarnation, dialed)
             self.check_peer(self.me)  # raises
         if not dialed:
-            self._discovery.came(established.peer)
+            self._discovery.on_inbound_handshake(established.peer)
         link = TcpLink(established.peer, address, dialed, session, established.incarnation, stream, half_open)
         link.local_host = stream.socket.getsockname()[0].partition("%")[0]
-        link.remote = remote(stream)
-        link.payer = payer or link.payer  # until it is attached, the host pays
+        link.remote = remote_address(stream)
+        link.cpu_account = payer or link.cpu_account  # until it is attached, the host pays
         try:
             with link.scope:
                 await self._serve_link(link, session, stream, early, deadline)
@@ -316,13 +320,13 @@ class Swarm(Hub):
         session = CircuitSession(
             self._identity,
             self._chain_id,
-            stream.name,
-            initiator=stream.opens,
+            stream.circuit_id,
+            initiator=stream.is_opener,
             static=self._static,
-            ephemeral=KeyPair.of(secrets.token_bytes(32)),
+            ephemeral=KeyPair.from_private(secrets.token_bytes(32)),
             expected=peer,
             versions=self._versions,
-            credit=stream.credit,
+            credit=stream.credit_of,
         )
         link: RelayedLink | None = None
         try:
@@ -330,7 +334,7 @@ class Swarm(Hub):
             deadline = trio.current_time() + CIRCUIT_HANDSHAKE_SECONDS
             # A relay could have us begin one after the other.
             established, early = await self._shake_hands(
-                stream, session, deadline, None if stream.opens else stream.carrier.payer
+                stream, session, deadline, None if stream.is_opener else stream.carrier.cpu_account
             )
             link = RelayedLink(peer, stream, session, established.incarnation)
             with link.scope:
@@ -339,13 +343,13 @@ class Swarm(Hub):
                 raise link.error
         except RemoteProtocolError as error:
             log.debug("%s over %s: %s", short_id(peer), short_id(stream.carrier.peer), error)
-            if not isinstance(error, Farewell):
-                self.refuse(error.reason)
+            if not isinstance(error, LinkClosedByPeer):
+                self.count_refusal(error.reason)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         except Exception:
             log.exception("circuit with %s", short_id(peer))
-            self.refuse("internal-error")
+            self.count_refusal("internal-error")
         finally:
             if link is not None:
                 self.detach(link)
@@ -353,13 +357,13 @@ class Swarm(Hub):
     def _meet_own_key(self, address: str, incarnation: bytes, dialed: bool) -> None:
         """This process itself, or another one, on a machine that has a copy of our key."""
         if incarnation != self._static.public:
-            self.events.put(Copied(address))
+            self.events.put(DuplicateIdentity(address))
         elif dialed:
-            self._book.met_myself(address)
+            self._book.record_own_address(address)
 
     async def _shake_hands(
-        self, stream: Stream, session: Session, deadline: float, payer: Payer | None
-    ) -> tuple[Established, list[Message]]:
+        self, stream: Stream, session: NoiseSession, deadline: float, payer: CpuAccount | None
+    ) -> tuple[PeerAuthenticated, list[Message]]:
         with trio.move_on_at(deadline):
             await stream.send_all(session.data_to_send())
             while True:
@@ -369,30 +373,32 @@ class Swarm(Hub):
                     await stream.send_all(session.data_to_send())  # our preamble, in which a refused peer reads why
                     raise
                 await stream.send_all(session.data_to_send())
-                if events and isinstance(events[0], Established):
+                if events and isinstance(events[0], PeerAuthenticated):
                     return events[0], [event for event in events[1:] if isinstance(event, Message)]
                 if payer is not None:
-                    await self._speaks(stream, payer, deadline)
+                    await self._wait_for_handshake_turn(stream, payer, deadline)
         raise RemoteProtocolError("handshake-timeout", f"no handshake within {HANDSHAKE_SECONDS:g} seconds")
 
-    async def _speaks(self, stream: Stream, payer: Payer, deadline: float) -> None:
+    async def _wait_for_handshake_turn(self, stream: Stream, payer: CpuAccount, deadline: float) -> None:
         """Returns when the peer has said something, and it is its turn. Whoever says nothing takes nobody's."""
         if isinstance(stream, trio.SocketStream):  # who opens a circuit speaks first, and its relay pays
             await trio.lowlevel.wait_readable(stream.socket)
-        await self.effort.turn_of_handshake(payer, deadline)
+        await self.cpu_quota.wait_for_handshake(payer, deadline)
 
-    async def _receive(self, stream: Stream, session: Session, payer: Payer | None = None) -> list[Established | Message]:
-        return self._take(session, bytes(await stream.receive_some(READ_BYTES)), payer)
+    async def _receive(
+        self, stream: Stream, session: NoiseSession, payer: CpuAccount | None = None
+    ) -> list[PeerAuthenticated | Message]:
+        return self._decrypt(session, bytes(await stream.receive_some(READ_BYTES)), payer)
 
-    def _take(self, session: Session, data: bytes, payer: Payer | None) -> list[Established | Message]:
+    def _decrypt(self, session: NoiseSession, data: bytes, payer: CpuAccount | None) -> list[PeerAuthenticated | Message]:
         if not data:
-            session.receive_end()
+            session.receive_eof()
             raise trio.BrokenResourceError("closed by the peer")
-        with self.working(payer) if payer is not None else contextlib.nullcontext():
+        with self.measure_cpu(payer) if payer is not None else contextlib.nullcontext():
             return session.receive(data)
 
     async def _serve_link(
-        self, link: SessionLink, session: Session, stream: Stream, early: list[Message], deadline: float
+        self, link: SessionLink, session: NoiseSession, stream: Stream, early: list[Message], deadline: float
     ) -> None:
         """Read and write until the link ends."""
         async with trio.open_nursery() as nursery:
@@ -400,12 +406,12 @@ class Swarm(Hub):
             try:
                 self.check_peer(link.peer)
                 messages = await self._confirm(link, session, stream, early, deadline)
-                nursery.start_soon(link.keep_alive)
+                nursery.start_soon(link.run_keepalive)
                 if link.predecessor is not None:
                     await link.predecessor.all_read.wait()
                 await self._read(link, session, stream, messages)
             except RemoteProtocolError as error:
-                self._blame(link, error)
+                self._record_link_error(link, error)
             except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
                 nursery.cancel_scope.cancel()
             with contextlib.suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError):
@@ -413,24 +419,24 @@ class Swarm(Hub):
                     """Until the peer has read why; unread bytes would make the kernel throw our last ones away."""
             nursery.cancel_scope.cancel()
 
-    def _blame(self, link: SessionLink, error: RemoteProtocolError) -> None:
-        """What cost the peer this link. It is counted by `_converse`, or the key is banned."""
-        if isinstance(error, Farewell) or error.reason in UNPROVEN:
+    def _record_link_error(self, link: SessionLink, error: RemoteProtocolError) -> None:
+        """What cost the peer this link. It is counted by `_serve_connection`, or the key is banned."""
+        if isinstance(error, LinkClosedByPeer) or error.reason in UNATTRIBUTED_REASONS:
             link.error = error
         elif self._links.get(link.peer) is link:
-            level = logging.DEBUG if link.standing is Standing.STRANGER else logging.INFO
+            level = logging.DEBUG if link.peer_class is PeerClass.STRANGER else logging.INFO
             log.log(level, "%s at %s: %s", short_id(link.peer), link.address, error)
-            self.drop(link.peer, error)
+            self.ban_peer(link.peer, error)
         else:
             link.error = error
             link.close(error.reason)
 
     async def _confirm(
-        self, link: SessionLink, session: Session, stream: Stream, early: list[Message], deadline: float
+        self, link: SessionLink, session: NoiseSession, stream: Stream, early: list[Message], deadline: float
     ) -> list[Message]:
         """Attach the link, if the smaller key keeps it; what the peer has sent by then."""
         if link.dialed:
-            self._book.met(link.address, link.peer)
+            self._book.confirm_peer(link.address, link.peer)
         decides = self.me < link.peer
         if not decides:
             link.ping()
@@ -438,107 +444,107 @@ class Swarm(Hub):
         messages = early
         with trio.move_on_at(deadline):
             while not messages:
-                events = await self._receive(stream, session, link.payer)
+                events = await self._receive(stream, session, link.cpu_account)
                 messages = [event for event in events if isinstance(event, Message)]
                 if link.inbox.held > UNREAD_BYTES_MAX[self._standing_of(link.peer)]:  # nobody has counted it so far
                     raise RemoteProtocolError("oversized", "a link that begins with a large message")
         if not messages:
             raise RemoteProtocolError("handshake-timeout", "the handshake was not confirmed")
-        check_first(messages[0])
+        raise_if_closed(messages[0])
         if decides and self._keeps_another(link):
             raise trio.ClosedResourceError
-        with self.working(link.payer):
-            self._begin(link)
+        with self.measure_cpu(link.cpu_account):
+            self._activate_link(link)
         return messages
 
-    def _begin(self, link: SessionLink) -> None:
+    def _activate_link(self, link: SessionLink) -> None:
         """The link is in use from here on."""
         self.attach(link)
         if link.half_open is not None:
-            self._half_open.leave(link.half_open)
-        if link.standing >= Standing.MEMBER:
+            self._half_open.release_slot(link.half_open)
+        if link.peer_class >= PeerClass.MEMBER:
             self._member_hosts[link.host] = None
             self._member_hosts.move_to_end(link.host)
             if len(self._member_hosts) > MEMBER_HOSTS_MAX:
                 self._member_hosts.popitem(last=False)
         if link.dialed:
-            self._book.linked(link.address)
+            self._book.record_success(link.address)
         if self.me < link.peer:
             self._show_invitation(link)
-        self._hearsay.linked(link)
-        self._discovery.linked(link)
+        self._hearsay.on_linked(link)
+        self._discovery.on_linked(link)
 
     def _show_invitation(self, link: SessionLink) -> None:
         shown = self._guest()
         if shown is not None:
-            link.post(shown, Priority.CONTROL)
+            link.queue_message(shown, Priority.CONTROL)
 
     def _keeps_another(self, link: SessionLink) -> bool:
         old = self._links.get(link.peer)
         if not isinstance(old, SessionLink) or old.incarnation != link.incarnation:
             return False  # none, or one to a process that has ended since
-        if self.takes_over(old, link):
+        if self.can_take_over(old, link):
             return False
         # Whoever opens another circuit has found that the old one fails; it takes so long to find out.
-        is_asked = isinstance(link, RelayedLink) and not link.stream.opens and link.since - old.since >= SILENT_SECONDS
-        if old.by not in (None, link.by) and (is_asked or old.fails(trio.current_time())):
+        is_asked = isinstance(link, RelayedLink) and not link.stream.is_opener and link.since - old.since >= SILENT_SECONDS
+        if old.relay not in (None, link.relay) and (is_asked or old.needs_other_relay(trio.current_time())):
             return False
         old.probe()
         return True
 
-    def takes_over(self, old: Link, link: Link) -> bool:
+    def can_take_over(self, old: PeerLink, link: PeerLink) -> bool:
         assert isinstance(old, SessionLink) and isinstance(link, SessionLink)
-        return old.by is not None and link.by is None and old.incarnation == link.incarnation
+        return old.relay is not None and link.relay is None and old.incarnation == link.incarnation
 
-    def attach(self, link: Link) -> None:
+    def attach(self, link: PeerLink) -> None:
         super().attach(link)
         if isinstance(link, RelayedLink):
             link.stream.link = link
-            link.stream.pay_with(link.account)
+            link.stream.switch_account(link.memory_account)
         else:
-            self._detours.linked(link)
+            self._detours.on_linked(link)
 
-    def detach(self, link: Link, reason: str = "") -> None:
-        if link.by is None and self._links.get(link.peer) is link:
-            self._detours.unlinked(link)
+    def detach(self, link: PeerLink, reason: str = "") -> None:
+        if link.relay is None and self._links.get(link.peer) is link:
+            self._detours.on_unlinked(link)
         super().detach(link, reason)
         if isinstance(link, RelayedLink):
-            link.stream.pay_with(Account())  # nobody's: there is no link that could give way
+            link.stream.switch_account(MemoryAccount())  # nobody's: there is no link that could give way
 
-    def on_circuit_message(self, link: Link, message: Any) -> None:
-        if link.by is not None:
+    def on_circuit_message(self, link: PeerLink, message: Any) -> None:
+        if link.relay is not None:
             raise RemoteProtocolError("nested-circuit", "a circuit inside a circuit")
         self._detours.on_message(link, message)
-        self.hold(link)
+        self.enforce_memory_quota(link)
 
-    async def _read(self, link: SessionLink, session: Session, stream: Stream, messages: Sequence[Message]) -> None:
-        idle_seconds = self.pace.idle_seconds if link.by is None else CIRCUIT_IDLE_SECONDS
+    async def _read(self, link: SessionLink, session: NoiseSession, stream: Stream, messages: Sequence[Message]) -> None:
+        idle_seconds = self.keepalive.idle_seconds if link.relay is None else CIRCUIT_IDLE_SECONDS
         while not link.closed:
             for message in messages:
-                await self.deliver(link, message)
-            size = STRANGER_READ_BYTES if link.standing is Standing.STRANGER else READ_BYTES
-            link.silence.listens(trio.current_time())
+                await self.deliver_message(link, message)
+            size = STRANGER_READ_BYTES if link.peer_class is PeerClass.STRANGER else READ_BYTES
+            link.failure_detector.resume_listening(trio.current_time())
             with trio.CancelScope(deadline=trio.current_time() + idle_seconds) as link.idle_scope:
                 data = await stream.receive_some(size)
             if link.idle_scope.cancelled_caught:
                 raise RemoteProtocolError("idle", "silent for too long")
-            link.silence.heard(trio.current_time())  # also where what came has to wait for its turn
-            await self.turn(link, is_full=len(data) == size)
-            messages = [event for event in self._take(session, bytes(data), link.payer) if isinstance(event, Message)]
-            self.stand(link)
-            self.hold(link)
+            link.failure_detector.record_arrival(trio.current_time())  # also where what came has to wait for its turn
+            await self.wait_for_cpu_quota(link, is_full=len(data) == size)
+            messages = [event for event in self._decrypt(session, bytes(data), link.cpu_account) if isinstance(event, Message)]
+            self.update_peer_class(link)
+            self.enforce_memory_quota(link)
 
-    async def _write(self, link: SessionLink, session: Session, stream: Stream) -> None:
+    async def _write(self, link: SessionLink, session: NoiseSession, stream: Stream) -> None:
         """The only place that seals frames: what is sealed is sent, in order, or the connection ends."""
         with trio.CancelScope() as sending:  # one for all frames
             try:
                 while True:
-                    await link.output()
+                    await link.wait_until_sendable()
                     sending.deadline = trio.current_time() + SEND_SECONDS
                     # A frame that is sealed before there is room for it is one more to wait for.
                     if link.meter.is_slow and isinstance(stream, trio.SocketStream):
                         await trio.lowlevel.wait_writable(stream.socket)
-                    with self.working(link.payer):
+                    with self.measure_cpu(link.cpu_account):
                         data = session.data_to_send(link.frame_bytes())
                     await stream.send_all(data)
                     sending.deadline = math.inf
@@ -553,58 +559,58 @@ class Swarm(Hub):
     # Dialing ---------------------------------------------------------------------------------------------------------
 
     def _may_dial(self, peer: bytes) -> bool:
-        return self._allow(peer) and self._bans.until(peer) <= trio.current_time()
+        return self._allow(peer) and self._bans.banned_until(peer) <= trio.current_time()
 
     def _versions_for(self, address: str) -> Sequence[int]:
         """Up to the newest, or to the one in which the attempt before was answered."""
-        version = self._book.opening_version(address)
+        version = self._book.take_opening_version(address)
         return [one for one in self._versions if version is None or one <= version]
 
-    def _dials_again(self, address: str, error: OtherVersion) -> bool:
+    def _dials_again(self, address: str, error: WireVersionMismatch) -> bool:
         """At once, in the older version of whoever answered, if this peer speaks it."""
         is_older = error.version in self._versions and error.version < error.ours
-        return is_older and self._book.try_again_in(address, error.version)
+        return is_older and self._book.retry_with_version(address, error.version)
 
     async def connect(self, text: str) -> bytes:
         return await self._dialer.connect(text)
 
-    def unreached(self) -> tuple[DialInfo, ...]:
-        return self._book.unreached(trio.current_time())
+    def unreached_addresses(self) -> tuple[DialInfo, ...]:
+        return self._book.unreachable_addresses(trio.current_time())
 
-    def found(self, address: str) -> None:
+    def add_local_address(self, address: str) -> None:
         """Somebody may be there, whoever that is. It is dialed, and forgotten where nobody answers for long."""
-        self._book.found(address)
+        self._book.add_local(address)
 
     # Addresses -------------------------------------------------------------------------------------------------------
 
-    def claims(self) -> dict[bytes, str]:
-        return self._hearsay.claims()
+    def peer_addresses(self) -> dict[bytes, str]:
+        return self._hearsay.peer_addresses()
 
-    def on_addresses(self, link: Link, addresses: PeerAddresses) -> None:
+    def on_addresses(self, link: PeerLink, addresses: PeerAddresses) -> None:
         assert isinstance(link, SessionLink)
         self._hearsay.on_addresses(link, addresses)
 
-    def on_discovery(self, link: Link, message: Any) -> None:
+    def on_discovery(self, link: PeerLink, message: Any) -> None:
         self._discovery.on_message(link, message)
 
     @property
-    def outside(self) -> str | None:
+    def external_address(self) -> str | None:
         """Where a router forwards to this peer."""
-        return self._own.outside
+        return self._own.external_address
 
-    def set_outside(self, address: str | None) -> None:
-        if address != self._own.outside:
-            self._own.outside = address
-            self._discovery.moved()
+    def set_external_address(self, address: str | None) -> None:
+        if address != self._own.external_address:
+            self._own.external_address = address
+            self._discovery.on_address_changed()
 
     @property
-    def told(self) -> tuple[str, ...]:
+    def announced_addresses(self) -> tuple[str, ...]:
         """Where others are told to dial this peer."""
         return self._discovery.own_addresses()
 
     @property
-    def reachable(self) -> Reachable:
-        return self._discovery.reachable
+    def reachability(self) -> ReachabilityState:
+        return self._discovery.reachability
 
     async def _dial_back(self, peer: bytes, address: str) -> bool:
         """Whether this very peer answers there; the connection ends with the handshake."""
@@ -617,7 +623,7 @@ class Swarm(Hub):
             return False
 
     def _is_outsider(self, peer: bytes) -> bool:
-        return self._standing_of(peer) is Standing.STRANGER
+        return self._standing_of(peer) is PeerClass.STRANGER
 
 
 @contextlib.contextmanager

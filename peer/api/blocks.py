@@ -44,7 +44,7 @@ class BlockAnswers(BlockRpc):
             voters_count=len(voters),
             quorum=voters.quorum,
             certified_root=block.state_root.hex(),
-            own_root=own.hex() if (own := store.root(height - 1)) else "",
+            own_root=own.hex() if (own := store.state_root(height - 1)) else "",
             body_bytes=len(block.body),
             header=encode_header(make_header(block)).hex(),
             certificate=codec.encode(certificate).hex(),

@@ -40,7 +40,7 @@ from protocol.units import round_number
 from protocol.verdicts import Verdict, verdict_label, verdict_label_by_name
 from rlhf.fitting import notes
 from rounds.round_state import OpenRoundState, is_round_settled
-from storage.store import StoredRound
+from storage.ledger_store import StoredRound
 from training.data.text_files import Findings
 from training.data.text_files import shown as shown_path
 from training.replicated.aggregate import is_plain_mean
@@ -69,8 +69,8 @@ class JobAnswers(JobRpc):
 
     async def rounds(self, last: int) -> tuple[RoundView, ...]:
         store = self.peer.driver.store
-        stored = await trio.to_thread.run_sync(store.rounds, max(1, min(last, ROUNDS_SHOWN_MAX)))
-        measured = {job: await trio.to_thread.run_sync(store.measured, job) for job in {item.job for item in stored}}
+        stored = await trio.to_thread.run_sync(store.closed_rounds, max(1, min(last, ROUNDS_SHOWN_MAX)))
+        measured = {job: await trio.to_thread.run_sync(store.measurements, job) for job in {item.job for item in stored}}
         views = []
         for item in stored:
             during, after = (measured[item.job].get(number, {}) for number in (item.round, item.round + 1))
@@ -97,7 +97,7 @@ class JobAnswers(JobRpc):
 
     async def votes(self, last: int) -> tuple[RoundVotesView, ...]:
         store = self.peer.driver.store
-        stored = await trio.to_thread.run_sync(store.rounds, max(0, min(last, VOTES_SHOWN_MAX)))
+        stored = await trio.to_thread.run_sync(store.closed_rounds, max(0, min(last, VOTES_SHOWN_MAX)))
         closed = [await trio.to_thread.run_sync(self._closed_votes, item) for item in stored]
         return (*filter(None, closed), *map(self._open_votes, self.peer.driver.rounds.books.values()))
 

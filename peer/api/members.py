@@ -15,8 +15,8 @@ from peer.settings.invitation import DAY_MS
 from protocol.api import LinkMinute, LinkView, MemberRpc, PeerView
 from protocol.errors import UserError
 from protocol.identity import peer_id, short_id
-from transport.measures import MINUTE_SECONDS, Minute
 from transport.network import LinkInfo
+from transport.wire.link_measurements import MINUTE_SECONDS, MinuteStats
 
 WISH_DAYS = 7  # how long a wish to retire somebody counts: whoever came back since is not retired by surprise
 
@@ -115,7 +115,7 @@ def _link(link: LinkInfo) -> LinkView:
         bytes_sent=sum(link.sent),
         bytes_received=sum(link.received),
         kind=link.kind,
-        by=None if link.by is None else peer_id(link.by),
+        by=None if link.relay is None else peer_id(link.relay),
         mbit_per_second=_mbit(link.history.bytes_per_second(now)),
         retransmitted=link.history.retransmitted(now),
         silent_seconds=link.silent_seconds if link.suspected else None,
@@ -123,7 +123,7 @@ def _link(link: LinkInfo) -> LinkView:
     )
 
 
-def _minute(minute: Minute, now: float) -> LinkMinute:
+def _minute(minute: MinuteStats, now: float) -> LinkMinute:
     return LinkMinute(
         ago_seconds=max(0.0, now - MINUTE_SECONDS * (minute.number + 1)),
         pings=minute.trips,

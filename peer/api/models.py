@@ -79,7 +79,7 @@ class ModelAnswers(ModelRpc):
             with trio.move_on_after(FETCHING_SECONDS_MAX):
                 for digest, size in missing.items():
                     with trio.move_on_after(FETCHING_ONE_SECONDS_MAX):
-                        await driver.network.fetch(digest, size, ())
+                        await driver.network.fetch_blob(digest, size, ())
             return await trio.to_thread.run_sync(export, driver.store, driver.blobs, driver.host, self.peer.genesis, folder)
         finally:
             driver.exports -= 1

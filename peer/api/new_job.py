@@ -65,7 +65,7 @@ def _job_spec(peer: RunningPeer, request: TrainRequest, start: Start | None, fin
             own = peer.config.local_data
             data.require_enough(spec, sum(map(len, read_text(Path(own).expanduser(), findings=findings))), own)
         return spec
-    keep = peer.driver.blobs.add
+    keep = peer.driver.blobs.add_bytes
     if request.data and shards.is_token_folder(Path(request.data).expanduser()):
         return _job_on_tokens(peer, spec, request, keep, start, said)
     spec = audited(peer, spec, request, said)
@@ -149,20 +149,20 @@ def fetched(
 
     async def fetch() -> bool:
         with trio.move_on_after(FETCHING_SECONDS_MAX):
-            await peer.driver.network.fetch(digest, size_max, ())
+            await peer.driver.network.fetch_blob(digest, size_max, ())
             return True
         return False
 
     if not trio.from_thread.run(fetch):
         raise UserError(f"nobody who is here has {what} {digest.hex()[:16]} of that job: ask a peer that trained it")
-    return peer.driver.blobs.read_whole(digest, size_max)
+    return peer.driver.blobs.read_blob(digest, size_max)
 
 
 def _digest_of_tokens(peer: RunningPeer, spec: JobSpec, manifest: data.Manifest, bpe: tokenizer.BpeTokenizer) -> bytes:
     """Once here, so that everybody else can tell that it works on the same ones."""
     with tempfile.TemporaryDirectory(prefix="tokens-", dir=peer.driver.store.path.parent) as folder:
         text = Path(folder) / "text"
-        data.assemble(manifest, peer.driver.blobs.read, text)
+        data.assemble(manifest, peer.driver.blobs.read_range, text)
         return data.digest_of(data.open_tokens(spec, text, bpe))
 
 

@@ -105,7 +105,7 @@ class RlhfAnswers(RlhfCalls):
         begin, odd = await trio.to_thread.run_sync(make, *how)
         transaction = await self.peer.author.submit("rlhf/start", begin)
         job = plans.stage_job(job_id(self.peer.me, transaction), 0)
-        self.peer.driver.store.measure_later(job, 0, odd)
+        self.peer.driver.store.queue_measurements(job, 0, odd)
         return job.hex()
 
     async def cancel_rlhf_training(self, job: str = "") -> str:
@@ -205,7 +205,7 @@ class RlhfAnswers(RlhfCalls):
 
     async def _measured(self, stage: StageView) -> StageView:
         """With the figures of the newest model that this peer has measured, and where its preferences come from."""
-        found = await trio.to_thread.run_sync(self.peer.driver.store.measured, bytes.fromhex(stage.job))
+        found = await trio.to_thread.run_sync(self.peer.driver.store.measurements, bytes.fromhex(stage.job))
         told = with_figures(stage, found)
         is_known = stage.state == FINISHED and bytes.fromhex(stage.job) in self.peer.driver.state.jobs.jobs
         if is_known and self._measures(stage.objective) and not _is_measured(found.get(stage.round, {})):
@@ -227,7 +227,7 @@ class RlhfAnswers(RlhfCalls):
         if known is None or known.phase is not JobPhase.FINISHED:
             raise UserError(f"job {job[:8]} is not among the finished ones")
         place = key, known.round
-        found = await trio.to_thread.run_sync(driver.store.measured, key)
+        found = await trio.to_thread.run_sync(driver.store.measurements, key)
         stage = _stage(key, known)
         figures = found.get(known.round, {})
         # An asked measurement becomes a voter's report, so a former failure is tried again.
@@ -239,9 +239,9 @@ class RlhfAnswers(RlhfCalls):
                     await computing.measure(driver.workshop.view(place, known))
                 except WorkerFailed as error:
                     problem = str(error)
-            found = await trio.to_thread.run_sync(driver.store.measured, key)
+            found = await trio.to_thread.run_sync(driver.store.measurements, key)
             if EVALUATION not in found.get(known.round, {}):
-                await trio.to_thread.run_sync(driver.store.measure, *place, {NOT_MEASURED: 1.0})
+                await trio.to_thread.run_sync(driver.store.save_measurements, *place, {NOT_MEASURED: 1.0})
                 raise UserError(f"the last model of job {job[:8]} cannot be measured: {problem}")
         return with_figures(stage, found)
 

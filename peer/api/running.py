@@ -21,7 +21,7 @@ from peer.settings.config import Config
 from peer.settings.invitations import InvitationBook
 from peer.worker.supervisor import Worker
 from protocol.errors import UserError
-from transport.aside import Aside
+from transport.discovery.optional_service import OptionalService
 from transport.swarm import Swarm
 
 TEXTS_MAX: Final = 4  # that people wait for at once: the worker keeps what each has of the model
@@ -43,7 +43,7 @@ class RunningPeer:
     invited: InvitationBook
     started: float
     desk: Callable[[str], Desk]  # of a part
-    asides: Sequence[Aside] = ()
+    asides: Sequence[OptionalService] = ()
     alerts: AlertBook = field(default_factory=AlertBook)
     texts: trio.Semaphore = field(default_factory=lambda: trio.Semaphore(TEXTS_MAX))
 

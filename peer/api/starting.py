@@ -16,7 +16,7 @@ from peer.roles.trainer import require_space
 from protocol.api import TrainRequest
 from protocol.blob_digest import BlobHasher
 from protocol.errors import UserError
-from storage.parts import write_list
+from storage.multipart_objects import write_list
 from training import own_models, starts
 from training.replicated.model import ReplicatedModel
 from training.spec import JobSpec
@@ -49,7 +49,7 @@ class Start:
             with file.open("wb") as stream:
                 hashed = self.write(spec, stream)
             write_list(file, hashed.part_list)
-            peer.driver.blobs.adopt(file, hashed.digest())
+            peer.driver.blobs.adopt_file(file, hashed.digest())
         return replace(spec, start=hashed.digest()).checked()
 
 
@@ -97,7 +97,7 @@ def _of_folder(peer: RunningPeer, folder: Path, as_bytes: bool) -> Start:
     if not own_models.is_model_folder(folder):
         raise UserError(f"--from: {folder} is no folder with a {own_models.CONFIG}, and no job is called so")
     own = own_models.opened(folder, as_bytes)
-    tokenizer = None if own.tokenizer is None else peer.driver.blobs.add(own.tokenizer)
+    tokenizer = None if own.tokenizer is None else peer.driver.blobs.add_bytes(own.tokenizer)
     return Start(str(folder), own.model, tokenizer, stop=own.stop, write=own.write)
 
 

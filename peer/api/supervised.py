@@ -111,7 +111,7 @@ def with_set(
 ) -> tuple[JobSpec, corpus.Manifest]:
     """The job on this set, whose blobs are made, for so many rounds or else epochs."""
     digest = None if spec.tokenizer is None else corpus.digest_of(tokens)
-    manifest = pairs.manifest_of(records, digest, peer.driver.blobs.add)
+    manifest = pairs.manifest_of(records, digest, peer.driver.blobs.add_bytes)
     at_once = {"trainers": trainers_of(peer, spec.kind.role), "steps": spec.local_steps, "batch": spec.batch}
     rounds = rounds or preferences.rounds_of(epochs, len(tokens.trained), **at_once)
     return checked(peer, replace(spec, rounds=rounds, data=manifest.digest)), manifest

@@ -57,7 +57,7 @@ class ThisPeerAnswers(StatusRpc):
     async def status(self) -> StatusView:
         driver, members = self.peer.driver, self.peer.driver.state.members
         voters, member = VoterSet(members.voters), members.members.get(driver.signer.public)
-        links = self.peer.network.connected()
+        links = self.peer.network.connected_peers()
         problem = driver.witness.membership_problem or (NOT_DECIDED if member is None else "")
         halted = why_halted(driver.replica, member, problem, driver.rules.why_version_unsupported(driver.state))
         waiting, suspended = self._why_waiting(), suspension(driver.signer.public, driver.state)
@@ -70,7 +70,7 @@ class ThisPeerAnswers(StatusRpc):
             role=self.peer.config.role,
             version=VERSION,
             address=(self.peer.addresses() or (self.peer.network.address,))[0],
-            unreached=tuple(_dial(dial, driver.events.names) for dial in self.peer.network.unreached()),
+            unreached=tuple(_dial(dial, driver.events.names) for dial in self.peer.network.unreached_addresses()),
             data_directory=str(self.peer.config.data_directory),
             process=os.getpid(),
             height=driver.state.height,
@@ -94,15 +94,15 @@ class ThisPeerAnswers(StatusRpc):
             limited=own_limits(driver.signer.public, driver.state.jobs),
             no_room=driver.workshop.room.told,
             parameters_max=driver.state.module_state(NetworkState).parameters_max,
-            reachable=self.peer.network.reachable,
+            reachable=self.peer.network.reachability,
             listening=self.peer.network.addresses,
-            told=self.peer.network.told,
+            told=self.peer.network.announced_addresses,
             asides=tuple(OptionalServiceView(aside.name, aside.works, aside.text) for aside in self.peer.asides),
             late=driver.witness.why_late(driver.state.jobs.running()),
         )
 
     def _why_waiting(self) -> str:
-        driver, hearing, heard = self.peer.driver, self.peer.hearing, self.peer.network.heard()
+        driver, hearing, heard = self.peer.driver, self.peer.hearing, self.peer.network.live_peers()
         waiting = hearing.partition(driver.events.names) or why_waiting(driver.node, heard)
         stalled = why_stalled(driver.node, heard, driver.witness.awaits_seconds, driver.now())
         gaps = hearing.gaps(driver.events.names) if stalled else ""
@@ -124,7 +124,7 @@ class ThisPeerAnswers(StatusRpc):
     async def stats(self) -> StatsView:
         driver, traffic = self.peer.driver, self.peer.network.traffic()
         first = driver.witness.first_decision_at
-        refused = dict(self.peer.network.refused())
+        refused = dict(self.peer.network.refusal_counts())
         for reason, count in driver.node.refused.items():
             refused[reason] = refused.get(reason, 0) + count
         evidence = await trio.to_thread.run_sync(driver.store.evidence)
@@ -137,8 +137,8 @@ class ThisPeerAnswers(StatusRpc):
             decision_ms_p50=_percentile(tuple(driver.witness.decision_seconds), 50),
             decision_ms_p99=_percentile(tuple(driver.witness.decision_seconds), 99),
             seconds_to_first_decision=None if first is None else first - driver.witness.started_at,
-            bytes_sent=_by_kind(traffic.sent, traffic.blobs_sent, traffic.reveals_sent),
-            bytes_received=_by_kind(traffic.received, traffic.blobs_received, traffic.reveals_received),
+            bytes_sent=_by_kind(traffic.sent, traffic.blobs_sent, traffic.audit_bytes_sent),
+            bytes_received=_by_kind(traffic.received, traffic.blobs_received, traffic.audit_bytes_received),
             refused=refused,
             evidence=tuple(f"{peer_id(first.signer)}" for first, _ in evidence),
             transactions_pending=len(driver.ledger.mempool),
@@ -162,7 +162,7 @@ class ThisPeerAnswers(StatusRpc):
             suspended=_suspended(state),
             failed=tuple(failures(state, state.height)),
             without_progress=tuple(without_progress(state, state.height)),
-            unheard=[peer_id(key) for key in state.members.voters if key not in {self.peer.me, *self.peer.network.heard()}],
+            unheard=[peer_id(key) for key in state.members.voters if key not in {self.peer.me, *self.peer.network.live_peers()}],
         )
         return self.peer.alerts.note(causes(look), time.time_ns() // 1_000_000)
 

@@ -8,13 +8,13 @@ from ledger.jobs import JobsState
 from protocol.verdicts import ABSENT
 from rlhf.objectives import OF_PAIRS
 from rlhf.tracing import Learned, Round
-from storage.store import Store
+from storage.ledger_store import LedgerStore
 from training.spec import JobSpec
 
 ACCEPTED = "accept"  # among the verdicts of a round that is stored
 
 
-def learned(jobs: JobsState, store: Store) -> Iterator[Learned]:
+def learned(jobs: JobsState, store: LedgerStore) -> Iterator[Learned]:
     """In the order in which they were started."""
     for key, job in sorted(jobs.jobs.items(), key=lambda item: item[1].started_height):
         spec = JobSpec.decode(job.spec)
@@ -23,8 +23,8 @@ def learned(jobs: JobsState, store: Store) -> Iterator[Learned]:
             yield Learned(key, spec, rounds, job.round - len(rounds))
 
 
-def _round(store: Store, job: bytes, number: int) -> Round | None:
-    closed = store.round(job, number)
+def _round(store: LedgerStore, job: bytes, number: int) -> Round | None:
+    closed = store.closed_round(job, number)
     if closed is None:
         return None
     return Round(number, {trainer: said == ACCEPTED for trainer, said in closed.verdicts.items() if said != ABSENT})

@@ -172,7 +172,7 @@ class Tuning:
         )
         spec = checked(self.peer, replace(spec, **completed(presets.PPO | {"rounds": self.iterations} | said)))
         if self.words:
-            self.peer.driver.blobs.add(self.words)
+            self.peer.driver.blobs.add_bytes(self.words)
         return spec
 
     def _prompt_problem(self, own: PpoTerms, before: JobSpec, learned: pairs.Pairs | None) -> str:

@@ -35,7 +35,7 @@ from protocol.errors import LostVotesError, UserError
 from protocol.identity import Identity, parse_peer_id, peer_id, short_id
 from protocol.limits import NAME_CHARACTERS_MAX
 from protocol.name_validation import name_problem
-from storage import durable
+from storage import durable_files
 from storage.regular_files import require_writable_kind
 
 if TYPE_CHECKING:
@@ -86,11 +86,11 @@ def rekey(options: argparse.Namespace) -> None:
 def _voters(directory: DataDirectory, genesis: Genesis) -> VoterSet:
     """Those of now, as far as this peer knows."""
     from peer.features import rules_of
-    from storage.store import Store
+    from storage.ledger_store import LedgerStore
     from training.host import ModelHost
 
-    with contextlib.closing(Store(directory.ledger, genesis.chain_id)) as store:
-        encoded = store.state()
+    with contextlib.closing(LedgerStore(directory.ledger, genesis.chain_id)) as store:
+        encoded = store.encoded_state()
     rules = rules_of(genesis, ModelHost(directory.models))
     return VoterSet(rules.restore_state(encoded).members.voters)
 
@@ -163,7 +163,7 @@ def join(options: argparse.Namespace) -> int:
         genesis = codec.encode(invitation.genesis)
         if not (directory.genesis.exists() and directory.read_genesis() == genesis):  # the same command may be given again
             directory.write_genesis(genesis)
-        with storage_errors(directory.path), durable.writing(directory.path / "invitation", 0o600) as stream:
+        with storage_errors(directory.path), durable_files.atomic_write(directory.path / "invitation", 0o600) as stream:
             stream.write(options.invite.strip().encode() + b"\n")
         _keep_settings(options, directory, _addresses(config, invitation))
     options.bootstrap = ",".join(_addresses(config, invitation))
@@ -184,7 +184,7 @@ def _keep_settings(options: argparse.Namespace, directory: DataDirectory, bootst
         said["bootstrap"] = bootstrap
     written = _settings_from(load({}, {}, file), str(file)) if file.exists() else {}
     if written | said != written:
-        with storage_errors(file), durable.writing(file) as stream:
+        with storage_errors(file), durable_files.atomic_write(file) as stream:
             stream.write("".join(f"{name} = {toml(value)}\n" for name, value in (written | said).items()).encode())
 
 

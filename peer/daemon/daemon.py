@@ -54,8 +54,8 @@ from peer.worker.supervisor import Worker
 from protocol.api import PeerApi
 from protocol.errors import RemoteProtocolError, StorageError, UserError
 from protocol.identity import Ed25519Verifier
-from storage.blobs import Blobs
-from storage.store import Store
+from storage.disk_blob_store import DiskBlobStore
+from storage.ledger_store import LedgerStore
 from training.data.text_files import read_text
 from training.host import ModelHost
 from transport.swarm import Swarm
@@ -92,8 +92,8 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
         remembered = addressbook.load(book, lambda text: events.add("warning", text))
         if unlinked := why_unlinked(config, remembered):
             raise UserError(unlinked)
-        store = Store(directory.ledger, genesis.chain_id)
-        blobs = Blobs(directory.blobs, directory.buffers)
+        store = LedgerStore(directory.ledger, genesis.chain_id)
+        blobs = DiskBlobStore(directory.blobs, directory.buffers)
         texts = directory.path / "texts"
         texts.mkdir(exist_ok=True)
         invitation = _invitation(directory)
@@ -155,7 +155,7 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
                 genesis=genesis,
                 driver=driver,
                 network=network,
-                addresses=lambda: own_addresses(network.addresses, config.advertise, network.outside),
+                addresses=lambda: own_addresses(network.addresses, config.advertise, network.external_address),
                 worker=worker,
                 stop_daemon=stopped.set,
                 set_standing=lambda stands: setattr(membership, "stands", stands),
@@ -234,7 +234,7 @@ async def _watch(api: PeerApi) -> None:
 
 
 def _of_members(network: Swarm, driver: Driver) -> dict[bytes, str]:
-    return {peer: address for peer, address in network.claims().items() if peer in driver.state.members.members}
+    return {peer: address for peer, address in network.peer_addresses().items() if peer in driver.state.members.members}
 
 
 def configured_round_work(config: Config, worker: Worker | None, texts: Path, driver: Callable[[], Driver]) -> RoundWork:

@@ -10,7 +10,7 @@ from typing import Final
 import trio
 
 from protocol.errors import LostVotesError, StorageError
-from storage.durable import is_descriptor_shortage
+from storage.durable_files import is_descriptor_shortage
 
 RETRY_SECONDS: Final = 5.0  # until a task that failed runs again: a full table of descriptors is often a matter of seconds
 FAULTS: Final = (OSError, StorageError, sqlite3.Error)

@@ -13,23 +13,23 @@ from pathlib import Path
 from peer.settings.config import Config
 from protocol.addresses import expand_wildcards
 from protocol.limits import ADVERTISED_MAX
-from transport.aside import Aside
-from transport.mdns import Mdns
+from transport.discovery.mdns import Mdns
+from transport.discovery.optional_service import OptionalService
+from transport.discovery.upnp import Upnp
 from transport.swarm import Swarm
-from transport.upnp import Upnp
 
 log = logging.getLogger("peer")
 
 GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux, netdevice(7)
 
 
-def asides(config: Config, chain_id: bytes, network: Swarm, tell: Callable[[str], None]) -> list[Aside]:
+def asides(config: Config, chain_id: bytes, network: Swarm, tell: Callable[[str], None]) -> list[OptionalService]:
     """What the settings ask for to be found."""
-    found = list[Aside]()
+    found = list[OptionalService]()
     if config.upnp:
-        found.append(Upnp(lambda: network.addresses, network.set_outside, tell))
+        found.append(Upnp(lambda: network.addresses, network.set_external_address, tell))
     if config.mdns:
-        found.append(Mdns(chain_id, lambda: network.addresses, hosts, network.found, tell))
+        found.append(Mdns(chain_id, lambda: network.addresses, hosts, network.add_local_address, tell))
     return found
 
 

@@ -16,7 +16,7 @@ from peer.settings.datadir import DataDirectory
 from protocol import codec
 from protocol.errors import FolkmootError
 from protocol.messages import Judgement, Vouch
-from storage.store import Store
+from storage.ledger_store import LedgerStore
 from training.data.corpus import Manifest, text_path
 from training.host import ModelHost, directory_of
 from training.replicated.model import ReplicatedModel
@@ -30,32 +30,32 @@ class Disk:
         self._directory = DataDirectory(path)
         genesis = Genesis.decode(self._directory.read_genesis())
         self._rules = rules_of(genesis, ModelHost(self._directory.models))
-        self._store = Store(self._directory.ledger, genesis.chain_id)
+        self._store = LedgerStore(self._directory.ledger, genesis.chain_id)
 
     def close(self) -> None:
         self._store.close()
 
     @property
     def state(self) -> LedgerState:
-        return self._rules.restore_state(self._store.state())
+        return self._rules.restore_state(self._store.encoded_state())
 
     def state_with_rows(self) -> LedgerState:
         state = self.state
-        self._store.rows.attach(state.tables)
+        self._store.rows.attach_tables(state.tables)
         return state
 
     def roots(self) -> dict[int, str]:
-        return {height: root.hex() for height, root in self._store.roots().items()}
+        return {height: root.hex() for height, root in self._store.state_roots().items()}
 
     def model_roots(self) -> dict[tuple[str, int], str]:
-        return {(item.job.hex(), item.round): item.model_root.hex() for item in self._store.rounds(1_000_000)}
+        return {(item.job.hex(), item.round): item.model_root.hex() for item in self._store.closed_rounds(1_000_000)}
 
     def job(self, job: str) -> Job:
         return self.state.jobs.jobs[bytes.fromhex(job)]
 
     def vouches(self, job: str) -> list[tuple[bytes, Judgement]]:
         """(voter, judgement) of each vouch in the blocks that this peer holds."""
-        decided = filter(None, map(self._store.get_decision, self._store.roots()))
+        decided = filter(None, map(self._store.get_decision, self._store.state_roots()))
         closings = (closing for block in decided for closing in decode_body(block.decode().body).round_certificates)
         signed = (vouch for closing in closings if closing.job == bytes.fromhex(job) for vouch in closing.vouches)
         decoded = ((vouch.signer, codec.decode_message(vouch.body, (Vouch,))) for vouch in signed)
@@ -81,7 +81,7 @@ class Disk:
 
     def figures(self, job: str, name: str) -> dict[int, float]:
         """By round, what this peer has measured under this name."""
-        measured = self._store.measured(bytes.fromhex(job))
+        measured = self._store.measurements(bytes.fromhex(job))
         return {number: figures[name] for number, figures in measured.items() if name in figures}
 
 

@@ -11,7 +11,7 @@ import trio
 from peer.doctor.findings import Finding, ok, warning
 from peer.settings.config import Config
 from protocol.api import OptionalServiceView
-from transport.upnp import Gateway, Router, RouterError
+from transport.discovery.upnp import Gateway, Router, RouterError
 
 PACKAGES: Final = {"upnp": "miniupnpc", "mdns": "zeroconf"}
 LOOK_SECONDS: Final = 15.0  # for a router to answer: the library waits some seconds for each of its steps
@@ -41,8 +41,8 @@ async def of_stopped(config: Config, make_router: Callable[[], Router] = Gateway
 async def _of_router(make_router: Callable[[], Router]) -> Finding:
     def outside() -> str:
         router = make_router()
-        router.find()
-        return router.outside()
+        router.discover_router()
+        return router.external_address()
 
     try:
         with trio.fail_after(LOOK_SECONDS):

@@ -18,9 +18,9 @@ import trio
 from protocol.addresses import parse_address
 from protocol.errors import RemoteProtocolError
 from protocol.identity import WIRE_VERSIONS, Identity
-from transport.framing import Message
-from transport.noise import KeyPair
-from transport.session import Established, OtherVersion, Session
+from transport.wire.framing import Message
+from transport.wire.noise import KeyPair
+from transport.wire.noise_session import NoiseSession, PeerAuthenticated, WireVersionMismatch
 
 CALL_SECONDS: Final = 5.0  # for connection and handshake together: slower links are no use to a vote either
 READ_BYTES: Final = 4_096  # a handshake has a tenth of that
@@ -51,7 +51,7 @@ async def call(address: str, chain_id: bytes, expected: bytes | None = None, ver
         with trio.fail_after(CALL_SECONDS):
             async with await trio.open_tcp_stream(host, port) as stream:
                 return Answer(address, await _shaken(stream, chain_id, expected, versions))
-    except OtherVersion as error:
+    except WireVersionMismatch as error:
         older = [version for version in versions if version <= error.version < error.ours]
         if error.version in older:  # as the peer itself does
             return await call(address, chain_id, expected, older)
@@ -67,17 +67,17 @@ async def call(address: str, chain_id: bytes, expected: bytes | None = None, ver
 
 
 async def _shaken(stream: trio.SocketStream, chain_id: bytes, expected: bytes | None, versions: Sequence[int]) -> bytes:
-    static, ephemeral = (KeyPair.of(secrets.token_bytes(32)) for _ in range(2))
+    static, ephemeral = (KeyPair.from_private(secrets.token_bytes(32)) for _ in range(2))
     me = Identity.generate()
-    session = Session(me, chain_id, initiator=True, static=static, ephemeral=ephemeral, expected=expected, versions=versions)
-    events: list[Established | Message] = []
+    session = NoiseSession(me, chain_id, initiator=True, static=static, ephemeral=ephemeral, expected=expected, versions=versions)
+    events: list[PeerAuthenticated | Message] = []
     while not events:
         await stream.send_all(session.data_to_send())
         if not (data := await stream.receive_some(READ_BYTES)):
             raise trio.BrokenResourceError("closed by the peer")
         events = session.receive(data)
     await stream.send_all(session.data_to_send())  # the proof of our key: without it the peer would tell of a broken handshake
-    assert isinstance(events[0], Established)
+    assert isinstance(events[0], PeerAuthenticated)
     return events[0].peer
 
 

@@ -27,7 +27,7 @@ from protocol.api import AlertCause, AlertSeverity, AlertView, StatusView
 from protocol.errors import NotRunningError, RemoteProtocolError, UserError
 from protocol.identity import parse_peer_id
 from protocol.prometheus_metrics import why_unhealthy
-from transport.reachability import Reachable
+from transport.discovery.reachability import ReachabilityState
 
 ANSWER_SECONDS: Final = 10.0  # for all questions to the peer that runs: each takes some hundredths
 LOG = "`peer log` says what came before"
@@ -124,7 +124,7 @@ async def _of_running(settings: Settings, directory: DataDirectory, genesis: Gen
         own += await of_own_port(address, chain_id, key)
     own += await of_told(config.advertise, chain_id, key, are_reached=False)  # their host may be wrong although others dial back
     found = [address for address in status.told if address not in (*status.listening, *config.advertise)]
-    own += await of_told(found, chain_id, key, are_reached=status.reachable == Reachable.DIRECT)
+    own += await of_told(found, chain_id, key, are_reached=status.reachable == ReachabilityState.DIRECT)
     return [
         *own,
         *asides.of_running(status.asides),

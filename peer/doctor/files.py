@@ -14,7 +14,7 @@ from peer.doctor.findings import Finding, fault, ok, refused, warning
 from peer.settings.datadir import DataDirectory
 from protocol.errors import LostVotesError, RemoteProtocolError, UserError
 from protocol.identity import peer_id
-from storage.store import Looked
+from storage.ledger_store import ReadOnlyStore
 
 NO_PEER = "make a peer there with `peer init` or `peer join`, or name another place with --data-dir"
 
@@ -74,7 +74,7 @@ def last_block_ms(directory: DataDirectory, genesis: Genesis) -> tuple[int | Non
     if not directory.ledger.exists() and not directory.ledger.with_name("ledger.sqlite.committed").exists():
         return None, []  # it has never run
     try:
-        with contextlib.closing(Looked(directory.ledger, genesis.chain_id)) as store:
+        with contextlib.closing(ReadOnlyStore(directory.ledger, genesis.chain_id)) as store:
             if store.is_older:
                 text = f"{directory.ledger} is whole, of format {store.version}: the next start brings it to the present one"
                 return None, [ok("data", f"{text}; its blocks were not read")]

@@ -14,7 +14,7 @@ from peer.doctor.findings import Finding, fault, ok, warning
 from protocol.addresses import format_address, format_listen_error, parse_address
 from protocol.errors import UserError
 from protocol.identity import parse_peer_id, short_id
-from transport.reachability import Reachable
+from transport.discovery.reachability import ReachabilityState
 
 CALLS_MAX: Final = 16  # addresses that are dialed, the named ones first: the book holds 64
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # by wildcard
@@ -74,9 +74,9 @@ async def of_told(told: Sequence[str], chain_id: bytes, me: bytes, *, are_reache
 
 def of_reachability(said: str) -> list[Finding]:
     """What other peers have found who dialed back. Too few have, at first."""
-    if said == Reachable.DIRECT:
+    if said == ReachabilityState.DIRECT:
         return [ok("port", "others reach this peer, as they say")]
-    if said == Reachable.RELAYED:
+    if said == ReachabilityState.RELAYED:
         advice = "forward its port in the router, open it in the firewall, name the outside with --advertise"
         return [warning("port", "others do not reach this peer, as they say: it links where it dials, or over members", advice)]
     return []

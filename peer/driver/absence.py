@@ -26,7 +26,7 @@ from peer.settings.invitation import DAY_MS
 from protocol.errors import UserError
 from protocol.identity import parse_peer_id, peer_id, short_id
 from protocol.limits import MEMBERS_MAX
-from storage import durable
+from storage import durable_files
 from transport.network import Network
 
 LOOK_SECONDS = 30  # twice the silence after which a peer counts as not heard, unless settings say otherwise
@@ -78,16 +78,16 @@ class Absence:
 
     def save(self) -> None:
         self._saved, self._unsaved = dict(self._silent), 0
-        with storage_errors(self._file), durable.writing(self._file) as stream:
+        with storage_errors(self._file), durable_files.atomic_write(self._file) as stream:
             stream.write("".join(f"{peer_id(key)} {seconds}\n" for key, seconds in self._saved.items()).encode())
 
     def look(self) -> bytes | None:
         """Takes in whom this peer hears; the member to wish about now."""
         members, me = self._members(), self._network.me
         voters = VoterSet(members.voters)
-        hears_quorum = len((self._network.heard() | {me}) & voters.members) >= voters.quorum
+        hears_quorum = len((self._network.live_peers() | {me}) & voters.members) >= voters.quorum
         counts, self._heard_quorum = hears_quorum and self._heard_quorum, hears_quorum
-        heard = {me, *self._network.heard(), *self._signers(), *self._have_said(members)}
+        heard = {me, *self._network.live_peers(), *self._signers(), *self._have_said(members)}
         silent = {
             key for key in members.members if key not in heard and members.is_current_key(key) and not members.has_no_duties(key)
         }

@@ -14,7 +14,7 @@ import trio
 
 from consensus.effects import SendBlock, SendDecisions, read_requested_blocks
 from protocol import codec
-from storage.store import Store
+from storage.ledger_store import LedgerStore
 from transport.network import Network, Priority
 
 REQUESTS_MAX = 32  # of one peer, as many as the node grants at once; what is beyond is asked for again
@@ -24,7 +24,7 @@ Request = SendDecisions | SendBlock
 
 
 class Answering:
-    def __init__(self, store: Store, network: Network) -> None:
+    def __init__(self, store: LedgerStore, network: Network) -> None:
         self._store, self._network = store, network
         self._asked: OrderedDict[bytes, deque[Request]] = OrderedDict()  # by peer, whose turn it is first
         self._more = trio.Event()
@@ -44,16 +44,16 @@ class Answering:
                     await self._more.wait()
                 continue
             answers, seconds = await trio.to_thread.run_sync(self._read, request)
-            self._network.spent(request.to, seconds)
+            self._network.charge_cpu(request.to, seconds)
             priority = Priority.CONTROL if isinstance(request, SendDecisions) else Priority.VOTE
             for data in answers:
                 self._network.send(request.to, data, priority)
 
     def _next(self) -> tuple[Request | None, float]:
         """What is answered now; or in how many seconds something may be."""
-        linked, pause = self._network.connected(), math.inf
+        linked, pause = self._network.connected_peers(), math.inf
         for peer, requests in tuple(self._asked.items()):
-            wait = self._network.waits(peer) if peer in linked else 0.0
+            wait = self._network.cpu_wait_seconds(peer) if peer in linked else 0.0
             if wait > 0:
                 pause = min(pause, wait)
                 continue

@@ -51,7 +51,7 @@ from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError
 from protocol.identity import short_id
 from protocol.units import round_number
 from protocol.verdicts import INVALID_UPDATES_REASON, OBJECTIVE_CODES_FIRST, ReplayFinding, verdict_label
-from storage.blobs import JOB_BYTES
+from storage.disk_blob_store import JOB_BYTES
 from training.spec import JobSpec
 
 # an auditor asks at least so long before it says `withheld`, if earlier audits of that trainer took its time
@@ -107,7 +107,7 @@ class Auditing:
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._wake_when_applied)
             self._nursery.start_soon(self._volunteer)
-            verify = partial(trio.to_thread.run_sync, self._driver.blobs.verify_together, abandon_on_cancel=True)
+            verify = partial(trio.to_thread.run_sync, self._driver.blobs.verify_retained, abandon_on_cancel=True)
             self._nursery.start_soon(verify)  # beside the votes: it may be many gigabytes
             while True:
                 self._wake = trio.Event()
@@ -243,7 +243,7 @@ class Auditing:
             step = min(1.0, seconds)
             await trio.sleep_until(due := trio.current_time() + step)
             is_late = trio.current_time() > due + LATE_SECONDS_MAX  # what has come waits to be read: the trainer cannot help that
-            voters, heard = self._driver.state.members.round_voters, self._driver.network.connected()
+            voters, heard = self._driver.state.members.round_voters, self._driver.network.connected_peers()
             is_in_touch = sum(other in heard or other == self._me for other in voters) >= quorum(len(voters))
             if is_in_touch and not is_late and not self._is_behind and key in self._turns.now:
                 # A trainer's uplink shows something of each job side by side.
@@ -265,7 +265,7 @@ class Auditing:
 
     def _release(self, due: AuditDuty) -> None:
         if (due.job, due.round) not in (*self._shown, *(key[:2] for key in self._running)):
-            self._driver.blobs.release(audit_of(due.job, due.round))
+            self._driver.blobs.release_owner(audit_of(due.job, due.round))
         self._has_ended = True
         self._wake.set()
 
@@ -292,7 +292,7 @@ class Auditing:
         if model.root != due.proposal.model_root:
             raise _Unable(f"the model before round {round_number(due.round)} that is here has another root")
         directory = driver.host.directory(due.job, due.round)
-        return Round(self._me, model.spec, model, directory, driver.blobs, driver.network.fetch)
+        return Round(self._me, model.spec, model, directory, driver.blobs, driver.network.fetch_blob)
 
     async def _opened(self, key: bytes, until: int, window: int) -> None:
         """Returns when that round of the job has opened, or all rounds are taken. After the job's end it returns once as much
@@ -317,8 +317,8 @@ class Auditing:
     def _seconds_of(self, key: bytes, job: Job, count: int) -> float:
         """How long the last so many rounds of a job that ended took, by the times of the blocks that began and closed them."""
         store, last = self._driver.store, job.round - 1
-        first = store.round(key, last - count)
-        begun, closed = first.height if first else job.started_height if last < count else None, store.round(key, last)
+        first = store.closed_round(key, last - count)
+        begun, closed = first.height if first else job.started_height if last < count else None, store.closed_round(key, last)
         times = list[int]()
         for height in (begun, closed.height if closed else None):
             header = None if height is None else store.get_header(height)
@@ -384,12 +384,12 @@ class Auditing:
         busy = {*disputes, *(key[:2] for key in self._running)}
         for of in [of for of in self._shown if of not in busy]:
             self._shown.remove(of)
-            self._driver.blobs.release(audit_of(*of))
+            self._driver.blobs.release_owner(audit_of(*of))
         if self._has_ended and not self._running:
             self._has_ended = False
             await trio.to_thread.run_sync(self._driver.workshop.delete_passed)
         # What is here is listed before the state is looked at: the files of a round that opens meanwhile stay.
-        kept = await trio.to_thread.run_sync(self._driver.blobs.kept_together)
+        kept = await trio.to_thread.run_sync(self._driver.blobs.retained_rounds)
         computing = self._driver.workshop.role.computing
         sealed = await trio.to_thread.run_sync(losses.listed, computing.texts) if computing else set[Path]()
         state = self._driver.state

@@ -105,17 +105,17 @@ class DriverDesk:
         return await self.author.submit(kind, content)
 
     async def fetch(self, digest: bytes, size_max: int, sources: Iterable[bytes] = ()) -> None:
-        await self.driver.network.fetch(digest, size_max, sources)
-        self.driver.blobs.keep(digest)
+        await self.driver.network.fetch_blob(digest, size_max, sources)
+        self.driver.blobs.pin_blob(digest)
 
     def read(self, digest: bytes, size_max: int) -> bytes:
-        return self.driver.blobs.read_whole(digest, size_max)
+        return self.driver.blobs.read_blob(digest, size_max)
 
     def delete(self, digest: bytes) -> None:
-        self.driver.blobs.delete(digest)
+        self.driver.blobs.delete_blob(digest)
 
     def keep(self, data: bytes) -> bytes:
-        return self.driver.blobs.add(data)
+        return self.driver.blobs.add_bytes(data)
 
     def tell(self, text: str) -> None:
         self.driver.events.add(self.part, text)

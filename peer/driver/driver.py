@@ -43,12 +43,12 @@ from protocol.limits import MESSAGE_BYTES_MAX
 from protocol.messages import Decision, GetRound, LightBlock, Proposal
 from protocol.units import round_number
 from protocol.verdicts import Verdict, find_verdict_by_label
-from storage.blobs import Blobs
-from storage.store import Store, StoredRound
+from storage.disk_blob_store import DiskBlobStore
+from storage.ledger_store import LedgerStore, StoredRound
 from training import starts
 from training.host import JudgedRound, ModelHost
 from training.spec import JobSpec
-from transport.network import Connected, Copied, Disconnected, Event, Network, Priority, Received
+from transport.network import DataReceived, DuplicateIdentity, Network, NetworkEvent, PeerConnected, PeerDisconnected, Priority
 
 log = logging.getLogger("peer")
 
@@ -81,8 +81,8 @@ class Driver:
         self,
         signer: Signer,
         genesis: Genesis,
-        store: Store,
-        blobs: Blobs,
+        store: LedgerStore,
+        blobs: DiskBlobStore,
         host: ModelHost,
         network: Network,
         role: RoundWork,
@@ -139,7 +139,7 @@ class Driver:
         self.applied = trio.Event()  # set and replaced when a block was applied
         self._applying, self._applying_ended = trio.CancelScope(), trio.Event()
         self._restores: _Restores | None = None
-        self._copied: Copied | None = None  # a restored node must know it, too
+        self._copied: DuplicateIdentity | None = None  # a restored node must know it, too
 
     def _restored_node(self, measured: Measured | None = None) -> Node:
         """As the store says that this peer stopped."""
@@ -151,8 +151,8 @@ class Driver:
         return Node(self.signer, self.rules, ledger, restart, self._verifier, spoken, accepted, *known)
 
     def _restored_ledger(self) -> LedgerApplication:
-        state = self.rules.restore_state(self.store.state())
-        self.store.rows.attach(state.tables)
+        state = self.rules.restore_state(self.store.encoded_state())
+        self.store.rows.attach_tables(state.tables)
         last = self.store.get_decision(state.height)
         return LedgerApplication(self.rules, state, last.decode().state_root if last else state.state_root)
 
@@ -209,22 +209,22 @@ class Driver:
 
     async def _listen(self) -> None:
         async for event in self.network.events:
-            if isinstance(event, Received) and is_about_snapshots(event.data):
+            if isinstance(event, DataReceived) and is_about_snapshots(event.data):
                 self.snapshots.received(event.peer, event.data)
                 self.network.worked(event.peer, 0.0)  # what is read for it comes later
-            elif isinstance(event, Received) and self._verification.wants(event):
+            elif isinstance(event, DataReceived) and self._verification.wants(event):
                 self._verification.put(event)
             else:
                 await self._deliver(event)
 
-    async def _deliver(self, event: Event) -> None:
+    async def _deliver(self, event: NetworkEvent) -> None:
         while self._inbox_bytes > INBOX_BYTES_MAX:
             await self._inbox_room.wait()
-        self._inbox_bytes += len(event.data) if isinstance(event, Received) else 0
+        self._inbox_bytes += len(event.data) if isinstance(event, DataReceived) else 0
         await self._inbox_send.send(event)
 
     def _took(self, item: Item) -> Item:
-        if isinstance(item, Received):
+        if isinstance(item, DataReceived):
             self._inbox_bytes -= len(item.data)
             room, self._inbox_room = self._inbox_room, trio.Event()
             room.set()
@@ -259,12 +259,12 @@ class Driver:
         spent = [(peer, seconds) for peer, times in self.node.spent.items() for seconds in times]
         # What a turn costs beside its messages they pay in equal parts, unless this peer had something of its own to do in it.
         rest = (time.thread_time() - started - sum(seconds for _, seconds in spent)) / max(1, len(items))
-        rest *= all(isinstance(item, Received | Connected | Disconnected) for item in items)
+        rest *= all(isinstance(item, DataReceived | PeerConnected | PeerDisconnected) for item in items)
         for peer, seconds in spent:
             self.network.worked(peer, seconds + rest)
         for item in items:
-            if isinstance(item, Connected):
-                self.network.spent(item.peer, rest)
+            if isinstance(item, PeerConnected):
+                self.network.charge_cpu(item.peer, rest)
         for fault in turn.faults:
             self._drop(fault.peer, fault.error)
         self.snapshots.check(turn.decided_blocks)
@@ -294,15 +294,15 @@ class Driver:
 
     def _note_links(self, items: Sequence[Item]) -> None:
         for item in items:
-            if isinstance(item, Copied):
+            if isinstance(item, DuplicateIdentity):
                 self._copied = item
-            elif isinstance(item, Connected | Disconnected):
-                what = "connected to" if isinstance(item, Connected) else "lost the link to"
+            elif isinstance(item, PeerConnected | PeerDisconnected):
+                what = "connected to" if isinstance(item, PeerConnected) else "lost the link to"
                 self._tell("peer", f"{what} {short_id(item.peer)}", item.peer)
 
     def _drop(self, peer: bytes, error: RemoteProtocolError) -> None:
         self._tell("warning", f"dropped {short_id(peer)}: {error}", peer, reason=error.reason)
-        self.network.drop(peer, error)
+        self.network.ban_peer(peer, error)
 
     def _tell(self, kind: str, text: str, peer: bytes, **fields: str) -> None:
         """An event, unless it is about a stranger: they could push out all that a person should see."""
@@ -383,29 +383,29 @@ class Driver:
             begun = transition.state.jobs.jobs[job]
             await self._fetch_start(JobSpec.decode(begun.spec), transition.state.members.voters)
             await self.workshop.room.look(job, begun)
-            roots[job] = await trio.to_thread.run_sync(self.host.create, job, begun.spec, self.blobs.read)
+            roots[job] = await trio.to_thread.run_sync(self.host.create, job, begun.spec, self.blobs.read_range)
         for job, back in transition.rolled_back.items():
             roots[job] = await trio.to_thread.run_sync(self.host.roll_back, job, back.anchor.round, back.round)
         for closed in transition.model_steps:
             for signed in closed.proposals:
                 proposal = codec.decode_message(signed.body, (Proposal,))
-                self.blobs.keep(proposal.payload)  # also before, or it might go while it seems to be here
-                await self.network.fetch(proposal.payload, proposal.payload_bytes, (signed.signer, *closed.ballots))
-                self.blobs.keep(proposal.payload)
-            roots[closed.job] = await trio.to_thread.run_sync(self.host.step, closed, self.blobs.read)
+                self.blobs.pin_blob(proposal.payload)  # also before, or it might go while it seems to be here
+                await self.network.fetch_blob(proposal.payload, proposal.payload_bytes, (signed.signer, *closed.ballots))
+                self.blobs.pin_blob(proposal.payload)
+            roots[closed.job] = await trio.to_thread.run_sync(self.host.step, closed, self.blobs.read_range)
         return roots
 
     async def _fetch_start(self, spec: JobSpec, voters: Sequence[bytes]) -> None:
         """The parameters of the first model, if they are a blob: q of these voters have said that they hold it."""
         if spec.start is not None:
-            await self.network.fetch(spec.start, starts.bytes_of(spec), voters)
-            self.blobs.keep(spec.start)
+            await self.network.fetch_blob(spec.start, starts.bytes_of(spec), voters)
+            self.blobs.pin_blob(spec.start)
 
     def _recover_models(self) -> None:
         """If the machine stopped, the last models may not have reached the disk."""
         for name, job in self.state.jobs.jobs.items():
             judged = partial(_judged_round, self.store, name, job.spec)
-            computed = self.host.recover(name, job.round, job.model_root, judged, self.blobs.read)
+            computed = self.host.recover(name, job.round, job.model_root, judged, self.blobs.read_range)
             if computed:
                 self.events.add("warning", f"computed {computed} rounds of {job.name} again that were not on the disk", job=name)
 
@@ -431,9 +431,9 @@ class Driver:
         self._nursery.start_soon(self._apply_decided)
         here = self._items_here(INBOX_MAX)
         self._note_links(here)
-        waiting = [item for item in here if isinstance(item, Received | Do)]
+        waiting = [item for item in here if isinstance(item, DataReceived | Do)]
         copied = [self._copied] if self._copied else []
-        await self._turn([*copied, *map(Connected, sorted(self.network.connected())), *waiting])
+        await self._turn([*copied, *map(PeerConnected, sorted(self.network.connected_peers())), *waiting])
         applied, self.applied = self.applied, trio.Event()
         applied.set()
         restores.done.set()
@@ -441,13 +441,13 @@ class Driver:
     def _install(self, restores: _Restores) -> bool:
         """The models first: until the store names them, nobody looks at them."""
         restored = restores.restored
-        if restored.is_overtaken(max(self.store.roots(), default=0), restores.repairs):
+        if restored.is_overtaken(max(self.store.state_roots(), default=0), restores.repairs):
             return False
         restored.install_models()
         state, disproved = restored.state, first_disproved(self.store, restored)
         encoded = self.rules.encode_state(state)
         proof = restored.decisions, state.height, state.state_root, encoded, restored.headers, restores.links, disproved
-        self.store.restore(*proof, tables=state.tables)
+        self.store.restore_snapshot(*proof, tables=state.tables)
         return True
 
     # Rounds
@@ -486,7 +486,7 @@ class Driver:
         figures = self.witness.closed(closed, state, round.opened if round else None)
         if round is not None and self.replica.height <= state.height + CURRENT_HEIGHTS:
             self.witness.took_part(closed, state, self.signer.public, round)
-        self.store.measure_later(closed.job, closed.round, figures)
+        self.store.queue_measurements(closed.job, closed.round, figures)
 
 
 def _seconds_slept() -> float:
@@ -496,9 +496,9 @@ def _seconds_slept() -> float:
     return with_sleep - time.monotonic()
 
 
-def _judged_round(store: Store, job: bytes, spec: bytes, number: int) -> JudgedRound:
+def _judged_round(store: LedgerStore, job: bytes, spec: bytes, number: int) -> JudgedRound:
     """What a round's model step needs, from what `_stored_round` has kept and the block that closed it."""
-    stored = store.round(job, number)
+    stored = store.closed_round(job, number)
     decided = store.get_decision(stored.height) if stored else None
     if stored is None or decided is None:
         raise StorageError(

@@ -51,7 +51,7 @@ class Hearing:
         for peer in sorted(before & heard):
             self._tell(f"{short_id(peer)} is heard again", peer)
         if self._network.me in voters:
-            self._network.tell(
+            self._network.send_liveness_report(
                 LivenessReport(voters.hash, bits_of(voters, heard)), {peer for peer in links if members.is_current_key(peer)}
             )
 
@@ -68,14 +68,14 @@ class Hearing:
 
     def _heard(self, voters: VoterSet, links: Links) -> frozenset[bytes]:
         """Voters that are not suspected here. A link that has just ended may be made again: silence is what counts."""
-        after = trio.current_time() - self._network.pace.suspect_seconds
+        after = trio.current_time() - self._network.keepalive.suspect_seconds
         recent = {peer for peer, at in self._heard_at.items() if peer not in links and at > after}
         linked = {peer for peer, link in links.items() if not link.suspected}
         return voters.members & (linked | recent | {self._network.me})
 
     def _reports(self, voters: VoterSet, links: Links) -> dict[bytes, frozenset[bytes]]:
         """Whom other voters say that they hear, as far as these are heard themselves."""
-        found = {peer: link.hears for peer, link in links.items() if peer in voters and not link.suspected}
+        found = {peer: link.liveness_report for peer, link in links.items() if peer in voters and not link.suspected}
         return {peer: heard_of(voters, said.heard_voters) for peer, said in found.items() if said and said.voters == voters.hash}
 
     def matrix(self) -> ReachabilityMatrix:
@@ -83,7 +83,7 @@ class Hearing:
         it hears, and for others the seconds since it said so, with the silence that came before."""
         voters, links = self._take_in()
         now, me, reports = trio.current_time(), self._network.me, self._reports(voters, links)
-        borne = self._network.pace.suspect_seconds
+        borne = self._network.keepalive.suspect_seconds
 
         def seconds(observer: bytes, peer: bytes) -> float | None:
             if observer == me:
@@ -98,7 +98,7 @@ class Hearing:
     def partition(self, names: Names) -> str:
         """Names both sides, at a voter that is left with too few and has heard one of the others before; empty elsewhere."""
         (voters, links), me = self._take_in(), self._network.me
-        here, needed = (self._network.heard() | {me}) & voters.members, voters.quorum
+        here, needed = (self._network.live_peers() | {me}) & voters.members, voters.quorum
         silent = self._heard_at.keys() - self._heard(voters, links)
         if me not in voters or len(here) >= needed or not silent:
             return ""

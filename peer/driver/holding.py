@@ -51,7 +51,7 @@ class Holding:
             await self._fetched(spec)
             assert spec.start is not None
             size = self._driver.blobs.size(spec.start) or 0
-            problem = await trio.to_thread.run_sync(starts.problem, spec, size, self._driver.blobs.read)
+            problem = await trio.to_thread.run_sync(starts.problem, spec, size, self._driver.blobs.read_range)
             if problem is not None:
                 text = f"job {spec.name!r} cannot start, and this voter wants it to end: {problem}"
                 self._driver.events.add("warning", text, job=key)
@@ -83,5 +83,5 @@ class Holding:
                     self._driver.events.add("warning", f"job {spec.name!r} waits for this voter: {error}")
                 told = True
                 await trio.sleep(RETRY_SECONDS)
-        await self._driver.network.fetch(spec.start, size, ())
-        self._driver.blobs.keep(spec.start)
+        await self._driver.network.fetch_blob(spec.start, size, ())
+        self._driver.blobs.pin_blob(spec.start)

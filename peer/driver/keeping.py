@@ -44,16 +44,16 @@ class Keeping:
         async with self._places:
             if self.driver.blobs.size(digest) is None:
                 log.debug("%s names the blob %s, which is fetched", module, digest.hex()[:16])
-            await self.driver.network.fetch(digest, size_max, ())
-            self.driver.blobs.keep(digest)
+            await self.driver.network.fetch_blob(digest, size_max, ())
+            self.driver.blobs.pin_blob(digest)
 
     async def _replace(self, replaced: BlobReplacement) -> None:
         blobs = self.driver.blobs
         try:
-            old = await trio.to_thread.run_sync(blobs.read_whole, replaced.old, replaced.size_max)
+            old = await trio.to_thread.run_sync(blobs.read_blob, replaced.old, replaced.size_max)
             made = await trio.to_thread.run_sync(replaced.make, old)
         except MissingBlobError:  # as at most peers
             return
         if made is not None:
-            await trio.to_thread.run_sync(blobs.add, made)
-            await trio.to_thread.run_sync(blobs.delete, replaced.old)
+            await trio.to_thread.run_sync(blobs.add_bytes, made)
+            await trio.to_thread.run_sync(blobs.delete_blob, replaced.old)

@@ -135,7 +135,7 @@ class Membership:
         witness = self.driver.witness
         witness.membership_problem = witness.membership_problem or NOT_DECIDED
         is_known = self.invitation.invitation.signer in self.driver.state.members.voters
-        if not is_known or not self.driver.network.connected():
+        if not is_known or not self.driver.network.connected_peers():
             return
         if self.author.waits:  # what this peer asked for before a restart, which others have told it
             return

@@ -70,17 +70,17 @@ class Payloads:
 
     def _delete_refused(self, state: LedgerState) -> None:
         blobs, accepted = self.driver.blobs, cache(self._accepted)
-        for digest, rounds in blobs.lent().items():
+        for digest, rounds in blobs.round_references().items():
             if any(_is_open(*of, state) for of in rounds):
                 continue
             named = [accepted(*of) if _is_closed(*of, state) else () for of in rounds]
             # Who came by a snapshot does not know what a round has accepted, and others may ask for it.
-            blobs.take_back(digest, rounds, keeps=any(of is None or digest in of for of in named))
+            blobs.release_round_references(digest, rounds, keeps=any(of is None or digest in of for of in named))
 
     def _delete_forgotten(self, state: LedgerState) -> None:
         left, self._jobs = self._jobs - state.jobs.jobs.keys(), state.jobs.jobs.keys()
         if self._forgotten is None or left:
-            closed = self.driver.store.last_rounds()
+            closed = self.driver.store.last_round_by_job()
             left = closed.keys() - self._jobs if self._forgotten is None else left
             self._forgotten = (self._forgotten or {}) | {key: closed[key] for key in left if key in closed}
         for key, (last, height) in list(self._forgotten.items()):
@@ -102,7 +102,7 @@ class Payloads:
             passed.append(here)
         lately = self._named_lately(state) if passed else set()
         for digests in reversed(passed):
-            self.driver.blobs.drop(digest for digest in digests if digest not in lately)
+            self.driver.blobs.drop_blobs(digest for digest in digests if digest not in lately)
 
     def _named_lately(self, state: LedgerState) -> set[bytes]:
         """By the rounds that jobs go on from: a trainer may say again what an old round has accepted, and that stays."""
@@ -116,7 +116,7 @@ class Payloads:
 
     def _accepted(self, key: bytes, number: int) -> Sequence[bytes] | None:
         """Digests of a closed round's payloads; None if this peer came later."""
-        stored = self.driver.store.round(key, number)
+        stored = self.driver.store.closed_round(key, number)
         decided = None if stored is None else self.driver.store.get_decision(stored.height)
         if decided is None:
             return None

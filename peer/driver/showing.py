@@ -20,7 +20,7 @@ from ledger.ledger_state import LedgerState
 from protocol.limits import BLOB_CHUNK_BYTES
 from training.host import reveal_bytes_max
 from training.spec import AUDIT_BYTES_MAX, JobSpec
-from transport.exchange import REVEAL_CHUNKS_START
+from transport.blobs.blob_exchange import WINDOW_CHUNKS_START
 from transport.network import Network
 
 RATE_SECONDS = 20  # over which rates are measured: what the queues of a link take at once is little in so long
@@ -30,7 +30,7 @@ ASKING_SHARE = 1 / 4
 # That is not known of an auditor whose audits have just begun: a chunk of each of eight transfers takes as long at 2 Mbit/s,
 # beside an update that others fetch. It is waited for meanwhile, once while anything is awaited of it that it has not fetched.
 BEGINNING_SECONDS = 10
-QUEUED_BYTES = REVEAL_CHUNKS_START * BLOB_CHUNK_BYTES  # what an auditor asks for before it knows how fast the link is
+QUEUED_BYTES = WINDOW_CHUNKS_START * BLOB_CHUNK_BYTES  # what an auditor asks for before it knows how fast the link is
 LOOK_SECONDS = 0.1  # between two looks while a proposal waits: over a fast link nothing is owed any more by the next one
 OWED_SHARE = 1 / 8  # of the time that auditors have: what is owed before a proposal, and what all ask for of it, fit in
 
@@ -117,7 +117,7 @@ class Showing:
         state, awaited = self._state(), dict[bytes, Audits]()
         for auditor, due in awaited_auditors(self._me, state).items():
             awaited[auditor] = {(job, place): shown_bytes(state.jobs.jobs[job].spec) for job, place in due}
-        return self._network.reveals_sent(), awaited
+        return self._network.audit_bytes_sent_by_peer(), awaited
 
     async def ready(self, spec: JobSpec, served_seconds: float) -> None:
         """Returns when this trainer may propose: at once, mostly, and at the latest when its audits of now are over."""

@@ -11,7 +11,7 @@ from peer.settings.invitation import InvitationString, admission
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Verifier, open_signed
 from protocol.messages import GuestInvitation
-from transport.standing import Standing
+from transport.quotas.peer_class import PeerClass
 
 GUESTS_MAX = 64  # at once; the first of them is a stranger again
 
@@ -23,16 +23,16 @@ class Standings:
         self._voters = frozenset[bytes]()
         self._guests: OrderedDict[bytes, tuple[bytes, Invitation]] = OrderedDict()  # token -> guest, and what it showed
 
-    def __call__(self, peer: bytes) -> Standing:
+    def __call__(self, peer: bytes) -> PeerClass:
         state = self._state()
         members = state.members
         if state is not self._seen:
             self._look(state)
         if not members.is_current_key(self._me):
-            return Standing.MEMBER  # a newcomer's state may know none of those that help it, and nobody waits for its vote
+            return PeerClass.MEMBER  # a newcomer's state may know none of those that help it, and nobody waits for its vote
         if members.is_current_key(peer):
-            return Standing.VOTER if peer in self._voters else Standing.MEMBER
-        return Standing.GUEST if any(guest == peer for guest, _ in self._guests.values()) else Standing.STRANGER
+            return PeerClass.VOTER if peer in self._voters else PeerClass.MEMBER
+        return PeerClass.GUEST if any(guest == peer for guest, _ in self._guests.values()) else PeerClass.STRANGER
 
     def welcome(self, peer: bytes, shown: GuestInvitation) -> None:
         """An invitation makes one guest: the last that showed it. One that admits nobody makes none.

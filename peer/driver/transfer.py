@@ -36,8 +36,8 @@ from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.identity import Verifier
 from protocol.messages import SNAPSHOT_MESSAGES, GetSnapshot, GetSnapshotPart, LightBlock
-from storage.durable import writing
-from storage.store import Store
+from storage.durable_files import atomic_write
+from storage.ledger_store import LedgerStore
 from training.host import ModelHost
 from transport.network import Network, Priority
 
@@ -69,7 +69,7 @@ class Snapshots:
         self,
         rules: LedgerRules,
         verifier: Verifier,
-        store: Store,
+        store: LedgerStore,
         host: ModelHost,
         network: Network,
         event_log: EventLog,
@@ -200,7 +200,7 @@ class Snapshots:
     def _notice(self) -> None:
         while self._news:
             self._shelf.add_applied_state(self._news.popleft(), self._now())
-        links, before = self._network.connected(), self._links
+        links, before = self._network.connected_peers(), self._links
         self._links = links
         for peer in self._queue.askers - links:  # also of whom a message was taken after the link had broken
             self._queue.remove_peer(peer)
@@ -235,7 +235,7 @@ class Snapshots:
         except RemoteProtocolError as error:
             self._drop(peer, error)
         else:
-            self._network.spent(peer, seconds)
+            self._network.charge_cpu(peer, seconds)
             self._network.send(peer, codec.encode(answer), Priority.BULK)
 
     def _do(self, step: DownloadStep) -> None:
@@ -328,9 +328,9 @@ def diagnose(directory: Path, rules: LedgerRules, state: LedgerState, reason: st
         "modules": {name: module_digest(data).hex() for name, data in sorted(modules.items())},
         "models": {key.hex(): {"round": job.round, "root": job.model_root.hex()} for key, job in state.jobs.jobs.items()},
     }
-    with writing(folder / "state.msgpack") as stream:
+    with atomic_write(folder / "state.msgpack") as stream:
         stream.write(rules.encode_state(state))
-    with writing(folder / "roots.json") as stream:
+    with atomic_write(folder / "roots.json") as stream:
         stream.write(json.dumps(content, indent=1).encode() + b"\n")
     by_height = sorted(parent.glob("height-*"), key=lambda path: int(path.name.removeprefix("height-")))
     for old in by_height[:-DIAGNOSTICS_KEPT]:
@@ -338,9 +338,9 @@ def diagnose(directory: Path, rules: LedgerRules, state: LedgerState, reason: st
     return folder
 
 
-def first_disproved(store: Store, restored: RestoredSnapshot) -> int:
+def first_disproved(store: LedgerStore, restored: RestoredSnapshot) -> int:
     """From which height on what this peer computed is not certified; above the restored height it does not count."""
-    own = store.roots()
+    own = store.state_roots()
     certified = {decided.height - 1: decided.decode().state_root for decided in restored.decisions}
     first = restored.height
     for height in sorted((height for height in own if height < restored.height), reverse=True):

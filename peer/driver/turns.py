@@ -18,7 +18,7 @@ from collections.abc import Mapping, Set
 
 from ledger.audits.audit_state import AuditDuty, first_duty_of_each_trainer
 from ledger.members import MembersState
-from transport.exchange import REVEALS_MAX
+from transport.blobs.blob_exchange import AUDIT_TRANSFERS_MAX
 
 Key = tuple[bytes, int, bytes, bool]
 
@@ -26,7 +26,7 @@ Key = tuple[bytes, int, bytes, bool]
 # trainers: a trainer that shows its buffers slowly holds up its own audits alone, and its uplink carries one at a time for each.
 AT_ONCE_MAX = 16
 
-assert AT_ONCE_MAX < REVEALS_MAX  # otherwise a trainer that sends slowly would hold up what others send
+assert AT_ONCE_MAX < AUDIT_TRANSFERS_MAX  # otherwise a trainer that sends slowly would hold up what others send
 
 
 def key_of(due: AuditDuty) -> Key:

@@ -22,7 +22,7 @@ from ledger.ledger_state import BlockBody, LedgerRules, LedgerState, decode_body
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.messages import BlockBytes, GossipEnvelope
-from transport.network import Network, Received
+from transport.network import DataReceived, Network
 
 LARGE_BYTES = 2_048  # a dozen statements: the event loop verifies fewer than those itself
 OF_PEER_BYTES_MAX = PENDING_BYTES_PER_MEMBER_MAX  # waiting, of one link: what is beyond is dropped, and told again
@@ -40,10 +40,10 @@ class Verification:
         rules: LedgerRules,
         network: Network,
         state: Callable[[], LedgerState],
-        deliver: Callable[[Received], Awaitable[object]],
+        deliver: Callable[[DataReceived], Awaitable[object]],
     ) -> None:
         self._rules, self._network, self._state, self._deliver = rules, network, state, deliver
-        self._waiting: OrderedDict[bytes, deque[Received]] = OrderedDict()  # by peer, whose turn it is first
+        self._waiting: OrderedDict[bytes, deque[DataReceived]] = OrderedDict()  # by peer, whose turn it is first
         self._bytes_of: dict[bytes, int] = {}
         self._more = trio.Event()
         self.dropped = 0
@@ -52,12 +52,12 @@ class Verification:
     def bytes_waiting(self) -> int:
         return sum(self._bytes_of.values())
 
-    def wants(self, event: Received) -> bool:
+    def wants(self, event: DataReceived) -> bool:
         """Whether a message is verified here first. Strangers' messages are few and small."""
         is_large = len(event.data) > LARGE_BYTES and event.data.startswith(_PREFIXES)
         return is_large and self._state().members.is_current_key(event.peer)
 
-    def put(self, event: Received) -> None:
+    def put(self, event: DataReceived) -> None:
         size, of_peer = len(event.data), self._bytes_of.get(event.peer, 0)
         if of_peer and (of_peer + size > OF_PEER_BYTES_MAX or self.bytes_waiting + size > BYTES_MAX):
             self.dropped += 1
@@ -75,14 +75,14 @@ class Verification:
                     await self._more.wait()
                 continue
             seconds = await trio.to_thread.run_sync(self._verify, event.data)
-            self._network.spent(event.peer, seconds)
+            self._network.charge_cpu(event.peer, seconds)
             await self._deliver(event)
 
-    def _next(self) -> tuple[Received | None, float]:
+    def _next(self) -> tuple[DataReceived | None, float]:
         """The next message, or the seconds until a link has paid for those before."""
-        linked, pause = self._network.connected(), math.inf
+        linked, pause = self._network.connected_peers(), math.inf
         for peer, events in tuple(self._waiting.items()):
-            wait = self._network.waits(peer) if peer in linked else 0.0
+            wait = self._network.cpu_wait_seconds(peer) if peer in linked else 0.0
             if wait > 0:
                 pause = min(pause, wait)
                 continue

@@ -26,9 +26,9 @@ from protocol.identity import Signed
 from protocol.messages import Proposal
 from protocol.units import round_number
 from protocol.verdicts import Verdict
-from storage.blobs import Blobs
-from storage.durable import skipped_without_descriptors
-from storage.store import Store
+from storage.disk_blob_store import DiskBlobStore
+from storage.durable_files import skip_without_descriptors
+from storage.ledger_store import LedgerStore
 from training.host import ModelHost
 from training.spec import JobSpec
 from transport.network import Network
@@ -45,8 +45,8 @@ class Workshop:
         me: bytes,
         role: RoundWork,
         rounds: Rounds,
-        store: Store,
-        blobs: Blobs,
+        store: LedgerStore,
+        blobs: DiskBlobStore,
         host: ModelHost,
         network: Network,
         event_log: EventLog,
@@ -89,7 +89,7 @@ class Workshop:
         self._open.pop(key)
         if key in self._working:
             self._working.pop(key).cancel_scope.cancel()
-        self._blobs.release(key)
+        self._blobs.release_owner(key)
         self._checking = {entry for entry in self._checking if entry[0] != key}
         self._reexecuting = {entry for entry in self._reexecuting if entry[0] != key}
 
@@ -106,7 +106,7 @@ class Workshop:
 
         async def begin(trainer: bytes) -> None:
             self._replays[key] += 1
-            self._store.measure_later(*key, {REPLAYS: self._replays[key]})
+            self._store.queue_measurements(*key, {REPLAYS: self._replays[key]})
             await self._call(lambda: self._rounds.begin(key, trainer))
 
         async def measured(figures: Mapping[str, float]) -> None:
@@ -116,9 +116,9 @@ class Workshop:
                 self.loss_noted = trio.Event()
             figures = {name: value for name, value in figures.items() if math.isfinite(value)}
             if job.phase is JobPhase.RUNNING:
-                self._store.measure_later(*key, figures)
+                self._store.queue_measurements(*key, figures)
             else:
-                await trio.to_thread.run_sync(self._store.measure, *key, figures)
+                await trio.to_thread.run_sync(self._store.save_measurements, *key, figures)
             for name, value in figures.items():
                 text = _figure(name, value, key[1], JobSpec.decode(job.spec).kind.loss_unit)
                 self._events.detail("measured", text, job=key[0], round=key[1], name=name, value=value)
@@ -135,7 +135,7 @@ class Workshop:
             model=self._host.model(*key),
             model_directory=self._host.directory(*key),
             blobs=self._blobs,
-            fetch=self._network.fetch,
+            fetch=self._network.fetch_blob,
             ready=ready,
             opening=partial(self._rounds.opening, *key),
             publish=publish,
@@ -177,7 +177,7 @@ class Workshop:
     def _tidy(self, key: RoundKey, job: Job) -> None:
         """Deletes what nobody needs any more: old models, buffers, and what trainers go on from behind the last accepted."""
         anchors, is_over = [anchor.round for anchor in job.anchors], job.phase is JobPhase.FINISHED
-        with skipped_without_descriptors("the deletion of old models"):
+        with skip_without_descriptors("the deletion of old models"):
             self._host.prune(*key, JobSpec.decode(job.spec), self._audited(key[0]), anchors, is_over)
         self.delete_passed()
 
@@ -196,8 +196,8 @@ class Workshop:
             for signed in list(book.proposals.values()):
                 proposal = codec.decode_message(signed.body, (Proposal,))
                 keep |= {proposal.buffer, proposal.inner, *self._declared(proposal)}
-        with skipped_without_descriptors("the deletion of files that have passed"):
-            self._blobs.delete_passed({digest for digest in keep if digest is not None})
+        with skip_without_descriptors("the deletion of files that have passed"):
+            self._blobs.delete_unowned({digest for digest in keep if digest is not None})
 
     def _declared(self, proposal: Proposal) -> Iterable[bytes]:
         """The blobs that the declaration of a proposal names; none if it is unsound."""

@@ -23,8 +23,8 @@ from peer.settings.datadir import DataDirectory
 from protocol.api import NEWEST
 from protocol.errors import MissingBlobError, UserError
 from protocol.verdicts import ABSENT
-from storage.blobs import Blobs
-from storage.store import Store
+from storage.disk_blob_store import DiskBlobStore
+from storage.ledger_store import LedgerStore
 from training import checkpoint
 from training.data.tokenizer import TOKENIZER_BYTES_MAX
 from training.host import ModelHost
@@ -59,7 +59,7 @@ class Found:
 
 
 def of_state(
-    state: LedgerState, genesis: Genesis, store: Store, host: ModelHost, read_tokenizer: ReadTokenizer, text: str
+    state: LedgerState, genesis: Genesis, store: LedgerStore, host: ModelHost, read_tokenizer: ReadTokenizer, text: str
 ) -> Found:
     """From what a peer has on its disk. `text` is JOB, JOB@ROUND or empty. Raises `UserError`."""
     key, number, newer = chosen(state, host, text)
@@ -80,7 +80,7 @@ def of_state(
         accepted=sum(job.accepted.values()),
         rejected=not_accepted.total() - not_accepted[ABSENT],
         absent=not_accepted[ABSENT],
-        figures=store.measured(key).get(model.round, {}),
+        figures=store.measurements(key).get(model.round, {}),
         taken=model.taken,
         newer=newer,
     )
@@ -111,11 +111,11 @@ def _require_kept(host: ModelHost, key: bytes, job: Job, number: int) -> None:
         raise UserError(f"the model of job {job.name!r} at round {number} is not here: {are}")
 
 
-def opened(host: ModelHost, store: Store, key: bytes, job: Job, number: int) -> ReplicatedModel:
+def opened(host: ModelHost, store: LedgerStore, key: bytes, job: Job, number: int) -> ReplicatedModel:
     """The model of a job after so many rounds, if this peer keeps it and it is the decided one. Raises `UserError`."""
     _require_kept(host, key, job, number)
     model = host.opened(key, number)
-    closed = None if number == job.round else store.round(key, number - 1)
+    closed = None if number == job.round else store.closed_round(key, number - 1)
     decided = job.model_root if number == job.round else closed.model_root if closed else model.root
     if model.root != decided:
         raise UserError(f"{host.directory(key, number)} holds another model than the network decided: take one of another round")
@@ -130,12 +130,12 @@ def at_rest(folder: Path, text: str) -> Found:
 
     def read(digest: bytes) -> bytes:
         try:
-            return Blobs(directory.blobs, directory.buffers).read_whole(digest, TOKENIZER_BYTES_MAX)
+            return DiskBlobStore(directory.blobs, directory.buffers).read_blob(digest, TOKENIZER_BYTES_MAX)
         except MissingBlobError:
             raise UserError(f"this peer lacks the tokenizer {digest.hex()[:16]} of the job: run it, and ask it then") from None
 
-    with directory.lock(), contextlib.closing(Store(directory.ledger, genesis.chain_id)) as store:
-        encoded = store.state()
+    with directory.lock(), contextlib.closing(LedgerStore(directory.ledger, genesis.chain_id)) as store:
+        encoded = store.encoded_state()
         if encoded is None:
             raise UserError(f"{directory.path}: nothing has been decided yet, so there is no model")
         return of_state(rules_of(genesis, host).restore_state(encoded), genesis, store, host, read, text)

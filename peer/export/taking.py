@@ -15,7 +15,7 @@ from peer.export.found import Found
 from protocol.api import ModelFilesView
 from protocol.errors import UserError
 from rlhf.reward import SCORE
-from storage.durable import sync_directory
+from storage.durable_files import sync_directory
 from training import llama, own_models
 from training.formats import gguf, tensor_file
 from training.formats.tokenizer_file import Vocabulary, tokenizer_config, tokenizer_json, vocabulary_of

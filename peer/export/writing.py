@@ -31,8 +31,8 @@ from protocol.errors import MissingBlobError, RemoteProtocolError, StorageError,
 from protocol.identity import short_id
 from protocol.limits import MESSAGE_BYTES_MAX
 from protocol.messages import Decision, Proposal, Transaction
-from storage.blobs import Blobs
-from storage.store import Store
+from storage.disk_blob_store import DiskBlobStore
+from storage.ledger_store import LedgerStore
 from training import checkpoint, starts
 from training.data.corpus import read_manifest
 from training.data.tokenizer import TOKENIZER_BYTES_MAX
@@ -82,7 +82,7 @@ def model_path(job: bytes) -> str:
     return f"{job.hex()}.safetensors"
 
 
-def exported_state(store: Store, host: ModelHost, genesis: Genesis, folder: Path) -> LedgerState:
+def exported_state(store: LedgerStore, host: ModelHost, genesis: Genesis, folder: Path) -> LedgerState:
     """That of the last applied block. `UserError` if there is no folder to export to, or there are not all blocks."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not an empty folder: name a new one")
@@ -94,14 +94,14 @@ def exported_state(store: Store, host: ModelHost, genesis: Genesis, folder: Path
     return state
 
 
-def _newest_state(store: Store, host: ModelHost, genesis: Genesis) -> LedgerState:
-    encoded = store.state()
+def _newest_state(store: LedgerStore, host: ModelHost, genesis: Genesis) -> LedgerState:
+    encoded = store.encoded_state()
     if encoded is None:
         raise UserError("nothing has been decided yet, so there is nothing to export")
     return rules_of(genesis, host).restore_state(encoded)
 
 
-def export(store: Store, blobs: Blobs, host: ModelHost, genesis: Genesis, folder: Path) -> RunExportView:
+def export(store: LedgerStore, blobs: DiskBlobStore, host: ModelHost, genesis: Genesis, folder: Path) -> RunExportView:
     """Writes everything up to the last applied block into a new folder."""
     state, existed = exported_state(store, host, genesis, folder), folder.exists()
     try:
@@ -134,7 +134,7 @@ def _clear_models(folder: Path) -> None:
         path.unlink()
 
 
-def _first_block(store: Store, state: LedgerState) -> int:
+def _first_block(store: LedgerStore, state: LedgerState) -> int:
     return next(height for height in range(state.height, 0, -1) if store.get_decision(height - 1) is None)
 
 
@@ -147,7 +147,7 @@ def _who_holds_all(state: LedgerState) -> str:
 
 
 def _newest_models(
-    store: Store, host: ModelHost, genesis: Genesis, state: LedgerState, folder: Path
+    store: LedgerStore, host: ModelHost, genesis: Genesis, state: LedgerState, folder: Path
 ) -> tuple[LedgerState, Models]:
     """The state to export, and its models in the folder. The peer goes on meanwhile, and deletes models of earlier rounds: then
     the state that it has reached is exported.
@@ -172,13 +172,15 @@ def _certified(state: LedgerState) -> bytes:
     return state.certified_roots[state.height - 1]
 
 
-def _decided(store: Store, height: int) -> DecidedBlock:
+def _decided(store: LedgerStore, height: int) -> DecidedBlock:
     decided = store.get_decision(height)
     assert decided is not None, "every applied block is stored"
     return decided
 
 
-def _write(store: Store, blobs: Blobs, genesis: Genesis, state: LedgerState, models: Models, folder: Path) -> RunExportView:
+def _write(
+    store: LedgerStore, blobs: DiskBlobStore, genesis: Genesis, state: LedgerState, models: Models, folder: Path
+) -> RunExportView:
     (folder / PAYLOADS).mkdir()
     (folder / GENESIS).write_bytes(codec.encode(genesis))
     begun = {JobSpec.decode(job.spec).start for job in state.jobs.jobs.values()}
@@ -195,7 +197,7 @@ def _write(store: Store, blobs: Blobs, genesis: Genesis, state: LedgerState, mod
                 raise UserError(f"{text}: {_who_holds_all(state)}")
             with (folder / payload_path(digest)).open("wb") as stream:
                 for offset in range(0, size, COPIED_BYTES):
-                    stream.write(blobs.read(digest, offset, COPIED_BYTES))
+                    stream.write(blobs.read_range(digest, offset, COPIED_BYTES))
     _write_sets(blobs, state, folder)
     _write_tokenizers(blobs, state, folder)
     summary = Summary(genesis.network, genesis.chain_id.hex(), state.height, _certified(state).hex(), models)
@@ -207,26 +209,26 @@ def _write(store: Store, blobs: Blobs, genesis: Genesis, state: LedgerState, mod
     return RunExportView(str(folder), state.height, summary.state_root, model, len(files), size)
 
 
-def _write_sets(blobs: Blobs, state: LedgerState, folder: Path) -> None:
+def _write_sets(blobs: DiskBlobStore, state: LedgerState, folder: Path) -> None:
     """Those that this peer has, whole."""
     for job in state.jobs.jobs.values():
         spec = JobSpec.decode(job.spec)
         data = spec.data if spec.kind.exported and spec.data and named(spec.kind.exported)(state, spec.data) else None
         with contextlib.suppress(MissingBlobError, RemoteProtocolError):
-            parts = [data, *read_manifest(data, blobs.read_whole).shards] if data else []
+            parts = [data, *read_manifest(data, blobs.read_blob).shards] if data else []
             if all(blobs.size(digest) is not None for digest in parts):
                 (folder / SETS).mkdir(exist_ok=True)
                 for digest in parts:
-                    (folder / set_path(digest)).write_bytes(blobs.read_whole(digest, MESSAGE_BYTES_MAX))
+                    (folder / set_path(digest)).write_bytes(blobs.read_blob(digest, MESSAGE_BYTES_MAX))
 
 
-def _write_tokenizers(blobs: Blobs, state: LedgerState, folder: Path) -> None:
+def _write_tokenizers(blobs: DiskBlobStore, state: LedgerState, folder: Path) -> None:
     """Those that this peer has: without them nobody can say what text the tokens of a model are."""
     for job in state.jobs.jobs.values():
         digest = JobSpec.decode(job.spec).tokenizer
         if digest is not None and blobs.size(digest) is not None:
             (folder / TOKENIZERS).mkdir(exist_ok=True)
-            (folder / tokenizer_path(digest)).write_bytes(blobs.read_whole(digest, TOKENIZER_BYTES_MAX))
+            (folder / tokenizer_path(digest)).write_bytes(blobs.read_blob(digest, TOKENIZER_BYTES_MAX))
 
 
 def payloads_of(body: bytes) -> dict[bytes, int]:
@@ -244,7 +246,7 @@ def starts_of(body: bytes) -> dict[bytes, int]:
     return {spec.start: starts.bytes_of(spec) for spec in specs if spec.start is not None}
 
 
-def missing_payloads(store: Store, blobs: Blobs) -> dict[bytes, int]:
+def missing_payloads(store: LedgerStore, blobs: DiskBlobStore) -> dict[bytes, int]:
     """Of all blocks that are here: what a snapshot that was restored over them spared this peer, with lengths."""
     missing: dict[bytes, int] = {}
     for height in range(FIRST_HEIGHT, store.decided_height + 1):

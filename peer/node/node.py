@@ -42,7 +42,7 @@ from protocol.messages import (
     Proposal,
     Transaction,
 )
-from transport.network import Connected, Copied, Disconnected, Received
+from transport.network import DataReceived, DuplicateIdentity, PeerConnected, PeerDisconnected
 
 SEEK_LINKS = 8  # asked at a time for what they hold of a round, other ones each time: everybody of a hundred within forty seconds
 SEEK_ANSWER_SECONDS = 1.0  # GetRound of one peer is answered this often
@@ -92,7 +92,7 @@ class _Untold:
     told: float  # when the last page was
 
 
-Item = Connected | Disconnected | Copied | Received | AppliedBlock | Do
+Item = PeerConnected | PeerDisconnected | DuplicateIdentity | DataReceived | AppliedBlock | Do
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +307,7 @@ class Node:
 
     def _handle(self, item: Item) -> None:
         match item:
-            case Received(peer=peer, data=data):
+            case DataReceived(peer=peer, data=data):
                 if peer in self._links:
                     self._links[peer] = self._now
                 started = self._processor()
@@ -316,20 +316,20 @@ class Node:
                 except RemoteProtocolError as error:
                     self._turns.append(StepEffects(faults=(PeerFault(peer, error),)))
                 self.spent.setdefault(peer, []).append(self._processor() - started)
-            case Connected(peer=peer):
+            case PeerConnected(peer=peer):
                 self._links[peer] = self._now
                 self._take(inputs.ConnectedInput(peer))
                 if self.is_stranger(peer):
                     self._strangers[peer] = None
                 else:
                     self._begin_telling(peer)
-            case Disconnected(peer=peer):
+            case PeerDisconnected(peer=peer):
                 self._links.pop(peer, None)
                 self._strangers.pop(peer, None)
                 self._answered.pop(peer, None)
                 self._untold.pop(peer, None)
                 self._take(inputs.DisconnectedInput(peer))
-            case Copied(address=address):
+            case DuplicateIdentity(address=address):
                 self._take(inputs.DuplicateIdentityInput(address))
                 self.rounds.is_silent = True
             case Do(do=do):

@@ -13,7 +13,7 @@ from protocol.identity import Signed
 from protocol.messages import Proposal
 from protocol.verdicts import ReplayFinding, Verdict
 from rounds.round_terms import RoundTerms
-from storage.blobs import Blobs
+from storage.disk_blob_store import DiskBlobStore
 from training.host import directory_of
 from training.replicated.model import ReplicatedModel
 from training.spec import JobSpec
@@ -38,7 +38,7 @@ class Round:
     spec: JobSpec
     model: ReplicatedModel  # what the round starts from
     model_directory: Path
-    blobs: Blobs
+    blobs: DiskBlobStore
     fetch: Fetch
 
     @property

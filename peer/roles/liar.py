@@ -25,8 +25,8 @@ from protocol.verdicts import ReplayFinding, Verdict
 from rlhf import rollouts
 from rlhf.objective import MILLIONTHS, PPO, PpoTerms, Rollouts
 from rlhf.rules import RULES
-from storage.blobs import JOB_BYTES
-from storage.parts import write_object
+from storage.disk_blob_store import JOB_BYTES
+from storage.multipart_objects import write_object
 from training.replay import proposals
 from training.replay.inner_state import InnerState, OnState
 from training.replicated import buffers, codec
@@ -98,7 +98,7 @@ class Liar(Trainer):
             await publish(round, request, done)
         if self.attack == "withhold" and done.buffer_digest is not None:
             await trio.to_thread.run_sync(round.blobs.delete_rounds, [(round.job[:JOB_BYTES], round.number)])
-            await trio.to_thread.run_sync(round.blobs.delete, done.buffer_digest)
+            await trio.to_thread.run_sync(round.blobs.delete_blob, done.buffer_digest)
 
     async def _of_rollouts(self, round: OpenRound, request: Propose) -> tuple[Propose, Proposed]:
         """All else follows from the lie: an update that is false in itself would be found sooner."""

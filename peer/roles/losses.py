@@ -13,7 +13,7 @@ from pathlib import Path
 from ledger.audits.loss_commitments import LossOpening
 from protocol import codec
 from protocol.errors import RemoteProtocolError
-from storage.blobs import JOB_BYTES
+from storage.disk_blob_store import JOB_BYTES
 
 SUFFIX = ".losses"
 

@@ -22,8 +22,8 @@ from protocol.errors import UserError
 from protocol.limits import DATA_SHARD_BYTES, MESSAGE_BYTES_MAX
 from protocol.units import format_bytes
 from rlhf.blocklist import WITHHELD
-from storage import durable
-from storage.parts import LIST
+from storage import durable_files
+from storage.multipart_objects import LIST_SUFFIX
 from training import starts, tasks
 from training.data import corpus as data
 from training.data import text_files
@@ -78,7 +78,7 @@ class Trainer(Voter):
             return
         request = propose_request(round, self.texts / f"{round.job.hex()[:16]}-{round.number}.buffer")
         outs = (request.buffer_out, request.payload_out, request.inner_out, request.declared_out)
-        made = {Path(f"{out}{end}") for out in outs if out is not None for end in ("", LIST)}  # with lists of their parts
+        made = {Path(f"{out}{end}") for out in outs if out is not None for end in ("", LIST_SUFFIX)}  # with lists of their parts
         try:
             done = await self.ask(round, request)
             left = self._left - made  # one job trains at a time, so the worker is done with them
@@ -215,7 +215,7 @@ class Trainer(Voter):
             require_space(self.texts, manifest.size)
             for shard in manifest.shards:
                 await _fetch(round, shard, DATA_SHARD_BYTES)
-            await trio.to_thread.run_sync(data.assemble, manifest, round.blobs.read, path)
+            await trio.to_thread.run_sync(data.assemble, manifest, round.blobs.read_range, path)
         return path, manifest
 
 
@@ -232,12 +232,12 @@ def require_space(folder: Path, size: int, what: str = "text") -> None:
 async def _fetch(round: Round, digest: bytes, size_max: int) -> None:
     """A blob that stays, whatever a liar names it as."""
     await round.fetch(digest, size_max, ())
-    round.blobs.keep(digest)
+    round.blobs.pin_blob(digest)
 
 
 def _copy_text(source: Path, path: Path) -> None:
     findings = text_files.Findings()
-    with durable.writing(path) as file:
+    with durable_files.atomic_write(path) as file:
         for piece in text_files.read_text(source, findings=findings):
             file.write(piece)
     for note in findings.notes():

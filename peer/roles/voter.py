@@ -44,7 +44,7 @@ class Voter:
         if proposal.payload_bytes > payload_bytes_max(round.model.layout, Mode.of(round.spec, round.model.taken)):
             return Verdict.MALFORMED
         try:
-            round.blobs.lend(proposal.payload, round.job, round.number)
+            round.blobs.add_round_reference(proposal.payload, round.job, round.number)
             payload = await _fetched(round, proposal.payload, proposal.payload_bytes, signed.signer)
         except RemoteProtocolError:
             return Verdict.MALFORMED
@@ -132,23 +132,23 @@ def keep(round: OpenRound, request: Propose, done: Proposed, proposal: Proposal,
     blobs, owner = round.blobs, (round.job, round.number)
     if opening is not None:
         losses.keep(Path(request.buffer_out).parent, opening)
-    blobs.adopt(Path(request.payload_out), proposal.payload, lent=owner)
+    blobs.adopt_file(Path(request.payload_out), proposal.payload, lent=owner)
     if proposal.buffer is not None:
-        blobs.expect_to_pass(proposal.buffer, owner)
-        blobs.adopt(Path(request.buffer_out), proposal.buffer)
+        blobs.mark_temporary(proposal.buffer, owner)
+        blobs.adopt_file(Path(request.buffer_out), proposal.buffer)
     if request.inner_out is not None and proposal.inner is not None:
-        blobs.expect_to_pass(proposal.inner, owner)
-        blobs.adopt(Path(request.inner_out), proposal.inner)
+        blobs.mark_temporary(proposal.inner, owner)
+        blobs.adopt_file(Path(request.inner_out), proposal.inner)
     declared = tuple(round.spec.declared_blobs(proposal.declaration))
     for digest in declared:
         assert request.declared_out is not None
-        blobs.expect_to_pass(digest, owner)
-        blobs.adopt(Path(request.declared_out) / digest.hex(), digest)
+        blobs.mark_temporary(digest, owner)
+        blobs.adopt_file(Path(request.declared_out) / digest.hex(), digest)
     if request.declared_out is not None:
         shutil.rmtree(request.declared_out)
     if round.spec.audit is AuditMode.SAMPLED:
         named = (proposal.buffer, proposal.feedback, *declared)
-        blobs.keep_together(*owner, [digest for digest in named if digest])
+        blobs.retain_round(*owner, [digest for digest in named if digest])
 
 
 def vouched(audited: Audited, spec: JobSpec) -> Verdict:
@@ -218,7 +218,7 @@ async def _fetched(round: Round, digest: bytes, size: int, trainer: bytes) -> by
 
 def read_fetched(round: Round, digest: bytes, size_max: int) -> bytes:
     """A blob that was fetched. `RemoteProtocolError` if it is larger: it may be here as something else, not to be read whole."""
-    data = round.blobs.read(digest, 0, size_max + 1)
+    data = round.blobs.read_range(digest, 0, size_max + 1)
     if len(data) > size_max:
         raise RemoteProtocolError("bad-blob", f"{round.blobs.size(digest)} bytes, {size_max} at most are expected")
     return data
@@ -226,5 +226,5 @@ def read_fetched(round: Round, digest: bytes, size_max: int) -> bytes:
 
 async def fetch_reveal(round: Round, digest: bytes, size_max: int, trainer: bytes) -> None:
     """A blob that is needed until this round's judging, or its audits, are over."""
-    round.blobs.expect_to_pass(digest, round.needs)
+    round.blobs.mark_temporary(digest, round.needs)
     await round.fetch(digest, size_max, (trainer,))

@@ -138,7 +138,7 @@ class CurationAnswers(CurationCalls):
                 if found is None or found.stage is not Stage.REVIEW:
                     continue
                 left -= 1
-                shown = shown or page_of(row, page, self.peer.driver.blobs.read_whole)
+                shown = shown or page_of(row, page, self.peer.driver.blobs.read_blob)
                 text = shown.entries[index].task if shown else None
                 votes = [state.assignments.get_record(assignment_id(task, who)) for who in found.annotators]
                 said = Counter(_named(row.asked, as_answer(vote.answer)) for vote in votes if vote and vote.answer is not None)
@@ -209,7 +209,7 @@ class CurationAnswers(CurationCalls):
             raise UserError(
                 f"no task of {row.asked.name!r} is settled yet, so there is nothing to write: `projects` says how far it is"
             )
-        state, read = self._state, self.peer.driver.blobs.read_whole
+        state, read = self._state, self.peer.driver.blobs.read_blob
 
         def write() -> None:
             with open(path, "xb") as file:
@@ -233,7 +233,7 @@ class CurationAnswers(CurationCalls):
         if proven is None:
             raise UserError("no state is certified yet: the next decided block certifies the one before it")
         state, links = proven
-        read = self.peer.driver.blobs.read_whole
+        read = self.peer.driver.blobs.read_blob
         count = await trio.to_thread.run_sync(proving.write, Path(directory), self.peer.genesis, state, links, key, read)
         return ExportView(directory, count)
 

@@ -11,7 +11,7 @@ from peer.settings.datadir import storage_errors
 from protocol.addresses import parse_address
 from protocol.errors import UserError
 from protocol.identity import parse_peer_id, peer_id
-from storage import durable
+from storage import durable_files
 
 ADDRESSES_KEPT = 64  # all are dialed at the next start; a quorum of a large network is among them
 SAVE_SECONDS = 10.0  # between looks whether there is something new
@@ -55,5 +55,5 @@ async def keep(file: Path, addresses: Callable[[], Mapping[bytes, str]], has_gon
 
 
 def _save(file: Path, entries: tuple[str, ...]) -> None:
-    with storage_errors(file), durable.writing(file) as stream:
+    with storage_errors(file), durable_files.atomic_write(file) as stream:
         stream.write("".join(f"{entry}\n" for entry in entries).encode())

@@ -20,8 +20,8 @@ from protocol.limits import ADVERTISED_MAX, NAME_CHARACTERS_MAX
 from protocol.name_validation import name_problem
 from storage.regular_files import read_regular
 from training.resources import AUTO, Parallel, Resources, device_problem, parallel_problem
-from transport.reachability import Relaying
-from transport.silence import PING_SECONDS, SUSPECT_SECONDS, Pace
+from transport.discovery.reachability import RelayMode
+from transport.wire.failure_detector import PING_SECONDS, SUSPECT_SECONDS, KeepaliveConfig
 
 FILE_NAME = "peer.toml"
 PREFIX = "PEER_"
@@ -54,9 +54,9 @@ class Config:
     listen: str = _about("where this peer accepts connections, or none: it dials only; port 0: any free one", "0.0.0.0:7700")
     advertise: tuple[str, ...] = _about("where others reach this peer, names too; empty: where it listens", ())
     bootstrap: tuple[str, ...] = _about("addresses to dial first", ())
-    relay: Relaying = _about(  # noqa: RUF009 - a field, as the others are
+    relay: RelayMode = _about(  # noqa: RUF009 - a field, as the others are
         "forward, sealed, between members that cannot dial one another: on, off, or auto: while others can dial this peer",
-        Relaying.AUTO,
+        RelayMode.AUTO,
     )
     upnp: bool = _about("ask the router to forward a port to this peer (the extra `upnp`)", False)
     mdns: bool = _about("find peers on the local network, and show this one there (the extra `mdns`)", False)
@@ -91,8 +91,8 @@ class Config:
     of_features: Mapping[str, Any] = field(default_factory=dict, metadata={})  # their settings, by name
 
     @property
-    def pace(self) -> Pace:
-        return Pace(self.ping_seconds, self.suspect_seconds)
+    def pace(self) -> KeepaliveConfig:
+        return KeepaliveConfig(self.ping_seconds, self.suspect_seconds)
 
     @property
     def resources(self) -> Resources:
@@ -271,10 +271,10 @@ def _boolean(value: Any, typed: bool) -> bool:
     return value
 
 
-def _relaying(value: Any, typed: bool) -> Relaying:
-    if value == Relaying.AUTO:
-        return Relaying.AUTO
-    return Relaying.ON if _boolean(value, typed) else Relaying.OFF
+def _relaying(value: Any, typed: bool) -> RelayMode:
+    if value == RelayMode.AUTO:
+        return RelayMode.AUTO
+    return RelayMode.ON if _boolean(value, typed) else RelayMode.OFF
 
 
 def _texts(value: Any, typed: bool) -> tuple[str, ...]:
@@ -290,7 +290,7 @@ _READERS: dict[Any, Callable[[Any, bool], Any]] = {
     str: _text,
     int: _integer,
     bool: _boolean,
-    Relaying: _relaying,
+    RelayMode: _relaying,
     tuple[str, ...]: _texts,
 }
 _KINDS = {
@@ -298,7 +298,7 @@ _KINDS = {
     str: "text",
     int: "a whole number",
     bool: "true or false",
-    Relaying: "auto, on or off",
+    RelayMode: "auto, on or off",
     tuple[str, ...]: "a list of addresses",
 }
 

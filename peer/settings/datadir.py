@@ -26,7 +26,7 @@ from pathlib import Path
 from protocol.errors import StorageError, UserError
 from protocol.identity import Identity
 from storage.crash_points import crash_points
-from storage.durable import lock, sync_directory
+from storage.durable_files import lock_file, sync_directory
 
 SEED_CHARACTERS = 64  # 32 bytes, hexadecimal
 STARTING_SECONDS_MAX = 120  # a large ledger on a busy machine takes a minute
@@ -251,7 +251,7 @@ class DataDirectory:
             descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             try:
-                lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, self.path)
+                lock_file(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, self.path)
             except BlockingIOError:
                 holder = os.pread(descriptor, PID_CHARACTERS_MAX, 0).decode("ascii", "replace").strip() or "unknown"
                 raise UserError(

@@ -9,8 +9,8 @@ from __future__ import annotations
 import resource
 from typing import Final, NamedTuple
 
-from transport.hub import LINKS_MAX
-from transport.slots import HALF_OPEN_MAX
+from transport.connections.connection_manager import LINKS_MAX
+from transport.quotas.connection_eviction import HALF_OPEN_MAX
 
 # Databases 30, event loops and listeners 20, worker and log 10, control socket 33, monitors 17, blobs of 40 threads 80, dials 48.
 RESERVED: Final = 256

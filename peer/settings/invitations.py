@@ -16,7 +16,7 @@ from protocol.codec import Count, Length
 from protocol.errors import RemoteProtocolError, StorageError, UserError
 from protocol.identity import Signed, peer_id
 from protocol.messages import Address
-from storage import durable
+from storage import durable_files
 
 KEPT_MAX = 1_024  # the newest: more than one voter's share of the members of all but the smallest networks
 OPEN = "open"
@@ -83,7 +83,7 @@ class InvitationBook:
             self.made = kept
 
     def _save(self, made: tuple[Made, ...]) -> None:
-        with storage_errors(self._file), durable.writing(self._file, 0o600) as stream:
+        with storage_errors(self._file), durable_files.atomic_write(self._file, 0o600) as stream:
             stream.write(codec.encode(made))
 
     def find(self, text: str) -> Made:

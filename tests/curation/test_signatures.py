@@ -26,7 +26,7 @@ from tests.curation.room import ONE, OTHER, PEER, SEVERAL, Room, annotators
 from tests.ledger.world import PEOPLE, PlainJobs, World
 from tests.peer.nodes import Pack, Shell
 from tests.sim.keys import FastSigner, FastVerifier
-from transport.network import Received
+from transport.network import DataReceived
 
 (ANN, BOB) = annotators(2)
 NOISE = bytes(range(64))
@@ -130,7 +130,7 @@ def _batch(pack: Pack, *enrolments: Any, nonce: int = 2) -> Signed:
 
 def _hears(shell: Shell, sender: FastSigner, signed: Signed) -> bool:
     """Whether the sender keeps its link."""
-    turn = shell.turn(Received(sender.public, codec.encode(GossipEnvelope(signed))))
+    turn = shell.turn(DataReceived(sender.public, codec.encode(GossipEnvelope(signed))))
     return all(fault.peer != sender.public for fault in turn.faults)
 
 

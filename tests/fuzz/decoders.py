@@ -48,8 +48,8 @@ from training.replicated.init import initial_parameters
 from training.replicated.layout import CHUNK, Layout, layout_of, of_shapes
 from training.spec import BITS, Compression, JobSpec
 from training.transformer import ModelSpec
-from transport.framing import Channel, Inbox, Outbox, Priority
-from transport.network import Received
+from transport.network import DataReceived
+from transport.wire.framing import Channel, Inbox, Outbox, Priority
 
 READ_BYTES_FACTOR = 6  # memory while decoding, per byte of input: the input's own copies inside the value
 READ_BYTES_FIXED = 256 << 10  # and whatever the input, once the readers of all types are built
@@ -258,11 +258,11 @@ def _frames() -> Decoder:
         outbox = Outbox()
         for index, part in enumerate(parts):
             outbox.push(Channel.APPLICATION, part, Priority(index % 3))
-        return outbox.fill(400)
+        return outbox.next_frame(400)
 
     def decode(data: bytes) -> Any:
         inbox = Inbox()
-        return inbox.take(data) + inbox.take(data)  # the first may leave a message unfinished
+        return inbox.receive_frame(data) + inbox.receive_frame(data)  # the first may leave a message unfinished
 
     return Decoder("Inbox.take", st.lists(st.binary(max_size=300), max_size=5).map(frame), decode, bytes_factor=128)
 
@@ -375,7 +375,7 @@ def _write_ahead_log() -> Decoder:
         return log
 
     def decode(data: bytes) -> Any:
-        found = wal.damage(data)
+        found = wal.find_damage(data)
         assert found is None or isinstance(found, str)
         return found
 
@@ -392,7 +392,7 @@ def _node() -> Decoder:
     kinds = st.one_of(*map(strategy_of, (*AGREEMENT_MESSAGES, *ROUND_ENVELOPES)))
 
     def decode(data: bytes) -> Any:
-        turn = me.node.turn([Received(sender, data)], pack.now)
+        turn = me.node.turn([DataReceived(sender, data)], pack.now)
         for fault in turn.faults:
             raise fault.error
         return turn

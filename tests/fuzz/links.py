@@ -20,10 +20,10 @@ from tests.fuzz.checks import profile
 from tests.fuzz.mutations import mutate
 from tests.fuzz.strategies import strategy_of
 from tests.transport.helpers import ALICE, CHAIN, MemoryBlobs, make_session
-from transport.framing import Channel, Message, Priority
-from transport.links import TcpLink
-from transport.standing import Standing
+from transport.quotas.peer_class import PeerClass
+from transport.session_links import TcpLink
 from transport.swarm import Swarm
+from transport.wire.framing import Channel, Message, Priority
 
 STRANGERS = [Identity(hashlib.sha256(b"stranger" + bytes([number])).digest()) for number in range(4)]
 MESSAGES = 60  # in one run
@@ -52,7 +52,7 @@ def hear_anything(values: int, number: int) -> None:
 
 
 async def _hear(heard: list[Said]) -> None:
-    network = Swarm(ALICE, CHAIN, "127.0.0.1:0", [], MemoryBlobs(b"held"), standing_of=lambda peer: Standing.STRANGER)
+    network = Swarm(ALICE, CHAIN, "127.0.0.1:0", [], MemoryBlobs(b"held"), standing_of=lambda peer: PeerClass.STRANGER)
     network._dial = _nobody_is_there  # type: ignore[method-assign]
     async with trio.open_nursery() as nursery:
         await nursery.start(network.run)
@@ -64,15 +64,15 @@ async def _hear(heard: list[Said]) -> None:
                     links[at] = _link(network, STRANGERS[at], stream)
                 data = mutate(encode(message), Random(how)) if is_changed else encode(message)
                 try:
-                    await network.deliver(links[at], Message(Channel.LINK, Priority.CONTROL, data))
+                    await network.deliver_message(links[at], Message(Channel.LINK, Priority.CONTROL, data))
                 except RemoteProtocolError as error:
-                    network.drop(links[at].peer, error)
+                    network.ban_peer(links[at].peer, error)
                 await trio.lowlevel.checkpoint()
             for link in links:
                 network.detach(link)
-        assert network.memory.held == 0
+        assert network.memory_quota.held == 0
         nursery.cancel_scope.cancel()
-    assert "internal-error" not in network.refused()
+    assert "internal-error" not in network.refusal_counts()
 
 
 async def _nobody_is_there(known: Any) -> float:

@@ -34,7 +34,7 @@ from protocol.messages import (
     SnapshotOffer,
     SnapshotPart,
 )
-from storage.store import Store
+from storage.ledger_store import LedgerStore
 from tests.consensus.certificates import certificate_of
 from tests.ledger.snapshots import Chain, Fetch, Server, assert_restored, lived
 from tests.ledger.world import BY_KEY
@@ -302,13 +302,13 @@ def test_a_peer_that_began_with_a_snapshot_serves_the_next_newcomer(tmp_path: Pa
     restored = fetch.transfer.restored
     assert restored is not None
     restored.install_models()
-    store = Store(tmp_path / "ledger.db", chain.chain)
+    store = LedgerStore(tmp_path / "ledger.db", chain.chain)
     encoded = chain.rules.encode_state(restored.state)
     proof = restored.decisions, restored.height, restored.state.state_root, encoded, restored.headers, fetch.transfer.light_blocks
-    store.restore(*proof, tables=restored.state.tables)
+    store.restore_snapshot(*proof, tables=restored.state.tables)
     shelf = SnapshotStore(store, fetch.models)
-    state = chain.rules.decode_state(store.state() or b"")
-    store.rows.attach(state.tables)
+    state = chain.rules.decode_state(store.encoded_state() or b"")
+    store.rows.attach_tables(state.tables)
     shelf.add_initial_state(state)
     shelf.add_applied_state(chain.states[restored.height + 1], 0.0)
     assert store.get_decision(restored.height - 2) is None
@@ -322,21 +322,27 @@ def test_a_peer_that_began_with_a_snapshot_serves_the_next_newcomer(tmp_path: Pa
 
 def test_links_of_another_history_leave_the_disk_with_a_restored_state(tmp_path: Path, chain: Chain) -> None:
     """Whoever is shown one of them among the true ones would take this peer for a liar."""
-    store, links = Store(tmp_path / "ledger.db", chain.chain), chain.light_blocks(0, 29)
+    store, links = LedgerStore(tmp_path / "ledger.db", chain.chain), chain.light_blocks(0, 29)
     foreign = replace(links[0], header=chain.get_header(2) or b"")
-    store.restore([chain.decided[h] for h in (1, 2, 3)], 2, chain.states[2].state_root, b"other", links=[foreign], tables={})
-    store.restore([chain.decided[h] for h in (27, 28, 29)], 28, chain.states[28].state_root, b"right", links=links, tables={})
+    store.restore_snapshot(
+        [chain.decided[h] for h in (1, 2, 3)], 2, chain.states[2].state_root, b"other", links=[foreign], tables={}
+    )
+    store.restore_snapshot(
+        [chain.decided[h] for h in (27, 28, 29)], 28, chain.states[28].state_root, b"right", links=links, tables={}
+    )
     assert list(store.light_blocks(0, 100)) == links
     store.close()
 
 
 def test_results_that_turned_out_wrong_leave_the_disk_with_a_restored_state(tmp_path: Path, chain: Chain) -> None:
-    store = Store(tmp_path / "ledger.db", chain.chain)
+    store = LedgerStore(tmp_path / "ledger.db", chain.chain)
     store.append_records([chain.decided[height] for height in range(1, 30)])
     for height in range(1, 30):
         root = chain.states[height].state_root if height < 20 else b"wrong" + bytes(27)
         store.save_state(height, root, b"state", tables={})
-    store.restore([chain.decided[h] for h in (27, 28, 29)], 28, chain.states[28].state_root, b"right", disproved=20, tables={})
-    assert store.roots() == {height: chain.states[height].state_root for height in [*range(1, 20), 28]}
+    store.restore_snapshot(
+        [chain.decided[h] for h in (27, 28, 29)], 28, chain.states[28].state_root, b"right", disproved=20, tables={}
+    )
+    assert store.state_roots() == {height: chain.states[height].state_root for height in [*range(1, 20), 28]}
     assert store.get_decision(1) == chain.decided[1], "decided blocks stay"
     store.close()

@@ -40,7 +40,7 @@ from protocol.messages import (
     SnapshotOffer,
     SnapshotPart,
 )
-from storage.store import Store
+from storage.ledger_store import LedgerStore
 from tests.consensus.certificates import certificate_of
 from tests.ledger.notebook import notes
 from tests.ledger.snapshots import Chain, Fetch, Server, assert_restored, honestly, lived
@@ -172,7 +172,7 @@ def test_a_snapshot_has_the_rows_of_its_own_height(monkeypatch: pytest.MonkeyPat
     """Whatever the store has written since."""
     monkeypatch.setattr("ledger.tables.table_proofs.RANGE_BYTES", 2_000)
     chain = Chain()
-    store = Store(tmp_path / "ledger.sqlite", chain.chain)
+    store = LedgerStore(tmp_path / "ledger.sqlite", chain.chain)
 
     def save() -> None:
         state = chain.state

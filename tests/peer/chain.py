@@ -19,8 +19,8 @@ from protocol.identity import Ed25519Verifier, Identity, Signed, sign_message
 from protocol.messages import Ballot, Judgement, Proposal, Transaction, Vouch
 from protocol.verdicts import Verdict
 from rounds.round_state import OpenRoundState, RoundTimeouts
-from storage.blobs import Blobs
-from storage.store import Store
+from storage.disk_blob_store import DiskBlobStore
+from storage.ledger_store import LedgerStore
 from tests.ledger.blocks import decided_after
 from tests.ledger.world import MODULES
 from training.host import ModelHost
@@ -59,7 +59,7 @@ class Chain:
         self.genesis = genesis_of(self.people, (TRAINER,), "chain")
         self.id = self.genesis.chain_id
         folder.mkdir(exist_ok=True)
-        self.store, self.blobs = Store(folder / "ledger.db", self.id), Blobs(folder / "blobs", folder / "buffers")
+        self.store, self.blobs = LedgerStore(folder / "ledger.db", self.id), DiskBlobStore(folder / "blobs", folder / "buffers")
         self.host = ModelHost(folder / "models")
         self.rules = LedgerRules(self.genesis, Ed25519Verifier(), core_modules(self.host))
         first = self.rules.genesis_state()
@@ -84,9 +84,10 @@ class Chain:
         block = decided.decode()
         transition = self.rules.apply_block(self.ledger.state, block)
         roots = {
-            job: self.host.create(job, transition.state.jobs.jobs[job].spec, self.blobs.read) for job in transition.started_jobs
+            job: self.host.create(job, transition.state.jobs.jobs[job].spec, self.blobs.read_range)
+            for job in transition.started_jobs
         }
-        roots |= {closed.job: self.host.step(closed, self.blobs.read) for closed in transition.closed_rounds}
+        roots |= {closed.job: self.host.step(closed, self.blobs.read_range) for closed in transition.closed_rounds}
         state = transition.finish_state(roots)
         self.store.save_state(state.height, state.state_root, self.rules.encode_state(state), tables=state.tables)
         self.ledger.advance_state(state, block.state_root)
@@ -119,7 +120,7 @@ class Chain:
         m = Scratch().known_update(key, job.round, trainer.public, model.layout.size).astype(np.float32)
         buffer = buffers.of(m, model.header(trainer.public), model.spec)
         assert buffer is not None
-        payload = self.blobs.add(model.payload(trainer.public, buffer.dense()))
+        payload = self.blobs.add_bytes(model.payload(trainer.public, buffer.dense()))
         size = self.blobs.size(payload)
         assert size is not None
         return sign_message(

@@ -14,9 +14,9 @@ from protocol.addresses import parse_address
 from protocol.identity import Identity, Signer
 from protocol.messages import AGREEMENT_MESSAGES, ROUND_ENVELOPES, SNAPSHOT_MESSAGES, Ping, Status
 from tests.waiting import patience
-from transport.framing import Channel, Message, Priority
-from transport.noise import KeyPair
-from transport.session import Session
+from transport.wire.framing import Channel, Message, Priority
+from transport.wire.noise import KeyPair
+from transport.wire.noise_session import NoiseSession
 
 
 class Masquerade:
@@ -28,7 +28,7 @@ class Masquerade:
 
 
 class Hostile:
-    def __init__(self, stream: trio.SocketStream, session: Session) -> None:
+    def __init__(self, stream: trio.SocketStream, session: NoiseSession) -> None:
         self.stream, self.session = stream, session
         self.heard: list[Any] = []  # what the daemon said, as far as it was read
 
@@ -90,12 +90,12 @@ class Hostile:
 @asynccontextmanager
 async def connection(address: str, chain_id: bytes, identity: Signer | None = None) -> AsyncIterator[Hostile]:
     """A connection on which nothing was said yet."""
-    session = Session(
+    session = NoiseSession(
         identity or Identity.generate(),
         chain_id,
         initiator=True,
-        static=KeyPair.of(secrets.token_bytes(32)),
-        ephemeral=KeyPair.of(secrets.token_bytes(32)),
+        static=KeyPair.from_private(secrets.token_bytes(32)),
+        ephemeral=KeyPair.from_private(secrets.token_bytes(32)),
     )
     stream = await trio.open_tcp_stream(*parse_address(address))
     try:

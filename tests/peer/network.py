@@ -29,12 +29,12 @@ from peer.settings.invitations import InvitationBook
 from protocol.api import PeerApi
 from protocol.errors import StorageError
 from protocol.identity import Identity
-from storage.blobs import Blobs
-from storage.store import Store
+from storage.disk_blob_store import DiskBlobStore
+from storage.ledger_store import LedgerStore
 from tests.peer.chain import SCRATCH, genesis_of, identities
 from tests.waiting import patience
 from training.host import ModelHost
-from transport.memory import Mesh
+from transport.emulation.memory_network import Mesh
 
 SECONDS_MAX = 35.0  # for anything that takes well under one when it works; a silent link ends later
 
@@ -60,10 +60,10 @@ class Seat:
     def public(self) -> bytes:
         return self.identity.public
 
-    def open(self, role: RoundWork | None, serve: Callable[[Blobs], Any]) -> None:
+    def open(self, role: RoundWork | None, serve: Callable[[DiskBlobStore], Any]) -> None:
         self.folder.mkdir(exist_ok=True)
-        self.store = Store(self.folder / "ledger.db", self.genesis.chain_id)
-        self.blobs = Blobs(self.folder / "blobs", self.folder / "buffers")
+        self.store = LedgerStore(self.folder / "ledger.db", self.genesis.chain_id)
+        self.blobs = DiskBlobStore(self.folder / "blobs", self.folder / "buffers")
         self.network = self.mesh.network(self.public, serve(self.blobs))
         host = ModelHost(self.folder / "models")
         self.events = EventLog()
@@ -179,7 +179,9 @@ class Network:
         self.seats = [Seat(self.mesh, genesis, key, folder / str(number)) for number, key in enumerate(keys)]
         self._nursery: trio.Nursery
 
-    async def start(self, seat: Seat, role: RoundWork | None = None, serve: Callable[[Blobs], Any] = lambda blobs: blobs) -> Seat:
+    async def start(
+        self, seat: Seat, role: RoundWork | None = None, serve: Callable[[DiskBlobStore], Any] = lambda blobs: blobs
+    ) -> Seat:
         seat.open(role, serve)
         await self._nursery.start(seat.run)
         return seat
@@ -237,7 +239,7 @@ def settled(job: bytes) -> Callable[[Driver], bool]:
 def assert_same(seats: Sequence[Seat]) -> None:
     """They computed one root of the last height that all have reached: some may have applied a block more already."""
     height = min(seat.driver.state.height for seat in seats)
-    roots = {seat.store.root(height) for seat in seats}
+    roots = {seat.store.state_root(height) for seat in seats}
     assert len(roots) == 1 and None not in roots
 
 

@@ -31,7 +31,7 @@ from tests.consensus.journal import MemoryJournal
 from tests.ledger.blocks import stepped
 from tests.ledger.world import PEOPLE, PlainJobs, World
 from tests.sim.keys import FastSigner, FastVerifier
-from transport.network import Connected, Disconnected, Received
+from transport.network import DataReceived, PeerConnected, PeerDisconnected
 
 M = TypeVar("M")
 NOW = 1_700_000_000.0
@@ -112,7 +112,7 @@ class Shell:
         data = codec.encode(message)
         for peer in sorted(self.links) if to is None else to:
             if peer in self.links:
-                self.pack.queue.append((peer, Received(self.me, data)))
+                self.pack.queue.append((peer, DataReceived(self.me, data)))
 
     def say(self, *signed: Signed) -> None:
         """As `peer.driver.author` puts a transaction on the log."""
@@ -175,13 +175,13 @@ class Pack:
     def link(self, one: bytes, other: bytes) -> None:
         for me, peer in ((one, other), (other, one)):
             self.shells[me].links.add(peer)
-            self.shells[me].turn(Connected(peer))
+            self.shells[me].turn(PeerConnected(peer))
 
     def cut(self, one: bytes, other: bytes) -> None:
         for me, peer in ((one, other), (other, one)):
             if me in self.shells and peer in self.shells[me].links:
                 self.shells[me].links.discard(peer)
-                self.queue.append((me, Disconnected(peer)))
+                self.queue.append((me, PeerDisconnected(peer)))
 
     def restart(self, number: int) -> Shell:
         shell = self[number]

@@ -228,7 +228,7 @@ async def test_voters_retire_a_stopped_one_by_their_own_transactions(tmp_path: P
             )
             for seat in seats
         ]
-        await poll(lambda: all(len(seat.network.heard()) == 4 for seat in seats))  # no block tells of it
+        await poll(lambda: all(len(seat.network.live_peers()) == 4 for seat in seats))  # no block tells of it
         await gone.stop()
         for _ in range(4):  # the first hears of it under a decision, the second begins
             wanted = [peer.look() for peer in peers]

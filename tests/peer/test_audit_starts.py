@@ -27,7 +27,7 @@ def chain(tmp_path: Path) -> Iterator[Chain]:
 def started(chain: Chain, seed: int) -> tuple[bytes, bytes]:
     """A job that waits, and what it starts from."""
     values = np.random.default_rng(seed).normal(size=layout_of(LANGUAGE).size).astype("<f4")
-    start = chain.blobs.add(values.tobytes())
+    start = chain.blobs.add_bytes(values.tobytes())
     return chain.start(replace(LANGUAGE, name=f"own {seed}", start=start)), start
 
 
@@ -39,7 +39,7 @@ def exported(chain: Chain, folder: Path) -> Path:
 def test_the_first_root_is_computed_again_from_the_blob_and_another_byte_is_named(chain: Chain, tmp_path: Path) -> None:
     key, start = started(chain, 1)
     never, absent = started(chain, 2)
-    chain.blobs.delete(absent)
+    chain.blobs.delete_blob(absent)
     for person in chain.people[:3]:
         chain.say(person, "job/hold", AttestStartModel(key))
     chain.play(key)

@@ -43,8 +43,8 @@ from protocol.identity import peer_id, short_id
 from protocol.limits import AUDIT_RESPONSE_MS, BLOB_PART_BYTES
 from protocol.messages import GetBlob, NoBlob
 from protocol.verdicts import ReplayFinding
-from storage.blobs import JOB_BYTES, Blobs
-from storage.parts import PartsFolder
+from storage.disk_blob_store import JOB_BYTES, DiskBlobStore
+from storage.multipart_objects import MultipartStore
 from tests.ledger.court import Court, withheld
 from tests.ledger.world import AUDITS, LOSS, PEOPLE, secret_of
 from tests.peer import network as network_module
@@ -179,7 +179,7 @@ class Trainers(Network):
         return LateLiar(worker, texts, attack=attack) if attack else Trainer(worker, texts)  # type: ignore[arg-type]
 
     async def train(self, spec: JobSpec) -> bytes:
-        keep = self.seats[0].blobs.add
+        keep = self.seats[0].blobs.add_bytes
         spec = replace(spec, data=keep(data.split(iter([TEXT]), keep).encode())).checked()
         with patience():
             return job_id(self.seats[0].public, await self.seats[0].author.submit("job/start", StartJob(spec.encode())))
@@ -233,8 +233,8 @@ async def test_every_drawn_proposal_of_honest_trainers_is_replayed_and_passes(tm
         assert [(of.rewards, of.rewards_lost, of.suspensions, of.lapsed) for of in standings] == [(SPEC.rounds, 0, 0, 0)] * 4
         assert {entry.round for entry in made.seats[0].driver.state.audits.log} == {1, 2}, "the first round was re-executed"
         received = made.seats[0].network.traffic()
-        assert 0 < received.reveals_received <= received.blobs_received
-        assert received.reveals_sent > 0
+        assert 0 < received.audit_bytes_received <= received.blobs_received
+        assert received.audit_bytes_sent > 0
 
 
 @pytest.mark.usefixtures("links_that_take_their_time")
@@ -252,8 +252,8 @@ async def test_what_is_larger_than_a_part_is_audited_like_all_else(
 ) -> None:
     """Inner states and buffers of several parts."""
     monkeypatch.setattr(network_module, "SECONDS_MAX", 300.0)
-    took, came = PartsFolder.took, list[bytes]()
-    monkeypatch.setattr(PartsFolder, "took", lambda folder, part, *file: (came.append(part), took(folder, part, *file)))
+    took, came = MultipartStore.store_part, list[bytes]()
+    monkeypatch.setattr(MultipartStore, "store_part", lambda folder, part, *file: (came.append(part), took(folder, part, *file)))
     model = replace(MODEL, vocabulary=256, width=512, heads=4, kv_heads=4, layers=7, hidden=1024)
     assert model.parameters > BLOB_PART_BYTES
     async with trainers(tmp_path) as made:
@@ -436,7 +436,7 @@ async def test_nothing_is_called_withheld_before_the_least_link_had_its_time_how
         await made.seats[0].until(lambda driver: bool(driver.state.audits.suspensions_in(job)))
         at = {entry.height: entry for entry in driver.state.audits.log if entry.result is AuditResult.CHALLENGED}
         (height, entry), *_ = sorted(at.items())
-        closed = next(item.height for item in driver.store.rounds(ENDLESS) if item.round == entry.round)
+        closed = next(item.height for item in driver.store.closed_rounds(ENDLESS) if item.round == entry.round)
         times = [decode_header(driver.store.get_header(of) or b"").time_ms for of in (closed, height)]
         assert times[1] - times[0] >= 2_000 and entry.finding is ReplayFinding.WITHHELD
         assert driver.state.jobs.jobs[job].round > entry.round + 2
@@ -444,11 +444,11 @@ async def test_nothing_is_called_withheld_before_the_least_link_had_its_time_how
 
 
 def refuse_reveals(monkeypatch: pytest.MonkeyPatch, seat: Seat, refused: Callable[[bytes], bool]) -> None:
-    holder: Any = seat.network._exchange.holder  # type: ignore[attr-defined]
+    holder: Any = seat.network._exchange.server  # type: ignore[attr-defined]
     answer = holder.on_get_blob
 
     def answer_some(peer: bytes, request: GetBlob) -> None:
-        if refused(peer) and seat.blobs.is_reveal(request.digest):
+        if refused(peer) and seat.blobs.is_audit_data(request.digest):
             holder._send(peer, NoBlob(request.digest), Priority.CONTROL)
         else:
             answer(peer, request)
@@ -579,7 +579,7 @@ async def test_after_the_jobs_end_nothing_is_withheld_sooner_than_a_window_takes
         seat, rounds, window = made.seats[0], 6, 3
         job = await made.train(replace(SPEC, rounds=rounds, audit_window=window))
         await seat.until(has_finished(job))
-        closed = {item.round: item.height for item in seat.driver.store.rounds(rounds)}
+        closed = {item.round: item.height for item in seat.driver.store.closed_rounds(rounds)}
         times = [decode_header(seat.driver.store.get_header(closed[number]) or b"").time_ms for number in (2, 5)]
         over = seat.driver.state.jobs.jobs[job]
         assert seat.auditing._seconds_of(job, over, window) == (times[1] - times[0]) / 1_000 > 0
@@ -643,18 +643,18 @@ async def test_an_audit_whose_own_worker_fails_is_tried_again(tmp_path: Path, mo
 
 async def test_what_an_audit_fetched_is_there_after_the_round_was_closed(tmp_path: Path) -> None:
     """A peer that comes back opens and closes rounds that it audits at the same time."""
-    blobs, data = Blobs(tmp_path / "kept", tmp_path / "passing"), b"a state"
+    blobs, data = DiskBlobStore(tmp_path / "kept", tmp_path / "passing"), b"a state"
     model: Any = SimpleNamespace(job=b"j" * 32, round=3)
 
     async def fetch(digest: bytes, size_max: int, sources: Iterable[bytes]) -> None:
-        blobs.add(data)
+        blobs.add_bytes(data)
 
     await fetch_reveal(Round(b"m" * 32, SPEC, model, tmp_path, blobs, fetch), hashlib.sha256(data).digest(), 100, b"t" * 32)
-    blobs.release((model.job, model.round))
-    blobs.delete_passed(set())
+    blobs.release_owner((model.job, model.round))
+    blobs.delete_unowned(set())
     assert blobs.size(hashlib.sha256(data).digest()) == len(data)
-    blobs.release(audit_of(model.job, model.round))
-    blobs.delete_passed(set())
+    blobs.release_owner(audit_of(model.job, model.round))
+    blobs.delete_unowned(set())
     assert blobs.size(hashlib.sha256(data).digest()) is None
 
 
@@ -690,7 +690,7 @@ async def test_buffers_are_served_while_they_may_be_asked_for_and_deleted_afterw
         await made.start(made.seats[2], made.role(made.seats[2]))
         await ended(made, job)
         for seat in made.seats:
-            await poll(lambda seat=seat: seat.blobs.kept_together() == [])  # type: ignore[misc]
+            await poll(lambda seat=seat: seat.blobs.retained_rounds() == [])  # type: ignore[misc]
             await poll(lambda seat=seat: list((seat.folder / "buffers").iterdir()) == [])  # type: ignore[misc]
 
 
@@ -707,23 +707,23 @@ async def test_a_trainer_that_starts_again_shows_its_buffers_but_for_one_that_it
         await poll(lambda: author.blobs.size(other) is not None)
         assert author.blobs.size(damaged) is None
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(asking.network.fetch, damaged, 1 << 20, (author.public,))
+            nursery.start_soon(asking.network.fetch_blob, damaged, 1 << 20, (author.public,))
             with patience():
-                await asking.network.fetch(other, 1 << 20, (author.public,))
+                await asking.network.fetch_blob(other, 1 << 20, (author.public,))
             nursery.cancel_scope.cancel()
-        assert author.public in asking.network.connected(), "it answers that it does not have the damaged one"
+        assert author.public in asking.network.connected_peers(), "it answers that it does not have the damaged one"
 
 
 async def test_where_nothing_is_drawn_the_buffers_go_with_the_window(tmp_path: Path) -> None:
     async with trainers(tmp_path) as made:
         job = await made.train(replace(SPEC, audit_rate=1e-9, audit_window=2, rounds=8))
         await made.seats[0].until(lambda driver: driver.state.jobs.jobs[job].round >= 4)
-        kept = [number for _, number in made.seats[0].blobs.kept_together()]
+        kept = [number for _, number in made.seats[0].blobs.retained_rounds()]
         assert {2, 3} <= set(kept), "somebody may volunteer for them"
-        await poll(lambda: not {0, 1} & {number for _, number in made.seats[0].blobs.kept_together()})
+        await poll(lambda: not {0, 1} & {number for _, number in made.seats[0].blobs.retained_rounds()})
         await ended(made, job)
         for seat in made.seats:
-            await poll(lambda seat=seat: seat.blobs.kept_together() == [])  # type: ignore[misc]
+            await poll(lambda seat=seat: seat.blobs.retained_rounds() == [])  # type: ignore[misc]
         assert results(made.seats[0]) == []
 
 
@@ -816,7 +816,7 @@ def test_who_could_not_be_reached_by_too_many_is_told_so_and_not_that_it_was_fou
 def auditing_of(court: Court, folder: Path, **more: Any) -> Auditing:
     """Person 0's, on the court's state, with its losses in `folder`."""
     role = SimpleNamespace(computing=SimpleNamespace(texts=folder))
-    nobody = SimpleNamespace(kept_together=set, delete_rounds=lambda unasked: None)
+    nobody = SimpleNamespace(retained_rounds=set, delete_rounds=lambda unasked: None)
     shop = SimpleNamespace(role=role, delete_passed=lambda: None)
     driver: Any = SimpleNamespace(signer=PEOPLE[0], chain_id=court.chain, state=court.state, workshop=shop, blobs=nobody)
     author: Any = SimpleNamespace()
@@ -869,7 +869,7 @@ async def test_losses_of_a_round_that_opens_while_files_are_deleted_stay(tmp_pat
         auditing._driver.state = court.state
         kept_losses(tmp_path, court.key, court.job(court.key).round)
 
-    auditing._driver.blobs = SimpleNamespace(kept_together=kept_together, delete_rounds=delete_rounds)
+    auditing._driver.blobs = SimpleNamespace(retained_rounds=kept_together, delete_rounds=delete_rounds)
     await auditing._forget()
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {losses.path_of(tmp_path, court.key, court.job(court.key).round, PEOPLE[0].public).name}

@@ -25,7 +25,7 @@ from protocol.api import PeerState
 from protocol.identity import short_id
 from tests.peer.network import network, one_root, poll, service_of
 from tests.sim.keys import FastSigner
-from transport.silence import Pace
+from transport.wire.failure_detector import KeepaliveConfig
 
 KEYS = sorted(FastSigner(f"voter {number}").public for number in range(4))
 STRANGER, JOB = FastSigner("stranger").public, bytes(32)
@@ -177,10 +177,10 @@ async def test_a_cut_off_peer_waits_and_an_idle_one_works(tmp_path: Path) -> Non
         assert (await service_of(observer).status()).state == "joining"
         for seat in voters[2:]:
             await seat.stop()
-        await poll(lambda: len(voters[0].network.connected()) == 2)
+        await poll(lambda: len(voters[0].network.connected_peers()) == 2)
         status = await service_of(voters[0]).status()
         assert (status.state, status.waiting) == ("waiting", "waiting for a quorum: 2 of 4 voters are here, 3 are needed")
-        voters[0].network.pace = Pace(suspect_seconds=0.1)
+        voters[0].network.keepalive = KeepaliveConfig(suspect_seconds=0.1)
         await poll(lambda: bool(voters[0].hearing.partition(voters[0].events.names)))
         status = await service_of(voters[0]).status()
         sides = [sorted(short_id(seat.public) for seat in side) for side in (voters[:2], voters[2:])]

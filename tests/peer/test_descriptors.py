@@ -17,8 +17,8 @@ from peer.daemon import reachable
 from peer.daemon.endurance import endure, lacks_descriptors
 from peer.settings.descriptors import FILES_PER_WEB_CONNECTION, NEEDED, PEERS_MAX, RESERVED, WEB_MAX, Shares, shares
 from protocol.errors import LostVotesError, StorageError
-from storage.blobs import Blobs
-from storage.durable import explained, skipped_without_descriptors
+from storage.disk_blob_store import DiskBlobStore
+from storage.durable_files import explain_os_errors, skip_without_descriptors
 from tests.peer.processes import poll
 from tests.web.room import Room, enrolled
 from transport.swarm import CONNECTIONS_MAX
@@ -82,7 +82,7 @@ def disk_full() -> OSError:
 
 
 def explained_as_storage(error: OSError) -> StorageError:
-    with pytest.raises(StorageError) as raised, explained(Path("blobs")):
+    with pytest.raises(StorageError) as raised, explain_os_errors(Path("blobs")):
         raise error
     return raised.value
 
@@ -92,23 +92,23 @@ def test_a_full_disk_is_no_shortage_of_descriptors() -> None:
         assert lacks_descriptors(make())
     for other in (disk_full(), explained_as_storage(disk_full()), ValueError(), ExceptionGroup("", [full(), disk_full()])):
         assert not lacks_descriptors(other)
-    with skipped_without_descriptors("a look"):
+    with skip_without_descriptors("a look"):
         raise full()
-    with pytest.raises(OSError, match="No space"), skipped_without_descriptors("a look"):
+    with pytest.raises(OSError, match="No space"), skip_without_descriptors("a look"):
         raise disk_full()
 
 
 @pytest.mark.real("a daemon")
 async def test_what_works_beside_agreement_goes_on_after_a_shortage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, failures = Blobs.kept_together, list[str]()
+    kept, failures = DiskBlobStore.retained_rounds, list[str]()
 
-    def kept_together(blobs: Blobs) -> list[tuple[bytes, int]]:
+    def kept_together(blobs: DiskBlobStore) -> list[tuple[bytes, int]]:
         if len(failures) < 2:
             failures.append("")
             raise full()
         return kept(blobs)
 
-    monkeypatch.setattr(Blobs, "kept_together", kept_together)
+    monkeypatch.setattr(DiskBlobStore, "retained_rounds", kept_together)
     monkeypatch.setattr("peer.daemon.endurance.RETRY_SECONDS", 0.01)
     async with Room(tmp_path).serving() as (daemon, site):
 

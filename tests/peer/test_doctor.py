@@ -25,13 +25,13 @@ from peer.settings.datadir import DataDirectory
 from protocol.api import AlertCause, AlertSeverity, AlertView, BlockView, EventView, OptionalServiceView
 from protocol.identity import WIRE_VERSIONS, peer_id
 from scenarios.gateway import Router, running
-from storage.store import Store
+from storage.ledger_store import LedgerStore
 from tests.peer.fake_api import BLOCK, ME, OTHER, STATUS
 from tests.peer.processes import command, daemons
 from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, MemoryBlobs
-from transport.reachability import Reachable
+from transport.discovery.reachability import ReachabilityState
+from transport.discovery.upnp import Gateway
 from transport.swarm import Swarm
-from transport.upnp import Gateway
 
 VOTER, TRAINER = features.roles()["voter"], features.roles()["trainer"]
 CONFIG = load({}, {}).config
@@ -124,7 +124,7 @@ async def test_a_taken_port_is_a_fault_and_one_that_the_peer_can_do_without_a_wa
 async def test_looking_at_a_stopped_peer_changes_nothing_of_it(directory: DataDirectory) -> None:
     genesis, _ = files.of_network(directory)
     assert genesis is not None
-    Store(directory.ledger, genesis.chain_id).close()
+    LedgerStore(directory.ledger, genesis.chain_id).close()
     before = {path.name: path.read_bytes() for path in directory.path.glob("ledger*")}
     assert not [finding for finding in of("data", await looked(directory)) if finding.level != Level.OK]
     assert {path.name: path.read_bytes() for path in directory.path.glob("ledger*")} == before
@@ -293,8 +293,12 @@ async def test_others_are_needed_one_of_them_at_least_and_nobody_with_our_key() 
 
 
 def test_what_others_say_of_reaching_this_peer_is_told() -> None:
-    levels = {said: [found.level for found in reaching.of_reachability(said)] for said in Reachable}
-    assert levels == {Reachable.DIRECT: [Level.OK], Reachable.RELAYED: [Level.WARNING], Reachable.UNKNOWN: []}
+    levels = {said: [found.level for found in reaching.of_reachability(said)] for said in ReachabilityState}
+    assert levels == {
+        ReachabilityState.DIRECT: [Level.OK],
+        ReachabilityState.RELAYED: [Level.WARNING],
+        ReachabilityState.UNKNOWN: [],
+    }
 
 
 def test_a_peer_that_listens_elsewhere_than_the_settings_say_is_named() -> None:

@@ -21,7 +21,7 @@ from protocol.identity import Signed, sign_message
 from protocol.messages import Ballot, Commit, GetRound, GossipEnvelope, Prepare, Proposal, Vote
 from protocol.verdicts import Verdict
 from rounds.round_state import RoundResult
-from storage.blobs import Blobs
+from storage.disk_blob_store import DiskBlobStore
 from tests.peer.chain import LANGUAGE
 from tests.peer.network import SECONDS_MAX, Seat, accepted, certified, network, one_root, poll
 from tests.waiting import patience
@@ -103,7 +103,7 @@ async def test_a_peer_that_was_away_gets_missed_blocks_and_payloads_from_others_
 
 async def test_two_voters_without_a_link_to_each_other_agree_through_the_others(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4, start=False) as made:
-        lost = replace(made.mesh.conditions(b"", b""), loss=1.0)
+        lost = replace(made.mesh.conditions_between(b"", b""), loss=1.0)
         made.mesh.set_conditions(made.seats[0].public, made.seats[1].public, lost)
         for seat in made.seats:
             await made.start(seat)
@@ -120,7 +120,7 @@ async def test_a_cut_network_decides_nothing_and_heals(tmp_path: Path) -> None:
             nursery.start_soon(made.seats[0].scratch)
             await _has_voted(made.seats[1])
             assert {seat.driver.state.height for seat in made.seats} == {height}
-            made.mesh.heal()
+            made.mesh.heal_partition()
         newest = max(made.seats[0].driver.state.jobs.jobs.items(), key=lambda item: item[1].started_height)[0]
         await one_root(made.seats, newest)
 
@@ -131,7 +131,7 @@ async def test_a_cut_network_decides_nothing_and_heals(tmp_path: Path) -> None:
 class Withheld:
     """A blob store that serves nothing to others until it is told to."""
 
-    def __init__(self, blobs: Blobs) -> None:
+    def __init__(self, blobs: DiskBlobStore) -> None:
         self._blobs = blobs
         self.released = False
 
@@ -146,7 +146,7 @@ async def test_a_payload_that_does_not_come_blocks_no_vote_and_is_judged_when_it
     async with network(tmp_path, founders=4, start=False) as made:
         held: list[Withheld] = []
 
-        def withhold(blobs: Blobs) -> Withheld:
+        def withhold(blobs: DiskBlobStore) -> Withheld:
             held.append(Withheld(blobs))
             return held[0]
 
@@ -286,7 +286,7 @@ async def test_a_round_message_of_a_stranger_is_counted_and_changes_nothing(tmp_
     async with network(tmp_path, founders=4, observers=1, start=False) as made:
         held: list[Withheld] = []
 
-        def withhold(blobs: Blobs) -> Withheld:
+        def withhold(blobs: DiskBlobStore) -> Withheld:
             held.append(Withheld(blobs))
             return held[0]
 
@@ -331,7 +331,7 @@ async def test_a_vote_with_anothers_signature_costs_the_link(tmp_path: Path) -> 
         forged = sign_message(stranger.identity, driver.chain_id, Prepare(voters.hash, driver.replica.height, 0, bytes(32)))
         vote = Vote(Signed(forged.body, voter.public, forged.signature))
         stranger.network.send(voter.public, codec.encode(vote), Priority.VOTE)
-        await poll(lambda: voter.network.refused().get("bad-signature") == 1)
+        await poll(lambda: voter.network.refusal_counts().get("bad-signature") == 1)
         assert not any(event.kind == "warning" for event in await voter.events.after(0, 0.0)), "it counts, and fills no screen"
         job = await made.seats[1].scratch()
         await one_root(made.seats[:-1], job)
@@ -341,7 +341,7 @@ async def test_the_newest_state_is_the_one_that_the_certificate_names(tmp_path: 
     async with network(tmp_path, founders=4) as made:
         job = await made.seats[0].scratch()
         await made.seats[1].until(certified(job))
-        roots = made.seats[1].store.roots()
+        roots = made.seats[1].store.state_roots()
         last = made.seats[1].store.get_decision(made.seats[1].driver.state.height)
         assert last is not None
         assert last.decode().state_root == roots[last.height - 1]

@@ -36,7 +36,7 @@ from tests.ledger.world import PEOPLE
 from tests.peer.network import network, poll
 from tests.peer.nodes import Pack
 from tests.sim.keys import FastSigner
-from transport.network import Received
+from transport.network import DataReceived
 
 STRANGER = FastSigner("nobody admitted this key")
 SLACK_BYTES = 3 << 20  # of interpreter, counters, and the messages at work
@@ -64,7 +64,7 @@ def _relays(pack: Pack, signer: FastSigner, kind: str, count: int, size: int = L
     for number in range(count):
         transaction = Transaction(1, 9, kind, _noise(number, size))
         data = codec.encode(GossipEnvelope(sign_message(signer, pack.world.chain, transaction)))
-        pack[0].turn(Received(signer.public, data))
+        pack[0].turn(DataReceived(signer.public, data))
 
 
 def test_a_flood_of_a_key_that_nobody_admitted_leaves_nothing_behind() -> None:
@@ -154,7 +154,7 @@ async def test_what_waits_for_the_driver_is_bounded_in_bytes_and_nothing_of_it_i
         async def deliver() -> None:
             nonlocal delivered
             for _ in range(400):
-                await driver._deliver(Received(STRANGER.public, data))
+                await driver._deliver(DataReceived(STRANGER.public, data))
                 waited.append(driver._inbox_bytes)
                 delivered += 1
 

@@ -16,7 +16,7 @@ from peer.driver.hearing import Hearing, bits_of, heard_of
 from protocol.identity import Identity, peer_id, short_id
 from protocol.messages import LivenessReport
 from tests.transport.helpers import MemoryBlobs
-from transport.memory import MemoryNetwork, Mesh
+from transport.emulation.memory_network import MemoryNetwork, Mesh
 
 KEYS = sorted(Identity(bytes([number]) * 32).public for number in range(1, 8))
 CALLED = ("anna", "bert", "carl", "dora", "emil", "fred", "gina")
@@ -44,7 +44,7 @@ async def test_all_matrices_say_whom_a_silent_peer_reaches_no_more(autojump_cloc
         assert all(
             seconds is not None and seconds < 5 for _, h in peers for row in h.matrix().values() for seconds in row.values()
         )
-        mesh.mute(silent := KEYS[3])
+        mesh.blackhole(silent := KEYS[3])
         await trio.sleep(20)
         for network, hearing in peers:
             for observer, row in hearing.matrix().items():
@@ -59,12 +59,12 @@ async def test_silence_and_its_end_are_told_once(autojump_clock: MockClock) -> N
     async with world(voters=2) as (mesh, ((anna, hearing), _)):
         told: list[str] = []
         hearing._tell = lambda text, peer: told.append(text)
-        mesh.mute(KEYS[1])
+        mesh.blackhole(KEYS[1])
         await trio.sleep(30)
         mesh.partition(KEYS[:1], KEYS[1:2])
-        mesh.heal()
+        mesh.heal_partition()
         await trio.sleep(3)
-        assert anna.connected()
+        assert anna.connected_peers()
         name = short_id(KEYS[1])
         assert [text.replace("16", "15") for text in told] == [
             f"{name} is silent: nothing came for 15 s",
@@ -86,7 +86,7 @@ async def test_a_voter_with_too_few_names_both_sides(autojump_clock: MockClock) 
         mesh.partition(KEYS[:5], KEYS[5:])
         await trio.sleep(20)
         assert [bool(hearing.partition(NAMES)) for _, hearing in peers] == [False] * 5 + [True] * 2
-        mesh.heal()
+        mesh.heal_partition()
         await trio.sleep(3)
         assert [hearing.partition(NAMES) for _, hearing in peers] == [""] * 7
 
@@ -125,17 +125,17 @@ async def test_what_the_others_say_changes_a_table_and_nothing_else(autojump_clo
         anna, hearing = peers[0]
         nobody = LivenessReport(VoterSet(tuple(KEYS[:4])).hash, b"\0")
         for network, _ in peers[1:]:
-            network.tell(nobody, {anna.me})
+            network.send_liveness_report(nobody, {anna.me})
         await trio.sleep(0.1)
         rows = hearing.matrix()
         assert all(seconds is not None and seconds >= 15 for seconds in rows[peer_id(KEYS[1])].values())
         assert all(seconds is not None and seconds < 5 for seconds in rows[peer_id(anna.me)].values())
-        assert anna.heard() == set(KEYS[1:4]) and hearing.partition(NAMES) == ""
+        assert anna.live_peers() == set(KEYS[1:4]) and hearing.partition(NAMES) == ""
 
 
 async def test_only_members_are_told_and_only_what_is_new(autojump_clock: MockClock) -> None:
     async with world(voters=2, strangers=1) as (_, ((_, hearing), _, (stranger, _))):
-        assert all(link.hears is None for link in stranger.links())
+        assert all(link.liveness_report is None for link in stranger.links())
         sent = [link.sent for link in peers_links(hearing)]
         for _ in range(10):
             hearing.look()
@@ -148,7 +148,7 @@ def peers_links(hearing: Hearing) -> Any:
 
 async def test_a_report_about_other_voters_says_nothing(autojump_clock: MockClock) -> None:
     async with world(voters=2) as (_, ((anna, hearing), (bert, _))):
-        bert.tell(LivenessReport(bytes(32), b"\0"), {anna.me})
+        bert.send_liveness_report(LivenessReport(bytes(32), b"\0"), {anna.me})
         await trio.sleep(0.1)
         assert hearing.matrix()[peer_id(bert.me)] == {peer_id(anna.me): None}
 

@@ -19,7 +19,7 @@ from tests.waiting import patience
 from training.replicated.layout import Float32Array, layout_of
 from training.spec import JobSpec
 from training.transformer import ModelSpec
-from transport import exchange
+from transport.blobs import blob_exchange
 
 MODEL = ModelSpec(context=16, width=16, layers=1, heads=2, kv_heads=1, hidden=24, tied=False, rope_base=5e5)
 
@@ -45,7 +45,7 @@ async def has_model(made: Network, job: bytes, values: Float32Array) -> None:
 async def test_voters_fetch_it_from_whoever_has_it_and_all_make_one_model(tmp_path: Path) -> None:
     values = own()
     async with network(tmp_path, 4, roles=(TRAINER,)) as made:
-        start = made.seats[0].blobs.add(values.tobytes())
+        start = made.seats[0].blobs.add_bytes(values.tobytes())
         job = await started(made.seats[0], start)
         await has_model(made, job, values)
         assert all(seat.blobs.size(start) == values.nbytes for seat in made.seats)
@@ -54,18 +54,18 @@ async def test_voters_fetch_it_from_whoever_has_it_and_all_make_one_model(tmp_pa
 async def test_nothing_waits_for_what_nobody_has_and_it_starts_once_it_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "REST_SECONDS_MAX", 0.5)
+    monkeypatch.setattr(blob_exchange, "RETRY_SECONDS_MAX", 0.5)
     values, other = own(1), own(2)
     async with network(tmp_path, 4, roles=(TRAINER,)) as made:
         first, second, *_ = made.seats
-        start = first.blobs.add(values.tobytes())
-        first.blobs.delete(start)
+        start = first.blobs.add_bytes(values.tobytes())
+        first.blobs.delete_blob(start)
         job = await started(first, start)
-        passing = await started(second, second.blobs.add(other.tobytes()))
+        passing = await started(second, second.blobs.add_bytes(other.tobytes()))
         await has_model(made, passing, other)
         assert [waiting.job for waiting in first.driver.state.jobs.queue] == [job]
         await second.author.submit("job/stop", StopJob(passing))
-        first.blobs.add(values.tobytes())
+        first.blobs.add_bytes(values.tobytes())
         await has_model(made, job, values)
 
 
@@ -76,7 +76,7 @@ async def test_voters_end_what_is_unsound(tmp_path: Path, bad: str) -> None:
     if bad == "1 parameters":
         values = values[:-1]
     async with network(tmp_path, 4, roles=(TRAINER,)) as made:
-        job = await started(made.seats[1], made.seats[1].blobs.add(values.tobytes()))
+        job = await started(made.seats[1], made.seats[1].blobs.add_bytes(values.tobytes()))
         for seat in made.seats:
             await seat.event("warning", "cannot start, and this voter wants it to end")
             await seat.until(lambda driver: not driver.state.jobs.queue)
@@ -87,13 +87,13 @@ async def test_bytes_of_another_digest_are_taken_by_nobody(tmp_path: Path) -> No
     values = own(4)
     async with network(tmp_path, 4, observers=1, roles=(TRAINER,)) as made:
         *voters, damaged = made.seats
-        start = damaged.blobs.add(values.tobytes())
-        data = damaged.blobs.read(start)
+        start = damaged.blobs.add_bytes(values.tobytes())
+        data = damaged.blobs.read_range(start)
         damaged.blobs.path(start).write_bytes(bytes([data[0] ^ 1]) + data[1:])
         job = await started(voters[0], start)
         await damaged.event("peer", "lost the link")
         assert all(seat.blobs.size(start) is None for seat in voters)
-        voters[0].blobs.add(values.tobytes())
+        voters[0].blobs.add_bytes(values.tobytes())
         made.seats.remove(damaged)
         await has_model(made, job, values)
 
@@ -103,7 +103,7 @@ async def test_planted_a_quorum_that_does_not_look_whether_numbers_are_finite(tm
     values[0] = np.inf
     async with network(tmp_path, 4, roles=(TRAINER,)) as made:
         with mock.patch("training.starts.problem", return_value=None):
-            await started(made.seats[0], made.seats[0].blobs.add(values.tobytes()))
+            await started(made.seats[0], made.seats[0].blobs.add_bytes(values.tobytes()))
             for seat in made.seats:
                 with patience():
                     await seat.ended.wait()
@@ -115,7 +115,7 @@ async def test_planted_a_peer_that_takes_bytes_of_another_digest(tmp_path: Path)
     values = own(6)
     async with network(tmp_path, 4, roles=(TRAINER,)) as made:
         *honest, careless = made.seats
-        start = honest[0].blobs.add(values.tobytes())
+        start = honest[0].blobs.add_bytes(values.tobytes())
         other = careless.blobs.path(start)
         other.write_bytes(bytes([values.tobytes()[0] ^ 1]) + values.tobytes()[1:])
         job = await started(honest[0], start)

@@ -19,7 +19,7 @@ from peer.settings.datadir import DataDirectory
 from peer.settings.invitation import invitation_text, make_invitation, parse_invitation
 from protocol.errors import UserError
 from protocol.identity import Identity
-from storage.crash_points import VARIABLE
+from storage.crash_points import CRASH_POINT_VARIABLE
 from tests.ledger.world import MODULES
 from tests.peer.processes import Daemon, children, command, daemons, environment, has_torch, peer, poll
 from tests.waiting import run_process
@@ -243,7 +243,7 @@ GENESIS = Genesis("lab", 1, bytes(16), {Identity(bytes(32)).public: Founder("ann
 def test_a_join_that_is_killed_leaves_each_file_whole_or_as_it_was(tmp_path: Path, side: str, write: str) -> None:
     file = tmp_path / ("invitation" if write == "file-invitation" else "peer.toml")
     command = [sys.executable, "-m", "peer.cli", "join", invitation_of(GENESIS), "--name", "ben", "--data-dir", str(tmp_path)]
-    done = run_process(command, env={**environment(), VARIABLE: f"{side}-{write}"}, capture_output=True)
+    done = run_process(command, env={**environment(), CRASH_POINT_VARIABLE: f"{side}-{write}"}, capture_output=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert file.exists() == (side == "after")
     if file.name == "invitation" and side == "after":

@@ -35,7 +35,7 @@ from protocol.verdicts import Verdict
 from tests.ledger.world import LANGUAGE, PEOPLE
 from tests.peer.nodes import Pack, Shell
 from tests.sim.keys import FastSigner
-from transport.network import Connected, Copied, Disconnected, Received
+from transport.network import DataReceived, DuplicateIdentity, PeerConnected, PeerDisconnected
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def start_job(pack: Pack) -> bytes:
 
 
 def hears(shell: Shell, sender: Shell, message: object) -> None:
-    shell.turn(Received(sender.me, codec.encode(message)))
+    shell.turn(DataReceived(sender.me, codec.encode(message)))
 
 
 def proposals(pack: Pack, job: bytes, liar: FastSigner) -> tuple[Signed, Signed]:
@@ -76,7 +76,7 @@ def test_who_has_met_its_own_key_says_nothing_more_in_agreement_and_rounds_wheth
     assert leaver.node.rounds.books[job] and not leaver.node.replica.is_voter
     for shell in (pack[1], leaver):
         assert shell.node.may_speak
-        shell.turn(Copied("10.0.0.9:7700"))
+        shell.turn(DuplicateIdentity("10.0.0.9:7700"))
         assert not shell.node.may_speak and shell.node.rounds.is_silent
 
 
@@ -118,13 +118,13 @@ def test_transactions_that_linger_share_a_block_and_go_with_any_that_does_not(
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", codec.encode(["nonsense", 1]), codec.encode(Status(1, 0)) + b"\x00"])
 def test_bytes_that_are_no_message_are_the_fault_of_who_sent_them(pack: Pack, data: bytes) -> None:
-    (fault,) = pack[0].turn(Received(pack[1].me, data)).faults
+    (fault,) = pack[0].turn(DataReceived(pack[1].me, data)).faults
     assert fault.peer == pack[1].me
 
 
 def test_one_bad_message_does_not_spoil_the_others_of_its_turn(pack: Pack) -> None:
     signed = pack.world.tx(PEOPLE[0], "member/register", RegisterRoles(("trainer",)))
-    good, bad = Received(pack[1].me, codec.encode(GossipEnvelope(signed))), Received(pack[2].me, b"?")
+    good, bad = DataReceived(pack[1].me, codec.encode(GossipEnvelope(signed))), DataReceived(pack[2].me, b"?")
     turn = pack[0].turn(bad, good)
     assert [fault.peer for fault in turn.faults] == [pack[2].me] and list(pack[0].node.ledger.mempool) == [signed]
 
@@ -295,7 +295,7 @@ def full_pool(pack: Pack, count: int, author: FastSigner = PEOPLE[1]) -> list[Si
 
 def relinked(pack: Pack) -> None:
     pack[0].sent.clear()
-    pack[0].turn(Disconnected(pack[1].me), Connected(pack[1].me))
+    pack[0].turn(PeerDisconnected(pack[1].me), PeerConnected(pack[1].me))
 
 
 def relayed(pack: Pack) -> list[Signed]:
@@ -544,10 +544,10 @@ def test_an_accusation_of_somebody_who_is_no_member_is_not_kept(pack: Pack) -> N
 def test_every_new_link_hears_of_undecided_evidence_also_after_a_restart() -> None:
     pack = Pack(count=1)
     found = evidence_of(PEOPLE[3], pack)
-    pack[0].turn(Received(PEOPLE[1].public, codec.encode(EvidenceMessage(found.first, found.second))))
+    pack[0].turn(DataReceived(PEOPLE[1].public, codec.encode(EvidenceMessage(found.first, found.second))))
     for _ in range(2):
         pack[0].said(EvidenceMessage)
-        pack[0].turn(Connected(PEOPLE[2].public))
+        pack[0].turn(PeerConnected(PEOPLE[2].public))
         assert pack[0].said(EvidenceMessage) == [EvidenceMessage(found.first, found.second)]
         pack.restart(0)
         assert pack[0].last.evidence == (), "it is on disk already"

@@ -12,7 +12,7 @@ from protocol.messages import GetRound, GossipEnvelope, Status, Transaction
 from tests.ledger.world import PEOPLE
 from tests.peer.nodes import Pack, Shell
 from tests.peer.test_node import full_pool, start_job
-from transport.network import Connected, Received
+from transport.network import DataReceived, PeerConnected
 
 STRANGER = Identity(bytes(31) + b"s")
 
@@ -24,7 +24,7 @@ def pack() -> Pack:
 
 def hears_of(shell: Shell, kind: str) -> None:
     signed = sign_message(STRANGER, shell.pack.world.chain, Transaction(1, 1 << 20, kind, b""))
-    shell.turn(Received(STRANGER.public, codec.encode(GossipEnvelope(signed))))
+    shell.turn(DataReceived(STRANGER.public, codec.encode(GossipEnvelope(signed))))
 
 
 def test_what_no_member_wrote_is_refused_before_its_signature_is_checked_but_for_an_admission(
@@ -50,7 +50,7 @@ def test_a_stranger_hears_where_agreement_is_and_the_rest_once_it_is_a_member(
     waiting = full_pool(pack, 3)
     monkeypatch.setattr(node_module.Node, "is_stranger", lambda node, peer: peer == STRANGER.public)
     pack[0].sent.clear()
-    pack[0].turn(Connected(STRANGER.public))
+    pack[0].turn(PeerConnected(STRANGER.public))
     told = [message for to, message in pack[0].sent if to == (STRANGER.public,)]
     assert [type(message) for message in told] == [Status]
     monkeypatch.setattr(node_module.Node, "is_stranger", lambda node, peer: False)
@@ -64,7 +64,7 @@ def test_a_stranger_hears_where_agreement_is_and_the_rest_once_it_is_a_member(
 def test_strangers_are_not_asked_what_they_hold_of_a_round(pack: Pack) -> None:
     start_job(pack)
     for number in range(50):
-        pack[1].turn(Connected(bytes([number]) * 32))
+        pack[1].turn(PeerConnected(bytes([number]) * 32))
     pack[1].sent.clear()
     pack.pass_time(4.0)
     asked = {peer for to, message in pack[1].sent if isinstance(message, GetRound) for peer in to or ()}

@@ -20,7 +20,7 @@ from peer.export.writing import missing_payloads
 from peer.roles.base import OpenRound
 from peer.roles.voter import Voter
 from protocol.messages import Proposal
-from storage.blobs import LENT, Blobs
+from storage.disk_blob_store import PIN_SUFFIX, DiskBlobStore
 from tests.peer.chain import SCRATCH
 from tests.peer.network import Seat, certified, network
 from tests.waiting import patience
@@ -77,7 +77,7 @@ class Garbage(Voter):
     async def propose(self, round: OpenRound) -> None:
         async def publish(proposal: Proposal, opening: LossOpening | None) -> None:
             if round.number == 0:
-                self.named = round.blobs.add(bytes(50))
+                self.named = round.blobs.add_bytes(bytes(50))
                 proposal = replace(proposal, payload=self.named, payload_bytes=50)
             await round.publish(proposal, opening)
 
@@ -90,13 +90,13 @@ async def test_payloads_of_refused_proposals_go_with_their_round_and_accepted_on
         for seat in made.seats:
             await made.start(seat, liar if seat is made.seats[3] else None)
         seat, author = made.seats[0], made.seats[3]
-        lent, lend = list[bytes](), seat.blobs.lend
+        lent, lend = list[bytes](), seat.blobs.add_round_reference
 
         def noted(digest: bytes, job: bytes, number: int) -> None:
             lent.append(digest)
             lend(digest, job, number)
 
-        seat.blobs.lend = noted  # type: ignore[method-assign]
+        seat.blobs.add_round_reference = noted  # type: ignore[method-assign]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(Payloads(seat.driver).run)
             with patience():
@@ -105,13 +105,13 @@ async def test_payloads_of_refused_proposals_go_with_their_round_and_accepted_on
                 )
             await seat.until(certified(job))
             with patience():
-                while seat.blobs.lent():  # noqa: ASYNC110 - nothing tells of it
+                while seat.blobs.round_references():  # noqa: ASYNC110 - nothing tells of it
                     await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
         accepted = [digest for number in range(rounds) for digest in held(seat, job, number)]
         assert liar.named == lent[0] and seat.blobs.size(liar.named) is None
         assert accepted and set(accepted) == set(lent[1:]), "all that was accepted is here"
-        assert not list((seat.folder / "blobs").glob(f"*{LENT}"))
+        assert not list((seat.folder / "blobs").glob(f"*{PIN_SUFFIX}"))
 
 
 def fake(seat: Seat, jobs: dict[bytes, Any], height: int, payload_bytes: int = 1) -> Payloads:
@@ -126,7 +126,7 @@ async def test_payloads_of_a_forgotten_job_go_when_nobody_is_so_far_behind(tmp_p
         with patience():
             job = job_id(seat.public, await seat.author.submit("job/start", StartJob(replace(SCRATCH, rounds=3).encode())))
         await seat.until(certified(job))
-        last, height = seat.store.last_rounds()[job]
+        last, height = seat.store.last_round_by_job()[job]
         late, jobs = height + FORGOTTEN_HEIGHTS + 1, dict(seat.driver.state.jobs.jobs)
         payloads, operator_keeps_all = fake(seat, jobs, late), fake(seat, {}, late, payload_bytes=0)
         gone_early, gone = (fake(seat, {}, height).driver.state for height in (late - 1, late))
@@ -159,8 +159,8 @@ async def test_after_a_restart_what_was_lent_goes_or_stays_as_its_round_was_deci
         job, ended = await seat.scratch(), bytes(32)
         await seat.until(certified(job))
         (accepted,) = held(seat, job, 0)
-        data = seat.blobs.read(accepted)
-        seat.blobs.drop([accepted])
+        data = seat.blobs.read_range(accepted)
+        seat.blobs.drop_blobs([accepted])
         lent = {
             data: (job, 0),
             b"refused": (job, 0),
@@ -169,22 +169,22 @@ async def test_after_a_restart_what_was_lent_goes_or_stays_as_its_round_was_deci
             b"before the snapshot": (ended, 4),
         }
         for blob, of in lent.items():
-            seat.blobs.lend(sha256(blob).digest(), *of)
-            writer = seat.blobs.begin(sha256(blob).digest(), len(blob))
+            seat.blobs.add_round_reference(sha256(blob).digest(), *of)
+            writer = seat.blobs.open_writer(sha256(blob).digest(), len(blob))
             writer.write(blob)
             writer.finish()
-        seat.blobs = Blobs(seat.folder / "blobs", seat.folder / "buffers")
+        seat.blobs = DiskBlobStore(seat.folder / "blobs", seat.folder / "buffers")
         jobs: dict[bytes, Any] = {
             job: seat.driver.state.jobs.jobs[job],
             ended: SimpleNamespace(round=6, phase=JobPhase.RUNNING),
         }
         look = fake(seat, jobs, 0)
         look._tidy(look.driver.state)
-        assert len(seat.blobs.lent()) == 2
+        assert len(seat.blobs.round_references()) == 2
         jobs[ended].phase = JobPhase.FINISHED
         look._tidy(look.driver.state)
         assert {blob for blob in lent if seat.blobs.size(sha256(blob).digest()) is not None} == {data, b"before the snapshot"}
-        assert not seat.blobs.lent() and not list((seat.folder / "blobs").glob(f"*{LENT}"))
+        assert not seat.blobs.round_references() and not list((seat.folder / "blobs").glob(f"*{PIN_SUFFIX}"))
 
 
 async def test_nothing_goes_while_an_export_copies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ async def test_nothing_goes_while_an_export_copies(monkeypatch: pytest.MonkeyPat
 
     jobs = SimpleNamespace(jobs={b"job": SimpleNamespace(round=1)})
     driver: Any = SimpleNamespace(applied=trio.Event(), exports=1, payload_bytes=0, state=SimpleNamespace(jobs=jobs))
-    driver.blobs = SimpleNamespace(lent=dict)
+    driver.blobs = SimpleNamespace(round_references=dict)
     exports = list[int]()
     monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
     monkeypatch.setattr(Payloads, "_delete", lambda of, key, job, state: exports.append(of.driver.exports))

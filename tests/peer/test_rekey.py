@@ -23,7 +23,7 @@ from protocol import codec
 from protocol.errors import UserError
 from protocol.identity import Identity, peer_id, sign_message
 from protocol.messages import Prepare
-from storage.store import Store
+from storage.ledger_store import LedgerStore
 from tests.ledger.world import MODULES
 from tests.peer.processes import Daemon, command, daemons, peer, poll
 
@@ -166,7 +166,7 @@ def past(directory: DataDirectory, founders: int) -> Past:
     genesis = Genesis("lab", 1, bytes(16), dict(sorted({**others, me.public: Founder("anna", ())}.items())), MODULES)
     directory.write_genesis(codec.encode(genesis))
     vote = OwnStatement(("prepare", 1, 0), sign_message(me, genesis.chain_id, Prepare(genesis.voters.hash, 1, 0, b"A" * 32)))
-    with contextlib.closing(Store(directory.ledger, genesis.chain_id)) as store:
+    with contextlib.closing(LedgerStore(directory.ledger, genesis.chain_id)) as store:
         store.append_records([vote])
     (directory.models / "job").mkdir()
     return Past(directory, genesis.chain_id, me.public, vote)
@@ -216,7 +216,7 @@ def what_run_finds(past: Past, copy: Path) -> tuple[bytes, tuple[OwnStatement, .
     """The key that `peer run` signs with and the votes that it remembers; None if it refuses to start."""
     directory = DataDirectory.open(copy)
     try:
-        with contextlib.closing(Store(directory.ledger, past.chain_id)) as store:
+        with contextlib.closing(LedgerStore(directory.ledger, past.chain_id)) as store:
             votes = store.read_restart_state().votes
             return directory.load_identity().public, votes
     except UserError as refusal:

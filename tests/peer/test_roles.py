@@ -23,7 +23,7 @@ from protocol.identity import Identity, Signed, sign_message
 from protocol.messages import Proposal
 from protocol.verdicts import Verdict
 from rounds.round_state import RoundTerms
-from storage.blobs import JOB_BYTES, Blobs
+from storage.disk_blob_store import JOB_BYTES, DiskBlobStore
 from tests.ledger.power import Disk
 from tests.peer.network import SCRATCH
 from training import tasks
@@ -57,7 +57,7 @@ class World:
             spec=spec,
             model=host.model(JOB, 0),
             model_directory=host.directory(JOB, 0),
-            blobs=Blobs(folder / "blobs", folder / "buffers"),
+            blobs=DiskBlobStore(folder / "blobs", folder / "buffers"),
             fetch=self._fetch,
             publish=self._publish,
             ready=_ready,
@@ -123,8 +123,8 @@ async def test_a_re_execution_begins_when_all_it_needs_is_fetched(world: World) 
 
 async def test_an_own_payload_is_lent_to_its_round_like_those_of_others(world: World) -> None:
     proposal, blobs = await world.proposed(), world.round.blobs
-    assert blobs.lent() == {proposal.payload: frozenset({(JOB, 0)})}
-    blobs.take_back(proposal.payload, blobs.lent()[proposal.payload], keeps=False)
+    assert blobs.round_references() == {proposal.payload: frozenset({(JOB, 0)})}
+    blobs.release_round_references(proposal.payload, blobs.round_references()[proposal.payload], keeps=False)
     assert blobs.size(proposal.payload) is None, "the round has refused it"
 
 
@@ -140,7 +140,7 @@ async def test_the_first_round_after_the_opening_goes_on_from_a_payload_that_is_
     world = World(tmp_path, replace(SCRATCH, opening_rounds=1))
     first = await world.proposed()
     assert await world.verdict(first) is Verdict.ACCEPT
-    accepted = Accepted(ME.public, first, world.round.blobs.read(first.payload))
+    accepted = Accepted(ME.public, first, world.round.blobs.read_range(first.payload))
     model, directory = world.round.model.apply([accepted], {}), world.host.directory(JOB, 1)
     model.save(directory)
     terms = replace(world.round.terms, round=1, model_root=model.root)
@@ -154,12 +154,12 @@ async def test_the_first_round_after_the_opening_goes_on_from_a_payload_that_is_
 async def test_of_a_payload_that_is_here_as_something_larger_no_more_is_read_than_it_may_have(world: World) -> None:
     """Fetching ends at once where a blob is held: a liar names what everybody has just fetched to audit it."""
     honest, blobs, read = await world.proposed(), world.round.blobs, list[int]()
-    large = blobs.add(bytes(1_000_000))
+    large = blobs.add_bytes(bytes(1_000_000))
 
-    class Noting(Blobs):
-        def read(self, digest: bytes, offset: int = 0, length: int = -1) -> bytes:
+    class Noting(DiskBlobStore):
+        def read_range(self, digest: bytes, offset: int = 0, length: int = -1) -> bytes:
             read.append(length)
-            return super().read(digest, offset, length)
+            return super().read_range(digest, offset, length)
 
     async def fetch(digest: bytes, size_max: int, sources: Iterable[bytes]) -> None:
         assert blobs.size(digest) == 1_000_000
@@ -175,14 +175,14 @@ async def test_of_a_payload_that_is_here_as_something_larger_no_more_is_read_tha
 async def test_a_payload_that_is_deleted_before_it_is_read_is_fetched_again(world: World) -> None:
     """A liar names what is shown for an audit that ends at this moment: nobody's disk has failed."""
     honest, blobs, fetched = await world.proposed(), world.round.blobs, list[bytes]()
-    payload = blobs.read(honest.payload)
+    payload = blobs.read_range(honest.payload)
 
     async def fetch(digest: bytes, size_max: int, sources: Iterable[bytes]) -> None:
         fetched.append(digest)
         if len(fetched) == 1:
             blobs.path(digest).unlink()
         else:
-            blobs.add(payload)
+            blobs.add_bytes(payload)
 
     world.round = replace(world.round, fetch=fetch)
     assert await world.verdict(honest) is Verdict.ACCEPT
@@ -201,7 +201,7 @@ async def test_each_lie_about_a_scratch_update_has_its_reason(world: World, chan
     honest = await world.proposed()
     if change.get("payload"):
         garbage = bytes(honest.payload_bytes)
-        change = {"payload": world.round.blobs.add(garbage)}
+        change = {"payload": world.round.blobs.add_bytes(garbage)}
     assert await world.verdict(replace(honest, **change)) is verdict
 
 
@@ -229,7 +229,7 @@ async def test_a_re_executor_rejects_another_buffer_or_payload_than_that_of_the_
     other = -buffers.read(blobs.path(honest.buffer), world.round.spec).dense()
     buffer = buffers.of(other, model.header(ME.public), world.round.spec)
     assert buffer is not None
-    changes = {"buffer": blobs.add(buffer.encode()), "payload": blobs.add(model.payload(ME.public, other))}
+    changes = {"buffer": blobs.add_bytes(buffer.encode()), "payload": blobs.add_bytes(model.payload(ME.public, other))}
     lie = replace(honest, **{name: digest for name, digest in changes.items() if name in lies})
     assert await world.vouch(lie) is Verdict.REPLAY
 
@@ -279,10 +279,10 @@ async def test_the_worker_is_told_which_tokens_the_manifest_of_a_job_names(world
         async def ask(self, request: Any) -> None:
             asked.append(request)
 
-    manifest = replace(data.split([b"text"], blobs.add), tokens=sha256(b"tokens").digest())
+    manifest = replace(data.split([b"text"], blobs.add_bytes), tokens=sha256(b"tokens").digest())
     (tmp_path / "texts").mkdir()
     role = Trainer(Worker(), tmp_path / "texts")  # type: ignore[arg-type]
-    await role._open(replace(world.round, spec=JobSpec(name="t", data=blobs.add(manifest.encode()))))
+    await role._open(replace(world.round, spec=JobSpec(name="t", data=blobs.add_bytes(manifest.encode()))))
     assert [request.tokens for request in asked] == [manifest.tokens]
 
 
@@ -421,13 +421,13 @@ async def test_what_a_proposal_commits_to_is_kept_for_audits_and_gone_on_from(
     await role.propose(world.round)
     first, blobs = world.published[-1], world.round.blobs
     assert (first.inner is not None) == keeps and first.inner_from is None
-    assert world.round.model.check(ME.public, first, blobs.read(first.payload)) is Verdict.ACCEPT
+    assert world.round.model.check(ME.public, first, blobs.read_range(first.payload)) is Verdict.ACCEPT
 
-    accepted = Accepted(ME.public, first, blobs.read(first.payload))
+    accepted = Accepted(ME.public, first, blobs.read_range(first.payload))
     following = world.round.model.apply([accepted], {})
     following.save(host.directory(JOB, 1))
-    blobs.release((JOB, 0))
-    blobs.delete_passed({first.buffer, first.inner})  # as the workshop does when the next round opens
+    blobs.release_owner((JOB, 0))
+    blobs.delete_unowned({first.buffer, first.inner})  # as the workshop does when the next round opens
     role, steps = opened(world, tmp_path, host, 1)
     await role.propose(world.round)
     second = world.published[-1]
@@ -444,8 +444,8 @@ async def test_what_a_proposal_commits_to_is_kept_for_audits_and_gone_on_from(
     assert [request.inner, request.previous_inner] == inner
     assert proposals.audit(request, steps._update).verdict is Verdict.ACCEPT
 
-    blobs.release((JOB, 1))
-    blobs.delete_passed(set())
+    blobs.release_owner((JOB, 1))
+    blobs.delete_unowned(set())
     if audit is AuditMode.SAMPLED:
         assert None not in map(blobs.size, (second.buffer, first.buffer)), "audits of round 1 may ask for them"
         blobs.delete_rounds([(JOB[:JOB_BYTES], 0), (JOB[:JOB_BYTES], 1)])
@@ -474,14 +474,14 @@ async def test_what_audits_may_ask_for_is_durable_before_the_proposal_is_sent(
 
     async def power_cut(proposal: Proposal, opening: LossOpening | None) -> None:
         disk.cut(tmp_path / "buffers", names_stay)
-        blobs = Blobs(tmp_path / "blobs", tmp_path / "buffers")
-        blobs.verify_together()
+        blobs = DiskBlobStore(tmp_path / "blobs", tmp_path / "buffers")
+        blobs.verify_retained()
         if audit is AuditMode.FULL:
-            blobs.expect_to_pass(proposal.buffer, "round 0")
-            blobs.expect_to_pass(proposal.inner, "round 0")
+            blobs.mark_temporary(proposal.buffer, "round 0")
+            blobs.mark_temporary(proposal.inner, "round 0")
         shown = {digest for digest in (proposal.buffer, proposal.inner) if digest}
         assert len(shown) == 1 + (audit is AuditMode.FULL)
-        assert {digest: sha256(blobs.read(digest)).digest() for digest in shown} == {digest: digest for digest in shown}
+        assert {digest: sha256(blobs.read_range(digest)).digest() for digest in shown} == {digest: digest for digest in shown}
         world.published.append(proposal)
 
     world.round = replace(world.round, publish=power_cut)
@@ -512,7 +512,9 @@ async def test_where_nothing_is_said_again_no_earlier_buffer_is_named_and_so_non
     role, _ = opened(world, tmp_path, host, 0)
     await role.propose(world.round)
     first = world.published[-1]
-    world.round.model.apply([Accepted(ME.public, first, world.round.blobs.read(first.payload))], {}).save(host.directory(JOB, 1))
+    world.round.model.apply([Accepted(ME.public, first, world.round.blobs.read_range(first.payload))], {}).save(
+        host.directory(JOB, 1)
+    )
     role, _ = opened(world, tmp_path, host, 1)
     await role.propose(world.round)
     second = world.published[-1]
@@ -520,7 +522,7 @@ async def test_where_nothing_is_said_again_no_earlier_buffer_is_named_and_so_non
     world.fetched.clear()
     await audit_request(world.round, ME.public, second)
     assert world.fetched == ([second.buffer, first.buffer, first.payload] if decay else []), "the payload is here already"
-    assert world.round.model.check(ME.public, second, world.round.blobs.read(second.payload)) is Verdict.ACCEPT
+    assert world.round.model.check(ME.public, second, world.round.blobs.read_range(second.payload)) is Verdict.ACCEPT
 
 
 @pytest.mark.parametrize(("memory", "fetched"), [(Memory.RESIDUAL, ("buffer", "payload")), (Memory.ESTIMATES, ("buffer",))])
@@ -532,7 +534,9 @@ async def test_of_the_proposal_before_only_what_the_update_continues_from_is_nam
     role, _ = opened(world, tmp_path, host, 0)
     await role.propose(world.round)
     first = world.published[-1]
-    world.round.model.apply([Accepted(ME.public, first, world.round.blobs.read(first.payload))], {}).save(host.directory(JOB, 1))
+    world.round.model.apply([Accepted(ME.public, first, world.round.blobs.read_range(first.payload))], {}).save(
+        host.directory(JOB, 1)
+    )
     role, steps = opened(world, tmp_path, host, 1)
     await role.propose(world.round)
     world.fetched.clear()
@@ -553,7 +557,7 @@ async def test_a_proposal_that_does_not_commit_to_what_the_job_needs_is_refused(
     role, _ = opened(world, tmp_path, host, 0)
     await role.propose(world.round)
     honest = world.published[-1]
-    payload = world.round.blobs.read(honest.payload)
+    payload = world.round.blobs.read_range(honest.payload)
     assert world.round.model.check(ME.public, honest, payload) is Verdict.ACCEPT
     assert world.round.model.check(ME.public, replace(honest, **lies), payload) is Verdict.COMMITMENT
 
@@ -579,7 +583,7 @@ async def test_what_passes_the_cheap_checks_is_found_by_a_replay(
     liar = Liar(steps, tmp_path / "texts", attack=attack, _jobs=role._jobs, _stale=old)  # type: ignore[arg-type]
     await liar.propose(world.round)
     proposal = world.published[-1]
-    assert world.round.model.check(ME.public, proposal, world.round.blobs.read(proposal.payload)) is Verdict.ACCEPT
+    assert world.round.model.check(ME.public, proposal, world.round.blobs.read_range(proposal.payload)) is Verdict.ACCEPT
     request = await audit_request(world.round, ME.public, proposal)
     assert (await steps.ask(request)).verdict is verdict
 
@@ -595,4 +599,4 @@ async def test_lies_are_of_levels_too(world: World, tmp_path: Path, attack: str)
     await liar.propose(world.round)
     proposal, blobs = world.published[-1], world.round.blobs
     m = buffers.read(blobs.path(proposal.buffer), spec).dense()
-    assert world.round.model.payload(ME.public, m) == blobs.read(proposal.payload)
+    assert world.round.model.payload(ME.public, m) == blobs.read_range(proposal.payload)

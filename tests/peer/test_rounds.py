@@ -24,7 +24,7 @@ from protocol.messages import Ballot, CutOff, Judgement, Proposal, Vouch
 from protocol.verdicts import Verdict
 from rounds import round_state
 from rounds.round_terms import RoundTerms, signed_body_digest
-from storage.store import Store
+from storage.ledger_store import LedgerStore
 from tests.peer.chain import LANGUAGE, Chain
 
 ACCEPT = Verdict.ACCEPT
@@ -169,7 +169,7 @@ def test_what_a_ballot_accepts_is_recorded_with_it_and_held_after_a_restart(chai
     vouch_all(before, chain, key)
     (record,) = before.due(NOW + 1_000).records
     assert record.accepted == (before.books[key].proposals[chain.people[1].public],), "not its own, nor what it rejects"
-    store = Store(chain.store.path.with_name("mine.db"), chain.id)
+    store = LedgerStore(chain.store.path.with_name("mine.db"), chain.id)
     store.append_records([record])
     after, job, me = rounds_of(chain), chain.ledger.state.jobs.jobs[key], chain.people[0].public
     after.follow(chain.ledger.state)
@@ -213,7 +213,7 @@ def test_the_store_refuses_what_these_rounds_would_never_sign_twice(chain: Chain
     first, second = rounds_of(chain), rounds_of(chain)
     open_all(first, chain)
     open_all(second, chain)
-    store: Store = chain.store
+    store: LedgerStore = chain.store
     store.append_records(first.publish(proposal(chain, key), NOW).records)
     with pytest.raises(LocalProtocolError, match="a second, different vote"):
         store.append_records(second.publish(proposal(chain, key, variant=1), NOW).records)
@@ -733,7 +733,7 @@ def test_a_vouch_is_recorded_before_it_is_sent_and_survives_a_restart(chain: Cha
     assert said.heard == [(chain.people[0].public, vouch_on(key, signed))] and said.evidence == []
     assert before.due(NOW) == Effects() and before.own() == [vouch]
 
-    store = Store(chain.store.path.with_name("mine.db"), chain.id)
+    store = LedgerStore(chain.store.path.with_name("mine.db"), chain.id)
     store.append_records([record])
     after, job, me = rounds_of(chain), chain.ledger.state.jobs.jobs[key], chain.people[0].public
     after.follow(chain.ledger.state)

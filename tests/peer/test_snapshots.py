@@ -32,7 +32,7 @@ from protocol import codec
 from protocol.errors import StorageError, UserError
 from protocol.identity import short_id
 from protocol.messages import GetSnapshot, Status
-from storage.store import Store
+from storage.ledger_store import LedgerStore
 from tests.ledger import snapshots as snapshots_of_ledgers
 from tests.ledger.world import MODULES
 from tests.peer.chain import lived
@@ -80,7 +80,7 @@ async def test_a_newcomer_restores_a_snapshot_and_goes_on_with_the_rounds_that_a
         for seat in made.seats:
             await seat.until(lambda driver: driver.state.jobs.jobs[job].round == last)
         height = min(seat.driver.state.height for seat in made.seats)
-        assert len({seat.store.roots()[height] for seat in made.seats}) == 1
+        assert len({seat.store.state_roots()[height] for seat in made.seats}) == 1
         assert len({seat.driver.host.model(job, last).root for seat in made.seats}) == 1
         newcomer.driver.host.model(job, last).verify()
         told = Counter(event.text for event in await newcomer.events.after(0, 0.0) if event.kind == "peer")
@@ -157,10 +157,10 @@ async def test_a_peer_whose_model_went_wrong_keeps_a_diagnostic_restores_and_goe
         (folder,) = (sick.folder / "diagnostics").iterdir()
         content = json.loads((folder / "roots.json").read_text())
         height = content["height"]
-        assert content["state_root"] != made.seats[0].store.roots()[height].hex()
+        assert content["state_root"] != made.seats[0].store.state_roots()[height].hex()
         assert content["models"].keys() == {job.hex()} and content["modules"].keys() == {module.name for module in MODULES}
         assert sick.driver.rules.decode_state((folder / "state.msgpack").read_bytes()).state_root.hex() == content["state_root"]
-        own, others = sick.store.roots(), made.seats[0].store.roots()
+        own, others = sick.store.state_roots(), made.seats[0].store.state_roots()
         assert {height: root for height, root in own.items() if others.get(height, root) != root} == {}
 
 
@@ -220,7 +220,7 @@ async def test_a_history_without_the_block_that_the_invitation_names_is_refused(
         with patience():
             await newcomer.ended.wait()
         assert newcomer.failure is not None and "another block than the invitation names" in str(newcomer.failure)
-        store = Store(newcomer.store.path, newcomer.genesis.chain_id)
+        store = LedgerStore(newcomer.store.path, newcomer.genesis.chain_id)
         assert store.decided_height < 2, "a block that is refused is not kept"
         store.close()
 
@@ -292,7 +292,7 @@ async def test_a_peer_that_decided_another_block_than_its_new_invitation_names_d
         await seat.scratch()
         await seat.until(reached(3))
         await seat.stop()
-        true = Store(seat.store.path, seat.genesis.chain_id)
+        true = LedgerStore(seat.store.path, seat.genesis.chain_id)
         decided = true.get_decision(2)
         assert decided is not None
         seat.anchor = TrustedBlock(2, decided.digest)
@@ -325,7 +325,7 @@ async def test_what_proves_the_heights_before_a_transfer_is_kept_for_those_who_a
     seat, chain = Network(tmp_path, founders=1).seats[0], snapshots_of_ledgers.lived(40)
     seat.open(None, lambda blobs: blobs)
     snapshots, (first, *later) = seat.driver.snapshots, chain.light_blocks(0, 40)
-    seat.store.restore([chain.decided[1]], 1, chain.states[1].state_root, b"", links=[first], tables={})
+    seat.store.restore_snapshot([chain.decided[1]], 1, chain.states[1].state_root, b"", links=[first], tables={})
     installed: list[Any] = []
 
     async def install(restored: Any, links: Any, repairs: bool) -> bool:
@@ -439,10 +439,10 @@ async def test_what_a_snapshot_spared_a_peer_is_fetched_for_its_export(tmp_path:
 def test_a_peer_that_began_with_a_snapshot_says_who_can_export(tmp_path: Path) -> None:
     chain = lived(tmp_path / "whole")
     state = chain.ledger.state
-    store = Store(tmp_path / "ledger.db", chain.id)
+    store = LedgerStore(tmp_path / "ledger.db", chain.id)
     decided = [chain.store.get_decision(height) for height in (state.height - 2, state.height - 1, state.height)]
     encoded = chain.rules.encode_state(replace(state, height=state.height - 1))
-    store.restore([item for item in decided if item], state.height - 1, state.state_root, encoded, tables={})
+    store.restore_snapshot([item for item in decided if item], state.height - 1, state.state_root, encoded, tables={})
     with pytest.raises(UserError) as error:
         export.export(store, chain.blobs, chain.host, chain.genesis, tmp_path / "export")
     assert f"no block below {state.height - 2}" in str(error.value) and short_id(chain.people[0].public) in str(error.value)

@@ -10,7 +10,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.messages import GuestInvitation
 from tests.ledger.world import FAR_MS, PEOPLE, TOKEN, World
 from tests.sim.keys import FastSigner, FastVerifier
-from transport.standing import Standing
+from transport.quotas.peer_class import PeerClass
 
 ME, OTHER, NEW, THIRD = PEOPLE[0], PEOPLE[1], PEOPLE[8], PEOPLE[9]
 
@@ -26,12 +26,12 @@ def shown(world: World, holder: FastSigner, by: FastSigner = ME, expires: int = 
 def test_whoever_shows_an_open_invitation_is_a_guest_until_it_is_used_and_a_member_then() -> None:
     world = World()
     of = standings(world)
-    assert of(OTHER.public) is Standing.VOTER
-    assert of(NEW.public) is Standing.STRANGER
+    assert of(OTHER.public) is PeerClass.VOTER
+    assert of(NEW.public) is PeerClass.STRANGER
     of.welcome(NEW.public, shown(world, NEW))
-    assert of(NEW.public) is Standing.GUEST
+    assert of(NEW.public) is PeerClass.GUEST
     world.decide(world.admission(NEW))
-    assert of(NEW.public) is Standing.MEMBER
+    assert of(NEW.public) is PeerClass.MEMBER
 
 
 def test_one_invitation_makes_one_guest() -> None:
@@ -39,7 +39,7 @@ def test_one_invitation_makes_one_guest() -> None:
     of = standings(world)
     for holder in (NEW, THIRD):
         of.welcome(holder.public, shown(world, holder))
-    assert (of(NEW.public), of(THIRD.public)) == (Standing.STRANGER, Standing.GUEST)
+    assert (of(NEW.public), of(THIRD.public)) == (PeerClass.STRANGER, PeerClass.GUEST)
 
 
 @pytest.mark.parametrize("wrong", ["a member that does not vote", "revoked", "expired"])
@@ -54,7 +54,7 @@ def test_an_invitation_that_admits_nobody_makes_no_guest(wrong: str) -> None:
     else:
         by = THIRD
     of.welcome(NEW.public, shown(world, NEW, by, expires))
-    assert of(NEW.public) is Standing.STRANGER
+    assert of(NEW.public) is PeerClass.STRANGER
 
 
 def test_an_invitation_in_the_hands_of_somebody_else_is_no_honest_peers() -> None:
@@ -63,7 +63,7 @@ def test_an_invitation_in_the_hands_of_somebody_else_is_no_honest_peers() -> Non
     with pytest.raises(RemoteProtocolError) as caught:
         of.welcome(THIRD.public, shown(world, NEW))
     assert caught.value.reason == "bad-signature"
-    assert of(THIRD.public) is Standing.STRANGER
+    assert of(THIRD.public) is PeerClass.STRANGER
 
 
 def test_a_guest_whose_invitation_is_revoked_is_a_stranger_again() -> None:
@@ -71,14 +71,14 @@ def test_a_guest_whose_invitation_is_revoked_is_a_stranger_again() -> None:
     of = standings(world)
     of.welcome(NEW.public, shown(world, NEW))
     world.decide(world.tx(ME, "member/revoke", RevokeInvitation(world.invitation())))
-    assert of(NEW.public) is Standing.STRANGER
+    assert of(NEW.public) is PeerClass.STRANGER
 
 
 def test_to_a_newcomer_nobody_is_a_stranger_and_a_voter_that_left_stays_a_member() -> None:
     world = World()
-    assert standings(world, NEW)(THIRD.public) is Standing.MEMBER
+    assert standings(world, NEW)(THIRD.public) is PeerClass.MEMBER
     of = standings(world)
     world.decide(world.tx(OTHER, "member/leave", ResignAsVoter()))
     for _ in range(3):
         world.decide()
-    assert of(OTHER.public) is Standing.MEMBER
+    assert of(OTHER.public) is PeerClass.MEMBER

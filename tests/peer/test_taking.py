@@ -49,21 +49,21 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
     first = made.start(BYTES)
     made.play(first, rejected=1)
     made.play(first)
-    bpe = made.blobs.add(train_bpe([b"one two three, one two three\n" * 9], 260))
+    bpe = made.blobs.add_bytes(train_bpe([b"one two three, one two three\n" * 9], 260))
     second = made.start(
         replace(BYTES, name="bpe", tokenizer=bpe, rounds=1, licence="CC-BY-4.0", model=replace(SMALL, vocabulary=260))
     )
     made.play(second)
     made.play(made.start(JobSpec(name="test", objective="scratch", rounds=1, liars=0)))
     made.settle()
-    made.store.measure(first, 2, FIGURES)
+    made.store.save_measurements(first, 2, FIGURES)
     yield made
     made.close()
 
 
 def of_chain(chain: Chain, text: str = "") -> Found:
     def read(digest: bytes) -> bytes:
-        return chain.blobs.read_whole(digest, 1 << 20)
+        return chain.blobs.read_blob(digest, 1 << 20)
 
     return of_state(chain.ledger.state, chain.genesis, chain.store, chain.host, read, text)
 

@@ -52,7 +52,7 @@ async def test_a_driver_applies_the_last_block_before_an_upgrade_that_it_lacks_a
         await poll(lambda: older.driver.replica.height > upgrade.height)
         await older.driver._applying_ended.wait()
         assert older.driver.state.height == upgrade.height - 1
-        assert older.driver.replica.is_outdated and older.store.root(upgrade.height - 1) == newer[0].store.root(
+        assert older.driver.replica.is_outdated and older.store.state_root(upgrade.height - 1) == newer[0].store.state_root(
             upgrade.height - 1
         )
         assert f"{NETWORK} 2 from height {upgrade.height}" in older.driver.rules.why_version_unsupported(older.driver.state)

@@ -24,7 +24,7 @@ from protocol.identity import Identity, Signed, sign_message, signing_preimage
 from protocol.messages import GossipEnvelope, Transaction
 from tests.peer.network import Network, Seat, network, poll
 from tests.waiting import patience
-from transport.network import Received
+from transport.network import DataReceived
 
 SECONDS_MAX = 60
 
@@ -54,7 +54,7 @@ async def _serving(made: Network) -> tuple[Seat, Seat]:
 def _watched(seat: Seat, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[tuple[bytes, float]]]:
     """Threads in which this peer verifies what it has not verified before, and the seconds that it charges links for."""
     threads, spent = list[int](), list[tuple[bytes, float]]()
-    verifier, charged = seat.driver._verifier._verifier, seat.network.spent
+    verifier, charged = seat.driver._verifier._verifier, seat.network.charge_cpu
 
     class Watched:
         def verify(self, public: bytes, data: bytes, signature: bytes) -> bool:
@@ -66,7 +66,7 @@ def _watched(seat: Seat, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], li
         charged(peer, seconds)
 
     monkeypatch.setattr(seat.driver._verifier, "_verifier", Watched())
-    monkeypatch.setattr(seat.network, "spent", spend)
+    monkeypatch.setattr(seat.network, "charge_cpu", spend)
     return threads, spent
 
 
@@ -97,7 +97,7 @@ async def test_a_false_statement_costs_the_link_though_it_was_verified_beside_th
             false = [*statements[:-1], replace(statements[-1], signature=bytes(range(64)))]
             sender.network.send(receiver.public, codec.encode(GossipEnvelope(_batch(sender, false))))
             await poll(lambda: any("bad-signature: enrol" in event.text for event in receiver.events.last(1_000)))
-        assert sender.public not in receiver.network.connected()
+        assert sender.public not in receiver.network.connected_peers()
 
 
 async def test_what_waits_for_verification_is_bounded_for_each_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,8 +112,8 @@ async def test_what_waits_for_verification_is_bounded_for_each_link(tmp_path: Pa
 
         delivered: list[Any] = []
         queue = Verification(receiver.driver.rules, receiver.network, lambda: receiver.driver.state, deliver)
-        event = Received(sender.public, codec.encode(GossipEnvelope(_batch(sender, _enrolments(sender, 200)))))
-        assert queue.wants(event) and not queue.wants(Received(bytes(32), event.data)), "strangers' are few and small"
+        event = DataReceived(sender.public, codec.encode(GossipEnvelope(_batch(sender, _enrolments(sender, 200)))))
+        assert queue.wants(event) and not queue.wants(DataReceived(bytes(32), event.data)), "strangers' are few and small"
         for _ in range(50):
             queue.put(event)
         assert queue.bytes_waiting <= 100_000 and queue.dropped == 50 - queue.bytes_waiting // len(event.data)

@@ -54,7 +54,7 @@ async def test_each_peer_counts_the_re_executions_that_it_has_begun(tmp_path: Pa
         (view,) = await service_of(made.seats[0]).rounds(1)
         (voter,) = view.vouchers[peer_id(made.seats[0].public)]
         for seat in made.seats:
-            counted = seat.store.measured(job).get(0, {}).get(REPLAYS)
+            counted = seat.store.measurements(job).get(0, {}).get(REPLAYS)
             assert counted == (1.0 if peer_id(seat.public) == voter else None)
 
 

@@ -47,7 +47,7 @@ from tests.peer.hostile import Hostile, Masquerade, connection, link
 from tests.peer.network import SCRATCH
 from tests.peer.processes import Daemon, daemons, poll
 from tests.waiting import patience
-from transport.framing import Channel
+from transport.wire.framing import Channel
 
 MAGIC_BYTES = 8
 # The attacker says nothing while decisions are waited for, and no link is to end by that.

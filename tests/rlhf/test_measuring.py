@@ -19,7 +19,7 @@ from protocol.errors import UserError
 from rlhf import plans
 from rlhf.accuracy import Accuracy
 from rlhf.calls import StageView
-from storage.store import Store
+from storage.ledger_store import LedgerStore
 from tests.ledger.world import PEOPLE
 from tests.rlhf.desk import WorldDesk
 from tests.rlhf.test_plans import NOVICE, Tuned
@@ -142,20 +142,20 @@ async def test_each_finished_job_is_measured_once(tmp_path: Path, autojump_clock
 class Worker:
     """Of one peer: it fails so many times, and then measures."""
 
-    def __init__(self, store: Store, failures: int) -> None:
+    def __init__(self, store: LedgerStore, failures: int) -> None:
         self.store, self.failures, self.asked = store, failures, 0
 
     async def measure(self, place: tuple[bytes, int]) -> None:
         self.asked += 1
         if self.asked <= self.failures:
             raise WorkerFailed("out of memory")
-        self.store.measure(*place, {"held_out_accuracy": 136 / 192, "held_out_pairs": 96.0, "evaluation_seconds": 1.0})
+        self.store.save_measurements(*place, {"held_out_accuracy": 136 / 192, "held_out_pairs": 96.0, "evaluation_seconds": 1.0})
 
 
 async def test_a_model_that_the_worker_failed_to_measure_gives_no_figures_and_is_measured_again(tmp_path: Path) -> None:
     world = Tuned(tmp_path)
     _, reward = trained(world)
-    store = Store(tmp_path / "ledger.db", world.chain)
+    store = LedgerStore(tmp_path / "ledger.db", world.chain)
     worker = Worker(store, failures=2)
     workshop = SimpleNamespace(role=SimpleNamespace(computing=worker), view=lambda place, job: place)
     host = SimpleNamespace(directory=lambda *place: tmp_path)
@@ -163,7 +163,9 @@ async def test_a_model_that_the_worker_failed_to_measure_gives_no_figures_and_is
     peer: Any = SimpleNamespace(driver=driver, config=SimpleNamespace(evaluate=True))
     answers = RlhfAnswers(peer)
     # Figures of an earlier round are no figures of the last model.
-    store.measure(bytes.fromhex(reward), 1, {"held_out_accuracy": 0.5, "held_out_pairs": 96.0, "evaluation_seconds": 1.0})
+    store.save_measurements(
+        bytes.fromhex(reward), 1, {"held_out_accuracy": 0.5, "held_out_pairs": 96.0, "evaluation_seconds": 1.0}
+    )
     for asked in (False, True):
         with pytest.raises(UserError, match="cannot be measured: out of memory"):
             await answers.measure_last_model(reward, asked)

@@ -10,7 +10,7 @@ import pytest
 
 from protocol.errors import UserError
 from scenarios.links import Run, judged
-from transport.profiles import PROFILES
+from transport.emulation.link_profiles import PROFILES
 
 LAN = PROFILES["lan"]
 

@@ -15,7 +15,7 @@ from peer.demo.cast import DemoPeer
 from protocol.identity import Identity
 from scenarios.proxy import Direction, Proxy, running_proxy
 from tests.waiting import patience
-from transport.profiles import SEGMENT_BYTES, Moment, Profile
+from transport.emulation.link_profiles import SEGMENT_BYTES, AccessProfile, ProfileSegment
 
 SECONDS_MAX = 35.0  # for what takes no time
 QUIET_SECONDS = 0.02  # nothing moves for so long: nothing will
@@ -83,7 +83,7 @@ class Place:
 
 
 @asynccontextmanager
-async def place(profile: Profile | None = None) -> AsyncIterator[Place]:
+async def place(profile: AccessProfile | None = None) -> AsyncIterator[Place]:
     with patience():
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         async with listener, running_proxy(profile) as proxy:
@@ -154,7 +154,7 @@ async def test_both_ends_send_it_segments_of_an_ethernet() -> None:
 @pytest.mark.real("sockets")
 async def test_a_byte_takes_its_delay_and_many_bytes_wait_for_the_uplink_that_all_links_share() -> None:
     delay, rate, count = 0.1, 1 << 20, 1 << 18
-    async with place(Profile("slow", (Moment(up=rate, round_trip_seconds=2 * delay),))) as made:
+    async with place(AccessProfile("slow", (ProfileSegment(up=rate, round_trip_seconds=2 * delay),))) as made:
         one, other = await made.link(), await made.link()
         started = trio.current_time()
         await one.here.send_all(b"x")

@@ -14,7 +14,7 @@ import pytest
 
 from scenarios import carried, links, router, tun
 from scenarios.router import Router
-from transport.profiles import PROFILES, Profile, steady
+from transport.emulation.link_profiles import PROFILES, AccessProfile, steady_profile
 
 A, B, NOBODY = "10.78.0.1", "10.78.0.2", "10.78.0.9"
 
@@ -26,7 +26,7 @@ def packet(number: int, whither: str = B, size: int = 100) -> bytes:
 class Wire(contextlib.ExitStack):
     """A router between two ends that stand for devices: each datagram is a packet."""
 
-    def __init__(self, folder: Path, profile: Profile) -> None:
+    def __init__(self, folder: Path, profile: AccessProfile) -> None:
         super().__init__()
         self.router = Router()
         self.ends = {}
@@ -52,7 +52,7 @@ class Wire(contextlib.ExitStack):
 
 @pytest.mark.real("processes")
 def test_packets_keep_their_order_and_take_the_delay_and_those_for_nobody_go_nowhere(tmp_path: Path) -> None:
-    with Wire(tmp_path, steady("near", 100, 100, 20)) as wire:
+    with Wire(tmp_path, steady_profile("near", 100, 100, 20)) as wire:
         wire.ends[A].send(packet(0, NOBODY))
         wire.ends[A].send(b"\x60" + bytes(60))  # IPv6
         started = time.monotonic()
@@ -67,7 +67,7 @@ def test_packets_keep_their_order_and_take_the_delay_and_those_for_nobody_go_now
 def test_a_full_queue_drops_and_what_the_profile_loses_is_counted_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.monotonic()
     monkeypatch.setattr(router, "time", SimpleNamespace(monotonic=lambda: now))  # all come at once, however busy the machine is
-    with Wire(tmp_path, steady("thin", 4, 4, 0, loss=0.5)) as wire:  # 500 kB/s
+    with Wire(tmp_path, steady_profile("thin", 4, 4, 0, loss=0.5)) as wire:  # 500 kB/s
         for number in range(1, 91):
             wire.ends[A].send(packet(number, size=1_500))
             wire.router.step()

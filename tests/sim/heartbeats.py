@@ -1,6 +1,6 @@
 """Pings on clean and on bad links, in virtual time: nobody who speaks is suspected, and whoever falls silent is, soon.
 
-The peers are real networks (`transport.memory`) and real `Hearing`; an hour takes half a minute.
+The peers are real networks (`transport.emulation.memory_network`) and real `Hearing`; an hour takes half a minute.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks import provenance
 from peer.driver.hearing import Hearing
 from protocol.identity import Identity, peer_id
 from tests.transport.helpers import MemoryBlobs
-from transport.memory import Conditions, MemoryNetwork, Mesh
+from transport.emulation.memory_network import LinkConditions, MemoryNetwork, Mesh
 
 STARTED = time.time()
 N = 7
@@ -29,8 +29,8 @@ SEEDS = (0, 3)
 HOUR_SECONDS = 3_600.0
 SUSPECTED_SECONDS = (15.0, 20.0)  # after which silence the last peer must suspect, and none before
 LINKS = {
-    "clean, 300 ms": Conditions(latency_seconds=0.3),
-    "a fifth of all pings lost, 300 ms": Conditions(latency_seconds=0.3, lost_pings=0.2),
+    "clean, 300 ms": LinkConditions(latency_seconds=0.3),
+    "a fifth of all pings lost, 300 ms": LinkConditions(latency_seconds=0.3, lost_pings=0.2),
 }
 LOOK_SECONDS = 0.1
 
@@ -66,13 +66,13 @@ def _span(seconds: Sequence[float]) -> str:
     return f"{min(seconds):.1f} to {max(seconds):.1f}"
 
 
-def one(seed: int, n: int, conditions: Conditions, seconds: float = HOUR_SECONDS) -> Outcome:
+def one(seed: int, n: int, conditions: LinkConditions, seconds: float = HOUR_SECONDS) -> Outcome:
     _run._ALLOW_DETERMINISTIC_SCHEDULING = True  # as pytest-trio has it for examples that must come again
     _run._r.seed(seed)
     return trio.run(_one, seed, n, conditions, seconds, clock=MockClock(autojump_threshold=0))
 
 
-async def _one(seed: int, n: int, conditions: Conditions, seconds: float) -> Outcome:
+async def _one(seed: int, n: int, conditions: LinkConditions, seconds: float) -> Outcome:
     mesh, outcome = Mesh(seed, conditions), Outcome()
     keys = sorted(Identity(bytes([number]) * 32).public for number in range(1, n + 1))
     members: Any = SimpleNamespace(voters=tuple(keys), is_current_key=lambda key: True)
@@ -83,7 +83,7 @@ async def _one(seed: int, n: int, conditions: Conditions, seconds: float) -> Out
             await nursery.start(network.run)
             nursery.start_soon(hearing.run)
         await _speak(networks, seconds, outcome)
-        mesh.mute(silent := keys[seed % n])
+        mesh.blackhole(silent := keys[seed % n])
         others = [network for network in networks if network.me != silent]
         await _fall_silent(others, silent, outcome)
         rows = [hearing.matrix() for hearing in hearings if hearing is not hearings[seed % n]]
@@ -99,7 +99,7 @@ async def _speak(networks: Sequence[MemoryNetwork], seconds: float, outcome: Out
     end = trio.current_time() + seconds
     while trio.current_time() < end:
         await trio.sleep(1.0)
-        now = {(network.me, peer) for network in networks for peer in network.connected() - network.heard()}
+        now = {(network.me, peer) for network in networks for peer in network.connected_peers() - network.live_peers()}
         outcome.falsely += len(now - before)
         outcome.longest = max(outcome.longest, *(link.silent_seconds for network in networks for link in network.links()))
         before = now

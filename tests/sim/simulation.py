@@ -55,7 +55,7 @@ from tests.sim.progress import Newcomer, Progress
 from tests.sim.strategies import STRATEGIES, Liar, Strategy
 from tests.sim.transfers import HashedModels, Restoring, Snapshots, is_about_snapshots
 from tests.sim.wire import decoding_once
-from transport.network import Connected, Disconnected, Received
+from transport.network import DataReceived, PeerConnected, PeerDisconnected
 
 START = 1_000_000.0  # virtual seconds since the epoch
 KINDS = ("audited", "sampled", "plain")  # of jobs, by seed
@@ -254,7 +254,7 @@ class Peer:
         self.judging, self.reexecuting, self.applying, self.waking, self.deadline = set(), set(), False, False, None
         self.to_apply = self.disk.decided_above(state.height)
         self.snapshots = Snapshots(self, state)
-        waiting = [item for item in self.inbox if isinstance(item, Received | Do)]
+        waiting = [item for item in self.inbox if isinstance(item, DataReceived | Do)]
         self.inbox = [*self.simulation.connections(self), *waiting]
         self.author.restarted()
         self.work()
@@ -973,7 +973,7 @@ class Simulation:
         self._outbox = outbox
 
     def connections(self, peer: Peer) -> list[Item]:
-        return [Connected(self.peers[link.receiver].key) for link in self.network.links[peer.number] if link.up]
+        return [PeerConnected(self.peers[link.receiver].key) for link in self.network.links[peer.number] if link.up]
 
     def _lie(self, peer: Peer, to: bytes, message: Any, seconds: float) -> None:
         data = message if isinstance(message, bytes) else codec.encode(message)
@@ -1007,7 +1007,7 @@ class Simulation:
                     message = codec.decode_message(data, (*AGREEMENT_MESSAGES, *ROUND_ENVELOPES))
                     self.progress.on_heard(receiver.key, receiver.disk.last, message)
             if receiver.strategy is None or receiver.strategy.hears(sender.key, data):
-                receiver.inbox.append(Received(sender.key, data))
+                receiver.inbox.append(DataReceived(sender.key, data))
         receiver.wake()
 
     def payload_seconds(self, trainer: bytes, receiver: Peer) -> float | None:
@@ -1040,7 +1040,7 @@ class Simulation:
         out.up = back.up = True
         out.has_lost = back.has_lost = False
         for here, there in ((one, other), (other, one)):
-            here.give(Connected(there.key))
+            here.give(PeerConnected(there.key))
             if here.snapshots is not None:
                 here.snapshots.connected(there.key)
 
@@ -1053,7 +1053,7 @@ class Simulation:
             link.epoch += 1
             link.held = []
         for here, there in ((one, other), (other, one)):
-            here.give(Disconnected(there.key))
+            here.give(PeerDisconnected(there.key))
             if here.snapshots is not None:
                 here.snapshots.disconnected(there.key)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.sim import heartbeats
-from transport import silence
+from transport.wire import failure_detector
 
 LINKS = heartbeats.LINKS | {"worse": replace(heartbeats.LINKS["clean, 300 ms"], lost_pings=0.4)}
 
@@ -22,6 +22,6 @@ def test_a_silent_peer_is_suspected_in_time_and_nobody_else(links: str) -> None:
 @pytest.mark.virtual
 def test_with_three_pings_alone_lost_ones_look_like_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted bug: no more pings where an answer is overdue, and no history."""
-    monkeypatch.setattr(silence.Silence, "next_ping", lambda silence, now, due: due)
-    monkeypatch.setattr(silence, "SILENCES_MIN", silence.SILENCES_KEPT + 1)
+    monkeypatch.setattr(failure_detector.LinkFailureDetector, "next_ping_at", lambda silence, now, due: due)
+    monkeypatch.setattr(failure_detector, "SILENCES_MIN", failure_detector.SILENCES_KEPT + 1)
     assert heartbeats.one(0, 3, LINKS["worse"], seconds=300.0).falsely > 0

@@ -10,7 +10,7 @@ from protocol import codec
 from protocol.identity import sign_message
 from protocol.messages import Ballot, Certificate, CutOff, Judgement, Prepare, Vouch
 from protocol.verdicts import Verdict
-from storage.store import Store, StoredRound
+from storage.ledger_store import LedgerStore, StoredRound
 from tests.sim.keys import FastSigner
 
 CHAIN, ME = b"c" * 32, FastSigner("me")
@@ -49,11 +49,11 @@ def vouch_record(number: int, trainer: bytes, verdict: Verdict = Verdict.ACCEPT)
 JOB = b"j" * 32
 
 
-def fill(store: Store) -> None:
+def fill(store: LedgerStore) -> None:
     """A row in every table."""
     store.append_records([decided(1)])
     store.append_records([decided(2), vote(3), stored_block(3), StoredCertificate(3, certificate(3))])
     store.append_records([vouch_record(1, b"t" * 32), round_vote("ballot", 1, Ballot(JOB, 1, b"r" * 32, ()))])
     store.append_records([Evidence(vote(3).signed, vote(3, block=bytes(32)).signed)])
     store.save_state(2, b"r" * 32, b"state", [StoredRound(JOB, 0, 2, {}, (), False, bytes(32), {})], tables={})
-    store.measure(JOB, 0, {"nats": 2.5})
+    store.save_measurements(JOB, 0, {"nats": 2.5})

@@ -14,8 +14,8 @@ from ledger.tables import Table
 from protocol import codec
 from protocol.messages import Ballot, Commit, CutOff, Prepare, Proposal, Propose, Timeout, Vouch
 from storage import crash_points
-from storage.crash_points import POINTS, VARIABLE, WRITES
-from storage.store import Store
+from storage.crash_points import CRASH_POINT_VARIABLE, POINTS, WRITES
+from storage.ledger_store import LedgerStore
 from tests.ledger.tables.records import Note
 from tests.rooms import ROOMS, ROOT
 from tests.storage.records import CHAIN
@@ -24,10 +24,10 @@ from tests.waiting import run_process
 SCRIPT = """
 import sys
 from pathlib import Path
-from storage.store import Store
+from storage.ledger_store import LedgerStore
 from tests.rooms import ROOMS, ROOT
 from tests.storage.records import CHAIN, decided, vote, vouch_record
-store = Store(Path(sys.argv[1]), CHAIN)
+store = LedgerStore(Path(sys.argv[1]), CHAIN)
 for height in (1, 2, 3):
     store.append([vote(height), decided(height)])
     store.append([vouch_record(height, bytes(32))])
@@ -35,7 +35,7 @@ for height in (1, 2, 3):
 
 
 def crashed(folder: Path, point: str) -> tuple[int, str]:
-    environment = {**os.environ, VARIABLE: point, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, CRASH_POINT_VARIABLE: point, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", SCRIPT, str(folder / "ledger.db")]
     done = run_process(command, env=environment, capture_output=True, text=True)
     return done.returncode, done.stderr
@@ -48,7 +48,7 @@ def crashed(folder: Path, point: str) -> tuple[int, str]:
 def test_a_process_dies_at_the_point_and_what_was_written_by_then_is_there(tmp_path: Path, point: str, height: int) -> None:
     status, said = crashed(tmp_path, point)
     assert status == -signal.SIGKILL and said == f"crash point {point.partition(':')[0]}\n"
-    store = Store(tmp_path / "ledger.db", CHAIN)
+    store = LedgerStore(tmp_path / "ledger.db", CHAIN)
     assert store.decided_height == height
     store.close()
 
@@ -79,10 +79,10 @@ import sys
 from pathlib import Path
 from ledger.tables import Table
 from protocol import codec
-from storage.store import Store
+from storage.ledger_store import LedgerStore
 from tests.ledger.tables.records import Note
 from tests.storage.records import CHAIN, decided
-store, table = Store(Path(sys.argv[1]), CHAIN), Table(Note)
+store, table = LedgerStore(Path(sys.argv[1]), CHAIN), Table(Note)
 store.append([decided(height) for height in range(1, 6)])
 for height in range(1, 6):
     table = table.with_rows({b"%d" % number: Note(height) for number in range(100 * height)})
@@ -96,11 +96,11 @@ for height in range(1, 6):
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("time", [2, 3, 4])
 def test_after_a_crash_the_rows_are_those_of_the_state(tmp_path: Path, side: str, write: str, time: int) -> None:
-    environment = {**os.environ, VARIABLE: f"{side}-{write}:{time}", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, CRASH_POINT_VARIABLE: f"{side}-{write}:{time}", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", BLOCKS, str(tmp_path / "ledger.db")]
     assert run_process(command, env=environment, capture_output=True).returncode == -signal.SIGKILL
-    store = Store(tmp_path / "ledger.db", CHAIN)
-    state, table, height = store.state(), store.rows.table("notes", Note), max(store.roots(), default=0)
+    store = LedgerStore(tmp_path / "ledger.db", CHAIN)
+    state, table, height = store.encoded_state(), store.rows.table("notes", Note), max(store.state_roots(), default=0)
     assert (state or codec.encode(Table(Note).root)) == codec.encode(table.root)
     assert height in (time - 2, time - 1, time)
     assert dict(table.items()) == {b"%d" % number: Note(height) for number in range(30 * height, 100 * height)}

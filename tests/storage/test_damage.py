@@ -14,7 +14,7 @@ from consensus.evidence import Evidence
 from protocol.errors import StorageError
 from protocol.messages import Ballot
 from storage import wal
-from storage.store import Store
+from storage.ledger_store import LedgerStore
 from tests.storage.records import CHAIN, JOB, ME, certificate, decided, fill, round_vote, stored_block, vote
 
 FRAME_BYTES = wal.FRAME_HEADER_BYTES + 4_096
@@ -46,11 +46,19 @@ class Disk:
         return path
 
 
-def content(store: Store) -> object:
+def content(store: LedgerStore) -> object:
     """Everything that a peer relies on."""
     votes = [store.round_votes(ME.public, JOB, number) for number in (1, 2)]
     blocks = [store.get_decision(height) for height in range(1, store.decided_height + 2)]
-    return store.read_restart_state(), blocks, votes, store.evidence(), store.state(), store.roots(), store.rounds(9)
+    return (
+        store.read_restart_state(),
+        blocks,
+        votes,
+        store.evidence(),
+        store.encoded_state(),
+        store.state_roots(),
+        store.closed_rounds(9),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +75,7 @@ def killed(folder: Path) -> Disk:
     """What a peer that was killed leaves: half of it in the database, half in the log."""
     path = folder / "ledger.db"
     log = path.with_name(path.name + LOG)
-    store = Store(path, CHAIN)
+    store = LedgerStore(path, CHAIN)
     fill(store)
     store._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     ends = []
@@ -82,14 +90,14 @@ def killed(folder: Path) -> Disk:
 def closed(disk: Disk, folder: Path) -> Disk:
     """The same after a stop in good order: all of it in the database."""
     path = disk.put(folder, {})
-    Store(path, CHAIN).close()
+    LedgerStore(path, CHAIN).close()
     return Disk({suffix: path.with_name(path.name + suffix).read_bytes() for suffix in ("", COUNT)}, ())
 
 
 def loaded(path: Path) -> object:
     """`content`, or None if the store refuses."""
     try:
-        store = Store(path, CHAIN)
+        store = LedgerStore(path, CHAIN)
     except StorageError:
         return None
     try:
@@ -169,24 +177,24 @@ def test_a_last_transaction_of_which_only_the_end_reached_the_disk_keeps_all_bef
 
 
 def test_a_log_that_began_anew_hides_nothing_behind_its_old_frames(tmp_path: Path) -> None:
-    store = Store(tmp_path / "ledger.db", CHAIN)
+    store = LedgerStore(tmp_path / "ledger.db", CHAIN)
     store.append_records([vote(view, view=view) for view in range(1, 200)])
     log = tmp_path / "ledger.db-wal"
     long = log.stat().st_size
     store._database.execute("PRAGMA wal_checkpoint(RESTART)")
     store.append_records([vote(300)])
     data = log.read_bytes()
-    assert log.stat().st_size == long and wal.damage(data) is None, "old frames stand behind the new ones"
+    assert log.stat().st_size == long and wal.find_damage(data) is None, "old frames stand behind the new ones"
     store.append_records([vote(301)])
     data = log.read_bytes()
-    assert wal.damage(flip(40, 1)(data)) is not None and wal.damage(flip(long - 1, 1)(data)) is None
+    assert wal.find_damage(flip(40, 1)(data)) is not None and wal.find_damage(flip(long - 1, 1)(data)) is None
     store.close()
 
 
 def test_a_log_without_any_transaction_is_not_damaged(disk: Disk) -> None:
     log = disk.files[LOG]
-    assert [wal.damage(log[:length]) for length in (0, 7, 32, 33, 32 + FRAME_BYTES - 1)] == [None] * 5
-    assert wal.damage(flip(20, 1)(log)) == "its header has other bytes"
+    assert [wal.find_damage(log[:length]) for length in (0, 7, 32, 33, 32 + FRAME_BYTES - 1)] == [None] * 5
+    assert wal.find_damage(flip(20, 1)(log)) == "its header has other bytes"
 
 
 def every_flip(disk: Disk, folder: Path) -> int:

@@ -11,22 +11,22 @@ import pytest
 
 from protocol.blob_digest import BlobHasher, BlobPartList
 from protocol.errors import MissingBlobError, RemoteProtocolError, StorageError
-from storage import blobs as blobs_module
-from storage import parts as parts_module
-from storage.blobs import Blobs
-from storage.parts import LIST, write_list
+from storage import disk_blob_store as blobs_module
+from storage import multipart_objects as parts_module
+from storage.disk_blob_store import DiskBlobStore
+from storage.multipart_objects import LIST_SUFFIX, write_list
 
 PART = 1000  # bytes
 DATA = random.Random(1).randbytes(3258)  # four parts
 JOB = bytes(range(32))
 
 
-def blobs_in(folder: Path) -> Blobs:
-    return Blobs(folder / "kept", folder / "passing", part_bytes=PART)
+def blobs_in(folder: Path) -> DiskBlobStore:
+    return DiskBlobStore(folder / "kept", folder / "passing", part_bytes=PART)
 
 
 @pytest.fixture
-def blobs(tmp_path: Path) -> Blobs:
+def blobs(tmp_path: Path) -> DiskBlobStore:
     return blobs_in(tmp_path)
 
 
@@ -45,14 +45,14 @@ def files(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
-def begin(blobs: Blobs, parts: BlobPartList = PARTS) -> None:
+def begin(blobs: DiskBlobStore, parts: BlobPartList = PARTS) -> None:
     """The list of an object comes, and it begins to come."""
     come(blobs, parts.blob_digest, parts.encode())
     blobs.settle(parts.blob_digest)
 
 
-def come(blobs: Blobs, digest: bytes, data: bytes, of: bytes | None = None) -> None:
-    writer = blobs.begin(digest, len(data), of)
+def come(blobs: DiskBlobStore, digest: bytes, data: bytes, of: bytes | None = None) -> None:
+    writer = blobs.open_writer(digest, len(data), of)
     try:
         for start in range(0, len(data), 300):
             writer.write(data[start : start + 300])
@@ -65,8 +65,8 @@ def part(index: int, data: bytes = DATA) -> bytes:
     return data[index * PART : (index + 1) * PART]
 
 
-def lacking(blobs: Blobs, digest: bytes = DIGEST) -> dict[bytes, int]:
-    wanted = blobs.wanted(digest)
+def lacking(blobs: DiskBlobStore, digest: bytes = DIGEST) -> dict[bytes, int]:
+    wanted = blobs.missing_parts(digest)
     assert wanted is not None and wanted.total == len(DATA)
     return dict(wanted.lacking)
 
@@ -74,8 +74,10 @@ def lacking(blobs: Blobs, digest: bytes = DIGEST) -> dict[bytes, int]:
 ALL = {PARTS.digests[index]: PARTS.part_size(index) for index in range(4)}
 
 
-def test_an_object_comes_as_its_list_and_then_its_parts_and_is_held_when_all_are_there(blobs: Blobs, tmp_path: Path) -> None:
-    assert blobs.wanted(DIGEST) is None
+def test_an_object_comes_as_its_list_and_then_its_parts_and_is_held_when_all_are_there(
+    blobs: DiskBlobStore, tmp_path: Path
+) -> None:
+    assert blobs.missing_parts(DIGEST) is None
     come(blobs, DIGEST, PARTS.encode())
     assert lacking(blobs) == {} and files(tmp_path) == [f"kept/parts/{DIGEST.hex()}"], "the list alone fills no disk"
     blobs.settle(DIGEST)
@@ -85,33 +87,33 @@ def test_an_object_comes_as_its_list_and_then_its_parts_and_is_held_when_all_are
         assert PARTS.digests[index] in lacking(blobs)
         assert blobs.piece_size(PARTS.digests[index]) is None
         come(blobs, PARTS.digests[index], part(index), DIGEST)
-        assert not blobs.lacks(DIGEST, PARTS.digests[index])
+        assert not blobs.lacks_part(DIGEST, PARTS.digests[index])
         assert blobs.read_piece(PARTS.digests[index], 10, 20) == part(index)[10:30], "and each part as soon as it is here"
     assert lacking(blobs) == {} and blobs.size(DIGEST) is None
     blobs.settle(DIGEST)
-    assert (blobs.size(DIGEST), blobs.read(DIGEST)) == (len(DATA), DATA)
+    assert (blobs.size(DIGEST), blobs.read_range(DIGEST)) == (len(DATA), DATA)
     assert files(tmp_path) == [f"kept/{DIGEST.hex()}", f"kept/parts/{DIGEST.hex()}"]
     again = blobs_in(tmp_path)
-    assert again.read(DIGEST) == DATA and again.read_piece(DIGEST, 0, 9999) == PARTS.encode()
+    assert again.read_range(DIGEST) == DATA and again.read_piece(DIGEST, 0, 9999) == PARTS.encode()
     assert again.read_piece(PARTS.digests[3], 100, 9999) == part(3)[100:], "not beyond the part"
     assert again.read_piece(PARTS.digests[1], 990, 9999) == part(1)[990:]
 
 
-def test_equal_parts_come_once(blobs: Blobs) -> None:
+def test_equal_parts_come_once(blobs: DiskBlobStore) -> None:
     data = bytes(3 * PART) + b"end"
     parts = listed(data)
     begin(blobs, parts)
     come(blobs, parts.digests[0], bytes(PART), parts.blob_digest)
-    assert blobs.wanted(parts.blob_digest).lacking == {parts.digests[3]: 3}  # type: ignore[union-attr]
+    assert blobs.missing_parts(parts.blob_digest).lacking == {parts.digests[3]: 3}  # type: ignore[union-attr]
     come(blobs, parts.digests[3], b"end", parts.blob_digest)
     blobs.settle(parts.blob_digest)
-    assert blobs.read(parts.blob_digest) == data
+    assert blobs.read_range(parts.blob_digest) == data
 
 
-def test_after_a_restart_what_was_there_does_not_lack(blobs: Blobs, tmp_path: Path) -> None:
+def test_after_a_restart_what_was_there_does_not_lack(blobs: DiskBlobStore, tmp_path: Path) -> None:
     begin(blobs)
     come(blobs, PARTS.digests[0], part(0), DIGEST)
-    begun = blobs.begin(PARTS.digests[3], PARTS.part_size(3), DIGEST)
+    begun = blobs.open_writer(PARTS.digests[3], PARTS.part_size(3), DIGEST)
     begun.write(part(3)[:5])
     begun.abort()
     again = blobs_in(tmp_path)
@@ -121,11 +123,11 @@ def test_after_a_restart_what_was_there_does_not_lack(blobs: Blobs, tmp_path: Pa
     last = blobs_in(tmp_path)
     assert lacking(last) == {} and last.size(DIGEST) is None
     last.settle(DIGEST)
-    assert last.read(DIGEST) == DATA
+    assert last.read_range(DIGEST) == DATA
 
 
 @pytest.mark.parametrize("sent", [b"x" + part(1)[1:], part(1)[:-1], b""])
-def test_a_wrong_part_is_refused_and_touches_nothing(blobs: Blobs, tmp_path: Path, sent: bytes) -> None:
+def test_a_wrong_part_is_refused_and_touches_nothing(blobs: DiskBlobStore, tmp_path: Path, sent: bytes) -> None:
     begin(blobs)
     come(blobs, PARTS.digests[0], part(0), DIGEST)
     before = (tmp_path / "kept/parts" / f"{DIGEST.hex()}.data").read_bytes()
@@ -136,34 +138,36 @@ def test_a_wrong_part_is_refused_and_touches_nothing(blobs: Blobs, tmp_path: Pat
     assert PARTS.digests[1] in lacking(blobs_in(tmp_path))
 
 
-def test_a_part_is_no_longer_than_its_list_says(blobs: Blobs) -> None:
+def test_a_part_is_no_longer_than_its_list_says(blobs: DiskBlobStore) -> None:
     begin(blobs)
     with pytest.raises(RemoteProtocolError, match="bad-blob"):
         come(blobs, PARTS.digests[1], part(1) + b"x", DIGEST)
 
 
-def test_a_part_is_durable_before_it_is_here(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_is_durable_before_it_is_here(blobs: DiskBlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     begin(blobs)
     seen: list[bool] = []
     fsync = os.fsync
-    monkeypatch.setattr(parts_module.os, "fsync", lambda file: (seen.append(blobs.lacks(DIGEST, PARTS.digests[0])), fsync(file)))
+    monkeypatch.setattr(
+        parts_module.os, "fsync", lambda file: (seen.append(blobs.lacks_part(DIGEST, PARTS.digests[0])), fsync(file))
+    )
     come(blobs, PARTS.digests[0], part(0), DIGEST)
     assert seen == [True, True], "its bytes, and that it is here"
-    assert not blobs.lacks(DIGEST, PARTS.digests[0])
+    assert not blobs.lacks_part(DIGEST, PARTS.digests[0])
 
 
-def test_a_disk_that_is_full_is_a_storage_error_and_the_part_lacks(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_is_a_storage_error_and_the_part_lacks(blobs: DiskBlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     begin(blobs)
     monkeypatch.setattr(parts_module.os, "pwrite", lambda *written: 0)
     with pytest.raises(StorageError, match="No space left"):
         come(blobs, PARTS.digests[0], part(0), DIGEST)
-    assert blobs.lacks(DIGEST, PARTS.digests[0])
+    assert blobs.lacks_part(DIGEST, PARTS.digests[0])
 
 
-def test_a_writer_that_ends_late_does_not_touch_what_is_here(blobs: Blobs) -> None:
+def test_a_writer_that_ends_late_does_not_touch_what_is_here(blobs: DiskBlobStore) -> None:
     """Of a fetch that was cancelled, while the next one has come to an end."""
     begin(blobs)
-    late = blobs.begin(PARTS.digests[0], PART, DIGEST)
+    late = blobs.open_writer(PARTS.digests[0], PART, DIGEST)
     late.write(b"x" * PART)
     come(blobs, PARTS.digests[0], part(0), DIGEST)
     with pytest.raises(RemoteProtocolError):
@@ -175,113 +179,113 @@ def test_a_writer_that_ends_late_does_not_touch_what_is_here(blobs: Blobs) -> No
 
 
 @pytest.mark.parametrize("how", ["adopt", "add", "keep_together"])
-def test_what_this_peer_made_is_held_with_its_list(blobs: Blobs, tmp_path: Path, how: str) -> None:
+def test_what_this_peer_made_is_held_with_its_list(blobs: DiskBlobStore, tmp_path: Path, how: str) -> None:
     made = tmp_path / "made"
     made.mkdir()
     file = made / DIGEST.hex()
     if how == "add":
-        assert blobs.add(DATA, in_parts=True) == DIGEST
+        assert blobs.add_bytes(DATA, in_parts=True) == DIGEST
     else:
         file.write_bytes(DATA)
         write_list(file, PARTS)
     if how == "keep_together":
-        blobs.expect_to_pass(DIGEST, "made")
+        blobs.mark_temporary(DIGEST, "made")
     if how != "add":
-        blobs.adopt(file, DIGEST)
+        blobs.adopt_file(file, DIGEST)
     if how == "keep_together":
-        blobs.keep_together(JOB, 3, [DIGEST])
-        blobs.release("made")
-        blobs.delete_passed(set())
-    assert not file.with_name(f"{file.name}{LIST}").exists()
+        blobs.retain_round(JOB, 3, [DIGEST])
+        blobs.release_owner("made")
+        blobs.delete_unowned(set())
+    assert not file.with_name(f"{file.name}{LIST_SUFFIX}").exists()
     for store in (blobs, again := blobs_in(tmp_path)):
         assert store.piece_size(DIGEST) == len(PARTS.encode())
-    again.verify_together()
-    assert again.read(DIGEST) == DATA and again.read_piece(PARTS.digests[3], 0, 9999) == part(3)
-    assert again.is_reveal(PARTS.digests[3]) == again.is_reveal(DIGEST) == (how == "keep_together")
+    again.verify_retained()
+    assert again.read_range(DIGEST) == DATA and again.read_piece(PARTS.digests[3], 0, 9999) == part(3)
+    assert again.is_audit_data(PARTS.digests[3]) == again.is_audit_data(DIGEST) == (how == "keep_together")
 
 
-def test_a_list_stays_while_its_blob_is_on_the_way(blobs: Blobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_stays_while_its_blob_is_on_the_way(blobs: DiskBlobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread deletes what has passed: the list is here by then, and the blob is not."""
     file, replace = tmp_path / "made", os.replace
     file.write_bytes(DATA)
     write_list(file, PARTS)
 
     def meanwhile(*paths: Path) -> None:
-        blobs.delete_passed(set())
+        blobs.delete_unowned(set())
         replace(*paths)
 
     monkeypatch.setattr(blobs_module.os, "replace", meanwhile)
-    blobs.adopt(file, DIGEST)
+    blobs.adopt_file(file, DIGEST)
     assert blobs.piece_size(DIGEST) == len(PARTS.encode())
 
 
-def test_an_object_of_an_older_program_is_sent_whole(blobs: Blobs, tmp_path: Path) -> None:
-    digest = blobs.add(DATA)
+def test_an_object_of_an_older_program_is_sent_whole(blobs: DiskBlobStore, tmp_path: Path) -> None:
+    digest = blobs.add_bytes(DATA)
     assert digest == hashlib.sha256(DATA).digest()
     for store in (blobs, blobs_in(tmp_path)):
         assert store.piece_size(digest) == len(DATA) and store.read_piece(digest, 5, 2000) == DATA[5:2005]
-        assert store.wanted(digest) is None
+        assert store.missing_parts(digest) is None
     come(other := blobs_in(tmp_path / "other"), digest, DATA)
-    assert other.read(digest) == DATA
+    assert other.read_range(digest) == DATA
 
 
-def test_a_damaged_buffer_of_a_round_is_deleted_with_its_list(blobs: Blobs, tmp_path: Path) -> None:
-    blobs.expect_to_pass(DIGEST, "made")
-    blobs.add(DATA, in_parts=True)
-    blobs.keep_together(JOB, 3, [DIGEST])
+def test_a_damaged_buffer_of_a_round_is_deleted_with_its_list(blobs: DiskBlobStore, tmp_path: Path) -> None:
+    blobs.mark_temporary(DIGEST, "made")
+    blobs.add_bytes(DATA, in_parts=True)
+    blobs.retain_round(JOB, 3, [DIGEST])
     blobs.path(DIGEST).write_bytes(DATA[:-1] + b"x")
-    blobs.release("made")
-    blobs.delete_passed(set())
+    blobs.release_owner("made")
+    blobs.delete_unowned(set())
     again = blobs_in(tmp_path)
-    again.verify_together()
+    again.verify_retained()
     assert again.size(DIGEST) is None
-    again.sweep(())
+    again.sweep_partial(())
     assert files(tmp_path) == [] and again.piece_size(PARTS.digests[0]) is None
 
 
 # What goes ---------------------------------------------------------------------------------------------------------------
 
 
-def test_the_list_goes_with_the_object(blobs: Blobs, tmp_path: Path) -> None:
-    blobs.add(DATA, in_parts=True)
-    blobs.delete(DIGEST)
+def test_the_list_goes_with_the_object(blobs: DiskBlobStore, tmp_path: Path) -> None:
+    blobs.add_bytes(DATA, in_parts=True)
+    blobs.delete_blob(DIGEST)
     assert files(tmp_path) == [] and blobs.piece_size(DIGEST) is None and blobs.piece_size(PARTS.digests[0]) is None
-    blobs.expect_to_pass(DIGEST, "a round")
-    blobs.add(DATA, in_parts=True)
-    blobs.delete_passed(set())
+    blobs.mark_temporary(DIGEST, "a round")
+    blobs.add_bytes(DATA, in_parts=True)
+    blobs.delete_unowned(set())
     assert blobs.read_piece(DIGEST, 0, 9999) == PARTS.encode()
-    blobs.release("a round")
-    blobs.delete_passed(set())
+    blobs.release_owner("a round")
+    blobs.delete_unowned(set())
     assert files(tmp_path) == [] and blobs.piece_size(DIGEST) is None
     with pytest.raises(MissingBlobError):
         blobs.read_piece(PARTS.digests[0], 0, 1)
 
 
-def test_an_object_that_is_gone_can_come_again(blobs: Blobs) -> None:
-    blobs.add(DATA, in_parts=True)
+def test_an_object_that_is_gone_can_come_again(blobs: DiskBlobStore) -> None:
+    blobs.add_bytes(DATA, in_parts=True)
     blobs.path(DIGEST).unlink()
     assert lacking(blobs) == {}, "its list is here, and nothing else is known of it"
     blobs.settle(DIGEST)
     assert lacking(blobs) == ALL
 
 
-def test_what_this_peer_made_while_it_came_keeps_its_list(blobs: Blobs, tmp_path: Path) -> None:
+def test_what_this_peer_made_while_it_came_keeps_its_list(blobs: DiskBlobStore, tmp_path: Path) -> None:
     """Otherwise it would be sent as if it had no parts, and whoever sends that loses the link."""
     begin(blobs)
     come(blobs, PARTS.digests[0], part(0), DIGEST)
-    blobs.add(DATA, in_parts=True)
-    blobs.sweep(())
+    blobs.add_bytes(DATA, in_parts=True)
+    blobs.sweep_partial(())
     assert files(tmp_path) == [f"kept/{DIGEST.hex()}", f"kept/parts/{DIGEST.hex()}"]
     assert blobs.read_piece(DIGEST, 0, 9999) == PARTS.encode() and blobs.read_piece(PARTS.digests[1], 0, 9999) == part(1)
 
 
-def test_what_a_round_keeps_too_keeps_its_list(blobs: Blobs) -> None:
-    blobs.expect_to_pass(DIGEST, "a round")
-    blobs.add(DATA, in_parts=True)
-    blobs.keep_together(JOB, 3, [DIGEST])
-    blobs.release("a round")
-    blobs.delete_passed(set())
-    assert blobs.read(DIGEST) == DATA and blobs.read_piece(DIGEST, 0, 9999) == PARTS.encode()
+def test_what_a_round_keeps_too_keeps_its_list(blobs: DiskBlobStore) -> None:
+    blobs.mark_temporary(DIGEST, "a round")
+    blobs.add_bytes(DATA, in_parts=True)
+    blobs.retain_round(JOB, 3, [DIGEST])
+    blobs.release_owner("a round")
+    blobs.delete_unowned(set())
+    assert blobs.read_range(DIGEST) == DATA and blobs.read_piece(DIGEST, 0, 9999) == PARTS.encode()
     blobs.delete_rounds([(JOB[:16], 3)])
     assert blobs.piece_size(DIGEST) is None
 
@@ -290,7 +294,7 @@ def object_of(number: int) -> bytes:
     return random.Random(number).randbytes(2 * PART)
 
 
-def left(blobs: Blobs, count: int, numbers: range) -> list[bytes]:
+def left(blobs: DiskBlobStore, count: int, numbers: range) -> list[bytes]:
     """Objects of which so many parts have come, the oldest first."""
     digests = []
     for number in numbers:
@@ -305,33 +309,35 @@ def left(blobs: Blobs, count: int, numbers: range) -> list[bytes]:
     return digests
 
 
-def test_what_nobody_waits_for_stays_in_a_bounded_number(blobs: Blobs, tmp_path: Path) -> None:
-    digests = left(blobs, 0, range(parts_module.LEFT_MAX + 3))
-    blobs.sweep({digests[0]})
-    assert [blobs.wanted(digest) is not None for digest in digests] == [True] + [False] * 2 + [True] * parts_module.LEFT_MAX
+def test_what_nobody_waits_for_stays_in_a_bounded_number(blobs: DiskBlobStore, tmp_path: Path) -> None:
+    digests = left(blobs, 0, range(parts_module.ABANDONED_MAX + 3))
+    blobs.sweep_partial({digests[0]})
+    assert [blobs.missing_parts(digest) is not None for digest in digests] == [True] + [False] * 2 + [
+        True
+    ] * parts_module.ABANDONED_MAX
     blobs_in(tmp_path)
-    assert len(files(tmp_path)) == 3 * parts_module.LEFT_MAX, "nor after a restart"
+    assert len(files(tmp_path)) == 3 * parts_module.ABANDONED_MAX, "nor after a restart"
 
 
-def test_what_nobody_waits_for_stays_in_bounded_bytes(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts_module, "LEFT_BYTES_MAX", 2 * PART)
+def test_what_nobody_waits_for_stays_in_bounded_bytes(blobs: DiskBlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts_module, "ABANDONED_BYTES_MAX", 2 * PART)
     digests = left(blobs, 1, range(4))
-    blobs.sweep(())
-    assert [blobs.wanted(digest) is not None for digest in digests] == [False, False, True, True]
+    blobs.sweep_partial(())
+    assert [blobs.missing_parts(digest) is not None for digest in digests] == [False, False, True, True]
 
 
-def test_what_nobody_waits_for_stays_for_a_day(blobs: Blobs, tmp_path: Path) -> None:
+def test_what_nobody_waits_for_stays_for_a_day(blobs: DiskBlobStore, tmp_path: Path) -> None:
     (digest,) = left(blobs, 1, range(1))
-    blobs.sweep(())
-    assert blobs.wanted(digest) is not None
+    blobs.sweep_partial(())
+    assert blobs.missing_parts(digest) is not None
     here = tmp_path / "kept/parts" / f"{digest.hex()}.here"
-    os.utime(here, (0, here.stat().st_mtime - parts_module.LEFT_SECONDS))
-    blobs.sweep(())
+    os.utime(here, (0, here.stat().st_mtime - parts_module.ABANDONED_SECONDS))
+    blobs.sweep_partial(())
     assert files(tmp_path) == []
 
 
 @pytest.mark.parametrize("lost", [".data", ".here", ""])
-def test_what_a_crash_left_of_an_object_that_comes_is_nothing(blobs: Blobs, tmp_path: Path, lost: str) -> None:
+def test_what_a_crash_left_of_an_object_that_comes_is_nothing(blobs: DiskBlobStore, tmp_path: Path, lost: str) -> None:
     begin(blobs)
     (tmp_path / "kept/parts" / f"{DIGEST.hex()}{lost}").unlink()
     again = blobs_in(tmp_path)
@@ -340,16 +346,16 @@ def test_what_a_crash_left_of_an_object_that_comes_is_nothing(blobs: Blobs, tmp_
     assert lacking(again) == ALL
 
 
-def test_a_crash_between_an_objects_name_and_the_end_of_its_coming_is_no_loss(blobs: Blobs, tmp_path: Path) -> None:
-    blobs.add(DATA, in_parts=True)
+def test_a_crash_between_an_objects_name_and_the_end_of_its_coming_is_no_loss(blobs: DiskBlobStore, tmp_path: Path) -> None:
+    blobs.add_bytes(DATA, in_parts=True)
     (tmp_path / "kept/parts" / f"{DIGEST.hex()}.here").write_bytes(b"\1\1\1\0")
     again = blobs_in(tmp_path)
-    assert again.read(DIGEST) == DATA
+    assert again.read_range(DIGEST) == DATA
     assert files(tmp_path) == [f"kept/{DIGEST.hex()}", f"kept/parts/{DIGEST.hex()}"]
 
 
-def test_a_damaged_list_takes_the_object_with_it(blobs: Blobs, tmp_path: Path) -> None:
+def test_a_damaged_list_takes_the_object_with_it(blobs: DiskBlobStore, tmp_path: Path) -> None:
     """Otherwise it would be sent as if it had no parts, and whoever sends that loses the link."""
-    blobs.add(DATA, in_parts=True)
+    blobs.add_bytes(DATA, in_parts=True)
     (tmp_path / "kept/parts" / DIGEST.hex()).write_bytes(PARTS.encode()[:-1])
     assert blobs_in(tmp_path).size(DIGEST) is None and files(tmp_path) == []

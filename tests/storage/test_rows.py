@@ -12,15 +12,15 @@ import pytest
 from ledger.tables import Table
 from ledger.tables.sparse_merkle_tree import buckets
 from protocol.errors import StorageError
-from storage import rows as storage_rows
-from storage.rows import SCHEMA, SqliteRows
+from storage import sqlite_rows as storage_rows
+from storage.sqlite_rows import SCHEMA, SqliteBucketStore
 from tests.ledger.tables.records import Note
 
 NAME = "notes"
 
 
 class Disk:
-    """A database with rows in it, as `storage.store` has one."""
+    """A database with rows in it, as `storage.ledger_store` has one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -28,14 +28,14 @@ class Disk:
         self.database.execute("PRAGMA journal_mode=WAL")
         if not self.database.execute("SELECT 1 FROM sqlite_schema").fetchall():
             self.database.execute(SCHEMA)
-        self.rows = SqliteRows(path)
+        self.rows = SqliteBucketStore(path)
 
     def save(self, **tables: Table[Note]) -> None:
-        changes = self.rows.changes(tables)
+        changes = self.rows.plan_changes(tables)
         self.database.execute("BEGIN IMMEDIATE")
-        self.rows.write(self.database, changes)
+        self.rows.write_changes(self.database, changes)
         self.database.execute("COMMIT")
-        self.rows.committed(changes)
+        self.rows.apply_committed(changes)
 
     def again(self) -> Disk:
         self.close()
@@ -83,9 +83,9 @@ def test_a_transaction_that_does_not_end_leaves_the_tables_before_it(disk: Disk)
     table = Table(Note).with_rows(dict(many(500)))
     disk.save(notes=table)
     after = table.with_rows({**dict.fromkeys(list(many(100))), b"new": Note(1)})
-    changes = disk.rows.changes({NAME: after})
+    changes = disk.rows.plan_changes({NAME: after})
     disk.database.execute("BEGIN IMMEDIATE")
-    disk.rows.write(disk.database, changes)
+    disk.rows.write_changes(disk.database, changes)
     disk.database.execute("ROLLBACK")
     assert dict(table.items()) == many(500)
     again = disk.again()
@@ -110,9 +110,9 @@ def test_a_reader_that_comes_between_the_commit_and_its_end_finds_the_rows_of_it
     disk = disk.again()
     snapshot = disk.load()
     waiting = list(buckets(snapshot.hashed_tree()[0]))
-    changes = disk.rows.changes({NAME: snapshot.with_rows({key: Note(-1) for key in many(300)})})
+    changes = disk.rows.plan_changes({NAME: snapshot.with_rows({key: Note(-1) for key in many(300)})})
     disk.database.execute("BEGIN IMMEDIATE")
-    disk.rows.write(disk.database, changes)
+    disk.rows.write_changes(disk.database, changes)
     disk.database.execute("COMMIT")
     disk.rows._recent.clear()
     for hash, *_, slot in waiting:  # whoever looked for kept data before the block did now asks the disk, and finds other rows
@@ -194,7 +194,7 @@ def test_rows_of_another_layout_are_not_read(disk: Disk) -> None:
     disk.save(notes=Table(Note).with_rows(dict(many(10))))
     disk.database.execute("ALTER TABLE rows_1 RENAME TO rows_2")
     with pytest.raises(StorageError, match=r"rows_2.*this program reads rows_1"):
-        SqliteRows(disk.path)
+        SqliteBucketStore(disk.path)
 
 
 def test_what_was_read_lately_has_a_bound(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:

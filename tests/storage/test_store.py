@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-import storage.store
+import storage.ledger_store
 from consensus.effects import (
     NEVER_VOTED,
     OwnRoundStatement,
@@ -31,10 +31,10 @@ from protocol.errors import LocalProtocolError, LostVotesError, StorageError
 from protocol.identity import Signed, sign_message
 from protocol.messages import Ballot, CutOff, GetRound
 from protocol.verdicts import Verdict
-from storage.crash_points import VARIABLE
-from storage.highwater import HighWater
-from storage.sealed import insert
-from storage.store import MEASUREMENTS_MAX, Looked, Store, StoredRound
+from storage.crash_points import CRASH_POINT_VARIABLE
+from storage.high_water_mark import HighWaterMark
+from storage.ledger_store import MEASUREMENTS_MAX, LedgerStore, ReadOnlyStore, StoredRound
+from storage.row_checksums import insert_row
 from tests.rooms import ROOT
 from tests.sim.keys import FastSigner
 from tests.storage.records import (
@@ -54,19 +54,19 @@ from tests.waiting import run_process
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    opened = Store(tmp_path / "ledger.db", CHAIN)
+def store(tmp_path: Path) -> Iterator[LedgerStore]:
+    opened = LedgerStore(tmp_path / "ledger.db", CHAIN)
     yield opened
     opened.close()
 
 
-def reopened(store: Store) -> Store:
+def reopened(store: LedgerStore) -> LedgerStore:
     """As after a kill: nothing was closed properly."""
-    return Store(store.path, CHAIN)
+    return LedgerStore(store.path, CHAIN)
 
 
 @contextmanager
-def opened_again(store: Store) -> Iterator[Store]:
+def opened_again(store: LedgerStore) -> Iterator[LedgerStore]:
     again = reopened(store)
     try:
         yield again
@@ -77,11 +77,11 @@ def opened_again(store: Store) -> Iterator[Store]:
 # Journal --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_journal_has_never_voted(store: Store) -> None:
+def test_a_new_journal_has_never_voted(store: LedgerStore) -> None:
     assert store.read_restart_state() == NEVER_VOTED and store.decided_height == 0 and store.get_decision(1) is None
 
 
-def test_after_a_kill_everything_is_there_that_a_replica_needs_and_nothing_else(store: Store) -> None:
+def test_after_a_kill_everything_is_there_that_a_replica_needs_and_nothing_else(store: LedgerStore) -> None:
     store.append_records([vote(1), stored_block(1), StoredCertificate(1, certificate(1))])
     store.append_records([decided(1)])
     store.append_records([vote(2), decided(2)])
@@ -100,19 +100,19 @@ def test_after_a_kill_everything_is_there_that_a_replica_needs_and_nothing_else(
         assert again.get_block(digest_of(b"x")) == b"x" and again.get_block(digest_of(b"block")) is None
 
 
-def test_votes_for_a_height_that_is_decided_do_not_come_back_even_if_they_were_written_after_it(store: Store) -> None:
+def test_votes_for_a_height_that_is_decided_do_not_come_back_even_if_they_were_written_after_it(store: LedgerStore) -> None:
     store.append_records([decided(1)])
     store.append_records([vote(1), stored_block(1), StoredCertificate(1, certificate(1))])
     assert store.read_restart_state() == RestartState(decided=(decided(1),))
 
 
-def test_the_highest_certificate_replaces_the_one_before(store: Store) -> None:
+def test_the_highest_certificate_replaces_the_one_before(store: LedgerStore) -> None:
     for height in (1, 2):
         store.append_records([StoredCertificate(height, certificate(height))])
     assert store.read_restart_state().prepared == certificate(2)
 
 
-def test_the_same_vote_is_kept_once_and_another_one_in_its_slot_is_never_written(store: Store) -> None:
+def test_the_same_vote_is_kept_once_and_another_one_in_its_slot_is_never_written(store: LedgerStore) -> None:
     store.append_records([vote(1)])
     store.append_records([vote(1)])
     with pytest.raises(LocalProtocolError, match="a second, different vote"):
@@ -121,7 +121,7 @@ def test_the_same_vote_is_kept_once_and_another_one_in_its_slot_is_never_written
     store.append_records([vote(1, view=1, block=b"other".ljust(32))])
 
 
-def test_another_block_for_a_decided_height_is_never_written(store: Store) -> None:
+def test_another_block_for_a_decided_height_is_never_written(store: LedgerStore) -> None:
     store.append_records([decided(1)])
     store.append_records([decided(1)])
     with pytest.raises(LocalProtocolError, match="height 1 is decided already"):
@@ -129,7 +129,7 @@ def test_another_block_for_a_decided_height_is_never_written(store: Store) -> No
     assert store.get_decision(1) == decided(1) and store.read_restart_state().votes == ()
 
 
-def test_a_turn_that_fails_in_the_middle_leaves_nothing(store: Store) -> None:
+def test_a_turn_that_fails_in_the_middle_leaves_nothing(store: LedgerStore) -> None:
     store.append_records([vote(1)])
     with pytest.raises(LocalProtocolError):
         store.append_records([decided(1), vote(5), vote(5, block=b"other".ljust(32))])
@@ -137,7 +137,9 @@ def test_a_turn_that_fails_in_the_middle_leaves_nothing(store: Store) -> None:
         assert again.read_restart_state() == RestartState(votes=(vote(1),)) and again.decided_height == 0
 
 
-def test_one_ballot_one_cut_off_and_a_vouch_for_each_trainer_per_round_are_kept_until_the_round_is_over(store: Store) -> None:
+def test_one_ballot_one_cut_off_and_a_vouch_for_each_trainer_per_round_are_kept_until_the_round_is_over(
+    store: LedgerStore,
+) -> None:
     job = b"j" * 32
     first, second = (round_vote("ballot", n, Ballot(job, n, b"r" * 32, ())) for n in (0, 1))
     cut = round_vote("cut-off", 1, CutOff(job, 1, ()))
@@ -156,7 +158,7 @@ def test_one_ballot_one_cut_off_and_a_vouch_for_each_trainer_per_round_are_kept_
         assert again.round_votes(ME.public, job, 1) == kept and len(kept) == 4
 
 
-def test_a_new_key_has_a_ballot_of_its_own_in_a_round_in_which_the_old_one_voted(store: Store) -> None:
+def test_a_new_key_has_a_ballot_of_its_own_in_a_round_in_which_the_old_one_voted(store: LedgerStore) -> None:
     job, successor = b"j" * 32, FastSigner("my new key")
     old, new = (
         OwnRoundStatement("ballot", job, 1, sign_message(signer, CHAIN, Ballot(job, 1, root * 32, ())))
@@ -173,8 +175,8 @@ def test_a_new_key_has_a_ballot_of_its_own_in_a_round_in_which_the_old_one_voted
             )
 
 
-def test_evidence_is_kept_once_and_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.store.EVIDENCE_MAX", 2)
+def test_evidence_is_kept_once_and_bounded(store: LedgerStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.ledger_store.EVIDENCE_MAX", 2)
     pairs = [Evidence(vote(i).signed, vote(i, block=bytes(32)).signed) for i in range(3)]
     store.append_records([pairs[0], pairs[0], *pairs])
     assert sorted(p[0].body for p in store.evidence()) == sorted(p.first.body for p in pairs[:2])
@@ -184,39 +186,39 @@ def test_evidence_is_kept_once_and_bounded(store: Store, monkeypatch: pytest.Mon
 # State ----------------------------------------------------------------------------------------------------------------
 
 
-def test_the_applied_state_is_replaced_and_the_rounds_and_roots_are_remembered(store: Store) -> None:
+def test_the_applied_state_is_replaced_and_the_rounds_and_roots_are_remembered(store: LedgerStore) -> None:
     trainer, voter = b"t" * 32, b"v" * 32
     vouchers = {trainer: (voter, trainer[::-1])}
     rounds = [StoredRound(b"j" * 32, n, n + 1, {trainer: "accept"}, (voter,), True, bytes([n]) * 32, vouchers) for n in range(3)]
-    assert store.state() is None
+    assert store.encoded_state() is None
     for n in range(3):
         store.append_records([decided(n + 1)])
         store.save_state(n + 1, bytes([n]) * 32, b"state %d" % n, rounds[n : n + 1], tables={})
-    store.measure(b"j" * 32, 1, {"nats": 2.5})
-    store.measure(b"j" * 32, 1, {"nats": 2.0, "bits": 1.0})
+    store.save_measurements(b"j" * 32, 1, {"nats": 2.5})
+    store.save_measurements(b"j" * 32, 1, {"nats": 2.0, "bits": 1.0})
     with opened_again(store) as again:
-        assert again.state() == b"state 2" and again.rounds(2) == rounds[1:] and again.rounds(9) == rounds
-        assert again.roots() == {n + 1: bytes([n]) * 32 for n in range(3)}
-        assert again.measured(b"j" * 32) == {1: {"nats": 2.0, "bits": 1.0}}
+        assert again.encoded_state() == b"state 2" and again.closed_rounds(2) == rounds[1:] and again.closed_rounds(9) == rounds
+        assert again.state_roots() == {n + 1: bytes([n]) * 32 for n in range(3)}
+        assert again.measurements(b"j" * 32) == {1: {"nats": 2.0, "bits": 1.0}}
 
 
-def test_figures_that_can_wait_are_seen_at_once_and_written_with_the_next_transaction(store: Store) -> None:
-    store.measure_later(b"j" * 32, 1, {"nats": 2.5})
-    store.measure_later(b"j" * 32, 1, {"nats": 2.0})
-    assert store.measured(b"j" * 32) == {1: {"nats": 2.0}} and store.measured(b"k" * 32) == {}
+def test_figures_that_can_wait_are_seen_at_once_and_written_with_the_next_transaction(store: LedgerStore) -> None:
+    store.queue_measurements(b"j" * 32, 1, {"nats": 2.5})
+    store.queue_measurements(b"j" * 32, 1, {"nats": 2.0})
+    assert store.measurements(b"j" * 32) == {1: {"nats": 2.0}} and store.measurements(b"k" * 32) == {}
     with opened_again(store) as before:
-        assert before.measured(b"j" * 32) == {}
+        assert before.measurements(b"j" * 32) == {}
     store.append_records([vote(1)])
-    store.measure_later(b"j" * 32, 2, {"nats": 1.0})
+    store.queue_measurements(b"j" * 32, 2, {"nats": 1.0})
     with opened_again(store) as again:
-        assert again.measured(b"j" * 32) == {1: {"nats": 2.0}}
+        assert again.measurements(b"j" * 32) == {1: {"nats": 2.0}}
     store.close()
-    with closing(Store(store.path, CHAIN)) as last:
-        assert last.measured(b"j" * 32)[2] == {"nats": 1.0}
+    with closing(LedgerStore(store.path, CHAIN)) as last:
+        assert last.measurements(b"j" * 32)[2] == {"nats": 1.0}
 
 
 @pytest.mark.parametrize("writes", [False, True])
-def test_all_figures_of_a_measurement_are_seen_or_none(store: Store, writes: bool) -> None:
+def test_all_figures_of_a_measurement_are_seen_or_none(store: LedgerStore, writes: bool) -> None:
     class Read(dict[str, float]):
         """What the store holds of them is read between any two figures, as another thread may."""
 
@@ -225,17 +227,17 @@ def test_all_figures_of_a_measurement_are_seen_or_none(store: Store, writes: boo
                 yield item
                 if writes:
                     store.append_records([vote(len(seen) + 1)])
-                seen.append(store.measured(JOB))
+                seen.append(store.measurements(JOB))
 
     seen: list[dict[int, dict[str, float]]] = []
-    store.measure_later(JOB, 1, Read(accuracy=0.5, pairs=96.0))
-    assert seen == [{}, {}] and store.measured(JOB) == {1: {"accuracy": 0.5, "pairs": 96.0}}
+    store.queue_measurements(JOB, 1, Read(accuracy=0.5, pairs=96.0))
+    assert seen == [{}, {}] and store.measurements(JOB) == {1: {"accuracy": 0.5, "pairs": 96.0}}
 
 
-def test_measurements_that_are_too_many_are_dropped_whole(store: Store) -> None:
+def test_measurements_that_are_too_many_are_dropped_whole(store: LedgerStore) -> None:
     for number in range(MEASUREMENTS_MAX + 1):
-        store.measure_later(JOB, number, {"accuracy": 0.5, "pairs": 96.0})
-    kept = store.measured(JOB)
+        store.queue_measurements(JOB, number, {"accuracy": 0.5, "pairs": 96.0})
+    kept = store.measurements(JOB)
     assert min(kept) == 1 and len(kept) == MEASUREMENTS_MAX and all(len(figures) == 2 for figures in kept.values())
 
 
@@ -253,7 +255,7 @@ def one_line(error: pytest.ExceptionInfo[StorageError], path: Path, *words: str)
 @pytest.fixture
 def filled(tmp_path: Path) -> Path:
     """A closed database of some hundred pages."""
-    store = Store(tmp_path / "ledger.db", CHAIN)
+    store = LedgerStore(tmp_path / "ledger.db", CHAIN)
     for height in range(1, 60):
         store.append_records([decided(height, os.urandom(3_000) + bytes([height])), vote(height + 1)])
     store.save_state(59, bytes(32), os.urandom(9_000), tables={})
@@ -261,44 +263,44 @@ def filled(tmp_path: Path) -> Path:
     return tmp_path / "ledger.db"
 
 
-def open_store(path: Path) -> Store:
-    store = Store(path, CHAIN)
+def open_store(path: Path) -> LedgerStore:
+    store = LedgerStore(path, CHAIN)
     store.close()
     return store
 
 
 def test_another_chains_database_and_another_format_are_refused(filled: Path) -> None:
     with pytest.raises(StorageError) as error:
-        Store(filled, b"d" * 32)
+        LedgerStore(filled, b"d" * 32)
     one_line(error, filled, "another network")
     with sqlite3.connect(filled) as database:
         database.execute("PRAGMA user_version=9")
     database.close()
     with pytest.raises(StorageError) as error:
-        Store(filled, CHAIN)
+        LedgerStore(filled, CHAIN)
     one_line(error, filled, "format 9, this program reads formats up to 7: install the newer program that wrote it")
     with sqlite3.connect(filled) as database:
         database.execute("PRAGMA user_version=6")
     database.close()
     with pytest.raises(StorageError) as error:
-        Store(filled, CHAIN)
+        LedgerStore(filled, CHAIN)
     one_line(error, filled, "format 6, of a program before 0.3.0")
 
 
 LATER = """
 import sys
 from pathlib import Path
-from storage import store
+from storage import ledger_store
 from tests.storage.test_store import CHAIN, later
 with later():
-    store.Store(Path(sys.argv[1]), CHAIN).close()
+    ledger_store.Store(Path(sys.argv[1]), CHAIN).close()
 """
 
 
 @contextmanager
 def later() -> Iterator[None]:
     """A program with two more forms of the database: what was measured has a unit, and then there is a table of units."""
-    real = storage.store.SCHEMA_VERSION, storage.store._TABLES
+    real = storage.ledger_store.SCHEMA_VERSION, storage.ledger_store._TABLES
     (old,) = (table for table in real[1] if "TABLE measured" in table)
     wide, units = old.replace("value REAL,", "value REAL, unit TEXT,"), "CREATE TABLE units (unit TEXT PRIMARY KEY)"
 
@@ -306,26 +308,26 @@ def later() -> Iterator[None]:
         database.execute("ALTER TABLE measured RENAME TO before")
         database.execute(wide)
         for job, round, name, value, _ in database.execute("SELECT * FROM before").fetchall():
-            insert(database, "INSERT", "measured", job, round, name, value, "nats")
+            insert_row(database, "INSERT", "measured", job, round, name, value, "nats")
         database.execute("DROP TABLE before")
 
-    storage.store.SCHEMA_VERSION = real[0] + 2
-    storage.store._TABLES = (*(wide if table == old else table for table in real[1]), units)
-    storage.store.MIGRATIONS.update({real[0]: widen, real[0] + 1: lambda database: database.execute(units)})
+    storage.ledger_store.SCHEMA_VERSION = real[0] + 2
+    storage.ledger_store._TABLES = (*(wide if table == old else table for table in real[1]), units)
+    storage.ledger_store.MIGRATIONS.update({real[0]: widen, real[0] + 1: lambda database: database.execute(units)})
     try:
         yield
     finally:
-        storage.store.SCHEMA_VERSION, storage.store._TABLES = real
-        storage.store.MIGRATIONS.clear()
+        storage.ledger_store.SCHEMA_VERSION, storage.ledger_store._TABLES = real
+        storage.ledger_store.MIGRATIONS.clear()
 
 
 def test_a_database_of_an_earlier_form_is_migrated_with_all_that_is_in_it(filled: Path) -> None:
-    with closing(Store(filled, CHAIN)) as before:
-        before.measure(JOB, 3, {"loss": 2.5})
+    with closing(LedgerStore(filled, CHAIN)) as before:
+        before.save_measurements(JOB, 3, {"loss": 2.5})
         decided = before.decided_height
-    with later(), closing(Store(filled, CHAIN)) as store:
+    with later(), closing(LedgerStore(filled, CHAIN)) as store:
         assert store.decided_height == decided
-        assert store._rows("PRAGMA user_version")[0][0] == storage.store.FIRST_SCHEMA_VERSION + 2
+        assert store._rows("PRAGMA user_version")[0][0] == storage.ledger_store.FIRST_SCHEMA_VERSION + 2
         for table in (
             "meta",
             "blocks",
@@ -338,22 +340,22 @@ def test_a_database_of_an_earlier_form_is_migrated_with_all_that_is_in_it(filled
             "rounds",
             "measured",
         ):
-            store._sealed(table)
-        assert (3, "loss", 2.5, "nats") in [tuple(row[1:5]) for row in store._sealed("measured")]
+            store._checked_rows(table)
+        assert (3, "loss", 2.5, "nats") in [tuple(row[1:5]) for row in store._checked_rows("measured")]
     with pytest.raises(StorageError, match="install the newer program"):
-        Store(filled, CHAIN)
+        LedgerStore(filled, CHAIN)
 
 
 def test_a_database_that_is_looked_at_stays_as_it_is(filled: Path) -> None:
     """Of a peer that ended well, or was killed; of this form, or an earlier one."""
-    with closing(Store(filled, CHAIN)) as store:
+    with closing(LedgerStore(filled, CHAIN)) as store:
         decided = store.decided_height
         killed = filled.parent / "killed"
         shutil.copytree(filled.parent, killed, ignore=shutil.ignore_patterns("*-shm", "killed"))
     for folder in (filled.parent, killed):
         for program, is_later in ((nullcontext(), False), (later(), True)):
             before = _bytes_in(folder)
-            with program, closing(Looked(folder / filled.name, CHAIN)) as looked:
+            with program, closing(ReadOnlyStore(folder / filled.name, CHAIN)) as looked:
                 assert looked.is_older == is_later and (is_later or looked.decided_height == decided)
             after = _bytes_in(folder)
             assert {name: after[name] for name in before} == before
@@ -371,21 +373,21 @@ def test_a_database_is_migrated_only_if_it_is_whole_and_of_this_network(filled: 
             database.execute("UPDATE round_votes SET signed = x'00'")
             database.execute("UPDATE votes SET signed = x'00'")
     with later(), pytest.raises(StorageError):
-        Store(filled, CHAIN if how == "a damaged vote" else b"d" * 32)
+        LedgerStore(filled, CHAIN if how == "a damaged vote" else b"d" * 32)
     with closing(sqlite3.connect(filled)) as database:
-        assert database.execute("PRAGMA user_version").fetchone()[0] == storage.store.FIRST_SCHEMA_VERSION
+        assert database.execute("PRAGMA user_version").fetchone()[0] == storage.ledger_store.FIRST_SCHEMA_VERSION
 
 
 @pytest.mark.real("processes")
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_a_crash_while_a_database_is_migrated_leaves_the_old_form_or_the_new_one(filled: Path, side: str) -> None:
-    environment = {**os.environ, VARIABLE: f"{side}-store-migrate", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, CRASH_POINT_VARIABLE: f"{side}-store-migrate", "PYTHONPATH": str(ROOT)}
     assert run_process([sys.executable, "-c", LATER, str(filled)], env=environment).returncode == -signal.SIGKILL
     with closing(sqlite3.connect(filled)) as database:
         version = database.execute("PRAGMA user_version").fetchone()[0]
-    assert version == storage.store.FIRST_SCHEMA_VERSION + (0 if side == "before" else 2)
+    assert version == storage.ledger_store.FIRST_SCHEMA_VERSION + (0 if side == "before" else 2)
     with later():
-        Store(filled, CHAIN).close()
+        LedgerStore(filled, CHAIN).close()
 
 
 def test_a_migration_that_fails_changes_nothing(filled: Path) -> None:
@@ -394,14 +396,16 @@ def test_a_migration_that_fails_changes_nothing(filled: Path) -> None:
         raise sqlite3.OperationalError("disk I/O error")
 
     with later():
-        storage.store.MIGRATIONS[storage.store.FIRST_SCHEMA_VERSION + 1] = fails
+        storage.ledger_store.MIGRATIONS[storage.ledger_store.FIRST_SCHEMA_VERSION + 1] = fails
         with pytest.raises(StorageError):
-            Store(filled, CHAIN)
-    Store(filled, CHAIN).close()
+            LedgerStore(filled, CHAIN)
+    LedgerStore(filled, CHAIN).close()
 
 
 def test_there_is_a_migration_from_each_earlier_form() -> None:
-    assert sorted(storage.store.MIGRATIONS) == list(range(storage.store.FIRST_SCHEMA_VERSION, storage.store.SCHEMA_VERSION))
+    assert sorted(storage.ledger_store.MIGRATIONS) == list(
+        range(storage.ledger_store.FIRST_SCHEMA_VERSION, storage.ledger_store.SCHEMA_VERSION)
+    )
 
 
 def test_the_database_of_another_program_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
@@ -410,7 +414,7 @@ def test_the_database_of_another_program_is_refused_and_left_as_it_is(tmp_path: 
         database.execute("CREATE TABLE theirs (x)")
     database.close()
     with pytest.raises(StorageError) as error:
-        Store(path, CHAIN)
+        LedgerStore(path, CHAIN)
     one_line(error, path, "another program")
 
 
@@ -419,7 +423,7 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path, content: bytes) -
     path = tmp_path / "ledger.db"
     path.write_bytes(content)
     with pytest.raises(StorageError) as error:
-        Store(path, CHAIN)
+        LedgerStore(path, CHAIN)
     one_line(error, path, "is damaged", "peer rekey")
 
 
@@ -451,7 +455,7 @@ def test_a_database_that_is_gone_or_empty_is_not_begun_anew_for_a_key_that_may_h
     for lose in (lambda: filled.write_bytes(b""), filled.unlink):
         lose()
         with pytest.raises(StorageError) as error:
-            Store(filled, CHAIN)
+            LedgerStore(filled, CHAIN)
         one_line(error, filled, "gone or empty", "peer rekey")
 
 
@@ -486,13 +490,13 @@ WRITTEN_ANEW = {  # reading -> what is changed in the row that is read
 @pytest.mark.parametrize("what", WRITTEN_ANEW)
 def test_other_bytes_in_any_row_are_found_at_the_start_or_when_the_row_is_read(tmp_path: Path, what: str) -> None:
     path = tmp_path / "ledger.db"
-    store = Store(path, CHAIN)
+    store = LedgerStore(path, CHAIN)
     fill(store)
     store.close()
     statement, read = WRITTEN_ANEW[what]
     change(path, statement)
     with pytest.raises(StorageError) as error:
-        opened = Store(path, CHAIN)
+        opened = LedgerStore(path, CHAIN)
         try:
             assert read is not None, "found at the start"
             read(opened)
@@ -503,11 +507,11 @@ def test_other_bytes_in_any_row_are_found_at_the_start_or_when_the_row_is_read(t
 
 def test_an_old_decided_block_that_is_damaged_is_named_and_costs_no_key(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
-    with closing(Store(path, CHAIN)) as store:
+    with closing(LedgerStore(path, CHAIN)) as store:
         for height in range(1, 5):
             store.append_records([decided(height)])
     change(path, "UPDATE blocks SET block = x'6f74686572' WHERE height IN (2, 3)")
-    with closing(Store(path, CHAIN)) as store:
+    with closing(LedgerStore(path, CHAIN)) as store:
         with pytest.raises(StorageError) as old:
             store.get_decision(2)
         with pytest.raises(StorageError) as needed_to_start:
@@ -520,11 +524,11 @@ def test_an_old_decided_block_that_is_damaged_is_named_and_costs_no_key(tmp_path
 def test_decided_blocks_that_are_missing_are_found_at_the_start(filled: Path) -> None:
     change(filled, "DELETE FROM blocks WHERE height = 30")
     with pytest.raises(StorageError) as error:
-        Store(filled, CHAIN)
+        LedgerStore(filled, CHAIN)
     one_line(error, filled, "decided blocks are missing")
 
 
-def test_a_log_that_is_gone_is_missed(store: Store) -> None:
+def test_a_log_that_is_gone_is_missed(store: LedgerStore) -> None:
     """Nothing in the database itself shows that there was more."""
     store._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     before = store.path.read_bytes()
@@ -536,7 +540,7 @@ def test_a_log_that_is_gone_is_missed(store: Store) -> None:
     one_line(error, store.path, "0 of 1 or more transactions", "peer rekey")
 
 
-def test_a_count_that_lags_behind_or_is_damaged_stops_nobody(store: Store, tmp_path: Path) -> None:
+def test_a_count_that_lags_behind_or_is_damaged_stops_nobody(store: LedgerStore, tmp_path: Path) -> None:
     count = tmp_path / "ledger.db.committed"
     early = count.read_bytes()
     store.append_records([vote(1)])
@@ -549,24 +553,24 @@ def test_a_count_that_lags_behind_or_is_damaged_stops_nobody(store: Store, tmp_p
         assert again.read_restart_state().votes == (vote(1),)
 
 
-def test_a_restored_state_stands_on_its_decisions_and_older_votes_are_gone(store: Store) -> None:
+def test_a_restored_state_stands_on_its_decisions_and_older_votes_are_gone(store: LedgerStore) -> None:
     store.append_records([decided(1), vote(2)])
     taken = [decided(height) for height in (7, 8, 9)]
     store.append_records([vote(8), vote(10)])
-    store.restore(taken, 8, b"r" * 32, b"state", tables={})
+    store.restore_snapshot(taken, 8, b"r" * 32, b"state", tables={})
     with opened_again(store) as again:
-        assert again.decided_height == 9 and again.state() == b"state" and again.roots() == {8: b"r" * 32}
+        assert again.decided_height == 9 and again.encoded_state() == b"state" and again.state_roots() == {8: b"r" * 32}
         assert again.read_restart_state() == RestartState(decided=tuple(taken[1:]), votes=(vote(10),))
         assert [again.get_decision(height) for height in (1, 6, 7)] == [None, None, taken[0]]
         again.append_records([decided(10)])
         assert again.decided_height == 10
-    store.restore([decided(10), decided(11)], 10, b"s" * 32, b"newer", tables={})
+    store.restore_snapshot([decided(10), decided(11)], 10, b"s" * 32, b"newer", tables={})
     assert store.get_decision(7) == taken[0] and store.decided_height == 11, "nothing is missing between: older blocks stay"
     with pytest.raises(LocalProtocolError, match="decided already"):
-        store.restore([decided(11, b"fork")], 11, bytes(32), b"", tables={})
+        store.restore_snapshot([decided(11, b"fork")], 11, bytes(32), b"", tables={})
 
 
-def test_nothing_is_written_after_a_write_that_failed(store: Store) -> None:
+def test_nothing_is_written_after_a_write_that_failed(store: LedgerStore) -> None:
     """A second fsync may succeed although the pages of the first one are lost."""
     store.append_records([vote(1)])
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -584,7 +588,7 @@ def test_nothing_is_written_after_a_write_that_failed(store: Store) -> None:
         assert reopened.read_restart_state().votes == (vote(1),)
 
 
-def test_nothing_is_sent_when_the_disk_fails_to_sync(store: Store) -> None:
+def test_nothing_is_sent_when_the_disk_fails_to_sync(store: LedgerStore) -> None:
     class FailingSync:
         """As the connection, but the commit does not reach the disk."""
 
@@ -614,7 +618,7 @@ def test_nothing_is_sent_when_the_disk_fails_to_sync(store: Store) -> None:
     assert Wire.sent == [] and store.read_restart_state().votes == ()
 
 
-def test_a_full_disk_is_said_and_what_was_durable_stays(store: Store) -> None:
+def test_a_full_disk_is_said_and_what_was_durable_stays(store: LedgerStore) -> None:
     store.append_records([decided(1), vote(2)])
     store._database.execute("PRAGMA max_page_count=1")
     with pytest.raises(StorageError) as error:
@@ -627,7 +631,7 @@ def test_a_full_disk_is_said_and_what_was_durable_stays(store: Store) -> None:
         again.append_records([decided(reached + 1)])
 
 
-def test_a_database_that_cannot_be_written_is_said(store: Store) -> None:
+def test_a_database_that_cannot_be_written_is_said(store: LedgerStore) -> None:
     store._database.execute("PRAGMA query_only=1")
     with pytest.raises(StorageError) as error:
         store.append_records([vote(1)])
@@ -637,14 +641,14 @@ def test_a_database_that_cannot_be_written_is_said(store: Store) -> None:
 def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
     path = tmp_path / "nowhere" / "ledger.db"
     with pytest.raises(StorageError) as error:
-        Store(path, CHAIN)
+        LedgerStore(path, CHAIN)
     one_line(error, path, "cannot write")
 
 
 def test_a_database_that_another_program_holds_is_said_to_be_in_use(filled: Path) -> None:
     holder = sqlite3.connect(filled, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
-    store = Store(filled, CHAIN)
+    store = LedgerStore(filled, CHAIN)
     store._database.execute("PRAGMA busy_timeout=1")
     with pytest.raises(StorageError) as error:
         store.append_records([vote(90)])
@@ -664,13 +668,13 @@ def test_a_crash_while_the_database_is_made_leaves_nothing_that_stops_the_next_s
 
     path = tmp_path / "ledger.db"
     with monkeypatch.context() as patch:
-        patch.setattr(HighWater, "open", kill)
+        patch.setattr(HighWaterMark, "open", kill)
         with pytest.raises(Killed):
-            Store(path, CHAIN)
+            LedgerStore(path, CHAIN)
         patch.undo()
     open_store(path)
 
 
-def test_a_commit_waits_for_the_disk(store: Store) -> None:
+def test_a_commit_waits_for_the_disk(store: LedgerStore) -> None:
     """FULL is 2: in the write-ahead log, anything less loses the last votes with the power."""
     assert store._rows("PRAGMA synchronous") == [(2,)] and store._rows("PRAGMA journal_mode") == [("wal",)]

@@ -11,7 +11,7 @@ import pytest
 from ledger.core.genesis import ModuleVersion
 from ledger.jobs import ModelReference
 from protocol.errors import StorageError
-from storage.blobs import Blobs
+from storage.disk_blob_store import DiskBlobStore
 from training import starts
 from training.host import ModelHost
 from training.replicated.init import initial_parameters
@@ -28,27 +28,29 @@ SIZE = layout_of(SPEC).size
 
 
 @pytest.fixture
-def blobs(tmp_path: Path) -> Blobs:
-    return Blobs(tmp_path / "kept", tmp_path / "passing")
+def blobs(tmp_path: Path) -> DiskBlobStore:
+    return DiskBlobStore(tmp_path / "kept", tmp_path / "passing")
 
 
-def on(blobs: Blobs, values: Float32Array) -> JobSpec:
-    return replace(SPEC, start=blobs.add(values.astype("<f4").tobytes()))
+def on(blobs: DiskBlobStore, values: Float32Array) -> JobSpec:
+    return replace(SPEC, start=blobs.add_bytes(values.astype("<f4").tobytes()))
 
 
-def problem(blobs: Blobs, spec: JobSpec) -> str | None:
+def problem(blobs: DiskBlobStore, spec: JobSpec) -> str | None:
     assert spec.start is not None
-    return starts.problem(spec, blobs.size(spec.start) or 0, blobs.read)
+    return starts.problem(spec, blobs.size(spec.start) or 0, blobs.read_range)
 
 
 def own() -> Float32Array:
     return initial_parameters(replace(SPEC, seed=9)) * np.float32(1.5)
 
 
-def test_the_first_model_has_the_parameters_of_the_blob_and_else_what_all_first_models_have(blobs: Blobs, tmp_path: Path) -> None:
+def test_the_first_model_has_the_parameters_of_the_blob_and_else_what_all_first_models_have(
+    blobs: DiskBlobStore, tmp_path: Path
+) -> None:
     spec, hosts = on(blobs, own()), [ModelHost(tmp_path / name) for name in ("a", "b")]
     assert problem(blobs, spec) is None and JobSpec.decode(spec.encode()) == spec
-    roots = {host.create(JOB, spec.encode(), blobs.read) for host in hosts}
+    roots = {host.create(JOB, spec.encode(), blobs.read_range) for host in hosts}
     model = ReplicatedModel.open(hosts[0].directory(JOB, 0))
     assert roots == {model.root} and np.array_equal(model.parameters, own())
     assert (model.round, model.records) == (0, {}) and not model.vectors["momentum"].any()
@@ -56,21 +58,21 @@ def test_the_first_model_has_the_parameters_of_the_blob_and_else_what_all_first_
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("at", [0, SIZE - 1])
-def test_a_number_that_is_not_finite_is_found_wherever_it_is(blobs: Blobs, tmp_path: Path, bad: float, at: int) -> None:
+def test_a_number_that_is_not_finite_is_found_wherever_it_is(blobs: DiskBlobStore, tmp_path: Path, bad: float, at: int) -> None:
     values = own()
     values[at] = bad
     spec = on(blobs, values)
     assert "has a number that is not finite" in (problem(blobs, spec) or "")
     with pytest.raises(StorageError, match="not finite"):
-        ModelHost(tmp_path).create(JOB, spec.encode(), blobs.read)
+        ModelHost(tmp_path).create(JOB, spec.encode(), blobs.read_range)
 
 
 @pytest.mark.parametrize("size", [0, SIZE - 1, SIZE + 1])
-def test_another_length_is_found(blobs: Blobs, size: int) -> None:
+def test_another_length_is_found(blobs: DiskBlobStore, size: int) -> None:
     assert f"{SIZE} parameters have {4 * SIZE}" in (problem(blobs, on(blobs, np.ones(size, np.float32))) or "")
 
 
-def test_such_jobs_need_programs_that_know_them(blobs: Blobs, tmp_path: Path) -> None:
+def test_such_jobs_need_programs_that_know_them(blobs: DiskBlobStore, tmp_path: Path) -> None:
     terms = ModelHost(tmp_path).terms_of_spec(on(blobs, own()).encode())
     assert terms.start is not None and ModuleVersion("jobs", 3) in terms.requires
 

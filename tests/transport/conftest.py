@@ -16,11 +16,11 @@ from protocol.codec import encode
 from protocol.identity import Identity
 from protocol.messages import Ping
 from tests.transport.helpers import ALICE, BOB, CHAIN, MemoryBlobs, UnhurriedClock, linked, make_session
-from transport.framing import Channel
-from transport.memory import Mesh
+from transport.emulation.memory_network import Mesh
 from transport.network import Network, Priority
-from transport.session import Session
 from transport.swarm import Swarm
+from transport.wire.framing import Channel
+from transport.wire.noise_session import NoiseSession
 
 SOCKETS = pytest.mark.real("TCP sockets")
 
@@ -73,7 +73,7 @@ class SwarmWorld(World):
         self.streams.append(stream)
         return stream
 
-    async def confirm(self, network: Swarm, identity: Identity) -> tuple[trio.SocketStream, Session]:
+    async def confirm(self, network: Swarm, identity: Identity) -> tuple[trio.SocketStream, NoiseSession]:
         """A connection made by hand, which is confirmed and says nothing more by itself."""
         stream, session = await self.connect(network), make_session(identity, True)
         await stream.send_all(session.data_to_send())
@@ -103,7 +103,7 @@ async def open_world(kind: type[World]) -> AsyncIterator[World]:
             await trio.aclose_forcefully(stream)
         nursery.cancel_scope.cancel()
     for network in world.networks:
-        assert "internal-error" not in network.refused()
+        assert "internal-error" not in network.refusal_counts()
 
 
 @pytest.fixture(autouse=True)

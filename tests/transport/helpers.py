@@ -10,10 +10,10 @@ import trio
 
 from protocol.errors import RemoteProtocolError
 from protocol.identity import WIRE_VERSIONS, Identity
-from transport.framing import Message
-from transport.network import Event, Network
-from transport.noise import KeyPair
-from transport.session import Established, Session
+from transport.network import Network, NetworkEvent
+from transport.wire.framing import Message
+from transport.wire.noise import KeyPair
+from transport.wire.noise_session import NoiseSession, PeerAuthenticated
 
 CHAIN = hashlib.sha256(b"a chain").digest()
 ALICE, BOB, CAROL, DAVE = sorted((Identity(bytes([n]) * 32) for n in range(1, 5)), key=lambda identity: identity.public)
@@ -114,15 +114,15 @@ def make_session(
     expected: bytes | None = None,
     ephemeral: int = 0,
     versions: Sequence[int] = WIRE_VERSIONS,
-) -> Session:
-    static = KeyPair.of(hashlib.sha256(me.seed + b"static").digest())
-    fresh = KeyPair.of(hashlib.sha256(me.seed + bytes([initiator, ephemeral])).digest())
-    return Session(me, chain, initiator=initiator, static=static, ephemeral=fresh, expected=expected, versions=versions)
+) -> NoiseSession:
+    static = KeyPair.from_private(hashlib.sha256(me.seed + b"static").digest())
+    fresh = KeyPair.from_private(hashlib.sha256(me.seed + bytes([initiator, ephemeral])).digest())
+    return NoiseSession(me, chain, initiator=initiator, static=static, ephemeral=fresh, expected=expected, versions=versions)
 
 
-def exchange_bytes(one: Session, other: Session) -> list[tuple[Session, Established | Message]]:
+def exchange_bytes(one: NoiseSession, other: NoiseSession) -> list[tuple[NoiseSession, PeerAuthenticated | Message]]:
     """Carry bytes both ways until nobody has any; the events, with the session that saw them."""
-    events: list[tuple[Session, Established | Message]] = []
+    events: list[tuple[NoiseSession, PeerAuthenticated | Message]] = []
     while True:
         moved = False
         for sender, receiver in ((one, other), (other, one)):
@@ -133,7 +133,7 @@ def exchange_bytes(one: Session, other: Session) -> list[tuple[Session, Establis
             return events
 
 
-def joined_sessions() -> tuple[Session, Session]:
+def joined_sessions() -> tuple[NoiseSession, NoiseSession]:
     initiator, responder = make_session(ALICE, True), make_session(BOB, False)
     exchange_bytes(initiator, responder)
     return initiator, responder
@@ -145,7 +145,7 @@ async def until(condition: Callable[[], object]) -> None:
         await trio.sleep(0.001)
 
 
-async def next_event(network: Network, *kinds: type[Event]) -> Event:
+async def next_event(network: Network, *kinds: type[NetworkEvent]) -> NetworkEvent:
     """The next event of one of these kinds; the others are passed over."""
     async for event in network.events:
         if isinstance(event, kinds):
@@ -155,4 +155,4 @@ async def next_event(network: Network, *kinds: type[Event]) -> Event:
 
 async def linked(*networks: Network) -> None:
     """Return when every two of these networks are connected."""
-    await until(lambda: all(network.connected() >= {other.me for other in networks} - {network.me} for network in networks))
+    await until(lambda: all(network.connected_peers() >= {other.me for other in networks} - {network.me} for network in networks))

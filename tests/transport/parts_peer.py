@@ -16,8 +16,8 @@ from pathlib import Path
 import trio
 
 from protocol.identity import Identity
-from storage.blobs import Blobs
-from storage.parts import PartWriter
+from storage.disk_blob_store import DiskBlobStore
+from storage.multipart_objects import PartWriter
 from tests.transport.helpers import CHAIN
 from transport.swarm import Swarm
 
@@ -34,9 +34,9 @@ def say(word: str, what: object) -> None:
     os.write(sys.stdout.fileno(), f"{word} {what}\n".encode())
 
 
-class Telling(Blobs):
-    def begin(self, digest: bytes, total: int, of: bytes | None = None):  # type: ignore[no-untyped-def]
-        writer = super().begin(digest, total, of)
+class Telling(DiskBlobStore):
+    def open_writer(self, digest: bytes, total: int, of: bytes | None = None):  # type: ignore[no-untyped-def]
+        writer = super().open_writer(digest, total, of)
         if isinstance(writer, PartWriter):
             finish = writer.finish
 
@@ -64,7 +64,7 @@ async def main(number: int, folder: Path, part_bytes: int, address: str = "", di
 
         nursery.start_soon(measure)
         if digest:
-            await swarm.fetch(bytes.fromhex(digest), size)
+            await swarm.fetch_blob(bytes.fromhex(digest), size)
         else:
             await trio.to_thread.run_sync(sys.stdin.read)
         say("received", swarm.traffic().blobs_received)

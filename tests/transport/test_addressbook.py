@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from protocol.errors import UserError
 from protocol.identity import peer_id, short_id
 from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, ERIN
-from transport import addressbook
-from transport.addressbook import (
+from transport.discovery import address_book
+from transport.discovery.address_book import (
     BACKOFF_SECONDS_MAX,
     DIRECT_SECONDS_MAX,
     FAILURES_MAX,
-    FOUND_MAX,
+    LOCAL_BOOK_MAX,
     SOURCE_BOOK_MAX,
     STABLE_SECONDS,
     STRANGERS_BOOK_MAX,
     AddressBook,
-    Entry,
+    AddressEntry,
     parse_bootstrap,
 )
 from transport.network import DialInfo
@@ -38,7 +38,7 @@ OWN = "10.0.0.1:7700"
 class Desk:
     """A book, and what it says to those around it."""
 
-    first: tuple[Entry, ...] = ()
+    first: tuple[AddressEntry, ...] = ()
     draw: random.Random = field(default_factory=lambda: random.Random(0))
     links: dict[bytes, Any] = field(default_factory=dict)
     gone: set[bytes] = field(default_factory=set)
@@ -61,7 +61,7 @@ class Desk:
     def link(self, peer: bytes, address: str, *, dialed: bool = True, by: bytes | None = None) -> None:
         self.links[peer] = SimpleNamespace(peer=peer, address=address, dialed=dialed, by=by)
 
-    def entry(self, address: str) -> Entry:
+    def entry(self, address: str) -> AddressEntry:
         entry = self.book.get(address)
         assert entry is not None
         return entry
@@ -69,9 +69,9 @@ class Desk:
     def fail(self, address: str, times: int = 1, reason: str = "connection refused") -> None:
         entry = self.entry(address)
         for _ in range(times):
-            entry.attempt_ended(reason)
-            self.book.tried(entry, 0.0, over_relay=False)
-            self.book.pause(entry, 100.0)
+            entry.end_attempt(reason)
+            self.book.count_attempt(entry, 0.0, over_relay=False)
+            self.book.schedule_retry(entry, 100.0)
 
 
 class Highs(random.Random):
@@ -94,45 +94,45 @@ def address(number: int) -> str:
 # Who may name how many ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("by", "most"), [(MEMBER, SOURCE_BOOK_MAX), (STRANGER, STRANGERS_BOOK_MAX), (None, FOUND_MAX)])
+@pytest.mark.parametrize(("by", "most"), [(MEMBER, SOURCE_BOOK_MAX), (STRANGER, STRANGERS_BOOK_MAX), (None, LOCAL_BOOK_MAX)])
 def test_each_source_has_a_share_of_the_book_and_takes_none_of_others(by: bytes | None, most: int) -> None:
     desk = Desk()
     for number in range(most + 5):
         if by is None:
-            desk.book.found(address(number))
+            desk.book.add_local(address(number))
         else:
-            desk.book.learn(address(number), OTHER, by=by)
+            desk.book.add_heard(address(number), OTHER, by=by)
     assert len(desk.book) == len(desk.added) == most
-    desk.book.learn(address(9999), OTHER, by=OTHER)
+    desk.book.add_heard(address(9999), OTHER, by=OTHER)
     assert address(9999) in desk.book
-    desk.book.take_out(address(0))
+    desk.book.remove_address(address(0))
     if by is not None:
-        desk.book.learn(address(9998), OTHER, by=by)
+        desk.book.add_heard(address(9998), OTHER, by=by)
         assert address(9998) in desk.book, "one has become free"
 
 
 def test_strangers_share_one_part_of_the_book_however_many_keys_they_make() -> None:
     desk = Desk()
     for number in range(STRANGERS_BOOK_MAX):
-        desk.book.learn(address(number), OTHER, by=STRANGER)
-    desk.book.learn(address(9999), OTHER, by=ERIN.public)
+        desk.book.add_heard(address(number), OTHER, by=STRANGER)
+    desk.book.add_heard(address(9999), OTHER, by=ERIN.public)
     assert address(9999) not in desk.book
 
 
 def test_a_full_book_takes_nothing_more_and_tells_the_operator_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(addressbook, "BOOK_MAX", 1)
+    monkeypatch.setattr(address_book, "BOOK_MAX", 1)
     desk = Desk((parse_bootstrap("h:1"),))
-    desk.book.learn("h:2", OTHER, by=MEMBER)
+    desk.book.add_heard("h:2", OTHER, by=MEMBER)
     with pytest.raises(UserError, match="h:3: this peer knows 1 addresses already"):
-        desk.book.insist("h:3")
-    assert desk.book.insist("h:1") is desk.entry("h:1") and len(desk.book) == 1
+        desk.book.add_configured("h:3")
+    assert desk.book.add_configured("h:1") is desk.entry("h:1") and len(desk.book) == 1
 
 
 def test_what_a_member_names_too_no_longer_counts_among_those_of_strangers() -> None:
     desk = Desk()
-    desk.book.learn("h:1", OTHER, by=STRANGER)
-    desk.book.learn("h:1", OTHER, by=MEMBER)
-    desk.book.learn("h:1", OTHER, by=STRANGER)
+    desk.book.add_heard("h:1", OTHER, by=STRANGER)
+    desk.book.add_heard("h:1", OTHER, by=MEMBER)
+    desk.book.add_heard("h:1", OTHER, by=STRANGER)
     desk.fail("h:1")
     assert "h:1" in desk.book and desk.added == ["h:1"]
 
@@ -147,18 +147,18 @@ def test_whatever_happens_each_source_counts_just_its_own_addresses(steps: list[
         where, by = f"h:{number + 1}", (MEMBER, OTHER, STRANGER, ERIN.public)[who]
         match step:
             case "learn":
-                desk.book.learn(where, by, by=by, first_hand=bool(number % 2))
+                desk.book.add_heard(where, by, by=by, first_hand=bool(number % 2))
             case "found":
-                desk.book.found(where)
+                desk.book.add_local(where)
             case "insist":
-                desk.book.insist(where)
+                desk.book.add_configured(where)
             case "take_out":
-                desk.book.take_out(where)
+                desk.book.remove_address(where)
             case "fail" if where in desk.book:
                 desk.fail(where)
     entries = desk.book.entries()
     for source in (*desk.book._members.values(), desk.book._strangers, desk.book._neighbours):
-        assert source.named == sum(entry.source is source for entry in entries)
+        assert source.address_count == sum(entry.source is source for entry in entries)
 
 
 # Whose it is ----------------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def test_who_has_left_is_dialed_once_more_unless_the_operator_names_it() -> None
     """Discovery dials it again where its record says that it is, as it dials strangers, for as long as that record holds."""
     names = [f"{peer_id(peer)}@h:{number}" for number, peer in enumerate((OTHER, MEMBER, ERIN.public), 1)]
     desk = Desk((parse_bootstrap(names[0]), *(parse_bootstrap(name, remembered=True) for name in names[1:])))
-    desk.book.learn(address(1), MEMBER, by=OTHER)
+    desk.book.add_heard(address(1), MEMBER, by=OTHER)
     for number in range(1, 4):
         desk.fail(f"h:{number}", 2 * FAILURES_MAX)
     desk.fail(address(1))
@@ -177,9 +177,9 @@ def test_who_has_left_is_dialed_once_more_unless_the_operator_names_it() -> None
     for where in ("h:1", "h:2", "h:3", address(1)):
         desk.fail(where)
     assert {entry.address for entry in desk.book.entries()} == {"h:1", "h:3"}
-    desk.book.insist(names[1])
+    desk.book.add_configured(names[1])
     desk.link(ERIN.public, "h:3")
-    desk.book.insist(names[2])
+    desk.book.add_configured(names[2])
     desk.gone.add(ERIN.public)
     for again in ("h:2", "h:3"):
         desk.fail(again, 2 * FAILURES_MAX)
@@ -194,11 +194,11 @@ def test_what_is_remembered_gives_way_to_what_the_operator_names() -> None:
 
 def test_the_address_of_my_own_key_is_dialed_where_it_may_be_another_machine() -> None:
     desk = Desk()
-    desk.book.met_myself("10.0.0.2:7700")
+    desk.book.record_own_address("10.0.0.2:7700")
     for where in (OWN, "10.0.0.2:7700", "10.0.0.3:7700"):
-        desk.book.learn(where, ME, by=MEMBER)
-        desk.book.hear(where, ME)
-        desk.book.found(where)
+        desk.book.add_heard(where, ME, by=MEMBER)
+        desk.book.add_signed(where, ME)
+        desk.book.add_local(where)
     assert desk.added == ["10.0.0.3:7700"]
 
 
@@ -211,30 +211,30 @@ def test_whoever_only_claims_an_address_gives_way_to_the_signed_record_of_anothe
     linked_at: str | None, dialed: bool, gives_way: bool
 ) -> None:
     desk = Desk()
-    desk.book.hear("h:1", MEMBER)
+    desk.book.add_signed("h:1", MEMBER)
     if linked_at is not None:
         desk.link(MEMBER, linked_at, dialed=dialed)
-    desk.book.hear("h:1", OTHER)
+    desk.book.add_signed("h:1", OTHER)
     assert desk.entry("h:1").peer == (OTHER if gives_way else MEMBER)
 
 
 def test_only_the_peer_itself_says_that_it_has_taken_the_place_of_another() -> None:
     desk = Desk()
-    desk.book.learn("h:1", MEMBER, by=MEMBER)
-    desk.book.learn("h:1", OTHER, by=STRANGER)
+    desk.book.add_heard("h:1", MEMBER, by=MEMBER)
+    desk.book.add_heard("h:1", OTHER, by=STRANGER)
     assert desk.entry("h:1").peer == MEMBER
-    desk.book.learn("h:1", OTHER, by=OTHER, first_hand=True)
+    desk.book.add_heard("h:1", OTHER, by=OTHER, first_hand=True)
     assert desk.entry("h:1").peer == OTHER
 
 
 def test_the_operator_is_believed_unless_the_wanted_peer_is_linked_over_this_very_address() -> None:
     desk = Desk()
-    desk.book.learn("h:1", MEMBER, by=MEMBER)
+    desk.book.add_heard("h:1", MEMBER, by=MEMBER)
     desk.link(MEMBER, "h:1")
     linked = desk.entry("h:1")
-    assert desk.book.insist("h:1") is desk.book.insist(f"{peer_id(MEMBER)}@h:1") is linked
-    other = desk.book.insist(f"{peer_id(OTHER)}@h:1")
-    assert other is not linked and other.pinned and not desk.book.holds(linked) and linked.at_once.is_set()
+    assert desk.book.add_configured("h:1") is desk.book.add_configured(f"{peer_id(MEMBER)}@h:1") is linked
+    other = desk.book.add_configured(f"{peer_id(OTHER)}@h:1")
+    assert other is not linked and other.pinned and not desk.book.has_entry(linked) and linked.retry_now.is_set()
 
 
 @pytest.mark.parametrize(
@@ -253,8 +253,8 @@ def test_an_address_where_somebody_else_answers_is_forgotten_if_it_was_only_hear
 ) -> None:
     pinned = f"{peer_id(OTHER)}@h:1"
     desk = Desk({"operator": (parse_bootstrap(pinned),), "remembered": (parse_bootstrap(pinned, remembered=True),)}.get(who, ()))
-    desk.book.learn("h:1", OTHER, by=MEMBER)
-    freed = desk.book.met_another("h:1", reason)
+    desk.book.add_heard("h:1", OTHER, by=MEMBER)
+    freed = desk.book.record_wrong_peer("h:1", reason)
     assert ("h:1" in desk.book, freed is not None) == (stays, is_free)
     if stays:
         assert desk.entry("h:1").pinned == (who != "remembered"), "whoever is where another was remembered is met"
@@ -267,15 +267,15 @@ def test_an_address_where_somebody_else_answers_is_forgotten_if_it_was_only_hear
 def test_an_address_that_fails_so_often_in_a_row_is_forgotten(by: bytes | None, failures: int) -> None:
     desk = Desk()
     if by is None:
-        desk.book.found("h:1")
+        desk.book.add_local("h:1")
     else:
-        desk.book.learn("h:1", OTHER, by=by)
+        desk.book.add_heard("h:1", OTHER, by=by)
     desk.fail("h:1", failures)
     assert "h:1" in desk.book
     if failures:
-        desk.book.tried(desk.entry("h:1"), STABLE_SECONDS, over_relay=False)
+        desk.book.count_attempt(desk.entry("h:1"), STABLE_SECONDS, over_relay=False)
         desk.fail("h:1", failures)
-    desk.book.tried(desk.entry("h:1"), 0.0, over_relay=True)
+    desk.book.count_attempt(desk.entry("h:1"), 0.0, over_relay=True)
     assert "h:1" in desk.book, "it was a better way to a peer that is linked over a relay"
     desk.fail("h:1")
     assert "h:1" not in desk.book
@@ -284,8 +284,8 @@ def test_an_address_that_fails_so_often_in_a_row_is_forgotten(by: bytes | None, 
 def test_what_the_operator_names_is_never_forgotten() -> None:
     desk = Desk((parse_bootstrap("h:1"),))
     desk.fail("h:1", 10 * FAILURES_MAX)
-    desk.book.learn("h:2", OTHER, by=STRANGER)
-    desk.book.insist("h:2")
+    desk.book.add_heard("h:2", OTHER, by=STRANGER)
+    desk.book.add_configured("h:2")
     desk.fail("h:2", 10 * FAILURES_MAX)
     assert "h:1" in desk.book and "h:2" in desk.book
 
@@ -299,19 +299,19 @@ def test_dialing_backs_off_with_full_jitter() -> None:
     desk.link(OTHER, "", by=MEMBER)
     desk.fail("h:1")
     assert draw.highs[12] == DIRECT_SECONDS_MAX, "a direct way is only better"
-    desk.book.tried(desk.entry("h:1"), STABLE_SECONDS, over_relay=False)
-    desk.book.pause(desk.entry("h:1"), 0.0)
+    desk.book.count_attempt(desk.entry("h:1"), STABLE_SECONDS, over_relay=False)
+    desk.book.schedule_retry(desk.entry("h:1"), 0.0)
     assert draw.highs[13] == 0.2
 
 
 def test_a_person_hears_of_a_failure_at_1_2_4_8_tries_of_another_reason_and_of_the_end() -> None:
     desk = Desk((parse_bootstrap("h:1"),), Highs())
-    desk.book.learn("h:2", OTHER, by=MEMBER)
+    desk.book.add_heard("h:2", OTHER, by=MEMBER)
     desk.fail("h:1", 8)
     desk.fail("h:2", 8)
     desk.fail("h:1", reason="no such name")
-    desk.book.linked("h:1")
-    desk.book.linked("h:1")
+    desk.book.record_success("h:1")
+    desk.book.record_success("h:1")
     refused = [
         f"cannot reach h:1: connection refused ({tries}), next in 0 s" for tries in ("1 try", "2 tries", "4 tries", "8 tries")
     ]
@@ -325,25 +325,25 @@ def test_whoever_is_expected_at_an_address_is_named_where_it_cannot_be_reached()
 
 def test_the_end_of_a_link_or_of_one_more_to_the_same_peer_is_no_failure() -> None:
     desk = Desk((parse_bootstrap("h:1"),))
-    desk.book.ended("h:1", "gone")
-    assert [dial.address for dial in desk.book.unreached(0.0)] == ["h:1"]
-    desk.book.linked("h:1")
-    desk.book.ended("h:1", "gone")
-    assert not desk.book.unreached(0.0)
-    desk.book.ended("h:1", "this peer left", was_linked=False)
-    assert [dial.reason for dial in desk.book.unreached(0.0)] == ["this peer left"]
-    desk.book.met("h:1", OTHER)
+    desk.book.record_end("h:1", "gone")
+    assert [dial.address for dial in desk.book.unreachable_addresses(0.0)] == ["h:1"]
+    desk.book.record_success("h:1")
+    desk.book.record_end("h:1", "gone")
+    assert not desk.book.unreachable_addresses(0.0)
+    desk.book.record_end("h:1", "this peer left", was_linked=False)
+    assert [dial.reason for dial in desk.book.unreachable_addresses(0.0)] == ["this peer left"]
+    desk.book.confirm_peer("h:1", OTHER)
     desk.link(OTHER, "h:9")
-    assert not desk.book.unreached(0.0), "it is reached elsewhere"
-    desk.book.ended("h:1", "closed", was_linked=False)
+    assert not desk.book.unreachable_addresses(0.0), "it is reached elsewhere"
+    desk.book.record_end("h:1", "closed", was_linked=False)
     assert not desk.entry("h:1").reason
 
 
 def test_the_next_attempt_and_no_other_begins_in_the_version_that_was_answered() -> None:
     desk = Desk((parse_bootstrap("h:1"),))
-    assert desk.book.try_again_in("h:1", 2) and desk.entry("h:1").at_once.is_set()
-    assert [desk.book.opening_version("h:1") for _ in range(2)] == [2, None]
-    assert not desk.book.try_again_in("h:2", 2)
+    assert desk.book.retry_with_version("h:1", 2) and desk.entry("h:1").retry_now.is_set()
+    assert [desk.book.take_opening_version("h:1") for _ in range(2)] == [2, None]
+    assert not desk.book.retry_with_version("h:2", 2)
 
 
 @pytest.mark.parametrize(
@@ -353,7 +353,7 @@ def test_the_next_attempt_and_no_other_begins_in_the_version_that_was_answered()
 )
 def test_a_stranger_that_was_told_no_is_forgotten_though_a_member_has_named_it(peer: bytes, named: bool, stays: bool) -> None:
     desk = Desk()
-    desk.book.learn(address(1), peer, by=MEMBER)
-    desk.entry(address(1)).named = named
-    desk.book.refused(address(1))
+    desk.book.add_heard(address(1), peer, by=MEMBER)
+    desk.entry(address(1)).is_persistent = named
+    desk.book.record_refusal(address(1))
     assert (address(1) in desk.book) == stays

@@ -9,8 +9,8 @@ import pytest
 
 from protocol.messages import PeerAddress, PeerAddresses
 from tests.transport.helpers import ALICE, BOB, CAROL, DAVE
-from transport import hearsay
-from transport.hearsay import Hearsay
+from transport import legacy_addresses
+from transport.legacy_addresses import LegacyAddressGossip
 
 ME, MEMBER, OTHER, STRANGER = ALICE.public, BOB.public, CAROL.public, DAVE.public
 
@@ -19,7 +19,7 @@ def test_strangers_do_not_keep_members_from_being_told_or_remembered(monkeypatch
     told: list[PeerAddresses] = []
     book: Any = SimpleNamespace(learn=lambda *about, **how: None)
     records: Any = SimpleNamespace(peers=list)
-    desk = Hearsay(ME, book, records, {}, lambda: ["203.0.113.1:7700"], lambda peer: peer == STRANGER)
+    desk = LegacyAddressGossip(ME, book, records, {}, lambda: ["203.0.113.1:7700"], lambda peer: peer == STRANGER)
 
     def link(peer: bytes) -> Any:
         post = lambda message, priority: told.append(message)  # noqa: E731
@@ -30,9 +30,9 @@ def test_strangers_do_not_keep_members_from_being_told_or_remembered(monkeypatch
 
     claims(STRANGER)
     claims(MEMBER)
-    monkeypatch.setattr(hearsay, "ADDRESSES_MAX", 2)
-    desk.linked(link(OTHER))
+    monkeypatch.setattr(legacy_addresses, "ADDRESSES_MAX", 2)
+    desk.on_linked(link(OTHER))
     assert [known.peer for known in told[0].known] == [ME, MEMBER]
-    monkeypatch.setattr(hearsay, "BOOK_MAX", 2)
+    monkeypatch.setattr(legacy_addresses, "BOOK_MAX", 2)
     claims(OTHER)
     assert desk._claims.keys() == {MEMBER, OTHER}

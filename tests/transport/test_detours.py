@@ -18,15 +18,16 @@ from tests.transport.conftest import SwarmWorld
 from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, ERIN, digest, linked, until
 from tests.transport.helpers import MemoryBlobs as Blobs
 from tests.waiting import patience
-from transport import detours, lanes, links, swarm
-from transport.detours import CircuitStream, Detours
-from transport.framing import MESSAGE_OVERHEAD_BYTES, Inbox, Outbox
-from transport.hub import Link
-from transport.network import Disconnected, LinkInfo, Priority, Received
-from transport.reachability import Reachable, Relaying
-from transport.relay import WINDOW_BYTES, Relay
-from transport.shares import Account
+from transport import session_links, swarm
+from transport.connections.connection_manager import PeerLink
+from transport.discovery.reachability import ReachabilityState, RelayMode
+from transport.network import DataReceived, LinkInfo, PeerDisconnected, Priority
+from transport.quotas.memory_quota import MemoryAccount
+from transport.relay import relay_client, relay_watchdog
+from transport.relay.circuit_relay import WINDOW_BYTES, CircuitRelay
+from transport.relay.relay_client import CircuitStream, RelayClient
 from transport.swarm import Swarm
+from transport.wire.framing import MESSAGE_OVERHEAD_BYTES, Inbox, Outbox
 
 MARKER = b"a marker between two, unreadable to others"
 
@@ -48,7 +49,7 @@ def link(network: Swarm, peer: Swarm) -> LinkInfo | None:
 def is_over(network: Swarm, peer: Swarm, relay: Swarm | None) -> bool:
     """Whether the link between these two is over this relay now; None: whether it is direct."""
     info = link(network, peer)
-    return info is not None and info.by == (relay.me if relay else None)
+    return info is not None and info.relay == (relay.me if relay else None)
 
 
 @pytest.mark.real("sockets")
@@ -56,13 +57,13 @@ async def test_two_that_accept_nothing_are_linked_over_a_third_that_cannot_read_
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = bytearray()
-    monkeypatch.setattr(Relay, "data", _holding(held, Relay.data))
+    monkeypatch.setattr(CircuitRelay, "on_data", _holding(held, CircuitRelay.on_data))
     blob = MARKER * 10_000
     with patience():
         carol = await tcp.start(CAROL)
         alice, bob = await start_hidden(tcp, carol, blobs=(Blobs(blob), Blobs()))
         assert is_over(alice, bob, carol) and is_over(bob, alice, carol) and is_over(alice, carol, None)
-        await bob.fetch(digest(blob), len(blob), [alice.me])
+        await bob.fetch_blob(digest(blob), len(blob), [alice.me])
         assert alice.send(bob.me, MARKER, Priority.VOTE)
         assert await received(bob, 1) == {alice.me: [MARKER]}
     assert len(held) > len(blob), "the blob came through the relay"
@@ -70,7 +71,7 @@ async def test_two_that_accept_nothing_are_linked_over_a_third_that_cannot_read_
 
 
 def _holding(held: bytearray, take: Callable[..., None]) -> Callable[..., None]:
-    def data(relay: Relay, peer: bytes, message: CircuitData) -> None:
+    def data(relay: CircuitRelay, peer: bytes, message: CircuitData) -> None:
         held.extend(message.data)
         take(relay, peer, message)
 
@@ -82,8 +83,8 @@ async def received(network: Swarm, count: int) -> dict[bytes, list[bytes]]:
     found: dict[bytes, list[bytes]] = defaultdict(list)
     while sum(map(len, found.values())) < count:
         event = await network.events.receive()
-        assert not isinstance(event, Disconnected)
-        if isinstance(event, Received):
+        assert not isinstance(event, PeerDisconnected)
+        if isinstance(event, DataReceived):
             found[event.peer].append(event.data)
     return found
 
@@ -129,7 +130,7 @@ async def test_a_relay_that_is_lost_is_replaced_by_the_other(tcp: SwarmWorld) ->
         await until(lambda: set(bob.records.relays(alice.me)) == {carol.me, dave.me})  # as its own record says
         first, second = (carol, dave) if is_over(alice, bob, carol) else (dave, carol)
         tcp.stop(first)
-        with trio.fail_after(detours.GRACE_SECONDS * 3 + 3):
+        with trio.fail_after(relay_client.GRACE_SECONDS * 3 + 3):
             await until(lambda: is_over(alice, bob, second) and is_over(bob, alice, second))
 
 
@@ -144,24 +145,28 @@ async def test_a_relay_without_power_closes_nothing_and_is_replaced_all_the_same
         carol, dave, erin = [await tcp.start(identity) for identity in (CAROL, DAVE, ERIN)]
         alice, bob = await start_hidden(tcp, carol, dave, erin)
         relays = {relay.me: relay for relay in (carol, dave, erin)}
-        await until(lambda: all(len(asked(hidden)) == detours.RELAYS for hidden in (alice, bob)))
+        await until(lambda: all(len(asked(hidden)) == relay_client.RESERVATIONS for hidden in (alice, bob)))
         before = link(alice, bob)
-        assert before is not None and before.by is not None
-        lost = relays[before.by]
+        assert before is not None and before.relay is not None
+        lost = relays[before.relay]
         monkeypatch.setattr(lost, "deliver", stand_still)
         await until(lambda: is_relayed_by_another(alice, bob, lost) and is_relayed_by_another(bob, alice, lost))
-        await until(lambda: all(len(asked(hidden) - {lost.me}) == detours.RELAYS for hidden in (alice, bob)))
-        assert {alice.me, bob.me} <= lost.connected() and lost.me in alice.connected(), "no link has ended"
+        await until(lambda: all(len(asked(hidden) - {lost.me}) == relay_client.RESERVATIONS for hidden in (alice, bob)))
+        assert {alice.me, bob.me} <= lost.connected_peers() and lost.me in alice.connected_peers(), "no link has ended"
         assert alice.send(bob.me, MARKER, Priority.VOTE)
-        while not isinstance(event := await bob.events.receive(), Received):
+        while not isinstance(event := await bob.events.receive(), DataReceived):
             pass
         assert event.data == MARKER
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name, seconds in ((detours, "PING", 0.1), (links, "CIRCUIT_PING", 0.1), (lanes, "HELD", 0.8)):
+    for module, name, seconds in (
+        (relay_client, "PING", 0.1),
+        (session_links, "CIRCUIT_PING", 0.1),
+        (relay_watchdog, "HELD", 0.8),
+    ):
         monkeypatch.setattr(module, f"{name}_SECONDS", seconds)
-    for module in (detours, lanes, links, swarm):
+    for module in (relay_client, relay_watchdog, session_links, swarm):
         monkeypatch.setattr(module, "SILENT_SECONDS", 0.4)
 
 
@@ -171,48 +176,48 @@ async def stand_still(*_: object) -> None:
 
 def is_relayed_by_another(network: Swarm, peer: Swarm, lost: Swarm) -> bool:
     info = link(network, peer)
-    return info is not None and info.by not in (None, lost.me)
+    return info is not None and info.relay not in (None, lost.me)
 
 
 def asked(hidden: Swarm) -> set[bytes]:
     """The relays that forward to it, as it believes."""
-    return {*hidden._detours._relays()}
+    return {*hidden._detours._active_relays()}
 
 
 @pytest.mark.real("sockets")
 async def test_what_one_end_does_not_read_is_its_speaker_s_in_the_relay_and_at_that_end(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def turn(of: Link, is_full: bool) -> None:
-        await trio.sleep(math.inf if of.by else 0)
+    async def turn(of: PeerLink, is_full: bool) -> None:
+        await trio.sleep(math.inf if of.relay else 0)
 
     window = WINDOW_BYTES[Priority.BULK]
     with patience():
         carol = await tcp.start(CAROL)
         alice, bob = await start_hidden(tcp, carol)
-        monkeypatch.setattr(bob, "turn", turn)  # it reads no circuit any more
+        monkeypatch.setattr(bob, "wait_for_cpu_quota", turn)  # it reads no circuit any more
         assert alice.send(bob.me, bytes(4 * window), Priority.BULK)
         await until(lambda: carol._links[alice.me].account.held > window // 2)
         end = bob._links[alice.me]
-        await until(lambda: end.account.held > window // 2)
-        account = end.account
+        await until(lambda: end.memory_account.held > window // 2)
+        account = end.memory_account
         bob.detach(end, "memory-full")
         assert account.held == 0, "nothing waits for an end that others read later"
         carol.memory._members.bytes_max = window // 2
-        await until(lambda: carol.refused().get("memory-full"))
+        await until(lambda: carol.refusal_counts().get("memory-full"))
 
 
 async def test_an_end_holds_what_it_has_not_read_on_the_account_of_the_link() -> None:
-    carrier, peer = Link(CAROL.public, "127.0.0.1:1", True, Outbox(), Inbox()), Account()
-    carrier.account = Account()
+    carrier, peer = PeerLink(CAROL.public, "127.0.0.1:1", True, Outbox(), Inbox()), MemoryAccount()
+    carrier.memory_account = MemoryAccount()
     stream = CircuitStream(b"a circuit", carrier, opens=True)
     for lane in Priority:
         stream.on_data(CircuitData(b"a circuit", lane, bytes(1_000)))
-    assert carrier.account.held == 3 * (1_000 + MESSAGE_OVERHEAD_BYTES)
-    stream.pay_with(peer)
+    assert carrier.memory_account.held == 3 * (1_000 + MESSAGE_OVERHEAD_BYTES)
+    stream.switch_account(peer)
     await stream.receive_some()
-    assert (carrier.account.held, peer.held) == (0, 2 * (1_000 + MESSAGE_OVERHEAD_BYTES))
-    stream.end()
+    assert (carrier.memory_account.held, peer.held) == (0, 2 * (1_000 + MESSAGE_OVERHEAD_BYTES))
+    stream.end_stream()
     stream.on_data(CircuitData(b"a circuit", Priority.VOTE, bytes(1_000)))  # it was on its way
     assert peer.held == 0
 
@@ -221,11 +226,11 @@ def reserved(relay: Swarm) -> set[bytes]:
     return set(relay._detours.relay.reservations.peers)
 
 
-def dropping(relay: Detours, peer: bytes, message: Any) -> Any:
+def dropping(relay: RelayClient, peer: bytes, message: Any) -> Any:
     return None
 
 
-def changing(relay: Detours, peer: bytes, message: Any) -> Any:
+def changing(relay: RelayClient, peer: bytes, message: Any) -> Any:
     return CircuitData(message.circuit, message.priority, message.data[:-1] + bytes([message.data[-1] ^ 1]))
 
 
@@ -235,7 +240,7 @@ async def test_a_relay_that_does_harm_hurts_its_circuits_alone(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch, does: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(swarm, "CIRCUIT_IDLE_SECONDS", 0.6)
-    monkeypatch.setattr(links, "CIRCUIT_PING_SECONDS", 0.2)
+    monkeypatch.setattr(session_links, "CIRCUIT_PING_SECONDS", 0.2)
     monkeypatch.setattr(swarm, "CIRCUIT_HANDSHAKE_SECONDS", 0.6)
     with patience():
         carol, dave = await tcp.start(CAROL), await tcp.start(DAVE)
@@ -247,7 +252,7 @@ async def test_a_relay_that_does_harm_hurts_its_circuits_alone(
         harm(bad, monkeypatch, does)
         await until(lambda: is_over(alice, bob, good) and is_over(bob, alice, good))
         assert alice.send(bob.me, b"a vote", Priority.VOTE)
-        while not isinstance(event := await bob.events.receive(), Received):
+        while not isinstance(event := await bob.events.receive(), DataReceived):
             pass
         assert event.data == b"a vote"
         after = link(alice, bad)
@@ -255,13 +260,13 @@ async def test_a_relay_that_does_harm_hurts_its_circuits_alone(
 
 
 def harm(bad: Swarm, monkeypatch: pytest.MonkeyPatch, does: Callable[..., Any]) -> None:
-    take = bad._detours.relay.data
+    take = bad._detours.relay.on_data
 
     def data(peer: bytes, message: CircuitData) -> None:
         if changed := does(bad, peer, message):
             take(peer, changed)
 
-    monkeypatch.setattr(bad._detours.relay, "data", data)
+    monkeypatch.setattr(bad._detours.relay, "on_data", data)
 
 
 @pytest.mark.real("sockets")
@@ -277,7 +282,7 @@ async def test_a_relay_that_holds_back_what_one_end_says_is_replaced(
         carol, dave = await tcp.start(CAROL), await tcp.start(DAVE)
         alice, bob = await start_hidden(tcp, carol, dave)
         await until(lambda: {alice.me, bob.me} <= reserved(carol) & reserved(dave))
-        await trio.sleep(2 * lanes.SILENT_SECONDS)
+        await trio.sleep(2 * relay_watchdog.SILENT_SECONDS)
         bad, good = (carol, dave) if is_over(alice, bob, carol) else (dave, carol)
         assert is_over(alice, bob, bad), "one that works is left alone"
         speaker, hearer = (alice, bob) if speaks_first else (bob, alice)
@@ -293,7 +298,7 @@ async def test_handshakes_that_a_relay_has_begun_are_paid_by_its_link(tcp: Swarm
 
     async def noted(self: Swarm, stream: Any, session: Any, deadline: float, payer: Any) -> Any:
         if isinstance(stream, CircuitStream):
-            paid.add((session._initiator, payer is stream.carrier.payer))
+            paid.add((session._initiator, payer is stream.carrier.cpu_account))
         return await shake_hands(self, stream, session, deadline, payer)
 
     monkeypatch.setattr(Swarm, "_shake_hands", noted)
@@ -302,23 +307,23 @@ async def test_handshakes_that_a_relay_has_begun_are_paid_by_its_link(tcp: Swarm
     assert paid == {(True, False), (False, True)}
 
 
-def bare(served: Callable[..., Any], *links: Link, serves: Callable[[bytes], bool] = lambda peer: True) -> Detours:
+def bare(served: Callable[..., Any], *links: PeerLink, serves: Callable[[bytes], bool] = lambda peer: True) -> RelayClient:
     """Alice's, without a network around it."""
-    return Detours(
+    return RelayClient(
         ALICE.public,
         {link.peer: link for link in links},
         served,
         serves=serves,
-        relaying=Relaying.OFF,
-        reachable=lambda: Reachable.RELAYED,
+        relaying=RelayMode.OFF,
+        reachable=lambda: ReachabilityState.RELAYED,
         refuse=lambda reason: None,
         random=Random(1),
         changed=lambda relays: None,
     )
 
 
-def to(peer: Identity) -> Link:
-    return Link(peer.public, "127.0.0.1:1", True, Outbox(), Inbox())
+def to(peer: Identity) -> PeerLink:
+    return PeerLink(peer.public, "127.0.0.1:1", True, Outbox(), Inbox())
 
 
 async def test_circuits_that_a_relay_begins_hold_up_none_of_ours() -> None:
@@ -326,52 +331,52 @@ async def test_circuits_that_a_relay_begins_hold_up_none_of_ours() -> None:
     alice = bare(stand_still, bad, good)
     async with trio.open_nursery() as nursery:
         alice._nursery, alice._asked[bad.peer] = nursery, 0.0
-        for number in range(2 * detours.OPENING_MAX):
+        for number in range(2 * relay_client.OPENING_MAX):
             alice.on_message(bad, IncomingCircuit(bytes([number]) * 16, ERIN.public))
-        assert alice._half_open(bad) == detours.OPENING_MAX
+        assert alice._half_open(bad) == relay_client.OPENING_MAX
         alice.on_message(good, RelayReservations((BOB.public,)))
-        for now in (0.0, detours.GRACE_SECONDS * 3):
-            alice._open(nursery, now)
+        for now in (0.0, relay_client.GRACE_SECONDS * 3):
+            alice._open_circuits(nursery, now)
         await trio.testing.wait_all_tasks_blocked()
         assert alice._half_open() == 1 and good.outbox.held
         nursery.cancel_scope.cancel()
 
 
-class Circuit(Link):
+class Circuit(PeerLink):
     """Its peer says of these lanes that nothing has arrived; a ping goes out each second."""
 
-    def __init__(self, peer: Identity, over: Link, held: Collection[Priority] = ()) -> None:
+    def __init__(self, peer: Identity, over: PeerLink, held: Collection[Priority] = ()) -> None:
         super().__init__(peer.public, over.address, False, Outbox(), Inbox())
-        self.by, self._held, self._lanes = over.peer, held, lanes.Lanes(0.0)
+        self.relay, self._held, self._lanes = over.peer, held, relay_watchdog.RelayWatchdog(0.0)
 
-    def fails(self, now: float) -> bool:
+    def needs_other_relay(self, now: float) -> bool:
         sent = 100 * (1 + int(now))
         arrived = [0 if lane in self._held else sent for lane in Priority]
         self._lanes.on_arrived((arrived[0], arrived[1], arrived[2]), now)
-        return self._lanes.are_held_back((sent, sent, sent), now, listens=True)
+        return self._lanes.is_withholding((sent, sent, sent), now, listens=True)
 
 
-def use(alice: Detours, circuit: Circuit) -> None:
+def use(alice: RelayClient, circuit: Circuit) -> None:
     """This circuit is the link to its peer now."""
-    assert circuit.by is not None
-    name = circuit.by[:8] + circuit.peer[:8]
-    stream = alice._ends[name] = CircuitStream(name, alice._links[circuit.by], opens=True)
+    assert circuit.relay is not None
+    name = circuit.relay[:8] + circuit.peer[:8]
+    stream = alice._ends[name] = CircuitStream(name, alice._links[circuit.relay], opens=True)
     stream.link = circuit
     assert isinstance(alice._links, dict)
     alice._links[circuit.peer] = circuit
 
 
-def order(alice: Detours, peer: Identity | None, *relays: Link) -> list[bytes]:
+def order(alice: RelayClient, peer: Identity | None, *relays: PeerLink) -> list[bytes]:
     """In which these are chosen, for circuits with this peer; None: for reservations."""
     return sorted((relay.peer for relay in relays), key=lambda relay: alice._rank(relay, peer.public if peer else b""))
 
 
-def fail(alice: Detours, *circuits: Circuit) -> None:
+def fail(alice: RelayClient, *circuits: Circuit) -> None:
     """They end, in vain."""
     for circuit in circuits:
         use(alice, circuit)
     for step in range(4 * 10):
-        alice._failing(step / 4)
+        alice._failing_circuits(step / 4)
 
 
 async def test_a_member_that_never_says_what_arrives_has_no_relay_dropped_for_others() -> None:
@@ -387,7 +392,7 @@ async def test_a_member_that_never_says_what_arrives_has_no_relay_dropped_for_ot
 
 async def test_a_relay_is_forgiven_once_a_circuit_holds(autojump_clock: trio.testing.MockClock) -> None:
     first, second = to(CAROL), to(DAVE)
-    holds = [detours.STABLE_SECONDS / 2, detours.STABLE_SECONDS]
+    holds = [relay_client.STABLE_SECONDS / 2, relay_client.STABLE_SECONDS]
 
     async def serve(stream: CircuitStream, peer: bytes) -> None:
         stream.link = Circuit(BOB, stream.carrier)
@@ -396,7 +401,7 @@ async def test_a_relay_is_forgiven_once_a_circuit_holds(autojump_clock: trio.tes
     alice = bare(serve, first, second)
     before = order(alice, BOB, first, second)
     for after in (before[::-1], before):
-        await alice._dial(BOB.public, before[0], detours._Missing(0.0))
+        await alice._dial(BOB.public, before[0], relay_client._CircuitDemand(0.0))
         assert order(alice, BOB, first, second) == after
 
 
@@ -430,8 +435,8 @@ async def test_a_relay_that_holds_back_one_lane_of_one_member_is_replaced_in_tim
         for relay in (bad, good):
             alice.on_message(relay, RelayReservations((BOB.public,)))
         while trio.current_time() < start + seconds:
-            alice._open(nursery, trio.current_time() - start)
-            await trio.sleep(detours.LOOK_SECONDS)
+            alice._open_circuits(nursery, trio.current_time() - start)
+            await trio.sleep(relay_client.CHECK_SECONDS)
         nursery.cancel_scope.cancel()
     assert [*dialed] == [good.peer]
 
@@ -455,42 +460,42 @@ async def test_whoever_reserves_here_and_takes_it_back_is_told_to_others_once_a_
     for number in range(400):
         alice.relay._reservations = {BOB.public} if number % 2 else set()
         before = other.outbox.held
-        alice._tell(number * detours.LOOK_SECONDS)
+        alice._announce_reservations(number * relay_client.CHECK_SECONDS)
         told += other.outbox.held > before
-    assert told == pytest.approx(detours.TELLINGS_AT_ONCE + 100 * detours.TELLINGS_PER_SECOND, abs=3)
+    assert told == pytest.approx(relay_client.ANNOUNCEMENTS_BURST + 100 * relay_client.ANNOUNCEMENTS_PER_SECOND, abs=3)
 
 
 @pytest.mark.real("sockets")
 async def test_nobody_relays_that_does_not_want_to_or_for_strangers(tcp: SwarmWorld) -> None:
     with patience():
-        carol = await tcp.start(CAROL, relay=Relaying.OFF)
+        carol = await tcp.start(CAROL, relay=RelayMode.OFF)
         dave = await tcp.start(DAVE, members=lambda peer: peer != ALICE.public)
         alice, bob = [await tcp.start(one, listen="none", bootstrap=[carol.address, dave.address]) for one in (ALICE, BOB)]
-        await until(lambda: dave.refused().get("relay-not-member") and reserved(dave) == {bob.me})
-        assert reserved(carol) == set() and bob.me not in alice.connected()
+        await until(lambda: dave.refusal_counts().get("relay-not-member") and reserved(dave) == {bob.me})
+        assert reserved(carol) == set() and bob.me not in alice.connected_peers()
 
 
 @pytest.mark.real("sockets")
 async def test_by_default_a_peer_forwards_while_others_reach_it(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reached, not reached, and not known: what is reserved is kept where nobody knows, and given up where nobody reaches it."""
-    said = {CAROL.public: Reachable.UNKNOWN}
-    by_itself = Swarm.reachable.fget
+    said = {CAROL.public: ReachabilityState.UNKNOWN}
+    by_itself = Swarm.reachability.fget
     assert by_itself is not None
-    monkeypatch.setattr(Swarm, "reachable", property(lambda network: said.get(network.me) or by_itself(network)))
+    monkeypatch.setattr(Swarm, "reachability", property(lambda network: said.get(network.me) or by_itself(network)))
     with patience():
-        carol = await tcp.start(CAROL, relay=Relaying.AUTO)
+        carol = await tcp.start(CAROL, relay=RelayMode.AUTO)
         alice = await tcp.start(ALICE, listen="none", bootstrap=[carol.address])
         await linked(alice, carol)
         bob = await tcp.start(BOB, listen="none", bootstrap=[carol.address])
         await linked(bob, carol)
         assert reserved(carol) == set()
-        said[CAROL.public] = Reachable.DIRECT
+        said[CAROL.public] = ReachabilityState.DIRECT
         await until(lambda: reserved(carol) == {alice.me, bob.me} and is_over(alice, bob, carol))
-        said[CAROL.public] = Reachable.UNKNOWN
+        said[CAROL.public] = ReachabilityState.UNKNOWN
         await tcp.start(DAVE, listen="none", bootstrap=[carol.address])
-        await until(lambda: carol.refused().get("relay-off", 0) > 0)
+        await until(lambda: carol.refusal_counts().get("relay-off", 0) > 0)
         assert reserved(carol) == {alice.me, bob.me}
-        said[CAROL.public] = Reachable.RELAYED
+        said[CAROL.public] = ReachabilityState.RELAYED
         await until(lambda: reserved(carol) == set())
         assert is_over(alice, bob, carol), "circuits go on"
 
@@ -498,6 +503,6 @@ async def test_by_default_a_peer_forwards_while_others_reach_it(tcp: SwarmWorld,
 @pytest.mark.real("sockets")
 async def test_two_members_that_dial_a_peer_make_it_a_relay(tcp: SwarmWorld) -> None:
     with patience():
-        carol = await tcp.start(CAROL, relay=Relaying.AUTO)
+        carol = await tcp.start(CAROL, relay=RelayMode.AUTO)
         alice, bob = await start_hidden(tcp, carol)
-        assert carol.reachable is Reachable.DIRECT and is_over(alice, bob, carol)
+        assert carol.reachable is ReachabilityState.DIRECT and is_over(alice, bob, carol)

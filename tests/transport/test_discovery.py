@@ -21,10 +21,12 @@ from tests.transport.conftest import SwarmWorld
 from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, DAVE, DEADLINE_SECONDS, linked, until
 from tests.transport.test_swarm import free_address
 from tests.waiting import patience
-from transport import addressbook, dialer, hub
-from transport.addressbook import SOURCE_DIALS_MAX
-from transport.framing import Priority
-from transport.standing import Standing
+from transport import dialer
+from transport.connections import connection_manager
+from transport.discovery import address_book
+from transport.discovery.address_book import SOURCE_DIALS_MAX
+from transport.quotas.peer_class import PeerClass
+from transport.wire.framing import Priority
 
 EVE = Identity(bytes([9]) * 32)
 
@@ -61,7 +63,7 @@ async def test_the_record_of_somebody_who_is_away_is_passed_on_by_those_who_only
 
 @pytest.mark.real("sockets")
 async def test_near_addresses_are_not_told_to_peers_from_elsewhere(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub.Link, "reach", AddressScope.PUBLIC)
+    monkeypatch.setattr(connection_manager.PeerLink, "address_scope", AddressScope.PUBLIC)
     with patience():
         alice = await tcp.start(ALICE, bootstrap=[], advertise=["alice.invalid:7700", "10.0.0.7:7700", "127.0.0.1:7700"])
         bob = await tcp.start(BOB, bootstrap=[alice.address])
@@ -112,7 +114,7 @@ async def test_a_forged_record_costs_its_carrier_the_link(tcp: SwarmWorld) -> No
         alice, bob = await tcp.pair()
         forged = replace(record(EVE, "127.0.0.1:1").record, signer=CAROL.public)
         bob._links[alice.me].post(PeerRecords((AgedPeerRecord(forged, 0),)), Priority.CONTROL)
-        await until(lambda: alice.refused().get("bad-signature") == 1 and bob.me not in alice.connected())
+        await until(lambda: alice.refusal_counts().get("bad-signature") == 1 and bob.me not in alice.connected_peers())
         assert not alice.records.knows(CAROL.public)
 
 
@@ -122,16 +124,16 @@ async def test_all_records_are_not_sent_as_often_as_somebody_asks(tcp: SwarmWorl
         alice, bob = await tcp.pair()
         for _ in range(10):
             bob._links[alice.me].post(GetPeerRecords(), Priority.CONTROL)
-        await until(lambda: alice.refused().get("too-often", 0) >= 9)
-        assert bob.me in alice.connected()
+        await until(lambda: alice.refusal_counts().get("too-often", 0) >= 9)
+        assert bob.me in alice.connected_peers()
 
 
 # What somebody who names addresses can do -----------------------------------------------------------------------------
 
 
-def standing(**named: Standing) -> Callable[[bytes], Standing]:
+def standing(**named: PeerClass) -> Callable[[bytes], PeerClass]:
     keys = {identity.public: name for name, identity in {"alice": ALICE, "bob": BOB, "carol": CAROL, "eve": EVE}.items()}
-    return lambda peer: named.get(keys.get(peer, ""), Standing.MEMBER)
+    return lambda peer: named.get(keys.get(peer, ""), PeerClass.MEMBER)
 
 
 @pytest.fixture
@@ -150,9 +152,9 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @pytest.mark.real("sockets")
-@pytest.mark.parametrize(("who", "book_max"), [(Standing.STRANGER, 128), (Standing.MEMBER, 256)])
+@pytest.mark.parametrize(("who", "book_max"), [(PeerClass.STRANGER, 128), (PeerClass.MEMBER, 256)])
 async def test_who_names_addresses_that_lead_nowhere_holds_up_no_dial_of_others(
-    tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch, hanging: Counter[str], who: Standing, book_max: int
+    tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch, hanging: Counter[str], who: PeerClass, book_max: int
 ) -> None:
     monkeypatch.setattr(dialer, "DIAL_SECONDS", 2 * DEADLINE_SECONDS)  # no dial that hangs ends by itself
     with patience():
@@ -179,7 +181,7 @@ async def test_names_that_nobody_answers_for_hold_up_no_other_thread(tcp: SwarmW
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     monkeypatch.setattr(dialer, "DIAL_SECONDS", 0.01)
-    monkeypatch.setattr(addressbook, "BACKOFF_SECONDS_MAX", 0.01)
+    monkeypatch.setattr(address_book, "BACKOFF_SECONDS_MAX", 0.01)
     try:
         with patience():
             alice = await tcp.start(ALICE, bootstrap=[])
@@ -205,7 +207,7 @@ async def test_a_name_that_leads_nearer_than_it_seems_is_followed_only_if_the_op
         alice._book.hear(name, bob.me)
         await until(lambda: alice._book.get(name).reason == "the name leads into this peer's own network")
         await until(lambda: not bob._open)
-        assert not alice.connected()
+        assert not alice.connected_peers()
         assert await alice.connect(name) == bob.me
 
 
@@ -214,7 +216,7 @@ async def test_what_a_stranger_names_is_dialed_once_and_a_member_that_names_it_t
     tcp: SwarmWorld, hanging: Counter[str]
 ) -> None:
     with patience():
-        alice = await tcp.start(ALICE, bootstrap=[], standing_of=standing(eve=Standing.STRANGER))
+        alice = await tcp.start(ALICE, bootstrap=[], standing_of=standing(eve=PeerClass.STRANGER))
         bob = await tcp.start(BOB, bootstrap=[alice.address])
         await linked(alice, bob)
         nowhere, hung = free_address(), "198.51.100.1:1"
@@ -232,12 +234,12 @@ async def test_an_address_that_is_claimed_again_and_again_leaves_no_task_behind(
     with patience():
         alice = await tcp.start(ALICE, bootstrap=[])
         carol = await tcp.start(CAROL, bootstrap=[alice.address])
-        await until(lambda: carol.address in alice._book and carol.me in alice.connected())
+        await until(lambda: carol.address in alice._book and carol.me in alice.connected_peers())
         await trio.testing.wait_all_tasks_blocked(0.01)
         tasks = len(alice._dialer._nursery.child_tasks)
         for sequence in range(1, 5):
             carol._links[alice.me].post(PeerRecords((record(EVE, carol.address, sequence=sequence),)), Priority.CONTROL)
-            await until(lambda sequence=sequence: alice.refused().get("wrong-peer") == sequence)
+            await until(lambda sequence=sequence: alice.refusal_counts().get("wrong-peer") == sequence)
             await until(lambda: alice._book.get(carol.address).peer == carol.me)
         await until(lambda: len(alice._dialer._nursery.child_tasks) <= tasks)
 
@@ -245,7 +247,7 @@ async def test_an_address_that_is_claimed_again_and_again_leaves_no_task_behind(
 @pytest.mark.real("sockets")
 async def test_records_of_strangers_are_told_to_those_who_ask_and_passed_on_to_nobody(tcp: SwarmWorld) -> None:
     with patience():
-        alice = await tcp.start(ALICE, bootstrap=[], standing_of=standing(eve=Standing.STRANGER))
+        alice = await tcp.start(ALICE, bootstrap=[], standing_of=standing(eve=PeerClass.STRANGER))
         bob, carol = await tcp.start(BOB, bootstrap=[alice.address]), await tcp.start(CAROL, bootstrap=[alice.address])
         await linked(alice, bob, carol)
         for signer in (EVE, DAVE):

@@ -15,44 +15,54 @@ from protocol.codec import encode
 from protocol.identity import Signed
 from protocol.messages import GetBlob, GuestInvitation, Ping
 from tests.transport.helpers import MemoryBlobs, digest
-from transport import effort
+from transport.connections.connection_manager import PeerLink
+from transport.connections.inbound_queue import STRANGER_MESSAGES_IN_PROGRESS_MAX, InboundQueue
 from transport.dialer import HANDSHAKE_SECONDS
-from transport.effort import HANDSHAKES, HANDSHAKES_OF_MEMBERS_HOST, LINK, STEP_SECONDS, STRANGERS, Bucket, Effort, Payer, Share
-from transport.events import AT_WORK_MAX, EventQueue
-from transport.framing import Channel, Inbox, Message, Outbox, Priority
-from transport.hub import Link
-from transport.memory import Mesh
-from transport.network import Connected, Disconnected, Received
-from transport.shares import STRANGERS_MAX
-from transport.slots import HALF_OPEN_MAX
-from transport.standing import Standing
+from transport.emulation.memory_network import Mesh
+from transport.network import DataReceived, PeerConnected, PeerDisconnected
+from transport.quotas import cpu_quota
+from transport.quotas.connection_eviction import HALF_OPEN_MAX
+from transport.quotas.cpu_quota import (
+    HANDSHAKES_SHARE,
+    LINK_SHARES,
+    MEMBER_HOST_HANDSHAKES_SHARE,
+    STEP_SECONDS,
+    STRANGERS_SHARE,
+    CpuAccount,
+    CpuBucket,
+    CpuQuota,
+    CpuShare,
+)
+from transport.quotas.memory_quota import STRANGERS_MAX
+from transport.quotas.peer_class import PeerClass
+from transport.wire.framing import Channel, Inbox, Message, Outbox, Priority
 
 STEPS = 3  # of a handshake
 SHOWN = GuestInvitation(Signed(b"invitation", b"i" * 32, bytes(64)), bytes(64))
 
 
 def test_a_bucket_is_paid_back_at_its_share() -> None:
-    bucket = Bucket(Share(0.1, 0.5))
+    bucket = CpuBucket(CpuShare(0.1, 0.5))
     bucket.spend(0.5, now=10.0)
-    assert bucket.wait(10.0) == 0
+    assert bucket.wait_seconds(10.0) == 0
     bucket.spend(0.2, now=10.0)
-    assert bucket.wait(10.0) == pytest.approx(2.0)
-    assert bucket.wait(11.0) == pytest.approx(1.0)
+    assert bucket.wait_seconds(10.0) == pytest.approx(2.0)
+    assert bucket.wait_seconds(11.0) == pytest.approx(1.0)
     bucket.spend(0.0, now=1000.0)
     bucket.spend(0.6, now=1000.0)
-    assert bucket.wait(1000.0) == pytest.approx(1.0), "what was not spent for long is not saved up"
+    assert bucket.wait_seconds(1000.0) == pytest.approx(1.0), "what was not spent for long is not saved up"
 
 
 async def test_all_strangers_together_get_their_share_and_the_modest_one_is_not_behind_the_others(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    budget, spent, turns = Effort(), dict.fromkeys(range(10), 0.0), Counter[int]()
+    budget, spent, turns = CpuQuota(), dict.fromkeys(range(10), 0.0), Counter[int]()
     started = trio.current_time()
-    payers = [budget.link(Standing.STRANGER) for _ in spent]
+    payers = [budget.link_account(PeerClass.STRANGER) for _ in spent]
 
     async def spend(number: int, seconds: float) -> None:
         while True:
-            await budget.turn(payers[number], Standing.STRANGER)
+            await budget.wait_for_link(payers[number], PeerClass.STRANGER)
             payers[number].spend(seconds)
             spent[number] += STEP_SECONDS + seconds
             turns[number] += 1
@@ -63,34 +73,41 @@ async def test_all_strangers_together_get_their_share_and_the_modest_one_is_not_
             for number in spent:
                 nursery.start_soon(spend, number, 0.001 if number == 0 else 0.02)
     took = trio.current_time() - started
-    most = STRANGERS.at_once + STRANGERS.processor * took
+    most = STRANGERS_SHARE.burst_seconds + STRANGERS_SHARE.cpu_fraction * took
     assert 0.9 * most <= sum(spent.values()) <= most + 0.02
     assert turns[0] >= max(turns.values()) - 1, "as many turns as the others"
-    assert max(spent.values()) <= LINK[Standing.STRANGER].at_once + LINK[Standing.STRANGER].processor * took + 0.02
+    assert (
+        max(spent.values())
+        <= LINK_SHARES[PeerClass.STRANGER].burst_seconds + LINK_SHARES[PeerClass.STRANGER].cpu_fraction * took + 0.02
+    )
 
 
 async def test_a_stranger_that_is_alone_gets_the_share_of_its_link(autojump_clock: trio.testing.MockClock) -> None:
-    budget, spent, started = Effort(), 0.0, trio.current_time()
-    payer = budget.link(Standing.STRANGER)
+    budget, spent, started = CpuQuota(), 0.0, trio.current_time()
+    payer = budget.link_account(PeerClass.STRANGER)
     while trio.current_time() < started + 20:
-        await budget.turn(payer, Standing.STRANGER)
+        await budget.wait_for_link(payer, PeerClass.STRANGER)
         payer.spend(0.01)
         spent += STEP_SECONDS + 0.01
-    share = LINK[Standing.STRANGER]
-    assert spent <= share.at_once + share.processor * (trio.current_time() - started) + 0.02
+    share = LINK_SHARES[PeerClass.STRANGER]
+    assert spent <= share.burst_seconds + share.cpu_fraction * (trio.current_time() - started) + 0.02
 
 
 async def test_of_hosts_that_wait_for_a_handshake_the_one_that_spent_least_is_next(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    budget, started = Effort(), trio.current_time()
-    busy, quiet, members = budget.host("busy", False), budget.host("quiet", False), budget.host("busy", True)
-    assert budget.host("busy", False) is busy
-    busy.spend(HANDSHAKES.at_once + 0.1)
+    budget, started = CpuQuota(), trio.current_time()
+    busy, quiet, members = (
+        budget.host_account("busy", False),
+        budget.host_account("quiet", False),
+        budget.host_account("busy", True),
+    )
+    assert budget.host_account("busy", False) is busy
+    busy.spend(HANDSHAKES_SHARE.burst_seconds + 0.1)
     passed: list[tuple[str, float]] = []
 
-    async def step(name: str, payer: Payer) -> None:
-        await budget.turn_of_handshake(payer, trio.current_time())
+    async def step(name: str, payer: CpuAccount) -> None:
+        await budget.wait_for_handshake(payer, trio.current_time())
         passed.append((name, round(trio.current_time() - started, 2)))
 
     async with trio.open_nursery() as nursery:
@@ -100,22 +117,22 @@ async def test_of_hosts_that_wait_for_a_handshake_the_one_that_spent_least_is_ne
             await trio.sleep(0.01)
     assert passed[0] == ("members", 0.04), "they wait for nobody else"
     assert [name for name, _ in passed[1:]] == ["busy", "quiet", "busy", "busy"], "the first was called when it was alone"
-    assert passed[1][1] == pytest.approx(0.1 / HANDSHAKES.processor, rel=0.01)
+    assert passed[1][1] == pytest.approx(0.1 / HANDSHAKES_SHARE.cpu_fraction, rel=0.01)
 
 
 async def test_of_many_newcomers_at_once_some_end_their_handshakes_in_time(autojump_clock: trio.testing.MockClock) -> None:
     """On a slow computer: if each new host went first, none would get further than its first step."""
-    budget, ended = Effort(), 0
-    budget.host("others", False).spend(HANDSHAKES.at_once)
+    budget, ended = CpuQuota(), 0
+    budget.host_account("others", False).spend(HANDSHAKES_SHARE.burst_seconds)
 
     async def shake(number: int) -> None:
         nonlocal ended
         with trio.move_on_after(120):
             while True:
-                host, came = budget.host(str(number), False), trio.current_time() + number / 1_000
+                host, came = budget.host_account(str(number), False), trio.current_time() + number / 1_000
                 with trio.move_on_after(HANDSHAKE_SECONDS):
                     for _ in range(STEPS):
-                        await budget.turn_of_handshake(host, came)
+                        await budget.wait_for_handshake(host, came)
                         host.spend(0.01)
                     ended += 1
                     return
@@ -123,7 +140,7 @@ async def test_of_many_newcomers_at_once_some_end_their_handshakes_in_time(autoj
     async with trio.open_nursery() as nursery:
         for number in range(40):
             nursery.start_soon(shake, number)
-    most = HANDSHAKES.processor * 120 / (STEPS * (0.01 + STEP_SECONDS))
+    most = HANDSHAKES_SHARE.cpu_fraction * 120 / (STEPS * (0.01 + STEP_SECONDS))
     assert 0.7 * most <= ended <= most + 1
 
 
@@ -131,28 +148,28 @@ async def test_of_those_that_wait_for_a_handshake_each_pays_before_the_next_one_
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """Else all of them would be dealt with at the moment at which the budget is paid back, and a vote would wait for that."""
-    budget, passed = Effort(), list[float]()
-    budget.host("first", False).spend(HANDSHAKES.at_once)
+    budget, passed = CpuQuota(), list[float]()
+    budget.host_account("first", False).spend(HANDSHAKES_SHARE.burst_seconds)
 
     async def step(number: int) -> None:
-        await budget.turn_of_handshake(budget.host(str(number), False), 0.0)
+        await budget.wait_for_handshake(budget.host_account(str(number), False), 0.0)
         passed.append(trio.current_time())
 
     async with trio.open_nursery() as nursery:
         for number in range(HALF_OPEN_MAX):
             nursery.start_soon(step, number)
-    assert all(after - before >= 0.99 * STEP_SECONDS / HANDSHAKES.processor for before, after in pairwise(passed))
+    assert all(after - before >= 0.99 * STEP_SECONDS / HANDSHAKES_SHARE.cpu_fraction for before, after in pairwise(passed))
 
 
 async def test_of_one_host_a_handshake_is_ended_before_later_ones(autojump_clock: trio.testing.MockClock) -> None:
     """A newcomer beside strangers of its own host waits once for those that came before, not once for each step."""
-    budget, order = Effort(), list[int]()
-    host = budget.host("host", True)
-    host.spend(HANDSHAKES_OF_MEMBERS_HOST.at_once)
+    budget, order = CpuQuota(), list[int]()
+    host = budget.host_account("host", True)
+    host.spend(MEMBER_HOST_HANDSHAKES_SHARE.burst_seconds)
 
     async def shake(number: int) -> None:
         for _ in range(3):
-            await budget.turn_of_handshake(host, came=float(number))
+            await budget.wait_for_handshake(host, came=float(number))
             order.append(number)
 
     async with trio.open_nursery() as nursery:
@@ -164,37 +181,39 @@ async def test_of_one_host_a_handshake_is_ended_before_later_ones(autojump_clock
 
 
 async def test_whoever_stops_waiting_for_a_handshake_holds_up_nobody(autojump_clock: trio.testing.MockClock) -> None:
-    budget = Effort()
-    host = budget.host("host", False)
-    host.spend(HANDSHAKES.at_once + 1.0)
+    budget = CpuQuota()
+    host = budget.host_account("host", False)
+    host.spend(HANDSHAKES_SHARE.burst_seconds + 1.0)
     with trio.move_on_after(1.0):
         async with trio.open_nursery() as nursery:
             for _ in range(3):
-                nursery.start_soon(budget.turn_of_handshake, host, 0.0)
-    with trio.fail_after(1.1 / HANDSHAKES.processor):
-        await budget.turn_of_handshake(host, 0.0)
+                nursery.start_soon(budget.wait_for_handshake, host, 0.0)
+    with trio.fail_after(1.1 / HANDSHAKES_SHARE.cpu_fraction):
+        await budget.wait_for_handshake(host, 0.0)
 
 
 async def test_of_thousands_of_hosts_none_gets_more_than_is_there(autojump_clock: trio.testing.MockClock) -> None:
-    budget, spent, started = Effort(), 0.0, trio.current_time()
+    budget, spent, started = CpuQuota(), 0.0, trio.current_time()
     for number in range(2_000):
-        payer = budget.host(str(number), False)
-        await budget.turn_of_handshake(payer, 0.0)
+        payer = budget.host_account(str(number), False)
+        await budget.wait_for_handshake(payer, 0.0)
         payer.spend(0.001)
         spent += STEP_SECONDS + 0.001
-    assert spent <= HANDSHAKES.at_once + HANDSHAKES.processor * (trio.current_time() - started) + 0.002
-    assert len(budget._hosts) <= effort.HOSTS_MAX
+    assert spent <= HANDSHAKES_SHARE.burst_seconds + HANDSHAKES_SHARE.cpu_fraction * (trio.current_time() - started) + 0.002
+    assert len(budget._hosts) <= cpu_quota.HOSTS_MAX
 
 
 async def test_what_a_message_costs_is_charged_to_its_link(autojump_clock: trio.testing.MockClock) -> None:
     network = Mesh(seed=1).network(b"a" * 32, MemoryBlobs())
     network._processor = map(float, itertools.count()).__next__  # each time a second more
-    link = link_of(b"f", Standing.STRANGER)
-    link.payer = network.effort.link(link.standing)
-    await network.deliver(link, Message(Channel.LINK, Priority.VOTE, encode(Ping(1))))
-    share = LINK[Standing.STRANGER]
-    assert link.payer.own.wait(trio.current_time()) == pytest.approx((1.0 - share.at_once) / share.processor)
-    assert network.effort.strangers.wait(trio.current_time()) > 0
+    link = link_of(b"f", PeerClass.STRANGER)
+    link.cpu_account = network.cpu_quota.link_account(link.peer_class)
+    await network.deliver_message(link, Message(Channel.LINK, Priority.VOTE, encode(Ping(1))))
+    share = LINK_SHARES[PeerClass.STRANGER]
+    assert link.cpu_account.own.wait_seconds(trio.current_time()) == pytest.approx(
+        (1.0 - share.burst_seconds) / share.cpu_fraction
+    )
+    assert network.cpu_quota.strangers.wait_seconds(trio.current_time()) > 0
 
 
 async def test_what_a_question_for_a_blob_takes_of_the_disk_is_its_asker_s_and_the_next_one_waits_for_that(
@@ -209,13 +228,13 @@ async def test_what_a_question_for_a_blob_takes_of_the_disk_is_its_asker_s_and_t
             return super().read_piece(digest, offset, length)
 
     blob = bytes(100_000)
-    network = Mesh(seed=1).network(b"a" * 32, SlowDisk(blob), standing_of=lambda peer: Standing[peer.decode()])
+    network = Mesh(seed=1).network(b"a" * 32, SlowDisk(blob), standing_of=lambda peer: PeerClass[peer.decode()])
     network._clock = lambda: gone
     asked = Message(Channel.LINK, Priority.CONTROL, encode(GetBlob(digest(blob), 0)))
 
-    async def ask(link: Link) -> None:
+    async def ask(link: PeerLink) -> None:
         while True:
-            await network.deliver(link, asked)
+            await network.deliver_message(link, asked)
             reads[link.peer] += 1
             await trio.lowlevel.checkpoint()
             if reads[link.peer] >= 200:
@@ -223,45 +242,45 @@ async def test_what_a_question_for_a_blob_takes_of_the_disk_is_its_asker_s_and_t
 
     with trio.move_on_after(10):
         async with trio.open_nursery() as nursery:
-            for standing in (Standing.STRANGER, Standing.VOTER):
+            for standing in (PeerClass.STRANGER, PeerClass.VOTER):
                 link = link_of(standing.name.encode(), standing)
-                link.payer = network.effort.link(standing)
+                link.cpu_account = network.cpu_quota.link_account(standing)
                 nursery.start_soon(ask, link)
-    share = LINK[Standing.STRANGER]
+    share = LINK_SHARES[PeerClass.STRANGER]
     assert reads[b"VOTER"] == 200
-    assert 1 <= reads[b"STRANGER"] <= 1 + (share.at_once + share.processor * 10) / 0.02
+    assert 1 <= reads[b"STRANGER"] <= 1 + (share.burst_seconds + share.cpu_fraction * 10) / 0.02
 
 
 async def test_a_process_that_was_stopped_charges_nobody_for_that() -> None:
     network = Mesh(seed=1).network(b"a" * 32, MemoryBlobs())
     network._clock = itertools.count(0, 3600).__next__
-    link = link_of(b"m", Standing.MEMBER)
-    await network.deliver(link, Message(Channel.LINK, Priority.CONTROL, encode(GetBlob(bytes(32), 0))))
-    assert link.payer.wait() <= 0
+    link = link_of(b"m", PeerClass.MEMBER)
+    await network.deliver_message(link, Message(Channel.LINK, Priority.CONTROL, encode(GetBlob(bytes(32), 0))))
+    assert link.cpu_account.wait_seconds() <= 0
 
 
 # What was received and waits ------------------------------------------------------------------------------------------
 
 
-def link_of(peer: bytes, standing: Standing) -> Link:
-    link = Link(peer, "peer.example:1", True, Outbox(), Inbox())
-    link.standing, link.account.owner = standing, peer
+def link_of(peer: bytes, standing: PeerClass) -> PeerLink:
+    link = PeerLink(peer, "peer.example:1", True, Outbox(), Inbox())
+    link.peer_class, link.memory_account.owner = standing, peer
     return link
 
 
 async def test_a_members_message_goes_before_all_of_strangers_and_peers_take_turns() -> None:
-    queue = EventQueue(lambda: 0.0)
-    flood, other = link_of(b"f", Standing.STRANGER), link_of(b"o", Standing.STRANGER)
+    queue = InboundQueue(lambda: 0.0)
+    flood, other = link_of(b"f", PeerClass.STRANGER), link_of(b"o", PeerClass.STRANGER)
     for number in range(4):
-        queue.put(Received(b"f", bytes([number])), flood)
-    queue.put(Received(b"o", b"o"), other)
-    queue.put(Received(b"m", b"m"), link_of(b"m", Standing.MEMBER))
+        queue.put(DataReceived(b"f", bytes([number])), flood)
+    queue.put(DataReceived(b"o", b"o"), other)
+    queue.put(DataReceived(b"m", b"m"), link_of(b"m", PeerClass.MEMBER))
     got: list[bytes] = []
     while len(got) < 6:
         event = await queue.receive()
-        assert isinstance(event, Received)
+        assert isinstance(event, DataReceived)
         got.append(event.data)
-        queue.worked(event.peer)
+        queue.finish_message(event.peer)
     assert got == [b"m", b"\0", b"o", b"\1", b"\2", b"\3"]
 
 
@@ -269,51 +288,51 @@ async def test_few_of_strangers_are_at_work_at_once_and_none_while_they_have_spe
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     until = trio.current_time() + 3.0
-    queue = EventQueue(lambda: until - trio.current_time())
-    flood, started = link_of(b"f", Standing.STRANGER), trio.current_time()
-    for number in range(AT_WORK_MAX + 2):
-        queue.put(Received(b"f", bytes([number])), flood)
-    for _ in range(AT_WORK_MAX):
+    queue = InboundQueue(lambda: until - trio.current_time())
+    flood, started = link_of(b"f", PeerClass.STRANGER), trio.current_time()
+    for number in range(STRANGER_MESSAGES_IN_PROGRESS_MAX + 2):
+        queue.put(DataReceived(b"f", bytes([number])), flood)
+    for _ in range(STRANGER_MESSAGES_IN_PROGRESS_MAX):
         await queue.receive()
     assert trio.current_time() - started == pytest.approx(3.0, rel=0.01)
     with trio.move_on_after(60.0) as patience:
         await queue.receive()
     assert patience.cancelled_caught, "none of them is dealt with yet"
-    queue.put(Received(b"m", b"m"), link_of(b"m", Standing.MEMBER))
-    assert await queue.receive() == Received(b"m", b"m")
-    queue.worked(b"f")
-    assert await queue.receive() == Received(b"f", bytes([AT_WORK_MAX]))
+    queue.put(DataReceived(b"m", b"m"), link_of(b"m", PeerClass.MEMBER))
+    assert await queue.receive() == DataReceived(b"m", b"m")
+    queue.finish_message(b"f")
+    assert await queue.receive() == DataReceived(b"f", bytes([STRANGER_MESSAGES_IN_PROGRESS_MAX]))
 
 
 async def test_what_a_newcomer_said_before_it_showed_its_invitation_waits_for_no_stranger(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """It goes on talking, so that something of it is always there: it would stay among the strangers for as long as it does."""
-    standing = Standing.STRANGER
+    standing = PeerClass.STRANGER
     network = Mesh(seed=1).network(b"a" * 32, MemoryBlobs(), standing_of=lambda peer: standing)
-    network.effort.strangers.spend(1_000.0, trio.current_time())
-    newcomer = link_of(b"n", Standing.STRANGER)
-    network.events.put(Connected(b"n"), newcomer)
-    network.events.put(Received(b"n", b"before"), newcomer)
-    standing = Standing.GUEST
-    await network.deliver(newcomer, Message(Channel.LINK, Priority.CONTROL, encode(SHOWN)))
-    await network.deliver(newcomer, Message(Channel.APPLICATION, Priority.CONTROL, b"after"))
+    network.cpu_quota.strangers.spend(1_000.0, trio.current_time())
+    newcomer = link_of(b"n", PeerClass.STRANGER)
+    network.events.put(PeerConnected(b"n"), newcomer)
+    network.events.put(DataReceived(b"n", b"before"), newcomer)
+    standing = PeerClass.GUEST
+    await network.deliver_message(newcomer, Message(Channel.LINK, Priority.CONTROL, encode(SHOWN)))
+    await network.deliver_message(newcomer, Message(Channel.APPLICATION, Priority.CONTROL, b"after"))
     with trio.fail_after(1.0):
         got = [await network.events.receive() for _ in range(3)]
-    assert got == [Connected(b"n"), Received(b"n", b"before"), Received(b"n", b"after")]
+    assert got == [PeerConnected(b"n"), DataReceived(b"n", b"before"), DataReceived(b"n", b"after")]
 
 
 async def test_what_was_read_of_strangers_is_dealt_with_before_more_is_read(autojump_clock: trio.testing.MockClock) -> None:
     """Both wait for one budget. Those that read are there again at once, and would leave nothing."""
     network = Mesh(seed=1).network(b"a" * 32, MemoryBlobs())
-    effort, other, reads = network.effort, link_of(b"o", Standing.STRANGER), 0
-    other.payer = effort.link(Standing.STRANGER)
+    effort, other, reads = network.cpu_quota, link_of(b"o", PeerClass.STRANGER), 0
+    other.cpu_account = effort.link_account(PeerClass.STRANGER)
 
     async def read() -> None:
         nonlocal reads
-        payer = effort.link(Standing.STRANGER)
+        payer = effort.link_account(PeerClass.STRANGER)
         while True:
-            await effort.turn(payer, Standing.STRANGER)
+            await effort.wait_for_link(payer, PeerClass.STRANGER)
             payer.spend(0.005)
             reads += 1
 
@@ -323,43 +342,43 @@ async def test_what_was_read_of_strangers_is_dealt_with_before_more_is_read(auto
         await trio.sleep(10.0)
         before = reads
         for _ in range(10):
-            network.events.put(Received(b"o", b"asks"), other)
+            network.events.put(DataReceived(b"o", b"asks"), other)
             await network.events.receive()
-            other.payer.spend(0.005)
-            network.events.worked(b"o")
+            other.cpu_account.spend(0.005)
+            network.events.finish_message(b"o")
         assert reads - before <= 1
         nursery.cancel_scope.cancel()
 
 
 async def test_a_vote_goes_before_the_bulk_that_its_peer_said_earlier_and_never_before_its_link() -> None:
-    queue, link = EventQueue(lambda: 0.0), link_of(b"m", Standing.MEMBER)
+    queue, link = InboundQueue(lambda: 0.0), link_of(b"m", PeerClass.MEMBER)
 
     def say(data: bytes, priority: Priority) -> None:
-        queue.put(Received(b"m", data), link, priority)
+        queue.put(DataReceived(b"m", data), link, priority)
 
-    queue.put(Connected(b"m"), link)
+    queue.put(PeerConnected(b"m"), link)
     say(b"bulk 1", Priority.BULK)
     say(b"control 1", Priority.CONTROL)
     say(b"bulk 2", Priority.BULK)
     say(b"vote 1", Priority.VOTE)
     say(b"vote 2", Priority.VOTE)
-    queue.put(Disconnected(b"m"), link)
-    queue.put(Connected(b"m"), link)
+    queue.put(PeerDisconnected(b"m"), link)
+    queue.put(PeerConnected(b"m"), link)
     say(b"vote 3", Priority.VOTE)
     got = [await queue.receive() for _ in range(9)]
-    assert [event.data.decode() if isinstance(event, Received) else type(event).__name__ for event in got] == [
+    assert [event.data.decode() if isinstance(event, DataReceived) else type(event).__name__ for event in got] == [
         *("Connected", "vote 1", "vote 2", "control 1", "bulk 1", "bulk 2", "Disconnected"),
         *("Connected", "vote 3"),
     ]
-    assert link.account.held == 0
+    assert link.memory_account.held == 0
 
 
 async def test_what_is_thrown_away_is_no_longer_held_and_the_links_stay_in_order() -> None:
-    queue, link = EventQueue(lambda: 0.0), link_of(b"m", Standing.MEMBER)
-    queue.put(Connected(b"m"), link)
+    queue, link = InboundQueue(lambda: 0.0), link_of(b"m", PeerClass.MEMBER)
+    queue.put(PeerConnected(b"m"), link)
     for priority in Priority:
-        queue.put(Received(b"m", bytes(9)), link, priority)
-    queue.put(Disconnected(b"m"), link)
-    queue.discard(b"m")
-    assert link.account.held == 0
-    assert [await queue.receive() for _ in range(2)] == [Connected(b"m"), Disconnected(b"m")]
+        queue.put(DataReceived(b"m", bytes(9)), link, priority)
+    queue.put(PeerDisconnected(b"m"), link)
+    queue.discard_messages(b"m")
+    assert link.memory_account.held == 0
+    assert [await queue.receive() for _ in range(2)] == [PeerConnected(b"m"), PeerDisconnected(b"m")]

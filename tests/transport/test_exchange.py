@@ -16,22 +16,22 @@ from protocol.errors import RemoteProtocolError
 from protocol.limits import BLOB_CHUNK_BYTES
 from protocol.messages import BlobChunk, BlobElsewhere, GetBlob, HasBlob, NoBlob
 from tests.transport.helpers import ALICE, BOB, CAROL, MemoryBlobs, MemoryWriter, digest
-from transport.exchange import (
+from transport.blobs.blob_exchange import (
     ASKED_MAX,
     BUSY_SECONDS,
-    PATIENCE_SECONDS,
+    FIRST_ANSWER_SECONDS,
     QUEUE_SECONDS,
-    REVEAL_CHUNKS_MAX,
-    REVEAL_CHUNKS_MIN,
-    REVEAL_CHUNKS_START,
     STALL_SECONDS,
     TRANSFERS_MAX,
     TURN_SECONDS,
-    Exchange,
-    Pace,
+    WINDOW_CHUNKS_MAX,
+    WINDOW_CHUNKS_MIN,
+    WINDOW_CHUNKS_START,
+    BlobExchange,
+    DownloadWindow,
 )
-from transport.framing import Priority
-from transport.serving import Answer, Serving
+from transport.blobs.upload_queue import UploadDecision, UploadQueue
+from transport.wire.framing import Priority
 
 ME, FROZEN, LIVE = ALICE.public, BOB.public, CAROL.public
 BLOBS = [bytes([n]) * 100 for n in range(20)]
@@ -55,7 +55,7 @@ class Links:
         self.asked: list[tuple[bytes, bytes]] = []
         self.dropped: list[bytes] = []
         self.unread: list[GetBlob] = []
-        self.exchange = Exchange(
+        self.exchange = BlobExchange(
             ME,
             self.store,
             send=self._send,
@@ -95,7 +95,7 @@ class Links:
     async def fetch(self, blob: bytes, source: bytes = FROZEN) -> float:
         """Seconds that it took."""
         start = trio.current_time()
-        await self.exchange.fetch(digest(blob), len(blob), [source])
+        await self.exchange.fetch_blob(digest(blob), len(blob), [source])
         return trio.current_time() - start
 
 
@@ -116,7 +116,7 @@ async def links() -> AsyncIterator[Links]:
 async def test_a_silent_holder_costs_its_patience_once_and_later_transfers_nothing(
     links: Links, autojump_clock: MockClock
 ) -> None:
-    assert PATIENCE_SECONDS <= await links.fetch(BLOBS[0]) < PATIENCE_SECONDS + 0.1
+    assert FIRST_ANSWER_SECONDS <= await links.fetch(BLOBS[0]) < FIRST_ANSWER_SECONDS + 0.1
     assert [await links.fetch(blob) < 0.1 for blob in BLOBS[1:]] == [True] * 19
     assert [peer for peer, _ in links.asked].count(FROZEN) == 1
     assert links.dropped == []
@@ -127,7 +127,7 @@ async def test_transfers_that_begin_together_lose_the_same_second(links: Links, 
     async with trio.open_nursery() as nursery:
         for blob in BLOBS[:10]:
             nursery.start_soon(links.fetch, blob)
-    assert trio.current_time() - start < PATIENCE_SECONDS + 0.1
+    assert trio.current_time() - start < FIRST_ANSWER_SECONDS + 0.1
 
 
 async def test_a_holder_that_answers_again_is_asked_again(links: Links, autojump_clock: MockClock) -> None:
@@ -150,10 +150,10 @@ async def test_a_new_link_is_a_new_chance(links: Links, autojump_clock: MockCloc
 
 async def test_a_reveal_is_taken_also_of_a_holder_that_was_given_up_meanwhile(links: Links, autojump_clock: MockClock) -> None:
     links.frozen.clear()
-    links.latency_seconds[FROZEN] = 2.5 * PATIENCE_SECONDS
+    links.latency_seconds[FROZEN] = 2.5 * FIRST_ANSWER_SECONDS
     links.lacking = {(LIVE, digest(BLOBS[0]))}
     links.store.reveals.add(digest(BLOBS[0]))
-    assert await links.fetch(BLOBS[0]) < 2.6 * PATIENCE_SECONDS
+    assert await links.fetch(BLOBS[0]) < 2.6 * FIRST_ANSWER_SECONDS
     assert (LIVE, digest(BLOBS[0])) in links.asked
     assert links.asked.count((FROZEN, digest(BLOBS[0]))) == 1, "it was on its way"
 
@@ -164,7 +164,7 @@ async def test_what_was_under_way_is_taken_whatever_its_holder_is_known_for(link
     links.lacking = {(LIVE, digest(BLOBS[0]))}
     async with trio.open_nursery() as nursery:
         nursery.start_soon(links.fetch, BLOBS[0])
-        await trio.sleep(PATIENCE_SECONDS + 0.005)
+        await trio.sleep(FIRST_ANSWER_SECONDS + 0.005)
         transfer = links.exchange._transfers[digest(BLOBS[0])]
         assert transfer.holder == LIVE and FROZEN in transfer.rests
         transfer.rests.clear()
@@ -183,7 +183,7 @@ async def test_what_never_comes_is_asked_for_again(links: Links, is_heard: bool,
         await trio.sleep(8.0)  # the holder was given up once, and is asked again meanwhile
         while is_heard and links.frozen:
             await trio.sleep(1.0)
-            links.exchange._hear(FROZEN)
+            links.exchange._mark_responsive(FROZEN)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(send_else)
@@ -228,7 +228,7 @@ async def test_who_may_keep_us_waiting_is_asked_again_and_again(links: Links, au
     links.lacking = {(LIVE, digest(BLOBS[0]))}
     async with trio.open_nursery() as nursery:
         nursery.start_soon(links.fetch, BLOBS[0], LIVE)
-        await trio.sleep(6 * PATIENCE_SECONDS)
+        await trio.sleep(6 * FIRST_ANSWER_SECONDS)
         assert links.asked.count((FROZEN, digest(BLOBS[0]))) >= 2
         links.thaw()
 
@@ -260,7 +260,7 @@ async def test_who_does_not_send_a_reveal_now_is_asked_again_when_it_has_time(
         await trio.sleep(0.1)
         if says == "elsewhere":
             links.exchange.on_has_blob(FROZEN, HasBlob(blob))
-        await trio.sleep(PATIENCE_SECONDS)
+        await trio.sleep(FIRST_ANSWER_SECONDS)
         assert links.store.size(blob) is not None
 
 
@@ -287,7 +287,7 @@ async def test_a_holder_that_answers_others_is_busy_and_not_silent(links: Links,
     links.frozen.clear()
     async with trio.open_nursery() as nursery:
         for place, blob in enumerate(BLOBS[:4]):
-            links.latency_seconds[FROZEN] = 0.9 * PATIENCE_SECONDS * (place + 1)
+            links.latency_seconds[FROZEN] = 0.9 * FIRST_ANSWER_SECONDS * (place + 1)
             nursery.start_soon(links.fetch, blob)
             await trio.testing.wait_all_tasks_blocked()
     assert links.asked == [(FROZEN, digest(blob)) for blob in BLOBS[:4]]
@@ -298,7 +298,7 @@ async def test_a_blob_that_somebody_gets_later_does_not_wait_for_the_silent_one(
     await links.fetch(BLOBS[0])
     links.lacking = {(LIVE, digest(BLOBS[1]))}
     links.nursery.start_soon(_gets_it, links, 3.0)
-    assert 3.0 <= await links.fetch(BLOBS[1]) < 3.0 + 2 * PATIENCE_SECONDS + 2.0
+    assert 3.0 <= await links.fetch(BLOBS[1]) < 3.0 + 2 * FIRST_ANSWER_SECONDS + 2.0
 
 
 async def _gets_it(links: Links, seconds: float) -> None:
@@ -330,7 +330,7 @@ async def test_a_holder_that_drips_bytes_is_left_for_another(links: Links, autoj
         await trio.testing.wait_all_tasks_blocked()  # it was asked
         for offset in range(len(blob)):
             links.exchange.on_blob_chunk(FROZEN, BlobChunk(digest(blob), offset, len(blob), blob[offset : offset + 1]))
-            await trio.sleep(PATIENCE_SECONDS / 2)
+            await trio.sleep(FIRST_ANSWER_SECONDS / 2)
 
     links.nursery.start_soon(drip)
     assert await links.fetch(blob) < 2 * STALL_SECONDS
@@ -348,7 +348,7 @@ async def drip(links: Links, blob: bytes) -> None:
             links.exchange.on_blob_chunk(FROZEN, BlobChunk(digest(blob), transfer.offset, len(blob), chunk))
             await trio.sleep(STALL_SECONDS - 1)
         else:
-            await trio.sleep(PATIENCE_SECONDS / 4)
+            await trio.sleep(FIRST_ANSWER_SECONDS / 4)
 
 
 @pytest.mark.parametrize(
@@ -379,81 +379,81 @@ async def test_holders_that_drip_whole_chunks_hold_up_others_for_a_turn_and_reve
         assert not links.dropped, "what drips comes in the end"
 
 
-def took(pace: Pace, seconds: float, now: float) -> None:
-    pace.ask(bytes(32), 0, now - seconds)
-    pace.answer(bytes(32), 0, BLOB_CHUNK_BYTES, now)
+def took(pace: DownloadWindow, seconds: float, now: float) -> None:
+    pace.record_request(bytes(32), 0, now - seconds)
+    pace.record_chunk(bytes(32), 0, BLOB_CHUNK_BYTES, now)
 
 
 def test_the_window_of_reveals_grows_while_answers_come_quickly_and_shrinks_once_for_each_queue() -> None:
-    pace = Pace()
-    for _ in range(REVEAL_CHUNKS_MAX):
+    pace = DownloadWindow()
+    for _ in range(WINDOW_CHUNKS_MAX):
         took(pace, 0.3, now=1.0)
-    assert pace.window == REVEAL_CHUNKS_MAX
+    assert pace.window == WINDOW_CHUNKS_MAX
     for _ in range(10):
         took(pace, 2.0, now=10.0)
-    assert pace.window == REVEAL_CHUNKS_MAX // 2
+    assert pace.window == WINDOW_CHUNKS_MAX // 2
     for later in range(1, 10):
         took(pace, 2.0, now=10.0 + 2.0 * later)
-    assert pace.window == REVEAL_CHUNKS_MIN
+    assert pace.window == WINDOW_CHUNKS_MIN
 
 
 def test_a_link_that_is_slow_from_the_start_is_no_fast_one_with_a_longer_way() -> None:
-    pace = Pace()
+    pace = DownloadWindow()
     took(pace, 5.0, now=1.0)
-    assert pace.window == REVEAL_CHUNKS_START // 2
+    assert pace.window == WINDOW_CHUNKS_START // 2
 
 
 def test_what_is_asked_for_again_while_it_is_on_its_way_does_not_make_a_link_quick() -> None:
     """Or every later answer would be late, and two chunks at a time the most that is ever asked for."""
-    pace = Pace()
-    pace.ask(bytes(32), 0, now=1.0)
-    pace.ask(bytes(32), 0, now=1.3)  # another transfer of the same
-    pace.answer(bytes(32), 0, BLOB_CHUNK_BYTES, now=1.31)
+    pace = DownloadWindow()
+    pace.record_request(bytes(32), 0, now=1.0)
+    pace.record_request(bytes(32), 0, now=1.3)  # another transfer of the same
+    pace.record_chunk(bytes(32), 0, BLOB_CHUNK_BYTES, now=1.31)
     assert pace.fastest == pytest.approx(0.31)
-    pace.answer(bytes(32), 0, BLOB_CHUNK_BYTES, now=1.61)
-    pace.answer(bytes(32), 0, BLOB_CHUNK_BYTES, now=1.62)  # nobody asked
+    pace.record_chunk(bytes(32), 0, BLOB_CHUNK_BYTES, now=1.61)
+    pace.record_chunk(bytes(32), 0, BLOB_CHUNK_BYTES, now=1.62)  # nobody asked
     assert pace.fastest == pytest.approx(0.31)
 
 
 def test_what_a_holder_leaves_unanswered_is_remembered_no_longer_than_the_next_answer() -> None:
-    pace = Pace()
+    pace = DownloadWindow()
     for number in range(10 * ASKED_MAX):
-        pace.ask(bytes(32), number, now=1.0)
+        pace.record_request(bytes(32), number, now=1.0)
     assert len(pace.asked) == ASKED_MAX
-    pace.answer(bytes(32), 10 * ASKED_MAX - 1, BLOB_CHUNK_BYTES, now=1.2)
+    pace.record_chunk(bytes(32), 10 * ASKED_MAX - 1, BLOB_CHUNK_BYTES, now=1.2)
     assert not pace.asked
 
 
 def test_a_holder_is_waited_for_as_long_as_its_answers_take_and_as_they_differ() -> None:
-    pace = Pace()
+    pace = DownloadWindow()
     for number in range(20):
         took(pace, 2.0, now=10.0 * number)
-    assert pace.patience == pytest.approx(2.0, rel=0.1)
+    assert pace.answer_timeout == pytest.approx(2.0, rel=0.1)
     for number in range(20, 40):
         took(pace, 1.0 + 2.0 * (number % 2), now=10.0 * number)
-    assert 4.0 < pace.patience < 8.0
+    assert 4.0 < pace.answer_timeout < 8.0
 
 
 def test_short_answers_say_nothing_of_a_link_nor_do_those_that_a_holder_had_queued_before_it_refused() -> None:
-    pace, state, short = Pace(), bytes(32), bytes([1]) * 32
-    pace.ask(state, 0, now=1.0)
-    pace.ask(short, 0, now=1.2)
-    pace.refuse(state)
-    pace.ask(state, 0, now=1.25)
-    pace.answer(state, 0, BLOB_CHUNK_BYTES, now=1.27)
-    pace.answer(short, 0, BLOB_CHUNK_BYTES - 1, now=1.3)
-    assert pace.window == REVEAL_CHUNKS_START and pace.patience == 0.0
-    pace.answer(state, 0, BLOB_CHUNK_BYTES, now=1.65)
-    assert pace.fastest == pytest.approx(0.4) and pace.window == REVEAL_CHUNKS_START + 1
+    pace, state, short = DownloadWindow(), bytes(32), bytes([1]) * 32
+    pace.record_request(state, 0, now=1.0)
+    pace.record_request(short, 0, now=1.2)
+    pace.cancel_requests(state)
+    pace.record_request(state, 0, now=1.25)
+    pace.record_chunk(state, 0, BLOB_CHUNK_BYTES, now=1.27)
+    pace.record_chunk(short, 0, BLOB_CHUNK_BYTES - 1, now=1.3)
+    assert pace.window == WINDOW_CHUNKS_START and pace.answer_timeout == 0.0
+    pace.record_chunk(state, 0, BLOB_CHUNK_BYTES, now=1.65)
+    assert pace.fastest == pytest.approx(0.4) and pace.window == WINDOW_CHUNKS_START + 1
 
 
 def test_an_answer_a_second_late_is_none_that_waited_in_a_queue() -> None:
-    pace = Pace()
+    pace = DownloadWindow()
     took(pace, 0.3, now=1.0)
     took(pace, 0.3 + 0.95 * QUEUE_SECONDS, now=10.0)
-    assert QUEUE_SECONDS > 4 * 0.3 and pace.window == REVEAL_CHUNKS_START + 2
+    assert QUEUE_SECONDS > 4 * 0.3 and pace.window == WINDOW_CHUNKS_START + 2
     took(pace, 0.3 + 1.05 * QUEUE_SECONDS, now=20.0)
-    assert pace.window == (REVEAL_CHUNKS_START + 2) // 2
+    assert pace.window == (WINDOW_CHUNKS_START + 2) // 2
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -468,7 +468,7 @@ async def test_strangers_of_either_wire_version_get_a_blob_one_after_the_other(v
         answers.append((peer, type(message)))
         return True
 
-    exchange = Exchange(
+    exchange = BlobExchange(
         ME,
         MemoryBlobs(blob),
         send=send,
@@ -479,23 +479,23 @@ async def test_strangers_of_either_wire_version_get_a_blob_one_after_the_other(v
         is_stranger=lambda peer: True,
     )
     first, *others = (GetBlob(name, offset) for offset in range(0, len(blob), BLOB_CHUNK_BYTES))
-    exchange.holder.on_get_blob(FROZEN, first)
+    exchange.server.on_get_blob(FROZEN, first)
     for request in (first, *others):
-        exchange.holder.on_get_blob(LIVE, request)
+        exchange.server.on_get_blob(LIVE, request)
     assert (FROZEN, BlobChunk) in answers and (LIVE, BlobChunk) not in answers
     assert (LIVE, BlobElsewhere if version == 3 else NoBlob) in answers
     for request in others:
-        exchange.holder.on_get_blob(FROZEN, request)
+        exchange.server.on_get_blob(FROZEN, request)
     if version == 3:
         exchange.on_has_blob(FROZEN, HasBlob(name))
-    exchange.holder.on_get_blob(LIVE, first)
+    exchange.server.on_get_blob(LIVE, first)
     assert (LIVE, BlobChunk) in answers
 
 
 def test_a_stranger_that_keeps_its_place_for_too_long_is_not_served_beside_the_places() -> None:
-    serving = Serving(is_stranger=lambda peer: True)
+    serving = UploadQueue(is_stranger=lambda peer: True)
     size = 1 << 30
-    assert serving.ask(b"a blob", FROZEN, size, 0.0) is Answer.PLACE
-    assert serving.ask(b"a blob", LIVE, size, 0.0) is Answer.ELSEWHERE
-    assert serving.lapse(1e6) == [(LIVE, b"a blob")]
-    assert serving.ask(b"a blob", FROZEN, size, 1e6) is Answer.ELSEWHERE
+    assert serving.request_slot(b"a blob", FROZEN, size, 0.0) is UploadDecision.SLOT
+    assert serving.request_slot(b"a blob", LIVE, size, 0.0) is UploadDecision.ELSEWHERE
+    assert serving.expire_slots(1e6) == [(LIVE, b"a blob")]
+    assert serving.request_slot(b"a blob", FROZEN, size, 1e6) is UploadDecision.ELSEWHERE

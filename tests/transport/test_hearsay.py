@@ -10,8 +10,8 @@ from protocol.addresses import AddressScope
 from protocol.errors import RemoteProtocolError
 from protocol.messages import PeerAddress, PeerAddresses
 from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, ERIN
-from transport.framing import Priority
-from transport.hearsay import CLAIMS_MAX, HEARD_MAX, Hearsay
+from transport.legacy_addresses import CLAIMS_MAX, HEARD_MAX, LegacyAddressGossip
+from transport.wire.framing import Priority
 
 ME, PEER, OTHER, STRANGER, FAR = (identity.public for identity in (ALICE, BOB, CAROL, DAVE, ERIN))
 
@@ -53,7 +53,7 @@ class Desk:
         self.book = FakeBook()
         known = {link.peer: link for link in links}
         own = ("203.0.113.1:7700",)
-        self.hearsay = Hearsay(ME, self.book, FakeRecords(), known, lambda: own, lambda peer: peer == STRANGER)  # type: ignore[arg-type]
+        self.hearsay = LegacyAddressGossip(ME, self.book, FakeRecords(), known, lambda: own, lambda peer: peer == STRANGER)  # type: ignore[arg-type]
 
     def hear(self, link: FakeLink, *known: tuple[bytes, str]) -> None:
         self.hearsay.on_addresses(link, PeerAddresses(tuple(PeerAddress(*one) for one in known)))  # type: ignore[arg-type]
@@ -87,7 +87,7 @@ def test_whoever_listens_on_all_hosts_is_at_the_one_that_it_is_seen_at() -> None
     link = FakeLink(PEER, 2)
     desk = Desk(link)
     desk.hear(link, (PEER, "0.0.0.0:7700"))
-    assert desk.book.learned == [("192.0.2.7:7700", PEER, PEER, True)] and desk.hearsay.claims()[PEER] == "192.0.2.7:7700"
+    assert desk.book.learned == [("192.0.2.7:7700", PEER, PEER, True)] and desk.hearsay.peer_addresses()[PEER] == "192.0.2.7:7700"
 
 
 def test_what_is_no_address_costs_the_link() -> None:
@@ -109,13 +109,13 @@ def test_a_peer_of_version_2_is_told_all_that_it_may_reach_and_a_newer_one_who_s
     desk = Desk(claims)
     desk.hear(claims, (PEER, "192.0.2.7:7700"))
     old, new = FakeLink(OTHER, 2), FakeLink(OTHER, 3)
-    desk.hearsay.linked(old)  # type: ignore[arg-type]
-    desk.hearsay.linked(new)  # type: ignore[arg-type]
+    desk.hearsay.on_linked(old)  # type: ignore[arg-type]
+    desk.hearsay.on_linked(new)  # type: ignore[arg-type]
     assert old.sent == [(ME, "203.0.113.1:7700"), (PEER, "192.0.2.7:7700"), (FAR, "far.example:7700")]
     assert new.sent == [(PEER, "192.0.2.7:7700")]
 
 
 def test_where_a_peer_was_reached_counts_more_than_what_it_says() -> None:
     dialed = FakeLink(FAR, 3, address="192.0.2.44:7700", dialed=True)
-    assert Desk().hearsay.claims() == {FAR: "far.example:7700"}
-    assert Desk(dialed).hearsay.claims() == {FAR: "192.0.2.44:7700"}
+    assert Desk().hearsay.peer_addresses() == {FAR: "far.example:7700"}
+    assert Desk(dialed).hearsay.peer_addresses() == {FAR: "192.0.2.44:7700"}

@@ -19,9 +19,9 @@ from protocol.addresses import format_address, parse_address
 from tests.transport.conftest import SwarmWorld
 from tests.transport.helpers import ALICE, BOB, CHAIN, linked, until
 from tests.waiting import patience
-from transport import addressbook, mdns
-from transport.mdns import LOOK_SECONDS, NAMES_MAX, Mdns
-from transport.session import chain_tag
+from transport.discovery import address_book, mdns
+from transport.discovery.mdns import LOOK_SECONDS, NAMES_MAX, Mdns
+from transport.wire.noise_session import chain_tag
 
 HERE = ("127.0.0.1",)
 GROUP = "224.0.0.251"
@@ -143,7 +143,7 @@ def test_only_addresses_of_this_network_and_chain_are_taken_and_few_of_one_servi
         Service(tag, 0, "127.0.0.4"),
         Service(tag, 9, *(f"127.0.1.{number}" for number in range(99))),
     ):
-        peer.mdns._take(service, networks)  # type: ignore[arg-type]
+        peer.mdns._report_addresses(service, networks)  # type: ignore[arg-type]
     assert list(peer.found) == ["127.0.0.2:7", *(f"127.0.1.{number}:9" for number in range(mdns.ADDRESSES_MAX))]
 
 
@@ -167,8 +167,8 @@ async def test_so_many_names_are_remembered_and_no_more(monkeypatch: pytest.Monk
 async def test_what_is_found_is_dialed_within_bounds_and_forgotten_when_nobody_answers(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(addressbook, "FOUND_MAX", 3)
-    monkeypatch.setattr(addressbook, "FAILURES_MAX", 1)
+    monkeypatch.setattr(address_book, "LOCAL_BOOK_MAX", 3)
+    monkeypatch.setattr(address_book, "FAILURES_MAX", 1)
     with patience():
         alice = await tcp.start(ALICE, bootstrap=())
         for number in range(9):

@@ -13,21 +13,21 @@ from protocol.identity import Identity
 from tests.transport.conftest import MemoryWorld, SwarmWorld, open_world
 from tests.transport.helpers import ALICE, BOB, linked, next_event, until
 from tests.waiting import patience
-from transport import hub
-from transport.framing import FRAME_PLAINTEXT_MAX
-from transport.measures import (
+from transport.connections import connection_manager
+from transport.emulation.memory_network import LinkConditions
+from transport.network import DataReceived, Priority
+from transport.wire.framing import FRAME_PLAINTEXT_MAX
+from transport.wire.link_measurements import (
     MINUTE_SECONDS,
     MINUTES_KEPT,
     PIECE_BYTES_MIN,
     PIECE_BYTES_START,
     TCP_INFO_BYTES,
     UNSENT_BYTES_MAX,
-    History,
-    Kernel,
-    Meter,
+    LinkHistory,
+    LinkMeter,
+    TcpInfo,
 )
-from transport.memory import Conditions
-from transport.network import Priority, Received
 
 MEGABIT_BYTES = 125_000
 
@@ -36,18 +36,18 @@ class Line:
     """A link that carries so much a second; `busy` sends over it for a while, with frames every 10 ms."""
 
     def __init__(self, bytes_per_second: float) -> None:
-        self.rate, self.now, self.delivered, self.meter = bytes_per_second, 0.0, 0.0, Meter(History())
+        self.rate, self.now, self.delivered, self.meter = bytes_per_second, 0.0, 0.0, LinkMeter(LinkHistory())
 
     def busy(self, seconds: float, unsent: int = 1) -> float:
         for _ in range(round(seconds / 0.01)):
-            self.meter.busy(Kernel(int(self.delivered), unsent, 0, 0), self.now)
+            self.meter.on_busy(TcpInfo(int(self.delivered), unsent, 0, 0), self.now)
             self.now += 0.01
             self.delivered += 0.01 * self.rate
         assert self.meter.bytes_per_second is not None
         return self.meter.bytes_per_second / MEGABIT_BYTES
 
     def idle(self) -> None:
-        self.meter.idle(Kernel(int(self.delivered), 0, 0, 0), self.now)
+        self.meter.on_idle(TcpInfo(int(self.delivered), 0, 0, 0), self.now)
 
 
 def test_pieces_follow_the_rate_between_their_bounds() -> None:
@@ -85,7 +85,7 @@ def test_a_peer_that_is_slow_itself_takes_its_link_for_no_slower() -> None:
 def test_a_burst_says_what_a_link_carries_at_least() -> None:
     line = Line(80 * MEGABIT_BYTES)
     for _ in range(5):
-        line.meter.busy(Kernel(int(line.delivered), 0, 0, 0), line.now)
+        line.meter.on_busy(TcpInfo(int(line.delivered), 0, 0, 0), line.now)
         line.now, line.delivered = line.now + 0.01, line.delivered + 100_000
     line.idle()
     assert line.meter.bytes_per_second == pytest.approx(80 * MEGABIT_BYTES)
@@ -95,17 +95,17 @@ def test_a_burst_says_what_a_link_carries_at_least() -> None:
 def test_small_messages_say_nothing_of_the_throughput() -> None:
     line = Line(1_000)
     for _ in range(1_000):
-        line.meter.busy(Kernel(int(line.delivered), 0, 0, 0), line.now)
+        line.meter.on_busy(TcpInfo(int(line.delivered), 0, 0, 0), line.now)
         line.now, line.delivered = line.now + 0.006, line.delivered + 500
         line.idle()
     assert line.meter.bytes_per_second is None
 
 
 def test_an_hour_is_kept_and_no_more() -> None:
-    history = History()
+    history = LinkHistory()
     for minute in range(3 * MINUTES_KEPT):
         for trip in (0.1, 0.2, 0.6):
-            history.at(minute * MINUTE_SECONDS).trip(trip)
+            history.minute_at(minute * MINUTE_SECONDS).add_round_trip(trip)
     kept = history.minutes(3 * MINUTES_KEPT * MINUTE_SECONDS - 1)
     assert len(kept) == MINUTES_KEPT == len(history._minutes)
     assert (kept[0].trips, kept[0].trip_least, kept[0].trip_most) == (3, 0.1, 0.6) and kept[0].trip_sum == pytest.approx(0.9)
@@ -115,18 +115,18 @@ def test_an_hour_is_kept_and_no_more() -> None:
 
 
 def test_a_round_trip_is_the_median_of_the_last_pings() -> None:
-    meter = Meter(History())
+    meter = LinkMeter(LinkHistory())
     for seconds in (9.0, 0.1, 0.1, 0.9, 0.1, 0.1):
-        meter.trip(seconds, 0.0)
+        meter.add_round_trip(seconds, 0.0)
     assert meter.round_trip_seconds == 0.1
 
 
 def test_what_the_kernel_sent_twice_is_counted_once() -> None:
-    meter = Meter(History())
+    meter = LinkMeter(LinkHistory())
     for sent, retransmitted in ((1_000, 20), (1_000, 20), (3_000, 60)):
-        meter.count(Kernel(0, 0, sent, retransmitted), 0.0)
+        meter.count_retransmissions(TcpInfo(0, 0, sent, retransmitted), 0.0)
     assert meter.history.retransmitted(0.0) == 0.02
-    assert History().retransmitted(0.0) is None
+    assert LinkHistory().retransmitted(0.0) is None
 
 
 @pytest.mark.real("sockets")
@@ -140,14 +140,14 @@ def test_the_kernel_is_understood() -> None:
             other.recv(70_000, socket.MSG_WAITALL)
             other.sendall(b"!")  # carries the acknowledgement
             one.recv(1)
-            found = Kernel.of(one.getsockopt(socket.IPPROTO_TCP, told, TCP_INFO_BYTES))
+            found = TcpInfo.parse(one.getsockopt(socket.IPPROTO_TCP, told, TCP_INFO_BYTES))
     assert found is not None and (found.delivered, found.unsent) == (70_001, 0) and 1 <= found.sent - found.retransmitted <= 100
-    assert Kernel.of(bytes(TCP_INFO_BYTES - 1)) is None
+    assert TcpInfo.parse(bytes(TCP_INFO_BYTES - 1)) is None
 
 
 async def test_a_vote_waits_for_25_ms_of_bulk_on_a_slow_link(autojump_clock: MockClock) -> None:
     async with open_world(MemoryWorld) as world:
-        world.mesh.set_conditions(ALICE.public, BOB.public, Conditions(0.01, bytes_per_second=2 * MEGABIT_BYTES))
+        world.mesh.set_conditions(ALICE.public, BOB.public, LinkConditions(0.01, bytes_per_second=2 * MEGABIT_BYTES))
         alice, bob = await world.pair()
         alice.send(bob.me, bytes(4 << 20), Priority.BULK)
         await trio.sleep(2)
@@ -155,7 +155,7 @@ async def test_a_vote_waits_for_25_ms_of_bulk_on_a_slow_link(autojump_clock: Moc
             await trio.sleep(random.Random(1).random())
             start = trio.current_time()
             alice.send(bob.me, b"vote", Priority.VOTE)
-            await next_event(bob, Received)
+            await next_event(bob, DataReceived)
             assert trio.current_time() - start < 0.01 + 2 * 0.025 + 0.001, "the frame being sent, and its own"
         rate = alice.links()[0].history.bytes_per_second(trio.current_time())
         assert rate == pytest.approx(2 * MEGABIT_BYTES, rel=0.01)
@@ -170,7 +170,7 @@ async def test_the_kernel_is_told_how_much_it_may_hold(tcp: SwarmWorld) -> None:
         (link,) = alice._links.values()
         link.meter.bytes_per_second = 2.0 * MEGABIT_BYTES
         alice.send(bob.me, b"x")
-        await next_event(bob, Received)
+        await next_event(bob, DataReceived)
         assert link._stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == link.meter.unsent_bytes == 6250
         await until(lambda: alice.links()[0].round_trip_seconds is not None)
         assert alice.links()[0].history.retransmitted(trio.current_time()) == 0.0
@@ -183,11 +183,11 @@ async def test_a_history_outlives_its_links_and_they_are_bounded(tcp: SwarmWorld
         await until(lambda: alice.links()[0].round_trip_seconds is not None)
         history = alice.links()[0].history
         tcp.stop(bob)
-        await until(lambda: not alice.connected())
+        await until(lambda: not alice.connected_peers())
         again = await tcp.start(BOB)
         await linked(alice, again)
         assert alice.links()[0].history is history and history.minutes(trio.current_time())
-        monkeypatch.setattr(hub, "HISTORIES_MAX", 3)
+        monkeypatch.setattr(connection_manager, "HISTORIES_MAX", 3)
         for number in range(10):
             alice._history(Identity(bytes([number]) * 32).public)
         assert len(alice._histories) == 3 and bob.me in alice._histories, "whoever is linked is never forgotten"

@@ -25,10 +25,11 @@ from tests.transport.helpers import (
     until,
 )
 from tests.waiting import patience
-from transport import exchange, hub
-from transport.framing import Channel
-from transport.network import Connected, Disconnected, Priority, Received
+from transport.blobs import blob_exchange
+from transport.connections import connection_manager
+from transport.network import DataReceived, PeerConnected, PeerDisconnected, Priority
 from transport.swarm import Swarm
+from transport.wire.framing import Channel
 
 
 def blob_of(size: int, seed: int = 0) -> bytes:
@@ -38,15 +39,15 @@ def blob_of(size: int, seed: int = 0) -> bytes:
 async def test_peers_connect_and_talk(world: World) -> None:
     with patience():
         alice, bob = await world.start(ALICE), await world.start(BOB)
-        assert await alice.events.receive() == Connected(bob.me)
-        assert await bob.events.receive() == Connected(alice.me)
-        assert alice.connected() == {bob.me}
+        assert await alice.events.receive() == PeerConnected(bob.me)
+        assert await bob.events.receive() == PeerConnected(alice.me)
+        assert alice.connected_peers() == {bob.me}
         for n, priority in enumerate(Priority):
             assert alice.send(bob.me, b"%d" % n, priority)
-            assert await bob.events.receive() == Received(alice.me, b"%d" % n)
+            assert await bob.events.receive() == DataReceived(alice.me, b"%d" % n)
         assert bob.send(alice.me, b"back")
-        assert await alice.events.receive() == Received(bob.me, b"back")
-        assert not alice.refused()
+        assert await alice.events.receive() == DataReceived(bob.me, b"back")
+        assert not alice.refusal_counts()
 
 
 async def test_a_broadcast_reaches_everybody(world: World) -> None:
@@ -55,7 +56,7 @@ async def test_a_broadcast_reaches_everybody(world: World) -> None:
         await linked(*networks)
         assert networks[0].broadcast(b"to all", Priority.VOTE) == 3
         for network in networks[1:]:
-            assert await next_event(network, Received) == Received(networks[0].me, b"to all")
+            assert await next_event(network, DataReceived) == DataReceived(networks[0].me, b"to all")
 
 
 async def test_sending_to_a_stranger_is_refused(world: World) -> None:
@@ -71,7 +72,7 @@ async def test_one_senders_messages_stay_in_order(world: World) -> None:
         sent = [b"%d" % n * (1 + n * 37) for n in range(200)]
         for data in sent:
             assert alice.send(bob.me, data)
-        assert [(await next_event(bob, Received)).data for _ in sent] == sent
+        assert [(await next_event(bob, DataReceived)).data for _ in sent] == sent
 
 
 async def test_a_peer_that_dies_is_noticed_and_found_again(world: World) -> None:
@@ -80,73 +81,73 @@ async def test_a_peer_that_dies_is_noticed_and_found_again(world: World) -> None
         await linked(alice, bob)
         listen = {"listen": bob.address} if isinstance(bob, Swarm) else {}
         world.stop(bob)
-        assert await next_event(alice, Disconnected) == Disconnected(bob.me)
+        assert await next_event(alice, PeerDisconnected) == PeerDisconnected(bob.me)
         assert not alice.send(bob.me, b"nobody there")
         again = await world.start(BOB, **listen, **({"bootstrap": []} if listen else {}))
-        assert await next_event(alice, Connected) == Connected(bob.me)
-        assert await next_event(again, Connected) == Connected(alice.me)
+        assert await next_event(alice, PeerConnected) == PeerConnected(bob.me)
+        assert await next_event(again, PeerConnected) == PeerConnected(alice.me)
         assert alice.send(bob.me, b"welcome back")
-        assert await next_event(again, Received) == Received(alice.me, b"welcome back")
+        assert await next_event(again, DataReceived) == DataReceived(alice.me, b"welcome back")
 
 
 async def test_events_of_a_peer_are_in_order_when_the_network_ends(world: World) -> None:
     with patience():
         alice, bob = await world.pair()
         world.stop(alice)
-        assert await alice.events.receive() == Connected(bob.me)
-        assert await alice.events.receive() == Disconnected(bob.me)
-        assert not alice.connected()
+        assert await alice.events.receive() == PeerConnected(bob.me)
+        assert await alice.events.receive() == PeerDisconnected(bob.me)
+        assert not alice.connected_peers()
 
 
 async def test_a_dropped_peer_is_counted_kept_out_for_a_while_and_then_let_in(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub, "BAN_SECONDS", 0.5)
+    monkeypatch.setattr(connection_manager, "BAN_SECONDS", 0.5)
     with patience():
         alice, bob = await world.pair()
         start = trio.current_time()
-        alice.drop(bob.me, RemoteProtocolError("bad-manners", "ate with his fingers"))
-        assert bob.me not in alice.connected()
-        assert alice.refused()["bad-manners"] == 1
-        assert await next_event(alice, Disconnected) == Disconnected(bob.me)
-        assert await next_event(bob, Disconnected) == Disconnected(alice.me)
-        await next_event(alice, Connected)
+        alice.ban_peer(bob.me, RemoteProtocolError("bad-manners", "ate with his fingers"))
+        assert bob.me not in alice.connected_peers()
+        assert alice.refusal_counts()["bad-manners"] == 1
+        assert await next_event(alice, PeerDisconnected) == PeerDisconnected(bob.me)
+        assert await next_event(bob, PeerDisconnected) == PeerDisconnected(alice.me)
+        await next_event(alice, PeerConnected)
         assert trio.current_time() - start >= 0.5
 
 
 def test_bans_grow_and_are_forgotten() -> None:
-    bans = hub.Bans()
+    bans = connection_manager.BanList()
     lengths, now = [], 0.0
     for _ in range(12):
         bans.add(b"x", now)
-        lengths.append(bans.until(b"x") - now)
-        now = bans.until(b"x")
-    assert lengths[:3] == [hub.BAN_SECONDS, 2 * hub.BAN_SECONDS, 4 * hub.BAN_SECONDS]
-    assert lengths[-1] == hub.BAN_SECONDS_MAX
-    bans.add(b"x", now + hub.BAN_MEMORY_SECONDS + 1)
-    assert bans.until(b"x") == now + hub.BAN_MEMORY_SECONDS + 1 + hub.BAN_SECONDS
-    for n in range(hub.BANS_MAX):
+        lengths.append(bans.banned_until(b"x") - now)
+        now = bans.banned_until(b"x")
+    assert lengths[:3] == [connection_manager.BAN_SECONDS, 2 * connection_manager.BAN_SECONDS, 4 * connection_manager.BAN_SECONDS]
+    assert lengths[-1] == connection_manager.BAN_SECONDS_MAX
+    bans.add(b"x", now + connection_manager.BAN_MEMORY_SECONDS + 1)
+    assert bans.banned_until(b"x") == now + connection_manager.BAN_MEMORY_SECONDS + 1 + connection_manager.BAN_SECONDS
+    for n in range(connection_manager.BANS_MAX):
         bans.add(b"%d" % n, now)
-    assert bans.until(b"x") < 0, "bounded"
+    assert bans.banned_until(b"x") < 0, "bounded"
 
 
 async def test_a_key_that_is_not_allowed_does_not_stay(world: World) -> None:
     with patience():
         alice = await world.start(ALICE, allow=lambda peer: peer != BOB.public)
         bob, carol = await world.start(BOB), await world.start(CAROL)
-        await until(lambda: alice.refused().get("not-allowed"))
+        await until(lambda: alice.refusal_counts().get("not-allowed"))
         await linked(alice, carol)
         await linked(bob, carol)
-        assert bob.me not in alice.connected()
-        assert alice.me not in bob.connected()
+        assert bob.me not in alice.connected_peers()
+        assert alice.me not in bob.connected_peers()
 
 
 async def test_a_bad_message_of_transports_own_costs_the_connection(world: World) -> None:
     with patience():
         alice, bob = await world.pair()
         alice._push(bob.me, Channel.LINK, b"\x91\xa5bogus", Priority.CONTROL)
-        assert await next_event(bob, Disconnected) == Disconnected(alice.me)
-        assert bob.refused()["unknown-message"] == 1
+        assert await next_event(bob, PeerDisconnected) == PeerDisconnected(alice.me)
+        assert bob.refusal_counts()["unknown-message"] == 1
 
 
 async def test_links_and_traffic_tell_what_happened(world: World) -> None:
@@ -154,7 +155,7 @@ async def test_links_and_traffic_tell_what_happened(world: World) -> None:
         alice, bob = await world.pair()
         before = alice.traffic(), bob.traffic()
         alice.send(bob.me, bytes(1000), Priority.BULK)
-        await next_event(bob, Received)
+        await next_event(bob, DataReceived)
         await until(lambda: all(network.links()[0].round_trip_seconds is not None for network in (alice, bob)))
         assert alice.traffic().sent[Priority.BULK] - before[0].sent[Priority.BULK] == 1000
         assert bob.traffic().received[Priority.BULK] - before[1].received[Priority.BULK] == 1000
@@ -164,7 +165,7 @@ async def test_links_and_traffic_tell_what_happened(world: World) -> None:
         assert 0 < link.round_trip_seconds < DEADLINE_SECONDS
         total = alice.traffic().sent
         world.stop(bob)
-        await next_event(alice, Disconnected)
+        await next_event(alice, PeerDisconnected)
         assert alice.traffic().sent >= total, "what closed links carried is not forgotten"
 
 
@@ -178,8 +179,8 @@ async def test_a_peer_that_does_not_listen_loses_the_connection_rather_than_a_vo
             assert count < 80, "what is in flight is bounded"
             with trio.move_on_after(0.05):  # the time it may take to leave; at the end it does not
                 await until(lambda: alice.traffic().sent[Priority.VOTE] > count << 20)  # noqa: B023
-        assert await next_event(alice, Disconnected) == Disconnected(bob.me)
-        assert alice.refused()["vote-queue-full"] == 1
+        assert await next_event(alice, PeerDisconnected) == PeerDisconnected(bob.me)
+        assert alice.refusal_counts()["vote-queue-full"] == 1
 
 
 async def test_a_full_queue_of_less_urgent_messages_is_counted_and_keeps_the_connection(world: World) -> None:
@@ -187,8 +188,8 @@ async def test_a_full_queue_of_less_urgent_messages_is_counted_and_keeps_the_con
         alice, bob = await world.pair()
         while alice.send(bob.me, bytes(4 << 20), Priority.BULK):
             pass
-        assert alice.refused() == {"queue-full": 1}
-        assert bob.me in alice.connected()
+        assert alice.refusal_counts() == {"queue-full": 1}
+        assert bob.me in alice.connected_peers()
 
 
 # Payload exchange -----------------------------------------------------------------------------------------------------
@@ -200,10 +201,10 @@ async def test_a_blob_is_fetched_from_its_holder(world: World, size: int) -> Non
     with patience():
         alice = await world.start(ALICE, MemoryBlobs(blob))
         bob = await world.start(BOB, wanted := MemoryBlobs())
-        await bob.fetch(digest(blob), size)
+        await bob.fetch_blob(digest(blob), size)
         assert wanted.blobs[digest(blob)] == blob
         assert alice.traffic().blobs_sent == bob.traffic().blobs_received == size
-        await bob.fetch(digest(blob), size)  # is held now
+        await bob.fetch_blob(digest(blob), size)  # is held now
         assert bob.traffic().blobs_received == size
 
 
@@ -214,10 +215,10 @@ async def test_what_serves_audits_alone_is_counted_apart_at_both_ends(world: Wor
     with patience():
         alice, bob = await world.pair(served, wanted)
         for blob in (payload, state):
-            await bob.fetch(digest(blob), len(blob), sources=[alice.me])
-        assert alice.traffic().reveals_sent == bob.traffic().reveals_received == 70_000
+            await bob.fetch_blob(digest(blob), len(blob), sources=[alice.me])
+        assert alice.traffic().audit_bytes_sent == bob.traffic().audit_bytes_received == 70_000
         assert alice.traffic().blobs_sent == bob.traffic().blobs_received == 71_000
-        assert alice.traffic().reveals_received == bob.traffic().reveals_sent == 0
+        assert alice.traffic().audit_bytes_received == bob.traffic().audit_bytes_sent == 0
 
 
 async def test_a_vote_overtakes_a_large_blob(world: World) -> None:
@@ -225,10 +226,10 @@ async def test_a_vote_overtakes_a_large_blob(world: World) -> None:
     with patience():
         alice, bob = await world.pair(MemoryBlobs(blob), store)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(bob.fetch, digest(blob), len(blob))
+            nursery.start_soon(bob.fetch_blob, digest(blob), len(blob))
             await until(lambda: bob.traffic().blobs_received > 1_000_000)
             alice.send(bob.me, b"vote", Priority.VOTE)
-            assert await next_event(bob, Received) == Received(alice.me, b"vote")
+            assert await next_event(bob, DataReceived) == DataReceived(alice.me, b"vote")
             assert bob.traffic().blobs_received < 25_000_000
             assert digest(blob) not in store.blobs
         assert store.blobs[digest(blob)] == blob
@@ -240,7 +241,7 @@ async def test_concurrent_fetches_of_one_blob_share_a_transfer(world: World) -> 
         _, bob = await world.pair(MemoryBlobs(blob), store)
         async with trio.open_nursery() as nursery:
             for _ in range(5):
-                nursery.start_soon(bob.fetch, digest(blob), len(blob))
+                nursery.start_soon(bob.fetch_blob, digest(blob), len(blob))
         assert bob.traffic().blobs_received == len(blob)
 
 
@@ -250,26 +251,27 @@ async def test_many_blobs_at_once(world: World) -> None:
         alice, bob = await world.pair(MemoryBlobs(*blobs), store)
         async with trio.open_nursery() as nursery:
             for blob in blobs:
-                nursery.start_soon(bob.fetch, digest(blob), len(blob))
+                nursery.start_soon(bob.fetch_blob, digest(blob), len(blob))
         assert set(store.blobs) == {digest(blob) for blob in blobs}
-        assert not alice.refused()
+        assert not alice.refusal_counts()
 
 
 async def test_a_holder_whose_bytes_are_wrong_is_dropped_and_another_one_asked(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "PATIENCE_SECONDS", 1_000.0)  # or the other one would be asked before the liar has answered
+    # or the other one would be asked before the liar has answered
+    monkeypatch.setattr(blob_exchange, "FIRST_ANSWER_SECONDS", 1_000.0)
     blob, store = blob_of(1_000_000), MemoryBlobs()
     lie = bytes(500_000) + blob[500_000:]
     with patience():
         await world.start(ALICE, LyingBlobs(digest(blob), lie))
         await world.start(CAROL, MemoryBlobs(blob))
         bob = await world.start(BOB, store)
-        await until(lambda: len(bob.connected()) == 2)
-        await bob.fetch(digest(blob), len(blob), sources=[ALICE.public])
+        await until(lambda: len(bob.connected_peers()) == 2)
+        await bob.fetch_blob(digest(blob), len(blob), sources=[ALICE.public])
         assert store.blobs[digest(blob)] == blob
-        assert bob.refused()["bad-blob"] == 1
-        assert bob.connected() == {CAROL.public}
+        assert bob.refusal_counts()["bad-blob"] == 1
+        assert bob.connected_peers() == {CAROL.public}
 
 
 class Stalling(LyingBlobs):
@@ -301,30 +303,30 @@ async def give_up(asker: Any, holders: dict[bytes, Stalling]) -> None:
 
 async def test_of_two_contributors_nobody_is_blamed_for_the_sum(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A liar serves the first part and falls silent, an honest holder the rest: the hash is wrong, whose fault is unknown."""
-    monkeypatch.setattr(exchange, "STALL_SECONDS", 1_000.0)
-    monkeypatch.setattr(exchange, "PATIENCE_SECONDS", 1_000.0)
+    monkeypatch.setattr(blob_exchange, "STALL_SECONDS", 1_000.0)
+    monkeypatch.setattr(blob_exchange, "FIRST_ANSWER_SECONDS", 1_000.0)
     blob, store = blob_of(3_000_000), MemoryBlobs()
     liar = Stalling(digest(blob), bytes(len(blob)), 1_000_000)
     with patience():
         await world.start(ALICE, liar)
         await world.start(CAROL, MemoryBlobs(blob))
         bob = await world.start(BOB, store)
-        await until(lambda: len(bob.connected()) == 2)
+        await until(lambda: len(bob.connected_peers()) == 2)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(give_up, bob, {ALICE.public: liar})
-            await bob.fetch(digest(blob), len(blob), sources=[ALICE.public])
+            await bob.fetch_blob(digest(blob), len(blob), sources=[ALICE.public])
             nursery.cancel_scope.cancel()
         assert store.blobs[digest(blob)] == blob
         assert store.finished == 2, "the mixture, the truth"
-        assert not bob.refused()
+        assert not bob.refusal_counts()
 
 
 async def test_after_a_wrong_sum_holders_are_not_mixed_and_the_liar_is_found(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As above, and then the honest holder stalls in the middle too: the liar must start over, and is convicted."""
-    monkeypatch.setattr(exchange, "STALL_SECONDS", 1_000.0)
-    monkeypatch.setattr(exchange, "PATIENCE_SECONDS", 1_000.0)
+    monkeypatch.setattr(blob_exchange, "STALL_SECONDS", 1_000.0)
+    monkeypatch.setattr(blob_exchange, "FIRST_ANSWER_SECONDS", 1_000.0)
     blob, store = blob_of(3_000_000), MemoryBlobs()
     starts: list[str] = []  # who was asked for the first byte
 
@@ -346,28 +348,28 @@ async def test_after_a_wrong_sum_holders_are_not_mixed_and_the_liar_is_found(
         await world.start(ALICE, liar)
         await world.start(CAROL, honest)
         bob = await world.start(BOB, store)
-        await until(lambda: len(bob.connected()) == 2)
+        await until(lambda: len(bob.connected_peers()) == 2)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(give_up, bob, {ALICE.public: liar, CAROL.public: honest})
-            await bob.fetch(digest(blob), len(blob), sources=[ALICE.public])
+            await bob.fetch_blob(digest(blob), len(blob), sources=[ALICE.public])
             nursery.cancel_scope.cancel()
         assert starts == ["liar", "honest", "liar", "honest"]
         assert store.finished == 3, "the mixture, the lie, the truth"
         assert store.blobs[digest(blob)] == blob
-        assert bob.refused()["bad-blob"] == 1
-        assert bob.connected() == {CAROL.public}
+        assert bob.refusal_counts()["bad-blob"] == 1
+        assert bob.connected_peers() == {CAROL.public}
 
 
 async def test_a_transfer_goes_on_with_another_holder_where_it_stands(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "STALL_SECONDS", 1000.0)  # it is the end of the link that tells, not the deadline
+    monkeypatch.setattr(blob_exchange, "STALL_SECONDS", 1000.0)  # it is the end of the link that tells, not the deadline
     blob, store = blob_of(20_000_000), MemoryBlobs()
     with patience():
         alice = await world.start(ALICE, MemoryBlobs(blob))
         await world.start(CAROL, MemoryBlobs(blob))
         bob = await world.start(BOB, store)
-        await until(lambda: len(bob.connected()) == 2)
+        await until(lambda: len(bob.connected_peers()) == 2)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(bob.fetch, digest(blob), len(blob), [ALICE.public])
+            nursery.start_soon(bob.fetch_blob, digest(blob), len(blob), [ALICE.public])
             await until(lambda: bob.traffic().blobs_received > 5_000_000)
             world.stop(alice)
         assert store.blobs[digest(blob)] == blob
@@ -379,7 +381,7 @@ async def test_a_holder_without_the_blob_is_asked_again(world: World) -> None:
     with patience():
         _, bob = await world.pair(late)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(bob.fetch, digest(blob), len(blob))
+            nursery.start_soon(bob.fetch_blob, digest(blob), len(blob))
             await until(lambda: bob.traffic().received[Priority.CONTROL] > 40)
             late.blobs[digest(blob)] = blob
 
@@ -389,9 +391,9 @@ async def test_a_blob_that_nobody_has_holds_up_no_other(world: World) -> None:
     with patience():
         _, bob = await world.pair(MemoryBlobs(blob), store)
         async with trio.open_nursery() as nursery:
-            for n in range(2 * exchange.TRANSFERS_MAX):
-                nursery.start_soon(bob.fetch, digest(b"nobody's %d" % n), 10)
-            await bob.fetch(digest(blob), len(blob))
+            for n in range(2 * blob_exchange.TRANSFERS_MAX):
+                nursery.start_soon(bob.fetch_blob, digest(b"nobody's %d" % n), 10)
+            await bob.fetch_blob(digest(blob), len(blob))
             nursery.cancel_scope.cancel()
 
 
@@ -400,10 +402,10 @@ async def test_a_blob_larger_than_asked_for_is_not_taken_and_nobody_is_blamed(wo
     with patience():
         _, bob = await world.pair(MemoryBlobs(blob), store)
         with trio.move_on_after(0.3):
-            await bob.fetch(digest(blob), len(blob) - 1)
+            await bob.fetch_blob(digest(blob), len(blob) - 1)
         assert not store.blobs
-        assert not bob.refused()
-        await bob.fetch(digest(blob), len(blob))
+        assert not bob.refusal_counts()
+        await bob.fetch_blob(digest(blob), len(blob))
 
 
 async def test_a_cancelled_fetch_leaves_nothing_behind_and_can_be_repeated(world: World) -> None:
@@ -411,14 +413,14 @@ async def test_a_cancelled_fetch_leaves_nothing_behind_and_can_be_repeated(world
     with patience():
         alice, bob = await world.pair(MemoryBlobs(blob), store)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(bob.fetch, digest(blob), len(blob))
+            nursery.start_soon(bob.fetch_blob, digest(blob), len(blob))
             await until(lambda: bob.traffic().blobs_received > 1_000_000)
             nursery.cancel_scope.cancel()
         await until(lambda: store.aborted == 1)
         assert not store.blobs
-        await bob.fetch(digest(blob), len(blob))
+        await bob.fetch_blob(digest(blob), len(blob))
         assert store.blobs[digest(blob)] == blob
-        assert bob.connected() == {alice.me}
+        assert bob.connected_peers() == {alice.me}
 
 
 async def test_one_cancelled_waiter_does_not_cancel_the_others(world: World) -> None:
@@ -426,9 +428,9 @@ async def test_one_cancelled_waiter_does_not_cancel_the_others(world: World) -> 
     with patience():
         _, bob = await world.pair(MemoryBlobs(blob), store)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(bob.fetch, digest(blob), len(blob))
+            nursery.start_soon(bob.fetch_blob, digest(blob), len(blob))
             async with trio.open_nursery() as impatient:
-                impatient.start_soon(bob.fetch, digest(blob), len(blob))
+                impatient.start_soon(bob.fetch_blob, digest(blob), len(blob))
                 await until(lambda: bob.traffic().blobs_received > 1_000_000)
                 impatient.cancel_scope.cancel()
         assert bob.traffic().blobs_received == len(blob)
@@ -445,8 +447,8 @@ async def test_a_holder_that_cannot_read_its_store_says_that_it_has_nothing(worl
         alice, carol = await world.start(ALICE, BadDisk(blob)), await world.start(CAROL, MemoryBlobs(blob))
         bob = await world.start(BOB, store)
         await linked(alice, bob, carol)
-        await bob.fetch(digest(blob), len(blob), sources=[alice.me])
-        assert bob.connected() == {alice.me, carol.me}
+        await bob.fetch_blob(digest(blob), len(blob), sources=[alice.me])
+        assert bob.connected_peers() == {alice.me, carol.me}
 
 
 async def test_a_store_that_fails_is_reported_to_whoever_fetches(world: World) -> None:
@@ -458,5 +460,5 @@ async def test_a_store_that_fails_is_reported_to_whoever_fetches(world: World) -
     with patience():
         alice, bob = await world.pair(MemoryBlobs(blob), FullDisk())
         with pytest.raises(StorageError):
-            await bob.fetch(digest(blob), len(blob))
-        assert bob.connected() == {alice.me}
+            await bob.fetch_blob(digest(blob), len(blob))
+        assert bob.connected_peers() == {alice.me}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from transport import noise
-from transport.noise import CipherState, HandshakeState, KeyPair
+from transport.wire import noise
+from transport.wire.noise import CipherState, HandshakeState, KeyPair
 
 # From `vectors.txt` of https://github.com/flynn/noise, in the form in which
 # https://github.com/swift-libp2p/swift-noise, Tests/NoiseTests/NoiseTests.swift, quotes them.
@@ -54,7 +54,7 @@ VECTORS = {
 
 
 def handshake(role: str, prologue: str = "") -> HandshakeState:
-    static, ephemeral = (KeyPair.of(bytes.fromhex(KEYS[f"{role}_{kind}"])) for kind in ("static", "ephemeral"))
+    static, ephemeral = (KeyPair.from_private(bytes.fromhex(KEYS[f"{role}_{kind}"])) for kind in ("static", "ephemeral"))
     return HandshakeState(initiator=role == "init", prologue=bytes.fromhex(prologue), static=static, ephemeral=ephemeral)
 
 
@@ -97,8 +97,8 @@ def test_published_vectors_are_reproduced(name: str) -> None:
 def test_both_sides_hash_the_same_transcript_and_learn_the_static_keys() -> None:
     _, initiator, responder = complete("", ["", "", ""])
     assert initiator.handshake_hash == responder.handshake_hash
-    assert responder.remote_static == KeyPair.of(bytes.fromhex(KEYS["init_static"])).public
-    assert initiator.remote_static == KeyPair.of(bytes.fromhex(KEYS["resp_static"])).public
+    assert responder.remote_static == KeyPair.from_private(bytes.fromhex(KEYS["init_static"])).public
+    assert initiator.remote_static == KeyPair.from_private(bytes.fromhex(KEYS["resp_static"])).public
 
 
 SMALL_ORDER = [

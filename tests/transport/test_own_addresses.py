@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.addresses import NO_LISTEN_ADDRESS
-from transport.own_addresses import OwnAddresses
+from transport.discovery.own_addresses import OwnAddresses
 
 HOSTS = ("192.0.2.1", "2001:db8::1")
 
@@ -25,8 +25,8 @@ def test_a_wildcard_stands_for_the_hosts_of_its_version_and_what_is_advertised_g
     listen: str, advertise: tuple[str, ...], outside: str | None, reached: tuple[str, ...]
 ) -> None:
     own = OwnAddresses(listen, advertise, lambda: HOSTS)
-    own.outside = outside
-    assert own.reached("203.0.113.9", ["198.51.100.2"]) == reached
+    own.external_address = outside
+    assert own.reachable_addresses("203.0.113.9", ["198.51.100.2"]) == reached
 
 
 @pytest.mark.parametrize(
@@ -45,12 +45,12 @@ def test_the_port_is_that_of_an_address_of_the_same_version(
     listen: str, outside: str | None, host: str | None, port: int | None
 ) -> None:
     own = OwnAddresses(listen, (), lambda: HOSTS)
-    own.outside = outside
-    assert own.port(host) == port
+    own.external_address = outside
+    assert own.port_at(host) == port
 
 
 def test_the_first_and_what_is_said_to_be_there() -> None:
     own = OwnAddresses("10.0.0.1:1,10.0.0.2:2", ("peer.example:7",), tuple)
-    assert own.first == "10.0.0.1:1" and own.said == ("peer.example:7",)
+    assert own.first_listening == "10.0.0.1:1" and own.announced == ("peer.example:7",)
     assert "10.0.0.2:2" in own and "peer.example:7" in own and "10.0.0.3:3" not in own
-    assert OwnAddresses(NO_LISTEN_ADDRESS, (), tuple).first == NO_LISTEN_ADDRESS
+    assert OwnAddresses(NO_LISTEN_ADDRESS, (), tuple).first_listening == NO_LISTEN_ADDRESS

@@ -18,35 +18,35 @@ from trio.testing import MockClock
 from protocol.blob_digest import BlobHasher, BlobPartList
 from protocol.identity import Identity
 from protocol.limits import BLOB_CHUNK_BYTES, BLOB_PART_BYTES
-from storage.blobs import Blobs
-from storage.parts import write_list
+from storage.disk_blob_store import DiskBlobStore
+from storage.multipart_objects import write_list
 from tests.transport.conftest import MemoryWorld, World, open_world
 from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, linked, until
 from tests.waiting import patience
-from transport.exchange import TURN_SECONDS
-from transport.memory import Conditions, Mesh
+from transport.blobs.blob_exchange import TURN_SECONDS
+from transport.emulation.memory_network import LinkConditions, Mesh
 
 PART = 2 * BLOB_CHUNK_BYTES + 1000  # three chunks each
 COUNT = 24
 DATA = random.Random(3).randbytes(COUNT * PART - 7)
 
 
-class Counting(Blobs):
+class Counting(DiskBlobStore):
     """A store that counts what is asked of it and what comes."""
 
     def __init__(self, folder: Path, *held: bytes, part_bytes: int = PART) -> None:
         super().__init__(folder / "kept", folder / "passing", part_bytes)
         self.served, self.begun = Counter[bytes](), Counter[bytes]()
         for data in held:
-            self.add(data, in_parts=True)
+            self.add_bytes(data, in_parts=True)
 
     def read_piece(self, digest: bytes, offset: int, length: int) -> bytes:
         self.served[digest] += 1
         return super().read_piece(digest, offset, length)
 
-    def begin(self, digest: bytes, total: int, of: bytes | None = None) -> Any:
+    def open_writer(self, digest: bytes, total: int, of: bytes | None = None) -> Any:
         self.begun[digest] += 1
-        return super().begin(digest, total, of)
+        return super().open_writer(digest, total, of)
 
 
 class Lying(Counting):
@@ -68,8 +68,8 @@ def listed(data: bytes = DATA) -> BlobPartList:
     return hasher.part_list
 
 
-def lacking(blobs: Blobs) -> set[bytes]:
-    wanted = blobs.wanted(DIGEST)
+def lacking(blobs: DiskBlobStore) -> set[bytes]:
+    wanted = blobs.missing_parts(DIGEST)
     return set(wanted.lacking) if wanted is not None else set(PARTS.digests)
 
 
@@ -83,12 +83,12 @@ async def test_an_object_comes_part_by_part_each_once_and_from_several_holders(w
     with patience():
         networks = [await world.start(*pair) for pair in ((ALICE, alice), (CAROL, carol), (BOB, bob))]
         await linked(*networks)
-        await networks[2].fetch(DIGEST, len(DATA), [networks[0].me])
-    assert bob.read(DIGEST) == DATA
+        await networks[2].fetch_blob(DIGEST, len(DATA), [networks[0].me])
+    assert bob.read_range(DIGEST) == DATA
     assert bob.begun == dict.fromkeys((DIGEST, *PARTS.digests), 1)
     served = [sum(holder.served[part] for part in PARTS.digests) for holder in (alice, carol)]
     assert sum(served) == 3 * COUNT and min(served) > COUNT // 4, "each chunk once, and by both"
-    assert not any(network.refused() for network in networks)
+    assert not any(network.refusal_counts() for network in networks)
 
 
 async def test_two_peers_that_fetch_give_each_other_what_they_have(tmp_path: Path, autojump_clock: MockClock) -> None:
@@ -96,14 +96,14 @@ async def test_two_peers_that_fetch_give_each_other_what_they_have(tmp_path: Pat
     async with open_world(MemoryWorld) as world:
         assert isinstance(world, MemoryWorld)
         for one, other in ((ALICE, BOB), (ALICE, CAROL)):
-            world.mesh.set_conditions(one.public, other.public, Conditions(bytes_per_second=500_000))
+            world.mesh.set_conditions(one.public, other.public, LinkConditions(bytes_per_second=500_000))
         networks = [await world.start(*pair) for pair in zip((ALICE, BOB, CAROL), stores, strict=True)]
         await linked(*networks)
         async with trio.open_nursery() as nursery:
             for network in networks[1:]:
-                nursery.start_soon(network.fetch, DIGEST, len(DATA))
+                nursery.start_soon(network.fetch_blob, DIGEST, len(DATA))
     _, bob, carol = stores
-    assert bob.read(DIGEST) == carol.read(DIGEST) == DATA
+    assert bob.read_range(DIGEST) == carol.read_range(DIGEST) == DATA
     assert sum(bob.served.values()) + sum(carol.served.values()) >= 3 * 4, "four parts of three chunks, or more"
 
 
@@ -112,12 +112,12 @@ async def seconds_of_a_fetch(folder: Path, others: int) -> float:
     folder.mkdir()
     async with open_world(MemoryWorld) as world:
         assert isinstance(world, MemoryWorld)
-        world.mesh = Mesh(seed=1, conditions=Conditions(latency_seconds=0.1, bytes_per_second=2_000_000))
+        world.mesh = Mesh(seed=1, conditions=LinkConditions(latency_seconds=0.1, bytes_per_second=2_000_000))
         alice, bob = await world.start(ALICE, Counting(folder / "alice", DATA)), await world.start(BOB, Counting(folder / "bob"))
         empty = [await world.start(Identity(bytes([100 + n]) * 32), Counting(folder / str(n))) for n in range(others)]
         await linked(alice, bob, *empty)
         start = trio.current_time()
-        await bob.fetch(DIGEST, len(DATA), [alice.me])
+        await bob.fetch_blob(DIGEST, len(DATA), [alice.me])
         return trio.current_time() - start
 
 
@@ -133,15 +133,15 @@ async def test_a_holder_that_drips_costs_a_turn(tmp_path: Path, autojump_clock: 
     bob = Counting(tmp_path / "bob", part_bytes=part_bytes)
     async with open_world(MemoryWorld) as world:
         assert isinstance(world, MemoryWorld)
-        world.mesh.set_conditions(BOB.public, CAROL.public, Conditions(bytes_per_second=BLOB_CHUNK_BYTES / 0.9))
+        world.mesh.set_conditions(BOB.public, CAROL.public, LinkConditions(bytes_per_second=BLOB_CHUNK_BYTES / 0.9))
         networks = [await world.start(*pair) for pair in ((ALICE, alice), (BOB, bob), (CAROL, carol))]
         await linked(*networks)
         start = trio.current_time()
         hasher = BlobHasher(part_bytes=part_bytes)
         hasher.update(data)
-        await networks[1].fetch(hasher.digest(), len(data), [networks[0].me, networks[2].me])
+        await networks[1].fetch_blob(hasher.digest(), len(data), [networks[0].me, networks[2].me])
         assert TURN_SECONDS <= trio.current_time() - start < TURN_SECONDS + 2
-        assert bob.read(hasher.digest()) == data and networks[2].me in networks[1].connected()
+        assert bob.read_range(hasher.digest()) == data and networks[2].me in networks[1].connected_peers()
 
 
 async def test_a_wrong_part_costs_its_sender_the_link_and_nothing_else(world: World, tmp_path: Path) -> None:
@@ -149,9 +149,13 @@ async def test_a_wrong_part_costs_its_sender_the_link_and_nothing_else(world: Wo
     with patience():
         alice, carols, bobs = [await world.start(*pair) for pair in ((ALICE, liar), (CAROL, carol), (BOB, bob))]
         await linked(alice, carols, bobs)
-        await bobs.fetch(DIGEST, len(DATA))
-        assert bob.read(DIGEST) == DATA
-        assert bobs.refused()["bad-blob"] == 1 and alice.me not in bobs.connected() and carols.me in bobs.connected()
+        await bobs.fetch_blob(DIGEST, len(DATA))
+        assert bob.read_range(DIGEST) == DATA
+        assert (
+            bobs.refusal_counts()["bad-blob"] == 1
+            and alice.me not in bobs.connected_peers()
+            and carols.me in bobs.connected_peers()
+        )
     again = {part for part, times in bob.begun.items() if times > 1}
     assert liar.wrong in again and len(again) <= 4, "it, and what the liar was sending beside it"
     assert all(bob.begun[part] <= 2 for part in PARTS.digests)
@@ -163,12 +167,12 @@ async def test_a_liar_alone_ends_nothing_and_the_part_comes_of_another_later(wor
         alice, bobs = await world.start(ALICE, liar), await world.start(BOB, bob)
         await linked(alice, bobs)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(bobs.fetch, DIGEST, len(DATA))
-            await until(lambda: bobs.refused().get("bad-blob"))
+            nursery.start_soon(bobs.fetch_blob, DIGEST, len(DATA))
+            await until(lambda: bobs.refusal_counts().get("bad-blob"))
             good = set(PARTS.digests) - lacking(bob)
             before = bob.begun.copy()
             await world.start(DAVE, Counting(tmp_path / "dave", DATA))
-    assert bob.read(DIGEST) == DATA
+    assert bob.read_range(DIGEST) == DATA
     assert all(bob.begun[part] == before[part] for part in good), "nothing that was good is lost"
 
 
@@ -179,13 +183,13 @@ async def test_a_fetch_that_is_given_up_goes_on_later_where_it_was(world: World,
         alices, bobs = await world.start(ALICE, alice), await world.start(BOB, bob)
         await linked(alices, bobs)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(bobs.fetch, DIGEST, len(DATA))
+            nursery.start_soon(bobs.fetch_blob, DIGEST, len(DATA))
             await until(lambda: 0 < len(lacking(bob)) < COUNT)
             nursery.cancel_scope.cancel()
         here = set(PARTS.digests) - lacking(bob)
         before = bob.begun.copy()
-        await bobs.fetch(DIGEST, len(DATA))
-    assert here and bob.read(DIGEST) == DATA and all(bob.begun[part] == before[part] for part in here)
+        await bobs.fetch_blob(DIGEST, len(DATA))
+    assert here and bob.read_range(DIGEST) == DATA and all(bob.begun[part] == before[part] for part in here)
 
 
 async def test_a_list_of_more_bytes_than_were_promised_is_no_object(world: World, tmp_path: Path) -> None:
@@ -195,7 +199,7 @@ async def test_a_list_of_more_bytes_than_were_promised_is_no_object(world: World
         alices, bobs = await world.start(ALICE, alice), await world.start(BOB, bob)
         await linked(alices, bobs)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(bobs.fetch, DIGEST, len(DATA) - 1)
+            nursery.start_soon(bobs.fetch_blob, DIGEST, len(DATA) - 1)
             await until(lambda: DIGEST in bob.begun)
             await trio.sleep(0.5)
             assert nursery.child_tasks, "it waits for somebody who has it"
@@ -205,12 +209,12 @@ async def test_a_list_of_more_bytes_than_were_promised_is_no_object(world: World
 
 async def test_an_object_of_an_older_program_comes_whole(world: World, tmp_path: Path) -> None:
     alice, bob = Counting(tmp_path / "alice"), Counting(tmp_path / "bob")
-    digest = alice.add(DATA)
+    digest = alice.add_bytes(DATA)
     with patience():
         alices, bobs = await world.start(ALICE, alice), await world.start(BOB, bob)
         await linked(alices, bobs)
-        await bobs.fetch(digest, len(DATA))
-    assert bob.read(digest) == DATA and set(bob.begun) == {digest}
+        await bobs.fetch_blob(digest, len(DATA))
+    assert bob.read_range(digest) == DATA and set(bob.begun) == {digest}
 
 
 # Processes -------------------------------------------------------------------------------------------------------------
@@ -242,7 +246,7 @@ def said(running: subprocess.Popen[str], word: str) -> str:
 def give(folder: Path, size: int, part_bytes: int) -> BlobPartList:
     """A store with an object that was never in memory."""
     blobs, file, hasher = (
-        Blobs(folder / "kept", folder / "passing", part_bytes),
+        DiskBlobStore(folder / "kept", folder / "passing", part_bytes),
         folder / "made",
         BlobHasher(part_bytes=part_bytes),
     )
@@ -254,7 +258,7 @@ def give(folder: Path, size: int, part_bytes: int) -> BlobPartList:
             stream.write(piece)
     assert hasher.part_list is not None
     write_list(file, hasher.part_list)
-    blobs.adopt(file, hasher.digest())
+    blobs.adopt_file(file, hasher.digest())
     return hasher.part_list
 
 
@@ -281,7 +285,7 @@ def fetched_over_a_kill(folder: Path, size: int, part_bytes: int, kill_after: in
     assert len(here) >= kill_after and len(came) == len(set(came)) and not set(came) & set(here), "no part comes twice"
     # The last part is shorter, and the list came once more if it was not there.
     assert received <= size - (len(here) - 1) * part_bytes, "nor is any asked for"
-    with Blobs(folder / "bob/kept", folder / "bob/passing", part_bytes).path(parts.blob_digest).open("rb") as stream:
+    with DiskBlobStore(folder / "bob/kept", folder / "bob/passing", part_bytes).path(parts.blob_digest).open("rb") as stream:
         hasher = BlobHasher(part_bytes=part_bytes)
         hasher.update_from_stream(stream)
     assert hasher.digest() == parts.blob_digest

@@ -9,27 +9,29 @@ from random import Random
 import pytest
 
 from protocol.errors import UserError
-from transport.profiles import (
+from transport.emulation.link_profiles import (
     MEGABIT_BYTES,
     PROFILES,
     QUEUE_SECONDS,
     RETRANSMISSION_SECONDS_MIN,
     SEGMENT_BYTES,
-    Access,
-    Flow,
-    Gate,
-    Moment,
-    Profile,
-    Way,
-    profile_of,
-    steady,
+    AccessLink,
+    AccessProfile,
+    BottleneckQueue,
+    NetworkPath,
+    ProfileSegment,
+    TcpFlow,
+    load_profile,
+    steady_profile,
 )
 
-SWINGS = Profile("swings", (Moment(1.0, 1000, 2000, 0.1), Moment(0.5, 0, 0, 0.1), Moment(2.0, 4000, 500, 0.3)))
+SWINGS = AccessProfile(
+    "swings", (ProfileSegment(1.0, 1000, 2000, 0.1), ProfileSegment(0.5, 0, 0, 0.1), ProfileSegment(2.0, 4000, 500, 0.3))
+)
 
 
-def way(profile: Profile) -> Way:
-    return Way(Access(profile), Access(profile))
+def way(profile: AccessProfile) -> NetworkPath:
+    return NetworkPath(AccessLink(profile), AccessLink(profile))
 
 
 @pytest.mark.parametrize(
@@ -37,34 +39,34 @@ def way(profile: Profile) -> Way:
 )
 def test_bytes_take_the_rates_of_the_moments_and_wait_for_the_end_of_a_drop_out(begin: float, size: int, end: float) -> None:
     for turns in (0, 3):  # it begins again at its end
-        assert SWINGS.through(begin + 3.5 * turns, size, up=True) == pytest.approx(end + 3.5 * turns)
-    assert SWINGS.shifted(begin).through(0.0, size, up=True) == pytest.approx(end - begin)
+        assert SWINGS.finish_time(begin + 3.5 * turns, size, up=True) == pytest.approx(end + 3.5 * turns)
+    assert SWINGS.shifted(begin).finish_time(0.0, size, up=True) == pytest.approx(end - begin)
 
 
 def test_all_links_of_a_peer_share_its_uplink_and_its_downlink_is_another_one() -> None:
-    access = Access(steady("thin", 8, 80, 20))  # 1 MB/s up
-    assert access.up.take(10.0, 500_000) == pytest.approx(10.5)
-    assert access.up.take(10.0, 500_000) == pytest.approx(11.0)
-    assert access.down.take(10.0, 500_000) == pytest.approx(10.05)
+    access = AccessLink(steady_profile("thin", 8, 80, 20))  # 1 MB/s up
+    assert access.up.queue_bytes(10.0, 500_000) == pytest.approx(10.5)
+    assert access.up.queue_bytes(10.0, 500_000) == pytest.approx(11.0)
+    assert access.down.queue_bytes(10.0, 500_000) == pytest.approx(10.05)
 
 
 def test_a_packet_that_would_wait_longer_than_the_queue_is_dropped_and_takes_no_room() -> None:
-    gate = Gate(steady("thin", 8, 8, 20), up=True)
-    passed = sum(gate.take_packet(0.0, 1_000) is not None for _ in range(200))
+    gate = BottleneckQueue(steady_profile("thin", 8, 8, 20), up=True)
+    passed = sum(gate.queue_packet(0.0, 1_000) is not None for _ in range(200))
     assert passed == pytest.approx(QUEUE_SECONDS * 1_000_000 / 1_000, abs=2)
-    assert gate.take_packet(1.0, 1_000) == pytest.approx(1.001)
+    assert gate.queue_packet(1.0, 1_000) == pytest.approx(1.001)
 
 
 def test_nothing_passes_in_a_drop_out_longer_than_the_queue() -> None:
-    gate = Gate(SWINGS, up=True)
-    assert gate.take_packet(1.1, 100) is None and gate.take_packet(1.5, 100) is not None
+    gate = BottleneckQueue(SWINGS, up=True)
+    assert gate.queue_packet(1.1, 100) is None and gate.queue_packet(1.5, 100) is not None
 
 
-def carry(flow: Flow, count: int, now: float = 0.0) -> float:
+def carry(flow: TcpFlow, count: int, now: float = 0.0) -> float:
     """When the last of so many bytes arrives, sent as fast as window and uplink allow."""
     arrival, size = now, 4 * SEGMENT_BYTES
     for _ in range(-(-count // size)):
-        while (at := flow.room_at(now)) > now:
+        while (at := flow.next_send_at(now)) > now:
             now = at
         arrival = flow.send(now, size, more=True)
     return arrival
@@ -72,17 +74,17 @@ def carry(flow: Flow, count: int, now: float = 0.0) -> float:
 
 def test_a_window_begins_with_ten_segments_and_doubles_with_each_round_trip() -> None:
     """10 + 20 + 40 + 80 segments go in four round trips; of the last it is not waited for the acknowledgement."""
-    took = carry(Flow(way(steady("fast", math.inf, math.inf, 100)), Random(0)), 150 * SEGMENT_BYTES)
+    took = carry(TcpFlow(way(steady_profile("fast", math.inf, math.inf, 100)), Random(0)), 150 * SEGMENT_BYTES)
     assert took == pytest.approx(0.35, abs=0.001)
 
 
 def test_without_loss_a_flow_fills_its_link_after_some_round_trips() -> None:
-    took = carry(Flow(way(PROFILES["transatlantic"]), Random(0)), 20_000_000)
+    took = carry(TcpFlow(way(PROFILES["transatlantic"]), Random(0)), 20_000_000)
     assert 0 < took - 20_000_000 / (100 * MEGABIT_BYTES) < 8 * 0.09
 
 
 def test_a_window_that_was_not_used_for_long_begins_anew() -> None:
-    flow = Flow(way(PROFILES["transatlantic"]), Random(0))
+    flow = TcpFlow(way(PROFILES["transatlantic"]), Random(0))
     carry(flow, 5_000_000)
     before = flow.window
     carry(flow, SEGMENT_BYTES, 1_000.0)
@@ -93,7 +95,7 @@ def test_a_window_that_was_not_used_for_long_begins_anew() -> None:
 def test_a_flow_that_loses_is_about_as_fast_as_cubic_is(loss: float) -> None:
     """The mean window of RFC 9438, equations 5 and 6, and that of Reno where it is larger."""
     trip, size = 0.1, 20_000_000
-    flow = Flow(way(steady("lossy", math.inf, math.inf, 1e3 * trip, loss)), Random(1))
+    flow = TcpFlow(way(steady_profile("lossy", math.inf, math.inf, 1e3 * trip, loss)), Random(1))
     rate = size / SEGMENT_BYTES / carry(flow, size)
     expected = max(1.17 * (trip / loss) ** 0.75, math.sqrt(1.5 / loss)) / trip
     assert 0.6 < rate / expected < 1.6, (rate, expected)
@@ -101,8 +103,10 @@ def test_a_flow_that_loses_is_about_as_fast_as_cubic_is(loss: float) -> None:
 
 
 def test_a_lost_segment_comes_late_and_what_follows_comes_after_it() -> None:
-    profile = Profile("lost", (Moment(1.0, round_trip_seconds=0.1, loss=1.0), Moment(1.0, round_trip_seconds=0.1)))
-    flow = Flow(way(profile), Random(0))
+    profile = AccessProfile(
+        "lost", (ProfileSegment(1.0, round_trip_seconds=0.1, loss=1.0), ProfileSegment(1.0, round_trip_seconds=0.1))
+    )
+    flow = TcpFlow(way(profile), Random(0))
     late = flow.send(0.5, 100)
     assert late == pytest.approx(0.5 + 0.05 + 0.1 + RETRANSMISSION_SECONDS_MIN)
     assert flow.send(0.55, 10 * SEGMENT_BYTES) == late  # of many, the missing one is told of by those behind
@@ -110,15 +114,15 @@ def test_a_lost_segment_comes_late_and_what_follows_comes_after_it() -> None:
 
 
 def test_a_lost_tail_is_sent_again_by_a_probe_where_it_was_not_alone_in_flight() -> None:
-    moments = Moment(1.0, round_trip_seconds=0.05), Moment(1.0, round_trip_seconds=0.05, loss=1.0)
-    flow = Flow(way(Profile("lost", moments)), Random(0))
+    moments = ProfileSegment(1.0, round_trip_seconds=0.05), ProfileSegment(1.0, round_trip_seconds=0.05, loss=1.0)
+    flow = TcpFlow(way(AccessProfile("lost", moments)), Random(0))
     flow.send(0.99, SEGMENT_BYTES)
     assert flow.send(1.0, 100) == pytest.approx(1.0 + 0.025 + 2 * 0.05)
     assert flow.send(1.5, 2 * SEGMENT_BYTES) == pytest.approx(1.5 + 0.025 + 3 * 0.05), "the probe repairs one of them"
 
 
 def test_what_would_wait_longer_than_the_queue_is_lost_and_the_window_shrinks() -> None:
-    flow = Flow(way(PROFILES["dsl"]), Random(0))
+    flow = TcpFlow(way(PROFILES["dsl"]), Random(0))
     first = flow.send(0.0, 4 * SEGMENT_BYTES, more=True)
     flow.send(0.0, 10 * SEGMENT_BYTES, more=True)
     assert not flow.lost and flow.window == 10
@@ -128,7 +132,7 @@ def test_what_would_wait_longer_than_the_queue_is_lost_and_the_window_shrinks() 
 
 
 def test_order_is_kept_where_the_round_trip_swings() -> None:
-    flow, random = Flow(way(PROFILES["flaky"]), Random(0)), Random(1)
+    flow, random = TcpFlow(way(PROFILES["flaky"]), Random(0)), Random(1)
     times = [flow.send(at, 1_000) for at in sorted(random.uniform(0, 240) for _ in range(2_000))]
     assert times == sorted(times)
 
@@ -144,9 +148,11 @@ def test_flaky_is_what_it_says() -> None:
 def test_a_trace_file_is_a_profile(tmp_path: Path) -> None:
     file = tmp_path / "train.trace"
     file.write_text("# s up down ms %\n2 1 10 80 0.5\n\n1 0 0 80 0 # a tunnel\n")
-    profile = profile_of(str(file))
-    assert profile == profile_of(profile.name) and profile.at(4.0) == Moment(2.0, MEGABIT_BYTES, 10 * MEGABIT_BYTES, 0.08, 0.005)
-    assert profile.at(5.5).up == 0
+    profile = load_profile(str(file))
+    assert profile == load_profile(profile.name) and profile.segment_at(4.0) == ProfileSegment(
+        2.0, MEGABIT_BYTES, 10 * MEGABIT_BYTES, 0.08, 0.005
+    )
+    assert profile.segment_at(5.5).up == 0
 
 
 @pytest.mark.parametrize(
@@ -156,7 +162,7 @@ def test_a_bad_trace_is_one_line_that_names_the_file(line: str, tmp_path: Path) 
     file = tmp_path / "bad"
     file.write_text(line)
     with pytest.raises(UserError) as error:
-        profile_of(str(file))
+        load_profile(str(file))
     assert str(file) in str(error.value) and "\n" not in str(error.value)
     with pytest.raises(UserError, match="lan, dsl"):
-        profile_of(str(tmp_path / "nosuch"))
+        load_profile(str(tmp_path / "nosuch"))

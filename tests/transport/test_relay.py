@@ -15,15 +15,15 @@ from protocol.identity import WIRE_VERSIONS, Identity
 from protocol.limits import CIRCUIT_RECORD_BYTES_MAX, RELAY_RESERVATIONS_MAX
 from protocol.messages import CircuitCredit, CircuitData, CloseCircuit, IncomingCircuit, OpenCircuit
 from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, exchange_bytes
-from transport import relay as module
-from transport.budget import Budget
-from transport.circuit import CircuitSession
-from transport.framing import MESSAGE_OVERHEAD_BYTES, Channel, Message, Priority
-from transport.noise import KeyPair
-from transport.relay import RECORD_COST_BYTES, RECORDS_MAX, WINDOW_BYTES, Relay
-from transport.session import Established
-from transport.shares import Account, Memory
-from transport.standing import Standing
+from transport.quotas.memory_quota import MemoryAccount, MemoryQuota
+from transport.quotas.peer_class import PeerClass
+from transport.quotas.token_bucket import TokenBucket
+from transport.relay import circuit_relay as module
+from transport.relay.circuit_relay import RECORD_COST_BYTES, RECORDS_MAX, WINDOW_BYTES, CircuitRelay
+from transport.relay.circuit_session import CircuitSession
+from transport.wire.framing import MESSAGE_OVERHEAD_BYTES, Channel, Message, Priority
+from transport.wire.noise import KeyPair
+from transport.wire.noise_session import PeerAuthenticated
 
 A, B, C, D = (bytes([number]) * 32 for number in range(4))
 ONE, TWO = b"circuit one 0123", b"circuit two 0123"
@@ -37,8 +37,8 @@ class World:
         self.sent: list[tuple[bytes, Any]] = []
         self.refused: Counter[str] = Counter()
         self.deaf: set[bytes] = set()
-        self.memory, self.takes = Memory(), True
-        self.relay = Relay(
+        self.memory, self.takes = MemoryQuota(), True
+        self.relay = CircuitRelay(
             self._post,
             lambda peer: not members or peer in members,
             lambda: self.takes,
@@ -54,24 +54,24 @@ class World:
         self.sent.append((peer, message))
         return True
 
-    def account(self, peer: bytes) -> Account:
-        account = self.memory.account(peer, Standing.MEMBER)
+    def account(self, peer: bytes) -> MemoryAccount:
+        account = self.memory.account_of(peer, PeerClass.MEMBER)
         account.is_linked = True
         return account
 
     def open(self, opener: bytes, target: bytes, name: bytes = ONE) -> None:
-        self.relay.reserve(target, True, self.now)
-        self.relay.open(opener, OpenCircuit(name, target), self.now)
+        self.relay.set_reservation(target, True, self.now)
+        self.relay.open_circuit(opener, OpenCircuit(name, target), self.now)
 
     def data(self, source: bytes, lane: Priority, data: bytes = RECORD, name: bytes = ONE) -> None:
-        self.relay.data(source, CircuitData(name, lane, data))
+        self.relay.on_data(source, CircuitData(name, lane, data))
 
     def forward(self, seconds: float = 0.0) -> list[CircuitData]:
         """What is forwarded in that time, to ends that read it at once."""
         before, end = len(self.sent), self.now + seconds
         now = self.now
         while now <= end:
-            now = self.relay.forward(now)
+            now = self.relay.forward_records(now)
         self.now = end
         return [message for _, message in self.sent[before:] if isinstance(message, CircuitData)]
 
@@ -88,7 +88,7 @@ def test_a_circuit_leads_to_a_peer_that_has_reserved_and_back() -> None:
     world.forward()
     assert [message.data for message in world.to(B, CircuitData)] == [b"there"]
     assert [message.data for message in world.to(A, CircuitData)] == [b"back"]
-    world.relay.close(A, CloseCircuit(ONE, "ended"))
+    world.relay.on_close(A, CloseCircuit(ONE, "ended"))
     assert world.to(B, CloseCircuit) == [CloseCircuit(ONE, "ended")] and not world.relay.circuits
 
 
@@ -105,8 +105,8 @@ def test_only_members_reach_members_that_have_reserved(
     members: tuple[bytes, ...], opener: bytes, target: bytes, reason: str
 ) -> None:
     world = World(*members)
-    world.relay.reserve(B, True, 0.0)
-    world.relay.open(opener, OpenCircuit(ONE, target), 0.0)
+    world.relay.set_reservation(B, True, 0.0)
+    world.relay.open_circuit(opener, OpenCircuit(ONE, target), 0.0)
     assert world.to(opener, CloseCircuit) == [CloseCircuit(ONE, reason)]
     assert world.refused == {reason: 1} and not world.relay.circuits and not world.to(target, IncomingCircuit)
 
@@ -115,11 +115,11 @@ def test_a_relay_that_takes_no_more_keeps_what_it_has_until_it_gives_that_up() -
     world = World()
     world.open(A, B)
     world.takes = False
-    world.relay.reserve(B, True, 0.0)  # again: it has that
-    world.relay.reserve(C, True, 0.0)
+    world.relay.set_reservation(B, True, 0.0)  # again: it has that
+    world.relay.set_reservation(C, True, 0.0)
     world.open(D, B, TWO)
     assert world.relay.reservations.peers == (B,) and world.refused == {"relay-off": 1} and world.relay.circuits == 2
-    world.relay.give_up()
+    world.relay.cancel_reservations()
     world.data(A, Priority.VOTE, b"still")
     assert [sent.data for sent in world.forward()] == [b"still"] and world.relay.reservations.peers == ()
 
@@ -128,7 +128,7 @@ def test_a_third_peer_can_neither_speak_in_a_circuit_nor_end_it() -> None:
     world = World()
     world.open(A, B)
     world.data(C, Priority.VOTE)
-    world.relay.close(C, CloseCircuit(ONE, "ended"))
+    world.relay.on_close(C, CloseCircuit(ONE, "ended"))
     world.open(C, D)  # a name that is taken
     assert world.forward() == [] and world.relay.circuits == 1
     assert world.to(C, CloseCircuit) == [CloseCircuit(ONE, "relay-full")]
@@ -137,7 +137,7 @@ def test_a_third_peer_can_neither_speak_in_a_circuit_nor_end_it() -> None:
 def test_reservations_and_circuits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     for number in range(RELAY_RESERVATIONS_MAX + 1):
-        world.relay.reserve(number.to_bytes(32, "big"), True, 0.0)
+        world.relay.set_reservation(number.to_bytes(32, "big"), True, 0.0)
     assert len(world.relay.reservations.peers) == RELAY_RESERVATIONS_MAX and world.refused == {"relay-full": 1}
 
     monkeypatch.setattr(module, "CIRCUITS_PER_PEER_MAX", 3)
@@ -146,7 +146,7 @@ def test_reservations_and_circuits_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     for number, (opener, target) in enumerate([(A, B), (A, C), (A, D), (A, B), (B, C), (B, D)]):
         world.open(opener, target, number.to_bytes(16, "big"))
     assert world.relay.circuits == 4 and world.refused == {"relay-full": 2}
-    world.relay.gone(A)
+    world.relay.on_unlinked(A)
     assert world.relay.circuits == 1
     world.now = 60.0
     world.open(A, B, bytes(16))  # the room is there again
@@ -166,13 +166,13 @@ def test_whoever_reserves_again_and_again_is_refused_also_over_a_new_link() -> N
     world, told = World(), 0
     for second in range(200):
         for _ in range(3):
-            world.relay.reserve(A, True, float(second))
+            world.relay.set_reservation(A, True, float(second))
             told += len(world.relay.reservations.peers)
-            world.relay.reserve(A, False, float(second))
-        world.relay.gone(A)
-    assert told == module.RESERVINGS_AT_ONCE + 200 * module.RESERVINGS_PER_SECOND
+            world.relay.set_reservation(A, False, float(second))
+        world.relay.on_unlinked(A)
+    assert told == module.RESERVE_REQUESTS_BURST + 200 * module.RESERVE_REQUESTS_PER_SECOND
     assert world.refused == {"relay-too-often": 600 - told}
-    world.relay.reserve(B, True, 200.0)
+    world.relay.set_reservation(B, True, 200.0)
     assert world.relay.reservations.peers == (B,), "others are not"
 
 
@@ -185,8 +185,8 @@ def test_whoever_opens_circuits_all_the_time_is_slowed_down() -> None:
             name = (5 * second + number).to_bytes(16, "big")
             world.open(A, B, name)
             opened += world.relay.circuits
-            world.relay.close(A, CloseCircuit(name, "ended"))
-        world.relay.gone(A)  # a new link pays nothing back
+            world.relay.on_close(A, CloseCircuit(name, "ended"))
+        world.relay.on_unlinked(A)  # a new link pays nothing back
     assert opened == module.CIRCUITS_PER_PEER_MAX + 200 and world.refused == {"relay-too-often": 1_000 - opened}
     world.open(C, B)
     assert world.relay.circuits == 1, "others are not"
@@ -221,9 +221,9 @@ def passed_on(world: World, seconds: int, *full: tuple[bytes, Priority, bytes]) 
     sent: Counter[tuple[bytes, Priority]] = Counter()
     for _ in range(20 * seconds):
         for source, number, name in full:
-            lane = world.relay._circuits[name].lanes[source][number]
-            lane.owed = 0
-            world.relay.credit(lane.target, CircuitCredit(name, number, WINDOW_BYTES[number]))
+            lane = world.relay._circuits[name].queues[source][number]
+            lane.owed_credit = 0
+            world.relay.on_credit(lane.target, CircuitCredit(name, number, WINDOW_BYTES[number]))
             while lane.waiting + len(RECORD) <= WINDOW_BYTES[number]:
                 world.data(source, number, name=name)
         sent.update({(message.circuit, message.priority): len(message.data) for message in world.forward(0.05)})
@@ -277,7 +277,7 @@ def test_while_budgets_hold_bulk_back_a_vote_waits_for_one_record() -> None:
     world.open(A, B)
     for _ in range(WINDOW_BYTES[Priority.BULK] // len(RECORD)):
         world.data(A, Priority.BULK)
-    world.relay._circuits[ONE].budget = Budget(len(RECORD), 0)  # one record a second
+    world.relay._circuits[ONE].budget = TokenBucket(len(RECORD), 0)  # one record a second
     world.forward(2.5)
     world.data(A, Priority.VOTE, b"a vote")
     assert world.forward(1.0)[0].priority == Priority.VOTE
@@ -290,11 +290,11 @@ def test_budgets_are_bytes_a_second_and_never_a_total(monkeypatch: pytest.Monkey
     world.open(C, D, TWO)
     sent = 0
     for _ in range(3_600):  # an hour
-        while len(world.relay._circuits[ONE].lanes[A][2].queue) < 7:
+        while len(world.relay._circuits[ONE].queues[A][2].queue) < 7:
             world.data(A, Priority.BULK)
         sent += sum(len(message.data) for message in world.forward(1.0))
-        world.relay._circuits[ONE].lanes[A][2].owed = 0
-        world.relay.credit(B, CircuitCredit(ONE, Priority.BULK, WINDOW_BYTES[2]))
+        world.relay._circuits[ONE].queues[A][2].owed_credit = 0
+        world.relay.on_credit(B, CircuitCredit(ONE, Priority.BULK, WINDOW_BYTES[2]))
     assert sent == pytest.approx(3_600 * 100_000, rel=0.01)
     world.data(C, Priority.BULK, name=TWO)
     assert [message.circuit for message in world.forward()] == [TWO], "another circuit has a budget of its own"
@@ -304,7 +304,7 @@ def test_short_records_fill_neither_the_memory_nor_the_processor_of_a_relay() ->
     """An entry of the queue is some fifty bytes, and its work that of a record of a kilobyte, whatever it holds."""
     world = World()
     world.open(A, B)
-    world.relay._circuits[ONE].lanes[A][Priority.BULK].credit = 0
+    world.relay._circuits[ONE].queues[A][Priority.BULK].credit = 0
     for _ in range(RECORDS_MAX[Priority.BULK] + 1):
         world.data(A, Priority.BULK, b"x")
     assert world.refused == {"circuit-overrun": 1} and not world.relay.circuits
@@ -344,14 +344,14 @@ def test_a_circuit_ends_with_the_link_of_either_end() -> None:
     world = World()
     world.open(A, B)
     world.data(A, Priority.BULK)
-    world.relay.gone(B)
+    world.relay.on_unlinked(B)
     assert world.to(A, CloseCircuit) == [CloseCircuit(ONE, "end-gone")] and world.forward() == []
     assert world.relay.reservations.peers == ()
     world.open(A, B)
     world.data(A, Priority.BULK)
     world.deaf.add(B)  # its queue is full
     assert world.forward() == [] and not world.relay.circuits
-    assert world.relay.forward(world.now) == math.inf
+    assert world.relay.forward_records(world.now) == math.inf
 
 
 def test_nothing_is_forwarded_for_whoever_is_expelled_from_that_block_on() -> None:
@@ -367,7 +367,7 @@ def test_nothing_is_forwarded_for_whoever_is_expelled_from_that_block_on() -> No
     world.data(C, Priority.VOTE, b"of others", TWO)
     assert [message.data for message in world.forward()] == [b"of others"]
     assert world.to(A, CloseCircuit) == [CloseCircuit(ONE, "relay-not-member")]
-    world.relay.end_unserved()
+    world.relay.close_unserved()
     assert world.relay.circuits == 1 and world.relay.reservations.peers == (D,)
     assert {message.reason for message in world.to(B, CloseCircuit)} == {"relay-not-member"}
 
@@ -379,7 +379,7 @@ def test_what_waits_in_a_relay_is_paid_for_by_whoever_sent_it() -> None:
     for _ in range(count):
         world.data(A, Priority.VOTE, b".")
     assert world.account(A).held == world.memory.held == count * (1 + MESSAGE_OVERHEAD_BYTES)
-    world.relay.gone(B)
+    world.relay.on_unlinked(B)
     assert world.memory.held == 0
 
 
@@ -410,9 +410,9 @@ def test_whatever_its_links_say_a_relay_holds_no_more_than_its_windows(steps: li
         else:
             getattr(world.relay, what)(*arguments, *([world.now] if what in ("open", "reserve") else []))
         circuits = world.relay._circuits.values()
-        lanes = [lane for circuit in circuits for both in circuit.lanes.values() for lane in both]
-        assert all(sum(map(len, lane.queue)) == lane.waiting <= WINDOW_BYTES[lane.number] for lane in lanes)
-        assert all(0 <= lane.credit <= WINDOW_BYTES[lane.number] for lane in lanes)
+        lanes = [lane for circuit in circuits for both in circuit.queues.values() for lane in both]
+        assert all(sum(map(len, lane.queue)) == lane.waiting <= WINDOW_BYTES[lane.priority] for lane in lanes)
+        assert all(0 <= lane.credit <= WINDOW_BYTES[lane.priority] for lane in lanes)
         assert all({*circuit.ends} <= {A, B, C} for circuit in circuits)
         assert {lane for turns in world.relay._turns for ready in turns._ready.values() for lane in ready} <= {*lanes}
         assert world.memory.held == sum(len(record) + MESSAGE_OVERHEAD_BYTES for lane in lanes for record in lane.queue)
@@ -426,7 +426,7 @@ def sessions(one: bytes = ONE, other: bytes = ONE, answers: Identity = BOB) -> t
     """Alice's with Bob, and that of the one that `answers`."""
 
     def session(me: Any, peer: Any, name: bytes, initiator: bool) -> CircuitSession:
-        static, fresh = (KeyPair.of(bytes([me.public[0] ^ number]) * 32) for number in range(2))
+        static, fresh = (KeyPair.from_private(bytes([me.public[0] ^ number]) * 32) for number in range(2))
         return CircuitSession(
             me,
             CHAIN,
@@ -453,7 +453,7 @@ def established() -> tuple[CircuitSession, CircuitSession, list[bytes]]:
     """Both ends, and four records on their way: two votes, two of bulk."""
     alice, bob = sessions()
     events = exchange_bytes(alice, bob)
-    assert [event.peer for _, event in events if isinstance(event, Established)] == [BOB.public, ALICE.public]
+    assert [event.peer for _, event in events if isinstance(event, PeerAuthenticated)] == [BOB.public, ALICE.public]
     sent = []
     for number in range(2):
         alice.outbox.push(Channel.APPLICATION, b"vote %d" % number, Priority.VOTE)

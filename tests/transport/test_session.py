@@ -12,22 +12,22 @@ from protocol.identity import Identity
 from protocol.limits import BLOB_BYTES_MAX, BLOB_CHUNK_BYTES, MESSAGE_BYTES_MAX
 from protocol.messages import BlobChunk
 from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, digest, exchange_bytes, joined_sessions, make_session
-from transport import framing
-from transport.framing import FRAME_PLAINTEXT_MAX, QUEUE_BYTES_MAX, Channel, Inbox, Message, Outbox, Priority
-from transport.noise import KeyPair
-from transport.session import HANDSHAKE_BYTES, PREAMBLE_BYTES, Established, OtherVersion, Session
+from transport.wire import framing
+from transport.wire.framing import FRAME_PLAINTEXT_MAX, QUEUE_BYTES_MAX, Channel, Inbox, Message, Outbox, Priority
+from transport.wire.noise import KeyPair
+from transport.wire.noise_session import HANDSHAKE_BYTES, PREAMBLE_BYTES, NoiseSession, PeerAuthenticated, WireVersionMismatch
 
 
-def send(session: Session, data: bytes, priority: Priority = Priority.CONTROL) -> bytes:
+def send(session: NoiseSession, data: bytes, priority: Priority = Priority.CONTROL) -> bytes:
     assert session.outbox.push(Channel.APPLICATION, data, priority)
     return session.data_to_send()
 
 
-def messages(events: list[Established | Message]) -> list[bytes]:
+def messages(events: list[PeerAuthenticated | Message]) -> list[bytes]:
     return [event.data for event in events if isinstance(event, Message)]
 
 
-def refusal(session: Session, data: bytes) -> str | None:
+def refusal(session: NoiseSession, data: bytes) -> str | None:
     """The reason for which `data` is refused, or None. A refused session must be dead."""
     try:
         session.receive(data)
@@ -44,7 +44,7 @@ def test_both_sides_learn_each_others_key() -> None:
     initiator, responder = make_session(ALICE, True), make_session(BOB, False)
     events = dict(exchange_bytes(initiator, responder))
     assert (initiator.peer, responder.peer) == (BOB.public, ALICE.public)
-    assert isinstance(events[initiator], Established)
+    assert isinstance(events[initiator], PeerAuthenticated)
     assert events[initiator].peer == BOB.public
     assert events[responder].incarnation != events[initiator].incarnation
 
@@ -52,7 +52,7 @@ def test_both_sides_learn_each_others_key() -> None:
 def recorded_conversation() -> tuple[list[bytes], list[bytes]]:
     """What each side sent in a handshake with one message each way, as chunks."""
     initiator, responder = make_session(ALICE, True), make_session(BOB, False)
-    sent: dict[Session, list[bytes]] = {initiator: [], responder: []}
+    sent: dict[NoiseSession, list[bytes]] = {initiator: [], responder: []}
     initiator.outbox.push(Channel.APPLICATION, b"from alice", Priority.VOTE)
     responder.outbox.push(Channel.APPLICATION, b"from bob" * 20, Priority.BULK)
     while True:
@@ -70,7 +70,7 @@ def test_every_split_of_the_bytes_gives_the_same_events() -> None:
     for cut in range(len(to_responder) + 1):
         responder = make_session(BOB, False)
         events = responder.receive(to_responder[:cut]) + responder.receive(to_responder[cut:])
-        assert [type(event) for event in events] == [Established, Message]
+        assert [type(event) for event in events] == [PeerAuthenticated, Message]
         assert messages(events) == [b"from alice"]
     responder = make_session(BOB, False)
     one_by_one = [event for byte in to_responder for event in responder.receive(bytes([byte]))]
@@ -156,9 +156,9 @@ def test_both_speak_the_highest_version_that_both_know() -> None:
         version = min(opens[-1], knows[-1])
         initiator, responder = make_session(ALICE, True, versions=opens), make_session(BOB, False, versions=knows)
         if opens[-1] > version:
-            with pytest.raises(OtherVersion):
+            with pytest.raises(WireVersionMismatch):
                 responder.receive(initiator.data_to_send())
-            with pytest.raises(OtherVersion) as heard:
+            with pytest.raises(WireVersionMismatch) as heard:
                 initiator.receive(responder.data_to_send())
             assert heard.value.version == version
             initiator, responder = make_session(ALICE, True, versions=(version,)), make_session(BOB, False, versions=knows)
@@ -235,7 +235,9 @@ def test_only_the_expected_peer_is_accepted() -> None:
 
 def test_a_recorded_handshake_cannot_be_replayed() -> None:
     to_responder = recorded_conversation()[0]
-    fresh = Session(BOB, CHAIN, initiator=False, static=KeyPair.of(bytes([7]) * 32), ephemeral=KeyPair.of(bytes([8]) * 32))
+    fresh = NoiseSession(
+        BOB, CHAIN, initiator=False, static=KeyPair.from_private(bytes([7]) * 32), ephemeral=KeyPair.from_private(bytes([8]) * 32)
+    )
     assert refusal(fresh, b"".join(to_responder)) == "handshake"
 
 
@@ -269,9 +271,9 @@ def test_a_connection_that_ends_inside_a_handshake_or_frame_is_truncated() -> No
     responder.receive(frame[:-1])
     for session in (responder, make_session(BOB, False)):
         with pytest.raises(RemoteProtocolError, match="truncated"):
-            session.receive_end()
+            session.receive_eof()
     clean, _ = joined_sessions()
-    clean.receive_end()
+    clean.receive_eof()
 
 
 # Framing: what an authenticated peer may get wrong --------------------------------------------------------------------
@@ -304,7 +306,7 @@ def test_an_oversized_message_is_refused_before_it_is_whole() -> None:
     inbox, fragment = Inbox(), record(8, bytes(FRAME_PLAINTEXT_MAX - 3))
     with pytest.raises(RemoteProtocolError) as caught:
         for _ in itertools.count():
-            inbox.take(fragment)
+            inbox.receive_frame(fragment)
     assert caught.value.reason == "oversized"
     assert sum(inbox.received) <= MESSAGE_BYTES_MAX + FRAME_PLAINTEXT_MAX
 
@@ -345,14 +347,14 @@ def test_bulk_delays_a_vote_by_one_frame() -> None:
 def test_no_bulk_travels_behind_a_vote_in_a_frame_of_a_slow_link() -> None:
     outbox = Outbox()
     outbox.push(Channel.APPLICATION, bytes(100_000), Priority.BULK)
-    assert len(outbox.fill(6_000)) == 6_000
+    assert len(outbox.next_frame(6_000)) == 6_000
     for data, priority in ((b"control", Priority.CONTROL), (b"vote", Priority.VOTE)):
         outbox.push(Channel.APPLICATION, data, priority)
-    assert [message.data for message in Inbox().take(outbox.fill(6_000))] == [b"vote", b"control"]
+    assert [message.data for message in Inbox().receive_frame(outbox.next_frame(6_000))] == [b"vote", b"control"]
     outbox.push(Channel.APPLICATION, b"control", Priority.CONTROL)
-    assert len(outbox.fill(6_000)) == 6_000, "behind anything else there is some"
+    assert len(outbox.next_frame(6_000)) == 6_000, "behind anything else there is some"
     outbox.push(Channel.APPLICATION, b"vote", Priority.VOTE)
-    assert len(outbox.fill()) == FRAME_PLAINTEXT_MAX, "and where frames are large, too"
+    assert len(outbox.next_frame()) == FRAME_PLAINTEXT_MAX, "and where frames are large, too"
 
 
 def test_small_messages_share_one_frame() -> None:
@@ -374,7 +376,7 @@ def test_a_queue_is_bounded_by_bytes_also_for_empty_messages(priority: Priority,
             count += 1
         assert 0 < count <= bound // 64
         assert outbox.push(Channel.APPLICATION, b"", Priority((priority + 1) % 3)), "each priority has a bound of its own"
-    while outbox.fill():
+    while outbox.next_frame():
         pass
     assert outbox.push(Channel.APPLICATION, bytes(MESSAGE_BYTES_MAX), priority)
 
@@ -383,5 +385,5 @@ def test_a_full_chunk_of_the_largest_blob_fits_one_frame() -> None:
     outbox = Outbox()
     chunk = BlobChunk(bytes(32), BLOB_BYTES_MAX - BLOB_CHUNK_BYTES, BLOB_BYTES_MAX, bytes(BLOB_CHUNK_BYTES))
     outbox.push(Channel.LINK, codec.encode(chunk), Priority.BULK)
-    assert FRAME_PLAINTEXT_MAX - 64 < len(outbox.fill()) <= FRAME_PLAINTEXT_MAX
+    assert FRAME_PLAINTEXT_MAX - 64 < len(outbox.next_frame()) <= FRAME_PLAINTEXT_MAX
     assert not outbox

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from transport.silence import SILENCES_MIN, Pace, Silence
+from transport.wire.failure_detector import SILENCES_MIN, KeepaliveConfig, LinkFailureDetector
 
-PACE = Pace()
+PACE = KeepaliveConfig()
 
 
-def after(silences: list[float]) -> tuple[Silence, float]:
+def after(silences: list[float]) -> tuple[LinkFailureDetector, float]:
     """A link that has survived these, and the time."""
-    now, silence = 100.0, Silence(PACE, 100.0)
+    now, silence = 100.0, LinkFailureDetector(PACE, 100.0)
     for seconds in silences:
         now += seconds
-        silence.heard(now)
-        silence.listens(now)
+        silence.record_arrival(now)
+        silence.resume_listening(now)
     return silence, now
 
 
@@ -35,20 +35,20 @@ def after(silences: list[float]) -> tuple[Silence, float]:
 def test_suspicion_waits_as_long_as_the_links_history_says(silences: list[float], suspected: float) -> None:
     silence, now = after(silences)
     assert silence.suspect_seconds == pytest.approx(suspected, abs=0.01)
-    assert not silence.is_suspicious(now + suspected - 0.02)
-    assert silence.is_suspicious(now + suspected + 0.02)
+    assert not silence.is_suspected(now + suspected - 0.02)
+    assert silence.is_suspected(now + suspected + 0.02)
 
 
 def test_a_link_that_is_not_read_is_not_silent() -> None:
-    silence = Silence(PACE, 0.0)
-    silence.heard(1.0)
-    assert silence.seconds(100.0) == 0.0
-    silence.listens(100.0)
-    assert silence.seconds(103.0) == 3.0
+    silence = LinkFailureDetector(PACE, 0.0)
+    silence.record_arrival(1.0)
+    assert silence.silent_seconds(100.0) == 0.0
+    silence.resume_listening(100.0)
+    assert silence.silent_seconds(103.0) == 3.0
 
 
 def test_a_ping_goes_sooner_where_an_answer_is_overdue() -> None:
-    silence = Silence(PACE, 0.0)
-    assert silence.next_ping(1.0, due=5.0) == 5.0
-    assert silence.next_ping(5.0, due=10.0) == 6.0
-    assert silence.next_ping(9.0, due=13.0) == 9.0, "at once"
+    silence = LinkFailureDetector(PACE, 0.0)
+    assert silence.next_ping_at(1.0, due=5.0) == 5.0
+    assert silence.next_ping_at(5.0, due=10.0) == 6.0
+    assert silence.next_ping_at(9.0, due=13.0) == 9.0, "at once"

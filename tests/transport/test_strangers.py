@@ -16,35 +16,36 @@ from protocol.messages import GuestInvitation, LinkClosing
 from tests.transport.conftest import SwarmWorld
 from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, linked, make_session, next_event, until
 from tests.waiting import patience
-from transport import hub, slots
-from transport.farewell import in_words
-from transport.framing import Channel, Inbox, Message, Outbox, Priority
-from transport.network import Disconnected, Received
-from transport.session import Session
-from transport.shares import Memory
-from transport.standing import Standing
+from transport.connections import connection_manager
+from transport.connections.close_reason import describe_close_reason
+from transport.network import DataReceived, PeerDisconnected
+from transport.quotas import connection_eviction
+from transport.quotas.memory_quota import MemoryQuota
+from transport.quotas.peer_class import PeerClass
 from transport.swarm import READ_BYTES, Swarm
+from transport.wire.framing import Channel, Inbox, Message, Outbox, Priority
+from transport.wire.noise_session import NoiseSession
 
 KIB = 1 << 10
 
 
-def standing(**of: Standing) -> Callable[[bytes], Standing]:
+def standing(**of: PeerClass) -> Callable[[bytes], PeerClass]:
     keys = {identity.public: name for name, identity in {"alice": ALICE, "bob": BOB, "carol": CAROL, "dave": DAVE}.items()}
-    return lambda peer: of.get(keys.get(peer, ""), Standing.STRANGER)
+    return lambda peer: of.get(keys.get(peer, ""), PeerClass.STRANGER)
 
 
-async def connected(tcp: SwarmWorld, network: Swarm, identity: Identity = BOB) -> tuple[trio.SocketStream, Session]:
+async def connected(tcp: SwarmWorld, network: Swarm, identity: Identity = BOB) -> tuple[trio.SocketStream, NoiseSession]:
     """A stranger's link, made by hand: it takes and says nothing more by itself."""
     stream, session = await tcp.confirm(network, identity)
-    await until(lambda: identity.public in network.connected())
+    await until(lambda: identity.public in network.connected_peers())
     return stream, session
 
 
 @pytest.mark.real("sockets")
 async def test_strangers_that_take_nothing_hold_no_more_than_their_budget_and_members_have_their_own(tcp: SwarmWorld) -> None:
     with patience():
-        alice = await tcp.start(ALICE, standing_of=standing(dave=Standing.MEMBER))
-        alice.memory = Memory(members=1024 * KIB, strangers=256 * KIB)
+        alice = await tcp.start(ALICE, standing_of=standing(dave=PeerClass.MEMBER))
+        alice.memory = MemoryQuota(members=1024 * KIB, strangers=256 * KIB)
         for identity in (BOB, CAROL):
             await connected(tcp, alice, identity)
         await connected(tcp, alice, DAVE)
@@ -54,7 +55,7 @@ async def test_strangers_that_take_nothing_hold_no_more_than_their_budget_and_me
             alice.send(CAROL.public, message, Priority.CONTROL)
             await trio.lowlevel.checkpoint()
             assert alice.memory.held <= 256 * KIB
-        assert alice.refused()["queue-full"] > 0
+        assert alice.refusal_counts()["queue-full"] > 0
         assert all(alice.send(DAVE.public, message, Priority.BULK) for _ in range(32))
 
 
@@ -62,30 +63,30 @@ async def test_strangers_that_take_nothing_hold_no_more_than_their_budget_and_me
 async def test_of_strangers_the_one_that_holds_most_gives_way_and_not_the_one_with_little(tcp: SwarmWorld) -> None:
     with patience():
         alice = await tcp.start(ALICE, standing_of=standing())
-        alice.memory = Memory(members=1024 * KIB, strangers=256 * KIB)
+        alice.memory = MemoryQuota(members=1024 * KIB, strangers=256 * KIB)
         for identity in (BOB, CAROL):
             await connected(tcp, alice, identity)
         while alice.send(BOB.public, bytes(16 * KIB), Priority.BULK):
             pass
         for _ in range(7):
             assert alice.send(CAROL.public, bytes(16 * KIB), Priority.BULK)
-        assert alice.connected() == {CAROL.public}
-        assert alice.refused() == {"queue-full": 1, "memory-full": 1}
+        assert alice.connected_peers() == {CAROL.public}
+        assert alice.refusal_counts() == {"queue-full": 1, "memory-full": 1}
 
 
 @pytest.mark.real("sockets")
 async def test_messages_that_come_in_part_are_counted_and_cost_the_stranger_its_link(tcp: SwarmWorld) -> None:
     with patience():
         alice = await tcp.start(ALICE, standing_of=standing())
-        alice.memory = Memory(members=1024 * KIB, strangers=256 * KIB)
+        alice.memory = MemoryQuota(members=1024 * KIB, strangers=256 * KIB)
         stream, session = await connected(tcp, alice)
         session.outbox.push(Channel.APPLICATION, bytes(512 * KIB), Priority.BULK)
         with contextlib.suppress(trio.BrokenResourceError):
             while sum(session.outbox.sent) < 448 * KIB:  # the end is never sent
                 await stream.send_all(session.data_to_send())
                 assert alice.memory.held <= 256 * KIB + READ_BYTES
-        await next_event(alice, Disconnected)
-        assert alice.refused() == {"memory-full": 1}
+        await next_event(alice, PeerDisconnected)
+        assert alice.refusal_counts() == {"memory-full": 1}
         assert alice.memory.held == 0
 
 
@@ -93,7 +94,7 @@ async def test_messages_that_come_in_part_are_counted_and_cost_the_stranger_its_
 async def test_what_a_stranger_said_and_nobody_has_taken_goes_with_its_link(tcp: SwarmWorld) -> None:
     """One key after the other would else fill the memory."""
     with patience():
-        alice = await tcp.start(ALICE, standing_of=standing(dave=Standing.MEMBER))
+        alice = await tcp.start(ALICE, standing_of=standing(dave=PeerClass.MEMBER))
         for identity in (BOB, DAVE):
             stream, session = await connected(tcp, alice, identity)
             session.outbox.push(Channel.APPLICATION, bytes(100 * KIB), Priority.CONTROL)
@@ -101,10 +102,10 @@ async def test_what_a_stranger_said_and_nobody_has_taken_goes_with_its_link(tcp:
                 await stream.send_all(data)
             await until(lambda: alice.memory.held > 100 * KIB)
             await stream.aclose()
-            await until(lambda key=identity.public: key not in alice.connected())
+            await until(lambda key=identity.public: key not in alice.connected_peers())
             is_kept = identity is DAVE
             assert (alice.memory.held > 100 * KIB) == is_kept
-        assert await next_event(alice, Received) == Received(DAVE.public, bytes(100 * KIB))
+        assert await next_event(alice, DataReceived) == DataReceived(DAVE.public, bytes(100 * KIB))
         assert alice.memory.held == 0
 
 
@@ -112,59 +113,59 @@ async def test_what_a_stranger_said_and_nobody_has_taken_goes_with_its_link(tcp:
 async def test_a_voter_gets_in_where_strangers_and_members_fill_all_links(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub, "LINKS_MAX", 2)
+    monkeypatch.setattr(connection_manager, "LINKS_MAX", 2)
     with patience():
-        alice = await tcp.start(ALICE, standing_of=standing(carol=Standing.MEMBER, dave=Standing.VOTER))
+        alice = await tcp.start(ALICE, standing_of=standing(carol=PeerClass.MEMBER, dave=PeerClass.VOTER))
         await connected(tcp, alice, BOB)
         await connected(tcp, alice, CAROL)
         await tcp.start(DAVE, bootstrap=[alice.address])
-        await until(lambda: DAVE.public in alice.connected())
-        assert alice.connected() == {CAROL.public, DAVE.public}, "the stranger gives way first"
-        assert alice.refused() == {"gave-way": 1}
+        await until(lambda: DAVE.public in alice.connected_peers())
+        assert alice.connected_peers() == {CAROL.public, DAVE.public}, "the stranger gives way first"
+        assert alice.refusal_counts() == {"gave-way": 1}
 
 
 @pytest.mark.real("sockets")
 async def test_a_stranger_takes_no_link_of_a_member(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "LINKS_MAX", 1)
+    monkeypatch.setattr(connection_manager, "LINKS_MAX", 1)
     with patience():
-        alice = await tcp.start(ALICE, standing_of=standing(dave=Standing.MEMBER))
+        alice = await tcp.start(ALICE, standing_of=standing(dave=PeerClass.MEMBER))
         await connected(tcp, alice, DAVE)
         await tcp.start(BOB, bootstrap=[alice.address])
-        await until(lambda: alice.refused().get("too-many-links"))
-        assert alice.connected() == {DAVE.public}
+        await until(lambda: alice.refusal_counts().get("too-many-links"))
+        assert alice.connected_peers() == {DAVE.public}
 
 
 async def test_of_all_links_the_lowest_standing_gives_way() -> None:
     """Also where it is the newest."""
-    links: list[hub.Link] = []
-    for standing in reversed(Standing):
-        links.append(link := hub.Link(b"", "peer.example:1", True, Outbox(), Inbox()))
-        link.standing = standing
-        assert slots.least(links) is link
+    links: list[connection_manager.PeerLink] = []
+    for standing in reversed(PeerClass):
+        links.append(link := connection_manager.PeerLink(b"", "peer.example:1", True, Outbox(), Inbox()))
+        link.peer_class = standing
+        assert connection_eviction.choose_link_to_evict(links) is link
 
 
 @pytest.mark.real("sockets")
 async def test_strangers_have_slots_of_their_own_and_the_oldest_of_the_fullest_host_gives_way(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub, "STRANGERS_MAX", 2)
+    monkeypatch.setattr(connection_manager, "STRANGERS_MAX", 2)
     with patience():
         alice = await tcp.start(ALICE, standing_of=standing())
         for identity in (BOB, CAROL, DAVE):
             await connected(tcp, alice, identity)
-        assert alice.connected() == {CAROL.public, DAVE.public}
+        assert alice.connected_peers() == {CAROL.public, DAVE.public}
 
 
 @pytest.mark.real("sockets")
 async def test_half_open_connections_are_bounded_the_oldest_gives_way(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "HALF_OPEN_PER_HOST_MAX", 3)
+    monkeypatch.setattr(connection_eviction, "HALF_OPEN_PER_HOST_MAX", 3)
     with patience():
         alice = await tcp.start(ALICE, standing_of=standing())
         idle = [await tcp.connect(alice) for _ in range(3)]
         await until(lambda: len(alice._half_open) == 3)
         bob = await tcp.start(BOB)
         assert await idle[0].receive_some() == b""
-        await until(lambda: alice.refused() == {"half-open": 1})
+        await until(lambda: alice.refusal_counts() == {"half-open": 1})
         await linked(alice, bob)
         assert len(alice._half_open) == 2
 
@@ -199,7 +200,7 @@ async def test_whoever_says_nothing_takes_nobodys_turn_for_a_handshake(tcp: Swar
 async def test_a_link_that_begins_with_a_large_message_of_a_stranger_is_none(tcp: SwarmWorld) -> None:
     """What comes before the link is in use is in nobody's budget."""
     with patience():
-        alice = await tcp.start(ALICE, standing_of=standing(dave=Standing.MEMBER))
+        alice = await tcp.start(ALICE, standing_of=standing(dave=PeerClass.MEMBER))
         for identity in (DAVE, BOB):
             stream, session = await tcp.connect(alice), make_session(identity, True)
             await stream.send_all(session.data_to_send())
@@ -209,8 +210,8 @@ async def test_a_link_that_begins_with_a_large_message_of_a_stranger_is_none(tcp
             with contextlib.suppress(trio.BrokenResourceError):
                 while data := session.data_to_send():
                     await stream.send_all(data)
-        await until(lambda: alice.refused() == {"oversized": 1})
-        await until(lambda: alice.connected() == {DAVE.public})
+        await until(lambda: alice.refusal_counts() == {"oversized": 1})
+        await until(lambda: alice.connected_peers() == {DAVE.public})
 
 
 @pytest.mark.real("sockets")
@@ -218,22 +219,22 @@ async def test_a_message_without_an_end_costs_a_member_its_link(tcp: SwarmWorld)
     """A stranger is dropped before it has said so much."""
     piece = b"\x08" + (60_000).to_bytes(2, "big") + bytes(60_000)  # to be continued
     with patience():
-        alice = await tcp.start(ALICE, standing_of=standing(dave=Standing.MEMBER))
+        alice = await tcp.start(ALICE, standing_of=standing(dave=PeerClass.MEMBER))
         stream, session = await connected(tcp, alice, DAVE)
         assert session._ciphers is not None
         with contextlib.suppress(trio.BrokenResourceError):
             for _ in range(MESSAGE_BYTES_MAX // 60_000 + 1):
                 frame = session._ciphers[0].encrypt(piece)
                 await stream.send_all(len(frame).to_bytes(2, "big") + frame)
-        await until(lambda: alice.refused() == {"oversized": 1})
-        await until(lambda: alice.connected() == set())
+        await until(lambda: alice.refusal_counts() == {"oversized": 1})
+        await until(lambda: alice.connected_peers() == set())
 
 
 @pytest.mark.real("sockets")
 async def test_a_broadcast_is_not_for_strangers_but_for_whoever_is_one_no_more(tcp: SwarmWorld) -> None:
     admitted: set[bytes] = set()
     with patience():
-        alice = await tcp.start(ALICE, standing_of=lambda peer: Standing.MEMBER if peer in admitted else Standing.STRANGER)
+        alice = await tcp.start(ALICE, standing_of=lambda peer: PeerClass.MEMBER if peer in admitted else PeerClass.STRANGER)
         await connected(tcp, alice, BOB)
         assert alice.broadcast(b"a vote", Priority.VOTE) == 0
         admitted.add(BOB.public)
@@ -241,19 +242,19 @@ async def test_a_broadcast_is_not_for_strangers_but_for_whoever_is_one_no_more(t
 
 
 async def test_hosts_of_members_are_spared_while_others_are_half_open() -> None:
-    half_open, ended = slots.HalfOpen(), []
+    half_open, ended = connection_eviction.HalfOpenTable(), []
 
     async def hold(host: str, *, task_status: trio.TaskStatus[None]) -> None:
         try:
-            with half_open.place(host, {"member"}):
+            with half_open.hold_slot(host, {"member"}):
                 task_status.started()
                 await trio.sleep_forever()
         except RemoteProtocolError as error:
             ended.append((host, error.reason))
 
     async with trio.open_nursery() as nursery:
-        for number in range(slots.HALF_OPEN_MAX):
-            await nursery.start(hold, "member" if number < slots.HALF_OPEN_PER_HOST_MAX else f"host {number % 16}")
+        for number in range(connection_eviction.HALF_OPEN_MAX):
+            await nursery.start(hold, "member" if number < connection_eviction.HALF_OPEN_PER_HOST_MAX else f"host {number % 16}")
         await nursery.start(hold, "newcomer")
         await trio.testing.wait_all_tasks_blocked()
         assert ended == [("host 0", "half-open")]
@@ -271,33 +272,33 @@ async def test_whoever_is_refused_reads_why_where_it_dials(tcp: SwarmWorld) -> N
         bob = await tcp.start(BOB, bootstrap=[alice.address], tell=told.append)
         await until(lambda: bob.unreached())
         assert bob.unreached()[0].reason == "it closed the link: it does not talk to this peer's key"
-        assert not bob.connected() and not bob.refused() and not bob.events._members, "there was no link"
+        assert not bob.connected_peers() and not bob.refusal_counts() and not bob.events._members, "there was no link"
         await until(lambda: told)
         assert "it does not talk to this peer's key" in told[0]
 
 
 @pytest.mark.real("sockets")
 async def test_whoever_is_dropped_reads_why(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "BAN_SECONDS", 1000.0)
+    monkeypatch.setattr(connection_manager, "BAN_SECONDS", 1000.0)
     with patience():
         alice = await tcp.start(ALICE)
         bob = await tcp.start(BOB, bootstrap=[alice.address])
         await linked(alice, bob)
         bob.send(alice.me, bytes(1000 * KIB), Priority.BULK)
-        alice.drop(bob.me, RemoteProtocolError("flood"))
+        alice.ban_peer(bob.me, RemoteProtocolError("flood"))
         why = {
             "it closed the link: flood",
             "it closed the link: this peer's key is refused there for some minutes, after what it sent",
         }
         await until(lambda: why & {dial.reason for dial in bob.unreached()})
-        assert not bob.refused()
+        assert not bob.refusal_counts()
 
 
 @pytest.mark.real("sockets")
 async def test_a_stranger_reads_that_it_gave_way(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "LINKS_MAX", 1)
+    monkeypatch.setattr(connection_manager, "LINKS_MAX", 1)
     with patience():
-        alice = await tcp.start(ALICE, standing_of=standing(dave=Standing.VOTER))
+        alice = await tcp.start(ALICE, standing_of=standing(dave=PeerClass.VOTER))
         stream, session = await connected(tcp, alice)
         await tcp.start(DAVE, bootstrap=[alice.address])
         last = None
@@ -319,18 +320,18 @@ async def test_to_a_peer_of_the_version_before_no_reason_is_sent(tcp: SwarmWorld
 
 
 def test_of_a_reason_that_a_stranger_made_up_nothing_is_shown_but_a_word() -> None:
-    assert in_words("some-new-reason") == "it closed the link: some-new-reason"
-    assert in_words("\x1b[2J") == "it closed the link: for a reason that is no word"
+    assert describe_close_reason("some-new-reason") == "it closed the link: some-new-reason"
+    assert describe_close_reason("\x1b[2J") == "it closed the link: for a reason that is no word"
 
 
 def test_the_last_message_is_whole_where_another_was_begun() -> None:
     outbox, inbox = Outbox(), Inbox()
     outbox.push(Channel.APPLICATION, bytes(100 * KIB), Priority.VOTE)
     outbox.push(Channel.APPLICATION, b"not sent any more", Priority.BULK)
-    assert inbox.take(outbox.fill()) == []
-    outbox.end(Channel.LINK, b"why")
+    assert inbox.receive_frame(outbox.next_frame()) == []
+    outbox.finish_with(Channel.LINK, b"why")
     assert not outbox.push(Channel.APPLICATION, b"too late", Priority.VOTE)
-    assert inbox.take(outbox.fill()) == [Message(Channel.LINK, Priority.CONTROL, b"why")]
+    assert inbox.receive_frame(outbox.next_frame()) == [Message(Channel.LINK, Priority.CONTROL, b"why")]
     assert not outbox and outbox.held == 0
 
 
@@ -343,7 +344,7 @@ async def test_an_invitation_is_shown_before_strangers_are_waited_for(tcp: Swarm
     with patience():
         member = await tcp.start(
             smaller if newcomer == "larger key" else larger,
-            standing_of=lambda peer: Standing.GUEST if peer in guests else Standing.STRANGER,
+            standing_of=lambda peer: PeerClass.GUEST if peer in guests else PeerClass.STRANGER,
             welcome=lambda peer, what: guests.add(peer),
         )
         member.effort.strangers.spend(1_000.0, trio.current_time())
@@ -355,17 +356,17 @@ async def test_an_invitation_is_shown_before_strangers_are_waited_for(tcp: Swarm
 async def test_whoever_shows_an_invitation_is_a_guest_and_takes_no_slot_of_strangers(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub, "STRANGERS_MAX", 1)
+    monkeypatch.setattr(connection_manager, "STRANGERS_MAX", 1)
     guests: set[bytes] = set()
     shown = GuestInvitation(Signed(b"invitation", ALICE.public, bytes(64)), bytes(64))
     with patience():
         alice = await tcp.start(
             ALICE,
-            standing_of=lambda peer: Standing.GUEST if peer in guests else Standing.STRANGER,
+            standing_of=lambda peer: PeerClass.GUEST if peer in guests else PeerClass.STRANGER,
             welcome=lambda peer, what: guests.add(peer) if what == shown else None,
         )
         bob = await tcp.start(BOB, bootstrap=[alice.address], guest=lambda: shown)
         await until(lambda: guests == {bob.me})
         await connected(tcp, alice, CAROL)
         await connected(tcp, alice, DAVE)
-        assert alice.connected() == {bob.me, DAVE.public}
+        assert alice.connected_peers() == {bob.me, DAVE.public}

@@ -31,11 +31,14 @@ from tests.transport.helpers import (
     until,
 )
 from tests.waiting import patience
-from transport import addressbook, hub, links, slots, swarm
-from transport.network import Connected, Copied, Disconnected, Priority, Received
-from transport.reachability import Reachable
-from transport.silence import Pace
+from transport import session_links, swarm
+from transport.connections import connection_manager
+from transport.discovery import address_book
+from transport.discovery.reachability import ReachabilityState
+from transport.network import DataReceived, DuplicateIdentity, PeerConnected, PeerDisconnected, Priority
+from transport.quotas import connection_eviction
 from transport.swarm import Swarm
+from transport.wire.failure_detector import KeepaliveConfig
 
 # No test beside this one takes a port of this host meanwhile.
 OWN_HOST = str(ipaddress.ip_address("127.0.0.0") + os.getpid() % (1 << 24))
@@ -70,10 +73,10 @@ async def dial_each_other(tcp: SwarmWorld) -> None:
         await until(lambda: alice._open.total() + bob._open.total() == 1)
         assert alice.send(bob.me, b"ping")
         assert bob.send(alice.me, b"pong")
-        assert [await bob.events.receive() for _ in range(2)] == [Connected(alice.me), Received(alice.me, b"ping")]
-        assert [await alice.events.receive() for _ in range(2)] == [Connected(bob.me), Received(bob.me, b"pong")]
+        assert [await bob.events.receive() for _ in range(2)] == [PeerConnected(alice.me), DataReceived(alice.me, b"ping")]
+        assert [await alice.events.receive() for _ in range(2)] == [PeerConnected(bob.me), DataReceived(bob.me, b"pong")]
         assert alice.links()[0].dialed != bob.links()[0].dialed
-        assert not alice.refused() and not bob.refused()
+        assert not alice.refusal_counts() and not bob.refusal_counts()
         nursery.cancel_scope.cancel()
 
 
@@ -93,8 +96,8 @@ async def test_a_peer_of_the_version_before_is_linked_at_once_and_hears_nothing_
             await linked(old, new)
             assert [link.version for link in new._links.values()] == [2]
             assert new.send(BOB.public, b"hello")
-            assert [await old.events.receive() for _ in range(2)] == [Connected(new.me), Received(new.me, b"hello")]
-            assert not new.refused() and not new.unreached() and not [line for line in told if "cannot" in line]
+            assert [await old.events.receive() for _ in range(2)] == [PeerConnected(new.me), DataReceived(new.me, b"hello")]
+            assert not new.refusal_counts() and not new.unreached() and not [line for line in told if "cannot" in line]
             nursery.cancel_scope.cancel()
 
 
@@ -133,7 +136,7 @@ async def test_an_address_that_cannot_be_reached_is_told_with_reason_tries_and_t
 async def test_where_something_else_answers_the_log_does_not_say_so_at_every_try(
     tcp: SwarmWorld, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(addressbook, "BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(address_book, "BACKOFF_SECONDS", 0.01)
 
     async def greet(stream: trio.SocketStream) -> None:
         await stream.send_all(b"220 mail.example ESMTP" + bytes(64))
@@ -154,7 +157,7 @@ async def test_where_something_else_answers_the_log_does_not_say_so_at_every_try
         f"cannot reach {address}: something else than a peer answers there ({tries})" for tries in ("1 try", "2 tries", "4 tries")
     ]
     assert [record.getMessage() for record in caplog.records] == []
-    assert alice.refused()["not-folkmoot"] >= 6
+    assert alice.refusal_counts()["not-folkmoot"] >= 6
 
 
 @pytest.mark.real("sockets")
@@ -180,8 +183,8 @@ async def test_connect_dials_at_once_and_says_who_answers_or_why_nobody_does(tcp
 
 @pytest.mark.real("sockets")
 async def test_connect_does_not_wait_for_the_pause_after_failures(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(addressbook, "BACKOFF_SECONDS", 10 * DEADLINE_SECONDS)
-    monkeypatch.setattr(addressbook, "BACKOFF_SECONDS_MAX", 10 * DEADLINE_SECONDS)
+    monkeypatch.setattr(address_book, "BACKOFF_SECONDS", 10 * DEADLINE_SECONDS)
+    monkeypatch.setattr(address_book, "BACKOFF_SECONDS_MAX", 10 * DEADLINE_SECONDS)
     address = free_address()
     alice = tcp.make(ALICE, MemoryBlobs(), bootstrap=[address])
     with patience():
@@ -223,7 +226,7 @@ async def test_ten_that_all_dial_each_other_are_fully_linked_without_a_flap(tcp:
             await linked(*networks)
             for network in networks:
                 events = [await network.events.receive() for _ in range(9)]
-                assert {event.peer for event in events if isinstance(event, Connected)} == network.connected()
+                assert {event.peer for event in events if isinstance(event, PeerConnected)} == network.connected_peers()
             nursery.cancel_scope.cancel()
 
 
@@ -252,7 +255,7 @@ async def test_hearsay_is_not_passed_on_and_must_prove_itself(tcp: SwarmWorld) -
         carol = await tcp.start(CAROL, bootstrap=[bob.address])
         await linked(bob, carol)
         carol._links[bob.me].post(PeerAddresses((PeerAddress(DAVE.public, alice.address),)), Priority.CONTROL)
-        await until(lambda: bob.refused().get("wrong-peer"))
+        await until(lambda: bob.refusal_counts().get("wrong-peer"))
         assert alice.address not in bob._book
         assert DAVE.public not in bob.claims()
 
@@ -264,7 +267,7 @@ async def test_whoever_is_found_where_another_peer_is_remembered_is_met(tcp: Swa
         alice = await tcp.start(ALICE)
         bob = await tcp.start(BOB, bootstrap=[], remembered=[f"{peer_id(CAROL.public)}@{alice.address}"])
         await linked(alice, bob)
-        assert bob.refused()["wrong-peer"] == 1
+        assert bob.refusal_counts()["wrong-peer"] == 1
 
 
 @pytest.mark.real("sockets")
@@ -273,7 +276,7 @@ async def test_what_the_operator_says_of_an_address_goes_before_what_is_remember
         alice = await tcp.start(ALICE)
         bob = await tcp.start(BOB, bootstrap=[alice.address], remembered=[f"{peer_id(CAROL.public)}@{alice.address}"])
         await linked(alice, bob)
-        assert "wrong-peer" not in bob.refused()
+        assert "wrong-peer" not in bob.refusal_counts()
 
 
 @pytest.mark.real("sockets")
@@ -283,8 +286,8 @@ async def test_a_pinned_address_is_only_used_with_its_key(tcp: SwarmWorld) -> No
         bob = await tcp.start(BOB, bootstrap=[f"{peer_id(CAROL.public)}@{alice.address}"])
         carol = await tcp.start(CAROL, bootstrap=[f"{peer_id(ALICE.public)}@{alice.address}"])
         await linked(alice, carol)
-        await until(lambda: bob.refused().get("wrong-peer"))
-        assert alice.me not in bob.connected() or not bob._links[alice.me].dialed
+        await until(lambda: bob.refusal_counts().get("wrong-peer"))
+        assert alice.me not in bob.connected_peers() or not bob._links[alice.me].dialed
 
 
 @pytest.mark.real("sockets")
@@ -294,8 +297,8 @@ async def test_another_chain_is_refused_by_both_and_named(tcp: SwarmWorld) -> No
         stranger = Swarm(BOB, digest(b"another"), "127.0.0.1:0", [alice.address], MemoryBlobs())
         async with trio.open_nursery() as nursery:
             await nursery.start(stranger.run)
-            await until(lambda: alice.refused().get("wrong-chain") and stranger.refused().get("wrong-chain"))
-            assert not alice.connected()
+            await until(lambda: alice.refusal_counts().get("wrong-chain") and stranger.refusal_counts().get("wrong-chain"))
+            assert not alice.connected_peers()
             nursery.cancel_scope.cancel()
 
 
@@ -307,7 +310,7 @@ async def test_another_protocol_on_the_port_is_refused(tcp: SwarmWorld) -> None:
         await stream.send_all(b"GET / HTTP/1.1\r\n\r\n")
         async for _ in stream:
             pass
-        assert alice.refused() == {"not-folkmoot": 1}
+        assert alice.refusal_counts() == {"not-folkmoot": 1}
 
 
 @pytest.mark.real("sockets")
@@ -318,7 +321,7 @@ async def test_a_handshake_that_hangs_is_ended(tcp: SwarmWorld, monkeypatch: pyt
         stream = await tcp.connect(alice)
         async for _ in stream:
             pass
-        await until(lambda: alice.refused() == {"handshake-timeout": 1})
+        await until(lambda: alice.refusal_counts() == {"handshake-timeout": 1})
 
 
 @pytest.mark.real("sockets")
@@ -332,7 +335,7 @@ async def test_a_handshake_that_is_never_confirmed_is_ended(tcp: SwarmWorld, mon
             async for data in stream:
                 if session.receive(data):
                     await stream.send_all(session.data_to_send())
-        await until(lambda: alice.refused() == {"handshake-timeout": 1})
+        await until(lambda: alice.refusal_counts() == {"handshake-timeout": 1})
         assert not alice._links
 
 
@@ -344,50 +347,50 @@ async def test_open_links_are_bounded(tcp: SwarmWorld, monkeypatch: pytest.Monke
         bob = await tcp.start(BOB, bootstrap=[alice.address])
         await linked(alice, bob)
         await tcp.start(CAROL, bootstrap=[alice.address])
-        await until(lambda: alice.refused().get("too-many-links"))
-        assert alice.connected() == {bob.me}
+        await until(lambda: alice.refusal_counts().get("too-many-links"))
+        assert alice.connected_peers() == {bob.me}
 
 
 @pytest.mark.real("sockets")
 async def test_a_silent_link_is_ended(tcp: SwarmWorld) -> None:
     with patience():
-        alice = await tcp.start(ALICE, pace=Pace(suspect_seconds=0.08))
+        alice = await tcp.start(ALICE, pace=KeepaliveConfig(suspect_seconds=0.08))
         await connect_as_bob(tcp, alice)
-        await next_event(alice, Connected)
-        await next_event(alice, Disconnected)
-        await until(lambda: alice.refused() == {"idle": 1})
+        await next_event(alice, PeerConnected)
+        await next_event(alice, PeerDisconnected)
+        await until(lambda: alice.refusal_counts() == {"idle": 1})
 
 
 @pytest.mark.real("sockets")
 async def test_pings_keep_an_idle_link(tcp: SwarmWorld) -> None:
     with patience():
-        pace = Pace(0.1, 0.8)  # twenty pings before silence ends a link: a busy machine is late with some of them
+        pace = KeepaliveConfig(0.1, 0.8)  # twenty pings before silence ends a link: a busy machine is late with some of them
         alice, bob = [await tcp.start(identity, pace=pace) for identity in (ALICE, BOB)]
         await linked(alice, bob)
         with trio.move_on_after(1.2 * pace.idle_seconds):
-            await next_event(alice, Disconnected)
+            await next_event(alice, PeerDisconnected)
             raise AssertionError("the link ended")
 
 
 @pytest.mark.real("sockets")
 async def test_a_peer_that_starts_again_replaces_its_stale_link_at_once(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a power cut: nothing tells Alice that the old connection is dead."""
-    monkeypatch.setattr(links, "PROBE_SECONDS", 1000.0)
+    monkeypatch.setattr(session_links, "PROBE_SECONDS", 1000.0)
     with patience():
         alice = await tcp.start(ALICE)
         await connect_as_bob(tcp, alice)
-        await next_event(alice, Connected)
+        await next_event(alice, PeerConnected)
         bob = await tcp.start(BOB, bootstrap=[alice.address])
-        assert await next_event(alice, Disconnected) == Disconnected(bob.me)
-        assert await next_event(alice, Connected) == Connected(bob.me)
-        assert await next_event(bob, Connected) == Connected(alice.me)
+        assert await next_event(alice, PeerDisconnected) == PeerDisconnected(bob.me)
+        assert await next_event(alice, PeerConnected) == PeerConnected(bob.me)
+        assert await next_event(bob, PeerConnected) == PeerConnected(alice.me)
 
 
 @pytest.mark.real("sockets")
 async def test_a_flipped_byte_on_the_wire_ends_the_connection_but_bans_nobody(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub, "BAN_SECONDS", 1000.0)
+    monkeypatch.setattr(connection_manager, "BAN_SECONDS", 1000.0)
     with patience():
         alice = await tcp.start(ALICE)
         middle = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -418,8 +421,8 @@ async def test_a_flipped_byte_on_the_wire_ends_the_connection_but_bans_nobody(
             await linked(alice, bob)
             to_flip = 1
             bob.send(alice.me, b"a vote")
-            await next_event(alice, Disconnected)
-            await until(lambda: alice.refused().get("bad-tag") == 1)
+            await next_event(alice, PeerDisconnected)
+            await until(lambda: alice.refusal_counts().get("bad-tag") == 1)
             await linked(alice, bob)
             nursery.cancel_scope.cancel()
 
@@ -430,7 +433,7 @@ async def test_my_own_address_in_the_list_is_forgotten(tcp: SwarmWorld) -> None:
         address = free_address()
         alice = await tcp.start(ALICE, listen=address, bootstrap=[address])
         await until(lambda: address not in alice._book)
-        assert not alice.refused()
+        assert not alice.refusal_counts()
 
 
 @pytest.mark.real("sockets")
@@ -441,9 +444,9 @@ async def test_two_machines_with_one_key_meet_through_a_peer_that_knows_both(tcp
         original = await tcp.start(ALICE, bootstrap=[bob.address])
         await linked(bob, original)
         copy = await tcp.start(ALICE, bootstrap=[bob.address])
-        dialed = {await next_event(original, Copied), await next_event(copy, Copied)}
-        assert dialed & {Copied(original.address), Copied(copy.address)}
-        assert not {*original.refused(), *copy.refused()} - {"truncated"}
+        dialed = {await next_event(original, DuplicateIdentity), await next_event(copy, DuplicateIdentity)}
+        assert dialed & {DuplicateIdentity(original.address), DuplicateIdentity(copy.address)}
+        assert not {*original.refusal_counts(), *copy.refusal_counts()} - {"truncated"}
 
 
 @pytest.mark.real("sockets")
@@ -458,9 +461,11 @@ async def test_what_is_said_of_my_own_key_and_leads_to_myself_is_no_other_machin
         assert mine not in alice._book
         bob._links[alice.me].post(PeerAddresses((PeerAddress(ALICE.public, mine),)), Priority.CONTROL)
         assert bob.send(alice.me, b"after it")
-        assert await next_event(alice, Received) == Received(bob.me, b"after it")
+        assert await next_event(alice, DataReceived) == DataReceived(bob.me, b"after it")
         assert mine not in alice._book
-        assert not [event for line in alice.events._members.values() for event in line.events if isinstance(event, Copied)]
+        assert not [
+            event for line in alice.events._members.values() for event in line.events if isinstance(event, DuplicateIdentity)
+        ]
 
 
 @pytest.mark.real("sockets")
@@ -496,7 +501,7 @@ async def test_a_peer_that_accepts_nothing_dials_everybody_and_is_dialed_by_nobo
         bob = await tcp.start(BOB, bootstrap=[alice.address])
         carol = await tcp.start(CAROL, listen=NO_LISTEN_ADDRESS, bootstrap=[alice.address])
         await linked(alice, bob, carol)
-        assert carol.address == NO_LISTEN_ADDRESS and carol.reachable is Reachable.RELAYED
+        assert carol.address == NO_LISTEN_ADDRESS and carol.reachable is ReachabilityState.RELAYED
         assert not alice.records.knows(carol.me)
         assert all(link.dialed for link in carol.links())
 
@@ -513,20 +518,20 @@ async def test_addresses_that_are_none_cost_the_connection(tcp: SwarmWorld) -> N
         alice, bob = await tcp.pair()
         bad = PeerAddresses((PeerAddress(CAROL.public, "nowhere"),))
         alice._links[bob.me].post(bad, Priority.CONTROL)
-        await next_event(bob, Disconnected)
-        assert bob.refused() == {"bad-address": 1}
+        await next_event(bob, PeerDisconnected)
+        assert bob.refusal_counts() == {"bad-address": 1}
 
 
 @pytest.mark.real("sockets")
 async def test_dropping_a_stranger_is_counted_and_keeps_it_out(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "BAN_SECONDS", 1000.0)
+    monkeypatch.setattr(connection_manager, "BAN_SECONDS", 1000.0)
     with patience():
         alice = await tcp.start(ALICE)
-        alice.drop(BOB.public, RemoteProtocolError("hearsay"))
+        alice.ban_peer(BOB.public, RemoteProtocolError("hearsay"))
         bob = await tcp.start(BOB)
-        await until(lambda: alice.refused().get("banned"))
-        assert alice.refused()["hearsay"] == 1
-        assert bob.me not in alice.connected()
+        await until(lambda: alice.refusal_counts().get("banned"))
+        assert alice.refusal_counts()["hearsay"] == 1
+        assert bob.me not in alice.connected_peers()
 
 
 @pytest.mark.real("sockets")
@@ -538,7 +543,7 @@ async def test_connect_meets_whoever_is_at_the_address_now_not_whom_it_was_heard
         await linked(alice, carol)
         alice._book.learn(bob.address, DAVE.public, by=carol.me)
         assert await alice.connect(bob.address) == bob.me
-        assert bob.me in alice.connected()
+        assert bob.me in alice.connected_peers()
 
 
 @pytest.mark.real("sockets")
@@ -551,7 +556,7 @@ async def test_connect_dials_although_whom_it_knew_there_is_linked_from_elsewher
         alice._book.learn(bob.address, carol.me, by=carol.me, first_hand=True)
         await trio.testing.wait_all_tasks_blocked()
         assert await alice.connect(bob.address) == bob.me
-        assert alice.connected() == {bob.me, carol.me}
+        assert alice.connected_peers() == {bob.me, carol.me}
 
 
 @pytest.mark.real("sockets")
@@ -579,14 +584,14 @@ async def test_what_a_resolver_cannot_read_is_a_dial_that_failed(
 async def test_whoever_has_a_network_of_ipv6_pushes_out_its_own_half_open_connections(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slots, "HALF_OPEN_PER_HOST_MAX", 3)
-    monkeypatch.setattr(swarm, "remote", lambda stream: f"[2001:db8::{stream.socket.getpeername()[1]:x}]:1")
+    monkeypatch.setattr(connection_eviction, "HALF_OPEN_PER_HOST_MAX", 3)
+    monkeypatch.setattr(swarm, "remote_address", lambda stream: f"[2001:db8::{stream.socket.getpeername()[1]:x}]:1")
     with patience():
         alice = await tcp.start(ALICE)
         idle = [await tcp.connect(alice) for _ in range(4)]
-        await until(lambda: alice.refused() == {"half-open": 1})
+        await until(lambda: alice.refusal_counts() == {"half-open": 1})
         assert await idle[0].receive_some() == b"" and len(alice._half_open) == 3
         bob = await tcp.start(BOB, bootstrap=[])
         await bob.connect(alice.address)
-        await until(lambda: bob.me in alice.connected())
+        await until(lambda: bob.me in alice.connected_peers())
         assert [link.host for link in alice._links.values()] == ["2001:db8::"]

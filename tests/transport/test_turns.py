@@ -13,13 +13,13 @@ from protocol.identity import Identity
 from protocol.messages import BlobElsewhere, GetBlob, HasBlob
 from tests.transport.conftest import MemoryWorld, open_world
 from tests.transport.helpers import MemoryBlobs, digest, linked
-from transport import serving
-from transport.exchange import PATIENCE_SECONDS, SEARCH_SECONDS, STALL_SECONDS
-from transport.framing import Channel, Inbox, Message, Outbox, Priority
-from transport.memory import Conditions, MemoryNetwork, Mesh
-from transport.profiles import steady
-from transport.serving import ANSWER_SECONDS, PLACES, REPEAT_SECONDS, SLOW_SECONDS, Answer, Serving
-from transport.shares import Memory
+from transport.blobs import upload_queue
+from transport.blobs.blob_exchange import FIRST_ANSWER_SECONDS, SEARCH_SECONDS, STALL_SECONDS
+from transport.blobs.upload_queue import ANSWER_SECONDS, REPEAT_SECONDS, SLOW_SECONDS, UPLOAD_SLOTS, UploadDecision, UploadQueue
+from transport.emulation.link_profiles import steady_profile
+from transport.emulation.memory_network import LinkConditions, MemoryNetwork, Mesh
+from transport.quotas.memory_quota import MemoryQuota
+from transport.wire.framing import Channel, Inbox, Message, Outbox, Priority
 
 PEERS = [Identity(bytes([200 + n]) * 32) for n in range(13)]
 KEYS = [peer.public for peer in PEERS]
@@ -45,7 +45,7 @@ async def last_comes(
         world.mesh = Mesh(seed=1)
         networks = []
         for number, peer in enumerate(PEERS):
-            world.mesh.set_profile(peer.public, steady("", UPLINK if number else uplink, 100.0, 30.0))
+            world.mesh.set_profile(peer.public, steady_profile("", UPLINK if number else uplink, 100.0, 30.0))
             network = await world.start(peer, MemoryBlobs(*() if number else (BLOB,)))
             assert isinstance(network, MemoryNetwork)
             network.version = 2 if number in older else version  # of the links that follow
@@ -55,7 +55,7 @@ async def last_comes(
         start = trio.current_time()
         async with trio.open_nursery() as nursery:
             for number in receivers:
-                nursery.start_soon(networks[number].fetch, DIGEST, len(BLOB), [KEYS[source] for source in named])
+                nursery.start_soon(networks[number].fetch_blob, DIGEST, len(BLOB), [KEYS[source] for source in named])
         return trio.current_time() - start
 
 
@@ -82,11 +82,11 @@ async def test_askers_of_an_older_program_have_no_more_queued_than_memory_for_li
     budget, chunk = 1 << 20, GetBlob(DIGEST, 0)
     async with open_world(MemoryWorld) as world:
         assert isinstance(world, MemoryWorld)
-        world.mesh = Mesh(seed=1, conditions=Conditions(bytes_per_second=1_000.0))
+        world.mesh = Mesh(seed=1, conditions=LinkConditions(bytes_per_second=1_000.0))
         networks = [world.make(peer, MemoryBlobs(*() if number else (BLOB,))) for number, peer in enumerate(PEERS[:5])]
         holder = networks[0]
         assert isinstance(holder, MemoryNetwork)
-        holder.memory = Memory(members=budget)
+        holder.memory_quota = MemoryQuota(members=budget)
         for number, network in enumerate(networks):
             assert isinstance(network, MemoryNetwork)
             network.version = 3 if number == 0 else 2
@@ -96,8 +96,8 @@ async def test_askers_of_an_older_program_have_no_more_queued_than_memory_for_li
         for _ in range(20):
             for asker in networks[1:]:
                 if asker.me in link:
-                    await holder.deliver(link[asker.me], Message(Channel.LINK, Priority.CONTROL, encode(chunk)))
-                    most = max(most, holder.memory.held)
+                    await holder.deliver_message(link[asker.me], Message(Channel.LINK, Priority.CONTROL, encode(chunk)))
+                    most = max(most, holder.memory_quota.held)
         assert budget // 2 < most <= budget
         assert all(peer in link for peer in KEYS[1:5]), "and all of them are served"
 
@@ -115,17 +115,20 @@ async def test_what_was_shown_is_counted_for_members_alone(autojump_clock: MockC
         answers._is_stranger = [KEYS[1]].__contains__
         for asker in networks[1:]:
             await holder.deliver(holder._links[asker.me], Message(Channel.LINK, Priority.CONTROL, encode(GetBlob(DIGEST, 0))))
-        assert set(holder.reveals_sent()) == {KEYS[2]} and answers.reveals_sent == 2 * holder.reveals_sent()[KEYS[2]]
+        assert (
+            set(holder.audit_bytes_sent_by_peer()) == {KEYS[2]}
+            and answers.reveals_sent == 2 * holder.audit_bytes_sent_by_peer()[KEYS[2]]
+        )
 
 
 def test_what_waits_for_a_peer_that_goes_elsewhere_is_taken_back_but_for_what_has_begun() -> None:
     outbox = Outbox()
     for size in (3000, 5000, 7000):
         outbox.push(Channel.LINK, bytes([size // 1000]) * size, Priority.BULK)
-    begun = outbox.fill(1000)
-    outbox.recall(Priority.BULK, lambda data: data[0] in (3, 7))
-    inbox, left = Inbox(), outbox.fill(60_000)
-    assert [len(message.data) for message in (*inbox.take(begun), *inbox.take(left))] == [3000, 5000]
+    begun = outbox.next_frame(1000)
+    outbox.withdraw_waiting(Priority.BULK, lambda data: data[0] in (3, 7))
+    inbox, left = Inbox(), outbox.next_frame(60_000)
+    assert [len(message.data) for message in (*inbox.receive_frame(begun), *inbox.receive_frame(left))] == [3000, 5000]
     assert not outbox and outbox.held == outbox.account.held == 0
 
 
@@ -136,7 +139,7 @@ def lie(network: MemoryNetwork, answer: Callable[[bytes], object]) -> None:
         if request.offset == 0 and (said := answer(peer)) is not None:
             network._post(peer, said, Priority.CONTROL)
 
-    network._exchange.holder.on_get_blob = on_get_blob  # type: ignore[method-assign]
+    network._exchange.server.on_get_blob = on_get_blob  # type: ignore[method-assign]
 
 
 async def test_a_liar_that_names_peers_without_the_blob_costs_a_few_questions(autojump_clock: MockClock) -> None:
@@ -148,7 +151,7 @@ async def test_a_liar_that_names_peers_without_the_blob_costs_a_few_questions(au
             lie(accomplice, lambda peer: None)
 
     seconds = await last_comes(3, uplink=UPLINK, receivers=[12], named=[1], spoil=spoil)
-    assert seconds < 3 * PATIENCE_SECONDS + 12 * SEARCH_SECONDS + 1.0
+    assert seconds < 3 * FIRST_ANSWER_SECONDS + 12 * SEARCH_SECONDS + 1.0
 
 
 async def test_turns_that_are_none_are_taken_once(autojump_clock: MockClock) -> None:
@@ -163,7 +166,7 @@ async def test_turns_that_are_none_are_taken_once(autojump_clock: MockClock) -> 
             return BlobElsewhere(DIGEST, True, ())
 
         lie(networks[1], answer)
-        networks[0]._exchange.holder.on_get_blob = lambda peer, request: None  # type: ignore[method-assign]
+        networks[0]._exchange.server.on_get_blob = lambda peer, request: None  # type: ignore[method-assign]
 
     with trio.move_on_after(20):
         await last_comes(3, receivers=[12], named=[1], spoil=spoil)
@@ -186,148 +189,148 @@ async def test_receivers_that_take_and_keep_places_delay_others_once(autojump_cl
 SIZE = 1_000_000
 
 
-def full(made: Serving, now: float = 0.0) -> None:
-    assert [made.ask(DIGEST, key, SIZE, now) for key in KEYS[:PLACES]] == [Answer.PLACE] * PLACES
+def full(made: UploadQueue, now: float = 0.0) -> None:
+    assert [made.request_slot(DIGEST, key, SIZE, now) for key in KEYS[:UPLOAD_SLOTS]] == [UploadDecision.SLOT] * UPLOAD_SLOTS
 
 
 def test_the_fourth_waits_and_is_told_of_the_three() -> None:
-    made = Serving()
+    made = UploadQueue()
     full(made)
-    assert made.ask(DIGEST, KEYS[3], SIZE, 0.0) is Answer.ELSEWHERE
-    assert set(made.others(DIGEST, KEYS[3])) == set(KEYS[:3])
-    assert made.ask(DIGEST, KEYS[3], SIZE, REPEAT_SECONDS / 2) is Answer.NOTHING, "the rest of its window"
-    assert made.ask(DIGEST, KEYS[0], SIZE, 0.0) is Answer.CHUNK
-    assert made.has(DIGEST, KEYS[1], 1.0) == [KEYS[3]], "it is its turn"
-    assert made.ask(DIGEST, KEYS[3], SIZE, 1.1) is Answer.PLACE
+    assert made.request_slot(DIGEST, KEYS[3], SIZE, 0.0) is UploadDecision.ELSEWHERE
+    assert set(made.other_holders(DIGEST, KEYS[3])) == set(KEYS[:3])
+    assert made.request_slot(DIGEST, KEYS[3], SIZE, REPEAT_SECONDS / 2) is UploadDecision.NOTHING, "the rest of its window"
+    assert made.request_slot(DIGEST, KEYS[0], SIZE, 0.0) is UploadDecision.CHUNK
+    assert made.on_peer_has(DIGEST, KEYS[1], 1.0) == [KEYS[3]], "it is its turn"
+    assert made.request_slot(DIGEST, KEYS[3], SIZE, 1.1) is UploadDecision.SLOT
 
 
 def test_a_turn_that_is_not_taken_is_the_next_one_s_and_blames_nobody() -> None:
-    made = Serving()
+    made = UploadQueue()
     full(made)
     for key in KEYS[3:5]:
-        made.ask(DIGEST, key, SIZE, 0.0)
-    assert made.declined(DIGEST, KEYS[0], 1.0) == [KEYS[3]]
-    assert made.due() == 1.0 + ANSWER_SECONDS
-    assert made.lapse(1.0 + ANSWER_SECONDS) == [(KEYS[4], DIGEST)]
-    assert made.ask(DIGEST, KEYS[3], SIZE, 3.0) is Answer.ELSEWHERE
+        made.request_slot(DIGEST, key, SIZE, 0.0)
+    assert made.on_declined(DIGEST, KEYS[0], 1.0) == [KEYS[3]]
+    assert made.next_expiry() == 1.0 + ANSWER_SECONDS
+    assert made.expire_slots(1.0 + ANSWER_SECONDS) == [(KEYS[4], DIGEST)]
+    assert made.request_slot(DIGEST, KEYS[3], SIZE, 3.0) is UploadDecision.ELSEWHERE
 
 
 def test_who_keeps_a_place_loses_it_and_holds_up_nobody_afterwards() -> None:
-    made = Serving()
+    made = UploadQueue()
     for round in range(5):  # others have shown what the uplink carries
         for key in KEYS[5:10]:
-            made.ask(bytes([round]) * 32, key, SIZE, 0.0)
-            made.has(bytes([round]) * 32, key, 0.05)
+            made.request_slot(bytes([round]) * 32, key, SIZE, 0.0)
+            made.on_peer_has(bytes([round]) * 32, key, 0.05)
     size = 1000 * SIZE
     for key in KEYS[:3]:
-        made.ask(DIGEST, key, size, 0.0)
+        made.request_slot(DIGEST, key, size, 0.0)
     waits = KEYS[3]
-    assert made.ask(DIGEST, waits, size, 0.0) is Answer.ELSEWHERE
-    assert made.due() < SLOW_SECONDS + 0.1, "they have asked for little"
-    assert (waits, DIGEST) in made.lapse(made.due())
+    assert made.request_slot(DIGEST, waits, size, 0.0) is UploadDecision.ELSEWHERE
+    assert made.next_expiry() < SLOW_SECONDS + 0.1, "they have asked for little"
+    assert (waits, DIGEST) in made.expire_slots(made.next_expiry())
     places = dict(made._blobs[DIGEST].places)
-    assert made.ask(DIGEST, KEYS[0], SIZE, 5.0) is Answer.CHUNK and KEYS[0] not in places, "beside the places"
+    assert made.request_slot(DIGEST, KEYS[0], SIZE, 5.0) is UploadDecision.CHUNK and KEYS[0] not in places, "beside the places"
 
 
 def test_nobody_is_named_that_never_asked_here() -> None:
-    made = Serving()
+    made = UploadQueue()
     full(made)
-    made.has(DIGEST, KEYS[9], 0.0)
-    assert KEYS[9] not in [*made.others(DIGEST, KEYS[4]), *made.others(DIGEST, KEYS[4])]
+    made.on_peer_has(DIGEST, KEYS[9], 0.0)
+    assert KEYS[9] not in [*made.other_holders(DIGEST, KEYS[4]), *made.other_holders(DIGEST, KEYS[4])]
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    made = Serving()
-    for number in range(2 * serving.BLOBS_MAX):
-        made.ask(number.to_bytes(32, "big"), KEYS[0], SIZE, 0.0)
-    assert len(made._blobs) == serving.BLOBS_MAX
-    for number in range(2 * serving.WAITING_MAX):
-        made.ask(DIGEST, number.to_bytes(32, "big"), SIZE, 0.0)
-    assert len(made._blobs[DIGEST].waiting) == serving.WAITING_MAX
-    for number in range(PLACES, PLACES + 2 * serving.KNOWN_MAX):
-        made.has(DIGEST, number.to_bytes(32, "big"), 0.0)
-    assert len(made._blobs[DIGEST].known) <= serving.KNOWN_MAX
+    made = UploadQueue()
+    for number in range(2 * upload_queue.BLOBS_MAX):
+        made.request_slot(number.to_bytes(32, "big"), KEYS[0], SIZE, 0.0)
+    assert len(made._blobs) == upload_queue.BLOBS_MAX
+    for number in range(2 * upload_queue.WAITING_MAX):
+        made.request_slot(DIGEST, number.to_bytes(32, "big"), SIZE, 0.0)
+    assert len(made._blobs[DIGEST].waiting) == upload_queue.WAITING_MAX
+    for number in range(UPLOAD_SLOTS, UPLOAD_SLOTS + 2 * upload_queue.KNOWN_MAX):
+        made.on_peer_has(DIGEST, number.to_bytes(32, "big"), 0.0)
+    assert len(made._blobs[DIGEST].known) <= upload_queue.KNOWN_MAX
     assert STALL_SECONDS > SLOW_SECONDS
 
 
-def fill(made: Serving, waiting: bytes) -> None:
+def fill(made: UploadQueue, waiting: bytes) -> None:
     """Members have all places, and one more waits."""
-    for key in [*KEYS[4 : 4 + PLACES], waiting]:
-        made.ask(DIGEST, key, 1 << 30, 0.0)
+    for key in [*KEYS[4 : 4 + UPLOAD_SLOTS], waiting]:
+        made.request_slot(DIGEST, key, 1 << 30, 0.0)
 
 
-def asks(made: Serving, peer: bytes, count: int, of: int = 0) -> None:
+def asks(made: UploadQueue, peer: bytes, count: int, of: int = 0) -> None:
     for number in range(count):
-        made.ask(of.to_bytes(1, "big") + number.to_bytes(31, "big"), peer, 1 << 30, 0.0)
+        made.request_slot(of.to_bytes(1, "big") + number.to_bytes(31, "big"), peer, 1 << 30, 0.0)
 
 
-def waits(made: Serving, peer: bytes) -> bool:
+def waits(made: UploadQueue, peer: bytes) -> bool:
     """Whether its turn comes when others give their places back."""
-    return any(peer in made.declined(DIGEST, key, 1.0) for key in KEYS[4 : 4 + PLACES])
+    return any(peer in made.on_declined(DIGEST, key, 1.0) for key in KEYS[4 : 4 + UPLOAD_SLOTS])
 
 
 def test_questions_of_strangers_push_out_none_of_members() -> None:
     strangers, waiting = KEYS[:2], KEYS[9]
-    made = Serving(strangers.__contains__)
+    made = UploadQueue(strangers.__contains__)
     fill(made, waiting)
     for of, stranger in enumerate(strangers):
-        asks(made, stranger, 2 * serving.BLOBS_MAX, of)
+        asks(made, stranger, 2 * upload_queue.BLOBS_MAX, of)
     assert waits(made, waiting)
-    assert len(made._blobs) == 1 + serving.BLOBS_OF_STRANGERS_MAX
+    assert len(made._blobs) == 1 + upload_queue.BLOBS_OF_STRANGERS_MAX
 
 
 def test_questions_of_strangers_decide_not_what_is_forgotten_of_a_member() -> None:
-    made = Serving([KEYS[0]].__contains__)
-    asks(made, KEYS[1], serving.BLOBS_MAX)
+    made = UploadQueue([KEYS[0]].__contains__)
+    asks(made, KEYS[1], upload_queue.BLOBS_MAX)
     first = next(iter(made._blobs))
     asks(made, KEYS[0], 1)
     asks(made, KEYS[1], 1, of=1)
-    assert first not in made._blobs and len(made._blobs) == serving.BLOBS_MAX
+    assert first not in made._blobs and len(made._blobs) == upload_queue.BLOBS_MAX
 
 
 def test_of_members_the_one_that_asked_for_most_is_forgotten_first() -> None:
-    made, waiting = Serving(), KEYS[9]
+    made, waiting = UploadQueue(), KEYS[9]
     fill(made, waiting)
-    asks(made, KEYS[0], 2 * serving.BLOBS_MAX)
+    asks(made, KEYS[0], 2 * upload_queue.BLOBS_MAX)
     assert waits(made, waiting)
-    assert len(made._blobs) == serving.BLOBS_MAX
+    assert len(made._blobs) == upload_queue.BLOBS_MAX
 
 
 def test_what_a_stranger_asked_for_first_is_a_member_s_once_that_asks() -> None:
-    made = Serving([KEYS[0]].__contains__)
-    made.ask(DIGEST, KEYS[0], 1 << 30, 0.0)
+    made = UploadQueue([KEYS[0]].__contains__)
+    made.request_slot(DIGEST, KEYS[0], 1 << 30, 0.0)
     fill(made, KEYS[9])
-    asks(made, KEYS[0], 2 * serving.BLOBS_OF_STRANGERS_MAX)
+    asks(made, KEYS[0], 2 * upload_queue.BLOBS_OF_STRANGERS_MAX)
     assert waits(made, KEYS[9])
 
 
 def test_places_of_strangers_lengthen_no_member_s() -> None:
     ends = list[float]()
-    for blobs in (0, serving.BLOBS_OF_STRANGERS_MAX):
-        made = Serving([KEYS[0]].__contains__)
+    for blobs in (0, upload_queue.BLOBS_OF_STRANGERS_MAX):
+        made = UploadQueue([KEYS[0]].__contains__)
         asks(made, KEYS[0], blobs)
-        made.ask(DIGEST, KEYS[4], 1 << 30, 0.0)
-        ends.append(made._end(made._blobs[DIGEST].places[KEYS[4]]))
+        made.request_slot(DIGEST, KEYS[4], 1 << 30, 0.0)
+        ends.append(made._expiry(made._blobs[DIGEST].places[KEYS[4]]))
     assert ends[0] == ends[1]
 
 
 def test_places_of_members_lengthen_a_stranger_s() -> None:
-    made = Serving([KEYS[0]].__contains__)
-    for key in (KEYS[0], *KEYS[4 : 4 + PLACES]):
-        made.ask(DIGEST, key, 1 << 30, 0.0)
+    made = UploadQueue([KEYS[0]].__contains__)
+    for key in (KEYS[0], *KEYS[4 : 4 + UPLOAD_SLOTS]):
+        made.request_slot(DIGEST, key, 1 << 30, 0.0)
     shared = [made._blobs[DIGEST].places[key].shared for key in (KEYS[0], KEYS[4])]
-    assert shared == [PLACES + 1, PLACES]
+    assert shared == [UPLOAD_SLOTS + 1, UPLOAD_SLOTS]
 
 
 def test_strangers_have_a_place_of_their_own_and_take_none_of_others() -> None:
     strangers, members = KEYS[:4], KEYS[4:9]
-    made = Serving(strangers.__contains__)
-    took = [made.ask(DIGEST, peer, 1 << 30, 0.0) for peer in [*strangers, *members]]
-    places = [peer for peer, answer in zip([*strangers, *members], took, strict=True) if answer is Answer.PLACE]
-    assert places == [strangers[0], *members[:PLACES]]
-    assert made.has(DIGEST, members[0], 1.0) == [members[PLACES]], "a stranger has waited for longer"
-    assert made.has(DIGEST, strangers[0], 1.0) == [strangers[1]]
+    made = UploadQueue(strangers.__contains__)
+    took = [made.request_slot(DIGEST, peer, 1 << 30, 0.0) for peer in [*strangers, *members]]
+    places = [peer for peer, answer in zip([*strangers, *members], took, strict=True) if answer is UploadDecision.SLOT]
+    assert places == [strangers[0], *members[:UPLOAD_SLOTS]]
+    assert made.on_peer_has(DIGEST, members[0], 1.0) == [members[UPLOAD_SLOTS]], "a stranger has waited for longer"
+    assert made.on_peer_has(DIGEST, strangers[0], 1.0) == [strangers[1]]
     rate = made._rate
-    assert made.ask(DIGEST, strangers[1], 1 << 30, 1.1) is Answer.PLACE
-    made.has(DIGEST, strangers[1], 1.2)
+    assert made.request_slot(DIGEST, strangers[1], 1 << 30, 1.1) is UploadDecision.SLOT
+    made.on_peer_has(DIGEST, strangers[1], 1.2)
     assert made._rate == rate, "a stranger tells nothing of this uplink"

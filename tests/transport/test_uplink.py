@@ -9,11 +9,11 @@ from trio.testing import MockClock
 from protocol.identity import Identity
 from tests.transport.conftest import MemoryWorld, open_world
 from tests.transport.helpers import linked
-from transport.framing import Priority
-from transport.memory import Mesh
-from transport.network import Network, Received
-from transport.profiles import PROFILES, steady
-from transport.standing import Standing
+from transport.emulation.link_profiles import PROFILES, steady_profile
+from transport.emulation.memory_network import Mesh
+from transport.network import DataReceived, Network
+from transport.quotas.peer_class import PeerClass
+from transport.wire.framing import Priority
 
 SERVER, MEMBER, *STRANGERS = [Identity(bytes([210 + n]) * 32) for n in range(8)]
 SIZE = 30_000
@@ -23,7 +23,7 @@ COUNT = 16
 async def arrives(network: Network, count: int) -> float:
     """When so many messages have come."""
     while count:
-        count -= isinstance(await network.events.receive(), Received)
+        count -= isinstance(await network.events.receive(), DataReceived)
     return trio.current_time()
 
 
@@ -34,7 +34,7 @@ async def seconds(of: Identity, *takers: Identity, priority: Priority = Priority
         world.mesh = Mesh(seed=1)
         networks = {}
         for peer in (SERVER, *takers):
-            world.mesh.set_profile(peer.public, PROFILES["dsl"] if peer is SERVER else steady("", 100.0, 100.0, 30.0))
+            world.mesh.set_profile(peer.public, PROFILES["dsl"] if peer is SERVER else steady_profile("", 100.0, 100.0, 30.0))
             networks[peer] = await world.start(peer, standing_of=standing)
         await linked(*networks.values())
         start, server = trio.current_time(), networks[SERVER]
@@ -45,8 +45,8 @@ async def seconds(of: Identity, *takers: Identity, priority: Priority = Priority
             return await arrives(networks[of], COUNT) - start
 
 
-def standing(peer: bytes) -> Standing:
-    return Standing.STRANGER if peer in [stranger.public for stranger in STRANGERS] else Standing.MEMBER
+def standing(peer: bytes) -> PeerClass:
+    return PeerClass.STRANGER if peer in [stranger.public for stranger in STRANGERS] else PeerClass.MEMBER
 
 
 async def test_strangers_cost_a_member_that_is_sent_something_little(autojump_clock: MockClock) -> None:

@@ -15,15 +15,15 @@ from protocol.addresses import parse_address
 from scenarios.gateway import Router, running
 from tests.transport.conftest import SwarmWorld
 from tests.transport.helpers import until
-from transport import upnp
-from transport.reachability import ASK_AGAIN_SECONDS, DIAL_BACK_SECONDS, Reachability
-from transport.upnp import LEASE_SECONDS, RENEW_SECONDS, Forwarding, Gateway, RouterError, Upnp
+from transport.discovery import upnp
+from transport.discovery.reachability import ASK_AGAIN_SECONDS, DIAL_BACK_SECONDS, Reachability
+from transport.discovery.upnp import LEASE_SECONDS, RENEW_SECONDS, Gateway, PortMapping, RouterError, Upnp
 
 HERE = ("127.0.0.1:7700",)
 
 
-def forwarding(router: Router) -> Forwarding:
-    return Forwarding(Gateway(description=router.url), Random(1))
+def forwarding(router: Router) -> PortMapping:
+    return PortMapping(Gateway(description=router.url), Random(1))
 
 
 @pytest.mark.real("sockets")
@@ -42,7 +42,7 @@ def test_a_router_forwards_the_port_with_a_lease_until_that_is_taken_back() -> N
 @pytest.mark.real("sockets")
 def test_a_router_is_found_by_multicast() -> None:
     with running(Router(), searched=True) as router:
-        assert Forwarding(Gateway("127.0.0.1", discover_ms=4_000), Random(1)).renew(HERE) == "1.1.1.1:7700"
+        assert PortMapping(Gateway("127.0.0.1", discover_ms=4_000), Random(1)).renew(HERE) == "1.1.1.1:7700"
         assert router.table
 
 
@@ -95,7 +95,7 @@ def test_an_address_that_is_no_longer_public_takes_the_forwarding_back() -> None
 
 def test_no_router_is_one_line() -> None:
     with pytest.raises(RouterError, match="no router answers"):
-        Gateway(description="http://127.0.0.1:9/root.xml").find()
+        Gateway(description="http://127.0.0.1:9/root.xml").discover_router()
 
 
 class Near:
@@ -104,19 +104,19 @@ class Near:
     def __init__(self) -> None:
         self.router, self.is_there = Router(), True
 
-    def find(self) -> str:
+    def discover_router(self) -> str:
         if not self.is_there:
             raise RouterError("no router answers")
         return "192.168.7.2"
 
-    def outside(self) -> str:
+    def external_address(self) -> str:
         return self.router.outside
 
-    def forward(self, port: int, host: str, own_port: int, lease_seconds: int) -> None:
+    def add_mapping(self, port: int, host: str, own_port: int, lease_seconds: int) -> None:
         self.router.asked.append("AddPortMapping")
         self.router.table[port] = host, own_port, lease_seconds
 
-    def stop(self, port: int) -> None:
+    def delete_mapping(self, port: int) -> None:
         del self.router.table[port]
 
 
@@ -181,10 +181,10 @@ async def test_others_are_told_where_the_router_forwards_and_no_longer_when_it_d
 def test_whoever_missed_a_peer_is_asked_again_soon_after_it_moved() -> None:
     reach, peers = Reachability(True, members=lambda peer: True), [b"a", b"b"]
     for peer in peers:
-        reach.observed(peer, "1.1.1.1:5000", False)
-    assert reach.ask(1_000) == peers
+        reach.on_observed(peer, "1.1.1.1:5000", False)
+    assert reach.choose_dialers(1_000) == peers
     for peer in peers:
-        reach.missed(peer)
-    assert reach.ask(1_000 + ASK_AGAIN_SECONDS - 1) == []
-    reach.moved()
-    assert reach.ask(1_000 + DIAL_BACK_SECONDS - 1) == [] and reach.ask(1_000 + DIAL_BACK_SECONDS) == peers
+        reach.on_dial_back_failed(peer)
+    assert reach.choose_dialers(1_000 + ASK_AGAIN_SECONDS - 1) == []
+    reach.on_address_changed()
+    assert reach.choose_dialers(1_000 + DIAL_BACK_SECONDS - 1) == [] and reach.choose_dialers(1_000 + DIAL_BACK_SECONDS) == peers

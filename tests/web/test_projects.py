@@ -323,7 +323,7 @@ async def test_a_blob_that_is_too_large_is_no_guidelines_no_page_and_stays(tmp_p
     """A member may name any blob as its own: a model of 400 MB that its peer has, too. No stranger's call reads it."""
     async with Room(tmp_path).serving() as (daemon, site):
         author, blobs, made = authors.Author(daemon.driver), daemon.driver.blobs, list[bytes]()
-        large = blobs.add(bytes(GUIDELINES_BYTES_MAX + 1))
+        large = blobs.add_bytes(bytes(GUIDELINES_BYTES_MAX + 1))
         asked = Asked("moods", Kind.LABEL, ("glad", "sad"), False, 0, large, 1, 1, False)
         project = project_id(daemon.driver.signer.public, (await author.submit("curation/found", Found(asked))).nonce)
         reply = await said(site.get, f"/api/v1/projects/{project.hex()}/guidelines")

@@ -22,7 +22,7 @@ from protocol import codec
 from protocol.codec import Between, Digest, Length
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import DATA_BYTES_MAX, DATA_SHARD_BYTES, MESSAGE_BYTES_MAX
-from storage import durable
+from storage import durable_files
 from training.data.shards import require_known_tokens
 from training.data.text_files import shown
 from training.data.tokenizer import Tokenizer
@@ -118,7 +118,7 @@ def assemble(manifest: Manifest, read: Callable[[bytes], bytes], path: Path) -> 
     `read` gives a shard's bytes by digest. Raises `RemoteProtocolError` if they are not the text that was named.
     """
     whole, size = hashlib.sha256(), 0
-    with durable.writing(path) as stream:
+    with durable_files.atomic_write(path) as stream:
         for digest in manifest.shards:
             shard = read(digest)
             whole.update(shard)
@@ -219,7 +219,7 @@ def _held_out_start(text: Path, size: int, permille: int) -> int:
 def _tokenized(text: Path, start: int, stop: int, tokenizer: Tokenizer, on_block: Callable[[], None]) -> TokenArray:
     path = text.with_name(f"{_token_prefix(text, tokenizer)}{start}-{stop}.tokens")
     if not path.exists():
-        with durable.writing(path) as stream:
+        with durable_files.atomic_write(path) as stream:
             for block in _blocks(text, start, stop):
                 stream.write(tokenizer.encode(block).tobytes())
                 on_block()

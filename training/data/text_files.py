@@ -19,9 +19,9 @@ from typing import Any, BinaryIO, Final, cast
 from features.tables import counted
 from protocol.errors import UserError
 from storage.csv_files import ENDINGS as TABLES
-from storage.csv_files import SEPARATORS, open_table, shown_columns
-from storage.encodings import decode_text, encoding_of
+from storage.csv_files import SEPARATORS, describe_columns, open_csv
 from storage.regular_files import open_regular
+from storage.text_encodings import decode_text, guess_encoding
 
 TEXT: Final = (".txt", ".md")
 JSON_LINES: Final = (".jsonl", ".ndjson")
@@ -261,7 +261,7 @@ def shown(path: Path | str) -> str:
 
 
 def _binary(file: Path, why: str, data: bytes = b"") -> UserError:
-    encoding = encoding_of(data)
+    encoding = guess_encoding(data)
     looks = f", it looks like {encoding}" if encoding else ""
     return UserError(f"{shown(file)} is not a text file ({why}{looks}): save it as UTF-8 text, or take it out of the folder")
 
@@ -294,7 +294,7 @@ def _column_of(names: Iterable[str], column: str) -> str | None:
 
 
 def _no_column(where: str, names: list[str], column: str) -> UserError:
-    return UserError(f"{where} has no column {column!r}: {shown_columns(names)}; name the one with the text by --column NAME")
+    return UserError(f"{where} has no column {column!r}: {describe_columns(names)}; name the one with the text by --column NAME")
 
 
 def _texts_of_json(stream: BinaryIO, head: bytes, file: Path, column: str, findings: Findings) -> Texts:
@@ -389,7 +389,7 @@ def _table(stream: BinaryIO, file: Path, column: str, findings: Findings) -> Tex
     data = _whole(stream)
     if data is None:
         raise UserError(f"{shown(file)} is larger than {WHOLE_BYTES_MAX >> 20} MB: split it, or save it as JSONL or Parquet")
-    names, rows = open_table(shown(file), _decoded(file, data, findings), {column.casefold()})
+    names, rows = open_csv(shown(file), _decoded(file, data, findings), {column.casefold()})
     name = _column_of(names, column)
     if name is None:
         raise _no_column(shown(file), names, column)

@@ -16,7 +16,7 @@ import numpy as np
 
 from protocol.blob_digest import hash_pieces
 from protocol.errors import RemoteProtocolError
-from storage.parts import write_list
+from storage.multipart_objects import write_list
 from training.replicated.layout import BLOCK, Float32Array, Layout, Tensor, float32_bytes, layout_of
 from training.spec import Inner, JobSpec
 from training.transformer import EMBEDDING, OUTPUT

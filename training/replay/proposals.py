@@ -18,7 +18,7 @@ from ledger.audits.loss_commitments import nats_to_millionths
 from protocol import codec as wire
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.verdicts import OBJECTIVE_CODES_FIRST, Verdict
-from storage.parts import write_object
+from storage.multipart_objects import write_object
 from training.objectives.objective import Declaration, Reason
 from training.replay.inner_state import RELATIVE_ERROR_MAX, InnerState, OnState, inner_error, ratio
 from training.replicated import buffers, codec, feedback

@@ -32,7 +32,7 @@ from protocol.codec import Digest, Length
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import MEMBERS_MAX, MODEL_MANIFEST_BYTES_MAX, TRAINERS_MAX
 from storage.crash_points import crash_points
-from storage.durable import lock, make_directory, sync_directory
+from storage.durable_files import lock_file, make_directory, sync_directory
 from training.replicated import estimates
 from training.replicated.layout import BLOCKS_MAX, Float32Array, float32_bytes, layout_of
 from training.replicated.outer import slots_of
@@ -223,7 +223,7 @@ def _map(path: Path, dtype: str, size: int) -> npt.NDArray[Any]:
     """The file's elements. It stays locked while they are mapped, since the map has a duplicate of its descriptor."""
     try:
         with path.open("rb") as file:
-            lock(file.fileno(), fcntl.LOCK_SH, path.parent)
+            lock_file(file.fileno(), fcntl.LOCK_SH, path.parent)
             opened, named = os.fstat(file.fileno()), path.stat()
             if opened.st_ino != named.st_ino:
                 raise FileNotFoundError(errno.ENOENT, "written over before it was locked")

@@ -34,24 +34,24 @@ from training.replicated.codec import cells, payload
 from training.replicated.codec.header import Mode
 from training.replicated.model import ReplicatedModel
 from training.spec import JobSpec
-from transport.circuit import CircuitSession
-from transport.detours import Detours
-from transport.discovery import Discovery
-from transport.effort import Effort, Line
-from transport.events import EventQueue
-from transport.framing import Outbox
-from transport.hub import Hub
-from transport.lanes import Lanes
-from transport.measures import Meter
-from transport.noise import CipherState
-from transport.profiles import Flow
-from transport.reachability import Reachability
-from transport.records import RecordBook
-from transport.relay import Lane, Relay, Turns
-from transport.serving import Serving
-from transport.session import Session
-from transport.slots import least
-from transport.uplink import Uplink
+from transport.blobs.upload_queue import UploadQueue
+from transport.connections.connection_manager import ConnectionManager
+from transport.connections.inbound_queue import InboundQueue
+from transport.connections.upload_shaper import UploadShaper
+from transport.discovery.peer_discovery import PeerDiscovery
+from transport.discovery.peer_records import PeerRecordBook
+from transport.discovery.reachability import Reachability
+from transport.emulation.link_profiles import TcpFlow
+from transport.quotas.connection_eviction import choose_link_to_evict
+from transport.quotas.cpu_quota import CpuQuota, HandshakeQueue
+from transport.relay.circuit_relay import CircuitQueue, CircuitRelay, StartTimeFairQueue
+from transport.relay.circuit_session import CircuitSession
+from transport.relay.relay_client import RelayClient
+from transport.relay.relay_watchdog import RelayWatchdog
+from transport.wire.framing import Outbox
+from transport.wire.link_measurements import LinkMeter
+from transport.wire.noise import CipherState
+from transport.wire.noise_session import NoiseSession
 
 NETWORK = "tests/transport/test_"
 ABSENCE = "tests/peer/test_absence.py::test_"
@@ -104,7 +104,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "record-of-lower-sequence",
         "an older record replaces a newer one",
-        RecordBook.take,
+        PeerRecordBook.accept_record,
         "record.sequence < held.record.sequence",
         "False",
         f"{NETWORK}records.py::test_the_highest_sequence_holds_whoever_brings_it_and_an_older_one_replayed_changes_nothing",
@@ -112,7 +112,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "record-unsigned",
         "the signature of a record is not checked",
-        RecordBook.take,
+        PeerRecordBook.accept_record,
         "open_signed(signed, self._chain_id, self._verifier, (PeerRecord,))\n    self._make_room",
         "self._make_room",
         f"{NETWORK}records.py::test_a_forged_record_of_a_member_drives_nobody_out",
@@ -120,7 +120,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "private-addresses-told",
         "addresses of the own network are told to peers from elsewhere",
-        RecordBook.told,
+        PeerRecordBook.records_for_scope,
         " and name[1].includes(scope)",
         "",
         f"{NETWORK}records.py::test_near_addresses_come_only_from_near_and_go_only_to_near_links",
@@ -128,7 +128,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "strangers-fill-records",
         "records of strangers take the room of members' ones",
-        RecordBook._has_room,
+        PeerRecordBook._has_room,
         " and len(strangers) < STRANGERS_MAX",
         "",
         f"{NETWORK}records.py::test_strangers_fill_their_own_room_alone_and_cost_no_signature_beyond",
@@ -136,15 +136,15 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "reached-as-one-says",
         "one peer alone says where this one is reached",
-        Reachability.host.fget,
-        ">= AGREE",
+        Reachability.observed_host.fget,
+        ">= OBSERVERS_MIN",
         ">= 1",
         f"{NETWORK}reachability.py::test_one_that_sees_it_is_not_believed_two_are_and_then_asked",
     ),
     ChangedLine(
         "dials-for-strangers",
         "strangers have this peer dial whom they like",
-        Discovery._on_dial_back,
+        PeerDiscovery._on_dial_back,
         "not self.book.is_member(link.peer) or is_full",
         "is_full",
         f"{NETWORK}reachability.py::test_strangers_get_no_dial_back",
@@ -153,7 +153,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "circuit-for-stranger",
         "a relay forwards for somebody who is no member",
-        Relay._problem,
+        CircuitRelay._refusal_reason,
         "not (self._serves(opener) and self._serves(message.peer)) or opener == message.peer",
         "opener == message.peer",
         f"{NETWORK}relay.py::test_only_members_reach_members_that_have_reserved",
@@ -161,7 +161,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "circuit-of-others",
         "a third peer speaks in a circuit",
-        Relay._find,
+        CircuitRelay._find,
         " and peer in circuit.ends",
         "",
         f"{NETWORK}relay.py::test_a_third_peer_can_neither_speak_in_a_circuit_nor_end_it",
@@ -169,7 +169,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "relay-without-budget",
         "a circuit takes more of a relay's uplink than its budget",
-        Turns.next,
+        StartTimeFairQueue.next_queue,
         "wait = lane.circuit.budget.wait_seconds(now)",
         "wait = 0",
         f"{NETWORK}relay.py::test_budgets_are_bytes_a_second_and_never_a_total",
@@ -177,15 +177,15 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "relay-without-window",
         "a relay holds whatever a circuit sends",
-        Relay.data,
-        "lane.waiting + lane.owed + len(message.data) > WINDOW_BYTES[message.priority]",
+        CircuitRelay.on_data,
+        "lane.waiting + lane.owed_credit + len(message.data) > WINDOW_BYTES[message.priority]",
         "False",
         f"{NETWORK}relay.py::test_an_end_that_reads_nothing_holds_up_its_circuit_alone_and_one_window_of_memory",
     ),
     ChangedLine(
         "vote-behind-bulk-in-relay",
         "inside a relay a vote waits for bulk",
-        Relay._next,
+        CircuitRelay._next,
         "for turns in self._turns if turns.first",
         "for turns in self._turns[::-1] if turns.first",
         f"{NETWORK}relay.py::test_a_vote_overtakes_bulk_of_its_own_circuit_and_of_others",
@@ -193,7 +193,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "relay-shares-by-circuit",
         "whoever has more circuits has more of a relay",
-        Turns.spend,
+        StartTimeFairQueue.charge_member,
         "self._at[member] += max(size, RECORD_COST_BYTES)",
         "pass",
         f"{NETWORK}relay.py::test_members_share_each_priority_alike_however_many_circuits_they_have",
@@ -201,7 +201,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "turns-saved-up",
         "a member whose circuits had to wait takes a relay for as long afterwards",
-        Turns.next,
+        StartTimeFairQueue.next_queue,
         "self._at[other] = self._at[member]",
         "pass",
         f"{NETWORK}relay.py::test_a_member_saves_up_no_turns_while_its_circuits_have_to_wait",
@@ -209,23 +209,23 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "votes-fill-relay",
         "whoever marks all as votes takes all of a relay",
-        Relay._next,
-        "turns.first.spend(lane.size)",
+        CircuitRelay._next,
+        "turns.first.spend(lane.first_record_bytes)",
         "pass",
         f"{NETWORK}relay.py::test_whoever_marks_all_as_votes_leaves_others_their_votes_at_once_and_a_share_of_bulk",
     ),
     ChangedLine(
         "reserves-without-budget",
         "whoever reserves again and again is told to all each time",
-        Relay.reserve,
-        "not _spend(self._budgets(peer)[0], now)",
+        CircuitRelay.set_reservation,
+        "not _take_token(self._budgets(peer)[0], now)",
         "False",
         f"{NETWORK}relay.py::test_whoever_reserves_again_and_again_is_refused_also_over_a_new_link",
     ),
     ChangedLine(
         "pair-takes-all-circuits",
         "one member takes all circuits that another one may have",
-        Relay._problem,
+        CircuitRelay._refusal_reason,
         "CIRCUITS_PER_PAIR_MAX",
         "CIRCUITS_MAX",
         f"{NETWORK}relay.py::test_nobody_takes_all_circuits_that_another_may_have",
@@ -233,31 +233,31 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "others-circuits-hold-up-ours",
         "a relay that begins circuits keeps its victim from opening any over another one",
-        Detours._half_open,
-        "(None if stream.opens else stream.carrier)",
+        RelayClient._half_open,
+        "(None if stream.is_opener else stream.carrier)",
         "stream.carrier or carrier is None",
         f"{NETWORK}detours.py::test_circuits_that_a_relay_begins_hold_up_none_of_ours",
     ),
     ChangedLine(
         "vote-as-bulk-from-relay",
         "a relay sends a vote on as bulk",
-        Relay._pass_on,
-        "CircuitData(lane.circuit.name, lane.number, record), lane.number)",
-        "CircuitData(lane.circuit.name, lane.number, record), Priority.BULK)",
+        CircuitRelay._pass_on,
+        "CircuitData(lane.circuit.circuit_id, lane.priority, record), lane.priority)",
+        "CircuitData(lane.circuit.circuit_id, lane.priority, record), Priority.BULK)",
         f"{NETWORK}relay.py::test_a_circuit_leads_to_a_peer_that_has_reserved_and_back",
     ),
     ChangedLine(
         "one-lane-held-back",
         "a relay holds back bulk, and nobody notices while votes pass",
-        Lanes.are_held_back,
-        "(SILENT_SECONDS, HELD_SECONDS, HELD_SECONDS)",
+        RelayWatchdog.is_withholding,
+        "(SILENT_SECONDS, WITHHELD_SECONDS, WITHHELD_SECONDS)",
         "(SILENT_SECONDS, 1e9, 1e9)",
         f"{NETWORK}lanes.py::test_whoever_holds_back_one_lane_is_found_out",
     ),
     ChangedLine(
         "relay-brings-strangers",
         "a relay brings circuits with strangers",
-        Detours._why_not,
+        RelayClient._refusal_reason,
         "not self._serves(message.peer)",
         "False",
         f"{NETWORK}detours.py::test_a_relay_brings_no_strangers",
@@ -273,7 +273,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "identity-unproven",
         "a peer may claim any key",
-        Session._check_identity,
+        NoiseSession._check_identity,
         "not self._verifier.verify(key, signed, signature)",
         "False",
         f"{NETWORK}session.py::test_a_key_that_the_peer_cannot_sign_for_is_refused",
@@ -281,7 +281,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "lanes-share-nonces",
         "two records are sealed with one key and nonce",
-        CipherState.lanes,
+        CipherState.split_by_priority,
         "lane * (NONCE_MAX // count)",
         "0",
         f"{NETWORK}relay.py::test_whatever_the_relay_does_to_a_record_is_seen",
@@ -290,9 +290,9 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "hearsay-decides",
         "what a peer says that it hears changes whom this one counts as heard",
-        Hub.heard,
-        "if not link.silence.is_suspicious(now)",
-        "if not link.silence.is_suspicious(now) and (link.hears is None or any(link.hears.bits))",
+        ConnectionManager.live_peers,
+        "if not link.failure_detector.is_suspected(now)",
+        "if not link.failure_detector.is_suspected(now) and (link.hears is None or any(link.hears.bits))",
         "tests/peer/test_hearing.py::test_what_the_others_say_changes_a_table_and_nothing_else",
     ),
     ChangedLine(
@@ -307,31 +307,31 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "read-memory-not-paid-back",
         "what was taken still counts as held",
-        EventQueue._took,
-        "line.account.add(-_size(event))",
+        InboundQueue._release_bytes,
+        "line.account.add_bytes(-_size(event))",
         "pass",
         f"{NETWORK}strangers.py::test_what_a_stranger_said_and_nobody_has_taken_goes_with_its_link",
     ),
     ChangedLine(
         "queue-memory-not-paid-back",
         "what is taken back still counts as held",
-        Outbox.recall,
-        "self.account.add(-gone)",
+        Outbox.withdraw_waiting,
+        "self.account.add_bytes(-gone)",
         "pass",
         f"{NETWORK}turns.py::test_what_waits_for_a_peer_that_goes_elsewhere_is_taken_back_but_for_what_has_begun",
     ),
     ChangedLine(
         "voters-give-way",
         "of many links not a stranger's gives way, but a voter's",
-        least,
-        "min(link.standing for link in links)",
-        "max(link.standing for link in links)",
+        choose_link_to_evict,
+        "min(link.peer_class for link in links)",
+        "max(link.peer_class for link in links)",
         f"{NETWORK}strangers.py::test_of_all_links_the_lowest_standing_gives_way",
     ),
     ChangedLine(
         "strangers-take-the-uplink",
         "what strangers ask for is sent while members wait",
-        Uplink.turn,
+        UploadShaper.wait_for_turn,
         "min(link.outbox.held, link.meter.frame_bytes)",
         "0",
         f"{NETWORK}uplink.py::test_strangers_cost_a_member_that_is_sent_something_little",
@@ -339,7 +339,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "messages-for-nothing",
         "what a link's own messages cost is charged to nobody",
-        Hub.working,
+        ConnectionManager.measure_cpu,
         "payer.spend(self._processor() - started)",
         "pass",
         f"{NETWORK}effort.py::test_what_a_message_costs_is_charged_to_its_link",
@@ -347,15 +347,15 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "strangers-at-work",
         "any number of strangers' messages is in a turn of the node, before a vote",
-        EventQueue._pause,
-        "self._at_work.total() >= AT_WORK_MAX",
+        InboundQueue._pause,
+        "self._at_work.total() >= STRANGER_MESSAGES_IN_PROGRESS_MAX",
         "False",
         f"{NETWORK}effort.py::test_few_of_strangers_are_at_work_at_once_and_none_while_they_have_spent_too_much",
     ),
     ChangedLine(
         "all-hands-at-once",
         "all handshakes that wait are dealt with at the moment at which the budget is paid back",
-        Effort.turn_of_handshake,
+        CpuQuota.wait_for_handshake,
         "payer.spend(STEP_SECONDS)",
         "pass",
         f"{NETWORK}effort.py::test_of_those_that_wait_for_a_handshake_each_pays_before_the_next_one_looks",
@@ -363,7 +363,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "newcomers-behind-attackers",
         "the host that has spent most on handshakes comes first",
-        Line.turn,
+        HandshakeQueue.wait_for_turn,
         "min(self._waiting",
         "max(self._waiting",
         f"{NETWORK}effort.py::test_of_hosts_that_wait_for_a_handshake_the_one_that_spent_least_is_next",
@@ -371,7 +371,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "strangers-overhear",
         "strangers get a copy of what is said to all",
-        Hub.broadcast,
+        ConnectionManager.broadcast,
         " if not self._is_stranger(link)",
         "",
         f"{NETWORK}strangers.py::test_a_broadcast_is_not_for_strangers_but_for_whoever_is_one_no_more",
@@ -389,14 +389,14 @@ LINES: tuple[ChangedLine, ...] = (
         "blocks-for-nothing",
         "what is read for askers is charged to nobody",
         Answering.run,
-        "self._network.spent(request.to, seconds)",
+        "self._network.charge_cpu(request.to, seconds)",
         "pass",
         "tests/peer/test_answering.py::test_who_asks_for_much_is_answered_at_its_own_pace_and_holds_up_nobody",
     ),
     ChangedLine(
         "strangers-take-places",
         "strangers take the places of a blob that members wait for",
-        Serving._is_full,
+        UploadQueue._is_full,
         "is_stranger = self._is_stranger(peer)",
         "is_stranger = False",
         f"{NETWORK}turns.py::test_strangers_have_a_place_of_their_own_and_take_none_of_others",
@@ -405,15 +405,15 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "fourth-copy",
         "a holder serves everybody at once",
-        Serving._is_full,
-        "if alike < (PLACES_OF_STRANGERS if is_stranger else PLACES):",
+        UploadQueue._is_full,
+        "if alike < (STRANGERS_UPLOAD_SLOTS if is_stranger else UPLOAD_SLOTS):",
         "if True:",
         f"{NETWORK}turns.py::test_the_fourth_waits_and_is_told_of_the_three",
     ),
     ChangedLine(
         "vote-behind-large-frame",
         "on a slow link a vote waits for a frame of the largest size",
-        Meter._piece,
+        LinkMeter._piece,
         "min(most, int(VOTE_WAIT_SECONDS * self.bytes_per_second))",
         "most",
         f"{NETWORK}measures.py::test_pieces_follow_the_rate_between_their_bounds",
@@ -421,7 +421,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "losses-without-effect",
         "a link that loses segments carries as much as one that loses none",
-        Flow._note,
+        TcpFlow._note,
         "if lost and now",
         "if False and now",
         f"{NETWORK}profiles.py::test_a_flow_that_loses_is_about_as_fast_as_cubic_is",
@@ -430,7 +430,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "relay-of-the-expelled",
         "a relay asks who is a member only when a circuit opens",
-        Relay._is_served,
+        CircuitRelay._is_served,
         "if all(map(self._serves, circuit.ends)):",
         "if True:",
         f"{NETWORK}relay.py::test_nothing_is_forwarded_for_whoever_is_expelled_from_that_block_on",
@@ -438,8 +438,8 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "windows-without-account",
         "nobody pays for what waits in a relay",
-        Lane.put,
-        "self.account.add(len(record) + MESSAGE_OVERHEAD_BYTES)",
+        CircuitQueue.push,
+        "self.account.add_bytes(len(record) + MESSAGE_OVERHEAD_BYTES)",
         "pass",
         f"{NETWORK}relay.py::test_what_waits_in_a_relay_is_paid_for_by_whoever_sent_it",
     ),

@@ -1,0 +1,449 @@
+"""Content-addressed files: payloads and data are kept, error-feedback buffers pass when nobody re-executes with them any more.
+
+A payload is lent to the rounds that name it until it is decided what they accept (`add_round_reference`), and a note beside the
+blobs says so. What the audits of a round may ask for is kept together, and deleted together when they are over. An object that is
+larger than a part is one file here like any other; its list, and what of it still comes, are in `storage.multipart_objects`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+
+from protocol.blob_digest import LIST_BYTES_MAX, PART_LIST_DOMAIN, BlobHasher
+from protocol.errors import MissingBlobError, RemoteProtocolError, StorageError
+from protocol.limits import BLOB_PART_BYTES
+from storage.crash_points import crash_points
+from storage.durable_files import explain_os_errors, make_directory, sync_directory
+from storage.multipart_objects import LIST_SUFFIX, MultipartStore, PartWriter
+from transport.blobs.blob_store import MissingParts
+
+PIN_SUFFIX = ".lent"  # of the name of a note: the rounds that a blob is lent to
+UNFINISHED_SUFFIX = ".made"  # of the name of a folder of links that is not whole yet
+JOB_BYTES = 16  # of a job's id in the name of a folder: enough to tell jobs apart
+
+AddList = Callable[[bytes, bytes], bool]  # given a digest, and bytes that have it: whether they are a list, which is kept then
+log = logging.getLogger(__name__)
+
+
+class DiskBlobStore:
+    """Implements `transport.blobs.blob_exchange.BlobStore`. A file is durable before it is visible under its name."""
+
+    def __init__(self, kept: Path, passing: Path, part_bytes: int = BLOB_PART_BYTES) -> None:
+        self._kept, self._passing = kept, passing
+        self._parts = MultipartStore(kept / "parts", part_bytes)
+        self._lent: dict[bytes, frozenset[tuple[bytes, int]]] = {}  # digest -> the rounds of jobs that name it
+        self._borrowed: set[bytes] = set()  # of those, what was not here before
+        self._loans_lock = threading.RLock()
+        self._expected_to_pass: dict[bytes, frozenset[object]] = {}  # digest -> its owners
+        self._together: dict[bytes, Path] = {}  # digest -> a folder that holds it
+        self._whole: set[Path] = set()  # the folders that were written by this process, or verified by it
+        self._together_lock = threading.Lock()  # training keeps, audits delete, each in a thread of its own
+        self._numbers = itertools.count()
+        for folder in (kept, passing):
+            with explain_os_errors(folder):
+                make_directory(folder)
+                for leftover in folder.glob("*.part"):
+                    leftover.unlink()
+        self._parts.load_lists(self._find_blob)
+        self._load_pins()
+
+    def path(self, digest: bytes) -> Path:
+        """Where this blob is, or would be."""
+        name = digest.hex()
+        if os.path.exists(os.path.join(self._passing, name)):
+            return self._passing / name
+        if digest in self._together:
+            return self._together[digest] / name
+        is_kept = digest not in self._expected_to_pass or os.path.exists(os.path.join(self._kept, name))
+        return (self._kept if is_kept else self._passing) / name
+
+    def size(self, digest: bytes) -> int | None:
+        try:
+            return self.path(digest).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def is_audit_data(self, digest: bytes) -> bool:
+        """Whether this blob, or the object of this part, is here only for those who re-execute, or would be."""
+        places = self._parts.part_positions(digest)
+        return self.path(places[0][0] if places else digest).parent != self._kept
+
+    def read_range(self, digest: bytes, offset: int = 0, length: int = -1) -> bytes:
+        """`MissingBlobError` if it is not here, or is deleted now."""
+        return _read(self.path(digest), offset, length)
+
+    def read_blob(self, digest: bytes, size_max: int) -> bytes:
+        """`MissingBlobError` also if it is larger: somebody named another blob than was asked for."""
+        data = self.read_range(digest, 0, size_max + 1)
+        if len(data) > size_max:
+            raise MissingBlobError(f"the blob {digest.hex()} is larger than {size_max} bytes")
+        return data
+
+    def open_writer(self, digest: bytes, total: int, of: bytes | None = None) -> BlobFileWriter | PartWriter:
+        """Several writers may work on one blob: each has a file of its own, and whoever finishes gives the same bytes.
+
+        `of` is the object of which it is a part. A blob that turns out to be a list is kept as one.
+        """
+        if of is not None:
+            return self._parts.open_part_writer(digest, total)
+        take = self._take_list if total <= LIST_BYTES_MAX else None
+        return BlobFileWriter(self.path(digest), digest, total, next(self._numbers), BlobHasher(in_parts=False), take)
+
+    def _take_list(self, digest: bytes, data: bytes) -> bool:
+        """Whether these bytes are the list of an object."""
+        parts = self._parts.parse_list(digest, data)
+        if parts is not None:
+            self._parts.add_list(parts)
+        return parts is not None
+
+    def add_bytes(self, data: bytes, in_parts: bool = False) -> bytes:
+        """Its digest. `in_parts`: what is larger than a part is named by the list of its parts."""
+        hasher = BlobHasher(in_parts, self._parts.part_bytes)
+        hasher.update(data)
+        digest = hasher.digest()
+        self._delete_pin(digest)
+        if self.size(digest) is None:
+            with self._parts.pause_sweeps():
+                if hasher.part_list is not None:
+                    self._parts.add_list(hasher.part_list)
+                again = BlobHasher(in_parts, self._parts.part_bytes)
+                writer = BlobFileWriter(self.path(digest), digest, len(data), next(self._numbers), again)
+                writer.write(data)
+                writer.finish()
+        return digest
+
+    def adopt_file(self, file: Path, digest: bytes, lent: tuple[bytes, int] | None = None) -> None:
+        """Takes over a finished file that somebody else wrote on the same file system; the caller vouches for the digest.
+
+        If that is of a list of parts, the list is beside the file (`storage.multipart_objects.write_list`). `lent`: as
+        `add_round_reference` says.
+        """
+        if lent is None:
+            self._delete_pin(digest)
+        else:
+            self.add_round_reference(digest, *lent)
+        path = self.path(digest)
+        with self._parts.pause_sweeps(), explain_os_errors(path), crash_points("blob"):
+            self._adopt_list(file, digest)
+            _sync(file)
+            os.replace(file, path)
+            sync_directory(path.parent)
+
+    def _adopt_list(self, file: Path, digest: bytes) -> None:
+        """It is durable before the blob is, which would otherwise be sent as if it had no parts."""
+        listed = file.with_name(f"{file.name}{LIST_SUFFIX}")
+        with contextlib.suppress(FileNotFoundError):
+            parts = self._parts.parse_list(digest, listed.read_bytes())
+            assert parts is not None, f"{listed} is not of {digest.hex()}"
+            self._parts.add_list(parts)
+            listed.unlink()
+
+    # Lists and parts, which travel as blobs of their own
+
+    def piece_size(self, digest: bytes) -> int | None:
+        """Bytes of what others get under this digest: a part, the list of an object that has parts, any other blob whole."""
+        if (parts := self._parts.find_list(digest)) is not None:
+            return parts.list_bytes
+        found = self._find_part(digest)
+        return self.size(digest) if found is None else found[2]
+
+    def read_piece(self, digest: bytes, offset: int, length: int) -> bytes:
+        if (parts := self._parts.find_list(digest)) is not None:
+            return parts.encode()[offset : offset + length]
+        if (found := self._find_part(digest)) is not None:
+            path, start, size = found
+            return _read(path, start + offset, min(length, size - offset))
+        return self.read_range(digest, offset, length)
+
+    def _find_part(self, part: bytes) -> tuple[Path, int, int] | None:
+        """A file that has this part, where it begins, and its bytes."""
+        for digest, index in self._parts.part_positions(part):
+            parts, path = self._parts.find_list(digest), self._parts.partial_path(digest) or self._find_blob(digest)
+            if parts is not None and path is not None and not self._parts.lacks_part(digest, index):
+                return path, index * parts.part_bytes, parts.part_size(index)
+        return None
+
+    def missing_parts(self, digest: bytes) -> MissingParts | None:
+        """What still has to come of an object whose list is here and that is not held. None: its list is not here."""
+        parts = self._parts.find_list(digest)
+        return None if parts is None else MissingParts(parts.total, self._parts.missing_parts(digest))
+
+    def lacks_part(self, digest: bytes, part: bytes) -> bool:
+        return any(of == digest and self._parts.lacks_part(of, index) for of, index in self._parts.part_positions(part))
+
+    def settle(self, digest: bytes) -> None:
+        """An object whose parts have come is held from here on; one that is gone lacks all again."""
+        self._parts.complete_object(digest, self.path(digest))
+
+    def sweep_partial(self, wanted: Collection[bytes]) -> None:
+        """Forgets objects that come and are not `wanted`, but for a bounded rest."""
+        self._parts.sweep_partial(wanted, self._find_blob)
+
+    def _find_blob(self, digest: bytes) -> Path | None:
+        """Where this blob is, also in a folder that `verify_retained` has not read yet."""
+        name = digest.hex()
+        if os.path.exists(path := self.path(digest)):
+            return path
+        return next((folder / name for folder in self._folders() if os.path.exists(os.path.join(folder, name))), None)
+
+    # Lent blobs
+
+    def add_round_reference(self, digest: bytes, job: bytes, round: int) -> None:
+        """This blob is named by a proposal of this round, and nobody drops it before `release_round_references`. If it is not
+        here yet, it goes then, unless somebody has said `keep`.
+        """
+        with self._loans_lock:
+            if self.size(digest) is None:
+                self._borrowed.add(digest)
+            self._lent[digest] = rounds = self._lent.get(digest, frozenset()) | {(job, round)}
+            if digest in self._borrowed:
+                note = self._pin_path(digest)
+                with explain_os_errors(note):
+                    note.write_text(json.dumps([(key.hex(), number) for key, number in rounds]))
+
+    def round_references(self) -> dict[bytes, frozenset[tuple[bytes, int]]]:
+        """By digest, the rounds that it is lent to, as (job, number)."""
+        return dict(self._lent)
+
+    def release_round_references(self, digest: bytes, rounds: frozenset[tuple[bytes, int]], keeps: bool) -> None:
+        """These rounds are over, and nothing happens if it was lent to another one meanwhile. `keeps`: one has accepted it."""
+        with self._loans_lock:
+            if self._lent.get(digest) != rounds:
+                return
+            del self._lent[digest]
+            if digest not in self._borrowed:
+                return
+            self._delete_pin(digest)
+            if not keeps:
+                self._remove(digest)
+
+    def _remove(self, digest: bytes) -> None:
+        """It goes, or passes where somebody waits for that."""
+        kept, passing = self._kept / digest.hex(), self._passing / digest.hex()
+        with explain_os_errors(kept):
+            if digest in self._expected_to_pass and kept.exists():
+                os.replace(kept, passing)
+            kept.unlink(missing_ok=True)
+        if self._find_blob(digest) is None:
+            self._parts.forget_object(digest)
+
+    def _pin_path(self, digest: bytes) -> Path:
+        return self._kept / f"{digest.hex()}{PIN_SUFFIX}"
+
+    def _load_pins(self) -> None:
+        """A note that a crash of the machine has cut off says nothing: the blob stays."""
+        for note in self._kept.glob(f"*{PIN_SUFFIX}"):
+            with explain_os_errors(note, "read"), contextlib.suppress(ValueError):
+                rounds = frozenset((bytes.fromhex(job), int(number)) for job, number in json.loads(note.read_text()))
+                self._lent[bytes.fromhex(note.stem)] = rounds
+        self._borrowed |= self._lent.keys()
+
+    def _delete_pin(self, digest: bytes) -> None:
+        """It is here for whatever else, too."""
+        with self._loans_lock:
+            if digest in self._borrowed:
+                self._borrowed.discard(digest)
+                with explain_os_errors(self._pin_path(digest)):
+                    self._pin_path(digest).unlink(missing_ok=True)
+
+    # Passing blobs
+
+    def mark_temporary(self, digest: bytes, owner: object) -> None:
+        """This blob, here or when it comes, stays only until all its owners are released and `delete_unowned` may delete it."""
+        if digest in self._borrowed or self.size(digest) is None or (self._passing / digest.hex()).exists():
+            self._expected_to_pass[digest] = self._expected_to_pass.get(digest, frozenset()) | {owner}
+
+    def pin_blob(self, digest: bytes) -> None:
+        """This blob stays, whoever said that it would pass, or go."""
+        self._delete_pin(digest)
+        self._expected_to_pass.pop(digest, None)
+        passing, kept = self._passing / digest.hex(), self._kept / digest.hex()
+        with explain_os_errors(kept):
+            if passing.exists():
+                with crash_points("blob-keep"):
+                    os.replace(passing, kept)
+                    sync_directory(self._kept)
+
+    def delete_blob(self, digest: bytes) -> None:
+        """Gone for good when this returns, whoever said that it stays."""
+        self._expected_to_pass.pop(digest, None)
+        path = self.path(digest)
+        with explain_os_errors(path):
+            path.unlink(missing_ok=True)
+            sync_directory(path.parent)
+        if self._find_blob(digest) is None:
+            self._parts.forget_object(digest)
+
+    def drop_blobs(self, digests: Iterable[bytes]) -> None:
+        """Blobs that were kept go, but for those that are lent. They may come back if the machine stops now."""
+        for digest in digests:
+            with self._loans_lock:
+                if digest not in self._lent:
+                    self._remove(digest)
+
+    def release_owner(self, owner: object) -> None:
+        left = {digest: owners - {owner} for digest, owners in self._expected_to_pass.items()}
+        self._expected_to_pass = {digest: owners for digest, owners in left.items() if owners}
+
+    def delete_unowned(self, keep: set[bytes]) -> None:
+        keep = keep | self._expected_to_pass.keys()
+        for file in self._passing.iterdir():
+            if file.suffix == ".part" or "-" in file.name or (digest := bytes.fromhex(file.name)) in keep:
+                continue
+            if digest not in self._expected_to_pass:  # nor one that came after this began: it was expected before it was there
+                file.unlink(missing_ok=True)
+        self._parts.forget_deleted(self._find_blob)
+
+    # Blobs of a round that are deleted together
+
+    def retain_round(self, job: bytes, round: int, digests: Iterable[bytes]) -> None:
+        """Keeps the files of these digests that are here until `delete_rounds`. All of it is durable when this returns."""
+        folder = self._passing / _folder_name(job, round)
+        with self._together_lock, self._parts.pause_sweeps(), explain_os_errors(folder), crash_points("blob"):
+            made = folder.with_name(f"{folder.name}{UNFINISHED_SUFFIX}")
+            made.mkdir(exist_ok=True)
+            for digest in digests:
+                with contextlib.suppress(FileNotFoundError, FileExistsError):
+                    os.link(self.path(digest), made / digest.hex())
+            sync_directory(made)
+            shutil.rmtree(folder, ignore_errors=True)  # of the same round before a crash; some of it may just have been linked
+            made.rename(folder)
+            sync_directory(self._passing)
+            self._register_folder(folder)
+
+    def verify_retained(self) -> None:
+        """What an earlier process kept together is held again from here on, but for what the disk has damaged, which is deleted:
+        whoever sends bytes that are not what their digest says loses the link. It reads all of it; it may run in a thread.
+        """
+        with self._together_lock:
+            for left in self._passing.glob(f"*{UNFINISHED_SUFFIX}"):
+                shutil.rmtree(left, ignore_errors=True)
+        for folder in sorted(set(self._folders()) - self._whole):
+            with explain_os_errors(folder, "read"), contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
+                for file in list(folder.iterdir()):
+                    if not self._is_whole(file):
+                        self._delete_damaged(file)
+                with self._together_lock:
+                    self._register_folder(folder)
+
+    def _delete_damaged(self, file: Path) -> None:
+        log.warning("%s is damaged: this peer deletes it, and cannot show it to an audit any more", file)
+        with contextlib.suppress(FileNotFoundError):
+            if (passing := self._passing / file.name).samefile(file):  # another may have come since then
+                passing.unlink()
+        file.unlink(missing_ok=True)
+
+    def retained_rounds(self) -> list[tuple[bytes, int]]:
+        """(the first bytes of a job's id, round) of everything that is kept together."""
+        names = [folder.name.partition("-") for folder in self._folders()]
+        return [(bytes.fromhex(job), int(number)) for job, _, number in names]
+
+    def delete_rounds(self, rounds: Iterable[tuple[bytes, int]]) -> None:
+        """What was kept of these rounds, as `retained_rounds` names them."""
+        with self._together_lock:
+            for job, number in rounds:
+                folder = self._passing / _folder_name(job, number)
+                shutil.rmtree(folder, ignore_errors=True)
+                self._whole.discard(folder)
+            listed: dict[bytes, Path] = {}
+            for folder in self._whole:  # some of it may be in a later folder too
+                listed |= _listed(folder)
+            self._together = listed
+        self._parts.forget_deleted(self._find_blob)
+
+    def _is_whole(self, file: Path) -> bool:
+        hasher = BlobHasher(self._parts.find_list(bytes.fromhex(file.name)) is not None, self._parts.part_bytes)
+        try:
+            with file.open("rb", buffering=0) as stream:
+                hasher.update_from_stream(stream)
+            return hasher.digest().hex() == file.name
+        except FileNotFoundError:
+            raise
+        except OSError:
+            return False  # a part of the disk that cannot be read
+
+    def _folders(self) -> list[Path]:
+        return [path for path in self._passing.iterdir() if path.is_dir() and path.suffix != UNFINISHED_SUFFIX]
+
+    def _register_folder(self, folder: Path) -> None:
+        self._together |= _listed(folder)
+        self._whole.add(folder)
+
+
+def _listed(folder: Path) -> dict[bytes, Path]:
+    return {bytes.fromhex(file.name): folder for file in folder.iterdir()}
+
+
+def _read(path: Path, offset: int, length: int) -> bytes:
+    with explain_os_errors(path, "read"), path.open("rb", buffering=0) as file:
+        file.seek(offset)
+        return file.read(length)
+
+
+def _sync(file: Path) -> None:
+    with file.open("rb+") as stream:
+        os.fsync(stream.fileno())
+
+
+def _folder_name(job: bytes, round: int) -> str:
+    return f"{job[:JOB_BYTES].hex()}-{round}"
+
+
+class BlobFileWriter:
+    """Exactly one of `finish` and `abort` ends it."""
+
+    def __init__(
+        self, path: Path, digest: bytes, total: int, number: int, hasher: BlobHasher, take_list: AddList | None = None
+    ) -> None:
+        self._path, self._digest, self._total = path, digest, total
+        self._part = path.with_name(f"{path.name}.{number}.part")
+        self._hash, self._written, self._take_list = hasher, 0, take_list
+        with explain_os_errors(self._part):
+            self._file = self._part.open("wb")
+
+    def write(self, chunk: bytes) -> None:
+        self._written += len(chunk)
+        if self._written > self._total:
+            raise RemoteProtocolError("bad-blob", f"more than the {self._total} bytes announced")
+        self._hash.update(chunk)
+        with explain_os_errors(self._part):
+            self._file.write(chunk)
+
+    def finish(self) -> None:
+        """Makes the blob durable and visible; `RemoteProtocolError` if it is not what its digest says."""
+        if self._hash.digest() != self._digest:
+            self.abort()
+            raise RemoteProtocolError("bad-blob", f"{self._digest.hex()[:16]} has other bytes")
+        if self._take_list is not None and self._is_list():
+            self.abort()
+            return
+        try:
+            with explain_os_errors(self._path), crash_points("blob"):
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                self._file.close()
+                os.replace(self._part, self._path)
+                sync_directory(self._path.parent)
+        except StorageError:
+            self.abort()
+            raise
+
+    def _is_list(self) -> bool:
+        with explain_os_errors(self._part):
+            self._file.flush()
+            data = self._part.read_bytes()
+        return data.startswith(PART_LIST_DOMAIN) and self._take_list is not None and self._take_list(self._digest, data)
+
+    def abort(self) -> None:
+        with contextlib.suppress(OSError):  # what a full disk does not take is not wanted any more
+            self._file.close()
+        with contextlib.suppress(OSError):
+            self._part.unlink(missing_ok=True)

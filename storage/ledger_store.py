@@ -1,0 +1,568 @@
+"""One SQLite file with everything that must survive: decided blocks, own votes, the state, evidence, what was measured.
+
+Write-ahead log with `synchronous=FULL`: a commit that returned is on disk. One connection, used by one thread at a time.
+
+What was committed comes back whole, or `StorageError` does:
+- `storage.wal` looks at the log before SQLite does, since SQLite forgets everything behind a damaged frame;
+- the number of committed transactions stands in the database and in a file beside it, which may lag behind, but not be ahead;
+- every row carries a digest of its table and values, since SQLite does not notice other bytes inside them.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from consensus.block import decode_header, encode_header, make_header
+from consensus.effects import (
+    DecidedBlock,
+    JournalRecord,
+    OwnRoundStatement,
+    OwnStatement,
+    RestartState,
+    StoredBlock,
+    StoredCertificate,
+    VotePause,
+)
+from consensus.evidence import Evidence
+from ledger.tables import Table
+from protocol import codec
+from protocol.codec import Count, Digest, Key
+from protocol.errors import LocalProtocolError, LostVotesError, RemoteProtocolError, StorageError
+from protocol.identity import Signed
+from protocol.messages import Certificate, LightBlock
+from storage import wal
+from storage.crash_points import crash_points, reach_point
+from storage.high_water_mark import HighWaterMark
+from storage.row_checksums import REKEY_ADVICE, damage_error, insert_row, row_digest, storage_error
+from storage.sqlite_rows import SCHEMA as ROWS_SCHEMA
+from storage.sqlite_rows import SqliteBucketStore, TableChange
+
+T = TypeVar("T")
+StoredRow = tuple[Any, ...]
+Tables = Mapping[str, Table[Any]]
+
+SCHEMA_VERSION = 7
+FIRST_SCHEMA_VERSION = 7  # from release 0.3.0 on, all are read
+# Version -> what makes a database of it one of the next version. Each stays for ever.
+# A table whose columns change is made anew, with the SQL text of a fresh one, and its rows are sealed again over all columns.
+MIGRATIONS: Final[dict[int, Callable[[sqlite3.Connection], None]]] = {}
+ACCEPTED = "accepted"  # tag, in the table of own round messages, of the proposals that an own ballot accepts
+MEASUREMENTS_MAX = 256  # that wait to be written, the oldest go: a round has three, and its transactions take them all
+EVIDENCE_MAX = 1_000  # pairs kept; one proves the fault, more only fill the disk
+
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL, seal BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE blocks (
+    height INTEGER PRIMARY KEY, digest BLOB NOT NULL, block BLOB NOT NULL, certificate BLOB NOT NULL, seal BLOB NOT NULL
+);
+CREATE TABLE votes (
+    tag TEXT, height INTEGER, view INTEGER, signed BLOB NOT NULL, seal BLOB NOT NULL, PRIMARY KEY (height, view, tag)
+) WITHOUT ROWID;
+CREATE TABLE undecided (digest BLOB PRIMARY KEY, height INTEGER NOT NULL, block BLOB NOT NULL, seal BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE prepared (
+    id INTEGER PRIMARY KEY CHECK (id = 0), height INTEGER NOT NULL, certificate BLOB NOT NULL, seal BLOB NOT NULL
+);
+CREATE TABLE round_votes (
+    tag TEXT, job BLOB, round INTEGER, signer BLOB, signed BLOB NOT NULL, seal BLOB NOT NULL,
+    PRIMARY KEY (job, round, tag, signer)
+) WITHOUT ROWID;
+CREATE TABLE evidence (id BLOB PRIMARY KEY, pair BLOB NOT NULL, seal BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE roots (height INTEGER PRIMARY KEY, state_root BLOB NOT NULL, seal BLOB NOT NULL);
+CREATE TABLE rounds (
+    job BLOB, round INTEGER, height INTEGER NOT NULL, closed BLOB NOT NULL, seal BLOB NOT NULL, PRIMARY KEY (job, round)
+) WITHOUT ROWID;
+CREATE TABLE links (height INTEGER PRIMARY KEY, link BLOB NOT NULL, seal BLOB NOT NULL);
+CREATE TABLE headers (height INTEGER PRIMARY KEY, header BLOB NOT NULL, seal BLOB NOT NULL);
+CREATE TABLE measured (
+    job BLOB, round INTEGER, name TEXT, value REAL, seal BLOB NOT NULL, PRIMARY KEY (job, round, name)
+) WITHOUT ROWID;
+"""
+_TABLES = (*(statement.strip() for statement in _SCHEMA.split(";") if statement.strip()), ROWS_SCHEMA)
+# What is looked up by key: a row whose key has other bytes would not be found, and so not be missed. They stay small.
+_SEALS_CHECKED_AT_START = ("meta", "votes", "undecided", "prepared", "round_votes", "evidence")
+_TRANSACTIONS = "SELECT * FROM meta WHERE key = 'transactions'"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRound:
+    """A closed round as people want to see it."""
+
+    job: Digest
+    round: Count
+    height: Count
+    verdicts: dict[Key, str]  # trainer -> "accept", a reason, or "absent"
+    ballots: tuple[Key, ...]
+    stepped: bool
+    model_root: Digest
+    vouchers: dict[Key, tuple[Key, ...]]  # accepted trainer -> voters whose accepting vouches the block carries
+
+
+class LedgerStore:
+    """Implements `consensus.effects.Journal`. Raises `StorageError` for whatever the disk does wrong: the peer then stops."""
+
+    def __init__(self, path: Path, chain_id: bytes) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._failure: StorageError | None = None
+        self._measured = deque[tuple[bytes, int, dict[str, float]]](maxlen=MEASUREMENTS_MAX)  # that wait for the next transaction
+        # Says that votes may have been cast: a database that is gone afterwards must not be begun anew.
+        self._committed = HighWaterMark(path.with_name(path.name + ".committed"))
+        if self._committed.exists() and not (path.exists() and path.stat().st_size):
+            raise LostVotesError(f"{path} is gone or empty: {REKEY_ADVICE}")
+        self._require_whole_log()
+        with self._explained():
+            self._database = self._connect()
+            try:
+                self._open(chain_id)
+            except BaseException:
+                self._database.close()
+                raise
+
+    def _require_whole_log(self) -> None:
+        log = self.path.with_name(self.path.name + "-wal")
+        try:
+            damage = wal.find_damage(log.read_bytes()) if log.exists() else None
+        except OSError as error:
+            raise StorageError(f"cannot read {log}: {error.strerror}; check the disk, then start again") from error
+        if damage:
+            raise damage_error(log, damage)
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+
+    def _open(self, chain_id: bytes) -> None:
+        self._database.execute("PRAGMA journal_mode=WAL")
+        self._database.execute("PRAGMA synchronous=FULL")
+        self._database.execute("PRAGMA cache_size=-2048")  # KiB; the default for 2 MB pages of blocks is plenty
+        # Pages: 16 MB. A block with 512 statements writes 1,400 of them, and by the default of 1,000 copied all again at once.
+        self._database.execute("PRAGMA wal_autocheckpoint=4000")
+        version = self._check(chain_id)
+        if version < SCHEMA_VERSION:  # whole, and of this network
+            self._migrate(version)
+            self._check_schema()
+        self._committed.open(self._get("transactions"))
+        self.rows = SqliteBucketStore(self.path)
+
+    def _check(self, chain_id: bytes) -> int:
+        """The version of the form that it has."""
+        broken = self._database.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if broken != "ok":
+            raise sqlite3.DatabaseError(broken)
+        version = self._database.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            self._create(chain_id)
+            version = SCHEMA_VERSION
+        elif version < FIRST_SCHEMA_VERSION:
+            before = f"{self.path} has format {version}, of a program before 0.3.0"
+            raise StorageError(f"{before}: its network goes on only with that program; found another one for this program")
+        elif version > SCHEMA_VERSION:
+            newer = f"{self.path} has format {version}, this program reads formats up to {SCHEMA_VERSION}"
+            raise StorageError(f"{newer}: install the newer program that wrote it")
+        elif version == SCHEMA_VERSION:
+            self._check_schema()
+        self._check_content()
+        if self._get("chain") != chain_id:
+            raise StorageError(f"{self.path} belongs to another network: use the data directory made for this one")
+        return int(version)
+
+    def _create(self, chain_id: bytes) -> None:
+        if self._rows("SELECT name FROM sqlite_schema"):
+            raise StorageError(f"{self.path} is the database of another program: use another data directory")
+        with crash_points("store-create"), self._lock:
+            self._database.execute("BEGIN IMMEDIATE")
+            for statement in _TABLES:
+                self._database.execute(statement)
+            insert_row(self._database, "INSERT", "meta", "chain", chain_id)
+            insert_row(self._database, "INSERT", "meta", "transactions", 0)
+            self._database.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            self._database.execute("COMMIT")
+
+    def _migrate(self, version: int) -> None:
+        """In one transaction: after a crash the database is of the old version or of this one."""
+        with crash_points("store-migrate"), self._lock:
+            self._database.execute("BEGIN IMMEDIATE")
+            for old in range(version, SCHEMA_VERSION):
+                MIGRATIONS[old](self._database)
+            self._database.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            self._database.execute("COMMIT")
+
+    def _check_schema(self) -> None:
+        if not {(table,) for table in _TABLES} <= set(self._rows("SELECT sql FROM sqlite_schema")):
+            raise self._damaged("its schema has other bytes")
+
+    def _check_content(self) -> None:
+        """That every row which must be here is here as it was written, whatever the form of the other tables."""
+        for table in _SEALS_CHECKED_AT_START:
+            self._checked_rows(table)
+        count, first, last = self._rows("SELECT count(*), min(height), max(height) FROM blocks")[0]
+        if count and count != last - first + 1:
+            raise self._damaged("decided blocks are missing")
+        if self._get("transactions") < self._committed.read_value():
+            raise self._damaged(f"{self._get('transactions')} of {self._committed.read_value()} or more transactions are there")
+
+    def close(self) -> None:
+        if self._measured and self._failure is None:
+            with self._transaction():
+                pass
+        self._committed.close()
+        self.rows.close()
+        self._database.close()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where SQLite quotes damaged bytes
+            raise storage_error(self.path, error) from error
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            try:
+                with self._explained(), self._committing():
+                    yield self._database
+            except StorageError as error:
+                # After a failed fsync the kernel may take the lost pages for written: a second attempt would succeed, and lie.
+                self._failure = error
+                raise
+
+    @contextmanager
+    def _committing(self) -> Iterator[None]:
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            while self._measured:
+                job, number, figures = self._measured.popleft()
+                for figure in figures.items():
+                    insert_row(self._database, "INSERT OR REPLACE", "measured", job, number, *figure)
+            count = self._check_rows("meta", self._database.execute(_TRANSACTIONS).fetchall())[0][1] + 1
+            insert_row(self._database, "INSERT OR REPLACE", "meta", "transactions", count)
+            self._database.execute("COMMIT")
+        except BaseException:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise
+        self._committed.write_value(count)
+
+    def _rows(self, query: str, *arguments: object) -> list[StoredRow]:
+        with self._lock, self._explained():
+            return self._database.execute(query, arguments).fetchall()
+
+    def _checked_rows(self, table: str, rest: str = "", *arguments: object) -> list[StoredRow]:
+        """The rows of a table without their seals, which are checked."""
+        return self._check_rows(table, self._rows(f"SELECT * FROM {table} {rest}", *arguments))
+
+    def _check_rows(self, table: str, rows: Sequence[StoredRow]) -> list[StoredRow]:
+        for *values, written in rows:
+            if row_digest(table, values) != written:
+                raise self._damaged(f"a row of {table} has other bytes")
+        return [row[:-1] for row in rows]
+
+    def _decoded(self, kind: type[T], data: bytes) -> T:
+        try:
+            return codec.decode(kind, data, len(data))
+        except RemoteProtocolError:
+            raise self._damaged(f"a {kind.__name__} in it has no valid form") from None
+
+    def _damaged(self, what: str) -> LostVotesError:
+        return damage_error(self.path, what)
+
+    # Journal
+
+    def append_records(self, records: Sequence[JournalRecord]) -> None:
+        for record in records:
+            reach_point("before", f"append-{_kind(record)}")
+        with self._transaction() as database:
+            for record in records:
+                self._write(database, record)
+        for record in records:
+            reach_point("after", f"append-{_kind(record)}")
+
+    def _write(self, database: sqlite3.Connection, record: JournalRecord) -> None:
+        match record:
+            case OwnStatement(slot=(tag, height, view), signed=signed):
+                self._write_once(database, "votes", {"tag": tag, "height": height, "view": view}, signed)
+            case OwnRoundStatement(tag=tag, job=job, round=number, signed=signed, accepted=accepted):
+                slot = {"tag": tag, "job": job, "round": number, "signer": signed.signer}
+                self._write_once(database, "round_votes", slot, signed)
+                for proposal in accepted:
+                    row = ACCEPTED, job, number, proposal.signer, codec.encode(proposal)
+                    insert_row(database, "INSERT OR IGNORE", "round_votes", *row)
+            case StoredBlock(height=height, digest=digest, block=block):
+                insert_row(database, "INSERT OR IGNORE", "undecided", digest, height, block)
+            case StoredCertificate(height=height, certificate=certificate):
+                insert_row(database, "INSERT OR REPLACE", "prepared", 0, height, codec.encode(certificate))
+            case DecidedBlock():
+                self._write_decided(database, record)
+            case Evidence():
+                if database.execute("SELECT count(*) FROM evidence").fetchone()[0] < EVIDENCE_MAX:
+                    key = record.first.signature + record.second.signature
+                    insert_row(database, "INSERT OR IGNORE", "evidence", key, codec.encode(record))
+            case VotePause(below=below):
+                insert_row(database, "INSERT OR REPLACE", "meta", "silent", below)
+
+    def _write_decided(self, database: sqlite3.Connection, decided: DecidedBlock) -> None:
+        height, digest = decided.height, decided.digest
+        found = database.execute("SELECT digest FROM blocks WHERE height = ?", (height,)).fetchone()
+        if found and found[0] != digest:
+            raise LocalProtocolError(f"height {height} is decided already, with another block")
+        certificate = codec.encode(decided.certificate)
+        insert_row(database, "INSERT OR IGNORE", "blocks", height, digest, decided.block, certificate)
+        for table in ("votes", "undecided", "prepared"):
+            database.execute(f"DELETE FROM {table} WHERE height <= ?", (height,))
+
+    def _write_once(self, database: sqlite3.Connection, table: str, slot: dict[str, object], signed: Signed) -> None:
+        """The last line of defence: a slot that holds other bytes is never overwritten, and nothing is sent."""
+        where = " AND ".join(f"{column} = ?" for column in slot)
+        found = database.execute(f"SELECT * FROM {table} WHERE {where}", tuple(slot.values())).fetchall()
+        for *_, written in self._check_rows(table, found):
+            if self._decoded(Signed, written).body != signed.body:
+                raise LocalProtocolError(f"a second, different vote for {slot}")
+        insert_row(database, "INSERT OR IGNORE", table, *slot.values(), codec.encode(signed))
+
+    def read_restart_state(self) -> RestartState:
+        last = self.decided_height
+        decided = [self.get_decision(height) for height in range(max(1, last - 1), last + 1)]
+        votes = self._checked_rows("votes", "WHERE height > ? ORDER BY height, view, tag", last)
+        blocks = self._checked_rows("undecided", "WHERE height > ? ORDER BY height", last)
+        prepared = self._checked_rows("prepared", "WHERE height > ?", last)
+        return RestartState(
+            decided=tuple(item for item in decided if item),
+            votes=tuple(OwnStatement((tag, height, view), self._decoded(Signed, signed)) for tag, height, view, signed in votes),
+            blocks=tuple(StoredBlock(height, digest, block) for digest, height, block in blocks),
+            prepared=self._decoded(Certificate, prepared[0][2]) if prepared else None,
+            evidence=tuple(Evidence(first, second) for first, second in self.evidence()),
+            no_votes_below=self._get("silent") or 0,
+        )
+
+    @property
+    def decided_height(self) -> int:
+        height: int | None = self._rows("SELECT max(height) FROM blocks")[0][0]
+        return height or 0
+
+    def get_decision(self, height: int) -> DecidedBlock | None:
+        """None also for heights below the first one, where a snapshot was restored."""
+        rows = self._rows("SELECT * FROM blocks WHERE height = ?", height)
+        for *values, written in rows:
+            # the newest are needed to start at all
+            if row_digest("blocks", values) != written and height < self.decided_height - 1:
+                raise self._block_damaged(height)
+        for _, digest, block, certificate in self._check_rows("blocks", rows):
+            return DecidedBlock(height, digest, block, self._decoded(Certificate, certificate))
+        return None
+
+    def _block_damaged(self, height: int) -> StorageError:
+        """Votes stand elsewhere, so a lost old block costs nobody a key."""
+        return StorageError(
+            f"{self.path} is damaged (the decided block of height {height} has other bytes): what this peer signed is not lost, "
+            "and other peers hold that block; check the disk, and take exports from one of them"
+        )
+
+    def get_block(self, digest: bytes) -> bytes | None:
+        rows = self._checked_rows("undecided", "WHERE digest = ?", digest)
+        return rows[0][2] if rows else None
+
+    def restore_snapshot(
+        self,
+        decided: Sequence[DecidedBlock],
+        height: int,
+        root: bytes,
+        encoded: bytes,
+        headers: Sequence[bytes] = (),
+        links: Sequence[LightBlock] = (),
+        disproved: int | None = None,
+        *,
+        tables: Tables,
+    ) -> None:
+        """Takes over the certified state after `height`, with the consecutive decisions that prove it, one of them of `height`.
+
+        Older blocks stay where no height between is missing. What this peer signed above the last decision stays. `headers`, of
+        the heights before the decisions, descending, and `links`, all of them, take the place of what was kept for those who
+        restore from this peer. What this peer itself computed from height `disproved` on goes. `tables` are all of the state.
+        """
+        changes = self.rows.plan_changes(tables)
+        with crash_points("restore"), self._transaction() as database:
+            last = database.execute("SELECT max(height) FROM blocks").fetchone()[0] or 0
+            if last < decided[0].height - 1:
+                database.execute("DELETE FROM blocks")
+            for item in decided:
+                self._write_decided(database, item)
+            for table in ("roots", "rounds"):
+                database.execute(f"DELETE FROM {table} WHERE height >= ?", (height if disproved is None else disproved,))
+            self._write_state(database, height, root, encoded, changes)
+            for below, header in enumerate(headers, 1):
+                insert_row(database, "INSERT OR REPLACE", "headers", decided[0].height - below, header)
+            database.execute("DELETE FROM links")
+            for link in links:
+                self._write_link(database, link)
+        self.rows.apply_committed(changes)
+
+    def _write_link(self, database: sqlite3.Connection, link: LightBlock) -> None:
+        insert_row(database, "INSERT OR REPLACE", "links", decode_header(link.header).height, codec.encode(link))
+
+    def light_blocks(self, after: int, until: int) -> Iterator[LightBlock]:
+        """Implements `ledger.snapshots.snapshot_server.BlockArchive` with `get_decision` and `header`."""
+        query = "WHERE height > ? AND height <= ? ORDER BY height LIMIT 64"
+        while rows := self._checked_rows("links", query, after, until):
+            yield from (self._decoded(LightBlock, link) for _, link in rows)
+            after = rows[-1][0]
+
+    def get_header(self, height: int) -> bytes | None:
+        decided = self.get_decision(height)
+        if decided is not None:
+            return encode_header(make_header(decided.decode()))
+        rows = self._checked_rows("headers", "WHERE height = ?", height)
+        return rows[0][1] if rows else None
+
+    # Rounds
+
+    def round_votes(self, signer: bytes, job: bytes, number: int) -> dict[str, Signed]:
+        """What we signed in this round with this key, by message tag; `peer rekey` may have given us another one since."""
+        rows = self._checked_rows("round_votes", "WHERE job = ? AND round = ? AND signer = ?", job, number, signer)
+        return {tag: self._decoded(Signed, signed) for tag, *_, signed in rows if tag != ACCEPTED}
+
+    def accepted_proposals(self, job: bytes, number: int) -> tuple[Signed, ...]:
+        """Those of others that a ballot of ours in this round accepts."""
+        rows = self._checked_rows("round_votes", "WHERE job = ? AND round = ? AND tag = ?", job, number, ACCEPTED)
+        return tuple(self._decoded(Signed, signed) for *_, signed in rows)
+
+    def evidence(self) -> list[tuple[Signed, Signed]]:
+        pairs = [self._decoded(Evidence, pair) for _, pair in self._checked_rows("evidence", "ORDER BY id")]
+        return [(pair.first, pair.second) for pair in pairs]
+
+    # State
+
+    def save_state(
+        self,
+        height: int,
+        root: bytes,
+        encoded: bytes,
+        rounds: Sequence[StoredRound] = (),
+        link: LightBlock | None = None,
+        *,
+        tables: Tables,
+    ) -> None:
+        """Replaces the applied state; the block of `height` must be decided. `rounds` are those that it closed: what this peer
+        signed in them goes.
+
+        `link` is of this height, if its block names another next voter set than its own. `tables` are all that the state has.
+        """
+        assert height <= self.decided_height
+        changes = self.rows.plan_changes(tables)
+        with crash_points("save-state"), self._transaction() as database:
+            self._write_state(database, height, root, encoded, changes)
+            for item in rounds:
+                insert_row(database, "INSERT OR REPLACE", "rounds", item.job, item.round, height, codec.encode(item))
+                database.execute("DELETE FROM round_votes WHERE job = ? AND round <= ?", (item.job, item.round))
+            if link is not None:
+                self._write_link(database, link)
+        self.rows.apply_committed(changes)
+
+    def _write_state(
+        self, database: sqlite3.Connection, height: int, root: bytes, encoded: bytes, changes: Sequence[TableChange]
+    ) -> None:
+        insert_row(database, "INSERT OR REPLACE", "meta", "state", encoded)
+        insert_row(database, "INSERT OR REPLACE", "roots", height, root)
+        with crash_points("rows"):
+            self.rows.write_changes(database, changes)
+
+    def state_roots(self) -> dict[int, bytes]:
+        """The state root that this peer itself computed after each height."""
+        return dict(self._checked_rows("roots", "ORDER BY height"))
+
+    def state_root(self, height: int) -> bytes | None:
+        """The same of one height; None where a snapshot was restored."""
+        rows = self._checked_rows("roots", "WHERE height = ?", height)
+        return rows[0][1] if rows else None
+
+    def closed_rounds(self, last: int) -> list[StoredRound]:
+        """The rounds closed last, oldest first."""
+        rows = self._checked_rows("rounds", "ORDER BY height DESC, job DESC LIMIT ?", last)
+        return [self._decoded(StoredRound, closed) for *_, closed in reversed(rows)]
+
+    def closed_round(self, job: bytes, number: int) -> StoredRound | None:
+        rows = self._checked_rows("rounds", "WHERE job = ? AND round = ?", job, number)
+        return self._decoded(StoredRound, rows[0][3]) if rows else None
+
+    def last_round_by_job(self) -> dict[bytes, tuple[int, int]]:
+        """Of every job, also of those that the state has forgotten: the round that was closed last, and at which height."""
+        rows = self._rows("SELECT job, MAX(round), MAX(height) FROM rounds GROUP BY job")
+        return {job: (number, height) for job, number, height in rows}
+
+    def encoded_state(self) -> bytes | None:
+        encoded: bytes | None = self._get("state")
+        return encoded
+
+    def _get(self, key: str) -> Any:
+        rows = self._checked_rows("meta", "WHERE key = ?", key)
+        return rows[0][1] if rows else None
+
+    # Measurements: nobody votes on them
+
+    def save_measurements(self, job: bytes, number: int, figures: Mapping[str, float]) -> None:
+        self.queue_measurements(job, number, figures)
+        with crash_points("measure"), self._transaction():
+            pass
+
+    def queue_measurements(self, job: bytes, number: int, figures: Mapping[str, float]) -> None:
+        """With the next transaction, whatever that is of: a running job has some in every round. It never blocks.
+
+        Readers in other threads see all figures of a call, or none.
+        """
+        self._measured.append((job, number, {name: float(value) for name, value in figures.items()}))
+
+    def measurements(self, job: bytes) -> dict[int, dict[str, float]]:
+        result: dict[int, dict[str, float]] = {}
+        waiting = [(number, figures) for of, number, figures in self._measured.copy() if of == job]
+        for _, number, name, value in self._checked_rows("measured", "WHERE job = ? ORDER BY round", job):
+            result.setdefault(number, {})[name] = value
+        for number, figures in waiting:
+            result.setdefault(number, {}).update(figures)
+        return result
+
+
+def _kind(record: JournalRecord) -> str:
+    match record:
+        case OwnStatement(slot=(tag, _, _)) | OwnRoundStatement(tag=tag):
+            return tag.partition(":")[0]
+        case StoredBlock():
+            return "block"
+        case StoredCertificate():
+            return "certificate"
+        case DecidedBlock():
+            return "decided"
+        case Evidence():
+            return "evidence"
+        case VotePause():
+            return "silence"
+
+
+class ReadOnlyStore(LedgerStore):
+    """A database that is checked as at a start, and stays as it is: it is neither begun nor brought to the present form.
+
+    Whoever looks holds the lock of the data directory.
+    """
+
+    def _connect(self) -> sqlite3.Connection:
+        log = self.path.with_name(self.path.name + "-wal")
+        way = "mode=ro" if log.exists() else "immutable=1"  # without a log nothing need be made beside it
+        return sqlite3.connect(f"{self.path.absolute().as_uri()}?{way}", uri=True, isolation_level=None)
+
+    def _open(self, chain_id: bytes) -> None:
+        self.version = self._check(chain_id)
+        self.is_older = self.version < SCHEMA_VERSION  # than this program: its tables may have another form
+
+    def _create(self, chain_id: bytes) -> None:
+        raise StorageError(f"{self.path} holds nothing yet: the peer begins it at its next start")
+
+    def close(self) -> None:
+        self._database.close()

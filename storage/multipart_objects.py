@@ -1,0 +1,301 @@
+"""Objects that are lists of parts: their lists, and those of which parts still come.
+
+    parts/<digest>        the list
+    parts/<digest>.data   the object while its parts come, each in its place
+    parts/<digest>.here   a byte for each part: 1 once it is here
+
+| list | here | the blob | the object                                                             |
+|------|------|----------|------------------------------------------------------------------------|
+| no   | no   | yes      | has no parts: it fits one, or a program before lists of parts named it |
+| yes  | no   | yes      | is held                                                                |
+| yes  | yes  | no       | comes                                                                  |
+| yes  | no   | no       | is not here, and the list goes soon                                    |
+
+A part is checked and durable before its byte is 1: none comes twice, whatever happens meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import logging
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+
+from protocol.blob_digest import BlobPartList, hash_pieces
+from protocol.errors import RemoteProtocolError
+from protocol.limits import BLOB_BYTES_MAX, BLOB_PART_BYTES
+from storage.crash_points import crash_points
+from storage.durable_files import explain_os_errors, make_directory, sync_directory
+
+LIST_SUFFIX = ".list"  # of the name of a list, beside a file that is handed over
+DATA_SUFFIX, MARKS_SUFFIX, UNFINISHED_SUFFIX = ".data", ".here", ".part"
+# Of objects that come and that nobody waits for now: what a restart or the end of a round left.
+ABANDONED_MAX = 16
+ABANDONED_BYTES_MAX = BLOB_BYTES_MAX  # on the disk; the largest object fits
+ABANDONED_SECONDS = 24 * 3600.0  # since the last part: the round that wanted it is over
+COPY_BYTES = 1 << 20  # at a time
+
+FileOf = Callable[[bytes], Path | None]  # where the blob of a digest is; None: nowhere
+log = logging.getLogger(__name__)
+
+
+class MultipartStore:
+    """Its methods may run in any thread."""
+
+    def __init__(self, folder: Path, part_bytes: int = BLOB_PART_BYTES) -> None:
+        self.part_bytes = part_bytes
+        self._folder = folder
+        self._lists: dict[bytes, BlobPartList] = {}
+        self._places: dict[bytes, dict[tuple[bytes, int], None]] = {}  # of a part: the objects that have it, and its number there
+        self._lacking: dict[bytes, set[int]] = {}  # of objects that come
+        self._adding = 0
+        self._lock = threading.RLock()
+
+    def load_lists(self, file_of: FileOf) -> None:
+        """What an earlier process left."""
+        if not self._folder.exists():
+            return
+        with explain_os_errors(self._folder):
+            for path in list(self._folder.iterdir()):
+                if path.suffix == UNFINISHED_SUFFIX:
+                    path.unlink()
+                elif not path.suffix:
+                    self._load(bytes.fromhex(path.name), file_of)
+            for path in list(self._folder.iterdir()):
+                if path.suffix and bytes.fromhex(path.stem) not in self._lacking:
+                    path.unlink()
+        self.sweep_partial((), file_of)
+
+    def _load(self, digest: bytes, file_of: FileOf) -> None:
+        parts = self.parse_list(digest, self._path(digest).read_bytes())
+        blob, here = file_of(digest), self._path(digest, MARKS_SUFFIX)
+        if parts is None:
+            log.warning("%s is damaged: this peer deletes it, with the blob", self._path(digest))
+            self._path(digest).unlink()
+            if blob is not None:  # without the list it would be sent as if it had no parts
+                blob.unlink()
+            return
+        self._register_list(digest, parts)
+        if blob is None and here.exists() and self._path(digest, DATA_SUFFIX).exists():
+            marks = here.read_bytes().ljust(len(parts.digests), b"\0")
+            self._lacking[digest] = {index for index in range(len(parts.digests)) if marks[index] != 1}
+
+    def parse_list(self, digest: bytes, data: bytes) -> BlobPartList | None:
+        """None unless these bytes are the list of this object."""
+        parts = BlobPartList.decode(data, self.part_bytes)
+        return parts if parts is not None and parts.blob_digest == digest else None
+
+    def _path(self, digest: bytes, suffix: str = "") -> Path:
+        return self._folder / f"{digest.hex()}{suffix}"
+
+    # Lists -----------------------------------------------------------------------------------------------------------
+
+    def add_list(self, parts: BlobPartList) -> None:
+        """Its list is durable when this returns."""
+        digest = parts.blob_digest
+        with self._lock, explain_os_errors(self._folder):
+            if digest in self._lists:
+                return
+            make_directory(self._folder)
+            unfinished = self._path(digest, UNFINISHED_SUFFIX)
+            with unfinished.open("wb") as stream:
+                stream.write(parts.encode())
+                stream.flush()
+                os.fsync(stream.fileno())
+            unfinished.rename(self._path(digest))
+            sync_directory(self._folder)
+            self._register_list(digest, parts)
+
+    @contextlib.contextmanager
+    def pause_sweeps(self) -> Iterator[None]:
+        """A list comes before its blob: meanwhile none goes because its blob is not there."""
+        with self._lock:
+            self._adding += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._adding -= 1
+
+    def _register_list(self, digest: bytes, parts: BlobPartList) -> None:
+        self._lists[digest] = parts
+        for index, part in enumerate(parts.digests):
+            self._places.setdefault(part, {})[digest, index] = None
+
+    def find_list(self, digest: bytes) -> BlobPartList | None:
+        """The list of an object."""
+        return self._lists.get(digest)
+
+    def part_positions(self, part: bytes) -> list[tuple[bytes, int]]:
+        """The objects that have this part, whether it is here or not, and its number there."""
+        return list(self._places.get(part, ()))
+
+    # Objects that come -----------------------------------------------------------------------------------------------
+
+    def missing_parts(self, digest: bytes) -> dict[bytes, int]:
+        """The parts that still have to come, and their bytes."""
+        parts, lacking = self._lists.get(digest), set(self._lacking.get(digest, ()))
+        return {parts.digests[index]: parts.part_size(index) for index in sorted(lacking)} if parts is not None else {}
+
+    def lacks_part(self, digest: bytes, index: int) -> bool:
+        return index in self._lacking.get(digest, ())
+
+    def partial_path(self, digest: bytes) -> Path | None:
+        """Where an object that comes is; what it does not lack can be read there."""
+        return self._path(digest, DATA_SUFFIX) if digest in self._lacking else None
+
+    def open_part_writer(self, part: bytes, size: int) -> PartWriter:
+        """Of a part that objects lack."""
+        return PartWriter(self, self._folder, part, size)
+
+    def store_part(self, part: bytes, source: int, size: int) -> None:
+        """The open file `source` is a part, and checked: all objects that lack it have it then, durably."""
+        for digest, index in self.part_positions(part):
+            with self._lock:  # no writer ever touches a part that is here
+                if not self.lacks_part(digest, index):
+                    continue
+                data = self._path(digest, DATA_SUFFIX)
+                with explain_os_errors(data), crash_points("blob-part"):
+                    with data.open("rb+", buffering=0) as stream:
+                        _copy(source, stream.fileno(), index * self.part_bytes, size)
+                        os.fsync(stream.fileno())
+                    with self._path(digest, MARKS_SUFFIX).open("rb+", buffering=0) as marks:
+                        os.pwrite(marks.fileno(), b"\1", index)
+                        os.fsync(marks.fileno())
+                self._lacking[digest].discard(index)
+
+    def complete_object(self, digest: bytes, path: Path) -> None:
+        """An object that lacks nothing moves to `path`, its place among the blobs. One that is not there begins to come."""
+        with self._lock, explain_os_errors(path):
+            parts = self._lists.get(digest)
+            if self._lacking.get(digest) == set():
+                with crash_points("blob"):
+                    os.replace(self._path(digest, DATA_SUFFIX), path)
+                    sync_directory(path.parent)
+                del self._lacking[digest]
+                self._path(digest, MARKS_SUFFIX).unlink()
+            elif parts is not None and digest not in self._lacking and not path.exists():
+                self._begin(digest, parts)
+
+    def _begin(self, digest: bytes, parts: BlobPartList) -> None:
+        self._path(digest, DATA_SUFFIX).touch()
+        with self._path(digest, MARKS_SUFFIX).open("wb") as stream:
+            stream.truncate(len(parts.digests))
+            os.fsync(stream.fileno())
+        sync_directory(self._folder)
+        self._lacking[digest] = set(range(len(parts.digests)))
+
+    # What goes -------------------------------------------------------------------------------------------------------
+
+    def forget_object(self, digest: bytes) -> None:
+        """The list, and what has come of the object."""
+        with self._lock, explain_os_errors(self._folder):
+            parts = self._lists.pop(digest, None)
+            for index, part in enumerate(parts.digests if parts else ()):
+                places = self._places[part]
+                del places[digest, index]
+                if not places:
+                    del self._places[part]
+            self._abandon(digest)
+            self._path(digest).unlink(missing_ok=True)
+
+    def forget_deleted(self, file_of: FileOf) -> None:
+        """Lists of objects that are deleted."""
+        with self._lock:
+            for digest in list(self._lists) if not self._adding else ():
+                if digest not in self._lacking and file_of(digest) is None:
+                    self.forget_object(digest)
+
+    def sweep_partial(self, wanted: Collection[bytes], file_of: FileOf) -> None:
+        """Forgets what nobody waits for, but for a bounded rest that came last: somebody may want that again soon."""
+        with self._lock:
+            if self._adding:  # what is added may be an object that comes; the next sweep comes soon
+                return
+            self.forget_deleted(file_of)
+            coming = {digest: file_of(digest) is not None for digest in self._lacking}
+            for digest in [digest for digest, is_held in coming.items() if is_held]:  # this peer has made it meanwhile
+                self._abandon(digest)
+            self._sweep(wanted)
+
+    def _sweep(self, wanted: Collection[bytes]) -> None:
+        left = [(self._changed(digest), digest) for digest in self._lacking if digest not in wanted]
+        room, now = ABANDONED_BYTES_MAX, time.time()
+        for place, (changed, digest) in enumerate(sorted(left, reverse=True)):
+            parts, lacking = self._lists[digest], self._lacking[digest]
+            room -= parts.total - sum(parts.part_size(index) for index in lacking)
+            if place >= ABANDONED_MAX or room < 0 or now - changed > ABANDONED_SECONDS:
+                self.forget_object(digest)
+
+    def _abandon(self, digest: bytes) -> None:
+        """It does not come any more."""
+        self._lacking.pop(digest, None)
+        for suffix in (MARKS_SUFFIX, DATA_SUFFIX):  # without the first the second means nothing
+            self._path(digest, suffix).unlink(missing_ok=True)
+
+    def _changed(self, digest: bytes) -> float:
+        with contextlib.suppress(FileNotFoundError):
+            return self._path(digest, MARKS_SUFFIX).stat().st_mtime
+        return 0.0
+
+
+class PartWriter:
+    """Exactly one of `finish` and `abort` ends it. It writes to a file without a name: nothing of a part that is not checked
+    comes near an object, and a crash leaves nothing.
+    """
+
+    def __init__(self, folder: MultipartStore, directory: Path, part: bytes, size: int) -> None:
+        self._folder, self._directory, self._part, self._size = folder, directory, part, size
+        self._hash, self._written = hashlib.sha256(), 0
+        with explain_os_errors(directory):
+            self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115 - `abort` closes it
+
+    def write(self, chunk: bytes) -> None:
+        if self._written + len(chunk) > self._size:
+            raise RemoteProtocolError("bad-blob", f"more than the {self._size} bytes of the part")
+        self._hash.update(chunk)
+        with explain_os_errors(self._directory):
+            _write(self._file.fileno(), chunk, self._written)
+        self._written += len(chunk)
+
+    def finish(self) -> None:
+        """`RemoteProtocolError` if it is not what its digest says; otherwise it is here, durably."""
+        try:
+            if self._hash.digest() != self._part:
+                raise RemoteProtocolError("bad-blob", f"the part {self._part.hex()[:16]} has other bytes")
+            self._folder.store_part(self._part, self._file.fileno(), self._size)
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+def write_list(file: Path, parts: BlobPartList | None) -> None:
+    """Beside a file that is handed over to `DiskBlobStore`, which makes it durable. None: the file has no parts."""
+    if parts is not None:
+        file.with_name(f"{file.name}{LIST_SUFFIX}").write_bytes(parts.encode())
+
+
+def write_object(file: Path, data: bytes | memoryview, in_parts: bool) -> bytes:
+    """Its digest. Who takes the file over makes it durable, and the list that is beside it if it has parts."""
+    file.write_bytes(data)
+    hasher = hash_pieces([data], in_parts)
+    write_list(file, hasher.part_list)
+    return hasher.digest()
+
+
+def _write(descriptor: int, data: bytes, offset: int) -> None:
+    if os.pwrite(descriptor, data, offset) < len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _copy(source: int, to: int, offset: int, size: int) -> None:
+    for start in range(0, size, COPY_BYTES):
+        _write(to, os.pread(source, min(COPY_BYTES, size - start), start), offset + start)

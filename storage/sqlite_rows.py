@@ -1,0 +1,189 @@
+"""The rows of tables in the ledger's SQLite file: a bucket to a row, of which `ledger.tables` holds the hash.
+
+A block's changes are written in the transaction that stores its state, so that a crash leaves both or neither. At a start the
+buckets' hashes are read, not their data: the root that the state names says whether they are all there. Whenever a bucket is
+read, its hash must be the one in memory, and the digest beside its data theirs: SQLite does not notice other bytes in them.
+
+Reading has a connection of its own, since it must not wait for the fsync of another's transaction. It may find that the next
+block has just written to a slot: what stood there is then in memory (`ledger.tables.store_versions`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import sqlite3
+import threading
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from ledger.tables import Table, TableRoot
+from ledger.tables.bucket_changes import PATH_BYTES, BucketChanges, StoredBucket, compute_bucket_changes, load_tree
+from ledger.tables.sparse_merkle_tree import Node
+from ledger.tables.store_versions import StoreVersion
+from protocol.errors import StorageError
+from storage.row_checksums import damage_error, storage_error
+
+R = TypeVar("R")
+
+LAYOUT: Final = 1
+_ROWS: Final = f"rows_{LAYOUT}"
+SCHEMA: Final = f"""CREATE TABLE {_ROWS} (
+    slot INTEGER PRIMARY KEY, name TEXT NOT NULL, start BLOB NOT NULL, depth INTEGER NOT NULL, rows INTEGER NOT NULL,
+    size INTEGER NOT NULL, hash BLOB NOT NULL, data BLOB NOT NULL, digest BLOB NOT NULL
+)"""
+
+_PUT: Final = f"INSERT OR REPLACE INTO {_ROWS} VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+# Buckets that were read or written lately: what a block reads is read again when it acts, and often by the next one.
+RECENT_BYTES_MAX: Final = 16 << 20
+BUSY_SECONDS: Final = 10.0  # a checkpoint may keep readers waiting
+
+
+@dataclass(frozen=True, slots=True)
+class TableChange:
+    name: str
+    table: Table[Any] | None
+    change: BucketChanges
+
+
+class SqliteBucketStore:
+    """Implements `ledger.tables.BucketStore` for all tables of one ledger. Raises `StorageError` for whatever the disk does
+    wrong.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._recent: OrderedDict[int, tuple[bytes, bytes]] = OrderedDict()  # slot -> hash, data
+        self._recent_bytes = 0
+        with self._explained():
+            self._reading = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
+            self._reading.execute("PRAGMA query_only=1")
+        self._trees, last = self._load()
+        self.version = StoreVersion(self)
+        self._tables: dict[str, Table[Any]] = {}  # those of the last commit
+        self._fresh = itertools.count(last + 1)
+
+    def close(self) -> None:
+        self._reading.close()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            raise storage_error(self.path, error) from error
+
+    def _load(self) -> tuple[dict[str, Node], int]:
+        """The trees, and the highest slot."""
+        found: defaultdict[str, list[StoredBucket]] = defaultdict(list)
+        last = -1
+        with self._explained():
+            layouts = self._reading.execute("SELECT name FROM sqlite_schema WHERE name LIKE 'rows\\_%' ESCAPE '\\'").fetchall()
+            if layouts != [(_ROWS,)]:
+                names = ", ".join(name for (name,) in layouts) or "none"
+                raise StorageError(f"{self.path} has tables in another form ({names}), this program reads {_ROWS}")
+            places = self._reading.execute(f"SELECT name, start, depth, rows, size, hash, slot FROM {_ROWS}")
+            try:
+                for name, start, *place in places:
+                    found[name].append(StoredBucket(start.ljust(PATH_BYTES, b"\x00"), *place))
+                    last = max(last, place[-1])
+                return {name: load_tree(stored) for name, stored in found.items()}, last
+            except (StorageError, TypeError, AttributeError) as error:  # the latter where a damaged column has another type
+                raise damage_error(self.path, str(error)) from None
+
+    def table(self, name: str, kind: type[R]) -> Table[R]:
+        """What a table holds, as the last commit left it. Without rows if there was none."""
+        return Table(kind, self._trees.get(name), self.version)
+
+    def attach_tables(self, tables: Mapping[str, Table[Any]]) -> None:
+        """Makes the rows of the stored state's tables be here. Raises `StorageError` if they are not those of their roots."""
+        for name, table in tables.items():
+            if TableRoot.from_node(self._trees.get(name)) != table.root:
+                raise self._damaged(f"the rows of {name} are not those of the state")
+            table.rebase_on_store(self._trees.get(name), self.version)
+            self._tables[name] = table
+
+    # Reading ---------------------------------------------------------------------------------------------------------
+
+    def read_bucket(self, slot: int, hash: bytes) -> bytes | None:
+        with self._lock:
+            known = self._recent.get(slot)
+            if known is not None and known[0] == hash:
+                self._recent.move_to_end(slot)
+                return known[1]
+            try:
+                rows = self._reading.execute(f"SELECT hash, data, digest FROM {_ROWS} WHERE slot = ?", (slot,)).fetchall()
+            except (sqlite3.Error, UnicodeDecodeError) as error:
+                raise storage_error(self.path, error) from error
+            for found, data, digest in rows:
+                if found == hash and hashlib.sha256(data).digest() == digest:
+                    self._remember(slot, hash, data)
+                    whole: bytes = data
+                    return whole
+        return None
+
+    def missing_bucket_error(self) -> StorageError:
+        return self._damaged("rows of a table have other bytes")
+
+    def _damaged(self, what: str) -> StorageError:
+        """Votes stand elsewhere, so lost rows cost nobody a key."""
+        kept = "what this peer signed is not lost, and others hold these rows"
+        return StorageError(
+            f"{self.path} is damaged ({what}): {kept}; check the disk, and ask for help before you delete anything"
+        )
+
+    def _remember(self, slot: int, of: bytes, data: bytes) -> None:
+        self._forget(slot)
+        self._recent[slot] = (of, data)
+        self._recent_bytes += len(data)
+        while self._recent_bytes > RECENT_BYTES_MAX:
+            self._forget(next(iter(self._recent)))
+
+    def _forget(self, slot: int) -> None:
+        if slot in self._recent:
+            self._recent_bytes -= len(self._recent.pop(slot)[1])
+
+    # Writing ---------------------------------------------------------------------------------------------------------
+
+    def plan_changes(self, tables: Mapping[str, Table[Any]]) -> list[TableChange]:
+        """What there is to write so that these tables, and no others, are those that stand here."""
+        found: list[TableChange] = []
+        for name in sorted({*self._trees, *tables}):
+            table = tables.get(name)
+            change = compute_bucket_changes(self._trees.get(name), self.version, table, self._fresh)
+            found.append(TableChange(name, table, change))
+        return found
+
+    def write_changes(self, database: sqlite3.Connection, changes: Sequence[TableChange]) -> None:
+        """In a transaction of the caller's. `apply_committed` must follow once it is durable."""
+        for of in changes:
+            database.executemany(f"DELETE FROM {_ROWS} WHERE slot = ?", ((slot,) for slot in of.change.drops))
+            database.executemany(_PUT, (_row(of.name, place, data) for place, data in of.change.puts))
+
+    def apply_committed(self, changes: Sequence[TableChange]) -> None:
+        """From now on these rows are read from here, and need no memory."""
+        self.version = self.version.next_version()
+        for of in changes:
+            self._trees[of.name] = of.change.node
+            before = self._tables.pop(of.name, None)
+            if of.table is not None:
+                of.table.rebase_on_store(of.change.node, self.version)
+                self._tables[of.name] = of.table
+            if before is not None and before is not of.table:
+                before.drop_cache()
+            with self._lock:
+                for slot in of.change.drops:
+                    self._forget(slot)
+                for place, data in of.change.puts:
+                    self._remember(place.slot, place.hash, data)
+
+
+def _row(name: str, place: StoredBucket, data: bytes) -> tuple[Any, ...]:
+    start, digest = place.start.rstrip(b"\x00"), hashlib.sha256(data).digest()
+    return place.slot, name, start, place.depth, place.rows, place.size, place.hash, data, digest

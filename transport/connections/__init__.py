@@ -1,0 +1,1 @@
+"""Connections to peers: dialing, the connection table, failure detection, inbound queues."""

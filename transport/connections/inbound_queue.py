@@ -1,0 +1,182 @@
+"""What comes in and is not taken yet: in turn among peers, and strangers' after everybody else's.
+
+What one peer says is in order within each priority, as on the wire. A vote goes before the bulk that was read before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Protocol
+
+import trio
+
+from protocol.limits import MESSAGE_BYTES_MAX
+from transport.network import DataReceived, NetworkEvent
+from transport.quotas.memory_quota import MemoryAccount
+from transport.quotas.peer_class import PeerClass
+from transport.wire.framing import MESSAGE_OVERHEAD_BYTES, Priority
+
+# Of one peer, delivered and not taken yet; then its link is not read. A stranger has nothing to say that is large.
+UNREAD_BYTES_MAX = dict.fromkeys(PeerClass, 2 * MESSAGE_BYTES_MAX) | {PeerClass.STRANGER: 256 << 10}
+# Of strangers: taken, and not dealt with yet. So few are in a turn of the node with a vote, and in the line before it.
+STRANGER_MESSAGES_IN_PROGRESS_MAX = 4
+PAUSE_SECONDS_MIN = 0.001
+
+
+class EventLink(Protocol):
+    """The link that an event is about."""
+
+    memory_account: MemoryAccount
+    peer_class: PeerClass
+    closed: bool
+
+
+class _MessageRun:
+    """What one peer said without an event of another kind between; there is always something of it."""
+
+    def __init__(self) -> None:
+        self._queues: tuple[deque[DataReceived], ...] = tuple(deque() for _ in Priority)
+
+    def __bool__(self) -> bool:
+        return any(self._queues)
+
+    def __iter__(self) -> Iterator[DataReceived]:
+        return chain(*self._queues)
+
+    def put(self, event: DataReceived, priority: Priority) -> None:
+        self._queues[priority].append(event)
+
+    def pop(self) -> DataReceived:
+        return next(queue for queue in self._queues if queue).popleft()
+
+
+@dataclass(slots=True)
+class _PeerQueue:
+    """The events of one peer."""
+
+    account: MemoryAccount
+    events: deque[NetworkEvent | _MessageRun] = field(default_factory=deque)
+    unread: int = 0  # bytes
+    senders: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
+
+    def put(self, event: NetworkEvent, priority: Priority) -> None:
+        if not isinstance(event, DataReceived):
+            self.events.append(event)
+            return
+        if not self.events or not isinstance(self.events[-1], _MessageRun):
+            self.events.append(_MessageRun())
+        said = self.events[-1]
+        assert isinstance(said, _MessageRun)
+        said.put(event, priority)
+
+    def pop(self) -> NetworkEvent:
+        first = self.events[0]
+        event = first.pop() if isinstance(first, _MessageRun) else first
+        if event is first or not first:
+            self.events.popleft()
+        return event
+
+
+class InboundQueue:
+    """`strangers_wait`: seconds until strangers may be heard again. Whoever takes a stranger's message says `finish_message`
+    after it.
+    """
+
+    def __init__(self, strangers_wait: Callable[[], float]) -> None:
+        self._strangers_wait = strangers_wait
+        self._at_work = Counter[bytes]()  # messages of strangers
+        # By peer, whose turn it is first. All events of a peer that wait are in one lane, so that they keep their order.
+        self._members: OrderedDict[bytes, _PeerQueue] = OrderedDict()
+        self._strangers: OrderedDict[bytes, _PeerQueue] = OrderedDict()
+        self._receivers = trio.lowlevel.ParkingLot()
+
+    def put(self, event: NetworkEvent, source: EventLink | None = None, priority: Priority = Priority.CONTROL) -> None:
+        account = source.memory_account if source is not None else MemoryAccount()
+        line = self._line(account.owner)
+        if line is None:
+            lane = self._strangers if source is not None and source.peer_class is PeerClass.STRANGER else self._members
+            line = lane[account.owner] = _PeerQueue(account)
+        line.account = account  # an account that holds nothing ends with its link
+        if isinstance(event, DataReceived):
+            line.unread += _size(event)
+            account.add_bytes(_size(event))
+        line.put(event, priority)
+        self._receivers.unpark()
+
+    async def put_received(self, event: DataReceived, source: EventLink, priority: Priority) -> None:
+        """Waits while too much of this peer is not taken yet."""
+        while (line := self._line(event.peer)) is not None and line.unread >= UNREAD_BYTES_MAX[source.peer_class]:
+            await line.senders.park()
+        if not source.closed:
+            self.put(event, source, priority)
+
+    async def receive(self) -> NetworkEvent:
+        await trio.lowlevel.checkpoint()
+        while not self._members and (pause := self._pause()):
+            with trio.move_on_after(pause + PAUSE_SECONDS_MIN):
+                await self._receivers.park()
+        lane = self._members or self._strangers
+        peer, line = next(iter(lane.items()))
+        event = line.pop()
+        lane.move_to_end(peer)
+        if isinstance(event, DataReceived):
+            self._release_bytes(line, event)
+            if lane is self._strangers:
+                self._at_work[peer] += 1
+        if not line.events:
+            del lane[peer]
+        return event
+
+    def finish_message(self, peer: bytes) -> None:
+        """A message of this peer was dealt with."""
+        if peer in self._at_work:
+            self._at_work[peer] -= 1
+            if not self._at_work[peer]:
+                del self._at_work[peer]
+            self._receivers.unpark()
+
+    def _pause(self) -> float:
+        """Seconds until a stranger may be heard, if nothing happens before."""
+        if not self._strangers or self._at_work.total() >= STRANGER_MESSAGES_IN_PROGRESS_MAX:
+            return math.inf
+        return max(0.0, self._strangers_wait())
+
+    def promote_peer(self, peer: bytes) -> None:
+        """This peer is no stranger any more: its messages wait among those of members. The earlier ones come first."""
+        if peer in self._strangers:
+            self._members[peer] = self._strangers.pop(peer)
+            self._receivers.unpark()
+
+    def discard_messages(self, peer: bytes) -> None:
+        """What this peer said and nobody has taken is lost."""
+        line = self._line(peer)
+        if line is not None:
+            said = [event for batch in line.events if isinstance(batch, _MessageRun) for event in batch]
+            line.events = deque(event for event in line.events if not isinstance(event, _MessageRun))
+            for event in said:
+                self._release_bytes(line, event)
+            if not line.events:
+                self._members.pop(peer, None)
+                self._strangers.pop(peer, None)
+
+    def _release_bytes(self, line: _PeerQueue, event: DataReceived) -> None:
+        line.unread -= _size(event)
+        line.account.add_bytes(-_size(event))
+        line.senders.unpark_all()
+
+    def _line(self, peer: bytes) -> _PeerQueue | None:
+        return self._members.get(peer) or self._strangers.get(peer)
+
+    def __aiter__(self) -> InboundQueue:
+        return self
+
+    async def __anext__(self) -> NetworkEvent:
+        return await self.receive()
+
+
+def _size(event: DataReceived) -> int:
+    return len(event.data) + MESSAGE_OVERHEAD_BYTES

@@ -1,0 +1,172 @@
+"""Peers of one local network find one another by multicast DNS (RFC 6762, RFC 6763), with the library zeroconf.
+
+A peer shows a service with a random name: where it listens, and the tag of its chain. Whatever is found of the same chain is an
+address at which somebody may be. It is dialed, and the handshake proves who is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import math
+import random
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from protocol.addresses import expand_wildcards, format_address, is_ip, parse_address
+from transport.discovery.optional_service import OptionalService
+from transport.wire.noise_session import chain_tag
+
+if TYPE_CHECKING:
+    from zeroconf import ServiceInfo, Zeroconf
+
+log = logging.getLogger(__name__)
+
+SERVICE: Final = "_folkmoot._tcp.local."
+PROPERTY: Final = b"chain"
+NAMES_MAX: Final = 64  # services that are looked at; of others, as soon as some of these have gone
+ADDRESSES_MAX: Final = 4  # of one service: two interfaces, with both versions of IP
+LOOK_SECONDS: Final = 60.0  # between looks at all of them, and at this machine, which may have moved
+PAUSE_SECONDS: Final = 0.25  # after each look, whatever comes: a look takes some milliseconds of the thread that votes
+ASKED_MAX: Final = 4  # services in one look whose address has not come by itself
+ANSWER_SECONDS: Final = 0.5  # for each of these; a local network answers in some milliseconds
+CLOSE_SECONDS: Final = 3.0  # to say goodbye
+
+IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class Mdns(OptionalService):
+    """`listening`: where this peer does, empty if nowhere. `hosts`: of this machine. `found` is told where somebody may be."""
+
+    def __init__(
+        self,
+        chain_id: bytes,
+        listening: Callable[[], Sequence[str]],
+        hosts: Callable[[], Sequence[str]],
+        found: Callable[[str], None],
+        tell: Callable[[str], None],
+    ) -> None:
+        super().__init__("mdns", tell)
+        self._tag, self._found = chain_tag(chain_id).hex().encode(), found
+        self._listening, self._hosts = listening, hosts
+        self._instance = secrets.token_hex(8)  # another one for each start: nobody is recognised by it
+        self._names: dict[str, None] = {}  # of services; zeroconf's thread writes it, one operation at a time
+        self._news = trio.Event()
+
+    async def run(self) -> None:
+        try:
+            import zeroconf  # noqa: F401
+        except ModuleNotFoundError as error:
+            self.report_missing_package(error)
+            return
+        while True:
+            try:
+                await self._serve(*self._place())
+            except Exception as error:  # the library's, or what somebody on the local network made it do
+                log.debug("mDNS", exc_info=True)
+                self.set_status(False, f"multicast DNS cannot be used: {error}; another try in {LOOK_SECONDS:g} s")
+                await trio.sleep(LOOK_SECONDS)
+
+    def _place(self) -> tuple[tuple[str, ...], int | None]:
+        """The hosts of this machine to be found at, with the port there; None: it only looks for others."""
+        listening = self._listening()
+        if not listening:
+            return tuple(sorted(self._hosts())), None
+        own = [parse_address(address) for address in expand_wildcards(listening, self._hosts())]
+        port = own[0][1] if own else None  # a service has one
+        return tuple(sorted(host for host, at in own if at == port and is_ip(host))), port
+
+    async def _serve(self, hosts: tuple[str, ...], port: int | None) -> None:
+        """Returns when this machine has other hosts."""
+        if not hosts:
+            self.set_status(False, "this machine has no address in a local network")
+            await trio.sleep(LOOK_SECONDS)
+            return
+        networks, token = await trio.to_thread.run_sync(_networks, hosts), trio.lowlevel.current_trio_token()
+        opened = await trio.to_thread.run_sync(self._open, hosts, port, token)
+        try:
+            where = ", ".join(hosts) if port is None else ", ".join(format_address(host, port) for host in hosts)
+            self.set_status(True, f"looks for others at {where}" if port is None else f"shows {where} on the local network")
+            while self._place() == (hosts, port):
+                self._news = trio.Event()
+                await self._look(opened, networks)
+                await trio.sleep(PAUSE_SECONDS)
+                with trio.move_on_after(LOOK_SECONDS):
+                    await self._news.wait()
+        finally:
+            with trio.CancelScope(deadline=trio.current_time() + CLOSE_SECONDS, shield=True):
+                await trio.to_thread.run_sync(opened.close, abandon_on_cancel=True)
+            self._names.clear()
+
+    def _open(self, hosts: Sequence[str], port: int | None, token: trio.lowlevel.TrioToken) -> Zeroconf:
+        from zeroconf import ServiceBrowser, ServiceStateChange, Zeroconf
+
+        own = f"{self._instance}.{SERVICE}"
+
+        def changed(name: str, state_change: ServiceStateChange, **others: Any) -> None:
+            if state_change is ServiceStateChange.Removed:
+                self._names.pop(name, None)
+            elif name != own and len(self._names) < NAMES_MAX:
+                self._names[name] = None
+            with contextlib.suppress(trio.RunFinishedError):  # zeroconf's thread may outlive a peer that has ended
+                token.run_sync_soon(self._wake, idempotent=True)
+
+        opened = Zeroconf(interfaces=[host for host in hosts if ":" not in host] or list(hosts))
+        try:
+            ServiceBrowser(opened, SERVICE, handlers=[changed])
+            if port is not None:
+                opened.register_service(self._service(own, hosts, port))
+        except BaseException:
+            opened.close()
+            raise
+        return opened
+
+    def _service(self, name: str, hosts: Sequence[str], port: int) -> ServiceInfo:
+        from zeroconf import ServiceInfo
+
+        properties: dict[str | bytes, Any] = {PROPERTY: self._tag}
+        server = f"{self._instance}.local."
+        return ServiceInfo(SERVICE, name, port, properties=properties, server=server, parsed_addresses=list(hosts))
+
+    def _wake(self) -> None:
+        self._news.set()
+
+    async def _look(self, opened: Zeroconf, networks: Sequence[IpNetwork]) -> None:
+        from zeroconf import ServiceInfo
+
+        silent = []
+        for name in tuple(self._names):
+            service = ServiceInfo(SERVICE, name)
+            if service.load_from_cache(opened):
+                self._report_addresses(service, networks)
+            else:
+                silent.append(name)
+        for name in random.sample(silent, min(ASKED_MAX, len(silent))):
+            milliseconds = math.ceil(1_000 * ANSWER_SECONDS)
+            answer = await trio.to_thread.run_sync(opened.get_service_info, SERVICE, name, milliseconds)
+            if answer is not None:
+                self._report_addresses(answer, networks)
+
+    def _report_addresses(self, service: ServiceInfo, networks: Iterable[IpNetwork]) -> None:
+        """Addresses elsewhere are no business of a local network: nobody on it has this peer dial the rest of the world."""
+        if service.properties.get(PROPERTY) != self._tag or not service.port:
+            return
+        for host in service.parsed_addresses()[:ADDRESSES_MAX]:
+            if any(ipaddress.ip_address(host) in network for network in networks):
+                self._found(format_address(host, service.port))
+
+
+def _networks(hosts: Sequence[str]) -> list[IpNetwork]:
+    """Those in which this machine has one of these hosts."""
+    import ifaddr
+
+    found = []
+    for ip in (ip for adapter in ifaddr.get_adapters() for ip in adapter.ips):
+        host = ip.ip if isinstance(ip.ip, str) else ip.ip[0]
+        if host in hosts:
+            found.append(ipaddress.ip_network(f"{host}/{ip.network_prefix}", strict=False))
+    return found

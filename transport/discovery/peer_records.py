@@ -1,0 +1,197 @@
+"""Signed peer records: which one of a peer holds, how long, and who may hear of it. Pure: the time is an argument.
+
+Of one signer and scope the highest sequence holds, whoever brought it. Nobody needs a clock or a disk for its own sequence: a
+peer that starts again hears its old record from others, and signs the next one. The table of what is taken is in
+`docs/protocol/links.md`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from protocol.addresses import AddressScope, scope_of
+from protocol.codec import decode_message
+from protocol.errors import RemoteProtocolError, UserError
+from protocol.identity import Ed25519Verifier, Signed, Signer, Verifier, open_signed, sign_message
+from protocol.limits import ADVERTISED_MAX, PEER_RECORD_AGE_SECONDS_MAX, PEER_RECORD_BYTES_MAX
+from protocol.messages import AgedPeerRecord, PeerRecord
+
+SIGNERS_MAX: Final = 1024  # peers of which records are kept
+STRANGERS_MAX: Final = 128  # of them no members, as far as is known here; a newcomer does not know yet who is one
+FORGOTTEN_MAX: Final = 2048  # sequences that are not taken again; the oldest are dropped
+RENEW_SECONDS: Final = 86_400.0  # a seventh of the age at which others forget: a peer may be away for six days
+CHANGE_SECONDS: Final = 15.0  # on average between two records of one signer, so that nobody keeps a whole network passing on
+CHANGES_BURST: Final = 8  # addresses that become known one after another at a start, and relays
+SEQUENCE_MAX: Final = 2**53 - 1
+
+_Name = tuple[bytes, AddressScope]
+
+
+class RecordOutcome(enum.Enum):
+    """What a record was to us."""
+
+    NEW = enum.auto()  # it holds from now on
+    KNOWN = enum.auto()  # nothing new, or nothing for us
+    STALE = enum.auto()  # we hold a newer one
+    OWN = enum.auto()  # our own key signed it, and not in this life of ours
+
+
+@dataclass(slots=True)
+class _HeldRecord:
+    signed: Signed
+    record: PeerRecord
+    first_at: float  # when we heard of it
+    born_at: float  # when it was new, by the youngest age that was said
+    paid_until: float  # of CHANGE_SECONDS for each change
+
+    @property
+    def ends_at(self) -> float:
+        return min(self.first_at, self.born_at) + PEER_RECORD_AGE_SECONDS_MAX
+
+    def aged(self, now: float) -> AgedPeerRecord:
+        return AgedPeerRecord(self.signed, min(PEER_RECORD_AGE_SECONDS_MAX, max(0, int(now - self.born_at))))
+
+
+class PeerRecordBook:
+    def __init__(
+        self,
+        identity: Signer,
+        chain_id: bytes,
+        *,
+        allow: Callable[[bytes], bool] = lambda peer: True,
+        members: Callable[[bytes], bool] = lambda peer: True,
+        verifier: Verifier | None = None,
+    ) -> None:
+        self.me = identity.public
+        self._identity, self._chain_id, self._verifier = identity, chain_id, verifier or Ed25519Verifier()
+        self._allow, self.is_member = allow, members
+        self._held: dict[_Name, _HeldRecord] = {}
+        self._forgotten: dict[_Name, int] = {}  # sequences up to these are not taken again
+
+    # What others say --------------------------------------------------------------------------------------------------
+
+    def accept_record(self, aged: AgedPeerRecord, scope: AddressScope, now: float) -> RecordOutcome:
+        """A record that came over a link of this scope. Raises `RemoteProtocolError` for one that nobody honest passes on."""
+        signed = aged.record
+        if len(signed.body) > PEER_RECORD_BYTES_MAX:
+            raise RemoteProtocolError("oversized", f"a peer record of {len(signed.body)} bytes, limit {PEER_RECORD_BYTES_MAX}")
+        record = decode_message(signed.body, (PeerRecord,))
+        name = signed.signer, record.scope
+        held = self._held.get(name)
+        if not record.scope.includes(scope) or aged.age_seconds >= PEER_RECORD_AGE_SECONDS_MAX or not self._allow(signed.signer):
+            return RecordOutcome.KNOWN
+        if held is not None and record.sequence < held.record.sequence:
+            return RecordOutcome.KNOWN if signed.signer == self.me else RecordOutcome.STALE
+        if held is not None and signed == held.signed:
+            held.born_at = max(held.born_at, now - aged.age_seconds)
+            return RecordOutcome.KNOWN
+        if signed.signer == self.me:
+            open_signed(signed, self._chain_id, self._verifier, (PeerRecord,))
+            return RecordOutcome.OWN
+        if held is not None and record.sequence == held.record.sequence:
+            return RecordOutcome.STALE
+        if record.sequence <= self._forgotten.get(name, -1) or not self._has_room(signed.signer):
+            return RecordOutcome.KNOWN
+        paid_until = max(now, held.paid_until if held else now) + CHANGE_SECONDS
+        if paid_until > now + CHANGES_BURST * CHANGE_SECONDS:
+            return RecordOutcome.KNOWN
+        if record.addresses and not addresses_in_scope(record):
+            return RecordOutcome.KNOWN
+        open_signed(signed, self._chain_id, self._verifier, (PeerRecord,))
+        self._make_room(signed.signer)
+        self._held[name] = _HeldRecord(signed, record, now, now - aged.age_seconds, paid_until)
+        return RecordOutcome.NEW
+
+    def _signers(self) -> tuple[set[bytes], list[bytes]]:
+        """Everybody of whom records are held, and those who are no members."""
+        signers = {signer for signer, _ in self._held}
+        return signers, [signer for signer in signers if signer != self.me and not self.is_member(signer)]
+
+    def _has_room(self, signer: bytes) -> bool:
+        """Members never wait for strangers; of strangers those who were there first stay."""
+        signers, strangers = self._signers()
+        if signer in signers:
+            return True
+        if self.is_member(signer):
+            return len(signers) < SIGNERS_MAX or bool(strangers)
+        return len(signers) < SIGNERS_MAX and len(strangers) < STRANGERS_MAX
+
+    def _make_room(self, signer: bytes) -> None:
+        signers, strangers = self._signers()
+        if signer not in signers and len(signers) >= SIGNERS_MAX:
+            self._drop(strangers[0])
+
+    def _drop(self, signer: bytes) -> None:
+        for scope in AddressScope:
+            self._held.pop((signer, scope), None)
+
+    def drop_expired(self, now: float) -> None:
+        """Drops what nobody has renewed for a week, and the records of keys that are not talked to any more."""
+        for name, held in tuple(self._held.items()):
+            if name[0] == self.me or (now < held.ends_at and self._allow(name[0])):
+                continue
+            del self._held[name]
+            # Only our own count keeps the sequence out for good: others may have lied about the age.
+            if now >= held.first_at + PEER_RECORD_AGE_SECONDS_MAX:
+                self._forgotten.pop(name, None)
+                self._forgotten[name] = held.record.sequence
+                if len(self._forgotten) > FORGOTTEN_MAX:
+                    del self._forgotten[next(iter(self._forgotten))]
+
+    # What this peer says ----------------------------------------------------------------------------------------------
+
+    def sign_own_records(
+        self, addresses: Mapping[AddressScope, tuple[str, ...]], relays: tuple[bytes, ...], now: float, above: int = 0
+    ) -> list[Signed]:
+        """Signs anew what has changed, is a day old, or has no sequence above `above`; the new records."""
+        changed = []
+        for scope in AddressScope:
+            held = self._held.get((self.me, scope))
+            said = addresses.get(scope, ())[:ADVERTISED_MAX], relays if scope is AddressScope.PUBLIC else ()
+            if held is None and not any(said):
+                continue
+            sequence = held.record.sequence if held else 0
+            is_same = held is not None and (held.record.addresses, held.record.relays) == said
+            if is_same and held and now < held.first_at + RENEW_SECONDS and sequence > above:
+                continue
+            record = PeerRecord(min(max(sequence, above) + 1, SEQUENCE_MAX), scope, *said)
+            signed = sign_message(self._identity, self._chain_id, record)
+            self._held[self.me, scope] = _HeldRecord(signed, record, now, now, now)
+            changed.append(signed)
+        return changed
+
+    # What holds -------------------------------------------------------------------------------------------------------
+
+    def has_records_of(self, peer: bytes) -> bool:
+        return any((peer, scope) in self._held for scope in AddressScope)
+
+    def peers(self) -> Iterator[bytes]:
+        return iter(dict.fromkeys(peer for peer, _ in self._held if peer != self.me))
+
+    def addresses(self, peer: bytes) -> tuple[str, ...]:
+        """Those that most people can reach first."""
+        records = (self._held.get((peer, scope)) for scope in reversed(AddressScope))
+        return tuple(address for held in records if held is not None for address in held.record.addresses)
+
+    def relays(self, peer: bytes) -> tuple[bytes, ...]:
+        held = self._held.get((peer, AddressScope.PUBLIC))
+        return held.record.relays if held is not None else ()
+
+    def records_for_scope(self, scope: AddressScope, now: float, signers: Iterable[bytes] | None = None) -> list[AgedPeerRecord]:
+        """What may be said over a link of this scope, of these signers or of all."""
+        names = tuple(self._held) if signers is None else [(signer, of) for signer in signers for of in AddressScope]
+        found = [(name, self._held[name]) for name in names if name in self._held and name[1].includes(scope)]
+        return [held.aged(now) for name, held in found if name[0] == self.me or now < held.ends_at]
+
+
+def addresses_in_scope(record: PeerRecord) -> tuple[str, ...]:
+    """Its addresses, if all are of its scope. Another program may see that otherwise, so whoever passes it on is not to blame:
+    which networks are private is said anew now and then.
+    """
+    try:
+        return record.addresses if {scope_of(address) for address in record.addresses} <= {record.scope} else ()
+    except UserError:
+        return ()

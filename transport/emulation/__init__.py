@@ -1,0 +1,1 @@
+"""Emulated networks for tests: links with latency, loss and bandwidth, in memory."""

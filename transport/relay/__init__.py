@@ -1,0 +1,1 @@
+"""Circuits through relays: reservations, forwarding, migration, and the watchdog of relays."""

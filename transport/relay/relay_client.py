@@ -1,0 +1,433 @@
+"""Links through third peers: where this peer has reserved, circuits to others that have, and what it forwards itself.
+
+A peer that cannot be dialed reserves at two members that it has dialed. Each relay tells its links who has reserved. Whoever
+lacks a link to one of them opens a circuit. Both ends treat it as a link from then on, until there is a direct one.
+
+What arrives is said by whoever receives it, so a circuit that fails says nothing certain of its relay:
+
+| circuits over a relay                                            | then it is chosen last                            |
+|------------------------------------------------------------------|---------------------------------------------------|
+| with one member have failed                                      | for circuits with this member                     |
+| fail with BLAMED_BY members or more, and work with fewer others  | for all circuits, and for reservations, too       |
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter, defaultdict, deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any
+
+import trio
+
+from protocol.identity import short_id
+from protocol.messages import (
+    CircuitCredit,
+    CircuitData,
+    CloseCircuit,
+    IncomingCircuit,
+    OpenCircuit,
+    RelayReservations,
+    ReserveRelay,
+)
+from transport.connections.connection_manager import PeerLink
+from transport.discovery.reachability import ReachabilityState, RelayMode
+from transport.quotas.memory_quota import MemoryAccount
+from transport.quotas.token_bucket import TokenBucket
+from transport.relay.circuit_relay import CREDIT_SHARE, RECORDS_MAX, WINDOW_BYTES, CircuitRelay
+from transport.relay.relay_watchdog import SILENT_SECONDS
+from transport.wire.framing import MESSAGE_OVERHEAD_BYTES, Priority
+
+log = logging.getLogger(__name__)
+
+RESERVATIONS = 2  # where a peer reserves: one may go without notice
+CHECK_SECONDS = 0.25  # between looks at what is missing: reservations, circuits, what others are to be told
+RESERVE_SECONDS = 2.0  # for the relay's answer; then another one is asked
+REFUSED_SECONDS = 5.0  # until a relay that has refused is asked again: it may not know yet that this peer is a member
+PING_SECONDS = 1.0  # of silence, after which a relay in use is pinged: sooner than other links
+# of who has reserved here, to all links, after TELLINGS_AT_ONCE: many may reserve and take it back
+ANNOUNCEMENTS_PER_SECOND = 1.0
+ANNOUNCEMENTS_BURST = 8  # a relay that starts is asked by all that have lost one
+GRACE_SECONDS = 0.5  # so long a direct link may still come by itself; three times as long for the larger key of two
+RETRY_SECONDS = 0.25  # a pause before the next try lies between 0 and this, twice as much after each failure, at most
+RETRY_SECONDS_MAX = 10.0
+STABLE_SECONDS = 30.0  # a circuit that held this long was a success: its relay is as good as any for this peer
+BLAMES_MIN = 2  # one that lies about what arrives has no relay dropped for others
+OPENING_MAX = 16  # circuits whose handshake is not complete: of those that this peer opens, and of others' over each relay
+ENDS_MAX = 256  # circuits that end here
+
+ServeCircuit = Callable[["CircuitStream", bytes], Awaitable[None]]  # stream, peer; returns at the end
+
+
+class CircuitStream(trio.abc.HalfCloseableStream):
+    """One end of a circuit. Bytes in and out are records, as `transport.relay.circuit_session` has them."""
+
+    def __init__(self, name: bytes, carrier: PeerLink, opens: bool) -> None:
+        self.circuit_id, self.carrier, self.is_opener = name, carrier, opens
+        self.link: PeerLink | None = None  # since the handshake is complete, and both ends use it
+        self.failed = False  # it brought nothing, or not all; another relay was to take over
+        self.account, self._held = carrier.memory_account, 0  # pays for what has arrived: the relay's, and then that of the link
+        self.ended = False
+        self.credited: Callable[[], None] = lambda: None
+        self._credit = list(WINDOW_BYTES)
+        self._arrived: tuple[deque[bytes], ...] = (deque(), deque(), deque())
+        self._unread = [0, 0, 0]  # bytes that the relay has no credit for yet
+        self._read = [0, 0, 0]  # of them, those that were read
+        self._last = (Priority.VOTE, 0)  # lane and size of the record that is being worked on
+        self._news = trio.Event()
+
+    def credit_of(self, lane: Priority) -> int:
+        return self._credit[lane]
+
+    def on_credit(self, message: CircuitCredit) -> None:
+        self._credit[message.priority] = min(WINDOW_BYTES[message.priority], self._credit[message.priority] + message.bytes)
+        self.credited()
+
+    def on_data(self, message: CircuitData) -> bool:
+        """False: more than the window holds."""
+        if self.ended:
+            return True
+        is_full = self._unread[message.priority] + len(message.data) > WINDOW_BYTES[message.priority]
+        if is_full or len(self._arrived[message.priority]) >= RECORDS_MAX[message.priority]:
+            return False
+        self._unread[message.priority] += len(message.data)
+        self._arrived[message.priority].append(message.data)
+        self._hold(len(message.data) + MESSAGE_OVERHEAD_BYTES)
+        self._news.set()
+        return True
+
+    def _hold(self, size: int) -> None:
+        self._held += size
+        self.account.add_bytes(size)
+
+    def switch_account(self, account: MemoryAccount) -> None:
+        """What this end holds is this account's from now on."""
+        self.account.add_bytes(-self._held)
+        self.account = account
+        account.add_bytes(self._held)
+
+    def end_stream(self) -> None:
+        self.ended = True
+        for arrived in self._arrived:
+            arrived.clear()
+        self._hold(-self._held)
+        self._news.set()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """The next record, of the first lane that has one; empty at the end."""
+        await trio.lowlevel.checkpoint()
+        self._give_credit()
+        while not self.ended:
+            for lane in Priority:
+                if self._arrived[lane]:
+                    record = self._arrived[lane].popleft()
+                    self._hold(-len(record) - MESSAGE_OVERHEAD_BYTES)
+                    self._last = (lane, len(record))
+                    return bytes([lane]) + record
+            self._news = trio.Event()
+            await self._news.wait()
+        return b""
+
+    def _give_credit(self) -> None:
+        """For the record before: whoever asks for another one has done with it."""
+        lane, size = self._last
+        self._last = (lane, 0)
+        self._read[lane] += size
+        if self._read[lane] * CREDIT_SHARE >= WINDOW_BYTES[lane]:
+            self.carrier.queue_message(CircuitCredit(self.circuit_id, lane, self._read[lane]), Priority.VOTE)
+            self._unread[lane] -= self._read[lane]
+            self._read[lane] = 0
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await trio.lowlevel.checkpoint()
+        if not data:
+            return
+        lane, record = Priority(data[0]), bytes(data[1:])
+        self._credit[lane] -= len(record)
+        if self.ended or not self.carrier.queue_message(CircuitData(self.circuit_id, lane, record), lane):
+            raise trio.BrokenResourceError("the relay's link does not take it")
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def send_eof(self) -> None:
+        """What was sent last says so itself."""
+        await trio.lowlevel.checkpoint()
+
+    async def aclose(self) -> None:
+        self.end_stream()
+        await trio.lowlevel.checkpoint()
+
+
+@dataclass(slots=True)
+class _CircuitDemand:
+    """A peer without a link, or with one over a silent relay, which another relay forwards to."""
+
+    since: float
+    tries: int = 0
+    next_at: float = 0.0
+    opened: bool = False  # by us, and not ended
+
+
+class RelayClient:
+    """`serves`: members, for whom this peer forwards and through whom it goes. `relaying`: whether it forwards at all.
+    `reachable`: a peer that is relayed needs others to forward to it. `changed`: is told who does, again and again."""
+
+    def __init__(
+        self,
+        me: bytes,
+        links: Mapping[bytes, PeerLink],
+        serve: ServeCircuit,
+        *,
+        serves: Callable[[bytes], bool],
+        relaying: RelayMode,
+        reachable: Callable[[], ReachabilityState],
+        refuse: Callable[[str], None],
+        random: Random,
+        changed: Callable[[tuple[bytes, ...]], None],
+    ) -> None:
+        self._me, self._links, self._serve = me, links, serve
+        self._serves, self._relaying, self._reachable = serves, relaying, reachable
+        self._refuse, self._random, self._changed = refuse, random, changed
+        self.relay = CircuitRelay(self._post, serves, self._accepts_reservations, refuse, lambda peer: links[peer].memory_account)
+        self._offers: dict[bytes, frozenset[bytes]] = {}  # relay -> who has reserved there
+        self._asked: dict[bytes, float] = {}  # relay -> when it was asked for our reservation
+        self._refused: dict[bytes, float] = {}  # relay -> when it may be asked again
+        self._failures: defaultdict[bytes, Counter[bytes]] = defaultdict(Counter)  # relay -> by peer, since a circuit held
+        self._missing: dict[tuple[bytes, bytes | None], _CircuitDemand] = {}  # by peer and the silent relay
+        self._silent: set[bytes] = set()  # relays in use from which nothing comes
+        self._ends: dict[bytes, CircuitStream] = {}
+        self._told: RelayReservations | None = None
+        self._tellings = TokenBucket(ANNOUNCEMENTS_PER_SECOND, ANNOUNCEMENTS_BURST)
+        self._woken = trio.Event()
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(self._forward)
+            while True:
+                self.relay.close_unserved()
+                self._find_silent_relays(trio.current_time())
+                self._update_reservations(trio.current_time())
+                self._open_circuits(self._nursery, trio.current_time())
+                self._announce_reservations(trio.current_time())
+                self._changed(self._active_relays())
+                await trio.sleep(CHECK_SECONDS)
+
+    def on_linked(self, link: PeerLink) -> None:
+        """A direct link is in use."""
+        if self._told is not None:
+            link.queue_message(self.relay.reservations, Priority.CONTROL)
+
+    def on_unlinked(self, link: PeerLink) -> None:
+        """A direct link has ended, and with it all circuits over it."""
+        self.relay.on_unlinked(link.peer)
+        self._offers.pop(link.peer, None)
+        self._asked.pop(link.peer, None)
+        for stream in list(self._ends.values()):
+            if stream.carrier is link:
+                stream.end_stream()
+
+    def on_message(self, link: PeerLink, message: Any) -> None:
+        """A message of `protocol.messages.CIRCUIT_MESSAGES`, over a direct link."""
+        match message:
+            case ReserveRelay():
+                self.relay.set_reservation(link.peer, message.wanted, trio.current_time())
+            case RelayReservations():
+                self._offers[link.peer] = frozenset(message.peers)
+            case OpenCircuit():
+                self.relay.open_circuit(link.peer, message, trio.current_time())
+            case IncomingCircuit():
+                self._on_incoming_circuit(link, message)
+            case CircuitData() | CircuitCredit() | CloseCircuit():
+                stream = self._ends.get(message.circuit)
+                if stream is not None and stream.carrier is link:
+                    self._on_end(stream, message)
+                else:
+                    self._on_relay(link.peer, message)
+
+    # This peer as an end ---------------------------------------------------------------------------------------------
+
+    def _on_end(self, stream: CircuitStream, message: CircuitData | CircuitCredit | CloseCircuit) -> None:
+        if isinstance(message, CircuitCredit):
+            stream.on_credit(message)
+        elif isinstance(message, CloseCircuit):
+            log.debug("a circuit by %s is closed: %s", short_id(stream.carrier.peer), message.reason)
+            stream.end_stream()
+        elif not stream.on_data(message):
+            self._refuse("circuit-overrun")
+            stream.end_stream()
+
+    def _find_silent_relays(self, now: float) -> None:
+        """Sees which relays in use are silent: one without power closes no connection."""
+        self._silent.clear()
+        for relay in {*self._asked, *(stream.carrier.peer for stream in self._ends.values())} & self._links.keys():
+            seconds = self._links[relay].failure_detector.silent_seconds(now)
+            if seconds >= PING_SECONDS:
+                self._links[relay].ping()
+            if seconds >= SILENT_SECONDS:
+                self._silent.add(relay)
+
+    def _update_reservations(self, now: float) -> None:
+        if not (self._reachable() is ReachabilityState.RELAYED and self._serves(self._me)):
+            for relay in self._asked:
+                self._post(relay, ReserveRelay(False), Priority.CONTROL)
+            self._asked.clear()
+            return
+        for relay, asked_at in list(self._asked.items()):
+            if self._me not in self._offers.get(relay, ()) and asked_at + RESERVE_SECONDS <= now:
+                del self._asked[relay]
+                self._refused[relay] = now + REFUSED_SECONDS
+        usable = [
+            relay
+            for relay in self._offers.keys() - self._asked.keys()
+            if self._refused.get(relay, 0.0) <= now and self._serves(relay) and self._links[relay].dialed
+        ]
+        heard = sorted(self._asked.keys() - self._silent, key=self._rank)
+        for relay in sorted(usable, key=self._rank)[: max(0, RESERVATIONS - len(heard))]:
+            if self._post(relay, ReserveRelay(True), Priority.CONTROL):
+                self._asked[relay] = now
+        for relay in heard[RESERVATIONS:]:  # one that was silent is back
+            self._post(relay, ReserveRelay(False), Priority.CONTROL)
+            del self._asked[relay]
+
+    def _active_relays(self) -> tuple[bytes, ...]:
+        """The members that forward to this peer now; silent ones where there are no others."""
+        forwarding = [relay for relay in self._asked if self._me in self._offers.get(relay, ())]
+        return tuple(sorted(sorted(forwarding, key=self._rank)[:RESERVATIONS]))
+
+    def _rank(self, relay: bytes, peer: bytes = b"") -> tuple[bool, int, bool, bytes]:
+        """Good ones first, for circuits with this peer or for reservations; of these, others than the other peers choose."""
+        spread = hashlib.sha256(self._me + relay).digest()
+        return relay in self._silent, self._failures[relay][peer], self._is_blamed(relay), spread
+
+    def _is_blamed(self, relay: bytes) -> bool:
+        links = [stream.link for stream in self._ends.values() if stream.carrier.peer == relay and not stream.failed]
+        working = {link.peer for link in links if link is not None}
+        failing = self._failures[relay].keys() - working
+        return len(failing) >= BLAMES_MIN and len(failing) > len(working)
+
+    def _open_circuits(self, nursery: trio.Nursery, now: float) -> None:
+        failing = self._failing_circuits(now)
+        heard, ways = self._links.keys() - failing.keys(), dict[tuple[bytes, bytes | None], list[bytes]]()
+        for relay, peers in self._offers.items():
+            for peer in peers.difference(heard) if self._serves(relay) else ():
+                if peer != self._me and relay != failing.get(peer) and self._serves(peer):
+                    ways.setdefault((peer, failing.get(peer)), []).append(relay)
+        for key in [key for key, missing in self._missing.items() if key not in ways and not missing.opened]:
+            del self._missing[key]
+        for (peer, by), relays in ways.items():
+            missing = self._missing.setdefault((peer, by), _CircuitDemand(now))
+            due = max(missing.next_at, missing.since + GRACE_SECONDS * (1 if self._me < peer else 3))
+            if due <= now and not missing.opened and self._half_open() < OPENING_MAX and len(self._ends) < ENDS_MAX:
+                missing.opened = True
+                nursery.start_soon(self._dial, peer, min(relays, key=partial(self._rank, peer=peer)), missing)
+
+    def _failing_circuits(self, now: float) -> dict[bytes, bytes]:
+        """By peer, the relay over which it is linked in vain."""
+        failing = dict[bytes, bytes]()
+        for stream in self._ends.values():
+            link = stream.link
+            if link is not None and self._links.get(link.peer) is link and link.needs_other_relay(now):
+                failing[link.peer] = stream.carrier.peer
+                if not stream.failed:
+                    self._failures[stream.carrier.peer][link.peer] += 1
+                stream.failed = True
+        return failing
+
+    async def _dial(self, peer: bytes, relay: bytes, missing: _CircuitDemand) -> None:
+        carrier = self._links.get(relay)
+        if carrier is None or carrier.relay is not None:  # lost since this was decided
+            missing.opened = False
+            return
+        start = trio.current_time()
+        stream = CircuitStream(self._random.randbytes(16), carrier, opens=True)
+        self._ends[stream.circuit_id] = stream
+        stream.carrier.queue_message(OpenCircuit(stream.circuit_id, peer), Priority.VOTE)
+        await self._serve_end(stream, peer)
+        now = trio.current_time()
+        missing.tries = 0 if stream.link else missing.tries + 1
+        if not stream.failed:  # that was counted when it did
+            failed = self._failures[relay].pop(peer, 0) + 1
+            if stream.link is None or now - start < STABLE_SECONDS:
+                self._failures[relay][peer] = failed
+        pause = min(RETRY_SECONDS_MAX, RETRY_SECONDS * 2 ** min(missing.tries, 16))
+        missing.next_at, missing.opened = now + self._random.uniform(0, pause), False
+
+    def _on_incoming_circuit(self, link: PeerLink, message: IncomingCircuit) -> None:
+        assert self._nursery is not None
+        if (problem := self._refusal_reason(link, message)) is not None:
+            self._refuse(problem)
+            link.queue_message(CloseCircuit(message.circuit, "refused"), Priority.VOTE)
+            return
+        stream = self._ends[message.circuit] = CircuitStream(message.circuit, link, opens=False)
+        self._nursery.start_soon(self._serve_end, stream, message.peer)
+
+    def _refusal_reason(self, relay: PeerLink, message: IncomingCircuit) -> str | None:
+        """Why this circuit is not served, if so."""
+        if relay.peer not in self._asked or message.circuit in self._ends:
+            return "circuit-unasked"
+        if not self._serves(message.peer):  # a relay may say so of anybody
+            return "relay-not-member"
+        crowded = self._half_open(relay) >= OPENING_MAX or len(self._ends) >= ENDS_MAX
+        return "too-many-links" if crowded else None
+
+    def _half_open(self, carrier: PeerLink | None = None) -> int:
+        """Circuits whose handshake is not complete: others' over this link; None: those that this peer opens."""
+        return sum(
+            stream.link is None and carrier is (None if stream.is_opener else stream.carrier) for stream in self._ends.values()
+        )
+
+    async def _serve_end(self, stream: CircuitStream, peer: bytes) -> None:
+        """Serve one end of a circuit until it ends."""
+        try:
+            await self._serve(stream, peer)
+        finally:
+            del self._ends[stream.circuit_id]
+            if not stream.ended:
+                stream.carrier.queue_message(CloseCircuit(stream.circuit_id, "ended"), Priority.VOTE)
+                stream.end_stream()
+
+    # This peer as a relay --------------------------------------------------------------------------------------------
+
+    def _on_relay(self, peer: bytes, message: CircuitData | CircuitCredit | CloseCircuit) -> None:
+        if isinstance(message, CircuitData):
+            self.relay.on_data(peer, message)
+        elif isinstance(message, CircuitCredit):
+            self.relay.on_credit(peer, message)
+        else:
+            self.relay.on_close(peer, message)
+        self._woken.set()
+
+    async def _forward(self) -> None:
+        while True:
+            self._woken = trio.Event()
+            with trio.move_on_at(self.relay.forward_records(trio.current_time())):
+                await self._woken.wait()
+
+    def _accepts_reservations(self) -> bool:
+        return self._relaying.accepts_reservations(self._reachable())
+
+    def _announce_reservations(self, now: float) -> None:
+        """Who has reserved here, once anybody may; to all, when it has changed."""
+        if not self._relaying.keeps_reservations(self._reachable()):
+            self.relay.cancel_reservations()
+        if self._told is None and not self._accepts_reservations():
+            return
+        reservations = self.relay.reservations
+        if reservations == self._told or self._tellings.wait_seconds(now) > 0:
+            return
+        self._tellings.spend(1)
+        self._told = reservations
+        for link in self._links.values():
+            if link.relay is None:
+                link.queue_message(reservations, Priority.CONTROL)
+
+    def _post(self, peer: bytes, message: Any, priority: Priority) -> bool:
+        """Over a direct link; circuits go through one relay, never through two."""
+        link = self._links.get(peer)
+        return link is not None and link.relay is None and link.queue_message(message, priority)

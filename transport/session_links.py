@@ -1,0 +1,158 @@
+"""Links with a session of their own, over a TCP connection or a circuit, and what is asked of a TCP socket."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+from functools import cached_property
+
+import trio
+
+from protocol.addresses import AddressScope, format_address, scope_of
+from protocol.errors import RemoteProtocolError
+from protocol.limits import CIRCUIT_RECORD_BYTES_MAX
+from protocol.messages import CircuitDeliveryReport, Ping
+from transport.connections.connection_manager import PeerLink
+from transport.quotas.connection_eviction import HalfOpenSlot
+from transport.relay.circuit_session import CircuitSession
+from transport.relay.relay_client import CircuitStream
+from transport.relay.relay_watchdog import SILENT_SECONDS, RelayWatchdog
+from transport.wire.framing import TAG_BYTES, Priority
+from transport.wire.link_measurements import PIECE_BYTES_START, TCP_INFO_BYTES, TcpInfo
+from transport.wire.noise_session import NoiseSession
+
+PROBE_SECONDS = 5.0  # how long an old link may stay silent after its peer has dialed again
+CIRCUIT_PING_SECONDS = 1.0  # more often than on a direct link: whether the relay forwards is seen only from what comes through
+
+
+class SessionLink(PeerLink):
+    """A link with a session of its own."""
+
+    half_open: HalfOpenSlot | None = None  # that it takes until it is attached
+
+    def __init__(self, peer: bytes, address: str, dialed: bool, session: NoiseSession, incarnation: bytes) -> None:
+        super().__init__(peer, address, dialed, session.outbox, session.inbox)
+        self.incarnation, self.version = incarnation, session.version
+        self.error: RemoteProtocolError | None = None  # what ended it, before it was in use or without a ban
+        # addresses in all of its messages; of them, its own that were passed on
+        self.addresses_heard = self.addresses_passed_on = 0
+        self.idle_scope = trio.CancelScope()
+        self.ended = trio.Event()
+
+    def close(self, reason: str = "") -> None:
+        super().close(reason)
+        self.ended.set()
+
+    def frame_bytes(self) -> int:
+        """Of the next frame."""
+        return self.meter.frame_bytes
+
+    def probe(self) -> None:
+        """The peer seems to have lost this link: it must show soon that it has not."""
+        self.ping()
+        self.idle_scope.deadline = min(self.idle_scope.deadline, trio.current_time() + PROBE_SECONDS)
+
+
+class TcpLink(SessionLink):
+    def __init__(
+        self,
+        peer: bytes,
+        address: str,
+        dialed: bool,
+        session: NoiseSession,
+        incarnation: bytes,
+        stream: trio.SocketStream,
+        half_open: HalfOpenSlot | None,
+    ) -> None:
+        super().__init__(peer, address, dialed, session, incarnation)
+        self._stream, self._unsent_bytes, self.half_open = stream, PIECE_BYTES_START, half_open
+
+    def tcp_info(self) -> TcpInfo:
+        return read_tcp_info(self._stream) or super().tcp_info()
+
+    def frame_bytes(self) -> int:
+        """Of the next frame; and the kernel is told how much it may hold."""
+        if self.meter.unsent_bytes != self._unsent_bytes:
+            self._unsent_bytes = self.meter.unsent_bytes
+            limit_unsent(self._stream, self._unsent_bytes)
+        return super().frame_bytes()
+
+
+class RelayedLink(SessionLink):
+    """Over a circuit."""
+
+    address_scope = AddressScope.PUBLIC  # nobody sees at which host the peer is
+
+    def __init__(self, peer: bytes, stream: CircuitStream, session: CircuitSession, incarnation: bytes) -> None:
+        super().__init__(peer, stream.carrier.address, False, session, incarnation)
+        self.relay, self.stream, self._session = stream.carrier.peer, stream, session
+        stream.credited = lambda: self._output.set()
+
+    async def wait_until_sendable(self) -> None:
+        while self._session.next_priority() is None:
+            if not self.outbox:
+                self.meter.on_idle(self.tcp_info(), trio.current_time())
+            self._output = trio.Event()
+            await self._output.wait()
+        self.meter.on_busy(self.tcp_info(), trio.current_time())
+
+    def frame_bytes(self) -> int:
+        return min(super().frame_bytes(), CIRCUIT_RECORD_BYTES_MAX - TAG_BYTES)
+
+    @cached_property
+    def _lanes(self) -> RelayWatchdog:
+        """Since it is in use."""
+        return RelayWatchdog(trio.current_time())
+
+    def on_ping(self, ping: Ping) -> None:
+        super().on_ping(ping)
+        self._send_delivery_report()
+
+    def _send_delivery_report(self) -> None:
+        self.queue_message(CircuitDeliveryReport(*self.inbox.received), Priority.VOTE)
+
+    def on_arrived(self, arrived: CircuitDeliveryReport) -> None:
+        self._lanes.on_arrived((arrived.votes, arrived.control, arrived.bulk), trio.current_time())
+
+    def needs_other_relay(self, now: float) -> bool:
+        held_back = self._lanes.is_withholding(self.outbox.sent, now, listens=self.failure_detector.is_listening)
+        return held_back or self.failure_detector.silent_seconds(now) >= SILENT_SECONDS
+
+    async def run_keepalive(self) -> None:
+        while True:
+            self.ping()
+            self._send_delivery_report()  # also where a ping waits behind votes
+            await trio.sleep(CIRCUIT_PING_SECONDS)
+
+
+def remote_address(stream: trio.SocketStream) -> str:
+    host, port = stream.socket.getpeername()[:2]
+    return format_address(host.partition("%")[0], port)  # without the name of the interface
+
+
+def resolves_to_nearer_network(stream: trio.SocketStream, address: str) -> bool:
+    """Whether a name that somebody gave us leads to a nearer network than it seemed to."""
+    try:
+        return not scope_of(remote_address(stream)).includes(scope_of(address))
+    except OSError:  # gone already
+        return False
+
+
+def set_socket_options(stream: trio.SocketStream) -> None:
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+    limit_unsent(stream, PIECE_BYTES_START)
+
+
+def limit_unsent(stream: trio.SocketStream, count: int) -> None:
+    """Keeps the kernel from taking megabytes of bulk that a vote then waits behind."""
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, count)
+
+
+def read_tcp_info(stream: trio.SocketStream) -> TcpInfo | None:
+    if sys.platform != "linux":  # others have a structure of their own
+        return None
+    with contextlib.suppress(OSError):  # closed
+        return TcpInfo.parse(stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES))
+    return None

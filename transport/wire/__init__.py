@@ -1,0 +1,1 @@
+"""Bytes on a link: frames, the Noise handshake, encrypted sessions."""

@@ -1,0 +1,225 @@
+"""One encrypted connection: bytes in, events out. Sans-IO; after an error it is dead.
+
+Both sides open with a preamble in clear: magic, wire version, and a tag of the chain. The initiator opens with the version that
+it wants to speak; the responder answers with that one, or with its own highest if it does not know it, and then both part. The
+preamble also lets a person be told *why* two peers do not talk; nothing is trusted because of it. The Noise prologue says the
+same in full, so a preamble changed on the way, or a side that claims one version and speaks another, fails the handshake. The
+three handshake messages have fixed lengths; after them come frames: `length u16, ciphertext`.
+
+Who is it? The encrypted payloads of messages 2 and 3 carry an Ed25519 key and its signature over (context, chain id, role,
+handshake hash). That hash covers the prologue, both ephemeral keys and the ciphertext of the signer's static key. The keys that
+open this ciphertext follow from the two ephemeral keys, so the hash stands for the static key itself. Therefore
+
+- a signature fits one handshake: whoever relays it into another one has other ephemeral keys, hence another hash;
+- nobody can put an identity of their own on somebody else's handshake: the payload is encrypted under keys that need a private
+  key of one of the two ends;
+- the responder's signature does not name the initiator, but the initiator's does name the responder, whose encrypted identity is
+  in its hash, and no third party can write message 3 for ephemeral keys it did not make: both ends name each other or one fails;
+- the role keeps a signature from being sent back to its author.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.identity import WIRE_VERSIONS, Ed25519Verifier, Signer, Verifier, short_id, signing_preimage
+from transport.wire.framing import FRAME_PLAINTEXT_MAX, TAG_BYTES, Inbox, Message, Outbox
+from transport.wire.noise import DH_BYTES, CipherState, HandshakeState, KeyPair
+
+MAGIC: Final = b"folkmoot"
+CHAIN_TAG_BYTES: Final = 8  # tells chains apart for a person; the prologue holds the whole chain id
+PREAMBLE_BYTES: Final = len(MAGIC) + 2 + CHAIN_TAG_BYTES
+IDENTITY_BYTES: Final = 32 + 64  # Ed25519 key and signature
+HANDSHAKE_BYTES: Final = (  # of the three messages
+    DH_BYTES,
+    DH_BYTES + DH_BYTES + TAG_BYTES + IDENTITY_BYTES + TAG_BYTES,
+    DH_BYTES + TAG_BYTES + IDENTITY_BYTES + TAG_BYTES,
+)
+LENGTH_BYTES: Final = 2
+_DOMAIN: Final = "noise-identity"  # no message has this tag
+_ROLES: Final = {True: b"initiator", False: b"responder"}
+
+
+def chain_tag(chain_id: bytes) -> bytes:
+    """What a network shows of itself to everybody."""
+    return hashlib.sha256(chain_id).digest()[:CHAIN_TAG_BYTES]
+
+
+class WireVersionMismatch(RemoteProtocolError):
+    """The peer wants to speak `version`; whoever dialed it may dial again with that, if it knows it."""
+
+    def __init__(self, version: int, ours: int) -> None:
+        super().__init__("wrong-version", f"wire version {version}, ours is {ours}")
+        self.version, self.ours = version, ours
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAuthenticated:
+    """The peer has proven its key, and nobody else can read or write on this connection."""
+
+    peer: bytes
+    incarnation: bytes  # the peer's static Noise key: another one means that the peer has started again
+
+
+class NoiseSession:
+    """`expected`: the only key to talk to. `versions`: all that are known, ascending. `context`: part of the prologue,
+    so that both ends mean the same way of carrying it. The key pairs are arguments so
+    that the core holds no randomness; the ephemeral one must be fresh for each session."""
+
+    def __init__(
+        self,
+        identity: Signer,
+        chain_id: bytes,
+        *,
+        initiator: bool,
+        static: KeyPair,
+        ephemeral: KeyPair,
+        expected: bytes | None = None,
+        verifier: Verifier | None = None,
+        versions: Sequence[int] = WIRE_VERSIONS,
+        context: bytes = b"",
+    ) -> None:
+        self.outbox, self.inbox = Outbox(), Inbox()
+        self.peer: bytes | None = None
+        self._identity, self._chain_id = identity, chain_id
+        self._initiator, self._expected, self._context = initiator, expected, context
+        self._verifier = verifier or Ed25519Verifier()
+        self._versions, self.version = versions, versions[-1]  # a responder takes the initiator's
+        self._static, self._ephemeral = static, ephemeral
+        self._ciphers: tuple[CipherState, CipherState] | None = None  # to send, to receive
+        self._buffer = bytearray()
+        self._next: Callable[[], list[PeerAuthenticated | Message] | None] = self._read_preamble
+        self._step = 0  # of the handshake
+        self._dead = False
+        self._ready = b""
+        if initiator:
+            self._open()
+
+    def receive(self, data: bytes) -> list[PeerAuthenticated | Message]:
+        """What `data` completes. Raises `RemoteProtocolError`, and only `LocalProtocolError` from then on."""
+        if self._dead:
+            raise LocalProtocolError("this session has failed")
+        self._buffer += data
+        events: list[PeerAuthenticated | Message] = []
+        try:
+            while (more := self._next()) is not None:
+                events += more
+        except RemoteProtocolError:
+            self._dead = True
+            raise
+        return events
+
+    def receive_eof(self) -> None:
+        """The peer has closed its side. Raises `RemoteProtocolError` if that cuts something off."""
+        self._dead = True
+        if self._buffer or self.peer is None:
+            raise RemoteProtocolError("truncated", "the connection ended inside a handshake or frame")
+
+    def data_to_send(self, frame_bytes: int = FRAME_PLAINTEXT_MAX) -> bytes:
+        """Handshake bytes, or one sealed frame of at most `frame_bytes` in clear; empty if there is nothing to send now."""
+        data, self._ready = self._ready, b""
+        if data or self._dead or self._ciphers is None:
+            return data
+        plaintext = self.outbox.next_frame(frame_bytes)
+        if not plaintext:
+            return b""
+        ciphertext = self._ciphers[0].encrypt(plaintext)
+        return len(ciphertext).to_bytes(LENGTH_BYTES, "big") + ciphertext
+
+    # Handshake -------------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        prologue = MAGIC + self.version.to_bytes(2, "big") + self._chain_id + self._context
+        self._handshake = HandshakeState(
+            initiator=self._initiator, prologue=prologue, static=self._static, ephemeral=self._ephemeral
+        )
+        self._ready = self._preamble()
+        if self._initiator:
+            self._write_handshake()
+
+    def _preamble(self) -> bytes:
+        return MAGIC + self.version.to_bytes(2, "big") + chain_tag(self._chain_id)
+
+    def _read_preamble(self) -> list[PeerAuthenticated | Message] | None:
+        theirs = bytes(self._buffer[:PREAMBLE_BYTES])
+        # Refused at the first wrong byte: a program that speaks something else may never send this many.
+        if theirs[: len(MAGIC)] != MAGIC[: len(theirs)]:
+            raise RemoteProtocolError("not-folkmoot", "something else speaks on this connection")
+        if len(theirs) < PREAMBLE_BYTES:
+            return None
+        version = int.from_bytes(theirs[len(MAGIC) : len(MAGIC) + 2], "big")
+        if not self._initiator:
+            self.version = version if version in self._versions else self.version
+            self._open()  # also to a peer that is refused now: it reads there why
+        if version != self.version:
+            raise WireVersionMismatch(version, self.version)
+        if theirs != self._preamble():
+            raise RemoteProtocolError("wrong-chain", "the peer belongs to another network")
+        self._take(PREAMBLE_BYTES)
+        self._step = 1 if self._initiator else 0
+        self._next = self._read_handshake
+        return []
+
+    def _read_handshake(self) -> list[PeerAuthenticated | Message] | None:
+        if len(self._buffer) < HANDSHAKE_BYTES[self._step]:
+            return None
+        message = self._take(HANDSHAKE_BYTES[self._step])
+        try:
+            payload, signed_hash = self._handshake.read_message(message)
+        except RemoteProtocolError as error:
+            reason = "handshake" if error.reason == "bad-tag" else error.reason
+            raise RemoteProtocolError(reason, str(error)) from None
+        if self._step:
+            self._check_identity(payload, signed_hash)
+        if not self._handshake.complete:
+            self._write_handshake()
+        self._step += 2
+        if not self._handshake.complete:
+            return []
+        return self._establish()
+
+    def _check_identity(self, payload: bytes, signed_hash: bytes) -> None:
+        key, signature = payload[:32], payload[32:]
+        signed = signing_preimage(_DOMAIN, self._chain_id, _ROLES[not self._initiator] + signed_hash)
+        if not self._verifier.verify(key, signed, signature):
+            raise RemoteProtocolError("bad-signature", f"the identity of {short_id(key)} is not proven")
+        if self._expected is not None and key != self._expected:
+            raise RemoteProtocolError("wrong-peer", f"{short_id(key)} instead of {short_id(self._expected)}")
+        self.peer = key
+
+    def _write_handshake(self) -> None:
+        first = self._initiator and self._step == 0
+        self._ready += self._handshake.write_message(lambda _: b"") if first else self._handshake.write_message(self._prove)
+
+    def _prove(self, handshake_hash: bytes) -> bytes:
+        body = _ROLES[self._initiator] + handshake_hash
+        return self._identity.public + self._identity.sign(signing_preimage(_DOMAIN, self._chain_id, body))
+
+    def _establish(self) -> list[PeerAuthenticated | Message]:
+        assert self.peer is not None, "message 2 and message 3 both carry an identity"
+        self._ciphers = self._handshake.split()
+        self._next = self._read_frame
+        return [PeerAuthenticated(self.peer, self._handshake.remote_static)]
+
+    # Frames ----------------------------------------------------------------------------------------------------------
+
+    def _read_frame(self) -> list[PeerAuthenticated | Message] | None:
+        if len(self._buffer) < LENGTH_BYTES:
+            return None
+        length = int.from_bytes(self._buffer[:LENGTH_BYTES], "big")
+        if length <= TAG_BYTES:
+            raise RemoteProtocolError("bad-frame", f"a frame of {length} bytes holds nothing")
+        if len(self._buffer) < LENGTH_BYTES + length:
+            return None
+        assert self._ciphers is not None
+        ciphertext = self._take(length, skip=LENGTH_BYTES)
+        return list(self.inbox.receive_frame(self._ciphers[1].decrypt(ciphertext)))
+
+    def _take(self, length: int, skip: int = 0) -> bytes:
+        data = bytes(memoryview(self._buffer)[skip : skip + length])
+        del self._buffer[: skip + length]
+        return data
