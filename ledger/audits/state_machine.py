@@ -477,7 +477,7 @@ class AuditStateMachine:
         for effect in AUDIT_TRANSITIONS[AuditStage.TRAINS, AuditEvent.CONVICTED].effects:
             match effect:
                 case AuditEffect.LOSE_REWARDS:
-                    self._count(trainer, suspensions=1, lost=len(self._unvested.pop(trainer, ())))
+                    self._count(trainer, suspensions=1, rewards_lost=len(self._unvested.pop(trainer, ())))
                 case AuditEffect.FORGET:
                     self._forget(trainer)
                 case _:
@@ -589,7 +589,7 @@ class AuditStateMachine:
                 case AuditEffect.COMPARE:
                     self._compared[person] = known
                 case AuditEffect.COUNT_WRONG:
-                    self._count(person, wrong=1)
+                    self._count(person, wrong_losses=1)
                 case AuditEffect.SUSPEND_AUDITOR:
                     self._suspend(person, self._log[-1])
                 case _:
@@ -623,7 +623,7 @@ class AuditStateMachine:
         person = self._members.current_key(trainer)
         rounds = self._unvested.get(person, ())
         if number in rounds:
-            self._count(person, lost=1)
+            self._count(person, rewards_lost=1)
             self._keep_unvested(person, tuple(other for other in rounds if other != number))
 
     # Time

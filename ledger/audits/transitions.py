@@ -52,7 +52,7 @@ class AuditEffect(enum.StrEnum):
     NOTE_CLAIMS = "each claim is noted for its author and the trainer"
     SUSPEND = "the trainer is suspended, unless it is"
     COMPARE = "the auditor's `reports` in `compared` grow"
-    COUNT_WRONG = "the auditor's `wrong` grows; the trainer is noted in `compared`"
+    COUNT_WRONG = "the auditor's `wrong_losses` grows; the trainer is noted in `compared`"
     LOSE_REWARD = "the trainer's reward for this proposal is lost"
     SUSPEND_AUDITOR = "the auditor is suspended"
     ROLL_BACK = "the job goes back to the newest anchor at or before the update's round, unless that is undone already"

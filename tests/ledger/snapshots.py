@@ -52,22 +52,22 @@ class MemoryModels:
             raise StorageError("no such model")
         return self.models[job, number]
 
-    def manifest(self, job: bytes, number: int) -> bytes:
+    def read_manifest(self, job: bytes, number: int) -> bytes:
         return codec.encode(tuple(map(merkle.leaf_hash, self._get(job, number))))
 
-    def part(self, job: bytes, number: int, index: int) -> bytes:
+    def read_part(self, job: bytes, number: int, index: int) -> bytes:
         return self._get(job, number)[index]
 
-    def receive(self, job: bytes, number: int, root: bytes, manifest: bytes) -> MemoryIncoming:
+    def start_receiving(self, job: bytes, number: int, root: bytes, manifest: bytes) -> MemoryIncoming:
         leaves = codec.decode(tuple[bytes, ...], manifest)
         if merkle.merkle_root(leaves) != root:
             raise RemoteProtocolError("bad-part", "manifest")
         return MemoryIncoming(self, (job, number), leaves, [b""] * len(leaves))
 
-    def holds(self, job: bytes, number: int, root: bytes) -> bool:
+    def has_model(self, job: bytes, number: int, root: bytes) -> bool:
         return (job, number) in self.models and self.root(job, number) == root
 
-    def pin(self, models: frozenset[tuple[bytes, int]]) -> None:
+    def set_pinned_models(self, models: frozenset[tuple[bytes, int]]) -> None:
         self.pinned = models
 
 
@@ -83,7 +83,7 @@ class MemoryIncoming:
     def parts(self) -> int:
         return len(self.leaves)
 
-    def put(self, index: int, data: bytes) -> None:
+    def add_part(self, index: int, data: bytes) -> None:
         if merkle.leaf_hash(data) != self.leaves[index]:
             raise RemoteProtocolError("bad-part", "model")
         self.data[index] = data
@@ -91,7 +91,7 @@ class MemoryIncoming:
     def install(self) -> None:
         self.host.models[self.key] = self.data
 
-    def abandon(self) -> None:
+    def discard_parts(self) -> None:
         self.abandoned = True
 
 

@@ -288,7 +288,7 @@ def test_an_audit_that_is_not_reported_in_time_lapses_and_is_held_against_its_au
     assert list(court.audits.rounds) == [2, 3, 4]
 
 
-TIMED = {"answer_ms": 8, "reveal_ms": 4}  # of blocks that are a millisecond apart: four re-executors have 28 of them
+TIMED = {"response_ms": 8, "serving_ms_per_reexecutor": 4}  # of blocks that are a millisecond apart: four re-executors have 28 of them
 
 
 def test_an_audit_is_awaited_while_time_is_left_however_many_rounds_go_by() -> None:
@@ -369,7 +369,7 @@ def test_the_time_for_reports_on_a_trainer_begins_anew_after_a_dispute_about_it(
 
 def test_liars_that_dispute_again_and_again_do_not_put_off_a_reward_for_ever() -> None:
     """After so many disputes the reports that they keep back lapse as all others do."""
-    court = Court(4, SAMPLED + b":2000", auditors=3, suspension_rounds=1, answer_ms=2, reveal_ms=1)
+    court = Court(4, SAMPLED + b":2000", auditors=3, suspension_rounds=1, response_ms=2, serving_ms_per_reexecutor=1)
     court.round()
     for _ in range(state_machine.window_renewals_max(1) + 1):
         assert court.audits.rounds[1].proposals[A].pending_auditors, "it waits for the disputes"
@@ -444,12 +444,12 @@ def test_the_time_of_a_window_begins_when_its_round_is_closed_and_not_with_an_ol
 
 
 @pytest.mark.parametrize(
-    ("reveal_ms", "version", "refused"), [(190_000, 2, None), (191_000, 2, "10 minutes over"), (191_000, 1, None)]
+    ("serving_ms_per_reexecutor", "version", "refused"), [(190_000, 2, None), (191_000, 2, "10 minutes over"), (191_000, 1, None)]
 )
 def test_a_job_of_which_the_least_link_shows_too_little_in_time_does_not_start(
-    reveal_ms: int, version: int, refused: str | None
+    serving_ms_per_reexecutor: int, version: int, refused: str | None
 ) -> None:
-    audits = replace(AUDITS, response_ms=15_000, serving_ms_per_reexecutor=reveal_ms)
+    audits = replace(AUDITS, response_ms=15_000, serving_ms_per_reexecutor=serving_ms_per_reexecutor)
     world = World(4, 4, audits, audits_version=version)
     if refused is None:
         assert world.start(spec=SAMPLED) in world.state.audits.jobs
@@ -1164,7 +1164,7 @@ def test_the_reward_of_a_disputed_round_waits_for_the_end_of_the_dispute(court: 
 
 
 def test_the_audits_of_a_job_go_on_after_its_last_round_until_all_is_said_and_then_the_rest_is_paid() -> None:
-    court = Court(4, SAMPLED + b":2", answer_ms=1_000)
+    court = Court(4, SAMPLED + b":2", response_ms=1_000)
     court.round()
     assert court.job(court.key).phase is JobPhase.SETTLING
     court.challenge(A)
@@ -1192,7 +1192,7 @@ def test_the_disputes_of_a_job_that_was_stopped_go_on_and_then_the_rest_is_paid(
 def test_what_nobody_reports_of_a_job_after_its_last_round_lapses_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_machine, "POST_JOB_AUDIT_HEIGHTS", 5)
     assert POST_JOB_AUDIT_HEIGHTS > 100
-    court = Court(4, SAMPLED + b":2", answer_ms=100_000)
+    court = Court(4, SAMPLED + b":2", response_ms=100_000)
     court.round()
     for _ in range(5):
         court.decide()

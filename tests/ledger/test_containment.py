@@ -74,23 +74,23 @@ class Planted(Module[Tally]):
         return replace(old, count=1_000)
 
     def embedded_statements(self, author: bytes, content: Any) -> tuple[EmbeddedStatement, ...]:
-        self._fail_in("statements")
+        self._fail_in("embedded_statements")
         return ()
 
     def awaited_job(self, content: Any) -> None:
         self._fail_in("can_wait")
 
     def apply_transaction(self, state: Tally, said: DecodedTransaction, view: StateReader, context: BlockContext) -> StateChange:
-        self._fail_in("apply", state)
+        self._fail_in("apply_transaction", state)
         return StateChange(replace(state, count=state.count + said.content.count))
 
     def follow_key_rotations(self, state: Tally, current: Callable[[bytes], bytes]) -> Tally:
-        self._fail_in("rekeyed", state)
-        return replace(state, steps={**state.steps, "rekeyed": 1})
+        self._fail_in("follow_key_rotations", state)
+        return replace(state, steps={**state.steps, "follow_key_rotations": 1})
 
     def settle_block(self, state: Tally, view: StateReader, context: BlockContext) -> StateChange:
-        self._fail_in("settle", state)
-        return StateChange(replace(state, steps={**state.steps, "settle": context.height}), (MemberRekeyed(b"", b""),))
+        self._fail_in("settle_block", state)
+        return StateChange(replace(state, steps={**state.steps, "settle_block": context.height}), (MemberRekeyed(b"", b""),))
 
     def end_block(self, state: Tally, view: StateReader, context: BlockContext) -> StateChange:
         self._fail_in("end_block", state)
@@ -110,7 +110,7 @@ def _tally(world: World) -> Tally:
 
 
 @pytest.mark.parametrize("error", ALIKE, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("step", ["settle", "end_block", "rekeyed"])
+@pytest.mark.parametrize("step", ["settle_block", "end_block", "follow_key_rotations"])
 def test_a_step_that_fails_does_not_act_and_the_rest_of_the_block_does(step: str, error: Exception) -> None:
     """Transactions act, also those of the module that fails, and so do its other steps."""
     world = _world(step, error)
@@ -121,7 +121,7 @@ def test_a_step_that_fails_does_not_act_and_the_rest_of_the_block_does(step: str
     (failure,) = transition.failures
     assert (failure.module, failure.step) == ("planted", step) and type(error).__name__ in failure.error
     tally = transition.state.module_state(Tally)
-    acted = {"settle": 1, "end_block": 1, "rekeyed": 1}
+    acted = {"settle_block": 1, "end_block": 1, "follow_key_rotations": 1}
     assert tally == Tally(3, {"genesis": 1, **{name: count for name, count in acted.items() if name != step}})
     assert transition.state.members.current_key(PEOPLE[2].public) == NEW.public
     assert transition.state.height == 1
@@ -170,10 +170,10 @@ class Shelves(Module[Shelf]):
         return replace(state, **self.made) if step == self.step else state
 
     def follow_key_rotations(self, state: Shelf, current: Callable[[bytes], bytes]) -> Shelf:
-        return self._made("rekeyed", state)
+        return self._made("follow_key_rotations", state)
 
     def settle_block(self, state: Shelf, view: StateReader, context: BlockContext) -> StateChange:
-        return StateChange(self._made("settle", state))
+        return StateChange(self._made("settle_block", state))
 
     def end_block(self, state: Shelf, view: StateReader, context: BlockContext) -> StateChange:
         return StateChange(self._made("end_block", state))
@@ -208,7 +208,7 @@ UNENCODABLE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("made", UNENCODABLE.values(), ids=UNENCODABLE)
-@pytest.mark.parametrize("step", ["settle", "end_block", "rekeyed"])
+@pytest.mark.parametrize("step", ["settle_block", "end_block", "follow_key_rotations"])
 def test_a_step_whose_state_has_no_encoding_does_not_act(step: str, made: dict[str, Any]) -> None:
     world = World(modules=(Shelves(step, **made),))
     before = world.state
@@ -221,14 +221,14 @@ def test_a_step_whose_state_has_no_encoding_does_not_act(step: str, made: dict[s
 
 def test_a_step_whose_state_has_an_encoding_acts() -> None:
     made = {"count": 1, "parts": {"a": Entry("1234"), "b": Entry("")}, "rows": Table(Entry).with_row(b"key", Entry("row"))}
-    world = World(modules=(Shelves("settle", **made),))
+    world = World(modules=(Shelves("settle_block", **made),))
     world.decide()
     assert world.state.module_state(Shelf).count == 1 and not world.rules.transaction_failures
     assert world.state.module_state(Shelf).rows.get_record(b"key") == Entry("row")
 
 
 def test_blocks_go_on_with_a_step_that_always_fails() -> None:
-    world = _world("settle", KeyError(b"gone"))
+    world = _world("settle_block", KeyError(b"gone"))
     for height in range(1, 6):
         world.decide(world.tx(PEOPLE[0], "member/name", RenameMember(f"name {height}")))
     assert world.state.height == 5 and world.state.members.members[PEOPLE[0].public].name == "name 5"
@@ -236,7 +236,7 @@ def test_blocks_go_on_with_a_step_that_always_fails() -> None:
 
 
 @pytest.mark.parametrize("error", OF_THIS_MACHINE, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("step", ["settle", "end_block", "rekeyed", "apply"])
+@pytest.mark.parametrize("step", ["settle_block", "end_block", "follow_key_rotations", "apply_transaction"])
 def test_what_only_this_machine_meets_ends_the_peer(step: str, error: BaseException) -> None:
     """Another peer applies the step: this one must not go on without it."""
     world = _world(step, error)
@@ -248,10 +248,10 @@ def test_a_bug_that_a_fault_of_this_machine_leads_to_ends_the_peer() -> None:
     error = KeyError("rows")
     error.__context__ = StorageError("a damaged page")
     with pytest.raises(KeyError):
-        _world("settle", error).decide()
+        _world("settle_block", error).decide()
 
 
-@pytest.mark.parametrize("step", ["apply", "statements"])
+@pytest.mark.parametrize("step", ["apply_transaction", "embedded_statements"])
 def test_a_transaction_that_makes_its_module_fail_is_refused(step: str) -> None:
     world = _world(step, KeyError(b"gone"))
     world.decide()
@@ -293,7 +293,7 @@ def _upgraded(*modules: Module[Any], founded: bool = True) -> World:
 def test_an_upgrade_that_fails_is_over_and_the_version_of_before_goes_on() -> None:
     world = _upgraded(Planted(), PlantedLater("upgraded", ValueError("old")))
     height = world.state.height
-    assert _tally(world) == Tally(0, {"genesis": 1, "settle": height, "end_block": height})
+    assert _tally(world) == Tally(0, {"genesis": 1, "settle_block": height, "end_block": height})
     assert [failure.step for failure in world.rules.transaction_failures] == ["the upgrade to version 2"]
 
 
@@ -334,7 +334,7 @@ def test_an_upgrade_whose_state_has_an_encoding_acts() -> None:
 # Core modules --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", ["settle", "end_block"])
+@pytest.mark.parametrize("step", ["settle_block", "end_block"])
 def test_where_jobs_fail_the_round_stays_open_for_everybody_and_is_not_closed_in_every_block(
     monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

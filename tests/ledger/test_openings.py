@@ -29,7 +29,7 @@ WALKS, STEPS = 8, 50
 
 def everybody_audits() -> Court:
     """Each re-executor draws every proposal of the others, and has time for a thousand blocks."""
-    return Court(auditors=3, answer_ms=1_000)
+    return Court(auditors=3, response_ms=1_000)
 
 
 def report(court: Court, person: FastSigner, number: int, trainer: bytes, loss: int | None = None, ahead: int = 1) -> Signed:
@@ -182,7 +182,7 @@ def test_the_window_of_a_round_ends_with_the_block_after_the_closing_that_ends_i
 
 
 def test_after_the_last_round_the_open_reports_come_first_and_then_the_losses_at_once() -> None:
-    court = Court(spec=b"sampled:2", auditors=3, answer_ms=1_000)
+    court = Court(spec=b"sampled:2", auditors=3, response_ms=1_000)
     court.round()
     report_all(court, but=[(B, A)])
     assert court.job(court.key).phase is JobPhase.SETTLING
@@ -281,7 +281,7 @@ class Walk(Court):
     """Closings, reports, openings, rotations, leaves, an expulsion and the stop of the job in any order, several in a block."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__(5, auditors=4, answer_ms=5)
+        super().__init__(5, auditors=4, response_ms=5)
         self.random, self.spare = random.Random(f"openings {seed}"), list(SPARE)
         self.opened = set[tuple[int, bytes]]()
 

@@ -424,7 +424,7 @@ def test_a_job_that_a_block_holds_and_rolls_back_goes_on_with_a_round_that_is_re
 # All rounds are taken -----------------------------------------------------------------------------------------------------
 
 SIX = SAMPLED + b":6"
-TIMED = {"answer_ms": 20}  # a window of two times as many blocks
+TIMED = {"response_ms": 20}  # a window of two times as many blocks
 
 
 def test_a_job_settles_while_audits_may_undo_rounds_and_is_final_then() -> None:
@@ -448,7 +448,7 @@ def test_a_job_settles_while_audits_may_undo_rounds_and_is_final_then() -> None:
 
 
 def test_a_settling_job_is_over_as_soon_as_all_is_said() -> None:
-    court = court_of(SIX, answer_ms=1_000)
+    court = court_of(SIX, response_ms=1_000)
     court.round(5)
     court.report()
     assert court.job(court.key).phase is JobPhase.FINISHED and court.audits.unopened_losses, "losses are opened after it"
@@ -456,7 +456,7 @@ def test_a_settling_job_is_over_as_soon_as_all_is_said() -> None:
 
 
 def test_no_other_job_takes_the_place_of_one_that_settles() -> None:
-    court = court_of(SIX, answer_ms=1_000)
+    court = court_of(SIX, response_ms=1_000)
     court.round(5)
     waiting = court.start(BEN, LONG)
     assert waiting not in court.state.jobs.jobs and [other.job for other in court.state.jobs.queue] == [waiting]
@@ -545,7 +545,7 @@ def test_a_conviction_in_the_block_that_stops_the_job_is_before_its_last_model()
 
 def test_a_stop_does_not_save_the_update_that_the_same_block_finds_false() -> None:
     """Nothing else is in doubt any more."""
-    court = court_of(SIX, answer_ms=1_000)
+    court = court_of(SIX, response_ms=1_000)
     court.round(5)
     root = court.job(court.key).anchors[1].root
     accuse(court, DEE, 5, A)
@@ -818,31 +818,31 @@ def test_a_job_with_all_rounds_taken_goes_on_after_a_rollback() -> None:
 
 # What goes back, and what stays -------------------------------------------------------------------------------------------
 
-RESTORED = {"taken", "model_root", "anchors"}
+RESTORED = {"rounds_in_model", "model_root", "anchors"}
 OPENED = {  # of the round that opens after it
     "phase",
     "round",
-    "opened",
-    "audited",
+    "opened_height",
+    "fully_audited",
     "voters",
-    "auditors",
+    "reexecutors",
     "trainers",
     "awaited",
     "successors",
     "voting_keys",
-    "vouched",
+    "trainers_to_vouch_for",
 }
-NOTED = {"undone", "convicted"}
-RESET = {"refused_rounds", "rollbacks"}
+NOTED = {"undone_rounds", "distrusted_members"}
+RESET = {"refused_rounds", "rollback_requests"}
 KEPT = {
     "spec",
     "name",
     "author",
-    "started",
+    "started_height",
     "rounds",
-    "base",
-    "stops",
-    "patience",
+    "base_job",
+    "stop_requests",
+    "timeout_doublings",
     "accepted",
     "rejected",
     "vouch_records",

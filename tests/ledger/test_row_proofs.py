@@ -206,7 +206,7 @@ def _at(index: int, **changes: Any) -> Change:
 
 
 def _older_network(chain: Chain, proof: RowProof) -> RowProof:
-    return replace(proof, network=codec.encode(replace(chain.states[0].modules["network"], wishes={}, modules=())))
+    return replace(proof, network=codec.encode(replace(chain.states[0].modules["network"], upgrade_votes={}, modules=())))
 
 
 def _fake_table(chain: Chain, proof: RowProof) -> RowProof:

@@ -184,7 +184,7 @@ def test_a_snapshot_serves_the_models_of_the_jobs_and_of_their_anchors_and_no_ot
     assert set(models_in_state(chain.states[height])) == {(running, 0), (running, 2)}
     for number in (0, 2):
         part = shelf.answer_request(GetSnapshotPart(height, SnapshotContent.MODEL, encode_model_name(running, number), 0), 0.0)
-        assert isinstance(part, SnapshotPart) and part.data == chain.models.part(running, number, 0)
+        assert isinstance(part, SnapshotPart) and part.data == chain.models.read_part(running, number, 0)
     for name in (encode_model_name(running, 1), running):
         with pytest.raises(RemoteProtocolError, match="no such model"):
             shelf.answer_request(GetSnapshotPart(height, SnapshotContent.MODEL, name, 0), 0.0)

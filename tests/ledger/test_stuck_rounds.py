@@ -165,7 +165,7 @@ def test_renewing_changes_nothing_but_who_takes_part() -> None:
     after = transition.state.jobs.jobs[key]
     assert (transition.started_jobs, transition.closed_rounds) == ((), ())
     assert after.opened_height == world.state.height + 1 and after.voters != before.voters
-    same = ("round", "model_root", "spec", "patience", "accepted", "rejected", "phase", "audited", "stops")
+    same = ("round", "model_root", "spec", "timeout_doublings", "accepted", "rejected", "phase", "fully_audited", "stop_requests")
     assert [getattr(after, name) for name in same] == [getattr(before, name) for name in same]
 
 

@@ -467,9 +467,9 @@ def change(path: Path, *statements: str) -> None:
 
 
 WRITTEN_ANEW = {  # reading -> what is changed in the row that is read
-    "decided block": ("UPDATE blocks SET block = x'6f74686572' WHERE height = 2", lambda store: store.decision(2)),
+    "decided block": ("UPDATE blocks SET block = x'6f74686572' WHERE height = 2", lambda store: store.get_decision(2)),
     "its certificate": ("UPDATE blocks SET certificate = x'00' WHERE height = 2", lambda store: store.load()),
-    "its height": ("UPDATE blocks SET height = -height", lambda store: store.decision(-2)),
+    "its height": ("UPDATE blocks SET height = -height", lambda store: store.get_decision(-2)),
     "vote": ("UPDATE votes SET signed = x'00'", None),
     "height of a vote": ("UPDATE votes SET height = 1", None),
     "undecided block": ("UPDATE undecided SET block = x'00'", None),
@@ -481,9 +481,9 @@ WRITTEN_ANEW = {  # reading -> what is changed in the row that is read
     "evidence": ("UPDATE evidence SET pair = x'00'", None),
     "state": ("UPDATE meta SET value = CAST(value || x'78' AS BLOB) WHERE key = 'state'", None),
     "number of transactions": ("UPDATE meta SET value = value + 1 WHERE key = 'transactions'", None),
-    "root": ("UPDATE roots SET state_root = x'00'", lambda store: store.roots()),
-    "round": ("UPDATE rounds SET closed = x'00'", lambda store: store.rounds(1)),
-    "figure": ("UPDATE measured SET value = 3.0", lambda store: store.measured(JOB)),
+    "root": ("UPDATE roots SET state_root = x'00'", lambda store: store.state_roots()),
+    "round": ("UPDATE rounds SET closed = x'00'", lambda store: store.closed_rounds(1)),
+    "figure": ("UPDATE measured SET value = 3.0", lambda store: store.measurements(JOB)),
 }
 
 

@@ -53,7 +53,7 @@ class MemoryBlobs:
         self.aborted = self.finished = 0
         self.reveals: set[bytes] = set()
 
-    def is_reveal(self, digest: bytes) -> bool:
+    def is_audit_data(self, digest: bytes) -> bool:
         return digest in self.reveals
 
     def size(self, digest: bytes) -> int | None:
@@ -65,13 +65,13 @@ class MemoryBlobs:
     def read_piece(self, digest: bytes, offset: int, length: int) -> bytes:
         return self.blobs[digest][offset : offset + length]
 
-    def wanted(self, digest: bytes) -> None:
+    def missing_parts(self, digest: bytes) -> None:
         """Nothing has parts here."""
 
     def wrote(self, digest: bytes) -> None:
         """A chunk of it has come."""
 
-    def begin(self, digest: bytes, total: int, of: bytes | None = None) -> MemoryWriter:
+    def open_writer(self, digest: bytes, total: int, of: bytes | None = None) -> MemoryWriter:
         return MemoryWriter(self, digest, total)
 
 

@@ -59,7 +59,7 @@ class Desk:
         )
 
     def link(self, peer: bytes, address: str, *, dialed: bool = True, by: bytes | None = None) -> None:
-        self.links[peer] = SimpleNamespace(peer=peer, address=address, dialed=dialed, by=by)
+        self.links[peer] = SimpleNamespace(peer=peer, address=address, dialed=dialed, relay=by)
 
     def entry(self, address: str) -> AddressEntry:
         entry = self.book.get(address)

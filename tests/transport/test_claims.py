@@ -17,13 +17,13 @@ ME, MEMBER, OTHER, STRANGER = ALICE.public, BOB.public, CAROL.public, DAVE.publi
 
 def test_strangers_do_not_keep_members_from_being_told_or_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[PeerAddresses] = []
-    book: Any = SimpleNamespace(learn=lambda *about, **how: None)
+    book: Any = SimpleNamespace(add_heard=lambda *about, **how: None)
     records: Any = SimpleNamespace(peers=list)
     desk = LegacyAddressGossip(ME, book, records, {}, lambda: ["203.0.113.1:7700"], lambda peer: peer == STRANGER)
 
     def link(peer: bytes) -> Any:
         post = lambda message, priority: told.append(message)  # noqa: E731
-        return SimpleNamespace(peer=peer, version=2, address="192.0.2.7:40000", heard=0, claimed=0, post=post)
+        return SimpleNamespace(peer=peer, version=2, address="192.0.2.7:40000", addresses_heard=0, addresses_passed_on=0, queue_message=post)
 
     def claims(peer: bytes) -> None:
         desk.on_addresses(link(peer), PeerAddresses((PeerAddress(peer, "192.0.2.7:1"),)))

@@ -367,8 +367,8 @@ async def test_a_vote_goes_before_the_bulk_that_its_peer_said_earlier_and_never_
     say(b"vote 3", Priority.VOTE)
     got = [await queue.receive() for _ in range(9)]
     assert [event.data.decode() if isinstance(event, DataReceived) else type(event).__name__ for event in got] == [
-        *("Connected", "vote 1", "vote 2", "control 1", "bulk 1", "bulk 2", "Disconnected"),
-        *("Connected", "vote 3"),
+        *("PeerConnected", "vote 1", "vote 2", "control 1", "bulk 1", "bulk 2", "PeerDisconnected"),
+        *("PeerConnected", "vote 3"),
     ]
     assert link.memory_account.held == 0
 

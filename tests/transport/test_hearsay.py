@@ -22,12 +22,12 @@ class FakeLink:
     version: int
     address: str = "192.0.2.7:40000"
     dialed: bool = False
-    reach: AddressScope = AddressScope.PUBLIC
-    heard: int = 0
-    claimed: int = 0
+    address_scope: AddressScope = AddressScope.PUBLIC
+    addresses_heard: int = 0
+    addresses_passed_on: int = 0
     sent: list[tuple[bytes, str]] = field(default_factory=list)
 
-    def post(self, message: PeerAddresses, priority: Priority) -> bool:
+    def queue_message(self, message: PeerAddresses, priority: Priority) -> bool:
         self.sent += [(item.peer, item.address) for item in message.known]
         return True
 
@@ -36,7 +36,7 @@ class FakeBook:
     def __init__(self) -> None:
         self.learned: list[tuple[str, bytes, bytes, bool]] = []
 
-    def learn(self, address: str, peer: bytes, by: bytes, *, first_hand: bool = False) -> None:
+    def add_heard(self, address: str, peer: bytes, by: bytes, *, first_hand: bool = False) -> None:
         self.learned.append((address, peer, by, first_hand))
 
 

@@ -83,7 +83,7 @@ async def test_a_partition_cuts_and_healing_joins(autojump_clock: MockClock) -> 
         await trio.sleep(100)
         assert alice.connected_peers() == {bob.me}
         assert not alice.send(carol.me, b"x")
-        world.mesh.heal()
+        world.mesh.heal_partition()
         await linked(*networks)
         events = []
         with trio.move_on_after(1):

@@ -453,7 +453,7 @@ async def test_a_holder_that_cannot_read_its_store_says_that_it_has_nothing(worl
 
 async def test_a_store_that_fails_is_reported_to_whoever_fetches(world: World) -> None:
     class FullDisk(MemoryBlobs):
-        def begin(self, digest: bytes, total: int, of: bytes | None = None) -> None:  # type: ignore[override]
+        def open_writer(self, digest: bytes, total: int, of: bytes | None = None) -> None:  # type: ignore[override]
             raise StorageError("no space left")
 
     blob = blob_of(100_000)

@@ -44,8 +44,8 @@ def test_two_that_miss_it_make_it_relayed_and_they_are_asked_again_later(reach: 
     assert reach.state is ReachabilityState.UNKNOWN, "one may lie"
     reach.on_dial_back_failed(C)
     assert reach.state is ReachabilityState.RELAYED and reach.choose_dialers(ASK_AGAIN_SECONDS - 1) == []
-    assert len(reach.ask(ASK_AGAIN_SECONDS)) == 2
-    reach.came(B)
+    assert len(reach.choose_dialers(ASK_AGAIN_SECONDS)) == 2
+    reach.on_inbound_handshake(B)
     assert reach.state is ReachabilityState.DIRECT
 
 

@@ -408,7 +408,7 @@ def test_whatever_its_links_say_a_relay_holds_no_more_than_its_windows(steps: li
         elif what == "forward":
             world.forward(*arguments)
         else:
-            getattr(world.relay, what)(*arguments, *([world.now] if what in ("open", "reserve") else []))
+            getattr(world.relay, what)(*arguments, *([world.now] if what in ("open", "set_reservation") else []))
         circuits = world.relay._circuits.values()
         lanes = [lane for circuit in circuits for both in circuit.queues.values() for lane in both]
         assert all(sum(map(len, lane.queue)) == lane.waiting <= WINDOW_BYTES[lane.priority] for lane in lanes)

@@ -110,7 +110,7 @@ async def test_what_was_shown_is_counted_for_members_alone(autojump_clock: MockC
             await world.serve(network)
         await linked(*networks)
         holder = networks[0]
-        answers = holder._exchange.holder
+        answers = holder._exchange.server
         answers._blobs.reveals.add(DIGEST)
         answers._is_stranger = [KEYS[1]].__contains__
         for asker in networks[1:]:
