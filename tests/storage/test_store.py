@@ -468,7 +468,7 @@ def change(path: Path, *statements: str) -> None:
 
 WRITTEN_ANEW = {  # reading -> what is changed in the row that is read
     "decided block": ("UPDATE blocks SET block = x'6f74686572' WHERE height = 2", lambda store: store.get_decision(2)),
-    "its certificate": ("UPDATE blocks SET certificate = x'00' WHERE height = 2", lambda store: store.load()),
+    "its certificate": ("UPDATE blocks SET certificate = x'00' WHERE height = 2", lambda store: store.read_restart_state()),
     "its height": ("UPDATE blocks SET height = -height", lambda store: store.get_decision(-2)),
     "vote": ("UPDATE votes SET signed = x'00'", None),
     "height of a vote": ("UPDATE votes SET height = 1", None),

@@ -97,7 +97,7 @@ def test_what_is_no_address_costs_the_link() -> None:
 
 
 def test_nobody_is_listened_to_without_end() -> None:
-    link = FakeLink(PEER, 2, heard=HEARD_MAX - 1)
+    link = FakeLink(PEER, 2, addresses_heard=HEARD_MAX - 1)
     desk = Desk(link)
     desk.hear(link, (OTHER, "192.0.2.5:1"))
     desk.hear(link, (OTHER, "192.0.2.5:2"))

@@ -387,12 +387,12 @@ PEERS = st.sampled_from((A, B, C, D))
 NAMES = st.sampled_from((ONE, TWO))
 LANES = st.sampled_from(list(Priority))
 STEPS = st.one_of(
-    st.tuples(st.just("reserve"), PEERS, st.booleans()),
-    st.tuples(st.just("open"), PEERS, st.builds(OpenCircuit, NAMES, PEERS)),
-    st.tuples(st.just("data"), PEERS, st.builds(CircuitData, NAMES, LANES, st.sampled_from((b"x", RECORD)))),
-    st.tuples(st.just("credit"), PEERS, st.builds(CircuitCredit, NAMES, LANES, st.sampled_from((1, WINDOW_BYTES[2])))),
-    st.tuples(st.just("close"), PEERS, st.builds(CloseCircuit, NAMES, st.just("ended"))),
-    st.tuples(st.just("gone"), PEERS),
+    st.tuples(st.just("set_reservation"), PEERS, st.booleans()),
+    st.tuples(st.just("open_circuit"), PEERS, st.builds(OpenCircuit, NAMES, PEERS)),
+    st.tuples(st.just("on_data"), PEERS, st.builds(CircuitData, NAMES, LANES, st.sampled_from((b"x", RECORD)))),
+    st.tuples(st.just("on_credit"), PEERS, st.builds(CircuitCredit, NAMES, LANES, st.sampled_from((1, WINDOW_BYTES[2])))),
+    st.tuples(st.just("on_close"), PEERS, st.builds(CloseCircuit, NAMES, st.just("ended"))),
+    st.tuples(st.just("on_unlinked"), PEERS),
     st.tuples(st.just("deaf"), PEERS),
     st.tuples(st.just("forward"), st.floats(0, 2)),
 )
@@ -408,7 +408,7 @@ def test_whatever_its_links_say_a_relay_holds_no_more_than_its_windows(steps: li
         elif what == "forward":
             world.forward(*arguments)
         else:
-            getattr(world.relay, what)(*arguments, *([world.now] if what in ("open", "set_reservation") else []))
+            getattr(world.relay, what)(*arguments, *([world.now] if what in ("open_circuit", "set_reservation") else []))
         circuits = world.relay._circuits.values()
         lanes = [lane for circuit in circuits for both in circuit.queues.values() for lane in both]
         assert all(sum(map(len, lane.queue)) == lane.waiting <= WINDOW_BYTES[lane.priority] for lane in lanes)
