@@ -47,7 +47,7 @@ class Voters:
             together = [group for group in self.links if person in group]
             return frozenset(other.public for group in together for other in group if other is not person)
 
-        network: Any = SimpleNamespace(me=person.public, heard=heard)
+        network: Any = SimpleNamespace(me=person.public, live_peers=heard)
         author: Any = SimpleNamespace(waits=False, submit=partial(self.submit, person))
         file = self.folder / short_id(person.public)
         peer = Absence(

@@ -25,13 +25,13 @@ class FakeNetwork:
         self.sent: list[tuple[bytes, int, float]] = []
         self.charged = set[bytes]()
 
-    def connected(self) -> frozenset[bytes]:
+    def connected_peers(self) -> frozenset[bytes]:
         return frozenset(self.until)
 
-    def waits(self, peer: bytes) -> float:
+    def cpu_wait_seconds(self, peer: bytes) -> float:
         return self.until[peer] - trio.current_time()
 
-    def spent(self, peer: bytes, seconds: float) -> None:
+    def charge_cpu(self, peer: bytes, seconds: float) -> None:
         assert seconds > 0
         self.charged.add(peer)
         self.until[peer] = trio.current_time() + self.cost
@@ -42,7 +42,7 @@ class FakeNetwork:
 
 
 class Blocks:
-    def block(self, digest: bytes) -> bytes:
+    def get_block(self, digest: bytes) -> bytes:
         return b"block"
 
 

@@ -391,8 +391,8 @@ async def test_seconds_in_which_an_auditor_has_no_processor_are_held_against_nob
 ) -> None:
     late, sleep, me, key = [0.05, 0.5, 0.5], trio.sleep_until, bytes(32), (b"job", 1, b"trainer", False)
     monkeypatch.setattr(trio, "sleep_until", lambda at: sleep(at + (late.pop() if late else 0.0)))
-    members = SimpleNamespace(round_voters=(me,), current=lambda of: of)
-    driver = SimpleNamespace(state=SimpleNamespace(members=members), network=SimpleNamespace(connected=dict))
+    members = SimpleNamespace(round_voters=(me,), current_key=lambda of: of)
+    driver = SimpleNamespace(state=SimpleNamespace(members=members), network=SimpleNamespace(connected_peers=dict))
     turns = SimpleNamespace(now={key}, count=lambda *_: None)
     auditor: Any = SimpleNamespace(_driver=driver, _me=me, _is_behind=False, _turns=turns)
     began = trio.current_time()

@@ -46,7 +46,7 @@ class Log:
     def __init__(self, nursery: trio.Nursery) -> None:
         self.nursery, self.world, self.signer, self.store = nursery, World(), ME, self
         self.rules, self.chain_id = self.world.rules, self.world.chain
-        self.replica = SimpleNamespace(copied=None, is_outdated=False)
+        self.replica = SimpleNamespace(duplicate_identity_reason=None, is_outdated=False)
         self.applied = trio.Event()
         self.blocks: dict[int, DecidedBlock] = {}
         self._say, self._said = trio.open_memory_channel[Signed](100)
@@ -64,7 +64,7 @@ class Log:
         for signed in (do() or Effects()).sends:
             self._say.send_nowait(signed)
 
-    def decision(self, height: int) -> DecidedBlock | None:
+    def get_decision(self, height: int) -> DecidedBlock | None:
         return self.blocks.get(height)
 
     async def said(self) -> Signed:
@@ -82,7 +82,7 @@ class Log:
             block = Block(height, zero, 1_000, ME.public, zero, zero, zero, None, {}, body)
             self.blocks[height] = DecidedBlock(height, zero, encode_block(block), Certificate(b"-", {}))
             self.ledger.mempool.height = height
-            self.ledger.mempool.prune(self.rules, self.state)
+            self.ledger.mempool.prune_transactions(self.rules, self.state)
         self._wake()
 
     def restored(self) -> None:

@@ -55,7 +55,7 @@ def book(proposals: int = 1, opened: float = 0.0, times_up: float = 20.0) -> Any
     terms = SimpleNamespace(round=3, quorum=3, trainers=frozenset(KEYS[1:3]))
     return SimpleNamespace(
         terms=terms,
-        opened=opened,
+        opened_at=opened,
         cut_off_due_at=times_up,
         proposals=dict.fromkeys(KEYS[:proposals]),
         ballots=dict.fromkeys(KEYS[:2]),
@@ -155,7 +155,7 @@ async def test_the_time_of_waiting_begins_with_the_work_and_ends_with_a_decision
     assert witness.awaits_seconds == 30.0
     block = SimpleNamespace(time_ms=1_000)
     decided = SimpleNamespace(height=5, certificate=SimpleNamespace(signatures={}), decode=lambda: block)
-    witness.turn(SimpleNamespace(records=(), decided=(decided,)))
+    witness.turn(SimpleNamespace(records=(), decided_blocks=(decided,)))
     witness.awaits(True)
     assert (witness.awaits_seconds, witness.last_decision_at) == (0.0, 1.0), "decided long ago, heard now"
     now = 140.0

@@ -40,8 +40,8 @@ def peer_of(jobs: int, voters: int = 4, strangers: int = 0, silent: int = 0) -> 
         round_voters=tuple(keys[:voters]),
     )
     state = {NetworkState: NetworkState((ModuleVersion("jobs", jobs),))}
-    rules = SimpleNamespace(jobs=JobsModule(ModelHost(Path())))
-    return SimpleNamespace(driver=SimpleNamespace(state=SimpleNamespace(of=state.__getitem__, members=members), rules=rules))
+    rules = SimpleNamespace(jobs_module=JobsModule(ModelHost(Path())))
+    return SimpleNamespace(driver=SimpleNamespace(state=SimpleNamespace(module_state=state.__getitem__, members=members), rules=rules))
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_who_has_met_its_own_key_says_nothing_more_in_agreement_and_rounds_wheth
 def test_a_transaction_is_decided_by_all_and_applied_alike(pack: Pack) -> None:
     pack[3].say(pack.world.tx(PEOPLE[3], "member/register", RegisterRoles(("trainer",))))
     pack.until(lambda shell: shell.node.state.height >= 1)
-    assert len({shell.node.state.root for shell in pack}) == 1
+    assert len({shell.node.state.state_root for shell in pack}) == 1
     assert pack[0].node.state.members.members[PEOPLE[3].public].roles == ("trainer",)
 
 
@@ -409,7 +409,7 @@ def lose_a_view(pack: Pack, leader: Shell, heir: Shell) -> list[Signed]:
     for shell in pack:
         if shell is not heir:
             for signed in waiting:
-                shell.node.ledger.mempool.add(signed)
+                shell.node.ledger.mempool.add_transaction(signed)
         shell.turn()
         shell.sent.clear()
     assert leader.node.replica.leader == leader.me
@@ -575,7 +575,7 @@ def test_a_liar_is_expelled_by_evidence_that_one_voter_saw() -> None:
     hears(pack[0], pack[1], EvidenceMessage(found.first, found.second))
     pack.until(lambda shell: PEOPLE[3].public not in shell.node.state.members.voters)
     assert all(not shell.node.ledger.pending_evidence for shell in pack)
-    assert len({shell.node.state.root for shell in pack}) == 1
+    assert len({shell.node.state.state_root for shell in pack}) == 1
 
 
 # Notices ----------------------------------------------------------------------------------------------------------------
@@ -584,7 +584,7 @@ def test_a_liar_is_expelled_by_evidence_that_one_voter_saw() -> None:
 def test_a_voter_tells_what_waited_through_a_whole_block(pack: Pack) -> None:
     waiting = next(shell for shell in pack if shell.me != shell.node.replica.leader)
     neglected = pack.world.tx(PEOPLE[0], "member/register", RegisterRoles(("trainer",)))
-    waiting.node.ledger.mempool.add(neglected)  # nobody else has heard of it
+    waiting.node.ledger.mempool.add_transaction(neglected)  # nobody else has heard of it
     waiting.said(InclusionList)
     pack[3].say(pack.world.tx(PEOPLE[3], "member/register", RegisterRoles(("trainer",))))
     pack.until(lambda shell: shell.node.state.height >= 1)
@@ -652,7 +652,7 @@ def test_nobody_signs_before_a_quorum_has_said_what_it_heard_of_it() -> None:
     pack = Pack(count=2)
     pack[0].say(pack.world.tx(PEOPLE[0], "member/register", RegisterRoles(())))
     pack.pass_time(30.0)
-    assert not any(shell.node.may_speak or shell.journal.load().votes for shell in pack)
+    assert not any(shell.node.may_speak or shell.journal.read_restart_state().votes for shell in pack)
     pack.add(PEOPLE[2])
     pack.until(lambda shell: shell.node.state.height >= 1)
 

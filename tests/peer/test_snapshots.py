@@ -333,7 +333,7 @@ async def test_what_proves_the_heights_before_a_transfer_is_kept_for_those_who_a
         return True
 
     snapshots._install = install
-    ended = SimpleNamespace(known=decode_header(first.header).height, links=tuple(later), asked_last=b"", abandon=lambda: None)
+    ended = SimpleNamespace(trusted_height=decode_header(first.header).height, light_blocks=tuple(later), asked_last=b"", discard_parts=lambda: None)
     await snapshots._finish(ended, RestoredSnapshot((), chain.states[40], (), ()))  # type: ignore[arg-type]
     assert installed == [first, *later] and later
     seat.store.close()
@@ -357,7 +357,7 @@ async def test_a_peer_that_is_stopped_while_it_installs_deletes_nothing_of_it(
         deleted[0] += 1
 
     restored = RestoredSnapshot((), replace(seat.driver.state, height=height), (), ())
-    ended = SimpleNamespace(known=0, links=(), asked_last=b"", abandon=delete, restored=restored)
+    ended = SimpleNamespace(trusted_height=0, light_blocks=(), asked_last=b"", discard_parts=delete, restored=restored)
     snapshots._install, snapshots._transfer = install, ended  # type: ignore[assignment]
     with scope:
         await snapshots._finish(ended, restored)  # type: ignore[arg-type]

@@ -145,7 +145,7 @@ def test_a_voter_without_a_quorum_or_its_answers_says_so(links: int, may_speak: 
     keys = sorted(FastSigner(f"voter {number}").public for number in range(4))
     state = SimpleNamespace(height=4, members=SimpleNamespace(voters=tuple(keys)))
     replica = SimpleNamespace(
-        is_voter=True, height=5, divergence=None, dispute=None, silent_below=0, copied=None, is_outdated=False
+        is_voter=True, height=5, divergence=None, state_root_split=None, no_votes_below=0, duplicate_identity_reason=None, is_outdated=False
     )
     node = SimpleNamespace(me=keys[0], state=state, replica=replica, may_speak=may_speak)
     assert why_waiting(node, {LIAR.public, *keys[1 : 1 + links]}) == words
@@ -165,7 +165,7 @@ async def test_what_was_only_replayed_has_no_times_and_what_was_not_judged_is_no
     certificate = SimpleNamespace(signatures={})
     for height, records in ((5, ()), (6, (StoredBlock(6, CHAIN, b""),))):
         decided = SimpleNamespace(height=height, certificate=certificate, decode=lambda: SimpleNamespace(time_ms=0))
-        witness.turn(SimpleNamespace(records=records, decided=(decided,)))
+        witness.turn(SimpleNamespace(records=records, decided_blocks=(decided,)))
     replayed, lived = (witness.closed(closed, SimpleNamespace(height=height, jobs=jobs), 0.0) for height in (5, 6))
     assert replayed == {} and lived.keys() == {"decision_ms", "seconds"}
     told = f"round 4: unjudged {short_id(LIAR.public)}, diverging {short_id(CHAIN)}, rejected {short_id(OTHER)} (norm)"

@@ -24,10 +24,10 @@ JOB, OTHER = bytes([1]) * 32, bytes([2]) * 32
 
 
 class Objectives:
-    def terms(self, spec: bytes) -> Any:
+    def terms_of_spec(self, spec: bytes) -> Any:
         return SimpleNamespace(objective=JobSpec.decode(spec).objective)
 
-    def misfit(self, base: bytes, spec: bytes) -> str | None:
+    def why_base_refused(self, base: bytes, spec: bytes) -> str | None:
         raise AssertionError("no job is started")
 
 

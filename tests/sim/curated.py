@@ -102,11 +102,11 @@ class Curated:
         if after.modules["curation"] is not old.state:
             new = Tables(after.modules["curation"], before.time_ms)
             self._check_consent(old, new, after.members)
-            self._check_votes(old, new, height, after.members.current)
+            self._check_votes(old, new, height, after.members.current_key)
             self._check_tasks(old, new, before.time_ms)
             self._check_lists(new)
             self._check_people(old, new, enrolled, wished)
-            self._check_counts(old, new, after.members.current)
+            self._check_counts(old, new, after.members.current_key)
             self._check_points(old, new)
         self._check_queues(new, before.time_ms if is_looked_at else None)
         self._before = new
@@ -470,7 +470,7 @@ class Curated:
 
 def _is_by(author: bytes, said: set[bytes], members: Any) -> bool:
     """Whether an author is among those who said it, with a key that it has or had."""
-    return any(members.current(key) == members.current(author) for key in said)
+    return any(members.current_key(key) == members.current_key(author) for key in said)
 
 
 def _roles(state: Any, key: bytes) -> tuple[str, ...]:

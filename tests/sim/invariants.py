@@ -420,7 +420,7 @@ class Invariants:
         for job in audits.jobs.values():
             for key in job.suspended.keys() & self.honest - self.heirs:
                 raise Violation("honest suspended", f"{short_id(key)} until round {job.suspended[key]}")
-        for key, standing in audits.standings.items():
+        for key, standing in audits.member_records.items():
             if standing.refuted and key in self.honest - self.heirs:
                 raise Violation("honest refuted", f"{short_id(key)} challenged a false proposal, and is held for a liar")
 

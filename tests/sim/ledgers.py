@@ -76,7 +76,7 @@ class CountingJobs:
     Where `:alone` follows, only the author trains, and beside another job.
     """
 
-    def terms(self, spec: bytes) -> JobTerms:
+    def terms_of_spec(self, spec: bytes) -> JobTerms:
         kind, _, rest = spec.partition(b":")
         rounds, _, who = rest.partition(b":")
         if kind not in (b"audited", b"sampled", b"plain") or not rounds.isdigit() or who not in (b"", b"alone"):

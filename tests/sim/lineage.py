@@ -39,19 +39,19 @@ class Lineage:
             if kind == "job/rollback":
                 key, number, _ = codec.unpack(content, len(content))
                 self._wishes.setdefault(key, {})[signed.signer] = number
-        for key in transition.started:
+        for key in transition.started_jobs:
             self.lines[key] = []
-        for closed in transition.closed:
+        for closed in transition.closed_rounds:
             self.lines[closed.job].append(closed.round)
         before = {key: list(line) for key, line in self.lines.items()}
-        for key, back in transition.back.items():
+        for key, back in transition.rolled_back.items():
             self._roll_back(height, key, back)
         convicted = [entry for entry in after.audits.log if (entry.height, str(entry.result)) == (height, CONVICTED)]
         for entry in convicted:
             if entry.round in self.lines[entry.job]:
                 lie = f"round {entry.round}, with a false update of {short_id(entry.trainer)}"
                 raise Violation("lie stays", f"{lie}, is in the model after height {height}")
-        for key in transition.back:
+        for key in transition.rolled_back:
             if str(jobs[key].phase) != "finished":
                 self.rollbacks += 1
                 self.reopened += key in self._settling
@@ -65,8 +65,8 @@ class Lineage:
         self._anchors = {key: {anchor.round for anchor in job.anchors} for key, job in jobs.items()}
         self._settling = {key for key, job in jobs.items() if str(job.phase) == "settling"}
         for key, job in jobs.items():
-            if job.taken != len(self.lines[key]):
-                raise Violation("taken", f"height {height}: {job.taken} rounds, {len(self.lines[key])} are in the model")
+            if job.rounds_in_model != len(self.lines[key]):
+                raise Violation("taken", f"height {height}: {job.rounds_in_model} rounds, {len(self.lines[key])} are in the model")
             if self.roots.setdefault((key, job.round), job.model_root) != job.model_root:
                 raise Violation("round used again", f"height {height}: round {job.round} begins with another model than before")
 

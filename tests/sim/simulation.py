@@ -406,7 +406,7 @@ class Peer:
 
     def _apply(self, decided: DecidedBlock) -> None:
         transition, after = self.simulation.apply(self, self._state_before(decided), decided)
-        for key, back in transition.back.items():
+        for key, back in transition.rolled_back.items():
             if self.is_honest and not self.is_wrong and not self.models.has_model(key, back.anchor.round, back.anchor.root):
                 raise Violation("anchor kept", f"peer {self.number} has no model of round {back.anchor.round}")
         if self.flips:

@@ -293,7 +293,7 @@ from pathlib import Path
 from storage import ledger_store
 from tests.storage.test_store import CHAIN, later
 with later():
-    ledger_store.Store(Path(sys.argv[1]), CHAIN).close()
+    ledger_store.LedgerStore(Path(sys.argv[1]), CHAIN).close()
 """
 
 

@@ -183,7 +183,7 @@ def _anchor_after_the_lie(planter: Planter) -> None:
 
 
 def _too_few_roll_back(planter: Planter) -> None:
-    planter.replace(jobs, "_voted_back", lambda job, members: max(job.rollbacks.values(), default=None))
+    planter.replace(jobs, "_voted_back", lambda job, members: max(job.rollback_requests.values(), default=None))
 
 
 def _nobody_rolls_back(planter: Planter) -> None:

@@ -99,7 +99,7 @@ class FalseCertificates(AtEveryHeight):
     def _block(self, replica: Any) -> bytes | None:
         if not replica._chain.is_applied:
             return None
-        made: bytes = replica._chain.build(EMPTY_BODY, self.liar.key, int(self.liar.now() * 1_000))
+        made: bytes = replica._chain.build_block(EMPTY_BODY, self.liar.key, int(self.liar.now() * 1_000))
         return made
 
 
@@ -113,7 +113,7 @@ class ForgedTimeouts(AtEveryHeight):
         if schedule is None or not replica._chain.is_applied:
             return
         for view in range(1, 1 + len(self.liar.founders)):
-            if schedule.leader(view) == self.liar.key:
+            if schedule.leader_of_view(view) == self.liar.key:
                 self._lead(replica, view, self.liar.random.choice(self.modes))
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
@@ -124,7 +124,7 @@ class ForgedTimeouts(AtEveryHeight):
         return () if is_real else (message,)
 
     def _lead(self, replica: Any, view: int, how: str) -> None:
-        block = replica._chain.build(EMPTY_BODY, self.liar.key, int(self.liar.now() * 1_000))
+        block = replica._chain.build_block(EMPTY_BODY, self.liar.key, int(self.liar.now() * 1_000))
         header = encode_header(make_header(decode_block(block)))
         propose = Propose(replica._book.voters.hash, replica.height, view, block_digest(block))
         forged = self._timeouts(replica, view - 1, how)
@@ -211,7 +211,7 @@ class LyingHigh(Strategy):
         if turn.decided_blocks and replica is not None:
             vote = codec.decode_message(turn.decided_blocks[-1].certificate.vote, (Commit,))
             book = replica._closed.get(vote.height)
-            self._old = book.high if book is not None and book.high is not None else self._old
+            self._old = book.highest_prepare_certificate if book is not None and book.highest_prepare_certificate is not None else self._old
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         if not isinstance(message, TimeoutEnvelope):
@@ -258,9 +258,9 @@ class FutureClock(Strategy):
 
     def started(self) -> None:
         chain = self.liar.replica._chain
-        real = chain.build
-        chain.build = lambda body, proposer, now_ms: real(body, proposer, now_ms + self.ahead_ms)
-        chain.problem = lambda *_: None
+        real = chain.build_block
+        chain.build_block = lambda body, proposer, now_ms: real(body, proposer, now_ms + self.ahead_ms)
+        chain.why_block_refused = lambda *_: None
 
 
 class LateDates(FutureClock):
@@ -276,8 +276,8 @@ class BadBlocks(Strategy):
 
     def started(self) -> None:
         chain = self.liar.replica._chain
-        real = chain.build
-        chain.build = lambda body, proposer, now_ms: self._spoil(real(body, proposer, now_ms))
+        real = chain.build_block
+        chain.build_block = lambda body, proposer, now_ms: self._spoil(real(body, proposer, now_ms))
 
     def _spoil(self, data: bytes) -> bytes:
         block, lie = decode_block(data), self.liar.made_up()
@@ -327,7 +327,7 @@ class ShownToOne(Strategy):
         return (message,) if speaks else ()
 
     def _lie(self, replica: Any) -> None:
-        honest = decode_block(replica._chain.build(EMPTY_BODY, self.liar.key, int(self.liar.now() * 1_000)))
+        honest = decode_block(replica._chain.build_block(EMPTY_BODY, self.liar.key, int(self.liar.now() * 1_000)))
         block = dataclasses.replace(honest, state_root=self.liar.made_up())
         header = encode_header(make_header(block))
         propose = self.liar.sign(Propose(block.voters, block.height, 0, header_digest(header)))
@@ -409,8 +409,8 @@ class TurnThief(Strategy):
 
     def started(self) -> None:
         chain = self.liar.replica._chain
-        real = chain.build
-        chain.build = lambda body, proposer, now_ms: self._choose(chain, real(body, proposer, now_ms))
+        real = chain.build_block
+        chain.build_block = lambda body, proposer, now_ms: self._choose(chain, real(body, proposer, now_ms))
 
     def _choose(self, chain: Any, data: bytes) -> bytes:
         block, voters = decode_block(data), chain.voters(chain.height)
