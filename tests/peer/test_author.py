@@ -423,12 +423,12 @@ async def test_an_admission_that_others_tell_of_while_it_is_asked_for_again_is_o
             @property
             def waits(self) -> bool:
                 waited = super().waits
-                log.ledger.mempool.add(told)
+                log.ledger.mempool.add_transaction(told)
                 return waited
 
         peer: Any = log
         peer.signer, peer.witness = newcomer, Witness(EventLog(), lambda: 0.0)
-        peer.network = SimpleNamespace(connected=lambda: {ME.public})
+        peer.network = SimpleNamespace(connected_peers=lambda: {ME.public})
         author = Told(peer)
         assert not Author(peer).waits
         log.nursery.start_soon(Membership(peer, author, "newcomer", (), False, 0, invited).run)
@@ -439,7 +439,7 @@ async def test_an_admission_that_others_tell_of_while_it_is_asked_for_again_is_o
 
 async def test_a_peer_whose_key_another_machine_has_signs_no_transaction() -> None:
     async with logged() as (log, author):
-        log.replica.copied = "is at 10.0.0.9:7700"
+        log.replica.duplicate_identity_reason = "is at 10.0.0.9:7700"
         asked = Asked(log, author, *start(SCRATCH))
         await asked.settled()
         assert "another machine has this peer's key" in asked.error and log.is_silent() and log.starts() == 0

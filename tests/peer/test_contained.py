@@ -41,7 +41,7 @@ async def test_peers_go_on_alike_and_say_it_where_a_module_fails_in_every_block(
         }
         assert len(roots) == 1
         for seat in made.seats:
-            assert "settle of the module rlhf failed: KeyError: 'planted'" in seat.driver.witness.failure
+            assert "settle_block of the module rlhf failed: KeyError: 'planted'" in seat.driver.witness.failure
             told = [event.text for event in seat.events.last(1_000) if event.text.startswith("FAILED")]
             assert len(told) == 1, "once, however many blocks it fails in"
 

@@ -545,7 +545,7 @@ def test_a_muted_round_stays_muted_when_it_is_given_to_others(chain: Chain, key:
     rounds = rounds_of(chain)
     open_all(rounds, chain)
     rounds.mute((key, 0))
-    renew(rounds, chain, key, audited=False)
+    renew(rounds, chain, key, fully_audited=False)
     assert rounds.publish(proposal(chain, key), NOW) == Effects() and rounds.muted == {(key, 0)}
 
 
@@ -834,7 +834,7 @@ def test_a_renewed_round_keeps_the_vouches_of_its_re_executors_and_drops_those_o
     for person in people[1:3]:
         hear(rounds, chain, person, vouch_on(key, signed))
     stay = tuple(sorted(person.public for person in (people[0], people[1], people[3])))
-    said = renew(rounds, chain, key, auditors=stay)
+    said = renew(rounds, chain, key, reexecutors=stay)
     vouches = rounds.books[key].vouching.vouches
     assert vouches.accepting_voters(people[3].public, signed_body_digest(signed)) == [people[1].public]
     assert (said.sends, said.records, said.evidence) == ([], [], [])
@@ -855,7 +855,7 @@ def test_a_voter_that_re_executes_no_more_still_votes_in_a_renewed_round(chain: 
     open_all(rounds, chain)
     reexecuted(rounds, chain, key, people[1])
     assert [tag_of(sent) for sent in rounds.due(NOW).sends] == [f"vouch:{people[1].public.hex()}"]
-    renew(rounds, chain, key, auditors=tuple(sorted(person.public for person in people[1:])))
+    renew(rounds, chain, key, reexecutors=tuple(sorted(person.public for person in people[1:])))
     assert rounds.muted == frozenset()
     assert [tag_of(sent) for sent in rounds.due(NOW + 2_000).sends] == ["ballot"]
 

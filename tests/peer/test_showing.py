@@ -114,7 +114,7 @@ async def test_a_trainer_proposes_when_it_has_shown_enough_and_silent_auditors_s
     monkeypatch.setattr(showing_module, "shown_bytes", lambda spec: 6_000_000)
     court, spec, sent = Court(auditors=3), JobSpec(name="slow", audit=AuditMode.SAMPLED), dict[bytes, int]()
     court.round()
-    network: Any = SimpleNamespace(reveals_sent=lambda: sent)
+    network: Any = SimpleNamespace(audit_bytes_sent_by_peer=lambda: sent)
     showing = Showing(A, network, lambda: court.state)
 
     async def asking(auditor: bytes, rate: int) -> None:

@@ -119,10 +119,10 @@ async def test_another_history_is_told_once_and_is_no_halt(log: EventLog) -> Non
 
 
 def test_the_state_that_people_see_names_the_gravest_reason() -> None:
-    fine = {"height": 9, "divergence": None, "dispute": None, "silent_below": 7, "copied": None, "is_outdated": False}
+    fine = {"height": 9, "divergence": None, "state_root_split": None, "no_votes_below": 7, "duplicate_identity_reason": None, "is_outdated": False}
     assert why_halted(SimpleNamespace(**fine), None) == ""
-    assert why_halted(SimpleNamespace(**fine | {"silent_below": 10}), None).startswith("silent until height 10")
-    disputed = SimpleNamespace(**fine | {"silent_below": 10, "dispute": "2 of 4 differ"})
+    assert why_halted(SimpleNamespace(**fine | {"no_votes_below": 10}), None).startswith("silent until height 10")
+    disputed = SimpleNamespace(**fine | {"no_votes_below": 10, "state_root_split": "2 of 4 differ"})
     assert why_halted(disputed, None).startswith("HALTED: 2 of 4 differ; ")
     diverged = SimpleNamespace(**vars(disputed) | {"divergence": "height 8 was decided otherwise"})
     assert why_halted(diverged, None) == "HALTED: height 8 was decided otherwise; the certified state is being restored"
@@ -151,7 +151,7 @@ def test_a_voter_without_a_quorum_or_its_answers_says_so(links: int, may_speak: 
     assert why_waiting(node, {LIAR.public, *keys[1 : 1 + links]}) == words
     state.height = 1
     assert words.endswith("are here") or why_waiting(node, set(keys)) == "", "it applies blocks"
-    state.height, replica.silent_below = 4, 6
+    state.height, replica.no_votes_below = 4, 6
     assert words.endswith("are here") or why_waiting(node, set(keys)) == "", "it is silent for another reason"
 
 

@@ -56,7 +56,7 @@ class Busy:
 
 
 def shop_of(chain: Chain, role: Busy, rounds: Rounds | None = None, call: Any = None) -> Workshop:
-    nothing: Any = SimpleNamespace(fetch_blob=None, reveals_sent=dict)  # nobody asks the network
+    nothing: Any = SimpleNamespace(fetch_blob=None, audit_bytes_sent_by_peer=dict)  # nobody asks the network
     me, events = chain.people[0], EventLog()
     rooms = chain.store, chain.blobs, chain.host, nothing
     rounds = rounds or Rounds(me, chain.id, {})
