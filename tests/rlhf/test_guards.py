@@ -129,9 +129,9 @@ def test_each_round_is_news_and_a_warning_is_so_once() -> None:
         parts = {
             JobsState: SimpleNamespace(jobs={b"job": job}),
             RlhfState: RlhfState({b"job": known} if known else {}),
-            NetworkState: SimpleNamespace(version=lambda module: version),
+            NetworkState: SimpleNamespace(module_version=lambda module: version),
         }
-        return SimpleNamespace(of=parts.__getitem__)
+        return SimpleNamespace(module_state=parts.__getitem__)
 
     narrow = [(0.5, 0.5), (0.9, 0.1), (0.95, 0.05)]
     known = [None, *(course(*narrow[: number + 1]) for number in range(len(narrow)))]

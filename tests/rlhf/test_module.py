@@ -46,7 +46,7 @@ def closed(job: bytes, number: int, *figures: tuple[int, int, int, int]) -> Any:
 
 def after(state: RlhfState, jobs: dict[bytes, bytes], *facts: Any) -> RlhfState:
     known = SimpleNamespace(jobs={key: SimpleNamespace(spec=spec) for key, spec in jobs.items()})
-    view: Any = SimpleNamespace(of=lambda kind: known)
+    view: Any = SimpleNamespace(module_state=lambda kind: known)
     context = BlockContext(bytes(32), 1, 0, Ed25519Verifier(), {}, facts)
     changed: RlhfState = RlhfModule(Objectives()).end_block(state, view, context).state
     return changed
