@@ -246,7 +246,7 @@ class Peer:
             self._charge("writes", self.network.costs.write)
             self.free += self.network.costs.write_wait
         self._send(outgoing)
-        for decided in turn.decided:
+        for decided in turn.decided_blocks:
             self.decided_at[decided.height] = self.free
             self._apply()
         self.network.opened(self)

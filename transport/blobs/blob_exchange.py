@@ -4,8 +4,8 @@ One transfer has one holder at a time and asks it for consecutive chunks, a wind
 follows the link (`DownloadWindow`): as much as it carries in a round trip, and a queue of a second or two for each auditor. A
 holder that says NoBlob, stalls or disappears is left for another, and the transfer goes on where it stands. Who answers nothing
 in any transfer (a stopped process keeps its links) is known to be silent: asked after all others until it answers. If bytes of
-several holders turn out not to have the right hash, nobody can say whose were wrong: the transfer starts again and keeps to bytes of one
-holder, whose lie is his.
+several holders turn out not to have the right hash, nobody can say whose were wrong: the transfer starts again and keeps to bytes
+of one holder, whose lie is his.
 
 What others ask for is answered by `transport.blobs.blob_server`. A holder serves one blob to few receivers at a time, and names
 to others who has it or is getting it. Those wait until it is their turn somewhere, and ask the named ones, and everybody else,
