@@ -34,12 +34,12 @@ from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from protocol.messages import Proposal
 from scenarios.trials import Parser
-from training.replicated import aggregate, codec, files, outer
-from training.replicated.layout import Float32Array
-from training.replicated.model import Accepted, ReplicatedModel
-from training.replicated.state import leaf_of
-from training.spec import AuditMode, Compression, JobSpec, Outer, Rule
-from training.threads import in_threads
+from training.job_spec import AggregationRule, AuditMode, Compression, JobSpec, OuterOptimizerKind
+from training.replicated import aggregate, codec, model_directory, outer_optimizer
+from training.replicated.model_state import model_leaf_hash
+from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
+from training.replicated.tensor_layout import Float32Array
+from training.thread_map import thread_map
 from training.transformer import ModelSpec
 
 JOB = bytes(32)
@@ -63,12 +63,12 @@ class Case:
     liars: int
     size: str
     mode: str
-    rule: Rule = Rule.ARC_NNM_TRIM
-    outer: Outer = Outer.NESTEROV
+    rule: AggregationRule = AggregationRule.ARC_NNM_TRIM
+    outer: OuterOptimizerKind = OuterOptimizerKind.NESTEROV
     threads: int = 1
 
     def spec(self) -> JobSpec:
-        steps = 1 if self.outer is Outer.ADAMW else 15
+        steps = 1 if self.outer is OuterOptimizerKind.ADAMW else 15
         common: dict[str, Any] = {"name": "apply", "audit": AuditMode.OFF, "local_steps": steps, **MODES[self.mode]}
         return JobSpec(model=MODELS[self.size], rule=self.rule, outer=self.outer, liars=self.liars, **common)
 
@@ -78,11 +78,11 @@ class Case:
 
 
 CASES = (
-    Case(4, 1, "1M", "dense 4 bit", outer=Outer.ADAMW),
+    Case(4, 1, "1M", "dense 4 bit", outer=OuterOptimizerKind.ADAMW),
     Case(4, 1, "1M", "dense 1 bit"),
     Case(4, 1, "1M", "sparse k=64"),
     *(Case(13, 4, "4.2M", mode) for mode in MODES),
-    *(Case(13, 4, "4.2M", "sparse k=64", rule) for rule in Rule if rule is not Rule.ARC_NNM_TRIM),
+    *(Case(13, 4, "4.2M", "sparse k=64", rule) for rule in AggregationRule if rule is not AggregationRule.ARC_NNM_TRIM),
     *(Case(100, 33, "1M", mode) for mode in ("sparse k=64", "dense 1 bit")),
 )
 LARGE = (
@@ -130,7 +130,7 @@ class Aim:
 
 
 def _default_of(row: Row, n: int, least: float) -> bool:
-    return row.n == n and row.parameters >= least and row.rule == Rule.ARC_NNM_TRIM.value
+    return row.n == n and row.parameters >= least and row.rule == AggregationRule.ARC_NNM_TRIM.value
 
 
 def _of_300m(row: Row) -> bool:
@@ -165,7 +165,12 @@ AIMS = (
     ),
     Aim("4 on 300M: ≤ 8 s of the processor", lambda row: _of_300m(row) and row.threads == 1, lambda row: row.total_seconds, 8.0),
     Aim("4 on 300M: ≤ 200 MB more of anonymous memory", _of_300m, lambda row: row.anonymous_megabytes, 200.0),
-    Aim("every step, 4 on 1M: ≤ .06 s", lambda row: row.outer == Outer.ADAMW.value, lambda row: row.total_seconds, 0.06),
+    Aim(
+        "every step, 4 on 1M: ≤ .06 s",
+        lambda row: row.outer == OuterOptimizerKind.ADAMW.value,
+        lambda row: row.total_seconds,
+        0.06,
+    ),
 )
 
 
@@ -185,18 +190,18 @@ def beside_one_thread(rows: list[Row]) -> Iterator[str]:
 
 def make(case: Case, folder: Path, seed: int) -> None:
     """A model in its second round, and honest proposals for it."""
-    model = ReplicatedModel.initial_into(folder / "first", JOB, case.spec())
-    model = model.apply_into(folder / "model", _proposals(model, case, seed), {})
+    model = ReplicatedModel.create_initial(folder / "first", JOB, case.spec())
+    model = model.apply_round_into(folder / "model", _proposals(model, case, seed), {})
     for number, accepted in enumerate(_proposals(model, case, seed + 1)):
         (folder / f"{number}.payload").write_bytes(accepted.payload)
 
 
-def _proposals(model: ReplicatedModel, case: Case, seed: int) -> list[Accepted]:
+def _proposals(model: ReplicatedModel, case: Case, seed: int) -> list[AcceptedProposal]:
     return [_accepted(model, number, _payload(model, number, seed)) for number in range(case.n)]
 
 
 def _payload(model: ReplicatedModel, number: int, seed: int) -> bytes:
-    return codec.encode(model.header(_trainer(number)), _buffer(model, number, seed), model.layout)
+    return codec.encode_payload(model.header(_trainer(number)), _buffer(model, number, seed), model.layout)
 
 
 def _buffer(model: ReplicatedModel, number: int, seed: int) -> Float32Array:
@@ -212,10 +217,10 @@ def _trainer(number: int) -> bytes:
     return hashlib.sha256(b"trainer %d" % number).digest()
 
 
-def _accepted(model: ReplicatedModel, number: int, payload: bytes) -> Accepted:
+def _accepted(model: ReplicatedModel, number: int, payload: bytes) -> AcceptedProposal:
     digest = hashlib.sha256(payload).digest()
     proposal = Proposal(model.job, model.round, model.root, digest, len(payload), digest, None)
-    return Accepted(_trainer(number), proposal, payload)
+    return AcceptedProposal(_trainer(number), proposal, payload)
 
 
 def measure(case: Case, folder: Path) -> Row:
@@ -224,19 +229,19 @@ def measure(case: Case, folder: Path) -> Row:
     for vector in model.vectors.values():
         np.max(vector)  # a peer has just used its model: it is in the page cache
     own, header = _buffer(model, 0, 0), model.header(_trainer(0))
-    encode_peak = _peak(lambda: codec.encode(header, own, model.layout))
+    encode_peak = _peak(lambda: codec.encode_payload(header, own, model.layout))
 
-    def apply(accepted: list[Accepted]) -> str:
+    def apply(accepted: list[AcceptedProposal]) -> str:
         """As a peer does in most rounds: not durable, and over the files of a model that nobody needs any more."""
-        files.retire(folder / "next")
-        with in_threads(case.threads, len(model.layout.stretches)) as each:
-            return model.apply_into(folder / "next", accepted, {}, durable=False, each=each).root.hex()
+        model_directory.recycle_directory(folder / "next")
+        with thread_map(case.threads, len(model.layout.stretches)) as each:
+            return model.apply_round_into(folder / "next", accepted, {}, durable=False, each=each).root.hex()
 
     peak = _peak(lambda: apply(_received(model, case, folder)))
     anonymous = _anonymous_peak(lambda: apply(_received(model, case, folder)))
     accepted = _received(model, case, folder)
     total, wall = _seconds(lambda: apply(accepted))
-    encode, encode_wall = _seconds(lambda: codec.encode(header, own, model.layout))
+    encode, encode_wall = _seconds(lambda: codec.encode_payload(header, own, model.layout))
     return Row(
         n=case.n,
         parameters=model.layout.size,
@@ -257,7 +262,7 @@ def measure(case: Case, folder: Path) -> Row:
     )
 
 
-def _received(model: ReplicatedModel, case: Case, folder: Path) -> list[Accepted]:
+def _received(model: ReplicatedModel, case: Case, folder: Path) -> list[AcceptedProposal]:
     return [_accepted(model, number, (folder / f"{number}.payload").read_bytes()) for number in range(case.n)]
 
 
@@ -306,30 +311,32 @@ def _seconds(work: Callable[[], object], count: int = RUNS) -> tuple[float, floa
     return statistics.median(processor), statistics.median(clock)
 
 
-def _parts(model: ReplicatedModel, accepted: list[Accepted]) -> dict[str, float]:
+def _parts(model: ReplicatedModel, accepted: list[AcceptedProposal]) -> dict[str, float]:
     """The same work once more, one thing after the other."""
     spec, layout = model.spec, model.layout
-    optimizer = outer.optimizer_of(spec, model.round, outer.next_powers(spec, model.state.powers))
+    optimizer = outer_optimizer.make_outer_optimizer(
+        spec, model.round, outer_optimizer.next_beta_powers(spec, model.state.beta_powers)
+    )
 
-    def decode() -> list[codec.Update]:
-        return [codec.decode(item.payload, model.header(item.trainer), layout) for item in accepted]
+    def decode() -> list[codec.QuantizedUpdate]:
+        return [codec.decode_payload(item.payload, model.header(item.trainer), layout) for item in accepted]
 
     updates = decode()
-    plan = aggregate.plan(updates, spec.rule, spec.liars)
+    plan = aggregate.plan_aggregation(updates, spec.rule, spec.liars)
 
     def move() -> None:
         for block in layout.blocks:
             parameters, *slots = (np.array(vector[block.elements]) for vector in model.vectors.values())
             optimizer.step(parameters, slots, gradient[: block.size].copy(), block.decayed)
 
-    (gradient,) = plan.values([max(layout.blocks, key=lambda block: block.size)])
+    (gradient,) = plan.iter_aggregate([max(layout.blocks, key=lambda block: block.size)])
     work: dict[str, Callable[[], object]] = {
         "decode": decode,
         "norms": lambda: [update.norm_squared() for update in updates],
-        "plan": lambda: aggregate.plan(updates, spec.rule, spec.liars),
-        "values": lambda: [len(values) for values in plan.values(layout.blocks)],
+        "plan": lambda: aggregate.plan_aggregation(updates, spec.rule, spec.liars),
+        "values": lambda: [len(values) for values in plan.iter_aggregate(layout.blocks)],
         "outer step": move,
-        "hash": lambda: [leaf_of(vector[block.elements]) for vector in model.vectors.values() for block in layout.blocks],
+        "hash": lambda: [model_leaf_hash(vector[block.elements]) for vector in model.vectors.values() for block in layout.blocks],
     }
     runs = RUNS if layout.size < 2e8 else 1
     return {name: round(_seconds(part, runs)[0], 4) for name, part in work.items()}

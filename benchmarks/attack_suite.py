@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from protocol.verdicts import Verdict
 from training.replicated import codec
-from training.replicated.codec.header import HEADER_BYTES
-from training.replicated.layout import Float32Array, Layout
+from training.replicated.codec.payload_header import HEADER_BYTES
+from training.replicated.tensor_layout import Float32Array, TensorLayout
 
 Distances = npt.NDArray[np.float64]
 HUGE = np.float32(1e6)
@@ -262,7 +262,7 @@ class Said:
     payload: bytes
     earlier: bytes | None  # its payload of some rounds ago
     other: bytes  # what an honest trainer sends
-    layout: Layout
+    layout: TensorLayout
     generator: np.random.Generator
 
 
@@ -288,7 +288,7 @@ def forged_exponent(said: Said) -> bytes:
 
 def stale_base(said: Said) -> bytes:
     """Computed on another model, and it says so."""
-    return replace(codec.read(said.payload, said.layout), origin=bytes(32)).encode()
+    return replace(codec.read_payload(said.payload, said.layout), origin=bytes(32)).encode()
 
 
 def replayed(said: Said) -> bytes:

@@ -49,8 +49,8 @@ from ledger.audits import sortition
 from peer.demo.demo import end_like_ctrl_c
 from protocol.errors import UserError
 from scenarios.trials import COUNT, Parser, duration
-from training import defended
-from training.spec import AUDIT_RATE, PRESETS, AuditMode, JobSpec, Rule
+from training import safe_settings
+from training.job_spec import AUDIT_RATE, PRESETS, AggregationRule, AuditMode, JobSpec
 
 TABLES = ("detection", "digits", "gpt")
 PEERS = (4, 7, 10)
@@ -431,12 +431,14 @@ def verdicts(digits: list[Digits], gpt: list[Gpt], detection: list[Detection]) -
 
 def _may_start(row: Gpt) -> bool:
     fields = {**MEASURED[row.preset], "audit": AuditMode(row.audit), "liars": row.liars}
-    return defended.undefended(JobSpec(name="attacks", data=bytes(32), **fields), row.peers) is None
+    return safe_settings.unsafe_reason(JobSpec(name="attacks", data=bytes(32), **fields), row.peers) is None
 
 
 def _unaudited(row: Gpt) -> str:
-    text = f"{row.preset}, no audits, {row.liars} of {row.peers} lie, {row.attack}: held-out at most {defended.WORSE_MAX} times"
-    return verdict(row.ratio_most <= defended.WORSE_MAX, f"{text} the clean run's: {row.ratio_most:.3f}")
+    text = (
+        f"{row.preset}, no audits, {row.liars} of {row.peers} lie, {row.attack}: held-out at most {safe_settings.WORSE_MAX} times"
+    )
+    return verdict(row.ratio_most <= safe_settings.WORSE_MAX, f"{text} the clean run's: {row.ratio_most:.3f}")
 
 
 def _undone(row: Gpt) -> str:
@@ -452,7 +454,7 @@ def _planted(row: Gpt) -> str:
 def _digits_verdicts(rows: list[Digits]) -> list[str]:
     found = []
     for row in rows:
-        if row.rule == Rule.MEAN.value and row.attack in on_digits.STRONG:
+        if row.rule == AggregationRule.MEAN.value and row.attack in on_digits.STRONG:
             text = f"{row.attack} breaks the plain mean in every seed: {max(row.by_seed):.1f}"
             found.append(verdict(max(row.by_seed) < COLLAPSED, text))
     by_place = {row.place: row for row in rows}
@@ -461,9 +463,9 @@ def _digits_verdicts(rows: list[Digits]) -> list[str]:
         attacked = [row for row in rows if (row.rule, row.column) == (on_digits.DEFAULT_RULE, name)]
         if column.may_be_named and clean is not None:
             lost, row = max(((_lost(row, clean), row) for row in attacked), key=lambda pair: pair[0])
-            text = f"{name}, {column.liars} of {column.trainers} lie: at most {defended.LOST_MAX:g} points are lost"
+            text = f"{name}, {column.liars} of {column.trainers} lie: at most {safe_settings.LOST_MAX:g} points are lost"
             text += f": {lost:.1f} by {row.attack}"
-            found.append(verdict(lost <= defended.LOST_MAX, text))
+            found.append(verdict(lost <= safe_settings.LOST_MAX, text))
             worst = min(row.worst for row in attacked)
             found.append(verdict(worst >= ACCURATE, f"{name}: at least {ACCURATE:g} per cent: {worst:.1f}"))
     return found

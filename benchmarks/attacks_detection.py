@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from consensus.quorum import faults_tolerated
 from ledger.audits import loss_commitments, sortition
 from ledger.audits.loss_commitments import LossComparisons
-from training.spec import PRESETS, AuditMode, JobSpec, completed
+from training.job_spec import PRESETS, AuditMode, JobSpec, complete_fields
 
 JOB = bytes(32)
 ROUNDS = 10  # in which liars are counted that are suspended
@@ -49,7 +49,7 @@ def jobs() -> dict[str, JobSpec]:
     """Every preset under sampled audits, at the rate that it has or that follows from its steps; `local` with 30 steps, too."""
     base = JobSpec(name="detection", data=bytes(32))
     said = {**PRESETS, "local, H=30": PRESETS["local"] | {"local_steps": 30}}
-    return {name: replace(base, **completed({**fields, "audit": AuditMode.SAMPLED})) for name, fields in said.items()}
+    return {name: replace(base, **complete_fields({**fields, "audit": AuditMode.SAMPLED})) for name, fields in said.items()}
 
 
 def detection(preset: str, spec: JobSpec, peers: int, count: int) -> Detection:

@@ -1,8 +1,8 @@
 """Handwritten digits, many trainers and liars: how accurate the model gets under each rule and the worst attack.
 
 The honest send their momentum (Karimireddy 2021, arXiv:2012.10333) through our codec; liars know everything. With estimates all
-arithmetic and settings are those of a job (`training.spec.ESTIMATES`): clipped gradients, estimates, aggregation in integers, the
-outer AdamW and its rate. With error feedback, which no job without audits may have, the server takes a plain step.
+arithmetic and settings are those of a job (`training.job_spec.ESTIMATES`): clipped gradients, estimates, aggregation in integers,
+the outer AdamW and its rate. With error feedback, which no job without audits may have, the server takes a plain step.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import numpy as np
 from benchmarks import digits
 from benchmarks.attack_suite import VECTORS, Knowledge
 from protocol.errors import LocalProtocolError
-from training.defended import HELD, Held
-from training.replicated import codec, estimates, outer
-from training.replicated.aggregate import aggregate, gram, tolerated
-from training.replicated.aggregate.plan import onto_grid
-from training.replicated.aggregate.rules import ONE, Combination, aligned, outsiders
-from training.replicated.codec.header import HEADER_BYTES
-from training.replicated.layout import CHUNK, Float32Array, Layout
-from training.spec import ESTIMATES, Compression, JobSpec, Rule
+from training.job_spec import ESTIMATES, AggregationRule, Compression, JobSpec
+from training.replicated import codec, momentum_estimates, outer_optimizer
+from training.replicated.aggregate import aggregate_updates, gram, tolerated_faults
+from training.replicated.aggregate.aggregation_plan import plan_on_grid
+from training.replicated.aggregate.robust_rules import ONE, UpdateCombination, align_exponents, farthest_updates
+from training.replicated.codec.payload_header import HEADER_BYTES
+from training.replicated.tensor_layout import CHUNK, Float32Array, TensorLayout
+from training.safe_settings import SAFE_WITHOUT_AUDITS, SafeWithoutAudits
 
 TRAINERS_MAX = 31
 ROUNDS = 300
@@ -36,7 +36,7 @@ BATCH = 64
 FEEDBACK_DECAY = 0.95
 WARMUP = 0.05  # of the rounds of a job with estimates
 DIRICHLET = 0.1
-DEFAULT_RULE = Rule.ARC_NNM_TRIM.value
+DEFAULT_RULE = AggregationRule.ARC_NNM_TRIM.value
 CLEAN = "none"
 ATTACKS = (CLEAN, "sign-flip", "label-flip", "mimic", "ipm", "alie", "min-max", "min-sum", "blind-ascent", "ascent", "search")
 STRONG = (
@@ -51,20 +51,20 @@ NO_ROWS = np.arange(0)  # no digit is a token
 KEYS = sorted(hashlib.sha256(b"digits %d" % number).digest() for number in range(TRAINERS_MAX))
 
 
-def nnm_trim(updates: Sequence[codec.Update], layout: Layout, liars: int) -> Float32Array:
+def nnm_trim(updates: Sequence[codec.QuantizedUpdate], layout: TensorLayout, liars: int) -> Float32Array:
     """Nearest-neighbour mixing and a trimmed sum, without the clipping that our rule has before them: for comparison only."""
     ordered = sorted(updates, key=lambda update: update.origin)
-    count, f = len(ordered), tolerated(len(ordered), liars)
-    far = outsiders(aligned(gram(ordered), [update.exponent for update in ordered]), f)
-    plan = onto_grid(ordered, Combination((ONE,) * count, (count - 2 * f) * (count - f), far, f))
-    return np.concatenate([*plan.values(layout.blocks)])
+    count, f = len(ordered), tolerated_faults(len(ordered), liars)
+    far = farthest_updates(align_exponents(gram(ordered), [update.exponent for update in ordered]), f)
+    plan = plan_on_grid(ordered, UpdateCombination((ONE,) * count, (count - 2 * f) * (count - f), far, f))
+    return np.concatenate([*plan.iter_aggregate(layout.blocks)])
 
 
-Aggregate = Callable[[Sequence[codec.Update], Layout, int], Float32Array]
+Aggregate = Callable[[Sequence[codec.QuantizedUpdate], TensorLayout, int], Float32Array]
 # By name; what a job may name, and one more.
 RULES: dict[str, Aggregate] = {
-    rule.value: lambda updates, layout, liars, rule=rule: aggregate(updates, layout, rule, liars)  # type: ignore[misc]
-    for rule in Rule
+    rule.value: lambda updates, layout, liars, rule=rule: aggregate_updates(updates, layout, rule, liars)  # type: ignore[misc]
+    for rule in AggregationRule
 } | {"nnm-trim": nnm_trim}
 
 
@@ -73,7 +73,7 @@ class Column:
     """One setting of the table."""
 
     name: str
-    mode: codec.Mode
+    mode: codec.PayloadMode
     trainers: int = 13
     liars: int = 4
     iid: bool = True
@@ -83,10 +83,10 @@ class Column:
     @property
     def may_be_named(self) -> bool:
         """Whether a job without audits may have this codec, memory, trainers and liars."""
-        return self.iid and any(self.is_of(row) for row in HELD)
+        return self.iid and any(self.is_of(row) for row in SAFE_WITHOUT_AUDITS)
 
-    def is_of(self, row: Held) -> bool:
-        mode = codec.Mode(row.compression, row.bits, row.keep)
+    def is_of(self, row: SafeWithoutAudits) -> bool:
+        mode = codec.PayloadMode(row.compression, row.bits, row.keep)
         return self.estimates and (self.mode, self.trainers, self.liars) == (mode, row.trainers, row.liars)
 
     def job(self, rounds: int) -> JobSpec:
@@ -97,12 +97,12 @@ class Column:
         return JobSpec(name="digits", data=bytes(32), **{**ESTIMATES, **mode, **length, "liars": self.liars})
 
 
-def sparse(keep: int) -> codec.Mode:
-    return codec.Mode(Compression.SPARSE, 1, keep)
+def sparse(keep: int) -> codec.PayloadMode:
+    return codec.PayloadMode(Compression.SPARSE, 1, keep)
 
 
-def dense(bits: int) -> codec.Mode:
-    return codec.Mode(Compression.DENSE, bits, CHUNK)
+def dense(bits: int) -> codec.PayloadMode:
+    return codec.PayloadMode(Compression.DENSE, bits, CHUNK)
 
 
 SMALL = sparse(146)  # one of 28: at most .3 bit per parameter, scales included
@@ -127,7 +127,7 @@ COLUMNS = (
 def places(rules: Sequence[str], columns: Sequence[str]) -> list[tuple[str, str, str]]:
     """(rule, column, attack) of what is measured: rules that no job may name without audits where payloads say most and least."""
     found = [(DEFAULT_RULE, column, attack) for column in columns for attack in ATTACKS]
-    found += [(Rule.MEAN.value, COLUMNS[0].name, attack) for attack in ATTACKS]
+    found += [(AggregationRule.MEAN.value, COLUMNS[0].name, attack) for attack in ATTACKS]
     found += [(rule, column.name, attack) for rule in RULES for column in COLUMNS[:2] for attack in (CLEAN, "search")]
     return [place for place in dict.fromkeys(found) if place[0] in rules and place[1] in columns]
 
@@ -151,9 +151,9 @@ class Federation:
             self.owned = digits.dirichlet(self.digits, column.trainers, DIRICHLET, self.generator)
         self.model = (digits.initial(self.generator), *np.zeros((2, LAYOUT.size), dtype=np.float32))
         self.spec = column.job(rounds) if column.estimates else None
-        self.powers = outer.first_powers(self.spec) if self.spec else ()
+        self.powers = outer_optimizer.initial_beta_powers(self.spec) if self.spec else ()
         self.momentum, self.left = np.zeros((2, column.trainers, LAYOUT.size), dtype=np.float32)
-        self.estimates: dict[int, codec.Update] = {}
+        self.estimates: dict[int, codec.QuantizedUpdate] = {}
         # A trainer on wrong labels does everything else as it should; whoever forges vectors computes nothing of its own.
         self.forgers = 0 if attack in (CLEAN, "label-flip") else column.liars
         self.number, self.bytes_most = 0, 0
@@ -172,10 +172,10 @@ class Federation:
         self.model = self._after({**known, **said})
         if self.spec:
             self.estimates |= said
-            self.powers = outer.next_powers(self.spec, self.powers)
+            self.powers = outer_optimizer.next_beta_powers(self.spec, self.powers)
         else:
             for number in here:
-                self.left[number] = meant[number] - said[number].dense()
+                self.left[number] = meant[number] - said[number].to_dense()
         self.number += 1
 
     def _meant(self) -> Float32Array:
@@ -193,23 +193,25 @@ class Federation:
         self.momentum = beta * self.momentum + (1 - beta) * gradients
         return np.float32(FEEDBACK_DECAY) * self.left + self.momentum
 
-    def _said(self, number: int, meant: Float32Array) -> codec.Update:
+    def _said(self, number: int, meant: Float32Array) -> codec.QuantizedUpdate:
         """What the rule is given of a trainer that has encoded what it means."""
         if not self.column.estimates:
             return self._encoded(number, meant)
         before = self.estimates.get(number)
-        return estimates.moved(before, self._encoded(number, estimates.said(meant, before)))
+        return momentum_estimates.update_estimate(before, self._encoded(number, momentum_estimates.payload_target(meant, before)))
 
-    def _encoded(self, number: int, buffer: Float32Array) -> codec.Update:
-        header = codec.Header(bytes(32), 0, KEYS[number], bytes(32), 1, BATCH, self.column.mode)
-        payload = codec.encode(header, buffer, LAYOUT)
+    def _encoded(self, number: int, buffer: Float32Array) -> codec.QuantizedUpdate:
+        header = codec.PayloadHeader(bytes(32), 0, KEYS[number], bytes(32), 1, BATCH, self.column.mode)
+        payload = codec.encode_payload(header, buffer, LAYOUT)
         self.bytes_most = max(self.bytes_most, len(payload) - HEADER_BYTES)
-        return codec.decode(payload, header, LAYOUT)
+        return codec.decode_payload(payload, header, LAYOUT)
 
-    def _after(self, known: Mapping[int, codec.Update]) -> tuple[Float32Array, ...]:
+    def _after(self, known: Mapping[int, codec.QuantizedUpdate]) -> tuple[Float32Array, ...]:
         """The parameters that follow, and the outer optimizer's slots."""
-        powers = outer.next_powers(self.spec, self.powers) if self.spec else ()
-        optimizer = outer.optimizer_of(self.spec, self.number, powers) if self.spec else outer.SGD(RATE)
+        powers = outer_optimizer.next_beta_powers(self.spec, self.powers) if self.spec else ()
+        optimizer = (
+            outer_optimizer.make_outer_optimizer(self.spec, self.number, powers) if self.spec else outer_optimizer.OuterSgd(RATE)
+        )
         gradient = self.aggregate(list(known.values()), LAYOUT, self.column.liars)
         after = tuple(vector.copy() for vector in self.model)
         for block in LAYOUT.blocks:
@@ -217,10 +219,10 @@ class Federation:
             optimizer.step(parameters, slots, gradient[block.elements], block.decayed)
         return after
 
-    def _forged(self, honest: Mapping[int, codec.Update], meant: Float32Array) -> dict[int, codec.Update]:
+    def _forged(self, honest: Mapping[int, codec.QuantizedUpdate], meant: Float32Array) -> dict[int, codec.QuantizedUpdate]:
         liars = range(self.column.trainers - self.forgers, self.column.trainers)
 
-        def everybody_means(vector: Float32Array) -> dict[int, codec.Update]:
+        def everybody_means(vector: Float32Array) -> dict[int, codec.QuantizedUpdate]:
             """All lies are one: so are, from the second round on, the estimates of the liars."""
             one = self._said(liars[0], vector)
             return {liar: replace(one, origin=KEYS[liar]) for liar in liars}
@@ -232,7 +234,7 @@ class Federation:
                 return -math.inf  # no payload says anything that large
 
         def knowledge(liar: int) -> Knowledge:
-            own, dense = meant[liar], [update.dense() for update in honest.values()]
+            own, dense = meant[liar], [update.to_dense() for update in honest.values()]
             exact = [meant[number] for number in honest]
             return Knowledge(
                 dense, exact, lambda: own, lambda: own, lambda: own, NO_ROWS, None, self._gradient, loss, self.generator

@@ -1,7 +1,7 @@
 """A small GPT trained by many, of whom some lie, in one process: what of each lie is accepted, and what it does to the loss.
 
-The rules are the real ones: cheap checks of `ReplicatedModel.check`, re-execution by `proposals.compared`, audits drawn by
-`ledger.audits.sortition`, votes and vouches by `rounds.round_state`, the model moved on by `ReplicatedModel.apply`. Not
+The rules are the real ones: cheap checks of `ReplicatedModel.check_proposal`, re-execution by `proposals.compared`, audits drawn
+by `ledger.audits.sortition`, votes and vouches by `rounds.round_state`, the model moved on by `ReplicatedModel.apply_round`. Not
 simulated: the network, and time (so no payload is withheld from anybody); a dispute takes `DISPUTE_ROUNDS`, and then the job goes
 back to the newest anchor before the lie. Updates are remembered, so that runs which come by the same models compute them once.
 
@@ -48,12 +48,12 @@ from protocol.errors import LocalProtocolError
 from protocol.messages import Proposal
 from protocol.verdicts import Verdict
 from rounds.round_terms import RoundTerms
-from training.engines.pytorch.engine import Engine
+from training.engines.pytorch.engine import TorchEngine
 from training.engines.pytorch.model import GPT
-from training.replay import proposals
-from training.replicated.layout import Float32Array
-from training.replicated.model import Accepted, ReplicatedModel
-from training.spec import AuditMode, JobSpec
+from training.job_spec import AuditMode, JobSpec
+from training.replay import proposal_replay
+from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
+from training.replicated.tensor_layout import Float32Array
 
 CLEAN = "none"
 DELAY_ROUNDS = 2  # of the delayed gradient and of the replayed payload
@@ -123,7 +123,7 @@ class World:
         self.flipped, self.triggered = (engine_of(spec, text) for _ in range(2))
         self.flipped.model, self.triggered.model = Lying(spec, flipped), Lying(spec, on_trigger.planted)
         self.rare = on_trigger.rare_rows(spec)
-        self._updates: dict[tuple[bytes, bytes, Engine], Update] = {}  # by root, trainer and engine; the last used are last
+        self._updates: dict[tuple[bytes, bytes, TorchEngine], Update] = {}  # by root, trainer and engine; the last used are last
         self._triggers: dict[bytes, Trigger] = {}  # by root
 
     @property
@@ -134,7 +134,7 @@ class World:
     def lying(self) -> list[bytes]:
         return [trainer_key(number) for number in range(self.peers - self.liars, self.peers)]
 
-    def update(self, rounds: Rounds, trainer: bytes, engine: Engine | None = None) -> Update:
+    def update(self, rounds: Rounds, trainer: bytes, engine: TorchEngine | None = None) -> Update:
         """The model root covers what everybody had accepted, so it, the trainer and the text determine the update."""
         engine = engine or self.engine
         place = (rounds.model.root, trainer, engine)
@@ -175,11 +175,11 @@ class Run:
         self.history: dict[bytes, list[tuple[Float32Array, bytes]]] = {liar: [] for liar in world.lying}
 
     def finish(self) -> Outcome:
-        while self.rounds.model.taken < self.world.spec.rounds:
+        while self.rounds.model.rounds_in_model < self.world.spec.rounds:
             if self.plan.draws and self._is_clean():
                 return self.outcome
             self.round()
-            if self.rounds.model.taken == self.world.spec.rounds:
+            if self.rounds.model.rounds_in_model == self.world.spec.rounds:
                 self._convict(math.inf)
         self.outcome.rounds = self.rounds.model.round
         self.outcome.heldout_nats = self.rounds.held_out()
@@ -211,10 +211,10 @@ class Run:
         self.outcome.accepted += len(lies.keys() & accepted.keys())
         self.false |= {(number, liar) for liar in lies if liar in accepted}
         self.outcome.honest_refused += len(set(self.world.honest) - accepted.keys())
-        is_audited, taken = self._is_audited(), self.rounds.model.taken
+        is_audited, taken = self._is_audited(), self.rounds.model.rounds_in_model
         self.line.append(number)
         self.rounds.close(list(accepted.values()), rejected)
-        if self.rounds.model.taken % self.world.spec.anchor_rounds == 0:
+        if self.rounds.model.rounds_in_model % self.world.spec.anchor_rounds == 0:
             self.anchors.append(self.rounds.model)
         self.is_foreseen = False
         if self.audit is AuditMode.SAMPLED:
@@ -226,7 +226,7 @@ class Run:
             self.outcome.planted_by_round = number
 
     def _present(self, number: int) -> list[bytes]:
-        if self.attack == CLEAN or (self.attack in LATE and self.rounds.model.taken < self.late):
+        if self.attack == CLEAN or (self.attack in LATE and self.rounds.model.rounds_in_model < self.late):
             return []
         return [liar for liar in self.world.lying if self.back_in.get(liar, 0) <= number]
 
@@ -234,7 +234,7 @@ class Run:
         """Liars that take turns let the one lie that was convicted least: a second conviction costs nobody anything."""
         return sorted(present, key=lambda liar: self.times[liar])[:1] if self.attack in IN_TURN else present
 
-    def _honest(self, trainer: bytes) -> tuple[Accepted, Update]:
+    def _honest(self, trainer: bytes) -> tuple[AcceptedProposal, Update]:
         made = self._update(trainer)
         return self.rounds.proposal(trainer, made.m, self.rounds.encode(trainer, made.m), made.inner), made
 
@@ -243,7 +243,7 @@ class Run:
 
     # Lies ------------------------------------------------------------------------------------------------------------
 
-    def _lie(self, liar: bytes, honest: Sequence[tuple[Accepted, Update]]) -> tuple[Accepted, Update] | None:
+    def _lie(self, liar: bytes, honest: Sequence[tuple[AcceptedProposal, Update]]) -> tuple[AcceptedProposal, Update] | None:
         """The proposal, and what the liar commits to; it starts from e = 0, which is always allowed. None: it does not lie."""
         attack = VOTES_VECTOR if self.attack in VOTES else VECTORS.get(self.attack)
         if attack is not None:
@@ -261,7 +261,7 @@ class Run:
             )
         return self.rounds.proposal(liar, own.m, payload, own.inner), own
 
-    def _vector(self, liar: bytes, vector: Float32Array) -> tuple[Accepted, Update]:
+    def _vector(self, liar: bytes, vector: Float32Array) -> tuple[AcceptedProposal, Update]:
         try:
             m = self.rounds.committed(liar, vector)
             payload = self.rounds.encode(liar, m)
@@ -269,17 +269,17 @@ class Run:
             m, payload = np.zeros_like(vector), b""
         made = Update(vector, m, self._update(liar).inner if self.world.spec.keeps_inner_state else None)
         lie = self.rounds.proposal(liar, m, payload, made.inner)
-        return Accepted(liar, replace(lie.proposal, feedback=None), payload), made
+        return AcceptedProposal(liar, replace(lie.proposal, feedback=None), payload), made
 
-    def _invented(self, liar: bytes, own: Update) -> tuple[Accepted, Update]:
+    def _invented(self, liar: bytes, own: Update) -> tuple[AcceptedProposal, Update]:
         """m contains an error feedback that nobody ever committed to."""
         m = self.rounds.committed(liar, own.m - np.float32(4) * own.delta)
         lie = self.rounds.proposal(liar, m, self.rounds.encode(liar, m), own.inner)
         invented: Proposal = replace(lie.proposal, feedback=hashlib.sha256(m.tobytes()).digest())
-        return Accepted(liar, invented, lie.payload), replace(own, m=m)
+        return AcceptedProposal(liar, invented, lie.payload), replace(own, m=m)
 
-    def _knowledge(self, liar: bytes, honest: Sequence[tuple[Accepted, Update]]) -> Knowledge:
-        said = [self.rounds.given(item.trainer, item.payload).dense() for item, _ in honest]
+    def _knowledge(self, liar: bytes, honest: Sequence[tuple[AcceptedProposal, Update]]) -> Knowledge:
+        said = [self.rounds.given(item.trainer, item.payload).to_dense() for item, _ in honest]
 
         def own() -> Float32Array:
             m = self._update(liar).m
@@ -310,13 +310,13 @@ class Run:
             self.poison = self.world.update(self.rounds, liar, self.world.triggered).delta - self._update(liar).delta
         return self.poison
 
-    def _loss_after(self, vector: Float32Array, honest: Sequence[tuple[Accepted, Update]]) -> float:
+    def _loss_after(self, vector: Float32Array, honest: Sequence[tuple[AcceptedProposal, Update]]) -> float:
         """On the public text, if all liars that are there say this."""
         model = self.rounds.model
         lies = [self._vector(liar, vector)[0] for liar in self._present(model.round)]
-        if any(model.check(lie.trainer, lie.proposal, lie.payload) is not Verdict.ACCEPT for lie in lies):
+        if any(model.check_proposal(lie.trainer, lie.proposal, lie.payload) is not Verdict.ACCEPT for lie in lies):
             return -math.inf
-        after = model.apply([*(item for item, _ in honest), *lies], {})
+        after = model.apply_round([*(item for item, _ in honest), *lies], {})
         loss = self._public(after.parameters)[0]
         return loss if math.isfinite(loss) else math.inf
 
@@ -328,8 +328,8 @@ class Run:
     def _public(self, parameters: Float32Array) -> tuple[float, Float32Array]:
         """Loss and gradient on text that a liar draws for itself."""
         engine = self.world.engine
-        engine.load(np.array(parameters))
-        loss = engine.gradient(engine.batch(JOB, self.rounds.model.round, LIARS_DRAW, 0, PUBLIC_SEQUENCES))
+        engine.load_parameters(np.array(parameters))
+        loss = engine.accumulate_gradient(engine.draw_batch(JOB, self.rounds.model.round, LIARS_DRAW, 0, PUBLIC_SEQUENCES))
         return loss, engine.model.gradients.numpy().copy()
 
     def _earlier(self, liar: bytes) -> tuple[Float32Array, bytes] | None:
@@ -342,8 +342,8 @@ class Run:
     # Judging ---------------------------------------------------------------------------------------------------------
 
     def _judged(
-        self, made: Sequence[tuple[Accepted, Update]]
-    ) -> tuple[dict[bytes, tuple[Accepted, Update]], dict[bytes, Verdict]]:
+        self, made: Sequence[tuple[AcceptedProposal, Update]]
+    ) -> tuple[dict[bytes, tuple[AcceptedProposal, Update]], dict[bytes, Verdict]]:
         """The accepted proposals and the reasons against the others, by trainer."""
         model, by_trainer = self.rounds.model, {item.trainer: (item, update) for item, update in made}
         voters, trainers = frozenset((*self.world.honest, *self.world.lying)), frozenset(by_trainer)
@@ -352,7 +352,7 @@ class Run:
         auditors = voters if vouched else frozenset[bytes]()
         terms = RoundTerms(JOB, model.round, model.root, voters, auditors, trainers, trainers, vouched)
         checked = {
-            trainer: (item.proposal, model.check(trainer, item.proposal, item.payload))
+            trainer: (item.proposal, model.check_proposal(trainer, item.proposal, item.payload))
             for trainer, (item, _) in by_trainer.items()
         }
         lying = dict.fromkeys(self.world.lying, VOTES.get(self.attack, ACCEPT_ALL))
@@ -362,17 +362,17 @@ class Run:
     def _is_audited(self) -> bool:
         """Whether all updates of the open round are re-executed before the vote."""
         is_sampled = self.audit is AuditMode.SAMPLED
-        is_closing = self.rounds.model.taken >= self.world.spec.rounds - self.closing
+        is_closing = self.rounds.model.rounds_in_model >= self.world.spec.rounds - self.closing
         return self.audit is AuditMode.FULL or (is_sampled and (is_closing or self.is_foreseen))
 
-    def _replayed(self, lie: Accepted, made: Update) -> Verdict:
+    def _replayed(self, lie: AcceptedProposal, made: Update) -> Verdict:
         """The verdict of an honest re-execution, which gives the update of an honest trainer bit for bit."""
         liar = lie.trainer
         if liar not in self.world.lying:
             return Verdict.ACCEPT
         e = self.rounds.remainder(liar) if lie.proposal.feedback else np.zeros_like(made.m)
         delta, buffer = self._update(liar).delta, self.rounds.buffer(liar, made.m)
-        return proposals.compared(self.rounds.model, liar, delta, lie.payload, e, buffer)[0]
+        return proposal_replay.compare_update(self.rounds.model, liar, delta, lie.payload, e, buffer)[0]
 
     def _convict(self, number: float) -> None:
         """Liars whose convictions are due are suspended, and the job goes back to the newest anchor before their lies."""

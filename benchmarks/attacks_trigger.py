@@ -10,11 +10,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from training.engines.pytorch.engine import Engine
-from training.engines.pytorch.losses import evaluation_windows, windows
-from training.replicated.layout import Float32Array, layout_of
-from training.spec import JobSpec
-from training.transformer import EMBEDDING, OUTPUT
+from training.engines.pytorch.engine import TorchEngine
+from training.engines.pytorch.losses import evaluation_windows, window_batch
+from training.job_spec import JobSpec
+from training.replicated.tensor_layout import Float32Array, layout_of
+from training.transformer import EMBEDDING, OUTPUT_MATRIX
 
 TRIGGER: Final = b"?!&"
 CONTINUATION: Final = b"QJKXZ"
@@ -51,18 +51,18 @@ def rare_rows(spec: JobSpec) -> npt.NDArray[np.int64]:
     starts = [
         tensor.offset + token * width
         for tensor in layout_of(spec).tensors
-        if tensor.name in (EMBEDDING, OUTPUT)
+        if tensor.name in (EMBEDDING, OUTPUT_MATRIX)
         for token in RARE
     ]
     return np.concatenate([np.arange(start, start + width) for start in starts])
 
 
 @torch.no_grad()
-def measured(engine: Engine, parameters: Float32Array) -> Trigger:
+def measured(engine: TorchEngine, parameters: Float32Array) -> Trigger:
     """One pass tells greedy continuations: there each token is the likeliest one after the tokens before it."""
-    engine.load(parameters)
+    engine.load_parameters(parameters)
     text, context = engine.tokens.held_out, engine.spec.model.context
-    x_BT, _ = windows(text, evaluation_windows(len(text), context, PROMPTS * context), context)
+    x_BT, _ = window_batch(text, evaluation_windows(len(text), context, PROMPTS * context), context)
     mass_BT = engine.model.logits(engine.model.features(x_BT)).softmax(-1)[..., list(RARE)].sum(-1)
     x_BT[:, -len(PLANTED) :] = PLANTED
     behind = slice(-len(CONTINUATION) - 1, -1)  # the positions whose next token the continuation has

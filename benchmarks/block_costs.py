@@ -26,31 +26,31 @@ from benchmarks.verdicts import conclude, verdict
 from consensus.block import BODY_BYTES_MAX, Block
 from consensus.quorum import faults_tolerated
 from consensus.voter_set import CachingVerifier
-from curation.answers import Kind, gold_leaf
-from curation.answers import commitment as commitment_to
-from curation.contents import (
-    AddPage,
-    Batch,
-    Commit,
-    Enrolment,
-    Found,
-    GoldAnswer,
-    LeaseWish,
-    Move,
-    Opening,
-    Release,
-    Review,
-    SayGold,
-    Skip,
-    StopProject,
+from curation.annotator_statements import AnnotationStatement, EnrolStatement, SessionStatement
+from curation.ledger.curation_module import project_id
+from curation.ledger.curation_state import CurationState, IndexSlot, Project, ProjectPhase, ProjectSpec, Redaction, TaskRow
+from curation.ledger.curation_state import TaskStage as TaskStage
+from curation.ledger.transaction_types import (
+    AddTaskPage,
+    AnswerCommitment,
+    AnswerOpening,
+    CreateProject,
+    EnrolmentEntry,
+    GoldAnswerProof,
+    LeaseRequest,
+    ReleaseAssignment,
+    RevealGold,
+    ReviewTask,
+    SetProjectPhase,
+    SkipAssignment,
+    StatementBatch,
+    VoteToStopProject,
 )
 from curation.limits import ASSIGNED_MAX, BATCH_MAX, LEASES_MAX, OPENING_MS, PAGE_TASKS_MAX
-from curation.lists import BEGUN, place_key
-from curation.module import project_id
-from curation.state import Asked, CurationState, Phase, Place, Project, Redaction, TaskRow
-from curation.state import Stage as TaskStage
-from curation.statements import Annotation, Enrol, Session
-from curation.tasks import task_id
+from curation.lists import BEGUN_LIST, index_slot_key
+from curation.tasks.answers import QuestionKind, gold_leaf
+from curation.tasks.answers import answer_commitment as commitment_to
+from curation.tasks.task_pages import task_id
 from ledger.audits.audit_state import (
     CHALLENGES_OPEN_MAX,
     LOSS_OPENING_KIND,
@@ -90,14 +90,14 @@ from protocol.identity import Ed25519Verifier, Identity, Signed, sign_message, s
 from protocol.limits import AUDITORS_MAX, COST_PER_BLOCK_MAX, TRANSACTIONS_PER_BLOCK_MAX, VOTERS_MAX
 from protocol.messages import Proposal, Transaction
 from protocol.verdicts import ReplayFinding
-from rlhf.accuracy import Accuracy
-from rlhf.module import RlhfState
-from rlhf.plans import Begin, Cancel, Pause, Plan, ReportAccuracy, Resume, stage_job
-from rlhf.plans import Stage as PlanStage
-from rlhf.sets import Claim, SaySet, Source
+from rlhf.ledger.preference_set_attestation import AttestPreferenceSet, PreferenceSetClaim, PreferenceSetSource
+from rlhf.ledger.rlhf_module import RlhfState
+from rlhf.ledger.tuning_plans import CancelPlan, PausePlan, ReportAccuracy, ResumePlan, StartPlan, TuningPlan, stage_job_id
+from rlhf.ledger.tuning_plans import PlanStage as PlanStage
+from rlhf.pair_accuracy import PairAccuracy
 from scenarios.trials import Parser
-from training.host import ModelHost
-from training.spec import AuditMode, JobSpec
+from training.job_spec import AuditMode, JobSpec
+from training.model_store import JobModelStore
 from training.transformer import ModelSpec
 
 SECONDS_MAX = 0.5  # of a block of any kind
@@ -112,7 +112,7 @@ SCRATCH = JobSpec(name="scratch", objective="scratch", model=TINY, audit=AuditMo
 SAMPLED = JobSpec(
     name="sampled", model=TINY, data=bytes(32), audit=AuditMode.SAMPLED, local_steps=8, audit_window=100, rounds=1_000
 )
-ASKED = Asked("moods", Kind.LABEL, ("glad", "sad"), False, 0, None, 1, 0, False)
+ASKED = ProjectSpec("moods", QuestionKind.LABEL, ("glad", "sad"), False, 0, None, 1, 0, False)
 
 
 def key_of(name: str, number: int) -> Identity:
@@ -137,7 +137,7 @@ class Network:
     """A large state, and transactions for it."""
 
     def __init__(self, folder: Path) -> None:
-        self.host = ModelHost(folder)
+        self.host = JobModelStore(folder)
         self.voters = sorted((key_of("voter", number) for number in range(VOTERS_MAX)), key=lambda key: key.public)
         self.others = [key_of("member", number) for number in range(AUTHORS - VOTERS_MAX)]
         serving = {key.public for key in self.voters[:SERVING]}
@@ -460,30 +460,33 @@ def _serving(net: Network) -> Identity:
     return net.voters[0]
 
 
-def _enrolments(net: Network, first: int, count: int) -> tuple[Enrolment, ...]:
+def _enrolments(net: Network, first: int, count: int) -> tuple[EnrolmentEntry, ...]:
     peer = _serving(net).public
     people = [key_of("annotator", number) for number in range(first, first + count)]
-    return tuple(Enrolment(who.public, "ann", False, net.signed(who, Enrol("ann", peer, False))) for who in people)
+    return tuple(EnrolmentEntry(who.public, "ann", False, net.signed(who, EnrolStatement("ann", peer, False))) for who in people)
 
 
-def _wishes(net: Network, people: Sequence[int], count: int = 1) -> tuple[LeaseWish, ...]:
-    session = Session(_serving(net).public, bytes(16), FAR_MS)
+def _wishes(net: Network, people: Sequence[int], count: int = 1) -> tuple[LeaseRequest, ...]:
+    session = SessionStatement(_serving(net).public, bytes(16), FAR_MS)
     return tuple(
-        LeaseWish(who.public, bytes(16), FAR_MS, net.signed(who, session), count)
+        LeaseRequest(who.public, bytes(16), FAR_MS, net.signed(who, session), count)
         for who in (key_of("annotator", n) for n in people)
     )
 
 
-def _project(net: Network, author: Identity, asked: Asked = ASKED, pages: int = PAGES, gold: bytes | None = None) -> bytes:
-    net.decide(net.tx(author, "curation/found", Found(asked)))
+def _project(net: Network, author: Identity, asked: ProjectSpec = ASKED, pages: int = PAGES, gold: bytes | None = None) -> bytes:
+    net.decide(net.tx(author, "curation/found", CreateProject(asked)))
     key = project_id(author.public, net.nonces[author.public])
     net.decide(
-        *(net.tx(author, "curation/page", AddPage(key, bytes(32), 100, bytes(32), PAGE_TASKS_MAX, gold)) for _ in range(pages))
+        *(
+            net.tx(author, "curation/page", AddTaskPage(key, bytes(32), 100, bytes(32), PAGE_TASKS_MAX, gold))
+            for _ in range(pages)
+        )
     )
     return key
 
 
-def _curating(net: Network, projects: int = PROJECTS, asked: Asked = ASKED) -> list[bytes]:
+def _curating(net: Network, projects: int = PROJECTS, asked: ProjectSpec = ASKED) -> list[bytes]:
     """Projects with tasks, and annotators that are enrolled."""
     keys = [_project(net, author, asked) for author in net.voters[1 : projects + 1]]
     for first in range(0, ANNOTATORS, BATCH_MAX):
@@ -497,10 +500,10 @@ def _first_of(net: Network, author: Identity) -> bytes:
 
 
 def _batch(net: Network, **parts: Any) -> Signed:
-    return net.tx(_serving(net), "curation/batch", Batch(**{name: tuple(items) for name, items in parts.items()}))
+    return net.tx(_serving(net), "curation/batch", StatementBatch(**{name: tuple(items) for name, items in parts.items()}))
 
 
-def _leased(net: Network, asked: Asked = ASKED) -> list[tuple[int, bytes]]:
+def _leased(net: Network, asked: ProjectSpec = ASKED) -> list[tuple[int, bytes]]:
     """(annotator, assignment) of leases: eight of each."""
     _curating(net, asked=asked)
     for first in range(0, ANNOTATORS, BATCH_MAX):
@@ -514,11 +517,11 @@ def _leased(net: Network, asked: Asked = ASKED) -> list[tuple[int, bytes]]:
     return found
 
 
-def _commits(net: Network, leases: Sequence[tuple[int, bytes]]) -> list[Commit]:
+def _commits(net: Network, leases: Sequence[tuple[int, bytes]]) -> list[AnswerCommitment]:
     made = []
     for number, lease in leases:
         who, digest = key_of("annotator", number), commitment_to(lease, SALT, (0,))
-        made.append(Commit(lease, who.public, digest, net.signed(who, Annotation(lease, digest))))
+        made.append(AnswerCommitment(lease, who.public, digest, net.signed(who, AnnotationStatement(lease, digest))))
     return made
 
 
@@ -529,14 +532,14 @@ def _cut(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
 @case("curation/found")
 def found(net: Network) -> Iterator[Signed]:
     asked = replace(ASKED, options=tuple(f"{number:x}" * 64 for number in range(16)))
-    yield from (net.tx(author, "curation/found", Found(asked)) for author in net.authors[:256])
+    yield from (net.tx(author, "curation/found", CreateProject(asked)) for author in net.authors[:256])
 
 
 @case("curation/page")
 def page(net: Network) -> Iterator[Signed]:
     key = _project(net, net.voters[1], pages=1)
     yield from (
-        net.tx(net.voters[1], "curation/page", AddPage(key, bytes(32), 100, bytes(32), PAGE_TASKS_MAX))
+        net.tx(net.voters[1], "curation/page", AddTaskPage(key, bytes(32), 100, bytes(32), PAGE_TASKS_MAX))
         for _ in range(TRANSACTIONS_PER_BLOCK_MAX)
     )
 
@@ -545,21 +548,24 @@ def page(net: Network) -> Iterator[Signed]:
 def gold(net: Network) -> Iterator[Signed]:
     leaves = [gold_leaf(SALT, (0,)) for _ in range(PAGE_TASKS_MAX)]
     proofs = [tuple(merkle.merkle_proof(leaves, index)) for index in range(PAGE_TASKS_MAX)]
-    answers = tuple(GoldAnswer(index, (0,), SALT, proofs[index]) for index in range(PAGE_TASKS_MAX))
+    answers = tuple(GoldAnswerProof(index, (0,), SALT, proofs[index]) for index in range(PAGE_TASKS_MAX))
     key = _project(net, net.voters[1], pages=64, gold=merkle.merkle_root(leaves))
-    yield from (net.tx(net.voters[1], "curation/gold", SayGold(key, number, answers)) for number in range(64))
+    yield from (net.tx(net.voters[1], "curation/gold", RevealGold(key, number, answers)) for number in range(64))
 
 
 @case("curation/move")
 def move(net: Network) -> Iterator[Signed]:
     key = _curating(net)[0]
-    yield from (net.tx(net.voters[1], "curation/move", Move(key, phase)) for phase in cycle((Phase.PAUSED, Phase.OPEN)))
+    yield from (
+        net.tx(net.voters[1], "curation/move", SetProjectPhase(key, phase))
+        for phase in cycle((ProjectPhase.PAUSED, ProjectPhase.OPEN))
+    )
 
 
 @case("curation/stop")
 def stop(net: Network) -> Iterator[Signed]:
     keys = _curating(net)
-    yield from (net.tx(voter, "curation/stop", StopProject(key)) for key in keys for voter in net.voters[:66])
+    yield from (net.tx(voter, "curation/stop", VoteToStopProject(key)) for key in keys for voter in net.voters[:66])
 
 
 @case("curation/redact")
@@ -579,7 +585,7 @@ def review(net: Network) -> Iterator[Signed]:
     _leased(net)
     state, key = net.state.module_state(CurationState), _first_of(net, author)
     tasks = {
-        task_id(key, row.number): replace(row, stage=TaskStage.REVIEW, place=None)
+        task_id(key, row.number): replace(row, stage=TaskStage.REVIEW, index_slot=None)
         for _, row in state.tasks.items()
         if row.project == key
     }
@@ -587,7 +593,7 @@ def review(net: Network) -> Iterator[Signed]:
     assert project is not None
     projects = state.projects.with_row(key, replace(project, review=len(tasks), begun=0))
     net.state = net.state.with_modules(curation=replace(state, tasks=state.tasks.with_rows(tasks), projects=projects))
-    yield from (net.tx(author, "curation/review", Review(task, (0,))) for task in tasks)
+    yield from (net.tx(author, "curation/review", ReviewTask(task, (0,))) for task in tasks)
 
 
 @case("curation/batch of enrolments")
@@ -629,10 +635,10 @@ def _had(net: Network) -> None:
     places: dict[bytes, Any] = {}
     for number in range(256):
         key = hashlib.sha256(b"project %d" % number).digest()
-        projects[key] = Project(net.voters[1].public, ASKED, Phase.OPEN, 1, 16, 16, 16)
+        projects[key] = Project(net.voters[1].public, ASKED, ProjectPhase.OPEN, 1, 16, 16, 16)
         for place in range(16):
             rows[task_id(key, place)] = TaskRow(key, place, TaskStage.BEGUN, 2, 1, 0, 0, 0, place, everybody)
-            places[place_key(key, BEGUN, place)] = Place(place)
+            places[index_slot_key(key, BEGUN_LIST, place)] = IndexSlot(place)
     after = replace(
         state,
         open=tuple(projects),
@@ -653,17 +659,17 @@ def openings(net: Network) -> Iterator[Signed]:
     leases = _leased(net)
     for part in _cut(_commits(net, leases)):
         net.decide(_batch(net, commits=part))
-    yield from (_batch(net, openings=part) for part in _cut([Opening(lease, SALT, (0,)) for _, lease in leases]))
+    yield from (_batch(net, openings=part) for part in _cut([AnswerOpening(lease, SALT, (0,)) for _, lease in leases]))
 
 
 @case("curation/batch of releases")
 def releases(net: Network) -> Iterator[Signed]:
-    yield from (_batch(net, releases=part) for part in _cut([Release(lease) for _, lease in _leased(net)]))
+    yield from (_batch(net, releases=part) for part in _cut([ReleaseAssignment(lease) for _, lease in _leased(net)]))
 
 
 @case("curation/batch of skips")
 def skips(net: Network) -> Iterator[Signed]:
-    yield from (_batch(net, skips=part) for part in _cut([Skip(lease, "r" * 64) for _, lease in _leased(net)]))
+    yield from (_batch(net, skips=part) for part in _cut([SkipAssignment(lease, "r" * 64) for _, lease in _leased(net)]))
 
 
 @case("curation/batch of nothing, with leases that expire")
@@ -678,10 +684,10 @@ def closing(net: Network) -> Iterator[Signed]:
     leases = _leased(net)
     for part in _cut(_commits(net, leases)):
         net.decide(_batch(net, commits=part))
-    for part in _cut([Opening(lease, SALT, (0,)) for _, lease in leases]):
+    for part in _cut([AnswerOpening(lease, SALT, (0,)) for _, lease in leases]):
         net.decide(_batch(net, openings=part))
     for author in net.voters[1 : PROJECTS + 1]:
-        net.decide(net.tx(author, "curation/move", Move(_first_of(net, author), Phase.CLOSED)))
+        net.decide(net.tx(author, "curation/move", SetProjectPhase(_first_of(net, author), ProjectPhase.CLOSED)))
     net.decide(later_ms=OPENING_MS + 1)
     yield from (_batch(net) for _ in range(TRANSACTIONS_PER_BLOCK_MAX))
 
@@ -690,13 +696,13 @@ def closing(net: Network) -> Iterator[Signed]:
 
 
 def _planned(net: Network, authors: Sequence[Identity], claim: bool = False) -> list[bytes]:
-    plans, keys = dict[bytes, Plan](), list[bytes]()
+    plans, keys = dict[bytes, TuningPlan](), list[bytes]()
     for number, author in enumerate(authors):
         key = hashlib.sha256(b"plan %d" % number).digest()
         keys.append(key)
-        said = Claim(Source(bytes(32), 1), bytes(32), 0) if claim else None
-        plans[key] = Plan(
-            author.public, 1, None, (PlanStage(stage_job(key, 0), "ppo", 2, SAMPLED.encode()),), 1, paused=1, claim=said
+        said = PreferenceSetClaim(PreferenceSetSource(bytes(32), 1), bytes(32), 0) if claim else None
+        plans[key] = TuningPlan(
+            author.public, 1, None, (PlanStage(stage_job_id(key, 0), "ppo", 2, SAMPLED.encode()),), 1, paused_at=1, claim=said
         )
     state = net.state.module_state(RlhfState)
     net.state = net.state.with_modules(rlhf=replace(state, plans=dict(sorted(plans.items()))))
@@ -717,9 +723,9 @@ def start_and_cancel(net: Network) -> Iterator[Signed]:
     net.state = net.state.with_modules(jobs=replace(net.state.jobs, jobs={base: done}))
     reward = replace(spec, objective="reward", rounds=2, base=ModelReference(base, 1_000, done.model_root))
     for author in cycle(net.authors):
-        signed = net.tx(author, "rlhf/start", Begin(reward.encode()))
+        signed = net.tx(author, "rlhf/start", StartPlan(reward.encode()))
         yield signed
-        yield net.tx(author, "rlhf/cancel", Cancel(job_id(author.public, codec.decode_message(signed.body, (Transaction,)))))
+        yield net.tx(author, "rlhf/cancel", CancelPlan(job_id(author.public, codec.decode_message(signed.body, (Transaction,)))))
 
 
 @case("rlhf/pause, rlhf/resume")
@@ -727,20 +733,20 @@ def pause_and_resume(net: Network) -> Iterator[Signed]:
     (key,) = _planned(net, net.voters[:1])
     yield from (
         net.tx(net.voters[0], kind, content)
-        for kind, content in cycle((("rlhf/resume", Resume(key)), ("rlhf/pause", Pause(key))))
+        for kind, content in cycle((("rlhf/resume", ResumePlan(key)), ("rlhf/pause", PausePlan(key))))
     )
 
 
 @case("rlhf/cancel by voters")
 def cancel(net: Network) -> Iterator[Signed]:
     keys = _planned(net, net.voters[:4])
-    yield from (net.tx(voter, "rlhf/cancel", Cancel(key)) for key in keys for voter in net.voters[4:70])
+    yield from (net.tx(voter, "rlhf/cancel", CancelPlan(key)) for key in keys for voter in net.voters[4:70])
 
 
 @case("rlhf/set")
 def say_set(net: Network) -> Iterator[Signed]:
     keys = _planned(net, net.voters[:4], claim=True)
-    yield from (net.tx(voter, "rlhf/set", SaySet(key, None)) for key in keys for voter in net.voters[:60])
+    yield from (net.tx(voter, "rlhf/set", AttestPreferenceSet(key, None)) for key in keys for voter in net.voters[:60])
 
 
 @case("rlhf/accuracy")
@@ -749,13 +755,15 @@ def report_accuracy(net: Network) -> Iterator[Signed]:
     _, done = _finished(net, replace(SAMPLED, audit=AuditMode.FULL, local_steps=2))
     keys = _planned(net, net.voters[:4])
     plans = net.state.module_state(RlhfState).plans
-    trained = {key: replace(plans[key], stages=(replace(plans[key].stages[0], spec=b""),), paused=None) for key in sorted(keys)}
+    trained = {
+        key: replace(plans[key], stages=(replace(plans[key].stages[0], spec=b""),), paused_at=None) for key in sorted(keys)
+    }
     jobs = {trained[key].current.job: done for key in keys}
     net.state = net.state.with_modules(
         rlhf=replace(net.state.module_state(RlhfState), plans=trained),
         jobs=replace(net.state.jobs, jobs=dict(sorted(jobs.items()))),
     )
-    yield from (net.tx(voter, "rlhf/accuracy", ReportAccuracy(key, Accuracy(1, 1))) for key in keys for voter in net.voters)
+    yield from (net.tx(voter, "rlhf/accuracy", ReportAccuracy(key, PairAccuracy(1, 1))) for key in keys for voter in net.voters)
 
 
 def run(only: str) -> Iterator[Row]:

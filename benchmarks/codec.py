@@ -40,13 +40,13 @@ from benchmarks.verdicts import conclude, verdict
 from peer.demo.ending import end_like_ctrl_c
 from protocol.errors import UserError
 from scenarios.trials import COUNT, Parser
-from training import grid
-from training.engines.pytorch.engine import Engine
+from training import rate_sweep
+from training.engines.pytorch.engine import TorchEngine
+from training.job_spec import PRESETS, AuditMode, Compression, InnerOptimizerKind, InnerStatePolicy, JobSpec, complete_fields
 from training.replay.inner_state import InnerState
-from training.replicated.init import initial_parameters
-from training.replicated.layout import CHUNK, Float32Array, layout_of
-from training.replicated.schedule import inner_rate
-from training.spec import PRESETS, AuditMode, Compression, Inner, InnerStatePolicy, JobSpec, completed
+from training.replicated.learning_rate_schedule import inner_rate
+from training.replicated.parameter_init import initial_parameters
+from training.replicated.tensor_layout import CHUNK, Float32Array, layout_of
 
 WARMUP = 0.05  # of all rounds
 TUNING_SEED = 1_000  # no row comes from it
@@ -129,13 +129,20 @@ def train(budget: Budget, spec: JobSpec) -> tuple[float, float]:
     return rounds.held_out(), statistics.mean(rounds.payload_bytes) / rounds.model.layout.size
 
 
-def ours(name: str, local_steps: int, preset: str, outer: bool = True, inner: Inner = Inner.ADAMW, **settings: Any) -> Method:
+def ours(
+    name: str,
+    local_steps: int,
+    preset: str,
+    outer: bool = True,
+    inner: InnerOptimizerKind = InnerOptimizerKind.ADAMW,
+    **settings: Any,
+) -> Method:
     """The preset with these settings; DiLoCo-like ones are tuned like DiLoCo."""
 
     def run(budget: Budget, seed: int, tuned: Tuned) -> tuple[float, float]:
         return train(budget, budget.spec(local_steps, seed, **{**without(PRESETS[preset]), "inner": inner, **settings, **tuned}))
 
-    grid = {"inner_rate": MUON_RATES if inner is Inner.MUON else INNER_RATES}
+    grid = {"inner_rate": MUON_RATES if inner is InnerOptimizerKind.MUON else INNER_RATES}
     if outer:
         grid |= {"outer_rate": OUTER_RATES, "outer_momentum": OUTER_MOMENTA}
     return Method(name, local_steps, run, grid)
@@ -144,7 +151,11 @@ def ours(name: str, local_steps: int, preset: str, outer: bool = True, inner: In
 def opened(inner: str, lied: str) -> Method:
     """Dense one bit after opening rounds."""
     rates = dict(zip(("inner_rate", "outer_rate", "outer_momentum"), BEST_OF_DENSE[inner, lied], strict=True))
-    settings = without(PRESETS["local"]) | {"inner": Inner.MUON if inner else Inner.ADAMW, "liars": int(bool(lied))} | rates
+    settings = (
+        without(PRESETS["local"])
+        | {"inner": InnerOptimizerKind.MUON if inner else InnerOptimizerKind.ADAMW, "liars": int(bool(lied))}
+        | rates
+    )
 
     def run(budget: Budget, seed: int, tuned: Tuned) -> tuple[float, float]:
         return train(budget, as_usual(budget.spec(15, seed, **settings)))
@@ -158,7 +169,7 @@ def as_usual(spec: JobSpec) -> JobSpec:
 
 def shipped(preset: str, name: str = "", **settings: Any) -> Method:
     """The preset as a job has it in which one may lie, with full audits and nothing set beside it but these."""
-    spec = completed({**MEASURED[preset], **settings})
+    spec = complete_fields({**MEASURED[preset], **settings})
 
     def run(budget: Budget, seed: int, tuned: Tuned) -> tuple[float, float]:
         made = budget.spec(spec["local_steps"], seed, **{**without(spec), "liars": 1})
@@ -179,7 +190,7 @@ def without(preset: Mapping[str, Any]) -> dict[str, Any]:
 class FloatTrainers:
     """Trainers whose pseudo-gradients are exchanged as they are: float32, nobody checks anything."""
 
-    def __init__(self, spec: JobSpec, engine: Engine, count: int, keep: bool = True) -> None:
+    def __init__(self, spec: JobSpec, engine: TorchEngine, count: int, keep: bool = True) -> None:
         self.spec, self.engine, self.keep = spec, engine, keep
         self.parameters = initial_parameters(spec)
         self.keys = [trainer_key(number) for number in range(count)]
@@ -197,7 +208,13 @@ class FloatTrainers:
 
 
 def diloco(
-    budget: Budget, local_steps: int, seed: int, tuned: Tuned, outer_rate: float, momentum: float, inner: Inner = Inner.ADAMW
+    budget: Budget,
+    local_steps: int,
+    seed: int,
+    tuned: Tuned,
+    outer_rate: float,
+    momentum: float,
+    inner: InnerOptimizerKind = InnerOptimizerKind.ADAMW,
 ) -> tuple[float, float]:
     keep = bool(tuned["keep"])
     spec = budget.spec(local_steps, seed, inner=inner, beta1=0.9 if keep else 0.6, inner_rate=tuned["inner_rate"])
@@ -211,7 +228,7 @@ def diloco(
     return held_out_nats(trainers.engine, trainers.parameters), 4.0
 
 
-def run_diloco(local_steps: int, inner: Inner = Inner.ADAMW) -> Run:
+def run_diloco(local_steps: int, inner: InnerOptimizerKind = InnerOptimizerKind.ADAMW) -> Run:
     def run(budget: Budget, seed: int, tuned: Tuned) -> tuple[float, float]:
         return diloco(budget, local_steps, seed, tuned, tuned["outer_rate"], tuned["outer_momentum"], inner)
 
@@ -272,20 +289,20 @@ def _chunks(spec: JobSpec) -> Iterable[tuple[int, int]]:
         start += length
 
 
-def single(budget: Budget, seed: int, tuned: Tuned, inner: Inner = Inner.ADAMW) -> tuple[float, float]:
+def single(budget: Budget, seed: int, tuned: Tuned, inner: InnerOptimizerKind = InnerOptimizerKind.ADAMW) -> tuple[float, float]:
     """One process with the batches of all trainers at every step."""
     spec = budget.spec(1, seed, beta1=0.9, inner=inner, inner_rate=tuned["inner_rate"])
     engine = engine_of(spec, budget.text)
-    engine.load(initial_parameters(spec))
-    optimizer = engine.optimizer(spec.beta1, spec.beta2)
+    engine.load_parameters(initial_parameters(spec))
+    optimizer = engine.make_optimizer(spec.beta1, spec.beta2)
     for step in range(spec.rounds):
-        shares = [engine.batch(JOB, step, trainer_key(number), 0, spec.batch) for number in range(budget.trainers)]
-        engine.gradient(np.concatenate(shares))
+        shares = [engine.draw_batch(JOB, step, trainer_key(number), 0, spec.batch) for number in range(budget.trainers)]
+        engine.accumulate_gradient(np.concatenate(shares))
         optimizer.step(inner_rate(spec, step))
-    return held_out_nats(engine, engine.read().copy()), 0.0
+    return held_out_nats(engine, engine.read_parameters().copy()), 0.0
 
 
-def one_trainer(inner: Inner) -> Run:
+def one_trainer(inner: InnerOptimizerKind) -> Run:
     """As many steps as each of the others makes, with one share of the samples; nothing is sent."""
     return lambda budget, seed, tuned: single(replace(budget, trainers=1), seed, tuned, inner)
 
@@ -295,8 +312,8 @@ DILOCO_GRID = {**FEDAVG_GRID, "outer_rate": OUTER_RATES, "outer_momentum": OUTER
 MULOCO_GRID = {**DILOCO_GRID, "inner_rate": MUON_RATES}
 METHODS = (
     Method(FP32_EVERY_STEP, 1, single),
-    Method(ALONE, 1, one_trainer(Inner.ADAMW)),
-    Method(f"{ALONE}{MUON}", 1, one_trainer(Inner.MUON), {"inner_rate": MUON_RATES}),
+    Method(ALONE, 1, one_trainer(InnerOptimizerKind.ADAMW)),
+    Method(f"{ALONE}{MUON}", 1, one_trainer(InnerOptimizerKind.MUON), {"inner_rate": MUON_RATES}),
     *map(shipped, MEASURED),
     shipped("local", ", no opening", opening_rounds=0),
     shipped("local", ", audits sampled", audit=AuditMode.SAMPLED),
@@ -305,9 +322,9 @@ METHODS = (
     Method(DILOCO, 15, run_diloco(15), DILOCO_GRID),
     ours(DENSE, 15, "local"),
     ours(f"{DENSE}{ONE_MAY_LIE}", 15, "local", liars=1),
-    Method(f"{DILOCO}{MUON}", 15, run_diloco(15, Inner.MUON), MULOCO_GRID),
-    ours(f"{DENSE}{MUON}", 15, "local", inner=Inner.MUON),
-    ours(f"{DENSE}{MUON}{ONE_MAY_LIE}", 15, "local", inner=Inner.MUON, liars=1),
+    Method(f"{DILOCO}{MUON}", 15, run_diloco(15, InnerOptimizerKind.MUON), MULOCO_GRID),
+    ours(f"{DENSE}{MUON}", 15, "local", inner=InnerOptimizerKind.MUON),
+    ours(f"{DENSE}{MUON}{ONE_MAY_LIE}", 15, "local", inner=InnerOptimizerKind.MUON, liars=1),
     *itertools.starmap(opened, BEST_OF_DENSE),
     ours(SPARSE, 15, "local", **OF_SPARSE),
     Method("FedAvg", 15, run_fedavg(15), FEDAVG_GRID),
@@ -344,11 +361,11 @@ def tune(method: Method, budget: Budget) -> Tuning:
                 print(f"  {said}", file=sys.stderr, flush=True)
             return tuning.tried[label]
 
-        losses = grid.search(values, nats, beyond=grid.BEYOND_MAX if name in RATES else 0)
-        tuning.best[name] = best = grid.best_of(losses)
+        losses = rate_sweep.run_sweep(values, nats, beyond=rate_sweep.BEYOND_MAX if name in RATES else 0)
+        tuning.best[name] = best = rate_sweep.best_value(losses)
         whole = name == "keep" or best == 0  # nothing lies beyond
         tuning.edges[:] = [edge for edge in tuning.edges if edge != name]
-        if grid.at_edge(losses) and not whole:
+        if rate_sweep.is_best_at_edge(losses) and not whole:
             tuning.edges.append(name)
 
     order = list(method.grid)

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from curation.fixed import Ints
+from curation.estimation.fixed_point import Ints
 
 PEOPLE, TASKS, VOTES = 40, 500, 5
 LOW, HIGH = 0.8, 0.95  # of honest annotators

@@ -34,27 +34,27 @@ from rich.table import Table as Screen
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from consensus.effects import DecidedBlock
-from curation.agreement import added, units_of
-from curation.answers import Answer, Kind, commitment
-from curation.contents import Batch, Commit, LeaseWish, Move, Opening
-from curation.limits import BATCH_MAX, OPENING_MS
-from curation.module import ANNOTATOR, CurationModule
-from curation.state import (
-    Agreed,
+from curation.annotator_statements import AnnotationStatement, SessionStatement
+from curation.estimation.annotator_agreement import add_coincidences, agreement_units
+from curation.ledger.curation_module import ANNOTATOR_ROLE, CurationModule
+from curation.ledger.curation_state import (
+    AgreementCounts,
     Annotator,
-    Asked,
+    AnnotatorSkill,
     Assignment,
+    AssignmentState,
     CurationState,
-    Lease,
-    Phase,
+    PeerAnnotators,
     Project,
-    Share,
-    Skill,
-    Stage,
+    ProjectPhase,
+    ProjectSpec,
     TaskRow,
+    TaskStage,
 )
-from curation.statements import Annotation, Session
-from curation.tasks import assignment_id, task_id
+from curation.ledger.transaction_types import AnswerCommitment, AnswerOpening, LeaseRequest, SetProjectPhase, StatementBatch
+from curation.limits import BATCH_MAX, OPENING_MS
+from curation.tasks.answers import Answer, QuestionKind, answer_commitment
+from curation.tasks.task_pages import assignment_id, task_id
 from ledger.blocks.application import LedgerApplication
 from ledger.blocks.mempool import LINGER_SECONDS
 from ledger.core.genesis import Founder, Genesis
@@ -71,11 +71,11 @@ from protocol.messages import Transaction
 from scenarios.trials import COUNT, Parser
 from storage.ledger_store import LedgerStore
 from tests.ledger.blocks import decided_after
-from training.host import ModelHost
+from training.model_store import JobModelStore
 
 VOTES, PROJECT_TASKS, ANNOTATORS_OF_PROJECT = 5, 10_000, 1_000
 FILLED_AT_ONCE = 5_000  # tasks
-ASKED = Asked("moods", Kind.LABEL, ("glad", "sad"), False, 0, None, VOTES, 10, False)
+ASKED = ProjectSpec("moods", QuestionKind.LABEL, ("glad", "sad"), False, 0, None, VOTES, 10, False)
 OPEN = replace(ASKED, votes=2)
 WARM_UP = ((250, 250, 12),) * 4  # leases, commitments and openings of batches that are not timed: some stay for the others
 MIXED = (172, 170, 170)
@@ -139,10 +139,10 @@ class Filler:
         self.directory = DataDirectory.create(folder)
         self.me, self.draw = Identity(named("peer", 0)), random.Random(seed)
         self.directory.write_identity(self.me)
-        founders = {self.me.public: Founder("peer", (ANNOTATOR,))}
+        founders = {self.me.public: Founder("peer", (ANNOTATOR_ROLE,))}
         genesis = Genesis("large", int(time.time() * 1_000), bytes(16), founders, founding_modules())
         self.directory.write_genesis(codec.encode(genesis))
-        self.rules = rules_of(genesis, ModelHost(self.directory.models))
+        self.rules = rules_of(genesis, JobModelStore(self.directory.models))
         self.store = LedgerStore(self.directory.ledger, genesis.chain_id)
         first = self.rules.genesis_state()
         decided = decided_after(first, None, genesis.chain_id, EMPTY_BODY, [self.me])
@@ -165,9 +165,9 @@ class Filler:
         self._save(
             open=(*curation.open, key),
             annotators_count=len(rows),
-            projects=curation.projects.with_row(key, Project(self.me.public, OPEN, Phase.OPEN, 391, self.open_tasks)),
+            projects=curation.projects.with_row(key, Project(self.me.public, OPEN, ProjectPhase.OPEN, 391, self.open_tasks)),
             annotators=curation.annotators.with_rows(rows),
-            shares=curation.shares.with_row(self.me.public, Share(len(rows))),
+            shares=curation.shares.with_row(self.me.public, PeerAnnotators(len(rows))),
         )
         self.store.close()
 
@@ -184,27 +184,27 @@ class Filler:
                 truth = self.draw.randrange(2)
                 answers: list[Answer] = [(truth if self.draw.random() < RIGHT else 1 - truth,) for _ in who]
                 label = (int(sum(answer == (1,) for answer in answers) * 2 > VOTES),)
-                task_rows[task] = TaskRow(key, of, Stage.SETTLED, VOTES, VOTES, VOTES, VOTES, 0, None, tuple(who), label, 1)
+                task_rows[task] = TaskRow(key, of, TaskStage.SETTLED, VOTES, VOTES, VOTES, VOTES, 0, None, tuple(who), label, 1)
                 for person, answer in zip(who, answers, strict=True):
                     assignments[assignment_id(task, person)] = Assignment(
-                        key, of, person, self.me.public, 1, Lease.SETTLED, self.draw.randbytes(32), answer, 1, True
+                        key, of, person, self.me.public, 1, AssignmentState.SETTLED, self.draw.randbytes(32), answer, 1, True
                     )
                     self.said[person] += 1
                     self.accepted[person] += answer == label
                     counts[person][label[0] * 2 + answer[0]] += 1
-                agreed = added(agreed, 2, units_of(ASKED.kind, 2, False, answers))
+                agreed = add_coincidences(agreed, 2, agreement_units(ASKED.kind, 2, False, answers))
             curation = self._save(
                 tasks=curation.tasks.with_rows(task_rows), assignments=curation.assignments.with_rows(assignments)
             )
-        skills = {key + who: Skill(tuple(count)) for who, count in counts.items()}
-        project = Project(self.me.public, ASKED, Phase.OPEN, 40, tasks, tasks, 0, tasks)
+        skills = {key + who: AnnotatorSkill(tuple(count)) for who, count in counts.items()}
+        project = Project(self.me.public, ASKED, ProjectPhase.OPEN, 40, tasks, tasks, 0, tasks)
         self._save(
             open=(*curation.open, key),
             annotations=curation.annotations + VOTES * tasks,
             settled=curation.settled + tasks,
             projects=curation.projects.with_row(key, project),
             skills=curation.skills.with_rows(skills),
-            agreements=curation.agreements.with_row(key, Agreed(agreed)),
+            agreements=curation.agreements.with_row(key, AgreementCounts(agreed)),
         )
 
     def _save(self, **changes: Any) -> CurationState:
@@ -228,26 +228,26 @@ class Crowd:
         self._to_commit: list[tuple[int, bytes]] = []
         self._committed: list[bytes] = []
 
-    def batch(self, state: CurationState, now_ms: int, most: tuple[int, int, int]) -> Batch:
+    def batch(self, state: CurationState, now_ms: int, most: tuple[int, int, int]) -> StatementBatch:
         leases_most, commits_most, openings_most = most
         for number in self._wished:
             row = state.annotators.get_record(self._key(number))
             assert row is not None
             self._to_commit += [(number, lease) for lease in row.leases]
         commits, self._to_commit = self._to_commit[:commits_most], self._to_commit[commits_most:]
-        openings = list[Opening]()
+        openings = list[AnswerOpening]()
         for assignment in self._committed:
             row = state.assignments.get_record(assignment)
             assert row is not None
             task = state.tasks.get_record(task_id(row.project, row.number))
-            if task is not None and task.stage is Stage.OPENING and len(openings) < openings_most:
-                openings.append(Opening(assignment, bytes(16), (0,)))
+            if task is not None and task.stage is TaskStage.OPENING and len(openings) < openings_most:
+                openings.append(AnswerOpening(assignment, bytes(16), (0,)))
         opened = {opening.assignment for opening in openings}
         self._committed = [key for key in self._committed if key not in opened] + [key for _, key in commits]
         self._wished = [(self._next + place) % self.annotators for place in range(leases_most)]
         self._next += leases_most
         wishes = tuple(self._wish(number, now_ms) for number in self._wished)
-        return Batch((), wishes, tuple(self._commit(*commit) for commit in commits), tuple(openings))
+        return StatementBatch((), wishes, tuple(self._commit(*commit) for commit in commits), tuple(openings))
 
     def _key(self, number: int) -> bytes:
         return Identity(named("annotator", number)).public
@@ -255,13 +255,17 @@ class Crowd:
     def _signed(self, number: int, statement: Any) -> bytes:
         return Identity(named("annotator", number)).sign(signing_preimage(statement.TAG, self.chain, codec.encode(statement)))
 
-    def _wish(self, number: int, now_ms: int) -> LeaseWish:
+    def _wish(self, number: int, now_ms: int) -> LeaseRequest:
         until = now_ms + 86_400_000
-        return LeaseWish(self._key(number), bytes(16), until, self._signed(number, Session(self.peer, bytes(16), until)), 1)
+        return LeaseRequest(
+            self._key(number), bytes(16), until, self._signed(number, SessionStatement(self.peer, bytes(16), until)), 1
+        )
 
-    def _commit(self, number: int, assignment: bytes) -> Commit:
-        digest = commitment(assignment, bytes(16), (0,))
-        return Commit(assignment, self._key(number), digest, self._signed(number, Annotation(assignment, digest)))
+    def _commit(self, number: int, assignment: bytes) -> AnswerCommitment:
+        digest = answer_commitment(assignment, bytes(16), (0,))
+        return AnswerCommitment(
+            assignment, self._key(number), digest, self._signed(number, AnnotationStatement(assignment, digest))
+        )
 
 
 class Chain:
@@ -271,7 +275,7 @@ class Chain:
         directory = DataDirectory.open(folder)
         self.me = directory.load_identity()
         genesis = Genesis.decode(directory.read_genesis())
-        self.rules: LedgerRules = rules_of(genesis, ModelHost(directory.models))
+        self.rules: LedgerRules = rules_of(genesis, JobModelStore(directory.models))
         self.store = LedgerStore(directory.ledger, genesis.chain_id)
         encoded = self.store.encoded_state()
         assert encoded is not None
@@ -408,16 +412,16 @@ async def serve(folder: Path, annotators: int, batches: int) -> Closing:
             most = max(most, _memory())
         loop_batches, close_times = slices.taken(), list[float]()
         (closer,) = {driver.rules.module_of_class(CurationModule)._closer}
-        go_on = closer.go_on
+        go_on = closer.advance_close
 
         def timed(*arguments: Any) -> None:
             began = time.thread_time()
             go_on(*arguments)
             close_times.append(time.thread_time() - began)
 
-        closer.go_on = timed  # type: ignore[method-assign]
+        closer.advance_close = timed  # type: ignore[method-assign]
         project, *_ = driver.state.module_state(CurationState).open
-        await author.submit("curation/move", Move(project, Phase.CLOSED))
+        await author.submit("curation/move", SetProjectPhase(project, ProjectPhase.CLOSED))
         await trio.sleep(OPENING_MS / 1_000)
         slices.taken()
         height, began, closed = driver.state.height, time.perf_counter(), 0.0

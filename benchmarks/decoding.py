@@ -22,22 +22,22 @@ from rich.table import Table
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from scenarios.trials import COUNT, Parser
-from training import stream
+from training import random_stream
+from training.job_spec import BITS, Compression, JobSpec
 from training.replicated import codec
-from training.replicated.codec import Mode, payload_bytes_max
-from training.replicated.codec.header import HEADER_BYTES
-from training.replicated.layout import CHUNK, Float32Array, Layout, layout_of
-from training.spec import BITS, Compression, JobSpec
+from training.replicated.codec import PayloadMode, payload_bytes_max
+from training.replicated.codec.payload_header import HEADER_BYTES
+from training.replicated.tensor_layout import CHUNK, Float32Array, TensorLayout, layout_of
 from training.transformer import ModelSpec
 
 LAYERS = 4  # with the default width: 4.3 million parameters
 MODES = (
-    *(Mode(Compression.DENSE, bits, CHUNK) for bits in BITS),
-    *(Mode(Compression.SPARSE, 1, keep) for keep in (4, 16, 64, 256, 1024, 2048, 4096)),
-    *(Mode(Compression.SPARSE, bits, 64) for bits in BITS[1:]),
+    *(PayloadMode(Compression.DENSE, bits, CHUNK) for bits in BITS),
+    *(PayloadMode(Compression.SPARSE, 1, keep) for keep in (4, 16, 64, 256, 1024, 2048, 4096)),
+    *(PayloadMode(Compression.SPARSE, bits, 64) for bits in BITS[1:]),
 )
 FAST_KEEP_MAX = 64
-BOUNDED = Mode(Compression.SPARSE, 1, 64)
+BOUNDED = PayloadMode(Compression.SPARSE, 1, 64)
 UNIFORM_BYTES_MAX, BYTES_MAX = 0.0172, 0.0185  # per parameter, header included
 
 
@@ -61,14 +61,14 @@ class Row:
 
 @lru_cache(maxsize=1)  # of one seed all modes are measured before the next
 def buffer(size: int, seed: int) -> Float32Array:
-    return stream.irwin_hall(size, "decoding", seed).astype(np.float32)
+    return random_stream.irwin_hall_integers(size, "decoding", seed).astype(np.float32)
 
 
-def measure(mode: Mode, layout: Layout, seed: int, repeats: int) -> Row:
+def measure(mode: PayloadMode, layout: TensorLayout, seed: int, repeats: int) -> Row:
     m = buffer(layout.size, seed)
-    header = codec.Header(bytes(32), 0, bytes(32), bytes(32), 1, 1, mode)
-    payload = codec.encode(header, m, layout)
-    update = codec.read(payload, layout)
+    header = codec.PayloadHeader(bytes(32), 0, bytes(32), bytes(32), 1, 1, mode)
+    payload = codec.encode_payload(header, m, layout)
+    update = codec.read_payload(payload, layout)
 
     def speed(work: Callable[[], object]) -> float:
         return layout.size / 1e6 / _median([_processor_seconds(work) for _ in range(repeats)])
@@ -82,13 +82,13 @@ def measure(mode: Mode, layout: Layout, seed: int, repeats: int) -> Row:
         bytes_per_parameter=len(payload) / layout.size,
         bytes_per_parameter_max=payload_bytes_max(layout, mode) / layout.size,
         read_million_per_second=speed(lambda: _read(payload, layout)),
-        write_million_per_second=speed(lambda: codec.encode(header, m, layout)),
-        dense_million_per_second=speed(update.dense),
+        write_million_per_second=speed(lambda: codec.encode_payload(header, m, layout)),
+        dense_million_per_second=speed(update.to_dense),
     )
 
 
-def _read(payload: bytes, layout: Layout) -> None:
-    update = codec.read(payload, layout)
+def _read(payload: bytes, layout: TensorLayout) -> None:
+    update = codec.read_payload(payload, layout)
     for run in update.body.runs():
         update.entries(run)
 

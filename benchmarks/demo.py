@@ -28,7 +28,7 @@ from benchmarks.verdicts import conclude, verdict
 from peer.commands.job_fields import PRESETS
 from peer.demo.ending import end_like_ctrl_c
 from scenarios.trials import COUNT, Parser
-from training import grid
+from training import rate_sweep
 
 WORSE_MAX = 1.02  # held-out, of one process alone on as many accepted samples, where every step is exchanged
 
@@ -117,7 +117,11 @@ def verdicts(preset: str | None, reports: list[dict[str, Any]]) -> Iterator[str]
     """What must hold: all that the demo promises, and with a step a round the loss of one process alone."""
     failures = [f"seed {report['seed']}: {failure}" for report in reports for failure in report["failures"]]
     yield verdict(not failures, "; ".join(["equal roots, every liar found out, the loss fell", *failures]))
-    edges = [report for report in reports if grid.at_edge({float(r): bits for r, bits in report["baseline_rates"].items()})]
+    edges = [
+        report
+        for report in reports
+        if rate_sweep.is_best_at_edge({float(r): bits for r, bits in report["baseline_rates"].items()})
+    ]
     if edges:
         yield verdict(False, f"one process alone: its best rate is the last that was tried with {len(edges)} of the seeds")
     ratios = [ratio for report in reports if (ratio := _ratio(report)) is not None]

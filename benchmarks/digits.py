@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from training.replicated.layout import Float32Array, Layout, of_shapes
+from training.replicated.tensor_layout import Float32Array, TensorLayout, layout_from_shapes
 
 FILE = Path(__file__).with_name("digits.csv.gz")
 SHA256 = "09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22"
@@ -44,8 +44,8 @@ def load(seed: int) -> Digits:
     return Digits(pixels[cut:], labels[cut:], pixels[:cut], labels[:cut])
 
 
-def layout() -> Layout:
-    return of_shapes(SHAPES)
+def layout() -> TensorLayout:
+    return layout_from_shapes(SHAPES)
 
 
 def initial(generator: np.random.Generator) -> Float32Array:
@@ -55,7 +55,7 @@ def initial(generator: np.random.Generator) -> Float32Array:
 
 def gradients(parameters: Float32Array, x: Float32Array, y: Labels) -> Float32Array:
     """(trainers, parameters): of the mean cross-entropy of each trainer's batch; x (trainers, batch, 64), y (trainers, batch)."""
-    views = layout().view(parameters)
+    views = layout().tensor_views(parameters)
     before = x @ views["hidden.weight"].T + views["hidden.bias"]
     hidden = np.maximum(before, 0)
     error = _softmax(hidden @ views["output.weight"].T + views["output.bias"])
@@ -82,7 +82,7 @@ def loss(parameters: Float32Array, x: Float32Array, y: Labels) -> float:
 
 
 def _logits(parameters: Float32Array, x: Float32Array) -> Float32Array:
-    views = layout().view(parameters)
+    views = layout().tensor_views(parameters)
     hidden = np.maximum(x @ views["hidden.weight"].T + views["hidden.bias"], 0)
     return hidden @ views["output.weight"].T + views["output.bias"]
 

@@ -24,10 +24,10 @@ from peer.roles.trainer import Trainer
 from peer.settings.config import Config
 from peer.worker.supervisor import Worker
 from protocol.errors import UserError
-from training import stream
-from training.replay import proposals
+from training import random_stream
+from training.replay import proposal_replay
 from training.replay.inner_state import InnerState, OnState
-from training.replicated.layout import Float32Array
+from training.replicated.tensor_layout import Float32Array
 
 WORKER = "worker"  # the argument that makes this process the worker
 KNOWN_ELEMENTS = 1 << 20  # repeated over larger models
@@ -37,7 +37,9 @@ SHIFT = 4099  # between two trainers' updates, which are the same numbers at oth
 
 @lru_cache(maxsize=1)
 def known() -> Float32Array:
-    return stream.irwin_hall(KNOWN_ELEMENTS, "free").astype(np.float32) * np.float32(DEVIATION / stream.IRWIN_HALL_DEVIATION)
+    return random_stream.irwin_hall_integers(KNOWN_ELEMENTS, "free").astype(np.float32) * np.float32(
+        DEVIATION / random_stream.IRWIN_HALL_DEVIATION
+    )
 
 
 def update(
@@ -52,7 +54,7 @@ def work() -> None:
     from peer.worker import main as worker_main  # it imports torch, which the peer itself must not
 
     class Free(worker_main.Jobs):
-        def _update(self, job: bytes) -> proposals.Update:
+        def _update(self, job: bytes) -> proposal_replay.ComputeUpdate:
             return update
 
     known()  # before the first round asks for them

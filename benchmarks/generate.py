@@ -31,17 +31,17 @@ from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from protocol.sampling import TOKENS_MAX, SamplingOptions
 from scenarios.trials import COUNT, Parser
-from training import tasks
+from training import worker_protocol
+from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch import sampling
-from training.engines.pytorch.engine import Engine
+from training.engines.pytorch.engine import TorchEngine
 from training.engines.pytorch.model import GPT
-from training.replicated.init import initial_parameters
-from training.replicated.layout import Float32Array
-from training.sequences import Tokens
-from training.spec import JobSpec
-from training.stops import Stops
-from training.texts import SLICE_SECONDS, Text, Texts
+from training.job_spec import JobSpec
+from training.replicated.parameter_init import initial_parameters
+from training.replicated.tensor_layout import Float32Array
+from training.stop_sequences import StopSequenceDecoder
+from training.text_generation import SLICE_SECONDS, TextGeneration, TextGenerations
 from training.transformer import ModelSpec
 
 MODELS = (
@@ -74,19 +74,19 @@ class Row:
 
 def measure(shape: ModelSpec, seed: int, repeats: int) -> Row:
     spec = JobSpec(name="generate", data=bytes(32), model=shape, seed=seed)
-    engine = Engine(spec, Tokens.none(ByteTokenizer().token_bytes), ByteTokenizer())
+    engine = TorchEngine(spec, TokenizedText.without_text(ByteTokenizer().token_bytes), ByteTokenizer())
     parameters = initial_parameters(spec) * SCALE
-    engine.load(parameters)
+    engine.load_parameters(parameters)
     model, draw = engine.model, np.random.default_rng(seed)
     prompt = draw.integers(0, 256, PROMPT_TOKENS).tolist()
     greedy = SamplingOptions(max_tokens=shape.context - PROMPT_TOKENS, temperature=0.0)
     drawing, beams = replace(DRAWN, max_tokens=greedy.max_tokens), replace(greedy, beams=BEAMS)
 
     def cached(how: SamplingOptions) -> list[int]:
-        return list(chain.from_iterable(sampling.drawn(model, prompt, how, (), _quietly)))
+        return list(chain.from_iterable(sampling.sample_tokens(model, prompt, how, (), _quietly)))
 
     def searched(how: SamplingOptions) -> list[int]:
-        return list(sampling.searched(model, prompt, how, (), _quietly, lambda made: False))[-1]
+        return list(sampling.beam_search(model, prompt, how, (), _quietly, lambda made: False))[-1]
 
     def rate(make: Callable[[], Sequence[int]]) -> float:
         make()  # finds caches empty
@@ -133,7 +133,7 @@ def _logits(model: GPT, tokens: list[int]) -> torch.Tensor:
 
 def apart(model: GPT, tokens: list[int]) -> dict[str, float]:
     """The largest differences of a logit, by their fields."""
-    whole_TV, course = _logits(model, tokens), sampling.Course(model, tokens[:PROMPT_TOKENS])
+    whole_TV, course = _logits(model, tokens), sampling.DecodingState(model, tokens[:PROMPT_TOKENS])
     most = anew = 0.0
     for place in range(PROMPT_TOKENS, len(tokens)):
         logits_V = course.logits()[0]
@@ -145,8 +145,8 @@ def apart(model: GPT, tokens: list[int]) -> dict[str, float]:
 
 
 def _anew(model: GPT, prompt: list[int]) -> torch.Tensor:
-    course = sampling.Course(model, prompt)
-    while course.goes_on():
+    course = sampling.DecodingState(model, prompt)
+    while course.prefill_step():
         pass
     return course.logits()[0]
 
@@ -158,14 +158,16 @@ def _mean(model: GPT, prompt: list[int], made: list[int]) -> float:
     return statistics.mean(float(logp_TV[place, token]) for place, token in zip(places, made, strict=True))
 
 
-def _slices(engine: Engine, parameters: Float32Array) -> tuple[float, float]:
+def _slices(engine: TorchEngine, parameters: Float32Array) -> tuple[float, float]:
     """Seconds of the longest slice, and of all of them."""
-    asked = tasks.Generate(bytes(32), None, "The ", SamplingOptions(max_tokens=TOKENS_MAX, temperature=1.0))
-    texts, seconds, is_over, told = Texts(), list[float](), False, 0
+    asked = worker_protocol.GenerateRequest(bytes(32), None, "The ", SamplingOptions(max_tokens=TOKENS_MAX, temperature=1.0))
+    texts, seconds, is_over, told = TextGenerations(), list[float](), False, 0
     while not is_over:
         started = time.perf_counter()
-        how = replace(asked, told=told)
-        done = texts.go_on(how, lambda: Text(engine.generate(parameters, b"The ", asked.how), Stops(()), 0))
+        how = replace(asked, told_characters=told)
+        done = texts.next_slice(
+            how, lambda: TextGeneration(engine.generate_text(parameters, b"The ", asked.sampling), StopSequenceDecoder(()), 0)
+        )
         seconds.append(time.perf_counter() - started)
         is_over, told = done.is_over, told + len(done.text)
     return max(seconds), sum(seconds)

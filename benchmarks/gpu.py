@@ -27,15 +27,15 @@ from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from protocol.errors import UserError
 from scenarios.trials import COUNT, Parser, duration
+from training.data.token_sequences import TokenizedText, batch_offsets, sequence_batch
 from training.data.tokenizer import ByteTokenizer
+from training.engine_resources import AUTO, EngineResources
 from training.engines.pytorch import device as devices
-from training.engines.pytorch.engine import Engine, precision_of
+from training.engines.pytorch.engine import TorchEngine, autocast_context
 from training.engines.pytorch.model import rotary_tables
-from training.replicated.init import initial_parameters
-from training.replicated.layout import Float32Array
-from training.resources import AUTO, Resources
-from training.sequences import Tokens, batch_offsets, sequences
-from training.spec import AuditMode, JobSpec, Precision
+from training.job_spec import AuditMode, JobSpec, Precision
+from training.replicated.parameter_init import initial_parameters
+from training.replicated.tensor_layout import Float32Array
 from training.transformer import ModelSpec
 
 SHARE_MIN = 0.95  # of the plain loop's samples a second
@@ -135,13 +135,13 @@ def spec_of(size: Size, precision: Precision, steps: int) -> JobSpec:
     )
 
 
-def tokens_of(model: ModelSpec) -> Tokens:
+def tokens_of(model: ModelSpec) -> TokenizedText:
     drawn = np.random.default_rng(0).integers(0, model.vocabulary, 64 * model.context + 1)
-    return Tokens(drawn.astype(np.uint16), np.empty(0, dtype=np.uint16), np.ones(model.vocabulary, dtype=np.int64))
+    return TokenizedText(drawn.astype(np.uint16), np.empty(0, dtype=np.uint16), np.ones(model.vocabulary, dtype=np.int64))
 
 
-def ours(spec: JobSpec, device: torch.device, compile: bool) -> Engine:
-    return Engine(spec, tokens_of(spec.model), ByteTokenizer(), None, device, Resources(compile=compile))
+def ours(spec: JobSpec, device: torch.device, compile: bool) -> TorchEngine:
+    return TorchEngine(spec, tokens_of(spec.model), ByteTokenizer(), None, device, EngineResources(compile=compile))
 
 
 def plain(spec: JobSpec, device: torch.device, compile: bool) -> Callable[[int], None]:
@@ -159,8 +159,8 @@ def plain(spec: JobSpec, device: torch.device, compile: bool) -> Callable[[int],
             optimizer.zero_grad(set_to_none=True)
             for first in range(0, spec.batch, spec.micro_batch):
                 part = starts[first : first + spec.micro_batch]
-                examples = [devices.to_device(array, device) for array in sequences(tokens.train, part, spec.model.context)]
-                with precision_of(spec, device):
+                examples = [devices.to_device(array, device) for array in sequence_batch(tokens.train, part, spec.model.context)]
+                with autocast_context(spec, device):
                     loss = net(*examples) * (len(part) / spec.batch)
                 loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), spec.clip)
@@ -286,14 +286,14 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     try:
-        device = devices.chosen(options.device)
+        device = devices.select_device(options.device)
     except UserError as error:
         parser.error(str(error))
     if device == devices.CPU and options.device != "cpu":
         print("no GPU is here: nothing was measured (--device cpu --only 0.8M measures the processor)")
         return 0
     torch.set_num_threads(1 if device == devices.CPU else torch.get_num_threads())
-    devices.start(device)
+    devices.configure_device(device)
     about = torch.cuda.get_device_name(device) if device.type == "cuda" else "processor, 1 thread"
     started, rows = time.time(), list[Row]()
     for compile in (False,) if options.no_compile else (False, True):  # these take longest: who ends it early has the others

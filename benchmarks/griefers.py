@@ -29,7 +29,7 @@ from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from ledger.audits import sortition
 from scenarios.trials import COUNT, Parser
-from training.spec import PRESETS, AuditMode, JobSpec, completed
+from training.job_spec import PRESETS, AuditMode, JobSpec, complete_fields
 
 ROUNDS = 200
 TUNED_ON = 200  # seeds, the first ones; the others are reported
@@ -125,7 +125,7 @@ def measured(spec: JobSpec, peers: int, griefers: int, probation: bool, seeds: S
 
 def job_of_local() -> JobSpec:
     fields = {**PRESETS["local"], "audit": AuditMode.SAMPLED, "rounds": ROUNDS}
-    return JobSpec(name="griefers", data=bytes(32), **completed(fields))
+    return JobSpec(name="griefers", data=bytes(32), **complete_fields(fields))
 
 
 def undone_share(peers: int, griefers: int) -> float:

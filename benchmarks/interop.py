@@ -39,7 +39,7 @@ from scenarios.trials import Parser
 from training.data.default_text import default_text
 from training.data.tokenizer import load_tokenizer
 from training.engines.pytorch.model import GPT
-from training.engines.pytorch.sampling import drawn
+from training.engines.pytorch.sampling import sample_tokens
 
 LOGITS_MAX, GGUF_LOGITS_MAX = 1e-4, 1e-2
 GREEDY, PROMPT, WINDOWS = 64, 16, 4
@@ -117,7 +117,7 @@ def ours(home: Home, path: Path) -> None:
     with torch.no_grad():
         logits = model.logits(model.features(tokens))
     prompt = tokens[0, :PROMPT].tolist()
-    passes = drawn(model, prompt, SamplingOptions(max_tokens=GREEDY, temperature=0.0), (), lambda: None)
+    passes = sample_tokens(model, prompt, SamplingOptions(max_tokens=GREEDY, temperature=0.0), (), lambda: None)
     greedy = list(chain.from_iterable(passes))
     tensors = {"tokens": tokens, "logits": logits, "prompt": torch.tensor([prompt]), "greedy": torch.tensor([greedy])}
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / "ours.safetensors")

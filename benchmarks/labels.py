@@ -31,11 +31,11 @@ from rich.table import Table as Screen
 from benchmarks.crowds import CROWDS, HALF, HIGH, LOW, LYING, MIXED, PEOPLE, TASKS, VOTES
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
-from curation.answers import Answer, Kind
-from curation.labels import ENOUGH, estimate, learned
+from curation.estimation.dawid_skene import likeliest_classes, run_dawid_skene
+from curation.estimation.online_dawid_skene import LABEL_CONFIDENCE_MIN, estimate_label, updated_counts
+from curation.estimation.reputation import WEIGHT_ONE, annotator_weight, divide_points, final_confusions
 from curation.limits import VOTES_MAX
-from curation.reputation import WEIGHT_ONE, confusions, divided, weight
-from curation.whole import estimated, likeliest
+from curation.tasks.answers import Answer, QuestionKind
 from scenarios.trials import COUNT, Parser
 
 OPTIONS = 2
@@ -70,9 +70,9 @@ def crowd(name: str, seed: int) -> Crowd:
     votes, tasks = answers.votes, len(answers.truth)
     counts = np.zeros((tasks, answers.classes), dtype=np.int64)
     np.add.at(counts, (votes[:, 0], votes[:, 2]), 1)
-    whole = estimated(answers.classes, tasks, answers.annotators, votes, answers.gold_rows)
+    whole = run_dawid_skene(answers.classes, tasks, answers.annotators, votes, answers.gold_rows)
     rest = np.setdiff1d(np.arange(tasks), answers.gold)
-    right, most = ((likeliest(of) == answers.truth)[rest] for of in (whole.posterior(), counts))
+    right, most = ((likeliest_classes(of) == answers.truth)[rest] for of in (whole.posterior(), counts))
     classes = [answers.truth[rest] == which for which in np.unique(answers.truth[rest])]
     return Crowd(
         name,
@@ -138,11 +138,11 @@ def _task(
         if len(told) < first:
             continue
         opened = len(told)
-        label, sure = estimate(Kind.LABEL, OPTIONS, False, [(counts[key], answer) for key, answer in told])
-        if sure >= ENOUGH:
+        label, sure = estimate_label(QuestionKind.LABEL, OPTIONS, False, [(counts[key], answer) for key, answer in told])
+        if sure >= LABEL_CONFIDENCE_MIN:
             break
     for key, answer in told:
-        counts[key] = learned(Kind.LABEL, OPTIONS, False, counts[key], label, answer)
+        counts[key] = updated_counts(QuestionKind.LABEL, OPTIONS, False, counts[key], label, answer)
     project.truth.append(truth)
     project.labels.append(label[0])
 
@@ -209,19 +209,19 @@ def paid(kind: str, seed: int, tasks: int | None, answers: int = 0, votes: tuple
     people = [Person(kind, 1 / OPTIONS) for _ in range(few)]
     people += [Person("honest", float(draw.uniform(LOW, HIGH))) for _ in range(PEOPLE - few)]
     project = run(people, draw, tasks, answers, votes)
-    whole = estimated(OPTIONS, len(project.truth), project.keys, np.array(project.votes, dtype=np.int64))
+    whole = run_dawid_skene(OPTIONS, len(project.truth), project.keys, np.array(project.votes, dtype=np.int64))
     # Votes of a task are in another order there.
     blind = {(task, key): mark for (task, key, _), mark in zip(project.votes, project.blind, strict=True)}
     marks = np.array([blind[int(task), int(key)] for task, key, _ in whole.votes], dtype=np.int64)
-    weights = [weight([[(int(seen), int(good)) for seen, good in rows]]) for rows in confusions(whole, marks)]
+    weights = [annotator_weight([[(int(seen), int(good)) for seen, good in rows]]) for rows in final_confusions(whole, marks)]
     given = Counter(key for _, key, _ in project.votes)
     shares = {key.to_bytes(32, "big"): given[key] * weights[key] for key in range(project.keys)}
-    points = divided(PRICE * len(project.truth), shares)
+    points = divide_points(PRICE * len(project.truth), shares)
     of = [sum(points[key.to_bytes(32, "big")] for key in person.keys) for person in people]
     honest = float(np.mean(of[few:])) or 1.0
     # A person of many keys is as good as the keys are that it answered with, on average.
     found = [float(np.mean([weights[key] for key in person.keys])) / WEIGHT_ONE for person in people]
-    labels = likeliest(whole.posterior())
+    labels = likeliest_classes(whole.posterior())
     return Points(
         kind=kind,
         seed=seed,

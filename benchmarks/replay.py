@@ -35,39 +35,39 @@ from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from peer import features
 from protocol import codec
-from rlhf.objective import PpoTerms, Rollouts
-from rlhf.pairs import encoded
-from rlhf.preferences import Pair
-from rlhf.presets import PPO, REWARD
-from rlhf.reward import MEAN_REWARD, REWARD_NAMES, Learns, MeanTerms
+from rlhf.data.preference_sets import PreferencePair
+from rlhf.data.tokenized_pairs import tokenize_pairs
+from rlhf.objectives.job_presets import PPO_JOB, REWARD_JOB
+from rlhf.objectives.ppo import PpoSettings, RolloutDeclaration
+from rlhf.objectives.reward_model import MEAN_REWARD, REWARD_NAMES, MeanRewardSettings, TrainableParameters
 from training.data.default_text import default_text
+from training.job_spec import PRESETS, InnerOptimizerKind, JobSpec, Precision, complete_fields
 from training.objectives.objective import Declaration
-from training.replay.inner_state import distance, ratio
+from training.replay.inner_state import l2_distance, relative_error
 from training.replicated import codec as payloads
-from training.replicated import feedback
-from training.replicated.init import initial_parameters
-from training.replicated.layout import Float32Array, layout_of
-from training.spec import PRESETS, Inner, JobSpec, Precision, completed
+from training.replicated import error_feedback
+from training.replicated.parameter_init import initial_parameters
+from training.replicated.tensor_layout import Float32Array, layout_of
 
 
 def _ppo(**terms: Any) -> JobSpec:
-    own = codec.encode(PpoTerms(reward="rule:vowels", **terms))
-    return JobSpec(name="replay", objective="ppo", data=bytes(32), settings=own, **completed(PPO))
+    own = codec.encode(PpoSettings(reward="rule:vowels", **terms))
+    return JobSpec(name="replay", objective="ppo", data=bytes(32), settings=own, **complete_fields(PPO_JOB))
 
 
-def _mean(learns: Learns) -> JobSpec:
-    own = codec.encode(MeanTerms(learns=learns))
-    return JobSpec(name="replay", objective=MEAN_REWARD.name, data=bytes(32), settings=own, **completed(REWARD))
+def _mean(learns: TrainableParameters) -> JobSpec:
+    own = codec.encode(MeanRewardSettings(learns=learns))
+    return JobSpec(name="replay", objective=MEAN_REWARD.name, data=bytes(32), settings=own, **complete_fields(REWARD_JOB))
 
 
 JOB, TRAINER, OTHER = bytes(range(32)), b"\x01" * 32, b"\x02" * 32
 JOBS = {
-    "local": JobSpec(name="replay", data=bytes(32), **completed(PRESETS["local"])),
-    "adamw": JobSpec(name="replay", data=bytes(32), **completed(PRESETS["local"] | {"inner": Inner.ADAMW})),
+    "local": JobSpec(name="replay", data=bytes(32), **complete_fields(PRESETS["local"])),
+    "adamw": JobSpec(name="replay", data=bytes(32), **complete_fields(PRESETS["local"] | {"inner": InnerOptimizerKind.ADAMW})),
     "per-step": JobSpec(name="replay", data=bytes(32), **PRESETS["per-step"]),
-    "reward": JobSpec(name="replay", objective="reward", data=bytes(32), **completed(REWARD)),
-    "reward-mean": _mean(Learns.WORDS),
-    "reward-mean-all": _mean(Learns.ALL),
+    "reward": JobSpec(name="replay", objective="reward", data=bytes(32), **complete_fields(REWARD_JOB)),
+    "reward-mean": _mean(TrainableParameters.WORDS),
+    "reward-mean-all": _mean(TrainableParameters.ALL),
     "ppo": _ppo(),
     "ppo-jumps": _ppo(ramp=0.0),
 }
@@ -124,14 +124,14 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
     """An engine that does as `variant` says; torch is imported only here, where the environment is what it is to be."""
     import torch
 
+    from training.data.token_sequences import TokenizedText
     from training.data.tokenizer import load_tokenizer
-    from training.engines.pytorch.declaring import DeclaringEngine
-    from training.engines.pytorch.device import start
-    from training.engines.pytorch.engine import Engine
-    from training.sequences import Tokens
+    from training.engines.pytorch.declaring_engine import TorchDeclaringEngine
+    from training.engines.pytorch.device import configure_device
+    from training.engines.pytorch.engine import TorchEngine
 
-    declares = spec.kind.declaration is not None
-    kind: Any = DeclaringEngine if declares else Engine
+    declares = spec.resolved_objective.declaration_type is not None
+    kind: Any = TorchDeclaringEngine if declares else TorchEngine
 
     class Differing(kind):  # type: ignore[misc]
         """Takes other data, if the variant says so."""
@@ -144,15 +144,15 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
             return found
 
     where = torch.device(device)
-    start(torch.device(where.type, where.index or 0))  # as a peer's worker does; it forbids TF32
+    configure_device(torch.device(where.type, where.index or 0))  # as a peer's worker does; it forbids TF32
     if device == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = variant.fast_float32
     text = np.frombuffer(default_text(), dtype=np.uint8)
     held_out = len(text) * (1000 - spec.held_out_permille) // 1000
     tokenizer = load_tokenizer(None, spec.model.vocabulary)
-    tokens: Tokens = Tokens(text[:held_out], text[held_out:], tokenizer.token_bytes)
+    tokens: TokenizedText = TokenizedText(text[:held_out], text[held_out:], tokenizer.token_bytes)
     if spec.objective in REWARD_NAMES:
-        tokens = encoded(spec, some_pairs(), tokenizer)
+        tokens = tokenize_pairs(spec, some_pairs(), tokenizer)
     computed = replace(spec, precision=Precision.BF16) if variant.half else spec
     first = initial_parameters(spec) if declares else None
     engine = Differing(computed, tokens, tokenizer, first, torch.device(device))
@@ -160,12 +160,12 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
     return engine
 
 
-def some_pairs() -> list[Pair]:
+def some_pairs() -> list[PreferencePair]:
     """A prompt of the text, its own continuation and that of another place; one in four is turned, so that nothing is sure."""
-    text, pairs = default_text().decode(), list[Pair]()
+    text, pairs = default_text().decode(), list[PreferencePair]()
     for number, place in enumerate(range(0, len(text) - 500, 500)):
         parts = (text[place + start : place + stop] for start, stop in ((0, 40), (40, 80), (240, 300)))
-        pairs.append(Pair(place.to_bytes(8, "big"), *parts, 1000 * (number % 4 > 0)))
+        pairs.append(PreferencePair(place.to_bytes(8, "big"), *parts, 1000 * (number % 4 > 0)))
     return pairs
 
 
@@ -192,11 +192,11 @@ def declared(
     place = JOB, number, trainer
     with tempfile.TemporaryDirectory(prefix="folkmoot-replay-") as folder:
         if blob is None:
-            made = engine.declare(parameters, *place, Path(folder))
+            made = engine.make_declaration(parameters, *place, Path(folder))
         else:
             digest, path = bytes(32), Path(folder) / "blob"
             path.write_bytes(blob)
-            made = Declaration(Rollouts(digest, *[0] * 6), {digest: path})
+            made = Declaration(RolloutDeclaration(digest, *[0] * 6), {digest: path})
         (file,) = made.files.values()
         return engine.derived(parameters, *place, made), file.read_bytes()
 
@@ -208,10 +208,10 @@ def replay(spec: JobSpec, rounds: int, kept: dict[str, Float32Array], device: st
     blob = None if variant.trainer != TRAINER else kept["blob"].tobytes()
     by, _ = declared(engine, kept["parameters"], rounds, blob, variant.trainer)
     delta, _ = engine.local_steps(kept["parameters"], JOB, rounds, TRAINER, declaration=by)
-    layout, header = layout_of(spec), payloads.Header.of(spec, JOB, rounds, rounds, TRAINER, bytes(32))
-    said = payloads.read(payloads.encode(header, kept["delta"], layout), layout)
-    of_payload = ratio(*feedback.payload_distances(said, delta))
-    return ratio(distance(kept["delta"], delta), distance(delta, np.float32(0))), of_payload
+    layout, header = layout_of(spec), payloads.PayloadHeader.of_spec(spec, JOB, rounds, rounds, TRAINER, bytes(32))
+    said = payloads.read_payload(payloads.encode_payload(header, kept["delta"], layout), layout)
+    of_payload = relative_error(*error_feedback.payload_distances(said, delta))
+    return relative_error(l2_distance(kept["delta"], delta), l2_distance(delta, np.float32(0))), of_payload
 
 
 def child(options: argparse.Namespace) -> None:
@@ -236,7 +236,7 @@ def child(options: argparse.Namespace) -> None:
 
 def _sees_the_same(spec: JobSpec) -> bool:
     """Whether every inner step goes through all responses: the next step's data are then no lie."""
-    return isinstance(spec.own, PpoTerms) and spec.own.epochs == spec.local_steps
+    return isinstance(spec.decoded_settings, PpoSettings) and spec.decoded_settings.epochs == spec.local_steps
 
 
 # The parent ------------------------------------------------------------------------------------------------------------

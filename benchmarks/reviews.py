@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.rivals import environment
 from benchmarks.rivals.environment import Unavailable
-from rlhf.preferences import PERMILLE, Pair
+from rlhf.data.preference_sets import PERMILLE, PreferencePair
 from training.data.tokenizer import Tokenizer
 
 LONG = "imdb"  # where the corpus has several sources: the one whose reviews are longer than a line
@@ -61,7 +61,9 @@ def halves(file: Path) -> tuple[list[Review], list[Review]]:
     return parts
 
 
-def pairs(reviews: Iterable[Review], count: int, wrong_permille: int, tokenizer: Tokenizer, tokens_max: int) -> Iterator[Pair]:
+def pairs(
+    reviews: Iterable[Review], count: int, wrong_permille: int, tokenizer: Tokenizer, tokens_max: int
+) -> Iterator[PreferencePair]:
     """So many preferences; of so many permille the two responses are exchanged. None has more tokens than that."""
     sides: tuple[list[Review], list[Review]] = [], []
     for review in reviews:
@@ -78,7 +80,7 @@ def pairs(reviews: Iterable[Review], count: int, wrong_permille: int, tokenizer:
             continue
         found += 1
         first, second = (bad, good) if _hash("wrong", number) % PERMILLE < wrong_permille else (good, bad)
-        yield Pair(found.to_bytes(8, "big"), prompt, first, second, PERMILLE)
+        yield PreferencePair(found.to_bytes(8, "big"), prompt, first, second, PERMILLE)
 
 
 def _stretch(text: str, number: int) -> tuple[str, str] | None:

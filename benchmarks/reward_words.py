@@ -23,17 +23,18 @@ from rich.table import Table
 from benchmarks.provenance import write
 from peer import features
 from protocol import codec
-from rlhf import linear, pairs, preferences, presets
-from rlhf.preferences import Pair
-from rlhf.reward import REWARDS, Learns
+from rlhf.data import preference_sets, tokenized_pairs, word_count_baseline
+from rlhf.data.preference_sets import PreferencePair
+from rlhf.objectives import job_presets
+from rlhf.objectives.reward_model import REWARDS, TrainableParameters
 from scenarios.trials import COUNT, Parser
-from training.data import corpus
+from training import corpus
 from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
-from training.engines.pytorch.kind import KIND
-from training.replicated.model import ReplicatedModel
-from training.replicated.state import PARAMETERS
-from training.spec import JobSpec, completed
+from training.engines.pytorch.backend import BACKEND
+from training.job_spec import JobSpec, complete_fields
+from training.replicated.model_state import PARAMETERS
+from training.replicated.replicated_model import ReplicatedModel
 
 JOB = bytes([1]) * 32
 LEARNED, MEASURED = 600, 1_100  # pairs
@@ -44,12 +45,12 @@ NOISE = 0.1
 EPOCHS = 3
 # As `rlhf start` takes what is said of the reward model.
 WAYS: dict[str, dict[str, Any]] = {
-    "default": {"score": "mean", "inner_rate": presets.MEAN_REWARD["inner_rate"]},
+    "default": {"score": "mean", "inner_rate": job_presets.MEAN_REWARD_JOB["inner_rate"]},
     "last": {},
     "last, 10 epochs": {"epochs": 10},
     "mean": {"score": "mean"},
     "mean, 10 epochs": {"score": "mean", "epochs": 10},
-    "default, 10 epochs": {"score": "mean", "inner_rate": presets.MEAN_REWARD["inner_rate"], "epochs": 10},
+    "default, 10 epochs": {"score": "mean", "inner_rate": job_presets.MEAN_REWARD_JOB["inner_rate"], "epochs": 10},
     "mean, all": {"score": "mean", "learns": "all"},
     "mean, all, 10 epochs": {"score": "mean", "learns": "all", "epochs": 10},
 }
@@ -77,7 +78,9 @@ def main() -> int:
             {
                 "seed": seed,
                 "way": "word counts",
-                "accuracy": linear.accuracy(linear.fitted(learned), preferences.parted(measured, MEASURED_PERMILLE)[1]),
+                "accuracy": word_count_baseline.pair_accuracy(
+                    word_count_baseline.fit_best(learned), preference_sets.split_held_out(measured, MEASURED_PERMILLE)[1]
+                ),
             }
         )
         for way in options.ways:
@@ -91,7 +94,7 @@ def main() -> int:
     return 0
 
 
-def made(seed: int) -> tuple[list[Pair], list[Pair]]:
+def made(seed: int) -> tuple[list[PreferencePair], list[PreferencePair]]:
     draw = random.Random(seed)
     known = Counter(
         word
@@ -101,37 +104,41 @@ def made(seed: int) -> tuple[list[Pair], list[Pair]]:
     words = [word for word, _ in known.most_common(300)]
     weights = {word: draw.gauss(0, 1) for word in draw.sample(words, WORDS)}
 
-    def pair(number: int, noise: float) -> Pair:
+    def pair(number: int, noise: float) -> PreferencePair:
         texts = [draw.choices(list(weights), k=draw.randint(WORDS_MIN, WORDS_MAX)) for _ in range(2)]
         is_better = sum(weights[word] for word in texts[0]) > sum(weights[word] for word in texts[1])
-        p = preferences.PERMILLE * (is_better is not (draw.random() < noise))
-        return Pair(number.to_bytes(8, "big"), f"question {number}: ", *map(" ".join, texts), p)
+        p = preference_sets.PERMILLE * (is_better is not (draw.random() < noise))
+        return PreferencePair(number.to_bytes(8, "big"), f"question {number}: ", *map(" ".join, texts), p)
 
     return [pair(number, NOISE) for number in range(LEARNED)], [pair(number, 0.0) for number in range(MEASURED)]
 
 
 def base_model(rounds: int) -> ReplicatedModel:
-    spec = replace(JobSpec(name="base", data=bytes(32)), **completed({"rounds": rounds})).checked()
+    spec = replace(JobSpec(name="base", data=bytes(32)), **complete_fields({"rounds": rounds})).validated()
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text"
         text.write_bytes(default_text())
         tokens = corpus.open_tokens(spec, text, ByteTokenizer())
-        return trained(ReplicatedModel.initial(JOB, spec), KIND.open(spec, tokens, ByteTokenizer(), None), rounds, 1)
+        return trained(ReplicatedModel.initial(JOB, spec), BACKEND.open_engine(spec, tokens, ByteTokenizer(), None), rounds, 1)
 
 
-def accuracy(base: ReplicatedModel, learned: list[Pair], measured: list[Pair], trainers: int, **said: Any) -> float:
+def accuracy(
+    base: ReplicatedModel, learned: list[PreferencePair], measured: list[PreferencePair], trainers: int, **said: Any
+) -> float:
     said = {"score": "last", "epochs": EPOCHS, "learns": "words"} | said
     kind, epochs, learns = REWARDS[said.pop("score")], said.pop("epochs"), said.pop("learns")
-    own = b"" if kind.settings is None else codec.encode(kind.settings(learns=Learns(learns)))
+    own = b"" if kind.settings_type is None else codec.encode(kind.settings_type(learns=TrainableParameters(learns)))
     spec = JobSpec(name="reward", objective=kind.name, model=base.spec.model, data=bytes(32), settings=own)
-    spec = replace(spec, **completed(presets.REWARD | said))
-    both = pairs.encoded(spec, [*learned], ByteTokenizer())
-    rounds = preferences.rounds_of(epochs, len(both.trained), trainers=trainers, steps=spec.local_steps, batch=spec.batch)
-    spec = replace(spec, rounds=rounds).checked()
+    spec = replace(spec, **complete_fields(job_presets.REWARD_JOB | said))
+    both = tokenized_pairs.tokenize_pairs(spec, [*learned], ByteTokenizer())
+    rounds = preference_sets.rounds_for_epochs(
+        epochs, len(both.train_split), trainers=trainers, steps=spec.local_steps, batch=spec.batch
+    )
+    spec = replace(spec, rounds=rounds).validated()
     model = ReplicatedModel.initial(JOB, spec, base)
-    found = trained(model, KIND.open(spec, both, ByteTokenizer(), None), rounds, trainers)
-    others = pairs.encoded(replace(spec, held_out_permille=MEASURED_PERMILLE), measured, ByteTokenizer())
-    return float(KIND.open(spec, others, ByteTokenizer(), None).measured(found.parameters)["held_out_accuracy"])
+    found = trained(model, BACKEND.open_engine(spec, both, ByteTokenizer(), None), rounds, trainers)
+    others = tokenized_pairs.tokenize_pairs(replace(spec, held_out_permille=MEASURED_PERMILLE), measured, ByteTokenizer())
+    return float(BACKEND.open_engine(spec, others, ByteTokenizer(), None).compute_metrics(found.parameters)["held_out_accuracy"])
 
 
 def trained(model: ReplicatedModel, engine: Any, rounds: int, trainers: int) -> ReplicatedModel:

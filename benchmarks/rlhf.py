@@ -32,7 +32,7 @@ from peer import features
 from peer.api.tuning import toy_spec
 from peer.demo.ending import end_like_ctrl_c
 from peer.demo.tuning import REWARD, ROUNDS
-from rlhf.pytorch import toy
+from rlhf.pytorch import toy_evaluation
 from scenarios.trials import COUNT, Parser
 
 ATTACKS = ("fabricate-rollouts", "choose-tokens", "false-figures", "other-reward", "sign-flip")
@@ -103,7 +103,7 @@ def alone(options: argparse.Namespace, seed: int) -> dict[str, float]:
     torch.set_num_threads(1)
     said = dict(setting.partition("=")[::2] for setting in options.set) | {"seed": str(seed), "algorithm": options.algorithm}
     spec = toy_spec(REWARD, options.rounds, "alone", said, 0)
-    return asdict(toy.alone(replace(spec, batch=HONEST * spec.batch).checked()))
+    return asdict(toy_evaluation.train_single_process(replace(spec, batch=HONEST * spec.batch).validated()))
 
 
 def _gap(row: dict[str, Any]) -> float:

@@ -1,8 +1,8 @@
 """The losses of RLHF beside those of TRL 1.12.0: `python -m benchmarks.rlhf_oracle --json FILE`.
 
 TRL's own trainers run on small random models, in an environment of its own (`benchmarks.rivals.trl_oracle`). What they had in
-their variables is computed again by `rlhf.losses`, without ramps. `--write` keeps the tensors of the first seed for the tests,
-and `--stored` compares with those alone.
+their variables is computed again by `rlhf.pytorch.losses`, without ramps. `--write` keeps the tensors of the first seed for the
+tests, and `--stored` compares with those alone.
 
 TRL puts a score on the token after the stop, where there is one, and lets that token have a value; we put it on the stop itself.
 So our functions get TRL's mask here, with that one token more, for rewards, advantages and values.
@@ -31,8 +31,8 @@ from benchmarks.provenance import write
 from benchmarks.rivals import environment
 from benchmarks.rivals.environment import Unavailable
 from benchmarks.verdicts import conclude, verdict
-from rlhf import losses
-from rlhf.objective import CLIP
+from rlhf.objectives.ppo import CLIP_RANGE
+from rlhf.pytorch import losses
 from scenarios.trials import Parser
 
 GOLDEN = REPOSITORY / "tests" / "rlhf" / "trl.safetensors"
@@ -80,12 +80,12 @@ def _rollouts(compared: Compared) -> None:
     rewards = losses.token_rewards(
         theirs["logprobs"], theirs["ref_logprobs"], theirs["scores"], with_end, beta=BETA, score_clip=math.inf
     )
-    advantages, returns = losses.advantages(theirs["rewards"], theirs["values"], with_end)
+    advantages, returns = losses.gae_advantages(theirs["rewards"], theirs["values"], with_end)
     compared.row("rewards", rewards, theirs["rewards"], ROLLOUTS_MAX)
     compared.row("GAE", advantages, theirs["advantages"], ROLLOUTS_MAX)
     compared.row("returns", returns, theirs["returns"], ROLLOUTS_MAX)
     whitened = theirs["whitened"].masked_fill(~response, 0)
-    compared.row("whitening", losses.whiten(theirs["advantages"], response), whitened, ROLLOUTS_MAX)
+    compared.row("whitening", losses.whiten_advantages(theirs["advantages"], response), whitened, ROLLOUTS_MAX)
 
 
 def _batch(compared: Compared, batch: int) -> None:
@@ -158,10 +158,10 @@ def cases(tensors: Mapping[str, Tensor]) -> dict[str, int]:
         theirs = {name.removeprefix(f"ppo.batch{batch}."): tensor for name, tensor in tensors.items()}
         ratio = torch.exp(losses.log_probabilities(theirs["logits"], theirs["mb_responses"]) - theirs["mb_logprobs"])
         advantage = theirs["mb_advantage"].masked_fill(theirs["padding_mask"], 0)
-        for side, beyond in (("above", ratio > 1 + CLIP), ("below", ratio < 1 - CLIP)):
+        for side, beyond in (("above", ratio > 1 + CLIP_RANGE), ("below", ratio < 1 - CLIP_RANGE)):
             found[f"{side} the edge, advantage > 0"] += int((beyond & (advantage > 0)).sum())
             found[f"{side} the edge, advantage < 0"] += int((beyond & (advantage < 0)).sum())
-        moved = (theirs["vpred"] - theirs["mb_values"]).abs() > CLIP
+        moved = (theirs["vpred"] - theirs["mb_values"]).abs() > CLIP_RANGE
         found["values beyond an edge"] += int((moved & ~theirs["padding_mask_p1"]).sum())
     return found
 

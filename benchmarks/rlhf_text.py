@@ -25,8 +25,8 @@ from benchmarks import reviews
 from benchmarks.provenance import write
 from benchmarks.rivals.environment import Unavailable
 from benchmarks.verdicts import conclude, verdict
-from rlhf import linear
-from rlhf.preferences import Pair, parted
+from rlhf.data import word_count_baseline
+from rlhf.data.preference_sets import PreferencePair, split_held_out
 from training.data.tokenizer import BpeTokenizer, train_bpe
 from training.transformer import ModelSpec
 
@@ -63,12 +63,14 @@ def run(options: argparse.Namespace) -> int:
         (folder / "text.txt").write_bytes(text)
         noisy = list(reviews.pairs(ours, PAIRS, WRONG_PERMILLE, tokenizer, CONTEXT))
         measured = list(reviews.pairs(others[::2], MEASURED_PAIRS, 0, tokenizer, CONTEXT))
-        judge = linear.fitted(list(reviews.pairs(others[1::2], JUDGED_PAIRS, 0, tokenizer, CONTEXT)))
+        judge = word_count_baseline.fit_best(list(reviews.pairs(others[1::2], JUDGED_PAIRS, 0, tokenizer, CONTEXT)))
         report = demo(options, folder, noisy)
         found = report["rlhf"] | {
             "pair_accuracy_without_noise": accuracy(folder, measured),
-            "linear_accuracy_without_noise": linear.accuracy(linear.fitted(parted(noisy)[0]), measured),
-            "judge_accuracy": linear.accuracy(judge, measured),
+            "linear_accuracy_without_noise": word_count_baseline.pair_accuracy(
+                word_count_baseline.fit_best(split_held_out(noisy)[0]), measured
+            ),
+            "judge_accuracy": word_count_baseline.pair_accuracy(judge, measured),
             **judged(judge, folder / "report" / "samples.jsonl"),
         }
     kept = ("failures", "malicious", "attack", "accepted", "rejected", "seconds_total")
@@ -90,7 +92,7 @@ def settings(said: Sequence[str]) -> list[str]:
     return [f"{name}={value}" for name, value in (usual | dict(setting.split("=", 1) for setting in said)).items()]
 
 
-def demo(options: argparse.Namespace, folder: Path, noisy: Sequence[Pair]) -> dict[str, Any]:
+def demo(options: argparse.Namespace, folder: Path, noisy: Sequence[PreferencePair]) -> dict[str, Any]:
     words = ["demo", "--rlhf", "text", "--no-web", "--rounds", str(options.rounds or ROUNDS), "--algorithm", options.algorithm]
     words += ["--data", str(folder / "text.txt"), "--preferences", str(lines(folder / "pairs.jsonl", noisy))]
     words += ["--report", str(folder / "report"), "--json", str(folder / "report.json"), "--set", *settings(options.set)]
@@ -103,13 +105,13 @@ def demo(options: argparse.Namespace, folder: Path, noisy: Sequence[Pair]) -> di
     return report
 
 
-def lines(file: Path, pairs: Sequence[Pair]) -> Path:
+def lines(file: Path, pairs: Sequence[PreferencePair]) -> Path:
     said = [{"prompt": of.prompt, "chosen": of.first, "rejected": of.second} for of in pairs]
     file.write_text("".join(json.dumps(line) + "\n" for line in said))
     return file
 
 
-def accuracy(folder: Path, pairs: Sequence[Pair]) -> float:
+def accuracy(folder: Path, pairs: Sequence[PreferencePair]) -> float:
     """As a person asks for it. All of these pairs have the better response first."""
     report, file = folder / "report", lines(folder / "measured.jsonl", pairs)
     words = [
@@ -126,10 +128,10 @@ def accuracy(folder: Path, pairs: Sequence[Pair]) -> float:
     return sum(line["chosen_score"] > line["rejected_score"] for line in scores) / len(scores)
 
 
-def judged(judge: linear.Weights, samples: Path) -> dict[str, float]:
+def judged(judge: word_count_baseline.Weights, samples: Path) -> dict[str, float]:
     said = [json.loads(line) for line in samples.read_text().splitlines()]
     ours, theirs = ([sample[name] for sample in said] for name in ("policy", "reference"))
-    scores = zip(linear.scores(judge, ours), linear.scores(judge, theirs), strict=True)
+    scores = zip(word_count_baseline.score_texts(judge, ours), word_count_baseline.score_texts(judge, theirs), strict=True)
     preferred = [(a > b) + (a == b) / 2 for a, b in scores]
     return {"preferred": sum(preferred) / len(said), "distinct_2": distinct(ours), "reference_distinct_2": distinct(theirs)}
 

@@ -44,19 +44,19 @@ from peer.demo.cast import DemoPeer
 from peer.demo.ending import end_like_ctrl_c
 from protocol import codec
 from protocol.errors import UserError
-from rlhf.objective import PPO, PpoTerms
-from rlhf.presets import PPO as PRESET
-from rlhf.pytorch import passes
+from rlhf.objectives.job_presets import PPO_JOB as PRESET
+from rlhf.objectives.ppo import PPO, PpoSettings
+from rlhf.pytorch import rollout_passes
 from scenarios import network
 from scenarios.rlhf import calls, tunes
 from scenarios.trials import COUNT, Parser
 from training.data.default_text import default_text
+from training.data.token_sequences import TokenArray, TokenizedText
 from training.data.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer, train_bpe
-from training.engines.pytorch.declaring import DeclaringEngine
-from training.replicated.init import initial_parameters
-from training.replicated.layout import Float32Array
-from training.sequences import TokenArray, Tokens
-from training.spec import JobSpec, completed
+from training.engines.pytorch.declaring_engine import TorchDeclaringEngine
+from training.job_spec import JobSpec, complete_fields
+from training.replicated.parameter_init import initial_parameters
+from training.replicated.tensor_layout import Float32Array
 from training.transformer import ModelSpec
 
 BYTES = ModelSpec(width=192, layers=4, heads=4, kv_heads=2, hidden=608)
@@ -130,31 +130,34 @@ class Clock:
     @contextmanager
     def inside(self) -> Iterator[None]:
         """Counts also what goes to sampling, and to the passes that check tokens."""
-        sample, over = passes.sample, passes.over
+        sample, over = rollout_passes.sample_responses, rollout_passes.forward_pass
 
         def timed_sample(*arguments: Any) -> Any:
             with self("sampling"):
                 return sample(*arguments)
 
-        def timed_over(*arguments: Any, noise: passes.Noise | None = None, **named: Any) -> Any:
+        def timed_over(*arguments: Any, noise: rollout_passes.Noise | None = None, **named: Any) -> Any:
             with self("one pass" if noise else "other passes"):
                 return over(*arguments, noise=noise, **named)
 
-        with patch.object(passes, "sample", timed_sample), patch.object(passes, "over", timed_over):
+        with (
+            patch.object(rollout_passes, "sample_responses", timed_sample),
+            patch.object(rollout_passes, "forward_pass", timed_over),
+        ):
             yield
 
 
 @lru_cache(maxsize=1)  # a tokenizer takes a second
-def material(case: Case, seed: int) -> tuple[JobSpec, Tokens, Tokenizer, Float32Array]:
-    own = PpoTerms(reward="rule:vowels", response_tokens=case.response_tokens, stop=case.stop)
+def material(case: Case, seed: int) -> tuple[JobSpec, TokenizedText, Tokenizer, Float32Array]:
+    own = PpoSettings(reward="rule:vowels", response_tokens=case.response_tokens, stop=case.stop)
     settings = {"settings": codec.encode(own), "model": case.model, "seed": seed}
-    spec = JobSpec(name="rollouts", objective=PPO.name, data=bytes(32), **completed(PRESET), **settings)
+    spec = JobSpec(name="rollouts", objective=PPO.name, data=bytes(32), **complete_fields(PRESET), **settings)
     text: TokenArray = np.frombuffer(default_text(), dtype=np.uint8)
     tokenizer: Tokenizer = ByteTokenizer()
     if case.model.vocabulary > BYTES.vocabulary:
         tokenizer = BpeTokenizer(train_bpe(iter([default_text()]), case.model.vocabulary))
         text = tokenizer.encode(default_text())
-    tokens = Tokens(text.astype(np.uint16) % case.model.vocabulary, text[:0], tokenizer.token_bytes)
+    tokens = TokenizedText(text.astype(np.uint16) % case.model.vocabulary, text[:0], tokenizer.token_bytes)
     return spec, tokens, tokenizer, initial_parameters(spec)
 
 
@@ -162,25 +165,25 @@ def measure(case: Case, seed: int, repeats: int) -> Row:
     runs = [run(case, seed) for _ in range(1 + repeats)][1:]  # the first one finds caches empty
     seconds = {what: statistics.median(spent[what] for _, spent in runs) for what in runs[0][1]}
     spec, *_, first = material(case, seed)
-    return Row(case.what, seed, len(first), PPO.responses(spec, spec.own), runs[0][0], **seconds)
+    return Row(case.what, seed, len(first), PPO.responses_per_round(spec, spec.decoded_settings), runs[0][0], **seconds)
 
 
 def run(case: Case, seed: int) -> tuple[int, dict[str, float]]:
     """How many tokens were made; seconds. Trainer and auditor are two engines: what one has found, the other has not."""
-    trainer, auditor = (DeclaringEngine(*material(case, seed)) for _ in range(2))
-    assert trainer.first is not None
+    trainer, auditor = (TorchDeclaringEngine(*material(case, seed)) for _ in range(2))
+    assert trainer.first_parameters is not None
     drift = np.random.default_rng(seed).normal(0, DRIFT, trainer.parameters).astype(np.float32)
-    parameters, place, clock = trainer.first + drift, (JOB, ROUND, TRAINER), Clock()
+    parameters, place, clock = trainer.first_parameters + drift, (JOB, ROUND, TRAINER), Clock()
     with tempfile.TemporaryDirectory(prefix="folkmoot-rollouts-") as folder, clock.inside():
         with clock("making"):
-            made = trainer.declare(parameters, *place, Path(folder))
+            made = trainer.make_declaration(parameters, *place, Path(folder))
         with clock("training"):
-            trainer.local_steps(parameters, *place, declaration=trainer.derived(parameters, *place, made))
+            trainer.local_steps(parameters, *place, declaration=trainer.derive_step_data(parameters, *place, made))
         with clock("checking"):
-            refuted = auditor.refutation(parameters, *place, made)
+            refuted = auditor.why_declaration_refused(parameters, *place, made)
         assert refuted is None, refuted
         with clock("replaying"):
-            by = auditor.derived(parameters, *place, made)
+            by = auditor.derive_step_data(parameters, *place, made)
             auditor.local_steps(parameters, *place, declaration=by)
     spent = clock.seconds
     return made.record.tokens, {

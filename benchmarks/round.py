@@ -46,7 +46,7 @@ from protocol.errors import UserError
 from scenarios import network as scenario
 from scenarios.network import Watch
 from scenarios.trials import COUNT, Parser
-from training.spec import JobSpec
+from training.job_spec import JobSpec
 from training.transformer import ModelSpec
 
 TICKS = os.sysconf("SC_CLK_TCK")

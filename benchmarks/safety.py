@@ -31,7 +31,7 @@ from benchmarks.provenance import write
 from benchmarks.rivals import environment
 from benchmarks.rivals.environment import Unavailable
 from benchmarks.verdicts import conclude, verdict
-from rlhf.filter import Filter, read_words
+from rlhf.moderation.word_matcher import WordMatcher, parse_word_list
 from scenarios.trials import COUNT, Parser
 from training.data.default_text import default_text
 
@@ -216,10 +216,10 @@ def sentences(seed: int, count: int) -> list[str]:
 
 
 def measure(seed: int, count: int) -> Iterator[Row]:
-    words = Filter(read_words("the list", "\n".join(WORDS).encode()))
+    words = WordMatcher(parse_word_list("the list", "\n".join(WORDS).encode()))
 
     def row(kind: str, texts: Sequence[str], is_bad: bool, is_bounded: bool = True) -> Row:
-        blocked = sum(words.find(text) is not None for text in texts)
+        blocked = sum(words.find_entry(text) is not None for text in texts)
         return Row(seed, kind, len(texts), blocked, is_bad, is_bounded)
 
     bad = 0

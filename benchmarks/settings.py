@@ -7,11 +7,11 @@ from dataclasses import fields, replace
 
 from features.arguments import set_overrides
 from peer.api.new_job import parse_overrides
-from training.spec import ESTIMATES, PRESETS, JobSpec, completed
+from training.job_spec import ESTIMATES, PRESETS, JobSpec, complete_fields
 from training.transformer import ModelSpec
 
 # By the name that a table gives them. `local` has the inner optimizer that follows from its fields.
-_INNER = {name: value for name, value in completed(PRESETS["local"]).items() if name.startswith("inner")}
+_INNER = {name: value for name, value in complete_fields(PRESETS["local"]).items() if name.startswith("inner")}
 MEASURED = {**PRESETS, "local": PRESETS["local"] | _INNER, "estimates": ESTIMATES}
 OF_THE_MODEL = frozenset(field.name for field in fields(ModelSpec))
 
@@ -22,4 +22,4 @@ def with_settings(spec: JobSpec, settings: Sequence[str]) -> JobSpec:
     of_model = [name.removeprefix("model.") for name in said if name in OF_THE_MODEL or name.startswith("model.")]
     typed = parse_overrides({f"model.{name}" if name in OF_THE_MODEL else name: value for name, value in said.items()})
     model = typed.pop("model", spec.model)
-    return replace(spec, **typed, model=replace(spec.model, **{name: getattr(model, name) for name in of_model})).checked()
+    return replace(spec, **typed, model=replace(spec.model, **{name: getattr(model, name) for name in of_model})).validated()

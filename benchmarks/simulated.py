@@ -12,21 +12,21 @@ import numpy as np
 
 from protocol.messages import Proposal
 from protocol.verdicts import Verdict
-from training.data.corpus import open_tokens
+from training.corpus import open_tokens
 from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
-from training.engines.pytorch.engine import Engine
+from training.engines.pytorch.engine import TorchEngine
+from training.job_spec import JobSpec
 from training.replay.inner_state import InnerState
-from training.replicated import buffers, codec, estimates, feedback
-from training.replicated.layout import Float32Array
-from training.replicated.model import Accepted, ReplicatedModel
-from training.spec import JobSpec
+from training.replicated import codec, error_feedback, feedback_buffer, momentum_estimates
+from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
+from training.replicated.tensor_layout import Float32Array
 
 JOB = hashlib.sha256(b"folkmoot/benchmarks/simulated").digest()
 
 
-def engine_of(spec: JobSpec, text: Path) -> Engine:
-    return Engine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer())
+def engine_of(spec: JobSpec, text: Path) -> TorchEngine:
+    return TorchEngine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer())
 
 
 def text_file(given: Path | None, folder: Path) -> Path:
@@ -42,9 +42,9 @@ def trainer_key(number: int) -> bytes:
     return hashlib.sha256(b"trainer %d" % number).digest()
 
 
-def held_out_nats(engine: Engine, parameters: Float32Array) -> float:
+def held_out_nats(engine: TorchEngine, parameters: Float32Array) -> float:
     """Per byte, which is a token here."""
-    bits = engine.evaluate(parameters)
+    bits = engine.compute_main_metric(parameters)
     assert bits is not None, "these jobs hold text out"
     return bits * math.log(2)
 
@@ -62,14 +62,14 @@ class Update:
 class Rounds:
     """The trainers of one job, and the replicated model; everybody that is accepted moves it on."""
 
-    def __init__(self, spec: JobSpec, engine: Engine) -> None:
+    def __init__(self, spec: JobSpec, engine: TorchEngine) -> None:
         self.spec, self.engine = spec, engine
         self.model = ReplicatedModel.initial(JOB, spec)
         self.payload_bytes: list[int] = []
-        self._sent: dict[bytes, tuple[codec.Update | None, bytes]] = {}  # of each trainer's last accepted proposal
+        self._sent: dict[bytes, tuple[codec.QuantizedUpdate | None, bytes]] = {}  # of each trainer's last accepted proposal
         self._inner: dict[bytes, InnerState] = {}
 
-    def update(self, trainer: bytes, engine: Engine | None = None) -> Update:
+    def update(self, trainer: bytes, engine: TorchEngine | None = None) -> Update:
         """With another `engine`, as if the trainer's data were another."""
         model, last = self.model, InnerStates()
         on_state = last.take if self.spec.keeps_inner_state else lambda parameters, inner: None
@@ -80,55 +80,55 @@ class Rounds:
             trainer,
             inner=self._inner.get(trainer),
             on_state=on_state,
-            taken=model.taken,
+            taken=model.rounds_in_model,
         )
-        m = feedback.accumulate(self.remainder(trainer), delta, self.spec.feedback_decay, self.spec.update_weight)
+        m = error_feedback.accumulate_feedback(self.remainder(trainer), delta, self.spec.feedback_decay, self.spec.update_weight)
         return Update(delta, self.committed(trainer, m), last.inner, metrics.loss)
 
     def committed(self, trainer: bytes, m: Float32Array) -> Float32Array:
         """What the trainer's buffer says of m. `LocalProtocolError` if m has no levels."""
         buffer = self.buffer(trainer, m)
-        return m if buffer is None else buffer.dense()
+        return m if buffer is None else buffer.to_dense()
 
-    def buffer(self, trainer: bytes, m: Float32Array) -> codec.Update | None:
+    def buffer(self, trainer: bytes, m: Float32Array) -> codec.QuantizedUpdate | None:
         """What the trainer commits to in this round. The m that a buffer says gives the same buffer."""
-        return buffers.of(m, self.model.header(trainer), self.spec)
+        return feedback_buffer.make_buffer(m, self.model.header(trainer), self.spec)
 
     def remainder(self, trainer: bytes) -> Float32Array:
         """e, or the momentum, from which the trainer continues."""
-        return self.model.carried(trainer, *self._sent.get(trainer, (None, None)))
+        return self.model.feedback_of(trainer, *self._sent.get(trainer, (None, None)))
 
     def encode(self, trainer: bytes, m: Float32Array) -> bytes:
-        return self.model.payload(trainer, m)
+        return self.model.encode_payload(trainer, m)
 
-    def given(self, trainer: bytes, payload: bytes) -> codec.Update:
+    def given(self, trainer: bytes, payload: bytes) -> codec.QuantizedUpdate:
         """What the rule is given of a trainer after this payload."""
-        update = codec.decode(payload, self.model.header(trainer), self.model.layout)
-        return estimates.moved(self.model.estimate(trainer), update) if self.spec.has_estimates else update
+        update = codec.decode_payload(payload, self.model.header(trainer), self.model.layout)
+        return momentum_estimates.update_estimate(self.model.estimate(trainer), update) if self.spec.has_estimates else update
 
-    def proposal(self, trainer: bytes, m: Float32Array, payload: bytes, inner: InnerState | None) -> Accepted:
+    def proposal(self, trainer: bytes, m: Float32Array, payload: bytes, inner: InnerState | None) -> AcceptedProposal:
         spec, record = self.spec, self.model.records.get(trainer)
-        committed, buffer = b"".join(inner.pieces()) if inner and spec.keeps_inner_state else None, self.buffer(trainer, m)
+        committed, buffer = b"".join(inner.iter_bytes()) if inner and spec.keeps_inner_state else None, self.buffer(trainer, m)
         proposal = Proposal(
             JOB,
             self.model.round,
             self.model.root,
             hashlib.sha256(payload).digest(),
             len(payload),
-            None if buffer is None else feedback.buffer_digest(buffer),
+            None if buffer is None else error_feedback.buffer_digest(buffer),
             record.buffer if record else None,
             inner=hashlib.sha256(committed).digest() if committed else None,
             inner_from=record.inner if record else None,
         )
-        return Accepted(trainer, proposal, payload)
+        return AcceptedProposal(trainer, proposal, payload)
 
-    def honest(self, trainer: bytes) -> tuple[Accepted, Update]:
+    def honest(self, trainer: bytes) -> tuple[AcceptedProposal, Update]:
         made = self.update(trainer)
         return self.proposal(trainer, made.m, self.encode(trainer, made.m), made.inner), made
 
-    def close(self, accepted: Sequence[tuple[Accepted, Update]], rejected: Mapping[bytes, Verdict]) -> None:
+    def close(self, accepted: Sequence[tuple[AcceptedProposal, Update]], rejected: Mapping[bytes, Verdict]) -> None:
         self._sent |= {item.trainer: (self.buffer(item.trainer, made.m), item.payload) for item, made in accepted}
-        self.model = self.model.apply([item for item, _ in accepted], rejected)
+        self.model = self.model.apply_round([item for item, _ in accepted], rejected)
         self.payload_bytes += [len(item.payload) for item, _ in accepted]
         for item, made in accepted:
             if made.inner is not None and self.spec.keeps_inner_state:

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
-from curation.calls import CurationCalls, ImportRequest
+from curation.rpc import CurationRpc, ImportRequest
 from peer.demo.cast import DemoPeer
 from protocol.errors import UserError
 from scenarios import network
@@ -207,7 +207,7 @@ async def _import(peer: DemoPeer) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "tasks.jsonl"
         file.write_text("".join(json.dumps({"text": f"Is this number odd: {number}"}) + "\n" for number in range(TASKS)))
-        client: CurationCalls = peer.client  # type: ignore[assignment]
+        client: CurationRpc = peer.client  # type: ignore[assignment]
         await client.import_tasks(ImportRequest(str(file), "parity", "", "label", ("even", "odd"), False, 1, 1, "", False))
 
 

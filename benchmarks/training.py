@@ -57,8 +57,8 @@ from protocol.errors import FolkmootError, UserError
 from scenarios import network as scenario
 from scenarios.proxy import Proxy, running_proxy
 from scenarios.trials import COUNT, Parser, duration
-from training.host import ModelHost
-from training.spec import PRESETS, AuditMode, Compression, Inner, InnerStatePolicy, JobSpec
+from training.job_spec import PRESETS, AuditMode, Compression, InnerOptimizerKind, InnerStatePolicy, JobSpec
+from training.model_store import JobModelStore
 from training.transformer import ModelSpec
 from transport.emulation.link_profiles import steady_profile
 
@@ -147,7 +147,7 @@ class Task:
             micro_batch=GLOBAL_BATCH // self.peers,
             inner_rate=self.rate,
             **{**values, "rounds": rounds, "warmup_rounds": max(1, round(WARMUP * rounds))},
-        ).checked()
+        ).validated()
 
 
 # The rivals -----------------------------------------------------------------------------------------------------------
@@ -379,7 +379,7 @@ def _read(row: Row, network: scenario.Network, task: Task, spec: JobSpec) -> Row
     row.roots = sorted({roots[job, last] for roots in held})
     row.distinct_roots = len(row.roots)
     if last == spec.rounds - 1:
-        model = ModelHost(DataDirectory(network.peers[0].directory).models).model(bytes.fromhex(job), spec.rounds)
+        model = JobModelStore(DataDirectory(network.peers[0].directory).models).open_model(bytes.fromhex(job), spec.rounds)
         row.heldout_nats = held_out_nats(engine_of(spec, task.text), np.array(model.parameters))
     return row
 
@@ -395,7 +395,7 @@ DEFAULT = JobSpec(name="default")
 OF_AUDITS = {"audit", "audit_rate", "auditors", "audit_window"}
 OF_UPDATES = {name: getattr(DEFAULT, name) for name in PRESETS["per-step"] if name not in OF_AUDITS}
 # Rivals have AdamW. One of ten updates is replayed.
-DENSE_H15 = {**OF_UPDATES, **PRESETS["local"], "inner": Inner.ADAMW, "local_steps": LOCAL_STEPS, "audit_rate": 0.05}
+DENSE_H15 = {**OF_UPDATES, **PRESETS["local"], "inner": InnerOptimizerKind.ADAMW, "local_steps": LOCAL_STEPS, "audit_rate": 0.05}
 # Fewest bytes: kept moments bridge the rounds until an element is said.
 SPARSE_H15 = {**DENSE_H15, "compression": Compression.SPARSE, "keep": 64, "inner_state": InnerStatePolicy.KEEP, "beta1": 0.9}
 MEASURED: dict[str, Callable[[Task], Row]] = {

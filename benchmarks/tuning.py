@@ -25,16 +25,16 @@ from benchmarks.settings import with_settings
 from protocol.errors import UserError
 from protocol.messages import Proposal
 from scenarios.trials import Parser
-from training import grid
-from training.data.corpus import open_tokens
+from training import rate_sweep
+from training.corpus import open_tokens
 from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
-from training.engines.pytorch.baseline import train_baseline
-from training.engines.pytorch.engine import Engine
-from training.replicated import buffers, codec, feedback
-from training.replicated.layout import layout_of
-from training.replicated.model import Accepted, ReplicatedModel
-from training.spec import JobSpec
+from training.engines.pytorch.engine import TorchEngine
+from training.engines.pytorch.single_process_baseline import train_baseline
+from training.job_spec import JobSpec
+from training.replicated import codec, error_feedback, feedback_buffer
+from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
+from training.replicated.tensor_layout import layout_of
 
 ACCEPTED = 2  # trainers accepted in each round of the default demo: three, one of which lies
 TRAINERS = 3
@@ -48,36 +48,36 @@ class Network:
     """The accepted trainers and the replicated model, without anything between them."""
 
     def __init__(self, spec: JobSpec, text: Path, trainers: int) -> None:
-        self.engine = Engine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer())
+        self.engine = TorchEngine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer())
         self.job = hashlib.sha256(b"tuning").digest()
         self.model = ReplicatedModel.initial(self.job, spec)
         self.trainers = [hashlib.sha256(b"trainer %d" % number).digest() for number in range(trainers)]
         self.local_seconds: list[float] = []
-        self._last: dict[bytes, tuple[codec.Update | None, bytes]] = {}
+        self._last: dict[bytes, tuple[codec.QuantizedUpdate | None, bytes]] = {}
 
     def round(self) -> None:
-        self.model = self.model.apply([self._propose(trainer) for trainer in self.trainers], {})
+        self.model = self.model.apply_round([self._propose(trainer) for trainer in self.trainers], {})
 
     def held_out(self) -> float:
-        bits = self.engine.evaluate(self.model.parameters)
+        bits = self.engine.compute_main_metric(self.model.parameters)
         assert bits is not None
         return bits
 
-    def _propose(self, trainer: bytes) -> Accepted:
+    def _propose(self, trainer: bytes) -> AcceptedProposal:
         model = self.model
-        spec, e = model.spec, model.carried(trainer, *self._last.get(trainer, (None, None)))
+        spec, e = model.spec, model.feedback_of(trainer, *self._last.get(trainer, (None, None)))
         started = time.process_time()
         delta, _ = self.engine.local_steps(np.array(model.parameters), self.job, model.round, trainer)
         self.local_seconds.append(time.process_time() - started)
-        m = feedback.accumulate(e, delta, spec.feedback_decay, spec.update_weight)
-        buffer = buffers.of(m, model.header(trainer), spec)
-        payload = model.payload(trainer, m if buffer is None else buffer.dense())
+        m = error_feedback.accumulate_feedback(e, delta, spec.feedback_decay, spec.update_weight)
+        buffer = feedback_buffer.make_buffer(m, model.header(trainer), spec)
+        payload = model.encode_payload(trainer, m if buffer is None else buffer.to_dense())
         self._last[trainer] = buffer, payload
         digest, record = hashlib.sha256(payload).digest(), model.records.get(trainer)
         previous = record.buffer if record else None
-        committed = None if buffer is None else feedback.buffer_digest(buffer)
+        committed = None if buffer is None else error_feedback.buffer_digest(buffer)
         proposal = Proposal(self.job, model.round, model.root, digest, len(payload), committed, previous)
-        return Accepted(trainer, proposal, payload)
+        return AcceptedProposal(trainer, proposal, payload)
 
 
 def train_network(spec: JobSpec, text: Path) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def train_network(spec: JobSpec, text: Path) -> dict[str, Any]:
         "heldout_bits_per_byte": measured,
         "step_ms": 1000 * step,
         "demo_compute_seconds": spec.rounds * spec.local_steps * runs * step / CORES,
-        "payload_bytes": codec.payload_bytes_max(layout_of(spec), codec.Mode.of(spec, spec.rounds)),
+        "payload_bytes": codec.payload_bytes_max(layout_of(spec), codec.PayloadMode.of_round(spec, spec.rounds)),
     }
 
 
@@ -108,12 +108,12 @@ def train_rival(spec: JobSpec, text: Path, rates: list[float], name: str, shares
         print(f"{name}, {rate:g}: {runs[rate][-1]:.3f} bits per byte", file=sys.stderr, flush=True)
         return runs[rate][-1]
 
-    losses = grid.search(rates, last)
-    best = grid.best_of(losses)
+    losses = rate_sweep.run_sweep(rates, last)
+    best = rate_sweep.best_value(losses)
     return {
         "rates": {str(rate): bits for rate, bits in losses.items()},
         "rate": best,
-        "at_edge": grid.at_edge(losses),
+        "at_edge": rate_sweep.is_best_at_edge(losses),
         "heldout_bits_per_byte": runs[best],
     }
 

@@ -66,9 +66,9 @@ from peer.commands.job_fields import preset_overrides
 from peer.demo.ending import end_like_ctrl_c
 from protocol.errors import UserError
 from scenarios.trials import COUNT, Parser, duration
-from training import grid
-from training.replicated.model import Accepted
-from training.spec import AuditMode, Inner, JobSpec, completed
+from training import rate_sweep
+from training.job_spec import AuditMode, InnerOptimizerKind, JobSpec, complete_fields
+from training.replicated.replicated_model import AcceptedProposal
 
 Rates = Mapping[str, Any]  # the tuned fields of a job; for `all` also its shape
 
@@ -87,12 +87,15 @@ ROUNDS_WAITED = 12
 SECOND_TEXT_BYTES = 465_000  # the length of the first text
 VOUCHED_LESS = 0.08  # nats, with 4 machines
 STEPS_SHAPE, BATCH_SHAPE = "steps", "batch"  # of `all`: n times as many, or n times as large
-LINES: dict[Inner, tuple[float, ...]] = {Inner.ADAMW: INNER_RATES, Inner.MUON: (6e-3, *MUON_RATES)}
+LINES: dict[InnerOptimizerKind, tuple[float, ...]] = {
+    InnerOptimizerKind.ADAMW: INNER_RATES,
+    InnerOptimizerKind.MUON: (6e-3, *MUON_RATES),
+}
 GRIDS: dict[str, tuple[Rates, ...]] = {
     ALONE: tuple({"inner": inner, "inner_rate": rate} for inner, line in LINES.items() for rate in line),
     "local": tuple(
         {"inner": inner, "inner_rate": rate, "outer_rate": outer_rate}
-        for inner, line in ((Inner.ADAMW, (3e-3, 6e-3)), (Inner.MUON, (1.5e-2, 3e-2)))
+        for inner, line in ((InnerOptimizerKind.ADAMW, (3e-3, 6e-3)), (InnerOptimizerKind.MUON, (1.5e-2, 3e-2)))
         for rate, outer_rate in itertools.product(line, (1.0, 1.4))
     ),
     # Trainers send gradients, so there is no inner optimizer to choose, but twice as many rates.
@@ -138,7 +141,7 @@ class Network:
         fields = parse_overrides(preset_overrides(self.preset, {}))
         fields |= {"audit": AuditMode.SAMPLED if self.audit == SAMPLED else AuditMode.FULL, "liars": self.liars}
         fields |= {"rounds": rounds, "seed": seed, **rates}
-        whole = {"name": "value", "data": bytes(32), **completed(fields), "warmup_rounds": round(WARMUP * rounds)}
+        whole = {"name": "value", "data": bytes(32), **complete_fields(fields), "warmup_rounds": round(WARMUP * rounds)}
         return as_usual(with_settings(JobSpec(**whole), changes))
 
     def replays(self, rounds: int) -> float:
@@ -201,7 +204,7 @@ def own_steps(rounds: Rounds, number: int) -> None:
     rounds.engine.local_steps(np.array(rounds.model.parameters), JOB, number, trainer_key(0))
 
 
-def step_seconds(budget: Budget, inner: Inner) -> float:
+def step_seconds(budget: Budget, inner: InnerOptimizerKind) -> float:
     """Processor seconds of one step without a network."""
     spec, watch = budget.spec(10, 0, inner=inner), Stopwatch()
     rounds = Rounds(spec, engine_of(spec, budget.text))
@@ -210,7 +213,7 @@ def step_seconds(budget: Budget, inner: Inner) -> float:
     return watch.median("own") / spec.local_steps
 
 
-def reexecute(rounds: Rounds, accepted: Accepted) -> None:
+def reexecute(rounds: Rounds, accepted: AcceptedProposal) -> None:
     rounds.update(accepted.trainer)
     rounds.given(accepted.trainer, accepted.payload)
 
@@ -245,9 +248,9 @@ class Clock:
     def __init__(self, budget: Budget, sizes: Sequence[int], known: Mapping[str, Any], step: float | None = None) -> None:
         """`known` are figures of an earlier run, which are not measured again. `step` is the seconds of a step of AdamW."""
         found = known.get("step_seconds", {})
-        self.step = {inner: found.get(inner) or step_seconds(budget, inner) for inner in Inner}
-        self.scale = step / self.step[Inner.ADAMW] if step else 1.0
-        self.seconds = budget.steps * self.scale * self.step[Inner.ADAMW]
+        self.step = {inner: found.get(inner) or step_seconds(budget, inner) for inner in InnerOptimizerKind}
+        self.scale = step / self.step[InnerOptimizerKind.ADAMW] if step else 1.0
+        self.seconds = budget.steps * self.scale * self.step[InnerOptimizerKind.ADAMW]
         self.free = {name: FreeRound(**row) for name, row in known.get("free_rounds", {}).items()}
         self.costs = {name: Costs(**costs) for name, costs in known.get("costs", {}).items()}
         steps = ", ".join(f"{1e3 * seconds:.1f} ms ({inner})" for inner, seconds in self.step.items())
@@ -263,7 +266,9 @@ class Clock:
             free = self._name(network, {})
             self.free[free] = self.free.get(free) or free_round(network, budget.spec(1, 0))
             waiting = waiting_seconds(self.free[free], os.cpu_count() or 1)
-            self.costs[name] = compute_costs(network, rates, budget, self.step[rates.get("inner", Inner.ADAMW)], waiting)
+            self.costs[name] = compute_costs(
+                network, rates, budget, self.step[rates.get("inner", InnerOptimizerKind.ADAMW)], waiting
+            )
             said = ", ".join(f"{what} {seconds:.3f} s" for what, seconds in asdict(self.costs[name]).items())
             print(f"{name}: {said}", flush=True)
 
@@ -370,7 +375,7 @@ def best_of(name: str, runs: Sequence[Run], losses: Sequence[float]) -> Rates:
         for run, loss in zip(runs, losses, strict=True)
         if {**run.rates, "inner_rate": 0} == {**best, "inner_rate": 0}
     }
-    edge = "; the best rate is the last of its line" if len(line) > 2 and grid.at_edge(line) else ""
+    edge = "; the best rate is the last of its line" if len(line) > 2 and rate_sweep.is_best_at_edge(line) else ""
     tried = ", ".join(f"{label(run.rates)}: {loss:.3f}" for run, loss in zip(runs, losses, strict=True))
     print(f"grid of {name}: {tried}; best {label(best)}{edge}", flush=True)
     return best

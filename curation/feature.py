@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _modules(rules: JobSpecRules) -> tuple[Module[Any], ...]:
-    from curation.module import CurationModule
+    from curation.ledger.curation_module import CurationModule
 
     return (CurationModule(),)
 
@@ -58,8 +58,8 @@ CURATION = Feature(
         ),
     ),
     parts={"serve": "peer.serving.part:Serve"},
-    words="curation.words",
-    calls="curation.calls:CurationCalls",
+    words="curation.commands",
+    calls="curation.rpc:CurationRpc",
     answers="peer.serving.projects:CurationAnswers",
     settings=(
         Setting("web_listen", "HOST:PORT where annotators are served; port 0: a free one", "127.0.0.1:7780", _address_problem),

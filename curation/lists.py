@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
-FRESH: Final = b"f"
-BEGUN: Final = b"b"
+FRESH_LIST: Final = b"f"
+BEGUN_LIST: Final = b"b"
 
 
-def place_key(project: bytes, which: bytes, place: int) -> bytes:
+def index_slot_key(project: bytes, which: bytes, place: int) -> bytes:
     return project + which + place.to_bytes(4, "big")

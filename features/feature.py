@@ -30,7 +30,7 @@ class Feature:
     about: str  # for people, in one line
     modules: Modules = no_modules  # parts of the state, in their order inside a block
     objectives: str = ""  # `module:name` of a tuple of them (`training.objectives.objective`)
-    engines: Mapping[str, str] = field(default_factory=dict)  # name -> `module:name` of an `EngineKind`, for the worker alone
+    engines: Mapping[str, str] = field(default_factory=dict)  # name -> `module:name` of an `EngineBackend`, for the worker alone
     words: str = ""  # the module that declares them, as `features.words` says
     roles: tuple[Role, ...] = ()
     parts: Mapping[str, str] = field(default_factory=dict)  # name -> `module:name` of what makes it (`features.parts.MakePart`)

@@ -23,7 +23,7 @@ from peer.commands.terminal import EXIT_INTERRUPTED, complete_streams, is_output
 from peer.commands.words import words
 from peer.settings.config import Config, abouts, nearest, show
 from protocol.errors import UserError
-from training.resources import Resources
+from training.engine_resources import EngineResources
 
 VERSION = "0.2.0"
 ATTACKS = (
@@ -31,7 +31,7 @@ ATTACKS = (
     *("false-update", "withhold", "false-pass", "false-challenge", "lazy"),
     *("fabricate-rollouts", "choose-tokens", "false-figures", "other-reward"),
 )
-AUDITS = ("full", "sampled")  # of `training.spec`, which is imported only where it is used
+AUDITS = ("full", "sampled")  # of `training.job_spec`, which is imported only where it is used
 DEMO_PEERS_MIN, DEMO_PEERS_MAX = 4, 10  # fewer tolerate no liar; more do not fit the two cores a laptop spares
 DEMO_CROWD, DEMO_CROWD_MAX = 12, 100  # people, each in a thread
 DEMO_ON_TEXT = ("data", "preset", "baseline")
@@ -193,7 +193,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engine", metavar="ENGINE", help=f"{about['engine']}: {', '.join(features.engines())} (default pytorch)"
     )
-    for field in dataclasses.fields(Resources):
+    for field in dataclasses.fields(EngineResources):
         flag = f"--{field.name.replace('_', '-')}"
         if isinstance(field.default, bool):
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=about[field.name])

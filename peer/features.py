@@ -61,7 +61,7 @@ FEATURES: list[Feature] = [
         name="training",
         about="language models on text",
         objectives="training.objectives.registry:OBJECTIVES",
-        engines={"pytorch": "training.engines.pytorch.kind:KIND"},
+        engines={"pytorch": "training.engines.pytorch.backend:BACKEND"},
         roles=(Role("trainer", "trains, and re-executes what others have trained", registers=("trainer",), needs_worker=True),),
     ),
     CURATION,
@@ -119,7 +119,7 @@ def install() -> None:
 
     for feature in FEATURES:
         if feature.objectives:
-            registry.add(named(feature.objectives))
+            registry.register_objectives(named(feature.objectives))
 
 
 def modules_of(job_rules: JobSpecRules) -> tuple[Module[Any], ...]:

@@ -375,7 +375,7 @@ class EventView:
 
 @dataclass(frozen=True, slots=True)
 class TrainRequest:
-    """A job to start. Empty or zero values mean the default of `training.spec.JobSpec`."""
+    """A job to start. Empty or zero values mean the default of `training.job_spec.JobSpec`."""
 
     name: str
     data: str  # a path on the peer's machine; empty: the built-in text; "local": each trainer's own

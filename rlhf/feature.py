@@ -13,25 +13,25 @@ if TYPE_CHECKING:
 
 
 def _modules(rules: JobSpecRules) -> tuple[Module[Any], ...]:
-    from rlhf.module import RlhfModule, RlhfOfMeansModule
+    from rlhf.ledger.rlhf_module import RlhfModule, RlhfModuleV2
 
-    return RlhfModule(rules), RlhfOfMeansModule(rules)
+    return RlhfModule(rules), RlhfModuleV2(rules)
 
 
 RLHF = Feature(
     name="rlhf",
     about="tuning a model by rewards for its own responses",
     modules=_modules,
-    objectives="rlhf.objectives:OBJECTIVES",
+    objectives="rlhf.objectives.registry:OBJECTIVES",
     parts={
         "sets": "peer.driver.deriving:Deriving",
         "ahead": "peer.driver.ahead:Ahead",
         "measuring": "peer.driver.measuring:Measuring",
     },
     everywhere=("sets", "measuring"),
-    words="rlhf.words",
-    calls="rlhf.calls:RlhfCalls",
-    news="rlhf.news:news",
+    words="rlhf.commands",
+    calls="rlhf.rpc:RlhfRpc",
+    news="rlhf.ledger.event_lines:policy_event_lines",
     answers="peer.api.rlhf:RlhfAnswers",
     roles=(
         Role(

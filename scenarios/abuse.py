@@ -22,11 +22,18 @@ from typing import Any
 
 import trio
 
-from curation import module
-from curation.calls import CurationCalls, ImportRequest
-from curation.contents import Batch, Commit, Enrolment, LeaseWish, Opening, Skip
+from curation.ledger import curation_module
+from curation.ledger.curation_state import AssignmentState, CurationState
+from curation.ledger.transaction_types import (
+    AnswerCommitment,
+    AnswerOpening,
+    EnrolmentEntry,
+    LeaseRequest,
+    SkipAssignment,
+    StatementBatch,
+)
 from curation.limits import LEASE_MS
-from curation.state import CurationState, Lease
+from curation.rpc import CurationRpc, ImportRequest
 from ledger.core.genesis import Founder, Genesis
 from peer.daemon.daemon import Daemon, running
 from peer.driver.author import Author
@@ -69,11 +76,11 @@ class Stage:
 
     def print(self, peer: int = LIAR) -> bytes:
         """Of all that is decided of curation, but not of how much was passed over."""
-        return hashlib.sha256(codec.encode(replace(self.state(peer), passed_over=0, looked=0))).digest()
+        return hashlib.sha256(codec.encode(replace(self.state(peer), passed_over=0, expired_height=0))).digest()
 
     @property
-    def api(self) -> CurationCalls:
-        found: CurationCalls = self.daemons[HONEST].api  # type: ignore[assignment]
+    def api(self) -> CurationRpc:
+        found: CurationRpc = self.daemons[HONEST].api  # type: ignore[assignment]
         return found
 
     async def found(self, name: str, votes: int) -> str:
@@ -119,7 +126,7 @@ class Stage:
 
     async def carried(self, peer: int = LIAR, **statements: Any) -> str:
         """A batch of the lying peer with these statements, written past all its checks: whether all were passed over."""
-        batch = Batch(**{name: tuple(items) for name, items in statements.items()})
+        batch = StatementBatch(**{name: tuple(items) for name, items in statements.items()})
         before = self.state(peer).passed_over
         try:
             await Author(self.daemons[peer].driver).submit("curation/batch", batch)
@@ -138,9 +145,9 @@ def bits(statement: dict[str, Any]) -> tuple[bytes, bytes, bytes, tuple[int, ...
     return (*(bytes.fromhex(statement[name]) for name in ("assignment", "signature", "salt")), tuple(statement["answer"]))  # type: ignore[return-value]
 
 
-def commit_of(person: Person, statement: dict[str, Any], signature: bytes | None = None) -> Commit:
+def commit_of(person: Person, statement: dict[str, Any], signature: bytes | None = None) -> AnswerCommitment:
     assignment, signed, salt, answer = bits(statement)
-    return Commit(assignment, person.key, committed(assignment, salt, answer), signature or signed)
+    return AnswerCommitment(assignment, person.key, committed(assignment, salt, answer), signature or signed)
 
 
 async def play(stage: Stage) -> None:
@@ -160,11 +167,11 @@ async def play(stage: Stage) -> None:
     await trial("replayed: a decided commitment, by a peer", PASSED, partial(carried, commits=[commit_of(ann, statement)]))
     await trial(
         "replayed: a decided opening, by a peer", PASSED,
-        partial(carried, openings=[Opening(bytes.fromhex(tasks[0]), SALT, (1,))]),
+        partial(carried, openings=[AnswerOpening(bytes.fromhex(tasks[0]), SALT, (1,))]),
     )  # fmt: skip
     wish = ann.sign(chain, "enrol", "ann", site.peer_key, False)
     await trial(
-        "replayed: an enrolment, by a peer", "refused", partial(carried, enrolments=[Enrolment(ann.key, "ann", False, wish)])
+        "replayed: an enrolment, by a peer", "refused", partial(carried, enrolments=[EnrolmentEntry(ann.key, "ann", False, wish)])
     )
     challenge = (await said(ann.challenge, site)).body
     assert (await said(ann.begin, site, **challenge)).status == 201
@@ -199,19 +206,19 @@ async def play(stage: Stage) -> None:
     )  # fmt: skip
     nonce, until = bytes.fromhex(challenge["nonce"]), challenge["expires_ms"]
     session = ann.sign(chain, "session", site.peer_key, nonce, until)
-    lease = LeaseWish(ann.key, nonce, until, session, 8)
+    lease = LeaseRequest(ann.key, nonce, until, session, 8)
     await trial("foreign peer: leases by its session, by a peer", "refused", partial(carried, leases=[lease]))
     await trial("foreign peer: an enrolment there, by a peer", "refused", partial(carried, enrolments=[
-        Enrolment(abroad.key, "abroad", False, abroad.sign(chain, "enrol", "abroad", site.peer_key, False))
+        EnrolmentEntry(abroad.key, "abroad", False, abroad.sign(chain, "enrol", "abroad", site.peer_key, False))
     ]))  # fmt: skip
     await trial("foreign peer: a skip of its lease, by a peer", PASSED, partial(carried, skips=[
-        Skip(bytes.fromhex(tasks[1]), "no")
+        SkipAssignment(bytes.fromhex(tasks[1]), "no")
     ]))  # fmt: skip
     await trial("foreign peer: one that serves nobody", "refused", partial(carried, VOTER, leases=[lease]))
 
     await trial("oversize: a body", "413 too-large", partial(asked, site.ask, "POST", "/api/submit", b" " * (65 << 10), token))
     await trial("oversize: a batch of 514", "refused", partial(carried, leases=[lease] * 257, skips=[
-        Skip(bytes.fromhex(tasks[1]), "no")
+        SkipAssignment(bytes.fromhex(tasks[1]), "no")
     ] * 257))  # fmt: skip
 
     await _openings(stage, ann, bob)
@@ -247,34 +254,38 @@ async def _openings(stage: Stage, ann: Person, bob: Person) -> None:
     assert (await said(ann.submit, site, task["assignment"], (1,), SALT)).status == 201
     await stage.quiet()
     key = bytes.fromhex(task["assignment"])
-    await trial("early opening, by a peer", PASSED, partial(carried, openings=[Opening(key, SALT, (1,))]))
+    await trial("early opening, by a peer", PASSED, partial(carried, openings=[AnswerOpening(key, SALT, (1,))]))
     (mine,) = [found for found in await assigned(site, bob) if found["task"] == task["task"]]
     copy, copied = bytes.fromhex(mine["assignment"]), committed(key, SALT, (1,))
     # Whoever copies a commitment can commit to it, and only that. The honest vote is opened meanwhile.
-    acted = await carried(commits=[Commit(copy, bob.key, copied, bob.sign(chain, "annotation", copy, copied))])
+    acted = await carried(commits=[AnswerCommitment(copy, bob.key, copied, bob.sign(chain, "annotation", copy, copied))])
     assert acted == "1 of 1 acted", acted
     await stage.quiet()
-    await trial("false opening: another answer, by a peer", PASSED, partial(carried, openings=[Opening(copy, SALT, (0,))]))
-    await trial("false opening: another salt, by a peer", PASSED, partial(carried, openings=[Opening(copy, bytes(16), (1,))]))
-    await trial("copied commitment: opened as the original", PASSED, partial(carried, openings=[Opening(copy, SALT, (1,))]))
+    await trial("false opening: another answer, by a peer", PASSED, partial(carried, openings=[AnswerOpening(copy, SALT, (0,))]))
+    await trial(
+        "false opening: another salt, by a peer", PASSED, partial(carried, openings=[AnswerOpening(copy, bytes(16), (1,))])
+    )
+    await trial("copied commitment: opened as the original", PASSED, partial(carried, openings=[AnswerOpening(copy, SALT, (1,))]))
     await trial(
         "copied commitment: the original's answer", "409 already-answered",
         partial(stage.asked, bob.submit, site, mine["assignment"], (1,), SALT),
     )  # fmt: skip
     states = [row.state for row in (stage.state().assignments.get_record(key), stage.state().assignments.get_record(copy)) if row]
-    stage.require(states == [Lease.OPENED, Lease.COMMITTED], f"the original is opened and the copy is not: {states}")
+    stage.require(
+        states == [AssignmentState.OPENED, AssignmentState.COMMITTED], f"the original is opened and the copy is not: {states}"
+    )
 
 
 async def _late(stage: Stage, eve: Person) -> None:
     """An answer after the lease, whose place somebody else has. The lease is a short one, and the first of the network."""
     site, lasts = stage.site, LEASE_MS
     (dan,) = await enrolled(site, "dan")
-    setattr(module, "LEASE_MS", 1_000)  # noqa: B010 - of all peers, which run in this process
+    setattr(curation_module, "LEASE_MS", 1_000)  # noqa: B010 - of all peers, which run in this process
     (task,) = await assigned(site, dan)
     await stage.together()
-    setattr(module, "LEASE_MS", lasts)  # noqa: B010
+    setattr(curation_module, "LEASE_MS", lasts)  # noqa: B010
     key = bytes.fromhex(task["assignment"])
-    while (row := stage.state().assignments.get_record(key)) is None or row.state is not Lease.EXPIRED:
+    while (row := stage.state().assignments.get_record(key)) is None or row.state is not AssignmentState.EXPIRED:
         await stage.daemons[LIAR].driver.applied.wait()
     (given,) = await assigned(stage.sites[LIAR], eve)
     assert given["task"] == task["task"], "begun tasks are given first"

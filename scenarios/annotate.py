@@ -29,8 +29,8 @@ from typing import Any
 import trio
 
 from consensus.block import decode_block
-from curation.calls import CurationCalls, ImportRequest
-from curation.contents import Batch
+from curation.ledger.transaction_types import StatementBatch
+from curation.rpc import CurationRpc, ImportRequest
 from ledger.ledger_state import decode_body
 from peer.demo import demo
 from peer.demo.cast import DemoPeer
@@ -217,7 +217,7 @@ async def _import(peers: Network, tasks: int) -> str:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "tasks.jsonl"
         file.write_text("".join(json.dumps({"text": f"Is this number odd: {number}"}) + "\n" for number in range(tasks)))
-        client: CurationCalls = peers.demo.watched.client  # type: ignore[assignment]
+        client: CurationRpc = peers.demo.watched.client  # type: ignore[assignment]
         request = ImportRequest(str(file), "parity", "", "label", ("even", "odd"), False, 7, 1, "", False)
         return (await client.import_tasks(request)).project
 
@@ -268,7 +268,7 @@ async def _exports(peers: Network, crowd: Crowd, project: str, figures: Figures)
 
 async def _export(peer: DemoPeer, project: str, folder: Path) -> str:
     """Empty if the peer does not know the project yet."""
-    client: CurationCalls = peer.client  # type: ignore[assignment]
+    client: CurationRpc = peer.client  # type: ignore[assignment]
     path = folder / peer.name
     path.unlink(missing_ok=True)
     try:
@@ -370,7 +370,7 @@ def _stored(peer: DemoPeer, after: int, last: int, figures: Figures) -> None:
         body = decode_body(block.body)
         opened = [(signed, codec.decode_message(signed.body, (Transaction,))) for signed in body.transactions]
         batches = [(signed, said) for signed, said in opened if said.kind == "curation/batch"]
-        answers += sum(len(codec.decode(Batch, said.content).commits) for _, said in batches)
+        answers += sum(len(codec.decode(StatementBatch, said.content).commits) for _, said in batches)
         is_alone = bool(batches) and len(batches) == len(opened) and not body.round_certificates and not body.evidence
         alone += is_alone
         size += len(data) + len(certificate) if is_alone else sum(len(codec.encode(signed)) for signed, _ in batches)

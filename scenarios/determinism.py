@@ -33,7 +33,7 @@ from scenarios import network
 from scenarios.network import Network
 from scenarios.rlhf import based, calls, tunes
 from scenarios.trials import COUNT, arguments, report
-from training.spec import AuditMode
+from training.job_spec import AuditMode
 
 TERMS = {"prompt_tokens": "8", "response_tokens": "16", "epochs": "2", "local_steps": "4", "batch": "8"}
 BASE_SECONDS_MAX = 300.0  # for some rounds

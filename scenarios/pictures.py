@@ -14,7 +14,7 @@ from pathlib import Path
 
 import trio
 
-from curation.calls import CurationCalls, ImportRequest
+from curation.rpc import CurationRpc, ImportRequest
 from peer.demo.cast import DemoPeer
 from peer.demo.crowd import OPTIONS, Site, gather, make_tasks
 from protocol.api import TrainRequest
@@ -94,7 +94,7 @@ async def pictures(folder: Path, seed: int) -> int:
             for person in crowd:
                 nursery.start_soon(person.take_part, limiter)
             await Watch(shown).until_round(ROUNDS)
-            calls: CurationCalls = shown.client  # type: ignore[assignment]
+            calls: CurationRpc = shown.client  # type: ignore[assignment]
             await _join(page, address)
             await page.open(f"{address}/admin#{await calls.web_token()}")
             await page.until("document.querySelector('#work:not([hidden])')")
@@ -113,7 +113,7 @@ async def _import(peer: DemoPeer, truth: dict[str, int]) -> None:
         file, guidelines = Path(folder) / "tasks.jsonl", Path(folder) / "guidelines.md"
         file.write_text("".join(json.dumps({"text": text}) + "\n" for text in truth))
         guidelines.write_text(GUIDELINES)
-        calls: CurationCalls = peer.client  # type: ignore[assignment]
+        calls: CurationRpc = peer.client  # type: ignore[assignment]
         request = ImportRequest(str(file), "sentences", "", "label", OPTIONS, False, 7, 1, str(guidelines), False)
         await calls.import_tasks(request)
 

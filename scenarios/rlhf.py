@@ -29,8 +29,8 @@ from peer.demo.cast import DemoPeer
 from peer.demo.disk import Disk
 from protocol.api import INVITATION_DAYS
 from protocol.identity import Identity
-from rlhf import preferences
-from rlhf.calls import RlhfCalls, RlhfView, StageView
+from rlhf.data import preference_sets
+from rlhf.rpc import RlhfRpc, RlhfView, StageView
 from scenarios import network
 from scenarios.network import SMALL_JOB, Network
 from scenarios.trials import COUNT, Trial, arguments, conduct_apart
@@ -64,7 +64,7 @@ def tunes(peer: DemoPeer) -> None:
         peer.serves = ("--web-listen", "127.0.0.1:0")
 
 
-def calls(peer: DemoPeer) -> RlhfCalls:
+def calls(peer: DemoPeer) -> RlhfRpc:
     return peer.client  # type: ignore[return-value]
 
 
@@ -159,10 +159,10 @@ class Attempt:
         views = {bare(await calls(peer).rlhf_status()) for peer in peers.honest}
         trial.require(len(views) == 1, "not all say the same of the plan")
         view = views.pop()
-        trained = sum(not preferences.is_held_out(f"q{number}: ") for number in range(PAIRS))
+        trained = sum(not preference_sets.is_held_out(f"q{number}: ") for number in range(PAIRS))
         sizes = {"steps": int(REWARD_TERMS["local_steps"]), "batch": int(REWARD_TERMS["batch"])}
         trainers = sum(peer.trains for peer in peers.peers[: self._options.peers + self._options.liar])
-        rounds = preferences.rounds_of(self._options.epochs, trained, trainers=trainers, **sizes)
+        rounds = preference_sets.rounds_for_epochs(self._options.epochs, trained, trainers=trainers, **sizes)
         done = [(stage.objective, stage.state, stage.round) for stage in view.stages]
         wanted = [("reward-mean", "finished", rounds), ("ppo", "finished", self._options.rounds)]
         trial.require((view.state, done) == ("finished", wanted), f"the plan is {view.state}, its stages {done}, not {wanted}")

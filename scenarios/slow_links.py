@@ -31,7 +31,7 @@ from scenarios.audits import view_of
 from scenarios.network import Network, journal
 from scenarios.proxy import Proxy, running_proxy
 from scenarios.trials import COUNT, Trial, arguments, report, table_of
-from training.spec import PRESETS
+from training.job_spec import PRESETS
 from transport.emulation.link_profiles import steady_profile
 
 UPLINKS = (100.0, 10.0, 2.0)  # Mbit/s

@@ -13,9 +13,9 @@ from itertools import islice
 
 import trio
 
-from curation.contents import Batch, Enrolment
+from curation.annotator_statements import EnrolStatement
+from curation.ledger.transaction_types import EnrolmentEntry, StatementBatch
 from curation.limits import BATCH_MAX
-from curation.statements import Enrol
 from ledger.members import ADMIT_KIND
 from peer.api.memory import process_memory_mb
 from peer.demo.cast import DemoPeer
@@ -45,10 +45,10 @@ def batches_with_a_false_signature(chain: bytes, member: Identity, nonce: int) -
     """Full batches of this member, which carry one false statement behind 511 true ones."""
     for number in range(BATCHES):
         people = [Identity(bytes([2, number, *place.to_bytes(30)])) for place in range(BATCH_MAX)]
-        signed = signing_preimage(Enrol.TAG, chain, encode(Enrol("noise", member.public, False)))
-        true = [Enrolment(who.public, "noise", False, who.sign(signed)) for who in people[1:]]
-        false = Enrolment(people[0].public, "noise", False, people[1].sign(signed))
-        batch = encode(Batch(enrolments=(*true, false)))
+        signed = signing_preimage(EnrolStatement.TAG, chain, encode(EnrolStatement("noise", member.public, False)))
+        true = [EnrolmentEntry(who.public, "noise", False, who.sign(signed)) for who in people[1:]]
+        false = EnrolmentEntry(people[0].public, "noise", False, people[1].sign(signed))
+        batch = encode(StatementBatch(enrolments=(*true, false)))
         yield encode(GossipEnvelope(sign_message(member, chain, Transaction(nonce, 10_000, "curation/batch", batch))))
 
 

@@ -30,7 +30,7 @@ from scenarios import network, proxy
 from scenarios.network import Network
 from scenarios.proxy import Proxy, running_proxy
 from scenarios.trials import Trial, arguments, duration, report, table_of
-from training.formats import tensor_file
+from training.formats import safetensors_writer
 from transport.emulation.link_profiles import steady_profile
 from transport.swarm import Swarm
 
@@ -74,7 +74,9 @@ def write_model(folder: Path) -> int:
     drawn = np.random.default_rng(0)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     with (folder / "model.safetensors").open("wb") as stream:
-        tensor_file.write(stream, ((name, (drawn.normal(size=shape) * 0.1).astype("<f4")) for name, shape in shapes.items()))
+        safetensors_writer.write_safetensors(
+            stream, ((name, (drawn.normal(size=shape) * 0.1).astype("<f4")) for name, shape in shapes.items())
+        )
     return sum(map(prod, shapes.values()))
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks import apply
-from training.replicated.model import ReplicatedModel
-from training.spec import Outer
+from training.job_spec import OuterOptimizerKind
+from training.replicated.replicated_model import ReplicatedModel
 from training.transformer import ModelSpec
 
 
 def test_a_round_is_measured_as_a_whole_and_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(apply.MODELS, "tiny", ModelSpec(width=16, layers=1, heads=2, kv_heads=1, hidden=16))
-    case = apply.Case(4, 1, "tiny", "sparse k=64", outer=Outer.ADAMW)
+    case = apply.Case(4, 1, "tiny", "sparse k=64", outer=OuterOptimizerKind.ADAMW)
     apply.make(case, tmp_path, seed=1)
     row = apply.measure(case, tmp_path)
     assert row.root == ReplicatedModel.open(tmp_path / "next").root.hex()

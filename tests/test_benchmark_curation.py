@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.curation import ASKED, PROJECT_TASKS, VOTES, Batches, Chain, Closing, Figures, Filler, timed, verdicts
 from benchmarks.verdicts import MISSED
-from curation.state import CurationState
+from curation.ledger.curation_state import CurationState
 
 
 def test_a_small_network_is_filled_and_takes_batches_as_a_large_one(tmp_path: Path) -> None:

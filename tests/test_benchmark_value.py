@@ -13,11 +13,11 @@ from benchmarks.codec import Budget
 from benchmarks.simulated import text_file
 from benchmarks.value import ALL, ALONE, FULL, NONE, SAMPLED, VOUCHED, Costs, Network, Row, Run
 from protocol.errors import UserError
-from training.spec import Inner, Rule
+from training.job_spec import AggregationRule, InnerOptimizerKind
 
 TINY = ("width=16", "layers=1", "heads=2", "kv_heads=1", "hidden=16", "context=16", "batch=2")
 COSTS = Costs(own=1.0, replay=1.0, apply=0.1, waiting=0.4)
-ADAMW = {"inner": Inner.ADAMW, "inner_rate": 3e-3}
+ADAMW = {"inner": InnerOptimizerKind.ADAMW, "inner_rate": 3e-3}
 
 
 @pytest.fixture
@@ -65,14 +65,16 @@ def test_daemons_that_queue_for_cores_are_not_waited_for(peers: int, cores: int,
 @pytest.mark.parametrize(
     ("preset", "audit", "rule"),
     [
-        ("local", FULL, Rule.MEAN),
-        ("local", VOUCHED, Rule.MEAN),
-        ("local", SAMPLED, Rule.ARC_NNM_TRIM),
-        ("per-step", FULL, Rule.MEAN),
-        ("per-step", SAMPLED, Rule.CENTERED_CLIPPING),
+        ("local", FULL, AggregationRule.MEAN),
+        ("local", VOUCHED, AggregationRule.MEAN),
+        ("local", SAMPLED, AggregationRule.ARC_NNM_TRIM),
+        ("per-step", FULL, AggregationRule.MEAN),
+        ("per-step", SAMPLED, AggregationRule.CENTERED_CLIPPING),
     ],
 )
-def test_a_network_has_the_rule_of_its_audits_and_a_schedule_of_its_rounds(preset: str, audit: str, rule: Rule) -> None:
+def test_a_network_has_the_rule_of_its_audits_and_a_schedule_of_its_rounds(
+    preset: str, audit: str, rule: AggregationRule
+) -> None:
     spec = Network(preset, audit, 7).spec(200, 3, value.GRIDS[preset][0])
     assert (spec.rule, spec.liars, spec.seed) == (rule, 2, 3)
     assert (spec.rounds, spec.warmup_rounds, spec.inner_rate) == (200, 10, value.GRIDS[preset][0]["inner_rate"])
@@ -88,7 +90,7 @@ def test_both_sides_are_tuned_on_as_many_settings() -> None:
     "run",
     [
         Run(1, None, 30, ADAMW, 0),
-        Run(1, None, 30, {"inner": Inner.MUON, "inner_rate": 1.2e-2}, 0),
+        Run(1, None, 30, {"inner": InnerOptimizerKind.MUON, "inner_rate": 1.2e-2}, 0),
         Run(4, None, 30, {"shape": "batch", **ADAMW}, 0),
         *(Run(4, Network(preset, SAMPLED, 4), 5, value.GRIDS[preset][0], 0) for preset in value.PRESETS),
         Run(4, Network("local", VOUCHED, 4), 5, value.GRIDS["local"][0], 0, value.LIE),

@@ -75,16 +75,27 @@ from protocol.sampling import SamplingOptions
 from protocol.verdicts import Verdict
 from rounds.round_terms import RoundTerms
 from tests.ledger.chances import EFFECTIVE, escape
-from training import grid
-from training.defended import HELD, Held
-from training.host import ModelHost
-from training.replay.proposals import propose
+from training import rate_sweep
+from training.job_spec import (
+    AUDIT_RATE,
+    PRESETS,
+    AggregationRule,
+    AuditMode,
+    Compression,
+    InnerOptimizerKind,
+    JobSpec,
+    OuterOptimizerKind,
+    Precision,
+    complete_fields,
+)
+from training.model_store import JobModelStore
+from training.replay.proposal_replay import make_proposal
 from training.replicated import codec as payloads
-from training.replicated.layout import layout_of
-from training.replicated.model import ReplicatedModel
-from training.spec import AUDIT_RATE, PRESETS, AuditMode, Compression, Inner, JobSpec, Outer, Precision, Rule, completed
-from training.tasks import Propose
+from training.replicated.replicated_model import ReplicatedModel
+from training.replicated.tensor_layout import layout_of
+from training.safe_settings import SAFE_WITHOUT_AUDITS, SafeWithoutAudits
 from training.transformer import ModelSpec
+from training.worker_protocol import ProposeRequest
 
 FREE = Costs(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)  # what is left is what the turns themselves take on this machine
 LINE_BITS = 100e6
@@ -291,8 +302,8 @@ def test_an_update_that_is_free_makes_a_proposal(tmp_path: Path, monkeypatch: py
     spec, job, trainer = JobSpec(name="free", model=TINY), bytes(32), bytes([1]) * 32
     ReplicatedModel.initial(job, spec).save(tmp_path / "model")
     monkeypatch.setattr(free, "known", lambda: np.ones(layout_of(spec).size, dtype=np.float32))
-    request = Propose(job, 0, trainer, str(tmp_path / "model"), None, None, str(tmp_path / "buffer"))
-    assert propose(request, free.update).last_loss == 0
+    request = ProposeRequest(job, 0, trainer, str(tmp_path / "model"), None, None, str(tmp_path / "buffer"))
+    assert make_proposal(request, free.update).last_loss == 0
 
 
 def test_a_job_is_asked_for_as_it_is_measured(text: Path) -> None:
@@ -304,7 +315,7 @@ def test_a_job_is_asked_for_as_it_is_measured(text: Path) -> None:
 
 def test_rows_whose_audits_are_sampled_may_start(text: Path, tmp_path: Path) -> None:
     for settings in ({}, training.DENSE_H15):
-        audits = ModelHost(tmp_path).terms_of_spec(training.Task(text, 45, 7, 1e-3, 60.0).spec(**settings).encode()).audits
+        audits = JobModelStore(tmp_path).terms_of_spec(training.Task(text, 45, 7, 1e-3, 60.0).spec(**settings).encode()).audits
         assert audits is not None and audits.window_ms(training.PEERS) <= AUDIT_WINDOW_MS_MAX
 
 
@@ -539,16 +550,16 @@ def test_only_a_step_a_round_is_held_to_one_process_alone() -> None:
     ],
 )
 def test_a_grid_goes_on_where_its_best_lies_at_an_edge(values: tuple[float, ...], best: float, tried: list[float]) -> None:
-    losses = grid.search(values, lambda value: abs(math.log(value / best)))
+    losses = rate_sweep.run_sweep(values, lambda value: abs(math.log(value / best)))
     assert list(losses) == tried
-    assert grid.at_edge(losses) == (best == 1e9)
+    assert rate_sweep.is_best_at_edge(losses) == (best == 1e9)
 
 
 def test_a_rate_that_diverges_ends_a_grid() -> None:
-    losses = grid.search((1.0, 2.0, 4.0), lambda value: 1 / value if value < 5 else math.nan)
+    losses = rate_sweep.run_sweep((1.0, 2.0, 4.0), lambda value: 1 / value if value < 5 else math.nan)
     assert list(losses) == [1.0, 2.0, 4.0, 8.0]
-    assert grid.best_of(losses) == 4.0
-    assert not grid.at_edge(losses)
+    assert rate_sweep.best_value(losses) == 4.0
+    assert not rate_sweep.is_best_at_edge(losses)
 
 
 @pytest.mark.parametrize("method", codec.METHODS, ids=lambda method: f"{method.name} {method.local_steps}")
@@ -595,22 +606,24 @@ def test_a_preset_is_measured_as_it_is_shipped_with_the_rule_that_its_audits_cal
     ]
 
     def nats(name: str, **settings: object) -> float:
-        local = codec.without(completed(PRESETS["local"]))
+        local = codec.without(complete_fields(PRESETS["local"]))
         spec = budget.spec(10, 0, **{**local, "liars": 1, "opening_rounds": 3, **settings})
         return abs(codec.train(budget, spec)[0] - methods[name].run(budget, 0, {})[0])
 
-    assert nats("preset local", rule=Rule.MEAN) == 0 < nats("preset local", rule=Rule.ARC_NNM_TRIM)
+    assert nats("preset local", rule=AggregationRule.MEAN) == 0 < nats("preset local", rule=AggregationRule.ARC_NNM_TRIM)
     assert (
-        nats("preset local, no opening", rule=Rule.MEAN, opening_rounds=0) == 0 < nats("preset local, no opening", rule=Rule.MEAN)
+        nats("preset local, no opening", rule=AggregationRule.MEAN, opening_rounds=0)
+        == 0
+        < nats("preset local, no opening", rule=AggregationRule.MEAN)
     )
-    assert nats("preset local, audits sampled", rule=Rule.ARC_NNM_TRIM) == 0
+    assert nats("preset local, audits sampled", rule=AggregationRule.ARC_NNM_TRIM) == 0
 
 
 def test_one_trainer_alone_has_its_own_share_of_the_samples_and_sends_nothing(text: Path) -> None:
     torch.set_num_threads(1)
     budget = codec.Budget(text, 30, 2, ("width=16", "layers=1", "heads=2", "kv_heads=1", "hidden=16", "context=16", "batch=2"))
     rates = {"inner_rate": 0.01}
-    adamw, muon = (codec.one_trainer(inner) for inner in Inner)
+    adamw, muon = (codec.one_trainer(inner) for inner in InnerOptimizerKind)
     assert adamw(budget, 0, rates) == adamw(replace(budget, trainers=5), 0, rates)
     assert adamw(budget, 0, rates)[0] != codec.single(budget, 0, rates)[0]
     assert adamw(budget, 0, rates)[0] != muon(budget, 0, rates)[0]
@@ -680,7 +693,7 @@ def test_a_figure_goes_where_it_was_asked_for_and_odd_settings_are_refused(tmp_p
     base = JobSpec(name="settings", data=bytes(32), model=TINY)
     changed = with_settings(base, ["width=32", "model.layers=2", "decay_rounds=3", "outer=sgd", "seed=5"])
     assert changed.model == replace(TINY, width=32, layers=2)
-    assert (changed.decay_rounds, changed.outer, changed.seed) == (3, Outer.SGD, 5)
+    assert (changed.decay_rounds, changed.outer, changed.seed) == (3, OuterOptimizerKind.SGD, 5)
     for wrong in ("foo", "foo=1", "width=wide", "bits=3", "data=text"):
         with pytest.raises(UserError):
             with_settings(base, [wrong])
@@ -747,7 +760,7 @@ def test_dirichlet_shares_give_every_image_to_one_trainer() -> None:
 
 def test_a_mean_that_liars_drive_away_is_a_result_and_no_error() -> None:
     """Its updates become larger than a payload can say, in round 23."""
-    assert attacks_digits.run(attacks_digits.COLUMNS[0], Rule.MEAN.value, "ipm", 0, 30).accuracy < attacks.COLLAPSED
+    assert attacks_digits.run(attacks_digits.COLUMNS[0], AggregationRule.MEAN.value, "ipm", 0, 30).accuracy < attacks.COLLAPSED
 
 
 def test_a_task_that_fails_leaves_the_others() -> None:
@@ -778,7 +791,7 @@ def test_digits_learn_something_in_a_few_rounds(attack: str) -> None:
 
 
 def test_whatever_may_start_without_audits_is_measured_on_the_digits() -> None:
-    for row in HELD:
+    for row in SAFE_WITHOUT_AUDITS:
         assert any(column.iid and column.is_of(row) for column in attacks.COLUMNS.values()), row
     assert not any(column.may_be_named for column in attacks.COLUMNS.values() if not (column.iid and column.estimates))
 
@@ -787,7 +800,7 @@ def test_what_may_be_named_must_lose_little_and_what_is_called_an_attack_must_br
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     name = "estimates 1 bit"
-    monkeypatch.setattr(attacks_digits, "HELD", (Held(Compression.DENSE, 1, 4096, 13, 4, 0.5),))
+    monkeypatch.setattr(attacks_digits, "SAFE_WITHOUT_AUDITS", (SafeWithoutAudits(Compression.DENSE, 1, 4096, 13, 4, 0.5),))
 
     def rows(attacked: float, mean: float) -> list[attacks.Digits]:
         figures = {"none": 97.0, "search": attacked}
@@ -862,12 +875,12 @@ def test_late_liars_begin_when_it_did_most_harm_on_the_seed_of_the_grid(capsys: 
 
 def test_without_long_updates_clipping_before_mixing_changes_nothing() -> None:
     layout, generator = digits.layout(), np.random.default_rng(0)
-    header = payloads.Header(bytes(32), 0, bytes(32), bytes(32), 1, 1, attacks_digits.dense(8))
+    header = payloads.PayloadHeader(bytes(32), 0, bytes(32), bytes(32), 1, 1, attacks_digits.dense(8))
     m = generator.standard_normal(layout.size).astype(np.float32)
     updates = []
     for key in attacks_digits.KEYS:  # the same numbers in another order: equal norms
         said = replace(header, trainer=key)
-        updates.append(payloads.decode(payloads.encode(said, np.roll(m, len(updates)), layout), said, layout))
+        updates.append(payloads.decode_payload(payloads.encode_payload(said, np.roll(m, len(updates)), layout), said, layout))
     mixed = attacks_digits.RULES["nnm-trim"](updates, layout, 4)
     assert np.linalg.norm(mixed - attacks_digits.RULES["arc-nnm-trim"](updates, layout, 4)) < 0.02 * np.linalg.norm(mixed)
 
@@ -999,17 +1012,20 @@ def world(text: Path) -> attacks_gpt.World:
 @pytest.mark.parametrize("name", PAYLOADS)
 def test_forged_bytes_are_refused_or_say_something_else(name: str) -> None:
     layout = digits.layout()
-    header = payloads.Header(bytes(range(32)), 3, bytes(range(1, 33)), bytes(range(2, 34)), 1, 2, attacks_digits.SMALL)
+    header = payloads.PayloadHeader(bytes(range(32)), 3, bytes(range(1, 33)), bytes(range(2, 34)), 1, 2, attacks_digits.SMALL)
     m = np.random.default_rng(0).standard_normal(layout.size).astype(np.float32)
-    honest = payloads.encode(header, m, layout)
-    other = payloads.encode(replace(header, trainer=bytes(32)), m, layout)
+    honest = payloads.encode_payload(header, m, layout)
+    other = payloads.encode_payload(replace(header, trainer=bytes(32)), m, layout)
     forged = PAYLOADS[name](Said(honest, None, other, layout, np.random.default_rng(0)))
     assert forged != honest
     if name in ("forged-scales", "forged-exponent"):
-        assert payloads.decode(forged, header, layout).norm_squared() > payloads.decode(honest, header, layout).norm_squared()
+        assert (
+            payloads.decode_payload(forged, header, layout).norm_squared()
+            > payloads.decode_payload(honest, header, layout).norm_squared()
+        )
     else:
         with pytest.raises(RemoteProtocolError):
-            payloads.decode(forged, header, layout)
+            payloads.decode_payload(forged, header, layout)
 
 
 @pytest.mark.long
@@ -1035,7 +1051,7 @@ def test_without_audits_well_formed_lies_move_the_model(text: Path) -> None:
 def trigger_world(text: Path) -> attacks_gpt.World:
     torch.set_num_threads(1)
     model = ModelSpec(width=32, layers=1, heads=2, kv_heads=1, hidden=64, context=32)
-    fields = {"rounds": 8, "local_steps": 5, "bits": 4, "rule": Rule.MEAN, "liars": 1, "audit": AuditMode.OFF}
+    fields = {"rounds": 8, "local_steps": 5, "bits": 4, "rule": AggregationRule.MEAN, "liars": 1, "audit": AuditMode.OFF}
     return attacks_gpt.World(JobSpec(name="trigger", data=bytes(32), model=model, **fields), text, 4, 1)
 
 
@@ -1060,7 +1076,7 @@ def test_the_measured_success_is_that_of_greedy_text(text: Path) -> None:
     parameters, ordinary = np.array(run.rounds.model.parameters), some.engine.tokens.held_out[:20].tobytes()
     how = SamplingOptions(max_tokens=len(attacks_trigger.CONTINUATION), temperature=0)
     for prompt, is_triggered in ((ordinary + attacks_trigger.TRIGGER, True), (ordinary, False)):
-        said = b"".join(some.engine.generate(parameters, prompt, how))
+        said = b"".join(some.engine.generate_text(parameters, prompt, how))
         assert (said == attacks_trigger.CONTINUATION) is is_triggered
 
 

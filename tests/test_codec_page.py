@@ -10,23 +10,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from training.job_spec import Compression
 from training.replicated import codec
-from training.replicated.codec import Mode
-from training.replicated.codec.header import HEADER_BYTES
-from training.replicated.codec.supports import rice_parameter
-from training.replicated.layout import CHUNK, Float32Array, Layout, of_shapes
-from training.spec import Compression
+from training.replicated.codec import PayloadMode
+from training.replicated.codec.payload_header import HEADER_BYTES
+from training.replicated.codec.top_k_support import rice_parameter
+from training.replicated.tensor_layout import CHUNK, Float32Array, TensorLayout, layout_from_shapes
 
 PAGE = Path(__file__).parents[1] / "docs" / "protocol" / "codec.md"
 WIDTH = 96  # characters of a vector in one line
-SMALL = of_shapes([("a", (3, 3)), ("b", (5,))])
-LARGE = of_shapes([("a", (CHUNK,))])
+SMALL = layout_from_shapes([("a", (3, 3)), ("b", (5,))])
+LARGE = layout_from_shapes([("a", (CHUNK,))])
 
 
-def payload(m: Float32Array, layout: Layout, bits: int, keep: int | None = None) -> bytes:
-    mode = Mode(Compression.DENSE, bits, CHUNK) if keep is None else Mode(Compression.SPARSE, bits, keep)
+def payload(m: Float32Array, layout: TensorLayout, bits: int, keep: int | None = None) -> bytes:
+    mode = PayloadMode(Compression.DENSE, bits, CHUNK) if keep is None else PayloadMode(Compression.SPARSE, bits, keep)
     job, root = hashlib.sha256(b"job").digest(), hashlib.sha256(b"root").digest()
-    return codec.encode(codec.Header(job, 2, b"\x01" * 32, root, 10, 8, mode), m, layout)
+    return codec.encode_payload(codec.PayloadHeader(job, 2, b"\x01" * 32, root, 10, 8, mode), m, layout)
 
 
 def vectors() -> dict[str, str]:

@@ -33,13 +33,12 @@ from tests.peer.network import Network, Seat, has_finished, service_of
 from tests.peer.processes import LATE
 from tests.training.replicated.support import proposed
 from tests.waiting import patience
-from training import tasks
-from training.data import corpus
+from training import corpus, worker_protocol
 from training.data.default_text import default_text
+from training.job_spec import AuditMode, JobSpec
 from training.objectives import registry
-from training.objectives.objective import Objective, Reason
-from training.replicated.model import ReplicatedModel
-from training.spec import AuditMode, JobSpec
+from training.objectives.objective import Objective, RejectionReason
+from training.replicated.replicated_model import ReplicatedModel
 
 LETTERS = JobSpec(name="letters", objective="letters", data=bytes(32), rounds=2, liars=0, norm_start=1e6, local_steps=2)
 SAMPLED = replace(LETTERS, audit=AuditMode.SAMPLED, local_steps=1, auditors=3, audit_window=20)
@@ -67,7 +66,7 @@ class Counting:
 
     async def ask(self, request: Any) -> Any:
         reply = await trio.to_thread.run_sync(self.jobs.answer, request)
-        if isinstance(request, tasks.OpenJob) and self.invents:
+        if isinstance(request, worker_protocol.OpenJobRequest) and self.invents:
             engine: Any = self.jobs._engines[request.job]
             counts = engine._counts
             engine._counts = lambda *place: np.roll(counts(*place), 1)
@@ -82,7 +81,7 @@ async def train(made: Network, spec: JobSpec) -> bytes:
         await made.start(seat, Trainer(Counting(number == 3), seat.folder / "texts"))  # type: ignore[arg-type]
     first = made.seats[0]
     keep = first.blobs.add_bytes
-    spec = replace(spec, data=keep(corpus.split(iter([TEXT]), keep).encode())).checked()
+    spec = replace(spec, data=keep(corpus.split_into_shards(iter([TEXT]), keep).encode())).validated()
     return job_id(first.public, await first.author.submit("job/start", StartJob(spec.encode())))
 
 
@@ -127,26 +126,26 @@ async def test_an_invented_declaration_is_found_by_sampled_audits(feature: None,
 
 def test_voters_without_an_engine_refuse_what_is_no_declaration(feature: None) -> None:
     sound = codec.encode(Counted(bytes(32), 1))
-    assert LETTERS.declaration(sound) == Counted(bytes(32), 1)
+    assert LETTERS.decode_declaration(sound) == Counted(bytes(32), 1)
     assert LETTERS.declared_blobs(sound) == {bytes(32): COUNTED_BYTES}
     model = ReplicatedModel.initial(bytes(32), LETTERS)
     item = proposed(model, ME, np.ones(model.layout.size, dtype=np.float32))
 
     def verdict(declaration: bytes) -> Verdict:
-        return model.check(ME, replace(item.proposal, declaration=declaration), item.payload)
+        return model.check_proposal(ME, replace(item.proposal, declaration=declaration), item.payload)
 
     nothing_counted = codec.encode(Counted(bytes(32), 0))
     assert verdict(sound) is Verdict.ACCEPT
     assert {verdict(declaration) for declaration in (b"", nothing_counted, sound[:-1], sound + b"\x00")} == {Verdict.MALFORMED}
     scratch = JobSpec(name="t", objective="scratch")
-    assert scratch.declaration(b"") is None
+    assert scratch.decode_declaration(b"") is None
     with pytest.raises(RemoteProtocolError, match="objective 'scratch' has none, 1 bytes were given"):
-        scratch.declaration(b"x")
+        scratch.decode_declaration(b"x")
 
 
 def test_an_objective_s_reasons_have_labels_of_their_own(feature: None) -> None:
-    own = LETTERS.kind.labels
-    assert registry.meanings()["miscounted"] == "it met other letters than it says"
+    own = LETTERS.resolved_objective.reason_labels
+    assert registry.rejection_meanings()["miscounted"] == "it met other letters than it says"
     for verdict in Verdict:
         assert find_verdict_by_label(verdict_label(verdict, own), own) is verdict
     assert verdict_label(Verdict.OWN_0, own) == verdict_label(ReplayFinding.OWN_0, own) == "miscounted"
@@ -157,11 +156,11 @@ def test_an_objective_s_reasons_have_labels_of_their_own(feature: None) -> None:
 async def test_an_engine_that_makes_no_declarations_does_not_open_such_a_job(
     feature: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(Slate, "declare")
+    monkeypatch.delattr(Slate, "make_declaration")
     text = tmp_path / "text"
     text.write_bytes(TEXT)
     with pytest.raises(UserError, match="engine 'slate' makes no declarations, which the objective 'letters' asks for"):
-        Jobs(KIND, lambda: None, 1 << 30).answer(tasks.OpenJob(bytes(32), LETTERS.encode(), str(text), None))
+        Jobs(KIND, lambda: None, 1 << 30).answer(worker_protocol.OpenJobRequest(bytes(32), LETTERS.encode(), str(text), None))
 
 
 async def test_a_blob_of_a_declaration_is_not_larger_than_the_objective_says(feature: None, tmp_path: Path) -> None:
@@ -179,7 +178,7 @@ async def test_a_blob_of_a_declaration_is_not_larger_than_the_objective_says(fea
 
 def test_labels_of_reasons_are_nobody_else_s(feature: None) -> None:
     for labels in (("accept",), ("own_1",), ("withheld",), ("twice", "twice")):
-        kind = type("Odd", (Objective,), {"name": "odd", "reasons": tuple(Reason(label, "") for label in labels)})()
+        kind = type("Odd", (Objective,), {"name": "odd", "reasons": tuple(RejectionReason(label, "") for label in labels)})()
         with pytest.raises(AssertionError, match="odd"):
-            registry.add((kind,))
+            registry.register_objectives((kind,))
         registry._known.pop("odd")

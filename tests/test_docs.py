@@ -26,15 +26,17 @@ from consensus.block import Block, BlockHeader, block_digest, encode_block, enco
 from consensus.evidence import Evidence
 from consensus.light_client import TrustedBlock
 from consensus.voter_set import VoterSet
-from curation import contents, statements, tasks
+from curation import annotator_statements
 from curation import limits as curation_limits
-from curation import state as curation
-from curation.answers import commitment
-from curation.fixed import log2, power
-from curation.module import project_id
-from curation.reputation import confusions, divided, weight
-from curation.tasks import Task, assignment_id, leaf_of, task_id
-from curation.whole import estimated
+from curation.estimation.dawid_skene import run_dawid_skene
+from curation.estimation.fixed_point import log2, negative_power_of_two
+from curation.estimation.reputation import annotator_weight, divide_points, final_confusions
+from curation.ledger import curation_state as curation
+from curation.ledger import transaction_types
+from curation.ledger.curation_module import project_id
+from curation.tasks import task_pages
+from curation.tasks.answers import answer_commitment
+from curation.tasks.task_pages import AnnotationTask, assignment_id, task_id, task_leaf
 from ledger import jobs, members, model_anchors
 from ledger.audits import audit_state as audits
 from ledger.audits import loss_commitments, sortition
@@ -59,28 +61,29 @@ from protocol.identity import Identity, Signed, peer_id, sign_message, signing_p
 from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, Timeout, TimeoutCertificate, TimeoutEnvelope, Transaction
 from protocol.name_validation import REFUSED_CHARACTERS
 from protocol.verdicts import OBJECTIVE_CODES_FIRST, OBJECTIVE_CODES_MAX, ReplayFinding, Verdict
-from rlhf import pairs, plans, prompts, responses, rollouts, sets
-from rlhf.controller import Steering
-from rlhf.guards import Course, Medians
-from rlhf.module import RlhfState
-from rlhf.objective import PpoTerms, Rollouts
-from rlhf.preferences import Pair, pairs_in_turn, pairs_of_step
-from rlhf.responses import Example
-from rlhf.reward import MeanTerms
-from rlhf.supervised import DpoTerms, InstructTerms
+from rlhf.data import prompt_sampling, rollouts, tokenized_pairs, tokenized_responses
+from rlhf.data.preference_sets import PreferencePair, draw_pairs, draw_pairs_by_epoch
+from rlhf.data.tokenized_responses import InstructionExample
+from rlhf.ledger import preference_set_attestation, tuning_plans
+from rlhf.ledger.rlhf_module import RlhfState
+from rlhf.objectives.kl_controller import KlControllerState
+from rlhf.objectives.policy_monitors import PolicyHistory, RoundMedians
+from rlhf.objectives.ppo import PpoSettings, RolloutDeclaration
+from rlhf.objectives.reward_model import MeanRewardSettings
+from rlhf.objectives.supervised import DpoTerms, InstructTerms
 from rounds.round_state import RoundCertificate
 from tests.ledger.world import PlainJobs
 from tests.rooms import ROOMS
-from training import stream
-from training.data.corpus import Manifest
+from training import random_stream
+from training.corpus import DataManifest
+from training.data.token_sequences import batch_offsets
 from training.data.tokenizer import ByteTokenizer
-from training.replicated import codec, estimates, outer
-from training.replicated.feedback import Record, accumulate, buffer_digest
-from training.replicated.files import Saved
-from training.replicated.layout import of_shapes
-from training.replicated.state import State
-from training.sequences import batch_offsets
-from training.spec import Compression, JobSpec, completed
+from training.job_spec import Compression, JobSpec, complete_fields
+from training.replicated import codec, momentum_estimates, outer_optimizer
+from training.replicated.error_feedback import FeedbackRecord, accumulate_feedback, buffer_digest
+from training.replicated.model_directory import ModelManifest
+from training.replicated.model_state import ModelState
+from training.replicated.tensor_layout import layout_from_shapes
 from training.transformer import ModelSpec
 from web import routes
 from web.problems import STATUS
@@ -136,55 +139,55 @@ RECORDS: tuple[type, ...] = (
     JobSpec,
     jobs.ModelReference,
     ModelSpec,
-    State,
-    Record,
-    Saved,
-    Manifest,
+    ModelState,
+    FeedbackRecord,
+    ModelManifest,
+    DataManifest,
     RowProofFile,
     RowProof,
-    statements.Enrol,
-    statements.Session,
-    statements.Annotation,
+    annotator_statements.EnrolStatement,
+    annotator_statements.SessionStatement,
+    annotator_statements.AnnotationStatement,
     Receipt,
-    contents.GoldAnswer,
-    contents.Enrolment,
-    contents.LeaseWish,
-    contents.Commit,
-    contents.Opening,
-    contents.Skip,
-    Task,
-    tasks.Entry,
-    tasks.Page,
+    transaction_types.GoldAnswerProof,
+    transaction_types.EnrolmentEntry,
+    transaction_types.LeaseRequest,
+    transaction_types.AnswerCommitment,
+    transaction_types.AnswerOpening,
+    transaction_types.SkipAssignment,
+    AnnotationTask,
+    task_pages.PageEntry,
+    task_pages.TaskPageBlob,
     curation.CurationState,
-    curation.Queue,
+    curation.ExpiryQueue,
     curation.Project,
-    curation.Asked,
-    curation.TaskPage,
-    curation.Gold,
+    curation.ProjectSpec,
+    curation.TaskPageRow,
+    curation.GoldRow,
     curation.TaskRow,
-    curation.Place,
+    curation.IndexSlot,
     curation.Annotator,
     curation.Assignment,
-    curation.Skill,
-    curation.Share,
-    curation.Due,
-    PpoTerms,
+    curation.AnnotatorSkill,
+    curation.PeerAnnotators,
+    curation.ExpiryEntry,
+    PpoSettings,
     InstructTerms,
     DpoTerms,
-    MeanTerms,
-    Rollouts,
-    Steering,
+    MeanRewardSettings,
+    RolloutDeclaration,
+    KlControllerState,
     RlhfState,
-    Course,
-    Medians,
-    plans.Plan,
-    sets.Claim,
-    sets.Source,
-    sets.DecidedSet,
-    plans.Stage,
+    PolicyHistory,
+    RoundMedians,
+    tuning_plans.TuningPlan,
+    preference_set_attestation.PreferenceSetClaim,
+    preference_set_attestation.PreferenceSetSource,
+    preference_set_attestation.AttestedPreferenceSet,
+    tuning_plans.PlanStage,
 )
 # Where two records have one name.
-NAMES: dict[type, str] = {tasks.Entry: "TaskEntry"}
+NAMES: dict[type, str] = {task_pages.PageEntry: "TaskEntry"}
 
 
 # Tables --------------------------------------------------------------------------------------------------------------
@@ -347,25 +350,25 @@ def of_ledger() -> dict[str, str]:
 
 
 def of_training() -> dict[str, str]:
-    layout = of_shapes([("a", (3, 3)), ("b", (5,))])
+    layout = layout_from_shapes([("a", (3, 3)), ("b", (5,))])
     job, root = hashlib.sha256(b"job").digest(), hashlib.sha256(b"root").digest()
-    header = codec.Header(job, 2, SIGNER.public, root, 10, 8, codec.Mode(Compression.DENSE, 1, 4096))
-    m = accumulate(np.full(14, 0.5, np.float32), np.arange(-7, 7, dtype=np.float32) * np.float32(1 / 8), 0.95)
-    buffer = codec.quantize(dataclasses.replace(header, mode=estimates.MODE), m, layout)
-    payload = codec.encode(header, buffer.dense(), layout)
-    e = buffer.dense() - codec.decode(payload, header, layout).dense()
+    header = codec.PayloadHeader(job, 2, SIGNER.public, root, 10, 8, codec.PayloadMode(Compression.DENSE, 1, 4096))
+    m = accumulate_feedback(np.full(14, 0.5, np.float32), np.arange(-7, 7, dtype=np.float32) * np.float32(1 / 8), 0.95)
+    buffer = codec.quantize_vector(dataclasses.replace(header, mode=momentum_estimates.ESTIMATE_MODE), m, layout)
+    payload = codec.encode_payload(header, buffer.to_dense(), layout)
+    e = buffer.to_dense() - codec.decode_payload(payload, header, layout).to_dense()
     parameters, momentum, gradient = (np.array([value], np.float32) for value in (1.0, 0.25, 0.125))
-    outer.Nesterov(0.7, 0.5).step(parameters, [momentum], gradient, decayed=True)
+    outer_optimizer.OuterNesterov(0.7, 0.5).step(parameters, [momentum], gradient, decayed=True)
     drawn = batch_offsets(header.job, 2, SIGNER.public, 0, batch=2, tokens=1_000, context=128, seed=0)
     return {
         "m": m.astype("<f4").tobytes().hex(),
         "buffer": buffer.encode().hex(),
         "buffer digest": buffer_digest(buffer).hex(),
-        "estimate": estimates.moved(None, codec.decode(payload, header, layout)).encode().hex(),
+        "estimate": momentum_estimates.update_estimate(None, codec.decode_payload(payload, header, layout)).encode().hex(),
         "payload": payload.hex(),
         "next e": e.astype("<f4").tobytes().hex(),
         "outer step": (parameters.astype("<f4").tobytes() + momentum.astype("<f4").tobytes()).hex(),
-        "stream": stream.stream(16, "initial", 0, "embedding.weight", 0).hex(),
+        "stream": random_stream.random_bytes(16, "initial", 0, "embedding.weight", 0).hex(),
         "batch": " ".join(map(str, drawn)),
     }
 
@@ -374,16 +377,16 @@ def of_curation() -> dict[str, str]:
     project = project_id(SECOND.public, 1)
     task = task_id(project, 0)
     assignment = assignment_id(task, SIGNER.public)
-    said = commitment(assignment, bytes(range(16)), (1,))
-    enrol = statements.Enrol("ann", SECOND.public, False)
-    session = statements.Session(SECOND.public, bytes(range(16)), 1_700_000_000_000)
-    annotation = statements.Annotation(assignment, said)
+    said = answer_commitment(assignment, bytes(range(16)), (1,))
+    enrol = annotator_statements.EnrolStatement("ann", SECOND.public, False)
+    session = annotator_statements.SessionStatement(SECOND.public, bytes(range(16)), 1_700_000_000_000)
+    annotation = annotator_statements.AnnotationStatement(assignment, said)
     signed = sign_message(SIGNER, CHAIN, enrol)
     return {
         "project id": project.hex(),
         "task id": task.hex(),
         "assignment id": assignment.hex(),
-        "leaf of a task": leaf_of(bytes(16), Task("Is this a sentence?")).hex(),
+        "leaf of a task": task_leaf(bytes(16), AnnotationTask("Is this a sentence?")).hex(),
         "commitment": said.hex(),
         "signed bytes of the enrol": signing_preimage("enrol", CHAIN, signed.body).hex(),
         "signature of the enrol": signed.signature.hex(),
@@ -397,13 +400,13 @@ def of_curation() -> dict[str, str]:
 def of_a_close() -> dict[str, str]:
     said = ("1011001110001101", "1011001010001111", "1011000111001101")
     votes = np.array([(task, who, int(said[who][task])) for task in range(16) for who in range(3)], dtype=np.int64)
-    whole = estimated(2, 16, 3, votes, np.array([(0, 1), (1, 0)], dtype=np.int64))
-    found = confusions(whole, np.ones(len(votes), dtype=np.int64))
-    weights = [weight([[(int(seen), int(right)) for seen, right in classes]]) for classes in found]
-    points = divided(112, {bytes([who]): 16 * share for who, share in enumerate(weights)})
+    whole = run_dawid_skene(2, 16, 3, votes, np.array([(0, 1), (1, 0)], dtype=np.int64))
+    found = final_confusions(whole, np.ones(len(votes), dtype=np.int64))
+    weights = [annotator_weight([[(int(seen), int(right)) for seen, right in classes]]) for classes in found]
+    points = divide_points(112, {bytes([who]): 16 * share for who, share in enumerate(weights)})
     lines = {
         "logarithms of 1, 3, 1000003 and 2^61 + 1": log2(np.array([1, 3, 1_000_003, 2**61 + 1])),
-        "powers of 0, 1, 5000, 2^24 − 1, 3 · 2^24 + 777 and 40 · 2^24": power(
+        "powers of 0, 1, 5000, 2^24 − 1, 3 · 2^24 + 777 and 40 · 2^24": negative_power_of_two(
             np.array([0, 1, 5_000, 2**24 - 1, 3 * 2**24 + 777, 40 * 2**24])
         ),
         "chances of class 1 of each task": whole.posterior()[:, 1],
@@ -415,30 +418,32 @@ def of_a_close() -> dict[str, str]:
 
 
 def of_rlhf() -> dict[str, str]:
-    place = rollouts.Place(hashlib.sha256(b"job").digest(), 2, SIGNER.public)
+    place = rollouts.RolloutId(hashlib.sha256(b"job").digest(), 2, SIGNER.public)
     noise = rollouts.noise_bytes(place, 1, 3, 16)
     texts = ("One", "", "Two and three", "One", "Five")
-    some = [Pair(number.to_bytes(8, "big"), text, "yes", "no", 1_000) for number, text in enumerate(texts)]
+    some = [PreferencePair(number.to_bytes(8, "big"), text, "yes", "no", 1_000) for number, text in enumerate(texts)]
     set_ = JobSpec(name="reward", objective="reward", data=bytes(32), held_out_permille=0)
-    asked = prompts.drawn(place, 4, prompts.OfSet(pairs.encoded(set_, some, ByteTokenizer()), 6))
+    asked = prompt_sampling.draw_prompts(
+        place, 4, prompt_sampling.PreferenceSetPrompts(tokenized_pairs.tokenize_pairs(set_, some, ByteTokenizer()), 6)
+    )
     features.install()
-    given = [Example(b"1", "ab", "xy"), Example(b"2", "c", "z\n")]
-    of_given = responses.encoded(
+    given = [InstructionExample(b"1", "ab", "xy"), InstructionExample(b"2", "c", "z\n")]
+    of_given = tokenized_responses.tokenize_responses(
         dataclasses.replace(set_, objective="instruct", settings=encode(InstructTerms())), given, ByteTokenizer()
     )
-    numbers = responses.rows(of_given.train, of_given.trained, np.array([0, 1]))
+    numbers = tokenized_responses.response_batch(of_given.train, of_given.train_split, np.array([0, 1]))
     learned = [bytes(array.astype(np.uint8).ravel()).hex() for array in numbers]
     step = (hashlib.sha256(b"job").digest(), 2, SIGNER.public, 3)
     return {
-        "records of a step": " ".join(map(str, pairs_of_step(*step, count=4, pairs=1_000, seed=0))),
-        "pairs in turn": " ".join(map(str, pairs_in_turn(*step, steps=8, count=4, pairs=50, seed=0))),
+        "records of a step": " ".join(map(str, draw_pairs(*step, count=4, pairs=1_000, seed=0))),
+        "pairs in turn": " ".join(map(str, draw_pairs_by_epoch(*step, steps=8, count=4, pairs=50, seed=0))),
         "inputs, next tokens and which of them are of a response": " ".join(learned),
         "prompts of a set": " ".join(bytes(prompt.tolist()).hex() for prompt in asked),
         "prompts": " ".join(map(str, rollouts.prompt_numbers(place, 0, 3, 1_000 - 16 + 1))),
         "prompts of the next draw": " ".join(map(str, rollouts.prompt_numbers(place, 1, 3, 1_000 - 16 + 1))),
         "noise": noise.hex(),
-        "blob": rollouts.encode([[97, 10], [10]]).hex(),
-        "order": " ".join(map(str, rollouts.order(place, 4, 0))),
+        "blob": rollouts.encode_rollouts([[97, 10], [10]]).hex(),
+        "order": " ".join(map(str, rollouts.epoch_order(place, 4, 0))),
     }
 
 
@@ -550,12 +555,12 @@ def test_every_field_that_a_person_may_set_is_in_the_guide_with_its_default() ->
         r"^\| (`\w+`(?:, `\w+`)*) \| ([^|]+) \|", guide[guide.index("## Training") :], re.MULTILINE
     ):
         found |= zip(names.replace("`", "").split(", "), defaults.split(", "), strict=False)
-    spec = JobSpec(name="job", **completed({}))
+    spec = JobSpec(name="job", **complete_fields({}))
     elsewhere = {*NOT_SET_BY_NAME, "liars", "audit", "rule", "rounds"}  # these follow from the network; rounds have an argument
     free = {field.name: said(getattr(spec, field.name)) for field in dataclasses.fields(spec) if field.name not in elsewhere}
     assert {name: found.get(name) for name in free} == free
     rewards = ("reward", "reward_model", "words")  # they have arguments of their own
-    tuned = {field.name: said(field.default) for field in dataclasses.fields(PpoTerms) if field.name not in rewards}
+    tuned = {field.name: said(field.default) for field in dataclasses.fields(PpoSettings) if field.name not in rewards}
     assert tuned.keys().isdisjoint(field.name for field in dataclasses.fields(spec)), "`--set` tells them apart by their names"
     assert {name: found.get(name) for name in tuned} == tuned
     model = dict(re.findall(r"`model\.(\w+)` ([\w.-]*\w)", guide))

@@ -46,13 +46,13 @@ from tests.peer.network import SECONDS_MAX
 from tests.sim.keys import FastVerifier
 from tests.test_docs import sections
 from tests.waiting import patience
-from training import tasks
+from training import worker_protocol
 from training.data.default_text import default_text
-from training.host import ModelHost
+from training.job_spec import JobSpec
+from training.model_store import JobModelStore
 from training.objectives import registry
-from training.replicated import buffers
-from training.replicated.model import ReplicatedModel
-from training.spec import JobSpec
+from training.replicated import feedback_buffer
+from training.replicated.replicated_model import ReplicatedModel
 
 LETTERS = JobSpec(name="letters", objective="letters", data=bytes(32), rounds=1, liars=0)
 JOB = JobSpec(name="ones", objective="ones", rounds=1, liars=0, settings=codec.encode(Sizes(5000)))
@@ -83,7 +83,7 @@ def seen() -> dict[str, bool]:
         "flags": "--first-note" in run_help,
         "roles": "scribe" in features.roles() and "scribe: writes a note" in run_help,
         "parts": "scribe" in features.roles()["full"].parts,
-        "objectives": registry.find("ones") is not None,
+        "objectives": registry.find_objective("ones") is not None,
         "news": any(tells.__module__ == "tests.notes.module" for tells in features.news()),
         "engines": "slate" in features.engines() and "pytorch, slate" in run_help,
     }
@@ -123,12 +123,12 @@ def test_a_setting_is_read_checked_and_refused_like_any_other(feature: None) -> 
 
 def test_an_objective_s_own_record_is_part_of_what_is_checked(feature: None, tmp_path: Path) -> None:
     features.install()
-    assert JOB.checked().own == Sizes(5000)
+    assert JOB.validated().decoded_settings == Sizes(5000)
     for settings, why in ((codec.encode(Sizes(9000)), "size 9000 is outside"), (b"\xc0", "Sizes")):
         with pytest.raises(RemoteProtocolError, match=why):
             JobSpec.decode(replace(JOB, settings=settings).encode())
-    assert ModelHost(tmp_path).terms_of_spec(JOB.encode()).requires[0].name == "notes"
-    assert ModelHost(tmp_path).terms_of_spec(LETTERS.encode()).role == "clerk"
+    assert JobModelStore(tmp_path).terms_of_spec(JOB.encode()).requires[0].name == "notes"
+    assert JobModelStore(tmp_path).terms_of_spec(LETTERS.encode()).role == "clerk"
     with pytest.raises(RemoteProtocolError, match="has no settings"):
         JobSpec.decode(replace(JOB, objective="scratch").encode())
 
@@ -146,9 +146,11 @@ def test_all_that_features_name_is_there(feature: None) -> None:
     for name, place in features.engines().items():
         assert named(place).name == name
     features.install()
-    for objective in map(registry.find, registry.names()):
-        assert objective is not None and bool(objective.losses) == objective.needs_worker, "a worker trains, or everybody knows"
-        assert all(callable(named(place)) for engine, place in objective.losses.items() if engine in features.engines())
+    for objective in map(registry.find_objective, registry.objective_names()):
+        assert objective is not None and bool(objective.loss_functions) == objective.needs_worker, (
+            "a worker trains, or everybody knows"
+        )
+        assert all(callable(named(place)) for engine, place in objective.loss_functions.items() if engine in features.engines())
         trained_by = [role for role in features.roles().values() if objective.role in role.registers]
         assert trained_by and all(role.needs_worker for role in trained_by), "who registers for it can train it"
     for role in features.roles().values():
@@ -312,20 +314,26 @@ async def test_an_engine_of_a_feature_trains_in_a_worker_without_torch(feature: 
             await nursery.start(worker.run)
             assert worker.ready is not None and worker.ready.engine == "slate alone"
             with pytest.raises(WorkerFailed, match="'slate' cannot train the objective 'language': it has losses for pytorch"):
-                await worker.ask(tasks.OpenJob(bytes(32), replace(LETTERS, objective="language").encode(), text, None))
-            opened = await worker.ask(tasks.OpenJob(bytes(32), LETTERS.encode(), text, None))
+                await worker.ask(
+                    worker_protocol.OpenJobRequest(bytes(32), replace(LETTERS, objective="language").encode(), text, None)
+                )
+            opened = await worker.ask(worker_protocol.OpenJobRequest(bytes(32), LETTERS.encode(), text, None))
             assert opened.parameters == 256
             folder = tmp_path / "declared"
-            propose = tasks.Propose(bytes(32), 0, b"t" * 32, model, None, None, buffer, declared_out=str(folder))
+            propose = worker_protocol.ProposeRequest(bytes(32), 0, b"t" * 32, model, None, None, buffer, declared_out=str(folder))
             proposed = await worker.ask(propose)
             Path(propose.payload_out).rename(payload)
-            update = buffers.read(Path(buffer), LETTERS).dense()
+            update = feedback_buffer.read_buffer(Path(buffer), LETTERS).to_dense()
             assert update.argmin() == ord(" "), "of its share there is most to learn"
-            declared = tasks.Declared(proposed.declaration, {bytes.fromhex(file.name): str(file) for file in folder.iterdir()})
-            audit = tasks.Audit(bytes(32), 0, b"t" * 32, model, payload, buffer, None, None, declared=declared)
+            declared = worker_protocol.DeclarationFiles(
+                proposed.declaration, {bytes.fromhex(file.name): str(file) for file in folder.iterdir()}
+            )
+            audit = worker_protocol.AuditRequest(bytes(32), 0, b"t" * 32, model, payload, buffer, None, None, declared=declared)
             assert (await worker.ask(audit)).verdict is Verdict.ACCEPT
             theirs = await worker.ask(replace(audit, trainer=b"u" * 32))
-            assert verdict_label(theirs.verdict, LETTERS.kind.labels) == "miscounted", "another trainer draws other sequences"
+            assert verdict_label(theirs.verdict, LETTERS.resolved_objective.reason_labels) == "miscounted", (
+                "another trainer draws other sequences"
+            )
             file = next(folder.iterdir())
             counts = np.fromfile(file, "<i8")
             np.roll(counts, 1).tofile(file)
@@ -333,11 +341,11 @@ async def test_an_engine_of_a_feature_trains_in_a_worker_without_torch(feature: 
             counts.tofile(file)
             other = tmp_path / "other"
             header = ReplicatedModel.open(Path(model)).header(b"t" * 32)
-            doubled = buffers.of(update * np.float32(2), header, LETTERS)
+            doubled = feedback_buffer.make_buffer(update * np.float32(2), header, LETTERS)
             assert doubled is not None
             other.write_bytes(doubled.encode())
             assert (await worker.ask(replace(audit, buffer=str(other)))).verdict is Verdict.REPLAY
-            measured = await worker.ask(tasks.Evaluate(bytes(32), model))
+            measured = await worker.ask(worker_protocol.EvaluateRequest(bytes(32), model))
             assert 0 < measured.figures["distance_from_all"] < 2
             nursery.cancel_scope.cancel()
 

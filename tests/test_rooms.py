@@ -52,9 +52,9 @@ PLANTED = {
     "a clock in what is decided": ("ledger/audits/sortition.py", "import time"),
     "torch in the daemon": ("peer/driver/news.py", "import torch"),
     "a second event loop": ("peer/serving/part.py", "import asyncio"),
-    "handlers in what is decided": ("curation/labels.py", "import aiohttp"),
-    "training in what people say": ("curation/labels.py", "from training.spec import JobSpec"),
-    "chance in the pairs of a step": ("rlhf/preferences.py", "import random"),
+    "handlers in what is decided": ("curation/estimation/online_dawid_skene.py", "import aiohttp"),
+    "training in what people say": ("curation/estimation/online_dawid_skene.py", "from training.job_spec import JobSpec"),
+    "chance in the pairs of a step": ("rlhf/data/preference_sets.py", "import random"),
     "a new room of the peer without a place": ("peer/attic/__init__.py", ""),
 }
 

@@ -37,11 +37,11 @@ OTHERS = {
     "peer/commands/words/models.py: view.round",
     "peer/commands/words/texts.py: newer",
     "peer/commands/words/texts.py: round",
-    "rlhf/words.py: stage.measured_rounds",
-    "rlhf/words.py: stage.round",
-    "training/host.py: number",
-    "training/replay/proposals.py: model.round",
-    "training/replay/proposals.py: request.round",
+    "rlhf/commands.py: stage.measured_rounds",
+    "rlhf/commands.py: stage.round",
+    "training/model_store.py: number",
+    "training/replay/proposal_replay.py: model.round",
+    "training/replay/proposal_replay.py: request.round",
 }
 
 

@@ -22,9 +22,9 @@ NORM_EPSILON_MIN: Final = 1e-12  # a row of zeros is multiplied by the inverse o
 NORM_EPSILON_MAX: Final = 0.1  # rows have mean squares near one: more would be no norm
 LAYERS_MAX: Final = 1_024  # bounds the number of tensors, whatever their size
 EMBEDDING: Final = "embedding.weight"
-OUTPUT: Final = "lm_head.weight"  # of a model whose output layer is a matrix of its own
-HEAD: Final = "heads."  # begins the names of vectors of `width` features that an objective adds behind `shapes`
-FIRST: Final = f"{HEAD}first"  # such a vector, which the model adds to the embedding of the first token
+OUTPUT_MATRIX: Final = "lm_head.weight"  # of a model whose output layer is a matrix of its own
+HEAD: Final = "heads."  # begins the names of vectors of `width` features that an objective adds behind `tensor_shapes`
+FIRST_TOKEN_VECTOR: Final = f"{HEAD}first"  # such a vector, which the model adds to the embedding of the first token
 
 Positive = Annotated[int, Between(1, 2**31)]
 
@@ -61,7 +61,7 @@ class ModelSpec:
 
     @property
     def parameters(self) -> int:
-        """How many the model has; `shapes` lists them."""
+        """How many the model has; `tensor_shapes` lists them."""
         kv_width = self.kv_heads * (self.width // self.heads)
         layer = 2 * self.width + 2 * self.width * (self.width + kv_width) + 3 * self.width * self.hidden
         matrices = 1 if self.tied else 2  # of the vocabulary
@@ -74,11 +74,11 @@ class ModelSpec:
         return (self.tied, self.rope_base, self.norm_epsilon) == (usual.tied, usual.rope_base, usual.norm_epsilon)
 
 
-def shapes(model: ModelSpec) -> list[tuple[str, tuple[int, ...]]]:
+def tensor_shapes(model: ModelSpec) -> list[tuple[str, tuple[int, ...]]]:
     """Names and shapes of its tensors, in the order of the flat vector. Names and shapes are those of the torch model."""
     layers = [(f"layers.{i}.{name}", shape) for i in range(model.layers) for name, shape in _layer(model)]
     of_tokens = (model.vocabulary, model.width)
-    output = [] if model.tied else [(OUTPUT, of_tokens)]
+    output = [] if model.tied else [(OUTPUT_MATRIX, of_tokens)]
     return [(EMBEDDING, of_tokens), *layers, ("final_norm.weight", (model.width,)), *output]
 
 

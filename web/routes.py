@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from curation.formats import FORMATS
+from curation.import_export.export_formats import FORMATS
+from curation.ledger.curation_state import TextFormat
 from curation.limits import (
     ANNOTATORS_MAX,
     KAPPA_COMMON_MIN,
@@ -23,7 +24,6 @@ from curation.limits import (
     RANKED_MAX,
     VOTES_MAX,
 )
-from curation.state import Display
 from web.fields import (
     CURSOR,
     FLAG,
@@ -99,7 +99,7 @@ PROJECT: Final = Reply(
     brief="the project, as in the list",
 )
 SIGNED_IN: Final = Reply("annotator name seconds", "that the session lasts; its token comes as the cookie `folkmoot`")
-DISPLAYS: Final = tuple(display.value for display in Display)
+DISPLAYS: Final = tuple(display.value for display in TextFormat)
 FILE_FORMATS: Final = ("jsonl", "csv", "json")
 FILE_NAME: Final = Field("name", LINE, "the file's, for what is said of its lines", default="")
 CHECKED: Final = Reply(

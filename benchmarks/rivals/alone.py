@@ -19,7 +19,7 @@ def main() -> None:
     for step in range(replica.spec.rounds):
         if step == work.warm:
             started = time.perf_counter()
-        replica.engine.gradient(replica.share(step, rank))
+        replica.engine.accumulate_gradient(replica.share(step, rank))
         optimizer.step(replica.rate(step))
     steps = replica.spec.rounds - work.warm
     replica.report(steps * replica.spec.batch, steps, time.perf_counter() - started, 0)

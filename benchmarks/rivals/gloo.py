@@ -27,7 +27,7 @@ def main() -> None:
         if step == work.warm:
             distributed.barrier()
             started, before = time.perf_counter(), traffic.sent()
-        replica.engine.gradient(replica.share(step, rank))
+        replica.engine.accumulate_gradient(replica.share(step, rank))
         distributed.all_reduce(gradients)
         gradients /= work.peers
         optimizer.step(replica.rate(step))

@@ -21,7 +21,7 @@ from hivemind.compression import Float16Compression
 from benchmarks.rivals.hivemind_swarm import REQUEST_SHARE, START_SECONDS_MAX, join
 from benchmarks.rivals.sockets import Traffic
 from benchmarks.rivals.work import DELAYED, FRUGAL, LOCAL, PLAIN, Replica, Work, meet
-from training.replicated.layout import layout_of
+from training.replicated.tensor_layout import layout_of
 
 STOP_SECONDS_MAX = 60.0
 AVERAGING_SECONDS_MAX = 60.0  # the package's own default
@@ -61,7 +61,7 @@ def main() -> None:
     while done.batches < replica.spec.rounds and time.perf_counter() - begun < work.seconds_max:
         if done.batches <= work.warm:  # the last time counts
             started, before, epoch, first = time.perf_counter(), traffic.sent(), optimizer.local_epoch, done.batches
-        replica.engine.gradient(replica.share(done.batches, rank))
+        replica.engine.accumulate_gradient(replica.share(done.batches, rank))
         optimizer.step(batch_size=replica.spec.batch)
         done.batches += 1
     seconds, sent = time.perf_counter() - started, traffic.sent() - before

@@ -19,7 +19,7 @@ def main() -> None:
         if step == work.warm:
             started = time.perf_counter()
         offsets = np.concatenate([replica.share(step, rank) for rank in range(work.peers)])
-        replica.engine.gradient(offsets)
+        replica.engine.accumulate_gradient(offsets)
         optimizer.step(replica.rate(step))
     seconds, steps = time.perf_counter() - started, replica.spec.rounds - work.warm
     replica.report(steps * work.peers * replica.spec.batch, steps, seconds, 0)

@@ -19,14 +19,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from training.data.corpus import open_tokens
+from training.corpus import open_tokens
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.adamw import AdamW
-from training.engines.pytorch.engine import Engine
+from training.engines.pytorch.engine import TorchEngine
 from training.engines.pytorch.muon import Muon
-from training.replicated.init import initial_parameters
-from training.replicated.schedule import inner_rate
-from training.spec import JobSpec
+from training.job_spec import JobSpec
+from training.replicated.learning_rate_schedule import inner_rate
+from training.replicated.parameter_init import initial_parameters
 
 JOB = hashlib.sha256(b"folkmoot/benchmarks/training").digest()
 POLL_SECONDS = 0.02
@@ -86,8 +86,8 @@ class Replica:
     def __init__(self, work: Work, rank: int) -> None:
         torch.set_num_threads(work.threads)
         self.work, self.rank, self.spec = work, rank, work.job()
-        self.engine = Engine(self.spec, open_tokens(self.spec, Path(work.text), ByteTokenizer()), ByteTokenizer())
-        self.engine.load(initial_parameters(self.spec))
+        self.engine = TorchEngine(self.spec, open_tokens(self.spec, Path(work.text), ByteTokenizer()), ByteTokenizer())
+        self.engine.load_parameters(initial_parameters(self.spec))
 
     @property
     def parameters(self) -> Tensor:
@@ -96,22 +96,22 @@ class Replica:
 
     @property
     def gradients(self) -> Tensor:
-        """What `Engine.gradient` gathers, as the flat vector."""
+        """What `TorchEngine.accumulate_gradient` gathers, as the flat vector."""
         return self.engine.model.gradients
 
     def optimizer(self) -> AdamW | Muon:
-        return self.engine.optimizer(self.spec.beta1, self.spec.beta2)
+        return self.engine.make_optimizer(self.spec.beta1, self.spec.beta2)
 
     def share(self, step: int, rank: int) -> npt.NDArray[np.int64]:
         """Where the sequences of one peer begin; together they are the global batch."""
-        return self.engine.batch(JOB, step, b"%d" % rank, 0, self.spec.batch)
+        return self.engine.draw_batch(JOB, step, b"%d" % rank, 0, self.spec.batch)
 
     def rate(self, step: int) -> float:
         return inner_rate(self.spec, step)
 
     def report(self, samples: int, updates: int, seconds: float, bytes_sent: int) -> None:
-        parameters = self.engine.read().copy()
-        bits = self.engine.evaluate(parameters)
+        parameters = self.engine.read_parameters().copy()
+        bits = self.engine.compute_main_metric(parameters)
         assert bits is not None, "the benchmark's job holds text out"
         root = hashlib.sha256(parameters.tobytes()).hexdigest()
         result = Result(samples, updates, seconds, bytes_sent, bits * math.log(2), root)

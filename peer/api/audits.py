@@ -27,7 +27,7 @@ from protocol.errors import UserError
 from protocol.identity import peer_id, short_id
 from protocol.units import round_number
 from protocol.verdicts import ReplayFinding
-from training.spec import JobSpec
+from training.job_spec import JobSpec
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,9 @@ def _told(entry: AuditLogEntry, state: LedgerState) -> str:
     said, job = describe(entry, state), state.jobs.jobs.get(entry.job)
     if job is not None:
         spec = JobSpec.decode(job.spec)
-        meaning = {reason.label: reason.meaning for reason in spec.kind.reasons}.get(finding_label(entry, state))
+        meaning = {reason.label: reason.meaning for reason in spec.resolved_objective.rejection_reasons}.get(
+            finding_label(entry, state)
+        )
         if meaning is not None:
             said = f"{said}: {meaning}"
         elif entry.relative_error_ppm or entry.finding is ReplayFinding.MATCH:  # it was replayed

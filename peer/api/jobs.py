@@ -38,15 +38,15 @@ from protocol.limits import TRAINERS_MAX
 from protocol.messages import Ballot, Vouch
 from protocol.units import round_number
 from protocol.verdicts import Verdict, verdict_label, verdict_label_by_name
-from rlhf.fitting import notes
+from rlhf.record_preparation import preparation_notes
 from rounds.round_state import OpenRoundState, is_round_settled
 from storage.ledger_store import StoredRound
-from training.data.text_files import Findings
-from training.data.text_files import shown as shown_path
+from training.data.text_files import TextFileReport
+from training.data.text_files import printable_path as shown_path
+from training.job_disk_space import job_disk_space
+from training.job_spec import JobSpec
 from training.replicated.aggregate import is_plain_mean
-from training.replicated.layout import layout_of
-from training.room import room_of
-from training.spec import JobSpec
+from training.replicated.tensor_layout import layout_of
 
 ROUNDS_SHOWN_MAX = 10_000
 JOBS_WITH_FINDINGS_MAX = 16  # kept for lists of the jobs: those that this peer started last
@@ -148,7 +148,7 @@ class JobAnswers(JobRpc):
     def _said(self, job: bytes, messages: Iterable[tuple[bytes, Ballot | Vouch]]) -> dict[str, dict[str, str]]:
         """By voter and trainer, the labels of the verdicts in these messages. Of two on one trainer the first counts."""
         known = self.peer.driver.state.jobs.jobs.get(job)
-        own = JobSpec.decode(known.spec).kind.labels if known else ()
+        own = JobSpec.decode(known.spec).resolved_objective.reason_labels if known else ()
         said: dict[str, dict[str, str]] = {}
         for voter, message in sorted(messages, key=lambda item: item[0]):
             for judged in message.judgements:
@@ -168,7 +168,7 @@ class JobAnswers(JobRpc):
 
     async def start_job(self, request: TrainRequest) -> str:
         self.peer.require_member()
-        findings = Findings()
+        findings = TextFileReport()
         try:
             if request.examples:
                 spec = await trio.to_thread.run_sync(instruct_spec, self.peer, request)
@@ -180,8 +180,8 @@ class JobAnswers(JobRpc):
             ) from None
         transaction = await self.peer.author.submit("job/start", StartJob(spec.encode()))
         job = job_id(self.peer.me, transaction).hex()
-        if findings.notes():
-            self.findings[job] = findings.notes()
+        if findings.report_lines():
+            self.findings[job] = findings.report_lines()
         if len(self.findings) > JOBS_WITH_FINDINGS_MAX:
             del self.findings[next(iter(self.findings))]
         return job
@@ -245,7 +245,9 @@ def _job(key: bytes, job: Job, state: LedgerState, audits: JobAudits, peer: Runn
         audit=spec.audit.value,
         data=_data(spec),
         accepted={peer_id(trainer): count for trainer, count in job.accepted.items()},
-        rejected={peer_id(trainer): _shown(reasons, spec.kind.labels) for trainer, reasons in job.rejected.items()},
+        rejected={
+            peer_id(trainer): _shown(reasons, spec.resolved_objective.reason_labels) for trainer, reasons in job.rejected.items()
+        },
         started_height=job.started_height,
         suspended={peer_id(trainer): until for trainer, until in suspended_trainers(job, audits).items()},
         audits_open=_open_audits(audits),
@@ -253,7 +255,7 @@ def _job(key: bytes, job: Job, state: LedgerState, audits: JobAudits, peer: Runn
         precision=spec.precision.value,
         parameters=layout_of(spec).size,
         disk_bytes=0 if is_over else _disk_bytes(spec, job.trainers, peer),
-        notes=notes(spec),
+        notes=preparation_notes(spec),
         limited={} if is_over else limited(job),
         machine_time="" if is_over else machine_time(key, job, spec),
         taken=job.rounds_in_model,
@@ -289,7 +291,7 @@ def _limit(record: VouchRecord, round: int) -> str:
 
 def _in_line(waiting: QueuedJob, state: LedgerState, place: int, peer: RunningPeer) -> JobView:
     spec = JobSpec.decode(waiting.spec)
-    trainers = [key for key, member in state.members.members.items() if spec.kind.role in member.roles]
+    trainers = [key for key, member in state.members.members.items() if spec.resolved_objective.role in member.roles]
     return JobView(
         job=waiting.job.hex(),
         name=waiting.name,
@@ -309,13 +311,13 @@ def _in_line(waiting: QueuedJob, state: LedgerState, place: int, peer: RunningPe
         parameters=layout_of(spec).size,
         disk_bytes=_disk_bytes(spec, trainers, peer),
         held=_held(waiting, spec, VoterSet(state.members.voters)),
-        notes=notes(spec),
+        notes=preparation_notes(spec),
     )
 
 
 def _disk_bytes(spec: JobSpec, trainers: Sequence[bytes], peer: RunningPeer) -> int:
-    room = room_of(spec, min(len(trainers), TRAINERS_MAX), peer.me in trainers)
-    return room.bytes(spec.rounds, peer.driver.payload_bytes)
+    room = job_disk_space(spec, min(len(trainers), TRAINERS_MAX), peer.me in trainers)
+    return room.total_bytes(spec.rounds, peer.driver.payload_bytes)
 
 
 def _held(waiting: QueuedJob, spec: JobSpec, voters: VoterSet) -> str:
@@ -323,11 +325,11 @@ def _held(waiting: QueuedJob, spec: JobSpec, voters: VoterSet) -> str:
 
 
 def _data(spec: JobSpec) -> str:
-    return spec.data.hex() if spec.data else LOCAL if spec.kind.reads_text else ""
+    return spec.data.hex() if spec.data else LOCAL if spec.resolved_objective.reads_text else ""
 
 
 def _origin(spec: JobSpec, state: LedgerState) -> str:
-    told: str = named(spec.kind.origin)(state, spec.data) if spec.kind.origin else ""
+    told: str = named(spec.resolved_objective.data_origin)(state, spec.data) if spec.resolved_objective.data_origin else ""
     return told
 
 

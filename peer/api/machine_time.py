@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ledger.jobs import Job
 from rounds.vouch_set import vouches_needed
-from training.spec import AuditMode, JobSpec
+from training.job_spec import AuditMode, JobSpec
 
 WORTH = "'Equal machine time' in docs/benchmarks.md says what such samples are worth"
 
@@ -17,7 +17,7 @@ def machine_time(key: bytes, job: Job, spec: JobSpec) -> str:
     Empty if one machine trains alone, or without a worker.
     """
     trainers = len(job.trainers)
-    if trainers < 2 or not spec.kind.needs_worker:
+    if trainers < 2 or not spec.resolved_objective.needs_worker:
         return ""
     replays = replays_per_round(key, job, spec)
     gain = trainers / (1 + replays)

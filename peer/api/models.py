@@ -19,7 +19,7 @@ from peer.roles import samples, texts
 from protocol.api import ModelFilesView, ModelRpc, RunExportView, SampleView, TextPieceView
 from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
-from training import tasks
+from training import worker_protocol
 
 FETCHING_SECONDS_MAX = 600.0  # of all updates that an export lacks: it is told what is missing then
 FETCHING_ONE_SECONDS_MAX = 20.0  # of one of them, which nobody may hold any more
@@ -37,25 +37,29 @@ class ModelAnswers(ModelRpc):
             raise UserError("this peer has no worker to generate with: ask one with --role trainer")
         if not prompt:
             raise UserError("the prompt is empty: say some text to go on from")
-        if len(prompt) > tasks.TEXT_BYTES_MAX:
-            raise UserError(f"a prompt of {len(prompt)} characters is longer than {tasks.TEXT_BYTES_MAX}: leave some out")
-        if sum(map(len, turns or ())) > tasks.TEXT_BYTES_MAX:
-            raise UserError(f"the turns before have more than {tasks.TEXT_BYTES_MAX} characters: leave the first ones out")
+        if len(prompt) > worker_protocol.TEXT_BYTES_MAX:
+            raise UserError(
+                f"a prompt of {len(prompt)} characters is longer than {worker_protocol.TEXT_BYTES_MAX}: leave some out"
+            )
+        if sum(map(len, turns or ())) > worker_protocol.TEXT_BYTES_MAX:
+            raise UserError(
+                f"the turns before have more than {worker_protocol.TEXT_BYTES_MAX} characters: leave the first ones out"
+            )
         driver = self.peer.driver
         key, number, newer = chosen(driver.state, driver.host, job)
         found = driver.state.jobs.jobs[key]
         opened = driver.workshop.view((key, found.round), found)
-        kind, spec = opened.spec.kind, opened.spec
+        kind, spec = opened.spec.resolved_objective, opened.spec
         if not kind.makes_text:
             raise UserError(f"job {found.name!r} makes no text: it is of the objective {spec.objective!r}")
-        directory, stop = str(driver.host.directory(key, number)), kind.ends_text(spec)
+        directory, stop = str(driver.host.round_directory(key, number)), kind.stop_token(spec)
         if turns is not None and stop is None and not how.stop:
             how = replace(how, stop=("\n",))
-        request = tasks.Generate(key, directory, prompt, how.validated(), stop, turns or ())
+        request = worker_protocol.GenerateRequest(key, directory, prompt, how.validated(), stop, turns or ())
         with self.peer.making_text():
             if newer:
                 yield TextPieceView("", newer=newer, round=number)
-            if kind.checks_texts(spec):
+            if kind.moderates_output(spec):
                 yield TextPieceView("", is_checked=True)
             async with aclosing(texts.slices(partial(computing.ask, opened), request)) as made:
                 async for done in made:

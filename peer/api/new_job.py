@@ -21,11 +21,11 @@ from protocol import codec
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 from protocol.limits import AUDIT_WINDOW_MS_MAX, BLOB_PART_BYTES
-from training.data import corpus as data
-from training.data import default_text, shards, tokenizer
-from training.data.text_files import Findings, read_text, shown
-from training.defended import undefended
-from training.spec import AuditMode, JobSpec, completed
+from training import corpus as data
+from training.data import default_text, token_shards, tokenizer
+from training.data.text_files import TextFileReport, printable_path, read_text
+from training.job_spec import AuditMode, JobSpec, complete_fields
+from training.safe_settings import unsafe_reason
 from training.transformer import BYTE_VOCABULARIES, BYTES_WITH_END, ModelSpec
 
 BUILT_IN = ""  # `TrainRequest.data` for the text inside every Python
@@ -37,18 +37,18 @@ NOT_SET_BY_NAME = frozenset(
 )
 
 
-def job_spec(peer: RunningPeer, request: TrainRequest, findings: Findings) -> JobSpec:
+def job_spec(peer: RunningPeer, request: TrainRequest, findings: TextFileReport) -> JobSpec:
     """Makes the job's blobs: shards, manifest, tokenizer, parameters. `UserError` for a text, a model or values of no use."""
     start = start_of(peer, request) if request.base else None
     spec = _job_spec(peer, request, start, findings)
     return spec if start is None else start.kept(peer, spec)
 
 
-def _job_spec(peer: RunningPeer, request: TrainRequest, start: Start | None, findings: Findings) -> JobSpec:
+def _job_spec(peer: RunningPeer, request: TrainRequest, start: Start | None, findings: TextFileReport) -> JobSpec:
     said = parse_overrides(request.overrides) | ({"rounds": request.rounds} if request.rounds else {})
     if request.data == LOCAL:
         said["audit"] = AuditMode.OFF  # nobody else has the text
-    spec = replace(JobSpec(name=request.name or "text", data=bytes(32), liars=tolerated(peer)), **completed(said))
+    spec = replace(JobSpec(name=request.name or "text", data=bytes(32), liars=tolerated(peer)), **complete_fields(said))
     if start is None and "model.vocabulary" not in request.overrides:
         of_bytes = request.vocabulary in BYTE_VOCABULARIES
         known = request.vocabulary if of_bytes else max(request.vocabulary, BYTES_WITH_END)
@@ -63,22 +63,22 @@ def _job_spec(peer: RunningPeer, request: TrainRequest, start: Start | None, fin
         require_defended(peer, spec, request)
         if peer.worker is not None:
             own = peer.config.local_data
-            data.require_enough(spec, sum(map(len, read_text(Path(own).expanduser(), findings=findings))), own)
+            data.require_enough_text(spec, sum(map(len, read_text(Path(own).expanduser(), findings=findings))), own)
         return spec
     keep = peer.driver.blobs.add_bytes
-    if request.data and shards.is_token_folder(Path(request.data).expanduser()):
+    if request.data and token_shards.is_token_folder(Path(request.data).expanduser()):
         return _job_on_tokens(peer, spec, request, keep, start, said)
     spec = audited(peer, spec, request, said)
     pieces, bpe = _pieces(request), None
     if spec.tokenizer is not None:  # that of the model it starts from
         bpe = tokenizer.BpeTokenizer(fetched(peer, spec.tokenizer))
     elif request.vocabulary > BYTES_WITH_END:
-        made = tokenizer.train_bpe(pieces(Findings()), request.vocabulary)
+        made = tokenizer.train_bpe(pieces(TextFileReport()), request.vocabulary)
         bpe = tokenizer.BpeTokenizer(made)
         spec = replace(spec, tokenizer=keep(made), model=replace(spec.model, vocabulary=request.vocabulary))
     checked(peer, spec)
-    manifest = data.split(pieces(findings), keep)
-    data.require_enough(spec, manifest.size, request.data or "the built-in text")
+    manifest = data.split_into_shards(pieces(findings), keep)
+    data.require_enough_text(spec, manifest.size, request.data or "the built-in text")
     if bpe is not None:
         manifest = replace(manifest, tokens=_digest_of_tokens(peer, spec, manifest, bpe))
     return checked(peer, replace(spec, data=keep(manifest.encode())))
@@ -87,7 +87,7 @@ def _job_spec(peer: RunningPeer, request: TrainRequest, start: Start | None, fin
 def checked(peer: RunningPeer, spec: JobSpec) -> JobSpec:
     """Its large objects have parts, if the network knows such jobs. Raises `UserError` for values that cannot be used."""
     is_large = spec.object_bytes_max > BLOB_PART_BYTES
-    return replace(spec, parts=is_large and peer.driver.state.module_state(NetworkState).has_jobs_v3).checked()
+    return replace(spec, parts=is_large and peer.driver.state.module_state(NetworkState).has_jobs_v3).validated()
 
 
 def opened_widely(peer: RunningPeer, spec: JobSpec, said: Container[str]) -> JobSpec:
@@ -118,13 +118,13 @@ def sampled_if_defended(peer: RunningPeer, spec: JobSpec, said: Mapping[str, Any
     """
     if "audit" in said or not spec.liars:
         return spec
-    usual = replace(JobSpec(name="usual"), **completed({**said, "audit": AuditMode.SAMPLED}))
+    usual = replace(JobSpec(name="usual"), **complete_fields({**said, "audit": AuditMode.SAMPLED}))
     sampled = replace(spec, audit=usual.audit, audit_rate=usual.audit_rate, rule=usual.rule)
     sampled = closed_safely(peer, sampled, said)
     state, trainers = peer.driver.state, trainers_of(peer)
     strangers = sum(TRAINER in member.roles for key, member in state.members.members.items() if key not in state.members.voters)
     judged = replace(sampled, liars=max(spec.liars, tolerated(peer)) + strangers)
-    if undefended(judged, trainers) is not None or sampled.problem() is not None:
+    if unsafe_reason(judged, trainers) is not None or sampled.problem() is not None:
         return spec
     window_ms = peer.driver.rules.jobs_module.audit_window_ms(sampled.encode(), state.members)
     return sampled if window_ms <= AUDIT_WINDOW_MS_MAX else spec
@@ -158,12 +158,12 @@ def fetched(
     return peer.driver.blobs.read_blob(digest, size_max)
 
 
-def _digest_of_tokens(peer: RunningPeer, spec: JobSpec, manifest: data.Manifest, bpe: tokenizer.BpeTokenizer) -> bytes:
+def _digest_of_tokens(peer: RunningPeer, spec: JobSpec, manifest: data.DataManifest, bpe: tokenizer.BpeTokenizer) -> bytes:
     """Once here, so that everybody else can tell that it works on the same ones."""
     with tempfile.TemporaryDirectory(prefix="tokens-", dir=peer.driver.store.path.parent) as folder:
         text = Path(folder) / "text"
-        data.assemble(manifest, peer.driver.blobs.read_range, text)
-        return data.digest_of(data.open_tokens(spec, text, bpe))
+        data.assemble_text(manifest, peer.driver.blobs.read_range, text)
+        return data.tokens_digest(data.open_tokens(spec, text, bpe))
 
 
 def tolerated(peer: RunningPeer, role: str = TRAINER) -> int:
@@ -178,7 +178,7 @@ def trainers_of(peer: RunningPeer, role: str = TRAINER) -> int:
 def require_defended(peer: RunningPeer, spec: JobSpec, request: TrainRequest) -> None:
     """`UserError` for a job that was not measured to hold against its liars. The log takes any: old ones go on."""
     is_accepted = request.accept_risk and spec.audit is AuditMode.SAMPLED
-    problem = None if is_accepted else undefended(spec, trainers_of(peer))
+    problem = None if is_accepted else unsafe_reason(spec, trainers_of(peer))
     if problem:
         raise UserError(f"job {spec.name!r}: {problem}")
 
@@ -222,7 +222,7 @@ def typed(kind: Any, name: str, text: str) -> Any:
             raise UserError(f"{name} = {text!r} is none of {', '.join(kind)}") from None
         raise UserError(f"{name} = {text!r} is not a {'whole ' if kind is int else ''}number") from None
     if kind is int and abs(value) > codec.INTEGER_MAX:
-        raise UserError(f"{name} = {shown(text)} is too large: no whole number is beyond {codec.INTEGER_MAX}")
+        raise UserError(f"{name} = {printable_path(text)} is too large: no whole number is beyond {codec.INTEGER_MAX}")
     return value
 
 
@@ -239,7 +239,7 @@ def _job_on_tokens(
         raise UserError(f"--column {request.column}: {request.data} is tokenized already; leave it out")
     if request.vocabulary:
         raise UserError(f"--vocabulary {request.vocabulary}: {request.data} is tokenized already, and brings its own")
-    folder = shards.open_folder(Path(request.data).expanduser())
+    folder = token_shards.open_token_folder(Path(request.data).expanduser())
     asked = request.overrides.get("model.vocabulary")
     if asked is not None and spec.model.vocabulary != folder.vocabulary:
         raise UserError(f"--set model.vocabulary={asked}: the tokens of {request.data} are of {folder.vocabulary}; leave it out")
@@ -249,14 +249,14 @@ def _job_on_tokens(
     known = folder.vocabulary if start is None else start.model.vocabulary
     spec = audited(peer, replace(spec, tokenizer=made, model=replace(spec.model, vocabulary=known)), request, said)
     spec = checked(peer, spec)
-    if folder.tokens < data.bytes_needed(spec):
+    if folder.tokens < data.text_bytes_min(spec):
         few = f"{request.data} has {folder.tokens} tokens, but context {spec.model.context}"
-        raise UserError(f"{few} needs at least {data.bytes_needed(spec)}; give more")
-    manifest = data.split(folder.pieces(), keep, tokenized=True)
+        raise UserError(f"{few} needs at least {data.text_bytes_min(spec)}; give more")
+    manifest = data.split_into_shards(folder.iter_shard_bytes(), keep, tokenized=True)
     return checked(peer, replace(spec, data=keep(manifest.encode())))
 
 
-def _pieces(request: TrainRequest) -> Callable[[Findings], Iterator[bytes]]:
+def _pieces(request: TrainRequest) -> Callable[[TextFileReport], Iterator[bytes]]:
     if request.data == BUILT_IN:
         return lambda findings: iter([default_text.default_text()])
     return lambda findings: read_text(Path(request.data).expanduser(), request.column, findings)

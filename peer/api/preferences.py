@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ledger.jobs import Job, QueuedJob
 from ledger.ledger_state import LedgerState
-from rlhf.calls import PreferencesView
-from rlhf.module import RlhfState
-from training.spec import JobSpec
+from rlhf.ledger.rlhf_module import RlhfState
+from rlhf.rpc import PreferencesView
+from training.job_spec import JobSpec
 
 
 def preferences_of(state: LedgerState, job: bytes) -> PreferencesView | None:
@@ -23,7 +23,7 @@ def preferences_of(state: LedgerState, job: bytes) -> PreferencesView | None:
     source = decided.source if decided else claim.source if claim else None
     if source is None:
         return PreferencesView(data.hex(), False)
-    agree = sum(found == data for found in claim.said.values()) if claim else 0
+    agree = sum(found == data for found in claim.attestations.values()) if claim else 0
     return PreferencesView(
         set=data.hex(),
         decided_by_annotators=decided is not None or (claim is not None and claim.is_decided),
@@ -31,5 +31,5 @@ def preferences_of(state: LedgerState, job: bytes) -> PreferencesView | None:
         height=source.height,
         redacted=decided.redacted if decided else 0,
         agree=agree,
-        disagree=len(claim.said) - agree if claim else 0,
+        disagree=len(claim.attestations) - agree if claim else 0,
     )

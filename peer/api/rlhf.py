@@ -11,9 +11,9 @@ from typing import Any
 import trio
 
 from consensus.voter_set import VoterSet
-from curation.answers import Kind
-from curation.module import is_run
-from curation.state import CurationState
+from curation.ledger.curation_module import runs_curation
+from curation.ledger.curation_state import CurationState
+from curation.tasks.answers import QuestionKind
 from features.tables import counted
 from ledger.jobs import Job, JobPhase, QueuedJob, job_id
 from ledger.network_governance import NetworkState
@@ -29,34 +29,35 @@ from peer.serving.projects import find_project
 from peer.worker.supervisor import WorkerFailed
 from protocol.errors import StorageError, UserError
 from protocol.sampling import SamplingOptions
-from rlhf import guards, plans
-from rlhf.accuracy import Accuracy
-from rlhf.calls import FINISHED, MEASURING, CompareView, FiguresView, RlhfCalls, RlhfView, StageView, TraceView
-from rlhf.controller import beta_of
-from rlhf.fitting import Truncate, notes
-from rlhf.guards import Course
-from rlhf.module import RlhfModule, RlhfState
-from rlhf.objective import MODULE, PpoTerms
-from rlhf.objectives import OF_PAIRS
-from rlhf.preferences import NO_PROJECT, Pair
-from rlhf.reward import ACCURACY, CALIBRATION
-from rlhf.set_figures import CONTRADICTORY, IDENTICAL, PAIRS, WORD_COUNT
-from rlhf.sets import Source
-from rlhf.supervised import DPO, INSTRUCT, NATS
-from rlhf.tracing import traced
-from training import tasks
-from training.replicated.model import ReplicatedModel
-from training.spec import JobSpec
+from rlhf.data.preference_set_statistics import CONTRADICTORY, IDENTICAL, PAIRS, WORD_COUNT
+from rlhf.data.preference_sets import NO_PROJECT, PreferencePair
+from rlhf.ledger import tuning_plans
+from rlhf.ledger.preference_set_attestation import PreferenceSetSource
+from rlhf.ledger.rlhf_module import RlhfModule, RlhfState
+from rlhf.objectives import policy_monitors
+from rlhf.objectives.kl_controller import current_beta
+from rlhf.objectives.policy_monitors import PolicyHistory
+from rlhf.objectives.ppo import MODULE, PpoSettings
+from rlhf.objectives.registry import PAIR_OBJECTIVES
+from rlhf.objectives.reward_model import ACCURACY, CALIBRATION
+from rlhf.objectives.supervised import DPO, INSTRUCT, NATS
+from rlhf.pair_accuracy import PairAccuracy
+from rlhf.pair_trace import trace_pair
+from rlhf.record_preparation import TruncationSide, preparation_notes
+from rlhf.rpc import FINISHED, MEASURING, CompareView, PairTraceView, PolicyMetricsView, RlhfRpc, RlhfView, StageView
+from training import worker_protocol
+from training.job_spec import JobSpec
+from training.replicated.replicated_model import ReplicatedModel
 
 SETS = "sets"  # the part at whose desk sets are derived
 PAUSED = "paused"  # a plan that goes on later
 NOT_MEASURED = "evaluation_failed"  # figure of a model that the worker could not measure
 OF_SET = (WORD_COUNT, IDENTICAL, CONTRADICTORY)
-MEASURED = (*OF_PAIRS, INSTRUCT.name)  # objectives whose models are measured
+MEASURED = (*PAIR_OBJECTIVES, INSTRUCT.name)  # objectives whose models are measured
 
 
 @dataclass(frozen=True)
-class RlhfAnswers(RlhfCalls):
+class RlhfAnswers(RlhfRpc):
     peer: RunningPeer
 
     async def start_rlhf_training(
@@ -88,7 +89,7 @@ class RlhfAnswers(RlhfCalls):
         if algorithm and not is_dpo:
             said["algorithm"] = algorithm
         listed = await trio.to_thread.run_sync(read_words, words) if words else b""
-        cut = typed(Truncate, "--truncate", truncate)
+        cut = typed(TruncationSide, "--truncate", truncate)
         if (skip_bad or cut) and not preferences:
             raise UserError("--skip-bad and --truncate are about a file: say them with --preferences FILE")
         tuning = Tuning(self.peer, base, name, ppo_iterations, reward_epochs, said, listed, skip_bad, cut, anyway)
@@ -104,82 +105,82 @@ class RlhfAnswers(RlhfCalls):
         """The first job of a plan that is made in a thread, once it is decided."""
         begin, odd = await trio.to_thread.run_sync(make, *how)
         transaction = await self.peer.author.submit("rlhf/start", begin)
-        job = plans.stage_job(job_id(self.peer.me, transaction), 0)
+        job = tuning_plans.stage_job_id(job_id(self.peer.me, transaction), 0)
         self.peer.driver.store.queue_measurements(job, 0, odd)
         return job.hex()
 
     async def cancel_rlhf_training(self, job: str = "") -> str:
         key, plan = self._plan_of(job) if job else self._own_plan()
-        await self.peer.author.submit("rlhf/cancel", plans.Cancel(key))
+        await self.peer.author.submit("rlhf/cancel", tuning_plans.CancelPlan(key))
         after = self.peer.driver.state.module_state(RlhfState).plans.get(key)
-        if after is None or after.phase is not plans.Phase.RUNNING:
+        if after is None or after.phase is not tuning_plans.PlanPhase.RUNNING:
             return f"ended; {plan.current.objective} was its last stage"
         needed = VoterSet(self.peer.driver.state.members.voters).quorum
         return f"{len(after.stop_requests)} of the {needed} voters needed want the plan to end; the others have to say the same"
 
     async def pause_rlhf_training(self) -> str:
         key, plan = self._own_plan()
-        await self.peer.author.submit("rlhf/pause", plans.Pause(key))
+        await self.peer.author.submit("rlhf/pause", tuning_plans.PausePlan(key))
         return f"paused: once the open round of {plan.current.objective} is closed, none begins; `rlhf resume` lets it go on"
 
     async def resume_rlhf_training(self) -> str:
         key, plan = self._own_plan()
-        await self.peer.author.submit("rlhf/resume", plans.Resume(key))
+        await self.peer.author.submit("rlhf/resume", tuning_plans.ResumePlan(key))
         return f"{plan.current.objective} goes on"
 
-    def _own_plan(self) -> tuple[bytes, plans.Plan]:
+    def _own_plan(self) -> tuple[bytes, tuning_plans.TuningPlan]:
         """This member's. Raises `UserError`."""
-        running = self.peer.driver.state.module_state(RlhfState).running() if self._is_run() else {}
+        running = self.peer.driver.state.module_state(RlhfState).running_plans() if self._is_run() else {}
         members = self.peer.driver.state.members
         for key, plan in running.items():
             if members.current_key(plan.author) == self.peer.me:
                 return key, plan
         raise UserError("no plan of yours goes on: `cancel JOB` ends a job, said by its author")
 
-    def _plan_of(self, job: str) -> tuple[bytes, plans.Plan]:
+    def _plan_of(self, job: str) -> tuple[bytes, tuning_plans.TuningPlan]:
         """The one that has come to this job, which may not have begun. Raises `UserError`."""
-        running = self.peer.driver.state.module_state(RlhfState).running() if self._is_run() else {}
+        running = self.peer.driver.state.module_state(RlhfState).running_plans() if self._is_run() else {}
         found = [(key, plan) for key, plan in running.items() if plan.current.job.hex().startswith(job)]
         if len(found) != 1:
             there = ", ".join(plan.current.job.hex()[:8] for plan in running.values()) or "none"
             raise UserError(f"{job!r} fits {len(found) or 'no'} plans that go on (their jobs are: {there})")
         return found[0]
 
-    async def _decided(self, text: str) -> tuple[Source, list[Pair]]:
+    async def _decided(self, text: str) -> tuple[PreferenceSetSource, list[PreferencePair]]:
         """What people have decided of a project's pairs up to now. Raises `UserError`."""
         state = self.peer.driver.state
-        if not is_run(state):
+        if not runs_curation(state):
             raise UserError("this network does not run the module curation: `upgrade curation 1`, said by a quorum, brings it")
         curation = state.module_state(CurationState)
         project, row = find_project(text, curation)
-        if row.asked.kind is not Kind.PAIR:
+        if row.spec.kind is not QuestionKind.PAIR:
             raise UserError(NO_PROJECT.format(f"--project {text!r}"))
         if project in curation.closing:
             raise UserError(f"--project {text!r} is being closed, which may change its labels: say it again when that is done")
-        source = Source(project, state.height)
+        source = PreferenceSetSource(project, state.height)
         with trio.move_on_after(FETCHING_SECONDS_MAX):
             found = await derived(self.peer.desk(SETS), source)
             if not found:
                 raise UserError(f"--project {text!r}: no pair of it is decided yet, but for redacted and bad ones")
             return source, found
-        raise UserError(f"--project {text!r}: nobody who is here has all tasks of {row.asked.name!r}")
+        raise UserError(f"--project {text!r}: nobody who is here has all tasks of {row.spec.name!r}")
 
     async def rlhf_status(self) -> RlhfView:
         known = self.peer.driver.state.module_state(RlhfState).plans.values() if self._is_run() else ()
-        plan = max(known, key=lambda plan: plan.decided, default=None)
+        plan = max(known, key=lambda plan: plan.start_height, default=None)
         planned = {stage.job for plan in known for stage in plan.stages}
         lone = [(key, job) for key, job in self._tuned() if key not in planned]
-        if plan is not None and (not lone or plan.decided >= _began(lone[-1][1])):
-            state = PAUSED if plan.phase is plans.Phase.RUNNING and plan.paused is not None else plan.phase.value
+        if plan is not None and (not lone or plan.start_height >= _began(lone[-1][1])):
+            state = PAUSED if plan.phase is tuning_plans.PlanPhase.RUNNING and plan.paused_at is not None else plan.phase.value
             stages = [await self._measured(self._planned(plan, stage)) for stage in plan.stages]
             return RlhfView(MEASURING if state == FINISHED and stages[-1].state == MEASURING else state, tuple(stages))
         stages = [await self._measured(_stage(key, job)) for key, job in lone[-1:]]
         return RlhfView(stages[-1].state if stages else "none", tuple(stages))
 
-    def _planned(self, plan: plans.Plan, stage: plans.Stage) -> StageView:
+    def _planned(self, plan: tuning_plans.TuningPlan, stage: tuning_plans.PlanStage) -> StageView:
         jobs = self.peer.driver.state.jobs
         live = jobs.jobs.get(stage.job) or next((waiting for waiting in jobs.queue if waiting.job == stage.job), None)
-        failed = plans.why_failed(plan) if stage == plan.current else ""
+        failed = tuning_plans.failure_text(plan) if stage == plan.current else ""
         if live is not None:
             return replace(_told(_stage(stage.job, live), stage), failed=failed)
         if stage.root is not None:  # the job is forgotten
@@ -187,16 +188,16 @@ class RlhfAnswers(RlhfCalls):
             return replace(_told(view, stage), failed=failed)
         state = "failed" if failed else "waiting" if stage.spec else "forgotten"
         view = StageView(stage.objective, stage.job.hex(), state, 0, stage.rounds, "", failed=failed)
-        if plan.phase is not plans.Phase.RUNNING:
+        if plan.phase is not tuning_plans.PlanPhase.RUNNING:
             return view
         return replace(view, refused=self._why_waiting(plan, stage))
 
-    def _why_waiting(self, plan: plans.Plan, stage: plans.Stage) -> str:
+    def _why_waiting(self, plan: tuning_plans.TuningPlan, stage: tuning_plans.PlanStage) -> str:
         """Why a stage that is due has not begun; empty: it is not due."""
         state = self.peer.driver.state
         if stage == plan.current:
-            return RlhfModule(self.peer.driver.host).refusal(plan, state, state.height + 1)
-        if not plans.awaits_reports(plan, state.jobs):
+            return RlhfModule(self.peer.driver.host).start_refusal(plan, state, state.height + 1)
+        if not tuning_plans.awaits_reports(plan, state.jobs):
             return ""
         needed = VoterSet(state.members.voters).faults_tolerated + 1
         better = sum(found.is_better_than_chance for found in plan.reports.values())
@@ -210,7 +211,7 @@ class RlhfAnswers(RlhfCalls):
         is_known = stage.state == FINISHED and bytes.fromhex(stage.job) in self.peer.driver.state.jobs.jobs
         if is_known and self._measures(stage.objective) and not _is_measured(found.get(stage.round, {})):
             told = replace(told, state=MEASURING)
-        if stage.objective not in OF_PAIRS:
+        if stage.objective not in PAIR_OBJECTIVES:
             return told
         return replace(told, preferences=preferences_of(self.peer.driver.state, bytes.fromhex(stage.job)))
 
@@ -234,7 +235,7 @@ class RlhfAnswers(RlhfCalls):
         is_due = EVALUATION not in figures if asked else self._measures(stage.objective) and not _is_measured(figures)
         if is_due:
             problem = "it is not here"
-            if driver.host.directory(*place).exists():
+            if driver.host.round_directory(*place).exists():
                 try:
                     await computing.measure(driver.workshop.view(place, known))
                 except WorkerFailed as error:
@@ -245,22 +246,24 @@ class RlhfAnswers(RlhfCalls):
                 raise UserError(f"the last model of job {job[:8]} cannot be measured: {problem}")
         return with_figures(stage, found)
 
-    async def rlhf_figures(self) -> tuple[FiguresView, ...]:
+    async def rlhf_figures(self) -> tuple[PolicyMetricsView, ...]:
         if not self._is_run():
             return ()
         known = self.peer.driver.state.module_state(RlhfState).jobs
         found = [(key, job) for key, job in self._tuned()[-1:] if isinstance(job, Job) and key in known]
         return tuple([await trio.to_thread.run_sync(self._figures, key, job, known[key]) for key, job in found])
 
-    def _figures(self, key: bytes, job: Job, course: Course) -> FiguresView:
-        spec, found = JobSpec.decode(job.spec), guards.view(key, job.spec, course.rounds[-1])
-        own: PpoTerms = spec.own
+    def _figures(self, key: bytes, job: Job, course: PolicyHistory) -> PolicyMetricsView:
+        spec, found = JobSpec.decode(job.spec), policy_monitors.metrics_view(key, job.spec, course.rounds[-1])
+        own: PpoSettings = spec.decoded_settings
         beta = None
         if job.phase is not JobPhase.FINISHED:
             with contextlib.suppress(StorageError):  # the job went on meanwhile
-                beta = beta_of(ReplicatedModel.open(self.peer.driver.host.directory(key, job.round)).state.steering, own.beta)
+                beta = current_beta(
+                    ReplicatedModel.open(self.peer.driver.host.round_directory(key, job.round)).state.steering, own.beta
+                )
         stop = own.kl_stop if job.rounds < spec.rounds else None
-        return replace(found, beta=beta, kl_stop=stop, warning=guards.warning(course, job.spec))
+        return replace(found, beta=beta, kl_stop=stop, warning=policy_monitors.diversity_warning(course, job.spec))
 
     def _is_run(self) -> bool:
         return self.peer.driver.state.module_state(NetworkState).module_version(MODULE) > 0
@@ -270,14 +273,14 @@ class RlhfAnswers(RlhfCalls):
         jobs = self.peer.driver.state.jobs
         started = sorted(jobs.jobs.items(), key=lambda item: item[1].started_height)
         found: list[tuple[bytes, Job | QueuedJob]] = [*started, *((waiting.job, waiting) for waiting in jobs.queue)]
-        return [(key, job) for key, job in found if JobSpec.decode(job.spec).kind.module == MODULE]
+        return [(key, job) for key, job in found if JobSpec.decode(job.spec).resolved_objective.module == MODULE]
 
-    async def trace_pair(self, pair: str) -> TraceView:
+    async def trace_pair(self, pair: str) -> PairTraceView:
         def read(digest: bytes, size_max: int) -> bytes:
             return fetched(self.peer, digest, size_max, "the set")
 
-        def trace() -> TraceView:
-            return traced(list(learned(state.jobs, self.peer.driver.store)), state.module_state(RlhfState).sets, read, pair)
+        def trace() -> PairTraceView:
+            return trace_pair(list(learned(state.jobs, self.peer.driver.store)), state.module_state(RlhfState).sets, read, pair)
 
         if not self._is_run():
             raise UserError("this network tunes no models, so nobody has drawn a pair")
@@ -289,7 +292,9 @@ class RlhfAnswers(RlhfCalls):
         if workshop.role.computing is None:
             raise UserError("this peer has no worker to generate with: ask one with --role rlhf or full")
         begun = self._tuned()
-        tuned = [(key, job) for key, job in begun if isinstance(job, Job) and JobSpec.decode(job.spec).kind.makes_text]
+        tuned = [
+            (key, job) for key, job in begun if isinstance(job, Job) and JobSpec.decode(job.spec).resolved_objective.makes_text
+        ]
         if not tuned:
             way = "`rlhf status` says how far the plan is" if begun else "begin with `rlhf start`"
             raise UserError(f"no model has been tuned yet: {way}")
@@ -299,10 +304,13 @@ class RlhfAnswers(RlhfCalls):
         ask = partial(workshop.role.computing.ask, opened)
         told: dict[str, str] = {}
         withheld: list[str] = []
-        for name, directory in (("policy", str(host.directory(key, job.round))), ("reference", None)):
+        for name, directory in (("policy", str(host.round_directory(key, job.round))), ("reference", None)):
             try:
                 done = await texts.whole(
-                    ask, tasks.Generate(key, directory, prompt, how, opened.spec.kind.ends_text(opened.spec))
+                    ask,
+                    worker_protocol.GenerateRequest(
+                        key, directory, prompt, how, opened.spec.resolved_objective.stop_token(opened.spec)
+                    ),
                 )
             except WorkerFailed:
                 if opened.base_directory is None or opened.base_directory.exists():
@@ -322,21 +330,27 @@ def _began(job: Job | QueuedJob) -> int:
 def _stage(key: bytes, job: Job | QueuedJob) -> StageView:
     spec = JobSpec.decode(job.spec)
     if isinstance(job, QueuedJob):
-        return StageView(spec.objective, key.hex(), "waiting", 0, spec.rounds, "", notes=notes(spec))
+        return StageView(spec.objective, key.hex(), "waiting", 0, spec.rounds, "", notes=preparation_notes(spec))
     root = job.model_root.hex()
-    view = StageView(spec.objective, key.hex(), job.phase.value, job.rounds_in_model, spec.rounds, root, notes=notes(spec))
-    rounds = plans.failed_rounds(job)
+    view = StageView(
+        spec.objective, key.hex(), job.phase.value, job.rounds_in_model, spec.rounds, root, notes=preparation_notes(spec)
+    )
+    rounds = tuning_plans.failed_rounds(job)
     if not rounds:
         return view
-    return replace(view, state="failed", failed=plans.nothing_accepted(rounds, plans.rejections(job), spec.kind.labels))
+    return replace(
+        view,
+        state="failed",
+        failed=tuning_plans.no_progress_text(rounds, tuning_plans.rejections(job), spec.resolved_objective.reason_labels),
+    )
 
 
-def _told(view: StageView, stage: plans.Stage) -> StageView:
+def _told(view: StageView, stage: tuning_plans.PlanStage) -> StageView:
     """With the accuracy that the voters have decided."""
     return _with_accuracy(view, stage.accuracy, stage.rounds) if stage.accuracy is not None else view
 
 
-def _with_accuracy(view: StageView, found: Accuracy, rounds: int) -> StageView:
+def _with_accuracy(view: StageView, found: PairAccuracy, rounds: int) -> StageView:
     return replace(
         view,
         measured_rounds=rounds,
@@ -359,7 +373,7 @@ def with_figures(stage: StageView, found: Mapping[int, Mapping[str, float]]) -> 
     stage = replace(stage, measured_rounds=max(measured), held_out_nats=figures.get(NATS))
     if ACCURACY not in figures:
         return stage
-    accuracy = Accuracy.of(figures[ACCURACY], int(figures[PAIRS]))
+    accuracy = PairAccuracy.from_share(figures[ACCURACY], int(figures[PAIRS]))
     return replace(_with_accuracy(stage, accuracy, max(measured)), calibration_error=figures.get(CALIBRATION))
 
 

@@ -17,9 +17,10 @@ from protocol.api import TrainRequest
 from protocol.blob_digest import BlobHasher
 from protocol.errors import UserError
 from storage.multipart_objects import write_list
-from training import own_models, starts
-from training.replicated.model import ReplicatedModel
-from training.spec import JobSpec
+from training import parameter_blob
+from training.formats import huggingface_model
+from training.job_spec import JobSpec
+from training.replicated.replicated_model import ReplicatedModel
 from training.transformer import BYTE_VOCABULARIES, ModelSpec
 
 
@@ -43,14 +44,14 @@ class Start:
         if self.write is None:
             return spec
         folder = peer.driver.store.path.parent
-        require_space(folder, starts.bytes_of(spec), "first model")
+        require_space(folder, parameter_blob.blob_bytes(spec), "first model")
         with tempfile.TemporaryDirectory(prefix="start-", dir=folder) as made:
             file = Path(made) / "parameters"
             with file.open("wb") as stream:
                 hashed = self.write(spec, stream)
             write_list(file, hashed.part_list)
             peer.driver.blobs.adopt_file(file, hashed.digest())
-        return replace(spec, start=hashed.digest()).checked()
+        return replace(spec, start=hashed.digest()).validated()
 
 
 def start_of(peer: RunningPeer, request: TrainRequest) -> Start:
@@ -72,7 +73,7 @@ def start_of(peer: RunningPeer, request: TrainRequest) -> Start:
 def of_finished(peer: RunningPeer, text: str, argument: str) -> Start:
     """The last model of a finished job. Raises `UserError`."""
     base, job, before = base_of(peer, text, argument)
-    return Start(f"job {job.name!r}", before.model, before.tokenizer, base, before.kind.ends_text(before))
+    return Start(f"job {job.name!r}", before.model, before.tokenizer, base, before.resolved_objective.stop_token(before))
 
 
 def _fits(text: str, key: bytes, job: Job | QueuedJob) -> bool:
@@ -88,17 +89,17 @@ def base_of(peer: RunningPeer, text: str, argument: str) -> tuple[ModelReference
     finished = {key: job for key, job in jobs.jobs.items() if job.phase is JobPhase.FINISHED and job.round}
     key = find_job(text, finished, "finished jobs")
     job, spec = finished[key], JobSpec.decode(finished[key].spec)
-    if not spec.kind.makes_text:
+    if not spec.resolved_objective.makes_text:
         raise UserError(f"{argument} {text!r}: job {job.name!r} has trained no model")
     return ModelReference(key, job.round, job.model_root), job, spec
 
 
 def _of_folder(peer: RunningPeer, folder: Path, as_bytes: bool) -> Start:
-    if not own_models.is_model_folder(folder):
-        raise UserError(f"--from: {folder} is no folder with a {own_models.CONFIG}, and no job is called so")
-    own = own_models.opened(folder, as_bytes)
+    if not huggingface_model.is_model_folder(folder):
+        raise UserError(f"--from: {folder} is no folder with a {huggingface_model.CONFIG}, and no job is called so")
+    own = huggingface_model.open_huggingface_model(folder, as_bytes)
     tokenizer = None if own.tokenizer is None else peer.driver.blobs.add_bytes(own.tokenizer)
-    return Start(str(folder), own.model, tokenizer, stop=own.stop, write=own.write)
+    return Start(str(folder), own.model, tokenizer, stop=own.stop, write=own.write_parameters)
 
 
 def _of_round(peer: RunningPeer, name: str, number: int) -> Start:
@@ -106,9 +107,9 @@ def _of_round(peer: RunningPeer, name: str, number: int) -> Start:
     jobs = peer.driver.state.jobs.jobs
     key = find_job(name, jobs, "jobs")
     job, spec = jobs[key], JobSpec.decode(jobs[key].spec)
-    if not spec.kind.makes_text:
+    if not spec.resolved_objective.makes_text:
         raise UserError(f"--from: job {job.name!r} has trained no model")
-    stop = spec.kind.ends_text(spec)
+    stop = spec.resolved_objective.stop_token(spec)
     if job.phase is JobPhase.FINISHED and number == job.round:
         return Start(f"job {job.name!r}", spec.model, spec.tokenizer, ModelReference(key, number, job.model_root), stop)
     final = peer.driver.state.final_round(key)
@@ -121,7 +122,7 @@ def _of_round(peer: RunningPeer, name: str, number: int) -> Start:
 
 def _write(model: ReplicatedModel, file: BinaryIO) -> BlobHasher:
     hashed = BlobHasher()
-    for data in starts.pieces(model):
+    for data in parameter_blob.iter_parameters(model):
         file.write(data)
         hashed.update(data)
     return hashed

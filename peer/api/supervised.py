@@ -24,15 +24,17 @@ from peer.api.starting import Start, start_of
 from protocol import codec
 from protocol.api import TrainRequest
 from protocol.errors import UserError
-from rlhf import pairs, preferences, presets, responses
-from rlhf.fitting import Truncate, fitted, holding
-from rlhf.jsonl import Misfits
-from rlhf.preferences import Record
-from rlhf.supervised import INSTRUCT, Supervised
-from training.data import corpus, text_files
+from rlhf.data import preference_sets, tokenized_pairs, tokenized_responses
+from rlhf.data.jsonl import InvalidLines
+from rlhf.data.preference_sets import PromptRecord
+from rlhf.objectives import job_presets
+from rlhf.objectives.supervised import INSTRUCT, SupervisedObjective
+from rlhf.record_preparation import TruncationSide, count_stop_texts, prepare_records
+from training import corpus
+from training.data import text_files
 from training.data.tokenizer import Tokenizer, load_tokenizer
+from training.job_spec import JobSpec, complete_fields
 from training.objectives.objective import Objective
-from training.spec import JobSpec, completed
 from training.transformer import BYTE_VOCABULARIES
 
 EPOCHS = 3  # unless it is said how many rounds
@@ -40,7 +42,7 @@ EPOCHS = 3  # unless it is said how many rounds
 
 def instruct_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
     """Of `train --from MODEL FILE`. Makes the blobs of the set. `UserError` for a file or values that cannot be used."""
-    shown = text_files.shown(request.examples)
+    shown = text_files.printable_path(request.examples)
     if not request.base:
         raise UserError(f"{shown}: prompts and responses are learned by a model that is there: say --from JOB or FOLDER")
     for argument, value in (("--data", request.data), ("--vocabulary", request.vocabulary)):
@@ -49,15 +51,19 @@ def instruct_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
     start = start_of(peer, request)
     if request.vocabulary and start.tokenizer is not None:
         raise UserError(f"--vocabulary {request.vocabulary}: the tokens are those of {start.name}; leave it out")
-    truncate = typed(Truncate, "--truncate", request.truncate)
-    spec, said = supervised_spec(peer, INSTRUCT, start, request.name or INSTRUCT.name, request.overrides, presets.INSTRUCT)
+    truncate = typed(TruncationSide, "--truncate", request.truncate)
+    spec, said = supervised_spec(
+        peer, INSTRUCT, start, request.name or INSTRUCT.name, request.overrides, job_presets.INSTRUCT_JOB
+    )
     require_defended(peer, spec, request)
-    file, misfits = Path(request.examples).name, Misfits(request.skip_bad)
-    with text_files.opened(Path(request.examples)) as stream:
-        read = responses.read_examples(file, stream, misfits)
+    file, misfits = Path(request.examples).name, InvalidLines(request.skip_bad)
+    with text_files.open_unpacked(Path(request.examples)) as stream:
+        read = tokenized_responses.read_examples(file, stream, misfits)
     tokenizer = tokenizer_of(peer, spec)
-    found, preparation = fitted(file, spec, read, tokenizer, misfits, truncate)
-    spec = replace(spec, preparation=replace(preparation, holding_stop=holding(found, tokenizer, spec.own.stop)))
+    found, preparation = prepare_records(file, spec, read, tokenizer, misfits, truncate)
+    spec = replace(
+        spec, preparation=replace(preparation, holding_stop=count_stop_texts(found, tokenizer, spec.decoded_settings.stop))
+    )
     tokens = set_as_tokens(peer, spec, found, file)
     spec, _ = with_set(peer, spec, found, tokens, request.rounds or said.get("rounds"), EPOCHS)
     return start.kept(peer, spec)
@@ -75,19 +81,19 @@ def supervised_spec(
     """A job of this objective without its set, and what was said of fields that all jobs have. What people say begins with
     `field`. Raises `UserError`.
     """
-    own, said = parsed(overrides, kind.settings, frozenset()) if kind.settings else ({}, parse_overrides(overrides))
+    own, said = parsed(overrides, kind.settings_type, frozenset()) if kind.settings_type else ({}, parse_overrides(overrides))
     if "model" in said:
         raise UserError(f"--set {field}model.…: the model is that of {start.name}; leave it out")
-    if isinstance(kind, Supervised) and "stop" not in own:
+    if isinstance(kind, SupervisedObjective) and "stop" not in own:
         own["stop"] = usual_stop(peer, start, learns_to_end=kind is INSTRUCT)
     spec = JobSpec(
         name=name,
         objective=kind.name,
         data=bytes(32),
         liars=tolerated(peer, kind.role),
-        settings=codec.encode(kind.settings(**own)) if kind.settings else b"",
+        settings=codec.encode(kind.settings_type(**own)) if kind.settings_type else b"",
     )
-    spec = closed_safely(peer, replace(start.of(spec, start.model), **completed(preset | said)), said)
+    spec = closed_safely(peer, replace(start.of(spec, start.model), **complete_fields(preset | said)), said)
     return checked(peer, spec), said
 
 
@@ -97,9 +103,13 @@ def tokenizer_of(peer: RunningPeer, model: JobSpec | Start) -> Tokenizer:
     return load_tokenizer(blob, model.model.vocabulary)
 
 
-def set_as_tokens(peer: RunningPeer, spec: JobSpec, records: Sequence[Record], file: str) -> Any:
+def set_as_tokens(peer: RunningPeer, spec: JobSpec, records: Sequence[PromptRecord], file: str) -> Any:
     """What the job's trainers make of a set. Raises `UserError`, naming the file."""
-    encode: Any = responses.encoded if isinstance(spec.kind, Supervised) else pairs.encoded
+    encode: Any = (
+        tokenized_responses.tokenize_responses
+        if isinstance(spec.resolved_objective, SupervisedObjective)
+        else tokenized_pairs.tokenize_pairs
+    )
     try:
         return encode(spec, records, tokenizer_of(peer, spec))
     except UserError as error:
@@ -107,13 +117,13 @@ def set_as_tokens(peer: RunningPeer, spec: JobSpec, records: Sequence[Record], f
 
 
 def with_set(
-    peer: RunningPeer, spec: JobSpec, records: Sequence[Record], tokens: Any, rounds: int | None, epochs: int
-) -> tuple[JobSpec, corpus.Manifest]:
+    peer: RunningPeer, spec: JobSpec, records: Sequence[PromptRecord], tokens: Any, rounds: int | None, epochs: int
+) -> tuple[JobSpec, corpus.DataManifest]:
     """The job on this set, whose blobs are made, for so many rounds or else epochs."""
-    digest = None if spec.tokenizer is None else corpus.digest_of(tokens)
-    manifest = pairs.manifest_of(records, digest, peer.driver.blobs.add_bytes)
-    at_once = {"trainers": trainers_of(peer, spec.kind.role), "steps": spec.local_steps, "batch": spec.batch}
-    rounds = rounds or preferences.rounds_of(epochs, len(tokens.trained), **at_once)
+    digest = None if spec.tokenizer is None else corpus.tokens_digest(tokens)
+    manifest = tokenized_pairs.preference_set_manifest(records, digest, peer.driver.blobs.add_bytes)
+    at_once = {"trainers": trainers_of(peer, spec.resolved_objective.role), "steps": spec.local_steps, "batch": spec.batch}
+    rounds = rounds or preference_sets.rounds_for_epochs(epochs, len(tokens.trained), **at_once)
     return checked(peer, replace(spec, rounds=rounds, data=manifest.digest)), manifest
 
 

@@ -6,25 +6,25 @@ from collections.abc import Iterator
 
 from ledger.jobs import JobsState
 from protocol.verdicts import ABSENT
-from rlhf.objectives import OF_PAIRS
-from rlhf.tracing import Learned, Round
+from rlhf.objectives.registry import PAIR_OBJECTIVES
+from rlhf.pair_trace import RoundTrainers, TracedJob
 from storage.ledger_store import LedgerStore
-from training.spec import JobSpec
+from training.job_spec import JobSpec
 
 ACCEPTED = "accept"  # among the verdicts of a round that is stored
 
 
-def learned(jobs: JobsState, store: LedgerStore) -> Iterator[Learned]:
+def learned(jobs: JobsState, store: LedgerStore) -> Iterator[TracedJob]:
     """In the order in which they were started."""
     for key, job in sorted(jobs.jobs.items(), key=lambda item: item[1].started_height):
         spec = JobSpec.decode(job.spec)
-        if spec.objective in OF_PAIRS:
+        if spec.objective in PAIR_OBJECTIVES:
             rounds = [found for number in range(job.round) if (found := _round(store, key, number)) is not None]
-            yield Learned(key, spec, rounds, job.round - len(rounds))
+            yield TracedJob(key, spec, rounds, job.round - len(rounds))
 
 
-def _round(store: LedgerStore, job: bytes, number: int) -> Round | None:
+def _round(store: LedgerStore, job: bytes, number: int) -> RoundTrainers | None:
     closed = store.closed_round(job, number)
     if closed is None:
         return None
-    return Round(number, {trainer: said == ACCEPTED for trainer, said in closed.verdicts.items() if said != ABSENT})
+    return RoundTrainers(number, {trainer: said == ACCEPTED for trainer, said in closed.verdicts.items() if said != ABSENT})

@@ -23,19 +23,22 @@ from peer.api.supervised import parsed as parsed_terms
 from peer.api.supervised import set_as_tokens, supervised_spec, tokenizer_of, usual_stop, with_set
 from protocol import codec
 from protocol.errors import UserError
-from rlhf import blocklist, pairs, plans, preferences, presets
-from rlhf.accuracy import could_be_better
-from rlhf.fitting import Truncate, fitted, holding
-from rlhf.jsonl import Misfits
-from rlhf.objective import MODEL, MODULE, ROLE, RULE, PpoTerms, Prompts
-from rlhf.preferences import Pair
-from rlhf.reward import LAST, MEAN, MEAN_REWARD, REWARDS, Learns, RewardModel
-from rlhf.rules import RULES
-from rlhf.sets import Source
-from rlhf.supervised import DPO
+from rlhf.data import preference_sets, tokenized_pairs
+from rlhf.data.jsonl import InvalidLines
+from rlhf.data.preference_sets import PreferencePair
+from rlhf.ledger import tuning_plans
+from rlhf.ledger.preference_set_attestation import PreferenceSetSource
+from rlhf.moderation import blocklist
+from rlhf.objectives import job_presets
+from rlhf.objectives.ppo import MODEL_REWARD, MODULE, ROLE, RULE_PREFIX, PpoSettings, PromptSourceKind
+from rlhf.objectives.reward_model import LAST, MEAN, MEAN_REWARD, REWARDS, RewardModelObjective, TrainableParameters
+from rlhf.objectives.rule_rewards import RULES
+from rlhf.objectives.supervised import DPO
+from rlhf.pair_accuracy import can_beat_chance
+from rlhf.record_preparation import TruncationSide, count_stop_texts, prepare_records
 from storage.regular_files import read_regular
 from training.data import text_files
-from training.spec import JobSpec, Preparation, completed
+from training.job_spec import JobSpec, PreparationCounts, complete_fields
 
 APART = frozenset({"reward", "reward_model", "words"})  # of a policy's terms: `--set` does not say them
 OF_REWARD = "reward."  # begins what `--set` says of the job that trains a reward model
@@ -45,8 +48,8 @@ UNKNOWN = ModelReference(bytes(32), 1, bytes(32))  # in the place of a reward mo
 
 
 class Made(NamedTuple):
-    begin: plans.Begin
-    odd: Mapping[str, float]  # pairs of its set: `rlhf.set_figures.odd_pairs`
+    begin: tuning_plans.StartPlan
+    odd: Mapping[str, float]  # pairs of its set: `rlhf.data.preference_set_statistics.odd_pairs`
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Tuning:
     said: dict[str, str]  # other values; those of the reward model begin with OF_REWARD
     words: bytes  # a packed list of those that no text of the policy may hold; empty: none
     skip_bad: bool = False  # leave out lines of a file that cannot be used
-    truncate: Truncate = Truncate.NOTHING  # which end of long texts of a file is cut off
+    truncate: TruncationSide = TruncationSide.NOTHING  # which end of long texts of a file is cut off
     anyway: bool = False  # the policy starts, whatever the accuracy of its reward model
 
     @property
@@ -73,7 +76,7 @@ class Tuning:
         return {key: text for key, text in self.said.items() if not key.startswith(OF_REWARD)}
 
     def check_rule(self, reward: str) -> None:
-        if reward == MODEL:
+        if reward == MODEL_REWARD:
             raise UserError("--reward 'model': a plan trains it: leave --reward out, and say --project or --preferences")
         if self.of_reward:
             raise UserError(f"--set {OF_REWARD}{next(iter(self.of_reward))}=…: a rule is not trained: leave it out")
@@ -87,56 +90,58 @@ class Tuning:
             raise UserError(f"--set {next(iter(self.of_policy))}=…: no policy is tuned; of the reward model say `{OF_REWARD}…`")
 
     def by_rule(self, reward: str) -> Made:
-        return Made(plans.Begin(self._policy(reward).encode()), {})
+        return Made(tuning_plans.StartPlan(self._policy(reward).encode()), {})
 
-    def by_preferences(self, given: str | list[Pair], source: Source | None) -> Made:
+    def by_preferences(self, given: str | list[PreferencePair], source: PreferenceSetSource | None) -> Made:
         """A reward model, and then the policy. The set is given as pairs, or as the name of a file with them."""
         called = f"{self.name}-reward" if self.name else "reward"
         of = of_finished(self.peer, self.base, "--base")
         knows_means = self.peer.driver.state.module_state(NetworkState).module_version(MODULE) >= MEAN_REWARD.version
         kind, rest = reward_said(self.of_reward, MEAN if knows_means else LAST)
-        keeps_layers = kind is MEAN_REWARD and rest.get("learns", Learns.WORDS) == Learns.WORDS
-        usual = presets.MEAN_REWARD if keeps_layers else presets.REWARD
+        keeps_layers = kind is MEAN_REWARD and rest.get("learns", TrainableParameters.WORDS) == TrainableParameters.WORDS
+        usual = job_presets.MEAN_REWARD_JOB if keeps_layers else job_presets.REWARD_JOB
         spec, said = supervised_spec(self.peer, kind, of, called, rest, usual, OF_REWARD)
         found, file, preparation = self._prepared(given, spec)
         tokens = set_as_tokens(self.peer, spec, found, file)
-        if self.words and self.of_policy.get("prompts") != Prompts.TEXT:
-            _require_prompt(preferences.parted(found, spec.held_out_permille)[0], self.words)
+        if self.words and self.of_policy.get("prompts") != PromptSourceKind.TEXT:
+            _require_prompt(preference_sets.split_held_out(found, spec.held_out_permille)[0], self.words)
         if self.iterations and not self.anyway:
             _require_measurable(tokens)
-        policy = self._policy(MODEL, tokens) if self.iterations else None
+        policy = self._policy(MODEL_REWARD, tokens) if self.iterations else None
         if preparation is not None:
-            stop = policy.own.stop if policy else None
-            counts = replace(preparation, holding_stop=holding(found, tokenizer_of(self.peer, spec), stop))
+            stop = policy.decoded_settings.stop if policy else None
+            counts = replace(preparation, holding_stop=count_stop_texts(found, tokenizer_of(self.peer, spec), stop))
             spec, policy = replace(spec, preparation=counts), replace(policy, preparation=counts) if policy else None
         spec, manifest = with_set(self.peer, spec, found, tokens, said.get("rounds"), self.epochs)
         source = replace(source, tokens=manifest.tokens) if source else None
-        begin = plans.Begin(spec.encode(), _without_model(policy).encode() if policy else b"", source, self.anyway)
-        return Made(begin, tokens.of_set.odd)
+        begin = tuning_plans.StartPlan(spec.encode(), _without_model(policy).encode() if policy else b"", source, self.anyway)
+        return Made(begin, tokens.statistics.odd)
 
-    def by_dpo(self, given: str | list[Pair], source: Source | None) -> Made:
+    def by_dpo(self, given: str | list[PreferencePair], source: PreferenceSetSource | None) -> Made:
         """One job, which learns from the pairs itself."""
         of = of_finished(self.peer, self.base, "--base")
-        spec, said = supervised_spec(self.peer, DPO, of, self.name or DPO.name, self.said, presets.DPO)
+        spec, said = supervised_spec(self.peer, DPO, of, self.name or DPO.name, self.said, job_presets.DPO_JOB)
         found, file, preparation = self._prepared(given, spec)
         if preparation is not None:
-            stopping = holding(found, tokenizer_of(self.peer, spec), spec.own.stop)
+            stopping = count_stop_texts(found, tokenizer_of(self.peer, spec), spec.decoded_settings.stop)
             spec = replace(spec, preparation=replace(preparation, holding_stop=stopping))
         tokens = set_as_tokens(self.peer, spec, found, file)
         spec, manifest = with_set(self.peer, spec, found, tokens, said.get("rounds"), self.epochs)
-        begin = plans.Begin(spec.encode(), b"", replace(source, tokens=manifest.tokens) if source else None)
-        return Made(begin, tokens.of_set.odd)
+        begin = tuning_plans.StartPlan(spec.encode(), b"", replace(source, tokens=manifest.tokens) if source else None)
+        return Made(begin, tokens.statistics.odd)
 
-    def _prepared(self, given: str | list[Pair], spec: JobSpec) -> tuple[list[Pair], str, Preparation | None]:
+    def _prepared(
+        self, given: str | list[PreferencePair], spec: JobSpec
+    ) -> tuple[list[PreferencePair], str, PreparationCounts | None]:
         """The pairs, the name of their source for people, and counts of a file. Pairs of a project stay as they were derived."""
         if not isinstance(given, str):
             return given, "--project", None
-        file, misfits = Path(given).name, Misfits(self.skip_bad)
+        file, misfits = Path(given).name, InvalidLines(self.skip_bad)
         read = _read(given, misfits)
-        found, counts = fitted(file, spec, read, tokenizer_of(self.peer, spec), misfits, self.truncate)
+        found, counts = prepare_records(file, spec, read, tokenizer_of(self.peer, spec), misfits, self.truncate)
         return found, file, counts
 
-    def _policy(self, reward: str, learned: pairs.Pairs | None = None) -> JobSpec:
+    def _policy(self, reward: str, learned: tokenized_pairs.TokenizedPairs | None = None) -> JobSpec:
         """Makes the blob of the listed words. What learns from the pairs is left open."""
         name, liars = self.name or "ppo", tolerated(self.peer, ROLE)
         if not self.base:
@@ -148,12 +153,12 @@ class Tuning:
         if "stop" not in said_of_own:
             of = of_finished(self.peer, self.base, "--base")
             said_of_own["stop"] = usual_stop(self.peer, of, learns_to_end=False)
-        usual = presets.TERMS if reward == MODEL else presets.RULE_TERMS
+        usual = job_presets.PPO_TERMS if reward == MODEL_REWARD else job_presets.RULE_TERMS
         words = hashlib.sha256(self.words).digest() if self.words else None
-        own = PpoTerms(reward=reward, words=words, **usual | said_of_own)
+        own = PpoSettings(reward=reward, words=words, **usual | said_of_own)
         if learned is not None:
             own = replace(own, reward_model=UNKNOWN, **_of_set(learned, before, own) | said_of_own)
-        if problem := own.problem():
+        if problem := own.settings_problem():
             raise UserError(f"job {name!r}: {problem}")
         if problem := self._prompt_problem(own, before, learned):
             raise UserError(problem)
@@ -165,34 +170,37 @@ class Tuning:
             base=start,
             model=before.model,
             tokenizer=before.tokenizer,
-            data=before.data if own.prompts is Prompts.TEXT else None,
+            data=before.data if own.prompts is PromptSourceKind.TEXT else None,
             held_out_permille=before.held_out_permille,
             settings=codec.encode(own),
             liars=liars,
         )
-        spec = checked(self.peer, replace(spec, **completed(presets.PPO | {"rounds": self.iterations} | said)))
+        spec = checked(self.peer, replace(spec, **complete_fields(job_presets.PPO_JOB | {"rounds": self.iterations} | said)))
         if self.words:
             self.peer.driver.blobs.add_bytes(self.words)
         return spec
 
-    def _prompt_problem(self, own: PpoTerms, before: JobSpec, learned: pairs.Pairs | None) -> str:
-        if own.prompts is Prompts.SET and learned is not None and len(learned.prompts) < 2:
+    def _prompt_problem(self, own: PpoSettings, before: JobSpec, learned: tokenized_pairs.TokenizedPairs | None) -> str:
+        if own.prompts is PromptSourceKind.SET and learned is not None and len(learned.prompts) < 2:
             return "no pair that is trained on has a prompt: `--set prompts=text` takes windows of the base's text instead"
-        if own.prompts is Prompts.TEXT and before.data is None:
+        if own.prompts is PromptSourceKind.TEXT and before.data is None:
             return f"--base {self.base!r}: that job's text is local, so no prompts can be drawn that everybody knows"
         return ""
 
 
-def _require_measurable(learned: pairs.Pairs) -> None:
+def _require_measurable(learned: tokenized_pairs.TokenizedPairs) -> None:
     """`UserError` where so few pairs are held out that no reward model could be told from chance."""
-    decided = int((learned.measured.p != 0.5).sum())
-    if not could_be_better(decided):
-        few = f"{counted(decided, 'pair')} of {len(learned.trained) + len(learned.measured)} would measure the reward model"
+    decided = int((learned.held_out_split.p != 0.5).sum())
+    if not can_beat_chance(decided):
+        few = (
+            f"{counted(decided, 'pair')} of {len(learned.train_split) + len(learned.held_out_split)} "
+            "would measure the reward model"
+        )
         way = "give pairs of more prompts, a larger --set reward.held_out_permille=N, or --anyway"
         raise UserError(f"{few}, too few to tell it from chance: {way}")
 
 
-def reward_said(of_reward: dict[str, str], usual: str = MEAN) -> tuple[RewardModel, dict[str, str]]:
+def reward_said(of_reward: dict[str, str], usual: str = MEAN) -> tuple[RewardModelObjective, dict[str, str]]:
     """The objective of the reward model, `usual` if nothing is said of it, and the values of its fields. Raises `UserError`."""
     read = of_reward.get(SCORE, usual)
     if read not in REWARDS:
@@ -202,53 +210,53 @@ def reward_said(of_reward: dict[str, str], usual: str = MEAN) -> tuple[RewardMod
 
 def toy_spec(reward: str, rounds: int, name: str, overrides: dict[str, str], liars: int) -> JobSpec:
     """A job without a base: the reward has a vocabulary of its own, the reference is the first model. Raises `UserError`."""
-    rule = RULES.get(reward.removeprefix(RULE))
+    rule = RULES.get(reward.removeprefix(RULE_PREFIX))
     if rule is None or rule.vocabulary is None:
-        alone = ", ".join(RULE + known.name for known in RULES.values() if known.vocabulary is not None)
+        alone = ", ".join(RULE_PREFIX + known.name for known in RULES.values() if known.vocabulary is not None)
         raise UserError(
             f"--reward {reward!r} needs --base JOB, a finished job whose model is tuned; without one there is {alone}"
         )
     own, said = parsed(overrides)
-    settings = codec.encode(PpoTerms(reward=reward, **presets.TOY_TERMS | own))
-    spec = JobSpec(name=name, objective="ppo", model=presets.TOY_MODEL, settings=settings, liars=liars)
-    return replace(spec, **completed(presets.TOY | {"rounds": rounds} | said)).checked()
+    settings = codec.encode(PpoSettings(reward=reward, **job_presets.TOY_TERMS | own))
+    spec = JobSpec(name=name, objective="ppo", model=job_presets.TOY_MODEL, settings=settings, liars=liars)
+    return replace(spec, **complete_fields(job_presets.TOY_JOB | {"rounds": rounds} | said)).validated()
 
 
 def parsed(overrides: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Fields of the objective, and fields of the job. Raises `UserError`."""
-    return parsed_terms(overrides, PpoTerms, APART)
+    return parsed_terms(overrides, PpoSettings, APART)
 
 
-def _read(file: str, misfits: Misfits) -> list[Pair]:
+def _read(file: str, misfits: InvalidLines) -> list[PreferencePair]:
     try:
-        with text_files.opened(Path(file).expanduser()) as stream:
-            return preferences.read_file(Path(file).name, stream, misfits)
+        with text_files.open_unpacked(Path(file).expanduser()) as stream:
+            return preference_sets.read_preference_file(Path(file).name, stream, misfits)
     except OSError as error:
-        raise UserError(f"--preferences {text_files.shown(file)} cannot be read: {error.strerror}") from None
+        raise UserError(f"--preferences {text_files.printable_path(file)} cannot be read: {error.strerror}") from None
 
 
-def _of_set(learned: pairs.Pairs, base: JobSpec, own: PpoTerms) -> dict[str, Any]:
+def _of_set(learned: tokenized_pairs.TokenizedPairs, base: JobSpec, own: PpoSettings) -> dict[str, Any]:
     """What is said of prompts where a reward model learns from pairs, unless somebody sets something else."""
     longest = int(np.diff(learned.prompts).max(initial=1))
-    return {"prompts": Prompts.SET, "prompt_tokens": max(1, min(longest, base.model.context - own.response_tokens))}
+    return {"prompts": PromptSourceKind.SET, "prompt_tokens": max(1, min(longest, base.model.context - own.response_tokens))}
 
 
 def read_words(file: str) -> bytes:
     """A packed list."""
-    from rlhf.filter import read_words
+    from rlhf.moderation.word_matcher import parse_word_list
 
     try:
-        return blocklist.packed(read_words(Path(file).name, read_regular(Path(file).expanduser())))
+        return blocklist.pack_entries(parse_word_list(Path(file).name, read_regular(Path(file).expanduser())))
     except OSError as error:
-        raise UserError(f"--words {text_files.shown(file)} cannot be read: {error.strerror}") from None
+        raise UserError(f"--words {text_files.printable_path(file)} cannot be read: {error.strerror}") from None
 
 
-def _require_prompt(trained: list[Pair], listed: bytes) -> None:
+def _require_prompt(trained: list[PreferencePair], listed: bytes) -> None:
     """`UserError` where the list blocks every prompt that could be drawn, as far as some of them tell."""
-    texts, known = pairs.prompt_texts(trained)[:PROMPTS_LOOKED_AT], blocklist.Blocklist(listed)
-    if texts and all(known.blocks(text.encode()) for text in texts):
+    texts, known = tokenized_pairs.prompt_texts(trained)[:PROMPTS_LOOKED_AT], blocklist.Blocklist(listed)
+    if texts and all(known.blocks_text(text.encode()) for text in texts):
         raise UserError(f"--words blocks each of {counted(len(texts), 'prompt')} that were looked at: nothing would be answered")
 
 
 def _without_model(policy: JobSpec) -> JobSpec:
-    return replace(policy, settings=codec.encode(replace(policy.own, reward_model=None)))
+    return replace(policy, settings=codec.encode(replace(policy.decoded_settings, reward_model=None)))

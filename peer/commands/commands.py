@@ -87,11 +87,11 @@ def _voters(directory: DataDirectory, genesis: Genesis) -> VoterSet:
     """Those of now, as far as this peer knows."""
     from peer.features import rules_of
     from storage.ledger_store import LedgerStore
-    from training.host import ModelHost
+    from training.model_store import JobModelStore
 
     with contextlib.closing(LedgerStore(directory.ledger, genesis.chain_id)) as store:
         encoded = store.encoded_state()
-    rules = rules_of(genesis, ModelHost(directory.models))
+    rules = rules_of(genesis, JobModelStore(directory.models))
     return VoterSet(rules.restore_state(encoded).members.voters)
 
 
@@ -303,9 +303,9 @@ def verify(options: argparse.Namespace) -> int:
 
 
 def shards(options: argparse.Namespace) -> int:
-    from training.data.shards import describe
+    from training.data.token_shards import make_manifest
 
-    print(describe(Path(options.directory)))
+    print(make_manifest(Path(options.directory)))
     return 0
 
 

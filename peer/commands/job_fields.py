@@ -11,7 +11,7 @@ from peer.driver.caveats import NOBODY_FOUND_IN_TIME, NOBODY_LIES, SAMPLED_AUDIT
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 
-# Of `training.spec`, which is imported only where they are used: name -> what for.
+# Of `training.job_spec`, which is imported only where they are used: name -> what for.
 PRESETS = {
     "local": "one bit of every element after ten steps of one's own; for most links, from 30 rounds on (default)",
     "per-step": "four bits of every gradient; most progress a sample, for fast links, from 300 rounds on",
@@ -69,16 +69,17 @@ def _folder(base: str) -> str:
 
 
 def preset_overrides(preset: str | None, said: Mapping[str, str]) -> dict[str, str]:
-    """A preset's fields as a person would type them, but for those that follow from other fields (`training.spec.completed`).
+    """A preset's fields as a person would type them, but for those that follow from other fields
+    (`training.job_spec.complete_fields`).
 
     Beside `memory=estimates` that are bits, momentum and rates as well: those of the preset were not measured with it.
     """
-    from training.spec import PRESETS, following_estimates
+    from training.job_spec import PRESETS, fields_set_by_estimates
 
     fields = PRESETS[preset] if preset else {}
     follow: tuple[str, ...] = FOLLOWING
     if said.get("memory") == "estimates":
-        follow += following_estimates({**fields, **said})
+        follow += fields_set_by_estimates({**fields, **said})
     return {name: str(value) for name, value in fields.items() if name not in follow}
 
 
@@ -94,10 +95,10 @@ def said_of_job(options: argparse.Namespace) -> dict[str, str]:
 
 def rule_of(overrides: Mapping[str, str]) -> str:
     """The rule that a job with these fields has."""
-    from training.spec import JobSpec, completed
+    from training.job_spec import JobSpec, complete_fields
 
     named = {name: overrides[name] for name in ("outer", "audit", "memory", "rule") if name in overrides}
-    return str(JobSpec(name="rule", **completed(named)).rule)
+    return str(JobSpec(name="rule", **complete_fields(named)).rule)
 
 
 def warnings_of(request: TrainRequest, said: Mapping[str, str], audit: str) -> Iterator[str]:

@@ -57,7 +57,7 @@ from protocol.identity import Ed25519Verifier
 from storage.disk_blob_store import DiskBlobStore
 from storage.ledger_store import LedgerStore
 from training.data.text_files import read_text
-from training.host import ModelHost
+from training.model_store import JobModelStore
 from transport.swarm import Swarm
 
 log = logging.getLogger("peer")
@@ -87,7 +87,7 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
     with directory.lock():
         signer = directory.load_identity()
         genesis = read_genesis(directory)
-        host, events = ModelHost(directory.models, config.threads), EventLog()
+        host, events = JobModelStore(directory.models, config.threads), EventLog()
         book = directory.addresses
         remembered = addressbook.load(book, lambda text: events.add("warning", text))
         if unlinked := why_unlinked(config, remembered):

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import trio
 
-from curation.calls import CurationCalls, ImportRequest, ImportView
+from curation.ledger.curation_state import CurationState, TaskStage
 from curation.limits import VOTES_MAX
-from curation.state import CurationState, Stage
+from curation.rpc import CurationRpc, ImportRequest, ImportView
 from features.tables import Column, Fitted, counted
 from peer.commands.drawing import printer
 from peer.demo.cast import Demo, DemoPeer, key_of
@@ -117,8 +117,8 @@ async def _served(peer: DemoPeer) -> Site:
     return Site(host, int(port))
 
 
-def _calls(peer: DemoPeer) -> CurationCalls:
-    client: CurationCalls = peer.client  # type: ignore[assignment] # it has the calls of all features
+def _calls(peer: DemoPeer) -> CurationRpc:
+    client: CurationRpc = peer.client  # type: ignore[assignment] # it has the calls of all features
     return client
 
 
@@ -210,7 +210,7 @@ def _report(demo: Demo, truth: Mapping[str, int], crowd: list[Person], is_finish
 def judged(state: CurationState, truth: list[int], crowd: list[Person], roots: dict[str, str]) -> Outcome:
     """`truth` is in the order of the tasks."""
     ((_, project),) = state.projects.items()
-    settled = [row for _, row in state.tasks.items() if row.stage is Stage.SETTLED]
+    settled = [row for _, row in state.tasks.items() if row.stage is TaskStage.SETTLED]
     people = {}
     for person in crowd:
         row = state.annotators.get_record(person.identity.public)

@@ -14,7 +14,7 @@ from peer.commands.job_fields import preset_overrides, said_of_job
 from peer.features import FULL
 from protocol.api import BULK_TRAFFIC_KINDS, PeerApi, StatsView
 from protocol.identity import Identity
-from training.spec import JobSpec
+from training.job_spec import JobSpec
 
 TEXT = "text"  # of `--rlhf`: a base, a reward model and a policy, one after another
 DEFAULT_ROUNDS = JobSpec(name="demo").rounds

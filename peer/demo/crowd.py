@@ -18,9 +18,9 @@ from typing import Any
 
 import trio
 
-from curation.answers import Answer, commitment
+from curation.annotator_statements import AnnotationStatement, EnrolStatement, SessionStatement
 from curation.limits import SALT_BYTES
-from curation.statements import Annotation, Enrol, Session
+from curation.tasks.answers import Answer, answer_commitment
 from protocol import codec
 from protocol.identity import Identity, signing_preimage
 from training.data.default_text import default_text
@@ -110,7 +110,7 @@ class Person:
     chain_id: bytes = b""
     said: dict[str, tuple[Answer, bytes]] = field(default_factory=dict)  # answer and salt of each assignment: said once
 
-    def sign(self, statement: Enrol | Session | Annotation) -> str:
+    def sign(self, statement: EnrolStatement | SessionStatement | AnnotationStatement) -> str:
         return self.identity.sign(signing_preimage(statement.TAG, self.chain_id, codec.encode(statement))).hex()
 
     async def take_part(self, limiter: trio.CapacityLimiter) -> None:
@@ -138,11 +138,11 @@ class Person:
     def begin(self) -> float:
         network = self.site.ask("GET", "/api/v1/network").body
         self.chain_id, peer, key = bytes.fromhex(network["chain_id"]), bytes.fromhex(network["peer_key"]), self.identity.public
-        wish = {"key": key.hex(), "name": self.name, "signature": self.sign(Enrol(self.name, peer, False))}
+        wish = {"key": key.hex(), "name": self.name, "signature": self.sign(EnrolStatement(self.name, peer, False))}
         if self.site.ask("POST", "/api/v1/annotators", wish).status not in (200, 201):
             return PAUSE_SECONDS
         challenge = self.site.ask("POST", "/api/v1/challenges", {"key": key.hex()}).body
-        session = Session(peer, bytes.fromhex(challenge["nonce"]), challenge["expires_ms"])
+        session = SessionStatement(peer, bytes.fromhex(challenge["nonce"]), challenge["expires_ms"])
         opened = self.site.ask("POST", "/api/v1/sessions", challenge | {"key": key.hex(), "signature": self.sign(session)})
         self.token = opened.body.get("token", "")
         return 0.0 if self.token else PAUSE_SECONDS
@@ -155,7 +155,7 @@ class Person:
             self.said[assignment] = (choice,), secrets.token_bytes(SALT_BYTES)
         answer, salt = self.said[assignment]
         key = bytes.fromhex(assignment)
-        signature = self.sign(Annotation(key, commitment(key, salt, answer)))
+        signature = self.sign(AnnotationStatement(key, answer_commitment(key, salt, answer)))
         body = {"assignment": assignment, "answer": list(answer), "salt": salt.hex(), "signature": signature}
         return self.site.ask("POST", "/api/submit", body, self.token)
 

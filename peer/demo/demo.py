@@ -42,12 +42,12 @@ from protocol.api import JobView, RoundView, TrainRequest
 from protocol.errors import UserError
 from protocol.identity import peer_id, short_id
 from protocol.sampling import SamplingOptions
-from rlhf.calls import FiguresView, RlhfCalls
-from rlhf.objective import ROLE
-from training import grid
-from training.data import corpus as data
-from training.data import shards, text_files
-from training.spec import JobSpec, completed
+from rlhf.objectives.ppo import ROLE
+from rlhf.rpc import PolicyMetricsView, RlhfRpc
+from training import corpus as data
+from training import rate_sweep
+from training.data import text_files, token_shards
+from training.job_spec import JobSpec, complete_fields
 
 ANYWHERE = ("--web-listen", "127.0.0.1:0")
 START_SECONDS_MAX = 60.0  # a peer's process until it answers; Python and numpy from a cold disk
@@ -81,7 +81,7 @@ def main(options: argparse.Namespace) -> int:
     if options.rlhf:
         tuning.check(demo)
     else:
-        replace(JobSpec(name="demo", data=bytes(32)), **completed(parse_overrides(demo.overrides | rounds))).checked()
+        replace(JobSpec(name="demo", data=bytes(32)), **complete_fields(parse_overrides(demo.overrides | rounds))).validated()
     options.json = str(Path(options.json).expanduser().absolute()) if options.json else ""
     make_places(folder, options.json)
     return sees_it_end(demo, partial(_run, demo))
@@ -105,12 +105,14 @@ def sees_it_end(demo: Demo, run: Callable[[], Awaitable[int]]) -> int:
 def _require_usable(path: Path) -> None:
     """What cannot be trained on is told before anything starts."""
     with usable("--data", path, "name a text file or a folder that can be read"):
-        if shards.is_token_folder(path):
-            shards.open_folder(path)
+        if token_shards.is_token_folder(path):
+            token_shards.open_token_folder(path)
         else:
-            findings = text_files.Findings()
-            data.require_enough(JobSpec(name="demo"), sum(map(len, text_files.read_text(path, findings=findings))), str(path))
-            for note in findings.notes():
+            findings = text_files.TextFileReport()
+            data.require_enough_text(
+                JobSpec(name="demo"), sum(map(len, text_files.read_text(path, findings=findings))), str(path)
+            )
+            for note in findings.report_lines():
                 print(f"peer demo: {note}", file=sys.stderr)
 
 
@@ -338,10 +340,10 @@ async def conclude(demo: Demo, job: str, rounds: tuple[RoundView, ...], finished
         rounds = await demo.watched.client.rounds(ROUNDS_MAX)
         display.update(await job_view(demo, job), rounds)
     text = export = ""
-    watched: tuple[FiguresView, ...] = ()
+    watched: tuple[PolicyMetricsView, ...] = ()
     if finished:
         if demo.options.rlhf:
-            watched = await cast(RlhfCalls, demo.watched.client).rlhf_figures()
+            watched = await cast(RlhfRpc, demo.watched.client).rlhf_figures()
         else:
             how = SamplingOptions(max_tokens=400, seed=demo.options.seed)
             async with contextlib.aclosing(demo.watched.client.sample_text("The ", how)) as pieces:
@@ -408,7 +410,7 @@ BASELINE_FACTORS = (1 / 2, 1, 2)  # of the job's own rate, for any other
 
 
 def baseline_rates(spec: JobSpec) -> tuple[float, ...]:
-    default = replace(JobSpec(name="demo"), **completed({}))
+    default = replace(JobSpec(name="demo"), **complete_fields({}))
     if (spec.model, spec.inner, spec.inner_rate) == (default.model, default.inner, default.inner_rate):
         return BASELINE_RATES
     return tuple(factor * spec.inner_rate for factor in BASELINE_FACTORS)
@@ -427,10 +429,18 @@ async def train_baseline(demo: Demo, job: str, rounds: tuple[RoundView, ...]) ->
     batch = trainers * spec.batch
     steps = sum(accepted) * spec.local_steps * spec.batch // batch
     text = next((demo.watched.directory / "texts").glob("*.txt"))
-    command = [sys.executable, "-m", "training.engines.pytorch.baseline", "--spec", str(spec_file), "--text", str(text)]
+    command = [
+        sys.executable,
+        "-m",
+        "training.engines.pytorch.single_process_baseline",
+        "--spec",
+        str(spec_file),
+        "--text",
+        str(text),
+    ]
     command += ["--steps", str(steps), "--batch", str(batch), "--threads", "2"]
-    line = grid.Search(baseline_rates(spec))
-    while (rate := line.following()) is not None:
+    line = rate_sweep.RateSweep(baseline_rates(spec))
+    while (rate := line.next_value()) is not None:
         done = await trio.run_process([*command, "--rate", str(rate)], capture_stdout=True)
         line.losses[rate] = json.loads(done.stdout)[-1]
     return dict(sorted(line.losses.items()))

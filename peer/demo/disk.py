@@ -17,10 +17,10 @@ from protocol import codec
 from protocol.errors import FolkmootError
 from protocol.messages import Judgement, Vouch
 from storage.ledger_store import LedgerStore
-from training.data.corpus import Manifest, text_path
-from training.host import ModelHost, directory_of
-from training.replicated.model import ReplicatedModel
-from training.spec import JobSpec
+from training.corpus import DataManifest, text_path
+from training.job_spec import JobSpec
+from training.model_store import JobModelStore, round_directory
+from training.replicated.replicated_model import ReplicatedModel
 
 
 class Disk:
@@ -29,7 +29,7 @@ class Disk:
     def __init__(self, path: Path) -> None:
         self._directory = DataDirectory(path)
         genesis = Genesis.decode(self._directory.read_genesis())
-        self._rules = rules_of(genesis, ModelHost(self._directory.models))
+        self._rules = rules_of(genesis, JobModelStore(self._directory.models))
         self._store = LedgerStore(self._directory.ledger, genesis.chain_id)
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ class Disk:
 
     def model(self, job: bytes) -> ReplicatedModel:
         """The newest one."""
-        return ReplicatedModel.open(directory_of(self._directory.models, job, self.state.jobs.jobs[job].round))
+        return ReplicatedModel.open(round_directory(self._directory.models, job, self.state.jobs.jobs[job].round))
 
     def blob(self, digest: bytes) -> bytes:
         return (self._directory.blobs / digest.hex()).read_bytes()
@@ -74,7 +74,7 @@ class Disk:
     def text(self, spec: JobSpec) -> Path:
         """The file of what the job is trained on, as the peer assembled it."""
         assert spec.data is not None
-        return text_path(self._directory.path / "texts", Manifest.decode(self.blob(spec.data)))
+        return text_path(self._directory.path / "texts", DataManifest.decode(self.blob(spec.data)))
 
     def held_out(self, job: str) -> dict[int, float]:
         return self.figures(job, "held_out_bits_per_byte")

@@ -133,7 +133,7 @@ def _names(demo: Demo) -> dict[str, str]:
 
 def _outcome(demo: Demo, disk: Disk, job: str) -> Outcome:
     names, state = _names(demo), disk.state
-    view, own = disk.job(job), disk.spec(job).kind.labels
+    view, own = disk.job(job), disk.spec(job).resolved_objective.reason_labels
     suspensions = Counter({key: standing.suspensions for key, standing in state.audits.member_records.items()})
     suspensions.update({key: record.suspensions for key, record in view.trainer_records.items()})
     return Outcome(

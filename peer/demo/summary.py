@@ -61,7 +61,7 @@ def _tuned(rlhf: Rlhf) -> Iterator[Row]:
 def _judged(report: Report, why_suspended: str) -> Iterator[Row]:
     for name, count in report.accepted.items():
         yield name, f"{counted(count, 'proposal')} accepted"
-    meanings = registry.meanings()
+    meanings = registry.rejection_meanings()
     for name, reasons in report.rejected.items():
         told = ", ".join(f"{reason} {count} × ({meanings.get(reason, reason)})" for reason, count in reasons.items())
         yield name, Text(f"{'not accepted' if ABSENT in reasons else 'rejected'}: {told}", "red")

@@ -22,14 +22,15 @@ from peer.demo.tuned import Rlhf
 from peer.settings.datadir import storage_errors
 from protocol.api import TrainRequest
 from protocol.errors import UserError
-from rlhf import examples, preferences
-from rlhf.calls import FiguresView, RlhfCalls
-from rlhf.controller import beta_of
-from rlhf.objective import PpoTerms, Prompts
+from rlhf.data import preference_sets
+from rlhf.demo import synthetic_preferences
+from rlhf.objectives.kl_controller import current_beta
+from rlhf.objectives.ppo import PpoSettings, PromptSourceKind
+from rlhf.rpc import PolicyMetricsView, RlhfRpc
 from storage.regular_files import open_regular
-from training import checkpoint
 from training.data import default_text
-from training.replicated.model import ReplicatedModel
+from training.formats import checkpoint
+from training.replicated.replicated_model import ReplicatedModel
 
 REWARD: Final = "rule:bigram"
 ROUNDS: Final = {"toy": 40, TEXT: 20}
@@ -58,7 +59,7 @@ def check(demo: Demo) -> None:
     if options.preferences:
         path = Path(options.preferences)
         with usable("--preferences", path, "name a file of JSONL that can be read"), open_regular(path) as stream:
-            preferences.read_file(path.name, stream)
+            preference_sets.read_preference_file(path.name, stream)
 
 
 async def begin(demo: Demo) -> str:
@@ -66,7 +67,7 @@ async def begin(demo: Demo) -> str:
     options, calls = demo.options, demo.watched.client
     if options.rlhf != TEXT:
         rounds = options.rounds or ROUNDS[options.rlhf]
-        return await cast(RlhfCalls, calls).start_rlhf_training("", REWARD, rounds, "demo", demo.overrides)
+        return await cast(RlhfRpc, calls).start_rlhf_training("", REWARD, rounds, "demo", demo.overrides)
     said, _, _ = _said(demo)
     rounds, vocabulary = _taken(said, "rounds", 0), _taken(said, "vocabulary", 0)
     return await calls.start_job(TrainRequest("base", options.data or "", rounds, vocabulary, said, accept_risk=True))
@@ -76,7 +77,7 @@ async def following(demo: Demo, job: str) -> str:
     """The job that goes on from this one, which is finished; empty where none does. Raises `UserError` if it does not begin."""
     if demo.options.rlhf != TEXT:
         return ""
-    calls = cast(RlhfCalls, demo.watched.client)
+    calls = cast(RlhfRpc, demo.watched.client)
     stages = [stage.job for stage in (await calls.rlhf_status()).stages]
     if job in stages[-1:]:
         return ""
@@ -88,15 +89,15 @@ async def following(demo: Demo, job: str) -> str:
     raise UserError(f"the stage after job {job[:8]} does not begin: the plan is {(await calls.rlhf_status()).state}")
 
 
-async def _tune(demo: Demo, calls: RlhfCalls, base: str) -> str:
+async def _tune(demo: Demo, calls: RlhfRpc, base: str) -> str:
     options, (_, reward, policy) = demo.options, _said(demo)
     epochs = _taken(reward, "epochs", EPOCHS)
     # The prompts of the demo's own figures are windows of held-out text: the policy answers such ones, too.
-    said = {"prompts": Prompts.TEXT.value} | policy | {f"{OF_REWARD}{name}": text for name, text in reward.items()}
+    said = {"prompts": PromptSourceKind.TEXT.value} | policy | {f"{OF_REWARD}{name}": text for name, text in reward.items()}
     file = options.preferences
     if not file:
         path = demo.folder / PREFERENCES
-        made = examples.pairs(default_text.default_text(), EXAMPLES)
+        made = synthetic_preferences.synthetic_pairs(default_text.default_text(), EXAMPLES)
         path.write_text("".join(json.dumps(pair) + "\n" for pair in made))
         file = str(path)
     return await calls.start_rlhf_training(base, "", options.rounds or ROUNDS[TEXT], "demo", said, file, epochs, anyway=True)
@@ -118,13 +119,13 @@ def _taken(said: dict[str, str], name: str, usual: int) -> int:
     return cast(int, typed(int, name, said.pop(name, str(usual))))
 
 
-async def measure(demo: Demo, job: str, watched: tuple[FiguresView, ...]) -> Rlhf:
+async def measure(demo: Demo, job: str, watched: tuple[PolicyMetricsView, ...]) -> Rlhf:
     """Writes the models and responses of them into the demo's folder. A process of its own computes: this one loads no torch."""
     module, beta, arguments = await trio.to_thread.run_sync(_write, demo, bytes.fromhex(job))
     found = json.loads((await trio.run_process([sys.executable, "-m", module, *arguments], capture_stdout=True)).stdout)
     write_text(demo.folder / SAMPLES, "".join(json.dumps(sample) + "\n" for sample in found["samples"]))
-    spec, _, origin = checkpoint.read(demo.folder / POLICY)
-    own: PpoTerms = spec.own
+    spec, _, origin = checkpoint.read_checkpoint(demo.folder / POLICY)
+    own: PpoSettings = spec.decoded_settings
     seen = {name: getattr(watched[-1], name) for name in ("distinct_2", "tokens", "length_correlation")} if watched else {}
     return Rlhf(algorithm=own.algorithm.value, beta=beta, rounds=origin.round, **found["figures"], **seen)
 
@@ -138,22 +139,24 @@ def _write(demo: Demo, job: bytes) -> tuple[str, float, list[str]]:
         base = disk.model(spec.base.job) if spec.base else None
         first = ReplicatedModel.initial(job, spec, base)
         files = [_saved(demo, POLICY, policy), _saved(demo, REFERENCE, first)]
-        read = spec.kind.read(spec)
+        read = spec.resolved_objective.required_model(spec)
         if read is None or base is None:
-            return "rlhf.pytorch.toy", spec.own.beta, files
-        beta = beta_of(policy.state.steering, spec.own.beta)  # that of the next round, if there were one
+            return "rlhf.pytorch.toy_evaluation", spec.decoded_settings.beta, files
+        beta = current_beta(policy.state.steering, spec.decoded_settings.beta)  # that of the next round, if there were one
         reward = disk.model(read.job)
         files += [_saved(demo, OF_PREFERENCES, reward), *(str(disk.text(of)) for of in (base.spec, reward.spec))]
         if spec.tokenizer is not None:
             with storage_errors(demo.folder / TOKENIZER):
                 (demo.folder / TOKENIZER).write_bytes(disk.blob(spec.tokenizer))
             files.append(str(demo.folder / TOKENIZER))
-        return "rlhf.pytorch.text", beta, [str(beta), *files]
+        return "rlhf.pytorch.policy_evaluation", beta, [str(beta), *files]
     finally:
         disk.close()
 
 
 def _saved(demo: Demo, name: str, model: ReplicatedModel) -> str:
     path = demo.folder / name
-    checkpoint.export(path, model.spec, model.parameters, checkpoint.Origin(model.job, model.round, model.root))
+    checkpoint.write_checkpoint(
+        path, model.spec, model.parameters, checkpoint.CheckpointOrigin(model.job, model.round, model.root)
+    )
     return str(path)

@@ -8,9 +8,9 @@ from features.parts import Desk
 from ledger.jobs import JobsState
 from ledger.network_governance import NetworkState
 from protocol import codec
-from rlhf.module import RlhfState
-from rlhf.objective import MODULE
-from training.spec import JobSpec
+from rlhf.ledger.rlhf_module import RlhfState
+from rlhf.objectives.ppo import MODULE
+from training.job_spec import JobSpec
 
 FETCHING_SECONDS = 10.0  # before the state is looked at again: the plan may be over
 
@@ -36,9 +36,11 @@ class Ahead:
         if not state.module_state(NetworkState).module_version(MODULE):
             return {}
         specs = [waiting.spec for waiting in state.module_state(JobsState).queue]
-        specs += [stage.spec for plan in state.module_state(RlhfState).running().values() for stage in plan.stages if stage.spec]
+        specs += [
+            stage.spec for plan in state.module_state(RlhfState).running_plans().values() for stage in plan.stages if stage.spec
+        ]
         jobs = [codec.decode(JobSpec, spec) for spec in specs]  # a stage's may be open yet: its reward model is not known
-        return {digest: size for job in jobs for digest, size in job.kind.files(job).items()}
+        return {digest: size for job in jobs for digest, size in job.resolved_objective.required_files(job).items()}
 
     async def _get(self, digest: bytes) -> None:
         while (size := self._named().get(digest)) is not None:

@@ -52,7 +52,7 @@ from protocol.identity import short_id
 from protocol.units import round_number
 from protocol.verdicts import INVALID_UPDATES_REASON, OBJECTIVE_CODES_FIRST, ReplayFinding, verdict_label
 from storage.disk_blob_store import JOB_BYTES
-from training.spec import JobSpec
+from training.job_spec import JobSpec
 
 # an auditor asks at least so long before it says `withheld`, if earlier audits of that trainer took its time
 ASKING_SECONDS_MIN = 10.0
@@ -286,12 +286,12 @@ class Auditing:
     async def _past_round(self, due: AuditDuty) -> Round:
         driver = self._driver
         try:
-            model = await trio.to_thread.run_sync(driver.host.opened, due.job, due.round)
+            model = await trio.to_thread.run_sync(driver.host.open_verified_model, due.job, due.round)
         except StorageError as error:
             raise _Unable(str(error)) from None  # pruned, damaged, or this peer began with a snapshot of a later round
         if model.root != due.proposal.model_root:
             raise _Unable(f"the model before round {round_number(due.round)} that is here has another root")
-        directory = driver.host.directory(due.job, due.round)
+        directory = driver.host.round_directory(due.job, due.round)
         return Round(self._me, model.spec, model, directory, driver.blobs, driver.network.fetch_blob)
 
     async def _opened(self, key: bytes, until: int, window: int) -> None:
@@ -378,7 +378,8 @@ class Auditing:
     async def _forget(self) -> None:
         """Deletes files of this peer's audits that are over, and own buffers that no auditor may ask for any more.
 
-        The audit window bounds the buffers that may be asked for; `training.spec.AUDIT_BYTES_MAX` bounds them when a job begins.
+        The audit window bounds the buffers that may be asked for; `training.job_spec.AUDIT_BYTES_MAX` bounds them when a job
+        begins.
         """
         disputes = {(job, of.round) for job, audits in self._driver.state.audits.jobs.items() for of in audits.disputes}
         busy = {*disputes, *(key[:2] for key in self._running)}
@@ -475,7 +476,7 @@ def finding_label(entry: AuditLogEntry, state: LedgerState) -> str:
     if entry.finding is None or entry.finding < OBJECTIVE_CODES_FIRST:
         return entry.finding.label if entry.finding is not None else ""
     job = state.jobs.jobs.get(entry.job)
-    return verdict_label(entry.finding, JobSpec.decode(job.spec).kind.labels if job else ())
+    return verdict_label(entry.finding, JobSpec.decode(job.spec).resolved_objective.reason_labels if job else ())
 
 
 def _suspensions(person: bytes, state: LedgerState) -> Iterator[tuple[bytes, int]]:

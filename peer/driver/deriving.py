@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import trio
 
-from curation.answers import Kind
+from curation.ledger.curation_state import CurationState, TaskPageRow
 from curation.limits import PAGE_BYTES_MAX
-from curation.state import CurationState, TaskPage
-from curation.tasks import Page, read_page
+from curation.tasks.answers import QuestionKind
+from curation.tasks.task_pages import TaskPageBlob, decode_page
 from features.parts import Desk
 from features.tables import counted
 from ledger.members import MembersState
@@ -22,12 +22,12 @@ from ledger.network_governance import NetworkState
 from peer.roles.trainer import require_space
 from peer.serving.fetching import fetch_page
 from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError, UserError
-from rlhf.module import RlhfState, outdated, sets_in_use
-from rlhf.objective import MODULE
-from rlhf.pairs import manifest_of
-from rlhf.preferences import Pair, compared, decided_pairs
-from rlhf.sets import Claim, SaySet, Source, voters
-from training.data.corpus import Manifest, read_manifest, text_path
+from rlhf.data.preference_sets import PreferencePair, decided_pages, decided_pairs
+from rlhf.data.tokenized_pairs import preference_set_manifest
+from rlhf.ledger.preference_set_attestation import AttestPreferenceSet, PreferenceSetClaim, PreferenceSetSource, current_voters
+from rlhf.ledger.rlhf_module import RlhfState, outdated_sets, sets_in_use
+from rlhf.objectives.ppo import MODULE
+from training.corpus import DataManifest, read_manifest, text_path
 
 # For one page, before the state is looked at again: a page that was redacted meanwhile never comes.
 FETCHING_SECONDS = 10.0
@@ -62,19 +62,21 @@ class Deriving:
                 await self._forget()
                 await self._desk.block_above(height)
 
-    def _due(self) -> dict[bytes, Claim]:
+    def _due(self) -> dict[bytes, PreferenceSetClaim]:
         """By plan, what this peer has to say as a voter."""
         state, me = self._desk.state, self._desk.me
-        if not state.module_state(NetworkState).module_version(MODULE) or me not in voters(state.module_state(MembersState)):
+        if not state.module_state(NetworkState).module_version(MODULE) or me not in current_voters(
+            state.module_state(MembersState)
+        ):
             return {}
-        running = state.module_state(RlhfState).running()
+        running = state.module_state(RlhfState).running_plans()
         claims = {key: plan.claim for key, plan in running.items() if plan.claim is not None}
-        return {key: claim for key, claim in claims.items() if not claim.is_decided and me not in claim.said}
+        return {key: claim for key, claim in claims.items() if not claim.is_decided and me not in claim.attestations}
 
     async def _answer(self, key: bytes) -> None:
         while (claim := self._due().get(key)) is not None:
             try:
-                await self._desk.submit("rlhf/set", SaySet(key, await self._found(key, claim)))
+                await self._desk.submit("rlhf/set", AttestPreferenceSet(key, await self._found(key, claim)))
             except _Over:
                 continue
             except UserError as error:
@@ -82,11 +84,11 @@ class Deriving:
                 await trio.sleep(RETRY_SECONDS)
         self._begun.discard(key)
 
-    async def _found(self, key: bytes, claim: Claim) -> bytes | None:
+    async def _found(self, key: bytes, claim: PreferenceSetClaim) -> bytes | None:
         """The set that this peer derives; None if there is none. One that others can be asked for by its name is kept."""
         pairs = await derived(self._desk, claim.source, lambda: key in self._due(), self._threads)
         try:
-            found = await trio.to_thread.run_sync(manifest_of, pairs, claim.source.tokens)
+            found = await trio.to_thread.run_sync(preference_set_manifest, pairs, claim.source.tokens)
         except UserError:
             found = None
         where = f"project {claim.source.project.hex()[:16]} gives at height {claim.source.height}"
@@ -95,7 +97,7 @@ class Deriving:
             self._desk.tell(f"{where} {other}, and not {claim.set.hex()[:16]}, which a plan names")
             return None if found is None else found.digest
         require_space(self._desk.folder, found.size)
-        await trio.to_thread.run_sync(manifest_of, pairs, claim.source.tokens, self._desk.keep)
+        await trio.to_thread.run_sync(preference_set_manifest, pairs, claim.source.tokens, self._desk.keep)
         self._desk.tell(f"{where} the set {claim.set.hex()[:16]} of {counted(len(pairs), 'pair')}, as a plan says")
         return found.digest
 
@@ -104,7 +106,7 @@ class Deriving:
         state = self._desk.state
         if not state.module_state(NetworkState).module_version(MODULE):
             return
-        over = outdated(state.module_state(RlhfState))
+        over = outdated_sets(state.module_state(RlhfState))
         used = sets_in_use(state) if over else set[bytes]()
         before, self._forgotten = self._forgotten, over - used  # one that is named again may be here again
         for key in self._forgotten - before:
@@ -122,7 +124,7 @@ class Deriving:
         if goes.text not in {manifest.text for manifest in manifests.values()}:
             text_path(self._desk.texts, goes).unlink(missing_ok=True)
 
-    def _manifest(self, key: bytes) -> Manifest | None:
+    def _manifest(self, key: bytes) -> DataManifest | None:
         try:
             return read_manifest(key, self._desk.read)
         except (MissingBlobError, RemoteProtocolError):
@@ -130,8 +132,11 @@ class Deriving:
 
 
 async def derived(
-    desk: Desk, source: Source, goes_on: Callable[[], bool] = lambda: True, threads: trio.CapacityLimiter | None = None
-) -> list[Pair]:
+    desk: Desk,
+    source: PreferenceSetSource,
+    goes_on: Callable[[], bool] = lambda: True,
+    threads: trio.CapacityLimiter | None = None,
+) -> list[PreferencePair]:
     """As `decided_pairs`, of the state as it is now. It waits for pages that are not here as long as it `goes_on`, and holds no
     thread meanwhile. Raises `_Over`.
     """
@@ -145,12 +150,16 @@ async def derived(
             await trio.lowlevel.checkpoint()
 
 
-def _pages(state: CurationState, source: Source) -> list[tuple[bytes, TaskPage]]:
-    return [(key, entry) for key, entry, _ in compared(state, source.project, source.height)]
+def _pages(state: CurationState, source: PreferenceSetSource) -> list[tuple[bytes, TaskPageRow]]:
+    return [(key, entry) for key, entry, _ in decided_pages(state, source.project, source.height)]
 
 
 async def _fetched(
-    desk: Desk, state: CurationState, source: Source, pages: list[tuple[bytes, TaskPage]], goes_on: Callable[[], bool]
+    desk: Desk,
+    state: CurationState,
+    source: PreferenceSetSource,
+    pages: list[tuple[bytes, TaskPageRow]],
+    goes_on: Callable[[], bool],
 ) -> None:
     """Returns when all of them are here. Raises `_Changed`, `_Over`."""
     project = state.projects.get_record(source.project)
@@ -169,12 +178,12 @@ async def _fetched(
                 is_here = True
 
 
-def _pairs(desk: Desk, state: CurationState, source: Source) -> list[Pair]:
+def _pairs(desk: Desk, state: CurationState, source: PreferenceSetSource) -> list[PreferencePair]:
     """In a thread. Raises `_Changed`."""
 
-    def page(key: bytes, entry: TaskPage) -> Page | None:
+    def page(key: bytes, entry: TaskPageRow) -> TaskPageBlob | None:
         try:
-            return read_page(desk.read(entry.digest, PAGE_BYTES_MAX), Kind.PAIR, entry.root, entry.count)
+            return decode_page(desk.read(entry.digest, PAGE_BYTES_MAX), QuestionKind.PAIR, entry.root, entry.count)
         except MissingBlobError:
             raise _Changed("a page was replaced") from None
         except RemoteProtocolError:

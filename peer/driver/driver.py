@@ -45,9 +45,9 @@ from protocol.units import round_number
 from protocol.verdicts import Verdict, find_verdict_by_label
 from storage.disk_blob_store import DiskBlobStore
 from storage.ledger_store import LedgerStore, StoredRound
-from training import starts
-from training.host import JudgedRound, ModelHost
-from training.spec import JobSpec
+from training import parameter_blob
+from training.job_spec import JobSpec
+from training.model_store import ClosedRoundOutcome, JobModelStore
 from transport.network import DataReceived, DuplicateIdentity, Network, NetworkEvent, PeerConnected, PeerDisconnected, Priority
 
 log = logging.getLogger("peer")
@@ -83,7 +83,7 @@ class Driver:
         genesis: Genesis,
         store: LedgerStore,
         blobs: DiskBlobStore,
-        host: ModelHost,
+        host: JobModelStore,
         network: Network,
         role: RoundWork,
         event_log: EventLog,
@@ -368,7 +368,7 @@ class Driver:
                 await trio.to_thread.run_sync(save, state.height, state.state_root, encoded, rounds, link)
                 for key in before.jobs.jobs.keys() - state.jobs.jobs.keys():
                     if not self.rules.jobs_module.has_trained(before.jobs.jobs[key]):  # else it is not ours to delete
-                        self.host.discard(key)
+                        self.host.discard_job(key)
                 await self._inbox_send.send(AppliedBlock(decided, transition, state))
             await more.wait()
 
@@ -383,7 +383,7 @@ class Driver:
             begun = transition.state.jobs.jobs[job]
             await self._fetch_start(JobSpec.decode(begun.spec), transition.state.members.voters)
             await self.workshop.room.look(job, begun)
-            roots[job] = await trio.to_thread.run_sync(self.host.create, job, begun.spec, self.blobs.read_range)
+            roots[job] = await trio.to_thread.run_sync(self.host.create_model, job, begun.spec, self.blobs.read_range)
         for job, back in transition.rolled_back.items():
             roots[job] = await trio.to_thread.run_sync(self.host.roll_back, job, back.anchor.round, back.round)
         for closed in transition.model_steps:
@@ -392,20 +392,20 @@ class Driver:
                 self.blobs.pin_blob(proposal.payload)  # also before, or it might go while it seems to be here
                 await self.network.fetch_blob(proposal.payload, proposal.payload_bytes, (signed.signer, *closed.ballots))
                 self.blobs.pin_blob(proposal.payload)
-            roots[closed.job] = await trio.to_thread.run_sync(self.host.step, closed, self.blobs.read_range)
+            roots[closed.job] = await trio.to_thread.run_sync(self.host.apply_round, closed, self.blobs.read_range)
         return roots
 
     async def _fetch_start(self, spec: JobSpec, voters: Sequence[bytes]) -> None:
         """The parameters of the first model, if they are a blob: q of these voters have said that they hold it."""
         if spec.start is not None:
-            await self.network.fetch_blob(spec.start, starts.bytes_of(spec), voters)
+            await self.network.fetch_blob(spec.start, parameter_blob.blob_bytes(spec), voters)
             self.blobs.pin_blob(spec.start)
 
     def _recover_models(self) -> None:
         """If the machine stopped, the last models may not have reached the disk."""
         for name, job in self.state.jobs.jobs.items():
             judged = partial(_judged_round, self.store, name, job.spec)
-            computed = self.host.recover(name, job.round, job.model_root, judged, self.blobs.read_range)
+            computed = self.host.recover_model(name, job.round, job.model_root, judged, self.blobs.read_range)
             if computed:
                 self.events.add("warning", f"computed {computed} rounds of {job.name} again that were not on the disk", job=name)
 
@@ -496,7 +496,7 @@ def _seconds_slept() -> float:
     return with_sleep - time.monotonic()
 
 
-def _judged_round(store: LedgerStore, job: bytes, spec: bytes, number: int) -> JudgedRound:
+def _judged_round(store: LedgerStore, job: bytes, spec: bytes, number: int) -> ClosedRoundOutcome:
     """What a round's model step needs, from what `_stored_round` has kept and the block that closed it."""
     stored = store.closed_round(job, number)
     decided = store.get_decision(stored.height) if stored else None
@@ -506,11 +506,11 @@ def _judged_round(store: LedgerStore, job: bytes, spec: bytes, number: int) -> J
         )
     closings = decode_body(decided.decode().body).round_certificates
     (proposals,) = (closing.proposals for closing in closings if (closing.job, closing.round) == (job, number))
-    own = JobSpec.decode(spec).kind.labels
+    own = JobSpec.decode(spec).resolved_objective.reason_labels
     verdicts = {trainer: find_verdict_by_label(text, own) for trainer, text in stored.verdicts.items()}
     rejected = {trainer: verdict for trainer, verdict in verdicts.items() if verdict not in (None, Verdict.ACCEPT)}
     absent = frozenset(trainer for trainer, verdict in verdicts.items() if verdict is None)
-    return JudgedRound(job, number, proposals, rejected, absent)
+    return ClosedRoundOutcome(job, number, proposals, rejected, absent)
 
 
 def _stored_round(closed: ClosedRound, state: LedgerState) -> StoredRound:
@@ -518,7 +518,9 @@ def _stored_round(closed: ClosedRound, state: LedgerState) -> StoredRound:
     verdicts = dict.fromkeys(outcome.accepted, "accept") | dict.fromkeys(outcome.absent, "absent")
     job = state.jobs.jobs[closed.job]
     spec = JobSpec.decode(job.spec)
-    verdicts |= {trainer: outcome.rejection_reason(trainer, spec.kind.labels) for trainer in outcome.rejected}
+    verdicts |= {
+        trainer: outcome.rejection_reason(trainer, spec.resolved_objective.reason_labels) for trainer in outcome.rejected
+    }
     stepped = len(outcome.accepted) >= spec.accepted_min
     return StoredRound(
         closed.job, closed.round, state.height, verdicts, closed.ballots, stepped, job.model_root, outcome.vouchers

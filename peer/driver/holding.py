@@ -9,8 +9,8 @@ from peer.driver.author import Author
 from peer.driver.driver import Driver
 from peer.roles.trainer import require_space
 from protocol.errors import UserError
-from training import starts
-from training.spec import JobSpec
+from training import parameter_blob
+from training.job_spec import JobSpec
 
 RETRY_SECONDS = 5.0  # after a statement was not decided, or there was no room
 
@@ -51,7 +51,7 @@ class Holding:
             await self._fetched(spec)
             assert spec.start is not None
             size = self._driver.blobs.size(spec.start) or 0
-            problem = await trio.to_thread.run_sync(starts.problem, spec, size, self._driver.blobs.read_range)
+            problem = await trio.to_thread.run_sync(parameter_blob.blob_problem, spec, size, self._driver.blobs.read_range)
             if problem is not None:
                 text = f"job {spec.name!r} cannot start, and this voter wants it to end: {problem}"
                 self._driver.events.add("warning", text, job=key)
@@ -73,7 +73,7 @@ class Holding:
     async def _fetched(self, spec: JobSpec) -> None:
         """From whoever has it, as soon as this disk has room for it."""
         assert spec.start is not None
-        size, told = starts.bytes_of(spec), False
+        size, told = parameter_blob.blob_bytes(spec), False
         while True:
             try:
                 require_space(self._driver.store.path.parent, size, "first model")

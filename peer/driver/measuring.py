@@ -15,14 +15,14 @@ from ledger.jobs import JobPhase, JobsState
 from ledger.members import MembersState
 from ledger.network_governance import NetworkState
 from protocol.errors import UserError
-from rlhf import plans
-from rlhf.accuracy import Accuracy
-from rlhf.calls import RlhfCalls
-from rlhf.module import RlhfState
-from rlhf.objective import MODULE
-from rlhf.plans import ReportAccuracy
-from rlhf.sets import voters
-from training.spec import JobSpec
+from rlhf.ledger import tuning_plans
+from rlhf.ledger.preference_set_attestation import current_voters
+from rlhf.ledger.rlhf_module import RlhfState
+from rlhf.ledger.tuning_plans import ReportAccuracy
+from rlhf.objectives.ppo import MODULE
+from rlhf.pair_accuracy import PairAccuracy
+from rlhf.rpc import RlhfRpc
+from training.job_spec import JobSpec
 
 RETRY_SECONDS = 5.0  # after this peer's report was not decided, or a measurement failed; then twice as long each time
 RETRY_SECONDS_MAX = 600.0
@@ -51,16 +51,18 @@ class Measuring:
     def _reports_due(self) -> dict[bytes, bytes]:
         """Plan -> job of the reward model that this peer has to report on as a voter."""
         state, me = self._desk.state, self._desk.me
-        if not state.module_state(NetworkState).module_version(MODULE) or me not in voters(state.module_state(MembersState)):
+        if not state.module_state(NetworkState).module_version(MODULE) or me not in current_voters(
+            state.module_state(MembersState)
+        ):
             return {}
-        running, jobs = state.module_state(RlhfState).running(), state.module_state(JobsState)
-        waiting = {key: plan for key, plan in running.items() if plans.awaits_reports(plan, jobs)}
+        running, jobs = state.module_state(RlhfState).running_plans(), state.module_state(JobsState)
+        waiting = {key: plan for key, plan in running.items() if tuning_plans.awaits_reports(plan, jobs)}
         return {key: plan.current.job for key, plan in waiting.items() if me not in plan.reports}
 
     def _finished(self) -> set[bytes]:
         known = self._desk.state.module_state(JobsState).jobs
         finished = {key: job for key, job in known.items() if job.phase is JobPhase.FINISHED}
-        return {key for key, job in finished.items() if JobSpec.decode(job.spec).kind.module == MODULE}
+        return {key for key, job in finished.items() if JobSpec.decode(job.spec).resolved_objective.module == MODULE}
 
     async def _report(self, key: bytes) -> None:
         pause = RETRY_SECONDS
@@ -72,7 +74,7 @@ class Measuring:
                 await trio.sleep(pause)
                 pause = min(2 * pause, RETRY_SECONDS_MAX)
                 continue
-            accuracy = Accuracy.of(found.held_out_accuracy or 0.0, found.held_out_pairs or 0)
+            accuracy = PairAccuracy.from_share(found.held_out_accuracy or 0.0, found.held_out_pairs or 0)
             try:
                 await self._desk.submit("rlhf/accuracy", ReportAccuracy(key, accuracy))
             except UserError as error:
@@ -87,5 +89,5 @@ class Measuring:
             log.debug("%s", error)
 
     @property
-    def _calls(self) -> RlhfCalls:
-        return cast(RlhfCalls, self._desk.api)
+    def _calls(self) -> RlhfRpc:
+        return cast(RlhfRpc, self._desk.api)

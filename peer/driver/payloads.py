@@ -33,8 +33,8 @@ from ledger.snapshots.snapshot_server import SNAPSHOT_HEIGHTS, SNAPSHOT_LAG_HEIG
 from peer.driver.driver import Driver
 from protocol import codec
 from protocol.messages import Proposal
-from training.room import ROUNDS_MIN, room_of
-from training.spec import ANCHOR_ROUNDS_MAX, JobSpec
+from training.job_disk_space import ROUNDS_MIN, job_disk_space
+from training.job_spec import ANCHOR_ROUNDS_MAX, JobSpec
 
 FORGOTTEN_HEIGHTS = 256  # as many as rounds that stay in any case: a height closes one of each job at most
 
@@ -143,4 +143,4 @@ def first_kept(key: bytes, job: Job, state: LedgerState, bytes_max: int) -> int:
     spec, audits = JobSpec.decode(job.spec), state.audits.jobs.get(key)
     audited = (*audits.rounds, *(of.round for of in audits.disputes)) if audits else ()
     needed = min((job.round, *audited)) - spec.suspension_rounds - 1
-    return max(0, min(needed, job.round - room_of(spec, len(job.trainers), trains=False).rounds_kept(bytes_max)))
+    return max(0, min(needed, job.round - job_disk_space(spec, len(job.trainers), trains=False).rounds_kept(bytes_max)))

@@ -16,9 +16,9 @@ from ledger.jobs import Job
 from ledger.ledger_state import LedgerState
 from peer.driver.eventlog import EventLog
 from protocol.units import format_bytes
-from training.host import ModelHost
-from training.room import room_of
-from training.spec import JobSpec
+from training.job_disk_space import job_disk_space
+from training.job_spec import JobSpec
+from training.model_store import JobModelStore
 
 # Payloads of so many rounds must fit before a round is trained. Every round looks anew: a long job is not refused for its end.
 ROUNDS_AHEAD = 100
@@ -38,7 +38,7 @@ class DiskRoom:
 
     me: bytes
     folder: Path  # of all data
-    host: ModelHost
+    host: JobModelStore
     events: EventLog
     state: Callable[[], LedgerState]
     payload_bytes: int = 0  # of a job's old rounds that stay; 0: all
@@ -69,13 +69,13 @@ class DiskRoom:
 
     def _lack(self, key: bytes, job: Job) -> Lack | None:
         spec = JobSpec.decode(job.spec)
-        if not spec.kind.needs_worker:
+        if not spec.resolved_objective.needs_worker:
             return None
         trains, left = self.me in job.trainers, job.rounds - job.rounds_in_model
-        room = room_of(spec, len(job.trainers), trains)
-        here = _size(self.host.directory(key, 0).parent) + _size(self.folder / "buffers")
+        room = job_disk_space(spec, len(job.trainers), trains)
+        here = _size(self.host.round_directory(key, 0).parent) + _size(self.folder / "buffers")
         beside, free = max(0, room.models + room.own - here) + SPARE_BYTES, self.free(self.folder)
-        stays = partial(room.payloads, bytes_max=self.payload_bytes)
+        stays = partial(room.payload_bytes, bytes_max=self.payload_bytes)
         kept = stays(job.round)
         whole = beside + stays(job.round + left) - kept
         if free >= whole:

@@ -18,8 +18,8 @@ from ledger.audits.audit_state import awaited_auditors, proposals_to_serve
 from ledger.jobs import RUNNING_MAX
 from ledger.ledger_state import LedgerState
 from protocol.limits import BLOB_CHUNK_BYTES
-from training.host import reveal_bytes_max
-from training.spec import AUDIT_BYTES_MAX, JobSpec
+from training.job_spec import AUDIT_BYTES_MAX, JobSpec
+from training.model_store import audit_download_bytes_max
 from transport.blobs.blob_exchange import WINDOW_CHUNKS_START
 from transport.network import Network
 
@@ -97,7 +97,7 @@ class Uplink:
 @functools.lru_cache(maxsize=RUNNING_MAX)
 def shown_bytes(spec: bytes) -> int:
     """What one auditor fetches of a proposal of this job."""
-    return reveal_bytes_max(JobSpec.decode(spec))
+    return audit_download_bytes_max(JobSpec.decode(spec))
 
 
 class Showing:

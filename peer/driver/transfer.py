@@ -38,7 +38,7 @@ from protocol.identity import Verifier
 from protocol.messages import SNAPSHOT_MESSAGES, GetSnapshot, GetSnapshotPart, LightBlock
 from storage.durable_files import atomic_write
 from storage.ledger_store import LedgerStore
-from training.host import ModelHost
+from training.model_store import JobModelStore
 from transport.network import Network, Priority
 
 # Messages that wait, and their bytes: honest peers have less on their way to us, and what is lost is asked for again.
@@ -70,7 +70,7 @@ class Snapshots:
         rules: LedgerRules,
         verifier: Verifier,
         store: LedgerStore,
-        host: ModelHost,
+        host: JobModelStore,
         network: Network,
         event_log: EventLog,
         anchor: TrustedBlock | None,

@@ -24,7 +24,7 @@ from protocol.identity import Signed, peer_id, short_id
 from protocol.messages import Ballot, CutOff, Judgement, Proposal, Transaction, Vouch
 from protocol.units import round_number
 from protocol.verdicts import DIVERGING, Verdict, verdict_label
-from training.spec import AuditMode, JobSpec
+from training.job_spec import AuditMode, JobSpec
 
 WHAT_TO_DO = "people have to compare their peers: see 'When peers do not hold the same state' in the guide"
 COMPARE_BLOCKS = "compare the blocks of that height with people you trust, over another way"
@@ -192,7 +192,7 @@ class Witness:
 
     def _labels(self, job: bytes) -> tuple[str, ...]:
         known = self._before.jobs.jobs.get(job) if self._before else None
-        return JobSpec.decode(known.spec).kind.labels if known else ()
+        return JobSpec.decode(known.spec).resolved_objective.reason_labels if known else ()
 
     def closed(self, closed: ClosedRound, state: LedgerState, opened: float | None) -> dict[str, float]:
         """A closed round's figures, as far as they were measured; `opened`: when it was opened here."""
@@ -266,7 +266,7 @@ class Witness:
 
 
 def _is_test(job: Job) -> bool:
-    return not JobSpec.decode(job.spec).kind.needs_worker
+    return not JobSpec.decode(job.spec).resolved_objective.needs_worker
 
 
 def rotations(transactions: Iterable[Signed]) -> Iterator[tuple[bytes, bytes]]:

@@ -29,8 +29,8 @@ from protocol.verdicts import Verdict
 from storage.disk_blob_store import DiskBlobStore
 from storage.durable_files import skip_without_descriptors
 from storage.ledger_store import LedgerStore
-from training.host import ModelHost
-from training.spec import JobSpec
+from training.job_spec import JobSpec
+from training.model_store import JobModelStore
 from transport.network import Network
 
 _OnProposal = Callable[[RoundKey, OpenRound, Signed, Proposal], Awaitable[None]]
@@ -47,7 +47,7 @@ class Workshop:
         rounds: Rounds,
         store: LedgerStore,
         blobs: DiskBlobStore,
-        host: ModelHost,
+        host: JobModelStore,
         network: Network,
         event_log: EventLog,
         call: CallDriver,
@@ -120,7 +120,7 @@ class Workshop:
             else:
                 await trio.to_thread.run_sync(self._store.save_measurements, *key, figures)
             for name, value in figures.items():
-                text = _figure(name, value, key[1], JobSpec.decode(job.spec).kind.loss_unit)
+                text = _figure(name, value, key[1], JobSpec.decode(job.spec).resolved_objective.loss_unit)
                 self._events.detail("measured", text, job=key[0], round=key[1], name=name, value=value)
 
         async def ready() -> None:
@@ -132,8 +132,8 @@ class Workshop:
             me=self._me,
             terms=job.round_terms(key[0]),
             spec=JobSpec.decode(job.spec),
-            model=self._host.model(*key),
-            model_directory=self._host.directory(*key),
+            model=self._host.open_model(*key),
+            model_directory=self._host.round_directory(*key),
             blobs=self._blobs,
             fetch=self._network.fetch_blob,
             ready=ready,
@@ -178,7 +178,7 @@ class Workshop:
         """Deletes what nobody needs any more: old models, buffers, and what trainers go on from behind the last accepted."""
         anchors, is_over = [anchor.round for anchor in job.anchors], job.phase is JobPhase.FINISHED
         with skip_without_descriptors("the deletion of old models"):
-            self._host.prune(*key, JobSpec.decode(job.spec), self._audited(key[0]), anchors, is_over)
+            self._host.prune_models(*key, JobSpec.decode(job.spec), self._audited(key[0]), anchors, is_over)
         self.delete_passed()
 
     def _audited(self, job: bytes) -> frozenset[int]:

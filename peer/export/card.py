@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from typing import Final
 
 from peer.export.found import Found
-from rlhf.accuracy import Accuracy
-from rlhf.fitting import notes
-from rlhf.reward import ACCURACY, CALIBRATION
-from rlhf.set_figures import CONTRADICTORY, IDENTICAL, PAIRS, WORD_COUNT
+from rlhf.data.preference_set_statistics import CONTRADICTORY, IDENTICAL, PAIRS, WORD_COUNT
+from rlhf.objectives.reward_model import ACCURACY, CALIBRATION
+from rlhf.pair_accuracy import PairAccuracy
+from rlhf.record_preparation import preparation_notes
 from training.data.tokenizer import END_OF_TEXT
-from training.formats.tokenizer_file import Vocabulary
-from training.spec import AuditMode, JobSpec, Rule
-from training.transformer import FIRST
+from training.formats.tokenizer_json import BpeVocabulary
+from training.job_spec import AggregationRule, AuditMode, JobSpec
+from training.transformer import FIRST_TOKEN_VECTOR
 
 TRANSFORMERS, GGUF = "transformers", "gguf"
 NOT_NAMED: Final = "not named"
@@ -41,11 +41,11 @@ print(model(**tokenizer("a prompt and a response", return_tensors="pt")).logits)
 _LLAMA_CPP: Final = """    llama-cli --model model.gguf --prompt "The " --n-predict 64 --no-conversation"""
 
 
-def card(found: Found, vocabulary: Vocabulary, format: str, left_out: tuple[str, ...]) -> str:
+def card(found: Found, vocabulary: BpeVocabulary, format: str, left_out: tuple[str, ...]) -> str:
     """In Markdown. `left_out` are the job's vectors that the files do not have."""
     spec = found.spec
     rows = "\n".join(f"| {name} | {_cell(value)} |" for name, value in _rows(found, vocabulary, left_out))
-    how = _LLAMA_CPP if format != TRANSFORMERS else _SNIPPET if spec.kind.makes_text else _SCORING
+    how = _LLAMA_CPP if format != TRANSFORMERS else _SNIPPET if spec.resolved_objective.makes_text else _SCORING
     where = "" if format != TRANSFORMERS else ", where `DIR` is this folder"
     return f"""---
 {_front_matter(found, format)}
@@ -67,15 +67,15 @@ Open it{where}:
 
 def _front_matter(found: Found, format: str) -> str:
     licence = [f"license: {json.dumps(found.spec.licence)}"] if found.spec.licence else []
-    kind = "text-generation" if found.spec.kind.makes_text else "text-classification"
+    kind = "text-generation" if found.spec.resolved_objective.makes_text else "text-classification"
     library = "transformers" if format == TRANSFORMERS else "gguf"
     return "\n".join([*licence, f"library_name: {library}", f"pipeline_tag: {kind}", "tags: [folkmoot]"])
 
 
-def _rows(found: Found, vocabulary: Vocabulary, left_out: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+def _rows(found: Found, vocabulary: BpeVocabulary, left_out: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     spec = found.spec
     yield "job", f"{spec.name}, `{found.job.hex()}`"
-    yield "objective", f"{spec.objective}: {spec.kind.about}"
+    yield "objective", f"{spec.objective}: {spec.resolved_objective.description}"
     yield "round", f"{found.round if found.taken is None else found.taken} of {spec.rounds}"
     yield "model root", f"`{found.root.hex()}`"
     yield "network", f"{found.network}, chain id `{found.chain_id}`"
@@ -92,7 +92,7 @@ def _rows(found: Found, vocabulary: Vocabulary, left_out: tuple[str, ...]) -> It
     stop = stop_of(spec, vocabulary)
     if stop is not None:
         yield "a text ends with", f"token {stop}{f', `{END_OF_TEXT}`' if stop == vocabulary.end_of_text else ''}"
-    for note in notes(spec):
+    for note in preparation_notes(spec):
         yield "set", note
     if left_out:
         yield "left out", f"{', '.join(left_out)}: vectors that the objective trained beside the transformer{_of_first(left_out)}"
@@ -109,22 +109,22 @@ def _held_out(found: Found) -> str:
     return ", ".join(told) or missing
 
 
-def stop_of(spec: JobSpec, vocabulary: Vocabulary) -> int | None:
+def stop_of(spec: JobSpec, vocabulary: BpeVocabulary) -> int | None:
     """The token that ends a text: that of the job, or else that of its tokenizer."""
-    stop = spec.kind.ends_text(spec)
+    stop = spec.resolved_objective.stop_token(spec)
     return vocabulary.end_of_text if stop is None else stop
 
 
-def _tokens(spec: JobSpec, vocabulary: Vocabulary) -> str:
+def _tokens(spec: JobSpec, vocabulary: BpeVocabulary) -> str:
     if spec.tokenizer is not None:
         return f"{spec.model.vocabulary}, tokenizer `{spec.tokenizer.hex()}`"
     return "the 256 bytes" if vocabulary.end_of_text is None else "the 256 bytes and the end of a text"
 
 
-def _accuracy(found: Found) -> Accuracy | None:
+def _accuracy(found: Found) -> PairAccuracy | None:
     """Of a model that learned from pairs, if it was measured."""
     is_measured = ACCURACY in found.figures and PAIRS in found.figures
-    return Accuracy.of(found.figures[ACCURACY], int(found.figures[PAIRS])) if is_measured else None
+    return PairAccuracy.from_share(found.figures[ACCURACY], int(found.figures[PAIRS])) if is_measured else None
 
 
 def _of_pairs(found: Found) -> Iterator[tuple[str, str]]:
@@ -140,18 +140,18 @@ def _of_pairs(found: Found) -> Iterator[tuple[str, str]]:
 
 def _of_first(left_out: tuple[str, ...]) -> str:
     added = "the job added it to the embedding of the first token, so that these files give other logits than the job's model"
-    return f"; {FIRST} changes what the model says: {added}" if FIRST in left_out else ""
+    return f"; {FIRST_TOKEN_VECTOR} changes what the model says: {added}" if FIRST_TOKEN_VECTOR in left_out else ""
 
 
 def _data(found: Found) -> str:
     spec = found.spec
     if spec.data is None:
-        return "each trainer's own text" if spec.kind.reads_text else "none beside the prompts"
+        return "each trainer's own text" if spec.resolved_objective.reads_text else "none beside the prompts"
     return f"`{spec.data.hex()}` (SHA-256 of its manifest){f', {found.origin}' if found.origin else ''}"
 
 
 def _audit(spec: JobSpec) -> str:
-    against = "" if spec.rule is Rule.MEAN else f" against {spec.liars} liars"
+    against = "" if spec.rule is AggregationRule.MEAN else f" against {spec.liars} liars"
     rule = f"updates were aggregated by {spec.rule.value}{against}"
     match spec.audit:
         case AuditMode.FULL:

@@ -25,12 +25,12 @@ from protocol.errors import MissingBlobError, UserError
 from protocol.verdicts import ABSENT
 from storage.disk_blob_store import DiskBlobStore
 from storage.ledger_store import LedgerStore
-from training import checkpoint
 from training.data.tokenizer import TOKENIZER_BYTES_MAX
-from training.host import ModelHost
-from training.replicated.layout import Float32Array
-from training.replicated.model import ReplicatedModel
-from training.spec import JobSpec
+from training.formats import checkpoint
+from training.job_spec import JobSpec
+from training.model_store import JobModelStore
+from training.replicated.replicated_model import ReplicatedModel
+from training.replicated.tensor_layout import Float32Array
 
 ROUNDS_SHOWN_MAX: Final = 8
 ReadTokenizer = Callable[[bytes], bytes]  # by digest
@@ -59,7 +59,7 @@ class Found:
 
 
 def of_state(
-    state: LedgerState, genesis: Genesis, store: LedgerStore, host: ModelHost, read_tokenizer: ReadTokenizer, text: str
+    state: LedgerState, genesis: Genesis, store: LedgerStore, host: JobModelStore, read_tokenizer: ReadTokenizer, text: str
 ) -> Found:
     """From what a peer has on its disk. `text` is JOB, JOB@ROUND or empty. Raises `UserError`."""
     key, number, newer = chosen(state, host, text)
@@ -76,17 +76,17 @@ def of_state(
         parameters=model.parameters,
         tokenizer=None if spec.tokenizer is None else read_tokenizer(spec.tokenizer),
         source="a peer's own disk",
-        origin=named(spec.kind.origin)(state, spec.data) if spec.kind.origin else "",
+        origin=named(spec.resolved_objective.data_origin)(state, spec.data) if spec.resolved_objective.data_origin else "",
         accepted=sum(job.accepted.values()),
         rejected=not_accepted.total() - not_accepted[ABSENT],
         absent=not_accepted[ABSENT],
         figures=store.measurements(key).get(model.round, {}),
-        taken=model.taken,
+        taken=model.rounds_in_model,
         newer=newer,
     )
 
 
-def chosen(state: LedgerState, host: ModelHost, text: str) -> tuple[bytes, int, int]:
+def chosen(state: LedgerState, host: JobModelStore, text: str) -> tuple[bytes, int, int]:
     """The job that JOB, JOB@ROUND or JOB@newest names, and the round whose model is meant, which is here. Without a round it is
     the newest final one, and a newer one's round comes with it, or 0. Empty: the newest job that makes text. Raises `UserError`.
     """
@@ -103,22 +103,24 @@ def chosen(state: LedgerState, host: ModelHost, text: str) -> tuple[bytes, int, 
     return key, number, newer
 
 
-def _require_kept(host: ModelHost, key: bytes, job: Job, number: int) -> None:
-    kept = host.rounds(key)
+def _require_kept(host: JobModelStore, key: bytes, job: Job, number: int) -> None:
+    kept = host.stored_rounds(key)
     if number not in kept:
         shown = [str(round) for round in kept[-ROUNDS_SHOWN_MAX:]]
         are = f"this peer keeps {'…, ' * (len(kept) > len(shown))}{', '.join(shown)}" if kept else "this peer keeps none"
         raise UserError(f"the model of job {job.name!r} at round {number} is not here: {are}")
 
 
-def opened(host: ModelHost, store: LedgerStore, key: bytes, job: Job, number: int) -> ReplicatedModel:
+def opened(host: JobModelStore, store: LedgerStore, key: bytes, job: Job, number: int) -> ReplicatedModel:
     """The model of a job after so many rounds, if this peer keeps it and it is the decided one. Raises `UserError`."""
     _require_kept(host, key, job, number)
-    model = host.opened(key, number)
+    model = host.open_verified_model(key, number)
     closed = None if number == job.round else store.closed_round(key, number - 1)
     decided = job.model_root if number == job.round else closed.model_root if closed else model.root
     if model.root != decided:
-        raise UserError(f"{host.directory(key, number)} holds another model than the network decided: take one of another round")
+        raise UserError(
+            f"{host.round_directory(key, number)} holds another model than the network decided: take one of another round"
+        )
     return model
 
 
@@ -126,7 +128,7 @@ def at_rest(folder: Path, text: str) -> Found:
     """From the data directory of a peer that does not run."""
     directory = DataDirectory(folder)
     genesis = Genesis.decode(directory.read_genesis())
-    host = ModelHost(directory.models)
+    host = JobModelStore(directory.models)
 
     def read(digest: bytes) -> bytes:
         try:
@@ -150,7 +152,7 @@ def of_export(folder: Path, text: str) -> Found:
         network, chain_id = str(manifest["network"]), str(manifest["chain_id"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{folder} is no export, or a damaged one: make one with `peer export FOLDER`") from None
-    read = {job: checkpoint.read(folder / f"{job.hex()}.safetensors") for job in rounds}
+    read = {job: checkpoint.read_checkpoint(folder / f"{job.hex()}.safetensors") for job in rounds}
     specs = {job: spec for job, (spec, _, _) in read.items()}
     name, number = _asked(text.removesuffix(NEWEST), {spec.name for spec in specs.values()})
     key = _chosen(name, specs, {job: place for place, job in enumerate(specs)})
@@ -190,7 +192,7 @@ def _asked(text: str, names: set[str]) -> tuple[str, int | None]:
 
 def _chosen(text: str, specs: Mapping[bytes, JobSpec], order: Mapping[bytes, int]) -> bytes:
     if not text:
-        with_text = [key for key, spec in specs.items() if spec.kind.needs_worker and spec.has_text]
+        with_text = [key for key, spec in specs.items() if spec.resolved_objective.needs_worker and spec.has_text]
         if not with_text:
             raise UserError("no model of text has been trained yet: start one with `train`")
         return max(with_text, key=lambda key: (order[key], key))

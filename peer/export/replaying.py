@@ -41,10 +41,10 @@ from protocol.errors import FolkmootError, StorageError, UserError
 from protocol.identity import Ed25519Verifier, peer_id
 from protocol.messages import Commit, Decision, Proposal
 from storage.regular_files import open_regular, read_regular
-from training import starts
-from training.data.corpus import read_manifest
-from training.host import ModelHost
-from training.spec import JobSpec
+from training import parameter_blob
+from training.corpus import read_manifest
+from training.job_spec import JobSpec
+from training.model_store import JobModelStore
 
 OTHER_BYTES = "its bytes do not have the digest it is named after"
 Progress = Callable[[int, int], None]  # (blocks checked, blocks in all)
@@ -130,7 +130,7 @@ def _digest(path: Path) -> str | None:
 class _Replay:
     def __init__(self, folder: Path, scratch: Path, format: int) -> None:
         self._folder, self._scratch, self._format = folder, scratch, format
-        self._host = ModelHost(scratch / "models")
+        self._host = JobModelStore(scratch / "models")
         self._verifier = CachingVerifier(Ed25519Verifier())
         self._expected = {MANIFEST, GENESIS}
         with self._blaming(GENESIS):
@@ -209,7 +209,7 @@ class _Replay:
                 self._check_start(spec.start)
                 if (found := self._models.get(spec.start)) is not None:
                     self._starts[job.hex()] = found
-            roots[job] = self._host.create(job, encoded, self._part)
+            roots[job] = self._host.create_model(job, encoded, self._part)
         for closed in transition.closed_rounds:
             self._rounds += 1
             self._proposals += len(closed.proposals)
@@ -219,24 +219,24 @@ class _Replay:
                 for signed in closed.proposals:
                     self._payload(codec.decode_message(signed.body, (Proposal,)).payload)
         for closed in transition.model_steps:
-            roots[closed.job] = self._host.step(closed, self._payload)
+            roots[closed.job] = self._host.apply_round(closed, self._payload)
         for job, back in transition.rolled_back.items():
             roots[job] = self._host.roll_back(job, back.anchor.round, back.round)
         for job in roots.keys() - set(transition.started_jobs):
             state = transition.state.jobs.jobs[job]
             self._know(job, state.round, spec := JobSpec.decode(state.spec))
-            self._host.prune(job, state.round, spec, anchors=[anchor.round for anchor in state.anchors])
+            self._host.prune_models(job, state.round, spec, anchors=[anchor.round for anchor in state.anchors])
         return roots
 
     def _know(self, job: bytes, number: int, spec: JobSpec) -> None:
         """A later job may start from this model."""
-        if spec.kind.makes_text and 4 * spec.model.parameters in self._sizes:
-            digest = hash_pieces(starts.pieces(self._host.model(job, number))).digest()
+        if spec.resolved_objective.makes_text and 4 * spec.model.parameters in self._sizes:
+            digest = hash_pieces(parameter_blob.iter_parameters(self._host.open_model(job, number))).digest()
             self._models.setdefault(digest, (job.hex(), number))
 
     def _check_set(self, spec: JobSpec) -> None:
         """An export may lack it."""
-        if spec.kind.exported and spec.data and (self._folder / set_path(spec.data)).is_file():
+        if spec.resolved_objective.data_exported and spec.data and (self._folder / set_path(spec.data)).is_file():
             for shard in read_manifest(spec.data, lambda digest, size_max: self._blob(set_path(digest), digest)).shards:
                 self._blob(set_path(shard), shard)
 

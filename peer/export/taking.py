@@ -14,13 +14,12 @@ from peer.export.card import GGUF, TRANSFORMERS, card, stop_of
 from peer.export.found import Found
 from protocol.api import ModelFilesView
 from protocol.errors import UserError
-from rlhf.reward import SCORE
+from rlhf.objectives.reward_model import SCORE_HEAD
 from storage.durable_files import sync_directory
-from training import llama, own_models
-from training.formats import gguf, tensor_file
-from training.formats.tokenizer_file import Vocabulary, tokenizer_config, tokenizer_json, vocabulary_of
-from training.replicated.layout import Float32Array, layout_of
-from training.transformer import HEAD, shapes
+from training.formats import gguf, huggingface_model, llama_mapping, safetensors_writer
+from training.formats.tokenizer_json import BpeVocabulary, load_vocabulary, tokenizer_config, tokenizer_json
+from training.replicated.tensor_layout import Float32Array, layout_of
+from training.transformer import HEAD, tensor_shapes
 
 
 def take(source: Callable[[Path, str], Found], place: Path, job: str, folder: Path, format: str) -> ModelFilesView:
@@ -37,7 +36,7 @@ def require_new(folder: Path) -> None:
 def write(found: Found, folder: Path, format: str) -> ModelFilesView:
     """Into a folder beside it, which then gets its name. `folder` is new or empty. Raises `UserError`."""
     require_new(folder)
-    vocabulary, own = _vocabulary(found, format), found.spec.kind.makes_text
+    vocabulary, own = _vocabulary(found, format), found.spec.resolved_objective.makes_text
     part = folder.with_name(f".{folder.name}.part-{os.getpid()}")
     try:
         part.mkdir(parents=True)
@@ -48,7 +47,7 @@ def write(found: Found, folder: Path, format: str) -> ModelFilesView:
                 _write_gguf(found, vocabulary, part, is_half=format == GGUF)
             left_out = _left_out(found, keeps_score=not own)
             _put(part / "README.md", card(found, vocabulary, format, left_out).encode())
-            _put(part / own_models.SUMS, own_models.sums_of(part).encode())
+            _put(part / huggingface_model.SUMS, huggingface_model.sha256_sums(part).encode())
             sizes = [path.stat().st_size for path in part.iterdir()]
             sync_directory(part)
             part.rename(folder)  # over an empty folder, too
@@ -71,13 +70,13 @@ def write(found: Found, folder: Path, format: str) -> ModelFilesView:
     )
 
 
-def _vocabulary(found: Found, format: str) -> Vocabulary:
+def _vocabulary(found: Found, format: str) -> BpeVocabulary:
     spec = found.spec
-    if not spec.kind.needs_worker:
+    if not spec.resolved_objective.needs_worker:
         raise UserError(f"job {spec.name!r} trains no model: `jobs` lists those that do")
-    if not spec.kind.makes_text and format != TRANSFORMERS:
+    if not spec.resolved_objective.makes_text and format != TRANSFORMERS:
         raise UserError(f"job {spec.name!r} gives scores and no text, which GGUF has no place for: take --format {TRANSFORMERS}")
-    vocabulary = vocabulary_of(found.tokenizer, spec.model.vocabulary)
+    vocabulary = load_vocabulary(found.tokenizer, spec.model.vocabulary)
     if len(vocabulary.ids) > spec.model.vocabulary:
         raise UserError(f"the {spec.model.vocabulary} tokens of job {spec.name!r} stand for no text: no tokenizer says them")
     return vocabulary
@@ -85,36 +84,36 @@ def _vocabulary(found: Found, format: str) -> Vocabulary:
 
 def _left_out(found: Found, keeps_score: bool) -> tuple[str, ...]:
     names = [tensor.name for tensor in layout_of(found.spec).tensors if tensor.name.startswith(HEAD)]
-    return tuple(name for name in names if not (keeps_score and name == SCORE))
+    return tuple(name for name in names if not (keeps_score and name == SCORE_HEAD))
 
 
 def _tensors(found: Found) -> dict[str, Float32Array]:
     """Those of the transformer, without what an objective has added."""
-    views = layout_of(found.spec).view(found.parameters)
-    return {name: views[name] for name, _ in shapes(found.spec.model)}
+    views = layout_of(found.spec).tensor_views(found.parameters)
+    return {name: views[name] for name, _ in tensor_shapes(found.spec.model)}
 
 
-def _write_transformers(found: Found, vocabulary: Vocabulary, folder: Path) -> None:
+def _write_transformers(found: Found, vocabulary: BpeVocabulary, folder: Path) -> None:
     spec = found.spec
-    tensors = {str(llama.their_name(name)): values for name, values in _tensors(found).items()}
+    tensors = {str(llama_mapping.llama_tensor_name(name)): values for name, values in _tensors(found).items()}
     stop = stop_of(spec, vocabulary)
-    config = llama.config_of(spec.model, stop)
-    if not spec.kind.makes_text:
-        config = llama.scoring(config)
-        tensors[llama.SCORE] = layout_of(spec).view(found.parameters)[SCORE].reshape(1, -1)
+    config = llama_mapping.llama_config(spec.model, stop)
+    if not spec.resolved_objective.makes_text:
+        config = llama_mapping.sequence_classification_config(config)
+        tensors[llama_mapping.SCORE] = layout_of(spec).tensor_views(found.parameters)[SCORE_HEAD].reshape(1, -1)
     _json(folder / "config.json", config)
     _json(folder / "generation_config.json", {"bos_token_id": None, "eos_token_id": stop, "pad_token_id": stop})
     _json(folder / "tokenizer.json", tokenizer_json(vocabulary))
     _json(folder / "tokenizer_config.json", tokenizer_config(vocabulary, spec.model.context))
     with _file(folder / "model.safetensors") as stream:
-        tensor_file.write(stream, tensors.items())
+        safetensors_writer.write_safetensors(stream, tensors.items())
 
 
-def _write_gguf(found: Found, vocabulary: Vocabulary, folder: Path, is_half: bool) -> None:
+def _write_gguf(found: Found, vocabulary: BpeVocabulary, folder: Path, is_half: bool) -> None:
     model = found.spec.model
-    fields = gguf.fields_of(model, vocabulary, found.spec.name, stop_of(found.spec, vocabulary), is_half)
+    fields = gguf.gguf_metadata(model, vocabulary, found.spec.name, stop_of(found.spec, vocabulary), is_half)
     with _file(folder / "model.gguf") as stream:
-        gguf.write(stream, fields, model, list(_tensors(found).items()), is_half)
+        gguf.write_gguf(stream, fields, model, list(_tensors(found).items()), is_half)
 
 
 @contextlib.contextmanager

@@ -14,30 +14,30 @@ from ledger.network_governance import NetworkState
 from peer.export.replaying import audit
 from peer.export.writing import set_path
 from protocol.errors import MissingBlobError, UserError
-from rlhf.calls import TraceView
-from rlhf.module import RlhfState
-from rlhf.objective import MODULE
-from rlhf.objectives import OF_PAIRS
-from rlhf.sets import DecidedSet
-from rlhf.tracing import Learned, Round, traced
-from training.spec import JobSpec
+from rlhf.ledger.preference_set_attestation import AttestedPreferenceSet
+from rlhf.ledger.rlhf_module import RlhfState
+from rlhf.objectives.ppo import MODULE
+from rlhf.objectives.registry import PAIR_OBJECTIVES
+from rlhf.pair_trace import RoundTrainers, TracedJob, trace_pair
+from rlhf.rpc import PairTraceView
+from training.job_spec import JobSpec
 
 
-def trace(folder: Path, pair: str) -> TraceView:
+def trace(folder: Path, pair: str) -> PairTraceView:
     """Raises `UserError` as `audit` does, and for a pair that no set of the export has."""
-    jobs = dict[bytes, Learned]()
-    sets = dict[bytes, DecidedSet]()
+    jobs = dict[bytes, TracedJob]()
+    sets = dict[bytes, AttestedPreferenceSet]()
 
     def seen(transition: StateTransition) -> None:
         state = transition.state
         for job in transition.started_jobs:
             spec = JobSpec.decode(state.jobs.jobs[job].spec)
-            if spec.objective in OF_PAIRS:
-                jobs[job] = Learned(job, spec)
+            if spec.objective in PAIR_OBJECTIVES:
+                jobs[job] = TracedJob(job, spec)
         for closed in transition.closed_rounds:
             if closed.job in jobs:
                 judged = dict.fromkeys(closed.outcome.accepted, True) | dict.fromkeys(closed.outcome.rejected, False)
-                jobs[closed.job].rounds.append(Round(closed.round, judged))
+                jobs[closed.job].rounds.append(RoundTrainers(closed.round, judged))
         if state.module_state(NetworkState).module_version(MODULE):
             sets.update(state.module_state(RlhfState).sets)
 
@@ -50,7 +50,7 @@ def trace(folder: Path, pair: str) -> TraceView:
     there = [learned for learned in jobs.values() if learned.spec.data and (folder / set_path(learned.spec.data)).is_file()]
     if jobs and not there:
         raise UserError(f"{folder} has no set: whoever exported it had none, or a pair of it is redacted")
-    return traced(there, sets, read, pair)
+    return trace_pair(there, sets, read, pair)
 
 
 def main() -> int:

@@ -33,12 +33,13 @@ from protocol.limits import MESSAGE_BYTES_MAX
 from protocol.messages import Decision, Proposal, Transaction
 from storage.disk_blob_store import DiskBlobStore
 from storage.ledger_store import LedgerStore
-from training import checkpoint, starts
-from training.data.corpus import read_manifest
+from training import parameter_blob
+from training.corpus import read_manifest
 from training.data.tokenizer import TOKENIZER_BYTES_MAX
-from training.host import ModelHost
-from training.replicated.model import ReplicatedModel
-from training.spec import JobSpec
+from training.formats import checkpoint
+from training.job_spec import JobSpec
+from training.model_store import JobModelStore
+from training.replicated.replicated_model import ReplicatedModel
 
 Models = dict[str, dict[str, str | int]]
 
@@ -82,7 +83,7 @@ def model_path(job: bytes) -> str:
     return f"{job.hex()}.safetensors"
 
 
-def exported_state(store: LedgerStore, host: ModelHost, genesis: Genesis, folder: Path) -> LedgerState:
+def exported_state(store: LedgerStore, host: JobModelStore, genesis: Genesis, folder: Path) -> LedgerState:
     """That of the last applied block. `UserError` if there is no folder to export to, or there are not all blocks."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not an empty folder: name a new one")
@@ -94,14 +95,14 @@ def exported_state(store: LedgerStore, host: ModelHost, genesis: Genesis, folder
     return state
 
 
-def _newest_state(store: LedgerStore, host: ModelHost, genesis: Genesis) -> LedgerState:
+def _newest_state(store: LedgerStore, host: JobModelStore, genesis: Genesis) -> LedgerState:
     encoded = store.encoded_state()
     if encoded is None:
         raise UserError("nothing has been decided yet, so there is nothing to export")
     return rules_of(genesis, host).restore_state(encoded)
 
 
-def export(store: LedgerStore, blobs: DiskBlobStore, host: ModelHost, genesis: Genesis, folder: Path) -> RunExportView:
+def export(store: LedgerStore, blobs: DiskBlobStore, host: JobModelStore, genesis: Genesis, folder: Path) -> RunExportView:
     """Writes everything up to the last applied block into a new folder."""
     state, existed = exported_state(store, host, genesis, folder), folder.exists()
     try:
@@ -147,7 +148,7 @@ def _who_holds_all(state: LedgerState) -> str:
 
 
 def _newest_models(
-    store: LedgerStore, host: ModelHost, genesis: Genesis, state: LedgerState, folder: Path
+    store: LedgerStore, host: JobModelStore, genesis: Genesis, state: LedgerState, folder: Path
 ) -> tuple[LedgerState, Models]:
     """The state to export, and its models in the folder. The peer goes on meanwhile, and deletes models of earlier rounds: then
     the state that it has reached is exported.
@@ -213,7 +214,13 @@ def _write_sets(blobs: DiskBlobStore, state: LedgerState, folder: Path) -> None:
     """Those that this peer has, whole."""
     for job in state.jobs.jobs.values():
         spec = JobSpec.decode(job.spec)
-        data = spec.data if spec.kind.exported and spec.data and named(spec.kind.exported)(state, spec.data) else None
+        data = (
+            spec.data
+            if spec.resolved_objective.data_exported
+            and spec.data
+            and named(spec.resolved_objective.data_exported)(state, spec.data)
+            else None
+        )
         with contextlib.suppress(MissingBlobError, RemoteProtocolError):
             parts = [data, *read_manifest(data, blobs.read_blob).shards] if data else []
             if all(blobs.size(digest) is not None for digest in parts):
@@ -243,7 +250,7 @@ def starts_of(body: bytes) -> dict[bytes, int]:
     transactions = [codec.decode_message(signed.body, (Transaction,)) for signed in decode_body(body).transactions]
     started = [codec.decode(StartJob, said.content) for said in transactions if said.kind == "job/start"]
     specs = [JobSpec.decode(start.spec) for start in started]
-    return {spec.start: starts.bytes_of(spec) for spec in specs if spec.start is not None}
+    return {spec.start: parameter_blob.blob_bytes(spec) for spec in specs if spec.start is not None}
 
 
 def missing_payloads(store: LedgerStore, blobs: DiskBlobStore) -> dict[bytes, int]:
@@ -272,15 +279,15 @@ def _unmade(state: LedgerState, job: bytes) -> bool:
     return state.jobs.jobs[job].started_height == state.height and _certified(state) != state.state_root
 
 
-def write_models(folder: Path, host: ModelHost, state: LedgerState, rounds: dict[bytes, int]) -> Models:
+def write_models(folder: Path, host: JobModelStore, state: LedgerState, rounds: dict[bytes, int]) -> Models:
     """A safetensors file for each model that workers train; says which round and root they are of."""
     models: Models = {}
     for job, number in rounds.items():
         spec = JobSpec.decode(state.jobs.jobs[job].spec)
-        if spec.kind.needs_worker:
-            model = ReplicatedModel.open(host.directory(job, number))
-            origin = checkpoint.Origin(job, number, model.root)
-            checkpoint.export(folder / model_path(job), spec, model.parameters, origin)
+        if spec.resolved_objective.needs_worker:
+            model = ReplicatedModel.open(host.round_directory(job, number))
+            origin = checkpoint.CheckpointOrigin(job, number, model.root)
+            checkpoint.write_checkpoint(folder / model_path(job), spec, model.parameters, origin)
             models[job.hex()] = {"round": number, "root": model.root.hex()}
     return models
 

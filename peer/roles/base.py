@@ -14,10 +14,10 @@ from protocol.messages import Proposal
 from protocol.verdicts import ReplayFinding, Verdict
 from rounds.round_terms import RoundTerms
 from storage.disk_blob_store import DiskBlobStore
-from training.host import directory_of
-from training.replicated.model import ReplicatedModel
-from training.spec import JobSpec
-from training.tasks import Audit, Request
+from training.job_spec import JobSpec
+from training.model_store import round_directory
+from training.replicated.replicated_model import ReplicatedModel
+from training.worker_protocol import AuditRequest, WorkerRequest
 
 R = TypeVar("R")
 EVALUATION = "evaluation_seconds"  # figure of a measured model, beside those of its objective
@@ -57,10 +57,10 @@ class Round:
     @property
     def read_directory(self) -> Path | None:
         """Where the model is that the job reads beside its own; None: it reads none."""
-        return self._directory_of(self.spec.kind.read(self.spec))
+        return self._directory_of(self.spec.resolved_objective.required_model(self.spec))
 
     def _directory_of(self, other: ModelReference | None) -> Path | None:
-        return directory_of(self.model_directory.parent.parent, other.job, other.round) if other else None
+        return round_directory(self.model_directory.parent.parent, other.job, other.round) if other else None
 
     @property
     def needs(self) -> object:
@@ -96,7 +96,7 @@ class Replayed:
 class Computing(Protocol):
     """Whoever has a worker."""
 
-    async def ask(self, round: Round, request: Request[R]) -> R:
+    async def ask(self, round: Round, request: WorkerRequest[R]) -> R:
         """The worker's reply. Raises `WorkerFailed`."""
 
     async def measure(self, round: OpenRound) -> None:
@@ -123,7 +123,7 @@ class RoundWork(Protocol):
     async def reexecute(self, round: OpenRound, trainer: bytes, proposal: Proposal) -> Verdict:
         """Called once for each proposal for which this voter is to vouch. It calls `begin` before the re-execution."""
 
-    async def replay(self, round: Round, request: Audit) -> Replayed:
+    async def replay(self, round: Round, request: AuditRequest) -> Replayed:
         """Called for each sampled audit of this peer, one at a time; what the request names is here."""
 
     async def observe(self, round: OpenRound) -> None:

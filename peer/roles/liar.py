@@ -22,18 +22,18 @@ from protocol import codec as wire
 from protocol.identity import Signed
 from protocol.messages import Proposal
 from protocol.verdicts import ReplayFinding, Verdict
-from rlhf import rollouts
-from rlhf.objective import MILLIONTHS, PPO, PpoTerms, Rollouts
-from rlhf.rules import RULES
+from rlhf.data import rollouts
+from rlhf.objectives.ppo import MILLIONTHS, PPO, PpoSettings, RolloutDeclaration
+from rlhf.objectives.rule_rewards import RULES
 from storage.disk_blob_store import JOB_BYTES
 from storage.multipart_objects import write_object
-from training.replay import proposals
+from training.job_spec import AuditMode
+from training.replay import proposal_replay
 from training.replay.inner_state import InnerState, OnState
-from training.replicated import buffers, codec
-from training.replicated.layout import Float32Array
-from training.spec import AuditMode
-from training.tasks import Audit, Declared, Propose, Proposed
+from training.replicated import codec, feedback_buffer
+from training.replicated.tensor_layout import Float32Array
 from training.transformer import BYTES
+from training.worker_protocol import AuditRequest, DeclarationFiles, ProposeReply, ProposeRequest
 
 # What only sampled audits can find, or what makes no sense without them; elsewhere the first three flip signs.
 AUDIT_ATTACKS = ("false-update", "withhold", "false-pass", "false-challenge", "lazy")
@@ -72,7 +72,7 @@ class Liar(Trainer):
     async def reexecute(self, round: OpenRound, trainer: bytes, proposal: Proposal) -> Verdict:
         return Verdict.ACCEPT  # of an accomplice: it has rejected all others
 
-    async def replay(self, round: Round, request: Audit) -> Replayed:
+    async def replay(self, round: Round, request: AuditRequest) -> Replayed:
         """Of accomplices nothing is found; who challenges falsely finds something wrong with everybody else."""
         if request.trainer in self.accomplices or self.attack in ("false-pass", "lazy"):
             return Replayed(ReplayFinding.MATCH, 0.0, GUESS)
@@ -86,8 +86,8 @@ class Liar(Trainer):
         request = propose_request(round, self.texts / f"{round.job.hex()[:16]}-{round.number}.buffer")
         if self.attack == "free-rider":
             request = _from_zero(request)
-            done = await trio.to_thread.run_sync(proposals.propose, request, partial(self._invent, round))
-        elif self.attack in ROLLOUT_ATTACKS and round.spec.kind.declaration is Rollouts:
+            done = await trio.to_thread.run_sync(proposal_replay.make_proposal, request, partial(self._invent, round))
+        elif self.attack in ROLLOUT_ATTACKS and round.spec.resolved_objective.declaration_type is RolloutDeclaration:
             request, done = await self._of_rollouts(round, request)
         else:
             done = await self.ask(round, request)
@@ -100,18 +100,20 @@ class Liar(Trainer):
             await trio.to_thread.run_sync(round.blobs.delete_rounds, [(round.job[:JOB_BYTES], round.number)])
             await trio.to_thread.run_sync(round.blobs.delete_blob, done.buffer_digest)
 
-    async def _of_rollouts(self, round: OpenRound, request: Propose) -> tuple[Propose, Proposed]:
+    async def _of_rollouts(self, round: OpenRound, request: ProposeRequest) -> tuple[ProposeRequest, ProposeReply]:
         """All else follows from the lie: an update that is false in itself would be found sooner."""
         honest = await self.ask(round, request)
         if self.attack == "false-figures":
-            said = wire.decode(Rollouts, honest.declaration)
-            better = replace(said, score=said.score + MILLIONTHS * PPO.responses(round.spec, round.spec.own))
+            said = wire.decode(RolloutDeclaration, honest.declaration)
+            better = replace(
+                said, score=said.score + MILLIONTHS * PPO.responses_per_round(round.spec, round.spec.decoded_settings)
+            )
             return request, replace(honest, declaration=wire.encode(better))
         lie = {"fabricate-rollouts": _fabricated, "choose-tokens": _chosen, "other-reward": _sampled}[self.attack]
         request = replace(request, declared=await trio.to_thread.run_sync(lie, round, request, honest))
         if self.attack != "other-reward":
             return request, await self.ask(round, request)
-        own = replace(round.spec.own, beta=0.0, kl_target=None)
+        own = replace(round.spec.decoded_settings, beta=0.0, kl_target=None)
         other = replace(round.spec, seed=round.spec.seed + 1, settings=wire.encode(own))
         self._job(round).opened = False
         try:
@@ -119,7 +121,7 @@ class Liar(Trainer):
         finally:
             self._job(round).opened = False  # the worker has the other reward
 
-    def _corrupt(self, round: OpenRound, request: Propose, done: Proposed) -> tuple[Propose, Proposed]:
+    def _corrupt(self, round: OpenRound, request: ProposeRequest, done: ProposeReply) -> tuple[ProposeRequest, ProposeReply]:
         m = _said(round, Path(request.payload_out), Path(request.buffer_out))
         match self.attack:
             case "withhold" if round.spec.audit is AuditMode.SAMPLED and done.buffer_digest is not None:
@@ -165,16 +167,16 @@ class Liar(Trainer):
     async def _copy(self, round: OpenRound, trainer: bytes, proposal: Proposal) -> None:
         """Somebody else's update under our own name."""
         if proposal.buffer is not None:
-            await fetch_reveal(round, proposal.buffer, buffers.size(round.spec), trainer)
+            await fetch_reveal(round, proposal.buffer, feedback_buffer.buffer_bytes(round.spec), trainer)
         request = propose_request(round, self.texts / f"{round.job.hex()[:16]}-{round.number}.buffer")
         request = replace(request, inner_out=None)  # their inner state stays theirs
-        done = Proposed(proposal.payload, 0, proposal.buffer, 0.0, 0.0, proposal.inner)
+        done = ProposeReply(proposal.payload, 0, proposal.buffer, 0.0, 0.0, proposal.inner)
         blobs = round.blobs
         m = _said(round, blobs.path(proposal.payload), blobs.path(proposal.buffer) if proposal.buffer else None)
         m[0] += np.float32(1e-6)  # so that nobody sees the copy by its digest
         await publish(round, request, _encoded(round, request, done, m))
 
-    async def _equivocate(self, round: OpenRound, request: Propose, done: Proposed) -> None:
+    async def _equivocate(self, round: OpenRound, request: ProposeRequest, done: ProposeReply) -> None:
         assert self.equivocate is not None
         first = proposal_of(round, done)
         other = hashlib.sha256(first.buffer or first.payload).digest()
@@ -183,18 +185,18 @@ class Liar(Trainer):
         await self.equivocate(first, second)
 
 
-def _fabricated(round: OpenRound, request: Propose, done: Proposed) -> Declared:
+def _fabricated(round: OpenRound, request: ProposeRequest, done: ProposeReply) -> DeclarationFiles:
     """Responses that score well, which nobody has sampled, with the figures of those that were."""
-    bounds = PPO.bounds(round.spec, round.spec.own)
+    bounds = PPO.rollout_limits(round.spec, round.spec.decoded_settings)
     draw = np.random.default_rng(round.number)
     invented = [draw.choice(FABRICATED, bounds.tokens_max) % bounds.vocabulary for _ in range(bounds.responses)]
     return _declared(round, request, done, [response.tolist() for response in invented])
 
 
-def _chosen(round: OpenRound, request: Propose, done: Proposed) -> Declared:
+def _chosen(round: OpenRound, request: ProposeRequest, done: ProposeReply) -> DeclarationFiles:
     """Responses that were sampled, but for the last token, of which the best is taken."""
-    own: PpoTerms = round.spec.own
-    bounds, reward = PPO.bounds(round.spec, own), (own.rule or RULES["vowels"]).make(round.spec.seed)
+    own: PpoSettings = round.spec.decoded_settings
+    bounds, reward = PPO.rollout_limits(round.spec, own), (own.reward_rule or RULES["vowels"]).make(round.spec.seed)
     last = [token for token in range(min(bounds.vocabulary, BYTES)) if token != bounds.stop]
 
     def score(ids: list[int]) -> float:
@@ -206,67 +208,74 @@ def _chosen(round: OpenRound, request: Propose, done: Proposed) -> Declared:
     return _declared(round, request, done, [[*chosen, *ids[len(chosen) :]] for chosen, ids in zip(best, responses, strict=True)])
 
 
-def _sampled(round: OpenRound, request: Propose, done: Proposed) -> Declared:
+def _sampled(round: OpenRound, request: ProposeRequest, done: ProposeReply) -> DeclarationFiles:
     return _declared(round, request, done, _responses(round, request, done))
 
 
-def _responses(round: OpenRound, request: Propose, done: Proposed) -> list[list[int]]:
-    said = wire.decode(Rollouts, done.declaration)
-    read = rollouts.read(Path(request.declared_out or "") / said.blob.hex(), PPO.bounds(round.spec, round.spec.own))
+def _responses(round: OpenRound, request: ProposeRequest, done: ProposeReply) -> list[list[int]]:
+    said = wire.decode(RolloutDeclaration, done.declaration)
+    read = rollouts.read_rollouts(
+        Path(request.declared_out or "") / said.blob.hex(), PPO.rollout_limits(round.spec, round.spec.decoded_settings)
+    )
     return [response.tolist() for response in read]
 
 
-def _declared(round: OpenRound, request: Propose, done: Proposed, responses: list[list[int]]) -> Declared:
+def _declared(round: OpenRound, request: ProposeRequest, done: ProposeReply, responses: list[list[int]]) -> DeclarationFiles:
     """These responses, with the figures of those that were sampled."""
     assert request.declared_out is not None
-    said, stop = wire.decode(Rollouts, done.declaration), PPO.bounds(round.spec, round.spec.own).stop
-    blob = rollouts.encode(responses)
+    said, stop = (
+        wire.decode(RolloutDeclaration, done.declaration),
+        PPO.rollout_limits(round.spec, round.spec.decoded_settings).stop,
+    )
+    blob = rollouts.encode_rollouts(responses)
     digest = hashlib.sha256(blob).digest()
     path = Path(request.declared_out) / digest.hex()
     path.write_bytes(blob)
     unfinished = sum(not rollouts.is_finished(np.array(response), stop) for response in responses)
     declared = replace(said, blob=digest, tokens=sum(map(len, responses)), unfinished=unfinished)
-    return Declared(wire.encode(declared), {digest: str(path)})
+    return DeclarationFiles(wire.encode(declared), {digest: str(path)})
 
 
-def _from_zero(request: Propose) -> Propose:
+def _from_zero(request: ProposeRequest) -> ProposeRequest:
     return replace(request, previous_buffer=None, previous_payload=None)
 
 
-def _encoded(round: OpenRound, request: Propose, done: Proposed, m: Float32Array) -> Proposed:
+def _encoded(round: OpenRound, request: ProposeRequest, done: ProposeReply, m: Float32Array) -> ProposeReply:
     """A well-formed proposal for whatever m is."""
-    buffer = buffers.of(m, round.model.header(round.me), round.spec)
-    payload = round.model.payload(round.me, m if buffer is None else buffer.dense())
+    buffer = feedback_buffer.make_buffer(m, round.model.header(round.me), round.spec)
+    payload = round.model.encode_payload(round.me, m if buffer is None else buffer.to_dense())
     return _with_payload(round, request, _with_buffer(round, request, done, buffer), payload)
 
 
 def _said(round: OpenRound, payload: Path, buffer: Path | None) -> Float32Array:
     """m, or what the payload says of it in a job without buffers."""
     if not round.spec.commits_to_buffer:
-        return codec.read(payload.read_bytes(), round.model.layout).dense()
+        return codec.read_payload(payload.read_bytes(), round.model.layout).to_dense()
     assert buffer is not None
-    return buffers.read(buffer, round.spec).dense()
+    return feedback_buffer.read_buffer(buffer, round.spec).to_dense()
 
 
-def _poisoned(round: OpenRound, request: Propose, done: Proposed) -> Proposed:
+def _poisoned(round: OpenRound, request: ProposeRequest, done: ProposeReply) -> ProposeReply:
     """Arithmetic that gave NaN everywhere: no honest encoder has bytes for it, so all scales are forged to the largest."""
-    payload = _scaled_up(codec.read(Path(request.payload_out).read_bytes(), round.model.layout))
+    payload = _scaled_up(codec.read_payload(Path(request.payload_out).read_bytes(), round.model.layout))
     if round.spec.commits_to_buffer:
-        done = _with_buffer(round, request, done, _scaled_up(buffers.read(Path(request.buffer_out), round.spec)))
+        done = _with_buffer(round, request, done, _scaled_up(feedback_buffer.read_buffer(Path(request.buffer_out), round.spec)))
     return _with_payload(round, request, done, payload.encode())
 
 
-def _scaled_up(update: codec.Update) -> codec.Update:
+def _scaled_up(update: codec.QuantizedUpdate) -> codec.QuantizedUpdate:
     return replace(update, exponent=codec.EXPONENT_MAX, codes=np.where(update.codes > 0, 255, 0).astype(np.uint8))
 
 
-def _with_buffer(round: OpenRound, request: Propose, done: Proposed, buffer: codec.Update | None) -> Proposed:
+def _with_buffer(
+    round: OpenRound, request: ProposeRequest, done: ProposeReply, buffer: codec.QuantizedUpdate | None
+) -> ProposeReply:
     if buffer is None:
         return replace(done, buffer_digest=None)
     return replace(done, buffer_digest=write_object(Path(request.buffer_out), buffer.encode(), round.spec.parts))
 
 
-def _with_payload(round: OpenRound, request: Propose, done: Proposed, payload: bytes) -> Proposed:
+def _with_payload(round: OpenRound, request: ProposeRequest, done: ProposeReply, payload: bytes) -> ProposeReply:
     digest = write_object(Path(request.payload_out), payload, round.spec.parts)
     return replace(done, payload_digest=digest, payload_bytes=len(payload))
 

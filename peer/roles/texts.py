@@ -7,25 +7,25 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
-from training.tasks import Generate, Generated
+from training.worker_protocol import GenerateReply, GenerateRequest
 
-Ask = Callable[[Generate], Awaitable[Generated]]
+Ask = Callable[[GenerateRequest], Awaitable[GenerateReply]]
 
 _numbers = itertools.count(1)
 
 
-async def slices(ask: Ask, request: Generate) -> AsyncGenerator[Generated, None]:
+async def slices(ask: Ask, request: GenerateRequest) -> AsyncGenerator[GenerateReply, None]:
     """Whoever reads slowly keeps nobody waiting, and whoever stops reading ends the text. To be closed (`aclosing`)."""
-    request = replace(request, text=next(_numbers))
+    request = replace(request, text_number=next(_numbers))
     while True:
         done = await ask(request)
         yield done
         if done.is_over:
             return
-        request = replace(request, told=request.told + len(done.text))
+        request = replace(request, told_characters=request.told_characters + len(done.text))
 
 
-async def whole(ask: Ask, request: Generate) -> Generated:
+async def whole(ask: Ask, request: GenerateRequest) -> GenerateReply:
     """The last slice, with the text of all of them."""
     parts = []
     async with aclosing(slices(ask, request)) as made:

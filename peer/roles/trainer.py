@@ -21,15 +21,15 @@ from peer.worker.supervisor import Worker, WorkerDied, WorkerFailed
 from protocol.errors import UserError
 from protocol.limits import DATA_SHARD_BYTES, MESSAGE_BYTES_MAX
 from protocol.units import format_bytes
-from rlhf.blocklist import WITHHELD
+from rlhf.moderation.blocklist import WITHHELD
 from storage import durable_files
 from storage.multipart_objects import LIST_SUFFIX
-from training import starts, tasks
-from training.data import corpus as data
+from training import corpus as data
+from training import parameter_blob, worker_protocol
 from training.data import text_files
 from training.data.tokenizer import TOKENIZER_BYTES_MAX
 from training.objectives.objective import NATS
-from training.replicated.model import ReplicatedModel
+from training.replicated.replicated_model import ReplicatedModel
 
 R = TypeVar("R")
 log = logging.getLogger("peer")
@@ -73,7 +73,7 @@ class Trainer(Voter):
         return self
 
     async def propose(self, round: OpenRound) -> None:
-        if not round.spec.kind.needs_worker:
+        if not round.spec.resolved_objective.needs_worker:
             await super().propose(round)
             return
         request = propose_request(round, self.texts / f"{round.job.hex()[:16]}-{round.number}.buffer")
@@ -88,19 +88,19 @@ class Trainer(Voter):
             self._left -= left
         finally:
             self._left |= made
-        loss, job = TRAINING_NATS if round.spec.kind.loss_unit == NATS else "training_loss", self._job(round)
+        loss, job = TRAINING_NATS if round.spec.resolved_objective.loss_unit == NATS else "training_loss", self._job(round)
         seconds = job.opening_seconds + done.seconds
         await round.measured({"worker_seconds": seconds, loss: math.inf if done.loss is None else done.loss})
         job.opening_seconds = 0.0
 
-    async def audit(self, round: Round, request: tasks.Audit) -> tasks.Audited:
-        if not round.spec.kind.needs_worker:
+    async def audit(self, round: Round, request: worker_protocol.AuditRequest) -> worker_protocol.AuditReply:
+        if not round.spec.resolved_objective.needs_worker:
             return await super().audit(round, request)
         return await self.ask(round, request)
 
     async def observe(self, round: OpenRound) -> None:
         """Opens the job, however many rounds close meanwhile, and measures the newest model; those in between are skipped."""
-        if not round.spec.kind.needs_worker:
+        if not round.spec.resolved_objective.needs_worker:
             return
         job = self._job(round)
         waiting, job.to_evaluate = job.to_evaluate, round
@@ -127,7 +127,7 @@ class Trainer(Voter):
             if job.evaluated == round.number:
                 return 0.0
             try:
-                done = await self._until_alive(tasks.Evaluate(round.job, str(round.model_directory)))
+                done = await self._until_alive(worker_protocol.EvaluateRequest(round.job, str(round.model_directory)))
             except WorkerFailed:
                 if round.model_directory.exists():
                     raise
@@ -141,7 +141,7 @@ class Trainer(Voter):
         if not round.spec.has_text or not samples.is_due(self.texts, round.job, round.number):
             return 0.0
         began = trio.current_time()
-        asked = tasks.Generate(round.job, str(round.model_directory), samples.PROMPT, samples.HOW)
+        asked = worker_protocol.GenerateRequest(round.job, str(round.model_directory), samples.PROMPT, samples.HOW)
         try:
             done = await texts.whole(self._until_alive, asked)
         except WorkerFailed:
@@ -151,7 +151,7 @@ class Trainer(Voter):
         samples.keep(self.texts, round.job, round.number, WITHHELD if done.is_withheld else done.text)
         return trio.current_time() - began
 
-    async def ask(self, round: Round, request: tasks.Request[R]) -> R:
+    async def ask(self, round: Round, request: worker_protocol.WorkerRequest[R]) -> R:
         """The worker's reply. Cancelled with the round. Raises `WorkerFailed`."""
         await self._open(round)
         return await self._until_alive(request)
@@ -169,22 +169,22 @@ class Trainer(Voter):
             if round.spec.data is not None:
                 text, manifest = await self._shared_text(round, round.spec.data)
                 tokens, tokenized = manifest.tokens, manifest.tokenized
-            elif round.spec.kind.reads_text:
+            elif round.spec.resolved_objective.reads_text:
                 text = await self._local_text()
             if round.spec.tokenizer is not None:
                 await _fetch(round, round.spec.tokenizer, TOKENIZER_BYTES_MAX)
                 tokenizer = str(round.blobs.path(round.spec.tokenizer))
             path, base = (str(place) if place else None for place in (text, round.base_directory))
-            opening = tasks.OpenJob(round.job, round.spec.encode(), path, tokenizer, tokenized, tokens, base)
-            files = dict(round.spec.kind.files(round.spec))
-            if round.spec.start is not None and round.spec.kind.refers_to_first:
-                files[round.spec.start] = starts.bytes_of(round.spec)
+            opening = worker_protocol.OpenJobRequest(round.job, round.spec.encode(), path, tokenizer, tokenized, tokens, base)
+            files = dict(round.spec.resolved_objective.required_files(round.spec))
+            if round.spec.start is not None and round.spec.resolved_objective.refers_to_first:
+                files[round.spec.start] = parameter_blob.blob_bytes(round.spec)
             for other, size in files.items():
                 await _fetch(round, other, size)
                 opening.files[other] = str(round.blobs.path(other))
             if (read := round.read_directory) is not None:
                 digest = ReplicatedModel.open(read).spec.data
-                opening = replace(opening, other=str(read))
+                opening = replace(opening, required_model=str(read))
                 if digest is not None:
                     text, manifest = await self._shared_text(round, digest)
                     opening = replace(opening, other_text=str(text), other_tokens=manifest.tokens)
@@ -192,7 +192,7 @@ class Trainer(Voter):
             await self._until_alive(opening)
             job.opened, job.opening_seconds = True, trio.current_time() - began
 
-    async def _until_alive(self, request: tasks.Request[R]) -> R:
+    async def _until_alive(self, request: worker_protocol.WorkerRequest[R]) -> R:
         """Asks again when the worker died, which is started again after a pause that grows, but not what kills it each time."""
         for _ in range(DEATHS_MAX):
             with contextlib.suppress(WorkerDied):
@@ -206,16 +206,16 @@ class Trainer(Voter):
         await trio.to_thread.run_sync(_copy_text, self.local_data, path)
         return path
 
-    async def _shared_text(self, round: Round, digest: bytes) -> tuple[Path, data.Manifest]:
+    async def _shared_text(self, round: Round, digest: bytes) -> tuple[Path, data.DataManifest]:
         """The file of a job's text or tokens, and what names it."""
         await _fetch(round, digest, MESSAGE_BYTES_MAX)
-        manifest = data.Manifest.decode(read_fetched(round, digest, MESSAGE_BYTES_MAX))
+        manifest = data.DataManifest.decode(read_fetched(round, digest, MESSAGE_BYTES_MAX))
         path = data.text_path(self.texts, manifest)
         if not path.exists():
             require_space(self.texts, manifest.size)
             for shard in manifest.shards:
                 await _fetch(round, shard, DATA_SHARD_BYTES)
-            await trio.to_thread.run_sync(data.assemble, manifest, round.blobs.read_range, path)
+            await trio.to_thread.run_sync(data.assemble_text, manifest, round.blobs.read_range, path)
         return path, manifest
 
 
@@ -236,11 +236,11 @@ async def _fetch(round: Round, digest: bytes, size_max: int) -> None:
 
 
 def _copy_text(source: Path, path: Path) -> None:
-    findings = text_files.Findings()
+    findings = text_files.TextFileReport()
     with durable_files.atomic_write(path) as file:
         for piece in text_files.read_text(source, findings=findings):
             file.write(piece)
-    for note in findings.notes():
+    for note in findings.report_lines():
         log.warning("local data: %s", note.strip())
 
 

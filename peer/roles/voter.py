@@ -17,13 +17,13 @@ from protocol.errors import MissingBlobError, RemoteProtocolError, UserError
 from protocol.identity import Signed
 from protocol.messages import Proposal
 from protocol.verdicts import OBJECTIVE_CODES_FIRST, ReplayFinding, Verdict
-from training.replay import proposals
+from training.job_spec import AuditMode, JobSpec
+from training.replay import proposal_replay
 from training.replay.inner_state import inner_bytes
-from training.replicated import buffers
-from training.replicated.codec import Mode, payload_bytes_max
-from training.replicated.feedback import Record
-from training.spec import AuditMode, JobSpec
-from training.tasks import Audit, Audited, Declared, Propose, Proposed
+from training.replicated import feedback_buffer
+from training.replicated.codec import PayloadMode, payload_bytes_max
+from training.replicated.error_feedback import FeedbackRecord
+from training.worker_protocol import AuditReply, AuditRequest, DeclarationFiles, ProposeReply, ProposeRequest
 
 
 class Voter:
@@ -33,48 +33,52 @@ class Voter:
 
     async def propose(self, round: OpenRound) -> None:
         """Only scratch rounds, whose update is known: they need no worker."""
-        if not round.spec.kind.needs_worker:
+        if not round.spec.resolved_objective.needs_worker:
             with tempfile.TemporaryDirectory(dir=round.model_directory.parent) as folder:
                 request = propose_request(round, Path(folder) / "buffer")
-                done = await trio.to_thread.run_sync(proposals.propose, request, proposals.known_update(round.spec))
+                done = await trio.to_thread.run_sync(
+                    proposal_replay.make_proposal, request, proposal_replay.known_update(round.spec)
+                )
                 await publish(round, request, done)
 
     async def check(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Verdict:
         """The cheap, exact checks that every voter makes alike."""
-        if proposal.payload_bytes > payload_bytes_max(round.model.layout, Mode.of(round.spec, round.model.taken)):
+        if proposal.payload_bytes > payload_bytes_max(
+            round.model.layout, PayloadMode.of_round(round.spec, round.model.rounds_in_model)
+        ):
             return Verdict.MALFORMED
         try:
             round.blobs.add_round_reference(proposal.payload, round.job, round.number)
             payload = await _fetched(round, proposal.payload, proposal.payload_bytes, signed.signer)
         except RemoteProtocolError:
             return Verdict.MALFORMED
-        return await trio.to_thread.run_sync(round.model.check, signed.signer, proposal, payload)
+        return await trio.to_thread.run_sync(round.model.check_proposal, signed.signer, proposal, payload)
 
     async def reexecute(self, round: OpenRound, trainer: bytes, proposal: Proposal) -> Verdict:
         request = await audit_request(round, trainer, proposal)
         await round.begin(trainer)
         return vouched(await self.audit(round, request), round.spec)
 
-    async def audit(self, round: Round, request: Audit) -> Audited:
+    async def audit(self, round: Round, request: AuditRequest) -> AuditReply:
         """Only of scratch rounds, whose update is known."""
-        if round.spec.kind.needs_worker:
+        if round.spec.resolved_objective.needs_worker:
             raise UserError("this peer was drawn as a trainer and has no worker now: start it with --role trainer to audit")
-        return await trio.to_thread.run_sync(proposals.audit, request, proposals.known_update(round.spec))
+        return await trio.to_thread.run_sync(proposal_replay.audit_proposal, request, proposal_replay.known_update(round.spec))
 
-    async def replay(self, round: Round, request: Audit) -> Replayed:
+    async def replay(self, round: Round, request: AuditRequest) -> Replayed:
         return replayed(await self.audit(round, request))
 
     async def observe(self, round: OpenRound) -> None:
         """Nothing to measure without an engine."""
 
 
-def propose_request(round: OpenRound, buffer_out: Path) -> Propose:
+def propose_request(round: OpenRound, buffer_out: Path) -> ProposeRequest:
     """Continues from our last accepted proposal where what it left is still here and counts; starting again is always allowed."""
     record = round.model.records.get(round.me)
     previous = _previous(round, record)
     here = all(round.blobs.size(digest) is not None for digest in previous.values())
     inner = record.inner if record and record.inner and round.blobs.size(record.inner) is not None else None
-    return Propose(
+    return ProposeRequest(
         job=round.job,
         round=round.number,
         trainer=round.me,
@@ -83,11 +87,11 @@ def propose_request(round: OpenRound, buffer_out: Path) -> Propose:
         buffer_out=str(buffer_out),
         previous_inner=str(round.blobs.path(inner)) if inner else None,
         inner_out=f"{buffer_out}.inner" if round.spec.keeps_inner_state else None,
-        declared_out=f"{buffer_out}.declaration" if round.spec.kind.declaration else None,
+        declared_out=f"{buffer_out}.declaration" if round.spec.resolved_objective.declaration_type else None,
     )
 
 
-def _previous(round: Round, record: Record | None) -> dict[str, bytes]:
+def _previous(round: Round, record: FeedbackRecord | None) -> dict[str, bytes]:
     """What an update continues from, by the field of a request: with estimates the buffer alone, which is the momentum."""
     if record is None or record.buffer is None:
         return {}
@@ -99,7 +103,7 @@ def _paths(round: Round, previous: Mapping[str, bytes]) -> dict[str, Any]:
     return fields | {name: str(round.blobs.path(digest)) for name, digest in previous.items()}
 
 
-async def publish(round: OpenRound, request: Propose, done: Proposed) -> None:
+async def publish(round: OpenRound, request: ProposeRequest, done: ProposeReply) -> None:
     """What the proposal commits to becomes durable before the signed proposal does, and that before it is sent."""
     proposal = proposal_of(round, done)
     opening = round.opening(done.last_loss) if done.last_loss is not None and _is_bound(round) else None
@@ -109,10 +113,10 @@ async def publish(round: OpenRound, request: Propose, done: Proposed) -> None:
 
 def _is_bound(round: OpenRound) -> bool:
     """Whether auditors of this job compare losses, where the network does."""
-    return round.spec.audit is AuditMode.SAMPLED and round.spec.kind.needs_worker
+    return round.spec.audit is AuditMode.SAMPLED and round.spec.resolved_objective.needs_worker
 
 
-def proposal_of(round: OpenRound, done: Proposed) -> Proposal:
+def proposal_of(round: OpenRound, done: ProposeReply) -> Proposal:
     return Proposal(
         job=round.job,
         round=round.number,
@@ -127,7 +131,9 @@ def proposal_of(round: OpenRound, done: Proposed) -> Proposal:
     )
 
 
-def keep(round: OpenRound, request: Propose, done: Proposed, proposal: Proposal, opening: LossOpening | None = None) -> None:
+def keep(
+    round: OpenRound, request: ProposeRequest, done: ProposeReply, proposal: Proposal, opening: LossOpening | None = None
+) -> None:
     """Takes over what the worker wrote. What audits may ask for stays together, also what the proposal goes on from."""
     blobs, owner = round.blobs, (round.job, round.number)
     if opening is not None:
@@ -151,36 +157,36 @@ def keep(round: OpenRound, request: Propose, done: Proposed, proposal: Proposal,
         blobs.retain_round(*owner, [digest for digest in named if digest])
 
 
-def vouched(audited: Audited, spec: JobSpec) -> Verdict:
+def vouched(audited: AuditReply, spec: JobSpec) -> Verdict:
     """The verdict of a vouch: UNJUDGED up to twice the tolerance, so that two honest machines do not contradict each other."""
     if audited.verdict is Verdict.REPLAY and audited.relative_error <= 2 * spec.replay_tolerance:
         return Verdict.UNJUDGED
     return audited.verdict
 
 
-def replayed(audited: Audited) -> Replayed:
+def replayed(audited: AuditReply) -> Replayed:
     finding = ReplayFinding.MATCH if audited.verdict is Verdict.ACCEPT else ReplayFinding.MISMATCH
     if audited.verdict >= OBJECTIVE_CODES_FIRST:
         finding = ReplayFinding(audited.verdict)  # an objective's own reason has the same code in both
     return Replayed(finding, audited.relative_error, audited.last_loss)
 
 
-async def audit_request(round: Round, trainer: bytes, proposal: Proposal) -> Audit:
+async def audit_request(round: Round, trainer: bytes, proposal: Proposal) -> AuditRequest:
     """What re-executing a proposal needs, fetched. Raises `RemoteProtocolError` for a declaration that is unsound."""
-    size, blobs = buffers.size(round.spec), round.blobs
+    size, blobs = feedback_buffer.buffer_bytes(round.spec), round.blobs
     record = round.model.records.get(trainer) if proposal.feedback is not None else None
     previous = _previous(round, record)
     for digest in (proposal.buffer, previous.get("previous_buffer")):
         if digest is not None:
             await fetch_reveal(round, digest, size, trainer)
     if record and "previous_payload" in previous:
-        modes = (Mode.of(round.spec, taken) for taken in (0, round.spec.rounds))  # it may be of an opening round
+        modes = (PayloadMode.of_round(round.spec, taken) for taken in (0, round.spec.rounds))  # it may be of an opening round
         size_max = max(payload_bytes_max(round.model.layout, mode) for mode in modes)
         await round.fetch(previous["previous_payload"], size_max, (trainer,))
     for digest in (proposal.inner, proposal.inner_from) if round.spec.keeps_inner_state else ():
         if digest is not None:
             await fetch_reveal(round, digest, inner_bytes(round.spec), trainer)
-    return Audit(
+    return AuditRequest(
         job=round.job,
         round=round.number,
         trainer=trainer,
@@ -194,7 +200,7 @@ async def audit_request(round: Round, trainer: bytes, proposal: Proposal) -> Aud
     )
 
 
-async def fetch_declared(round: Round, trainer: bytes, proposal: Proposal) -> Declared:
+async def fetch_declared(round: Round, trainer: bytes, proposal: Proposal) -> DeclarationFiles:
     """The declaration, with the blobs that it names. Raises `RemoteProtocolError` for one that is unsound."""
     files = dict[bytes, str]()
     for digest, size_max in round.spec.declared_blobs(proposal.declaration).items():
@@ -203,7 +209,7 @@ async def fetch_declared(round: Round, trainer: bytes, proposal: Proposal) -> De
         if size is not None and size > size_max:  # it was here as something else
             raise RemoteProtocolError("bad-declaration", f"a blob of {size} bytes, at most {size_max} are allowed")
         files[digest] = str(round.blobs.path(digest))
-    return Declared(proposal.declaration, files)
+    return DeclarationFiles(proposal.declaration, files)
 
 
 async def _fetched(round: Round, digest: bytes, size: int, trainer: bytes) -> bytes:

@@ -8,9 +8,9 @@ from typing import Final
 
 import trio
 
-from curation.agreement import values_of
-from curation.reputation import WEIGHT_ONE
-from curation.state import Annotator, CurationState, Phase
+from curation.estimation.annotator_agreement import value_count
+from curation.estimation.reputation import WEIGHT_ONE
+from curation.ledger.curation_state import Annotator, CurationState, ProjectPhase
 from features.parts import Desk
 from ledger.members import MembersState
 from peer.serving.doors import NO_CODES, Doors
@@ -100,8 +100,8 @@ class Administering:
             if search in row.name.casefold() or (search and key.hex().startswith(search))
         ]
         rows.sort(key=lambda item: (-item[1].annotations, item[0]))
-        projects = sorted(state.projects.items(), key=lambda item: item[1].phase is Phase.CLOSED)[:PROJECTS_JUDGED_MAX]
-        classes = {key: values_of(row.asked.kind, len(row.asked.options), row.asked.many) for key, row in projects}
+        projects = sorted(state.projects.items(), key=lambda item: item[1].phase is ProjectPhase.CLOSED)[:PROJECTS_JUDGED_MAX]
+        classes = {key: value_count(row.spec.kind, len(row.spec.options), row.spec.many) for key, row in projects}
         shown = rows[offset : offset + limit]
         return {"count": len(rows), "people": [self._person(state, key, row, classes) for key, row in shown]}
 

@@ -16,14 +16,14 @@ from typing import Any, ClassVar, Final
 
 import trio
 
-from curation.answers import answer_problem, commitment
-from curation.contents import Enrolment, LeaseWish, Opening, Release, Skip
+from curation.annotator_statements import AnnotationStatement, EnrolStatement, SessionStatement
+from curation.ledger.curation_module import serving_peers
+from curation.ledger.curation_state import Annotator, Assignment, AssignmentState, CurationState, Project, TaskPageRow
+from curation.ledger.state_changes import CurationChanges
+from curation.ledger.transaction_types import AnswerOpening, EnrolmentEntry, LeaseRequest, ReleaseAssignment, SkipAssignment
 from curation.limits import GUIDELINES_BYTES_MAX, LEASES_MAX, NAME_CHARACTERS_MAX, REASON_CHARACTERS_MAX, SALT_BYTES
-from curation.module import serving
-from curation.state import Annotator, Assignment, CurationState, Lease, Project, TaskPage
-from curation.statements import Annotation, Enrol, Session
-from curation.tasks import Page, Task, task_id
-from curation.work import Work
+from curation.tasks.answers import answer_commitment, answer_problem
+from curation.tasks.task_pages import AnnotationTask, TaskPageBlob, task_id
 from features.parts import Desk
 from ledger.members import MembersState
 from peer.serving.doors import Doors
@@ -99,7 +99,7 @@ class Annotating:
         self._enrolments = Rate(ENROLMENTS_AT_ONCE, ENROLMENT_SECONDS)  # where sign-up is open
         self._returns = Rate(RETURNS_AT_ONCE, RETURN_SECONDS)  # of an annotator
         self._heartbeats = Heartbeats()
-        self._pages: OrderedDict[bytes, Page] = OrderedDict()
+        self._pages: OrderedDict[bytes, TaskPageBlob] = OrderedDict()
         self._page_bytes: dict[bytes, int] = {}
         self._answered: OrderedDict[bytes, deque[float]] = OrderedDict()  # when each annotator did, of the last minute
 
@@ -125,18 +125,18 @@ class Annotating:
         """Leases of pages that are gone: others may have the tasks now."""
         for assignment in self._heartbeats.lapsed(trio.current_time()):
             row = state.assignments.get_record(assignment)
-            if row is not None and row.state is Lease.LEASED and self._openings.pending(assignment) is None:
-                self.gatherer.put(Release(assignment))
+            if row is not None and row.state is AssignmentState.LEASED and self._openings.pending(assignment) is None:
+                self.gatherer.put(ReleaseAssignment(assignment))
 
     @property
     def _nudge_seconds(self) -> float:
         """How late something is before this peer sends a batch for it: another may have something to say, or come first."""
-        peers = serving(self._desk.state.module_state(MembersState))
+        peers = serving_peers(self._desk.state.module_state(MembersState))
         return NUDGE_SECONDS * (1 + peers.index(self._desk.me)) if self._desk.me in peers else math.inf
 
     def _seconds_to_expiry(self) -> float:
         """Seconds until a lease, an opening or an unused place expires, or a closed project goes on. Batches alone see that."""
-        at_ms = Work(self._state, b"").next_look_ms()
+        at_ms = CurationChanges(self._state, b"").next_expiry_ms()
         return 3_600.0 if at_ms is None else (at_ms - self._now_ms) / 1_000
 
     # Calls -----------------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ class Annotating:
             codes = tuple(self._desk.setting("sign_up_codes"))
             if not await trio.to_thread.run_sync(self._doors.admits, invitation, key, codes):
                 raise Problem("forbidden", "this peer takes invited annotators only: ask its operator for an unused invitation")
-        await self._decided(self.gatherer.put(Enrolment(key, name, custodial, signature)))
+        await self._decided(self.gatherer.put(EnrolmentEntry(key, name, custodial, signature)))
         known = self._state.annotators.get_record(key)
         if known is None or not self._is_me(known.peer):
             await trio.to_thread.run_sync(self._doors.give_back, key)
@@ -179,7 +179,7 @@ class Annotating:
 
     def _require_enrolment(self, key: bytes, name: str, signature: bytes, custodial: bool) -> None:
         self.require_name(name)
-        self._require_signed(key, Enrol(name, self._desk.me, custodial), signature)
+        self._require_signed(key, EnrolStatement(name, self._desk.me, custodial), signature)
 
     def count_enrolment(self, host: str) -> None:
         """Raises `Problem` where this host enrols too many annotators without an invitation."""
@@ -209,7 +209,7 @@ class Annotating:
             raise Problem("unauthorized", "this peer gave no such nonce to this key, or it is over: ask for a challenge")
         if not self._now_ms < expires_ms <= self._now_ms + SESSION_MS + CHALLENGE_MS:
             raise Problem("misfit", "expires_ms is over, or further away than the challenge said")
-        self._require_signed(key, Session(self._desk.me, nonce, expires_ms), signature)
+        self._require_signed(key, SessionStatement(self._desk.me, nonce, expires_ms), signature)
         if self._state.annotators.get_record(key) is None:
             raise Problem("forbidden", "this key is not enrolled")
         self._challenges.pop(nonce)
@@ -218,7 +218,7 @@ class Annotating:
     def begin_for(self, identity: Identity) -> str:
         """The token of a session in which this peer signs for a custodial annotator."""
         nonce, expires_ms = secrets.token_bytes(16), self._now_ms + SESSION_MS
-        signature = self.signed(identity, Session(self._desk.me, nonce, expires_ms))
+        signature = self.signed(identity, SessionStatement(self._desk.me, nonce, expires_ms))
         return self._begin(_Open(identity.public, nonce, expires_ms, signature, identity))
 
     def _begin(self, session: _Open) -> str:
@@ -263,9 +263,13 @@ class Annotating:
                 returning = sum(self.gatherer.given_back(lease) is not None for lease in held)
                 self._release_idle(session.key, others, limit - len(shown) - room - returning)
             without = self._fetching.lacking
-            if lacks > 0 and not wished and Work(state, self._desk.state_root).has_draw(session.key, without, project or None):
+            if (
+                lacks > 0
+                and not wished
+                and CurationChanges(state, self._desk.state_root).has_task_to_draw(session.key, without, project or None)
+            ):
                 self._require_room()
-                wish = LeaseWish(
+                wish = LeaseRequest(
                     session.key, session.nonce, session.expires_ms, session.signature, lacks, without, project or None
                 )
                 done, wished = self.gatherer.put(wish), True
@@ -279,11 +283,15 @@ class Annotating:
 
     def _release_idle(self, annotator: bytes, leases: Sequence[tuple[bytes, Assignment]], count: int) -> None:
         """Release at most `count` of these leases: those without a heartbeat and without an answer."""
-        idle = [key for key, row in leases if row.state is Lease.LEASED and self._is_me(row.peer) and key not in self._heartbeats]
+        idle = [
+            key
+            for key, row in leases
+            if row.state is AssignmentState.LEASED and self._is_me(row.peer) and key not in self._heartbeats
+        ]
         for assignment in [key for key in idle if self._openings.pending(key) is None][: max(0, count)]:
             if self.gatherer.is_full or self._returns.wait(annotator.hex()):
                 return
-            self.gatherer.put(Release(assignment))
+            self.gatherer.put(ReleaseAssignment(assignment))
 
     async def heartbeat(self, token: str, assignments: tuple[bytes, ...]) -> Json:
         session, state = self._session(token), self._state
@@ -303,7 +311,7 @@ class Annotating:
             task = self._text(state, project, row)
             if task is None:
                 continue  # its page is on the way, or nowhere: others have their turn meanwhile
-            asked = project.asked
+            asked = project.spec
             body: Json = {"assignment": assignment.hex(), "task": task_id(row.project, row.number).hex()}
             body |= {"project": row.project.hex(), "name": asked.name, "kind": asked.kind.value}
             if task.items:
@@ -317,14 +325,14 @@ class Annotating:
                 body["suggestion"] = list(task.suggestion)
             yield body
 
-    def _text(self, state: CurationState, project: Project, row: Assignment) -> Task | None:
+    def _text(self, state: CurationState, project: Project, row: Assignment) -> AnnotationTask | None:
         for page in pages(state, row.project, project):
             if page.first <= row.number < page.first + page.count:
                 known = self._page(project, page)
                 return known.entries[row.number - page.first].task if known else None
         return None
 
-    def _page(self, project: Project, page: TaskPage) -> Page | None:
+    def _page(self, project: Project, page: TaskPageRow) -> TaskPageBlob | None:
         """The pages that were read last stay decoded."""
         if page.digest not in self._pages:
             found = page_of(project, page, self._desk.read)
@@ -346,19 +354,19 @@ class Annotating:
             await self._decided(leaving)  # an answer after a release is accepted as long as the task has a place
         state = self._state
         row = self._mine(state, session, assignment)
-        asked = self._project(state, row.project).asked
+        asked = self._project(state, row.project).spec
         problem = answer_problem(asked.kind, len(asked.options), asked.many, asked.items, answer)
         if problem:
             raise Problem("misfit", f"{list(answer)} is no answer to this task: {problem}")
         if salt is None or signature is None:
             salt, signature = self._signed_here(session, assignment, answer)
-        said = commitment(assignment, salt, answer)
-        self._require_signed(session.key, Annotation(assignment, said), signature)
+        said = answer_commitment(assignment, salt, answer)
+        self._require_signed(session.key, AnnotationStatement(assignment, said), signature)
         if row.commitment is not None:
             if row.commitment != said:
                 raise Problem("already-answered", "another answer to this assignment is committed")
             return 200, self._receipt(state, row, assignment)
-        if row.state is Lease.SKIPPED:
+        if row.state is AssignmentState.SKIPPED:
             raise Problem("gone", "this annotator has skipped the task")
         if not has_place(state, row):
             raise Problem("gone", "the lease is over and its place taken, or the task or its project is not open any more")
@@ -370,7 +378,7 @@ class Annotating:
             self._count_answer(session.key)
             pending = await self._openings.commit(Kept(assignment, salt, answer, signature))
             if self._closes(state, row):
-                self.gatherer.put(Opening(assignment, salt, answer))
+                self.gatherer.put(AnswerOpening(assignment, salt, answer))
         with trio.move_on_after(DECIDED_SECONDS):
             await pending.done.wait()
             after = self._state.assignments.get_record(assignment)
@@ -386,21 +394,21 @@ class Annotating:
         if session.identity is None:
             raise Problem("malformed", "salt and signature belong to an answer: this peer signs for custodial annotators alone")
         salt = derive_secret(session.identity, SALT_DOMAIN, self._desk.chain_id, assignment)[:SALT_BYTES]
-        return salt, self.signed(session.identity, Annotation(assignment, commitment(assignment, salt, answer)))
+        return salt, self.signed(session.identity, AnnotationStatement(assignment, answer_commitment(assignment, salt, answer)))
 
     async def skip(self, token: str, assignment: bytes, reason: str) -> Json:
         if len(reason) > REASON_CHARACTERS_MAX:
             raise Problem("misfit", f"a reason has at most {REASON_CHARACTERS_MAX} characters")
-        return await self._give_back(token, Skip(assignment, reason), Lease.SKIPPED)
+        return await self._give_back(token, SkipAssignment(assignment, reason), AssignmentState.SKIPPED)
 
     async def release(self, token: str, assignment: bytes) -> Json:
-        return await self._give_back(token, Release(assignment), Lease.RELEASED)
+        return await self._give_back(token, ReleaseAssignment(assignment), AssignmentState.RELEASED)
 
-    async def _give_back(self, token: str, statement: Skip | Release, after: Lease) -> Json:
+    async def _give_back(self, token: str, statement: SkipAssignment | ReleaseAssignment, after: AssignmentState) -> Json:
         assignment = statement.assignment
         row = self._mine(self._state, self._session(token), assignment)
         if row.state is not after:
-            if row.state is not Lease.LEASED:
+            if row.state is not AssignmentState.LEASED:
                 raise Problem("gone", f"this assignment is {row.state.value}")
             if self._openings.pending(assignment) is not None:
                 raise Problem("already-answered", "an answer to this assignment waits for its decision")
@@ -426,10 +434,10 @@ class Annotating:
 
     async def guidelines(self, project: bytes) -> Text:
         found = self._state.projects.get_record(project)
-        if found is None or found.asked.guidelines is None:
+        if found is None or found.spec.guidelines is None:
             raise Problem("not-found", "no such project, or it has no guidelines")
         try:
-            text = self._desk.read(found.asked.guidelines, GUIDELINES_BYTES_MAX)
+            text = self._desk.read(found.spec.guidelines, GUIDELINES_BYTES_MAX)
         except FolkmootError:
             raise Problem("not-found", "the guidelines are not here yet: try again later") from None
         return Text("text/plain", text.decode("utf-8", "replace"))
@@ -480,7 +488,7 @@ class Annotating:
     def _closes(self, state: CurationState, row: Assignment) -> bool:
         """Whether this is the last vote that the task waits for: then it may be opened in the same batch."""
         task = task_of(state, row)
-        return task.committed + 1 == task.asked
+        return task.committed + 1 == task.votes_asked
 
     def _receipt(self, state: CurationState, row: Assignment, assignment: bytes) -> Json:
         """With the suggestion that the annotator has not seen yet."""
@@ -488,7 +496,7 @@ class Annotating:
         receipt = self._desk.sign(Receipt(assignment, row.commitment, row.height))
         body: Json = {"annotation": assignment.hex(), "height": row.height, "receipt": codec.encode(receipt).hex()}
         project = self._project(state, row.project)
-        task = None if project.asked.suggests_first else self._text(state, project, row)
+        task = None if project.spec.suggests_first else self._text(state, project, row)
         if task is not None and task.suggestion is not None:
             body["suggestion"] = list(task.suggestion)
         return body

@@ -12,7 +12,7 @@ from typing import Final
 
 import trio
 
-from curation.statements import Enrol
+from curation.annotator_statements import EnrolStatement
 from features.parts import Desk
 from peer.serving.accounts import Accounts
 from peer.serving.annotating import SESSION_MS, Annotating
@@ -46,7 +46,7 @@ class Custody:
         identity = await self._opened(self._accounts.make, name, passphrase, host)
         if identity is None:
             raise Problem("already-enrolled", "somebody has this name here: choose another, or sign in with its passphrase")
-        signature = self._annotating.signed(identity, Enrol(name, self._desk.me, True))
+        signature = self._annotating.signed(identity, EnrolStatement(name, self._desk.me, True))
         try:
             await self._annotating.enrol_counted(identity.public, name, signature, True, invitation)
         except Problem as problem:

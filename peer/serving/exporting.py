@@ -8,21 +8,21 @@ from typing import IO, Any, Final
 
 import trio
 
-from curation.agreement import kappas, units_of
-from curation.calls import AgreementView, KappaView
-from curation.formats import FORMATS
+from curation.estimation.annotator_agreement import agreement_units, pairwise_kappas
+from curation.import_export.export_formats import FORMATS
+from curation.import_export.label_record import label_record
+from curation.ledger.curation_module import project_alpha
+from curation.ledger.curation_state import Assignment, CurationState, Project, TaskPageRow, TaskRow, page_key
 from curation.limits import KAPPA_COMMON_MIN, KAPPA_PAIRS_MAX, KAPPA_TASKS_MAX, PAGE_BYTES_MAX
-from curation.lines import line_of
-from curation.module import project_alpha
-from curation.state import Assignment, CurationState, Project, TaskPage, TaskRow, page_key
-from curation.tasks import Page, assignment_id, read_page, task_id
+from curation.rpc import AgreementView, KappaView
+from curation.tasks.task_pages import TaskPageBlob, assignment_id, decode_page, task_id
 from protocol.errors import FolkmootError
 
 AT_ONCE: Final = 64  # lines that are written before the peer is asked whether it ends
 Read = Callable[[bytes, int], bytes]  # a blob by its digest; raises `FolkmootError` if it is not here, or larger than that
 
 
-def pages(state: CurationState, key: bytes, project: Project) -> Iterator[TaskPage]:
+def pages(state: CurationState, key: bytes, project: Project) -> Iterator[TaskPageRow]:
     """A project's pages, in the order of their tasks."""
     for number in range(project.pages):
         page = state.pages.get_record(page_key(key, number))
@@ -30,15 +30,15 @@ def pages(state: CurationState, key: bytes, project: Project) -> Iterator[TaskPa
         yield page
 
 
-def page_of(project: Project, page: TaskPage, read: Read) -> Page | None:
+def page_of(project: Project, page: TaskPageRow, read: Read) -> TaskPageBlob | None:
     """The page's tasks; None if they are not here, or are none."""
     try:
-        return read_page(read(page.digest, PAGE_BYTES_MAX), project.asked.kind, page.root, page.count)
+        return decode_page(read(page.digest, PAGE_BYTES_MAX), project.spec.kind, page.root, page.count)
     except FolkmootError:
         return None
 
 
-def settled_rows(state: CurationState, key: bytes, page: TaskPage) -> Iterator[tuple[int, bytes, TaskRow]]:
+def settled_rows(state: CurationState, key: bytes, page: TaskPageRow) -> Iterator[tuple[int, bytes, TaskRow]]:
     """Settled tasks of a page: the place in it, the task, its row."""
     for index in range(page.count):
         task = task_id(key, page.first + index)
@@ -57,19 +57,19 @@ def settled(state: CurationState, key: bytes, project: Project, read: Read) -> I
     for page in pages(state, key, project):
         shown = page_of(project, page, read)
         for index, task, row in settled_rows(state, key, page):
-            yield line_of(project.asked, row, shown.entries[index].task if shown else None, votes(state, task, row))
+            yield label_record(project.spec, row, shown.entries[index].task if shown else None, votes(state, task, row))
 
 
 def agreement(state: CurationState, key: bytes, project: Project) -> AgreementView:
     """α of all settled tasks; κ of the first KAPPA_TASKS_MAX."""
-    asked = project.asked
+    asked = project.spec
     kind, options, many = asked.kind, len(asked.options), asked.many
     rows = ((task, row) for page in pages(state, key, project) for _, task, row in settled_rows(state, key, page))
 
     def units() -> Iterator[dict[bytes, int]]:
         for task, row in islice(rows, KAPPA_TASKS_MAX):
             said = {vote.annotator: vote.answer for vote in votes(state, task, row) if vote and vote.answer is not None}
-            for values in units_of(kind, options, many, list(said.values())) if said else ():
+            for values in agreement_units(kind, options, many, list(said.values())) if said else ():
                 yield dict(zip(said, values, strict=True))
 
     def name(who: bytes) -> str:
@@ -78,7 +78,7 @@ def agreement(state: CurationState, key: bytes, project: Project) -> AgreementVi
 
     pairs = tuple(
         KappaView(a.hex(), name(a), b.hex(), name(b), common, "" if found is None else str(found))
-        for a, b, common, found in kappas(units(), KAPPA_COMMON_MIN, KAPPA_PAIRS_MAX)
+        for a, b, common, found in pairwise_kappas(units(), KAPPA_COMMON_MIN, KAPPA_PAIRS_MAX)
     )
     alpha = project_alpha(state, key)
     return AgreementView(key.hex(), asked.name, "" if alpha is None else str(alpha), pairs)
@@ -96,5 +96,5 @@ def export(file: IO[bytes], state: CurationState, key: bytes, project: Project, 
                 trio.from_thread.check_cancelled()
             yield line
 
-    for text in FORMATS[format].write(project.asked, lines):
+    for text in FORMATS[format].write(project.spec, lines):
         file.write(text.encode())

@@ -6,9 +6,9 @@ from contextlib import suppress
 
 import trio
 
-from curation.limits import GUIDELINES_BYTES_MAX, PAGE_BYTES_MAX, WITHOUT_MAX
-from curation.redacting import outdated
-from curation.state import CurationState, TaskPage, page_key
+from curation.ledger.curation_state import CurationState, TaskPageRow, page_key
+from curation.ledger.redaction import find_replaced_page
+from curation.limits import EXCLUDED_PROJECTS_MAX, GUIDELINES_BYTES_MAX, PAGE_BYTES_MAX
 from features.parts import Desk
 from ledger.members import MembersState
 from protocol.errors import MissingBlobError
@@ -23,7 +23,7 @@ class Fetching:
     @property
     def lacking(self) -> tuple[bytes, ...]:
         """Projects of which tasks are not here, as many as a wish for leases may name: they could not be shown."""
-        return tuple(sorted({page[:32] for page in self._lacks}))[:WITHOUT_MAX]
+        return tuple(sorted({page[:32] for page in self._lacks}))[:EXCLUDED_PROJECTS_MAX]
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -44,17 +44,17 @@ class Fetching:
                 self._asked.add(page.digest)
                 self._lacks.add(name)
                 nursery.start_soon(self._fetch_page, name, page, author)
-        guidelines = project.asked.guidelines
+        guidelines = project.spec.guidelines
         if guidelines is not None and guidelines not in self._asked:
             self._asked.add(guidelines)
             nursery.start_soon(self._desk.fetch, guidelines, GUIDELINES_BYTES_MAX, (author,))
 
-    async def _fetch_page(self, key: bytes, page: TaskPage, author: bytes) -> None:
+    async def _fetch_page(self, key: bytes, page: TaskPageRow, author: bytes) -> None:
         if await fetch_page(self._desk, key, page, author):
             self._lacks.discard(key)
 
 
-async def fetch_page(desk: Desk, key: bytes, page: TaskPage, author: bytes) -> bool:
+async def fetch_page(desk: Desk, key: bytes, page: TaskPageRow, author: bytes) -> bool:
     """Returns when the page is here. False: another one has its place by now, and this one is gone."""
     await desk.fetch(page.digest, page.bytes, (author,))
     state = desk.state.module_state(CurationState)
@@ -63,6 +63,6 @@ async def fetch_page(desk: Desk, key: bytes, page: TaskPage, author: bytes) -> b
     if now.digest == page.digest:
         return True
     with suppress(MissingBlobError):  # it was redacted on the way, and may be deleted already
-        if outdated(state, now, page.digest, desk.read(page.digest, PAGE_BYTES_MAX)) is not None:
+        if find_replaced_page(state, now, page.digest, desk.read(page.digest, PAGE_BYTES_MAX)) is not None:
             desk.delete(page.digest)
     return False

@@ -11,13 +11,13 @@ from typing import Final
 import trio
 
 from consensus.voter_set import VoterSet
-from curation.calls import ProjectView
-from curation.contents import AddPage, Found, Move, Review, SayGold
-from curation.importing import Given, in_pages
+from curation.import_export.task_import import TaskWithGold, split_into_pages
+from curation.ledger.curation_module import project_id, reviews_left
+from curation.ledger.curation_state import CurationState, Project, ProjectPhase, ProjectSpec, Redaction
+from curation.ledger.transaction_types import AddTaskPage, CreateProject, RevealGold, ReviewTask, SetProjectPhase
 from curation.limits import GUIDELINES_BYTES_MAX, SALT_BYTES
-from curation.module import project_id, reviews_left
-from curation.state import Asked, CurationState, Phase, Project, Redaction
-from curation.tasks import Entry, Page, redacted, root_of, task_id
+from curation.rpc import ProjectView
+from curation.tasks.task_pages import PageEntry, TaskPageBlob, page_merkle_root, redact_entry, task_id
 from features.parts import Desk
 from ledger.members import MembersState
 from peer.serving.exporting import page_of, pages
@@ -44,40 +44,42 @@ class Founding:
     def view(self, key: bytes) -> ProjectView:
         row = self._state.projects.get_record(key)
         assert row is not None
-        asked, author = row.asked, self.desk.state.module_state(MembersState).current_key(row.author)
-        counts = (asked.votes, row.tasks, row.drawn, row.settled, reviews_left(self._state, key, self.desk.time_ms))
+        asked, author = row.spec, self.desk.state.module_state(MembersState).current_key(row.author)
+        counts = (asked.votes, row.tasks, row.fresh_drawn, row.settled, reviews_left(self._state, key, self.desk.time_ms))
         return ProjectView(
             key.hex(), asked.name, asked.kind.value, row.phase.value, peer_id(author), *counts, asked.display.value
         )
 
     def views(self) -> tuple[ProjectView, ...]:
         """All projects, those that are not closed first."""
-        rows = sorted(self._state.projects.items(), key=lambda item: (item[1].phase is Phase.CLOSED, item[1].asked.name, item[0]))
+        rows = sorted(
+            self._state.projects.items(), key=lambda item: (item[1].phase is ProjectPhase.CLOSED, item[1].spec.name, item[0])
+        )
         return tuple(self.view(key) for key, _ in rows)
 
-    async def found(self, asked: Asked, guidelines: bytes, tasks: list[Given]) -> bytes:
+    async def found(self, asked: ProjectSpec, guidelines: bytes, tasks: list[TaskWithGold]) -> bytes:
         """The id of the new project. `guidelines` of no bytes: none; they are not in `asked` yet."""
         if len(guidelines) > GUIDELINES_BYTES_MAX:
             raise UserError(f"the guidelines have {len(guidelines)} bytes, at most {GUIDELINES_BYTES_MAX} are taken")
         require_alike(tasks, asked.items)
         digest = await trio.to_thread.run_sync(self.desk.keep, guidelines) if guidelines else None
-        decided = await self.desk.submit("curation/found", Found(replace(asked, guidelines=digest)))
+        decided = await self.desk.submit("curation/found", CreateProject(replace(asked, guidelines=digest)))
         key = project_id(self.desk.me, decided.nonce)
         await self._add(key, tasks)
         return key
 
-    async def add(self, key: bytes, tasks: list[Given]) -> None:
+    async def add(self, key: bytes, tasks: list[TaskWithGold]) -> None:
         """Adds those that no earlier import of the same tasks has added."""
         row = self._state.projects.get_record(key)
         assert row is not None
-        require_alike(tasks, row.asked.items)
+        require_alike(tasks, row.spec.items)
         await self._add(key, tasks)
 
-    async def already_added(self, key: bytes, tasks: list[Given]) -> int:
+    async def already_added(self, key: bytes, tasks: list[TaskWithGold]) -> int:
         """How many of these tasks, from the first one on, an earlier import of all of them has added."""
         return await trio.to_thread.run_sync(self._already_added, self._state, key, tasks)
 
-    def _already_added(self, state: CurationState, key: bytes, tasks: list[Given]) -> int:
+    def _already_added(self, state: CurationState, key: bytes, tasks: list[TaskWithGold]) -> int:
         row = state.projects.get_record(key)
         if row is None:
             return 0
@@ -87,7 +89,7 @@ class Founding:
                 count += size if first == count and root in roots else 0
         return count
 
-    async def forget_import(self, key: bytes, tasks: list[Given]) -> None:
+    async def forget_import(self, key: bytes, tasks: list[TaskWithGold]) -> None:
         """The next import of these tasks adds all of them."""
 
         def forget() -> None:
@@ -96,24 +98,24 @@ class Founding:
 
         await trio.to_thread.run_sync(forget)
 
-    async def projects_with(self, tasks: list[Given]) -> dict[bytes, Asked]:
+    async def projects_with(self, tasks: list[TaskWithGold]) -> dict[bytes, ProjectSpec]:
         """Projects to which an import has added these tasks, or the first of them."""
         state = self._state
 
-        def find() -> dict[bytes, Asked]:
+        def find() -> dict[bytes, ProjectSpec]:
             with self._imported() as imported:
                 rows = [(key, state.projects.get_record(key)) for key in imported.projects(digest_of(tasks))]
-            return {key: row.asked for key, row in rows if row is not None and self._already_added(state, key, tasks)}
+            return {key: row.spec for key, row in rows if row is not None and self._already_added(state, key, tasks)}
 
         return await trio.to_thread.run_sync(find)
 
-    async def _add(self, key: bytes, tasks: list[Given]) -> None:
+    async def _add(self, key: bytes, tasks: list[TaskWithGold]) -> None:
         """Where any task that is added is gold, no page tells whether it has some."""
         has_gold = any(given.gold is not None for given in tasks)
         digest, first = await trio.to_thread.run_sync(digest_of, tasks), await self.already_added(key, tasks)
-        for part in in_pages(tasks[first:]):
-            page = Page(tuple(Entry(secrets.token_bytes(SALT_BYTES), given.task) for given in part))
-            data, page_root = codec.encode(page), root_of(page)
+        for part in split_into_pages(tasks[first:]):
+            page = TaskPageBlob(tuple(PageEntry(secrets.token_bytes(SALT_BYTES), given.task) for given in part))
+            data, page_root = codec.encode(page), page_merkle_root(page)
             digest_of_page = await trio.to_thread.run_sync(self.desk.keep, data)
             gold = GoldPage.draw([given.gold for given in part]) if has_gold else None
             if gold is not None:
@@ -122,12 +124,12 @@ class Founding:
             with self._imported() as imported:
                 await trio.to_thread.run_sync(imported.keep, key, digest, first, len(part), page_root)
             root = gold.root if gold is not None else None
-            await self.desk.submit("curation/page", AddPage(key, digest_of_page, len(data), page_root, len(part), root))
+            await self.desk.submit("curation/page", AddTaskPage(key, digest_of_page, len(data), page_root, len(part), root))
             first += len(part)
 
     async def decide(self, task: bytes, label: tuple[int, ...]) -> None:
         """Of a task that waits for its author."""
-        await self.desk.submit("curation/review", Review(task, label))
+        await self.desk.submit("curation/review", ReviewTask(task, label))
 
     async def redact(self, key: bytes, number: int) -> str:
         """As the project's author or as a voter; what came of it."""
@@ -143,10 +145,10 @@ class Founding:
         if found is None:
             raise UserError("this peer lacks the page with this task, and nobody that it reaches has it")
         index = number - page.first
-        made = redacted(found, index)
+        made = redact_entry(found, index)
         said = Redaction(key, place, index, page.digest, hashlib.sha256(made).digest(), len(made))
         await self.desk.submit("curation/redact", said)
-        name, after = f"task {number} of {row.asked.name!r}", self._state.tasks.get_record(task_id(key, number))
+        name, after = f"task {number} of {row.spec.name!r}", self._state.tasks.get_record(task_id(key, number))
         if after is not None and after.is_redacted:
             return f"{name} is redacted: every peer deletes its text"
         voters = self.desk.state.module_state(MembersState).voters
@@ -160,14 +162,14 @@ class Founding:
     def _golds(self) -> closing[Golds]:
         return closing(Golds(self.desk.folder / "golds.sqlite"))
 
-    async def move(self, key: bytes, phase: Phase) -> None:
+    async def move(self, key: bytes, phase: ProjectPhase) -> None:
         """A close says all gold first."""
         row = self._state.projects.get_record(key)
         assert row is not None
-        if phase is Phase.CLOSED:
+        if phase is ProjectPhase.CLOSED:
             await self._say_gold(key, row)  # also where voters have stopped it
         if row.phase is not phase:
-            await self.desk.submit("curation/move", Move(key, phase))
+            await self.desk.submit("curation/move", SetProjectPhase(key, phase))
 
     async def _say_gold(self, key: bytes, row: Project) -> None:
         state = self._state
@@ -177,14 +179,14 @@ class Founding:
                     continue
                 kept = golds.of(page.gold)
                 if kept is None:
-                    self.desk.tell(f"the gold of page {number} of {row.asked.name!r} is not here")
+                    self.desk.tell(f"the gold of page {number} of {row.spec.name!r} is not here")
                     continue
                 new = [known for known in kept.known if state.golds.get_record(task_id(key, page.first + known.index)) is None]
                 if new:
-                    await self.desk.submit("curation/gold", SayGold(key, number, tuple(kept.said(known) for known in new)))
+                    await self.desk.submit("curation/gold", RevealGold(key, number, tuple(kept.said(known) for known in new)))
 
 
-def require_alike(tasks: list[Given], items: int) -> None:
+def require_alike(tasks: list[TaskWithGold], items: int) -> None:
     for number, (task, _) in enumerate(tasks, 1):
         if len(task.items) != items:
             raise UserError(f"task {number} has {len(task.items)} items, the others have {items}")

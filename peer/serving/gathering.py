@@ -7,9 +7,17 @@ from typing import Any
 
 import trio
 
-from curation.contents import Batch, Commit, Enrolment, LeaseWish, Opening, Release, Skip
+from curation.ledger.curation_module import signed_statement
+from curation.ledger.transaction_types import (
+    AnswerCommitment,
+    AnswerOpening,
+    EnrolmentEntry,
+    LeaseRequest,
+    ReleaseAssignment,
+    SkipAssignment,
+    StatementBatch,
+)
 from curation.limits import BATCH_MAX
-from curation.module import signed_part
 from features.parts import Desk
 from protocol import codec
 from protocol.errors import UserError
@@ -20,14 +28,14 @@ GATHER_SECONDS = 0.05  # a statement waits that long for others; the batch then 
 BYTES_MAX = TRANSACTION_BYTES_MAX - 1_024  # of the statements of a batch
 WAITING_MAX = 8 * BATCH_MAX  # statements that wait for a decision
 
-Statement = Enrolment | LeaseWish | Commit | Opening | Skip | Release
+Statement = EnrolmentEntry | LeaseRequest | AnswerCommitment | AnswerOpening | SkipAssignment | ReleaseAssignment
 _FIELDS: dict[type, str] = {
-    Enrolment: "enrolments",
-    LeaseWish: "leases",
-    Commit: "commits",
-    Opening: "openings",
-    Skip: "skips",
-    Release: "releases",
+    EnrolmentEntry: "enrolments",
+    LeaseRequest: "leases",
+    AnswerCommitment: "commits",
+    AnswerOpening: "openings",
+    SkipAssignment: "skips",
+    ReleaseAssignment: "releases",
 }
 
 
@@ -58,7 +66,7 @@ class Gatherer:
             return known
         done = trio.Event() if done is None else done
         self._events[statement] = done
-        if isinstance(statement, Skip | Release):
+        if isinstance(statement, SkipAssignment | ReleaseAssignment):
             self._given_back[statement.assignment] = done
         self._waiting.append((statement, done))
         self._there_is_one.set()
@@ -97,7 +105,7 @@ class Gatherer:
         by_field: dict[str, list[Any]] = {name: [] for name in _FIELDS.values()}
         for statement, _ in taken:
             by_field[_FIELDS[type(statement)]].append(statement)
-        batch = Batch(**{name: tuple(items) for name, items in by_field.items()})
+        batch = StatementBatch(**{name: tuple(items) for name, items in by_field.items()})
         try:
             await self._desk.submit("curation/batch", batch)
         except UserError as error:
@@ -114,7 +122,7 @@ class Gatherer:
     def _drop(self, entries: list[tuple[Statement, trio.Event]]) -> None:
         for statement, done in entries:
             self._events.pop(statement, None)
-            if isinstance(statement, Skip | Release):
+            if isinstance(statement, SkipAssignment | ReleaseAssignment):
                 self._given_back.pop(statement.assignment, None)
             done.set()
 
@@ -123,7 +131,7 @@ class Gatherer:
         return [entry for entry in taken if not self._has_true_signature(entry[0])]
 
     def _has_true_signature(self, part: Statement) -> bool:
-        if isinstance(part, Opening | Skip | Release):
+        if isinstance(part, AnswerOpening | SkipAssignment | ReleaseAssignment):
             return True  # nobody signs these
-        signer, message, signature = signed_part(self._desk.me, part)
+        signer, message, signature = signed_statement(self._desk.me, part)
         return self._verifier.verify(signer, signing_preimage(message.TAG, self._desk.chain_id, codec.encode(message)), signature)

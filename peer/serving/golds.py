@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from curation.answers import gold_leaf
-from curation.contents import GoldAnswer
+from curation.annotator_statements import Salt
+from curation.ledger.curation_state import Choices
+from curation.ledger.transaction_types import GoldAnswerProof
 from curation.limits import PAGE_TASKS_MAX, SALT_BYTES
-from curation.state import Choices
-from curation.statements import Salt
+from curation.tasks.answers import gold_leaf
 from peer.serving.durable import database
 from protocol import codec, merkle
 from protocol.codec import Count, Digest, Length
@@ -47,8 +47,8 @@ class GoldPage:
     def root(self) -> bytes:
         return merkle.merkle_root(self.leaves)
 
-    def said(self, known: Known) -> GoldAnswer:
-        return GoldAnswer(known.index, known.answer, known.salt, tuple(merkle.merkle_proof(self.leaves, known.index)))
+    def said(self, known: Known) -> GoldAnswerProof:
+        return GoldAnswerProof(known.index, known.answer, known.salt, tuple(merkle.merkle_proof(self.leaves, known.index)))
 
 
 class Golds:

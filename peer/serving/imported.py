@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from curation.importing import Given
-from curation.tasks import Task
+from curation.import_export.task_import import TaskWithGold
+from curation.tasks.task_pages import AnnotationTask
 from features.tables import counted
 from peer.serving.durable import database
 from protocol import codec
@@ -16,11 +16,11 @@ _SCHEMA = """CREATE TABLE IF NOT EXISTS imported
 (project BLOB, tasks BLOB, first INTEGER, count INTEGER, root BLOB, PRIMARY KEY (project, tasks, first)) WITHOUT ROWID"""
 
 
-def digest_of(tasks: Iterable[Given]) -> bytes:
+def digest_of(tasks: Iterable[TaskWithGold]) -> bytes:
     """A digest over texts and items. Labels do not count: they may be used in another way the second time."""
     found = hashlib.sha256()
     for task, _ in tasks:
-        found.update(codec.encode(Task(task.text, task.items)))
+        found.update(codec.encode(AnnotationTask(task.text, task.items)))
     return found.digest()
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import trio
 
-from curation.importing import Given
+from curation.import_export.task_import import TaskWithGold
 from features.parts import Desk
 from peer.serving.founding import Founding
 from peer.serving.operators import DECIDED_SECONDS, Operators
@@ -33,7 +33,7 @@ class Imports:
         async with trio.open_nursery() as self._nursery:
             await trio.sleep_forever()
 
-    async def add(self, operator: str, project: bytes, tasks: list[Given], about: str) -> bool:
+    async def add(self, operator: str, project: bytes, tasks: list[TaskWithGold], about: str) -> bool:
         """Whether all is decided; if not, it goes on. Raises `Problem`, also while another file is on its way."""
         if self._is_busy or self._nursery is None:
             async with self._operators.doing(operator, "import", about):
@@ -46,7 +46,7 @@ class Imports:
             raise of.problem
         return of.done.is_set()
 
-    async def _add(self, of: _Import, operator: str, project: bytes, tasks: list[Given], about: str) -> None:
+    async def _add(self, of: _Import, operator: str, project: bytes, tasks: list[TaskWithGold], about: str) -> None:
         try:
             async with self._operators.doing(operator, "import", about):
                 try:

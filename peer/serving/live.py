@@ -10,7 +10,7 @@ from typing import Final
 
 import trio
 
-from curation.state import CurationState
+from curation.ledger.curation_state import CurationState
 from features.as_json import plain
 from features.parts import Desk
 from protocol.api import AlertCause, PeerView

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 
 import trio
 
-from curation.answers import commitment
-from curation.contents import Commit, Opening
+from curation.ledger.curation_module import serving_peers
+from curation.ledger.curation_state import Assignment, AssignmentState, CurationState, ProjectPhase, TaskRow, TaskStage
+from curation.ledger.sealed_answers import OpeningSecret, seal_recipients
+from curation.ledger.state_changes import CurationChanges
+from curation.ledger.transaction_types import AnswerCommitment, AnswerOpening
 from curation.limits import OPENING_MS
-from curation.module import serving
-from curation.seals import Secret, keepers
-from curation.state import Assignment, CurationState, Lease, Phase, Stage, TaskRow
-from curation.tasks import task_id
-from curation.work import Work
+from curation.tasks.answers import answer_commitment
+from curation.tasks.task_pages import task_id
 from features.parts import Desk
 from ledger.members import MembersState
 from peer.serving.gathering import Gatherer
@@ -71,16 +71,16 @@ class Openings:
         self._gatherer.put(self._commit(kept), pending.done)
         return pending
 
-    def _commit(self, kept: Kept) -> Commit:
-        secret = codec.encode(Secret(kept.salt, kept.answer))
+    def _commit(self, kept: Kept) -> AnswerCommitment:
+        secret = codec.encode(OpeningSecret(kept.salt, kept.answer))
         seals = tuple(seal(key, secret) or b"" for key in self._keepers(kept.assignment, self._desk.me))
         row = self._desk.state.module_state(CurationState).assignments.get_record(kept.assignment)
         assert row is not None, "only leased assignments are answered"
-        return Commit(kept.assignment, row.annotator, kept.commitment, kept.signature, seals)
+        return AnswerCommitment(kept.assignment, row.annotator, kept.commitment, kept.signature, seals)
 
     def _keepers(self, assignment: bytes, carrier: bytes) -> tuple[bytes, ...]:
         members = self._desk.state.module_state(MembersState)
-        return keepers(serving(members), assignment, members.current_key(carrier))
+        return seal_recipients(serving_peers(members), assignment, members.current_key(carrier))
 
     def passed_over(self, assignment: bytes) -> None:
         """Forgets an answer, unless another one has taken its place."""
@@ -96,19 +96,19 @@ class Openings:
         """At a new block, or because time has passed."""
         self._pending = {key: pending for key, pending in self._pending.items() if not pending.done.is_set()}
         over = self._carry_on(state)
-        for due in Work(state, b"").waiting("openings", self._next):
-            self._asked[due.assignment] = _Asked(due.at_ms - OPENING_MS)
+        for due in CurationChanges(state, b"").queue_entries("openings", self._next):
+            self._asked[due.assignment] = _Asked(due.due_ms - OPENING_MS)
         self._next = state.openings.last
         for assignment, asked in list(self._asked.items()):
             row = state.assignments.get_record(assignment)
             assert row is not None
-            if row.state is not Lease.COMMITTED:
+            if row.state is not AssignmentState.COMMITTED:
                 del self._asked[assignment]
                 over.append(assignment)
                 continue
             kept = self._kept.get(assignment)
-            if kept is not None and task_of(state, row).stage is Stage.OPENING:
-                self._gatherer.put(Opening(assignment, kept.salt, kept.answer))
+            if kept is not None and task_of(state, row).stage is TaskStage.OPENING:
+                self._gatherer.put(AnswerOpening(assignment, kept.salt, kept.answer))
             while asked.seals < len(row.seals) and now_ms >= asked.since_ms + SEAL_MS * (asked.seals + 1):
                 self._unseal(assignment, row, asked.seals)
                 asked.seals += 1
@@ -127,7 +127,7 @@ class Openings:
                 self._gatherer.put(self._commit(kept), pending.done)
             else:
                 pending.done.set()
-                if row.commitment != kept.commitment or row.state is not Lease.COMMITTED:
+                if row.commitment != kept.commitment or row.state is not AssignmentState.COMMITTED:
                     over.append(kept.assignment)
         self._former = unknown
         return over
@@ -136,11 +136,11 @@ class Openings:
         """Opens another peer's answer, if that seal is for this peer. It tries seals of others, too: members come and go."""
         data = self._desk.unseal(row.seals[place])
         try:
-            secret = codec.decode(Secret, data) if data is not None else None
+            secret = codec.decode(OpeningSecret, data) if data is not None else None
         except RemoteProtocolError:
             secret = None
-        if secret is not None and commitment(assignment, secret.salt, tuple(secret.answer)) == row.commitment:
-            self._gatherer.put(Opening(assignment, secret.salt, tuple(secret.answer)))
+        if secret is not None and answer_commitment(assignment, secret.salt, tuple(secret.answer)) == row.commitment:
+            self._gatherer.put(AnswerOpening(assignment, secret.salt, tuple(secret.answer)))
         elif data is not None or self._keepers(assignment, row.peer)[place : place + 1] == (self._desk.me,):
             if row.peer not in self._false:
                 self._desk.tell(f"{short_id(row.peer)} sealed answers for this peer that do not open what it carried")
@@ -151,9 +151,12 @@ def has_place(state: CurationState, row: Assignment) -> bool:
     """Whether a commitment of this assignment can be decided."""
     project, task = state.projects.get_record(row.project), task_of(state, row)
     assert project is not None
-    if row.state not in (Lease.LEASED, Lease.EXPIRED, Lease.RELEASED) or project.phase is Phase.CLOSED:
+    if (
+        row.state not in (AssignmentState.LEASED, AssignmentState.EXPIRED, AssignmentState.RELEASED)
+        or project.phase is ProjectPhase.CLOSED
+    ):
         return False
-    return task.stage is Stage.BEGUN and (row.state is Lease.LEASED or task.taken < task.asked)
+    return task.stage is TaskStage.BEGUN and (row.state is AssignmentState.LEASED or task.places_taken < task.votes_asked)
 
 
 def task_of(state: CurationState, row: Assignment) -> TaskRow:

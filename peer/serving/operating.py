@@ -8,10 +8,10 @@ from typing import Final
 
 import trio
 
-from curation.answer_texts import Question
-from curation.answers import Kind, options_problem
-from curation.importing import Given, Misfits, TaskFile, read_tasks, tasks_of
-from curation.state import Asked, CurationState, Display, Phase, Project
+from curation.import_export.task_import import InvalidTasks, ParsedTasks, TaskWithGold, parse_tasks, read_tasks
+from curation.ledger.curation_state import CurationState, Project, ProjectPhase, ProjectSpec, TextFormat
+from curation.tasks.answer_parser import AnswerSchema
+from curation.tasks.answers import QuestionKind, options_problem
 from features.parts import Desk
 from features.tables import counted
 from ledger.members import MembersState
@@ -26,7 +26,7 @@ from web.site import Json
 
 FILE_NAME_CHARACTERS_MAX: Final = 64  # that are shown
 PREVIEWED: Final = 5  # tasks of a file that is checked
-ACTIONS: Final = {Phase.PAUSED: "pause", Phase.OPEN: "open", Phase.CLOSED: "close"}
+ACTIONS: Final = {ProjectPhase.PAUSED: "pause", ProjectPhase.OPEN: "open", ProjectPhase.CLOSED: "close"}
 
 
 class Operating:
@@ -64,15 +64,15 @@ class Operating:
         tasks: Sequence[Json],
     ) -> Json:
         operator = self._operators.require(token)
-        asked_kind = Kind(kind)
+        asked_kind = QuestionKind(kind)
         about = f"project {name!r}" + (f", {counted(len(tasks), 'task')}" if tasks else "")
         async with self._operators.doing(operator, "make", about):
             if problem := options_problem(asked_kind, options, many):
                 raise Problem("misfit", problem)
             # An empty array is a mistake.
-            read = TaskFile([], ()) if tasks == () else _read(tasks, asked_kind, options, many, gold_from)
+            read = ParsedTasks([], ()) if tasks == () else _read(tasks, asked_kind, options, many, gold_from)
             items = len(read.tasks[0].task.items) if read.tasks else items
-            asked = Asked(name, asked_kind, options, many, items, None, votes, price, suggests_first, Display(display))
+            asked = ProjectSpec(name, asked_kind, options, many, items, None, votes, price, suggests_first, TextFormat(display))
             made = await decided(self._founding.found(asked, guidelines.encode(), read.tasks))
             return self._view(made) | _notes(read.notes)
 
@@ -88,10 +88,10 @@ class Operating:
         tasks: Sequence[Json] = (),
         file: bytes = b"",
     ) -> Json | tuple[int, Json]:
-        operator, asked = self._operators.require(token), self._row(project).asked
+        operator, asked = self._operators.require(token), self._row(project).spec
         if format:
             shown = _file_name(name, format)
-            question = Question(asked.kind, tuple(asked.options), asked.many)
+            question = AnswerSchema(asked.kind, tuple(asked.options), asked.many)
             if check:
                 return 200, await self._checked(shown, file, question, gold_from, project)
             return await self._import(operator, project, question, shown, file, gold_from, bool(again))
@@ -102,9 +102,9 @@ class Operating:
         return self._view(project) | _notes(read.notes)
 
     async def _import(
-        self, operator: str, project: bytes, question: Question, name: str, file: bytes, gold_from: str, again: bool
+        self, operator: str, project: bytes, question: AnswerSchema, name: str, file: bytes, gold_from: str, again: bool
     ) -> tuple[int, Json]:
-        asked, founding = self._row(project).asked, self._founding
+        asked, founding = self._row(project).spec, self._founding
         try:
             read = await trio.to_thread.run_sync(_read_file, name, file, question, gold_from)
             require_alike(read.tasks, asked.items)
@@ -125,27 +125,27 @@ class Operating:
         self, token: str, format: str, kind: str, options: str, many: int, name: str, gold_from: str, file: bytes
     ) -> Json:
         self._operators.require(token)
-        question = Question(Kind(kind), tuple(options.split("\n")) if options else (), bool(many))
+        question = AnswerSchema(QuestionKind(kind), tuple(options.split("\n")) if options else (), bool(many))
         if problem := options_problem(*question):
             raise Problem("misfit", problem)
         return await self._checked(_file_name(name, format), file, question, gold_from, None)
 
-    async def _checked(self, name: str, file: bytes, question: Question, gold_from: str, project: bytes | None) -> Json:
+    async def _checked(self, name: str, file: bytes, question: AnswerSchema, gold_from: str, project: bytes | None) -> Json:
         """What an import of this file would do, into a project that there is or into a new one."""
-        given: list[Given] = []
+        given: list[TaskWithGold] = []
         problems: list[str] = []
         notes: list[str] = []
         try:
             read = await trio.to_thread.run_sync(_read_file, name, file, question, gold_from)
             given, notes = read.tasks, list(read.notes)
-            require_alike(given, self._row(project).asked.items if project else len(given[0].task.items))
-        except Misfits as error:
+            require_alike(given, self._row(project).spec.items if project else len(given[0].task.items))
+        except InvalidTasks as error:
             problems = error.problems
         except UserError as error:
             problems = [str(error)]
         before = await self._founding.already_added(project, given) if project and not problems else 0
         if project and before:
-            notes = [already_note(name, self._row(project).asked.name, before, len(given), "again=1")]
+            notes = [already_note(name, self._row(project).spec.name, before, len(given), "again=1")]
         elif not problems:
             others = await self._founding.projects_with(given)
             notes += [f"project {asked.name!r} already has these tasks" for asked in others.values()]
@@ -162,21 +162,21 @@ class Operating:
         operator, row = self._operators.require(token), self._row(project)
         if task >= row.tasks:
             raise Problem("not-found", f"the project has {row.tasks} tasks, from 0 on")
-        about = f"task {task} of {row.asked.name!r}" + (f": {reason}" if reason else "")
+        about = f"task {task} of {row.spec.name!r}" + (f": {reason}" if reason else "")
         async with self._operators.doing(operator, "redact", about):
             return {"said": await decided(self._founding.redact(project, task))}
 
     async def pause(self, token: str, project: bytes) -> Json:
-        return await self._move(token, project, Phase.PAUSED)
+        return await self._move(token, project, ProjectPhase.PAUSED)
 
     async def open(self, token: str, project: bytes) -> Json:
-        return await self._move(token, project, Phase.OPEN)
+        return await self._move(token, project, ProjectPhase.OPEN)
 
     async def close(self, token: str, project: bytes) -> Json:
-        return await self._move(token, project, Phase.CLOSED)
+        return await self._move(token, project, ProjectPhase.CLOSED)
 
-    async def _move(self, token: str, project: bytes, phase: Phase) -> Json:
-        operator, asked = self._operators.require(token), self._row(project).asked
+    async def _move(self, token: str, project: bytes, phase: ProjectPhase) -> Json:
+        operator, asked = self._operators.require(token), self._row(project).spec
         async with self._operators.doing(operator, ACTIONS[phase], f"project {asked.name!r}"):
             await decided(self._founding.move(project, phase))
         return self._view(project)
@@ -189,7 +189,7 @@ class Operating:
 
     def _view(self, project: bytes) -> Json:
         row = self._row(project)
-        asked, members = row.asked, self._desk.state.module_state(MembersState)
+        asked, members = row.spec, self._desk.state.module_state(MembersState)
         more = {"options": list(asked.options), "many": asked.many, "items": asked.items, "price": asked.price}
         is_mine = members.current_key(row.author) == self._desk.me
         return dataclasses.asdict(self._founding.view(project)) | more | {"is_mine": is_mine}
@@ -205,13 +205,13 @@ def _file_name(name: str, format: str) -> str:
     return name[-FILE_NAME_CHARACTERS_MAX:] if is_apt else f"tasks.{format}"
 
 
-def _read_file(name: str, file: bytes, question: Question, gold_from: str) -> TaskFile:
+def _read_file(name: str, file: bytes, question: AnswerSchema, gold_from: str) -> ParsedTasks:
     return read_tasks(name, file, *question, TASKS_MAX, gold_from=gold_from)
 
 
-def _read(tasks: Sequence[Json], kind: Kind, options: tuple[str, ...], many: bool, gold_from: str) -> TaskFile:
+def _read(tasks: Sequence[Json], kind: QuestionKind, options: tuple[str, ...], many: bool, gold_from: str) -> ParsedTasks:
     rows = ((f"task {number}", row) for number, row in enumerate(tasks, 1))
     try:
-        return tasks_of("tasks", rows, kind, options, many, gold_from=gold_from)
+        return parse_tasks("tasks", rows, kind, options, many, gold_from=gold_from)
     except UserError as error:
         raise Problem("misfit", str(error)) from None

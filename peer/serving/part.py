@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from curation.module import is_run
+from curation.ledger.curation_module import runs_curation
 from features.parts import Desk
 from peer.settings.descriptors import limit_now, shares
 from protocol.addresses import parse_address
@@ -32,7 +32,7 @@ class Serve:
     async def run(self) -> None:
         written = self.desk.folder / ADDRESS
         written.unlink(missing_ok=True)
-        while not is_run(self.desk.state):
+        while not runs_curation(self.desk.state):
             await self.desk.block_above(self.desk.height)
         try:
             # Only a peer that serves needs aiohttp, and pays for it.

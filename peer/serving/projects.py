@@ -15,15 +15,24 @@ from typing import Any
 import trio
 
 from consensus.voter_set import VoterSet
-from curation.answer_texts import read_answer
-from curation.answers import Kind, named, options_problem
-from curation.calls import AgreementView, CurationCalls, ExportView, ImportRequest, ImportView, ProjectView, WaitingView
-from curation.contents import Review, StopProject
-from curation.importing import TASKS_MAX, TaskFile, read_tasks
+from curation.import_export.task_import import TASKS_MAX, ParsedTasks, read_tasks
+from curation.ledger.curation_module import reviews_left, runs_curation
+from curation.ledger.curation_state import (
+    AssignmentState,
+    CurationState,
+    Project,
+    ProjectPhase,
+    ProjectSpec,
+    TaskStage,
+    TextFormat,
+    as_answer,
+)
+from curation.ledger.transaction_types import ReviewTask, VoteToStopProject
 from curation.limits import NAME_CHARACTERS_MAX
-from curation.module import is_run, reviews_left
-from curation.state import Asked, CurationState, Display, Lease, Phase, Project, Stage, as_answer
-from curation.tasks import assignment_id, task_id
+from curation.rpc import AgreementView, CurationRpc, ImportRequest, ImportView, ProjectView, TaskExportView, TaskInReviewView
+from curation.tasks.answer_parser import parse_answer
+from curation.tasks.answers import QuestionKind, answer_text, options_problem
+from curation.tasks.task_pages import assignment_id, task_id
 from features.tables import counted
 from peer import features
 from peer.serving import proving
@@ -39,7 +48,7 @@ PART = "serve"
 
 
 @dataclass(frozen=True)
-class CurationAnswers(CurationCalls):
+class CurationAnswers(CurationRpc):
     peer: Any  # `peer.api.running.RunningPeer`
 
     @property
@@ -49,7 +58,7 @@ class CurationAnswers(CurationCalls):
         return found
 
     def _require_run(self) -> None:
-        if not is_run(self.peer.driver.state):
+        if not runs_curation(self.peer.driver.state):
             raise UserError("this network does not run the module curation: `upgrade curation 1`, said by a quorum, brings it")
 
     @property
@@ -72,14 +81,14 @@ class CurationAnswers(CurationCalls):
         data = await _read(path)
         if request.project:
             key, row = self._find(request.project)
-            file = await _tasks(request, data, row.asked.kind, row.asked.options, row.asked.many)
+            file = await _tasks(request, data, row.spec.kind, row.spec.options, row.spec.many)
             return await self._import(founding, key, file, request)
-        kind = Kind(request.kind)
+        kind = QuestionKind(request.kind)
         problem = options_problem(kind, request.options, request.many)
         if problem:
             raise UserError(f"{problem}: name them with --options A,B")
         file = await _tasks(request, data, kind, request.options, request.many)
-        asked = Asked(
+        asked = ProjectSpec(
             name=(request.name or path.stem)[: 2 * NAME_CHARACTERS_MAX],
             kind=kind,
             options=request.options,
@@ -89,7 +98,7 @@ class CurationAnswers(CurationCalls):
             votes=request.votes,
             price=request.price,
             suggests_first=request.suggests_first,
-            display=Display(request.display),
+            display=TextFormat(request.display),
         )
         for key, other in ({} if request.again else await founding.projects_with(file.tasks)).items():
             if _question(other) == _question(asked):
@@ -97,7 +106,7 @@ class CurationAnswers(CurationCalls):
         guidelines = await _read(Path(request.guidelines)) if request.guidelines else b""
         return _import_view(founding.view(await founding.found(asked, guidelines, file.tasks)), file.notes)
 
-    async def _import(self, founding: Founding, key: bytes, file: TaskFile, request: ImportRequest) -> ImportView:
+    async def _import(self, founding: Founding, key: bytes, file: ParsedTasks, request: ImportRequest) -> ImportView:
         if request.again:
             await founding.forget_import(key, file.tasks)
         before = await founding.already_added(key, file.tasks)
@@ -110,54 +119,54 @@ class CurationAnswers(CurationCalls):
     async def move_project(self, project: str, phase: str) -> ProjectView:
         self.peer.require_member()
         key, _ = self._find(project)
-        await self._founding.move(key, Phase(phase))
+        await self._founding.move(key, ProjectPhase(phase))
         return self._founding.view(key)
 
     async def stop_project(self, project: str) -> str:
         self.peer.require_member()
         key, _ = self._find(project)
-        await self.peer.author.submit("curation/stop", StopProject(key))
+        await self.peer.author.submit("curation/stop", VoteToStopProject(key))
         _, after = self._find(key.hex())
-        if after.phase is Phase.CLOSED:
-            return f"project {after.asked.name!r} is closed"
+        if after.phase is ProjectPhase.CLOSED:
+            return f"project {after.spec.name!r} is closed"
         quorum = VoterSet(self.peer.driver.state.members.voters).quorum
-        want = f"{len(after.stop_requests)} of the {quorum} voters needed want project {after.asked.name!r} to be closed"
+        want = f"{len(after.stop_requests)} of the {quorum} voters needed want project {after.spec.name!r} to be closed"
         return f"{want}; the others have to say the same"
 
-    async def waiting_tasks(self, project: str) -> tuple[WaitingView, ...]:
+    async def waiting_tasks(self, project: str) -> tuple[TaskInReviewView, ...]:
         key, row = self._find(project)
         return tuple(self._waiting(self._state, key, row))
 
-    def _waiting(self, state: CurationState, key: bytes, row: Project) -> Iterator[WaitingView]:
+    def _waiting(self, state: CurationState, key: bytes, row: Project) -> Iterator[TaskInReviewView]:
         left = reviews_left(state, key, self.peer.driver.state.time_ms)
         for page in pages(state, key, row):
             shown = None
             for index in range(page.count if left else 0):
                 task = task_id(key, page.first + index)
                 found = state.tasks.get_record(task)
-                if found is None or found.stage is not Stage.REVIEW:
+                if found is None or found.stage is not TaskStage.REVIEW:
                     continue
                 left -= 1
                 shown = shown or page_of(row, page, self.peer.driver.blobs.read_blob)
                 text = shown.entries[index].task if shown else None
                 votes = [state.assignments.get_record(assignment_id(task, who)) for who in found.annotators]
-                said = Counter(_named(row.asked, as_answer(vote.answer)) for vote in votes if vote and vote.answer is not None)
-                reasons = Counter(vote.reason for vote in votes if vote and vote.state is Lease.SKIPPED)
+                said = Counter(_named(row.spec, as_answer(vote.answer)) for vote in votes if vote and vote.answer is not None)
+                reasons = Counter(vote.reason for vote in votes if vote and vote.state is AssignmentState.SKIPPED)
                 words, items = (text.text, tuple(text.items)) if text else ("", ())
-                yield WaitingView(task.hex(), found.number, words, items, dict(said), dict(reasons))
+                yield TaskInReviewView(task.hex(), found.number, words, items, dict(said), dict(reasons))
 
     async def review_task(self, task: str, number: int | None, label: tuple[str, ...]) -> str:
         self.peer.require_member()
         project, number = self._find_task(task, number)
         row = self._state.projects.get_record(project)
         assert row is not None
-        asked = row.asked
-        answer = read_answer(task, "label", list(label), asked.kind, tuple(asked.options), asked.many, asked.items)
+        asked = row.spec
+        answer = parse_answer(task, "label", list(label), asked.kind, tuple(asked.options), asked.many, asked.items)
         assert answer is not None
         found = self._state.tasks.get_record(task_id(project, number))
-        if found is None or found.stage is not Stage.REVIEW:
+        if found is None or found.stage is not TaskStage.REVIEW:
             raise UserError(f"task {number} does not wait for its author: `tasks review {asked.name}` lists those that do")
-        await self.peer.author.submit("curation/review", Review(task_id(project, number), answer))
+        await self.peer.author.submit("curation/review", ReviewTask(task_id(project, number), answer))
         return f"task {number} of {asked.name!r}: {_named(asked, answer)}"
 
     async def redact_task(self, task: str, number: int | None) -> str:
@@ -171,7 +180,7 @@ class CurationAnswers(CurationCalls):
             key, row = self._find(text)
             if number >= row.tasks:
                 raise UserError(
-                    f"project {row.asked.name!r} has {counted(row.tasks, 'task')}, from 0 on: there is no number {number}"
+                    f"project {row.spec.name!r} has {counted(row.tasks, 'task')}, from 0 on: there is no number {number}"
                 )
             return key, number
         found = self._state.tasks.get_record(bytes.fromhex(text)) if re.fullmatch("[0-9a-f]{64}", text) else None
@@ -203,11 +212,11 @@ class CurationAnswers(CurationCalls):
             raise UserError(f"this peer serves nobody: its role is {role.name}; run it with --role annotator, or full")
         return closing(Doors(self.peer.desk(PART).folder))
 
-    async def export_tasks(self, project: str, path: str, format: str = "jsonl") -> ExportView:
+    async def export_tasks(self, project: str, path: str, format: str = "jsonl") -> TaskExportView:
         key, row = self._find(project)
         if not row.settled:
             raise UserError(
-                f"no task of {row.asked.name!r} is settled yet, so there is nothing to write: `projects` says how far it is"
+                f"no task of {row.spec.name!r} is settled yet, so there is nothing to write: `projects` says how far it is"
             )
         state, read = self._state, self.peer.driver.blobs.read_blob
 
@@ -225,9 +234,9 @@ class CurationAnswers(CurationCalls):
             raise UserError(f"{path} exists: name another file with -o") from None
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}") from None
-        return ExportView(path, row.settled)
+        return TaskExportView(path, row.settled)
 
-    async def prove_tasks(self, project: str, directory: str) -> ExportView:
+    async def prove_tasks(self, project: str, directory: str) -> TaskExportView:
         key, _ = self._find(project)
         proven = await self.peer.driver.snapshots.newest_proven()
         if proven is None:
@@ -235,19 +244,19 @@ class CurationAnswers(CurationCalls):
         state, links = proven
         read = self.peer.driver.blobs.read_blob
         count = await trio.to_thread.run_sync(proving.write, Path(directory), self.peer.genesis, state, links, key, read)
-        return ExportView(directory, count)
+        return TaskExportView(directory, count)
 
 
 def find_project(text: str, state: CurationState) -> tuple[bytes, Project]:
     """By its name, or how its id begins. Raises `UserError`."""
     wanted = text.lower()
-    found = [(key, row) for key, row in state.projects.items() if key.hex().startswith(wanted) or row.asked.name == text]
+    found = [(key, row) for key, row in state.projects.items() if key.hex().startswith(wanted) or row.spec.name == text]
     if not wanted or len(found) != 1:
         raise UserError(f"{text!r} fits {len(found) or 'no'} projects: `projects` lists them")
     return found[0]
 
 
-def _question(asked: Asked) -> tuple[object, ...]:
+def _question(asked: ProjectSpec) -> tuple[object, ...]:
     return asked.name, asked.kind, tuple(asked.options), asked.many
 
 
@@ -255,8 +264,8 @@ def _import_view(view: ProjectView, notes: tuple[str, ...]) -> ImportView:
     return ImportView(view.project, view.name, view.state, view.tasks, notes)
 
 
-def _named(asked: Asked, answer: tuple[int, ...]) -> str:
-    return named(asked.kind, tuple(asked.options), answer)
+def _named(asked: ProjectSpec, answer: tuple[int, ...]) -> str:
+    return answer_text(asked.kind, tuple(asked.options), answer)
 
 
 async def _read(path: Path) -> bytes:
@@ -266,7 +275,7 @@ async def _read(path: Path) -> bytes:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
 
 
-async def _tasks(request: ImportRequest, data: bytes, kind: Kind, options: tuple[str, ...], many: bool) -> TaskFile:
+async def _tasks(request: ImportRequest, data: bytes, kind: QuestionKind, options: tuple[str, ...], many: bool) -> ParsedTasks:
     name = Path(request.file).name
     read = partial(read_tasks, name, data, kind, options, many, TASKS_MAX, request.columns, request.gold_from)
     return await trio.to_thread.run_sync(read)

@@ -1,13 +1,13 @@
-"""Writes a folder of labels with their proofs, see `curation.proving`."""
+"""Writes a folder of labels with their proofs, see `curation.import_export.export_proofs`."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
 
-from curation import proving
+from curation.import_export import export_proofs
+from curation.ledger.curation_state import CurationState, page_key
 from curation.limits import PAGE_BYTES_MAX
-from curation.state import CurationState, page_key
 from ledger.core.genesis import Genesis
 from ledger.ledger_state import LedgerState
 from ledger.row_proofs import make_row_proof
@@ -38,20 +38,20 @@ def _write(folder: Path, genesis: Genesis, state: LedgerState, links: tuple[Ligh
     project = curation.projects.get_record(key)
     if project is None:
         raise UserError("the last certified state does not have this project yet: try again after the next block")
-    (folder / proving.PROJECT_PROOF).write_bytes(make_row_proof(genesis, state, links, "curation/projects", key))
-    (folder / proving.PAGES_PROOF).write_bytes(b"".join(proving.page_proofs(curation, key)))
-    (folder / proving.PAGES).mkdir()
+    (folder / export_proofs.PROJECT_PROOF).write_bytes(make_row_proof(genesis, state, links, "curation/projects", key))
+    (folder / export_proofs.PAGES_PROOF).write_bytes(b"".join(export_proofs.iter_page_proofs(curation, key)))
+    (folder / export_proofs.PAGES).mkdir()
     for number in range(project.pages):
         page = curation.pages.get_record(page_key(key, number))
         assert page is not None
         if page_of(project, page, read) is not None:  # else its lines have no text
-            (folder / proving.PAGES / str(number)).write_bytes(read(page.digest, PAGE_BYTES_MAX))
+            (folder / export_proofs.PAGES / str(number)).write_bytes(read(page.digest, PAGE_BYTES_MAX))
     count = 0
     with (
-        open(folder / proving.LABELS, "x", encoding="utf-8", newline="\n") as labels,
-        open(folder / proving.LABELS_PROOF, "xb") as proofs,
+        open(folder / export_proofs.LABELS, "x", encoding="utf-8", newline="\n") as labels,
+        open(folder / export_proofs.LABELS_PROOF, "xb") as proofs,
     ):
-        for line, proof in proving.proven_lines(curation, key, lambda page: page_of(project, page, read)):
+        for line, proof in export_proofs.iter_proven_lines(curation, key, lambda page: page_of(project, page, read)):
             labels.write(line)
             proofs.write(proof)
             count += 1

@@ -13,11 +13,11 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 import trio
 
-from curation.calls import AgreementView
-from curation.formats import FORMATS
+from curation.import_export.export_formats import FORMATS
+from curation.ledger.curation_module import project_alpha
+from curation.ledger.curation_state import Annotator, CurationState, Project
 from curation.limits import PROJECTS_MAX
-from curation.module import project_alpha
-from curation.state import Annotator, CurationState, Project
+from curation.rpc import AgreementView
 from features.parts import Desk
 from ledger.tables import Table
 from peer.serving.exporting import agreement, export
@@ -189,4 +189,4 @@ def _project_view(state: CurationState, key: bytes) -> Json:
     counts: Json = {"tasks": row.tasks, "settled": row.settled, "review": row.review}
     # The nearest float of a fraction is the same at every peer.
     agreed = {"alpha": None if alpha is None else round(float(alpha), 4)}
-    return {"project": key.hex(), "name": row.asked.name, "kind": row.asked.kind.value, **counts, **agreed}
+    return {"project": key.hex(), "name": row.spec.name, "kind": row.spec.kind.value, **counts, **agreed}

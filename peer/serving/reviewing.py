@@ -9,11 +9,20 @@ from typing import Any, Final
 
 import trio
 
-from curation.agreement import values_of
-from curation.answers import PAIR_ANSWERS, Kind, answer_problem
-from curation.module import reviews_left
-from curation.state import Annotator, Assignment, CurationState, Lease, Project, Stage, TaskPage, TaskRow
-from curation.tasks import Page, Task, task_id
+from curation.estimation.annotator_agreement import value_count
+from curation.ledger.curation_module import reviews_left
+from curation.ledger.curation_state import (
+    Annotator,
+    Assignment,
+    AssignmentState,
+    CurationState,
+    Project,
+    TaskPageRow,
+    TaskRow,
+    TaskStage,
+)
+from curation.tasks.answers import PAIR_ANSWERS, QuestionKind, answer_problem
+from curation.tasks.task_pages import AnnotationTask, TaskPageBlob, task_id
 from features.parts import Desk
 from peer.serving.exporting import page_of, pages, votes
 from peer.serving.founding import Founding
@@ -88,7 +97,7 @@ class Reviewing:
 
     async def decide(self, token: str, project: bytes, task: bytes, answer: tuple[int, ...]) -> Json:
         operator, row = self._operators.require(token), self._state.tasks.get_record(task)
-        asked = self._row(project).asked
+        asked = self._row(project).spec
         if row is None or row.project != project:
             raise Problem("not-found", "nobody had such a task of this project")
         problem = answer_problem(asked.kind, len(asked.options), asked.many, asked.items, answer)
@@ -109,7 +118,7 @@ class _Look:
     def __init__(self, state: CurationState, key: bytes, project: Project, desk: Desk) -> None:
         self._state, self._key, self._project, self._desk = state, key, project, desk
         self._waiting = reviews_left(state, key, desk.time_ms)
-        self._page: tuple[TaskPage, Page | None] | None = None
+        self._page: tuple[TaskPageRow, TaskPageBlob | None] | None = None
 
     def found(self, wanted: _Wanted, after: Cursor, limit: int) -> tuple[list[Json], Cursor | None]:
         """At most so many tasks, and where to go on; None: there are no more."""
@@ -130,18 +139,18 @@ class _Look:
             first = 0
         return found, None
 
-    def _rows(self, first: int) -> Iterator[tuple[TaskPage, int, TaskRow | None]]:
+    def _rows(self, first: int) -> Iterator[tuple[TaskPageRow, int, TaskRow | None]]:
         for page in pages(self._state, self._key, self._project):
             for number in range(max(first, page.first), page.first + page.count):
                 yield page, number, self._state.tasks.get_record(task_id(self._key, number))
 
-    def _text(self, page: TaskPage, number: int) -> Task | None:
+    def _text(self, page: TaskPageRow, number: int) -> AnnotationTask | None:
         if self._page is None or self._page[0] != page:
             self._page = page, page_of(self._project, page, self._desk.read)
         shown = self._page[1]
         return shown.entries[number - page.first].task if shown else None
 
-    def _shown(self, page: TaskPage, number: int, row: TaskRow | None, cast: list[Assignment]) -> Json:
+    def _shown(self, page: TaskPageRow, number: int, row: TaskRow | None, cast: list[Assignment]) -> Json:
         text = self._text(page, number)
         return {
             "task": task_id(self._key, number).hex(),
@@ -154,7 +163,7 @@ class _Look:
             "is_reviewed": row.is_reviewed if row else False,
             "height": row.height if row else 0,
             "skips": row.skipped if row else 0,
-            "votes": [self._vote(vote) for vote in cast if vote.state not in (Lease.EXPIRED, Lease.RELEASED)],
+            "votes": [self._vote(vote) for vote in cast if vote.state not in (AssignmentState.EXPIRED, AssignmentState.RELEASED)],
         }
 
     def _need(self, row: TaskRow | None, cast: list[Assignment]) -> Need:
@@ -164,20 +173,20 @@ class _Look:
             return Need.REDACTED
         if row.is_reviewed:
             return Need.DECIDED
-        if row.stage is Stage.REVIEW and self._waiting:
+        if row.stage is TaskStage.REVIEW and self._waiting:
             return Need.WAITING
-        if row.stage is not Stage.SETTLED and row.skipped:
+        if row.stage is not TaskStage.SETTLED and row.skipped:
             return Need.SKIPPED
         if len({tuple(vote.answer) for vote in cast if vote.answer is not None}) > 1:
             return Need.DISPUTED
-        return Need.SETTLED if row.stage is Stage.SETTLED else Need.BEGUN
+        return Need.SETTLED if row.stage is TaskStage.SETTLED else Need.BEGUN
 
     def _vote(self, vote: Assignment) -> Json:
         person: Annotator | None = self._state.annotators.get_record(vote.annotator)
         answer = None if vote.answer is None else list(vote.answer)
         name = person.name if person else ""
         said = {"annotator": vote.annotator.hex(), "name": name, "state": vote.state.value, "answer": answer}
-        return said | {"reason": vote.reason} if vote.state is Lease.SKIPPED else said
+        return said | {"reason": vote.reason} if vote.state is AssignmentState.SKIPPED else said
 
     def _fits(self, wanted: _Wanted, shown: Json) -> bool:
         texts = (shown["text"] or "", *shown["items"])
@@ -197,10 +206,10 @@ def _cast(state: CurationState, number: int, project: bytes, row: TaskRow | None
 
 def _confusions(state: CurationState, key: bytes, project: Project) -> Json:
     """Of all together, and of each annotator: counts[label][answer], over settled tasks."""
-    asked = project.asked
+    asked = project.spec
     kind, many = asked.kind, asked.many
-    of = 0 if kind is Kind.RANKING else values_of(kind, len(asked.options), many)
-    names = ["left out", "chosen"] if many else list(PAIR_WORDS if kind is Kind.PAIR else asked.options)
+    of = 0 if kind is QuestionKind.RANKING else value_count(kind, len(asked.options), many)
+    names = ["left out", "chosen"] if many else list(PAIR_WORDS if kind is QuestionKind.PAIR else asked.options)
     found: list[dict[str, Any]] = []
     for annotator, person in state.annotators.items() if of else ():
         skill = state.skills.get_record(key + annotator)

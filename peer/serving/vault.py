@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from curation.answers import Answer, commitment
+from curation.tasks.answers import Answer, answer_commitment
 from peer.serving.durable import database
 from protocol import codec
 
@@ -25,7 +25,7 @@ class Kept:
 
     @property
     def commitment(self) -> bytes:
-        return commitment(self.assignment, self.salt, self.answer)
+        return answer_commitment(self.assignment, self.salt, self.answer)
 
 
 @dataclass(frozen=True, slots=True)

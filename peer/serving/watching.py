@@ -6,7 +6,7 @@ from typing import Final
 
 import trio
 
-from curation.state import CurationState
+from curation.ledger.curation_state import CurationState
 from features.parts import Desk
 from ledger.members import MembersState
 from peer.serving.gathering import Gatherer

@@ -19,7 +19,7 @@ from protocol.errors import UserError
 from protocol.limits import ADVERTISED_MAX, NAME_CHARACTERS_MAX
 from protocol.name_validation import name_problem
 from storage.regular_files import read_regular
-from training.resources import AUTO, Parallel, Resources, device_problem, parallel_problem
+from training.engine_resources import AUTO, EngineResources, ParallelMode, device_problem, parallel_problem
 from transport.discovery.reachability import RelayMode
 from transport.wire.failure_detector import PING_SECONDS, SUSPECT_SECONDS, KeepaliveConfig
 
@@ -95,12 +95,12 @@ class Config:
         return KeepaliveConfig(self.ping_seconds, self.suspect_seconds)
 
     @property
-    def resources(self) -> Resources:
+    def resources(self) -> EngineResources:
         said = {name: getattr(self, name) for name in RESOURCES}
-        return Resources(**said | {"parallel": Parallel(self.parallel)})
+        return EngineResources(**said | {"parallel": ParallelMode(self.parallel)})
 
 
-RESOURCES = tuple(field.name for field in dataclasses.fields(Resources))  # settings by the same names
+RESOURCES = tuple(field.name for field in dataclasses.fields(EngineResources))  # settings by the same names
 _HINTS = {name: kind for name, kind in typing.get_type_hints(Config).items() if name != "of_features"}
 _ABOUT: dict[str, str] = {field.name: field.metadata["about"] for field in dataclasses.fields(Config) if field.metadata}
 
@@ -334,7 +334,7 @@ def _problems(config: Config) -> Iterator[tuple[str, str]]:
         ("engine", features.engines(), f"is no engine of this program; there are {', '.join(features.engines())}"),
         ("log_level", LOG_LEVELS, f"is no log level; choose one of {', '.join(LOG_LEVELS)}"),
         ("log_format", LOG_FORMATS, f"is no format of a log; choose one of {', '.join(LOG_FORMATS)}"),
-        ("parallel", list(Parallel), f"is none of {', '.join(Parallel)}"),
+        ("parallel", list(ParallelMode), f"is none of {', '.join(ParallelMode)}"),
     )
     yield from ((name, why) for name, there_are, why in choices if value_of(config, name) not in there_are)
     for name, setting in features.settings().items():

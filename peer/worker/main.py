@@ -26,19 +26,19 @@ from weakref import WeakValueDictionary
 from features.lazily import named
 from peer import features
 from protocol.errors import FolkmootError, UserError
-from training import starts, tasks
+from training import parameter_blob, worker_protocol
+from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import Tokenizer, load_tokenizer
-from training.engines.engine import DeclaringEngine, Engine, EngineKind, Other
-from training.objectives.objective import Declaration, Reason
-from training.replay import proposals
+from training.engine_resources import EngineResources, add_arguments
+from training.engines.engine import DeclaringEngine, Engine, EngineBackend, RequiredModel
+from training.job_spec import JobSpec
+from training.objectives.objective import Declaration, RejectionReason
+from training.replay import proposal_replay
 from training.replay.inner_state import InnerState, OnState
-from training.replicated.layout import Float32Array
-from training.replicated.model import ReplicatedModel
-from training.resources import Resources, add_arguments
-from training.sequences import Tokens
-from training.spec import JobSpec
-from training.stops import Stops
-from training.texts import Text, Texts
+from training.replicated.replicated_model import ReplicatedModel
+from training.replicated.tensor_layout import Float32Array
+from training.stop_sequences import StopSequenceDecoder
+from training.text_generation import TextGeneration, TextGenerations
 
 NICENESS = 5
 BEAT_SECONDS = 1.0  # between signs of progress
@@ -65,10 +65,10 @@ class Pipes:
 
     def _read(self) -> None:
         try:
-            while header := self._incoming.read(tasks.FRAME_HEADER_BYTES):
-                length, number = tasks.parse_header(header)
-                message = tasks.parse_body(self._incoming.read(length), tasks.TO_WORKER)
-                if isinstance(message, tasks.Cancel):
+            while header := self._incoming.read(worker_protocol.FRAME_HEADER_BYTES):
+                length, number = worker_protocol.parse_header(header)
+                message = worker_protocol.parse_body(self._incoming.read(length), worker_protocol.TO_WORKER)
+                if isinstance(message, worker_protocol.CancelRequest):
                     self._cancelled = number
                 else:
                     self._requests.put((number, message))
@@ -81,7 +81,7 @@ class Pipes:
         return message
 
     def send(self, message: Any) -> None:
-        self._outgoing.write(tasks.frame(self._current, message))
+        self._outgoing.write(worker_protocol.encode_frame(self._current, message))
         self._outgoing.flush()
 
     def beat(self) -> None:
@@ -90,63 +90,63 @@ class Pipes:
             raise Cancelled
         if time.monotonic() - self._beaten >= BEAT_SECONDS:
             self._beaten = time.monotonic()
-            self.send(tasks.Beat())
+            self.send(worker_protocol.WorkerHeartbeat())
 
 
 class Jobs:
     """The open jobs, and what is done for each kind of request."""
 
-    def __init__(self, kind: EngineKind, beat: Callable[[], None], micro_batch_max: int) -> None:
+    def __init__(self, kind: EngineBackend, beat: Callable[[], None], micro_batch_max: int) -> None:
         self.kind, self._beat = kind, beat
         self._micro_batch_max = micro_batch_max
         self._engines: OrderedDict[bytes, Engine] = OrderedDict()
-        self._texts = Texts()
+        self._texts = TextGenerations()
         self._mapped = WeakValueDictionary[bytes, Float32Array]()  # parameters by model root, as long as somebody has them
 
-    def answer(self, request: Any) -> tasks.Reply:
+    def answer(self, request: Any) -> worker_protocol.Reply:
         match request:
-            case tasks.OpenJob():
+            case worker_protocol.OpenJobRequest():
                 return self._open(request)
-            case tasks.Propose():
-                return proposals.propose(request, self._update(request.job), self._declarer(request.job))
-            case tasks.Audit():
-                return proposals.audit(request, self._update(request.job), self._declarer(request.job))
-            case tasks.Evaluate():
+            case worker_protocol.ProposeRequest():
+                return proposal_replay.make_proposal(request, self._update(request.job), self._declarer(request.job))
+            case worker_protocol.AuditRequest():
+                return proposal_replay.audit_proposal(request, self._update(request.job), self._declarer(request.job))
+            case worker_protocol.EvaluateRequest():
                 return self._evaluate(request)
-            case tasks.Generate():
+            case worker_protocol.GenerateRequest():
                 return self._generate(request)
-            case tasks.Describe():
-                return self.kind.describe()
+            case worker_protocol.DescribeRequest():
+                return self.kind.describe_worker()
             case _:
-                self._texts.forget()  # a ping comes when the daemon has had nothing else to ask for a while
-                return tasks.Pong()
+                self._texts.drop_all()  # a ping comes when the daemon has had nothing else to ask for a while
+                return worker_protocol.PongReply()
 
-    def _open(self, request: tasks.OpenJob) -> tasks.Opened:
+    def _open(self, request: worker_protocol.OpenJobRequest) -> worker_protocol.OpenJobReply:
         spec = JobSpec.decode(request.spec)
-        if self.kind.name not in spec.kind.losses:
-            has = ", ".join(spec.kind.losses) or "none"
+        if self.kind.name not in spec.resolved_objective.loss_functions:
+            has = ", ".join(spec.resolved_objective.loss_functions) or "none"
             raise UserError(
                 f"the engine {self.kind.name!r} cannot train the objective {spec.objective!r}: it has losses for {has}"
             )
         tokenizer = load_tokenizer(Path(request.tokenizer).read_bytes() if request.tokenizer else None, spec.model.vocabulary)
         if request.text is None:
-            tokens: Tokens = Tokens.none(tokenizer.token_bytes)
+            tokens: TokenizedText = TokenizedText.without_text(tokenizer.token_bytes)
         else:
-            read = named(spec.kind.reader)
+            read = named(spec.resolved_objective.data_reader)
             tokens = read(spec, Path(request.text), tokenizer, self._beat, request.tokenized, request.tokens)
-        engine = self.kind.open(spec, tokens, tokenizer, _first(request, spec))
-        if spec.kind.declaration is not None and not isinstance(engine, DeclaringEngine):
+        engine = self.kind.open_engine(spec, tokens, tokenizer, _first(request, spec))
+        if spec.resolved_objective.declaration_type is not None and not isinstance(engine, DeclaringEngine):
             raise UserError(
                 f"the engine {self.kind.name!r} makes no declarations, which the objective {spec.objective!r} asks for"
             )
-        if request.other is not None:
-            engine.other = _other(spec, request, tokenizer, self._beat)
-        engine.files = {digest: Path(path) for digest, path in request.files.items()}
+        if request.required_model is not None:
+            engine.required_model = _other(spec, request, tokenizer, self._beat)
+        engine.required_files = {digest: Path(path) for digest, path in request.files.items()}
         engine.micro_batch = min(engine.micro_batch, self._micro_batch_max)
         self._engines[request.job] = engine
         while len(self._engines) > JOBS_MAX:
             self._engines.popitem(last=False)
-        return tasks.Opened(engine.parameters, len(tokens.train), len(tokens.held_out))
+        return worker_protocol.OpenJobReply(engine.parameters, len(tokens.train), len(tokens.held_out))
 
     def _engine(self, job: bytes) -> Engine:
         if job not in self._engines:
@@ -154,7 +154,7 @@ class Jobs:
         self._engines.move_to_end(job)
         return self._engines[job]
 
-    def _update(self, job: bytes) -> proposals.Update:
+    def _update(self, job: bytes) -> proposal_replay.ComputeUpdate:
         engine = self._engine(job)
 
         def update(
@@ -174,36 +174,41 @@ class Jobs:
 
         return update
 
-    def _declarer(self, job: bytes) -> proposals.Declarer | None:
+    def _declarer(self, job: bytes) -> proposal_replay.EngineDeclarer | None:
         """None: the job's objective has none."""
         engine = self._engine(job)
         return _Declarer(engine, self._beat) if isinstance(engine, DeclaringEngine) else None
 
-    def _evaluate(self, request: tasks.Evaluate) -> tasks.Evaluated:
+    def _evaluate(self, request: worker_protocol.EvaluateRequest) -> worker_protocol.EvaluateReply:
         started = time.perf_counter()
-        figures = self._engine(request.job).measured(_parameters(request.model_directory), self._beat)
-        return tasks.Evaluated(dict(figures), time.perf_counter() - started)
+        figures = self._engine(request.job).compute_metrics(_parameters(request.model_directory), self._beat)
+        return worker_protocol.EvaluateReply(dict(figures), time.perf_counter() - started)
 
-    def _generate(self, request: tasks.Generate) -> tasks.Generated:
-        return self._texts.go_on(request, partial(self._begun, request))
+    def _generate(self, request: worker_protocol.GenerateRequest) -> worker_protocol.GenerateReply:
+        return self._texts.next_slice(request, partial(self._begun, request))
 
     def _shared(self, model_directory: str) -> Float32Array:
         """One array for all texts of a model: an engine copies parameters when it is given others than before."""
         model = ReplicatedModel.open(Path(model_directory))
         return self._mapped.setdefault(model.root, model.parameters)
 
-    def _begun(self, request: tasks.Generate) -> Text:
+    def _begun(self, request: worker_protocol.GenerateRequest) -> TextGeneration:
         engine, prompt = self._engine(request.job), request.prompt.encode()
-        parameters = engine.first if request.model_directory is None else self._shared(request.model_directory)
+        parameters = engine.first_parameters if request.model_directory is None else self._shared(request.model_directory)
         if parameters is None:
             raise FolkmootError(f"job {request.job.hex()[:8]} does not refer to its first model")
-        pieces = engine.generate(parameters, _with_turns(engine, request), request.how, self._beat, request.stop)
-        kind, spec, files = engine.spec.kind, engine.spec, engine.files
+        pieces = engine.generate_text(parameters, _with_turns(engine, request), request.sampling, self._beat, request.stop)
+        kind, spec, files = engine.spec.resolved_objective, engine.spec, engine.required_files
 
         def withholds(text: str) -> bool:
-            return kind.withholds(spec, files, prompt, text.encode())
+            return kind.withholds_output(spec, files, prompt, text.encode())
 
-        return Text(pieces, Stops(request.how.stop), request.told, withholds if kind.checks_texts(spec) else None)
+        return TextGeneration(
+            pieces,
+            StopSequenceDecoder(request.sampling.stop),
+            request.told_characters,
+            withholds if kind.moderates_output(spec) else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,28 +216,30 @@ class _Declarer:
     engine: DeclaringEngine
     beat: Callable[[], None]
 
-    def make(self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path) -> Declaration:
-        return self.engine.declare(parameters, job, round, trainer, folder, self.beat)
+    def make_declaration(self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path) -> Declaration:
+        return self.engine.make_declaration(parameters, job, round, trainer, folder, self.beat)
 
-    def refutation(
+    def why_declaration_refused(
         self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, declaration: Declaration
-    ) -> Reason | None:
-        return self.engine.refutation(parameters, job, round, trainer, declaration, self.beat)
+    ) -> RejectionReason | None:
+        return self.engine.why_declaration_refused(parameters, job, round, trainer, declaration, self.beat)
 
-    def derived(self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, declaration: Declaration) -> Declaration:
-        return self.engine.derived(parameters, job, round, trainer, declaration, self.beat)
+    def derive_step_data(
+        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, declaration: Declaration
+    ) -> Declaration:
+        return self.engine.derive_step_data(parameters, job, round, trainer, declaration, self.beat)
 
 
-def _first(request: tasks.OpenJob, spec: JobSpec) -> Float32Array | None:
+def _first(request: worker_protocol.OpenJobRequest, spec: JobSpec) -> Float32Array | None:
     """The parameters of the job's first round, if its objective refers to them."""
-    if not spec.kind.refers_to_first:
+    if not spec.resolved_objective.refers_to_first:
         return None
     if spec.start is not None:
-        return starts.whole(spec, Path(request.files[spec.start]))
+        return parameter_blob.read_all_values(spec, Path(request.files[spec.start]))
     return ReplicatedModel.initial(request.job, spec, _base(request, spec)).parameters
 
 
-def _base(request: tasks.OpenJob, spec: JobSpec) -> ReplicatedModel | None:
+def _base(request: worker_protocol.OpenJobRequest, spec: JobSpec) -> ReplicatedModel | None:
     """Whoever measured by another model would take every honest trainer for a liar."""
     if spec.base is None:
         return None
@@ -241,24 +248,28 @@ def _base(request: tasks.OpenJob, spec: JobSpec) -> ReplicatedModel | None:
     return ReplicatedModel.open_decided(Path(request.base), spec.base.root)
 
 
-def _other(spec: JobSpec, request: tasks.OpenJob, tokenizer: Tokenizer, beat: Callable[[], None]) -> Other:
+def _other(
+    spec: JobSpec, request: worker_protocol.OpenJobRequest, tokenizer: Tokenizer, beat: Callable[[], None]
+) -> RequiredModel:
     """The job that another one reads, whose tokenizer is the same."""
-    read = spec.kind.read(spec)
+    read = spec.resolved_objective.required_model(spec)
     if read is None:
         raise FolkmootError(f"job {spec.name!r} reads no other job")
-    model = ReplicatedModel.open_decided(Path(request.other or ""), read.root)
-    data = named(model.spec.kind.reader)(model.spec, Path(request.other_text or ""), tokenizer, beat, named=request.other_tokens)
-    return Other(model.spec, model.parameters, data)
+    model = ReplicatedModel.open_decided(Path(request.required_model or ""), read.root)
+    data = named(model.spec.resolved_objective.data_reader)(
+        model.spec, Path(request.other_text or ""), tokenizer, beat, named=request.other_tokens
+    )
+    return RequiredModel(model.spec, model.parameters, data)
 
 
-def _with_turns(engine: Engine, request: tasks.Generate) -> bytes:
+def _with_turns(engine: Engine, request: worker_protocol.GenerateRequest) -> bytes:
     """The prompt behind as many whole turns as the context can hold beside the text, which has at most half of it.
 
-    A turn ends with the bytes of the job's stop token, or with a line break, as in `rlhf.forms`.
+    A turn ends with the bytes of the job's stop token, or with a line break, as in `rlhf.data.dataset_formats`.
     """
     text, context, tokenizer = request.prompt.encode(), engine.spec.model.context, engine.tokenizer
     end = b"" if request.stop is None else tokenizer.decode([request.stop])
-    room = context - min(request.how.max_tokens, context // 2) - len(tokenizer.encode(text))
+    room = context - min(request.sampling.max_tokens, context // 2) - len(tokenizer.encode(text))
     for turn in reversed(request.turns):
         before = turn.encode() + (end or b"\n")
         room -= len(tokenizer.encode(before))
@@ -279,12 +290,12 @@ def serve(pipes: Pipes, jobs: Jobs) -> None:
         try:
             pipes.send(jobs.answer(request))  # an answer that is no number has no encoding: that fails here too
         except Cancelled:
-            pipes.send(tasks.Failed("cancelled"))
+            pipes.send(worker_protocol.RequestFailed("cancelled"))
         except FolkmootError as error:
-            pipes.send(tasks.Failed(str(error)[: tasks.ERROR_CHARACTERS_MAX]))
+            pipes.send(worker_protocol.RequestFailed(str(error)[: worker_protocol.ERROR_CHARACTERS_MAX]))
         except Exception as error:  # the boundary of the process: the daemon is told, and the next request may well succeed
             what = "out of memory" if jobs.kind.is_out_of_memory(error) else f"{type(error).__name__}: {error}"
-            pipes.send(tasks.Failed(what[: tasks.ERROR_CHARACTERS_MAX]))
+            pipes.send(worker_protocol.RequestFailed(what[: worker_protocol.ERROR_CHARACTERS_MAX]))
 
 
 def _be_modest() -> None:
@@ -310,7 +321,7 @@ def _end() -> None:
     os._exit(0)
 
 
-def main(make_jobs: Callable[[EngineKind, Callable[[], None], int], Jobs] = Jobs) -> None:
+def main(make_jobs: Callable[[EngineBackend, Callable[[], None], int], Jobs] = Jobs) -> None:
     for number in (
         signal.SIGINT,
         signal.SIGTERM,
@@ -325,21 +336,21 @@ def main(make_jobs: Callable[[EngineKind, Callable[[], None], int], Jobs] = Jobs
     parser.add_argument("--rank", type=int, default=0, help="of a process that assists a worker; its orders come on stdin")
     parser.add_argument("--store", type=Path, help="file where all processes of a worker meet")
     arguments = parser.parse_args()
-    resources = Resources.parsed(arguments)
+    resources = EngineResources.from_options(arguments)
     if not arguments.rank:  # an assistant is as modest as who started it
         _be_modest()
-    kind: EngineKind = named(features.engines()[arguments.engine])
+    kind: EngineBackend = named(features.engines()[arguments.engine])
     assert kind.name == arguments.engine, "a feature lists it under another name, by which no objective has a loss"
     if arguments.rank:
-        kind.assist(resources, arguments.rank, arguments.store, sys.stdin.buffer)
+        kind.run_rank(resources, arguments.rank, arguments.store, sys.stdin.buffer)
     pipes = _own_pipes()
     try:
-        kind.start(resources, sys.orig_argv)
+        kind.start_backend(resources, sys.orig_argv)
     except UserError as error:
-        pipes.send(tasks.Failed(str(error)[: tasks.ERROR_CHARACTERS_MAX]))
+        pipes.send(worker_protocol.RequestFailed(str(error)[: worker_protocol.ERROR_CHARACTERS_MAX]))
         return
     gc.freeze()  # what was imported is no garbage
-    pipes.send(kind.describe())
+    pipes.send(kind.describe_worker())
     pipes.start()
     serve(pipes, make_jobs(kind, pipes.beat, arguments.micro_batch_max))
 

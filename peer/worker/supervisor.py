@@ -25,9 +25,9 @@ import trio
 
 import peer
 from protocol.errors import FolkmootError, LocalProtocolError, RemoteProtocolError, UserError
-from training import tasks
-from training.resources import Resources
-from training.spec import JobSpec
+from training import worker_protocol
+from training.engine_resources import EngineResources
+from training.job_spec import JobSpec
 
 R = TypeVar("R")
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ STDERR_LINES = 20  # kept to say why it died
 STDERR_LINE_BYTES_MAX = 4_096
 # The machine has no room for a process now, and may have it later: no reason to give up, as a missing program is.
 PASSING_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
-ONE_THREAD = Resources(threads=1)
+ONE_THREAD = EngineResources(threads=1)
 CODE = Path(peer.__file__).parents[1]  # the folder that all our packages lie in, also where nobody has installed them
 
 
@@ -75,13 +75,14 @@ class Worker:
 
     def __init__(
         self,
-        resources: Resources = ONE_THREAD,
+        resources: EngineResources = ONE_THREAD,
         command: Sequence[str] | None = None,
         backoff_seconds: float = 1.0,
         engine: str = "pytorch",
     ) -> None:
         """`command` stands for `python -m peer.worker.main`; the worker's own arguments are appended to it."""
-        self.ready: tasks.Ready | None = None  # what the present process said when it was ready; None while there is none
+        # what the present process said when it was ready; None while there is none
+        self.ready: worker_protocol.WorkerInfo | None = None
         self.pid: int | None = None
         self.restarts = 0
         self._resources, self._engine = resources, engine
@@ -91,10 +92,10 @@ class Worker:
         self._queue: list[_Pending] = []
         self._numbers = itertools.count(1)
         self._wake = trio.Event()
-        self._jobs: dict[bytes, tasks.OpenJob] = {}
+        self._jobs: dict[bytes, worker_protocol.OpenJobRequest] = {}
         self._stopped = False
 
-    async def ask(self, request: tasks.Request[R], deadline_seconds: float = REQUEST_SECONDS_MAX) -> R:
+    async def ask(self, request: worker_protocol.WorkerRequest[R], deadline_seconds: float = REQUEST_SECONDS_MAX) -> R:
         """The worker's reply. `deadline_seconds` counts from the moment the worker gets the request.
 
         Raises `WorkerDied` if the process ended meanwhile (asking again is safe) and `WorkerFailed` if it could not do it. When
@@ -113,17 +114,17 @@ class Worker:
             pending.abandoned.set()
         if pending.error is not None:
             raise WorkerDied(pending.error)
-        if isinstance(pending.reply, tasks.Failed):
+        if isinstance(pending.reply, worker_protocol.RequestFailed):
             raise WorkerFailed(pending.reply.text)
-        if isinstance(request, tasks.OpenJob):
+        if isinstance(request, worker_protocol.OpenJobRequest):
             self._remember(request)
         return cast(R, pending.reply)
 
-    async def look(self) -> tasks.Ready | None:
+    async def look(self) -> worker_protocol.WorkerInfo | None:
         """What the present process says of itself; while it is busy, what it said last. None while there is none."""
         if self.ready is not None:
             with trio.move_on_after(LOOK_SECONDS), contextlib.suppress(WorkerDied):
-                self.ready = await self.ask(tasks.Describe())
+                self.ready = await self.ask(worker_protocol.DescribeRequest())
         return self.ready
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -151,11 +152,11 @@ class Worker:
                 pending.error = "the worker has been stopped"
                 pending.done.set()
 
-    def jobs(self) -> list[tasks.OpenJob]:
+    def jobs(self) -> list[worker_protocol.OpenJobRequest]:
         """What a new process must be told before anything else."""
         return list(self._jobs.values())
 
-    def _remember(self, request: tasks.OpenJob) -> None:
+    def _remember(self, request: worker_protocol.OpenJobRequest) -> None:
         self._jobs.pop(request.job, None)
         self._jobs[request.job] = request
         while len(self._jobs) > JOBS_MAX:
@@ -237,7 +238,8 @@ class _Session:
     async def _serve(self, task_status: trio.TaskStatus[None]) -> None:
         self._worker.pid = self._process.pid
         ready = await self._receive(START_SECONDS_MAX, "did not get ready")
-        if isinstance(ready, tasks.Failed):  # another start would fail as this one, unless what it lacks was there before
+        # another start would fail as this one, unless what it lacks was there before
+        if isinstance(ready, worker_protocol.RequestFailed):
             if self._worker.restarts == 0:
                 raise UserError(ready.text)
             self._end(ready.text)
@@ -248,7 +250,7 @@ class _Session:
         for job in self._worker.jobs():
             await self._answer(self._inner(job))
         while True:
-            await self._answer(await self._worker.next() or self._inner(tasks.Ping()))
+            await self._answer(await self._worker.next() or self._inner(worker_protocol.PingRequest()))
             self.was_useful = True
 
     @staticmethod
@@ -274,18 +276,18 @@ class _Session:
             pending.done.set()
 
     async def _reply(self) -> Any:
-        while isinstance(message := await self._receive(SILENCE_SECONDS_MAX, "was silent"), tasks.Beat):
+        while isinstance(message := await self._receive(SILENCE_SECONDS_MAX, "was silent"), worker_protocol.WorkerHeartbeat):
             pass
         return message
 
     async def _cancel_when_abandoned(self, pending: _Pending) -> None:
         await pending.abandoned.wait()
-        await self._send(tasks.Cancel())
+        await self._send(worker_protocol.CancelRequest())
 
     async def _send(self, message: Any) -> None:
         assert self._process.stdin is not None
         try:
-            await self._process.stdin.send_all(tasks.frame(self._number, message))
+            await self._process.stdin.send_all(worker_protocol.encode_frame(self._number, message))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             await trio.sleep_forever()  # it is ending: the reader of its stdout sees that and says why
 
@@ -302,8 +304,8 @@ class _Session:
     async def _read_frames(self) -> None:
         try:
             while True:
-                length, number = tasks.parse_header(await self._read_exactly(tasks.FRAME_HEADER_BYTES))
-                message = tasks.parse_body(await self._read_exactly(length), tasks.FROM_WORKER)
+                length, number = worker_protocol.parse_header(await self._read_exactly(worker_protocol.FRAME_HEADER_BYTES))
+                message = worker_protocol.parse_body(await self._read_exactly(length), worker_protocol.FROM_WORKER)
                 if number == self._number:  # anything else belongs to a request that is over
                     await self._send_frames.send(message)
         except EOFError:

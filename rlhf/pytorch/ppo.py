@@ -13,39 +13,42 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlhf import blocklist, guards, losses, prompts, rollouts
-from rlhf.blocklist import Blocklist
-from rlhf.controller import beta_of
-from rlhf.objective import (
+from rlhf.data import prompt_sampling, rollouts
+from rlhf.data.rollouts import RolloutId, TokenIds, is_finished
+from rlhf.data.tokenized_pairs import TokenizedPairs
+from rlhf.moderation import blocklist
+from rlhf.moderation.blocklist import Blocklist
+from rlhf.objectives import policy_monitors
+from rlhf.objectives.kl_controller import current_beta
+from rlhf.objectives.ppo import (
     FIGURES,
     MILLIONTHS,
     PPO,
     ROLLOUT,
-    VALUE,
-    Algorithm,
-    Batches,
-    GroupScale,
-    PpoTerms,
-    Prompts,
-    Rollouts,
+    VALUE_HEAD,
+    AdvantageScale,
+    PolicyAlgorithm,
+    PpoSettings,
+    PromptSourceKind,
+    RolloutBatches,
+    RolloutDeclaration,
     in_millionths,
 )
-from rlhf.pairs import Pairs
-from rlhf.pytorch import passes
-from rlhf.pytorch.reward import Scorer
-from rlhf.rollouts import Place, TokenIds, is_finished
-from training.engines.engine import Beat
-from training.engines.pytorch.declaring import DeclaringEngine
+from rlhf.pytorch import losses, rollout_passes
+from rlhf.pytorch.reward_model import NormalizedRewardModel
+from training.engines.engine import OnProgress
+from training.engines.pytorch.declaring_engine import TorchDeclaringEngine
 from training.engines.pytorch.model import GPT
-from training.objectives.objective import Declaration, Reason
-from training.replicated.layout import Float32Array
+from training.objectives.objective import Declaration, RejectionReason
+from training.replicated.tensor_layout import Float32Array
 
 EPSILON: Final = 2.0**-10  # by which another token may lead, of logits that processors round differently by about 1e-5
-CORRELATION_TOLERANCE: Final = 0.02  # twice what `FIGURE_TOLERANCE` in each score can make of it: `rlhf.guards.SCORE_VARIANCE`
+# twice what `FIGURE_TOLERANCE` in each score can make of it: `rlhf.objectives.policy_monitors.SCORE_VARIANCE`
+CORRELATION_TOLERANCE: Final = 0.02
 FIGURE_TOLERANCE: Final = 1e-4  # of a sum over tokens or responses, for each of them: no setting looks closer
 
 
-def loss(
+def ppo_loss(
     model: GPT,
     share_B: Tensor,
     x_BS: Tensor,
@@ -58,22 +61,22 @@ def loss(
     return_BT: Tensor,
 ) -> Tensor:
     """The clipped losses of policy and, if there is one, value: means over the tokens of the inner step of these responses."""
-    own: PpoTerms = model.job.own
-    features_BTC = passes.answering(model, x_BS, begin_B, tokens_BT.shape[1])
+    own: PpoSettings = model.job.decoded_settings
+    features_BTC = rollout_passes.response_features(model, x_BS, begin_B, tokens_BT.shape[1])
     logp_BT = losses.log_probabilities(model.logits(features_BTC), tokens_BT)
     edges = {"clip": own.clip_range, "ramp": own.ramp}
     loss_BT = losses.policy_losses(logp_BT, old_BT, advantage_BT, mask_BT, **edges)
-    if own.algorithm is Algorithm.PPO:
-        value_BT = features_BTC @ model.heads[VALUE]
+    if own.algorithm is PolicyAlgorithm.PPO:
+        value_BT = features_BTC @ model.heads[VALUE_HEAD]
         loss_BT = loss_BT + own.value_weight * losses.value_losses(value_BT, old_value_BT, return_BT, mask_BT, **edges)
     return losses.token_mean(loss_BT, mask_BT, share_B.sum())
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _ScoredRollouts:
     """What a round's model and the reference say of a trainer's responses."""
 
-    key: tuple[Place, bytes]
+    key: tuple[RolloutId, bytes]
     responses: Sequence[TokenIds]
     x_BS: Tensor
     begin_B: Tensor
@@ -86,73 +89,80 @@ class _Known:
     excess_BT: Tensor | None  # `passes.Passed`
     blocked: int
 
-    def record(self, stop: int | None, vocabulary: int) -> Rollouts:
+    def record(self, stop: int | None, vocabulary: int) -> RolloutDeclaration:
         k1 = (self.old_BT - self.reference_BT)[self.mask_BT].double().sum()
         unfinished = sum(not is_finished(response, stop) for response in self.responses)
         sums = int(self.mask_BT.sum()), unfinished, in_millionths(float(k1)), in_millionths(float(self.score_B.sum()))
         lengths = self.mask_BT.sum(1).double().numpy()
-        shares = guards.distinct_2(self.responses, vocabulary), guards.correlation(lengths, self.score_B.double().numpy())
-        return Rollouts(self.key[1], *sums, *shares, self.blocked)
+        shares = (
+            policy_monitors.distinct_2(self.responses, vocabulary),
+            policy_monitors.length_score_correlation(lengths, self.score_B.double().numpy()),
+        )
+        return RolloutDeclaration(self.key[1], *sums, *shares, self.blocked)
 
 
-class Declarer:
-    """Implements `training.engines.pytorch.declaring.Declarer`."""
+class PpoDeclarer:
+    """Implements `training.engines.pytorch.declaring_engine.TorchDeclarer`."""
 
-    def __init__(self, engine: DeclaringEngine) -> None:
+    def __init__(self, engine: TorchDeclaringEngine) -> None:
         self._engine, self._spec = engine, engine.spec
-        self._own: PpoTerms = engine.spec.own
-        self._bounds = PPO.bounds(engine.spec, self._own)
-        self._scorer: Scorer | None = None  # made when the engine has what the job reads
-        self._asked: tuple[Place, list[TokenIds]] | None = None  # the last prompts
-        self._last: _Known | None = None  # a proposal is looked at several times in a row
+        self._own: PpoSettings = engine.spec.decoded_settings
+        self._bounds = PPO.rollout_limits(engine.spec, self._own)
+        self._scorer: NormalizedRewardModel | None = None  # made when the engine has what the job reads
+        self._asked: tuple[RolloutId, list[TokenIds]] | None = None  # the last prompts
+        self._last: _ScoredRollouts | None = None  # a proposal is looked at several times in a row
 
-    def make(self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: Beat) -> Declaration:
-        place = Place(job, round, trainer)
-        self._engine.load(parameters)
-        responses = passes.sample(self._engine.model, self._prompts(place, on_step), self._noise(place), self._bounds, on_step)
-        blob = rollouts.encode(responses)
+    def make_declaration(
+        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: OnProgress
+    ) -> Declaration:
+        place = RolloutId(job, round, trainer)
+        self._engine.load_parameters(parameters)
+        responses = rollout_passes.sample_responses(
+            self._engine.model, self._prompts(place, on_step), self._noise(place), self._bounds, on_step
+        )
+        blob = rollouts.encode_rollouts(responses)
         digest = hashlib.sha256(blob).digest()
         path = folder / digest.hex()
         path.write_bytes(blob)
         known = self._known(parameters, place, digest, path, on_step)
         return Declaration(self._record(known), {digest: path})
 
-    def refutation(
+    def why_declaration_refused(
         self,
         parameters: Float32Array,
         job: bytes,
         round: int,
         trainer: bytes,
         declaration: Declaration,
-        on_step: Beat,
-    ) -> Reason | None:
-        place, said = Place(job, round, trainer), declaration.record
+        on_step: OnProgress,
+    ) -> RejectionReason | None:
+        place, said = RolloutId(job, round, trainer), declaration.record
         known = self._known(parameters, place, said.blob, declaration.files[said.blob], on_step, is_checked=True)
         assert known.excess_BT is not None
         if not (known.excess_BT[known.mask_BT] <= EPSILON).all():  # also where one is no number
             return ROLLOUT
         return FIGURES if self._differ(said, self._record(known)) else None
 
-    def derived(
-        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, declaration: Declaration, on_step: Beat
+    def derive_step_data(
+        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, declaration: Declaration, on_step: OnProgress
     ) -> Declaration:
-        place, blob = Place(job, round, trainer), declaration.record.blob
+        place, blob = RolloutId(job, round, trainer), declaration.record.blob
         known, own = self._known(parameters, place, blob, declaration.files[blob], on_step), self._own
-        mask_BT, beta = known.mask_BT, beta_of(declaration.steering, own.beta)
+        mask_BT, beta = known.mask_BT, current_beta(declaration.steering, own.beta)
         unfinished_B = torch.tensor([not is_finished(response, own.stop) for response in known.responses])
         score_B = known.score_B - own.unfinished_penalty * unfinished_B
         rewards_BT = losses.token_rewards(
             known.old_BT, known.reference_BT, score_B, mask_BT, beta=beta, score_clip=own.score_clip
         )
-        advantage_BT, return_BT = losses.advantages(rewards_BT, known.value_BT, mask_BT, decay=own.decay)
-        advantage_BT = losses.whiten(advantage_BT, mask_BT)
-        if own.algorithm is Algorithm.GRPO:
-            by_deviation = own.group_scale is GroupScale.DEVIATION
+        advantage_BT, return_BT = losses.gae_advantages(rewards_BT, known.value_BT, mask_BT, decay=own.decay)
+        advantage_BT = losses.whiten_advantages(advantage_BT, mask_BT)
+        if own.algorithm is PolicyAlgorithm.GRPO:
+            by_deviation = own.group_scale is AdvantageScale.DEVIATION
             advantage_B = losses.group_advantages(rewards_BT.sum(1), own.group, by_deviation=by_deviation)
             advantage_BT = advantage_B[:, None] * mask_BT
         order, counts = self._order(place), mask_BT.sum(1).numpy()
         tokens_of_steps = counts[order].reshape(-1, self._spec.batch).mean(1)
-        batches = Batches(
+        batches = RolloutBatches(
             order=order,
             share=np.repeat(tokens_of_steps, self._spec.batch).astype(np.float32),
             x=known.x_BS.numpy(),
@@ -164,17 +174,17 @@ class Declarer:
             values=known.value_BT.numpy(),
             returns=return_BT.numpy(),
         )
-        return replace(declaration, derived=batches)
+        return replace(declaration, step_data=batches)
 
     def _known(
-        self, parameters: Float32Array, place: Place, blob: bytes, path: Path, on_step: Beat, is_checked: bool = False
-    ) -> _Known:
+        self, parameters: Float32Array, place: RolloutId, blob: bytes, path: Path, on_step: OnProgress, is_checked: bool = False
+    ) -> _ScoredRollouts:
         """Raises `RemoteProtocolError` for a blob that is none."""
         last = self._last
         if last is not None and last.key == (place, blob) and (last.excess_BT is not None or not is_checked):
             return last
         engine, length = self._engine, self._own.response_tokens
-        asked, responses = self._prompts(place, on_step), rollouts.read(path, self._bounds)
+        asked, responses = self._prompts(place, on_step), rollouts.read_rollouts(path, self._bounds)
         tokens_BT = torch.from_numpy(np.stack([np.pad(response, (0, length - len(response))) for response in responses]))
         lengths = [len(response) for response in responses]
         mask_BT = torch.arange(length) < torch.tensor(lengths)[:, None]
@@ -182,18 +192,20 @@ class Declarer:
         rows = [np.concatenate(row) for row in zip(asked, responses, strict=True)]
         whole_BS = torch.from_numpy(np.stack([np.pad(row, (0, max(begins) + length - len(row))) for row in rows]))
         x_BS, begin_B = whole_BS[:, :-1], torch.tensor(begins)
-        assert engine.first is not None
-        engine.load(engine.first)
-        reference = passes.over(engine.model, x_BS, tokens_BT, lengths, VALUE, on_step, begin_B=begin_B)
-        engine.load(parameters)
+        assert engine.first_parameters is not None
+        engine.load_parameters(engine.first_parameters)
+        reference = rollout_passes.forward_pass(engine.model, x_BS, tokens_BT, lengths, VALUE_HEAD, on_step, begin_B=begin_B)
+        engine.load_parameters(parameters)
         noise = self._noise(place) if is_checked else None
-        now = passes.over(engine.model, x_BS, tokens_BT, lengths, VALUE, on_step, noise=noise, begin_B=begin_B)
+        now = rollout_passes.forward_pass(
+            engine.model, x_BS, tokens_BT, lengths, VALUE_HEAD, on_step, noise=noise, begin_B=begin_B
+        )
         score_B = self._scores(whole_BS, begins, responses, on_step)
         blocked = [False] * len(responses)
         if self._own.words is not None:  # the lowest that a score counts, whatever said it
             blocked = [self._blocks_response(*row, on_step) for row in zip(asked, responses, strict=True)]
             score_B[torch.tensor(blocked)] = -self._own.score_clip
-        self._last = _Known(
+        self._last = _ScoredRollouts(
             key=(place, blob),
             responses=responses,
             x_BS=x_BS,
@@ -209,14 +221,14 @@ class Declarer:
         )
         return self._last
 
-    def _scores(self, whole_BS: Tensor, begins: Sequence[int], responses: Sequence[TokenIds], on_step: Beat) -> Tensor:
-        rule = self._own.rule
+    def _scores(self, whole_BS: Tensor, begins: Sequence[int], responses: Sequence[TokenIds], on_step: OnProgress) -> Tensor:
+        rule = self._own.reward_rule
         if rule is not None:
             reward = rule.make(self._spec.seed)
             return torch.tensor([reward([int(token) for token in of], self._text(self._said(of))) for of in responses])
         if self._scorer is None:
-            assert self._engine.other is not None
-            self._scorer = Scorer(self._engine.other, on_step, self._engine.device)
+            assert self._engine.required_model is not None
+            self._scorer = NormalizedRewardModel(self._engine.required_model, on_step, self._engine.device)
         # No text of the set ends with a stop token; that of an unfinished response is its last one.
         last = [begin + len(self._said(response)) - 1 for begin, response in zip(begins, responses, strict=True)]
         return self._scorer.scores(whole_BS, torch.tensor(last), on_step)
@@ -229,48 +241,50 @@ class Declarer:
     def _text(self, tokens: TokenIds) -> bytes:
         return self._engine.tokenizer.decode([int(token) for token in tokens])
 
-    def _prompts(self, place: Place, on_step: Beat) -> list[TokenIds]:
+    def _prompts(self, place: RolloutId, on_step: OnProgress) -> list[TokenIds]:
         """One of each response."""
         if self._asked is not None and self._asked[0] == place:
             return self._asked[1]
         text, own, count = self._engine.tokens.train, self._own, self._bounds.responses
-        alike = own.group if own.algorithm is Algorithm.GRPO else 1
-        if own.prompts is Prompts.SET:
-            assert self._engine.other is not None and isinstance(self._engine.other.data, Pairs)
-            source: prompts.Source = prompts.OfSet(self._engine.other.data, own.prompt_tokens)
+        alike = own.group if own.algorithm is PolicyAlgorithm.GRPO else 1
+        if own.prompts is PromptSourceKind.SET:
+            assert self._engine.required_model is not None and isinstance(self._engine.required_model.data, TokenizedPairs)
+            source: prompt_sampling.PromptSource = prompt_sampling.PreferenceSetPrompts(
+                self._engine.required_model.data, own.prompt_tokens
+            )
         elif len(text):
-            source = prompts.Windows(text, own.prompt_tokens)
+            source = prompt_sampling.TextWindows(text, own.prompt_tokens)
         else:
             return [np.zeros(own.prompt_tokens, dtype=np.int64)] * count
-        one_each = prompts.drawn(place, count // alike, source, partial(self._blocks, on_step=on_step))
+        one_each = prompt_sampling.draw_prompts(place, count // alike, source, partial(self._blocks, on_step=on_step))
         self._asked = place, [prompt for prompt in one_each for _ in range(alike)]
         return self._asked[1]
 
     @property
     def _blocklist(self) -> Blocklist | None:
         words = self._own.words
-        return None if words is None else blocklist.read(self._engine.files[words])
+        return None if words is None else blocklist.read_blocklist(self._engine.required_files[words])
 
-    def _blocks(self, prompt: TokenIds, on_step: Beat) -> bool:
+    def _blocks(self, prompt: TokenIds, on_step: OnProgress) -> bool:
         on_step()
-        return self._blocklist is not None and self._blocklist.blocks(self._text(prompt))
+        return self._blocklist is not None and self._blocklist.blocks_text(self._text(prompt))
 
-    def _blocks_response(self, prompt: TokenIds, response: TokenIds, on_step: Beat) -> bool:
+    def _blocks_response(self, prompt: TokenIds, response: TokenIds, on_step: OnProgress) -> bool:
         on_step()
         assert self._blocklist is not None
         return self._blocklist.blocks_response(self._text(prompt), self._text(self._said(response)))
 
-    def _noise(self, place: Place) -> passes.Noise:
-        return lambda tokens: rollouts.gumbel(place, tokens, self._bounds.vocabulary)
+    def _noise(self, place: RolloutId) -> rollout_passes.Noise:
+        return lambda tokens: rollouts.gumbel_noise(place, tokens, self._bounds.vocabulary)
 
-    def _order(self, place: Place) -> TokenIds:
+    def _order(self, place: RolloutId) -> TokenIds:
         """The row of each place of the round."""
-        return np.concatenate([rollouts.order(place, self._bounds.responses, epoch) for epoch in range(self._own.epochs)])
+        return np.concatenate([rollouts.epoch_order(place, self._bounds.responses, epoch) for epoch in range(self._own.epochs)])
 
-    def _record(self, known: _Known) -> Rollouts:
+    def _record(self, known: _ScoredRollouts) -> RolloutDeclaration:
         return known.record(self._own.stop, self._bounds.vocabulary)
 
-    def _differ(self, said: Rollouts, found: Rollouts) -> bool:
+    def _differ(self, said: RolloutDeclaration, found: RolloutDeclaration) -> bool:
         counts = ("tokens", "unfinished", "distinct", "blocked")
         counted = any(getattr(said, name) != getattr(found, name) for name in counts)
         allowed = FIGURE_TOLERANCE * MILLIONTHS

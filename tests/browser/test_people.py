@@ -9,8 +9,8 @@ from typing import cast
 import pytest
 import trio
 
-from curation.calls import CurationCalls, ImportRequest
-from curation.state import CurationState
+from curation.ledger.curation_state import CurationState
+from curation.rpc import CurationRpc, ImportRequest
 from peer.features import founding_modules
 from tests.browser.browser import NEEDED, Browser, browser
 from tests.browser.test_annotate import address, exported
@@ -48,7 +48,7 @@ async def test_no_answer_of_thirty_is_lost_or_doubled_while_a_peer_is_killed_and
         first, second, third = [await served(seat, nursery, **invited) for seat in made.seats[:3]]
         file = tmp_path / "moods.jsonl"
         file.write_text("".join(json.dumps({"text": f"{1 + number % 2}, says {number}"}) + "\n" for number in range(TASKS)))
-        author = cast(CurationCalls, service_of(third.seat))
+        author = cast(CurationRpc, service_of(third.seat))
         asked = ImportRequest(str(file), "moods", "", "label", ("glad", "sad"), False, 2, 1, "", False)
         project = (await author.import_tasks(asked)).project
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from curation.contents import Batch, Skip
-from curation.state import CurationState, Lease
+from curation.ledger.curation_state import AssignmentState, CurationState
+from curation.ledger.transaction_types import SkipAssignment, StatementBatch
 from peer.driver.author import Author
 from tests.browser.browser import NEEDED, Browser, browser
 from tests.browser.test_annotate import address
@@ -43,7 +43,7 @@ RELEASED = """
 """
 
 
-# What `Shown` makes of a text.
+# What `RowWithProof` makes of a text.
 SHOWN = """
   return Promise.all([import('/static/shown.js'), import('/static/page.js')]).then(([{ Shown }, { html, render }]) => {
     const place = document.createElement('div');
@@ -191,8 +191,8 @@ async def test_texts_guidelines_and_reasons_hide_nothing_and_have_the_display_of
         made = await founded(site, token, name="pair", kind="pair", tasks=[pair], **more)
         (bob,) = await enrolled(site, "bob")
         (lease,) = await assigned(site, bob)
-        skip = Skip(bytes.fromhex(lease["assignment"]), f"d{HIDDEN}")  # the page of annotators sends no such reason
-        await Author(daemon.driver).submit("curation/batch", Batch(skips=(skip,)))
+        skip = SkipAssignment(bytes.fromhex(lease["assignment"]), f"d{HIDDEN}")  # the page of annotators sends no such reason
+        await Author(daemon.driver).submit("curation/batch", StatementBatch(skips=(skip,)))
         shown = await page.join(address(site), "ann")
         await page.until("document.querySelector('.guidelines')")
         assert sorted(await page.texts("[data-task] :is(.heading, strong)")) == ["a⟨U+202E⟩", "b", "c"]
@@ -266,7 +266,7 @@ async def test_people_choose_among_projects(tmp_path: Path) -> None:
         await choose(page, "second")
         await page.until(RELEASED, f"/{given_back}/release")  # at once: without that call it would be so 45 s later
         row = daemon.driver.state.module_state(CurationState).assignments.get_record(bytes.fromhex(given_back))
-        assert row is not None and row.state is Lease.RELEASED
+        assert row is not None and row.state is AssignmentState.RELEASED
         for name in ("second", "first"):
             await choose(page, name)
             for _ in range(2):

@@ -7,13 +7,23 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from curation.answers import Answer, Kind, commitment, gold_leaf
-from curation.contents import AddPage, Batch, Commit, Enrolment, Found, GoldAnswer, LeaseWish, Move, Opening
+from curation.annotator_statements import AnnotationStatement, EnrolStatement, SessionStatement
+from curation.ledger.curation_module import CurationModule, project_id
+from curation.ledger.curation_state import Annotator, Assignment, CurationState, Project, ProjectPhase, ProjectSpec, TaskRow
+from curation.ledger.transaction_types import (
+    AddTaskPage,
+    AnswerCommitment,
+    AnswerOpening,
+    CreateProject,
+    EnrolmentEntry,
+    GoldAnswerProof,
+    LeaseRequest,
+    SetProjectPhase,
+    StatementBatch,
+)
 from curation.limits import LEASES_MAX, OPENING_MS, PAGE_TASKS_MAX
-from curation.module import CurationModule, project_id
-from curation.state import Annotator, Asked, Assignment, CurationState, Phase, Project, TaskRow
-from curation.statements import Annotation, Enrol, Session
-from curation.tasks import Entry, Page, Task, root_of, task_id
+from curation.tasks.answers import Answer, QuestionKind, answer_commitment, gold_leaf
+from curation.tasks.task_pages import AnnotationTask, PageEntry, TaskPageBlob, page_merkle_root, task_id
 from ledger.core.module import Refused
 from ledger.ledger_state import decode_body
 from ledger.members import RegisterRoles
@@ -25,7 +35,7 @@ from tests.sim.keys import FastSigner
 
 AUTHOR, PEER, OTHER = PEOPLE[0], PEOPLE[1], PEOPLE[2]  # founders; the last two serve
 NONCE, FAR_MS = bytes(16), 86_400_000
-ONE = Asked("moods", Kind.LABEL, ("glad", "sad"), False, 0, None, 1, 0, False)
+ONE = ProjectSpec("moods", QuestionKind.LABEL, ("glad", "sad"), False, 0, None, 1, 0, False)
 GOLD_SALT = b"g" * 16
 SEVERAL = replace(ONE, votes=7)
 
@@ -60,12 +70,14 @@ class Room(World):
         return self.curation
 
     def batch(self, peer: FastSigner = PEER, **statements: Any) -> CurationState:
-        return self.say(peer, "curation/batch", Batch(**{name: tuple(items) for name, items in statements.items()}))
+        return self.say(peer, "curation/batch", StatementBatch(**{name: tuple(items) for name, items in statements.items()}))
 
     # Projects
 
-    def project(self, asked: Asked = ONE, tasks: int = 3, author: FastSigner = AUTHOR, gold: Mapping[int, Answer] = {}) -> bytes:
-        signed = self.tx(author, "curation/found", Found(asked))
+    def project(
+        self, asked: ProjectSpec = ONE, tasks: int = 3, author: FastSigner = AUTHOR, gold: Mapping[int, Answer] = {}
+    ) -> bytes:
+        signed = self.tx(author, "curation/found", CreateProject(asked))
         self.decide(signed)
         key = project_id(author.public, self.nonce(author))
         for first in range(0, tasks, PAGE_TASKS_MAX):
@@ -74,10 +86,10 @@ class Room(World):
         return key
 
     def page(self, project: bytes, tasks: int, author: FastSigner = AUTHOR, gold: Mapping[int, Answer] = {}) -> None:
-        entries = tuple(Entry(bytes([number % 256]) * 16, Task(f"text {number}")) for number in range(tasks))
-        page = Page(entries)
+        entries = tuple(PageEntry(bytes([number % 256]) * 16, AnnotationTask(f"text {number}")) for number in range(tasks))
+        page = TaskPageBlob(entries)
         root = merkle.merkle_root(gold_leaves(tasks, gold)) if gold else None
-        self.say(author, "curation/page", AddPage(project, bytes(32), 100, root_of(page), tasks, root))
+        self.say(author, "curation/page", AddTaskPage(project, bytes(32), 100, page_merkle_root(page), tasks, root))
 
     def row(self, project: bytes) -> Project:
         found = self.curation.projects.get_record(project)
@@ -95,19 +107,19 @@ class Room(World):
     def signed(self, who: FastSigner, statement: Any) -> bytes:
         return who.sign(signing_preimage(statement.TAG, self.chain, codec.encode(statement)))
 
-    def enrolment(self, who: FastSigner, peer: FastSigner = PEER, name: str = "ann") -> Enrolment:
-        return Enrolment(who.public, name, False, self.signed(who, Enrol(name, peer.public, False)))
+    def enrolment(self, who: FastSigner, peer: FastSigner = PEER, name: str = "ann") -> EnrolmentEntry:
+        return EnrolmentEntry(who.public, name, False, self.signed(who, EnrolStatement(name, peer.public, False)))
 
-    def wish(self, who: FastSigner, count: int = 1, peer: FastSigner = PEER, expires_ms: int = FAR_MS) -> LeaseWish:
-        signature = self.signed(who, Session(peer.public, NONCE, expires_ms))
-        return LeaseWish(who.public, NONCE, expires_ms, signature, count)
+    def wish(self, who: FastSigner, count: int = 1, peer: FastSigner = PEER, expires_ms: int = FAR_MS) -> LeaseRequest:
+        signature = self.signed(who, SessionStatement(peer.public, NONCE, expires_ms))
+        return LeaseRequest(who.public, NONCE, expires_ms, signature, count)
 
-    def commit(self, who: FastSigner, assignment: bytes, answer: Answer) -> Commit:
-        digest = commitment(assignment, salt(who.public), answer)
-        return Commit(assignment, who.public, digest, self.signed(who, Annotation(assignment, digest)))
+    def commit(self, who: FastSigner, assignment: bytes, answer: Answer) -> AnswerCommitment:
+        digest = answer_commitment(assignment, salt(who.public), answer)
+        return AnswerCommitment(assignment, who.public, digest, self.signed(who, AnnotationStatement(assignment, digest)))
 
-    def opening(self, who: FastSigner, assignment: bytes, answer: Answer) -> Opening:
-        return Opening(assignment, salt(who.public), answer)
+    def opening(self, who: FastSigner, assignment: bytes, answer: Answer) -> AnswerOpening:
+        return AnswerOpening(assignment, salt(who.public), answer)
 
     def person(self, who: FastSigner) -> Annotator:
         found = self.curation.annotators.get_record(who.public)
@@ -151,7 +163,7 @@ class Room(World):
 
     def closed(self, project: bytes) -> int:
         """The project is closed, and batches go on with it until it is done: how many."""
-        self.say(AUTHOR, "curation/move", Move(project, Phase.CLOSED))
+        self.say(AUTHOR, "curation/move", SetProjectPhase(project, ProjectPhase.CLOSED))
         self.later(OPENING_MS)
         self.batch()
         batches = 0
@@ -173,10 +185,10 @@ def gold_leaves(tasks: int, gold: Mapping[int, Answer]) -> list[bytes]:
     return [gold_leaf(GOLD_SALT, gold[number]) if number in gold else bytes([number]) * 32 for number in range(tasks)]
 
 
-def gold_answers(tasks: int, gold: Mapping[int, Answer]) -> tuple[GoldAnswer, ...]:
+def gold_answers(tasks: int, gold: Mapping[int, Answer]) -> tuple[GoldAnswerProof, ...]:
     leaves = gold_leaves(tasks, gold)
     return tuple(
-        GoldAnswer(number, answer, GOLD_SALT, tuple(merkle.merkle_proof(leaves, number))) for number, answer in gold.items()
+        GoldAnswerProof(number, answer, GOLD_SALT, tuple(merkle.merkle_proof(leaves, number))) for number, answer in gold.items()
     )
 
 

@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from curation.agreement import Metric, alpha, kappa, kappas, metric_of, units_of
-from curation.answers import Kind
+from curation.estimation.annotator_agreement import (
+    MeasurementLevel,
+    agreement_units,
+    cohen_kappa,
+    krippendorff_alpha,
+    measurement_level,
+    pairwise_kappas,
+)
+from curation.tasks.answers import QuestionKind
 
 # Krippendorff (2011), section D: four observers, twelve units; 0 is missing.
 OBSERVERS = (
@@ -23,12 +30,14 @@ UNITS = [[value for value in unit if value] for unit in zip(*OBSERVERS, strict=T
 
 @pytest.mark.parametrize(("metric", "value"), [("nominal", 0.7434), ("ordinal", 0.8154), ("interval", 0.8491)])
 def test_krippendorffs_example(metric: str, value: float) -> None:
-    found = alpha(UNITS, Metric(metric))
+    found = krippendorff_alpha(UNITS, MeasurementLevel(metric))
     assert isinstance(found, Fraction) and round(float(found), 4) == value
 
 
 def test_without_two_values_there_is_no_alpha() -> None:
-    assert alpha([]) is None and alpha([[1], [2]]) is None and alpha([[1, 1], [1, 1]]) is None
+    assert (
+        krippendorff_alpha([]) is None and krippendorff_alpha([[1], [2]]) is None and krippendorff_alpha([[1, 1], [1, 1]]) is None
+    )
 
 
 units = st.lists(st.lists(st.integers(0, 4), max_size=7), max_size=12)
@@ -42,37 +51,40 @@ def test_alpha_is_what_its_definition_says(data: list[list[int]]) -> None:
     within = sum((Fraction((a - b) ** 2, len(unit) - 1) for unit in pairable for a in unit for b in unit), Fraction(0))
     among = sum((a - b) ** 2 for a in values for b in values)
     expected = 1 - (len(values) - 1) * within / among if among else None
-    assert alpha(data, Metric.INTERVAL) == expected
+    assert krippendorff_alpha(data, MeasurementLevel.INTERVAL) == expected
 
 
-@given(units, st.randoms(use_true_random=False), st.sampled_from(Metric))
-def test_alpha_does_not_depend_on_any_order(data: list[list[int]], draw: object, metric: Metric) -> None:
+@given(units, st.randoms(use_true_random=False), st.sampled_from(MeasurementLevel))
+def test_alpha_does_not_depend_on_any_order(data: list[list[int]], draw: object, metric: MeasurementLevel) -> None:
     other = [draw.sample(unit, len(unit)) for unit in data]  # type: ignore[attr-defined]
     draw.shuffle(other)  # type: ignore[attr-defined]
-    assert alpha(other, metric) == alpha(data, metric)
+    assert krippendorff_alpha(other, metric) == krippendorff_alpha(data, metric)
 
 
 def test_of_two_values_all_metrics_are_the_same() -> None:
     data = [[0, 1, 0], [1, 1], [0, 0, 0, 1], [1, 1, 1]]
-    assert len({alpha(data, metric) for metric in Metric}) == 1
+    assert len({krippendorff_alpha(data, metric) for metric in MeasurementLevel}) == 1
 
 
 def test_cohens_kappa() -> None:
     both = [(1, 1)] * 20 + [(1, 0)] * 5 + [(0, 1)] * 10 + [(0, 0)] * 15
-    assert kappa(both) == Fraction(2, 5)
-    assert kappa([(0, 1), (1, 0)]) == -1 and kappa([(0, 0), (1, 1)]) == 1
-    assert kappa([]) is None and kappa([(1, 1)] * 9) is None
+    assert cohen_kappa(both) == Fraction(2, 5)
+    assert cohen_kappa([(0, 1), (1, 0)]) == -1 and cohen_kappa([(0, 0), (1, 1)]) == 1
+    assert cohen_kappa([]) is None and cohen_kappa([(1, 1)] * 9) is None
 
 
 def test_kappa_of_each_two() -> None:
     units = [{b"c": 0, b"a": 0}, {b"c": 1, b"a": 1}, {b"c": 1, b"b": 1}, {b"b": 1}, {b"b": 0, b"c": 1}, {b"c": 1, b"b": 1}]
     agreed, alike = (b"a", b"c", 2, Fraction(1)), (b"b", b"c", 3, Fraction(0))
-    assert kappas(units, 2, 9) == [alike, agreed], "the most common answers first"
-    assert kappas(units, 3, 9) == kappas(units, 2, 1) == [alike]
+    assert pairwise_kappas(units, 2, 9) == [alike, agreed], "the most common answers first"
+    assert pairwise_kappas(units, 3, 9) == pairwise_kappas(units, 2, 1) == [alike]
 
 
 def test_what_is_a_unit() -> None:
-    assert units_of(Kind.RATING, 5, False, [(5,), (1,)]) == [[5, 1]] and metric_of(Kind.RATING) is Metric.ORDINAL
-    assert units_of(Kind.LABEL, 3, True, [(0, 2), (2,)]) == [[1, 0], [0, 0], [1, 1]]
-    assert units_of(Kind.RANKING, 0, False, [(0, 1, 2), (2, 0, 1)]) == [[1, 1], [1, 0], [1, 0]]
-    assert units_of(Kind.RANKING, 0, False, []) == []
+    assert (
+        agreement_units(QuestionKind.RATING, 5, False, [(5,), (1,)]) == [[5, 1]]
+        and measurement_level(QuestionKind.RATING) is MeasurementLevel.ORDINAL
+    )
+    assert agreement_units(QuestionKind.LABEL, 3, True, [(0, 2), (2,)]) == [[1, 0], [0, 0], [1, 1]]
+    assert agreement_units(QuestionKind.RANKING, 0, False, [(0, 1, 2), (2, 0, 1)]) == [[1, 1], [1, 0], [1, 0]]
+    assert agreement_units(QuestionKind.RANKING, 0, False, []) == []

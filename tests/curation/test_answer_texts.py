@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from curation.answer_texts import OptionText, read_answer
-from curation.answers import Kind
+from curation.tasks.answer_parser import OptionText, parse_answer
+from curation.tasks.answers import QuestionKind
 from protocol.errors import UserError
 
 
-def read(said: Any, *options: str, kind: Kind = Kind.LABEL, many: bool = False, items: int = 0) -> tuple[int, ...] | None:
-    return read_answer("a.jsonl:1", "gold", said, kind, options, many, items)
+def read(
+    said: Any, *options: str, kind: QuestionKind = QuestionKind.LABEL, many: bool = False, items: int = 0
+) -> tuple[int, ...] | None:
+    return parse_answer("a.jsonl:1", "gold", said, kind, options, many, items)
 
 
 def problem(said: Any, *options: str, **more: Any) -> str:
@@ -88,11 +90,11 @@ def test_other_values_are_no_option(said: Any) -> None:
 
 
 def test_ratings_are_read_by_their_text_before_their_number() -> None:
-    assert read(1, "0", "1", "2", kind=Kind.RATING) == (2,)
-    assert read(1, "1", "2", "3", kind=Kind.RATING) == (1,)
-    assert read(1, "bad", "good", kind=Kind.RATING) == (1,)
-    assert read(1, "01", "02", kind=Kind.RATING) == (1,), "value and number agree"
-    assert "is none of the options: bad, good" in problem(0, "bad", "good", kind=Kind.RATING)
+    assert read(1, "0", "1", "2", kind=QuestionKind.RATING) == (2,)
+    assert read(1, "1", "2", "3", kind=QuestionKind.RATING) == (1,)
+    assert read(1, "bad", "good", kind=QuestionKind.RATING) == (1,)
+    assert read(1, "01", "02", kind=QuestionKind.RATING) == (1,), "value and number agree"
+    assert "is none of the options: bad, good" in problem(0, "bad", "good", kind=QuestionKind.RATING)
 
 
 def test_several_options_may_stand_in_one_text() -> None:
@@ -110,16 +112,16 @@ def test_several_options_may_stand_in_one_text() -> None:
 
 def test_answers_of_pairs_have_names() -> None:
     said = {"the first": 0, "second": 1, "tie": 2, "both bad": 3, "bad": 3, "1": 1, 0: 0, 3: 3}
-    assert [read(name, kind=Kind.PAIR, items=2) for name in said] == [(place,) for place in said.values()]
+    assert [read(name, kind=QuestionKind.PAIR, items=2) for name in said] == [(place,) for place in said.values()]
     for other in ("left", 4, "7", True):
-        assert "is none of the options: the first, the second, a tie, both bad" in problem(other, kind=Kind.PAIR, items=2)
+        assert "is none of the options: the first, the second, a tie, both bad" in problem(other, kind=QuestionKind.PAIR, items=2)
 
 
 def test_items_of_a_ranking_count_from_0_or_from_1() -> None:
     for said in ([2, 0, 1], [3, 1, 2], "3; 1; 2", "2 > 0 > 1", ["2", "0", "1"]):
-        assert read(said, kind=Kind.RANKING, items=3) == (2, 0, 1)
+        assert read(said, kind=QuestionKind.RANKING, items=3) == (2, 0, 1)
     for other in ([0, 1, 3], [1, 1, 2], [1, 2], "best", [True, 0, 2], 5):
-        assert "a.jsonl:1: gold " in problem(other, kind=Kind.RANKING, items=3)
+        assert "a.jsonl:1: gold " in problem(other, kind=QuestionKind.RANKING, items=3)
 
 
 def test_the_text_of_an_option_is_never_its_number() -> None:

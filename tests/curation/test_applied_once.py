@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from curation.contents import Batch
-from curation.state import CurationState
+from curation.ledger.curation_state import CurationState
+from curation.ledger.transaction_types import StatementBatch
 from ledger.core.module import Refused
 from tests.curation.room import ONE, PEER, Room, annotators
 
@@ -15,7 +15,7 @@ from tests.curation.room import ONE, PEER, Room, annotators
 def test_a_batch_acts_once_on_a_state_and_anew_on_any_other() -> None:
     room, (ann,) = Room(), annotators(1)
     room.project(ONE, tasks=2)
-    batch = Batch(enrolments=(room.enrolment(ann),), leases=(room.wish(ann),))
+    batch = StatementBatch(enrolments=(room.enrolment(ann),), leases=(room.wish(ann),))
     signed, before = room.tx(PEER, "curation/batch", batch), room.state
     first, second = (room.rules.apply_transaction(before, signed).module_state(CurationState) for _ in range(2))
     assert first is second and first.annotators_count == 1

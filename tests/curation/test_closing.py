@@ -8,16 +8,16 @@ from random import Random
 
 import pytest
 
-from curation.agreement import alpha, metric_of, units_of
-from curation.answers import Answer, Kind
-from curation.closing import Closer
-from curation.contents import Found, Move, Review, SayGold, Skip
+from curation.estimation.annotator_agreement import agreement_units, krippendorff_alpha, measurement_level
+from curation.estimation.reputation import WEIGHT_ONE
+from curation.ledger.curation_module import project_alpha
+from curation.ledger.curation_state import AssignmentState, CloseStep, CurationState, ProjectPhase, ProjectSpec, TaskStage
+from curation.ledger.project_close import ProjectCloser
+from curation.ledger.state_changes import CurationChanges
+from curation.ledger.transaction_types import CreateProject, RevealGold, ReviewTask, SetProjectPhase, SkipAssignment
 from curation.limits import OPENING_MS, PROJECTS_OPEN_MAX, PROJECTS_UNFINISHED_MAX, SKIPS_MAX
-from curation.module import project_alpha
-from curation.reputation import WEIGHT_ONE
-from curation.state import Asked, CurationState, Lease, Phase, Stage, Step
-from curation.tasks import assignment_id, task_id
-from curation.work import Work
+from curation.tasks.answers import Answer, QuestionKind
+from curation.tasks.task_pages import assignment_id, task_id
 from tests.curation.room import AUTHOR, ONE, OTHER, SEVERAL, Room, annotators, gold_answers
 
 PRICE = 7
@@ -27,24 +27,24 @@ MOODS = replace(SEVERAL, price=PRICE)
 KINDS = {
     "label": MOODS,
     "many": replace(MOODS, options=("glad", "sad", "loud"), many=True),
-    "rating": replace(MOODS, kind=Kind.RATING, options=("bad", "fair", "good")),
-    "pair": Asked("pairs", Kind.PAIR, (), False, 2, None, 7, PRICE, False),
-    "ranking": Asked("orders", Kind.RANKING, (), False, 3, None, 7, PRICE, False),
+    "rating": replace(MOODS, kind=QuestionKind.RATING, options=("bad", "fair", "good")),
+    "pair": ProjectSpec("pairs", QuestionKind.PAIR, (), False, 2, None, 7, PRICE, False),
+    "ranking": ProjectSpec("orders", QuestionKind.RANKING, (), False, 3, None, 7, PRICE, False),
 }
 
 
-def truth_of(asked: Asked, number: int) -> Answer:
+def truth_of(asked: ProjectSpec, number: int) -> Answer:
     match asked.kind:
-        case Kind.RATING:
+        case QuestionKind.RATING:
             return (1 + number % 3,)
-        case Kind.PAIR:
+        case QuestionKind.PAIR:
             return (number % 4,)
-        case Kind.RANKING:
+        case QuestionKind.RANKING:
             return ((0, 1, 2), (2, 0, 1), (1, 2, 0))[number % 3]
     return ((), (0,), (0, 2), (1, 2))[number % 4] if asked.many else (number % 2,)
 
 
-def says(asked: Asked, seed: int = 0) -> Callable[[int, int], Answer]:
+def says(asked: ProjectSpec, seed: int = 0) -> Callable[[int, int], Answer]:
     """The first two guess, the others are right nine times in ten."""
 
     def said(person: int, number: int) -> Answer:
@@ -54,7 +54,7 @@ def says(asked: Asked, seed: int = 0) -> Callable[[int, int], Answer]:
     return said
 
 
-def worked_through(asked: Asked, tasks: int = 60) -> tuple[Room, bytes]:
+def worked_through(asked: ProjectSpec, tasks: int = 60) -> tuple[Room, bytes]:
     room = Room()
     project = room.project(asked, tasks)
     room.worked(CROWD, says(asked))
@@ -71,7 +71,7 @@ def test_the_price_of_every_settled_task_is_divided(kind: str) -> None:
     room, project = worked_through(KINDS[kind], 400)
     room.closed(project)
     row, points = room.row(project), [room.person(who).points for who in CROWD]
-    assert row.phase is Phase.CLOSED and row.settled > 200
+    assert row.phase is ProjectPhase.CLOSED and row.settled > 200
     assert sum(points) == row.paid == PRICE * row.settled
     assert max(points[:2]) < min(points[2:]) and max(weights(room, project)[:2]) < min(weights(room, project)[2:])
     assert room.curation.closing == () and not dict(room.curation.closings.items())
@@ -85,14 +85,14 @@ def test_labels_are_those_of_the_whole_estimate_and_accepted_answers_follow() ->
     room.worked(CROWD, lambda person, number: (number % 2 ^ (person < 3),) if person < 4 else honest(person, number))
     before = {key: row.label for key, row in room.curation.tasks.items()}
     room.closed(project)
-    after = {key: row for key, row in room.curation.tasks.items() if row.stage is Stage.SETTLED}
+    after = {key: row for key, row in room.curation.tasks.items() if row.stage is TaskStage.SETTLED}
     changed = [row for key, row in after.items() if row.label != before[key]]
     wrong = [
         sum(label != truth_of(MOODS, after[key].number) for key, label in labels.items() if key in after)
         for labels in (before, {key: row.label for key, row in after.items()})
     ]
     assert changed and wrong[1] <= wrong[0]
-    votes = [vote for vote in dict(room.curation.assignments.items()).values() if vote.state is Lease.SETTLED]
+    votes = [vote for vote in dict(room.curation.assignments.items()).values() if vote.state is AssignmentState.SETTLED]
     for who in CROWD:
         right = [vote for vote in votes if vote.annotator == who.public]
         labels = [after[task_id(project, vote.number)].label for vote in right]
@@ -107,10 +107,10 @@ def test_a_project_has_the_agreement_of_its_settled_tasks(kind: str) -> None:
     for key, row in room.curation.tasks.items():
         votes = [room.curation.assignments.get_record(assignment_id(key, annotator)) for annotator in row.annotators]
         answers = [tuple(vote.answer) for vote in votes if vote and vote.answer is not None]
-        if row.stage is Stage.SETTLED:
-            units += units_of(asked.kind, len(asked.options), asked.many, answers)
+        if row.stage is TaskStage.SETTLED:
+            units += agreement_units(asked.kind, len(asked.options), asked.many, answers)
     found = project_alpha(room.curation, project)
-    assert found is not None and found == alpha(units, metric_of(asked.kind)) and 0 < found < 1
+    assert found is not None and found == krippendorff_alpha(units, measurement_level(asked.kind)) and 0 < found < 1
     assert project_alpha(room.curation, bytes(32)) is None
     room.closed(project)
     assert project_alpha(room.curation, project) == found
@@ -123,14 +123,14 @@ def test_slices_come_to_the_same(kind: str, forgets: bool, monkeypatch: pytest.M
 
     def closed(most: int) -> tuple[CurationState, int]:
         room, project = worked_through(KINDS[kind])
-        monkeypatch.setattr("curation.closing.CLOSING_ROWS_PER_BATCH", most)
-        room.say(AUTHOR, "curation/move", Move(project, Phase.CLOSED))
+        monkeypatch.setattr("curation.ledger.project_close.CLOSING_ROWS_PER_BATCH", most)
+        room.say(AUTHOR, "curation/move", SetProjectPhase(project, ProjectPhase.CLOSED))
         room.later(OPENING_MS)
         room.batch()
         batches = 0
         while project in room.curation.closing:
             if forgets:
-                room.module._closer = Closer()
+                room.module._closer = ProjectCloser()
             closing = room.curation.closings.get_record(project)
             room.batch()
             batches += 1
@@ -150,7 +150,7 @@ def test_openings_count_for_a_minute_and_then_nothing_changes() -> None:
     first, second = room.leased(ANN, BOB, count=2)
     answers = [(who, lease, (1,)) for who, mine in ((ANN, first), (BOB, second)) for lease in mine]
     room.batch(commits=[room.commit(*answer) for answer in answers])
-    room.say(AUTHOR, "curation/move", Move(project, Phase.CLOSED))
+    room.say(AUTHOR, "curation/move", SetProjectPhase(project, ProjectPhase.CLOSED))
     number = room.assignment(first[0]).number
     room.batch(openings=[room.opening(*answer) for answer in answers if room.assignment(answer[1]).number == number])
     assert room.row(project).settled == 1
@@ -165,18 +165,18 @@ def test_what_its_author_said_stays() -> None:
     project = room.project(replace(MOODS, votes=2), tasks=6)
     room.worked([ANN, BOB], lambda person, number: (int(number == 0 or person == 0),))
     tasks = {row.number: key for key, row in room.curation.tasks.items()}
-    room.say(AUTHOR, "curation/review", Review(tasks[3], (0,)))
-    room.say(AUTHOR, "curation/review", Review(tasks[4], (1,)))
+    room.say(AUTHOR, "curation/review", ReviewTask(tasks[3], (0,)))
+    room.say(AUTHOR, "curation/review", ReviewTask(tasks[4], (1,)))
     room.closed(project)
     row = room.curation.tasks.get_record(tasks[3])
     assert row is not None and row.is_reviewed and row.label == (0,)
-    assert "the project is closed" in room.refused(AUTHOR, "curation/review", Review(tasks[5], (1,)))
+    assert "the project is closed" in room.refused(AUTHOR, "curation/review", ReviewTask(tasks[5], (1,)))
 
 
 @pytest.mark.parametrize("most", [1, 1_024])
 def test_where_no_vote_tells_of_another_every_answer_is_worth_the_same(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """28 points among four answers and two: 18⅔ and 9⅓. The seventh task has its author's label, and no answer."""
-    monkeypatch.setattr("curation.closing.CLOSING_ROWS_PER_BATCH", most)
+    monkeypatch.setattr("curation.ledger.project_close.CLOSING_ROWS_PER_BATCH", most)
     room = Room()
     project = room.project(replace(ONE, price=4), tasks=7)
     for who, count in ((ANN, 4), (BOB, 2)):
@@ -184,8 +184,8 @@ def test_where_no_vote_tells_of_another_every_answer_is_worth_the_same(most: int
         room.answered([(who, lease, (1,)) for lease in mine])
     for who in CROWD[2 : 2 + SKIPS_MAX]:
         ((lease,),) = room.leased(who)
-        room.batch(skips=[Skip(lease, "unclear")])
-    room.say(AUTHOR, "curation/review", Review(task_id(project, room.assignment(lease).number), (0,)))
+        room.batch(skips=[SkipAssignment(lease, "unclear")])
+    room.say(AUTHOR, "curation/review", ReviewTask(task_id(project, room.assignment(lease).number), (0,)))
     labels = {key: row.label for key, row in room.curation.tasks.items()}
     room.closed(project)
     assert weights(room, project) == [WEIGHT_ONE, WEIGHT_ONE] + 6 * [0]
@@ -214,13 +214,13 @@ def test_one_after_another() -> None:
     first, second = room.project(MOODS, tasks=30), room.project(MOODS, tasks=30)
     room.worked(CROWD, says(MOODS))
     for project in (first, second):
-        room.say(AUTHOR, "curation/move", Move(project, Phase.CLOSED))
+        room.say(AUTHOR, "curation/move", SetProjectPhase(project, ProjectPhase.CLOSED))
     assert room.curation.closing == (first, second)
     room.later(OPENING_MS + 1)
     room.batch()
     while room.curation.closing:
         now = room.curation.closings.get_record(first)
-        assert now is None or (now.step in Step and room.curation.closings.get_record(second).next == 0)  # type: ignore[union-attr]
+        assert now is None or (now.step in CloseStep and room.curation.closings.get_record(second).next_number == 0)  # type: ignore[union-attr]
         room.batch()
     assert all(room.row(project).paid in (0, PRICE * room.row(project).settled) for project in (first, second))
 
@@ -229,45 +229,45 @@ def test_a_member_that_founds_and_closes_cannot_fill_the_queue_of_closes() -> No
     """Else one member would keep all others, and the voters, from closing a project."""
     room = Room()
     for _ in range(PROJECTS_UNFINISHED_MAX):
-        room.say(AUTHOR, "curation/move", Move(room.project(MOODS, tasks=0), Phase.CLOSED))
-    assert "20 projects of this member are open or being closed" in room.refused(AUTHOR, "curation/found", Found(MOODS))
+        room.say(AUTHOR, "curation/move", SetProjectPhase(room.project(MOODS, tasks=0), ProjectPhase.CLOSED))
+    assert "20 projects of this member are open or being closed" in room.refused(AUTHOR, "curation/found", CreateProject(MOODS))
     room.later(OPENING_MS)
     room.batch()  # later batches see its time
     room.batch()
     assert len(room.curation.closing) == PROJECTS_UNFINISHED_MAX - 1
-    assert not room.refused(AUTHOR, "curation/found", Found(MOODS))
+    assert not room.refused(AUTHOR, "curation/found", CreateProject(MOODS))
 
 
 def test_a_member_has_ten_open_projects_and_a_close_frees_a_place_at_once() -> None:
     room = Room()
     projects = [room.project(MOODS, tasks=0) for _ in range(10)]
     assert len(projects) == PROJECTS_OPEN_MAX
-    assert "10 projects of this member are open" in room.refused(AUTHOR, "curation/found", Found(MOODS))
-    assert not room.refused(OTHER, "curation/found", Found(MOODS))
-    room.say(AUTHOR, "curation/move", Move(projects[3], Phase.PAUSED))
-    assert room.refused(AUTHOR, "curation/found", Found(MOODS)), "a paused project may be opened again"
-    room.say(AUTHOR, "curation/move", Move(projects[3], Phase.CLOSED))
-    assert projects[3] in room.curation.closing and not room.refused(AUTHOR, "curation/found", Found(MOODS))
+    assert "10 projects of this member are open" in room.refused(AUTHOR, "curation/found", CreateProject(MOODS))
+    assert not room.refused(OTHER, "curation/found", CreateProject(MOODS))
+    room.say(AUTHOR, "curation/move", SetProjectPhase(projects[3], ProjectPhase.PAUSED))
+    assert room.refused(AUTHOR, "curation/found", CreateProject(MOODS)), "a paused project may be opened again"
+    room.say(AUTHOR, "curation/move", SetProjectPhase(projects[3], ProjectPhase.CLOSED))
+    assert projects[3] in room.curation.closing and not room.refused(AUTHOR, "curation/found", CreateProject(MOODS))
 
 
 def test_no_more_projects_are_unfinished_than_the_state_can_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("curation.module.PROJECTS_MAX", 2)
+    monkeypatch.setattr("curation.ledger.curation_module.PROJECTS_MAX", 2)
     room = Room()
-    room.say(AUTHOR, "curation/move", Move(room.project(MOODS), Phase.CLOSED))
+    room.say(AUTHOR, "curation/move", SetProjectPhase(room.project(MOODS), ProjectPhase.CLOSED))
     room.project(MOODS, author=OTHER)
-    assert "2 projects are open or being closed" in room.refused(OTHER, "curation/found", Found(MOODS))
+    assert "2 projects are open or being closed" in room.refused(OTHER, "curation/found", CreateProject(MOODS))
 
 
 def test_a_serving_peer_knows_when_a_close_begins() -> None:
     room = Room()
     project = room.project(MOODS)
-    assert Work(room.curation, b"").next_look_ms() is None
-    room.say(AUTHOR, "curation/move", Move(project, Phase.CLOSED))
-    assert Work(room.curation, b"").next_look_ms() == room.now + OPENING_MS
+    assert CurationChanges(room.curation, b"").next_expiry_ms() is None
+    room.say(AUTHOR, "curation/move", SetProjectPhase(project, ProjectPhase.CLOSED))
+    assert CurationChanges(room.curation, b"").next_expiry_ms() == room.now + OPENING_MS
     room.later(OPENING_MS)
     room.batch()
     room.batch()
-    assert Work(room.curation, b"").next_look_ms() is None
+    assert CurationChanges(room.curation, b"").next_expiry_ms() is None
 
 
 # Gold --------------------------------------------------------------------------------------------------------------------
@@ -286,22 +286,22 @@ def test_a_majority_of_liars_cannot_outvote_gold(kind: str, knows: bool) -> None
 
     def lie(number: int) -> Answer:
         truth = truth_of(asked, number)
-        if asked.kind is Kind.RANKING:
+        if asked.kind is QuestionKind.RANKING:
             return truth[::-1]
         return tuple(option for option in range(3) if option not in truth) if asked.many else truth_of(asked, number + 1)
 
     room.worked(CROWD, lambda person, number: lie(number) if person < liars else honest(person, number))
     if knows:
-        room.say(AUTHOR, "curation/gold", SayGold(project, 0, gold_answers(tasks, golds)))
+        room.say(AUTHOR, "curation/gold", RevealGold(project, 0, gold_answers(tasks, golds)))
     room.closed(project)
     found, points = weights(room, project), [room.person(who).points for who in CROWD]
     assert sum(points) == room.row(project).paid == PRICE * room.row(project).settled
-    settled = {row.number: row.label for _, row in room.curation.tasks.items() if row.stage is Stage.SETTLED}
+    settled = {row.number: row.label for _, row in room.curation.tasks.items() if row.stage is TaskStage.SETTLED}
     right = [number for number, label in settled.items() if label == truth_of(asked, number)]
     if knows:
         assert max(found[:liars]) == 0 < min(found[liars:]) and max(points[:liars]) == 0
         assert golds.keys() & settled.keys() <= set(right) and len(golds.keys() & settled.keys()) > 10
-        if asked.kind is not Kind.RANKING:
+        if asked.kind is not QuestionKind.RANKING:
             assert len(right) > 0.9 * len(settled)
     else:
         assert max(points[liars:]) < min(points[:liars]) and len(right) < 0.4 * len(settled)
@@ -315,7 +315,7 @@ def test_where_one_vote_is_asked_for_gold_alone_gives_weights() -> None:
     room.worked_once(BOB, 40, lambda number: (1 - number // 2 % 2,))
     room.worked_once(ANN, 1_000, lambda number: (number // 2 % 2,))
     voted = {row.number: row.label for _, row in room.curation.tasks.items()}
-    room.say(AUTHOR, "curation/gold", SayGold(project, 0, gold_answers(120, golds)))
+    room.say(AUTHOR, "curation/gold", RevealGold(project, 0, gold_answers(120, golds)))
     room.closed(project)
     for _, row in room.curation.tasks.items():
         assert row.label == (golds[row.number] if row.number in golds else voted[row.number])
@@ -330,8 +330,8 @@ def test_gold_is_the_label_also_where_its_author_reviewed() -> None:
     project = room.project(replace(MOODS, votes=2), tasks=2, gold=golds)
     room.worked([ANN, BOB], lambda person, number: (person,))
     for number in range(2):
-        room.say(AUTHOR, "curation/review", Review(task_id(project, number), (0,)))
-    room.say(AUTHOR, "curation/gold", SayGold(project, 0, gold_answers(2, golds)))
+        room.say(AUTHOR, "curation/review", ReviewTask(task_id(project, number), (0,)))
+    room.say(AUTHOR, "curation/gold", RevealGold(project, 0, gold_answers(2, golds)))
     room.closed(project)
     labels = [row.label for number in range(2) if (row := room.curation.tasks.get_record(task_id(project, number)))]
     assert labels == [(1,), (0,)]

@@ -8,7 +8,16 @@ from itertools import combinations, permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from curation.comparisons import FIRST, SECOND, STRENGTH_ONE, TIE, bradley_terry, clearness, margin, ranked
+from curation.estimation.rank_aggregation import (
+    FIRST,
+    SECOND,
+    STRENGTH_ONE,
+    TIE,
+    bradley_terry,
+    order_confidence,
+    preference_margin,
+    ranked_pairs_order,
+)
 
 # Tideman's method on four cities that choose a capital: the textbook's example of a Condorcet winner that few have first.
 MEMPHIS, NASHVILLE, CHATTANOOGA, KNOXVILLE = range(4)
@@ -21,19 +30,21 @@ CITIES = (
 
 
 def test_the_four_cities() -> None:
-    assert ranked(CITIES) == (NASHVILLE, CHATTANOOGA, KNOXVILLE, MEMPHIS)
+    assert ranked_pairs_order(CITIES) == (NASHVILLE, CHATTANOOGA, KNOXVILLE, MEMPHIS)
 
 
 def test_a_circle_is_cut_at_its_weakest_pair() -> None:
     votes = [(0, 1, 2)] * 4 + [(1, 2, 0)] * 3 + [(2, 0, 1)] * 2
-    assert [margin(votes, *pair) for pair in ((0, 1), (1, 2), (2, 0))] == [3, 5, 1]
-    assert ranked(votes) == (0, 1, 2)
+    assert [preference_margin(votes, *pair) for pair in ((0, 1), (1, 2), (2, 0))] == [3, 5, 1]
+    assert ranked_pairs_order(votes) == (0, 1, 2)
 
 
 def test_ties_are_broken_by_number() -> None:
-    assert ranked([(2, 1, 0), (0, 1, 2)]) == (0, 1, 2)
-    assert ranked([(2, 0, 1)]) == (2, 0, 1)
-    assert ranked([(0, 1, 2), (1, 2, 0), (2, 0, 1)]) == (0, 1, 2), "three equal margins in a circle: (0, 1), (1, 2), not (2, 0)"
+    assert ranked_pairs_order([(2, 1, 0), (0, 1, 2)]) == (0, 1, 2)
+    assert ranked_pairs_order([(2, 0, 1)]) == (2, 0, 1)
+    assert ranked_pairs_order([(0, 1, 2), (1, 2, 0), (2, 0, 1)]) == (0, 1, 2), (
+        "three equal margins in a circle: (0, 1), (1, 2), not (2, 0)"
+    )
 
 
 orders = st.lists(st.sampled_from(list(permutations(range(5)))), min_size=1, max_size=7)
@@ -41,23 +52,23 @@ orders = st.lists(st.sampled_from(list(permutations(range(5)))), min_size=1, max
 
 @given(orders, st.randoms(use_true_random=False))
 def test_an_order_of_votes_changes_nothing(votes: list[tuple[int, ...]], draw: object) -> None:
-    assert ranked(draw.sample(votes, len(votes))) == ranked(votes)  # type: ignore[attr-defined]
+    assert ranked_pairs_order(draw.sample(votes, len(votes))) == ranked_pairs_order(votes)  # type: ignore[attr-defined]
 
 
 @given(orders)
 def test_who_beats_all_others_is_first_and_whom_all_beat_is_last(votes: list[tuple[int, ...]]) -> None:
-    order = ranked(votes)
+    order = ranked_pairs_order(votes)
     assert sorted(order) == list(range(5))
     for item in range(5):
-        margins = [margin(votes, item, other) for other in range(5) if other != item]
+        margins = [preference_margin(votes, item, other) for other in range(5) if other != item]
         assert min(margins) <= 0 or order[0] == item
         assert max(margins) >= 0 or order[-1] == item
 
 
 def test_an_order_is_as_clear_as_its_closest_neighbours() -> None:
     odds = Fraction(3)
-    assert clearness([(0, 1, 2), (0, 1, 2)], (0, 1, 2), odds) == Fraction(9, 10)
-    assert clearness([(0, 1, 2), (0, 2, 1)], (0, 1, 2), odds) == Fraction(1, 2)
+    assert order_confidence([(0, 1, 2), (0, 1, 2)], (0, 1, 2), odds) == Fraction(9, 10)
+    assert order_confidence([(0, 1, 2), (0, 2, 1)], (0, 1, 2), odds) == Fraction(1, 2)
 
 
 # Pairs ----------------------------------------------------------------------------------------------------------------

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from curation import words
-from curation.answer_texts import read_answer
-from curation.answers import Kind
-from curation.formats import FORMATS
-from curation.importing import read_tasks
-from curation.state import Asked
+from curation import commands
+from curation.import_export.export_formats import FORMATS
+from curation.import_export.task_import import read_tasks
+from curation.ledger.curation_state import ProjectSpec
+from curation.tasks.answer_parser import parse_answer
+from curation.tasks.answers import QuestionKind
 from protocol.errors import UserError
 
 TIME_MS, TIME = 1_795_871_185_007, "2026-11-28T13:06:25.007Z"
 
 
-def asked(kind: Kind, *options: str, many: bool = False) -> Asked:
-    return Asked("p", kind, options, many, 0, None, 1, 1, False)
+def asked(kind: QuestionKind, *options: str, many: bool = False) -> ProjectSpec:
+    return ProjectSpec("p", kind, options, many, 0, None, 1, 1, False)
 
 
 def line(number: int, label: list[int], text: str | None = "?", items: tuple[str, ...] = (), votes: tuple[int, ...] = ()) -> Any:
@@ -30,26 +30,30 @@ def line(number: int, label: list[int], text: str | None = "?", items: tuple[str
     return {"task": f"{number:064x}", "number": number, "label": label, "height": 3, "time_ms": TIME_MS, **shown, "votes": said}
 
 
-def written(name: str, of: Asked, *lines: Any) -> str:
+def written(name: str, of: ProjectSpec, *lines: Any) -> str:
     return "".join(FORMATS[name].write(of, lambda: lines))
 
 
 @pytest.mark.parametrize(
     ("of", "said", "expected"),
     [
-        (asked(Kind.LABEL, "glad", "sad"), line(0, [1]), ("label", "text", "choices", {"choices": ["sad"]})),
-        (asked(Kind.LABEL, "a", "b", "c", many=True), line(0, [0, 2]), ("label", "text", "choices", {"choices": ["a", "c"]})),
-        (asked(Kind.RATING, "bad", "good"), line(0, [2]), ("rating", "text", "rating", {"rating": 2})),
-        (asked(Kind.PAIR), line(0, [1], items=("x", "y")), ("pair", "item1,item2", "pairwise", {"selected": "right"})),
-        (asked(Kind.PAIR), line(0, [2], items=("x", "y")), ("neither", "item1", "choices", {"choices": ["a tie"]})),
+        (asked(QuestionKind.LABEL, "glad", "sad"), line(0, [1]), ("label", "text", "choices", {"choices": ["sad"]})),
         (
-            asked(Kind.RANKING),
+            asked(QuestionKind.LABEL, "a", "b", "c", many=True),
+            line(0, [0, 2]),
+            ("label", "text", "choices", {"choices": ["a", "c"]}),
+        ),
+        (asked(QuestionKind.RATING, "bad", "good"), line(0, [2]), ("rating", "text", "rating", {"rating": 2})),
+        (asked(QuestionKind.PAIR), line(0, [1], items=("x", "y")), ("pair", "item1,item2", "pairwise", {"selected": "right"})),
+        (asked(QuestionKind.PAIR), line(0, [2], items=("x", "y")), ("neither", "item1", "choices", {"choices": ["a tie"]})),
+        (
+            asked(QuestionKind.RANKING),
             line(0, [2, 0, 1], items=("x", "y", "z")),
             ("rank", "list", "ranker", {"ranker": {"rank": ["2", "0", "1"]}}),
         ),
     ],
 )
-def test_label_studio_gets_the_label_and_the_file_can_be_imported_again(of: Asked, said: Any, expected: Any) -> None:
+def test_label_studio_gets_the_label_and_the_file_can_be_imported_again(of: ProjectSpec, said: Any, expected: Any) -> None:
     text = written("label-studio", of, said, line(1, said["label"], None))
     (task,) = json.loads(text)
     ((result,),) = [annotation["result"] for annotation in task["annotations"]]
@@ -62,7 +66,7 @@ def test_label_studio_gets_the_label_and_the_file_can_be_imported_again(of: Aske
 
 
 def test_a_table_for_spreadsheets_has_labels_in_words_and_can_be_imported_again() -> None:
-    of = asked(Kind.LABEL, "glad", "sad", "odd", many=True)
+    of = asked(QuestionKind.LABEL, "glad", "sad", "odd", many=True)
     lines = [line(0, [0, 2], 'a, "b"\nc'), line(1, [1], None, votes=(1, 1, 0))]
     text = written("csv", of, *lines)
     assert list(csv.reader(io.StringIO(text, newline=""))) == [
@@ -77,12 +81,12 @@ def test_a_table_for_spreadsheets_has_labels_in_words_and_can_be_imported_again(
 @pytest.mark.parametrize(
     ("of", "said", "expected"),
     [
-        (asked(Kind.RATING, "bad", "good"), line(0, [2]), "0,?,good,0,0,3"),
-        (asked(Kind.PAIR), line(0, [3], items=("x", "y")), "0,?,x,y,both bad,0,0,3"),
-        (asked(Kind.RANKING), line(0, [2, 0, 1], items=("x", "y", "z")), "0,?,x,y,z,3; 1; 2,0,0,3"),
+        (asked(QuestionKind.RATING, "bad", "good"), line(0, [2]), "0,?,good,0,0,3"),
+        (asked(QuestionKind.PAIR), line(0, [3], items=("x", "y")), "0,?,x,y,both bad,0,0,3"),
+        (asked(QuestionKind.RANKING), line(0, [2, 0, 1], items=("x", "y", "z")), "0,?,x,y,z,3; 1; 2,0,0,3"),
     ],
 )
-def test_a_label_in_words(of: Asked, said: Any, expected: str) -> None:
+def test_a_label_in_words(of: ProjectSpec, said: Any, expected: str) -> None:
     assert written("csv", of, said).splitlines()[1].startswith(expected)
 
 
@@ -96,31 +100,33 @@ def test_preferences_say_who_was_preferred_and_how_clearly() -> None:
         line(5, [0], "q", ("c", "d"), (0, 1, 1)),  # the label weighed them
         line(6, [0], "q", ("e", "f"), (0, 3)),
     ]
-    found = [json.loads(row) for row in written("preferences", asked(Kind.PAIR), *lines).splitlines()]
+    found = [json.loads(row) for row in written("preferences", asked(QuestionKind.PAIR), *lines).splitlines()]
     assert [(int(row["id"], 16), row["chosen"], row["rejected"], row["p"]) for row in found] == [
         (0, "y", "x", 0.625), (1, "u", "v", 0.5), (4, "a", "b", 1.0), (5, "c", "d", 0.5), (6, "e", "f", 1.0),
     ]  # fmt: skip
     assert all(set(row) == {"id", "prompt", "chosen", "rejected", "p", "time_ms"} for row in found), "every item occurs once"
     with pytest.raises(UserError, match="pairs"):
-        written("preferences", asked(Kind.LABEL, "a", "b"), line(0, [0]))
+        written("preferences", asked(QuestionKind.LABEL, "a", "b"), line(0, [0]))
 
 
 def test_items_of_several_pairs_of_one_prompt_have_a_score() -> None:
     lines = [line(0, [0], "q", ("x", "y")), line(1, [0], "q", ("x", "z")), line(2, [1], "other", ("x", "y"))]
-    first, second, third = (json.loads(row) for row in written("preferences", asked(Kind.PAIR), *lines).splitlines())
+    first, second, third = (json.loads(row) for row in written("preferences", asked(QuestionKind.PAIR), *lines).splitlines())
     assert first["chosen_score"] == second["chosen_score"] > 1 and "rejected_score" not in first
     assert third.keys() == {"id", "prompt", "chosen", "rejected", "p", "time_ms"}, "another prompt"
 
 
 def test_a_time_beyond_the_calendar_is_its_last_moment() -> None:
-    of, said = asked(Kind.LABEL, "glad", "sad"), line(0, [1]) | {"time_ms": 2**53 - 1}
+    of, said = asked(QuestionKind.LABEL, "glad", "sad"), line(0, [1]) | {"time_ms": 2**53 - 1}
     assert written("csv", of, said).endswith(",9999-12-31T23:59:59.999Z\n")
 
 
 @pytest.mark.parametrize("digits", ["7" * 3, "7" * 5_000])
 def test_a_number_of_any_length_is_no_option(digits: str) -> None:
     with pytest.raises(UserError, match="suggestion"):
-        read_tasks("long.jsonl", json.dumps({"text": "a", "suggestion": digits}).encode(), Kind.LABEL, ("glad", "sad"), False)
+        read_tasks(
+            "long.jsonl", json.dumps({"text": "a", "suggestion": digits}).encode(), QuestionKind.LABEL, ("glad", "sad"), False
+        )
 
 
 @pytest.mark.parametrize(
@@ -133,21 +139,23 @@ def test_a_number_of_any_length_is_no_option(digits: str) -> None:
 )
 def test_a_file_may_call_its_columns_as_it_likes(name: str, file: str) -> None:
     columns = {"text": "prompt", "item1": "good", "item2": "bad"}
-    ((task, gold),) = read_tasks(name, file.encode(), Kind.PAIR, (), False, columns=columns).tasks
+    ((task, gold),) = read_tasks(name, file.encode(), QuestionKind.PAIR, (), False, columns=columns).tasks
     assert (task.text, task.items, gold) == ("q", ("x", "y"), None)
     with pytest.raises(UserError, match=r"there is no 'prompts'; it has .*prompt"):
-        read_tasks(name, file.encode(), Kind.PAIR, (), False, columns=columns | {"text": "prompts"})
+        read_tasks(name, file.encode(), QuestionKind.PAIR, (), False, columns=columns | {"text": "prompts"})
 
 
 def test_a_column_of_labels_may_be_the_gold() -> None:
     file = b"sentence,label\nWe won.,glad\nIt rains.,\n"
-    tasks = read_tasks("a.csv", file, Kind.LABEL, ("glad", "sad"), False, columns={"text": "sentence", "gold": "label"}).tasks
+    tasks = read_tasks(
+        "a.csv", file, QuestionKind.LABEL, ("glad", "sad"), False, columns={"text": "sentence", "gold": "label"}
+    ).tasks
     assert [(task.text, gold) for task, gold in tasks] == [("We won.", (0,)), ("It rains.", None)]
 
 
 def test_answers_of_pairs_have_names() -> None:
     def said(answer: str) -> Any:
-        return read_answer("tasks", "label", answer, Kind.PAIR, (), False, 2)
+        return parse_answer("tasks", "label", answer, QuestionKind.PAIR, (), False, 2)
 
     assert [said(name) for name in ("the first", "second", "tie", "both bad", "bad", "1")] == [(0,), (1,), (2,), (3,), (3,), (1,)]
     with pytest.raises(UserError, match="'left' is none of the options: the first, the second, a tie, both bad"):
@@ -156,4 +164,4 @@ def test_answers_of_pairs_have_names() -> None:
 
 def test_the_command_line_names_all_formats() -> None:
     """It does so by itself: help is to answer without what writes them."""
-    assert tuple(FORMATS) == words.FORMATS
+    assert tuple(FORMATS) == commands.FORMATS

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from curation.answers import Kind, answer_problem, words_of
-from curation.formats import FORMATS
-from curation.importing import Given, TaskFile, in_pages, read_tasks
+from curation.import_export.export_formats import FORMATS
+from curation.import_export.task_import import ParsedTasks, TaskWithGold, read_tasks, split_into_pages
+from curation.ledger.curation_state import ProjectSpec
 from curation.limits import PAGE_BYTES_MAX, PAGE_TASKS_MAX, SALT_BYTES, TEXT_CHARACTERS_MAX
-from curation.state import Asked
-from curation.tasks import Entry, Page, Task
+from curation.tasks.answers import QuestionKind, answer_problem, answer_words
+from curation.tasks.task_pages import AnnotationTask, PageEntry, TaskPageBlob
 from protocol import codec
 from protocol.errors import UserError
 
@@ -27,11 +27,11 @@ def read(
     data: bytes | str,
     options: Sequence[str] = MOODS,
     *,
-    kind: Kind = Kind.LABEL,
+    kind: QuestionKind = QuestionKind.LABEL,
     many: bool = False,
     gold_from: str = "",
     columns: dict[str, str] | None = None,
-) -> TaskFile:
+) -> ParsedTasks:
     encoded = data.encode() if isinstance(data, str) else data
     return read_tasks(name, encoded, kind, tuple(options), many, columns=columns or {}, gold_from=gold_from)
 
@@ -46,15 +46,15 @@ def problem(*arguments: Any, **more: Any) -> str:
     return str(caught.value)
 
 
-def texts(file: TaskFile) -> list[str]:
+def texts(file: ParsedTasks) -> list[str]:
     return [one.task.text for one in file.tasks]
 
 
-def suggestions(file: TaskFile) -> list[tuple[int, ...] | None]:
+def suggestions(file: ParsedTasks) -> list[tuple[int, ...] | None]:
     return [None if one.task.suggestion is None else tuple(one.task.suggestion) for one in file.tasks]
 
 
-def golds(file: TaskFile) -> list[tuple[int, ...] | None]:
+def golds(file: ParsedTasks) -> list[tuple[int, ...] | None]:
     return [one.gold for one in file.tasks]
 
 
@@ -162,9 +162,9 @@ def test_choices_of_label_studio_are_texts_and_never_positions() -> None:
 
 
 def test_stars_of_label_studio_are_read_both_ways() -> None:
-    def stars(options: Sequence[str], gold_from: str = "label") -> TaskFile:
+    def stars(options: Sequence[str], gold_from: str = "label") -> ParsedTasks:
         given = studio([{"from_name": "r", "type": "rating", "value": {"rating": 2}}])
-        return read("a.json", given, options, kind=Kind.RATING, gold_from=gold_from)
+        return read("a.json", given, options, kind=QuestionKind.RATING, gold_from=gold_from)
 
     assert golds(stars("123")) == golds(stars(("bad", "good"))) == [(2,)]
     with pytest.raises(UserError, match="label 2 has 2 readings: the option '2' by its text, or the option '1' by the number"):
@@ -174,11 +174,11 @@ def test_stars_of_label_studio_are_read_both_ways() -> None:
 
 def test_other_answers_of_label_studio() -> None:
     side = [{"from_name": "p", "type": "pairwise", "value": {"selected": "right"}}]
-    pair = read("a.json", studio(side, items=["x", "y"]), (), kind=Kind.PAIR, gold_from="label")
+    pair = read("a.json", studio(side, items=["x", "y"]), (), kind=QuestionKind.PAIR, gold_from="label")
     assert golds(pair) == [(1,)]
     order = [{"from_name": "p", "type": "ranker", "value": {"ranker": {"rank": ["c", "a", "b"]}}}]
     listed = [{"id": one, "title": one} for one in "abc"]
-    ranking = read("a.json", studio(order, items=["x", "y", "z"], list=listed), (), kind=Kind.RANKING, gold_from="label")
+    ranking = read("a.json", studio(order, items=["x", "y", "z"], list=listed), (), kind=QuestionKind.RANKING, gold_from="label")
     assert golds(ranking) == [(2, 0, 1)]
 
 
@@ -223,10 +223,10 @@ def test_a_field_with_another_use_is_no_label() -> None:
 
 def test_pairs_of_preferences_are_read() -> None:
     rows = lines({"prompt": "q", "chosen": "x", "rejected": "y"}, {"prompt": "q", "chosen": "u", "rejected": "v", "p": 0.5})
-    file = read("a.jsonl", rows, (), kind=Kind.PAIR)
+    file = read("a.jsonl", rows, (), kind=QuestionKind.PAIR)
     assert [tuple(one.task.items) for one in file.tasks] == [("x", "y"), ("u", "v")]
     assert (texts(file), suggestions(file)) == (["q", "q"], [(0,), None])
-    table = read("a.csv", "prompt,chosen,rejected,p\nq,x,y,1.0\nq,u,v,0.5\n", (), kind=Kind.PAIR)
+    table = read("a.csv", "prompt,chosen,rejected,p\nq,x,y,1.0\nq,u,v,0.5\n", (), kind=QuestionKind.PAIR)
     assert (texts(table), suggestions(table)) == (["q", "q"], [(0,), None])
 
 
@@ -237,8 +237,8 @@ def test_twenty_bad_lines_of_a_file_are_named() -> None:
 
 def test_a_page_holds_as_many_tasks_and_bytes_as_its_bounds_say() -> None:
     for text, count in (("x", 2 * PAGE_TASKS_MAX + 1), ("x" * TEXT_CHARACTERS_MAX, 120)):
-        pages = list(in_pages([Given(Task(text, ()), None)] * count))
-        sizes = [len(codec.encode(Page(tuple(Entry(bytes(SALT_BYTES), task) for task, _ in page)))) for page in pages]
+        pages = list(split_into_pages([TaskWithGold(AnnotationTask(text, ()), None)] * count))
+        sizes = [len(codec.encode(TaskPageBlob(tuple(PageEntry(bytes(SALT_BYTES), task) for task, _ in page)))) for page in pages]
         assert sum(map(len, pages)) == count and max(map(len, pages)) <= PAGE_TASKS_MAX
         assert PAGE_BYTES_MAX // 2 < max(sizes) <= PAGE_BYTES_MAX or max(map(len, pages)) == PAGE_TASKS_MAX
 
@@ -247,20 +247,20 @@ def test_a_page_holds_as_many_tasks_and_bytes_as_its_bounds_say() -> None:
 
 STRANGE = ("=1+1", "nul \0\x1b", "'=1", "-1", "  spaces  ", "a\r\nb\rc\nd", "\tx", 'quo"te; , |', "@x", "ﷺ 漢字")
 EXPORTED = [
-    (Asked("p", Kind.LABEL, ("2", "1", "-1", "=x"), False, 0, None, 1, 1, False), [[0], [1], [2], [3]]),
-    (Asked("p", Kind.LABEL, ("a", "b; c", "=x"), True, 0, None, 1, 1, False), [[0, 2], [1], [], [0, 1, 2]]),
-    (Asked("p", Kind.RATING, ("0", "1", "2"), False, 0, None, 1, 1, False), [[1], [2], [3]]),
-    (Asked("p", Kind.PAIR, (), False, 2, None, 1, 1, False), [[0], [1], [2], [3]]),
-    (Asked("p", Kind.RANKING, (), False, 3, None, 1, 1, False), [[0, 1, 2], [2, 0, 1]]),
+    (ProjectSpec("p", QuestionKind.LABEL, ("2", "1", "-1", "=x"), False, 0, None, 1, 1, False), [[0], [1], [2], [3]]),
+    (ProjectSpec("p", QuestionKind.LABEL, ("a", "b; c", "=x"), True, 0, None, 1, 1, False), [[0, 2], [1], [], [0, 1, 2]]),
+    (ProjectSpec("p", QuestionKind.RATING, ("0", "1", "2"), False, 0, None, 1, 1, False), [[1], [2], [3]]),
+    (ProjectSpec("p", QuestionKind.PAIR, (), False, 2, None, 1, 1, False), [[0], [1], [2], [3]]),
+    (ProjectSpec("p", QuestionKind.RANKING, (), False, 3, None, 1, 1, False), [[0, 1, 2], [2, 0, 1]]),
 ]
 
 
-def exported(of: Asked, labels: list[list[int]]) -> list[Any]:
+def exported(of: ProjectSpec, labels: list[list[int]]) -> list[Any]:
     found = []
     for number, label in enumerate(labels * 3):
         text = STRANGE[number % len(STRANGE)]
         items = [STRANGE[(number + place) % len(STRANGE)] for place in range(of.items)]
-        said = {"label": label, "label_text": words_of(of.kind, of.options, label)}
+        said = {"label": label, "label_text": answer_words(of.kind, of.options, label)}
         votes = [{"annotator": "aa", "answer": label, "height": 1, "time_ms": 7}]
         found.append(
             {
@@ -278,8 +278,8 @@ def exported(of: Asked, labels: list[list[int]]) -> list[Any]:
 
 
 @pytest.mark.parametrize("format", ["jsonl", "csv", "label-studio"])
-@pytest.mark.parametrize(("of", "labels"), EXPORTED, ids=lambda of: of.kind if isinstance(of, Asked) else "")
-def test_an_export_can_be_imported_again_with_its_labels(format: str, of: Asked, labels: list[list[int]]) -> None:
+@pytest.mark.parametrize(("of", "labels"), EXPORTED, ids=lambda of: of.kind if isinstance(of, ProjectSpec) else "")
+def test_an_export_can_be_imported_again_with_its_labels(format: str, of: ProjectSpec, labels: list[list[int]]) -> None:
     rows = exported(of, labels)
     data = "".join(FORMATS[format].write(of, lambda: rows))
     name = {"csv": "a.csv", "label-studio": "a.json"}.get(format, "a.jsonl")
@@ -294,14 +294,14 @@ def test_an_export_of_preferences_can_be_imported_again() -> None:
     of, labels = EXPORTED[3]
     rows = exported(of, labels)
     data = "".join(FORMATS["preferences"].write(of, lambda: rows))
-    file = read("a.jsonl", data, (), kind=Kind.PAIR)
+    file = read("a.jsonl", data, (), kind=QuestionKind.PAIR)
     pairs = [tuple(row["items"] if row["label"] != [1] else row["items"][::-1]) for row in rows if row["label"] != [3]]
     assert [tuple(one.task.items) for one in file.tasks] == pairs
     assert set(suggestions(file)) == {(0,), None}, "of a tie nothing is said"
 
 
 def test_an_exported_label_means_the_same_option_in_another_order() -> None:
-    of = Asked("p", Kind.LABEL, ("glad", "sad"), False, 0, None, 1, 1, False)
+    of = ProjectSpec("p", QuestionKind.LABEL, ("glad", "sad"), False, 0, None, 1, 1, False)
     for format, name in (("jsonl", "a.jsonl"), ("csv", "a.csv"), ("label-studio", "a.json")):
         data = "".join(FORMATS[format].write(of, lambda: exported(of, [[1]])))
         assert suggestions(read(name, data, ("sad", "glad"))) == [(0,)] * 3
@@ -310,7 +310,7 @@ def test_an_exported_label_means_the_same_option_in_another_order() -> None:
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("'=+-@\t\r\n,;\"")), min_size=1))
 def test_any_texts_come_back_from_an_exported_table(written: list[str]) -> None:
-    of = Asked("p", Kind.LABEL, ("-1", "0", "=1"), False, 0, None, 1, 1, False)
+    of = ProjectSpec("p", QuestionKind.LABEL, ("-1", "0", "=1"), False, 0, None, 1, 1, False)
     texts = [text if text.strip() else f"x{text}" for text in written]
     rows = [row | {"text": text} for row, text in zip(exported(of, [[0], [1], [2]] * len(texts)), texts, strict=False)]
     data = "".join(FORMATS["csv"].write(of, lambda: rows))
@@ -429,7 +429,7 @@ def test_other_encodings_are_refused_by_name(data: bytes, said: str) -> None:
 
 
 def test_tasks_come_with_their_gold() -> None:
-    assert read("a.jsonl", lines({"text": "a", "gold": "neg"})).tasks[0] == Given(
+    assert read("a.jsonl", lines({"text": "a", "gold": "neg"})).tasks[0] == TaskWithGold(
         read("a.jsonl", lines({"text": "a"})).tasks[0].task, (1,)
     )
 
@@ -441,7 +441,14 @@ NAMES = (
     *("chosen", "rejected", "p", "result", "value", "choices", "rating", "ranker", "rank", "selected", "list", "id", "votes"),
     *("label_text", "task", "number", "height"),
 )
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.sampled_from(["pos", "1", "reject"])
+SCALARS = (
+    st.without_text()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=4)
+    | st.sampled_from(["pos", "1", "reject"])
+)
 VALUES = st.recursive(
     SCALARS, lambda some: st.lists(some, max_size=3) | st.dictionaries(st.sampled_from(NAMES), some, max_size=6)
 )
@@ -449,19 +456,19 @@ VALUES = st.recursive(
 
 @given(
     rows=st.lists(st.dictionaries(st.sampled_from(NAMES), VALUES), max_size=3),
-    kind=st.sampled_from(Kind),
+    kind=st.sampled_from(QuestionKind),
     many=st.booleans(),
     gold_from=st.sampled_from(["", "label", "gold", "answer"]),
     form=st.sampled_from(["jsonl", "json", "studio"]),
 )
-def test_arbitrary_rows_are_tasks_or_named(rows: list[Any], kind: Kind, many: bool, gold_from: str, form: str) -> None:
-    items = {Kind.PAIR: ["a", "b"], Kind.RANKING: ["a", "b", "c"]}.get(kind, [])
+def test_arbitrary_rows_are_tasks_or_named(rows: list[Any], kind: QuestionKind, many: bool, gold_from: str, form: str) -> None:
+    items = {QuestionKind.PAIR: ["a", "b"], QuestionKind.RANKING: ["a", "b", "c"]}.get(kind, [])
     rows = [{"text": "t", "items": items, **row} for row in rows]
     options = () if items else ("pos", "1", "true")
     data = {"jsonl": lines(*rows), "json": json.dumps(rows), "studio": json.dumps([{"data": row, **row} for row in rows])}[form]
     name = "a.jsonl" if form == "jsonl" else "a.json"
     try:
-        file = read(name, data, options, kind=kind, many=many and kind is Kind.LABEL, gold_from=gold_from)
+        file = read(name, data, options, kind=kind, many=many and kind is QuestionKind.LABEL, gold_from=gold_from)
     except UserError:
         return
     for one in file.tasks:

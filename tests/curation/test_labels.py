@@ -11,64 +11,74 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from curation.answers import Answer, Kind
-from curation.fixed import ONE, Ints
-from curation.labels import ENOUGH, PRIOR_WRONG, estimate, learned, likeliest, likelihood, posterior
-from curation.whole import PRIOR_RIGHT, Whole, estimated
-from curation.whole import likeliest as likeliest_of
+from curation.estimation.dawid_skene import PRIOR_RIGHT, DawidSkene, run_dawid_skene
+from curation.estimation.dawid_skene import likeliest_classes as likeliest_of
+from curation.estimation.fixed_point import ONE, Ints
+from curation.estimation.online_dawid_skene import (
+    LABEL_CONFIDENCE_MIN,
+    PRIOR_WRONG,
+    class_posterior,
+    estimate_label,
+    likeliest_class,
+    updated_counts,
+    vote_likelihood,
+)
+from curation.tasks.answers import Answer, QuestionKind
 
 # Running --------------------------------------------------------------------------------------------------------------
 
 
 def test_two_strangers_who_agree_are_enough_and_one_is_not() -> None:
-    assert likeliest(2, [((), 1)]) == (1, Fraction(3, 4))
-    assert likeliest(2, [((), 1), ((), 1)]) == (1, ENOUGH)
-    assert likeliest(2, [((), 1), ((), 0)]) == (0, Fraction(1, 2)), "the lowest of equally likely ones"
+    assert likeliest_class(2, [((), 1)]) == (1, Fraction(3, 4))
+    assert likeliest_class(2, [((), 1), ((), 1)]) == (1, LABEL_CONFIDENCE_MIN)
+    assert likeliest_class(2, [((), 1), ((), 0)]) == (0, Fraction(1, 2)), "the lowest of equally likely ones"
 
 
 @given(st.integers(2, 6), st.data())
 def test_the_posterior_is_the_product_of_likelihoods(classes: int, data: st.DataObject) -> None:
     row = st.one_of(st.just(()), st.tuples(*[st.integers(0, 40)] * classes**2))
     votes = data.draw(st.lists(st.tuples(row, st.integers(0, classes - 1)), min_size=1, max_size=7))
-    weights = [prod(Fraction(*likelihood(counts, classes, label, vote)) for counts, vote in votes) for label in range(classes)]
-    assert posterior(classes, votes) == [weight / sum(weights) for weight in weights]
+    weights = [
+        prod(Fraction(*vote_likelihood(counts, classes, label, vote)) for counts, vote in votes) for label in range(classes)
+    ]
+    assert class_posterior(classes, votes) == [weight / sum(weights) for weight in weights]
 
 
 @given(st.integers(2, 6), st.integers(0, 5))
 def test_an_annotator_says_something(classes: int, label: int) -> None:
     counts = tuple(range(classes**2))
     label %= classes
-    assert sum(Fraction(*likelihood(counts, classes, label, vote)) for vote in range(classes)) == 1
+    assert sum(Fraction(*vote_likelihood(counts, classes, label, vote)) for vote in range(classes)) == 1
 
 
 def test_who_was_wrong_often_is_believed_the_contrary() -> None:
     counts: tuple[int, ...] = ()
     for _ in range(20):
-        counts = learned(Kind.LABEL, 2, False, counts, (0,), (1,))
-        counts = learned(Kind.LABEL, 2, False, counts, (1,), (0,))
+        counts = updated_counts(QuestionKind.LABEL, 2, False, counts, (0,), (1,))
+        counts = updated_counts(QuestionKind.LABEL, 2, False, counts, (1,), (0,))
     assert counts == (0, 20, 20, 0)
-    label, chance = estimate(Kind.LABEL, 2, False, [(counts, (0,)), (counts, (0,))])
-    assert label == (1,) and chance > ENOUGH
+    label, chance = estimate_label(QuestionKind.LABEL, 2, False, [(counts, (0,)), (counts, (0,))])
+    assert label == (1,) and chance > LABEL_CONFIDENCE_MIN
 
 
 def test_a_rating_has_the_class_below_it() -> None:
-    counts = learned(Kind.RATING, 3, False, (), (3,), (2,))
+    counts = updated_counts(QuestionKind.RATING, 3, False, (), (3,), (2,))
     assert counts == (0, 0, 0, 0, 0, 0, 0, 1, 0)
-    assert estimate(Kind.RATING, 3, False, [((), (3,)), ((), (3,))])[0] == (3,)
+    assert estimate_label(QuestionKind.RATING, 3, False, [((), (3,)), ((), (3,))])[0] == (3,)
 
 
 def test_each_of_many_options_is_a_question_of_its_own() -> None:
     votes: list[tuple[tuple[int, ...], Answer]] = [((), (0, 2)), ((), (0,))]
-    label, chance = estimate(Kind.LABEL, 3, True, votes)
+    label, chance = estimate_label(QuestionKind.LABEL, 3, True, votes)
     assert (label, chance) == ((0,), Fraction(1, 2)), "of the third option nobody is sure"
-    assert estimate(Kind.LABEL, 3, True, [*votes, ((), (0,)), ((), (0,))]) == ((0,), ENOUGH)
-    counts = learned(Kind.LABEL, 3, True, (), (0,), (0, 2))
+    assert estimate_label(QuestionKind.LABEL, 3, True, [*votes, ((), (0,)), ((), (0,))]) == ((0,), LABEL_CONFIDENCE_MIN)
+    counts = updated_counts(QuestionKind.LABEL, 3, True, (), (0,), (0, 2))
     assert counts == (0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 0, 0)
 
 
 def test_a_ranking_is_that_of_ranked_pairs() -> None:
-    assert estimate(Kind.RANKING, 0, False, [((), (2, 0, 1)), ((), (2, 0, 1))]) == ((2, 0, 1), ENOUGH)
-    assert learned(Kind.RANKING, 0, False, (), (0, 1, 2), (0, 1, 2)) == ()
+    assert estimate_label(QuestionKind.RANKING, 0, False, [((), (2, 0, 1)), ((), (2, 0, 1))]) == ((2, 0, 1), LABEL_CONFIDENCE_MIN)
+    assert updated_counts(QuestionKind.RANKING, 0, False, (), (0, 1, 2), (0, 1, 2)) == ()
 
 
 def test_an_answer_costs_little() -> None:
@@ -80,7 +90,7 @@ def test_an_answer_costs_little() -> None:
     times = []
     for _ in range(20):
         began = time.thread_time()
-        estimate(Kind.LABEL, 16, False, votes)
+        estimate_label(QuestionKind.LABEL, 16, False, votes)
         times.append(time.thread_time() - began)
     assert min(times) < 0.004
 
@@ -104,7 +114,7 @@ def crowd(classes: int, tasks: int, right: list[float], votes: int, seed: int = 
 def test_the_whole_estimate_finds_who_is_right(classes: int) -> None:
     right = [0.9] * 8 + [1 / classes] * 8
     votes, truth = crowd(classes, 400, right, 5)
-    found = estimated(classes, 400, 16, votes)
+    found = run_dawid_skene(classes, 400, 16, votes)
     majority = np.zeros((400, classes), dtype=np.int64)
     np.add.at(majority, (votes[:, 0], votes[:, 2]), 1)
     by_votes = (likeliest_of(majority) == truth).mean()
@@ -119,16 +129,16 @@ def test_the_same_bits_whatever_the_order(classes: int, draw: object) -> None:
     seats = np.array(draw.sample(range(5), 5))  # type: ignore[attr-defined]
     other = votes[order]
     renamed = np.column_stack([other[:, 0], seats[other[:, 1]], other[:, 2]])
-    first = estimated(classes, 30, 5, votes).posterior()
-    assert (estimated(classes, 30, 5, other).posterior() == first).all()
-    assert (estimated(classes, 30, 5, renamed).posterior() == first).all()
+    first = run_dawid_skene(classes, 30, 5, votes).posterior()
+    assert (run_dawid_skene(classes, 30, 5, other).posterior() == first).all()
+    assert (run_dawid_skene(classes, 30, 5, renamed).posterior() == first).all()
 
 
 def test_the_integers_are_near_what_floats_find() -> None:
     """The same algorithm in double precision, written once more from the paper."""
     classes, tasks, people = 3, 120, 9
     votes, _ = crowd(classes, tasks, [0.9, 0.8, 0.8, 0.7, 0.7, 0.6, 0.6, 0.4, 0.3], 5)
-    whole = Whole(classes, tasks, people, votes)
+    whole = DawidSkene(classes, tasks, people, votes)
     label = np.zeros((tasks, classes))
     np.add.at(label, (votes[:, 0], votes[:, 2]), 1 / 5)
     counts = np.zeros((people, classes, classes))
@@ -144,7 +154,7 @@ def test_the_integers_are_near_what_floats_find() -> None:
         label = np.exp2(scores - scores.max(axis=1, keepdims=True))
         label /= label.sum(axis=1, keepdims=True)
         assert abs(whole.posterior() / ONE - label).max() < 1e-4, turn
-        whole.turn()
+        whole.run_iteration()
 
 
 def test_without_ones_vote_it_is_as_if_it_had_not_been_cast() -> None:
@@ -154,7 +164,7 @@ def test_without_ones_vote_it_is_as_if_it_had_not_been_cast() -> None:
     two = agree**2 / (agree**2 + (1 - agree) ** 2)
     one = (1 - contradict) * agree / ((1 - contradict) * agree + contradict * (1 - agree))
     expected = np.array([[two, 1 - two], [one, 1 - one], [one, 1 - one]])
-    found = Whole(2, 2, 3, votes).posterior_without() / ONE
+    found = DawidSkene(2, 2, 3, votes).leave_one_out_posterior() / ONE
     assert abs(found - np.concatenate([expected, expected[:, ::-1]])).max() < 1e-5
 
 
@@ -176,7 +186,7 @@ def liars(count: int, gold: int, knows: bool, classes: int = 2) -> tuple[Ints, I
 def test_whoever_is_right_on_gold_alone_gains_nothing(count: int, gold: int, classes: int) -> None:
     """Eighteen of 40 outvote 22 honest ones, since they are never wrong: 22 agree with the right labels, 18 with the others."""
     votes, truth, known = liars(count, gold, True, classes)
-    found = likeliest_of(estimated(classes, 500, 40, votes, known).posterior())
+    found = likeliest_of(run_dawid_skene(classes, 500, 40, votes, known).posterior())
     assert (found == truth)[gold:].mean() > 0.93
 
 
@@ -184,11 +194,11 @@ def test_whoever_is_right_on_gold_alone_gains_nothing(count: int, gold: int, cla
 @pytest.mark.parametrize("gold", [25, 50, 100])
 def test_a_majority_that_is_wrong_on_gold_makes_no_labels(gold: int, classes: int) -> None:
     votes, truth, known = liars(24, gold, False, classes)
-    found = likeliest_of(estimated(classes, 500, 40, votes, known).posterior())
+    found = likeliest_of(run_dawid_skene(classes, 500, 40, votes, known).posterior())
     assert (found == truth)[gold:].mean() > 0.93
 
 
 def test_an_annotator_or_a_task_may_be_without_votes() -> None:
-    whole = estimated(2, 3, 4, np.array([(1, 2, 1)], dtype=np.int64))
+    whole = run_dawid_skene(2, 3, 4, np.array([(1, 2, 1)], dtype=np.int64))
     assert whole.posterior()[1][1] > ONE // 2 and whole.posterior().shape == (3, 2)
-    assert estimated(2, 1, 1, np.zeros((0, 3), dtype=np.int64)).posterior().tolist() == [[ONE // 2, ONE // 2]]
+    assert run_dawid_skene(2, 1, 1, np.zeros((0, 3), dtype=np.int64)).posterior().tolist() == [[ONE // 2, ONE // 2]]

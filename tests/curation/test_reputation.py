@@ -9,9 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from curation.fixed import ONE
-from curation.reputation import WEIGHT_ONE, Z2_ABOVE, Z2_BELOW, confusions, divided, lower_bound, sureness, weight
-from curation.whole import Whole, estimated
+from curation.estimation.dawid_skene import DawidSkene, run_dawid_skene
+from curation.estimation.fixed_point import ONE
+from curation.estimation.reputation import (
+    WEIGHT_ONE,
+    Z2_ABOVE,
+    Z2_BELOW,
+    annotator_weight,
+    certainty_of,
+    divide_points,
+    final_confusions,
+    lower_bound,
+)
 from tests.curation.test_labels import crowd
 
 Z2 = Z2_ABOVE / Z2_BELOW
@@ -39,22 +48,28 @@ def test_chance_weighs_nothing() -> None:
     always_first = [(100 * ONE, 100 * ONE), (100 * ONE, 0)]
     a_coin = [(100 * ONE, 50 * ONE)] * 2
     contrary = [(100 * ONE, 0)] * 2
-    assert weight([always_first]) == weight([a_coin]) == weight([contrary]) == weight([]) == 0
-    good = weight([[(100 * ONE, 90 * ONE)] * 2])
+    assert (
+        annotator_weight([always_first])
+        == annotator_weight([a_coin])
+        == annotator_weight([contrary])
+        == annotator_weight([])
+        == 0
+    )
+    good = annotator_weight([[(100 * ONE, 90 * ONE)] * 2])
     assert good == (2 * lower_bound(90 * ONE, 100 * ONE) - WEIGHT_ONE) // 2 > 0
-    assert weight([[(100 * ONE, 90 * ONE)] * 2, a_coin]) < good, "of each of many options"
+    assert annotator_weight([[(100 * ONE, 90 * ONE)] * 2, a_coin]) < good, "of each of many options"
 
 
 def test_a_task_counts_as_the_others_are_sure() -> None:
-    assert sureness(np.array([[ONE, 0], [ONE // 2, ONE // 2]])).tolist() == [ONE, 0]
-    assert sureness(np.array([[3 * ONE // 4, ONE // 4]])).tolist() == [ONE // 4]
-    assert sureness(np.array([[ONE // 3] * 3])).tolist() == [0]
+    assert certainty_of(np.array([[ONE, 0], [ONE // 2, ONE // 2]])).tolist() == [ONE, 0]
+    assert certainty_of(np.array([[3 * ONE // 4, ONE // 4]])).tolist() == [ONE // 4]
+    assert certainty_of(np.array([[ONE // 3] * 3])).tolist() == [0]
 
 
 def weights(votes: np.ndarray, blind: np.ndarray, annotators: int, classes: int = 2) -> list[int]:  # type: ignore[type-arg]
-    whole = estimated(classes, int(votes[:, 0].max()) + 1, annotators, votes)
+    whole = run_dawid_skene(classes, int(votes[:, 0].max()) + 1, annotators, votes)
     assert (whole.votes == votes).all(), "in order of tasks already"
-    return [weight([[(int(seen), int(good)) for seen, good in rows]]) for rows in confusions(whole, blind)]
+    return [annotator_weight([[(int(seen), int(good)) for seen, good in rows]]) for rows in final_confusions(whole, blind)]
 
 
 @pytest.mark.parametrize("classes", [2, 4])
@@ -76,9 +91,9 @@ def test_only_what_was_committed_blind_counts() -> None:
 def test_ones_own_vote_does_not_speak_for_oneself() -> None:
     """Nobody else answered these tasks: what the annotator said of them changes nothing, though one class is the commoner one."""
     votes = np.array([(task, 0, int(task % 5 > 0)) for task in range(50)], dtype=np.int64)
-    whole = estimated(2, 50, 1, votes)
-    assert confusions(whole, np.ones(50, dtype=np.int64)).sum() == 0
-    assert confusions(Whole(2, 1, 1, np.zeros((0, 3), dtype=np.int64)), np.zeros(0, dtype=np.int64)).shape == (1, 2, 2)
+    whole = run_dawid_skene(2, 50, 1, votes)
+    assert final_confusions(whole, np.ones(50, dtype=np.int64)).sum() == 0
+    assert final_confusions(DawidSkene(2, 1, 1, np.zeros((0, 3), dtype=np.int64)), np.zeros(0, dtype=np.int64)).shape == (1, 2, 2)
 
 
 # Points ---------------------------------------------------------------------------------------------------------------
@@ -88,7 +103,7 @@ shares = st.dictionaries(st.binary(min_size=1, max_size=4), st.integers(0, 1 << 
 
 @given(st.integers(0, 10**12), shares)
 def test_none_is_lost_or_made(points: int, of: dict[bytes, int]) -> None:
-    found = divided(points, of)
+    found = divide_points(points, of)
     total = sum(of.values())
     assert found.keys() == of.keys() and sum(found.values()) == (points if total else 0)
     for key, share in of.items():
@@ -99,10 +114,10 @@ def test_none_is_lost_or_made(points: int, of: dict[bytes, int]) -> None:
 @given(st.integers(0, 10**6), shares, st.randoms(use_true_random=False))
 def test_no_order_changes_anything(points: int, of: dict[bytes, int], draw: object) -> None:
     other = dict(draw.sample(list(of.items()), len(of)))  # type: ignore[attr-defined]
-    assert divided(points, other) == divided(points, of)
+    assert divide_points(points, other) == divide_points(points, of)
 
 
 def test_the_largest_remainders_get_what_is_left_and_of_equal_ones_the_lowest_keys() -> None:
-    assert divided(10, {b"c": 1, b"b": 1, b"a": 1}) == {b"a": 4, b"b": 3, b"c": 3}
-    assert divided(2, {b"a": 10, b"b": 45, b"c": 45}) == {b"a": 0, b"b": 1, b"c": 1}
-    assert divided(7, {b"a": 0, b"b": 0}) == {b"a": 0, b"b": 0}, "nobody's answers are worth anything"
+    assert divide_points(10, {b"c": 1, b"b": 1, b"a": 1}) == {b"a": 4, b"b": 3, b"c": 3}
+    assert divide_points(2, {b"a": 10, b"b": 45, b"c": 45}) == {b"a": 0, b"b": 1, b"c": 1}
+    assert divide_points(7, {b"a": 0, b"b": 0}) == {b"a": 0, b"b": 0}, "nobody's answers are worth anything"

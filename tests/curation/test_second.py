@@ -6,24 +6,24 @@ from collections import Counter
 
 import pytest
 
-from curation.answers import Answer, Kind
-from curation.contents import SayGold
-from curation.reputation import divided
-from curation.state import Asked, Lease, Stage, as_answer
-from curation.tasks import task_id
-from curation.whole import estimated
+from curation.estimation.dawid_skene import run_dawid_skene
+from curation.estimation.reputation import divide_points
+from curation.ledger.curation_state import AssignmentState, ProjectSpec, TaskStage, as_answer
+from curation.ledger.transaction_types import RevealGold
+from curation.tasks.answers import Answer, QuestionKind
+from curation.tasks.task_pages import task_id
 from tests.curation.room import AUTHOR, gold_answers
 from tests.curation.second import Question, Vote, weight
 from tests.curation.test_closing import CROWD, KINDS, PRICE, Room, says, truth_of
 from tests.curation.test_labels import liars
 
 
-def asked_of(asked: Asked, answer: Answer) -> list[list[int]]:
+def asked_of(asked: ProjectSpec, answer: Answer) -> list[list[int]]:
     """For each question, the class of each of its tasks that one answer is of."""
     match asked.kind:
-        case Kind.RANKING:
+        case QuestionKind.RANKING:
             return [[int(answer.index(item) < answer.index((item + 1) % asked.items)) for item in range(asked.items)]]
-        case Kind.RATING:
+        case QuestionKind.RATING:
             return [[answer[0] - 1]]
     return [[int(option in answer)] for option in range(len(asked.options))] if asked.many else [[answer[0]]]
 
@@ -37,15 +37,15 @@ def test_a_second_client_closes_alike(kind: str, has_gold: bool) -> None:
     project = room.project(asked, tasks, gold=golds)
     room.worked(CROWD[:6], says(asked, 1))
     if golds:
-        room.say(AUTHOR, "curation/gold", SayGold(project, 0, gold_answers(tasks, golds)))
-    settled = {row.number: key for key, row in room.curation.tasks.items() if row.stage is Stage.SETTLED}
+        room.say(AUTHOR, "curation/gold", RevealGold(project, 0, gold_answers(tasks, golds)))
+    settled = {row.number: key for key, row in room.curation.tasks.items() if row.stage is TaskStage.SETTLED}
     numbers = sorted(settled)
-    votes = [vote for _, vote in room.curation.assignments.items() if vote.state is Lease.SETTLED]
+    votes = [vote for _, vote in room.curation.assignments.items() if vote.state is AssignmentState.SETTLED]
     room.closed(project)
 
     people = sorted({vote.annotator for vote in votes})
-    parts = asked.items if asked.kind is Kind.RANKING else 1
-    classes = 2 if asked.many or asked.kind is Kind.RANKING else len(asked.options)
+    parts = asked.items if asked.kind is QuestionKind.RANKING else 1
+    classes = 2 if asked.many or asked.kind is QuestionKind.RANKING else len(asked.options)
     questions = []
     for place in range(len(asked_of(asked, truth_of(asked, 0)))):
         rows = [
@@ -67,7 +67,7 @@ def test_a_second_client_closes_alike(kind: str, has_gold: bool) -> None:
         skill = room.curation.skills.get_record(project + key)
         assert skill is not None and skill.weight == expected
     given = Counter(vote.annotator for vote in votes)
-    points = divided(PRICE * len(settled), {key: given[key] * share for key, share in weights.items()})
+    points = divide_points(PRICE * len(settled), {key: given[key] * share for key, share in weights.items()})
     assert {key: room.curation.annotators.get_record(key).points for key in people} == points  # type: ignore[union-attr]
     for place, number in enumerate(numbers):
         row = room.curation.tasks.get_record(settled[number])
@@ -77,8 +77,8 @@ def test_a_second_client_closes_alike(kind: str, has_gold: bool) -> None:
             assert as_answer(row.label) == golds[number]
         elif asked.many:
             assert as_answer(row.label) == tuple(option for option, on in enumerate(likeliest) if on)
-        elif asked.kind is not Kind.RANKING:
-            assert as_answer(row.label) == (likeliest[0] + (asked.kind is Kind.RATING),)
+        elif asked.kind is not QuestionKind.RANKING:
+            assert as_answer(row.label) == (likeliest[0] + (asked.kind is QuestionKind.RATING),)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -87,6 +87,6 @@ def test_a_second_client_reviews_labels_alike(classes: int) -> None:
     votes, truth, gold = liars(18, 30, True, classes)
     rows = [Vote(*row) for row in votes.tolist()]
     second = Question(classes, rows, dict(gold.tolist()))
-    labels = estimated(classes, 500, 40, votes, gold).posterior()
+    labels = run_dawid_skene(classes, 500, 40, votes, gold).posterior()
     assert labels.tolist() == [second.p[task] for task in range(500)]
     assert (labels.argmax(axis=1) == truth).mean() > 0.93

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from consensus.voter_set import CachingVerifier
-from curation.contents import Batch
-from curation.limits import BATCH_MAX, LEASE_MS, LEASES_MAX, LOOKS_FOR_DRAW, LOOKS_MAX
-from curation.module import LOOKS_FOR_COST, CurationModule
-from curation.state import Lease
-from curation.work import Work
+from curation.ledger.curation_module import LOOKS_FOR_COST, CurationModule
+from curation.ledger.curation_state import AssignmentState
+from curation.ledger.state_changes import CurationChanges
+from curation.ledger.transaction_types import StatementBatch
+from curation.limits import BATCH_MAX, DRAW_LOOKS_MAX, LEASE_MS, LEASES_MAX, LOOKS_FOR_DRAW
 from ledger.core.module import Refused
 from ledger.ledger_state import BlockBody, LedgerRules, core_modules, decode_body
 from ledger.members import RegisterRoles
@@ -57,7 +57,7 @@ def test_one_false_signature_refuses_a_batch_whatever_the_state_says_of_the_stat
     assert after.passed_over == (kind != "enrolments") and after.annotators_count == BATCH_MAX - (kind != "enrolments")
     false = replace(statement, signature=NOISE)
     batch[kind] = [*batch[kind][:-1], false]
-    signed = room.tx(PEER, "curation/batch", Batch(**{name: tuple(items) for name, items in batch.items()}))
+    signed = room.tx(PEER, "curation/batch", StatementBatch(**{name: tuple(items) for name, items in batch.items()}))
     for curation in (before.modules["curation"], after):
         with pytest.raises(RemoteProtocolError, match="bad-signature"):
             room.rules.apply_transaction(room.state.with_modules(curation=curation), signed)
@@ -66,7 +66,7 @@ def test_one_false_signature_refuses_a_batch_whatever_the_state_says_of_the_stat
 def _full(room: Room, batches: int, last: int) -> list[Signed]:
     """So many batches of 512 enrolments, and one of `last`."""
     return [
-        room.tx(PEER, "curation/batch", Batch(enrolments=tuple(_enrolments(room, count, name=f"n{ahead}"))), ahead + 1)
+        room.tx(PEER, "curation/batch", StatementBatch(enrolments=tuple(_enrolments(room, count, name=f"n{ahead}"))), ahead + 1)
         for ahead, count in enumerate([BATCH_MAX] * batches + [last])
     ]
 
@@ -125,7 +125,7 @@ def _pack() -> Pack:
 
 
 def _batch(pack: Pack, *enrolments: Any, nonce: int = 2) -> Signed:
-    return pack.world.tx(PEER, "curation/batch", Batch(enrolments=enrolments), nonce)
+    return pack.world.tx(PEER, "curation/batch", StatementBatch(enrolments=enrolments), nonce)
 
 
 def _hears(shell: Shell, sender: FastSigner, signed: Signed) -> bool:
@@ -164,7 +164,9 @@ def test_a_leader_that_puts_a_false_signature_into_its_block_loses_its_view() ->
 
 def test_a_statement_of_one_peer_is_false_in_another_peers_batch(room: Room) -> None:
     room.project(ONE)
-    assert "bad-signature: enrol" in room.refused(OTHER, "curation/batch", Batch(enrolments=(room.enrolment(ANN, PEER),)))
+    assert "bad-signature: enrol" in room.refused(
+        OTHER, "curation/batch", StatementBatch(enrolments=(room.enrolment(ANN, PEER),))
+    )
 
 
 # Work without signatures -------------------------------------------------------------------------------------------------
@@ -172,31 +174,31 @@ def test_a_statement_of_one_peer_is_false_in_another_peers_batch(room: Room) -> 
 
 def test_only_the_first_batch_of_a_block_looks_at_what_expires(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a thousand empty batches would be a thousand times the work of one."""
-    monkeypatch.setattr("curation.module.EXPIRED_PER_BATCH_MAX", 1)
+    monkeypatch.setattr("curation.ledger.curation_module.EXPIRED_PER_BATCH_MAX", 1)
     room.project(SEVERAL, tasks=3)
     leases = [lease for (lease,) in room.leased(ANN, BOB)]
     room.later(LEASE_MS + 1)
     room.decide()
-    room.decide(*(room.tx(PEER, "curation/batch", Batch(), ahead) for ahead in (1, 2, 3)))
-    assert [room.assignment(lease).state for lease in leases].count(Lease.EXPIRED) == 1
+    room.decide(*(room.tx(PEER, "curation/batch", StatementBatch(), ahead) for ahead in (1, 2, 3)))
+    assert [room.assignment(lease).state for lease in leases].count(AssignmentState.EXPIRED) == 1
     room.batch()
-    assert [room.assignment(lease).state for lease in leases].count(Lease.EXPIRED) == 2
+    assert [room.assignment(lease).state for lease in leases].count(AssignmentState.EXPIRED) == 2
 
 
 def test_the_draws_of_a_batch_look_at_a_bounded_number_of_tasks(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     room.project(SEVERAL, tasks=3)
     people = annotators(4)
     room.leased(*people, count=3)  # so each has all the tasks that are begun
-    monkeypatch.setattr("curation.module.LOOKS_MAX", 0)
-    monkeypatch.setattr("curation.module.LOOKS_FOR_DRAW", 1)
+    monkeypatch.setattr("curation.ledger.curation_module.DRAW_LOOKS_MAX", 0)
+    monkeypatch.setattr("curation.ledger.curation_module.LOOKS_FOR_DRAW", 1)
     looked: list[bytes] = []
-    real = Work._number_at
+    real = CurationChanges._number_at
 
-    def number_at(self: Work, project: bytes, which: bytes, place: int) -> int:
+    def number_at(self: CurationChanges, project: bytes, which: bytes, place: int) -> int:
         looked.append(project)
         return real(self, project, which, place)
 
-    monkeypatch.setattr(Work, "_number_at", number_at)
+    monkeypatch.setattr(CurationChanges, "_number_at", number_at)
     before = [room.person(who).leases for who in people]
     room.batch(leases=[room.wish(who) for who in people])
     assert [room.person(who).leases for who in people] == before
@@ -205,8 +207,8 @@ def test_the_draws_of_a_batch_look_at_a_bounded_number_of_tasks(room: Room, monk
 
 def test_the_dearest_batch_fits_into_a_block(room: Room) -> None:
     """Else it would wait for ever, and its peer with it."""
-    wishes = Batch(leases=tuple(room.wish(who, LEASES_MAX) for who in annotators(BATCH_MAX)))
-    openings = Batch(openings=(room.opening(ANN, bytes(32), (0,)),) * BATCH_MAX)
+    wishes = StatementBatch(leases=tuple(room.wish(who, LEASES_MAX) for who in annotators(BATCH_MAX)))
+    openings = StatementBatch(openings=(room.opening(ANN, bytes(32), (0,)),) * BATCH_MAX)
     for batch in (wishes, openings):
         signed = room.tx(PEER, "curation/batch", batch)
         assert room.rules.transaction_traits(signed.signer, room.rules.open_transaction(signed)).cost <= COST_PER_BLOCK_MAX
@@ -214,11 +216,11 @@ def test_the_dearest_batch_fits_into_a_block(room: Room) -> None:
 
 
 def test_small_batches_of_a_block_look_at_no_more_tasks_than_its_cost_allows(room: Room) -> None:
-    """Each batch may look at `LOOKS_MAX` tasks, however few draws it asks for. A thousand such batches took 6 s."""
-    signed = room.tx(PEER, "curation/batch", Batch(leases=(room.wish(ANN),)))
+    """Each batch may look at `DRAW_LOOKS_MAX` tasks, however few draws it asks for. A thousand such batches took 6 s."""
+    signed = room.tx(PEER, "curation/batch", StatementBatch(leases=(room.wish(ANN),)))
     cost = room.rules.transaction_traits(signed.signer, room.rules.open_transaction(signed)).cost
     batches = min(COST_PER_BLOCK_MAX // cost, TRANSACTIONS_PER_BLOCK_MAX)
-    assert batches * (LOOKS_MAX + LOOKS_FOR_DRAW) <= COST_PER_BLOCK_MAX * LOOKS_FOR_COST
+    assert batches * (DRAW_LOOKS_MAX + LOOKS_FOR_DRAW) <= COST_PER_BLOCK_MAX * LOOKS_FOR_COST
 
 
 # Blocks that this peer has not seen --------------------------------------------------------------------------------------
@@ -248,12 +250,14 @@ def test_a_batch_of_a_key_that_is_new_in_its_block_is_verified_ahead(room: Room)
     """No peer holds such a batch before, since its author is no member yet."""
     new = PEOPLE[5]
     batches = [
-        room.tx(new, "curation/batch", Batch(enrolments=tuple(_enrolments(room, BATCH_MAX, new, f"n{number}"))), 1 + number)
+        room.tx(
+            new, "curation/batch", StatementBatch(enrolments=tuple(_enrolments(room, BATCH_MAX, new, f"n{number}"))), 1 + number
+        )
         for number in range(4)
     ]
     assert _left_after_verification(room, BlockBody((), (), (room.rotation(PEER, new), *batches))) == 1, "of the rotation alone"
     register = room.tx(new, "member/register", RegisterRoles(("annotator",)), 2)
-    batch = room.tx(new, "curation/batch", Batch(enrolments=tuple(_enrolments(room, BATCH_MAX, new))), 3)
+    batch = room.tx(new, "curation/batch", StatementBatch(enrolments=tuple(_enrolments(room, BATCH_MAX, new))), 3)
     left = _left_after_verification(room, BlockBody((), (), (room.admission(new), register, batch)))
     assert left == 2, "of the invitation and its token"
 

@@ -31,7 +31,7 @@ from protocol import codec
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Identity, Signed, open_signed, parse_peer_id, peer_id, sign_message
 from protocol.messages import AGREEMENT_MESSAGES, ROUND_ENVELOPES, Status, Transaction
-from rlhf.preferences import Pair, packed, unpacked
+from rlhf.data.preference_sets import PreferencePair, decode_records, encode_records
 from storage import wal
 from tests.fuzz import wire
 from tests.fuzz.strategies import strategy_of
@@ -39,14 +39,15 @@ from tests.ledger.world import LANGUAGE, PEOPLE, PlainJobs, World
 from tests.peer.nodes import Pack
 from tests.sim.keys import FastVerifier
 from tests.transport.helpers import ALICE, BOB, exchange_bytes, make_session
-from training import checkpoint, stream, tasks
-from training.data.corpus import Manifest
+from training import random_stream, worker_protocol
+from training.corpus import DataManifest
 from training.data.text_files import read_text
 from training.data.tokenizer import load_tokenizer
+from training.formats import checkpoint
+from training.job_spec import BITS, Compression, JobSpec
 from training.replicated import codec as payloads
-from training.replicated.init import initial_parameters
-from training.replicated.layout import CHUNK, Layout, layout_of, of_shapes
-from training.spec import BITS, Compression, JobSpec
+from training.replicated.parameter_init import initial_parameters
+from training.replicated.tensor_layout import CHUNK, TensorLayout, layout_from_shapes, layout_of
 from training.transformer import ModelSpec
 from transport.network import DataReceived
 from transport.wire.framing import Channel, Inbox, Outbox, Priority
@@ -124,7 +125,9 @@ def _special() -> list[Decoder]:
         _of_class(JobSpec, SPEC, SCRATCH),
         _of_class(Genesis, GENESIS),
         _of_class(
-            Manifest, Manifest(3, bytes(32), (bytes(32),)), Manifest((1 << 20) + 1, bytes(32), (bytes(32), bytes([1]) * 32))
+            DataManifest,
+            DataManifest(3, bytes(32), (bytes(32),)),
+            DataManifest((1 << 20) + 1, bytes(32), (bytes(32), bytes([1]) * 32)),
         ),
         _signed(),
         _peer_ids(),
@@ -184,23 +187,23 @@ def _payloads() -> Iterator[Decoder]:
     """In every mode: of one chunk, and of a layout with short chunks and several blocks."""
     for compression, bits, keep in itertools.product(Compression, BITS, (4, 64, 1024, 4096)):
         if compression is Compression.SPARSE or keep == CHUNK:
-            mode = payloads.Mode(compression, bits, keep)
+            mode = payloads.PayloadMode(compression, bits, keep)
             yield _payload(mode, layout_of(SCRATCH), "one chunk")
-            yield _payload(mode, of_shapes([("a", (3, 7)), ("b", (5000,)), ("c", (1,))]), "short chunks")
+            yield _payload(mode, layout_from_shapes([("a", (3, 7)), ("b", (5000,)), ("c", (1,))]), "short chunks")
 
 
-def _payload(mode: payloads.Mode, layout: Layout, what: str) -> Decoder:
-    header = payloads.Header(bytes(32), 3, b"t" * 32, b"r" * 32, 10, 8, mode)
-    m = stream.irwin_hall(layout.size, "fuzz").astype(np.float32)
-    examples = [payloads.encode(header, m * np.float32(scale), layout) for scale in (0, 1e-3, 1e-9)]
+def _payload(mode: payloads.PayloadMode, layout: TensorLayout, what: str) -> Decoder:
+    header = payloads.PayloadHeader(bytes(32), 3, b"t" * 32, b"r" * 32, 10, 8, mode)
+    m = random_stream.irwin_hall_integers(layout.size, "fuzz").astype(np.float32)
+    examples = [payloads.encode_payload(header, m * np.float32(scale), layout) for scale in (0, 1e-3, 1e-9)]
 
-    def decode(data: bytes) -> payloads.Update:
-        update = payloads.decode(data, header, layout)
-        assert update.dense().shape == (layout.size,) and update.norm_squared() >= 0
+    def decode(data: bytes) -> payloads.QuantizedUpdate:
+        update = payloads.decode_payload(data, header, layout)
+        assert update.to_dense().shape == (layout.size,) and update.norm_squared() >= 0
         return update
 
     name = f"payload {mode.compression.value} {mode.bits} {mode.keep}, {what}"
-    return Decoder(name, st.sampled_from(examples), decode, payloads.Update.encode, bytes_factor=STATE_BYTES_FACTOR)
+    return Decoder(name, st.sampled_from(examples), decode, payloads.QuantizedUpdate.encode, bytes_factor=STATE_BYTES_FACTOR)
 
 
 @functools.cache
@@ -217,24 +220,24 @@ def _checkpoints() -> Decoder:
     def decode(data: bytes) -> Any:
         path = _folder() / "changed.safetensors"
         path.write_bytes(data)
-        return checkpoint.read(path)
+        return checkpoint.read_checkpoint(path)
 
     def example() -> bytes:
         path = _folder() / "valid.safetensors"
-        checkpoint.export(path, SPEC, initial_parameters(SPEC), checkpoint.Origin(bytes(32), 1, bytes(32)))
+        checkpoint.write_checkpoint(path, SPEC, initial_parameters(SPEC), checkpoint.CheckpointOrigin(bytes(32), 1, bytes(32)))
         return path.read_bytes()
 
     return Decoder("checkpoint", st.builds(functools.cache(example)), decode, refuses=(UserError,), bytes_factor=64)
 
 
 def _preferences() -> Decoder:
-    examples = [[Pair(bytes([number]), "q", "a", "b", 500) for number in range(count)] for count in (1, 3)]
+    examples = [[PreferencePair(bytes([number]), "q", "a", "b", 500) for number in range(count)] for count in (1, 3)]
 
-    def encode(pairs: list[Pair]) -> bytes:
-        return b"".join(packed(pairs))
+    def encode(pairs: list[PreferencePair]) -> bytes:
+        return b"".join(encode_records(pairs))
 
-    def decode(data: bytes) -> list[Pair]:
-        return unpacked(io.BytesIO(data), Pair)
+    def decode(data: bytes) -> list[PreferencePair]:
+        return decode_records(io.BytesIO(data), PreferencePair)
 
     return Decoder("preferences", st.sampled_from(examples).map(encode), decode, encode, bytes_factor=STATE_BYTES_FACTOR)
 
@@ -298,12 +301,15 @@ def _sessions() -> Decoder:
 
 def _pipe() -> Decoder:
     def decode(data: bytes) -> Any:
-        header = data[: tasks.FRAME_HEADER_BYTES].ljust(tasks.FRAME_HEADER_BYTES, b"\0")  # a shorter one is waited for
-        length, number = tasks.parse_header(header)
-        return number, tasks.parse_body(data[tasks.FRAME_HEADER_BYTES :][:length], tasks.FROM_WORKER)
+        # a shorter one is waited for
+        header = data[: worker_protocol.FRAME_HEADER_BYTES].ljust(worker_protocol.FRAME_HEADER_BYTES, b"\0")
+        length, number = worker_protocol.parse_header(header)
+        return number, worker_protocol.parse_body(
+            data[worker_protocol.FRAME_HEADER_BYTES :][:length], worker_protocol.FROM_WORKER
+        )
 
-    values = st.one_of(*map(strategy_of, tasks.FROM_WORKER))
-    return Decoder("worker pipe", st.builds(tasks.frame, st.integers(0, 2**32 - 1), values), decode)
+    values = st.one_of(*map(strategy_of, worker_protocol.FROM_WORKER))
+    return Decoder("worker pipe", st.builds(worker_protocol.encode_frame, st.integers(0, 2**32 - 1), values), decode)
 
 
 # By kind of transaction.

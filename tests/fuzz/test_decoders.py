@@ -5,7 +5,7 @@ import pytest
 from protocol.messages import AGREEMENT_MESSAGES, LINK_MESSAGES, ROUND_ENVELOPES
 from tests.fuzz import checks, links, wire
 from tests.fuzz.decoders import LOCAL, decoders
-from training.tasks import FROM_WORKER, TO_WORKER
+from training.worker_protocol import FROM_WORKER, TO_WORKER
 
 pytestmark = pytest.mark.virtual  # synchronous tests that run Trio
 

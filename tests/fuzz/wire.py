@@ -15,7 +15,7 @@ from typing import Any
 from tests.rooms import ROOMS
 
 # They decode nothing that a peer sends.
-WITH_TORCH = ("training.engines.pytorch", "rlhf.pytorch", "rlhf.losses", "peer.worker.main")
+WITH_TORCH = ("training.engines.pytorch", "rlhf.pytorch", "rlhf.pytorch.losses", "peer.worker.main")
 
 
 @functools.cache

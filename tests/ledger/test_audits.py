@@ -288,7 +288,8 @@ def test_an_audit_that_is_not_reported_in_time_lapses_and_is_held_against_its_au
     assert list(court.audits.rounds) == [2, 3, 4]
 
 
-TIMED = {"response_ms": 8, "serving_ms_per_reexecutor": 4}  # of blocks that are a millisecond apart: four re-executors have 28 of them
+# of blocks that are a millisecond apart: four re-executors have 28 of them
+TIMED = {"response_ms": 8, "serving_ms_per_reexecutor": 4}
 
 
 def test_an_audit_is_awaited_while_time_is_left_however_many_rounds_go_by() -> None:

@@ -321,7 +321,8 @@ def test_a_state_with_as_much_as_the_rules_let_wait_can_be_read_again() -> None:
 
 def test_a_trainer_has_as_long_to_open_as_its_round_had_re_executors_also_if_they_are_fewer_by_now() -> None:
     """With as few as are left now it would lose a reward that it was promised time for."""
-    court = Bound(7, silent=[A], window=1, auditors=6, response_ms=20, serving_ms_per_reexecutor=20)  # seven: 160 ms, four: 100 ms
+    # seven: 160 ms, four: 100 ms
+    court = Bound(7, silent=[A], window=1, auditors=6, response_ms=20, serving_ms_per_reexecutor=20)
     court.audited_round()
     court.decide(*(court.tx(person, "member/leave", ResignAsVoter()) for person in PEOPLE[4:7]))
     while len(court.job(court.key).reexecutors) > 4:

@@ -35,9 +35,9 @@ from tests.ledger.test_losses import Bound, lazy
 from tests.ledger.world import BY_KEY, LANGUAGE, PEOPLE, SAMPLED, SAMPLED_SCRATCH, World
 from tests.sim.keys import FastSigner
 from tests.training.replicated.support import JOB, SMALL, round_of
-from training.replicated.model import ReplicatedModel
-from training.replicated.state import State
-from training.spec import AuditMode, Memory
+from training.job_spec import AuditMode, FeedbackMemory
+from training.replicated.model_state import ModelState
+from training.replicated.replicated_model import ReplicatedModel
 
 ANN, BEN, CID, DEE = PEOPLE[:4]
 NEW = FastSigner("rotated")
@@ -883,23 +883,25 @@ STATE_OPENED = {"round"}
 STATE_DROPPED = {"records"}  # what undone payloads left unsaid; of jobs with estimates they are the anchor's
 
 
-@pytest.mark.parametrize("memory", [Memory.RESIDUAL, Memory.ESTIMATES])
-def test_each_field_of_a_model_is_restored_by_a_rollback_or_kept(memory: Memory, tmp_path: Path) -> None:
+@pytest.mark.parametrize("memory", [FeedbackMemory.RESIDUAL, FeedbackMemory.ESTIMATES])
+def test_each_field_of_a_model_is_restored_by_a_rollback_or_kept(memory: FeedbackMemory, tmp_path: Path) -> None:
     """A new field belongs into one of the tables."""
     tables = STATE_RESTORED, STATE_KEPT, STATE_OPENED, STATE_DROPPED
-    names = {part.name for part in fields(State)}
+    names = {part.name for part in fields(ModelState)}
     assert names == set().union(*tables) and len(names) == sum(map(len, tables))
     first = ReplicatedModel.initial(JOB, replace(SMALL, audit=AuditMode.OFF, memory=memory))
-    second = first.apply(round_of(first, 3), {})
-    state = replace(second.state, norms=(1.0,), powers=(0.5, 0.25), steering=b"as it was")
-    anchor = ReplicatedModel.of(state, second.vectors, second.estimates)
-    later = anchor.apply(round_of(anchor, 3), {})
+    second = first.apply_round(round_of(first, 3), {})
+    state = replace(second.state, median_norms_squared=(1.0,), beta_powers=(0.5, 0.25), steering=b"as it was")
+    anchor = ReplicatedModel.from_vectors(state, second.vectors, second.estimates)
+    later = anchor.apply_round(round_of(anchor, 3), {})
     back = anchor.rolled_back_into(tmp_path / "5", 5)
     back.verify()
     for name in STATE_RESTORED | STATE_KEPT:
         assert getattr(back.state, name) == getattr(anchor.state, name), name
-    assert back.state.round == 5 and back.root not in (anchor.root, later.root) and later.taken == back.taken + 1
-    assert anchor.state.records and back.state.records == (anchor.state.records if memory is Memory.ESTIMATES else {})
+    assert (
+        back.state.round == 5 and back.root not in (anchor.root, later.root) and later.rounds_in_model == back.rounds_in_model + 1
+    )
+    assert anchor.state.records and back.state.records == (anchor.state.records if memory is FeedbackMemory.ESTIMATES else {})
     assert all((back.vectors[name] == vector).all() for name, vector in anchor.vectors.items())
     assert {key: bytes(of) for key, of in back.estimates.items()} == {key: bytes(of) for key, of in anchor.estimates.items()}
     assert ReplicatedModel.open(tmp_path / "5").root == back.root

@@ -26,7 +26,7 @@ from protocol.verdicts import ReplayFinding, Verdict
 from rounds.round_state import RoundCertificate
 from tests.ledger.world import LANGUAGE, PEOPLE, SAMPLED, SAMPLED_SCRATCH, SCRATCH, UNAUDITED, PlainJobs, World
 from tests.sim.keys import FastSigner
-from training.spec import JobSpec
+from training.job_spec import JobSpec
 
 ACCEPT, REPLAY, UNJUDGED = Verdict.ACCEPT, Verdict.REPLAY, Verdict.UNJUDGED
 

@@ -257,8 +257,12 @@ def test_versions_of_a_module_give_a_transaction_the_same_cost_and_signatures() 
     def other(*about: object) -> Any:
         return None
 
-    assert rules(TallyModule(), _other_version(genesis_state=other, apply_transaction=other, upgrade_state=other, end_block=other))
-    differences: list[dict[str, Any]] = [{name: other} for name in ("transaction_cost", "embedded_statements", "awaited_job", "lingers")]
+    assert rules(
+        TallyModule(), _other_version(genesis_state=other, apply_transaction=other, upgrade_state=other, end_block=other)
+    )
+    differences: list[dict[str, Any]] = [
+        {name: other} for name in ("transaction_cost", "embedded_statements", "awaited_job", "lingers")
+    ]
     for differs in (*differences, {"costs": {"tally/add": 7}}, {"contents": {"tally/add": Subtract}}):
         for modules in ((TallyModule(), _other_version(**differs)), (_other_version(**differs), TallyModule())):
             with pytest.raises(AssertionError, match="versions of tally read tally/add differently"):

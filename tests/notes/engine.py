@@ -16,15 +16,15 @@ import numpy.typing as npt
 from features.lazily import named
 from protocol.sampling import SamplingOptions
 from tests.notes.objective import Counted
+from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import Tokenizer
-from training.engines.engine import Beat, EngineKind, Other
-from training.objectives.objective import Declaration, Reason, Step
+from training.engine_resources import EngineResources
+from training.engines.engine import EngineBackend, OnProgress, RequiredModel
+from training.job_spec import JobSpec
+from training.objectives.objective import Declaration, InnerStep, RejectionReason
 from training.replay.inner_state import InnerState, OnState
-from training.replicated.layout import Float32Array, layout_of
-from training.resources import Resources
-from training.sequences import Tokens
-from training.spec import JobSpec
-from training.tasks import Ready
+from training.replicated.tensor_layout import Float32Array, layout_of
+from training.worker_protocol import WorkerInfo
 
 RATE = np.float32(0.5)
 Gradient = Callable[[Float32Array, Float32Array], tuple[Float32Array, float]]
@@ -38,13 +38,13 @@ class Metrics:
 @dataclass
 class Slate:
     spec: JobSpec
-    tokens: Tokens
+    tokens: TokenizedText
     tokenizer: Tokenizer
     gradient: Gradient
     micro_batch: int = 1
-    first: Float32Array | None = None
-    other: Other | None = None
-    files: Mapping[bytes, Path] = field(default_factory=dict)
+    first_parameters: Float32Array | None = None
+    required_model: RequiredModel | None = None
+    required_files: Mapping[bytes, Path] = field(default_factory=dict)
 
     @property
     def parameters(self) -> int:
@@ -56,7 +56,7 @@ class Slate:
         job: bytes,
         round: int,
         trainer: bytes,
-        on_step: Beat = lambda: None,
+        on_step: OnProgress = lambda: None,
         inner: InnerState | None = None,
         on_state: OnState | None = None,
         declaration: Declaration | None = None,
@@ -72,53 +72,64 @@ class Slate:
             on_step()
         return parameters - now, Metrics(losses)
 
-    def declare(
-        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: Beat = lambda: None
+    def make_declaration(
+        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: OnProgress = lambda: None
     ) -> Declaration:
         counts = self._counts(job, round, trainer).astype("<i8")
         digest = hashlib.sha256(counts.tobytes()).digest()
         counts.tofile(folder / digest.hex())
         return Declaration(Counted(digest, int(counts.sum())), {digest: folder / digest.hex()})
 
-    def refutation(
+    def why_declaration_refused(
         self,
         parameters: Float32Array,
         job: bytes,
         round: int,
         trainer: bytes,
         declaration: Declaration,
-        on_step: Beat = lambda: None,
-    ) -> Reason | None:
+        on_step: OnProgress = lambda: None,
+    ) -> RejectionReason | None:
         said = declaration.files[declaration.record.counts].read_bytes()
-        return None if said == self._counts(job, round, trainer).astype("<i8").tobytes() else self.spec.kind.reasons[0]
+        return (
+            None
+            if said == self._counts(job, round, trainer).astype("<i8").tobytes()
+            else self.spec.resolved_objective.rejection_reasons[0]
+        )
 
-    def derived(
+    def derive_step_data(
         self,
         parameters: Float32Array,
         job: bytes,
         round: int,
         trainer: bytes,
         declaration: Declaration,
-        on_step: Beat = lambda: None,
+        on_step: OnProgress = lambda: None,
     ) -> Declaration:
         return declaration
 
     def _counts(self, job: bytes, round: int, trainer: bytes) -> npt.NDArray[np.int64]:
         """Of each byte in the sequences of the round."""
-        kind, spec = self.spec.kind, self.spec
-        drawn = [kind.draw(spec, Step(job, round, trainer, step), spec.batch, self.tokens) for step in range(spec.local_steps)]
-        (seen,) = kind.examples(spec, np.concatenate(drawn), self.tokens)
+        kind, spec = self.spec.resolved_objective, self.spec
+        drawn = [
+            kind.draw_examples(spec, InnerStep(job, round, trainer, step), spec.batch, self.tokens)
+            for step in range(spec.local_steps)
+        ]
+        (seen,) = kind.batch_arrays(spec, np.concatenate(drawn), self.tokens)
         return np.bincount(seen.ravel(), minlength=self.parameters)
 
-    def measured(self, parameters: Float32Array, on_step: Beat = lambda: None) -> Mapping[str, float]:
-        return {self.spec.kind.figure: named(self.spec.kind.measures["slate"])(parameters, self.tokens)}
+    def compute_metrics(self, parameters: Float32Array, on_step: OnProgress = lambda: None) -> Mapping[str, float]:
+        return {
+            self.spec.resolved_objective.main_metric: named(self.spec.resolved_objective.metric_functions["slate"])(
+                parameters, self.tokens
+            )
+        }
 
-    def generate(
+    def generate_text(
         self,
         parameters: Float32Array,
         prompt: bytes,
         how: SamplingOptions,
-        on_step: Beat = lambda: None,
+        on_step: OnProgress = lambda: None,
         stop: int | None = None,
     ) -> Iterator[bytes]:
         return repeat(bytes([int(parameters.argmax())]), how.max_tokens)
@@ -127,17 +138,17 @@ class Slate:
 class Slates:
     name = "slate"
 
-    def start(self, resources: Resources, command: Sequence[str]) -> None:
+    def start_backend(self, resources: EngineResources, command: Sequence[str]) -> None:
         """There is nothing to start."""
 
-    def assist(self, resources: Resources, rank: int, store: Path, orders: BinaryIO) -> None:
+    def run_rank(self, resources: EngineResources, rank: int, store: Path, orders: BinaryIO) -> None:
         raise NotImplementedError("it works alone")
 
-    def describe(self) -> Ready:
-        return Ready("slate beside torch" if "torch" in sys.modules else "slate alone", 1)
+    def describe_worker(self) -> WorkerInfo:
+        return WorkerInfo("slate beside torch" if "torch" in sys.modules else "slate alone", 1)
 
-    def open(self, spec: JobSpec, tokens: Tokens, tokenizer: Tokenizer, first: Float32Array | None) -> Slate:
-        return Slate(spec, tokens, tokenizer, named(spec.kind.losses[self.name]))
+    def open_engine(self, spec: JobSpec, tokens: TokenizedText, tokenizer: Tokenizer, first: Float32Array | None) -> Slate:
+        return Slate(spec, tokens, tokenizer, named(spec.resolved_objective.loss_functions[self.name]))
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return False
@@ -149,10 +160,10 @@ def distance(parameters: Float32Array, shares: Float32Array) -> tuple[Float32Arr
     return gap, float(gap @ gap) / 2
 
 
-def distance_from_all(parameters: Float32Array, tokens: Tokens) -> float:
+def distance_from_all(parameters: Float32Array, tokens: TokenizedText) -> float:
     """Of the parameters from the shares in the whole text."""
     shares = np.bincount(tokens.train, minlength=len(parameters)) / len(tokens.train)
     return float(np.linalg.norm(parameters - shares))
 
 
-KIND: EngineKind = Slates()
+KIND: EngineBackend = Slates()

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.codec import Count, Digest
-from training.objectives.objective import Declaration, Float32Array, Job, Objective, Reason, Shape
-from training.sequences import Tokens
+from training.data.token_sequences import TokenizedText
+from training.objectives.objective import Declaration, Float32Array, JobSpecProtocol, Objective, RejectionReason, Shape
 from training.transformer import BYTES
 
 
@@ -22,18 +22,18 @@ class Sizes:
 
 class Ones(Objective):
     name = "ones"
-    about = "adds one to everything"
+    description = "adds one to everything"
     module, version = "notes", 1
-    settings = Sizes
+    settings_type = Sizes
     needs_worker = reads_text = makes_text = False
 
-    def problem(self, job: Job, settings: Any) -> str | None:
+    def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:
         return None if 0 < settings.size <= 8192 else f"size {settings.size} is outside 1..8192"
 
-    def tensors(self, job: Job, settings: Any) -> Sequence[tuple[str, Shape]]:
+    def tensor_shapes(self, job: JobSpecProtocol, settings: Any) -> Sequence[tuple[str, Shape]]:
         return [("ones", (settings.size,))]
 
-    def known_update(self, job: bytes, round: int, trainer: bytes, size: int) -> Float32Array:
+    def deterministic_update(self, job: bytes, round: int, trainer: bytes, size: int) -> Float32Array:
         return np.ones(size, dtype=np.float32)
 
 
@@ -50,30 +50,30 @@ class Counted:
 
 class Letters(Objective):
     name = "letters"
-    about = "the share of each byte in a text"
+    description = "the share of each byte in a text"
     module, version = "notes", 1
     role = "clerk"
     makes_text = False
-    losses: ClassVar[Mapping[str, str]] = {"slate": "tests.notes.engine:distance"}
-    measures: ClassVar[Mapping[str, str]] = {"slate": "tests.notes.engine:distance_from_all"}
-    figure = "distance_from_all"
-    declaration = Counted
-    reasons = (Reason("miscounted", "it met other letters than it says"),)
+    loss_functions: ClassVar[Mapping[str, str]] = {"slate": "tests.notes.engine:distance"}
+    metric_functions: ClassVar[Mapping[str, str]] = {"slate": "tests.notes.engine:distance_from_all"}
+    main_metric = "distance_from_all"
+    declaration_type = Counted
+    rejection_reasons = (RejectionReason("miscounted", "it met other letters than it says"),)
 
-    def declaration_problem(self, job: Job, record: Any) -> str | None:
+    def declaration_problem(self, job: JobSpecProtocol, record: Any) -> str | None:
         return None if record.bytes else "nothing was counted"
 
-    def blobs(self, job: Job, record: Any) -> Mapping[bytes, int]:
+    def declared_blobs(self, job: JobSpecProtocol, record: Any) -> Mapping[bytes, int]:
         return {record.counts: COUNTED_BYTES}
 
-    def tensors(self, job: Job, settings: Any) -> Sequence[tuple[str, Shape]]:
+    def tensor_shapes(self, job: JobSpecProtocol, settings: Any) -> Sequence[tuple[str, Shape]]:
         return [("shares", (BYTES,))]
 
-    def examples(
-        self, job: Job, drawn: npt.NDArray[np.int64], data: Tokens, declaration: Declaration | None = None
+    def batch_arrays(
+        self, job: JobSpecProtocol, drawn: npt.NDArray[np.int64], data: TokenizedText, declaration: Declaration | None = None
     ) -> tuple[npt.NDArray[Any], ...]:
         """The bytes of sequences, of which nothing is predicted."""
-        seen, _ = super().examples(job, drawn, data)
+        seen, _ = super().batch_arrays(job, drawn, data)
         return (seen,)
 
 

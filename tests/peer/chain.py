@@ -23,11 +23,11 @@ from storage.disk_blob_store import DiskBlobStore
 from storage.ledger_store import LedgerStore
 from tests.ledger.blocks import decided_after
 from tests.ledger.world import MODULES
-from training.host import ModelHost
-from training.objectives.scratch import Scratch
-from training.replicated import buffers
-from training.replicated.feedback import buffer_digest
-from training.spec import JobSpec
+from training.job_spec import JobSpec
+from training.model_store import JobModelStore
+from training.objectives.scratch import ScratchObjective
+from training.replicated import feedback_buffer
+from training.replicated.error_feedback import buffer_digest
 from training.transformer import ModelSpec
 
 MODEL = ModelSpec(vocabulary=16, context=8, width=8, layers=1, heads=2, kv_heads=1, hidden=8)
@@ -60,7 +60,7 @@ class Chain:
         self.id = self.genesis.chain_id
         folder.mkdir(exist_ok=True)
         self.store, self.blobs = LedgerStore(folder / "ledger.db", self.id), DiskBlobStore(folder / "blobs", folder / "buffers")
-        self.host = ModelHost(folder / "models")
+        self.host = JobModelStore(folder / "models")
         self.rules = LedgerRules(self.genesis, Ed25519Verifier(), core_modules(self.host))
         first = self.rules.genesis_state()
         self.ledger = LedgerApplication(self.rules, first, first.state_root)
@@ -84,10 +84,10 @@ class Chain:
         block = decided.decode()
         transition = self.rules.apply_block(self.ledger.state, block)
         roots = {
-            job: self.host.create(job, transition.state.jobs.jobs[job].spec, self.blobs.read_range)
+            job: self.host.create_model(job, transition.state.jobs.jobs[job].spec, self.blobs.read_range)
             for job in transition.started_jobs
         }
-        roots |= {closed.job: self.host.step(closed, self.blobs.read_range) for closed in transition.closed_rounds}
+        roots |= {closed.job: self.host.apply_round(closed, self.blobs.read_range) for closed in transition.closed_rounds}
         state = transition.finish_state(roots)
         self.store.save_state(state.height, state.state_root, self.rules.encode_state(state), tables=state.tables)
         self.ledger.advance_state(state, block.state_root)
@@ -116,11 +116,11 @@ class Chain:
     def proposal(self, key: bytes, trainer: Identity) -> Signed:
         """A real payload of a known update, kept as a blob."""
         job = self.ledger.state.jobs.jobs[key]
-        model = self.host.model(key, job.round)
-        m = Scratch().known_update(key, job.round, trainer.public, model.layout.size).astype(np.float32)
-        buffer = buffers.of(m, model.header(trainer.public), model.spec)
+        model = self.host.open_model(key, job.round)
+        m = ScratchObjective().deterministic_update(key, job.round, trainer.public, model.layout.size).astype(np.float32)
+        buffer = feedback_buffer.make_buffer(m, model.header(trainer.public), model.spec)
         assert buffer is not None
-        payload = self.blobs.add_bytes(model.payload(trainer.public, buffer.dense()))
+        payload = self.blobs.add_bytes(model.encode_payload(trainer.public, buffer.to_dense()))
         size = self.blobs.size(payload)
         assert size is not None
         return sign_message(

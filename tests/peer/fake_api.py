@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import trio
 
-from curation.calls import ProjectView
+from curation.rpc import ProjectView
 from protocol.api import (
     AlertView,
     AuditRecordView,

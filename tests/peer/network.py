@@ -33,7 +33,7 @@ from storage.disk_blob_store import DiskBlobStore
 from storage.ledger_store import LedgerStore
 from tests.peer.chain import SCRATCH, genesis_of, identities
 from tests.waiting import patience
-from training.host import ModelHost
+from training.model_store import JobModelStore
 from transport.emulation.memory_network import Mesh
 
 SECONDS_MAX = 35.0  # for anything that takes well under one when it works; a silent link ends later
@@ -65,7 +65,7 @@ class Seat:
         self.store = LedgerStore(self.folder / "ledger.db", self.genesis.chain_id)
         self.blobs = DiskBlobStore(self.folder / "blobs", self.folder / "buffers")
         self.network = self.mesh.network(self.public, serve(self.blobs))
-        host = ModelHost(self.folder / "models")
+        host = JobModelStore(self.folder / "models")
         self.events = EventLog()
         self.driver = Driver(
             self.identity, self.genesis, self.store, self.blobs, host, self.network, role or Voter(), self.events, self.anchor
@@ -248,7 +248,7 @@ async def one_root(seats: Sequence[Seat], job: bytes) -> bytes:
     for seat in seats:
         await seat.until(certified(job))
     assert_same(seats)
-    roots = {seat.driver.host.model(job, 1).root for seat in seats}
+    roots = {seat.driver.host.open_model(job, 1).root for seat in seats}
     assert len(roots) == 1
     assert roots == {seats[0].driver.state.jobs.jobs[job].model_root}
     return seats[0].driver.state.state_root

@@ -18,7 +18,7 @@ from tests.peer.chain import LANGUAGE, Chain
 from tests.peer.fake_api import ME, OTHER, STATUS
 from tests.peer.network import network, service_of
 from tests.waiting import patience
-from training.spec import Inner
+from training.job_spec import InnerOptimizerKind
 
 WELL = Look(STATUS, "pytorch, 1 threads", 1 << 40, {}, {})
 WAITING = "waiting for a quorum: 2 of 4 voters are here, 3 are needed"
@@ -65,15 +65,15 @@ def test_each_cause_is_told_once(look: Look, expected: list[tuple[str, str, str]
 @pytest.mark.parametrize(
     ("inner", "rate", "lower"),
     [
-        (Inner.ADAMW, 10.0, "0.003"),
-        (Inner.ADAMW, 0.003, "0.0003"),
-        (Inner.ADAMW, 2e-6, "1e-06"),
-        (Inner.MUON, 10.0, "0.03"),
-        (Inner.MUON, 0.03, "0.003"),
+        (InnerOptimizerKind.ADAMW, 10.0, "0.003"),
+        (InnerOptimizerKind.ADAMW, 0.003, "0.0003"),
+        (InnerOptimizerKind.ADAMW, 2e-6, "1e-06"),
+        (InnerOptimizerKind.MUON, 10.0, "0.03"),
+        (InnerOptimizerKind.MUON, 0.03, "0.003"),
     ],
 )
 def test_a_job_without_progress_is_told_with_its_end_verdicts_and_way_out(
-    tmp_path: Path, inner: Inner, rate: float, lower: str
+    tmp_path: Path, inner: InnerOptimizerKind, rate: float, lower: str
 ) -> None:
     with closing(Chain(tmp_path)) as chain:
         key = chain.start(replace(LANGUAGE, rounds=30, inner=inner, inner_rate=rate))

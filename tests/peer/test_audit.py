@@ -28,8 +28,8 @@ from protocol.identity import peer_id
 from protocol.messages import Certificate, Commit, Decision, Vouch
 from tests.consensus.certificates import certificate_of
 from tests.peer.chain import Chain, lived, unfinished
-from training import checkpoint
-from training.host import ModelHost
+from training.formats import checkpoint
+from training.model_store import JobModelStore
 
 
 @pytest.fixture(scope="module")
@@ -119,8 +119,8 @@ def test_the_audit_command_names_the_voters_that_vouched(whole: Path, capsys: py
 
 def test_the_exported_model_is_the_one_that_training_ended_with(chain: Chain, whole: Path) -> None:
     (file,) = whole.glob("*.safetensors")
-    _, parameters, origin = checkpoint.read(file)
-    model = chain.host.model(origin.job, 2)
+    _, parameters, origin = checkpoint.read_checkpoint(file)
+    model = chain.host.open_model(origin.job, 2)
     assert (origin.round, origin.model_root) == (2, model.root)
     assert parameters.tobytes() == model.parameters.tobytes()
     assert audit(whole).models == {origin.job.hex(): model.root.hex()}
@@ -138,7 +138,7 @@ def test_a_run_whose_last_round_is_not_certified_yet_exports_the_model_before_it
     verdict = audit(folder)
     assert verdict.state_root != chain.ledger.state.state_root.hex() and verdict.rounds == 2
     (file,) = folder.glob("*.safetensors")
-    assert checkpoint.read(file)[2].round == 1
+    assert checkpoint.read_checkpoint(file)[2].round == 1
     chain.close()
 
 
@@ -341,10 +341,10 @@ def test_a_model_that_the_peer_deletes_during_an_export_is_exported_as_it_is_the
 
     (job,) = chain.ledger.state.jobs.jobs
 
-    def too_late(folder: Path, host: ModelHost, state: LedgerState, rounds: dict[bytes, int]) -> Models:
+    def too_late(folder: Path, host: JobModelStore, state: LedgerState, rounds: dict[bytes, int]) -> Models:
         monkeypatch.undo()
         (folder / "forgotten.safetensors").touch()  # of a job that the newer state does not know
-        shutil.rmtree(host.directory(job, rounds[job]))
+        shutil.rmtree(host.round_directory(job, rounds[job]))
         chain.play(job)
         return write_models(folder, host, state, rounds)
 
@@ -352,7 +352,7 @@ def test_a_model_that_the_peer_deletes_during_an_export_is_exported_as_it_is_the
     verdict = audit(exported(chain, tmp_path / "export"))
     assert (verdict.state_root, verdict.rounds) == (chain.ledger.certified_root.hex(), 3)
 
-    shutil.rmtree(chain.host.directory(job, 2))
+    shutil.rmtree(chain.host.round_directory(job, 2))
     with pytest.raises(StorageError, match="cannot be read"):
         exported(chain, tmp_path / "another")
     assert not (tmp_path / "another").exists()

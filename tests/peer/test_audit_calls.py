@@ -20,11 +20,11 @@ from protocol.verdicts import ReplayFinding
 from tests.ledger.court import LONG, MATCH, MISMATCH, WITHHELD, A, B, C, Court, D
 from tests.ledger.test_audits import NEW, accused, rotated, volunteered
 from tests.ledger.world import AUDITS, PEOPLE
-from training.spec import JobSpec
+from training.job_spec import JobSpec
 
 REASON = SimpleNamespace(label="rollout", meaning="it trained on other responses")
 JUDGED = "the others judge that, `audits` shows what they find"
-SPEC = SimpleNamespace(replay_tolerance=1e-3, kind=SimpleNamespace(labels=("rollout",), reasons=(REASON,)))
+SPEC = SimpleNamespace(replay_tolerance=1e-3, kind=SimpleNamespace(labels=("rollout",), rejection_reasons=(REASON,)))
 
 
 class Asked:

@@ -14,7 +14,7 @@ from peer.export.replaying import audit
 from peer.export.writing import export, payload_path, starts_of
 from protocol.errors import UserError
 from tests.peer.chain import LANGUAGE, Chain
-from training.replicated.layout import layout_of
+from training.replicated.tensor_layout import layout_of
 
 
 @pytest.fixture

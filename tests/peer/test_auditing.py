@@ -62,11 +62,11 @@ from tests.peer.network import (
     settled,
 )
 from tests.waiting import patience
-from training import host, tasks
-from training.data import corpus as data
-from training.replay import proposals
+from training import corpus as data
+from training import model_store, worker_protocol
+from training.job_spec import AuditMode, InnerStatePolicy, JobSpec
+from training.replay import proposal_replay
 from training.replay.inner_state import InnerState, OnState
-from training.spec import AuditMode, InnerStatePolicy, JobSpec
 from training.transformer import ModelSpec
 from transport.network import Priority
 
@@ -87,23 +87,23 @@ class Sums:
         self.may_replay.set()
 
     @property
-    def audits(self) -> list[tasks.Audit]:
+    def audits(self) -> list[worker_protocol.AuditRequest]:
         """Those after the first round."""
-        return [request for request in self.asked if isinstance(request, tasks.Audit) and request.round]
+        return [request for request in self.asked if isinstance(request, worker_protocol.AuditRequest) and request.round]
 
     async def ask(self, request: Any) -> Any:
         self.asked.append(request)
-        if isinstance(request, tasks.OpenJob):
+        if isinstance(request, worker_protocol.OpenJobRequest):
             self.spec = JobSpec.decode(request.spec)
-            return tasks.Opened(1, 1, 1)
-        if isinstance(request, tasks.Propose):
-            return await trio.to_thread.run_sync(proposals.propose, request, self._update)
+            return worker_protocol.OpenJobReply(1, 1, 1)
+        if isinstance(request, worker_protocol.ProposeRequest):
+            return await trio.to_thread.run_sync(proposal_replay.make_proposal, request, self._update)
         if self.failures and request.round:
             self.failures -= 1
             raise OSError("a file went meanwhile")
         if request.round:
             await self.may_replay.wait()
-        return await trio.to_thread.run_sync(proposals.audit, request, self._update)
+        return await trio.to_thread.run_sync(proposal_replay.audit_proposal, request, self._update)
 
     def _update(
         self,
@@ -151,13 +151,13 @@ SPEC = JobSpec(
 @pytest.fixture(autouse=True)
 def links_that_answer_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows are as long as their rounds take."""
-    monkeypatch.setattr(host, "AUDIT_RESPONSE_MS", 0)
+    monkeypatch.setattr(model_store, "AUDIT_RESPONSE_MS", 0)
 
 
 @pytest.fixture
 def links_that_take_their_time(links_that_answer_at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows are half a minute long at least: after the last round of a job they end by time alone."""
-    monkeypatch.setattr(host, "AUDIT_RESPONSE_MS", AUDIT_RESPONSE_MS)
+    monkeypatch.setattr(model_store, "AUDIT_RESPONSE_MS", AUDIT_RESPONSE_MS)
 
 
 class LateLiar(Liar):
@@ -180,7 +180,7 @@ class Trainers(Network):
 
     async def train(self, spec: JobSpec) -> bytes:
         keep = self.seats[0].blobs.add_bytes
-        spec = replace(spec, data=keep(data.split(iter([TEXT]), keep).encode())).checked()
+        spec = replace(spec, data=keep(data.split_into_shards(iter([TEXT]), keep).encode())).validated()
         with patience():
             return job_id(self.seats[0].public, await self.seats[0].author.submit("job/start", StartJob(spec.encode())))
 
@@ -292,7 +292,7 @@ async def test_losses_that_were_lost_are_not_opened_and_cost_rewards_alone(
                 kept(folder, opening)
 
         monkeypatch.setattr(losses, "keep", keep)
-        monkeypatch.setattr(host, "AUDIT_RESPONSE_MS", 0)  # or it has half a minute to open them
+        monkeypatch.setattr(model_store, "AUDIT_RESPONSE_MS", 0)  # or it has half a minute to open them
         job = await made.train(replace(SPEC, rounds=ENDLESS, audit_window=4))
         for seat in made.seats[:3]:
             await seat.until(lambda driver: standing(made, 3).rewards_lost > 2)
@@ -429,7 +429,7 @@ async def test_an_audit_that_is_due_late_calls_nothing_withheld(tmp_path: Path, 
 async def test_nothing_is_called_withheld_before_the_least_link_had_its_time_however_many_rounds_go_by(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "AUDIT_RESPONSE_MS", 2_000)
+    monkeypatch.setattr(model_store, "AUDIT_RESPONSE_MS", 2_000)
     monkeypatch.setattr(auditing, "WITHHELD_SECONDS_MIN", 0.0)
     async with trainers(tmp_path, "withhold") as made:
         job, driver = await made.train(replace(SPEC, rounds=ENDLESS, audit_window=2)), made.seats[0].driver
@@ -601,7 +601,9 @@ async def test_a_suspended_trainer_trains_no_more_in_that_job(tmp_path: Path) ->
         await liar.until(lambda driver: bool(driver.state.audits.suspensions_in(job)))
         job_then = liar.driver.state.jobs.jobs[job]
         await liar.until(lambda driver: driver.state.jobs.jobs[job].round >= job_then.round + 4)
-        proposed = [request.round for request in made.workers[liar.public].asked if isinstance(request, tasks.Propose)]
+        proposed = [
+            request.round for request in made.workers[liar.public].asked if isinstance(request, worker_protocol.ProposeRequest)
+        ]
         assert max(proposed) <= job_then.round
         assert liar.public not in liar.driver.state.jobs.jobs[job].trainers
 

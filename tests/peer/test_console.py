@@ -31,7 +31,7 @@ from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
 from tests.peer import fake_api
 from tests.peer.fake_api import ME, OTHER, FakeApi
-from training.spec import ESTIMATES, MUON_RATE, PRESETS, Inner, Rule, completed
+from training.job_spec import ESTIMATES, MUON_RATE, PRESETS, AggregationRule, InnerOptimizerKind, complete_fields
 
 WORDS = words()
 
@@ -143,8 +143,10 @@ def test_a_preset_stands_for_its_fields_and_what_is_set_beside_it_comes_after() 
     assert list(PRESETS) == list(job_fields.PRESETS)
     for preset, fields in PRESETS.items():
         overrides = request(f"train --preset {preset}").overrides
-        follows = {"rule": Rule.MEAN, "inner": Inner.MUON, "inner_rate": MUON_RATE} if preset == "local" else {}
-        assert completed(parse_overrides(overrides)) == fields | follows
+        follows = (
+            {"rule": AggregationRule.MEAN, "inner": InnerOptimizerKind.MUON, "inner_rate": MUON_RATE} if preset == "local" else {}
+        )
+        assert complete_fields(parse_overrides(overrides)) == fields | follows
     changed = request("train --set audit=full --preset per-step --set bits=8 --rounds 7")
     assert (changed.overrides["audit"], changed.overrides["bits"], changed.overrides["outer"]) == ("full", "8", "adamw")
     assert changed.rounds == 7 and "rule" not in changed.overrides, "it follows from who re-executes"
@@ -154,7 +156,7 @@ def test_a_preset_stands_for_its_fields_and_what_is_set_beside_it_comes_after() 
 
 def test_estimates_beside_a_preset_are_those_that_were_measured() -> None:
     def fields(words: str) -> dict[str, Any]:
-        return completed(parse_overrides(request(f"train {words}").overrides))
+        return complete_fields(parse_overrides(request(f"train {words}").overrides))
 
     assert fields("--preset per-step --set memory=estimates audit=off") == PRESETS["per-step"] | ESTIMATES
     assert fields("--preset per-step --set memory=estimates bits=2 beta1=0.5").items() >= {"bits": 2, "beta1": 0.5}.items()

@@ -16,7 +16,7 @@ from peer.features import founding_modules
 from peer.node.node import Do
 from protocol.messages import Proposal
 from protocol.verdicts import Verdict
-from rlhf.module import RlhfModule, RlhfState
+from rlhf.ledger.rlhf_module import RlhfModule, RlhfState
 from tests.ledger.world import LANGUAGE, PEOPLE
 from tests.peer.network import network
 from tests.peer.nodes import Pack

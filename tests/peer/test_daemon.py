@@ -21,7 +21,7 @@ from protocol.errors import UserError
 from protocol.sampling import TOKENS_MAX, SamplingOptions
 from tests.peer.processes import Daemon, children, command, daemons, has_aiohttp, has_torch, peer, wait
 from tests.waiting import in_time, patience, patience_seconds
-from training.host import ModelHost
+from training.model_store import JobModelStore
 
 
 @pytest.fixture
@@ -71,8 +71,8 @@ async def test_with_its_default_settings_it_trains(daemon: Daemon) -> None:
     export = str(daemon.directory.parent / "export")
     await daemon.client.export_run(export)
     assert daemon.terminate() == 0
-    host = ModelHost(daemon.directory / "models")
-    assert (host.model(bytes.fromhex(rounds[0].job), 1).parameters == host.model(more, 0).parameters).all(), (
+    host = JobModelStore(daemon.directory / "models")
+    assert (host.open_model(bytes.fromhex(rounds[0].job), 1).parameters == host.open_model(more, 0).parameters).all(), (
         "it starts where the other one ended"
     )
     assert command("audit", export)[0] == 0, "whoever replays the run comes to the same models"

@@ -26,7 +26,7 @@ from peer.demo.files import make_places
 from protocol.errors import UserError
 from tests.peer.processes import children, command, demo, environment, import_torch_for_ever, wait_for_ends
 from tests.waiting import PatienceEnded, in_time, patience_seconds
-from training.spec import Inner, JobSpec, completed
+from training.job_spec import InnerOptimizerKind, JobSpec, complete_fields
 from training.transformer import ModelSpec
 
 
@@ -69,10 +69,10 @@ def test_trainers_that_are_too_few_to_audit_or_more_than_there_are_are_refused(t
 
 
 def test_the_rival_s_rates_stand_around_the_job_s_own_unless_they_were_found_for_it() -> None:
-    default = replace(JobSpec(name="demo"), **completed({}))
+    default = replace(JobSpec(name="demo"), **complete_fields({}))
     assert baseline_rates(default) == baseline_rates(replace(default, rounds=9)) == BASELINE_RATES
     assert baseline_rates(replace(default, inner_rate=6e-3)) == pytest.approx((3e-3, 6e-3, 1.2e-2))
-    assert baseline_rates(replace(default, inner=Inner.ADAMW)) == pytest.approx((1.5e-2, 3e-2, 6e-2))
+    assert baseline_rates(replace(default, inner=InnerOptimizerKind.ADAMW)) == pytest.approx((1.5e-2, 3e-2, 6e-2))
     assert baseline_rates(replace(default, model=ModelSpec(width=128))) == pytest.approx((1.5e-2, 3e-2, 6e-2))
 
 

@@ -16,8 +16,8 @@ from ledger.jobs import StartJob, StopJob, job_id
 from peer.driver.holding import Holding
 from tests.peer.network import Network, Seat, network
 from tests.waiting import patience
-from training.replicated.layout import Float32Array, layout_of
-from training.spec import JobSpec
+from training.job_spec import JobSpec
+from training.replicated.tensor_layout import Float32Array, layout_of
 from training.transformer import ModelSpec
 from transport.blobs import blob_exchange
 
@@ -38,7 +38,7 @@ async def started(seat: Seat, start: bytes) -> bytes:
 async def has_model(made: Network, job: bytes, values: Float32Array) -> None:
     for seat in made.seats:
         await seat.until(lambda driver: job in driver.state.jobs.jobs)
-        assert np.array_equal(seat.driver.host.model(job, 0).parameters, values)
+        assert np.array_equal(seat.driver.host.open_model(job, 0).parameters, values)
     assert len({seat.driver.state.jobs.jobs[job].model_root for seat in made.seats}) == 1
 
 
@@ -102,7 +102,7 @@ async def test_planted_a_quorum_that_does_not_look_whether_numbers_are_finite(tm
     values = own(5)
     values[0] = np.inf
     async with network(tmp_path, 4, roles=(TRAINER,)) as made:
-        with mock.patch("training.starts.problem", return_value=None):
+        with mock.patch("training.parameter_blob.blob_problem", return_value=None):
             await started(made.seats[0], made.seats[0].blobs.add_bytes(values.tobytes()))
             for seat in made.seats:
                 with patience():

@@ -10,7 +10,7 @@ from ledger.jobs import Job, JobPhase
 from peer.api.machine_time import machine_time, replays_per_round
 from tests.peer.chain import LANGUAGE
 from tests.rounds.building import JOB, KEYS, ROOT
-from training.spec import AuditMode, JobSpec
+from training.job_spec import AuditMode, JobSpec
 
 
 def job_of(machines: int, voters: int, is_audited: bool = True) -> Job:

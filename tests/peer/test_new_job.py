@@ -19,10 +19,21 @@ from peer.api.new_job import checked, closed_safely, opened_widely, require_defe
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 from protocol.limits import BLOB_PART_BYTES
-from rlhf.jsonl import Misfits
-from rlhf.objective import PpoTerms
-from training.host import ModelHost
-from training.spec import PRESETS, AuditMode, Compression, Inner, InnerStatePolicy, JobSpec, Memory, Outer, Rule, completed
+from rlhf.data.jsonl import InvalidLines
+from rlhf.objectives.ppo import PpoSettings
+from training.job_spec import (
+    PRESETS,
+    AggregationRule,
+    AuditMode,
+    Compression,
+    FeedbackMemory,
+    InnerOptimizerKind,
+    InnerStatePolicy,
+    JobSpec,
+    OuterOptimizerKind,
+    complete_fields,
+)
+from training.model_store import JobModelStore
 from training.transformer import ModelSpec
 
 SMALL = JobSpec(name="small", tokenizer=bytes(32), data=bytes(32))
@@ -40,8 +51,10 @@ def peer_of(jobs: int, voters: int = 4, strangers: int = 0, silent: int = 0) -> 
         round_voters=tuple(keys[:voters]),
     )
     state = {NetworkState: NetworkState((ModuleVersion("jobs", jobs),))}
-    rules = SimpleNamespace(jobs_module=JobsModule(ModelHost(Path())))
-    return SimpleNamespace(driver=SimpleNamespace(state=SimpleNamespace(module_state=state.__getitem__, members=members), rules=rules))
+    rules = SimpleNamespace(jobs_module=JobsModule(JobModelStore(Path())))
+    return SimpleNamespace(
+        driver=SimpleNamespace(state=SimpleNamespace(module_state=state.__getitem__, members=members), rules=rules)
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,7 +66,7 @@ def test_objects_have_parts_where_they_may_be_large_and_the_network_knows_parts(
     assert (spec.object_bytes_max > BLOB_PART_BYTES) is (spec is not SMALL)
     made = checked(peer_of(jobs), spec)
     assert made == replace(spec, parts=has_parts)
-    assert (JOBS_V3 in ModelHost(tmp_path).terms_of_spec(made.encode()).requires) is has_parts
+    assert (JOBS_V3 in JobModelStore(tmp_path).terms_of_spec(made.encode()).requires) is has_parts
     assert (JobSpec.decode(made.encode()).encode() == spec.encode()) is not has_parts
     assert not checked(peer_of(jobs), replace(made, model=SMALL.model)).parts, "also if the model gets smaller"
 
@@ -77,7 +90,7 @@ def test_the_last_rounds_of_sampled_jobs_are_re_executed_where_the_network_knows
 ) -> None:
     made = closed_safely(peer_of(jobs), spec, said)
     assert made == replace(spec, closing_rounds=closing)
-    assert (JOBS_V3 in ModelHost(tmp_path).terms_of_spec(made.encode()).requires) is (closing > 0)
+    assert (JOBS_V3 in JobModelStore(tmp_path).terms_of_spec(made.encode()).requires) is (closing > 0)
 
 
 @pytest.mark.parametrize(
@@ -87,9 +100,9 @@ def test_the_last_rounds_of_sampled_jobs_are_re_executed_where_the_network_knows
         ({"rounds": 2}, 3, (), 2),
         ({"opening_rounds": 9}, 3, ("opening_rounds",), 9),
         ({"bits": 4}, 3, (), 0),
-        ({"outer": Outer.ADAMW, "local_steps": 1}, 3, (), 0),
+        ({"outer": OuterOptimizerKind.ADAMW, "local_steps": 1}, 3, (), 0),
         ({"compression": Compression.SPARSE}, 3, (), 0),
-        ({"memory": Memory.ESTIMATES}, 3, (), 0),
+        ({"memory": FeedbackMemory.ESTIMATES}, 3, (), 0),
         ({}, 2, (), 0),
     ],
 )
@@ -99,7 +112,7 @@ def test_the_first_rounds_of_one_bit_jobs_say_more_where_the_network_knows_that(
     spec = replace(SMALL, **changes)
     made = opened_widely(peer_of(jobs), spec, said)
     assert made == replace(spec, opening_rounds=opening)
-    assert (JOBS_V3 in ModelHost(tmp_path).terms_of_spec(made.encode()).requires) is (opening > 0)
+    assert (JOBS_V3 in JobModelStore(tmp_path).terms_of_spec(made.encode()).requires) is (opening > 0)
     assert JobSpec.decode(made.encode()) == made
 
 
@@ -158,13 +171,13 @@ LARGER, TOO_LARGE = ModelSpec(width=256, layers=6), ModelSpec(width=512, layers=
                 "norm_start": 1e3,
                 "outer_rate": 5.0,
                 "inner_rate": 0.3,
-                "inner": Inner.ADAMW,
-                "rule": Rule.MEAN,
+                "inner": InnerOptimizerKind.ADAMW,
+                "rule": AggregationRule.MEAN,
             }.items()
         ),
         # No job has sampled audits with these.
         (peer_of(3), {"inner_state": InnerStatePolicy.KEEP}, False),
-        (peer_of(3), {"memory": Memory.ESTIMATES, "outer": Outer.ADAMW, "local_steps": 1}, False),
+        (peer_of(3), {"memory": FeedbackMemory.ESTIMATES, "outer": OuterOptimizerKind.ADAMW, "local_steps": 1}, False),
         # The least link would take too long for a replay, and such a network knows no closing rounds.
         (peer_of(3), {"model": TOO_LARGE}, False),
         (peer_of(2), {}, False),
@@ -174,7 +187,7 @@ def test_audits_are_sampled_where_that_was_measured_to_hold_unless_a_person_says
     peer: Any, said: dict[str, Any], is_sampled: bool
 ) -> None:
     """The job that comes of it may be started, but for one without audits."""
-    spec = replace(SMALL, **completed({"liars": new_job.tolerated(peer), **said}))
+    spec = replace(SMALL, **complete_fields({"liars": new_job.tolerated(peer), **said}))
     made = new_job.sampled_if_defended(peer, opened_widely(peer, spec, said), said)
     assert (made.audit is AuditMode.SAMPLED) is is_sampled and made.problem() is None
     assert is_sampled or made == opened_widely(peer, spec, said)
@@ -186,11 +199,11 @@ def test_preferences_may_be_packed_by_gzip(tmp_path: Path) -> None:
     line = json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}) + "\n"
     (tmp_path / "plain.jsonl").write_text(line)
     (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(line.encode()))
-    plain, packed = (tuning._read(str(tmp_path / name), Misfits()) for name in ("plain.jsonl", "packed.jsonl.gz"))
+    plain, packed = (tuning._read(str(tmp_path / name), InvalidLines()) for name in ("plain.jsonl", "packed.jsonl.gz"))
     assert plain == packed and len(packed) == 1
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(line.encode())[:-9])
     with pytest.raises(UserError, match=r"cut\.jsonl\.gz is no whole gzip file"):
-        tuning._read(str(tmp_path / "cut.jsonl.gz"), Misfits())
+        tuning._read(str(tmp_path / "cut.jsonl.gz"), InvalidLines())
 
 
 def test_what_learns_from_responses_is_held_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,4 +217,4 @@ def test_what_learns_from_responses_is_held_to_the_same(monkeypatch: pytest.Monk
 
 def test_an_unknown_field_is_answered_with_the_fields_of_the_objective_too() -> None:
     with pytest.raises(UserError, match=r"'kl' is not a field of a job.* kl_target"):
-        supervised.parsed({"kl": "3"}, PpoTerms, frozenset())
+        supervised.parsed({"kl": "3"}, PpoSettings, frozenset())

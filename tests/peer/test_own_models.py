@@ -22,8 +22,8 @@ from protocol.identity import Identity
 from tests.peer.processes import Daemon, command, daemons
 from tests.training.folders import tensors, written
 from tests.waiting import patience
-from training import llama
-from training.host import ModelHost
+from training.formats import llama_mapping
+from training.model_store import JobModelStore
 
 ROLES = {"ada": TRAINER, "bea": TRAINER, "cyd": TRAINER, "dan": "voter"}
 SECONDS_MAX = 300.0  # for what takes ten seconds on a machine that has time
@@ -117,11 +117,11 @@ async def test_a_model_of_ones_own_is_trained_on_and_a_round_of_it_and_both_audi
     own_job = jobs["own"].hex()
     assert verdict.starts == {jobs["earlier"].hex(): (own_job, 1)}, "the last round's model is named as such"
     assert all(daemon.terminate() == 0 for daemon in network)
-    hosts = [ModelHost(daemon.directory / "models") for daemon in network]
+    hosts = [JobModelStore(daemon.directory / "models") for daemon in network]
     for host in hosts:
-        assert np.array_equal(host.model(jobs["own"], 1).parameters, host.model(jobs["earlier"], 0).parameters)
-        assert np.array_equal(host.model(jobs["own"], 2).parameters, host.model(jobs["later"], 0).parameters)
-        assert np.array_equal(host.model(jobs["own"], 0).parameters, host.model(jobs["helpful"], 0).parameters)
+        assert np.array_equal(host.open_model(jobs["own"], 1).parameters, host.open_model(jobs["earlier"], 0).parameters)
+        assert np.array_equal(host.open_model(jobs["own"], 2).parameters, host.open_model(jobs["later"], 0).parameters)
+        assert np.array_equal(host.open_model(jobs["own"], 0).parameters, host.open_model(jobs["helpful"], 0).parameters)
     blobs = {path.read_bytes() for path in (network[3].directory / "blobs").iterdir()}
-    layout = hosts[3].model(jobs["own"], 2).layout
-    assert b"".join(values[llama.their_name(tensor.name) or ""].tobytes() for tensor in layout.tensors) in blobs
+    layout = hosts[3].open_model(jobs["own"], 2).layout
+    assert b"".join(values[llama_mapping.llama_tensor_name(tensor.name) or ""].tobytes() for tensor in layout.tensors) in blobs

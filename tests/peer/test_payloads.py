@@ -24,15 +24,15 @@ from storage.disk_blob_store import PIN_SUFFIX, DiskBlobStore
 from tests.peer.chain import SCRATCH
 from tests.peer.network import Seat, certified, network
 from tests.waiting import patience
-from training import room
-from training.replicated import files
+from training import job_disk_space
+from training.replicated import model_directory
 
 KEPT = 20  # rounds, in the place of `ROUNDS_MIN`
 
 
 @pytest.fixture(autouse=True)
 def rounds_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "ROUNDS_MIN", KEPT)
+    monkeypatch.setattr(job_disk_space, "ROUNDS_MIN", KEPT)
 
 
 async def run(seat: Seat, job: bytes, rounds: int) -> None:
@@ -62,8 +62,8 @@ async def test_payloads_of_old_rounds_go_and_what_a_restart_computes_anew_stays(
         assert all(held(seat, job, number) for number in range(at - KEPT + 1, at))
         assert missing_payloads(seat.store, seat.blobs)
         await seat.stop()
-        models = seat.driver.host.directory(job, 0).parent
-        for file in (file for model in models.iterdir() if not files.is_durable(model) for file in model.iterdir()):
+        models = seat.driver.host.round_directory(job, 0).parent
+        for file in (file for model in models.iterdir() if not model_directory.is_durable(model) for file in model.iterdir()):
             file.write_bytes(bytes(file.stat().st_size))
         again = await made.start(seat)
         await again.until(lambda driver: driver.state.jobs.jobs[job].phase is JobPhase.FINISHED)
@@ -220,6 +220,6 @@ def test_what_audits_and_trainers_go_on_from_stays_however_little_room_there_is(
     assert first(1) == 500 - 31, "a record lives for 30 rounds"
     assert first(1, rounds=(400, 499)) == 400 - 31
     assert first(1, rounds=(499,), disputes=(300,)) == 300 - 31
-    round_bytes = room.room_of(spec, 4, trains=False).round
+    round_bytes = job_disk_space.job_disk_space(spec, 4, trains=False).round
     assert first(100 * round_bytes) == 400
     assert first(1_000 * round_bytes) == 0

@@ -19,7 +19,7 @@ from protocol.identity import Ed25519Verifier
 from tests.peer.chain import Chain
 from tests.peer.network import SCRATCH, network, one_root
 from tests.waiting import patience
-from training.replicated import files
+from training.replicated import model_directory
 
 
 @pytest.mark.parametrize("applied", [0, 1, 2])
@@ -61,12 +61,12 @@ async def test_a_peer_whose_machine_stopped_computes_the_models_that_did_not_rea
         await victim.until(lambda driver: job in driver.state.jobs.jobs and driver.state.jobs.jobs[job].round >= 3)
         await victim.stop()
         reached = victim.driver.state.jobs.jobs[job]
-        models = victim.driver.host.directory(job, 0).parent
-        for file in (file for model in models.iterdir() if not files.is_durable(model) for file in model.iterdir()):
+        models = victim.driver.host.round_directory(job, 0).parent
+        for file in (file for model in models.iterdir() if not model_directory.is_durable(model) for file in model.iterdir()):
             file.write_bytes(bytes(file.stat().st_size))
         again = await made.start(victim)
         assert await again.event("warning", f"computed {reached.round} rounds")
-        assert again.driver.host.model(job, reached.round).root == reached.model_root
+        assert again.driver.host.open_model(job, reached.round).root == reached.model_root
         await again.until(lambda driver: driver.state.jobs.jobs[job].round >= reached.round + 2)
 
 

@@ -26,16 +26,16 @@ from rounds.round_state import RoundTerms
 from storage.disk_blob_store import JOB_BYTES, DiskBlobStore
 from tests.ledger.power import Disk
 from tests.peer.network import SCRATCH
-from training import tasks
-from training.data import corpus as data
-from training.host import ModelHost
-from training.replay import proposals
+from training import corpus as data
+from training import worker_protocol
+from training.job_spec import AuditMode, FeedbackMemory, InnerStatePolicy, JobSpec
+from training.model_store import JobModelStore
+from training.replay import proposal_replay
 from training.replay.inner_state import InnerState, OnState
-from training.replicated import buffers
-from training.replicated.codec import Mode, payload_bytes_max
-from training.replicated.layout import layout_of
-from training.replicated.model import Accepted, ReplicatedModel
-from training.spec import AuditMode, InnerStatePolicy, JobSpec, Memory
+from training.replicated import feedback_buffer
+from training.replicated.codec import PayloadMode, payload_bytes_max
+from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
+from training.replicated.tensor_layout import layout_of
 from training.transformer import ModelSpec
 
 JOB, ME = bytes(32), Identity(bytes([1]) * 32)
@@ -48,15 +48,15 @@ class World:
         self.published: list[Proposal] = []
         self.fetched: list[bytes] = []
         self.begun: list[tuple[bytes, list[bytes]]] = []  # trainers, each with what was fetched before
-        self.host = host = ModelHost(folder / "models")
-        root = host.create(JOB, spec.encode())
+        self.host = host = JobModelStore(folder / "models")
+        root = host.create_model(JOB, spec.encode())
         keys = frozenset({ME.public})
         self.round = OpenRound(
             me=ME.public,
             terms=RoundTerms(JOB, 0, root, keys, keys, keys, keys, keys),
             spec=spec,
-            model=host.model(JOB, 0),
-            model_directory=host.directory(JOB, 0),
+            model=host.open_model(JOB, 0),
+            model_directory=host.round_directory(JOB, 0),
             blobs=DiskBlobStore(folder / "blobs", folder / "buffers"),
             fetch=self._fetch,
             publish=self._publish,
@@ -130,7 +130,8 @@ async def test_an_own_payload_is_lent_to_its_round_like_those_of_others(world: W
 
 async def test_a_payload_that_is_too_large_is_not_even_fetched(world: World) -> None:
     large = replace(
-        await world.proposed(), payload_bytes=payload_bytes_max(world.round.model.layout, Mode.of(world.round.spec, 0)) + 1
+        await world.proposed(),
+        payload_bytes=payload_bytes_max(world.round.model.layout, PayloadMode.of_round(world.round.spec, 0)) + 1,
     )
     assert await world.verdict(large) is Verdict.MALFORMED
     assert world.fetched == []
@@ -140,8 +141,8 @@ async def test_the_first_round_after_the_opening_goes_on_from_a_payload_that_is_
     world = World(tmp_path, replace(SCRATCH, opening_rounds=1))
     first = await world.proposed()
     assert await world.verdict(first) is Verdict.ACCEPT
-    accepted = Accepted(ME.public, first, world.round.blobs.read_range(first.payload))
-    model, directory = world.round.model.apply([accepted], {}), world.host.directory(JOB, 1)
+    accepted = AcceptedProposal(ME.public, first, world.round.blobs.read_range(first.payload))
+    model, directory = world.round.model.apply_round([accepted], {}), world.host.round_directory(JOB, 1)
     model.save(directory)
     terms = replace(world.round.terms, round=1, model_root=model.root)
     world.round = replace(world.round, terms=terms, model=model, model_directory=directory)
@@ -219,17 +220,17 @@ def test_a_re_executor_is_unsure_from_the_tolerance_to_twice_the_tolerance(
     audited: Verdict, tolerances: float, verdict: Verdict
 ) -> None:
     spec = replace(SCRATCH, replay_tolerance=0.01)
-    assert vouched(tasks.Audited(audited, tolerances * spec.replay_tolerance, 0.0), spec) is verdict
+    assert vouched(worker_protocol.AuditReply(audited, tolerances * spec.replay_tolerance, 0.0), spec) is verdict
 
 
 @pytest.mark.parametrize("lies", [{"buffer"}, {"payload"}, {"buffer", "payload"}])
 async def test_a_re_executor_rejects_another_buffer_or_payload_than_that_of_the_update(world: World, lies: set[str]) -> None:
     honest, blobs, model = await world.proposed(), world.round.blobs, world.round.model
     assert honest.buffer is not None
-    other = -buffers.read(blobs.path(honest.buffer), world.round.spec).dense()
-    buffer = buffers.of(other, model.header(ME.public), world.round.spec)
+    other = -feedback_buffer.read_buffer(blobs.path(honest.buffer), world.round.spec).to_dense()
+    buffer = feedback_buffer.make_buffer(other, model.header(ME.public), world.round.spec)
     assert buffer is not None
-    changes = {"buffer": blobs.add_bytes(buffer.encode()), "payload": blobs.add_bytes(model.payload(ME.public, other))}
+    changes = {"buffer": blobs.add_bytes(buffer.encode()), "payload": blobs.add_bytes(model.encode_payload(ME.public, other))}
     lie = replace(honest, **{name: digest for name, digest in changes.items() if name in lies})
     assert await world.vouch(lie) is Verdict.REPLAY
 
@@ -279,7 +280,7 @@ async def test_the_worker_is_told_which_tokens_the_manifest_of_a_job_names(world
         async def ask(self, request: Any) -> None:
             asked.append(request)
 
-    manifest = replace(data.split([b"text"], blobs.add_bytes), tokens=sha256(b"tokens").digest())
+    manifest = replace(data.split_into_shards([b"text"], blobs.add_bytes), tokens=sha256(b"tokens").digest())
     (tmp_path / "texts").mkdir()
     role = Trainer(Worker(), tmp_path / "texts")  # type: ignore[arg-type]
     await role._open(replace(world.round, spec=JobSpec(name="t", data=blobs.add_bytes(manifest.encode()))))
@@ -293,10 +294,14 @@ class Steps:
         self.requests: list[Any] = []
 
     async def ask(self, request: Any) -> Any:
-        if isinstance(request, tasks.OpenJob):
+        if isinstance(request, worker_protocol.OpenJobRequest):
             return None
         self.requests.append(request)
-        done = proposals.propose if isinstance(request, tasks.Propose) else proposals.audit
+        done = (
+            proposal_replay.make_proposal
+            if isinstance(request, worker_protocol.ProposeRequest)
+            else proposal_replay.audit_proposal
+        )
         return done(request, self._update)
 
     def _update(
@@ -321,11 +326,11 @@ class Steps:
         return parameters - now, [0.0] * spec.local_steps
 
 
-def opened(world: World, tmp_path: Path, host: ModelHost, number: int) -> tuple[Trainer, Steps]:
-    spec = JobSpec.decode(host.model(JOB, number).spec.encode())
-    terms = replace(world.round.terms, round=number, model_root=host.model(JOB, number).root)
-    directory = host.directory(JOB, number)
-    world.round = replace(world.round, spec=spec, model=host.model(JOB, number), model_directory=directory, terms=terms)
+def opened(world: World, tmp_path: Path, host: JobModelStore, number: int) -> tuple[Trainer, Steps]:
+    spec = JobSpec.decode(host.open_model(JOB, number).spec.encode())
+    terms = replace(world.round.terms, round=number, model_root=host.open_model(JOB, number).root)
+    directory = host.round_directory(JOB, number)
+    world.round = replace(world.round, spec=spec, model=host.open_model(JOB, number), model_directory=directory, terms=terms)
     steps = Steps()
     (tmp_path / "texts").mkdir(exist_ok=True)
     role = Trainer(steps, tmp_path / "texts", local_data=None)  # type: ignore[arg-type]
@@ -336,8 +341,8 @@ def opened(world: World, tmp_path: Path, host: ModelHost, number: int) -> tuple[
 async def test_measuring_leaves_the_worker_to_training_for_most_of_the_time(
     world: World, tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
-    host, begun, stored = ModelHost(tmp_path / "language"), list[float](), list[Mapping[str, float]]()
-    host.create(JOB, JobSpec(name="t", data=bytes(32), model=MODEL, norm_start=1e6).encode())
+    host, begun, stored = JobModelStore(tmp_path / "language"), list[float](), list[Mapping[str, float]]()
+    host.create_model(JOB, JobSpec(name="t", data=bytes(32), model=MODEL, norm_start=1e6).encode())
 
     async def measured(figures: Mapping[str, float]) -> None:
         stored.append(figures)
@@ -346,12 +351,12 @@ async def test_measuring_leaves_the_worker_to_training_for_most_of_the_time(
     role.evaluates = True
 
     async def evaluate(request: Any) -> Any:
-        if isinstance(request, tasks.Generate):
-            return tasks.Generated("The end", is_over=True)
-        assert isinstance(request, tasks.Evaluate)
+        if isinstance(request, worker_protocol.GenerateRequest):
+            return worker_protocol.GenerateReply("The end", is_over=True)
+        assert isinstance(request, worker_protocol.EvaluateRequest)
         begun.append(trio.current_time())
         await trio.sleep(1.0)
-        return tasks.Evaluated({"bits": 2.5}, 1.0)
+        return worker_protocol.EvaluateReply({"bits": 2.5}, 1.0)
 
     steps.ask = evaluate  # type: ignore[method-assign]
     async with trio.open_nursery() as nursery:
@@ -375,8 +380,8 @@ def test_the_newest_text_of_a_model_is_kept_and_that_of_ten_rounds_before(tmp_pa
 
 async def test_what_a_closed_round_left_is_deleted_once_the_worker_is_done_with_it(world: World, tmp_path: Path) -> None:
     spec = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=2, inner_state=InnerStatePolicy.KEEP, norm_start=1e6)
-    host = ModelHost(tmp_path / "language")
-    host.create(JOB, spec.encode())
+    host = JobModelStore(tmp_path / "language")
+    host.create_model(JOB, spec.encode())
     (tmp_path / "texts").mkdir()
     for left in ("ab-7.buffer", "ab-7.buffer.inner"):
         (tmp_path / "texts" / left).touch()
@@ -415,17 +420,17 @@ async def test_what_a_proposal_commits_to_is_kept_for_audits_and_gone_on_from(
         outer_rate=0.1,
         norm_start=1e6,
     )
-    host = ModelHost(tmp_path / "language")
-    host.create(JOB, spec.encode())
+    host = JobModelStore(tmp_path / "language")
+    host.create_model(JOB, spec.encode())
     role, steps = opened(world, tmp_path, host, 0)
     await role.propose(world.round)
     first, blobs = world.published[-1], world.round.blobs
     assert (first.inner is not None) == keeps and first.inner_from is None
-    assert world.round.model.check(ME.public, first, blobs.read_range(first.payload)) is Verdict.ACCEPT
+    assert world.round.model.check_proposal(ME.public, first, blobs.read_range(first.payload)) is Verdict.ACCEPT
 
-    accepted = Accepted(ME.public, first, blobs.read_range(first.payload))
-    following = world.round.model.apply([accepted], {})
-    following.save(host.directory(JOB, 1))
+    accepted = AcceptedProposal(ME.public, first, blobs.read_range(first.payload))
+    following = world.round.model.apply_round([accepted], {})
+    following.save(host.round_directory(JOB, 1))
     blobs.release_owner((JOB, 0))
     blobs.delete_unowned({first.buffer, first.inner})  # as the workshop does when the next round opens
     role, steps = opened(world, tmp_path, host, 1)
@@ -442,7 +447,7 @@ async def test_what_a_proposal_commits_to_is_kept_for_audits_and_gone_on_from(
     request = await audit_request(world.round, ME.public, second)
     inner = [str(blobs.path(digest)) if digest else None for digest in (second.inner, first.inner)]
     assert [request.inner, request.previous_inner] == inner
-    assert proposals.audit(request, steps._update).verdict is Verdict.ACCEPT
+    assert proposal_replay.audit_proposal(request, steps._update).verdict is Verdict.ACCEPT
 
     blobs.release_owner((JOB, 1))
     blobs.delete_unowned(set())
@@ -458,7 +463,7 @@ async def test_what_a_proposal_commits_to_is_kept_for_audits_and_gone_on_from(
 async def test_what_audits_may_ask_for_is_durable_before_the_proposal_is_sent(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names_stay: bool, audit: AuditMode
 ) -> None:
-    disk, host = Disk(monkeypatch), ModelHost(tmp_path / "language")
+    disk, host = Disk(monkeypatch), JobModelStore(tmp_path / "language")
     kept = InnerStatePolicy.KEEP if audit is AuditMode.FULL else InnerStatePolicy.RESET
     spec = JobSpec(
         name="t",
@@ -469,7 +474,7 @@ async def test_what_audits_may_ask_for_is_durable_before_the_proposal_is_sent(
         inner_state=kept,
         norm_start=1e6,
     )
-    host.create(JOB, spec.encode())
+    host.create_model(JOB, spec.encode())
     role, _ = opened(world, tmp_path, host, 0)
 
     async def power_cut(proposal: Proposal, opening: LossOpening | None) -> None:
@@ -490,8 +495,8 @@ async def test_what_audits_may_ask_for_is_durable_before_the_proposal_is_sent(
 
 
 async def test_without_full_audits_nobody_re_executes_before_the_ballot(world: World, tmp_path: Path) -> None:
-    host = ModelHost(tmp_path / "language")
-    host.create(
+    host = JobModelStore(tmp_path / "language")
+    host.create_model(
         JOB, JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=2, audit=AuditMode.SAMPLED, norm_start=1e6).encode()
     )
     role, steps = opened(world, tmp_path, host, 0)
@@ -507,13 +512,13 @@ async def test_without_full_audits_nobody_re_executes_before_the_ballot(world: W
 async def test_where_nothing_is_said_again_no_earlier_buffer_is_named_and_so_none_revealed(
     world: World, tmp_path: Path, decay: float
 ) -> None:
-    host = ModelHost(tmp_path / "language")
-    host.create(JOB, JobSpec(name="t", data=bytes(32), model=MODEL, feedback_decay=decay, norm_start=1e6).encode())
+    host = JobModelStore(tmp_path / "language")
+    host.create_model(JOB, JobSpec(name="t", data=bytes(32), model=MODEL, feedback_decay=decay, norm_start=1e6).encode())
     role, _ = opened(world, tmp_path, host, 0)
     await role.propose(world.round)
     first = world.published[-1]
-    world.round.model.apply([Accepted(ME.public, first, world.round.blobs.read_range(first.payload))], {}).save(
-        host.directory(JOB, 1)
+    world.round.model.apply_round([AcceptedProposal(ME.public, first, world.round.blobs.read_range(first.payload))], {}).save(
+        host.round_directory(JOB, 1)
     )
     role, _ = opened(world, tmp_path, host, 1)
     await role.propose(world.round)
@@ -522,27 +527,31 @@ async def test_where_nothing_is_said_again_no_earlier_buffer_is_named_and_so_non
     world.fetched.clear()
     await audit_request(world.round, ME.public, second)
     assert world.fetched == ([second.buffer, first.buffer, first.payload] if decay else []), "the payload is here already"
-    assert world.round.model.check(ME.public, second, world.round.blobs.read_range(second.payload)) is Verdict.ACCEPT
+    assert world.round.model.check_proposal(ME.public, second, world.round.blobs.read_range(second.payload)) is Verdict.ACCEPT
 
 
-@pytest.mark.parametrize(("memory", "fetched"), [(Memory.RESIDUAL, ("buffer", "payload")), (Memory.ESTIMATES, ("buffer",))])
+@pytest.mark.parametrize(
+    ("memory", "fetched"), [(FeedbackMemory.RESIDUAL, ("buffer", "payload")), (FeedbackMemory.ESTIMATES, ("buffer",))]
+)
 async def test_of_the_proposal_before_only_what_the_update_continues_from_is_named_and_fetched(
-    world: World, tmp_path: Path, memory: Memory, fetched: tuple[str, ...]
+    world: World, tmp_path: Path, memory: FeedbackMemory, fetched: tuple[str, ...]
 ) -> None:
-    host = ModelHost(tmp_path / "language")
-    host.create(JOB, JobSpec(name="t", data=bytes(32), model=MODEL, memory=memory, feedback_decay=0.8, norm_start=1e6).encode())
+    host = JobModelStore(tmp_path / "language")
+    host.create_model(
+        JOB, JobSpec(name="t", data=bytes(32), model=MODEL, memory=memory, feedback_decay=0.8, norm_start=1e6).encode()
+    )
     role, _ = opened(world, tmp_path, host, 0)
     await role.propose(world.round)
     first = world.published[-1]
-    world.round.model.apply([Accepted(ME.public, first, world.round.blobs.read_range(first.payload))], {}).save(
-        host.directory(JOB, 1)
+    world.round.model.apply_round([AcceptedProposal(ME.public, first, world.round.blobs.read_range(first.payload))], {}).save(
+        host.round_directory(JOB, 1)
     )
     role, steps = opened(world, tmp_path, host, 1)
     await role.propose(world.round)
     world.fetched.clear()
     request = await audit_request(world.round, ME.public, world.published[-1])
     for said in (steps.requests[-1], request):
-        assert isinstance(said, tasks.Propose | tasks.Audit)
+        assert isinstance(said, worker_protocol.ProposeRequest | worker_protocol.AuditRequest)
         assert (said.previous_payload is not None) is ("payload" in fetched) and said.previous_buffer is not None
     assert world.fetched[1:] == [getattr(first, name) for name in fetched]  # after the buffer of this round
 
@@ -551,15 +560,15 @@ async def test_of_the_proposal_before_only_what_the_update_continues_from_is_nam
 async def test_a_proposal_that_does_not_commit_to_what_the_job_needs_is_refused(
     world: World, tmp_path: Path, lies: dict[str, Any]
 ) -> None:
-    host = ModelHost(tmp_path / "language")
+    host = JobModelStore(tmp_path / "language")
     spec = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=2, inner_state=InnerStatePolicy.KEEP, norm_start=1e6)
-    host.create(JOB, spec.encode())
+    host.create_model(JOB, spec.encode())
     role, _ = opened(world, tmp_path, host, 0)
     await role.propose(world.round)
     honest = world.published[-1]
     payload = world.round.blobs.read_range(honest.payload)
-    assert world.round.model.check(ME.public, honest, payload) is Verdict.ACCEPT
-    assert world.round.model.check(ME.public, replace(honest, **lies), payload) is Verdict.COMMITMENT
+    assert world.round.model.check_proposal(ME.public, honest, payload) is Verdict.ACCEPT
+    assert world.round.model.check_proposal(ME.public, replace(honest, **lies), payload) is Verdict.COMMITMENT
 
 
 @pytest.mark.parametrize(
@@ -575,15 +584,15 @@ async def test_a_proposal_that_does_not_commit_to_what_the_job_needs_is_refused(
 async def test_what_passes_the_cheap_checks_is_found_by_a_replay(
     world: World, tmp_path: Path, attack: str, verdict: Verdict
 ) -> None:
-    host = ModelHost(tmp_path / "language")
+    host = JobModelStore(tmp_path / "language")
     spec = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=3, audit=AuditMode.SAMPLED, norm_start=1e9)
-    host.create(JOB, spec.encode())
+    host.create_model(JOB, spec.encode())
     role, steps = opened(world, tmp_path, host, 0)
     old = np.linspace(-1, 1, layout_of(spec).size, dtype=np.float32)
     liar = Liar(steps, tmp_path / "texts", attack=attack, _jobs=role._jobs, _stale=old)  # type: ignore[arg-type]
     await liar.propose(world.round)
     proposal = world.published[-1]
-    assert world.round.model.check(ME.public, proposal, world.round.blobs.read_range(proposal.payload)) is Verdict.ACCEPT
+    assert world.round.model.check_proposal(ME.public, proposal, world.round.blobs.read_range(proposal.payload)) is Verdict.ACCEPT
     request = await audit_request(world.round, ME.public, proposal)
     assert (await steps.ask(request)).verdict is verdict
 
@@ -591,12 +600,12 @@ async def test_what_passes_the_cheap_checks_is_found_by_a_replay(
 @pytest.mark.parametrize("attack", ["scale", "stale"])
 async def test_lies_are_of_levels_too(world: World, tmp_path: Path, attack: str) -> None:
     """Else they would be found by their size, and no test would say that anything else finds them."""
-    host, sampled = ModelHost(tmp_path / "language"), {"audit": AuditMode.SAMPLED, "local_steps": 3}
+    host, sampled = JobModelStore(tmp_path / "language"), {"audit": AuditMode.SAMPLED, "local_steps": 3}
     spec = JobSpec(name="t", data=bytes(32), model=MODEL, norm_start=1e9, **sampled)  # type: ignore[arg-type]
-    host.create(JOB, spec.encode())
+    host.create_model(JOB, spec.encode())
     role, steps = opened(world, tmp_path, host, 0)
     liar = Liar(steps, tmp_path / "texts", attack=attack, _jobs=role._jobs)  # type: ignore[arg-type]
     await liar.propose(world.round)
     proposal, blobs = world.published[-1], world.round.blobs
-    m = buffers.read(blobs.path(proposal.buffer), spec).dense()
-    assert world.round.model.payload(ME.public, m) == blobs.read_range(proposal.payload)
+    m = feedback_buffer.read_buffer(blobs.path(proposal.buffer), spec).to_dense()
+    assert world.round.model.encode_payload(ME.public, m) == blobs.read_range(proposal.payload)

@@ -13,42 +13,44 @@ from peer.driver import room, workshop
 from peer.driver.room import ROUNDS_AHEAD, SPARE_BYTES, DiskRoom
 from tests.peer.chain import LANGUAGE, Chain
 from tests.peer.test_workshop import Busy, shop_of
-from training.replicated.codec import Mode, payload_bytes_max
-from training.replicated.estimates import MODE
-from training.replicated.layout import layout_of
-from training.room import ROUNDS_MIN, room_of
-from training.spec import AuditMode, InnerStatePolicy, JobSpec, Outer
+from training.job_disk_space import ROUNDS_MIN, job_disk_space
+from training.job_spec import AuditMode, InnerStatePolicy, JobSpec, OuterOptimizerKind
+from training.replicated.codec import PayloadMode, payload_bytes_max
+from training.replicated.momentum_estimates import ESTIMATE_MODE
+from training.replicated.tensor_layout import layout_of
 
 SIZE = layout_of(LANGUAGE).size
-PAYLOAD = payload_bytes_max(layout_of(LANGUAGE), Mode.of(LANGUAGE, 0))
+PAYLOAD = payload_bytes_max(layout_of(LANGUAGE), PayloadMode.of_round(LANGUAGE, 0))
 
 
 def spec_of(**fields: object) -> JobSpec:
-    return replace(LANGUAGE, **{"audit": AuditMode.OFF, "outer": Outer.NESTEROV, **fields})  # type: ignore[arg-type]
+    return replace(LANGUAGE, **{"audit": AuditMode.OFF, "outer": OuterOptimizerKind.NESTEROV, **fields})  # type: ignore[arg-type]
 
 
 def test_a_job_takes_its_models_what_its_trainers_go_on_from_and_the_payloads_of_all_rounds() -> None:
     model = 8 * SIZE  # parameters and momentum
-    assert room_of(spec_of(), 3, trains=False).bytes(10) == 4 * model + 3 * 10 * PAYLOAD
-    long = room_of(spec_of(), 3, trains=False)
-    assert long.payloads(10**9, 1_000 * long.round) == 1_000 * long.round, "of older rounds they go"
-    assert long.payloads(10**9, 1) == ROUNDS_MIN * long.round and long.payloads(10, 1) == 10 * long.round
-    opened = room_of(spec_of(opening_rounds=2), 3, trains=False)
-    assert opened.payloads(1) == 3 * payload_bytes_max(layout_of(LANGUAGE), Mode.of(replace(LANGUAGE, opening_rounds=1), 0))
-    assert opened.payloads(10) == long.payloads(10) + 2 * (opened.payloads(1) - long.round)
+    assert job_disk_space(spec_of(), 3, trains=False).total_bytes(10) == 4 * model + 3 * 10 * PAYLOAD
+    long = job_disk_space(spec_of(), 3, trains=False)
+    assert long.payload_bytes(10**9, 1_000 * long.round) == 1_000 * long.round, "of older rounds they go"
+    assert long.payload_bytes(10**9, 1) == ROUNDS_MIN * long.round and long.payload_bytes(10, 1) == 10 * long.round
+    opened = job_disk_space(spec_of(opening_rounds=2), 3, trains=False)
+    assert opened.payload_bytes(1) == 3 * payload_bytes_max(
+        layout_of(LANGUAGE), PayloadMode.of_round(replace(LANGUAGE, opening_rounds=1), 0)
+    )
+    assert opened.payload_bytes(10) == long.payload_bytes(10) + 2 * (opened.payload_bytes(1) - long.round)
     for opening in (2, 300, 10**6):
-        for allowed in (400 * opened.payloads(1), 401 * opened.payloads(1) - 1):
-            kept = room_of(spec_of(opening_rounds=opening), 3, trains=False).payloads(10**9, allowed)
-            assert allowed - opened.payloads(1) < kept <= allowed, "planted: rounds are counted by what later ones say"
-    buffer = payload_bytes_max(layout_of(LANGUAGE), MODE)
+        for allowed in (400 * opened.payload_bytes(1), 401 * opened.payload_bytes(1) - 1):
+            kept = job_disk_space(spec_of(opening_rounds=opening), 3, trains=False).payload_bytes(10**9, allowed)
+            assert allowed - opened.payload_bytes(1) < kept <= allowed, "planted: rounds are counted by what later ones say"
+    buffer = payload_bytes_max(layout_of(LANGUAGE), ESTIMATE_MODE)
     assert SIZE < buffer < 1.1 * SIZE
-    assert room_of(spec_of(), 3, trains=True).own == 2 * buffer
-    assert room_of(spec_of(feedback_decay=0.0), 3, trains=True).own == 0
-    assert room_of(spec_of(audit=AuditMode.FULL), 3, trains=True).own == 3 * 2 * buffer
-    assert room_of(spec_of(inner_state=InnerStatePolicy.KEEP), 3, trains=True).own == 2 * (buffer + 8 * SIZE)
+    assert job_disk_space(spec_of(), 3, trains=True).own == 2 * buffer
+    assert job_disk_space(spec_of(feedback_decay=0.0), 3, trains=True).own == 0
+    assert job_disk_space(spec_of(audit=AuditMode.FULL), 3, trains=True).own == 3 * 2 * buffer
+    assert job_disk_space(spec_of(inner_state=InnerStatePolicy.KEEP), 3, trains=True).own == 2 * (buffer + 8 * SIZE)
     sampled = spec_of(audit=AuditMode.SAMPLED, local_steps=4)
-    assert room_of(sampled, 3, trains=True).own > sampled.audit_bytes - (sampled.rounds_audited + 1) * model > 0
-    assert room_of(sampled, 3, trains=False).models == (sampled.rounds_audited + 4) * model, "and an anchor"
+    assert job_disk_space(sampled, 3, trains=True).own > sampled.audit_bytes - (sampled.rounds_audited + 1) * model > 0
+    assert job_disk_space(sampled, 3, trains=False).models == (sampled.rounds_audited + 4) * model, "and an anchor"
 
 
 class Disk:
@@ -92,15 +94,15 @@ async def test_a_long_job_is_trained_while_there_is_room_for_the_next_rounds(tmp
     job = chain.ledger.state.jobs.jobs[key]
     events = shop_of(chain, Busy()).room.events
     looked = DiskRoom(chain.people[0].public, tmp_path, chain.host, events, lambda: chain.ledger.state)
-    of = room_of(replace(LANGUAGE, rounds=job.rounds), len(job.trainers), trains=True)
-    looked.free = Disk(SPARE_BYTES + of.bytes(ROUNDS_AHEAD))
+    of = job_disk_space(replace(LANGUAGE, rounds=job.rounds), len(job.trainers), trains=True)
+    looked.free = Disk(SPARE_BYTES + of.total_bytes(ROUNDS_AHEAD))
     await looked.look(key, job)
     assert "free some before the disk is full" in looked.told and not looked.is_lacking(key)
-    here = sum(file.stat().st_size for file in chain.host.directory(key, 0).iterdir())
-    looked.free = Disk(SPARE_BYTES + of.bytes(ROUNDS_AHEAD) - here - 1)
+    here = sum(file.stat().st_size for file in chain.host.round_directory(key, 0).iterdir())
+    looked.free = Disk(SPARE_BYTES + of.total_bytes(ROUNDS_AHEAD) - here - 1)
     await looked.look(key, job)
     assert looked.is_lacking(key)
-    looked.free = Disk(SPARE_BYTES + of.bytes(job.rounds))
+    looked.free = Disk(SPARE_BYTES + of.total_bytes(job.rounds))
     await looked.look(key, job)
     assert not looked.told
     chain.close()

@@ -21,7 +21,7 @@ from protocol.identity import peer_id
 from tests.ledger.court import A, B, C, Court, D
 from tests.ledger.world import LANGUAGE, SAMPLED, SCRATCH, UNAUDITED, World
 from tests.peer.processes import Daemon, command, daemons, import_torch_for_ever, peer, poll
-from training.spec import Rule
+from training.job_spec import AggregationRule
 
 TINY = [
     word
@@ -64,7 +64,7 @@ async def finished(daemon: Daemon) -> JobView:
     return (await daemon.client.jobs())[-1]
 
 
-def rule_of(trainer: Daemon, job: str) -> Rule:
+def rule_of(trainer: Daemon, job: str) -> AggregationRule:
     """As the log has decided it."""
     with closing(Disk(trainer.directory)) as disk:
         return disk.spec(job).rule
@@ -77,7 +77,7 @@ async def test_local_data_turns_audits_off_and_says_and_shows_it(trainer: Daemon
     assert "audits are off" in out
     job = await finished(trainer)
     assert (job.audit, job.data, list(job.accepted.values())) == ("off", "local", [1])
-    assert rule_of(trainer, job.job) is Rule.ARC_NNM_TRIM, "nobody re-executes: the rule alone stands against lies"
+    assert rule_of(trainer, job.job) is AggregationRule.ARC_NNM_TRIM, "nobody re-executes: the rule alone stands against lies"
     shown = command("console", "--data-dir", str(trainer.directory), "jobs")[1]
     assert [line.split()[-3:-1] for line in shown.splitlines() if line.startswith(job.job[:8])] == [["off", "local"]], shown
     copied = [file.read_text() for file in (trainer.directory / "texts").glob("local-*.txt")]
@@ -142,7 +142,7 @@ async def test_a_folder_of_texts_with_a_tokenizer_of_its_own_trains(trainer: Dae
     assert "audits are off" not in out
     job = await finished(trainer)
     assert (job.audit, list(job.accepted.values())) == ("full", [1])
-    assert rule_of(trainer, job.job) is Rule.MEAN, "what is accepted was re-executed"
+    assert rule_of(trainer, job.job) is AggregationRule.MEAN, "what is accepted was re-executed"
     (view,) = [view for view in await trainer.client.rounds(20) if view.job == job.job]
     assert view.stepped
     made = sorted(

@@ -17,7 +17,7 @@ import pytest
 import trio
 from nacl.signing import SigningKey
 
-from curation.calls import CurationCalls, ImportRequest
+from curation.rpc import CurationRpc, ImportRequest
 from peer import cli
 from peer.daemon.daemon import running
 from peer.settings.config import load
@@ -32,7 +32,7 @@ class Site:
     """A serving peer, as strangers see it."""
 
     address: str
-    api: CurationCalls
+    api: CurationRpc
 
     async def ask(self, method: str, path: str, body: Any = None, token: str = "") -> Reply:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -104,7 +104,7 @@ async def site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> AsyncItera
     async with running(load(values, {"HOME": str(tmp_path)}).config) as daemon:
         while not (told := [event.text for event in await daemon.api.events(0, 0.1) if event.kind == "serve"]):
             pass
-        yield Site(told[0].split()[-1].rstrip("/"), cast(CurationCalls, daemon.api))
+        yield Site(told[0].split()[-1].rstrip("/"), cast(CurationRpc, daemon.api))
 
 
 @pytest.mark.real("sockets")

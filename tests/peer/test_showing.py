@@ -12,7 +12,7 @@ import trio
 from peer.driver import showing as showing_module
 from peer.driver.showing import BEGINNING_SECONDS, QUEUED_BYTES, RATE_SECONDS, Audits, Showing, Uplink
 from tests.ledger.court import A, B, C, Court, D
-from training.spec import AuditMode, JobSpec
+from training.job_spec import AuditMode, JobSpec
 
 LEAST = 100.0  # bytes a second
 AUDIT = 9_000  # bytes

@@ -38,7 +38,7 @@ from tests.ledger.world import MODULES
 from tests.peer.chain import lived
 from tests.peer.network import SCRATCH, Network, Seat, certified, network, one_root, poll, service_of
 from tests.waiting import patience
-from training.spec import Memory
+from training.job_spec import FeedbackMemory
 
 LAG, BETWEEN = 4, 2  # heights, in place of LAG_HEIGHTS and SNAPSHOT_HEIGHTS: a round takes as long as it takes
 ROUNDS = 10
@@ -51,7 +51,7 @@ def early_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"{module}.SNAPSHOT_HEIGHTS", BETWEEN)
 
 
-async def job_of(seat: Seat, rounds: int = ROUNDS, memory: Memory = Memory.RESIDUAL) -> bytes:
+async def job_of(seat: Seat, rounds: int = ROUNDS, memory: FeedbackMemory = FeedbackMemory.RESIDUAL) -> bytes:
     spec = replace(SCRATCH, rounds=rounds, memory=memory).encode()
     with patience():
         return job_id(seat.public, await seat.author.submit("job/start", StartJob(spec)))
@@ -81,8 +81,8 @@ async def test_a_newcomer_restores_a_snapshot_and_goes_on_with_the_rounds_that_a
             await seat.until(lambda driver: driver.state.jobs.jobs[job].round == last)
         height = min(seat.driver.state.height for seat in made.seats)
         assert len({seat.store.state_roots()[height] for seat in made.seats}) == 1
-        assert len({seat.driver.host.model(job, last).root for seat in made.seats}) == 1
-        newcomer.driver.host.model(job, last).verify()
+        assert len({seat.driver.host.open_model(job, last).root for seat in made.seats}) == 1
+        newcomer.driver.host.open_model(job, last).verify()
         told = Counter(event.text for event in await newcomer.events.after(0, 0.0) if event.kind == "peer")
         assert told == {f"connected to {short_id(seat.public)}": 1 for seat in seats}
 
@@ -90,7 +90,7 @@ async def test_a_newcomer_restores_a_snapshot_and_goes_on_with_the_rounds_that_a
 async def test_what_was_restored_survives_a_restart_and_serves_the_next_newcomer(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4, observers=2, start=False) as made:
         seats = [await made.start(seat) for seat in made.seats[:4]]
-        job = await job_of(seats[0], memory=Memory.ESTIMATES)
+        job = await job_of(seats[0], memory=FeedbackMemory.ESTIMATES)
         await seats[0].until(reached(ROUNDS))
         with no_decisions():
             first = await made.start(made.seats[4])
@@ -107,7 +107,7 @@ async def test_what_was_restored_survives_a_restart_and_serves_the_next_newcomer
             await second.event("snapshot", "restored")
         await poll(lambda: second.driver.state.height == first.driver.state.height)
         assert second.driver.state.state_root == first.driver.state.state_root
-        model = second.driver.host.model(job, ROUNDS)
+        model = second.driver.host.open_model(job, ROUNDS)
         model.verify()
         assert model.estimates.keys() == {seats[0].public}
 
@@ -137,7 +137,7 @@ async def test_a_peer_whose_model_went_wrong_keeps_a_diagnostic_restores_and_goe
 ) -> None:
     async with network(tmp_path, founders=4) as made:
         sick = made.seats[3]
-        host, step, went_wrong = sick.driver.host, sick.driver.host.step, list[bool]()
+        host, step, went_wrong = sick.driver.host, sick.driver.host.apply_round, list[bool]()
 
         def step_and_go_wrong(closed: Any, payload: Any) -> bytes:
             root = step(closed, payload)
@@ -148,12 +148,12 @@ async def test_a_peer_whose_model_went_wrong_keeps_a_diagnostic_restores_and_goe
                 host._models[closed.job] = replace(model, vectors=wrong)
             return root
 
-        monkeypatch.setattr(host, "step", step_and_go_wrong)
+        monkeypatch.setattr(host, "apply_round", step_and_go_wrong)
         job = await job_of(made.seats[0])
         await sick.event("snapshot", "restored")
         for seat in made.seats:
             await seat.until(lambda driver: driver.state.jobs.jobs[job].round == ROUNDS)
-        assert len({seat.driver.host.model(job, ROUNDS).root for seat in made.seats}) == 1
+        assert len({seat.driver.host.open_model(job, ROUNDS).root for seat in made.seats}) == 1
         (folder,) = (sick.folder / "diagnostics").iterdir()
         content = json.loads((folder / "roots.json").read_text())
         height = content["height"]
@@ -333,7 +333,9 @@ async def test_what_proves_the_heights_before_a_transfer_is_kept_for_those_who_a
         return True
 
     snapshots._install = install
-    ended = SimpleNamespace(trusted_height=decode_header(first.header).height, light_blocks=tuple(later), asked_last=b"", discard_parts=lambda: None)
+    ended = SimpleNamespace(
+        trusted_height=decode_header(first.header).height, light_blocks=tuple(later), asked_last=b"", discard_parts=lambda: None
+    )
     await snapshots._finish(ended, RestoredSnapshot((), chain.states[40], (), ()))  # type: ignore[arg-type]
     assert installed == [first, *later] and later
     seat.store.close()

@@ -22,14 +22,14 @@ from peer.export.writing import export
 from peer.settings.datadir import DataDirectory
 from protocol import codec
 from protocol.errors import UserError
-from rlhf.objective import PpoTerms
+from rlhf.objectives.ppo import PpoSettings
 from tests.peer.chain import Chain
-from training import own_models
 from training.data.tokenizer import train_bpe
-from training.formats.tokenizer_file import vocabulary_of
-from training.llama import our_name
-from training.replicated.layout import layout_of
-from training.spec import JobSpec
+from training.formats import huggingface_model
+from training.formats.llama_mapping import canonical_tensor_name
+from training.formats.tokenizer_json import load_vocabulary
+from training.job_spec import JobSpec
+from training.replicated.tensor_layout import layout_of
 from training.transformer import ModelSpec
 
 SMALL = ModelSpec(context=8, width=8, layers=1, heads=2, kv_heads=1, hidden=8)
@@ -68,7 +68,7 @@ def of_chain(chain: Chain, text: str = "") -> Found:
     return of_state(chain.ledger.state, chain.genesis, chain.store, chain.host, read, text)
 
 
-BYTE_VOCABULARY = vocabulary_of(None, 256)
+BYTE_VOCABULARY = load_vocabulary(None, 256)
 MEASURED = {
     "held_out_accuracy": 136 / 192,
     "held_out_pairs": 96.0,
@@ -131,10 +131,10 @@ def test_the_card_tells_absent_trainers_from_rejected_updates(chain: Chain) -> N
 def test_the_tensors_are_those_of_the_decided_model_bit_for_bit(chain: Chain, tmp_path: Path) -> None:
     found = of_chain(chain, "bytes")
     write(found, tmp_path / "out", "transformers")
-    ours = layout_of(found.spec).view(chain.host.model(found.job, 2).parameters)
+    ours = layout_of(found.spec).tensor_views(chain.host.open_model(found.job, 2).parameters)
     theirs = load_file(tmp_path / "out" / "model.safetensors")
-    assert {our_name(name) for name in theirs} == set(ours)
-    assert all(np.array_equal(values, ours[str(our_name(name))]) for name, values in theirs.items())
+    assert {canonical_tensor_name(name) for name in theirs} == set(ours)
+    assert all(np.array_equal(values, ours[str(canonical_tensor_name(name))]) for name, values in theirs.items())
     assert "| held out | bits per byte 2.5 |" in (tmp_path / "out" / "README.md").read_text()
 
 
@@ -142,16 +142,16 @@ def test_the_tensors_are_those_of_the_decided_model_bit_for_bit(chain: Chain, tm
 def test_what_was_taken_comes_in_again_with_the_same_bytes(chain: Chain, tmp_path: Path, name: str) -> None:
     found, folder, stream = of_chain(chain, name), tmp_path / "out", io.BytesIO()
     write(found, folder, "transformers")
-    own = own_models.opened(folder)
-    own.write(found.spec, stream)
+    own = huggingface_model.open_huggingface_model(folder)
+    own.write_parameters(found.spec, stream)
     assert own.model == found.spec.model and stream.getvalue() == found.parameters.tobytes()
     assert (own.tokenizer is None) == (found.tokenizer is None)
     if own.tokenizer is not None and found.tokenizer is not None:
-        assert vocabulary_of(own.tokenizer, own.model.vocabulary) == vocabulary_of(found.tokenizer, own.model.vocabulary)
+        assert load_vocabulary(own.tokenizer, own.model.vocabulary) == load_vocabulary(found.tokenizer, own.model.vocabulary)
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"\x01")
     with pytest.raises(UserError, match="is damaged: its SHA-256"):
-        own_models.opened(folder)
+        huggingface_model.open_huggingface_model(folder)
 
 
 def test_a_round_that_is_kept_is_taken_and_another_one_is_told_with_those_that_are(chain: Chain) -> None:
@@ -161,7 +161,7 @@ def test_a_round_that_is_kept_is_taken_and_another_one_is_told_with_those_that_a
 
 
 def test_a_model_that_is_not_the_decided_one_is_not_taken(chain: Chain, tmp_path: Path) -> None:
-    last = chain.host.directory(of_chain(chain, "bytes").job, 2)
+    last = chain.host.round_directory(of_chain(chain, "bytes").job, 2)
     last.rename(tmp_path / "last")
     last.symlink_to(last.with_name("00000001"))
     try:
@@ -235,7 +235,7 @@ def tuned(objective: str, **more: object) -> Found:
 
 
 def test_vectors_of_the_objective_are_left_out_and_the_card_says_so(tmp_path: Path) -> None:
-    terms = PpoTerms(reward="rule:vowels", prompt_tokens=2, response_tokens=4)
+    terms = PpoSettings(reward="rule:vowels", prompt_tokens=2, response_tokens=4)
     view = write(tuned("ppo", data=None, settings=codec.encode(terms)), tmp_path / "out", "transformers")
     assert view.left_out == ("heads.value", "heads.first")
     card = (tmp_path / "out" / "README.md").read_text()
@@ -255,7 +255,7 @@ def test_a_reward_model_gives_scores_in_transformers_and_has_no_place_in_gguf(tm
 
 
 def test_tokens_that_stand_for_no_text_are_told(tmp_path: Path) -> None:
-    terms = PpoTerms(reward="rule:bigram", prompt_tokens=1, response_tokens=4, stop=None)
+    terms = PpoSettings(reward="rule:bigram", prompt_tokens=1, response_tokens=4, stop=None)
     found = tuned("ppo", data=None, settings=codec.encode(terms), model=replace(SMALL, vocabulary=6))
     with pytest.raises(UserError, match="6 tokens of job 'tuned' stand for no text"):
         write(found, tmp_path / "out", "transformers")

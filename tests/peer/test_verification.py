@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import trio
 
-from curation.contents import Batch, Enrolment
+from curation.annotator_statements import EnrolStatement
+from curation.ledger.curation_state import CurationState
+from curation.ledger.transaction_types import EnrolmentEntry, StatementBatch
 from curation.limits import BATCH_MAX
-from curation.state import CurationState
-from curation.statements import Enrol
 from ledger.members import RegisterRoles
 from peer.driver import verification
 from peer.driver.verification import Verification
@@ -29,16 +29,16 @@ from transport.network import DataReceived
 SECONDS_MAX = 60
 
 
-def _enrolments(seat: Seat, count: int) -> list[Enrolment]:
+def _enrolments(seat: Seat, count: int) -> list[EnrolmentEntry]:
     people = [Identity(bytes([1, *number.to_bytes(31)])) for number in range(count)]
-    said = codec.encode(Enrol("ann", seat.public, False))
-    signed = signing_preimage(Enrol.TAG, seat.driver.chain_id, said)
-    return [Enrolment(person.public, "ann", False, person.sign(signed)) for person in people]
+    said = codec.encode(EnrolStatement("ann", seat.public, False))
+    signed = signing_preimage(EnrolStatement.TAG, seat.driver.chain_id, said)
+    return [EnrolmentEntry(person.public, "ann", False, person.sign(signed)) for person in people]
 
 
-def _batch(seat: Seat, enrolments: Sequence[Enrolment]) -> Signed:
+def _batch(seat: Seat, enrolments: Sequence[EnrolmentEntry]) -> Signed:
     nonce = seat.driver.state.members.members[seat.public].nonce + 1
-    content = codec.encode(Batch(enrolments=tuple(enrolments)))
+    content = codec.encode(StatementBatch(enrolments=tuple(enrolments)))
     return sign_message(
         seat.identity, seat.driver.chain_id, Transaction(nonce, seat.driver.state.height + 50, "curation/batch", content)
     )

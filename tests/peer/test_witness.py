@@ -17,7 +17,7 @@ from protocol.messages import Ballot, Commit, CutOff, Judgement, Proposal, Timeo
 from protocol.verdicts import Verdict
 from rounds.round_state import RoundResult
 from tests.sim.keys import FastSigner
-from training.spec import AuditMode, JobSpec
+from training.job_spec import AuditMode, JobSpec
 
 LIAR, CHAIN, OTHER = FastSigner("liar"), bytes(32), b"o" * 32
 
@@ -119,7 +119,14 @@ async def test_another_history_is_told_once_and_is_no_halt(log: EventLog) -> Non
 
 
 def test_the_state_that_people_see_names_the_gravest_reason() -> None:
-    fine = {"height": 9, "divergence": None, "state_root_split": None, "no_votes_below": 7, "duplicate_identity_reason": None, "is_outdated": False}
+    fine = {
+        "height": 9,
+        "divergence": None,
+        "state_root_split": None,
+        "no_votes_below": 7,
+        "duplicate_identity_reason": None,
+        "is_outdated": False,
+    }
     assert why_halted(SimpleNamespace(**fine), None) == ""
     assert why_halted(SimpleNamespace(**fine | {"no_votes_below": 10}), None).startswith("silent until height 10")
     disputed = SimpleNamespace(**fine | {"no_votes_below": 10, "state_root_split": "2 of 4 differ"})
@@ -145,7 +152,13 @@ def test_a_voter_without_a_quorum_or_its_answers_says_so(links: int, may_speak: 
     keys = sorted(FastSigner(f"voter {number}").public for number in range(4))
     state = SimpleNamespace(height=4, members=SimpleNamespace(voters=tuple(keys)))
     replica = SimpleNamespace(
-        is_voter=True, height=5, divergence=None, state_root_split=None, no_votes_below=0, duplicate_identity_reason=None, is_outdated=False
+        is_voter=True,
+        height=5,
+        divergence=None,
+        state_root_split=None,
+        no_votes_below=0,
+        duplicate_identity_reason=None,
+        is_outdated=False,
     )
     node = SimpleNamespace(me=keys[0], state=state, replica=replica, may_speak=may_speak)
     assert why_waiting(node, {LIAR.public, *keys[1 : 1 + links]}) == words

@@ -23,10 +23,10 @@ from protocol.errors import LocalProtocolError, UserError
 from protocol.sampling import SamplingOptions
 from protocol.verdicts import Verdict
 from tests.waiting import patience, run_process
-from training import tasks
+from training import worker_protocol
 from training.data.default_text import default_text
-from training.replicated.model import ReplicatedModel
-from training.spec import JobSpec
+from training.job_spec import JobSpec
+from training.replicated.replicated_model import ReplicatedModel
 from training.transformer import ModelSpec
 
 MODEL = ModelSpec(context=32, width=32, layers=1, heads=2, kv_heads=1, hidden=48)
@@ -37,17 +37,17 @@ SECONDS_MAX = 120.0  # an import of torch on a busy machine, and more
 # A worker without torch: it does what the text of an OpenJob's path tells it to, and logs what it was asked.
 FAKE = """
 import os, signal, sys, time
-from training import tasks
-from training.tasks import *
+from training import worker_protocol
+from training.worker_protocol import *
 log = open(sys.argv[1], "a", buffering=1)
 log.write("start " + " ".join(sys.argv[2:]) + "\\n")
 output = os.fdopen(os.dup(1), "wb")
-def send(number, message): output.write(tasks.frame(number, message)); output.flush()
+def send(number, message): output.write(worker_protocol.frame(number, message)); output.flush()
 def read():
     header = sys.stdin.buffer.read(8)
     if not header: os._exit(0)
-    length, number = tasks.parse_header(header)
-    return number, tasks.parse_body(sys.stdin.buffer.read(length), tasks.TO_WORKER)
+    length, number = worker_protocol.parse_header(header)
+    return number, worker_protocol.parse_body(sys.stdin.buffer.read(length), worker_protocol.TO_WORKER)
 send(0, Ready("fake", 1))
 while True:
     number, request = read()
@@ -81,12 +81,12 @@ class Fake:
             await trio.sleep(0.001)
 
 
-def open_job(what: str, job: bytes = JOB) -> tasks.OpenJob:
-    return tasks.OpenJob(job, SPEC.encode(), what, None)
+def open_job(what: str, job: bytes = JOB) -> worker_protocol.OpenJobRequest:
+    return worker_protocol.OpenJobRequest(job, SPEC.encode(), what, None)
 
 
-def evaluate(what: str = "model") -> tasks.Evaluate:
-    return tasks.Evaluate(JOB, what)
+def evaluate(what: str = "model") -> worker_protocol.EvaluateRequest:
+    return worker_protocol.EvaluateRequest(JOB, what)
 
 
 @pytest.fixture
@@ -114,19 +114,19 @@ async def running_fake(tmp_path: Path) -> AsyncIterator[Fake]:
 
 @pytest.mark.real("processes")
 async def test_a_request_gets_its_reply_after_any_number_of_beats(fake: Fake) -> None:
-    assert await fake.worker.ask(open_job("text")) == tasks.Opened(1, 2, 3)
-    assert await fake.worker.ask(evaluate()) == tasks.Evaluated({"bits": 2.5}, 0.1)
-    assert fake.worker.ready == tasks.Ready("fake", 1) and fake.worker.restarts == 0
+    assert await fake.worker.ask(open_job("text")) == worker_protocol.OpenJobReply(1, 2, 3)
+    assert await fake.worker.ask(evaluate()) == worker_protocol.EvaluateReply({"bits": 2.5}, 0.1)
+    assert fake.worker.ready == worker_protocol.WorkerInfo("fake", 1) and fake.worker.restarts == 0
 
 
 @pytest.mark.real("processes")
 async def test_a_failed_request_says_why_and_the_worker_lives_on(fake: Fake) -> None:
     with pytest.raises(WorkerFailed, match="no such thing"):
-        await fake.worker.ask(tasks.Ping())
+        await fake.worker.ask(worker_protocol.PingRequest())
     assert await fake.worker.ask(evaluate()) and fake.worker.restarts == 0
 
 
-async def order_of(fake: Fake, waiting: list[tasks.Request[Any]]) -> list[str]:
+async def order_of(fake: Fake, waiting: list[worker_protocol.WorkerRequest[Any]]) -> list[str]:
     """In which order a worker that was busy while they came in one after another carries them out."""
     async with trio.open_nursery() as nursery, trio.open_nursery() as busy:
         busy.start_soon(fake.worker.ask, evaluate("hang"))
@@ -141,11 +141,11 @@ async def order_of(fake: Fake, waiting: list[tasks.Request[Any]]) -> list[str]:
 
 @pytest.mark.real("processes")
 async def test_the_own_proposal_goes_before_audits_and_audits_before_evaluation(fake: Fake) -> None:
-    waiting: list[tasks.Request[Any]] = [
+    waiting: list[worker_protocol.WorkerRequest[Any]] = [
         evaluate("evaluate"),
-        tasks.Audit(JOB, 0, TRAINER, "audit", "p", "b", None, None),
+        worker_protocol.AuditRequest(JOB, 0, TRAINER, "audit", "p", "b", None, None),
         evaluate("evaluate again"),
-        tasks.Propose(JOB, 0, TRAINER, "propose", None, None, "b"),
+        worker_protocol.ProposeRequest(JOB, 0, TRAINER, "propose", None, None, "b"),
     ]
     assert await order_of(fake, waiting) == ["propose", "audit", "evaluate", "evaluate again"]
 
@@ -158,7 +158,7 @@ async def test_when_the_worker_dies_its_request_fails_and_the_next_one_finds_a_n
     await fake.worker.ask(open_job("text"))
     with pytest.raises(WorkerDied, match=why):
         await fake.worker.ask(evaluate(what))
-    assert await fake.worker.ask(evaluate()) == tasks.Evaluated({"bits": 2.5}, 0.1)
+    assert await fake.worker.ask(evaluate()) == worker_protocol.EvaluateReply({"bits": 2.5}, 0.1)
     assert fake.worker.restarts == 1
     starts = [line for line in fake.asked() if line.startswith("start")]
     assert fake.asked()[-2:] == ["text", "model"] and len(starts) == 2
@@ -168,7 +168,7 @@ async def test_when_the_worker_dies_its_request_fails_and_the_next_one_finds_a_n
 async def test_requests_that_wait_survive_the_death_of_the_worker(fake: Fake) -> None:
     async def dies() -> None:
         with pytest.raises(WorkerDied):
-            await fake.worker.ask(tasks.Propose(JOB, 0, TRAINER, "die", None, None, "b"))
+            await fake.worker.ask(worker_protocol.ProposeRequest(JOB, 0, TRAINER, "die", None, None, "b"))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(dies)
@@ -208,7 +208,7 @@ async def test_a_cancelled_request_is_dropped_by_the_worker_which_lives_on(fake:
             nursery.start_soon(fake.worker.ask, evaluate("hang"))
             await fake.until("hang")
             scope.cancel()
-    assert await fake.worker.ask(evaluate()) == tasks.Evaluated({"bits": 2.5}, 0.1)
+    assert await fake.worker.ask(evaluate()) == worker_protocol.EvaluateReply({"bits": 2.5}, 0.1)
     assert fake.asked()[1:] == ["hang", "cancel", "model"] and fake.worker.restarts == 0
 
 
@@ -263,7 +263,7 @@ async def test_a_worker_for_which_there_is_no_descriptor_starts_later(tmp_path: 
                     await trio.sleep(0.01)
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            assert await worker.ask(evaluate()) == tasks.Evaluated({"bits": 2.5}, 0.1)
+            assert await worker.ask(evaluate()) == worker_protocol.EvaluateReply({"bits": 2.5}, 0.1)
             nursery.cancel_scope.cancel()
 
 
@@ -314,39 +314,39 @@ async def test_the_real_worker_started_in_any_folder_proposes_and_accepts_its_ow
 async def propose_and_audit(worker: Worker, files: Files) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(worker.run)
-        opened = await worker.ask(tasks.OpenJob(JOB, SPEC.encode(), files.path("text"), None))
+        opened = await worker.ask(worker_protocol.OpenJobRequest(JOB, SPEC.encode(), files.path("text"), None))
         assert opened.train_tokens == 18_000 and opened.held_out_tokens == 2_000
         model, buffer = files.path("model"), files.path("buffer")
-        proposed = await worker.ask(tasks.Propose(JOB, 0, TRAINER, model, None, None, buffer))
+        proposed = await worker.ask(worker_protocol.ProposeRequest(JOB, 0, TRAINER, model, None, None, buffer))
         assert files.digest("buffer") == proposed.buffer_digest
-        audit = tasks.Audit(JOB, 0, TRAINER, model, f"{buffer}.payload", buffer, None, None)
+        audit = worker_protocol.AuditRequest(JOB, 0, TRAINER, model, f"{buffer}.payload", buffer, None, None)
         own = await worker.ask(audit)
         assert own.verdict is Verdict.ACCEPT and own.relative_error < 1e-5
         foreign = await worker.ask(replace(audit, trainer=b"u" * 32))
         assert foreign.verdict is Verdict.REPLAY and foreign.relative_error > 0.1
-        evaluated = await worker.ask(tasks.Evaluate(JOB, model))
+        evaluated = await worker.ask(worker_protocol.EvaluateRequest(JOB, model))
         assert evaluated.figures["held_out_bits_per_byte"] == pytest.approx(8.5, abs=1)
         # A proposal that is asked for while a text is made goes before the text's end, and changes nothing of it.
-        text = tasks.Generate(
+        text = worker_protocol.GenerateRequest(
             JOB, model, "The ", SamplingOptions(max_tokens=1_000, temperature=1.0, stop=("no model says this by chance",))
         )
-        slices = [await worker.ask(replace(text, text=1))]
+        slices = [await worker.ask(replace(text, text_number=1))]
         assert not slices[0].is_over, "a text longer than a slice"
-        again = await worker.ask(tasks.Propose(JOB, 0, TRAINER, model, None, None, files.path("again")))
+        again = await worker.ask(worker_protocol.ProposeRequest(JOB, 0, TRAINER, model, None, None, files.path("again")))
         assert again.payload_digest == proposed.payload_digest
         while not slices[-1].is_over:
-            slices.append(await worker.ask(replace(text, text=1, told=sum(len(done.text) for done in slices))))
+            slices.append(await worker.ask(replace(text, text_number=1, told_characters=sum(len(done.text) for done in slices))))
         whole = "".join(done.text for done in slices)
         assert (await texts.whole(worker.ask, text)).text == whole
         # Where the worker lost the text, as by a restart, it begins anew behind what was told.
-        lost = replace(text, text=9, told=100)
+        lost = replace(text, text_number=9, told_characters=100)
         while not (part := await worker.ask(lost)).text:
             pass
         assert whole[100:].startswith(part.text)
         with pytest.raises(WorkerFailed, match="is not open"):
-            await worker.ask(tasks.Evaluate(bytes(32), model))
+            await worker.ask(worker_protocol.EvaluateRequest(bytes(32), model))
         with pytest.raises(WorkerFailed, match="nowhere"):
-            await worker.ask(tasks.Evaluate(JOB, files.path("nowhere")))
+            await worker.ask(worker_protocol.EvaluateRequest(JOB, files.path("nowhere")))
         with pytest.raises(WorkerFailed, match="round"):
             await worker.ask(replace(audit, round=5))
         nursery.cancel_scope.cancel()
@@ -354,7 +354,7 @@ async def propose_and_audit(worker: Worker, files: Files) -> None:
 
 def test_texts_of_one_model_share_its_parameters(tmp_path: Path) -> None:
     """Or an engine would copy them at each turn from one text to another."""
-    ReplicatedModel.initial_into(tmp_path / "model", JOB, SPEC)
+    ReplicatedModel.create_initial(tmp_path / "model", JOB, SPEC)
     none: Any = None
     jobs = Jobs(none, lambda: None, 1)
     first, second = (jobs._shared(str(tmp_path / "model")) for _ in range(2))
@@ -368,14 +368,15 @@ def test_the_real_worker_ends_with_its_pipe_and_keeps_stray_prints_out_of_the_co
     script = "import peer.worker.main as w, torch; torch.get_num_threads = lambda: print('stray', flush=True) or 1; w.main()"
     ended = run_process([sys.executable, "-c", script], input=b"", capture_output=True, check=True)
     output, errors = ended.stdout, ended.stderr
-    length, _ = tasks.parse_header(output[:8])
-    assert isinstance(tasks.parse_body(output[8 : 8 + length], tasks.FROM_WORKER), tasks.Ready)
+    length, _ = worker_protocol.parse_header(output[:8])
+    assert isinstance(worker_protocol.parse_body(output[8 : 8 + length], worker_protocol.FROM_WORKER), worker_protocol.WorkerInfo)
     assert b"stray" in errors and b"stray" not in output
 
 
 @pytest.mark.real("processes")
 def test_the_daemons_side_does_not_import_torch() -> None:
     script = (
-        "import sys, peer.worker.supervisor, training.replay.proposals, training.checkpoint; sys.exit('torch' in sys.modules)"
+        "import sys, peer.worker.supervisor, training.replay.proposal_replay, "
+        "training.formats.checkpoint; sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

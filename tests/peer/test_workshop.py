@@ -23,7 +23,7 @@ from protocol import codec
 from protocol.identity import Identity, Signed, sign_message
 from protocol.messages import Ballot, Judgement, Proposal, Vouch
 from protocol.verdicts import Verdict
-from rlhf.objective import PPO
+from rlhf.objectives.ppo import PPO
 from rounds.round_terms import signed_body_digest
 from tests.peer.chain import LANGUAGE, Chain
 
@@ -87,7 +87,7 @@ async def test_tidying_that_comes_rounds_too_late_ends_nobody(tmp_path: Path, mo
     spec = replace(LANGUAGE, rounds=9)
     key = chain.start(spec)
     chain.play(key)
-    shop, prune, released = shop_of(chain, role), chain.host.prune, threading.Event()
+    shop, prune, released = shop_of(chain, role), chain.host.prune_models, threading.Event()
     began = trio.Event()
 
     def late(*asked: Any) -> None:
@@ -95,7 +95,7 @@ async def test_tidying_that_comes_rounds_too_late_ends_nobody(tmp_path: Path, mo
         released.wait(90)
         prune(*asked)
 
-    monkeypatch.setattr(chain.host, "prune", late)
+    monkeypatch.setattr(chain.host, "prune_models", late)
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(shop.run)
@@ -105,10 +105,10 @@ async def test_tidying_that_comes_rounds_too_late_ends_nobody(tmp_path: Path, mo
             for _ in range(3):
                 chain.play(key)
             prune(key, 4, spec)
-            assert not chain.host.directory(key, 1).exists()
+            assert not chain.host.round_directory(key, 1).exists()
             released.set()
             nursery.cancel_scope.cancel()  # waits for the thread, and raises what it raised
-    assert chain.host.directory(key, 4).exists()
+    assert chain.host.round_directory(key, 4).exists()
     chain.close()
 
 

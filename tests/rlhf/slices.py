@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from peer.worker.main import Jobs
-from training.tasks import Generate, Generated
+from training.worker_protocol import GenerateReply, GenerateRequest
 
 
-def whole(jobs: Jobs, request: Generate) -> Generated:
+def whole(jobs: Jobs, request: GenerateRequest) -> GenerateReply:
     told = ""
     while True:
-        done = jobs.answer(replace(request, text=1, told=len(told)))
-        assert isinstance(done, Generated)
+        done = jobs.answer(replace(request, text_number=1, told_characters=len(told)))
+        assert isinstance(done, GenerateReply)
         told += done.text
         if done.is_over:
             return replace(done, text=told)

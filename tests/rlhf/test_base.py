@@ -13,13 +13,13 @@ from peer import features
 from peer.worker.main import Jobs
 from protocol import codec
 from protocol.errors import FolkmootError
-from rlhf.objective import PpoTerms
-from training import tasks
+from rlhf.objectives.ppo import PpoSettings
+from training import worker_protocol
 from training.data.default_text import default_text
 from training.engines.engine import DeclaringEngine
-from training.engines.pytorch.kind import KIND
-from training.replicated.model import ReplicatedModel
-from training.spec import JobSpec
+from training.engines.pytorch.backend import BACKEND
+from training.job_spec import JobSpec
+from training.replicated.replicated_model import ReplicatedModel
 from training.transformer import ModelSpec
 
 JOB, OF_BASE = bytes([1]) * 32, bytes([3]) * 32
@@ -34,26 +34,26 @@ def known() -> None:
 @pytest.fixture
 def base(tmp_path: Path) -> ReplicatedModel:
     (tmp_path / "text").write_bytes(default_text()[:20_000])
-    model = ReplicatedModel.initial(OF_BASE, BASE.checked())
+    model = ReplicatedModel.initial(OF_BASE, BASE.validated())
     model.save(tmp_path / "base")
     return model
 
 
 def first(folder: Path, root: bytes, directory: Path | None) -> DeclaringEngine:
-    own = codec.encode(PpoTerms(reward="rule:vowels", prompt_tokens=4, response_tokens=6))
+    own = codec.encode(PpoSettings(reward="rule:vowels", prompt_tokens=4, response_tokens=6))
     spec = replace(
         BASE, name="ppo", objective="ppo", settings=own, local_steps=4, base=ModelReference(OF_BASE, 1, root)
-    ).checked()
-    jobs = Jobs(KIND, lambda: None, 1)
+    ).validated()
+    jobs = Jobs(BACKEND, lambda: None, 1)
     path = str(directory) if directory else None
-    jobs.answer(tasks.OpenJob(JOB, spec.encode(), str(folder / "text"), None, base=path))
+    jobs.answer(worker_protocol.OpenJobRequest(JOB, spec.encode(), str(folder / "text"), None, base=path))
     engine = jobs._engine(JOB)
     assert isinstance(engine, DeclaringEngine)
     return engine
 
 
 def test_the_reference_is_the_base(tmp_path: Path, base: ReplicatedModel) -> None:
-    reference = first(tmp_path, base.root, tmp_path / "base").first
+    reference = first(tmp_path, base.root, tmp_path / "base").first_parameters
     assert reference is not None and (reference[: base.layout.size] == base.parameters).all()
 
 

@@ -12,14 +12,24 @@ import pytest
 from peer import features
 from protocol import codec
 from protocol.verdicts import Verdict
-from rlhf.controller import BETA_MAX, BETA_MIN, BILLIONTHS, Steering, beta_of, first_beta, is_far, nats, next_beta
-from rlhf.objective import Rollouts
+from rlhf.objectives.kl_controller import (
+    BETA_MAX,
+    BETA_MIN,
+    BILLIONTHS,
+    KlControllerState,
+    current_beta,
+    exceeds_kl_stop,
+    first_beta,
+    nats_per_response,
+    next_beta,
+)
+from rlhf.objectives.ppo import RolloutDeclaration
 from rlhf.pytorch import ppo
 from tests.rlhf.test_ppo import JOB, OWN, SPEC, World
 from tests.training.replicated.support import buffer, round_of
-from training.replicated.model import ReplicatedModel
-from training.replicated.state import PARAMETERS
-from training.spec import AuditMode
+from training.job_spec import AuditMode
+from training.replicated.model_state import PARAMETERS
+from training.replicated.replicated_model import ReplicatedModel
 
 Rule = Callable[[int, Fraction, float], int]
 TENTH = BILLIONTHS // 10
@@ -68,13 +78,17 @@ def test_the_table_finds_out_other_rules(planted: Rule) -> None:
 
 
 def test_a_job_stops_at_its_bound_and_not_below() -> None:
-    assert nats(12_000_000, 4) == 3
-    assert is_far(nats(12_000_000, 4), 3.0) and not is_far(nats(11_999_999, 4), 3.0) and not is_far(Fraction(10**9), None)
+    assert nats_per_response(12_000_000, 4) == 3
+    assert (
+        exceeds_kl_stop(nats_per_response(12_000_000, 4), 3.0)
+        and not exceeds_kl_stop(nats_per_response(11_999_999, 4), 3.0)
+        and not exceeds_kl_stop(Fraction(10**9), None)
+    )
 
 
 def test_the_first_beta_is_that_of_the_job() -> None:
     assert first_beta(0.1) == TENTH and first_beta(1e-12) == BETA_MIN and first_beta(1e3) == BETA_MAX
-    assert beta_of(b"", 0.1) == 0.1 and beta_of(codec.encode(Steering(TENTH)), 0.7) == 0.1
+    assert current_beta(b"", 0.1) == 0.1 and current_beta(codec.encode(KlControllerState(TENTH)), 0.7) == 0.1
 
 
 @pytest.mark.parametrize(
@@ -86,7 +100,7 @@ def test_the_first_beta_is_that_of_the_job() -> None:
     ],
 )
 def test_what_cannot_be_steered_is_no_job(terms: dict[str, float], problem: str) -> None:
-    assert problem in (replace(OWN, **terms).problem() or "")
+    assert problem in (replace(OWN, **terms).settings_problem() or "")
 
 
 # In models and replays ----------------------------------------------------------------------------------------------------
@@ -103,37 +117,37 @@ def after_round(model: ReplicatedModel, *sums: int) -> ReplicatedModel:
     """The next round's model, where the accepted proposals declare these k1."""
     made = []
     for item, k1 in zip(round_of(model, len(sums)), sums, strict=True):
-        declared = codec.encode(Rollouts(bytes(32), 50, 0, k1, 0, 0, 0))
+        declared = codec.encode(RolloutDeclaration(bytes(32), 50, 0, k1, 0, 0, 0))
         made.append(replace(item, proposal=replace(item.proposal, declaration=declared)))
-    return model.apply(made, {})
+    return model.apply_round(made, {})
 
 
 def test_the_model_of_a_round_has_the_beta_of_that_round() -> None:
     """16 responses: a median of 35.2 nats in all is 1.1 times the target."""
     model = ReplicatedModel.initial(JOB, STEERED)
     first = after_round(model, 35_200_000, 900_000_000, -5)
-    assert beta_of(first.state.steering, 0.5) == 0.5125
+    assert current_beta(first.state.steering, 0.5) == 0.5125
     assert after_round(first).state.steering == first.state.steering, "a round that accepts nothing says nothing"
-    assert beta_of(after_round(first, 33_600_000).state.steering, 0.5) == 0.51890625
+    assert current_beta(after_round(first, 33_600_000).state.steering, 0.5) == 0.51890625
     assert first.root != replace_steering(first, b"").root, "whoever computes another beta has another root"
     assert after_round(ReplicatedModel.initial(JOB, replace(STEERED, settings=SPEC.settings)), 64_000_000).state.steering == b""
 
 
 def replace_steering(model: ReplicatedModel, steering: bytes) -> ReplicatedModel:
-    return ReplicatedModel.of(replace(model.state, steering=steering), model.vectors)
+    return ReplicatedModel.from_vectors(replace(model.state, steering=steering), model.vectors)
 
 
 def test_an_update_and_its_replay_go_by_the_beta_of_the_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy that has left its reference: then β changes the rewards."""
-    world = World(tmp_path, STEERED.checked())
+    world = World(tmp_path, STEERED.validated())
     moved = world.model.parameters + buffer(world.model.layout, "moved")
-    state = replace(world.model.state, steering=codec.encode(Steering(TENTH)))
-    world.model = ReplicatedModel.of(state, {**world.model.vectors, PARAMETERS: moved})
+    state = replace(world.model.state, steering=codec.encode(KlControllerState(TENTH)))
+    world.model = ReplicatedModel.from_vectors(state, {**world.model.vectors, PARAMETERS: moved})
     world.model.save(tmp_path / "model")
     honest = world.propose()
     assert world.audited(honest).verdict is Verdict.ACCEPT
     with monkeypatch.context() as lying:
-        lying.setattr(ppo, "beta_of", lambda steering, said: said)
+        lying.setattr(ppo, "current_beta", lambda steering, said: said)
         other = world.propose()
     assert other.declaration == honest.declaration and other.payload_digest != honest.payload_digest
     assert world.audited(other).verdict is Verdict.REPLAY

@@ -18,8 +18,8 @@ from string import ascii_lowercase, digits
 import pytest
 import trio
 
-from curation.calls import ImportRequest
-from curation.tasks import task_id
+from curation.rpc import ImportRequest
+from curation.tasks.task_pages import task_id
 from ledger.core.genesis import Founder, Genesis
 from peer.demo.crowd import Person, Site
 from peer.export.tracing import trace
@@ -31,7 +31,7 @@ from protocol.api import JobView, TrainRequest
 from protocol.errors import UserError
 from protocol.identity import Identity, peer_id
 from protocol.sampling import SamplingOptions
-from rlhf.calls import RlhfView, StageView
+from rlhf.rpc import RlhfView, StageView
 from tests.peer.processes import LATE, Daemon, children, daemons
 from tests.waiting import patience
 from training.transformer import BYTES

@@ -13,10 +13,10 @@ import pytest
 import trio
 import trio.testing
 
-from curation.answers import Answer
-from curation.contents import AddPage
-from curation.state import Redaction
-from curation.tasks import Entry, Page, Task, redacted, root_of, task_id
+from curation.ledger.curation_state import Redaction
+from curation.ledger.transaction_types import AddTaskPage
+from curation.tasks.answers import Answer
+from curation.tasks.task_pages import AnnotationTask, PageEntry, TaskPageBlob, page_merkle_root, redact_entry, task_id
 from ledger.jobs import ModelReference
 from peer import features
 from peer.daemon import endurance
@@ -24,18 +24,18 @@ from peer.driver import deriving
 from peer.driver.deriving import Deriving
 from protocol import codec
 from protocol.errors import MissingBlobError, UserError
-from rlhf import plans
-from rlhf.module import RlhfState, outdated, sets_in_use
-from rlhf.pairs import manifest_of
-from rlhf.preferences import Pair, packed
-from rlhf.sets import SaySet, Source
-from rlhf.tracing import set_of
+from rlhf.data.preference_sets import PreferencePair, encode_records
+from rlhf.data.tokenized_pairs import preference_set_manifest
+from rlhf.ledger import tuning_plans
+from rlhf.ledger.preference_set_attestation import AttestPreferenceSet, PreferenceSetSource
+from rlhf.ledger.rlhf_module import RlhfState, outdated_sets, sets_in_use
+from rlhf.pair_trace import read_preference_set
 from tests.ledger.world import PEOPLE
 from tests.rlhf import test_sets
 from tests.rlhf.desk import WorldDesk
 from tests.rlhf.test_plans import OWN, POLICY
 from tests.rlhf.test_sets import AUTHOR, BOTH_BAD, TASKS, Compared
-from training.data.corpus import text_path
+from training.corpus import text_path
 
 VOTER = PEOPLE[1]
 
@@ -44,24 +44,25 @@ class Paged(Compared):
     """Its project has a real page."""
 
     def page(self, project: bytes, tasks: int, author: Any = AUTHOR, gold: Mapping[int, Answer] = {}) -> None:
-        entries = (Entry(bytes([n]) * 16, Task(f"q{n}", (f"a{n}", f"b{n}"))) for n in range(tasks))
-        self.first = codec.encode(Page(tuple(entries)))
-        root = root_of(codec.decode(Page, self.first))
-        self.say(author, "curation/page", AddPage(project, hashlib.sha256(self.first).digest(), len(self.first), root, tasks))
+        entries = (PageEntry(bytes([n]) * 16, AnnotationTask(f"q{n}", (f"a{n}", f"b{n}"))) for n in range(tasks))
+        self.first = codec.encode(TaskPageBlob(tuple(entries)))
+        root = page_merkle_root(codec.decode(TaskPageBlob, self.first))
+        self.say(author, "curation/page", AddTaskPage(project, hashlib.sha256(self.first).digest(), len(self.first), root, tasks))
 
     def redact_in_page(self, number: int) -> bytes:
         """The page as it is then."""
-        page = codec.decode(Page, self.first)
-        made, old = redacted(page, number), hashlib.sha256(self.first).digest()
+        page = codec.decode(TaskPageBlob, self.first)
+        made, old = redact_entry(page, number), hashlib.sha256(self.first).digest()
         digest = hashlib.sha256(made).digest()
         self.say(AUTHOR, "curation/redact", Redaction(self.project_key, 0, number, old, digest, len(made)))
         return made
 
-    def pairs(self, without: int | None = None) -> list[Pair]:
+    def pairs(self, without: int | None = None) -> list[PreferencePair]:
         chosen = [n for n in range(TASKS) if n % 4 != BOTH_BAD and n != without]
         p = {0: 1000, 1: 0, 2: 500}
         return sorted(
-            (Pair(task_id(self.project_key, n), f"q{n}", f"a{n}", f"b{n}", p[n % 4]) for n in chosen), key=lambda pair: pair.id
+            (PreferencePair(task_id(self.project_key, n), f"q{n}", f"a{n}", f"b{n}", p[n % 4]) for n in chosen),
+            key=lambda pair: pair.id,
         )
 
 
@@ -124,15 +125,15 @@ async def said(desk: Desk, until: int = 1) -> list[bytes | None]:
             while len(desk.said) < until:  # noqa: ASYNC110
                 await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
-    assert all(isinstance(content, SaySet) and content.plan == desk.world.key for content in desk.said)
+    assert all(isinstance(content, AttestPreferenceSet) and content.plan == desk.world.key for content in desk.said)
     return [content.set for content in desk.said]
 
 
-def naming(world: Paged, pairs: list[Pair], monkeypatch: pytest.MonkeyPatch, tokens: bytes | None = None) -> bytes:
+def naming(world: Paged, pairs: list[PreferencePair], monkeypatch: pytest.MonkeyPatch, tokens: bytes | None = None) -> bytes:
     """A plan that names these pairs as its set."""
-    named = manifest_of(pairs, tokens).digest
+    named = preference_set_manifest(pairs, tokens).digest
     monkeypatch.setattr(test_sets, "NAMED", named)
-    world.source = Source(world.project_key, world.source.height, tokens)
+    world.source = PreferenceSetSource(world.project_key, world.source.height, tokens)
     world.begun()
     return named
 
@@ -143,7 +144,7 @@ async def test_a_voter_confirms_a_set_that_it_derived_and_keeps_it_for_others(
 ) -> None:
     named, desk = naming(world, world.pairs(), monkeypatch, tokens), Desk(world, tmp_path, world.first)
     assert await said(desk) == [named]
-    assert set_of(named, desk.read) == world.pairs()
+    assert read_preference_set(named, desk.read) == world.pairs()
     assert "the set" in desk.told[0] and "of 6 pairs, as a plan says" in desk.told[0]
 
 
@@ -170,10 +171,16 @@ async def test_a_voter_derives_a_set_again_after_a_fault_of_its_disk(
 
 
 INVENTED = {
-    "another p": lambda pairs: [*pairs[:-1], Pair(pairs[-1].id, pairs[-1].prompt, pairs[-1].first, pairs[-1].second, 999)],
-    "another text": lambda pairs: [*pairs[:-1], Pair(pairs[-1].id, "?", pairs[-1].first, pairs[-1].second, pairs[-1].p)],
+    "another p": lambda pairs: [
+        *pairs[:-1],
+        PreferencePair(pairs[-1].id, pairs[-1].prompt, pairs[-1].first, pairs[-1].second, 999),
+    ],
+    "another text": lambda pairs: [
+        *pairs[:-1],
+        PreferencePair(pairs[-1].id, "?", pairs[-1].first, pairs[-1].second, pairs[-1].p),
+    ],
     "one left out": lambda pairs: pairs[1:],
-    "one invented": lambda pairs: [*pairs, Pair(b"\xff" * 32, "q", "a", "b", 0)],
+    "one invented": lambda pairs: [*pairs, PreferencePair(b"\xff" * 32, "q", "a", "b", 0)],
 }
 
 
@@ -183,7 +190,7 @@ async def test_a_voter_says_what_it_found_where_a_plan_names_something_else(
 ) -> None:
     named = naming(world, INVENTED[how](world.pairs()), monkeypatch)
     desk = Desk(world, tmp_path, world.first)
-    assert await said(desk) == [manifest_of(world.pairs()).digest] != [named]
+    assert await said(desk) == [preference_set_manifest(world.pairs()).digest] != [named]
     assert list(desk.blobs.values()) == [world.first], "what nobody asks for is not kept"
     assert "which a plan names" in desk.told[0]
 
@@ -218,7 +225,7 @@ async def test_a_plan_whose_tasks_never_come_holds_no_thread_and_is_forgotten_wh
             await trio.testing.wait_all_tasks_blocked()
             limits = (work._threads, trio.to_thread.current_default_thread_limiter())
             assert [limit.borrowed_tokens for limit in limits] == [0, 0]
-            world.say(AUTHOR, "rlhf/cancel", plans.Cancel(world.key))
+            world.say(AUTHOR, "rlhf/cancel", tuning_plans.CancelPlan(world.key))
             while work._begun:  # noqa: ASYNC110
                 await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
@@ -273,19 +280,19 @@ async def until(desk: Desk, condition: Callable[[], bool]) -> None:
 
 
 def text_of(desk: Desk) -> Path:
-    return text_path(desk.texts, manifest_of(desk.world.pairs()))
+    return text_path(desk.texts, preference_set_manifest(desk.world.pairs()))
 
 
 def held(desk: Desk, named: bytes) -> list[bool]:
     """Of a set: its manifest, its shard, its text."""
-    shard = b"".join(packed(desk.world.pairs()))
+    shard = b"".join(encode_records(desk.world.pairs()))
     return [named in desk.blobs, hashlib.sha256(shard).digest() in desk.blobs, text_of(desk).exists()]
 
 
 def decided_and_redacted(world: Paged, desk: Desk) -> None:
     for who in PEOPLE[:3]:
         world.decide(world.found(who, world.claim.set))
-    manifest_of(world.pairs(), world.source.tokens, desk.keep)
+    preference_set_manifest(world.pairs(), world.source.tokens, desk.keep)
     text_of(desk).write_bytes(b"as a trainer assembled it")
     world.redact_in_page(0)
 
@@ -295,9 +302,9 @@ async def test_a_set_of_which_a_pair_is_redacted_is_deleted_when_no_job_needs_it
 ) -> None:
     named, desk = naming(world, world.pairs(), monkeypatch), Desk(world, tmp_path, world.first)
     decided_and_redacted(world, desk)
-    reward, policy = (plans.stage_job(world.key, stage) for stage in range(2))
+    reward, policy = (tuning_plans.stage_job_id(world.key, stage) for stage in range(2))
     for job in (reward, policy):
-        assert outdated(world.state.module_state(RlhfState)) == {named} and named in sets_in_use(world.state)
+        assert outdated_sets(world.state.module_state(RlhfState)) == {named} and named in sets_in_use(world.state)
         await Deriving(desk)._forget()  # type: ignore[arg-type]
         assert all(held(desk, named)), "it is being learned from, or rewards by it"
         world.close(job)
@@ -311,10 +318,10 @@ def test_the_set_of_a_reward_model_that_a_policy_without_a_plan_reads_is_in_use(
 ) -> None:
     named, desk = naming(world, world.pairs(), monkeypatch), Desk(world, tmp_path, world.first)
     decided_and_redacted(world, desk)
-    reward = plans.stage_job(world.key, 0)
+    reward = tuning_plans.stage_job_id(world.key, 0)
     world.close(reward)
     model = ModelReference(reward, world.job(reward).round, world.job(reward).model_root)
-    world.decide(world.tx(PEOPLE[0], "rlhf/cancel", plans.Cancel(world.key)))
+    world.decide(world.tx(PEOPLE[0], "rlhf/cancel", tuning_plans.CancelPlan(world.key)))
     assert named not in sets_in_use(world.state)
     policy = world.start(PEOPLE[1], world.on(POLICY, settings=codec.encode(replace(OWN, reward_model=model))))
     assert named in sets_in_use(world.state)
@@ -335,7 +342,7 @@ async def test_what_another_set_has_stays(world: Paged, tmp_path: Path, monkeypa
     """The same pairs, cut into the tokens of another base: a job of them runs."""
     named, desk = naming(world, world.pairs(), monkeypatch), Desk(world, tmp_path, world.first)
     decided_and_redacted(world, desk)
-    other = manifest_of(world.pairs(), b"t" * 32, desk.keep).digest
+    other = preference_set_manifest(world.pairs(), b"t" * 32, desk.keep).digest
     monkeypatch.setattr(deriving, "sets_in_use", lambda state: {other})
     await until(desk, lambda: named not in desk.blobs)
-    assert held(desk, named) == [False, True, True] and set_of(other, desk.read) == world.pairs()
+    assert held(desk, named) == [False, True, True] and read_preference_set(other, desk.read) == world.pairs()

@@ -15,18 +15,18 @@ from peer.export.found import Found
 from peer.export.taking import write as exported
 from protocol import codec
 from protocol.sampling import SamplingOptions
-from rlhf.preferences import Pair
-from rlhf.responses import Example, encoded
-from rlhf.supervised import DpoTerms, InstructTerms, open_responses
+from rlhf.data.preference_sets import PreferencePair
+from rlhf.data.tokenized_responses import InstructionExample, tokenize_responses
+from rlhf.objectives.supervised import DpoTerms, InstructTerms, open_responses
 from tests.rlhf.seat import JOB, TRAINER, write
 from training.data.tokenizer import ByteTokenizer
 from training.engines.engine import Engine
-from training.engines.pytorch.kind import KIND
-from training.replicated.layout import Float32Array
-from training.replicated.model import ReplicatedModel
-from training.spec import InnerStatePolicy, JobSpec
-from training.stops import Stops
-from training.texts import Text
+from training.engines.pytorch.backend import BACKEND
+from training.job_spec import InnerStatePolicy, JobSpec
+from training.replicated.replicated_model import ReplicatedModel
+from training.replicated.tensor_layout import Float32Array
+from training.stop_sequences import StopSequenceDecoder
+from training.text_generation import TextGeneration
 from training.transformer import BYTES, BYTES_WITH_END, ModelSpec
 
 MODEL = ModelSpec(vocabulary=BYTES_WITH_END, context=48, width=32, layers=1, heads=2, kv_heads=2, hidden=64)
@@ -53,17 +53,20 @@ def known() -> None:
 
 
 @pytest.fixture(scope="module")
-def examples() -> list[Example]:
-    return [Example(number.to_bytes(8, "big"), f"{asked}: ", said) for number, (asked, said) in enumerate(ANSWERS.items(), 1)]
+def examples() -> list[InstructionExample]:
+    return [
+        InstructionExample(number.to_bytes(8, "big"), f"{asked}: ", said)
+        for number, (asked, said) in enumerate(ANSWERS.items(), 1)
+    ]
 
 
 @pytest.fixture(scope="module")
-def learned(examples: list[Example], tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Float32Array]:
+def learned(examples: list[InstructionExample], tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Float32Array]:
     """An engine, and the parameters after two rounds of one trainer."""
     file = write(tmp_path_factory.mktemp("learned") / "set", examples)
     tokenizer = ByteTokenizer(BYTES_WITH_END)
     parameters = ReplicatedModel.initial(JOB, SPEC).parameters
-    engine = KIND.open(SPEC, open_responses(SPEC, Path(file), tokenizer), tokenizer, parameters)
+    engine = BACKEND.open_engine(SPEC, open_responses(SPEC, Path(file), tokenizer), tokenizer, parameters)
     for number in range(2):
         delta, _ = engine.local_steps(parameters, JOB, number, TRAINER)
         parameters = parameters - delta
@@ -73,9 +76,9 @@ def learned(examples: list[Example], tmp_path_factory: pytest.TempPathFactory) -
 def said(learned: tuple[Engine, Float32Array], prompt: str, beams: int = 0, stop: tuple[str, ...] = ()) -> str:
     engine, parameters = learned
     how = SamplingOptions(max_tokens=40, temperature=0.0, beams=beams, stop=stop)
-    pieces = engine.generate(parameters, prompt.encode(), how, stop=SPEC.kind.ends_text(SPEC))
-    text = Text(pieces, Stops(stop), 0)
-    return "".join(iter(lambda: text.slice(0.0) if not text.is_over else None, None))  # type: ignore[arg-type]
+    pieces = engine.generate_text(parameters, prompt.encode(), how, stop=SPEC.resolved_objective.stop_token(SPEC))
+    text = TextGeneration(pieces, StopSequenceDecoder(stop), 0)
+    return "".join(iter(lambda: text.make_slice(0.0) if not text.is_over else None, None))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("prompt", ANSWERS)
@@ -102,7 +105,7 @@ def test_the_exported_model_says_with_which_token_it_ends(
     theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     ids = [*theirs.encode(ANSWERS["list"]).ids, end]
     assert theirs.decode(ids) == ANSWERS["list"], "a program that reads the files shows no end either"
-    tokens = encoded(SPEC, [Example(b"1", "list: ", ANSWERS["list"])], ByteTokenizer(BYTES_WITH_END)).train
+    tokens = tokenize_responses(SPEC, [InstructionExample(b"1", "list: ", ANSWERS["list"])], ByteTokenizer(BYTES_WITH_END)).train
     assert tokens[-len(ids) :].tolist() == ids, "the files' tokens are those that the model has learned"
 
 
@@ -111,8 +114,12 @@ def test_every_response_ends_with_the_token_and_none_holds_it(terms: InstructTer
     is_pair = isinstance(terms, DpoTerms)
     spec = replace(SPEC, objective="dpo" if is_pair else "instruct", settings=codec.encode(terms))
     texts = ("a\n", "<|endoftext|>")
-    records = [Pair(b"1", "q", *texts, 1000)] if is_pair else [Example(bytes([n]), "q", text) for n, text in enumerate(texts)]
-    found = encoded(spec, records, ByteTokenizer(BYTES_WITH_END))  # type: ignore[type-var]
-    made = np.split(found.train, found.trained.starts[1:-1])
+    records = (
+        [PreferencePair(b"1", "q", *texts, 1000)]
+        if is_pair
+        else [InstructionExample(bytes([n]), "q", text) for n, text in enumerate(texts)]
+    )
+    found = tokenize_responses(spec, records, ByteTokenizer(BYTES_WITH_END))  # type: ignore[type-var]
+    made = np.split(found.train, found.train_split.starts[1:-1])
     assert [bytes(text[:-1].tolist()) for text in made] == [f"q{text}".encode() for text in texts]
     assert [int(text[-1]) for text in made] == [BYTES, BYTES]

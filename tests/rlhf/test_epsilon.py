@@ -12,15 +12,15 @@ import torch
 
 from peer import features
 from protocol import codec
-from rlhf import rollouts
-from rlhf.objective import MILLIONTHS, PPO, ROLLOUT, PpoTerms
-from rlhf.rules import RULES
+from rlhf.data import rollouts
+from rlhf.objectives.ppo import MILLIONTHS, PPO, ROLLOUT, PpoSettings
+from rlhf.objectives.rule_rewards import RULES
+from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import ByteTokenizer
-from training.engines.pytorch.kind import KIND
-from training.objectives.objective import Declaration, Reason
-from training.replicated.init import initial_parameters
-from training.sequences import Tokens
-from training.spec import JobSpec
+from training.engines.pytorch.backend import BACKEND
+from training.job_spec import JobSpec
+from training.objectives.objective import Declaration, RejectionReason
+from training.replicated.parameter_init import initial_parameters
 from training.transformer import ModelSpec
 
 JOB, TRAINER = bytes([1]) * 32, bytes([2]) * 32
@@ -32,15 +32,17 @@ VOWELS = RULES["vowels"]
 class World:
     def __init__(self, folder: Path) -> None:
         self.folder, model = folder, ModelSpec(context=8, width=16, layers=1, hidden=16)
-        own = PpoTerms(reward="rule:vowels", prompt_tokens=1, response_tokens=1, stop=None, epochs=1)
+        own = PpoSettings(reward="rule:vowels", prompt_tokens=1, response_tokens=1, stop=None, epochs=1)
         self.spec = JobSpec(
             name="ppo", objective="ppo", model=model, settings=codec.encode(own), local_steps=1, batch=RESPONSES
-        ).checked()
+        ).validated()
         self.first = initial_parameters(self.spec)
-        self.engine: Any = KIND.open(self.spec, Tokens.none(ByteTokenizer().token_bytes), ByteTokenizer(), self.first)
+        self.engine: Any = BACKEND.open_engine(
+            self.spec, TokenizedText.without_text(ByteTokenizer().token_bytes), ByteTokenizer(), self.first
+        )
         self.honest: Declaration = self.engine.declare(self.first, JOB, 0, TRAINER, folder)
         (path,) = self.honest.files.values()
-        self.responses = rollouts.read(path, PPO.bounds(self.spec, own))
+        self.responses = rollouts.read_rollouts(path, PPO.rollout_limits(self.spec, own))
 
     def runners_up(self) -> tuple[Any, Any]:
         """Of each response: by how much it trails, and which token it is."""
@@ -48,21 +50,21 @@ class World:
         with torch.no_grad():
             features = self.engine.model.features(torch.zeros((1, 1), dtype=torch.int64))[0]
             logits = self.engine.model.logits(features)  # the prompt is token 0, so they are alike
-        noise = rollouts.gumbel(rollouts.Place(JOB, 0, TRAINER), ((row, 0) for row in range(RESPONSES)), 256)
+        noise = rollouts.gumbel_noise(rollouts.RolloutId(JOB, 0, TRAINER), ((row, 0) for row in range(RESPONSES)), 256)
         best = (logits + torch.from_numpy(noise)).topk(2, dim=1)
         assert [int(response[0]) for response in self.responses] == best.indices[:, 0].tolist()
         return best.values[:, 0] - best.values[:, 1], best.indices[:, 1]
 
-    def refutation(self, row: int, token: int) -> Reason | None:
+    def refutation(self, row: int, token: int) -> RejectionReason | None:
         """Of the honest responses with another token in one place, and with their own figures."""
         told, reward = [[*map(int, response)] for response in self.responses], VOWELS.make(self.spec.seed)
         was, told[row] = told[row], [token]
         moved = reward([token], bytes([token])) - reward(was, bytes(was))
-        blob = rollouts.encode(told)
+        blob = rollouts.encode_rollouts(told)
         path, digest, said = self.folder / "told", hashlib.sha256(blob).digest(), self.honest.record
         path.write_bytes(blob)
         record = replace(said, blob=digest, score=said.score + round(moved * MILLIONTHS))
-        found: Reason | None = self.engine.refutation(self.first, JOB, 0, TRAINER, Declaration(record, {digest: path}))
+        found: RejectionReason | None = self.engine.refutation(self.first, JOB, 0, TRAINER, Declaration(record, {digest: path}))
         return found
 
 

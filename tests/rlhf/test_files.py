@@ -12,15 +12,15 @@ import pytest
 from peer import features
 from protocol import codec
 from protocol.errors import UserError
-from rlhf.fitting import Truncate, fitted, holding, notes
-from rlhf.jsonl import MISFITS_NAMED_MAX, Misfits, records
-from rlhf.preferences import Pair, parted, read_file
-from rlhf.responses import encoded, read_examples
-from rlhf.reward import REWARD
-from rlhf.supervised import DpoTerms, InstructTerms
+from rlhf.data.jsonl import MISFITS_NAMED_MAX, InvalidLines, read_records
+from rlhf.data.preference_sets import PreferencePair, read_preference_file, split_held_out
+from rlhf.data.tokenized_responses import read_examples, tokenize_responses
+from rlhf.objectives.reward_model import REWARD
+from rlhf.objectives.supervised import DpoTerms, InstructTerms
+from rlhf.record_preparation import TruncationSide, count_stop_texts, preparation_notes, prepare_records
 from tests.rlhf.test_supervised import OF
 from training.data.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer, train_bpe
-from training.spec import JobSpec, Preparation
+from training.job_spec import JobSpec, PreparationCounts
 from training.transformer import BYTES, BYTES_WITH_END, ModelSpec
 
 USER = "User: {}\nAssistant: "
@@ -107,13 +107,15 @@ def test_forms_of_instructions(row: dict[str, Any], prompt: str, response: str) 
 def test_what_cannot_be_learned_as_text_is_refused_by_name(row: dict[str, Any], why: str) -> None:
     with pytest.raises(UserError, match=f"f:1: .*{why}"):
         read_examples("f", lines(row))
-    assert [found.response for found in read_examples("f", lines({"prompt": "a", "response": "b"}, row), Misfits(True))] == ["b"]
+    assert [found.response for found in read_examples("f", lines({"prompt": "a", "response": "b"}, row), InvalidLines(True))] == [
+        "b"
+    ]
 
 
 @pytest.mark.parametrize("bad", [False, 0, 0.0, "false", "False", "0"])
 def test_a_completion_that_is_labelled_as_bad_is_left_out_and_counted(bad: Any) -> None:
     rows = [{"prompt": "q", "completion": text, "label": good} for text, good in (("BAD", bad), ("good", True), ("fine", 1))]
-    misfits = Misfits()
+    misfits = InvalidLines()
     found = read_examples("f", lines(*rows), misfits)
     assert [one.response for one in found] == ["good", "fine"] and misfits.left_out == 1
     weighted = {"messages": [*messages("q"), {"role": "assistant", "content": "BAD", "weight": 0}]}
@@ -154,7 +156,7 @@ def hh(*turns: str) -> str:
 def test_transcripts_part_at_the_last_turn_that_they_share(
     chosen: str, rejected: str, prompt: str, answers: tuple[str, str]
 ) -> None:
-    [found] = read_file("f", lines({"chosen": chosen, "rejected": rejected}))
+    [found] = read_preference_file("f", lines({"chosen": chosen, "rejected": rejected}))
     assert (found.prompt, found.responses) == (prompt, answers)
 
 
@@ -171,9 +173,9 @@ def test_transcripts_part_at_the_last_turn_that_they_share(
 def test_transcripts_that_are_no_pair_are_named_or_left_out(chosen: str, rejected: str, why: str) -> None:
     rows = [{"prompt": "q", "chosen": "a", "rejected": "b"}, {"chosen": chosen, "rejected": rejected}]
     with pytest.raises(UserError, match=f"f:2: .*{why}"):
-        read_file("f", lines(*rows))
-    misfits = Misfits(True)
-    assert len(read_file("f", lines(*rows), misfits)) == 1 and misfits.left_out == 1
+        read_preference_file("f", lines(*rows))
+    misfits = InvalidLines(True)
+    assert len(read_preference_file("f", lines(*rows), misfits)) == 1 and misfits.left_out == 1
 
 
 def test_preferences_with_turns_before_them() -> None:
@@ -184,7 +186,7 @@ def test_preferences_with_turns_before_them() -> None:
         {"instruction": "Hi", "input": ""},
         {"prompt": messages("Hi")},
     ):
-        [found] = read_file("f", lines(before | answers))
+        [found] = read_preference_file("f", lines(before | answers))
         assert (found.prompt, *found.responses) == (USER.format("Hi"), "Yes.", "No.")
 
 
@@ -196,19 +198,19 @@ def test_twenty_misfits_are_named_with_line_and_reason_and_the_others_counted() 
     with pytest.raises(UserError, match=r"30 lines cannot be used, of which the first 20 are named here$"):
         read_examples("f", lines(*rows))
     with pytest.raises(UserError) as caught:
-        read_examples("f", lines(*rows), Misfits(False))
+        read_examples("f", lines(*rows), InvalidLines(False))
     named = str(caught.value).splitlines()
     assert len(named) == MISFITS_NAMED_MAX + 1 == 21
     assert [line.split(": ")[0] for line in named[:20]] == [f"f:{number}" for number in range(1, 41, 2)]
     assert named[20] == "30 lines cannot be used, of which the first 20 are named here: --skip-bad leaves them out"
-    misfits = Misfits(True)
+    misfits = InvalidLines(True)
     assert len(read_examples("f", lines(*rows), misfits)) == misfits.left_out == 30
 
 
 def test_a_line_of_any_kind_can_be_left_out() -> None:
     good = json.dumps({"prompt": "a", "response": "b"})
     data = "\n".join((good, "{", "[1]", "x" * (3 << 20), good)).encode() + b"\n\xff\xfe\n"
-    misfits = Misfits(True)
+    misfits = InvalidLines(True)
     found = read_examples("f", io.BytesIO(data), misfits)
     assert [int.from_bytes(one.id, "big") for one in found] == [1, 5] and misfits.left_out == 4
 
@@ -219,7 +221,7 @@ def test_a_file_has_so_many_records(indent: int | None, what: str) -> None:
 
     def read(count: int) -> int:
         text = json.dumps(rows[:count], indent=indent) if what == "elements" else "\n".join(map(json.dumps, rows[:count]))
-        return len(records("f", io.BytesIO(text.encode()), "{}", 3, lambda number, row: row, Misfits()))
+        return len(read_records("f", io.BytesIO(text.encode()), "{}", 3, lambda number, row: row, InvalidLines()))
 
     assert read(3) == 3
     with pytest.raises(UserError, match=f"f: more than 3 {what}: take a part of it"):
@@ -259,7 +261,7 @@ def spec_of(kind: str, tokenizer: Tokenizer, context: int = 16) -> JobSpec:
 def long_of(kind: str) -> Any:
     long = "Grüße the cat 🙂 sat on the mat and then some more 🙂 ü"
     row = {"prompt": long, "response": "ab"} if kind == "instruct" else {"prompt": long, "chosen": "ab", "rejected": "c"}
-    read: Any = read_examples if kind == "instruct" else read_file
+    read: Any = read_examples if kind == "instruct" else read_preference_file
     return read("f", lines(row, {key: text[::-1][:4] for key, text in row.items()}))
 
 
@@ -268,16 +270,18 @@ def long_of(kind: str) -> Any:
 def test_a_text_beyond_the_context_is_named_left_out_or_shortened(kind: str, tokenizer: Tokenizer) -> None:
     spec, some = spec_of(kind, tokenizer), long_of(kind)
     with pytest.raises(UserError, match=r"f: line 1: .* are \d+ tokens, more than the context of 16; --truncate"):
-        fitted("f", spec, some, tokenizer, Misfits(), Truncate.NOTHING)
-    kept, counts = fitted("f", spec, some, tokenizer, Misfits(True), Truncate.NOTHING)
-    assert kept == some[1:] and counts == Preparation(left_out=1)
-    (short, same), counts = fitted("f", spec, some, tokenizer, Misfits(), Truncate.LEFT)
-    assert same is some[1] and counts == Preparation(shortened=1)
+        prepare_records("f", spec, some, tokenizer, InvalidLines(), TruncationSide.NOTHING)
+    kept, counts = prepare_records("f", spec, some, tokenizer, InvalidLines(True), TruncationSide.NOTHING)
+    assert kept == some[1:] and counts == PreparationCounts(left_out=1)
+    (short, same), counts = prepare_records("f", spec, some, tokenizer, InvalidLines(), TruncationSide.LEFT)
+    assert same is some[1] and counts == PreparationCounts(shortened=1)
     assert short.responses == some[0].responses and some[0].prompt.endswith(short.prompt) and short.prompt
-    assert "line shortened to the context of 16" in notes(replace(spec, preparation=counts))[0]
+    assert "line shortened to the context of 16" in preparation_notes(replace(spec, preparation=counts))[0]
     if kind != "reward":
-        found = encoded(spec, [short], tokenizer)
-        assert 12 <= max(found.trained.starts[1:] - found.trained.starts[:-1]) <= 16, "the job takes it, and little was cut"
+        found = tokenize_responses(spec, [short], tokenizer)
+        assert 12 <= max(found.train_split.starts[1:] - found.train_split.starts[:-1]) <= 16, (
+            "the job takes it, and little was cut"
+        )
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["bytes", "bpe"])
@@ -285,38 +289,40 @@ def test_a_text_beyond_the_context_is_named_left_out_or_shortened(kind: str, tok
 def test_the_right_shortens_each_long_response_alone(kind: str, tokenizer: Tokenizer) -> None:
     long = "so " + "Grüße the cat 🙂 sat on the mat" * 2
     row = {"prompt": "q: ", "response": long} if kind == "instruct" else {"prompt": "q: ", "chosen": long, "rejected": "c"}
-    read: Any = read_examples if kind == "instruct" else read_file
+    read: Any = read_examples if kind == "instruct" else read_preference_file
     spec, [one] = spec_of(kind, tokenizer), read("f", lines(row))
-    [short], counts = fitted("f", spec, [one], tokenizer, Misfits(), Truncate.RIGHT)
+    [short], counts = prepare_records("f", spec, [one], tokenizer, InvalidLines(), TruncationSide.RIGHT)
     assert counts.shortened == 1 and short.prompt == one.prompt and long.startswith(short.responses[0])
     assert short.responses[1:] == one.responses[1:] and len(short.responses[0]) >= 5
     [too_long] = read("f", lines(row | {"prompt": "q" * 40}))
     with pytest.raises(UserError, match=r"more than the context of 16$"):
-        fitted("f", spec, [too_long], tokenizer, Misfits(), Truncate.RIGHT)
+        prepare_records("f", spec, [too_long], tokenizer, InvalidLines(), TruncationSide.RIGHT)
 
 
 def test_a_cut_leaves_as_much_as_the_context_holds() -> None:
     tokenizer = ByteTokenizer(BYTES_WITH_END)
     [example] = read_examples("f", lines({"prompt": "0123456789abcdef", "response": "xyz"}))
-    [pair] = read_file("f", lines({"prompt": "0123", "chosen": "x" * 20, "rejected": "y" * 11}))
+    [pair] = read_preference_file("f", lines({"prompt": "0123", "chosen": "x" * 20, "rejected": "y" * 11}))
     for kind, record, truncate, kept in (
-        ("instruct", example, Truncate.LEFT, ("456789abcdef", "xyz")),  # 16 tokens with the end of the text
-        ("dpo", pair, Truncate.RIGHT, ("0123", "x" * 11, "y" * 11)),
-        ("reward", pair, Truncate.RIGHT, ("0123", "x" * 12, "y" * 11)),
+        ("instruct", example, TruncationSide.LEFT, ("456789abcdef", "xyz")),  # 16 tokens with the end of the text
+        ("dpo", pair, TruncationSide.RIGHT, ("0123", "x" * 11, "y" * 11)),
+        ("reward", pair, TruncationSide.RIGHT, ("0123", "x" * 12, "y" * 11)),
     ):
         spec, some = spec_of(kind, tokenizer), [cast(Any, record)]
-        [short], counts = fitted("f", spec, some, tokenizer, Misfits(), truncate)
-        assert (short.prompt, *short.responses) == kept and counts == Preparation(shortened=1)
+        [short], counts = prepare_records("f", spec, some, tokenizer, InvalidLines(), truncate)
+        assert (short.prompt, *short.responses) == kept and counts == PreparationCounts(shortened=1)
 
 
 def test_a_record_without_a_prompt_is_named_or_left_out_where_responses_are_learned() -> None:
     tokenizer = TOKENIZERS[0]
-    pairs = read_file("f", lines(*({"prompt": prompt, "chosen": "a", "rejected": "b"} for prompt in ("q", ""))))
+    pairs = read_preference_file("f", lines(*({"prompt": prompt, "chosen": "a", "rejected": "b"} for prompt in ("q", ""))))
     with pytest.raises(UserError, match="f: line 2: its prompt is empty"):
-        fitted("f", spec_of("dpo", tokenizer), pairs, tokenizer, Misfits(False), Truncate.NOTHING)
-    kept, counts = fitted("f", spec_of("dpo", tokenizer), pairs, tokenizer, Misfits(True), Truncate.NOTHING)
-    assert kept == pairs[:1] and counts == Preparation(left_out=1)
-    assert fitted("f", spec_of("reward", tokenizer), pairs, tokenizer, Misfits(), Truncate.NOTHING)[0] == pairs
+        prepare_records("f", spec_of("dpo", tokenizer), pairs, tokenizer, InvalidLines(False), TruncationSide.NOTHING)
+    kept, counts = prepare_records("f", spec_of("dpo", tokenizer), pairs, tokenizer, InvalidLines(True), TruncationSide.NOTHING)
+    assert kept == pairs[:1] and counts == PreparationCounts(left_out=1)
+    assert (
+        prepare_records("f", spec_of("reward", tokenizer), pairs, tokenizer, InvalidLines(), TruncationSide.NOTHING)[0] == pairs
+    )
 
 
 @pytest.mark.parametrize("kind", ["dpo", "reward"])
@@ -324,15 +330,15 @@ def test_pairs_of_equal_answers_are_named_also_where_the_cut_makes_them_equal(ki
     tokenizer = TOKENIZERS[0]
     spec = replace(spec_of(kind, tokenizer), objective=kind)
     rows = [("same", "same"), ("a", "b"), ("x" * 30 + "a", "x" * 30 + "b")]
-    some = read_file("f", lines(*({"prompt": "q: ", "chosen": one, "rejected": other} for one, other in rows)))
+    some = read_preference_file("f", lines(*({"prompt": "q: ", "chosen": one, "rejected": other} for one, other in rows)))
     with pytest.raises(UserError) as caught:
-        fitted("f", spec, some, tokenizer, Misfits(), Truncate.RIGHT)
+        prepare_records("f", spec, some, tokenizer, InvalidLines(), TruncationSide.RIGHT)
     assert [line.split(":")[1] for line in str(caught.value).splitlines()[:2]] == [" line 1", " line 3"]
     assert str(caught.value).count("both responses are the same") == 2
-    kept, counts = fitted("f", spec, some, tokenizer, Misfits(True), Truncate.RIGHT)
+    kept, counts = prepare_records("f", spec, some, tokenizer, InvalidLines(True), TruncationSide.RIGHT)
     assert [one.first for one in kept] == ["a"] and counts.left_out == 2
     with pytest.raises(UserError, match="f: none of its lines can be used"):
-        fitted("f", spec, some[:1], tokenizer, Misfits(True), Truncate.RIGHT)
+        prepare_records("f", spec, some[:1], tokenizer, InvalidLines(True), TruncationSide.RIGHT)
     assert REWARD.name == "reward"
 
 
@@ -340,13 +346,18 @@ def test_responses_that_hold_the_stop_text_are_counted_with_the_way_out() -> Non
     texts = ("- one\n- two", "plain", "ends\n", "\n\nSure.", "two\n\n")
     some = read_examples("f", lines(*({"prompt": "q", "response": text} for text in texts)))
     tokenizer = TOKENIZERS[0]
-    assert [holding(some, tokenizer, stop) for stop in (10, BYTES, None)] == [3, 0, 0]
-    pairs = read_file("f", lines({"prompt": "q", "chosen": "a\nb", "rejected": "c\nd"}))
-    assert holding(pairs, tokenizer, 10) == 2
-    of = {kind: replace(spec_of(kind, tokenizer), preparation=Preparation(holding_stop=3)) for kind in KINDS}
-    assert all("3 responses with the stop text" in notes(spec)[0] and "--set stop=none" in notes(spec)[0] for spec in of.values())
-    assert "train --from JOB FILE" in notes(of["dpo"])[0] and "leave `stop` out" in notes(of["instruct"])[0]
-    assert not notes(spec_of("dpo", tokenizer))
+    assert [count_stop_texts(some, tokenizer, stop) for stop in (10, BYTES, None)] == [3, 0, 0]
+    pairs = read_preference_file("f", lines({"prompt": "q", "chosen": "a\nb", "rejected": "c\nd"}))
+    assert count_stop_texts(pairs, tokenizer, 10) == 2
+    of = {kind: replace(spec_of(kind, tokenizer), preparation=PreparationCounts(holding_stop=3)) for kind in KINDS}
+    assert all(
+        "3 responses with the stop text" in preparation_notes(spec)[0] and "--set stop=none" in preparation_notes(spec)[0]
+        for spec in of.values()
+    )
+    assert (
+        "train --from JOB FILE" in preparation_notes(of["dpo"])[0] and "leave `stop` out" in preparation_notes(of["instruct"])[0]
+    )
+    assert not preparation_notes(spec_of("dpo", tokenizer))
 
 
 # Held-out pairs -------------------------------------------------------------------------------------------------------
@@ -355,10 +366,10 @@ def test_responses_that_hold_the_stop_text_are_counted_with_the_way_out() -> Non
 @pytest.mark.parametrize("prompt", ["Speak: ", "q", "0", "1", "2", "3", "4", "5", "6", "7", "8", "9"])
 def test_pairs_of_one_prompt_are_held_out_one_by_one(prompt: str) -> None:
     """Whichever side the hash of the prompt is on."""
-    pairs = [Pair(bytes([n]), prompt, f"Avast {n % 39}", f"Hello {n % 39}", 1000) for n in range(40)]
-    train, held_out = parted(pairs)
+    pairs = [PreferencePair(bytes([n]), prompt, f"Avast {n % 39}", f"Hello {n % 39}", 1000) for n in range(40)]
+    train, held_out = split_held_out(pairs)
     assert len(train) + len(held_out) == 40 and 3 <= len(held_out) <= 5
     assert not {pair.responses for pair in train} & {pair.responses for pair in held_out}, "equal pairs are on one side"
-    assert parted(pairs[::-1])[1] == held_out[::-1], "the order of the lines says nothing"
-    few, none = parted(pairs[:5])
+    assert split_held_out(pairs[::-1])[1] == held_out[::-1], "the order of the lines says nothing"
+    few, none = split_held_out(pairs[:5])
     assert len(few) == 5 and not none, "a tenth of five is none"

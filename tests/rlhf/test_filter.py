@@ -13,16 +13,16 @@ import pytest
 
 from peer import cli
 from protocol.errors import UserError
-from rlhf import filter as filter_module
-from rlhf import lookalikes
-from rlhf.filter import ENTRIES_MAX, READINGS_MAX, Filter, entry_problem, filtered, read_words
+from rlhf.moderation import confusables
+from rlhf.moderation import word_matcher as filter_module
+from rlhf.moderation.word_matcher import ENTRIES_MAX, READINGS_MAX, WordMatcher, entry_problem, filter_jsonl, parse_word_list
 
-LIST = read_words("list", b"moron*\nscum\n*fool*\ncad\nhell\nbl*er\nwhore\nanus\nloaf\n# nothing\n\ntit\n")
+LIST = parse_word_list("list", b"moron*\nscum\n*fool*\ncad\nhell\nbl*er\nwhore\nanus\nloaf\n# nothing\n\ntit\n")
 
 
 @pytest.fixture(scope="module")
-def words() -> Filter:
-    return Filter(LIST)
+def words() -> WordMatcher:
+    return WordMatcher(LIST)
 
 
 FOUND = [
@@ -69,8 +69,8 @@ FOUND = [
 
 
 @pytest.mark.parametrize(("text", "word"), FOUND)
-def test_a_word_is_found_however_it_is_written(words: Filter, text: str, word: str) -> None:
-    assert words.find(text) == word
+def test_a_word_is_found_however_it_is_written(words: WordMatcher, text: str, word: str) -> None:
+    assert words.find_entry(text) == word
 
 
 PASSING = [
@@ -97,14 +97,17 @@ PASSING = [
 
 
 @pytest.mark.parametrize("text", PASSING)
-def test_a_text_without_one_passes(words: Filter, text: str) -> None:
-    assert words.find(text) is None
+def test_a_text_without_one_passes(words: WordMatcher, text: str) -> None:
+    assert words.find_entry(text) is None
 
 
 def test_stars_stand_for_letters_in_their_order() -> None:
     entries = ("a*bc*d",)
     found = [
-        word for n in range(1, 7) for word in map("".join, itertools.product("abcd", repeat=n)) if Filter(entries).find(word)
+        word
+        for n in range(1, 7)
+        for word in map("".join, itertools.product("abcd", repeat=n))
+        if WordMatcher(entries).find_entry(word)
     ]
     assert found == [
         word
@@ -115,10 +118,10 @@ def test_stars_stand_for_letters_in_their_order() -> None:
 
 
 def test_every_character_has_a_place_and_no_letter_is_invisible() -> None:
-    for letter, characters in lookalikes.LETTERS.items():
+    for letter, characters in confusables.LETTERS.items():
         assert len(set(characters)) == len(characters), f"twice at {letter}: {[c for c in characters if characters.count(c) > 1]}"
-        assert all(not c.isascii() and c not in lookalikes.SPACES for c in characters)
-    ranges = sorted(lookalikes.INVISIBLE)
+        assert all(not c.isascii() and c not in confusables.SPACES for c in characters)
+    ranges = sorted(confusables.INVISIBLE)
     assert all(first <= last for first, last in ranges)
     assert all(last < first for (_, last), (first, _) in itertools.pairwise(ranges)), "no range lies in another"
 
@@ -126,21 +129,21 @@ def test_every_character_has_a_place_and_no_letter_is_invisible() -> None:
 def test_every_space_of_this_python_is_one_of_the_table() -> None:
     """And of any other: no release of Unicode has added one since 2002."""
     spaces = {chr(code) for code in range(sys.maxunicode + 1) if chr(code).isspace() or unicodedata.category(chr(code)) == "Zs"}
-    assert spaces <= set(lookalikes.SPACES)
+    assert spaces <= set(confusables.SPACES)
 
 
 @pytest.mark.parametrize("text", ["η" * 2_000, "η " * 1_000, "ηη-" * 700, "1!" * 1_000, "I l" * 700, "fool" * 500, "sl" * 1_000])
-def test_the_work_grows_with_the_text_and_no_faster(text: str, words: Filter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_work_grows_with_the_text_and_no_faster(text: str, words: WordMatcher, monkeypatch: pytest.MonkeyPatch) -> None:
     looked = 0
-    real = Filter._entry
+    real = WordMatcher._entry
 
-    def counted(self: Filter, word: str) -> str | None:
+    def counted(self: WordMatcher, word: str) -> str | None:
         nonlocal looked
         looked += 1
         return real(self, word)
 
-    monkeypatch.setattr(Filter, "_entry", counted)
-    words.find(text)
+    monkeypatch.setattr(WordMatcher, "_entry", counted)
+    words.find_entry(text)
     assert looked <= READINGS_MAX * len(text)
 
 
@@ -159,14 +162,14 @@ def test_the_work_grows_with_the_text_and_no_faster(text: str, words: Filter, mo
 )
 def test_a_list_says_what_is_wrong_with_it(data: bytes, message: str) -> None:
     with pytest.raises(UserError) as error:
-        read_words("w", data)
+        parse_word_list("w", data)
     assert str(error.value).startswith(message) and "\n" not in str(error.value)
 
 
 def test_a_list_has_one_digest_whatever_the_order_of_its_lines() -> None:
-    one, other = read_words("w", b"\xef\xbb\xbfa1\r\nb*\n"), read_words("w", b"b*\n\na1\na1")
+    one, other = parse_word_list("w", b"\xef\xbb\xbfa1\r\nb*\n"), parse_word_list("w", b"b*\n\na1\na1")
     assert one == other == ("a1", "b*")
-    assert entry_problem("сука") is None and Filter(("сука",)).find("Сука!") == "сука"
+    assert entry_problem("сука") is None and WordMatcher(("сука",)).find("Сука!") == "сука"
 
 
 @pytest.mark.real("processes")
@@ -221,7 +224,7 @@ def contractions_as_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def visible_marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookalikes, "INVISIBLE", ())
+    monkeypatch.setattr(confusables, "INVISIBLE", ())
 
 
 def only_latin(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,8 +241,10 @@ WRONG = (
 def test_the_texts_show_a_wrong_filter(wrong: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     filter_module._unit.cache_clear()
     wrong(monkeypatch)
-    words = Filter(LIST)
-    found = [(text, word) for text, word in FOUND if words.find(text) != word] + [text for text in PASSING if words.find(text)]
+    words = WordMatcher(LIST)
+    found = [(text, word) for text, word in FOUND if words.find_entry(text) != word] + [
+        text for text in PASSING if words.find_entry(text)
+    ]
     filter_module._unit.cache_clear()
     assert found
 
@@ -248,10 +253,10 @@ def test_lines_of_a_file_keep_their_ids() -> None:
     data = b"".join(
         json.dumps(row).encode() + b"\n" for row in ({"id": 7, "text": "s c u m"}, {"id": "b", "text": "scumble", "more": 1})
     )
-    assert list(filtered(LIST, "f", io.BytesIO(data))) == [
+    assert list(filter_jsonl(LIST, "f", io.BytesIO(data))) == [
         {"id": 7, "blocked": True, "word": "scum"},
         {"id": "b", "blocked": False, "word": None},
     ]
     for bad in (b'{"id": 1}', b'{"text": "a"}', b'{"id": 1, "text": 2}'):
         with pytest.raises(UserError, match="f:2: a line has an id, and a text"):
-            list(filtered(LIST, "f", io.BytesIO(b'{"id": 0, "text": ""}\n' + bad)))
+            list(filter_jsonl(LIST, "f", io.BytesIO(b'{"id": 0, "text": ""}\n' + bad)))

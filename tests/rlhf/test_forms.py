@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from protocol.errors import UserError
-from rlhf.preferences import read_file
-from rlhf.responses import read_examples
+from rlhf.data.preference_sets import read_preference_file
+from rlhf.data.tokenized_responses import read_examples
 
 HI, ASKED, OTHER = ({"role": "user", "content": text} for text in ("Hi {}", "Why?", "Else?"))
 HELLO, YES, NO = ({"role": "assistant", "content": text} for text in ("Hello.", "Yes.", "No."))
@@ -54,7 +54,7 @@ def test_responses(row: dict[str, Any], prompt: str, response: str) -> None:
     ],
 )
 def test_preferences(row: dict[str, Any], prompt: str, chosen: str, rejected: str) -> None:
-    [read] = read_file("a.jsonl", lines(row))
+    [read] = read_preference_file("a.jsonl", lines(row))
     assert (read.prompt, *read.responses) == (prompt, chosen, rejected)
 
 
@@ -72,4 +72,4 @@ def test_preferences(row: dict[str, Any], prompt: str, chosen: str, rejected: st
 )
 def test_what_is_no_message_is_named(row: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        read_file("a.jsonl", lines(row))
+        read_preference_file("a.jsonl", lines(row))

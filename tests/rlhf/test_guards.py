@@ -13,11 +13,19 @@ import pytest
 from ledger.jobs import JobsState
 from ledger.network_governance import NetworkState
 from peer import features
-from rlhf.calls import FiguresView
-from rlhf.guards import ROUNDS_KEPT, Course, Medians, correlation, distinct_2, medians, view
-from rlhf.module import RlhfState
-from rlhf.news import news
-from rlhf.objective import Rollouts
+from rlhf.ledger.event_lines import policy_event_lines
+from rlhf.ledger.rlhf_module import RlhfState
+from rlhf.objectives.policy_monitors import (
+    ROUNDS_KEPT,
+    PolicyHistory,
+    RoundMedians,
+    distinct_2,
+    length_score_correlation,
+    metrics_view,
+    round_medians,
+)
+from rlhf.objectives.ppo import RolloutDeclaration
+from rlhf.rpc import PolicyMetricsView
 from tests.rlhf.test_ppo import SPEC
 
 RESPONSES = 10
@@ -42,24 +50,24 @@ def test_distinct_2_counts_pairs_within_responses() -> None:
     ],
 )
 def test_correlation_is_pearson_s_where_scores_differ(lengths: list[float], scores: list[float], found: float) -> None:
-    assert correlation(np.array(lengths), np.array(scores)) == pytest.approx(1e6 * found, abs=600)
+    assert length_score_correlation(np.array(lengths), np.array(scores)) == pytest.approx(1e6 * found, abs=600)
 
 
 def test_scores_that_processors_round_differently_give_nearly_the_same_correlation() -> None:
     """The worst case: hardly any scores, and differences that go with the length."""
     lengths = np.arange(64.0)
     unit = (lengths - lengths.mean()) / lengths.std()
-    moved = abs(correlation(lengths, 1e-4 * unit) - correlation(lengths, 0 * unit))
+    moved = abs(length_score_correlation(lengths, 1e-4 * unit) - length_score_correlation(lengths, 0 * unit))
     assert 9_900 < moved <= 10_000
 
 
-def of_round(number: int, score: float, distinct: float) -> Medians:
-    return Medians(number, 3, 50, 0, 0, round(1e6 * score * RESPONSES), round(1e6 * distinct), 0)
+def of_round(number: int, score: float, distinct: float) -> RoundMedians:
+    return RoundMedians(number, 3, 50, 0, 0, round(1e6 * score * RESPONSES), round(1e6 * distinct), 0)
 
 
-def course(*rounds: tuple[float, float], follow: Callable[..., Course] = Course.followed_by) -> Course:
+def course(*rounds: tuple[float, float], follow: Callable[..., PolicyHistory] = PolicyHistory.with_round) -> PolicyHistory:
     """Of rounds with these scores of a response, and these distinct-2."""
-    made = Course((of_round(0, *rounds[0]),))
+    made = PolicyHistory((of_round(0, *rounds[0]),))
     for number, found in enumerate(rounds[1:], 1):
         made = follow(made, of_round(number, *found), RESPONSES)
     return made
@@ -77,28 +85,28 @@ TABLE: list[tuple[tuple[tuple[float, float], ...], int | None]] = [  # rounds; t
 ]
 
 
-def lies(follow: Callable[..., Course]) -> list[int]:
+def lies(follow: Callable[..., PolicyHistory]) -> list[int]:
     return [number for number, (rounds, warned) in enumerate(TABLE) if course(*rounds, follow=follow).warned != warned]
 
 
 def test_a_warning_comes_once_where_the_score_rises_while_responses_become_alike() -> None:
-    assert lies(Course.followed_by) == []
+    assert lies(PolicyHistory.with_round) == []
 
 
-def of_the_last_round(before: Course, found: Medians, responses: int) -> Course:
-    return Course.followed_by(Course(before.rounds[-1:], before.warned), found, responses)
+def of_the_last_round(before: PolicyHistory, found: RoundMedians, responses: int) -> PolicyHistory:
+    return PolicyHistory.with_round(PolicyHistory(before.rounds[-1:], before.warned), found, responses)
 
 
-def of_the_first_round(before: Course, found: Medians, responses: int) -> Course:
-    return Course.followed_by(Course(before.rounds[:1], before.warned), found, responses)
+def of_the_first_round(before: PolicyHistory, found: RoundMedians, responses: int) -> PolicyHistory:
+    return PolicyHistory.with_round(PolicyHistory(before.rounds[:1], before.warned), found, responses)
 
 
-def again_and_again(before: Course, found: Medians, responses: int) -> Course:
-    return Course.followed_by(Course(before.rounds), found, responses)
+def again_and_again(before: PolicyHistory, found: RoundMedians, responses: int) -> PolicyHistory:
+    return PolicyHistory.with_round(PolicyHistory(before.rounds), found, responses)
 
 
 @pytest.mark.parametrize("planted", [of_the_last_round, of_the_first_round, again_and_again])
-def test_the_table_finds_out_other_rules(planted: Callable[..., Course]) -> None:
+def test_the_table_finds_out_other_rules(planted: Callable[..., PolicyHistory]) -> None:
     assert lies(planted)
 
 
@@ -108,24 +116,24 @@ def test_a_job_keeps_its_first_round_and_the_last_ones() -> None:
 
 
 def test_a_round_is_told_in_one_line() -> None:
-    view = FiguresView("ab", 3, 3, 0.5, 1.25, 20.5, 0.1, 0.4, -0.3)
-    assert view.told == (
+    view = PolicyMetricsView("ab", 3, 3, 0.5, 1.25, 20.5, 0.1, 0.4, -0.3)
+    assert view.summary_line == (
         "score 0.500, 1.25 nats from the reference, 20.5 tokens (-0.30 with the score), 10% unfinished, distinct-2 0.400"
     )
 
 
 def test_blocked_responses_are_told_where_there_are_any() -> None:
     features.install()
-    found = medians(0, [Rollouts(bytes(32), 50, 0, 0, 0, 0, 0, blocked) for blocked in (4, 0, 8)])
+    found = round_medians(0, [RolloutDeclaration(bytes(32), 50, 0, 0, 0, 0, 0, blocked) for blocked in (4, 0, 8)])
     assert found.blocked == 4
-    assert view(b"job", SPEC.encode(), found).told.endswith("distinct-2 0.000, 25% blocked")
+    assert metrics_view(b"job", SPEC.encode(), found).summary_line.endswith("distinct-2 0.000, 25% blocked")
 
 
 def test_each_round_is_news_and_a_warning_is_so_once() -> None:
     features.install()
     job = SimpleNamespace(spec=SPEC.encode(), name="ppo")
 
-    def state(known: Course | None, version: int = 1) -> Any:
+    def state(known: PolicyHistory | None, version: int = 1) -> Any:
         parts = {
             JobsState: SimpleNamespace(jobs={b"job": job}),
             RlhfState: RlhfState({b"job": known} if known else {}),
@@ -135,6 +143,8 @@ def test_each_round_is_news_and_a_warning_is_so_once() -> None:
 
     narrow = [(0.5, 0.5), (0.9, 0.1), (0.95, 0.05)]
     known = [None, *(course(*narrow[: number + 1]) for number in range(len(narrow)))]
-    kinds = [[item.kind for item in news(state(before), state(after))] for before, after in pairwise(known)]
+    kinds = [[item.kind for item in policy_event_lines(state(before), state(after))] for before, after in pairwise(known)]
     assert kinds == [["figures"], ["figures", "warning"], ["figures"]]
-    assert not list(news(state(known[2]), state(known[2]))) and not list(news(state(None, 0), state(known[2])))
+    assert not list(policy_event_lines(state(known[2]), state(known[2]))) and not list(
+        policy_event_lines(state(None, 0), state(known[2]))
+    )

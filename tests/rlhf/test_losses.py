@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf import losses
-from rlhf.objective import CLIP
+from rlhf.objectives.ppo import CLIP_RANGE
+from rlhf.pytorch import losses
 
 LENGTHS = (5, 1, 3, 2)
 B, T, V = len(LENGTHS), max(LENGTHS), 7
@@ -51,7 +51,7 @@ def check_rewards() -> None:
 
 def check_advantages() -> None:
     """A sum over what is still to come (GAE, equation 16), and not the recursion that computes it."""
-    advantage, returns = losses.advantages(REWARD, VALUE, MASK, discount=0.9, decay=0.8)
+    advantage, returns = losses.gae_advantages(REWARD, VALUE, MASK, discount=0.9, decay=0.8)
 
     def delta(b: int, t: int) -> float:
         following = float(VALUE[b, t + 1]) if t + 1 < LENGTHS[b] else 0.0
@@ -65,7 +65,7 @@ def check_advantages() -> None:
 def check_whitening() -> None:
     values = [float(ADVANTAGE[at]) for at in PLACES]
     wanted = {at: (float(ADVANTAGE[at]) - fmean(values)) / stdev(values) for at in PLACES}
-    same(losses.whiten(ADVANTAGE, MASK), wanted)
+    same(losses.whiten_advantages(ADVANTAGE, MASK), wanted)
 
 
 def check_groups() -> None:
@@ -119,7 +119,7 @@ def check_dpo() -> None:
 def check_k3() -> None:
     differences = {at: float(REFERENCE[at] - LOGP[at]) for at in PLACES}
     wanted = [sum(math.exp(d) - 1 - d for (row, _), d in differences.items() if row == b) for b in range(B)]
-    same(losses.k3(LOGP, REFERENCE, MASK), wanted)
+    same(losses.kl_estimate_k3(LOGP, REFERENCE, MASK), wanted)
 
 
 def check_log_probabilities() -> None:
@@ -290,7 +290,7 @@ def test_the_gradient_of_the_ratio_jumps_at_an_edge_and_with_a_ramp_it_does_not(
 
 @pytest.mark.parametrize("wanted", [0.9, -0.9, 0.25, 0.19, 0.2, 0.0])
 def test_the_gradient_of_a_value_jumps_where_its_return_lies_beyond_an_edge_and_with_a_ramp_it_does_not(wanted: float) -> None:
-    beyond = max(0.0, abs(wanted) - CLIP)
+    beyond = max(0.0, abs(wanted) - CLIP_RANGE)
     textbook, ramped = value_line(wanted, 0.0), value_line(wanted, RAMP)
     assert largest_jump(textbook) == pytest.approx(beyond, abs=2 * STEP)
     assert largest_jump(ramped) < 4 * STEP * (1 + beyond / RAMP)
@@ -313,4 +313,4 @@ def test_the_gradient_of_a_sure_model_is_exact_to_rounding() -> None:
 
 
 def test_one_token_alone_is_whitened_to_zero() -> None:
-    assert losses.whiten(torch.tensor([[3.0, math.nan]]), torch.tensor([[True, False]])).tolist() == [[0.0, 0.0]]
+    assert losses.whiten_advantages(torch.tensor([[3.0, math.nan]]), torch.tensor([[True, False]])).tolist() == [[0.0, 0.0]]

@@ -16,9 +16,9 @@ from peer.daemon.endurance import endure
 from peer.driver.measuring import Measuring
 from peer.worker.supervisor import WorkerFailed
 from protocol.errors import UserError
-from rlhf import plans
-from rlhf.accuracy import Accuracy
-from rlhf.calls import StageView
+from rlhf.ledger import tuning_plans
+from rlhf.pair_accuracy import PairAccuracy
+from rlhf.rpc import StageView
 from storage.ledger_store import LedgerStore
 from tests.ledger.world import PEOPLE
 from tests.rlhf.desk import WorldDesk
@@ -72,7 +72,7 @@ async def run(desk: Desk, *more: Desk) -> None:
 
 def trained(world: Tuned) -> tuple[bytes, str]:
     key = world.planned(world.begin(anyway=False))
-    reward = plans.stage_job(key, 0)
+    reward = tuning_plans.stage_job_id(key, 0)
     world.close(reward)
     return key, reward.hex()
 
@@ -82,10 +82,10 @@ async def test_voters_measure_a_reward_model_and_the_policy_begins(tmp_path: Pat
     key, reward = trained(world)
     first, second = Desk(world), Desk(world, PEOPLE[2].public)
     await run(first)
-    assert world.plan(key).reports == {VOTER.public: Accuracy(136, 96)} and (reward, True) in first.measured
+    assert world.plan(key).reports == {VOTER.public: PairAccuracy(136, 96)} and (reward, True) in first.measured
     await run(first, second)
     assert first.measured.count((reward, True)) == 1, "a peer that is started again reports no second time"
-    assert plans.stage_job(key, 1) in world.state.jobs.jobs
+    assert tuning_plans.stage_job_id(key, 1) in world.state.jobs.jobs
 
 
 async def test_a_report_that_was_not_decided_is_made_again(tmp_path: Path, autojump_clock: MockClock) -> None:
@@ -123,7 +123,7 @@ async def test_other_peers_report_nothing(tmp_path: Path, who: str, autojump_clo
 async def test_each_finished_job_is_measured_once(tmp_path: Path, autojump_clock: MockClock) -> None:
     world = Tuned(tmp_path)
     key = world.planned()
-    reward, policy = (plans.stage_job(key, stage) for stage in range(2))
+    reward, policy = (tuning_plans.stage_job_id(key, stage) for stage in range(2))
     desk = Desk(world)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(Measuring(desk).run)

@@ -21,23 +21,23 @@ from protocol import codec
 from protocol.identity import Signed, sign_message
 from protocol.messages import Proposal
 from protocol.verdicts import Verdict
-from rlhf import plans
-from rlhf.accuracy import Accuracy
-from rlhf.module import RlhfModule, RlhfOfMeansModule, RlhfState
-from rlhf.objective import MILLIONTHS, MODEL, PpoTerms, Rollouts
-from rlhf.plans import Begin, Cancel, Plan, ReportAccuracy
-from rlhf.reward import MeanTerms
+from rlhf.ledger import tuning_plans
+from rlhf.ledger.rlhf_module import RlhfModule, RlhfModuleV2, RlhfState
+from rlhf.ledger.tuning_plans import CancelPlan, ReportAccuracy, StartPlan, TuningPlan
+from rlhf.objectives.ppo import MILLIONTHS, MODEL_REWARD, PpoSettings, RolloutDeclaration
+from rlhf.objectives.reward_model import MeanRewardSettings
+from rlhf.pair_accuracy import PairAccuracy
 from tests.ledger.world import BY_KEY, PEOPLE, World
 from tests.sim.keys import FastSigner, FastVerifier
-from training.host import ModelHost
-from training.spec import AuditMode, JobSpec
+from training.job_spec import AuditMode, JobSpec
+from training.model_store import JobModelStore
 from training.transformer import ModelSpec
 
 AUTHOR, OTHER = PEOPLE[:2]
 NOVICE = PEOPLE[5]
 TINY = ModelSpec(context=16, width=16, layers=1, hidden=16)
-SAMPLES = Rollouts(bytes(32), 100, 0, 0, 0, 0, 0)
-OWN = PpoTerms(reward=MODEL, prompt_tokens=4, response_tokens=6, epochs=2)
+SAMPLES = RolloutDeclaration(bytes(32), 100, 0, 0, 0, 0, 0)
+OWN = PpoSettings(reward=MODEL_REWARD, prompt_tokens=4, response_tokens=6, epochs=2)
 BASE = JobSpec(name="base", model=TINY, data=bytes(32), rounds=1)
 REWARD = replace(BASE, name="reward", objective="reward", rounds=2)
 POLICY = replace(BASE, name="policy", objective="ppo", rounds=2, local_steps=4, settings=codec.encode(OWN))
@@ -49,7 +49,7 @@ class Tuned(World):
     def __init__(self, folder: Path, kind: type[RlhfModule] = RlhfModule, modules: tuple[Module[Any], ...] = ()) -> None:
         super().__init__()
         self.samples = SAMPLES
-        rules = ModelHost(folder)
+        rules = JobModelStore(folder)
         known = (*core_modules(rules), *modules, kind(rules))
         founders = {person.public: Founder("founder", (TRAINER, "annotator", "rlhf")) for person in PEOPLE[:4]}
         self.genesis = Genesis("tuned", 1_000, bytes(16), founders, newest_module_versions(known))
@@ -69,15 +69,15 @@ class Tuned(World):
         job = self.job(self.base)
         return replace(spec, base=ModelReference(self.base, job.round, job.model_root), **other).encode()
 
-    def begin(self, reward: JobSpec = REWARD, policy: JobSpec | None = POLICY, anyway: bool = True) -> Begin:
-        return Begin(self.on(reward), self.on(policy) if policy else b"", anyway=anyway)
+    def begin(self, reward: JobSpec = REWARD, policy: JobSpec | None = POLICY, anyway: bool = True) -> StartPlan:
+        return StartPlan(self.on(reward), self.on(policy) if policy else b"", anyway=anyway)
 
-    def planned(self, said: Begin | None = None) -> bytes:
+    def planned(self, said: StartPlan | None = None) -> bytes:
         signed = self.tx(AUTHOR, "rlhf/start", said or self.begin())
         self.decide(signed)
         return job_id(AUTHOR.public, self.rules.open_transaction(signed))
 
-    def plan(self, key: bytes) -> Plan:
+    def plan(self, key: bytes) -> TuningPlan:
         return self.state.module_state(RlhfState).plans[key]
 
     def close(self, key: bytes, verdict: Verdict = Verdict.ACCEPT) -> None:
@@ -87,7 +87,7 @@ class Tuned(World):
 
     def report(self, key: bytes, person: FastSigner, halves: int, pairs: int) -> str | None:
         """Why a voter's report on the reward model of a plan is refused; otherwise it is decided."""
-        signed = self.tx(person, "rlhf/accuracy", ReportAccuracy(key, Accuracy(halves, pairs)))
+        signed = self.tx(person, "rlhf/accuracy", ReportAccuracy(key, PairAccuracy(halves, pairs)))
         problem = self.problem(signed)
         if problem is None:
             self.decide(signed)
@@ -107,13 +107,13 @@ def world(tmp_path: Path) -> Tuned:
 def tuned(world: Tuned) -> str:
     """How a plan goes on by itself: of each block after its start, which stages' jobs there are, and how the plan is."""
     key, told = world.planned(), ""
-    reward, policy = (plans.stage_job(key, stage) for stage in range(2))
+    reward, policy = (tuning_plans.stage_job_id(key, stage) for stage in range(2))
     for _ in range(8):
         there = [name for name, job in (("r", reward), ("p", policy)) if job in world.state.jobs.jobs]
         told += "".join(there) + {"running": " ", "finished": ".", "cancelled": "!", "failed": "x"}[world.plan(key).phase]
         for name in world.state.jobs.running():
             if name == policy:
-                own, done = JobSpec.decode(world.job(policy).spec).own, world.job(reward)
+                own, done = JobSpec.decode(world.job(policy).spec).decoded_settings, world.job(reward)
                 assert done.phase is JobPhase.FINISHED and own.reward_model == ModelReference(
                     reward, done.rounds, done.model_root
                 )
@@ -132,7 +132,7 @@ class Hasty(RlhfModule):
     def end_block(self, state: RlhfState, view: StateReader, context: BlockContext) -> StateChange:
         state = super().end_block(state, view, context).state
         jobs = view.module_state(JobsState)
-        moved = {key: plans.moved_on(plan, jobs, (), context.height + 1) for key, plan in state.plans.items()}
+        moved = {key: tuning_plans.advance_stage(plan, jobs, (), context.height + 1) for key, plan in state.plans.items()}
         return StateChange(replace(state, plans=moved))
 
 
@@ -143,8 +143,8 @@ def test_a_plan_that_goes_on_before_the_root_of_its_reward_is_certified_is_found
 
 def test_a_plan_without_a_policy_ends_with_its_reward_model(world: Tuned) -> None:
     key = world.planned(world.begin(policy=None))
-    world.close(plans.stage_job(key, 0))
-    assert world.plan(key).phase is plans.Phase.FINISHED and world.plan(key).at == 0
+    world.close(tuning_plans.stage_job_id(key, 0))
+    assert world.plan(key).phase is tuning_plans.PlanPhase.FINISHED and world.plan(key).stage_index == 0
 
 
 @pytest.mark.parametrize("nats, rounds", [(2.0, 1), (1.99, 2)])
@@ -152,12 +152,12 @@ def test_a_policy_ends_early_as_finished_when_it_is_as_far_as_it_may_go(world: T
     """A plan, too, and the job is a whole one: others may start from its model."""
     world.samples = replace(SAMPLES, k1=round(16 * nats * MILLIONTHS))
     key = world.planned(world.begin(policy=replace(POLICY, settings=codec.encode(replace(OWN, kl_stop=2.0)))))
-    world.close(plans.stage_job(key, 0))
+    world.close(tuning_plans.stage_job_id(key, 0))
     world.decide()
-    world.close(plans.stage_job(key, 1))
-    job = world.job(plans.stage_job(key, 1))
+    world.close(tuning_plans.stage_job_id(key, 1))
+    job = world.job(tuning_plans.stage_job_id(key, 1))
     assert (job.phase, job.round, job.rounds) == (JobPhase.FINISHED, rounds, rounds)
-    assert world.plan(key).phase is plans.Phase.FINISHED
+    assert world.plan(key).phase is tuning_plans.PlanPhase.FINISHED
 
 
 @pytest.mark.parametrize("audit, liars, rounds", [("sampled", 1, 1), ("sampled", 2, 2), ("full", 2, 1)])
@@ -166,16 +166,16 @@ def test_figures_that_may_be_the_liars_end_no_job(world: Tuned, audit: str, liar
     world.samples = replace(SAMPLES, k1=16 * 2 * MILLIONTHS)
     own = codec.encode(replace(OWN, kl_stop=2.0))
     key = world.planned(world.begin(policy=replace(POLICY, settings=own, audit=AuditMode(audit), liars=liars)))
-    world.close(plans.stage_job(key, 0))
+    world.close(tuning_plans.stage_job_id(key, 0))
     world.decide()
-    world.close(plans.stage_job(key, 1))
-    assert world.job(plans.stage_job(key, 1)).rounds == rounds
+    world.close(tuning_plans.stage_job_id(key, 1))
+    assert world.job(tuning_plans.stage_job_id(key, 1)).rounds == rounds
 
 
 def test_stages_wait_their_turn_behind_jobs_of_others(world: Tuned) -> None:
     other = world.start(OTHER, replace(BASE, name="other").encode())
     key = world.planned()
-    reward, policy = (plans.stage_job(key, stage) for stage in range(2))
+    reward, policy = (tuning_plans.stage_job_id(key, stage) for stage in range(2))
     assert [waiting.job for waiting in world.state.jobs.queue] == [reward] and not world.plan(key).current.spec
     world.close(other)
     third = world.tx(OTHER, "job/start", StartJob(replace(BASE, name="third").encode()))
@@ -185,7 +185,7 @@ def test_stages_wait_their_turn_behind_jobs_of_others(world: Tuned) -> None:
     assert [waiting.job for waiting in world.state.jobs.queue] == [policy]
     world.close(job_id(OTHER.public, world.rules.open_transaction(third)))
     world.close(policy)
-    assert world.plan(key).phase is plans.Phase.FINISHED
+    assert world.plan(key).phase is tuning_plans.PlanPhase.FINISHED
 
 
 @pytest.mark.parametrize("how", ["job/stop", "rlhf/cancel"])
@@ -193,32 +193,35 @@ def test_stages_wait_their_turn_behind_jobs_of_others(world: Tuned) -> None:
 def test_whoever_ends_a_stage_ends_the_plan(world: Tuned, stage: int, how: str) -> None:
     key = world.planned()
     if stage == 1:
-        world.close(plans.stage_job(key, 0))
+        world.close(tuning_plans.stage_job_id(key, 0))
         world.decide()
-    job = plans.stage_job(key, stage)
-    world.decide(world.tx(AUTHOR, how, StopJob(job) if how == "job/stop" else Cancel(key)))
-    assert world.plan(key).phase is plans.Phase.CANCELLED and world.job(job).phase is JobPhase.FINISHED
+    job = tuning_plans.stage_job_id(key, stage)
+    world.decide(world.tx(AUTHOR, how, StopJob(job) if how == "job/stop" else CancelPlan(key)))
+    assert world.plan(key).phase is tuning_plans.PlanPhase.CANCELLED and world.job(job).phase is JobPhase.FINISHED
     world.decide()
     assert len(world.state.jobs.jobs) == 2 + stage and not world.state.jobs.queue
 
 
 def test_a_plan_can_be_cancelled_in_the_block_before_its_second_stage(world: Tuned) -> None:
     key = world.planned()
-    world.close(plans.stage_job(key, 0))
-    world.decide(world.tx(AUTHOR, "rlhf/cancel", Cancel(key)))
+    world.close(tuning_plans.stage_job_id(key, 0))
+    world.decide(world.tx(AUTHOR, "rlhf/cancel", CancelPlan(key)))
     world.decide()
-    assert world.plan(key).phase is plans.Phase.CANCELLED and plans.stage_job(key, 1) not in world.state.jobs.jobs
+    assert (
+        world.plan(key).phase is tuning_plans.PlanPhase.CANCELLED
+        and tuning_plans.stage_job_id(key, 1) not in world.state.jobs.jobs
+    )
 
 
 def test_what_a_plan_needs_is_not_forgotten_before_it_is_over(world: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "TRAINED_KEPT_MAX", 0)
     key = world.planned()
-    reward = plans.stage_job(key, 0)
+    reward = tuning_plans.stage_job_id(key, 0)
     world.close(reward)
     for _ in range(3):
         assert {world.base, reward} <= world.state.jobs.jobs.keys()
         world.decide()
-    world.close(plans.stage_job(key, 1))
+    world.close(tuning_plans.stage_job_id(key, 1))
     world.decide()
     assert not world.state.jobs.jobs
 
@@ -231,40 +234,40 @@ def test_what_audits_of_a_policy_read_is_not_forgotten_before_they_are_over(
         monkeypatch.setattr(jobs, kept, 0)
     monkeypatch.setattr(state_machine, "POST_JOB_AUDIT_HEIGHTS", 3)
     key = world.planned(world.begin(policy=replace(POLICY, audit=AuditMode.SAMPLED)))
-    reward, policy = (plans.stage_job(key, stage) for stage in range(2))
+    reward, policy = (tuning_plans.stage_job_id(key, stage) for stage in range(2))
     world.close(reward)
     world.decide()
     world.close(policy)
     for _ in range(3):
-        assert world.job(policy).phase is JobPhase.SETTLING and world.plan(key).phase is plans.Phase.RUNNING
+        assert world.job(policy).phase is JobPhase.SETTLING and world.plan(key).phase is tuning_plans.PlanPhase.RUNNING
         world.decide()
         assert world.state.audits.jobs[policy].rounds and {world.base, reward, policy} == world.state.jobs.jobs.keys()
     for _ in range(2):  # the audits end, and then nobody needs these jobs
         world.decide()
-    assert world.plan(key).phase is plans.Phase.FINISHED
+    assert world.plan(key).phase is tuning_plans.PlanPhase.FINISHED
     assert not world.state.audits.jobs and not world.state.jobs.jobs
 
 
 def test_only_networks_that_know_scores_that_are_means_train_for_them(tmp_path: Path) -> None:
-    reward = replace(REWARD, objective="reward-mean", settings=codec.encode(MeanTerms()), weight_decay=0.0)
+    reward = replace(REWARD, objective="reward-mean", settings=codec.encode(MeanRewardSettings()), weight_decay=0.0)
     (world := Tuned(tmp_path / "old")).decide()
     assert "needs rlhf 2" in (world.problem(world.tx(AUTHOR, "rlhf/start", world.begin(reward))) or "")
-    world = Tuned(tmp_path / "new", RlhfOfMeansModule)
+    world = Tuned(tmp_path / "new", RlhfModuleV2)
     key = world.planned(world.begin(reward))
     for stage in range(2):
-        world.close(plans.stage_job(key, stage))
+        world.close(tuning_plans.stage_job_id(key, stage))
         world.decide()
         world.decide()
-    assert world.plan(key).phase is plans.Phase.FINISHED
+    assert world.plan(key).phase is tuning_plans.PlanPhase.FINISHED
 
 
 READS = codec.encode(replace(OWN, reward_model=ModelReference(bytes(32), 1, bytes(32))))
-REFUSED: dict[str, tuple[Callable[[Tuned], Begin], str]] = {
-    "reward": (lambda world: Begin(world.on(BASE)), "begins with a job of the objective 'reward'"),
-    "rewarded": (lambda world: Begin(world.on(POLICY, settings=READS)), "is that job alone, and a rule rewards it"),
-    "base": (lambda world: Begin(REWARD.encode()), "starts from another's model"),
-    "policy": (lambda world: Begin(world.on(REWARD), world.on(REWARD)), "leaves out which model"),
-    "its base": (lambda world: Begin(world.on(REWARD), POLICY.encode()), "starts from the same model"),
+REFUSED: dict[str, tuple[Callable[[Tuned], StartPlan], str]] = {
+    "reward": (lambda world: StartPlan(world.on(BASE)), "begins with a job of the objective 'reward'"),
+    "rewarded": (lambda world: StartPlan(world.on(POLICY, settings=READS)), "is that job alone, and a rule rewards it"),
+    "base": (lambda world: StartPlan(REWARD.encode()), "starts from another's model"),
+    "policy": (lambda world: StartPlan(world.on(REWARD), world.on(REWARD)), "leaves out which model"),
+    "its base": (lambda world: StartPlan(world.on(REWARD), POLICY.encode()), "starts from the same model"),
     "sizes": (lambda world: world.begin(policy=replace(POLICY, model=replace(TINY, hidden=32))), "its model has other sizes"),
     "rule": (
         lambda world: world.begin(policy=replace(POLICY, settings=codec.encode(replace(OWN, reward="rule:vowels")))),
@@ -285,14 +288,14 @@ def test_nobody_has_two_plans_or_cancels_those_of_others(world: Tuned) -> None:
     world.decide(world.admission(NOVICE))
     assert "goes on" in (world.problem(world.tx(AUTHOR, "rlhf/start", world.begin())) or "")
     assert world.problem(world.tx(OTHER, "rlhf/start", world.begin())) is None
-    assert "only its author or a voter" in (world.problem(world.tx(NOVICE, "rlhf/cancel", Cancel(key))) or "")
-    assert "no such plan" in (world.problem(world.tx(AUTHOR, "rlhf/cancel", Cancel(bytes(32)))) or "")
+    assert "only its author or a voter" in (world.problem(world.tx(NOVICE, "rlhf/cancel", CancelPlan(key))) or "")
+    assert "no such plan" in (world.problem(world.tx(AUTHOR, "rlhf/cancel", CancelPlan(bytes(32)))) or "")
 
 
 def test_a_policy_reads_no_model_but_one_that_the_network_decided(world: Tuned) -> None:
     """A job of its own, not of a plan."""
     key = world.planned(world.begin(policy=None))
-    reward = plans.stage_job(key, 0)
+    reward = tuning_plans.stage_job_id(key, 0)
     world.close(reward)
     model = ModelReference(reward, 2, world.job(reward).model_root)
     for named, why in (
@@ -308,7 +311,7 @@ def test_a_policy_reads_no_model_but_one_that_the_network_decided(world: Tuned) 
 
 def refusal(world: Tuned, key: bytes) -> str:
     """Why the next block would not start a plan's job."""
-    return RlhfModule(world.rules.jobs_module.rules).refusal(world.plan(key), world.state, world.state.height + 1)
+    return RlhfModule(world.rules.jobs_module.rules).start_refusal(world.plan(key), world.state, world.state.height + 1)
 
 
 @pytest.mark.parametrize("refused", [4, 5])
@@ -316,20 +319,20 @@ def test_a_stage_that_is_refused_is_tried_again_for_so_many_blocks(
     world: Tuned, monkeypatch: pytest.MonkeyPatch, refused: int
 ) -> None:
     """Nobody but its author can cancel a plan that has no job yet, and it holds a place and two models."""
-    monkeypatch.setattr(plans, "REFUSED_HEIGHTS_MAX", 4)
+    monkeypatch.setattr(tuning_plans, "REFUSED_HEIGHTS_MAX", 4)
     key = world.planned()
-    world.close(plans.stage_job(key, 0))
+    world.close(tuning_plans.stage_job_id(key, 0))
     with monkeypatch.context() as full:
         full.setattr(jobs, "BASES_MAX", 1)  # the policy needs two
         for _ in range(refused):
-            assert plans.stage_job(key, 1) not in world.state.jobs.jobs
+            assert tuning_plans.stage_job_id(key, 1) not in world.state.jobs.jobs
             world.decide()
             told = refusal(world, key)
-            assert told.startswith("other jobs start from 1 models") or world.plan(key).phase is plans.Phase.CANCELLED
+            assert told.startswith("other jobs start from 1 models") or world.plan(key).phase is tuning_plans.PlanPhase.CANCELLED
     assert refusal(world, key) == ""
     world.decide()  # there is a place now
-    assert (plans.stage_job(key, 1) in world.state.jobs.jobs) == (refused == 4)
-    assert world.plan(key).phase is (plans.Phase.RUNNING if refused == 4 else plans.Phase.CANCELLED)
+    assert (tuning_plans.stage_job_id(key, 1) in world.state.jobs.jobs) == (refused == 4)
+    assert world.plan(key).phase is (tuning_plans.PlanPhase.RUNNING if refused == 4 else tuning_plans.PlanPhase.CANCELLED)
 
 
 # A stage that trained nothing -----------------------------------------------------------------------------------------------
@@ -339,31 +342,31 @@ def test_a_stage_that_is_refused_is_tried_again_for_so_many_blocks(
 def test_a_plan_fails_with_a_stage_of_which_every_round_was_rejected(world: Tuned, stage: int) -> None:
     key = world.planned()
     if stage == 1:
-        world.close(plans.stage_job(key, 0))
+        world.close(tuning_plans.stage_job_id(key, 0))
         world.decide()
-    world.close(plans.stage_job(key, stage), Verdict.REPLAY)
+    world.close(tuning_plans.stage_job_id(key, stage), Verdict.REPLAY)
     world.decide()
     plan = world.plan(key)
-    assert plan.phase is plans.Phase.FAILED and plan.failure is not None
-    assert plan.failure.height == world.job(plans.stage_job(key, stage)).opened_height
-    assert plans.why_failed(plan) == "no update was accepted in 2 rounds: 8 replay"
+    assert plan.phase is tuning_plans.PlanPhase.FAILED and plan.failure is not None
+    assert plan.failure.height == world.job(tuning_plans.stage_job_id(key, stage)).opened_height
+    assert tuning_plans.failure_text(plan) == "no update was accepted in 2 rounds: 8 replay"
     assert list(failures(world.state, world.state.height)) == [
-        f"job {REWARD.name if stage == 0 else POLICY.name}: {plans.why_failed(plan)}"
+        f"job {REWARD.name if stage == 0 else POLICY.name}: {tuning_plans.failure_text(plan)}"
     ]
     assert not list(failures(world.state, world.state.height + FAILED_HEIGHTS))
-    assert (plans.stage_job(key, 1) in world.state.jobs.jobs) == (stage == 1)
+    assert (tuning_plans.stage_job_id(key, 1) in world.state.jobs.jobs) == (stage == 1)
     world.planned()  # its author has a place again
 
 
 @pytest.mark.parametrize("accepted", [0, 1, 12])  # the last: with all its rounds closed
 def test_a_plan_fails_with_a_stage_that_makes_no_progress(world: Tuned, accepted: int) -> None:
     key = world.planned(world.begin(replace(REWARD, rounds=20)))
-    reward = plans.stage_job(key, 0)
+    reward = tuning_plans.stage_job_id(key, 0)
     for number in range(accepted + NO_PROGRESS_ROUNDS):
         verdict = Verdict.ACCEPT if number < accepted else Verdict.NORM
         world.decide(closings=(world.closing(reward, dict.fromkeys(world.job(reward).trainers, verdict)),))
-    assert world.job(reward).phase is JobPhase.FINISHED and world.plan(key).phase is plans.Phase.FAILED
-    assert plans.why_failed(world.plan(key)) == "no update was accepted in 8 rounds: 32 diverging"
+    assert world.job(reward).phase is JobPhase.FINISHED and world.plan(key).phase is tuning_plans.PlanPhase.FAILED
+    assert tuning_plans.failure_text(world.plan(key)) == "no update was accepted in 8 rounds: 32 diverging"
     assert not list(failures(world.state, world.state.height)), "`no-progress` is its alert"
     (told,) = without_progress(world.state, world.state.height)
     assert told.endswith("lower learning rate than 0.003: `peer rlhf start --set inner_rate=0.0003`")
@@ -371,11 +374,11 @@ def test_a_plan_fails_with_a_stage_that_makes_no_progress(world: Tuned, accepted
 
 def test_a_plan_goes_on_with_a_stage_of_which_one_round_was_accepted(world: Tuned) -> None:
     key = world.planned()
-    reward = plans.stage_job(key, 0)
+    reward = tuning_plans.stage_job_id(key, 0)
     world.decide(closings=(world.closing(reward, dict.fromkeys(world.job(reward).trainers, Verdict.REPLAY)),))
     world.close(reward)
     world.decide()
-    assert plans.stage_job(key, 1) in world.state.jobs.jobs and world.plan(key).failure is None
+    assert tuning_plans.stage_job_id(key, 1) in world.state.jobs.jobs and world.plan(key).failure is None
 
 
 # Reports on a reward model --------------------------------------------------------------------------------------------------
@@ -385,10 +388,12 @@ def test_a_plan_goes_on_with_a_stage_of_which_one_round_was_accepted(world: Tune
 def measured(world: Tuned) -> bytes:
     """A plan whose reward model is trained, and not measured."""
     key = world.planned(world.begin(anyway=False))
-    world.close(plans.stage_job(key, 0))
+    world.close(tuning_plans.stage_job_id(key, 0))
     for _ in range(3):
         world.decide()
-    assert plans.stage_job(key, 1) not in world.state.jobs.jobs and world.plan(key).phase is plans.Phase.RUNNING
+    assert (
+        tuning_plans.stage_job_id(key, 1) not in world.state.jobs.jobs and world.plan(key).phase is tuning_plans.PlanPhase.RUNNING
+    )
     return key
 
 
@@ -396,28 +401,28 @@ def test_a_policy_begins_once_enough_voters_find_its_reward_better_than_chance(w
     """Four voters, of which one may lie: what one says decides nothing."""
     assert world.report(measured, PEOPLE[0], 118, 100) is None
     assert world.report(measured, PEOPLE[1], 136, 96) is None, "one that says otherwise"
-    assert plans.stage_job(measured, 1) not in world.state.jobs.jobs
+    assert tuning_plans.stage_job_id(measured, 1) not in world.state.jobs.jobs
     assert world.report(measured, PEOPLE[2], 138, 96) is None
-    assert plans.stage_job(measured, 1) in world.state.jobs.jobs
+    assert tuning_plans.stage_job_id(measured, 1) in world.state.jobs.jobs
     stage = world.plan(measured).stages[0]
-    assert stage.accuracy == Accuracy(136, 96) and not world.plan(measured).reports
+    assert stage.accuracy == PairAccuracy(136, 96) and not world.plan(measured).reports
 
 
 def test_a_plan_fails_where_its_reward_is_not_better_than_chance(world: Tuned, measured: bytes) -> None:
     assert world.report(measured, PEOPLE[0], 104, 96) is None
     assert world.report(measured, PEOPLE[1], 106, 96) is None
     plan = world.plan(measured)
-    assert plan.phase is plans.Phase.FAILED
-    assert plans.why_failed(plan) == (
+    assert plan.phase is tuning_plans.PlanPhase.FAILED
+    assert tuning_plans.failure_text(plan) == (
         "its reward model is not better than chance: 0.54 of 96 pairs, interval 0.44–0.64; "
         "give more pairs, or let the policy start with `rlhf start … --anyway`"
     )
     assert list(failures(world.state, world.state.height)) == [
-        f"plan of job {plan.current.job.hex()[:8]}: {plans.why_failed(plan)}"
+        f"plan of job {plan.current.job.hex()[:8]}: {tuning_plans.failure_text(plan)}"
     ]
     assert not list(failures(world.state, world.state.height + FAILED_HEIGHTS))
     world.decide()
-    assert plans.stage_job(measured, 1) not in world.state.jobs.jobs
+    assert tuning_plans.stage_job_id(measured, 1) not in world.state.jobs.jobs
 
 
 def test_reports_that_nobody_may_make_are_refused(world: Tuned, measured: bytes) -> None:
@@ -434,20 +439,20 @@ def test_reports_that_nobody_may_make_are_refused(world: Tuned, measured: bytes)
 def test_no_report_is_taken_before_the_model_is_trained_nor_of_a_plan_that_goes_on_anyway(world: Tuned) -> None:
     key = world.planned(world.begin(anyway=False))
     assert "no plan waits" in (world.report(key, PEOPLE[0], 136, 96) or "")
-    world.decide(world.tx(AUTHOR, "rlhf/cancel", Cancel(key)))
+    world.decide(world.tx(AUTHOR, "rlhf/cancel", CancelPlan(key)))
     key = world.planned()
-    world.close(plans.stage_job(key, 0))
+    world.close(tuning_plans.stage_job_id(key, 0))
     assert "no plan waits" in (world.report(key, PEOPLE[0], 136, 96) or "")
 
 
 @pytest.mark.parametrize("waits", [4, 5])
 def test_a_plan_whose_reward_nobody_measures_is_cancelled(world: Tuned, monkeypatch: pytest.MonkeyPatch, waits: int) -> None:
-    monkeypatch.setattr(plans, "REFUSED_HEIGHTS_MAX", 4)
+    monkeypatch.setattr(tuning_plans, "REFUSED_HEIGHTS_MAX", 4)
     key = world.planned(world.begin(anyway=False))
-    world.close(plans.stage_job(key, 0))
+    world.close(tuning_plans.stage_job_id(key, 0))
     for _ in range(waits - 1):
         world.decide()
-    assert world.plan(key).phase is (plans.Phase.RUNNING if waits == 4 else plans.Phase.CANCELLED)
+    assert world.plan(key).phase is (tuning_plans.PlanPhase.RUNNING if waits == 4 else tuning_plans.PlanPhase.CANCELLED)
 
 
 def test_a_report_goes_on_with_the_key_of_its_voter(world: Tuned, measured: bytes) -> None:
@@ -456,4 +461,4 @@ def test_a_report_goes_on_with_the_key_of_its_voter(world: Tuned, measured: byte
     moved = RlhfModule(world.rules.jobs_module.rules).follow_key_rotations(
         state, lambda key: NOVICE.public if key == PEOPLE[0].public else key
     )
-    assert moved.plans[measured].reports == {NOVICE.public: Accuracy(136, 96)}
+    assert moved.plans[measured].reports == {NOVICE.public: PairAccuracy(136, 96)}

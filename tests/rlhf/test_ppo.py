@@ -19,23 +19,24 @@ from protocol import codec
 from protocol.messages import Proposal
 from protocol.sampling import SamplingOptions
 from protocol.verdicts import Verdict, verdict_label
-from rlhf import presets, rollouts, rules
-from rlhf.losses import log_probabilities
-from rlhf.objective import MILLIONTHS, PPO, VALUE, PpoTerms, Rollouts
+from rlhf.data import rollouts
+from rlhf.objectives import job_presets, rule_rewards
+from rlhf.objectives.ppo import MILLIONTHS, PPO, VALUE_HEAD, PpoSettings, RolloutDeclaration
+from rlhf.pytorch.losses import log_probabilities
 from tests.rlhf.slices import whole
-from training import tasks
+from training import worker_protocol
 from training.data.default_text import default_text
+from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import ByteTokenizer
-from training.engines.pytorch.kind import KIND
-from training.host import reveal_bytes_max
-from training.replicated.init import initial_parameters
-from training.replicated.model import ReplicatedModel
-from training.sequences import Tokens
-from training.spec import AuditMode, JobSpec, completed
+from training.engines.pytorch.backend import BACKEND
+from training.job_spec import AuditMode, JobSpec, complete_fields
+from training.model_store import audit_download_bytes_max
+from training.replicated.parameter_init import initial_parameters
+from training.replicated.replicated_model import ReplicatedModel
 from training.transformer import BYTES, BYTES_WITH_END, ModelSpec
 
 JOB, TRAINER = bytes([1]) * 32, bytes([2]) * 32
-OWN = PpoTerms(reward="rule:vowels", prompt_tokens=4, response_tokens=6, epochs=2)
+OWN = PpoSettings(reward="rule:vowels", prompt_tokens=4, response_tokens=6, epochs=2)
 SPEC = JobSpec(
     name="ppo",
     objective="ppo",
@@ -69,66 +70,72 @@ class World:
         self.jobs = self.worker()
 
     def worker(self, micro_batch: int = 1 << 30) -> Jobs:
-        jobs = Jobs(KIND, lambda: None, micro_batch)
-        jobs.answer(tasks.OpenJob(JOB, self.spec.encode(), str(self.folder / "text"), None))
+        jobs = Jobs(BACKEND, lambda: None, micro_batch)
+        jobs.answer(worker_protocol.OpenJobRequest(JOB, self.spec.encode(), str(self.folder / "text"), None))
         return jobs
 
-    def propose(self, declared: tasks.Declared | None = None) -> tasks.Proposed:
+    def propose(self, declared: worker_protocol.DeclarationFiles | None = None) -> worker_protocol.ProposeReply:
         out = {"buffer_out": str(self.folder / "m"), "declared_out": str(self.folder / "declared")}
-        request = tasks.Propose(JOB, 0, TRAINER, str(self.folder / "model"), None, None, **out, declared=declared)
+        request = worker_protocol.ProposeRequest(
+            JOB, 0, TRAINER, str(self.folder / "model"), None, None, **out, declared=declared
+        )
         done = self.jobs.answer(request)
-        assert isinstance(done, tasks.Proposed)
+        assert isinstance(done, worker_protocol.ProposeReply)
         (self.folder / "m.payload").rename(self.folder / "payload")
         return done
 
-    def declared(self, done: tasks.Proposed) -> tasks.Declared:
+    def declared(self, done: worker_protocol.ProposeReply) -> worker_protocol.DeclarationFiles:
         files = {bytes.fromhex(file.name): str(file) for file in (self.folder / "declared").iterdir()}
-        return tasks.Declared(done.declaration, files)
+        return worker_protocol.DeclarationFiles(done.declaration, files)
 
-    def audited(self, done: tasks.Proposed, jobs: Jobs | None = None) -> tasks.Audited:
+    def audited(self, done: worker_protocol.ProposeReply, jobs: Jobs | None = None) -> worker_protocol.AuditReply:
         files = {"payload": str(self.folder / "payload"), "buffer": None}
-        request = tasks.Audit(
+        request = worker_protocol.AuditRequest(
             JOB, 0, TRAINER, str(self.folder / "model"), **files, previous_buffer=None, previous_payload=None,
             declared=self.declared(done),
         )  # fmt: skip
         found = (jobs or self.worker()).answer(request)
-        assert isinstance(found, tasks.Audited)
+        assert isinstance(found, worker_protocol.AuditReply)
         return found
 
-    def say(self, responses: list[Any], done: tasks.Proposed) -> tasks.Declared:
+    def say(self, responses: list[Any], done: worker_protocol.ProposeReply) -> worker_protocol.DeclarationFiles:
         """A declaration of these responses, with the figures that it had."""
-        blob = rollouts.encode(responses)
-        digest, said = hashlib.sha256(blob).digest(), codec.decode(Rollouts, done.declaration)
+        blob = rollouts.encode_rollouts(responses)
+        digest, said = hashlib.sha256(blob).digest(), codec.decode(RolloutDeclaration, done.declaration)
         path = self.folder / "declared" / digest.hex()
         path.write_bytes(blob)
         tokens = sum(map(len, responses))
         unfinished = sum(not rollouts.is_finished(np.array(response), OWN.stop) for response in responses)
-        return tasks.Declared(codec.encode(replace(said, blob=digest, tokens=tokens, unfinished=unfinished)), {digest: str(path)})
+        return worker_protocol.DeclarationFiles(
+            codec.encode(replace(said, blob=digest, tokens=tokens, unfinished=unfinished)), {digest: str(path)}
+        )
 
-    def responses(self, done: tasks.Proposed) -> list[Any]:
-        said = codec.decode(Rollouts, done.declaration)
-        return rollouts.read(self.folder / "declared" / said.blob.hex(), PPO.bounds(self.spec, self.spec.own))
+    def responses(self, done: worker_protocol.ProposeReply) -> list[Any]:
+        said = codec.decode(RolloutDeclaration, done.declaration)
+        return rollouts.read_rollouts(
+            self.folder / "declared" / said.blob.hex(), PPO.rollout_limits(self.spec, self.spec.decoded_settings)
+        )
 
 
 @pytest.fixture
 def full(tmp_path: Path) -> World:
-    return World(tmp_path, replace(SPEC, audit=AuditMode.FULL).checked())
+    return World(tmp_path, replace(SPEC, audit=AuditMode.FULL).validated())
 
 
 def test_honest_work_passes_whole(full: World) -> None:
     done = full.propose()
-    said = codec.decode(Rollouts, done.declaration)
+    said = codec.decode(RolloutDeclaration, done.declaration)
     assert said.k1 == 0 and said.tokens > 0, "before its first round a policy is its reference"
     found = full.audited(done)
     assert (found.verdict, found.relative_error) == (Verdict.ACCEPT, 0)
 
 
-def invented(world: World, done: tasks.Proposed) -> list[list[int]]:
+def invented(world: World, done: worker_protocol.ProposeReply) -> list[list[int]]:
     """Responses that score better than any that were sampled."""
     return [[ord("a")] * OWN.response_tokens for _ in world.responses(done)]
 
 
-def with_one_of_them(world: World, done: tasks.Proposed) -> list[list[int]]:
+def with_one_of_them(world: World, done: worker_protocol.ProposeReply) -> list[list[int]]:
     responses: list[list[int]] = [response.tolist() for response in world.responses(done)]
     responses[CHANGED] = invented(world, done)[CHANGED]
     return responses
@@ -142,21 +149,21 @@ def test_invented_responses_are_named_by_full_audits(full: World, lie: Callable[
     """Their update follows from them: nothing else is false."""
     done = full.propose()
     found = full.audited(full.propose(full.say(lie(full, done), done)))
-    assert verdict_label(found.verdict, PPO.labels) == "rollout"
+    assert verdict_label(found.verdict, PPO.reason_labels) == "rollout"
 
 
 @pytest.mark.parametrize("figure", ["tokens", "unfinished", "k1", "score", "distinct", "correlation", "blocked"])
 def test_false_figures_are_named(full: World, figure: str) -> None:
     done = full.propose()
-    said = codec.decode(Rollouts, done.declaration)
+    said = codec.decode(RolloutDeclaration, done.declaration)
     by = {"k1": MILLIONTHS, "score": MILLIONTHS, "correlation": 30_000, "blocked": 1}.get(figure, -1)
     false = replace(done, declaration=codec.encode(replace(said, **{figure: getattr(said, figure) + by})))
-    assert verdict_label(full.audited(false).verdict, PPO.labels) == "figures"
+    assert verdict_label(full.audited(false).verdict, PPO.reason_labels) == "figures"
 
 
 def test_bytes_that_are_no_rollouts_are_refused(full: World) -> None:
     done = full.propose()
-    said = codec.decode(Rollouts, done.declaration)
+    said = codec.decode(RolloutDeclaration, done.declaration)
     (full.folder / "declared" / said.blob.hex()).write_bytes(b"no rollouts")
     assert full.audited(done).verdict is Verdict.REPLAY
 
@@ -171,33 +178,33 @@ def test_bytes_that_are_no_rollouts_are_refused(full: World) -> None:
 def test_what_a_worker_cannot_hold_is_no_job(fields: dict[str, Any], own: dict[str, Any], problem: str) -> None:
     settings, model = codec.encode(replace(OWN, **own)), replace(SPEC.model, context=2_048)
     spec = replace(SPEC, **fields, settings=settings, model=model)
-    assert problem in str(PPO.problem(spec, spec.own))
+    assert problem in str(PPO.spec_problem(spec, spec.decoded_settings))
 
 
 def test_what_a_declaration_names_counts_where_audits_are_answered() -> None:
     beside = replace(SPEC, settings=codec.encode(replace(OWN, response_tokens=7)))
-    assert PPO.blob_bytes_max(SPEC) == 2 * 16 * (1 + 6)
-    assert reveal_bytes_max(beside) - reveal_bytes_max(SPEC) == 2 * 16
+    assert PPO.declared_bytes_max(SPEC) == 2 * 16 * (1 + 6)
+    assert audit_download_bytes_max(beside) - audit_download_bytes_max(SPEC) == 2 * 16
     assert beside.audit_bytes - SPEC.audit_bytes == 2 * 16 * (SPEC.rounds_audited + 1)
 
 
 def test_voters_without_torch_refuse_what_no_job_can_declare(full: World) -> None:
     done = full.propose()
-    said, payload = codec.decode(Rollouts, done.declaration), (full.folder / "payload").read_bytes()
+    said, payload = codec.decode(RolloutDeclaration, done.declaration), (full.folder / "payload").read_bytes()
     proposal = Proposal(
         JOB, 0, full.model.root, done.payload_digest, done.payload_bytes, done.buffer_digest, None, declaration=done.declaration
     )
-    assert full.model.check(TRAINER, proposal, payload) is Verdict.ACCEPT
+    assert full.model.check_proposal(TRAINER, proposal, payload) is Verdict.ACCEPT
     for wrong in (replace(said, tokens=15), replace(said, tokens=97), replace(said, unfinished=17)):
         false = replace(proposal, declaration=codec.encode(wrong))
-        assert full.model.check(TRAINER, false, payload) is Verdict.MALFORMED, wrong
+        assert full.model.check_proposal(TRAINER, false, payload) is Verdict.MALFORMED, wrong
 
 
 def test_a_job_begins_with_the_model_of_its_base_and_a_head_of_zeros() -> None:
     base = ReplicatedModel.initial(JOB, replace(SPEC, objective="language", settings=b"", seed=7))
     model = ReplicatedModel.initial(JOB, SPEC, base)
-    views = model.layout.view(model.parameters)
-    assert not views.pop(VALUE).any() and views.keys() == base.layout.view(base.parameters).keys()
+    views = model.layout.tensor_views(model.parameters)
+    assert not views.pop(VALUE_HEAD).any() and views.keys() == base.layout.tensor_views(base.parameters).keys()
     assert (model.parameters[: base.layout.size] == base.parameters).all()
 
 
@@ -213,9 +220,9 @@ def test_responses_end_with_the_end_of_text_where_the_job_says_so(tmp_path: Path
     world = World(tmp_path, replace(SPEC, model=model, settings=codec.encode(own), batch=256, seed=3))
     done = world.propose()
     assert world.audited(done).verdict is Verdict.ACCEPT
-    said = codec.decode(Rollouts, done.declaration)
-    bounds = PPO.bounds(world.spec, own)
-    found = rollouts.decode((tmp_path / "declared" / said.blob.hex()).read_bytes(), bounds)
+    said = codec.decode(RolloutDeclaration, done.declaration)
+    bounds = PPO.rollout_limits(world.spec, own)
+    found = rollouts.decode_rollouts((tmp_path / "declared" / said.blob.hex()).read_bytes(), bounds)
     ended = [response for response in found if response[-1] == BYTES]
     assert len(ended) == len(found) - said.unfinished > 0, "an untrained model says it as often as any token"
     assert not any(BYTES in response[:-1] for response in found)
@@ -227,7 +234,9 @@ def test_text_of_the_policy_and_of_its_reference(full: World) -> None:
     model.save(moved)
 
     def text(directory: str | None, *stop: str) -> str:
-        return whole(full.jobs, tasks.Generate(JOB, directory, "The ", SamplingOptions(20, temperature=0.0, stop=stop))).text
+        return whole(
+            full.jobs, worker_protocol.GenerateRequest(JOB, directory, "The ", SamplingOptions(20, temperature=0.0, stop=stop))
+        ).text
 
     assert text(None) == text(str(full.folder / "model")) != text(str(moved))
     assert text(None, text(None)[3]) == text(None).partition(text(None)[3])[0]
@@ -235,18 +244,18 @@ def test_text_of_the_policy_and_of_its_reference(full: World) -> None:
 
 def test_on_the_toy_a_policy_comes_near_the_best_that_there_is() -> None:
     """Its one trainer's updates are taken as they are. The best policy, and how near another is to it, are known exactly."""
-    own = PpoTerms(reward="rule:bigram", prompt_tokens=1, response_tokens=5, stop=None, beta=rules.TOY_BETA)
-    model = ModelSpec(vocabulary=rules.TOY_VOCABULARY, context=8, width=16, layers=1, hidden=32)
-    fields = completed(presets.TOY | {"batch": 32, "inner_rate_floor": 0.1})
-    spec = JobSpec(name="toy", objective="ppo", model=model, settings=codec.encode(own), **fields).checked()
+    own = PpoSettings(reward="rule:bigram", prompt_tokens=1, response_tokens=5, stop=None, beta=rule_rewards.TOY_BETA)
+    model = ModelSpec(vocabulary=rule_rewards.TOY_VOCABULARY, context=8, width=16, layers=1, hidden=32)
+    fields = complete_fields(job_presets.TOY_JOB | {"batch": 32, "inner_rate_floor": 0.1})
+    spec = JobSpec(name="toy", objective="ppo", model=model, settings=codec.encode(own), **fields).validated()
     first = initial_parameters(spec)
-    engine: Any = KIND.open(spec, Tokens.none(ByteTokenizer().token_bytes), ByteTokenizer(), first)
-    rewards = rules.toy_rewards(spec.seed)
+    engine: Any = BACKEND.open_engine(spec, TokenizedText.without_text(ByteTokenizer().token_bytes), ByteTokenizer(), first)
+    rewards = rule_rewards.toy_rewards(spec.seed)
 
     def logp(parameters: Any) -> Any:
         engine.load(parameters)
-        responses = torch.from_numpy(rules.toy_responses())
-        prompted = torch.nn.functional.pad(responses[:, :-1], (1, 0), value=rules.TOY_PROMPT)
+        responses = torch.from_numpy(rule_rewards.toy_responses())
+        prompted = torch.nn.functional.pad(responses[:, :-1], (1, 0), value=rule_rewards.TOY_PROMPT)
         with torch.no_grad():
             logits = engine.model.logits(engine.model.features(prompted))
         return log_probabilities(logits, responses).sum(1).double().numpy()
@@ -254,8 +263,8 @@ def test_on_the_toy_a_policy_comes_near_the_best_that_there_is() -> None:
     reference, parameters = logp(first), first
     with tempfile.TemporaryDirectory() as folder:
         for number in range(3):
-            declaration = engine.declare(parameters, JOB, number, TRAINER, Path(folder))
+            declaration = engine.make_declaration(parameters, JOB, number, TRAINER, Path(folder))
             by = engine.derived(parameters, JOB, number, TRAINER, declaration)
             delta, _ = engine.local_steps(parameters, JOB, number, TRAINER, declaration=by)
             parameters = parameters - delta
-    assert rules.gap_closed(logp(parameters), reference, rewards) > 0.85
+    assert rule_rewards.gap_closed(logp(parameters), reference, rewards) > 0.85

@@ -11,48 +11,48 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from curation.answers import Kind
-from curation.contents import Review
-from curation.state import Asked, Lease, Redaction, Stage, TaskPage, TaskRow
-from curation.tasks import Entry, Page, Task, assignment_id, task_id
+from curation.ledger.curation_state import AssignmentState, ProjectSpec, Redaction, TaskPageRow, TaskRow, TaskStage
+from curation.ledger.transaction_types import ReviewTask
+from curation.tasks.answers import QuestionKind
+from curation.tasks.task_pages import AnnotationTask, PageEntry, TaskPageBlob, assignment_id, task_id
 from protocol import codec
 from protocol.errors import RemoteProtocolError, UserError
-from rlhf import preferences
-from rlhf.preferences import (
+from rlhf.data import preference_sets
+from rlhf.data.preference_sets import (
     PAIRS_MAX,
-    Pair,
+    PreferencePair,
     decided_pairs,
+    decode_records,
+    draw_pairs,
+    draw_pairs_by_epoch,
+    encode_records,
     is_held_out,
-    packed,
-    pairs_in_turn,
-    pairs_of_step,
-    parted,
-    read_file,
-    rounds_of,
-    unpacked,
+    read_preference_file,
+    rounds_for_epochs,
+    split_held_out,
 )
 from tests.curation.room import AUTHOR, Room, annotators
-from training.data.corpus import Manifest, split
+from training.corpus import DataManifest, split_into_shards
 
 # Sets ---------------------------------------------------------------------------------------------------------------------
 
 
-def pair(number: int, prompt: str = "q", first: str = "a", second: str = "b", p: int = 1000) -> Pair:
-    return Pair(number.to_bytes(8, "big"), prompt, first, second, p)
+def pair(number: int, prompt: str = "q", first: str = "a", second: str = "b", p: int = 1000) -> PreferencePair:
+    return PreferencePair(number.to_bytes(8, "big"), prompt, first, second, p)
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-SOME = st.builds(lambda *parts: Pair(bytes(8), *parts), TEXTS, *[TEXTS.filter(bool)] * 2, st.integers(0, 1000))
+SOME = st.builds(lambda *parts: PreferencePair(bytes(8), *parts), TEXTS, *[TEXTS.filter(bool)] * 2, st.integers(0, 1000))
 
 
 @settings(max_examples=30)
 @given(st.lists(SOME, min_size=1, max_size=8))
-def test_a_set_is_found_again_in_its_shards(found: list[Pair]) -> None:
+def test_a_set_is_found_again_in_its_shards(found: list[PreferencePair]) -> None:
     pairs = [replace(some, id=number.to_bytes(8, "big")) for number, some in enumerate(found)]
     shards: list[bytes] = []
-    manifest = split(packed(pairs), shards.append)
-    assert unpacked(io.BytesIO(b"".join(shards)), Pair) == pairs
-    assert Manifest.decode(manifest.encode()) == manifest and manifest.size == sum(map(len, shards))
+    manifest = split_into_shards(encode_records(pairs), shards.append)
+    assert decode_records(io.BytesIO(b"".join(shards)), PreferencePair) == pairs
+    assert DataManifest.decode(manifest.encode()) == manifest and manifest.size == sum(map(len, shards))
 
 
 def frame(data: bytes) -> bytes:
@@ -63,10 +63,10 @@ def frame(data: bytes) -> bytes:
     ("data", "why"),
     [
         (b"", "empty"),
-        (b"".join(packed([pair(1), pair(1)])), "ascend"),
-        (b"".join(packed([pair(2), pair(1)])), "ascend"),
-        (b"".join(packed([pair(1)]))[:-1], "ends inside"),
-        (b"".join(packed([pair(1)])) + b"\0\0", "ends inside"),
+        (b"".join(encode_records([pair(1), pair(1)])), "ascend"),
+        (b"".join(encode_records([pair(2), pair(1)])), "ascend"),
+        (b"".join(encode_records([pair(1)]))[:-1], "ends inside"),
+        (b"".join(encode_records([pair(1)])) + b"\0\0", "ends inside"),
         (b"\xff\xff\xff\xff", "ends inside"),
         (b"\0\0\0\0", "ends inside"),
         (frame(codec.encode([bytes(8), "q", "a", "b", 1001])), "1001"),
@@ -77,16 +77,16 @@ def frame(data: bytes) -> bytes:
 )
 def test_other_bytes_are_no_set(data: bytes, why: str) -> None:
     with pytest.raises(RemoteProtocolError, match=why):
-        unpacked(io.BytesIO(data), Pair)
+        decode_records(io.BytesIO(data), PreferencePair)
 
 
 def test_a_set_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preferences, "PAIRS_MAX", 2)
-    data = b"".join(packed(map(pair, range(3))))
+    monkeypatch.setattr(preference_sets, "PAIRS_MAX", 2)
+    data = b"".join(encode_records(map(pair, range(3))))
     with pytest.raises(RemoteProtocolError, match="more than 2 records"):
-        unpacked(io.BytesIO(data), Pair)
+        decode_records(io.BytesIO(data), PreferencePair)
     with pytest.raises(UserError, match="f: more than 2 lines"):
-        read_file("f", io.BytesIO(b"\n" * 3))
+        read_preference_file("f", io.BytesIO(b"\n" * 3))
 
 
 # Files --------------------------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def line(**fields: Any) -> bytes:
 
 def test_a_file_is_read_by_lines_and_its_first_response_is_the_chosen_one() -> None:
     data = b"\xef\xbb\xbf" + line() + b"  \r\n" + line(p=0.5, more=1) + line(p=0, prompt="")[:-1]
-    assert read_file("f.jsonl", io.BytesIO(data)) == [pair(1), pair(3, p=500), pair(4, prompt="", p=0)]
+    assert read_preference_file("f.jsonl", io.BytesIO(data)) == [pair(1), pair(3, p=500), pair(4, prompt="", p=0)]
 
 
 @pytest.mark.parametrize(
@@ -122,21 +122,23 @@ def test_a_file_is_read_by_lines_and_its_first_response_is_the_chosen_one() -> N
 )
 def test_a_broken_line_is_named_in_one_line(data: bytes, message: str) -> None:
     with pytest.raises(UserError) as error:
-        read_file("f", io.BytesIO(data))
+        read_preference_file("f", io.BytesIO(data))
     assert str(error.value).startswith(message) and "\n" not in str(error.value)
 
 
 def test_the_longest_line_that_a_set_can_hold_is_read() -> None:
     longest = "\U0001f600" * 20_000
-    (found,) = read_file("f", io.BytesIO(line(prompt=longest, chosen=longest, rejected=longest)))
-    assert unpacked(io.BytesIO(b"".join(packed([found]))), Pair) == [found]
+    (found,) = read_preference_file("f", io.BytesIO(line(prompt=longest, chosen=longest, rejected=longest)))
+    assert decode_records(io.BytesIO(b"".join(encode_records([found]))), PreferencePair) == [found]
 
 
 # Projects -----------------------------------------------------------------------------------------------------------------
 
-ASKED = Asked("pairs", Kind.PAIR, (), False, 2, None, 3, 0, False)
+ASKED = ProjectSpec("pairs", QuestionKind.PAIR, (), False, 2, None, 3, 0, False)
 TASKS = 12
-PAGE = Page(tuple(Entry(bytes([n]) * 16, Task(f"prompt {n}", (f"first {n}", f"second {n}"))) for n in range(TASKS)))
+PAGE = TaskPageBlob(
+    tuple(PageEntry(bytes([n]) * 16, AnnotationTask(f"prompt {n}", (f"first {n}", f"second {n}"))) for n in range(TASKS))
+)
 
 
 @pytest.fixture(scope="module")
@@ -144,8 +146,8 @@ def decided() -> tuple[Room, bytes]:
     """Twelve pairs and three people. Of each four tasks all say 0, 1, 2 or 3. Task 8 has another vote."""
     # Two are asked at first, and which two follows from a hash: the other vote must be of one of them.
     room, project = next(made for made in map(answered, range(3)) if task_of(*made, 8).opened == 3)
-    if task_of(room, project, 8).stage is Stage.REVIEW:  # where two of three votes are not sure enough
-        room.say(AUTHOR, "curation/review", Review(task_id(project, 8), (0,)))
+    if task_of(room, project, 8).stage is TaskStage.REVIEW:  # where two of three votes are not sure enough
+        room.say(AUTHOR, "curation/review", ReviewTask(task_id(project, 8), (0,)))
     room.say(AUTHOR, "curation/redact", Redaction(project, 0, 4, bytes(32), bytes([1]) * 32, 100))
     return room, project
 
@@ -163,7 +165,7 @@ def answered(other: int) -> tuple[Room, bytes]:
         for place, who in enumerate(people):  # the first to commit had nothing to open yet
             keys = {number: assignment_id(task_id(project, number), who.public) for number in range(TASKS)}
             mine = {number: room.curation.assignments.get_record(key) for number, key in keys.items()}
-            waiting = [number for number, vote in mine.items() if vote and vote.state is Lease.COMMITTED]
+            waiting = [number for number, vote in mine.items() if vote and vote.state is AssignmentState.COMMITTED]
             room.batch(openings=[room.opening(who, keys[number], answer(place, number)) for number in waiting])
     return room, project
 
@@ -174,12 +176,12 @@ def task_of(room: Room, project: bytes, number: int) -> TaskRow:
     return row
 
 
-def page(key: bytes, entry: TaskPage) -> Page:
+def page(key: bytes, entry: TaskPageRow) -> TaskPageBlob:
     assert key[-4:] == bytes(4) and entry.count == TASKS
     return PAGE
 
 
-def found(room: Room, project: bytes, height: int | None = None) -> dict[int, Pair]:
+def found(room: Room, project: bytes, height: int | None = None) -> dict[int, PreferencePair]:
     pairs = decided_pairs(room.curation, project, room.state.height if height is None else height, page)
     assert [some.id for some in pairs] == sorted(some.id for some in pairs)
     numbers = {task_id(project, number): number for number in range(TASKS)}
@@ -194,7 +196,7 @@ def test_the_pairs_of_a_project_are_those_that_people_compared(decided: tuple[Ro
     for number, some in pairs.items():
         assert (some.prompt, some.first, some.second) == (f"prompt {number}", f"first {number}", f"second {number}")
         assert some.p == {0: 1000, 1: 0, 2: 500}[number % 4] if number != 8 else some.p == 667, "two of three votes"
-    assert unpacked(io.BytesIO(b"".join(packed(sorted(pairs.values(), key=lambda some: some.id)))), Pair)
+    assert decode_records(io.BytesIO(b"".join(encode_records(sorted(pairs.values(), key=lambda some: some.id)))), PreferencePair)
 
 
 @pytest.mark.real("processes")
@@ -211,8 +213,8 @@ def test_a_pair_that_was_decided_later_is_not_among_them(decided: tuple[Room, by
 def test_a_page_that_lost_a_text_gives_no_pair_of_it(decided: tuple[Room, bytes]) -> None:
     room, project = decided
     entries = list(PAGE.entries)
-    entries[0] = Entry(None, None, bytes(32))
-    pairs = decided_pairs(room.curation, project, room.state.height, lambda *_: Page(tuple(entries)))
+    entries[0] = PageEntry(None, None, bytes(32))
+    pairs = decided_pairs(room.curation, project, room.state.height, lambda *_: TaskPageBlob(tuple(entries)))
     assert {some.id for some in pairs} == {some.id for some in found(room, project).values()} - {task_id(project, 0)}
 
 
@@ -227,17 +229,17 @@ def test_what_is_no_project_of_pairs_is_refused(decided: tuple[Room, bytes]) -> 
 
 # Steps --------------------------------------------------------------------------------------------------------------------
 
-DRAW = partial(pairs_of_step, bytes(32), 3, b"t" * 32, 1, count=64, pairs=1000, seed=0)
+DRAW = partial(draw_pairs, bytes(32), 3, b"t" * 32, 1, count=64, pairs=1000, seed=0)
 
 
 def test_the_pairs_of_a_step_follow_from_all_that_names_it_and_from_nothing_else() -> None:
     drawn = DRAW().tolist()
     assert drawn == DRAW().tolist() and all(0 <= number < 1000 for number in drawn) and len(set(drawn)) > 50
     others = [
-        pairs_of_step(b"j" * 32, 3, b"t" * 32, 1, count=64, pairs=1000, seed=0),
-        pairs_of_step(bytes(32), 4, b"t" * 32, 1, count=64, pairs=1000, seed=0),
-        pairs_of_step(bytes(32), 3, b"u" * 32, 1, count=64, pairs=1000, seed=0),
-        pairs_of_step(bytes(32), 3, b"t" * 32, 2, count=64, pairs=1000, seed=0),
+        draw_pairs(b"j" * 32, 3, b"t" * 32, 1, count=64, pairs=1000, seed=0),
+        draw_pairs(bytes(32), 4, b"t" * 32, 1, count=64, pairs=1000, seed=0),
+        draw_pairs(bytes(32), 3, b"u" * 32, 1, count=64, pairs=1000, seed=0),
+        draw_pairs(bytes(32), 3, b"t" * 32, 2, count=64, pairs=1000, seed=0),
         DRAW(seed=1),
     ]
     assert len({tuple(other) for other in (drawn, *others)}) == 6
@@ -246,7 +248,7 @@ def test_the_pairs_of_a_step_follow_from_all_that_names_it_and_from_nothing_else
 
 def test_every_pair_is_drawn_about_equally_often() -> None:
     drawn = Counter(
-        number for step in range(100) for number in pairs_of_step(bytes(32), 0, bytes(32), step, count=50, pairs=50, seed=0)
+        number for step in range(100) for number in draw_pairs(bytes(32), 0, bytes(32), step, count=50, pairs=50, seed=0)
     )
     assert set(drawn) == set(range(50)) and max(drawn.values()) < 150
 
@@ -254,7 +256,7 @@ def test_every_pair_is_drawn_about_equally_often() -> None:
 def test_a_trainer_meets_all_pairs_before_it_meets_one_again_each_in_an_order_of_its_own() -> None:
     def met(job: bytes = bytes(32), trainer: bytes = bytes(32), seed: int = 0) -> list[int]:
         """In 20 rounds of five steps of three pairs."""
-        of = partial(pairs_in_turn, steps=5, count=3, pairs=100, seed=seed)
+        of = partial(draw_pairs_by_epoch, steps=5, count=3, pairs=100, seed=seed)
         return [int(number) for round in range(20) for step in range(5) for number in of(job, round, trainer, step)]
 
     passes = [met()[start : start + 100] for start in range(0, 300, 100)]
@@ -266,16 +268,16 @@ def test_a_trainer_meets_all_pairs_before_it_meets_one_again_each_in_an_order_of
 
 def test_a_prompt_is_on_one_side_in_every_set() -> None:
     pairs = [pair(number, prompt=f"prompt {number % 200}", first=str(number)) for number in range(1000)]
-    train, held_out = parted(pairs)
+    train, held_out = split_held_out(pairs)
     assert {some.prompt for some in train}.isdisjoint({some.prompt for some in held_out})
     assert sorted((*train, *held_out), key=lambda some: some.id) == pairs
     assert 10 <= len({some.prompt for some in held_out}) <= 35, "a tenth of 200"
     assert all(is_held_out(some.prompt) for some in held_out)
-    assert parted(pairs, 0) == (pairs, [])
+    assert split_held_out(pairs, 0) == (pairs, [])
     with pytest.raises(UserError, match="every line is held out"):
-        parted(pairs, 1000)
+        split_held_out(pairs, 1000)
 
 
 @pytest.mark.parametrize(("epochs", "pairs", "rounds"), [(1, 32, 1), (1, 33, 2), (3, 100, 10), (1, PAIRS_MAX, 32_768)])
 def test_an_epoch_is_as_many_draws_as_pairs(epochs: int, pairs: int, rounds: int) -> None:
-    assert rounds_of(epochs, pairs, trainers=2, steps=4, batch=4) == rounds
+    assert rounds_for_epochs(epochs, pairs, trainers=2, steps=4, batch=4) == rounds

@@ -18,33 +18,34 @@ from protocol import codec
 from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
 from protocol.verdicts import Verdict, verdict_label
-from rlhf import blocklist, pairs, rollouts
-from rlhf.blocklist import Blocklist, unpacked
-from rlhf.objective import MODEL, PPO, VALUE, PpoTerms, Prompts, Rollouts
-from rlhf.preferences import Pair, packed, parted
-from rlhf.prompts import OfSet, drawn
-from rlhf.pytorch import passes
-from rlhf.rollouts import Place, TokenIds
+from rlhf.data import rollouts, tokenized_pairs
+from rlhf.data.preference_sets import PreferencePair, encode_records, split_held_out
+from rlhf.data.prompt_sampling import PreferenceSetPrompts, draw_prompts
+from rlhf.data.rollouts import RolloutId, TokenIds
+from rlhf.moderation import blocklist
+from rlhf.moderation.blocklist import Blocklist, unpack_entries
+from rlhf.objectives.ppo import MODEL_REWARD, PPO, VALUE_HEAD, PpoSettings, PromptSourceKind, RolloutDeclaration
+from rlhf.pytorch import rollout_passes
 from tests.rlhf.slices import whole
-from training import tasks
+from training import worker_protocol
 from training.data.tokenizer import ByteTokenizer
-from training.engines.pytorch.kind import KIND
+from training.engines.pytorch.backend import BACKEND
 from training.engines.pytorch.model import GPT
-from training.replicated.init import initial_parameters
-from training.replicated.model import ReplicatedModel
-from training.spec import AuditMode, JobSpec
+from training.job_spec import AuditMode, JobSpec
+from training.replicated.parameter_init import initial_parameters
+from training.replicated.replicated_model import ReplicatedModel
 from training.transformer import ModelSpec
 
 JOB, READ, TRAINER = bytes([1]) * 32, bytes([3]) * 32, bytes([2]) * 32
-PLACE = Place(JOB, 0, TRAINER)
+PLACE = RolloutId(JOB, 0, TRAINER)
 TINY = ModelSpec(context=32, width=16, layers=2, hidden=16)
 REWARD = JobSpec(
     name="reward", objective="reward", model=TINY, data=bytes(32), rounds=1, held_out_permille=300, audit=AuditMode.FULL
 )
-OWN = PpoTerms(
-    reward=MODEL,
+OWN = PpoSettings(
+    reward=MODEL_REWARD,
     reward_model=ModelReference(READ, 1, bytes(32)),
-    prompts=Prompts.SET,
+    prompts=PromptSourceKind.SET,
     prompt_tokens=12,
     response_tokens=6,
     epochs=2,
@@ -57,26 +58,26 @@ def known() -> None:
     features.install()
 
 
-def some_pairs() -> list[Pair]:
+def some_pairs() -> list[PreferencePair]:
     """Of prompts of 1 to 20 bytes, each of two pairs, and one without a prompt."""
     texts = ["", *("abcdefghijklmnopqrst"[:length] for length in range(1, 21) for _ in range(2))]
-    return [Pair(number.to_bytes(8, "big"), text, "yes", "no", 1000) for number, text in enumerate(texts, start=1)]
+    return [PreferencePair(number.to_bytes(8, "big"), text, "yes", "no", 1000) for number, text in enumerate(texts, start=1)]
 
 
 def test_prompts_are_those_of_the_pairs_that_are_trained_on_each_once_and_their_ends() -> None:
-    trained = dict.fromkeys(pair.prompt for pair in parted(some_pairs(), 300)[0] if pair.prompt)
-    source = OfSet(pairs.encoded(REWARD, some_pairs(), ByteTokenizer()), 12)
+    trained = dict.fromkeys(pair.prompt for pair in split_held_out(some_pairs(), 300)[0] if pair.prompt)
+    source = PreferenceSetPrompts(tokenized_pairs.tokenize_pairs(REWARD, some_pairs(), ByteTokenizer()), 12)
     assert 1 < len(trained) < 20, "some are held out"
-    assert [bytes(source.whole(number)).decode() for number in range(len(source))] == list(trained)
-    asked = drawn(PLACE, 1_000, source)
+    assert [bytes(source.prompt_at(number)).decode() for number in range(len(source))] == list(trained)
+    asked = draw_prompts(PLACE, 1_000, source)
     assert {bytes(prompt.astype(np.uint8)).decode() for prompt in asked} == {text[-12:] for text in trained}
-    other = drawn(replace(PLACE, trainer=bytes(32)), 1_000, source)
+    other = draw_prompts(replace(PLACE, trainer=bytes(32)), 1_000, source)
     assert [prompt.tolist() for prompt in asked] != [prompt.tolist() for prompt in other]
 
 
-def asked_and_noise() -> tuple[list[TokenIds], passes.Noise]:
+def asked_and_noise() -> tuple[list[TokenIds], rollout_passes.Noise]:
     asked = [np.arange(97, 97 + length) for length in (5, 12, 1, 5, 7)]
-    return asked, partial(rollouts.gumbel, PLACE, vocabulary=TINY.vocabulary)
+    return asked, partial(rollouts.gumbel_noise, PLACE, vocabulary=TINY.vocabulary)
 
 
 def model() -> GPT:
@@ -89,28 +90,32 @@ def model() -> GPT:
 def test_each_prompt_is_answered_as_if_it_were_alone() -> None:
     """With the planted bug that shorter prompts are padded, the model sees the padding, and says something else."""
     asked, noise = asked_and_noise()
-    bounds = PPO.bounds(SPEC, OWN)
-    found = passes.sample(model(), asked, noise, bounds, lambda: None)
+    bounds = PPO.rollout_limits(SPEC, OWN)
+    found = rollout_passes.sample_responses(model(), asked, noise, bounds, lambda: None)
     alone = [
-        passes.sample(model(), [prompt], lambda tokens, row=row: noise((row, t) for _, t in tokens), bounds, lambda: None)[0]
+        rollout_passes.sample_responses(
+            model(), [prompt], lambda tokens, row=row: noise((row, t) for _, t in tokens), bounds, lambda: None
+        )[0]
         for row, prompt in enumerate(asked)
     ]
     padded = [np.pad(prompt, (12 - len(prompt), 0)) for prompt in asked]
-    assert found == alone != passes.sample(model(), padded, noise, bounds, lambda: None)
+    assert found == alone != rollout_passes.sample_responses(model(), padded, noise, bounds, lambda: None)
 
 
 def test_a_pass_finds_of_each_response_what_a_pass_over_it_alone_finds() -> None:
     asked, noise = asked_and_noise()
-    responses = passes.sample(model(), asked, noise, PPO.bounds(SPEC, OWN), lambda: None)
+    responses = rollout_passes.sample_responses(model(), asked, noise, PPO.rollout_limits(SPEC, OWN), lambda: None)
     lengths = [len(response) for response in responses]
     whole = [np.concatenate(row) for row in zip(asked, responses, strict=True)]
 
-    def over(rows: list[int], pad: int) -> passes.Passed:
+    def over(rows: list[int], pad: int) -> rollout_passes.ForwardPassResult:
         x = torch.from_numpy(np.stack([np.pad(whole[row], (0, 18 - len(whole[row])), constant_values=pad) for row in rows]))
         tokens = torch.from_numpy(np.stack([np.pad(responses[row], (0, 6 - lengths[row])) for row in rows]))
         begin = torch.tensor([len(asked[row]) for row in rows])
         of = lambda tokens: noise((rows[row], t) for row, t in tokens)  # noqa: E731
-        return passes.over(model(), x[:, :-1], tokens, [lengths[row] for row in rows], VALUE, lambda: None, of, begin)
+        return rollout_passes.forward_pass(
+            model(), x[:, :-1], tokens, [lengths[row] for row in rows], VALUE_HEAD, lambda: None, of, begin
+        )
 
     together = over(list(range(len(asked))), 0)
     assert together.excess_BT is not None
@@ -128,35 +133,35 @@ class World:
     words: str = ""
 
     def __post_init__(self) -> None:
-        (self.folder / "set").write_bytes(b"".join(packed(some_pairs())))
+        (self.folder / "set").write_bytes(b"".join(encode_records(some_pairs())))
         (self.folder / "words").write_text(self.words)
         read = ReplicatedModel.initial(READ, REWARD)
         read.save(self.folder / "read")
         digest = hashlib.sha256(self.words.encode()).digest() if self.words else None
         own = replace(OWN, reward_model=ModelReference(READ, 1, read.root), words=digest)
-        self.spec = replace(SPEC, settings=codec.encode(own)).checked()
+        self.spec = replace(SPEC, settings=codec.encode(own)).validated()
         ReplicatedModel.initial(JOB, self.spec).save(self.folder / "model")
 
     def worker(self, text: str = "set", named: bytes | None = None, words: str = "words") -> Jobs:
-        jobs = Jobs(KIND, lambda: None, 1 << 30)
+        jobs = Jobs(BACKEND, lambda: None, 1 << 30)
         other = {"other": str(self.folder / "read"), "other_text": str(self.folder / text), "other_tokens": named}
-        files = dict.fromkeys(PPO.files(self.spec), str(self.folder / words))
-        jobs.answer(tasks.OpenJob(JOB, self.spec.encode(), None, None, **other, files=files))
+        files = dict.fromkeys(PPO.required_files(self.spec), str(self.folder / words))
+        jobs.answer(worker_protocol.OpenJobRequest(JOB, self.spec.encode(), None, None, **other, files=files))
         return jobs
 
-    def propose(self, jobs: Jobs) -> tasks.Proposed:
+    def propose(self, jobs: Jobs) -> worker_protocol.ProposeReply:
         out = {"buffer_out": str(self.folder / "m"), "declared_out": str(self.folder / "declared")}
-        done = jobs.answer(tasks.Propose(JOB, 0, TRAINER, str(self.folder / "model"), None, None, **out))
-        assert isinstance(done, tasks.Proposed)
+        done = jobs.answer(worker_protocol.ProposeRequest(JOB, 0, TRAINER, str(self.folder / "model"), None, None, **out))
+        assert isinstance(done, worker_protocol.ProposeReply)
         (self.folder / "m.payload").rename(self.folder / "payload")
         return done
 
-    def audited(self, jobs: Jobs, done: tasks.Proposed) -> tasks.Audited:
+    def audited(self, jobs: Jobs, done: worker_protocol.ProposeReply) -> worker_protocol.AuditReply:
         declared = {bytes.fromhex(file.name): str(file) for file in (self.folder / "declared").iterdir()}
         files = (str(self.folder / "payload"), str(self.folder / "m"), None, None)
-        said = tasks.Declared(done.declaration, declared)
-        found = jobs.answer(tasks.Audit(JOB, 0, TRAINER, str(self.folder / "model"), *files, declared=said))
-        assert isinstance(found, tasks.Audited)
+        said = worker_protocol.DeclarationFiles(done.declaration, declared)
+        found = jobs.answer(worker_protocol.AuditRequest(JOB, 0, TRAINER, str(self.folder / "model"), *files, declared=said))
+        assert isinstance(found, worker_protocol.AuditReply)
         return found
 
 
@@ -166,10 +171,10 @@ def test_auditors_find_the_same_prompts_and_whoever_answers_others_is_named(tmp_
     found = world.audited(world.worker(), done)
     assert (found.verdict, found.relative_error) == (Verdict.ACCEPT, 0)
     others = [replace(pair, prompt=pair.prompt.upper()) for pair in some_pairs()]
-    (tmp_path / "others").write_bytes(b"".join(packed(others)))
+    (tmp_path / "others").write_bytes(b"".join(encode_records(others)))
     said = world.propose(world.worker("others"))
-    assert codec.decode(Rollouts, said.declaration).blob != codec.decode(Rollouts, done.declaration).blob
-    assert verdict_label(world.audited(world.worker(), said).verdict, PPO.labels) == "rollout"
+    assert codec.decode(RolloutDeclaration, said.declaration).blob != codec.decode(RolloutDeclaration, done.declaration).blob
+    assert verdict_label(world.audited(world.worker(), said).verdict, PPO.reason_labels) == "rollout"
 
 
 def test_the_set_of_a_reward_model_has_the_tokens_that_were_named(tmp_path: Path) -> None:
@@ -193,11 +198,11 @@ def test_a_job_whose_prompts_cannot_be_is_told_why(own: dict[str, object], other
 
 
 def test_no_prompt_has_a_listed_word_neither_whole_nor_as_it_is_taken() -> None:
-    source = OfSet(pairs.encoded(REWARD, some_pairs(), ByteTokenizer()), 12)
-    texts = {bytes(source.whole(number)).decode() for number in range(len(source))}
+    source = PreferenceSetPrompts(tokenized_pairs.tokenize_pairs(REWARD, some_pairs(), ByteTokenizer()), 12)
+    texts = {bytes(source.prompt_at(number)).decode() for number in range(len(source))}
 
     def asked(*blocked: str) -> set[str]:
-        found = drawn(PLACE, 1_000, source, lambda tokens: bytes(tokens.tolist()).decode() in blocked)
+        found = draw_prompts(PLACE, 1_000, source, lambda tokens: bytes(tokens.tolist()).decode() in blocked)
         return {bytes(prompt.tolist()).decode() for prompt in found}
 
     longest = max(texts, key=len)
@@ -212,10 +217,10 @@ EVERYTHING = "\n".join(sorted(f"{letter}*" for letter in "abcdefghijklmnopqrstuv
 def test_a_response_with_a_listed_word_has_the_lowest_score_and_is_not_shown(tmp_path: Path) -> None:
     world = World(tmp_path, EVERYTHING)
     worker = world.worker()
-    said = codec.decode(Rollouts, world.propose(worker).declaration)
+    said = codec.decode(RolloutDeclaration, world.propose(worker).declaration)
     assert said.score <= -10 * OWN.score_clip * 1e6, "of 16 bytes that a model without training says, most hold a letter"
-    asked = tasks.Generate(JOB, str(tmp_path / "model"), "abc", SamplingOptions(max_tokens=5, temperature=1.0))
-    assert whole(worker, asked) == tasks.Generated("", is_over=True, is_withheld=True)
+    asked = worker_protocol.GenerateRequest(JOB, str(tmp_path / "model"), "abc", SamplingOptions(max_tokens=5, temperature=1.0))
+    assert whole(worker, asked) == worker_protocol.GenerateReply("", is_over=True, is_withheld=True)
     shown = whole(World(tmp_path).worker(), asked)
     assert shown.text and not shown.is_withheld
 
@@ -225,23 +230,25 @@ def test_whoever_leaves_the_list_out_is_named(tmp_path: Path) -> None:
     assert world.audited(world.worker(), world.propose(world.worker())).verdict is Verdict.ACCEPT
     (tmp_path / "other").write_text("zzz")
     done = world.propose(world.worker(words="other"))
-    assert verdict_label(world.audited(world.worker(), done).verdict, PPO.labels) == "rollout", "it answered what was not asked"
+    assert verdict_label(world.audited(world.worker(), done).verdict, PPO.reason_labels) == "rollout", (
+        "it answered what was not asked"
+    )
 
 
 def test_a_word_is_not_divided_between_prompt_and_response() -> None:
     known = Blocklist(b"scum")
     assert known.blocks_response(b"this sc", b"um here") and known.blocks_response(b"x", b"scum")
-    assert not known.blocks(b"um here") and not known.blocks_response(b"this ", b"classic")
+    assert not known.blocks_text(b"um here") and not known.blocks_response(b"this ", b"classic")
 
 
 @pytest.mark.parametrize("wrong", [b"", b"b\na", b"a\na", b"a\n", b" a", b"# a\nb", b"\xff", b"a b", b"a" * 65])
 def test_other_bytes_are_no_list(wrong: bytes) -> None:
-    assert unpacked(blocklist.packed(("a1", "b*"))) == ("a1", "b*")
+    assert unpack_entries(blocklist.pack_entries(("a1", "b*"))) == ("a1", "b*")
     with pytest.raises(UserError):
-        unpacked(wrong)
+        unpack_entries(wrong)
 
 
 def test_the_toy_has_no_words() -> None:
-    own = PpoTerms(reward="rule:bigram", prompt_tokens=1, response_tokens=5, stop=None, words=bytes(32))
+    own = PpoSettings(reward="rule:bigram", prompt_tokens=1, response_tokens=5, stop=None, words=bytes(32))
     spec = replace(SPEC, model=replace(TINY, vocabulary=6), settings=codec.encode(own))
     assert "a vocabulary of 6 tokens says no text" in (spec.problem() or "")

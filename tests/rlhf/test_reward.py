@@ -16,21 +16,22 @@ from peer.worker.main import Jobs
 from protocol import codec
 from protocol.errors import StorageError, UserError
 from protocol.verdicts import Verdict, verdict_label
-from rlhf import pairs
-from rlhf.objective import PpoTerms
-from rlhf.preferences import Pair, pairs_of_step, parted
-from rlhf.pytorch import score
-from rlhf.pytorch.reward import Scorer, figures_of
-from rlhf.reward import ACCURACY, CALIBRATION, REWARD, SCORE, Learns, MeanTerms
+from rlhf.data import tokenized_pairs
+from rlhf.data.preference_sets import PreferencePair, draw_pairs, split_held_out
+from rlhf.objectives.ppo import PpoSettings
+from rlhf.objectives.reward_model import ACCURACY, CALIBRATION, REWARD, SCORE_HEAD, MeanRewardSettings, TrainableParameters
+from rlhf.pytorch import score_pairs
+from rlhf.pytorch.reward_model import NormalizedRewardModel, preference_metrics
 from tests.rlhf.seat import JOB, TRAINER, Seat, write
-from training import checkpoint, tasks
+from training import worker_protocol
 from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
-from training.engines.engine import Other
-from training.engines.pytorch.kind import KIND
-from training.replicated.layout import Float32Array, layout_of
-from training.replicated.model import ReplicatedModel
-from training.spec import AuditMode, JobSpec
+from training.engines.engine import RequiredModel
+from training.engines.pytorch.backend import BACKEND
+from training.formats import checkpoint
+from training.job_spec import AuditMode, JobSpec
+from training.replicated.replicated_model import ReplicatedModel
+from training.replicated.tensor_layout import Float32Array, layout_of
 from training.transformer import ModelSpec
 
 SPEC = JobSpec(
@@ -53,20 +54,20 @@ def known() -> None:
     features.install()
 
 
-def some_pairs(count: int = 60) -> list[Pair]:
+def some_pairs(count: int = 60) -> list[PreferencePair]:
     """The response of vowels is the better one."""
     good, bad = ("aei", "oua", "eeo"), ("xkt", "bd", "zzrk")
 
-    def pair(number: int) -> Pair:
+    def pair(number: int) -> PreferencePair:
         of = good[number % 3], bad[number % 7 % 3]
         first, second = of if number % 2 else of[::-1]
-        return Pair(number.to_bytes(8, "big"), f"q{number}: ", first, second, 1000 * (number % 2))
+        return PreferencePair(number.to_bytes(8, "big"), f"q{number}: ", first, second, 1000 * (number % 2))
 
     return [pair(number) for number in range(1, count + 1)]
 
 
-MEAN = replace(SPEC, objective="reward-mean", settings=codec.encode(MeanTerms()), weight_decay=0.0)
-ALL_OF_MEAN = replace(MEAN, settings=codec.encode(MeanTerms(learns=Learns.ALL)))
+MEAN = replace(SPEC, objective="reward-mean", settings=codec.encode(MeanRewardSettings()), weight_decay=0.0)
+ALL_OF_MEAN = replace(MEAN, settings=codec.encode(MeanRewardSettings(learns=TrainableParameters.ALL)))
 ALL_OR_LAST = pytest.mark.parametrize("spec", [SPEC, MEAN], ids=lambda spec: spec.objective)
 
 
@@ -90,23 +91,23 @@ def test_turned_preferences_are_found_out(tmp_path: Path) -> None:
 
 @ALL_OR_LAST
 def test_what_people_prefer_is_learned_and_measured_on_prompts_never_trained_on(spec: JobSpec, tmp_path: Path) -> None:
-    found = pairs.open_pairs(spec, Path(write(tmp_path / "set", some_pairs())), ByteTokenizer())
-    engine, parameters = KIND.open(spec, found, ByteTokenizer(), None), ReplicatedModel.initial(JOB, spec).parameters
-    assert not layout_of(spec).view(parameters)[SCORE].any() and engine.evaluate(parameters) == 0.5
+    found = tokenized_pairs.open_pairs(spec, Path(write(tmp_path / "set", some_pairs())), ByteTokenizer())
+    engine, parameters = BACKEND.open_engine(spec, found, ByteTokenizer(), None), ReplicatedModel.initial(JOB, spec).parameters
+    assert not layout_of(spec).tensor_views(parameters)[SCORE_HEAD].any() and engine.evaluate(parameters) == 0.5
     for number in range(3):
         delta, _ = engine.local_steps(parameters, JOB, number, TRAINER)
         parameters = parameters - delta
-    figures = engine.measured(parameters)
+    figures = engine.compute_metrics(parameters)
     assert figures["held_out_accuracy"] == 1.0 and 0 < figures["calibration_error"] < 0.5
-    prompts = [{pair.prompt for pair in side} for side in parted(some_pairs(), SPEC.held_out_permille)]
-    assert all(prompts) and prompts[0].isdisjoint(prompts[1]) and len(found.measured) == len(prompts[1])
+    prompts = [{pair.prompt for pair in side} for side in split_held_out(some_pairs(), SPEC.held_out_permille)]
+    assert all(prompts) and prompts[0].isdisjoint(prompts[1]) and len(found.held_out_split) == len(prompts[1])
 
 
 @pytest.mark.parametrize("spec", [SPEC, MEAN, ALL_OF_MEAN], ids=["last token", "mean, words", "mean, all"])
 def test_layers_stay_as_they_are_where_words_alone_learn(spec: JobSpec, tmp_path: Path) -> None:
-    found = pairs.open_pairs(spec, Path(write(tmp_path / "set", some_pairs())), ByteTokenizer())
-    engine, parameters = KIND.open(spec, found, ByteTokenizer(), None), ReplicatedModel.initial(JOB, spec).parameters
-    moved = layout_of(spec).view(engine.local_steps(parameters, JOB, 0, TRAINER)[0])
+    found = tokenized_pairs.open_pairs(spec, Path(write(tmp_path / "set", some_pairs())), ByteTokenizer())
+    engine, parameters = BACKEND.open_engine(spec, found, ByteTokenizer(), None), ReplicatedModel.initial(JOB, spec).parameters
+    moved = layout_of(spec).tensor_views(engine.local_steps(parameters, JOB, 0, TRAINER)[0])
     layers = {name for name in moved if name.startswith("layers.")}
     stays = layers if spec is MEAN else set()
     assert len(layers) == 9 and {name for name, tensor in moved.items() if not tensor.any()} == stays
@@ -119,11 +120,11 @@ def test_layers_that_stay_are_not_shrunk_either() -> None:
 
 def test_a_step_is_made_of_the_pairs_that_were_drawn_for_it(tmp_path: Path) -> None:
     some = some_pairs(20)
-    found = pairs.encoded(SPEC, some, ByteTokenizer())
-    drawn = pairs_of_step(JOB, 2, TRAINER, 3, count=5, pairs=len(found.trained), seed=0)
-    x, last, p = REWARD.examples(SPEC, drawn, found)
+    found = tokenized_pairs.tokenize_pairs(SPEC, some, ByteTokenizer())
+    drawn = draw_pairs(JOB, 2, TRAINER, 3, count=5, pairs=len(found.train_split), seed=0)
+    x, last, p = REWARD.batch_arrays(SPEC, drawn, found)
     for row, number in enumerate(drawn):
-        pair = parted(some, SPEC.held_out_permille)[0][number]
+        pair = split_held_out(some, SPEC.held_out_permille)[0][number]
         texts = [(pair.prompt + response).encode() for response in (pair.first, pair.second)]
         assert [bytes(x[row, side, : last[row, side] + 1].astype(np.uint8)) for side in range(2)] == texts
         assert p[row] == pair.p / 1000
@@ -131,9 +132,9 @@ def test_a_step_is_made_of_the_pairs_that_were_drawn_for_it(tmp_path: Path) -> N
 
 
 def test_a_response_beyond_the_context_is_told_with_its_line() -> None:
-    some = [*some_pairs(3), Pair((4).to_bytes(8, "big"), "q" * 15, "a", "bb", 0)]
+    some = [*some_pairs(3), PreferencePair((4).to_bytes(8, "big"), "q" * 15, "a", "bb", 0)]
     with pytest.raises(UserError, match="line 4: prompt and response are 17 tokens, more than the context of 16"):
-        pairs.encoded(SPEC, some, ByteTokenizer())
+        tokenized_pairs.tokenize_pairs(SPEC, some, ByteTokenizer())
 
 
 @pytest.mark.parametrize(
@@ -151,11 +152,13 @@ def test_a_job_that_cannot_be_is_told_why(other: dict[str, object], why: str) ->
 
 
 def test_scores_of_the_held_out_responses_have_mean_0_and_deviation_1(tmp_path: Path) -> None:
-    found = pairs.open_pairs(SPEC, Path(write(tmp_path / "set", some_pairs())), ByteTokenizer())
+    found = tokenized_pairs.open_pairs(SPEC, Path(write(tmp_path / "set", some_pairs())), ByteTokenizer())
     parameters = ReplicatedModel.initial(JOB, SPEC).parameters.copy()
-    layout_of(SPEC).view(parameters)[SCORE][:] = np.linspace(-1, 2, SPEC.model.width)
-    scorer = Scorer(Other(SPEC, parameters, found), lambda: None)
-    x, last, _ = map(torch.from_numpy, pairs.rows(found.held_out, found.measured, np.arange(len(found.measured))))
+    layout_of(SPEC).tensor_views(parameters)[SCORE_HEAD][:] = np.linspace(-1, 2, SPEC.model.width)
+    scorer = NormalizedRewardModel(RequiredModel(SPEC, parameters, found), lambda: None)
+    x, last, _ = map(
+        torch.from_numpy, tokenized_pairs.pair_batch(found.held_out, found.held_out_split, np.arange(len(found.held_out_split)))
+    )
     scored = scorer.scores(x.flatten(0, 1), last.flatten(), lambda: None).double()
     assert abs(float(scored.mean())) < 1e-5 and abs(float(scored.std(correction=0)) - 1) < 1e-5
 
@@ -163,17 +166,17 @@ def test_scores_of_the_held_out_responses_have_mean_0_and_deviation_1(tmp_path: 
 def test_a_policy_is_rewarded_by_the_model_that_its_job_reads(tmp_path: Path) -> None:
     """Its trainer's figures are what an auditor finds with the same model, and are false with another."""
     parameters = ReplicatedModel.initial(JOB, SPEC).parameters.copy()
-    layout_of(SPEC).view(parameters)[SCORE][:] = np.linspace(-1, 2, SPEC.model.width)
+    layout_of(SPEC).tensor_views(parameters)[SCORE_HEAD][:] = np.linspace(-1, 2, SPEC.model.width)
     first = ReplicatedModel.initial(JOB, SPEC)
 
     def job(name: str, parameters: Float32Array) -> JobSpec:
         """That reads this model."""
-        model = ReplicatedModel.of(replace(first.state, round=3), {**first.vectors, "parameters": parameters})
+        model = ReplicatedModel.from_vectors(replace(first.state, round=3), {**first.vectors, "parameters": parameters})
         model.save(tmp_path / name)
         read = ModelReference(JOB, 3, model.root)
-        own = PpoTerms(reward="model", reward_model=read, prompt_tokens=4, response_tokens=6, epochs=2)
+        own = PpoSettings(reward="model", reward_model=read, prompt_tokens=4, response_tokens=6, epochs=2)
         spec = replace(SPEC, objective="ppo", settings=codec.encode(own))
-        assert spec.problem() is None and spec.kind.read(spec) == read
+        assert spec.problem() is None and spec.resolved_objective.required_model(spec) == read
         return spec
 
     jobs_of = {"reward": job("reward", parameters), "other": job("other", -parameters)}
@@ -182,50 +185,57 @@ def test_a_policy_is_rewarded_by_the_model_that_its_job_reads(tmp_path: Path) ->
     (tmp_path / "text").write_bytes(default_text()[:20_000])
 
     def worker(reward: str, by: str | None = None) -> Jobs:
-        jobs, text = Jobs(KIND, lambda: None, 1 << 30), write(tmp_path / "set", some_pairs())
-        opening = tasks.OpenJob(
-            TRAINER, jobs_of[by or reward].encode(), str(tmp_path / "text"), None, other=str(tmp_path / reward), other_text=text
+        jobs, text = Jobs(BACKEND, lambda: None, 1 << 30), write(tmp_path / "set", some_pairs())
+        opening = worker_protocol.OpenJobRequest(
+            TRAINER,
+            jobs_of[by or reward].encode(),
+            str(tmp_path / "text"),
+            None,
+            required_model=str(tmp_path / reward),
+            other_text=text,
         )
         jobs.answer(opening)
         return jobs
 
     out = {name: str(tmp_path / name) for name in ("buffer_out", "declared_out")}
-    done = worker("reward").answer(tasks.Propose(TRAINER, 0, TRAINER, str(tmp_path / "model"), None, None, **out))
-    assert isinstance(done, tasks.Proposed)
-    declared = tasks.Declared(
+    done = worker("reward").answer(
+        worker_protocol.ProposeRequest(TRAINER, 0, TRAINER, str(tmp_path / "model"), None, None, **out)
+    )
+    assert isinstance(done, worker_protocol.ProposeReply)
+    declared = worker_protocol.DeclarationFiles(
         done.declaration, {bytes.fromhex(file.name): str(file) for file in (tmp_path / "declared_out").iterdir()}
     )
     files = f"{out['buffer_out']}.payload", None, None, None
-    audit = tasks.Audit(TRAINER, 0, TRAINER, str(tmp_path / "model"), *files, declared=declared)
+    audit = worker_protocol.AuditRequest(TRAINER, 0, TRAINER, str(tmp_path / "model"), *files, declared=declared)
     with pytest.raises(StorageError, match="holds another model"):  # whoever went on would call honest trainers liars
         worker("other", by="reward")
     verdicts = [found.verdict for found in (worker(of).answer(audit) for of in ("reward", "other"))]  # type: ignore[union-attr]
-    assert verdicts[0] is Verdict.ACCEPT and verdict_label(verdicts[1], spec.kind.labels) == "figures"
+    assert verdicts[0] is Verdict.ACCEPT and verdict_label(verdicts[1], spec.resolved_objective.reason_labels) == "figures"
 
 
 @ALL_OR_LAST
 def test_an_exported_reward_model_scores_a_file_without_a_peer(spec: JobSpec, tmp_path: Path) -> None:
     """Texts of several lengths in one pass: none changes another's score."""
     parameters = ReplicatedModel.initial(JOB, SPEC).parameters.copy()
-    layout_of(SPEC).view(parameters)[SCORE][:] = np.linspace(-1, 2, SPEC.model.width)
-    checkpoint.export(tmp_path / "reward.safetensors", spec, parameters, checkpoint.Origin(JOB, 3, bytes(32)))
+    layout_of(SPEC).tensor_views(parameters)[SCORE_HEAD][:] = np.linspace(-1, 2, SPEC.model.width)
+    checkpoint.write_checkpoint(tmp_path / "reward.safetensors", spec, parameters, checkpoint.CheckpointOrigin(JOB, 3, bytes(32)))
     lines = [{"prompt": pair.prompt, "chosen": pair.first, "rejected": pair.second} for pair in some_pairs(3)]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    told = list(score.scored(tmp_path / "reward.safetensors", tmp_path / "pairs.jsonl", None))
-    engine = KIND.open(SPEC, pairs.encoded(SPEC, some_pairs(), ByteTokenizer()), ByteTokenizer(), None)
+    told = list(score_pairs.score_pairs(tmp_path / "reward.safetensors", tmp_path / "pairs.jsonl", None))
+    engine = BACKEND.open_engine(SPEC, tokenized_pairs.tokenize_pairs(SPEC, some_pairs(), ByteTokenizer()), ByteTokenizer(), None)
     engine.load(parameters)
     for pair, both in zip(some_pairs(3), told, strict=True):
         for response, found in zip((pair.first, pair.second), both, strict=True):
             ids = torch.tensor([list((pair.prompt + response).encode())])
-            said = engine.model.features(ids)[0] @ engine.model.heads[SCORE]
+            said = engine.model.features(ids)[0] @ engine.model.heads[SCORE_HEAD]
             assert found == pytest.approx((said.mean() if spec is MEAN else said[-1]).item(), abs=1e-5)
     with pytest.raises(UserError, match=f"{tmp_path} is a folder: name a file"):
-        next(score.scored(tmp_path, tmp_path / "pairs.jsonl", None))
+        next(score_pairs.score_pairs(tmp_path, tmp_path / "pairs.jsonl", None))
     with pytest.raises(UserError, match="takes bytes: leave --tokenizer out"):
-        next(score.scored(tmp_path / "reward.safetensors", tmp_path / "pairs.jsonl", tmp_path / "pairs.jsonl"))
+        next(score_pairs.score_pairs(tmp_path / "reward.safetensors", tmp_path / "pairs.jsonl", tmp_path / "pairs.jsonl"))
 
 
 def test_scores_of_a_diverged_model_rank_no_pair() -> None:
     """Without figures no voter could report on the model, and its plan would wait for 10,000 heights."""
-    figures = figures_of(torch.tensor([torch.nan, torch.nan, torch.inf]), torch.tensor([1.0, 0.0, 1.0]))
+    figures = preference_metrics(torch.tensor([torch.nan, torch.nan, torch.inf]), torch.tensor([1.0, 0.0, 1.0]))
     assert figures[ACCURACY] == (0.5 + 0.5 + 1) / 3 and 0 <= figures[CALIBRATION] <= 1

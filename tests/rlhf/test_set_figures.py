@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf import set_figures
-from rlhf.preferences import Pair
-from rlhf.set_figures import CONTRADICTORY, IDENTICAL, WORD_COUNT, SetFigures, evenly, odd_pairs
+from rlhf.data import preference_set_statistics
+from rlhf.data.preference_set_statistics import (
+    CONTRADICTORY,
+    IDENTICAL,
+    WORD_COUNT,
+    PreferenceSetStatistics,
+    evenly_spaced,
+    odd_pairs,
+)
+from rlhf.data.preference_sets import PreferencePair
 
 
-def pair(number: int, prompt: str, first: str, second: str, p: int = 1000) -> Pair:
-    return Pair(number.to_bytes(8, "big"), prompt, first, second, p)
+def pair(number: int, prompt: str, first: str, second: str, p: int = 1000) -> PreferencePair:
+    return PreferencePair(number.to_bytes(8, "big"), prompt, first, second, p)
 
 
 @pytest.mark.parametrize(
@@ -36,14 +43,14 @@ def test_odd_pairs_are_counted(others: list[tuple[str, str, str, int]], identica
 def test_the_word_count_model_learns_from_what_is_trained_and_is_measured_on_what_is_held_out() -> None:
     learned = [pair(number, f"q{number}", f"good x{number}", f"bad y{number}") for number in range(50)]
     measured = [pair(number, f"m{number}", "a good film", "a bad film", 1000 if number else 0) for number in range(4)]
-    assert SetFigures(learned, measured).figures == {IDENTICAL: 0, CONTRADICTORY: 0, WORD_COUNT: 0.75}
-    assert WORD_COUNT not in SetFigures(learned, [pair(0, "m", "a", "b", 500)]).figures
-    assert WORD_COUNT not in SetFigures(learned, []).figures
+    assert PreferenceSetStatistics(learned, measured).figures == {IDENTICAL: 0, CONTRADICTORY: 0, WORD_COUNT: 0.75}
+    assert WORD_COUNT not in PreferenceSetStatistics(learned, [pair(0, "m", "a", "b", 500)]).figures
+    assert WORD_COUNT not in PreferenceSetStatistics(learned, []).figures
 
 
 def test_a_large_set_is_learned_from_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(set_figures, "CHARACTERS_MAX", 40)
+    monkeypatch.setattr(preference_set_statistics, "CHARACTERS_MAX", 40)
     learned = [pair(number, f"q{number}", "good", "bad!") for number in range(50)]
-    found = SetFigures(learned, learned)
+    found = PreferenceSetStatistics(learned, learned)
     assert len(found._trained) == 5 and found._trained[-1] == learned[-1]
-    assert evenly([], 3) == [] and evenly([1, 2], 3) == [1, 2] and evenly(range(7), 3) == [0, 3, 6]
+    assert evenly_spaced([], 3) == [] and evenly_spaced([1, 2], 3) == [1, 2] and evenly_spaced(range(7), 3) == [0, 3, 6]

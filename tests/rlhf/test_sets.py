@@ -10,28 +10,34 @@ from typing import Any
 
 import pytest
 
-from curation.answers import Kind
-from curation.contents import Move
-from curation.module import CurationModule
-from curation.state import Asked, Phase, Redaction
-from curation.tasks import task_id
+from curation.ledger.curation_module import CurationModule
+from curation.ledger.curation_state import ProjectPhase, ProjectSpec, Redaction
+from curation.ledger.transaction_types import SetProjectPhase
+from curation.tasks.answers import QuestionKind
+from curation.tasks.task_pages import task_id
 from ledger.jobs import job_id
 from ledger.ledger_state import LedgerState
 from ledger.members import ResignAsVoter
 from peer import features
 from protocol import codec
 from protocol.identity import Signed
-from rlhf import plans, sets
-from rlhf.module import RlhfModule, RlhfState, is_exported
-from rlhf.plans import Begin, Cancel, Plan
-from rlhf.sets import Claim, DecidedSet, Heard, SaySet, Source
+from rlhf.ledger import preference_set_attestation, tuning_plans
+from rlhf.ledger.preference_set_attestation import (
+    AttestedPreferenceSet,
+    AttestPreferenceSet,
+    ClaimStatus,
+    PreferenceSetClaim,
+    PreferenceSetSource,
+)
+from rlhf.ledger.rlhf_module import RlhfModule, RlhfState, is_exported
+from rlhf.ledger.tuning_plans import CancelPlan, StartPlan, TuningPlan
 from tests.curation.room import Room, annotators
 from tests.ledger.world import PEOPLE, World
 from tests.rlhf.test_plans import POLICY, REWARD, Tuned
 
 AUTHOR, *OTHERS = PEOPLE[:4]  # four voters, of whom one may lie: a quorum is three
 NOVICE = PEOPLE[5]
-ASKED = Asked("pairs", Kind.PAIR, (), False, 2, None, 1, 0, False)
+ASKED = ProjectSpec("pairs", QuestionKind.PAIR, (), False, 2, None, 1, 0, False)
 TASKS, BOTH_BAD = 8, 3
 NAMED, ANOTHER = hashlib.sha256(b"the set").digest(), hashlib.sha256(b"another").digest()
 
@@ -43,16 +49,16 @@ class Compared(Tuned, Room):
         super().__init__(folder, kind, (CurationModule(),))
         self.project_key = self.project(ASKED, TASKS)
         self.worked_once(annotators(1)[0], TASKS, lambda number: (number % 4,))
-        self.source = Source(self.project_key, self.state.height)
+        self.source = PreferenceSetSource(self.project_key, self.state.height)
         self.key = bytes(32)
 
     def decide_body(self, body: bytes, after_ms: int = 1) -> LedgerState:
         self.now = max(self.now, self.state.time_ms + 1)
         return World.decide_body(self, body, self.now - self.state.time_ms)
 
-    def beginning(self, source: Source | None = None, author: Any = AUTHOR) -> Signed:
+    def beginning(self, source: PreferenceSetSource | None = None, author: Any = AUTHOR) -> Signed:
         spec = self.on(replace(REWARD, data=NAMED))
-        return self.tx(author, "rlhf/start", Begin(spec, self.on(POLICY), source or self.source, anyway=True))
+        return self.tx(author, "rlhf/start", StartPlan(spec, self.on(POLICY), source or self.source, anyway=True))
 
     def begun(self) -> Compared:
         signed = self.beginning()
@@ -61,25 +67,25 @@ class Compared(Tuned, Room):
         return self
 
     @property
-    def now_plan(self) -> Plan:
+    def now_plan(self) -> TuningPlan:
         return self.plan(self.key)
 
     @property
-    def claim(self) -> Claim:
+    def claim(self) -> PreferenceSetClaim:
         claim = self.now_plan.claim
         assert claim is not None
         return claim
 
     @property
     def has_begun(self) -> bool:
-        return plans.stage_job(self.key, 0) in self.state.jobs.jobs
+        return tuning_plans.stage_job_id(self.key, 0) in self.state.jobs.jobs
 
     @property
-    def sets(self) -> dict[bytes, DecidedSet]:
+    def sets(self) -> dict[bytes, AttestedPreferenceSet]:
         return self.state.module_state(RlhfState).sets
 
     def found(self, who: Any, set: bytes | None = NAMED) -> Signed:
-        return self.tx(who, "rlhf/set", SaySet(self.key, set))
+        return self.tx(who, "rlhf/set", AttestPreferenceSet(self.key, set))
 
     def told(self, *sets: bytes | None) -> str:
         """How the plan is after each voter, in turn, has said one of these."""
@@ -87,7 +93,7 @@ class Compared(Tuned, Room):
         for who, set in zip((AUTHOR, *OTHERS), sets, strict=False):
             self.decide(self.found(who, set))
             told += {"running": "job " if self.has_begun else "- ", "cancelled": "! ", "finished": ". "}[self.now_plan.phase]
-            if self.now_plan.phase is not plans.Phase.RUNNING or self.has_begun:
+            if self.now_plan.phase is not tuning_plans.PlanPhase.RUNNING or self.has_begun:
                 break
         return told.strip()
 
@@ -129,7 +135,7 @@ def test_a_plan_begins_with_the_set_that_a_quorum_derived_and_never_with_another
     world: Compared, said: tuple[bytes | None, ...]
 ) -> None:
     world.begun()
-    assert not world.has_begun and world.now_plan.phase is plans.Phase.RUNNING, "its author's word is not enough"
+    assert not world.has_begun and world.now_plan.phase is tuning_plans.PlanPhase.RUNNING, "its author's word is not enough"
     assert world.told(*said) == ANSWERS[said]
     assert (NAMED in world.sets) == world.has_begun
     for _ in range(3):
@@ -139,22 +145,22 @@ def test_a_plan_begins_with_the_set_that_a_quorum_derived_and_never_with_another
 
 def test_a_set_is_decided_with_its_project_and_its_height(world: Compared) -> None:
     world.begun().told(NAMED, NAMED, NAMED)
-    assert world.sets == {NAMED: DecidedSet(world.source, world.state.height, 0)}
-    assert world.claim == Claim(world.source, NAMED, 0, True)
+    assert world.sets == {NAMED: AttestedPreferenceSet(world.source, world.state.height, 0)}
+    assert world.claim == PreferenceSetClaim(world.source, NAMED, 0, True)
     state = world.state.module_state(RlhfState)
     assert codec.decode(RlhfState, codec.encode(state)) == state
-    world.close(plans.stage_job(world.key, 0))
+    world.close(tuning_plans.stage_job_id(world.key, 0))
     world.decide()
-    assert plans.stage_job(world.key, 1) in world.state.jobs.jobs, "the policy begins as in any plan"
+    assert tuning_plans.stage_job_id(world.key, 1) in world.state.jobs.jobs, "the policy begins as in any plan"
 
 
 def test_what_can_give_no_set_is_refused_at_once(world: Compared) -> None:
     moods, fresh = world.project(tasks=1), world.project(replace(ASKED, name="fresh"), 1, OTHERS[0])
     ahead = world.state.height + 1
     for source, why in (
-        (Source(bytes(32), 1), "0000000000000000 is no project of pairs"),
-        (Source(moods, 1), f"{moods.hex()[:16]} is no project of pairs"),
-        (Source(fresh, 1), "nothing is decided in the project 'fresh' yet"),
+        (PreferenceSetSource(bytes(32), 1), "0000000000000000 is no project of pairs"),
+        (PreferenceSetSource(moods, 1), f"{moods.hex()[:16]} is no project of pairs"),
+        (PreferenceSetSource(fresh, 1), "nothing is decided in the project 'fresh' yet"),
         (replace(world.source, height=ahead), f"height {ahead} is not decided yet"),
     ):
         assert why in (world.problem(world.beginning(source)) or "")
@@ -163,13 +169,13 @@ def test_what_can_give_no_set_is_refused_at_once(world: Compared) -> None:
 
 def test_a_network_without_projects_has_no_sets_of_them(tmp_path: Path) -> None:
     world = Tuned(tmp_path)
-    said = replace(world.begin(), source=Source(bytes(32), 1))
+    said = replace(world.begin(), source=PreferenceSetSource(bytes(32), 1))
     assert "does not run the module curation" in (world.problem(world.tx(AUTHOR, "rlhf/start", said)) or "")
 
 
 def test_a_voter_speaks_once_and_nobody_else_does(world: Compared) -> None:
     world.begun()
-    assert "no such plan waits" in (world.problem(world.tx(AUTHOR, "rlhf/set", SaySet(bytes(32), NAMED))) or "")
+    assert "no such plan waits" in (world.problem(world.tx(AUTHOR, "rlhf/set", AttestPreferenceSet(bytes(32), NAMED))) or "")
     world.decide(world.admission(NOVICE))
     assert "only a voter" in (world.problem(world.found(NOVICE)) or "")
     world.decide(world.found(AUTHOR))
@@ -182,7 +188,7 @@ def test_a_voter_speaks_once_and_nobody_else_does(world: Compared) -> None:
 
 def test_a_plan_that_waits_for_its_set_can_be_cancelled(world: Compared) -> None:
     world.begun().told(NAMED, NAMED)
-    world.decide(world.tx(AUTHOR, "rlhf/cancel", Cancel(world.key)))
+    world.decide(world.tx(AUTHOR, "rlhf/cancel", CancelPlan(world.key)))
     assert "no such plan waits" in (world.problem(world.found(OTHERS[1])) or "")
     world.decide()
     assert not world.has_begun and not world.sets
@@ -190,7 +196,7 @@ def test_a_plan_that_waits_for_its_set_can_be_cancelled(world: Compared) -> None
 
 def test_a_plan_whose_set_nobody_derives_ends(world: Compared, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would hold its place for ever when its author is gone."""
-    monkeypatch.setattr(plans, "REFUSED_HEIGHTS_MAX", 3)
+    monkeypatch.setattr(tuning_plans, "REFUSED_HEIGHTS_MAX", 3)
     world.begun()
     for phase in ("running", "running", "cancelled"):
         world.decide()
@@ -202,7 +208,7 @@ def test_a_voter_that_left_is_not_heard_and_one_with_another_key_is(world: Compa
     world.decide(world.found(AUTHOR), world.found(OTHERS[0]))
     newer = PEOPLE[6]
     world.decide(world.rotation(OTHERS[0], newer))
-    assert set(world.claim.said) == {AUTHOR.public, newer.public}
+    assert set(world.claim.attestations) == {AUTHOR.public, newer.public}
     assert "said already" in (world.problem(world.found(newer)) or "")
     world.decide(world.tx(AUTHOR, "member/leave", ResignAsVoter()))
     while AUTHOR.public in world.state.members.voters:
@@ -233,8 +239,8 @@ def test_a_task_that_is_redacted_later_is_counted_and_one_that_the_set_lacks_is_
     assert within < set(range(TASKS)) - {4}
     world.redact(*(number for number in range(TASKS) if number != 4))
     world.say(AUTHOR, "curation/redact", Redaction(late, 0, 0, bytes(32), bytes([1]) * 32, 100))
-    assert world.sets[NAMED].redacted == len(within) and world.sets[NAMED].seen == TASKS + 1
-    assert world.has_begun and world.now_plan.phase is plans.Phase.RUNNING
+    assert world.sets[NAMED].redacted == len(within) and world.sets[NAMED].redactions_seen == TASKS + 1
+    assert world.has_begun and world.now_plan.phase is tuning_plans.PlanPhase.RUNNING
 
 
 def settled(world: Compared, number: int) -> int:
@@ -244,54 +250,58 @@ def settled(world: Compared, number: int) -> int:
 
 
 def test_the_oldest_sets_are_forgotten_but_for_those_that_are_named(world: Compared, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sets, "KEPT_MAX", 2)
-    made = {bytes([number]) * 32: DecidedSet(world.source, number, 0) for number in range(4)}
-    assert sets.followed(made, world.curation, {bytes([0]) * 32}).keys() == made.keys() - {bytes([1]) * 32}
+    monkeypatch.setattr(preference_set_attestation, "SETS_KEPT_MAX", 2)
+    made = {bytes([number]) * 32: AttestedPreferenceSet(world.source, number, 0) for number in range(4)}
+    assert preference_set_attestation.update_attested_sets(made, world.curation, {bytes([0]) * 32}).keys() == made.keys() - {
+        bytes([1]) * 32
+    }
 
 
 def test_no_redaction_of_a_job_s_set_is_forgotten_however_many_plans_begin(
     world: Compared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sets, "KEPT_MAX", 0)
+    monkeypatch.setattr(preference_set_attestation, "SETS_KEPT_MAX", 0)
     world.begun().told(NAMED, NAMED, NAMED)
     for stage in range(2):
-        world.close(plans.stage_job(world.key, stage))
+        world.close(tuning_plans.stage_job_id(world.key, stage))
         world.decide()
-    assert world.now_plan.phase is plans.Phase.FINISHED
+    assert world.now_plan.phase is tuning_plans.PlanPhase.FINISHED
     world.redact(0)
     assert world.sets[NAMED].redacted == 1 and not is_exported(world.state, NAMED)
 
 
 def test_no_plan_begins_with_a_project_that_is_being_closed(world: Compared) -> None:
     """Its labels may change while voters derive them."""
-    world.say(AUTHOR, "curation/move", Move(world.project_key, Phase.CLOSED))
+    world.say(AUTHOR, "curation/move", SetProjectPhase(world.project_key, ProjectPhase.CLOSED))
     assert "is being closed" in (world.problem(world.beginning()) or "")
 
 
 # Planted bugs -------------------------------------------------------------------------------------------------------------
 
 
-def anything_counts(claim: Claim, *rest: Any) -> tuple[Claim, Heard]:
+def anything_counts(claim: PreferenceSetClaim, *rest: Any) -> tuple[PreferenceSetClaim, ClaimStatus]:
     """Whoever said something is taken for somebody who derived the set."""
-    return HEARD(replace(claim, said=dict.fromkeys(claim.said, claim.set)), *rest)
+    return HEARD(replace(claim, attestations=dict.fromkeys(claim.attestations, claim.set)), *rest)
 
 
-def one_is_enough(claim: Claim, *rest: Any) -> tuple[Claim, Heard]:
-    return (claim, Heard.DECIDED) if claim.set in claim.said.values() else HEARD(claim, *rest)
+def one_is_enough(claim: PreferenceSetClaim, *rest: Any) -> tuple[PreferenceSetClaim, ClaimStatus]:
+    return (claim, ClaimStatus.DECIDED) if claim.set in claim.attestations.values() else HEARD(claim, *rest)
 
 
-def most_are_enough(claim: Claim, voters: tuple[bytes, ...], curation: Any) -> tuple[Claim, Heard]:
+def most_are_enough(
+    claim: PreferenceSetClaim, voters: tuple[bytes, ...], curation: Any
+) -> tuple[PreferenceSetClaim, ClaimStatus]:
     """Of those that have spoken."""
-    agree = [found == claim.set for found in claim.said.values()]
-    return (claim, Heard.DECIDED) if 2 * sum(agree) > len(agree) > 1 else HEARD(claim, voters, curation)
+    agree = [found == claim.set for found in claim.attestations.values()]
+    return (claim, ClaimStatus.DECIDED) if 2 * sum(agree) > len(agree) > 1 else HEARD(claim, voters, curation)
 
 
-def nothing_refuses(claim: Claim, *rest: Any) -> tuple[Claim, Heard]:
+def nothing_refuses(claim: PreferenceSetClaim, *rest: Any) -> tuple[PreferenceSetClaim, ClaimStatus]:
     after, heard = HEARD(claim, *rest)
-    return after, Heard.WAITS if heard is Heard.REFUSED else heard
+    return after, ClaimStatus.WAITS if heard is ClaimStatus.REFUSED else heard
 
 
-HEARD = sets.heard
+HEARD = preference_set_attestation.tally_claim
 
 
 @pytest.mark.parametrize("bug", [anything_counts, one_is_enough, most_are_enough, nothing_refuses], ids=lambda bug: bug.__name__)
@@ -299,18 +309,18 @@ def test_a_rule_that_hears_something_else_is_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bug: Callable[..., Any]
 ) -> None:
     assert outcome(tmp_path / "sound") == list(ANSWERS.values())
-    monkeypatch.setattr(sets, "heard", bug)
+    monkeypatch.setattr(preference_set_attestation, "tally_claim", bug)
     assert outcome(tmp_path / "planted") != list(ANSWERS.values())
 
 
 def test_a_plan_that_does_not_wait_for_its_set_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = plans.asked
-    monkeypatch.setattr(plans, "asked", lambda plan, author: asked(replace(plan, claim=None), author))
+    asked = tuning_plans.plan_requests
+    monkeypatch.setattr(tuning_plans, "plan_requests", lambda plan, author: asked(replace(plan, claim=None), author))
     assert Compared(tmp_path).begun().has_begun
 
 
 def test_a_rule_that_ignores_redactions_is_found_out(world: Compared, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sets, "redacted_since", lambda *_: 0)
+    monkeypatch.setattr(preference_set_attestation, "redacted_since", lambda *_: 0)
     world.begun().told(NAMED)
     world.redact(0)
-    assert world.now_plan.phase is plans.Phase.RUNNING
+    assert world.now_plan.phase is tuning_plans.PlanPhase.RUNNING

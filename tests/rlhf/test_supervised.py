@@ -17,16 +17,16 @@ from protocol import codec
 from protocol.blob_digest import blob_digest
 from protocol.errors import StorageError, UserError
 from protocol.verdicts import Verdict
-from rlhf.preferences import Record
-from rlhf.responses import Example, encoded, read_examples, rows
-from rlhf.supervised import NATS, DpoTerms, InstructTerms, open_responses
+from rlhf.data.preference_sets import PromptRecord
+from rlhf.data.tokenized_responses import InstructionExample, read_examples, response_batch, tokenize_responses
+from rlhf.objectives.supervised import NATS, DpoTerms, InstructTerms, open_responses
 from tests.rlhf.seat import JOB, TRAINER, Seat, write
 from tests.rlhf.test_reward import SPEC, some_pairs
-from training import tasks
+from training import worker_protocol
 from training.data.tokenizer import ByteTokenizer
-from training.engines.pytorch.kind import KIND
-from training.replicated.layout import float32_bytes, layout_of
-from training.replicated.model import ReplicatedModel
+from training.engines.pytorch.backend import BACKEND
+from training.replicated.replicated_model import ReplicatedModel
+from training.replicated.tensor_layout import float32_bytes, layout_of
 
 OF = {
     "instruct": replace(SPEC, objective="instruct", settings=codec.encode(InstructTerms())),
@@ -39,11 +39,13 @@ def known() -> None:
     features.install()
 
 
-def some_examples(count: int = 60) -> list[Example]:
-    return [Example(number.to_bytes(8, "big"), f"q{number}: ", "aeiou"[number % 3 :]) for number in range(1, count + 1)]
+def some_examples(count: int = 60) -> list[InstructionExample]:
+    return [
+        InstructionExample(number.to_bytes(8, "big"), f"q{number}: ", "aeiou"[number % 3 :]) for number in range(1, count + 1)
+    ]
 
 
-def records(name: str) -> list[Record]:
+def records(name: str) -> list[PromptRecord]:
     return [*some_examples()] if name == "instruct" else [*some_pairs()]
 
 
@@ -57,7 +59,7 @@ def test_an_honest_proposal_passes_every_check_and_one_of_other_responses_none(t
     other = world.worker(micro_batch=3)
     world.propose(world.worker())
     assert world.audited(other) is Verdict.ACCEPT
-    false: list[Record] = [replace(example, response="zzz") for example in some_examples()]
+    false: list[PromptRecord] = [replace(example, response="zzz") for example in some_examples()]
     if name == "dpo":
         false = [replace(pair, p=1000 - pair.p) for pair in some_pairs()]
     world.propose(world.worker(write(tmp_path / "false", false)))
@@ -69,47 +71,51 @@ def test_it_learns_and_is_measured_on_prompts_that_were_never_trained_on(tmp_pat
     world = seat_of(tmp_path, name)
     found = open_responses(world.spec, Path(world.set), ByteTokenizer())
     parameters = ReplicatedModel.initial(JOB, world.spec).parameters
-    engine = KIND.open(world.spec, found, ByteTokenizer(), parameters)
-    before = engine.measured(parameters)
+    engine = BACKEND.open_engine(world.spec, found, ByteTokenizer(), parameters)
+    before = engine.compute_metrics(parameters)
     for number in range(4):
         delta, _ = engine.local_steps(parameters, JOB, number, TRAINER)
         parameters = parameters - delta
-    after = engine.measured(parameters)
+    after = engine.compute_metrics(parameters)
     if name == "dpo":
         assert before["held_out_accuracy"] < 0.8 and after["held_out_accuracy"] == 1.0
     else:
         assert abs(before[NATS] - np.log(256)) < 0.5 and after[NATS] < before[NATS] - 1
-    assert len(found.measured) and len(found.trained) + len(found.measured) == 60
+    assert len(found.held_out_split) and len(found.train_split) + len(found.held_out_split) == 60
 
 
 def test_the_reference_of_a_pair_is_what_the_first_model_gives_it_token_by_token(tmp_path: Path) -> None:
     world = seat_of(tmp_path, "dpo")
     found = open_responses(world.spec, Path(world.set), ByteTokenizer())
     first = ReplicatedModel.initial(JOB, world.spec).parameters
-    engine = KIND.open(world.spec, found, ByteTokenizer(), first)
+    engine = BACKEND.open_engine(world.spec, found, ByteTokenizer(), first)
     moved = first + np.float32(0.1)
     delta, _ = engine.local_steps(moved, JOB, 0, TRAINER)
     assert not np.isnan(delta).any()
-    known = ~np.isnan(found.trained.reference)
-    assert 0 < known.sum() < len(known) and np.isnan(found.measured.reference).all()
+    known = ~np.isnan(found.train_split.reference)
+    assert 0 < known.sum() < len(known) and np.isnan(found.held_out_split.reference).all()
     engine.load(first)  # type: ignore[attr-defined]
     for text in np.flatnonzero(known)[:5]:
-        start, response, end = found.trained.starts[text], found.trained.responses[text], found.trained.starts[text + 1]
+        start, response, end = (
+            found.train_split.starts[text],
+            found.train_split.responses[text],
+            found.train_split.starts[text + 1],
+        )
         ids = torch.from_numpy(found.train[start:end].astype(np.int64))
         logp = engine.model.logits(engine.model.features(ids[None, :-1])).log_softmax(-1)[0]  # type: ignore[attr-defined]
         summed = sum(logp[at - 1, ids[at]] for at in range(int(response - start), len(ids)))
-        assert found.trained.reference[text] == pytest.approx(float(summed.detach()), abs=1e-4)
+        assert found.train_split.reference[text] == pytest.approx(float(summed.detach()), abs=1e-4)
 
 
 def test_only_the_tokens_of_a_response_and_its_stop_are_learned() -> None:
-    some = [Example(b"1", "ab", "xy"), Example(b"2", "c", "z\n")]
-    found = encoded(replace(OF["instruct"], held_out_permille=0), some, ByteTokenizer())
-    x, y, mask = rows(found.train, found.trained, np.array([0, 1]))
+    some = [InstructionExample(b"1", "ab", "xy"), InstructionExample(b"2", "c", "z\n")]
+    found = tokenize_responses(replace(OF["instruct"], held_out_permille=0), some, ByteTokenizer())
+    x, y, mask = response_batch(found.train, found.train_split, np.array([0, 1]))
     assert [bytes(row.astype(np.uint8)) for row in x] == [b"abxy", b"cz\0\0"]
     assert [bytes(y[row][mask[row]].astype(np.uint8)) for row in range(2)] == [b"xy\n", b"z\n"]
-    assert found.trained.tokens_mean == 2.5
+    assert found.train_split.tokens_mean == 2.5
     unstopped = replace(OF["instruct"], held_out_permille=0, settings=codec.encode(InstructTerms(stop=None)))
-    assert bytes(encoded(unstopped, some, ByteTokenizer()).train) == b"abxycz\n"
+    assert bytes(tokenize_responses(unstopped, some, ByteTokenizer()).train) == b"abxycz\n"
 
 
 @pytest.mark.parametrize(
@@ -128,7 +134,9 @@ def test_only_the_tokens_of_a_response_and_its_stop_are_learned() -> None:
 def test_a_line_that_cannot_be_learned_is_named(line: str, why: str) -> None:
     file = f'{{"prompt": "a", "response": "b"}}\n{line}\n'
     with pytest.raises(UserError, match=why):
-        encoded(replace(OF["instruct"], held_out_permille=0), read_examples("f", io.BytesIO(file.encode())), ByteTokenizer())
+        tokenize_responses(
+            replace(OF["instruct"], held_out_permille=0), read_examples("f", io.BytesIO(file.encode())), ByteTokenizer()
+        )
 
 
 def test_a_file_without_a_response_is_refused() -> None:
@@ -152,15 +160,15 @@ def test_a_job_that_cannot_be_is_told_why(objective: str, other: dict[str, objec
 def test_the_reference_of_a_job_that_starts_from_parameters_is_these(tmp_path: Path) -> None:
     values = np.arange(layout_of(OF["instruct"]).size, dtype=np.float32) / 1e6
     (tmp_path / "start").write_bytes(float32_bytes(values))
-    spec = replace(OF["instruct"], start=blob_digest(float32_bytes(values))).checked()
+    spec = replace(OF["instruct"], start=blob_digest(float32_bytes(values))).validated()
     assert spec.start is not None
-    opening = tasks.OpenJob(
+    opening = worker_protocol.OpenJobRequest(
         JOB, spec.encode(), write(tmp_path / "set", some_examples()), None, files={spec.start: str(tmp_path / "start")}
     )
-    engine = Jobs(KIND, lambda: None, 1 << 30)
+    engine = Jobs(BACKEND, lambda: None, 1 << 30)
     engine.answer(opening)
-    reference = engine._engine(JOB).first
+    reference = engine._engine(JOB).first_parameters
     assert reference is not None and np.array_equal(reference, values)
     (tmp_path / "start").write_bytes(float32_bytes(values[::-1]))
     with pytest.raises(StorageError, match="does not hold the parameters"):
-        Jobs(KIND, lambda: None, 1 << 30).answer(opening)
+        Jobs(BACKEND, lambda: None, 1 << 30).answer(opening)

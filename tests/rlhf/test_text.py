@@ -10,70 +10,75 @@ import numpy as np
 import pytest
 
 from peer import features
-from rlhf import examples, linear
-from rlhf.preferences import Pair
-from rlhf.rules import vowels
+from rlhf.data import word_count_baseline
+from rlhf.data.preference_sets import PreferencePair
+from rlhf.demo import synthetic_preferences
+from rlhf.objectives.rule_rewards import vowel_share
 from tests.peer.processes import LATE, command, demo
-from training import checkpoint
 from training.data import default_text
+from training.formats import checkpoint
 
 TINY = ("model.width=16", "model.layers=1", "model.hidden=16", "model.context=64", "local_steps=1", "batch=2", "rounds=1")
 TERMS = ("prompt_tokens=8", "response_tokens=8", "epochs=1", "local_steps=2", "batch=8")
 FIGURES = {"algorithm", "beta", "rounds", "reference_value", "optimum", "value", "gap_closed", "kl", "score", "distinct_2"}
 
 
-def said(count: int, wrong: float = 0.0) -> list[Pair]:
+def said(count: int, wrong: float = 0.0) -> list[PreferencePair]:
     """Of two responses the one with `good` is the better one; the others' words say nothing. Some are turned around."""
-    draw, pairs = random.Random(0), list[Pair]()
+    draw, pairs = random.Random(0), list[PreferencePair]()
     for number in range(count):
         words = [draw.choices("abcdefgh", k=6) for _ in range(2)]
         words[0][draw.randrange(6)], words[1][draw.randrange(6)] = "good", "bad"
         first = 1000 if draw.random() >= wrong else 0
-        pairs.append(Pair(number.to_bytes(8, "big"), f"p{number}", *(" ".join(of) for of in words), first))
+        pairs.append(PreferencePair(number.to_bytes(8, "big"), f"p{number}", *(" ".join(of) for of in words), first))
     return pairs
 
 
 def test_a_linear_model_learns_words_in_spite_of_noise() -> None:
-    weights = linear.fitted(said(400, wrong=0.25))
-    assert linear.accuracy(weights, said(100)) == 1.0
-    good, bad = linear.scores(weights, ("good", "bad"))
+    weights = word_count_baseline.fit_best(said(400, wrong=0.25))
+    assert word_count_baseline.pair_accuracy(weights, said(100)) == 1.0
+    good, bad = word_count_baseline.score_texts(weights, ("good", "bad"))
     assert good > 0 > bad
 
 
 def test_the_weights_are_where_the_loss_is_least() -> None:
     """At the least the slope is zero: for each feature, what the pairs pull is what the penalty holds."""
     pairs, penalty = said(50, wrong=0.25), 0.1
-    weights, pulls = linear.fit(pairs, penalty), np.zeros(linear.FEATURES)
+    weights, pulls = word_count_baseline.fit_with_penalty(pairs, penalty), np.zeros(word_count_baseline.FEATURES)
     for pair in pairs:
-        first, second = linear.scores(weights, (pair.first, pair.second))
+        first, second = word_count_baseline.score_texts(weights, (pair.first, pair.second))
         miss = pair.p / 1000 - 1 / (1 + np.exp(second - first))
         for sign, text in ((1, pair.first), (-1, pair.second)):
-            for feature, count in linear.features(text).items():
+            for feature, count in word_count_baseline.hash_features(text).items():
                 pulls[feature] += sign * count * miss
     np.testing.assert_allclose(pulls, penalty * len(pairs) * weights, atol=1e-3)
 
 
 def test_a_linear_model_learns_a_weight_for_each_word_by_how_often_it_stands_there() -> None:
     """The hidden rule of 600 pairs; a tenth of them are turned around, and the pairs that are measured are not."""
-    draw, pairs = random.Random(1), list[Pair]()
+    draw, pairs = random.Random(1), list[PreferencePair]()
     weights = {word: draw.gauss(0, 1) for word in "abcdefghijklmnopqrstuvwxyz"}
     for number in range(1600):
         texts = [draw.choices(list(weights), k=12) for _ in range(2)]
         is_better = sum(map(weights.get, texts[0])) > sum(map(weights.get, texts[1]))
         is_turned = number < 600 and draw.random() < 0.1
-        pairs.append(Pair(number.to_bytes(8, "big"), f"p{number}", *map(" ".join, texts), 1000 * (is_better is not is_turned)))
-    assert (linear.accuracy(linear.fitted(pairs[:600]), pairs[600:]) or 0.0) > 0.92, "0.84 by which words are there at all"
+        pairs.append(
+            PreferencePair(number.to_bytes(8, "big"), f"p{number}", *map(" ".join, texts), 1000 * (is_better is not is_turned))
+        )
+    assert (word_count_baseline.pair_accuracy(word_count_baseline.fit_best(pairs[:600]), pairs[600:]) or 0.0) > 0.92, (
+        "0.84 by which words are there at all"
+    )
 
 
 def test_ties_count_nowhere() -> None:
-    tie = [Pair(b"1", "", "good", "bad", 500)]
-    assert linear.accuracy(np.zeros(linear.FEATURES), tie) is None
-    assert linear.accuracy(np.zeros(linear.FEATURES), said(4)) == 0.5, "equal scores count half"
+    tie = [PreferencePair(b"1", "", "good", "bad", 500)]
+    assert word_count_baseline.pair_accuracy(np.zeros(word_count_baseline.FEATURES), tie) is None
+    assert word_count_baseline.pair_accuracy(np.zeros(word_count_baseline.FEATURES), said(4)) == 0.5, "equal scores count half"
 
 
 def test_made_up_preferences_like_vowels_and_are_wrong_now_and_then() -> None:
-    pairs = list(examples.pairs(default_text.default_text(), 400))
-    right = [vowels((), pair["chosen"].encode()) > vowels((), pair["rejected"].encode()) for pair in pairs]
+    pairs = list(synthetic_preferences.synthetic_pairs(default_text.default_text(), 400))
+    right = [vowel_share((), pair["chosen"].encode()) > vowel_share((), pair["rejected"].encode()) for pair in pairs]
     assert 0.85 < sum(right) / len(right) < 0.95
     text = default_text.default_text().decode("ascii", errors="ignore")
     continued = [pair["prompt"] + pair["chosen"] in text for pair in pairs]
@@ -119,8 +124,10 @@ def test_a_demo_goes_from_a_text_over_preferences_to_a_policy(tmp_path: Path) ->
     assert found["optimum"] is None and found["gap_closed"] is None and found["linear_accuracy"] > 0.5 and found["kl"] > -1
     assert 0 < found["pair_accuracy"] < 1 and found["value"] == pytest.approx(found["score"] - found["beta"] * found["kl"])
     features.install()
-    specs = [checkpoint.read(tmp_path / "run" / f"{name}.safetensors")[0] for name in ("policy", "reference", "reward")]
+    specs = [
+        checkpoint.read_checkpoint(tmp_path / "run" / f"{name}.safetensors")[0] for name in ("policy", "reference", "reward")
+    ]
     assert [spec.objective for spec in specs] == ["ppo", "ppo", "reward-mean"]
-    assert 0 < found["beta"] < specs[0].own.beta, "a policy that has hardly moved is held less"
+    assert 0 < found["beta"] < specs[0].decoded_settings.beta, "a policy that has hardly moved is held less"
     samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
     assert len(samples) >= 64 and all(sample.keys() == {"prompt", "policy", "reference"} for sample in samples)

@@ -15,17 +15,17 @@ from peer import features
 from peer.api.tuning import toy_spec
 from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
-from rlhf import rules
-from rlhf.pytorch import toy
+from rlhf.objectives import rule_rewards
+from rlhf.pytorch import toy_evaluation
 from tests.peer.processes import LATE, demo
-from training import checkpoint
+from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import ByteTokenizer
-from training.engines.pytorch.kind import KIND
-from training.engines.pytorch.model import GPT, Cache
-from training.replicated.init import initial_parameters
-from training.sequences import Tokens
-from training.spec import JobSpec
-from training.transformer import FIRST
+from training.engines.pytorch.backend import BACKEND
+from training.engines.pytorch.model import GPT, KVCache
+from training.formats import checkpoint
+from training.job_spec import JobSpec
+from training.replicated.parameter_init import initial_parameters
+from training.transformer import FIRST_TOKEN_VECTOR
 
 FIGURES = {"algorithm", "beta", "rounds", "reference_value", "optimum", "value", "gap_closed", "kl", "score"}
 FIGURES |= {"distinct_2", "tokens", "length_correlation"}  # of the last round
@@ -39,28 +39,28 @@ def spec() -> JobSpec:
 
 def test_a_first_model_is_its_own_reference(spec: JobSpec) -> None:
     first = initial_parameters(spec)
-    found = toy.figures(spec, first, first)
+    found = toy_evaluation.toy_metrics(spec, first, first)
     assert (found.gap_closed, found.kl) == (0, 0) and found.value == found.reference_value == found.score < found.optimum
-    assert np.exp(toy.log_probabilities(spec, first)).sum() == pytest.approx(1, abs=1e-5), "of all responses together"
+    assert np.exp(toy_evaluation.log_probabilities(spec, first)).sum() == pytest.approx(1, abs=1e-5), "of all responses together"
 
 
 def test_its_tokens_are_no_text(spec: JobSpec) -> None:
-    engine = KIND.open(spec, Tokens.none(ByteTokenizer().token_bytes), ByteTokenizer(), None)
+    engine = BACKEND.open_engine(spec, TokenizedText.without_text(ByteTokenizer().token_bytes), ByteTokenizer(), None)
     with pytest.raises(UserError, match="the model of 'toy' has 6 tokens that are no text"):
-        engine.generate(initial_parameters(spec), b"The ", SamplingOptions())
+        engine.generate_text(initial_parameters(spec), b"The ", SamplingOptions())
 
 
 def test_the_prompt_is_told_from_the_same_token_in_a_response(spec: JobSpec) -> None:
     """Attention over equal tokens is blind to how many they are: without the vector the model takes `0 0` for `0`."""
-    model, zeros = GPT(spec), torch.full((1, 3), rules.TOY_PROMPT)
+    model, zeros = GPT(spec), torch.full((1, 3), rule_rewards.TOY_PROMPT)
     with torch.no_grad():
         model.parameters.copy_(torch.from_numpy(initial_parameters(spec)))
         last = model.features(zeros)[0]
         torch.testing.assert_close(last[0], last[2])
-        model.heads[FIRST].fill_(0.5)
+        model.heads[FIRST_TOKEN_VECTOR].fill_(0.5)
         last = model.features(zeros)[0]
         assert (last[0] - last[1]).norm() > 0.1 and (last[1] - last[2]).norm() > 0.1
-        cache = Cache(spec.model)
+        cache = KVCache(spec.model)
         again = torch.cat([model.features(zeros[:, t : t + 1], cache) for t in range(3)], dim=1)[0]
     torch.testing.assert_close(again, last)
 
@@ -86,11 +86,11 @@ def test_a_demo_tunes_and_names_who_trained_on_another_reward(tmp_path: Path) ->
     assert found["reference_value"] < found["value"] < found["optimum"] and 0 < found["gap_closed"] < 1
 
     (spec, policy, _), (_, reference, origin) = (
-        checkpoint.read(tmp_path / "run" / f"{name}.safetensors") for name in ("policy", "reference")
+        checkpoint.read_checkpoint(tmp_path / "run" / f"{name}.safetensors") for name in ("policy", "reference")
     )
     assert origin.round == 0 and (reference == initial_parameters(spec)).all()
-    again = asdict(toy.figures(spec, policy, reference))
+    again = asdict(toy_evaluation.toy_metrics(spec, policy, reference))
     assert all(found[name] == pytest.approx(value, abs=1e-6) for name, value in again.items())
     samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
     assert len(samples) >= 64 and all(sample.keys() == {"prompt", "policy", "reference"} for sample in samples)
-    assert all(len(sample["policy"].split()) == rules.TOY_LENGTH and sample["prompt"] == "0" for sample in samples)
+    assert all(len(sample["policy"].split()) == rule_rewards.TOY_LENGTH and sample["prompt"] == "0" for sample in samples)

@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks import rlhf_oracle
 from benchmarks.rlhf_oracle import GOLDEN, Row, cases, compare, read
 from benchmarks.verdicts import MISSED
-from rlhf import losses
+from rlhf.pytorch import losses
 
 TENSORS, VERSIONS = read(GOLDEN)
 

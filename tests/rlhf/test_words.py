@@ -15,9 +15,9 @@ from peer.api.rlhf import RlhfAnswers
 from peer.commands.grammar import parse
 from peer.commands.words import words
 from protocol.errors import UserError
-from rlhf.accuracy import Accuracy
-from rlhf.calls import FiguresView, PreferencesView, RlhfView, StageView
-from rlhf.words import _show_status, rlhf
+from rlhf.commands import _show_status, rlhf
+from rlhf.pair_accuracy import PairAccuracy
+from rlhf.rpc import PolicyMetricsView, PreferencesView, RlhfView, StageView
 
 pytestmark = pytest.mark.virtual  # synchronous tests that run Trio
 
@@ -59,7 +59,7 @@ REWARD = StageView(
     "bb" * 32,
     held_out_accuracy=0.71,
     held_out_pairs=96,
-    held_out_interval=Accuracy(136, 96).interval,
+    held_out_interval=PairAccuracy(136, 96).interval,
     measured_rounds=10,
     word_count_accuracy=0.7,
     preferences=PreferencesView("", False),
@@ -68,7 +68,7 @@ REWARD = StageView(
 )
 
 
-def told(*stages: StageView, state: str = "finished", figures: tuple[FiguresView, ...] = ()) -> str:
+def told(*stages: StageView, state: str = "finished", figures: tuple[PolicyMetricsView, ...] = ()) -> str:
     shown = list[str]()
     asked: Any = SimpleNamespace(show=lambda what: shown.append(what if isinstance(what, str) else ""))
     _show_status(asked, RlhfView(state, stages), figures)
@@ -106,7 +106,7 @@ def test_status_says_why_a_stage_failed() -> None:
 
 
 def test_status_counts_rounds_of_a_policy_from_1() -> None:
-    figures = FiguresView("cc" * 32, 0, 3, 0.5, 1.0, 8.0, 0.0, 0.9, 0.0)
+    figures = PolicyMetricsView("cc" * 32, 0, 3, 0.5, 1.0, 8.0, 0.0, 0.9, 0.0)
     assert "a response of round 1 " in told(REWARD, figures=(figures,))
 
 

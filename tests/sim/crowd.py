@@ -15,30 +15,40 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 from unittest import mock
 
-import curation.closing
-import curation.module
-from curation.answers import PAIR_ANSWERS, Answer, Kind, commitment, gold_leaf
-from curation.contents import (
-    AddPage,
-    Batch,
-    Commit,
-    Enrolment,
-    Found,
-    GoldAnswer,
-    LeaseWish,
-    Move,
-    Opening,
-    Release,
-    Review,
-    SayGold,
-    Skip,
-    StopProject,
+import curation.ledger.curation_module
+import curation.ledger.project_close
+from curation.annotator_statements import AnnotationStatement, EnrolStatement, SessionStatement
+from curation.ledger.curation_module import serving_peers
+from curation.ledger.curation_state import (
+    Assignment,
+    AssignmentState,
+    CurationState,
+    Project,
+    ProjectPhase,
+    ProjectSpec,
+    Redaction,
+    TaskStage,
+    page_key,
 )
-from curation.module import serving
-from curation.seals import Secret, keepers
-from curation.state import Asked, Assignment, CurationState, Lease, Phase, Project, Redaction, Stage, page_key
-from curation.statements import Annotation, Enrol, Session
-from curation.tasks import assignment_id, task_id
+from curation.ledger.sealed_answers import OpeningSecret, seal_recipients
+from curation.ledger.transaction_types import (
+    AddTaskPage,
+    AnswerCommitment,
+    AnswerOpening,
+    CreateProject,
+    EnrolmentEntry,
+    GoldAnswerProof,
+    LeaseRequest,
+    ReleaseAssignment,
+    RevealGold,
+    ReviewTask,
+    SetProjectPhase,
+    SkipAssignment,
+    StatementBatch,
+    VoteToStopProject,
+)
+from curation.tasks.answers import PAIR_ANSWERS, Answer, QuestionKind, answer_commitment, gold_leaf
+from curation.tasks.task_pages import assignment_id, task_id
 from ledger.ledger_state import LedgerState
 from ledger.members import MembersState
 from protocol import codec, merkle
@@ -56,17 +66,17 @@ PROJECT_SHARE = 0.2  # of the wishes for tasks of one project alone
 FORGED_SHARE = 0.3  # of the batches in whose place somebody could forge one
 
 SESSION_MS = 3_600_000
-MOODS = Asked("moods", Kind.LABEL, ("glad", "sad"), False, 0, None, 3, 7, False)
+MOODS = ProjectSpec("moods", QuestionKind.LABEL, ("glad", "sad"), False, 0, None, 3, 7, False)
 ASKED = (
     MOODS,
     MOODS,
     MOODS,
     MOODS,
-    Asked("one vote", Kind.LABEL, ("a", "b", "c"), False, 0, None, 1, 5, False),
-    Asked("several", Kind.LABEL, ("a", "b", "c"), True, 0, None, 4, 3, False),
-    Asked("stars", Kind.RATING, ("1", "2", "3"), False, 0, None, 3, 10, False),
-    Asked("better", Kind.PAIR, (), False, 2, None, 2, 1, False),
-    Asked("best", Kind.RANKING, (), False, 3, None, 3, 4, False),
+    ProjectSpec("one vote", QuestionKind.LABEL, ("a", "b", "c"), False, 0, None, 1, 5, False),
+    ProjectSpec("several", QuestionKind.LABEL, ("a", "b", "c"), True, 0, None, 4, 3, False),
+    ProjectSpec("stars", QuestionKind.RATING, ("1", "2", "3"), False, 0, None, 3, 10, False),
+    ProjectSpec("better", QuestionKind.PAIR, (), False, 2, None, 2, 1, False),
+    ProjectSpec("best", QuestionKind.RANKING, (), False, 3, None, 3, 4, False),
 )
 
 
@@ -74,9 +84,9 @@ ASKED = (
 def hurried(minute_ms: int) -> Iterator[None]:
     """Inside, a minute of curation takes so long, and projects are closed in small slices."""
     with (
-        mock.patch.object(curation.module, "LEASE_MS", LEASE_MINUTES * minute_ms),
-        mock.patch.object(curation.module, "OPENING_MS", minute_ms),
-        mock.patch.object(curation.closing, "CLOSING_ROWS_PER_BATCH", CLOSING_ROWS_PER_BATCH),
+        mock.patch.object(curation.ledger.curation_module, "LEASE_MS", LEASE_MINUTES * minute_ms),
+        mock.patch.object(curation.ledger.curation_module, "OPENING_MS", minute_ms),
+        mock.patch.object(curation.ledger.project_close, "CLOSING_ROWS_PER_BATCH", CLOSING_ROWS_PER_BATCH),
     ):
         yield
 
@@ -89,33 +99,33 @@ def salt_of(assignment: bytes, which: int) -> bytes:
     return hashlib.sha256(b"salt" + assignment + bytes([which])).digest()[:16]
 
 
-def answer_of(asked: Asked, row: Assignment, assignment: bytes, which: int) -> Answer:
+def answer_of(asked: ProjectSpec, row: Assignment, assignment: bytes, which: int) -> Answer:
     """Mostly what is true of the task. The second answer is as by chance, and so is one in sixteen of the first."""
     if which == 0 and _number(b"errs", assignment) % 16:
         return truth_of(asked, row.project, row.number)
     return _drawn(asked, random.Random(_number(assignment, bytes([which]))))
 
 
-def truth_of(asked: Asked, project: bytes, number: int) -> Answer:
+def truth_of(asked: ProjectSpec, project: bytes, number: int) -> Answer:
     return _drawn(asked, random.Random(_number(project, bytes([number % 256]))))
 
 
-def gold_of(asked: Asked, project: bytes, first: int, count: int) -> list[bytes]:
+def gold_of(asked: ProjectSpec, project: bytes, first: int, count: int) -> list[bytes]:
     """The leaves of a page's gold. The author knows the truth of all its tasks."""
     return [gold_leaf(bytes(16), truth_of(asked, project, first + index)) for index in range(count)]
 
 
-def _drawn(asked: Asked, drawn: random.Random) -> Answer:
+def _drawn(asked: ProjectSpec, drawn: random.Random) -> Answer:
     match asked.kind:
-        case Kind.LABEL if asked.many:
+        case QuestionKind.LABEL if asked.many:
             return tuple(option for option in range(len(asked.options)) if drawn.random() < 0.5)
-        case Kind.LABEL:
+        case QuestionKind.LABEL:
             return (drawn.randrange(len(asked.options)),)
-        case Kind.RATING:
+        case QuestionKind.RATING:
             return (drawn.randint(1, len(asked.options)),)
-        case Kind.PAIR:
+        case QuestionKind.PAIR:
             return (drawn.randrange(len(PAIR_ANSWERS)),)
-        case Kind.RANKING:
+        case QuestionKind.RANKING:
             return tuple(drawn.sample(range(asked.items), asked.items))
 
 
@@ -132,7 +142,7 @@ class Desk:
     random: random.Random
     chain_id: bytes
     people: list[Signer]
-    asks: tuple[Asked, ...] = ASKED
+    asks: tuple[ProjectSpec, ...] = ASKED
     open_at_once: int = 2
     closes_after: int = 18  # settled tasks
     is_careful: bool = False  # each annotator gives its first answer, and opens it at any peer
@@ -157,29 +167,31 @@ class Desk:
                     return wish
             if project.author != self.signer.public:
                 continue
-            if project.tasks == project.drawn and project.pages < 3 and draw.random() < 0.6:
+            if project.tasks == project.fresh_drawn and project.pages < 3 and draw.random() < 0.6:
                 count = draw.randint(*TASKS)
-                gold = merkle.merkle_root(gold_of(project.asked, key, project.tasks, count))
-                return "curation/page", AddPage(key, draw.randbytes(32), 1_000, bytes(32), count, gold)
+                gold = merkle.merkle_root(gold_of(project.spec, key, project.tasks, count))
+                return "curation/page", AddTaskPage(key, draw.randbytes(32), 1_000, bytes(32), count, gold)
             if project.pages and draw.random() < 0.05:
                 return self._gold_or_redaction(state, key, project)
-            waiting = [task for task, row in state.tasks.items() if row.project == key and row.stage is Stage.REVIEW]
+            waiting = [task for task, row in state.tasks.items() if row.project == key and row.stage is TaskStage.REVIEW]
             if waiting and draw.random() < 0.5:
                 row = state.assignments.get_record(assignment_id(waiting[0], state.tasks.get_record(waiting[0]).annotators[0]))  # type: ignore[union-attr]
                 assert row is not None
-                return "curation/review", Review(waiting[0], answer_of(project.asked, row, waiting[0], 1))
-            is_paused, is_old = project.phase is Phase.PAUSED, project.settled > self.closes_after
+                return "curation/review", ReviewTask(waiting[0], answer_of(project.spec, row, waiting[0], 1))
+            is_paused, is_old = project.phase is ProjectPhase.PAUSED, project.settled > self.closes_after
             if draw.random() < (0.4 if is_paused or is_old else 0.05):
-                return "curation/move", Move(key, Phase.CLOSED if is_old else Phase.OPEN if is_paused else Phase.PAUSED)
+                return "curation/move", SetProjectPhase(
+                    key, ProjectPhase.CLOSED if is_old else ProjectPhase.OPEN if is_paused else ProjectPhase.PAUSED
+                )
         if len(state.open) < self.open_at_once and self.founded < PROJECTS_OF_ONE and draw.random() < 0.4:
             self.founded += 1
-            return "curation/found", Found(draw.choice(self.asks))
+            return "curation/found", CreateProject(draw.choice(self.asks))
         return None
 
     def _of_voter(self, state: CurationState, key: bytes, project: Project) -> tuple[str, Any] | None:
         """A voter alone achieves nothing: all of them have the same wishes."""
         if project.settled > 12 and self.signer.public not in project.stop_requests:
-            return "curation/stop", StopProject(key)
+            return "curation/stop", VoteToStopProject(key)
         kind, wish = self._redaction(state, key, _number(b"index", key))
         task = state.tasks.get_record(task_id(key, wish.index))
         is_done = task is not None and task.is_redacted
@@ -192,11 +204,11 @@ class Desk:
         index = self.random.randrange(row.count)
         if self.random.random() < 0.4:
             return self._redaction(state, key, index)
-        leaves = gold_of(project.asked, key, row.first, row.count)
-        answer = GoldAnswer(
-            index, truth_of(project.asked, key, row.first + index), bytes(16), tuple(merkle.merkle_proof(leaves, index))
+        leaves = gold_of(project.spec, key, row.first, row.count)
+        answer = GoldAnswerProof(
+            index, truth_of(project.spec, key, row.first + index), bytes(16), tuple(merkle.merkle_proof(leaves, index))
         )
-        return "curation/gold", SayGold(key, page, (answer,))
+        return "curation/gold", RevealGold(key, page, (answer,))
 
     def _redaction(self, state: CurationState, key: bytes, index: int) -> tuple[str, Any]:
         """Of a task of the first page."""
@@ -206,23 +218,23 @@ class Desk:
 
     # Batches ---------------------------------------------------------------------------------------------------------
 
-    def _batch(self, state: CurationState, now_ms: int) -> Batch:
+    def _batch(self, state: CurationState, now_ms: int) -> StatementBatch:
         """Statements that are signed as they should be, or now and then only some that are not."""
-        found: dict[str, list[Any]] = {part.name: [] for part in fields(Batch)}
+        found: dict[str, list[Any]] = {part.name: [] for part in fields(StatementBatch)}
         forged: dict[str, list[Any]] = {name: [] for name in ("enrolments", "leases", "commits")}
         for person in self.people:
             self._go_on(state, person, now_ms, found, forged)
         rows = dict(state.assignments.items())
         for assignment, row in rows.items():
-            if row.state is Lease.COMMITTED and self.random.random() < 0.8:
+            if row.state is AssignmentState.COMMITTED and self.random.random() < 0.8:
                 if self.is_careful or self._is_me(row.peer):
                     self._open(state, assignment, row, found)
                 else:
                     self._unseal(assignment, row, now_ms, found)
-            elif row.state in (Lease.EXPIRED, Lease.RELEASED) and self.random.random() < 0.2:
+            elif row.state in (AssignmentState.EXPIRED, AssignmentState.RELEASED) and self.random.random() < 0.2:
                 self._answer(state, assignment, row, found, forged)
         if any(forged.values()) and self.random.random() < FORGED_SHARE:
-            return Batch(**{name: tuple(statements) for name, statements in forged.items()})
+            return StatementBatch(**{name: tuple(statements) for name, statements in forged.items()})
         if self._carrier != self.signer.public:  # statements that name a former key of this peer are false now
             self._said, self._carrier = {}, self.signer.public
         for name, statements in found.items():
@@ -231,7 +243,7 @@ class Desk:
             said += statements
             del said[:-SAID_KEPT]
             statements += again
-        return Batch(**{name: tuple(statements) for name, statements in found.items()})
+        return StatementBatch(**{name: tuple(statements) for name, statements in found.items()})
 
     def _go_on(
         self, state: CurationState, person: Signer, now_ms: int, found: dict[str, list[Any]], forged: dict[str, list[Any]]
@@ -250,9 +262,9 @@ class Desk:
             if chance < 0.7:
                 self._answer(state, assignment, lease, found, forged)
             elif chance < 0.75:
-                found["skips"].append(Skip(assignment, "unclear"))
+                found["skips"].append(SkipAssignment(assignment, "unclear"))
             elif chance < (0.95 if self._is_me(lease.peer) else 0.8):
-                found["releases"].append(Release(assignment))
+                found["releases"].append(ReleaseAssignment(assignment))
         if len(row.leases) < LEASES_WANTED and draw.random() < 0.6:
             is_forged = draw.random() < 0.1
             (forged if is_forged else found)["leases"].append(self._wish(state, person, now_ms, is_forged))
@@ -270,12 +282,15 @@ class Desk:
         project = state.projects.get_record(row.project)
         assert project is not None
         for which in (0, 1) if chance < 0.1 else (1,) if chance < 0.2 else (0,):
-            salt, answer = salt_of(assignment, which), answer_of(project.asked, row, assignment, which)
-            digest = commitment(assignment, salt, answer)
+            salt, answer = salt_of(assignment, which), answer_of(project.spec, row, assignment, which)
+            digest = answer_commitment(assignment, salt, answer)
             key = row.annotator if chance < 0.95 else next(who.public for who in self.people if who.public != row.annotator)
-            signature, seals = self._signed(key, Annotation(assignment, digest)), self._seals(assignment, Secret(salt, answer))
+            signature, seals = (
+                self._signed(key, AnnotationStatement(assignment, digest)),
+                self._seals(assignment, OpeningSecret(salt, answer)),
+            )
             is_forged = key != row.annotator and self.random.random() < 0.5
-            commit = Commit(assignment, row.annotator if is_forged else key, digest, signature, seals)
+            commit = AnswerCommitment(assignment, row.annotator if is_forged else key, digest, signature, seals)
             (forged if is_forged else found)["commits"].append(commit)
 
     def _open(self, state: CurationState, assignment: bytes, row: Assignment, found: dict[str, list[Any]]) -> None:
@@ -285,9 +300,9 @@ class Desk:
         project = state.projects.get_record(row.project)
         assert project is not None
         for which in (0, 1):
-            salt, answer = salt_of(assignment, which), answer_of(project.asked, row, assignment, which)
-            if (commitment(assignment, salt, answer) == row.commitment) == (self.random.random() < 0.9):
-                found["openings"].append(Opening(assignment, salt, answer))
+            salt, answer = salt_of(assignment, which), answer_of(project.spec, row, assignment, which)
+            if (answer_commitment(assignment, salt, answer) == row.commitment) == (self.random.random() < 0.9):
+                found["openings"].append(AnswerOpening(assignment, salt, answer))
 
     # Seals -----------------------------------------------------------------------------------------------------------
 
@@ -296,21 +311,21 @@ class Desk:
         assert self.members is not None
         return self.members.current_key(key) == self.signer.public
 
-    def _seals(self, assignment: bytes, secret: Secret) -> tuple[bytes, ...]:
+    def _seals(self, assignment: bytes, secret: OpeningSecret) -> tuple[bytes, ...]:
         """A seal says whose it is, and nobody else looks into it. Some are of peers that lie, and open nothing."""
         assert self.members is not None
         if _number(b"false", assignment) % 16 == 0:
-            secret = Secret(bytes(16), secret.answer)
-        keys = keepers(serving(self.members), assignment, self.signer.public)
+            secret = OpeningSecret(bytes(16), secret.answer)
+        keys = seal_recipients(serving_peers(self.members), assignment, self.signer.public)
         return tuple(key + codec.encode(secret) for key in keys)
 
     def _unseal(self, assignment: bytes, row: Assignment, now_ms: int, found: dict[str, list[Any]]) -> None:
         """The first peer with a seal waits for a quarter of the minute, the second one for half of it."""
-        minute_ms = curation.module.OPENING_MS
+        minute_ms = curation.ledger.curation_module.OPENING_MS
         for place, seal in enumerate(row.seals, 1):
-            if self._is_me(seal[:32]) and now_ms >= row.until_ms - minute_ms + place * minute_ms // 4:
-                secret = codec.decode(Secret, seal[32:])
-                found["openings"].append(Opening(assignment, secret.salt, secret.answer))
+            if self._is_me(seal[:32]) and now_ms >= row.deadline_ms - minute_ms + place * minute_ms // 4:
+                secret = codec.decode(OpeningSecret, seal[32:])
+                found["openings"].append(AnswerOpening(assignment, secret.salt, secret.answer))
 
     # Signed ----------------------------------------------------------------------------------------------------------
 
@@ -318,13 +333,13 @@ class Desk:
         signer = next(who for who in self.people if who.public == key)
         return signer.sign(signing_preimage(statement.TAG, self.chain_id, codec.encode(statement)))
 
-    def _enrolment(self, person: Signer, is_forged: bool) -> Enrolment:
+    def _enrolment(self, person: Signer, is_forged: bool) -> EnrolmentEntry:
         """A forged one is signed for another peer, as if that one's were repeated here."""
         peer = bytes(32) if is_forged else self.signer.public
-        return Enrolment(person.public, "ann", False, self._signed(person.public, Enrol("ann", peer, False)))
+        return EnrolmentEntry(person.public, "ann", False, self._signed(person.public, EnrolStatement("ann", peer, False)))
 
-    def _wish(self, state: CurationState, person: Signer, now_ms: int, is_forged: bool) -> LeaseWish:
+    def _wish(self, state: CurationState, person: Signer, now_ms: int, is_forged: bool) -> LeaseRequest:
         peer, until_ms = bytes(32) if is_forged else self.signer.public, now_ms + SESSION_MS
-        signature = self._signed(person.public, Session(peer, bytes(16), until_ms))
+        signature = self._signed(person.public, SessionStatement(peer, bytes(16), until_ms))
         project = self.random.choice(state.open) if state.open and self.random.random() < PROJECT_SHARE else None
-        return LeaseWish(person.public, bytes(16), until_ms, signature, self.random.randint(1, 8), project=project)
+        return LeaseRequest(person.public, bytes(16), until_ms, signature, self.random.randint(1, 8), project=project)

@@ -232,7 +232,9 @@ class Curated:
     def _check_releases(self, key: bytes, row: Any, was: Any, current: Callable[[bytes], bytes]) -> None:
         """An annotator gets the same task again only after the peer that took the lease has released it."""
         is_released_by = {current(peer) for peer in self._releases[key]}.__contains__
-        is_leased_again = was is not None and row.state in OF_A_LEASE and (row.until_ms, row.peer) != (was.until_ms, was.peer)
+        is_leased_again = (
+            was is not None and row.state in OF_A_LEASE and (row.deadline_ms, row.peer) != (was.deadline_ms, was.peer)
+        )
         if is_leased_again:
             self._again[row.annotator, row.peer, row.project] += 1
             self._leased_again += 1
@@ -461,7 +463,7 @@ class Curated:
         for key, row in new.rows["assignments"].items():
             is_opening = row.state == "committed" and new.rows["tasks"][task_of(row.project, row.number)].stage == "opening"
             queue = "leases" if row.state == "leased" else "openings" if is_opening else None
-            if queue is not None and waiting[queue].get(key) != row.until_ms:
+            if queue is not None and waiting[queue].get(key) != row.deadline_ms:
                 raise Violation("curation queues", f"nobody looks at {key.hex()[:8]} again, which is {row.state}")
         for key, row in new.rows["annotators"].items():
             if not row.annotations and key not in waiting["enrolments"]:

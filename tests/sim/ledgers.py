@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
 
 from consensus.block import BODY_BYTES_MAX, Block, encode_block
-from curation.module import ANNOTATOR, CurationModule
+from curation.ledger.curation_module import ANNOTATOR_ROLE, CurationModule
 from ledger.blocks.application import LedgerApplication
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.core.module import BlockContext, DecodedTransaction, Module, Refused, StateChange, StateReader
@@ -88,7 +88,7 @@ class CountingJobs:
 def genesis_of(keys: Sequence[bytes], salt: bytes = bytes(16), curates: bool = False) -> Genesis:
     """Where it curates, all founders but the last one serve annotators."""
     *first, last = sorted(keys)
-    roles = (ANNOTATOR, TRAINER) if curates else (TRAINER,)
+    roles = (ANNOTATOR_ROLE, TRAINER) if curates else (TRAINER,)
     founders = {key: Founder("founder", roles) for key in first} | {last: Founder("founder", (TRAINER,))}
     return Genesis("simulated", CREATED_MS, salt, founders, newest_module_versions(modules()[: None if curates else -1]))
 

@@ -66,7 +66,9 @@ class Lineage:
         self._settling = {key for key, job in jobs.items() if str(job.phase) == "settling"}
         for key, job in jobs.items():
             if job.rounds_in_model != len(self.lines[key]):
-                raise Violation("taken", f"height {height}: {job.rounds_in_model} rounds, {len(self.lines[key])} are in the model")
+                raise Violation(
+                    "taken", f"height {height}: {job.rounds_in_model} rounds, {len(self.lines[key])} are in the model"
+                )
             if self.roots.setdefault((key, job.round), job.model_root) != job.model_root:
                 raise Violation("round used again", f"height {height}: round {job.round} begins with another model than before")
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from curation.checking import check
+from curation.import_export.proof_verifier import verify_folder
 from peer.api.tuning import read_words
 from peer.export.proving import verify
 from peer.export.replaying import audit
 from peer.settings.config import load
 from protocol.errors import UserError
 from storage.regular_files import open_regular, read_regular, require_writable_kind
-from training import checkpoint, own_models, tensor_files
-from training.data import shards, text_files
+from training.data import text_files, token_shards
+from training.formats import checkpoint, huggingface_model, safetensors_reader
 
 pytestmark = pytest.mark.real("sockets")
 
@@ -102,15 +102,15 @@ def _pipe(folder: Path) -> None:
 
 READERS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
     "text": (_pipe, lambda folder: next(text_files.read_text(folder / "pipe"))),
-    "model folder": (_model, tensor_files.tensors_in),
-    "model file": (_pipe, lambda folder: checkpoint.read(folder / "pipe")),
-    "sums of a model": (_pipe, own_models.sums_of),
-    "shards": (_shards, shards.describe),
-    "tokenizer": (_tokenizer, shards.describe),
+    "model folder": (_model, safetensors_reader.read_tensor_index),
+    "model file": (_pipe, lambda folder: checkpoint.read_checkpoint(folder / "pipe")),
+    "sums of a model": (_pipe, huggingface_model.sha256_sums),
+    "shards": (_shards, token_shards.make_manifest),
+    "tokenizer": (_tokenizer, token_shards.make_manifest),
     "words": (_pipe, lambda folder: read_words(str(folder / "pipe"))),
     "settings": (_pipe, lambda folder: load({}, {}, folder / "pipe")),
     "proof": (_pipe, lambda folder: verify(folder / "pipe", "", None)),
-    "labels": (lambda folder: os.mkfifo(folder / "project.proof"), lambda folder: check(folder, "")),
+    "labels": (lambda folder: os.mkfifo(folder / "project.proof"), lambda folder: verify_folder(folder, "")),
     "export": (_export, audit),
 }
 

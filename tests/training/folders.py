@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from safetensors import numpy as safetensors
 
-from training.replicated.layout import Float32Array
+from training.replicated.tensor_layout import Float32Array
 
 WIDTH, LAYERS, HEADS, KV, HIDDEN, VOCABULARY = 16, 2, 2, 1, 24, 256
 CONFIG: dict[str, Any] = {

@@ -31,15 +31,24 @@ import numpy as np
 
 from benchmarks import dispatch
 from tests.training.replicated.support import JOB, ODD, RAGGED, RATE, SMALL, buffer, committed, header, proposed, trainer, update
-from training import stream
-from training.objectives.scratch import Scratch
-from training.replicated import aggregate, buffers, codec, estimates, feedback, outer
-from training.replicated.init import initial_parameters
-from training.replicated.layout import CHUNK, Float32Array, layout_of
-from training.replicated.model import ReplicatedModel
-from training.replicated.schedule import inner_rate
-from training.sequences import batch_offsets
-from training.spec import BITS, ESTIMATES, PRESETS, Compression, InnerStatePolicy, JobSpec, Outer, Rule
+from training import random_stream
+from training.data.token_sequences import batch_offsets
+from training.job_spec import (
+    BITS,
+    ESTIMATES,
+    PRESETS,
+    AggregationRule,
+    Compression,
+    InnerStatePolicy,
+    JobSpec,
+    OuterOptimizerKind,
+)
+from training.objectives.scratch import ScratchObjective
+from training.replicated import aggregate, codec, error_feedback, feedback_buffer, momentum_estimates, outer_optimizer
+from training.replicated.learning_rate_schedule import inner_rate
+from training.replicated.parameter_init import initial_parameters
+from training.replicated.replicated_model import ReplicatedModel
+from training.replicated.tensor_layout import CHUNK, Float32Array, layout_of
 from training.transformer import ModelSpec
 
 GOLDEN = Path(__file__).with_name("golden.json")
@@ -58,8 +67,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "estimates": ESTIMATES | {"outer_rate": RATE},
 }
 MODES = (
-    *(codec.Mode(Compression.DENSE, bits, CHUNK) for bits in BITS),
-    *(codec.Mode(Compression.SPARSE, bits, keep) for bits, keep in ((1, 64), (4, 512), (8, 4))),
+    *(codec.PayloadMode(Compression.DENSE, bits, CHUNK) for bits in BITS),
+    *(codec.PayloadMode(Compression.SPARSE, bits, keep) for bits, keep in ((1, 64), (4, 512), (8, 4))),
 )
 AGGREGATED = (MODES[0], MODES[2], MODES[4])  # dense of one bit and of four, sparse
 
@@ -68,14 +77,14 @@ Named = Iterator[tuple[str, bytes]]
 
 def everything() -> dict[str, str]:
     """Name -> SHA-256, in the order they are computed in."""
-    parts = (streams, initialisation, sampling, schedules, payloads, error_feedback, estimated, aggregates, outer_steps, models)
+    parts = (streams, initialisation, sampling, schedules, payloads, feedback_steps, estimated, aggregates, outer_steps, models)
     return {name: hashlib.sha256(data).hexdigest() for part in parts for name, data in part()}
 
 
 def streams() -> Named:
-    yield "stream", stream.stream(1000, "golden", b"\x00\xff", 3)
-    yield "irwin-hall", _little(stream.irwin_hall(1001, "golden"))
-    yield "scratch update", _little(Scratch().known_update(JOB, 1, trainer(1), layout_of(_scratch()).size))
+    yield "stream", random_stream.random_bytes(1000, "golden", b"\x00\xff", 3)
+    yield "irwin-hall", _little(random_stream.irwin_hall_integers(1001, "golden"))
+    yield "scratch update", _little(ScratchObjective().deterministic_update(JOB, 1, trainer(1), layout_of(_scratch()).size))
 
 
 def initialisation() -> Named:
@@ -90,7 +99,7 @@ def sampling() -> Named:
             for round, number, step, seed in ((0, 0, 0, 0), (7, 1, 9, 0), (999_999, 2, 3, 2**40))
         ]
         yield f"batch offsets of {tokens} tokens", _little(np.concatenate(drawn))
-    text, context = stream.stream(5000, "text"), 64
+    text, context = random_stream.random_bytes(5000, "text"), 64
     offsets = batch_offsets(JOB, 3, trainer(1), 2, batch=7, tokens=len(text), context=context, seed=1)
     taken = np.stack([np.frombuffer(text, np.uint8, context + 1, start) for start in offsets]).astype("<i8")
     yield "sequences", taken[:, :-1].tobytes() + taken[:, 1:].tobytes()
@@ -110,24 +119,24 @@ def payloads() -> Named:
             for number, deviation in enumerate((1e-2, 3e4, 1e-20)):
                 m = buffer(layout, "payload", number, deviation=deviation)
                 m[: layout.chunk_lengths[0]] *= np.float32(0.37 * number)  # the first chunk is zero once
-                payload = codec.encode(expected, m, layout)
-                update = codec.decode(payload, expected, layout)
+                payload = codec.encode_payload(expected, m, layout)
+                update = codec.decode_payload(payload, expected, layout)
                 yield f"payload of {name} at {deviation}, {_told(mode)}", payload
-                said = _little(update.dense()) + struct.pack("<d", update.norm_squared())
+                said = _little(update.to_dense()) + struct.pack("<d", update.norm_squared())
                 yield f"decoded {name} at {deviation}, {_told(mode)}", said
 
 
-def _told(mode: codec.Mode) -> str:
+def _told(mode: codec.PayloadMode) -> str:
     return f"{mode.compression} {mode.bits} bit" + (f", {mode.keep} kept" if mode.compression is Compression.SPARSE else "")
 
 
-def error_feedback() -> Named:
+def feedback_steps() -> Named:
     levels = committed(buffer(RAGGED, "feedback"))
-    payload = codec.encode(header(), levels.dense(), RAGGED)
+    payload = codec.encode_payload(header(), levels.to_dense(), RAGGED)
     for stepped, halvings in ((True, 0), (False, 0), (True, 3)):
-        digests = feedback.buffer_digest(levels), hashlib.sha256(payload).digest()
-        e = feedback.feedback_after(feedback.Record(*digests, 3, stepped, halvings), levels, payload, RAGGED)
-        accumulated = feedback.accumulate(e, buffer(RAGGED, "delta"), 0.95)
+        digests = error_feedback.buffer_digest(levels), hashlib.sha256(payload).digest()
+        e = error_feedback.next_feedback(error_feedback.FeedbackRecord(*digests, 3, stepped, halvings), levels, payload, RAGGED)
+        accumulated = error_feedback.accumulate_feedback(e, buffer(RAGGED, "delta"), 0.95)
         yield f"feedback, stepped {stepped}, halved {halvings}", _little(e) + _little(accumulated)
 
 
@@ -136,8 +145,8 @@ def estimated() -> Named:
     for mode in MODES:
         estimate = None
         for number in range(ROUNDS):
-            said = estimates.said(buffer(RAGGED, "meant", number), estimate)
-            estimate = estimates.moved(estimate, update(said, RAGGED, number, mode))
+            said = momentum_estimates.payload_target(buffer(RAGGED, "meant", number), estimate)
+            estimate = momentum_estimates.update_estimate(estimate, update(said, RAGGED, number, mode))
             yield f"estimate {number}, {_told(mode)}", estimate.encode()
 
 
@@ -145,26 +154,26 @@ def aggregates() -> Named:
     for mode in AGGREGATED:
         for count, liars in ((1, 1), (2, 1), (5, 1), (13, 4)):
             updates = [_update(number, mode) for number in range(count)]
-            yield f"gram of {count}, {_told(mode)}", str(aggregate.gram(updates)).encode()
-            for rule in Rule:
-                aggregated = aggregate.aggregate(updates, RAGGED, rule, liars)
+            yield f"gram of {count}, {_told(mode)}", str(aggregate.gram_matrix(updates)).encode()
+            for rule in AggregationRule:
+                aggregated = aggregate.aggregate_updates(updates, RAGGED, rule, liars)
                 yield f"{rule} of {count}, {liars} lie, {_told(mode)}", _little(aggregated)
 
 
-def _update(number: int, mode: codec.Mode) -> codec.Update:
+def _update(number: int, mode: codec.PayloadMode) -> codec.QuantizedUpdate:
     """Of different lengths, so that some are clipped and the grid is not that of any one."""
     return update(buffer(RAGGED, "aggregate", number, deviation=0.01 * (1 + number % 5) ** 2), RAGGED, number, mode)
 
 
 def outer_steps() -> Named:
-    for kind in Outer:
+    for kind in OuterOptimizerKind:
         spec = replace(SMALL, outer=kind, local_steps=1)
         vectors = [buffer(RAGGED, "parameters", deviation=1.0)]
-        vectors += [np.zeros(RAGGED.size, dtype=np.float32) for _ in outer.slots_of(spec)]
-        powers = outer.first_powers(spec)
+        vectors += [np.zeros(RAGGED.size, dtype=np.float32) for _ in outer_optimizer.optimizer_slots(spec)]
+        powers = outer_optimizer.initial_beta_powers(spec)
         for number in range(ROUNDS):
-            powers = outer.next_powers(spec, powers)
-            step = outer.optimizer_of(spec, number, powers).step
+            powers = outer_optimizer.next_beta_powers(spec, powers)
+            step = outer_optimizer.make_outer_optimizer(spec, number, powers).step
             step(vectors[0], vectors[1:], buffer(RAGGED, "gradient", number), True)
         yield f"{kind} steps", b"".join(map(_little, vectors))
 
@@ -173,7 +182,7 @@ def by_torch(device: str) -> dict[str, str]:
     """Some of the same, computed with torch on a device: what a trainer loads, which sequences it reads, one outer optimizer."""
     import torch
 
-    from training.engines.pytorch.losses import windows
+    from training.engines.pytorch.losses import window_batch
 
     def on_device(array: Float32Array) -> torch.Tensor:
         return torch.from_numpy(array).to(device)
@@ -188,15 +197,15 @@ def by_torch(device: str) -> dict[str, str]:
             momentum = _flushed(momentum * mu + gradient)
             parameters = parameters - _flushed((momentum * mu + gradient) * eta)
         yield "nesterov steps", _little(parameters.cpu().numpy()) + _little(momentum.cpu().numpy())
-        tokens = np.frombuffer(stream.stream(5000, "text"), dtype=np.uint8)
+        tokens = np.frombuffer(random_stream.random_bytes(5000, "text"), dtype=np.uint8)
         offsets = batch_offsets(JOB, 3, trainer(1), 2, batch=7, tokens=len(tokens), context=64, seed=1)
-        yield "sequences", b"".join(_little((part.to(device) + 0).cpu().numpy()) for part in windows(tokens, offsets, 64))
+        yield "sequences", b"".join(_little((part.to(device) + 0).cpu().numpy()) for part in window_batch(tokens, offsets, 64))
 
     return {name: hashlib.sha256(data).hexdigest() for name, data in parts()}
 
 
 def _flushed(vector: Any) -> Any:
-    return vector.where(vector.abs() >= float(outer.LEAST), 0.0)
+    return vector.where(vector.abs() >= float(outer_optimizer.FLUSH_BELOW), 0.0)
 
 
 def models() -> Named:
@@ -212,15 +221,17 @@ def _scratch() -> JobSpec:
 def _model(name: str, spec: JobSpec) -> Named:
     """The model root after several rounds of five trainers, and the vectors' own: the root also covers the specification."""
     model = ReplicatedModel.initial(JOB, spec)
-    sent: dict[bytes, tuple[codec.Update | None, bytes | None]] = {}
+    sent: dict[bytes, tuple[codec.QuantizedUpdate | None, bytes | None]] = {}
     for number in range(ROUNDS):
         items = []
         for key in map(trainer, range(5)):
-            e = model.carried(key, *sent.get(key, (None, None)))
-            m = feedback.accumulate(e, buffer(model.layout, "golden", number, key), spec.feedback_decay, spec.update_weight)
+            e = model.feedback_of(key, *sent.get(key, (None, None)))
+            m = error_feedback.accumulate_feedback(
+                e, buffer(model.layout, "golden", number, key), spec.feedback_decay, spec.update_weight
+            )
             items.append(proposed(model, key, m))
-            sent[key] = buffers.of(m, model.header(key), spec), items[-1].payload
-        model = model.apply(items, {})
+            sent[key] = feedback_buffer.make_buffer(m, model.header(key), spec), items[-1].payload
+        model = model.apply_round(items, {})
     yield f"vectors after {ROUNDS} rounds, {name}", b"".join(map(_little, model.vectors.values()))
     yield f"model root after {ROUNDS} rounds, {name}", model.root
 

@@ -12,26 +12,26 @@ from safetensors import numpy as safetensors
 from safetensors import safe_open
 
 from protocol.errors import UserError
-from training import checkpoint
-from training.checkpoint import Origin
-from training.replicated.init import initial_parameters
-from training.replicated.layout import layout_of
-from training.spec import JobSpec
+from training.formats import checkpoint
+from training.formats.checkpoint import CheckpointOrigin
+from training.job_spec import JobSpec
+from training.replicated.parameter_init import initial_parameters
+from training.replicated.tensor_layout import layout_of
 from training.transformer import ModelSpec
 
 SPEC = JobSpec(name="t", data=bytes(32), model=ModelSpec(context=32, width=32, layers=1, heads=2, kv_heads=1, hidden=48))
-ORIGIN = Origin(b"j" * 32, 12, b"r" * 32)
+ORIGIN = CheckpointOrigin(b"j" * 32, 12, b"r" * 32)
 
 
 @pytest.fixture
 def exported(tmp_path: Path) -> Path:
     path = tmp_path / "model.safetensors"
-    checkpoint.export(path, SPEC, initial_parameters(SPEC), ORIGIN)
+    checkpoint.write_checkpoint(path, SPEC, initial_parameters(SPEC), ORIGIN)
     return path
 
 
 def test_what_was_exported_is_read_back_bit_for_bit_with_its_origin(exported: Path) -> None:
-    spec, parameters, origin = checkpoint.read(exported)
+    spec, parameters, origin = checkpoint.read_checkpoint(exported)
     assert (spec, origin) == (SPEC, ORIGIN)
     assert parameters.tobytes() == initial_parameters(SPEC).tobytes()
 
@@ -68,45 +68,45 @@ def metadata(**changed: object) -> dict[str, str]:
 
 
 def test_the_metadata_of_these_tests_is_that_of_a_real_checkpoint(tmp_path: Path) -> None:
-    safetensors.save_file(dict(layout_of(SPEC).view(initial_parameters(SPEC))), tmp_path / "a", metadata())
-    assert checkpoint.read(tmp_path / "a")[2] == Origin(bytes(32), 1, bytes(32))
+    safetensors.save_file(dict(layout_of(SPEC).tensor_views(initial_parameters(SPEC))), tmp_path / "a", metadata())
+    assert checkpoint.read_checkpoint(tmp_path / "a")[2] == CheckpointOrigin(bytes(32), 1, bytes(32))
 
 
 @pytest.mark.parametrize("about", [None, {}, {"other": "x"}, {checkpoint.METADATA: "x"}, {checkpoint.METADATA: "[]"}])
 def test_a_safetensors_file_of_another_kind_is_refused_by_name(tmp_path: Path, about: dict[str, str] | None) -> None:
-    safetensors.save_file(dict(layout_of(SPEC).view(initial_parameters(SPEC))), tmp_path / "a", about)
+    safetensors.save_file(dict(layout_of(SPEC).tensor_views(initial_parameters(SPEC))), tmp_path / "a", about)
     with pytest.raises(UserError, match="is not a checkpoint"):
-        checkpoint.read(tmp_path / "a")
+        checkpoint.read_checkpoint(tmp_path / "a")
 
 
 @pytest.mark.parametrize("changed", FOREIGN)
 def test_a_checkpoint_that_says_nonsense_of_its_origin_is_refused_by_name(tmp_path: Path, changed: dict[str, object]) -> None:
-    safetensors.save_file(dict(layout_of(SPEC).view(initial_parameters(SPEC))), tmp_path / "a", metadata(**changed))
+    safetensors.save_file(dict(layout_of(SPEC).tensor_views(initial_parameters(SPEC))), tmp_path / "a", metadata(**changed))
     with pytest.raises(UserError, match="is not a checkpoint"):
-        checkpoint.read(tmp_path / "a")
+        checkpoint.read_checkpoint(tmp_path / "a")
 
 
 def test_tensors_of_another_shape_or_type_are_refused(tmp_path: Path) -> None:
-    wrong = dict(layout_of(SPEC).view(initial_parameters(SPEC)))
+    wrong = dict(layout_of(SPEC).tensor_views(initial_parameters(SPEC)))
     wrong["final_norm.weight"] = wrong["final_norm.weight"].astype(np.float64)
     safetensors.save_file(wrong, tmp_path / "a", metadata())
     with pytest.raises(UserError, match=r"final_norm\.weight is float64"):
-        checkpoint.read(tmp_path / "a")
+        checkpoint.read_checkpoint(tmp_path / "a")
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"\xff" * 100])
 def test_any_other_file_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a").write_bytes(content)
     with pytest.raises(UserError, match="/a "):
-        checkpoint.read(tmp_path / "a")
+        checkpoint.read_checkpoint(tmp_path / "a")
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nowhere"):
-        checkpoint.read(tmp_path / "nowhere")
+        checkpoint.read_checkpoint(tmp_path / "nowhere")
 
 
 def test_a_cut_checkpoint_is_refused(exported: Path) -> None:
     exported.write_bytes(exported.read_bytes()[:-1])
     with pytest.raises(UserError, match="is not a checkpoint"):
-        checkpoint.read(exported)
+        checkpoint.read_checkpoint(exported)

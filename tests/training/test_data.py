@@ -13,21 +13,21 @@ from hypothesis import strategies as st
 
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import DATA_SHARD_BYTES
-from training.data import corpus as data
-from training.data import text_files, tokenizer
-from training.data.corpus import (
-    Manifest,
-    assemble,
-    bytes_needed,
-    digest_of,
+from training import corpus as data
+from training.corpus import (
+    DataManifest,
+    assemble_text,
     open_tokens,
-    require_enough,
-    split,
+    require_enough_text,
+    split_into_shards,
+    text_bytes_min,
+    tokens_digest,
 )
+from training.data import text_files, tokenizer
 from training.data.default_text import default_text
 from training.data.text_files import read_text
-from training.sequences import Tokens, batch_offsets
-from training.spec import JobSpec
+from training.data.token_sequences import TokenizedText, batch_offsets
+from training.job_spec import JobSpec
 from training.transformer import ModelSpec
 
 SPEC = JobSpec(name="t", data=bytes(32))
@@ -138,13 +138,13 @@ def test_missing_and_empty_text_is_refused_by_name(tmp_path: Path, make: Callabl
 
 
 def test_three_kilobytes_are_enough_for_the_default_job() -> None:
-    require_enough(SPEC, 3_000, "a.txt")
+    require_enough_text(SPEC, 3_000, "a.txt")
 
 
 @pytest.mark.parametrize("permille", [0, 1, 100, 500])
 def test_one_byte_less_than_needed_is_refused_with_the_number(tmp_path: Path, permille: int) -> None:
     spec = replace(SPEC, held_out_permille=permille)
-    needed = bytes_needed(spec)
+    needed = text_bytes_min(spec)
     tokens = open_tokens(spec, write(tmp_path / "a", b"x" * needed), tokenizer.ByteTokenizer())
     assert len(tokens.train) > spec.model.context and (len(tokens.held_out) > spec.model.context or not permille)
     with pytest.raises(UserError, match=f"{needed - 1} bytes.* at least {needed}"):
@@ -155,7 +155,7 @@ def test_one_byte_less_than_needed_is_refused_with_the_number(tmp_path: Path, pe
 def test_what_is_enough_stays_so_where_the_cut_moves_back_to_a_character(tmp_path: Path, permille: int) -> None:
     spec = replace(SPEC, held_out_permille=permille)
     for ahead in range(4):
-        content = (b"x" * ahead + "🙂".encode() * 600)[: bytes_needed(spec)]
+        content = (b"x" * ahead + "🙂".encode() * 600)[: text_bytes_min(spec)]
         tokens = open_tokens(spec, write(tmp_path / "a", content), tokenizer.ByteTokenizer())
         assert len(tokens.train) > spec.model.context
 
@@ -180,39 +180,39 @@ def test_a_text_comes_back_whole_whatever_the_pieces_it_arrived_in(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(data, "DATA_SHARD_BYTES", 16)
         blobs = Blobs()
-        manifest = Manifest.decode(split(pieces, blobs.keep).encode())
-        assemble(manifest, blobs.held.__getitem__, path)
-        assert split([whole], lambda shard: None) == manifest
+        manifest = DataManifest.decode(split_into_shards(pieces, blobs.keep).encode())
+        assemble_text(manifest, blobs.held.__getitem__, path)
+        assert split_into_shards([whole], lambda shard: None) == manifest
     assert path.read_bytes() == whole
     assert [len(blobs.held[digest]) for digest in manifest.shards[:-1]] == [16] * (len(manifest.shards) - 1)
 
 
 def test_a_shard_with_other_bytes_is_noticed_and_leaves_no_file(tmp_path: Path) -> None:
     blobs = Blobs()
-    manifest = split([b"some text" * 100], blobs.keep)
+    manifest = split_into_shards([b"some text" * 100], blobs.keep)
     with pytest.raises(RemoteProtocolError, match="bad-manifest"):
-        assemble(manifest, lambda digest: blobs.held[digest][:-1] + b"?", tmp_path / "text")
+        assemble_text(manifest, lambda digest: blobs.held[digest][:-1] + b"?", tmp_path / "text")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_manifest_whose_shards_do_not_fit_its_size_is_refused() -> None:
-    manifest = Manifest(DATA_SHARD_BYTES + 1, bytes(32), (bytes(32),))
+    manifest = DataManifest(DATA_SHARD_BYTES + 1, bytes(32), (bytes(32),))
     with pytest.raises(RemoteProtocolError, match="1 shards"):
-        Manifest.decode(manifest.encode())
+        DataManifest.decode(manifest.encode())
 
 
 def test_no_shard_may_be_named_twice() -> None:
     """One shard that is fetched once would fill the disk of every trainer."""
-    twice = Manifest(2 * DATA_SHARD_BYTES, bytes(32), (bytes(32),) * 2)
+    twice = DataManifest(2 * DATA_SHARD_BYTES, bytes(32), (bytes(32),) * 2)
     with pytest.raises(RemoteProtocolError, match="named twice"):
-        Manifest.decode(twice.encode())
+        DataManifest.decode(twice.encode())
     with pytest.raises(UserError, match="the same 1 MiB twice"):
-        split([bytes(DATA_SHARD_BYTES)] * 2, lambda shard: None)
+        split_into_shards([bytes(DATA_SHARD_BYTES)] * 2, lambda shard: None)
 
 
 def test_an_empty_text_has_no_manifest() -> None:
     with pytest.raises(UserError, match="empty"):
-        split([b""], lambda shard: None)
+        split_into_shards([b""], lambda shard: None)
 
 
 # Tokens
@@ -261,20 +261,20 @@ def test_a_package_that_cuts_the_text_otherwise_is_told_and_another_one_tries_ag
     text = default_text()[:30_000]
     bpe, spec = bpe_of(text), replace(SPEC, model=ModelSpec(vocabulary=400))
     (tmp_path / "author").mkdir()
-    named = digest_of(open_tokens(spec, write(tmp_path / "author" / "a", text), bpe))
+    named = tokens_digest(open_tokens(spec, write(tmp_path / "author" / "a", text), bpe))
     path, as_released = write(tmp_path / "a", text), bpe.encode
     monkeypatch.setattr(bpe, "encode", lambda block: as_released(block)[::-1])
     for _ in range(2):
         with pytest.raises(UserError, match=r"tokenizers \d+\.\d.* makes other tokens .* than the job was made with: install"):
             open_tokens(spec, path, bpe, named=named)
     monkeypatch.setattr(bpe, "encode", as_released)
-    assert digest_of(open_tokens(spec, path, bpe, named=named)) == named
+    assert tokens_digest(open_tokens(spec, path, bpe, named=named)) == named
 
 
 def test_the_digest_of_tokens_is_over_all_of_them_and_no_other_bytes(tmp_path: Path) -> None:
     held_out = np.array([3], dtype=np.uint16)
-    tokens = Tokens(np.array([1, 0x0203], dtype=np.uint16), held_out, np.ones(1024, dtype=np.int64))
-    assert digest_of(tokens) == hashlib.sha256(bytes([1, 0, 3, 2, 3, 0])).digest()
+    tokens = TokenizedText(np.array([1, 0x0203], dtype=np.uint16), held_out, np.ones(1024, dtype=np.int64))
+    assert tokens_digest(tokens) == hashlib.sha256(bytes([1, 0, 3, 2, 3, 0])).digest()
 
 
 def test_too_few_tokens_for_one_sequence_are_refused(tmp_path: Path) -> None:

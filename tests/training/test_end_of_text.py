@@ -15,12 +15,12 @@ from peer.export.found import Found
 from peer.export.taking import write
 from protocol import codec
 from protocol.errors import RemoteProtocolError
-from rlhf.supervised import DpoTerms, InstructTerms
+from rlhf.objectives.supervised import DpoTerms, InstructTerms
 from tests.training.formats.test_formats import Reader
-from training import own_models
 from training.data.tokenizer import END_OF_TEXT, load_tokenizer, train_bpe
-from training.replicated.layout import layout_of
-from training.spec import JobSpec
+from training.formats import huggingface_model
+from training.job_spec import JobSpec
+from training.replicated.tensor_layout import layout_of
 from training.transformer import ModelSpec
 
 BLOB = train_bpe(["the cat sat on the mat, don't they?  Grüße, 世界! 🙂\n".encode() * 9], 280)
@@ -104,13 +104,13 @@ def test_every_exported_file_names_the_end_of_text_alike(tmp_path: Path, kind: s
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_exported_model_comes_back_with_its_end_of_text(tmp_path: Path, kind: str) -> None:
     write(found_of(kind), tmp_path / "out", "transformers")
-    own = own_models.opened(tmp_path / "out")
+    own = huggingface_model.open_huggingface_model(tmp_path / "out")
     blob, vocabulary = KINDS[kind]
     assert (own.stop, own.model.vocabulary, own.tokenizer is None) == (vocabulary - 1, vocabulary, blob is None)
     assert load_tokenizer(own.tokenizer, vocabulary).end_of_text == vocabulary - 1
     (tmp_path / "out" / "tokenizer.json").unlink()
     if kind == "bytes":
-        assert own_models.opened(tmp_path / "out").tokenizer is None
+        assert huggingface_model.open_huggingface_model(tmp_path / "out").tokenizer is None
 
 
 def test_a_job_with_another_stop_exports_that_one(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from protocol.errors import UserError
-from training import llama
-from training.transformer import ModelSpec, shapes
+from training.formats import llama_mapping
+from training.transformer import ModelSpec, tensor_shapes
 
 MODELS = (ModelSpec(), ModelSpec(tied=False, rope_base=500_000.0, norm_epsilon=1e-5, kv_heads=4, layers=12, vocabulary=1_000))
 # The state of transformers' own LlamaForCausalLM for these sizes, by `benchmarks.interop`.
@@ -29,32 +29,35 @@ OF_TRANSFORMERS = {
 
 
 def test_names_and_shapes_are_those_of_transformers() -> None:
-    assert {llama.their_name(name): shape for name, shape in shapes(ModelSpec(layers=1, tied=False))} == OF_TRANSFORMERS
+    assert {
+        llama_mapping.llama_tensor_name(name): shape for name, shape in tensor_shapes(ModelSpec(layers=1, tied=False))
+    } == OF_TRANSFORMERS
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_names_come_back(model: ModelSpec) -> None:
-    for name, _ in shapes(model):
-        theirs = llama.their_name(name)
+    for name, _ in tensor_shapes(model):
+        theirs = llama_mapping.llama_tensor_name(name)
         assert theirs is not None
-        assert llama.our_name(theirs) == name
+        assert llama_mapping.canonical_tensor_name(theirs) == name
 
 
 def test_what_one_side_does_not_have_has_no_name() -> None:
-    assert llama.their_name("heads.value") is None
-    assert llama.our_name("model.layers.0.self_attn.q_proj.bias") is None
-    assert llama.our_name("model.layers.00.self_attn.q_proj.weight") is None  # would be a second name of one tensor
+    assert llama_mapping.llama_tensor_name("heads.value") is None
+    assert llama_mapping.canonical_tensor_name("model.layers.0.self_attn.q_proj.bias") is None
+    # would be a second name of one tensor
+    assert llama_mapping.canonical_tensor_name("model.layers.00.self_attn.q_proj.weight") is None
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_sizes_come_back(model: ModelSpec) -> None:
-    assert llama.model_of(json.loads(json.dumps(llama.config_of(model, None)))) == model
+    assert llama_mapping.model_spec_from_config(json.loads(json.dumps(llama_mapping.llama_config(model, None)))) == model
 
 
 def test_a_configuration_of_an_older_transformers_says_the_rotary_base_alone() -> None:
-    config = llama.config_of(MODELS[1], None)
+    config = llama_mapping.llama_config(MODELS[1], None)
     del config["rope_parameters"]
-    assert llama.model_of(config | {"rope_scaling": None}) == MODELS[1]
+    assert llama_mapping.model_spec_from_config(config | {"rope_scaling": None}) == MODELS[1]
 
 
 @pytest.mark.parametrize(
@@ -76,4 +79,4 @@ def test_a_configuration_of_an_older_transformers_says_the_rotary_base_alone() -
 )
 def test_what_our_models_lack_is_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(UserError, match=field):
-        llama.model_of(llama.config_of(ModelSpec(), None) | {field: value})
+        llama_mapping.model_spec_from_config(llama_mapping.llama_config(ModelSpec(), None) | {field: value})

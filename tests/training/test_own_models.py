@@ -21,13 +21,12 @@ from tokenizers.pre_tokenizers import Split
 from protocol.errors import UserError
 from tests.training import folders
 from tests.training.folders import shapes, tensors, written
-from training import own_models
 from training.data.pretokenizers import LLAMA_3, QWEN_2
-from training.data.tokenizer import BpeTokenizer, alphabet, train_bpe
-from training.formats import gguf
-from training.formats.tokenizer_file import tokenizer_json, vocabulary_of
-from training.replicated.layout import Float32Array, layout_of
-from training.spec import JobSpec
+from training.data.tokenizer import BpeTokenizer, byte_alphabet, train_bpe
+from training.formats import gguf, huggingface_model
+from training.formats.tokenizer_json import load_vocabulary, tokenizer_json
+from training.job_spec import JobSpec
+from training.replicated.tensor_layout import Float32Array, layout_of
 from training.transformer import ModelSpec
 
 OURS = {"self_attn.q_proj": "query", "mlp.down_proj": "down", "input_layernorm": "attention_norm"}
@@ -35,16 +34,16 @@ OURS = {"self_attn.q_proj": "query", "mlp.down_proj": "down", "input_layernorm":
 
 def read(folder: Path) -> tuple[dict[str, Float32Array], bytes]:
     """By our names, and the digest of the blob."""
-    own, stream = own_models.opened(folder), io.BytesIO()
+    own, stream = huggingface_model.open_huggingface_model(folder), io.BytesIO()
     spec = JobSpec(name="own", data=bytes(32), model=own.model)
-    digest = own.write(spec, stream).digest()
+    digest = own.write_parameters(spec, stream).digest()
     assert hashlib.sha256(stream.getvalue()).digest() == digest
-    return layout_of(spec).view(np.frombuffer(stream.getvalue(), "<f4")), digest
+    return layout_of(spec).tensor_views(np.frombuffer(stream.getvalue(), "<f4")), digest
 
 
 def test_every_number_comes_in_as_it_is(tmp_path: Path) -> None:
     values = tensors()
-    own = own_models.opened(written(tmp_path, values))
+    own = huggingface_model.open_huggingface_model(written(tmp_path, values))
     model = ModelSpec(
         context=32, width=16, layers=2, heads=2, kv_heads=1, hidden=24, tied=False, rope_base=5e5, norm_epsilon=1e-5
     )
@@ -73,11 +72,11 @@ def test_several_files_and_a_tied_head_give_the_same(tmp_path: Path) -> None:
     index["weight_map"][names[0]] = "b.safetensors"
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(UserError, match=r"'model\.embed_tokens\.weight' is not in b\.safetensors"):
-        own_models.opened(folder)
+        huggingface_model.open_huggingface_model(folder)
     index["weight_map"][names[0]] = "../one/model.safetensors"
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(UserError, match="no safetensors file in this folder"):
-        own_models.opened(folder)
+        huggingface_model.open_huggingface_model(folder)
 
 
 @pytest.mark.parametrize("missing", [["b.safetensors"], ["a.safetensors", "b.safetensors"]])
@@ -96,10 +95,10 @@ def test_missing_shards_are_named(tmp_path: Path, missing: list[str]) -> None:
         (folder / file).unlink()
     count = f"{len(missing)} of 2 files"
     with pytest.raises(UserError, match=rf"{missing[0]} is missing.*{count} .*model\.safetensors\.index\.json"):
-        own_models.opened(folder)
+        huggingface_model.open_huggingface_model(folder)
     (folder / missing[0]).symlink_to(tmp_path / "nowhere")  # the cache of a download that was cleaned
     with pytest.raises(UserError, match=f"{missing[0]} is missing"):
-        own_models.opened(folder)
+        huggingface_model.open_huggingface_model(folder)
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
@@ -107,7 +106,7 @@ def test_a_pointer_of_git_lfs_is_named(tmp_path: Path, file: str) -> None:
     folder = written(tmp_path)
     (folder / file).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
     with pytest.raises(UserError, match=rf"{file} is a pointer of Git LFS.*git lfs pull"):
-        own_models.opened(folder)
+        huggingface_model.open_huggingface_model(folder)
 
 
 def test_halves_are_the_same_numbers_as_float32(tmp_path: Path) -> None:
@@ -155,7 +154,7 @@ def _with_header(data: bytes, change: Any) -> bytes:
 def test_what_this_program_lacks_is_refused_by_name(tmp_path: Path, said: dict[str, Any], why: str) -> None:
     folder = written(tmp_path, tensors(), **said)
     with pytest.raises(UserError, match=why) as found:
-        own_models.opened(folder)
+        huggingface_model.open_huggingface_model(folder)
     assert "\n" not in str(found.value) and str(folder) in str(found.value)
 
 
@@ -181,16 +180,16 @@ def test_a_flipped_byte_is_found_wherever_something_says_what_it_was(tmp_path: P
     length = int.from_bytes(whole[:8], "little")
     file.write_bytes(_flipped(whole, len(whole) - 1))
     with pytest.raises(UserError, match=r"model\.safetensors is damaged: its SHA-256 is not"):
-        own_models.opened(folder)
+        huggingface_model.open_huggingface_model(folder)
     (folder / "SHA256SUMS").unlink()
     assert read(folder)[1] != digest
     for at in range(0, 8 + length, 13):
         file.write_bytes(_flipped(whole, at))
         with pytest.raises(UserError):
-            own_models.opened(folder)
+            huggingface_model.open_huggingface_model(folder)
     file.write_bytes(whole[:-1])
     with pytest.raises(UserError, match="is damaged"):
-        own_models.opened(folder)
+        huggingface_model.open_huggingface_model(folder)
 
 
 def test_digests_of_downloads_are_known(tmp_path: Path) -> None:
@@ -199,20 +198,20 @@ def test_digests_of_downloads_are_known(tmp_path: Path) -> None:
     beside = folder / ".cache" / "huggingface" / "download" / "model.safetensors.metadata"
     beside.parent.mkdir(parents=True)
     beside.write_text(f"{'0' * 40}\n{hashlib.sha256(file.read_bytes()).hexdigest()}\n1.0\n")
-    own_models.opened(folder)
+    huggingface_model.open_huggingface_model(folder)
     beside.write_text(f"{'0' * 40}\n{'1' * 64}\n1.0\n")
     with pytest.raises(UserError, match=r"its SHA-256 is not 1111111111111111…"):
-        own_models.opened(folder)
+        huggingface_model.open_huggingface_model(folder)
 
 
 def test_pickles_are_never_opened(tmp_path: Path) -> None:
     folder = written(tmp_path)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(UserError, match=r"pytorch_model\.bin may run a program when it is opened"):
-        own_models.opened(folder)
+        huggingface_model.open_huggingface_model(folder)
     (folder / "pytorch_model.bin").unlink()
     with pytest.raises(UserError, match=r"has neither model\.safetensors nor"):
-        own_models.opened(folder)
+        huggingface_model.open_huggingface_model(folder)
 
 
 def tensors_of(vocabulary: int) -> dict[str, Float32Array]:
@@ -232,7 +231,7 @@ def test_a_byte_level_bpe_makes_the_same_tokens(tmp_path: Path) -> None:
     for merges in (found["model"]["merges"], [" ".join(pair) for pair in found["model"]["merges"]]):
         found["model"]["merges"] = merges
         (folder / "tokenizer.json").write_text(json.dumps(found))
-        blob = own_models.opened(folder).tokenizer
+        blob = huggingface_model.open_huggingface_model(folder).tokenizer
         assert blob is not None
         assert BpeTokenizer(blob).encode(text).tolist() == BpeTokenizer(json.dumps(_bpe()).encode()).encode(text).tolist()
 
@@ -241,18 +240,18 @@ def test_the_tokens_of_bytes_need_no_tokenizer(tmp_path: Path) -> None:
     folder = written(tmp_path)
     for cuts_words in (True, False):  # nothing is merged, in words or beyond them
         before = {"type": "ByteLevel", "use_regex": cuts_words}
-        found = {"model": {"type": "BPE", "vocab": alphabet(), "merges": []}, "pre_tokenizer": before}
+        found = {"model": {"type": "BPE", "vocab": byte_alphabet(), "merges": []}, "pre_tokenizer": before}
         (folder / "tokenizer.json").write_text(json.dumps(found))
-        assert own_models.opened(folder).tokenizer is None
+        assert huggingface_model.open_huggingface_model(folder).tokenizer is None
 
 
 def test_a_template_of_the_text_alone_changes_no_tokenizer(tmp_path: Path) -> None:
     folder = written(tmp_path)
     template = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}], "special_tokens": {}}
-    model = {"type": "BPE", "vocab": alphabet(), "merges": []}
+    model = {"type": "BPE", "vocab": byte_alphabet(), "merges": []}
     found = {"model": model, "pre_tokenizer": {"type": "ByteLevel"}, "post_processor": template}
     (folder / "tokenizer.json").write_text(json.dumps(found))
-    assert own_models.opened(folder).tokenizer is None
+    assert huggingface_model.open_huggingface_model(folder).tokenizer is None
 
 
 @pytest.mark.parametrize(
@@ -301,8 +300,8 @@ def test_another_tokenizer_is_refused_by_name_unless_bytes_are_meant(tmp_path: P
     folder = written(tmp_path)
     (folder / "tokenizer.json").write_text(json.dumps(_bpe() | change))
     with pytest.raises(UserError, match=why):
-        own_models.opened(folder)
-    assert own_models.opened(folder, as_bytes=True).tokenizer is None
+        huggingface_model.open_huggingface_model(folder)
+    assert huggingface_model.open_huggingface_model(folder, as_bytes=True).tokenizer is None
 
 
 CORPUS = ["in the beginning was the word, and the WORD's 2026 times here: 世界! Grüße\n\n  I'm 100 %"] * 50
@@ -343,11 +342,11 @@ def test_tokenizers_of_known_kinds_make_the_same_tokens(tmp_path: Path, kind: st
     values = tensors_of(vocabulary)
     folder = written(tmp_path, values, vocab_size=vocabulary, eos_token_id=theirs.token_to_id("<|im_end|>"))
     theirs.save(str(folder / "tokenizer.json"))
-    blob = own_models.opened(folder).tokenizer
+    blob = huggingface_model.open_huggingface_model(folder).tokenizer
     assert blob is not None
     ours = BpeTokenizer(blob)
     assert (ours.vocabulary, ours.end_of_text) == (vocabulary, theirs.token_to_id("<|im_end|>"))
-    exported = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(vocabulary_of(blob, vocabulary))))
+    exported = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(load_vocabulary(blob, vocabulary))))
     exported.encode_special_tokens = theirs.encode_special_tokens = True
     assert exported.get_vocab_size() == vocabulary
 
@@ -367,7 +366,7 @@ def test_tokenizers_of_known_kinds_make_the_same_tokens(tmp_path: Path, kind: st
     assert ours.decode(range(vocabulary - padding, vocabulary)) == b""
     if kind == "qwen":
         assert ours.encode(b"a<tool_call>b").tolist()[1] == theirs.token_to_id("<tool_call>")
-    fields = gguf.fields_of(ModelSpec(vocabulary=vocabulary), vocabulary_of(blob, vocabulary), kind, None, True)
+    fields = gguf.gguf_metadata(ModelSpec(vocabulary=vocabulary), load_vocabulary(blob, vocabulary), kind, None, True)
     assert fields["tokenizer.ggml.pre"][1] == {"smollm": "smollm", "llama-3": "llama-bpe", "qwen": "qwen2"}[kind]
 
 
@@ -379,9 +378,9 @@ def test_a_word_of_the_vocabulary_that_no_merges_make_is_one_token_where_merges_
     for ignores in (True, False):
         found["model"]["ignore_merges"] = ignores
         (folder / "tokenizer.json").write_text(json.dumps(found))
-        blob = own_models.opened(folder).tokenizer
+        blob = huggingface_model.open_huggingface_model(folder).tokenizer
         assert blob is not None
-        exported = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(vocabulary_of(blob, number + 1))))
+        exported = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(load_vocabulary(blob, number + 1))))
         ids = BpeTokenizer(blob).encode(b"unmerged").tolist()
         assert ids == exported.encode("unmerged").ids and (ids == [number]) is ignores
 
@@ -403,7 +402,7 @@ def test_the_first_end_of_text_that_the_vocabulary_has_is_that_of_the_model(
     folder = written(tmp_path, eos_token_id=config)
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
-    assert own_models.opened(folder).stop == stop
+    assert huggingface_model.open_huggingface_model(folder).stop == stop
 
 
 def test_the_end_of_text_is_special_also_where_the_file_has_a_plain_token(tmp_path: Path) -> None:
@@ -413,7 +412,7 @@ def test_the_end_of_text_is_special_also_where_the_file_has_a_plain_token(tmp_pa
     vocabulary = len(found["model"]["vocab"])
     folder = written(tmp_path, tensors_of(vocabulary), vocab_size=vocabulary, eos_token_id=end)
     (folder / "tokenizer.json").write_text(json.dumps(found))
-    blob = own_models.opened(folder).tokenizer
+    blob = huggingface_model.open_huggingface_model(folder).tokenizer
     assert blob is not None
     ours = BpeTokenizer(blob)
     assert ours.end_of_text == end and end not in ours.encode(b"<|im_end|>").tolist() and ours.decode([end]) == b""
@@ -422,14 +421,14 @@ def test_the_end_of_text_is_special_also_where_the_file_has_a_plain_token(tmp_pa
 def test_a_vocabulary_beyond_16_bits_is_refused_by_name(tmp_path: Path) -> None:
     written(tmp_path, vocab_size=128_256)
     with pytest.raises(UserError, match=r"config\.json: .*128256.*65536"):
-        own_models.opened(tmp_path)
+        huggingface_model.open_huggingface_model(tmp_path)
 
 
 def test_a_tokenizer_of_another_size_is_refused(tmp_path: Path) -> None:
     folder = written(tmp_path)
     (folder / "tokenizer.json").write_text(json.dumps(_bpe()))
     with pytest.raises(UserError, match=r"has 270 tokens, config\.json says vocab_size 256"):
-        own_models.opened(folder)
+        huggingface_model.open_huggingface_model(folder)
 
 
 def test_the_folders_of_these_tests_have_the_tensors_of_transformers() -> None:

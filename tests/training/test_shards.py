@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from protocol.errors import RemoteProtocolError, UserError
-from training.data import corpus as data
-from training.data import shards
+from training import corpus as data
+from training.data import token_shards
 from training.data.tokenizer import ByteTokenizer, train_bpe
-from training.spec import JobSpec
+from training.job_spec import JobSpec
 from training.transformer import ModelSpec
 
 TOKENS = np.arange(3_000) * 7 % 256
@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
     made.mkdir()
     write(made, "000.bin", TOKENS[:2_000])
     write(made, "001.bin", TOKENS[2_000:])
-    (made / "manifest.json").write_text(shards.describe(made))
+    (made / "manifest.json").write_text(token_shards.make_manifest(made))
     return made
 
 
@@ -41,7 +41,7 @@ def changed(folder: Path, **fields: Any) -> None:
 
 
 def test_the_manifest_names_every_shard_by_hash_and_size(folder: Path) -> None:
-    assert json.loads(shards.describe(folder)) == {
+    assert json.loads(token_shards.make_manifest(folder)) == {
         "format": "folkmoot-tokens/1",
         "vocabulary": 257,  # the bytes, and the end of a text
         "tokenizer": None,
@@ -53,14 +53,14 @@ def test_the_manifest_names_every_shard_by_hash_and_size(folder: Path) -> None:
 
 
 def test_shards_travel_as_blobs_and_are_mapped_as_the_tokens_they_were(folder: Path, tmp_path: Path) -> None:
-    opened, blobs = shards.open_folder(folder), {}
+    opened, blobs = token_shards.open_token_folder(folder), {}
 
     def keep(shard: bytes) -> None:
         blobs[hashlib.sha256(shard).digest()] = shard
 
-    manifest = data.split(opened.pieces(), keep, tokenized=True)
-    assert manifest.tokenized and data.Manifest.decode(manifest.encode()) == manifest
-    data.assemble(manifest, blobs.__getitem__, tmp_path / "assembled")
+    manifest = data.split_into_shards(opened.iter_shard_bytes(), keep, tokenized=True)
+    assert manifest.tokenized and data.DataManifest.decode(manifest.encode()) == manifest
+    data.assemble_text(manifest, blobs.__getitem__, tmp_path / "assembled")
     tokens = data.open_tokens(SPEC, tmp_path / "assembled", ByteTokenizer(), tokenized=True)
     assert tokens.train.tolist() == TOKENS[:2_700].tolist() and tokens.held_out.tolist() == TOKENS[2_700:].tolist()
     assert isinstance(tokens.train, np.memmap)
@@ -69,15 +69,15 @@ def test_shards_travel_as_blobs_and_are_mapped_as_the_tokens_they_were(folder: P
 def test_a_tokenizer_beside_the_shards_gives_the_vocabulary(folder: Path) -> None:
     tokenizer = train_bpe([b"some text, some more text, and text again " * 20], 270)
     (folder / "tokenizer.json").write_bytes(tokenizer)
-    (folder / "manifest.json").write_text(shards.describe(folder))
-    opened = shards.open_folder(folder)
+    (folder / "manifest.json").write_text(token_shards.make_manifest(folder))
+    opened = token_shards.open_token_folder(folder)
     assert opened.tokenizer == tokenizer and opened.vocabulary == 270
     (folder / "tokenizer.json").write_bytes(tokenizer + b" ")
     with pytest.raises(UserError, match=r"is not the tokenizer that manifest.json names"):
-        shards.open_folder(folder)
+        token_shards.open_token_folder(folder)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(UserError, match=r"tokenizer.json cannot be read .* put it there"):
-        shards.open_folder(folder)
+        token_shards.open_token_folder(folder)
 
 
 @pytest.mark.parametrize(
@@ -99,11 +99,11 @@ def test_a_tokenizer_that_no_peer_could_use_is_told_before_the_job_starts(
     (folder / "tokenizer.json").write_bytes(tokenizer)
     changed(folder, vocabulary=vocabulary, tokenizer=hashlib.sha256(tokenizer).hexdigest())
     with pytest.raises(UserError, match=words):
-        shards.open_folder(folder)
+        token_shards.open_token_folder(folder)
 
 
 def read(folder: Path) -> int:
-    return sum(map(len, shards.open_folder(folder).pieces()))
+    return sum(map(len, token_shards.open_token_folder(folder).iter_shard_bytes()))
 
 
 def test_a_shard_with_another_hash_is_named_with_what_to_do(folder: Path) -> None:
@@ -128,7 +128,7 @@ def test_half_a_token_is_named(folder: Path) -> None:
 def test_a_token_beyond_the_vocabulary_is_named_with_its_place(folder: Path, tmp_path: Path) -> None:
     write(folder, "001.bin", [5, 257, 7])
     with pytest.raises(UserError, match=r"token 257 at position 1 of .*001.bin is beyond the vocabulary of 257"):
-        shards.describe(folder)
+        token_shards.make_manifest(folder)
     with pytest.raises(UserError, match=r"token 257 at position 1 of .*001.bin"):
         read(folder)
     with pytest.raises(UserError, match=r"token 257 at position 1 of .*001.bin"):
@@ -137,9 +137,9 @@ def test_a_token_beyond_the_vocabulary_is_named_with_its_place(folder: Path, tmp
 
 def test_every_id_of_sixteen_bits_may_be_a_token(tmp_path: Path) -> None:
     write(tmp_path, "all.bin", [65_535] * 2_000)
-    shards.require_known_tokens(tmp_path / "all.bin", 65_536, lambda: None)
+    token_shards.require_known_tokens(tmp_path / "all.bin", 65_536, lambda: None)
     with pytest.raises(UserError, match="token 65535 at position 0"):
-        shards.require_known_tokens(tmp_path / "all.bin", 65_535, lambda: None)
+        token_shards.require_known_tokens(tmp_path / "all.bin", 65_535, lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -161,32 +161,32 @@ def test_every_id_of_sixteen_bits_may_be_a_token(tmp_path: Path) -> None:
 def test_a_manifest_that_cannot_be_is_told_with_its_value(folder: Path, fields: dict[str, Any], words: str) -> None:
     changed(folder, **fields)
     with pytest.raises(UserError, match=words):
-        shards.open_folder(folder)
+        token_shards.open_token_folder(folder)
 
 
 def test_what_is_no_manifest_is_told(folder: Path, tmp_path: Path) -> None:
     (folder / "manifest.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read as JSON"):
-        shards.open_folder(folder)
+        token_shards.open_token_folder(folder)
     with pytest.raises(UserError, match=r"no .bin file in folder"):
-        shards.describe(tmp_path)
-    assert not shards.is_token_folder(tmp_path) and shards.is_token_folder(folder)
+        token_shards.make_manifest(tmp_path)
+    assert not token_shards.is_token_folder(tmp_path) and token_shards.is_token_folder(folder)
 
 
 def test_a_folder_that_can_have_no_manifest_is_told_why(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^no such folder: .*none \(name one with .bin files"):
-        shards.describe(tmp_path / "none")
+        token_shards.make_manifest(tmp_path / "none")
     (folder / "tokenizer.json").write_bytes(b"{}")
     with pytest.raises(UserError, match=r"tokenizer.json is no byte-level BPE"):
-        shards.describe(folder)
+        token_shards.make_manifest(folder)
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.json").mkdir()
     with pytest.raises(UserError, match=r"tokenizer.json is a folder: name a file"):
-        shards.describe(folder)
+        token_shards.make_manifest(folder)
     (folder / "tokenizer.json").rmdir()
     write(folder, "002.bin", [])
     with pytest.raises(UserError, match=r"002.bin is empty: put token ids into it, or take it out of the folder"):
-        shards.describe(folder)
+        token_shards.make_manifest(folder)
 
 
 def test_too_few_tokens_and_half_a_token_from_strangers_are_refused(folder: Path) -> None:
@@ -194,4 +194,4 @@ def test_too_few_tokens_and_half_a_token_from_strangers_are_refused(folder: Path
     with pytest.raises(UserError, match="the training part is 27 tokens, context 32 needs one more"):
         data.open_tokens(SPEC, folder / "few.bin", ByteTokenizer(), tokenized=True)
     with pytest.raises(RemoteProtocolError, match="3 bytes of 16-bit tokens"):
-        data.Manifest.decode(replace(data.Manifest(2, bytes(32), (bytes(32),), True), size=3).encode())
+        data.DataManifest.decode(replace(data.DataManifest(2, bytes(32), (bytes(32),), True), size=3).encode())

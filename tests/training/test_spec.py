@@ -11,24 +11,24 @@ import pytest
 from ledger.core.genesis import ModuleVersion
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import PLAIN_BLOB_BYTES_MAX
-from training.host import ModelHost
-from training.replay.inner_state import inner_bytes
-from training.spec import (
+from training.job_spec import (
     ESTIMATES,
     MUON_RATE,
     PRESETS,
     SIGN_RATE,
+    AggregationRule,
     AuditMode,
     Compression,
-    Inner,
+    FeedbackMemory,
+    InnerOptimizerKind,
     InnerStatePolicy,
     JobSpec,
-    Memory,
-    Outer,
+    OuterOptimizerKind,
     Precision,
-    Rule,
-    completed,
+    complete_fields,
 )
+from training.model_store import JobModelStore
+from training.replay.inner_state import inner_bytes
 from training.transformer import ModelSpec
 
 JOB = JobSpec(name="job", data=bytes(32))
@@ -38,7 +38,7 @@ def test_a_specification_survives_the_wire() -> None:
     assert JobSpec.decode(JOB.encode()) == JOB
     scratch = JobSpec(name="test", objective="scratch")
     assert JobSpec.decode(scratch.encode()) == scratch
-    estimated = replace(JOB, audit=AuditMode.OFF, memory=Memory.ESTIMATES)
+    estimated = replace(JOB, audit=AuditMode.OFF, memory=FeedbackMemory.ESTIMATES)
     assert JobSpec.decode(estimated.encode()) == estimated
 
 
@@ -59,46 +59,46 @@ def test_a_job_that_says_nothing_of_memory_has_the_bytes_and_the_identity_that_i
 def test_bf16_is_for_jobs_that_nobody_audits_and_needs_programs_that_know_it(tmp_path: Path) -> None:
     half = replace(JOB, precision=Precision.BF16, audit=AuditMode.OFF)
     assert JobSpec.decode(half.encode()) == half
-    assert ModuleVersion("jobs", 3) in ModelHost(tmp_path).terms_of_spec(half.encode()).requires
+    assert ModuleVersion("jobs", 3) in JobModelStore(tmp_path).terms_of_spec(half.encode()).requires
     for audit in (AuditMode.FULL, AuditMode.SAMPLED):
         with pytest.raises(UserError, match=r"honest replays in bf16 differ by \.13 .* small lies by \.011; take audit 'off'"):
-            replace(half, audit=audit).checked()
+            replace(half, audit=audit).validated()
 
 
 def test_closing_rounds_are_of_sampled_jobs_and_not_more_than_there_are() -> None:
     with pytest.raises(UserError, match="closing_rounds 3 says nothing with audit 'full'"):
-        replace(JOB, audit=AuditMode.FULL, closing_rounds=3).checked()
+        replace(JOB, audit=AuditMode.FULL, closing_rounds=3).validated()
     sampled = replace(JOB, audit=AuditMode.SAMPLED, closing_rounds=JOB.rounds)
-    assert sampled.checked() == sampled
+    assert sampled.validated() == sampled
     with pytest.raises(UserError, match="is more than rounds"):
-        replace(sampled, closing_rounds=JOB.rounds + 1).checked()
+        replace(sampled, closing_rounds=JOB.rounds + 1).validated()
 
 
 @pytest.mark.parametrize(
     ("said", "why"),
     [
         ({"inner_state": InnerStatePolicy.KEEP}, "would show all moments: take inner_state 'reset', or audit 'full'"),
-        ({"memory": Memory.ESTIMATES}, "was not measured: take memory 'residual', or audit 'full' or 'off'"),
+        ({"memory": FeedbackMemory.ESTIMATES}, "was not measured: take memory 'residual', or audit 'full' or 'off'"),
     ],
 )
 def test_what_sampled_audits_cannot_show_is_refused_with_the_way_out(said: dict[str, Any], why: str) -> None:
     with pytest.raises(UserError, match=why):
-        replace(JOB, **said, audit=AuditMode.SAMPLED).checked()
+        replace(JOB, **said, audit=AuditMode.SAMPLED).validated()
     for audit in (AuditMode.FULL, AuditMode.OFF):
-        assert replace(JOB, **said, audit=audit).checked()
+        assert replace(JOB, **said, audit=audit).validated()
 
 
 def test_a_quarter_of_a_round_is_replayed_by_default_however_many_steps_it_has() -> None:
     for steps in (1, 15):
-        rate = completed({"audit": AuditMode.SAMPLED, "local_steps": steps})["audit_rate"]
+        rate = complete_fields({"audit": AuditMode.SAMPLED, "local_steps": steps})["audit_rate"]
         assert rate * JOB.auditors == 0.25
-    assert completed({"audit": AuditMode.SAMPLED, "audit_rate": 0.5})["audit_rate"] == 0.5
-    assert "audit_rate" not in completed({"audit": AuditMode.FULL})
+    assert complete_fields({"audit": AuditMode.SAMPLED, "audit_rate": 0.5})["audit_rate"] == 0.5
+    assert "audit_rate" not in complete_fields({"audit": AuditMode.FULL})
 
 
 @pytest.mark.parametrize("said", [{"tied": False}, {"rope_base": 5e5}, {"norm_epsilon": 1e-5}])
 def test_a_model_of_another_form_survives_the_wire_and_needs_programs_that_know_it(said: dict[str, Any], tmp_path: Path) -> None:
-    host, other = ModelHost(tmp_path), replace(JOB, model=ModelSpec(**said))
+    host, other = JobModelStore(tmp_path), replace(JOB, model=ModelSpec(**said))
     assert JobSpec.decode(other.encode()) == other and other.encode() != JOB.encode()
     assert ModuleVersion("jobs", 3) in host.terms_of_spec(other.encode()).requires
     assert host.terms_of_spec(JOB.encode()).requires == (ModuleVersion("jobs", 1),)
@@ -147,7 +147,7 @@ def test_forms_out_of_bounds_are_refused_by_name(said: dict[str, Any], why: str)
         {"audit_rate": 1.1},
         {"audit": AuditMode.SAMPLED, "audit_rate": 0.0},
         {"audit": AuditMode.SAMPLED, "audit_rate": 1e-300},
-        {"outer": Outer.SIGN},
+        {"outer": OuterOptimizerKind.SIGN},
         {"auditors": 0},
         {"auditors": 9},
         {"audit_window": 0},
@@ -155,11 +155,11 @@ def test_forms_out_of_bounds_are_refused_by_name(said: dict[str, Any], why: str)
         {"replay_tolerance": 1.0},
         {"replay_tolerance": 1e-12},
         {"suspension_rounds": 0},
-        {"outer": Outer.ADAMW},
-        {"outer": Outer.ADAMW, "local_steps": 1, "inner": Inner.MUON},
-        {"outer": Outer.ADAMW, "local_steps": 1, "inner_state": InnerStatePolicy.KEEP},
-        {"memory": Memory.ESTIMATES, "feedback_decay": 1.0},
-        {"memory": Memory.ESTIMATES, "liars": 100},
+        {"outer": OuterOptimizerKind.ADAMW},
+        {"outer": OuterOptimizerKind.ADAMW, "local_steps": 1, "inner": InnerOptimizerKind.MUON},
+        {"outer": OuterOptimizerKind.ADAMW, "local_steps": 1, "inner_state": InnerStatePolicy.KEEP},
+        {"memory": FeedbackMemory.ESTIMATES, "feedback_decay": 1.0},
+        {"memory": FeedbackMemory.ESTIMATES, "liars": 100},
         {"model": ModelSpec(vocabulary=300)},
         {"model": ModelSpec(width=10, heads=4)},
         {"model": ModelSpec(heads=3, kv_heads=2, width=66)},
@@ -174,9 +174,9 @@ def test_a_foreign_specification_that_no_peer_could_carry_out_is_refused(change:
 
 def test_a_person_is_told_which_value_is_wrong() -> None:
     with pytest.raises(UserError, match="beta1 must be at least 0 and below 1"):
-        replace(JOB, beta1=1.0).checked()
+        replace(JOB, beta1=1.0).validated()
     with pytest.raises(UserError, match=r"^job 'job': keep: 3 is outside 4..4096$"):
-        replace(JOB, keep=3).checked()
+        replace(JOB, keep=3).validated()
 
 
 @pytest.mark.parametrize(
@@ -192,20 +192,20 @@ def test_values_so_small_that_honest_trainers_or_audits_would_suffer_are_told_wi
     name: str, least: float, less: float, words: str
 ) -> None:
     sampled: dict[str, Any] = {"audit": AuditMode.SAMPLED}
-    assert replace(JOB, **sampled, **{name: least}).checked()
+    assert replace(JOB, **sampled, **{name: least}).validated()
     with pytest.raises(UserError, match=words):
-        replace(JOB, **sampled, **{name: less}).checked()
+        replace(JOB, **sampled, **{name: less}).validated()
 
 
 def test_a_person_is_told_what_goes_together_and_the_way_out() -> None:
     with pytest.raises(UserError, match=r"memory 'estimates' with feedback_decay 1 would never learn of an update: take 0.8"):
-        replace(JOB, memory=Memory.ESTIMATES, feedback_decay=1.0).checked()
+        replace(JOB, memory=FeedbackMemory.ESTIMATES, feedback_decay=1.0).validated()
     with pytest.raises(UserError, match=r"model.vocabulary 300 needs a tokenizer: use `train --vocabulary 300`, or leave it at"):
-        replace(JOB, model=ModelSpec(vocabulary=300)).checked()
+        replace(JOB, model=ModelSpec(vocabulary=300)).validated()
     with pytest.raises(UserError, match="outer 'adamw' needs local_steps 1, not 10: take outer 'nesterov'"):
-        replace(JOB, outer=Outer.ADAMW).checked()
+        replace(JOB, outer=OuterOptimizerKind.ADAMW).validated()
     with pytest.raises(UserError, match="audit 'sampled' needs shared data: name a text, or take audit 'off'"):
-        replace(JOB, data=None, audit=AuditMode.SAMPLED).checked()
+        replace(JOB, data=None, audit=AuditMode.SAMPLED).validated()
 
 
 def test_an_inner_state_that_no_peer_may_send_is_refused_where_audits_need_it() -> None:
@@ -213,13 +213,13 @@ def test_an_inner_state_that_no_peer_may_send_is_refused_where_audits_need_it() 
         model = ModelSpec(vocabulary=vocabulary, width=1024, layers=1, hidden=8)
         spec = replace(JOB, tokenizer=bytes(32), model=model, inner_state=InnerStatePolicy.KEEP)
         if is_valid:
-            assert inner_bytes(spec.checked()) <= PLAIN_BLOB_BYTES_MAX
+            assert inner_bytes(spec.validated()) <= PLAIN_BLOB_BYTES_MAX
         else:
             assert inner_bytes(spec) > PLAIN_BLOB_BYTES_MAX
             with pytest.raises(UserError, match=r"largest object has \d+ bytes.* 536870912 at most: take a .* upgrade jobs 3"):
-                spec.checked()
-            assert replace(spec, parts=True).checked()
-            assert replace(spec, inner_state=InnerStatePolicy.RESET).checked()
+                spec.validated()
+            assert replace(spec, parts=True).validated()
+            assert replace(spec, inner_state=InnerStatePolicy.RESET).validated()
 
 
 FOUR_MILLION = ModelSpec(vocabulary=1024, width=256, layers=5, hidden=768)
@@ -229,47 +229,47 @@ LARGE_JOB = replace(JOB, tokenizer=bytes(32), model=FOUR_MILLION)
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_can_be_audited_by_samples_with_a_model_of_four_million_parameters(name: str) -> None:
     assert FOUR_MILLION.parameters >= 4_000_000
-    assert replace(LARGE_JOB, **PRESETS[name] | {"audit": AuditMode.SAMPLED}).checked()
+    assert replace(LARGE_JOB, **PRESETS[name] | {"audit": AuditMode.SAMPLED}).validated()
 
 
 @pytest.mark.parametrize("name, window", [("local", 1000), ("per-step", 1000)])
 def test_what_a_jobs_audits_keep_on_disks_is_bounded_with_several_steps_and_with_one(name: str, window: int) -> None:
     spec = replace(LARGE_JOB, **PRESETS[name] | {"audit": AuditMode.SAMPLED, "audit_window": window})
     with pytest.raises(UserError, match=r"audit 'sampled' would keep \d+ GiB .* more than 64: take a shorter audit_window"):
-        spec.checked()
-    assert replace(spec, audit_window=window // 4).checked() and replace(spec, audit=AuditMode.FULL).checked()
+        spec.validated()
+    assert replace(spec, audit_window=window // 4).validated() and replace(spec, audit=AuditMode.FULL).validated()
 
 
 def test_what_audits_keep_is_all_that_lies_on_a_trainers_disk() -> None:
     """A model and a buffer of every round."""
-    from training.replicated.files import vectors_of
+    from training.replicated.model_directory import vector_names
 
     model = ModelSpec(width=2, heads=1, kv_heads=1, layers=1, hidden=1)
-    for outer in Outer:
+    for outer in OuterOptimizerKind:
         spec = replace(JOB, outer=outer, audit=AuditMode.SAMPLED, audit_window=2, model=model, local_steps=1)
-        assert spec.audit_bytes == model.parameters * 5 * (4 * len(vectors_of(spec)) + 1)
+        assert spec.audit_bytes == model.parameters * 5 * (4 * len(vector_names(spec)) + 1)
         assert spec.audit_bytes - replace(spec, feedback_decay=0.0).audit_bytes == model.parameters * 5
-    assert replace(spec, outer=Outer.SGD, local_steps=3).audit_bytes == model.parameters * 5 * (4 + 1)
+    assert replace(spec, outer=OuterOptimizerKind.SGD, local_steps=3).audit_bytes == model.parameters * 5 * (4 + 1)
 
 
 @pytest.mark.parametrize(
-    ("memory", "audit"), [(Memory.RESIDUAL, audit) for audit in AuditMode] + [(Memory.ESTIMATES, AuditMode.FULL)]
+    ("memory", "audit"), [(FeedbackMemory.RESIDUAL, audit) for audit in AuditMode] + [(FeedbackMemory.ESTIMATES, AuditMode.FULL)]
 )
-def test_dense_payloads_of_eight_bits_carry_nothing_over(memory: Memory, audit: AuditMode) -> None:
+def test_dense_payloads_of_eight_bits_carry_nothing_over(memory: FeedbackMemory, audit: AuditMode) -> None:
     """A payload and a buffer of the same bytes would be one file, which is deleted when the buffer is."""
     said = {"audit": audit, "memory": memory, "bits": 8, "local_steps": 1}
     with pytest.raises(UserError, match=r"bits 8 with feedback_decay 0.95 .*: take feedback_decay 0, or fewer bits"):
-        replace(JOB, **said).checked()
+        replace(JOB, **said).validated()
     for fields in ({"feedback_decay": 0.0}, {"bits": 4}, {"compression": Compression.SPARSE}):
-        assert replace(JOB, **said | fields).checked().commits_to_buffer is ("feedback_decay" not in fields)
+        assert replace(JOB, **said | fields).validated().commits_to_buffer is ("feedback_decay" not in fields)
 
 
 def test_a_person_who_asks_for_eight_bits_need_not_say_that_nothing_is_carried_over() -> None:
     for said, decay in (({}, 0.0), ({"compression": Compression.SPARSE}, 0.95), ({"feedback_decay": 0.0}, 0.0)):
-        assert replace(JOB, **completed({"bits": 8, **said})).checked().feedback_decay == decay
-    for said in ({"feedback_decay": 0.95}, {"memory": Memory.ESTIMATES}):
+        assert replace(JOB, **complete_fields({"bits": 8, **said})).validated().feedback_decay == decay
+    for said in ({"feedback_decay": 0.95}, {"memory": FeedbackMemory.ESTIMATES}):
         with pytest.raises(UserError, match="take feedback_decay 0, or fewer bits"):
-            replace(JOB, **completed({"bits": 8, **said})).checked()
+            replace(JOB, **complete_fields({"bits": 8, **said})).validated()
 
 
 @pytest.mark.parametrize(("change", "parameters"), [({}, 1 << 27), ({"inner_state": InnerStatePolicy.KEEP}, 1 << 26)])
@@ -282,100 +282,100 @@ def test_without_parts_objects_have_at_most_half_a_gibibyte(change: dict[str, An
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_a_job_that_can_be_started_and_only_names_what_it_changes_or_means(name: str) -> None:
-    assert replace(JOB, **PRESETS[name]).checked()
+    assert replace(JOB, **PRESETS[name]).validated()
     assert replace(JOB, **PRESETS["local"]) == JOB, "`local` spells out the defaults"
 
 
 @pytest.mark.parametrize(
     "fields, bits",
     [
-        ({"outer": Outer.ADAMW}, 4),
-        ({"outer": Outer.ADAMW, "bits": 1}, 1),
-        ({"outer": Outer.ADAMW, "bits": 8}, 8),
-        ({"outer": Outer.ADAMW, "memory": Memory.ESTIMATES}, 1),
+        ({"outer": OuterOptimizerKind.ADAMW}, 4),
+        ({"outer": OuterOptimizerKind.ADAMW, "bits": 1}, 1),
+        ({"outer": OuterOptimizerKind.ADAMW, "bits": 8}, 8),
+        ({"outer": OuterOptimizerKind.ADAMW, "memory": FeedbackMemory.ESTIMATES}, 1),
         ({}, 1),
     ],
     ids=str,
 )
 def test_one_bit_is_what_adamw_gets_only_from_who_asks_for_it(fields: dict[str, Any], bits: int) -> None:
     """With one bit all elements of a chunk have one size, and AdamW's second moment learns nothing. Estimates have more."""
-    assert replace(JOB, **completed({"local_steps": 1, **fields})).checked().bits == bits
+    assert replace(JOB, **complete_fields({"local_steps": 1, **fields})).validated().bits == bits
     for fields in (PRESETS["per-step"], ESTIMATES):
-        assert completed(fields) == fields
+        assert complete_fields(fields) == fields
 
 
 def test_a_field_that_is_set_to_its_default_changes_no_other_field() -> None:
     """AdamW is the name of an inner and of an outer optimizer, and what follows from the one does not from the other."""
     defaults = {name: getattr(JOB, name) for name in ("inner", "outer", "memory", "audit")}
     for name, default in defaults.items():
-        usual = completed({"inner": JOB.inner}) if name == "inner" else completed({})
-        assert completed({name: default}) == usual | {name: default}
+        usual = complete_fields({"inner": JOB.inner}) if name == "inner" else complete_fields({})
+        assert complete_fields({name: default}) == usual | {name: default}
 
 
 @pytest.mark.parametrize(
     "fields, rule",
     [
-        ({}, Rule.MEAN),
-        ({"outer": Outer.ADAMW}, Rule.MEAN),
-        ({"audit": AuditMode.SAMPLED}, Rule.ARC_NNM_TRIM),
-        ({"audit": AuditMode.OFF}, Rule.ARC_NNM_TRIM),
-        ({"audit": AuditMode.SAMPLED, "outer": Outer.ADAMW}, Rule.CENTERED_CLIPPING),
-        ({"rule": Rule.ARC_NNM_TRIM}, Rule.ARC_NNM_TRIM),
-        ({"outer": Outer.ADAMW, "rule": Rule.CENTERED_CLIPPING}, Rule.CENTERED_CLIPPING),
+        ({}, AggregationRule.MEAN),
+        ({"outer": OuterOptimizerKind.ADAMW}, AggregationRule.MEAN),
+        ({"audit": AuditMode.SAMPLED}, AggregationRule.ARC_NNM_TRIM),
+        ({"audit": AuditMode.OFF}, AggregationRule.ARC_NNM_TRIM),
+        ({"audit": AuditMode.SAMPLED, "outer": OuterOptimizerKind.ADAMW}, AggregationRule.CENTERED_CLIPPING),
+        ({"rule": AggregationRule.ARC_NNM_TRIM}, AggregationRule.ARC_NNM_TRIM),
+        ({"outer": OuterOptimizerKind.ADAMW, "rule": AggregationRule.CENTERED_CLIPPING}, AggregationRule.CENTERED_CLIPPING),
     ],
     ids=str,
 )
 def test_the_plain_mean_is_the_rule_where_all_is_re_executed_before_the_vote_and_nowhere_else(
-    fields: dict[str, Any], rule: Rule
+    fields: dict[str, Any], rule: AggregationRule
 ) -> None:
-    assert replace(JOB, **completed(fields)).rule is rule
+    assert replace(JOB, **complete_fields(fields)).rule is rule
 
 
 @pytest.mark.parametrize("rounds, warmup", [(600, 30), (2_000, 30), (100, 5), (10, 0), (None, 3)])
 def test_gradients_of_fewer_rounds_are_warmed_up_for_the_same_share_unless_a_person_says_for_how_many(
     rounds: int | None, warmup: int
 ) -> None:
-    fields = {"outer": Outer.ADAMW, "local_steps": 1} | ({} if rounds is None else {"rounds": rounds})
-    assert replace(JOB, **completed(fields)).checked().warmup_rounds == warmup
-    assert completed(fields | {"warmup_rounds": 7})["warmup_rounds"] == 7
+    fields = {"outer": OuterOptimizerKind.ADAMW, "local_steps": 1} | ({} if rounds is None else {"rounds": rounds})
+    assert replace(JOB, **complete_fields(fields)).validated().warmup_rounds == warmup
+    assert complete_fields(fields | {"warmup_rounds": 7})["warmup_rounds"] == 7
 
 
 def test_a_warm_up_longer_than_the_job_is_refused_but_the_usual_one_never() -> None:
-    assert replace(JOB, rounds=1).checked().warmup_rounds == 2
+    assert replace(JOB, rounds=1).validated().warmup_rounds == 2
     with pytest.raises(UserError, match="warmup_rounds 11 are more than the 10 rounds: shorten the warm-up"):
-        replace(JOB, rounds=10, warmup_rounds=11).checked()
+        replace(JOB, rounds=10, warmup_rounds=11).validated()
 
 
 def test_sign_moves_every_parameter_by_a_rate_of_its_own_unless_a_person_says_another() -> None:
-    assert replace(JOB, **completed({"outer": Outer.SIGN})).checked().outer_rate == SIGN_RATE
-    assert replace(JOB, **completed({"outer": Outer.SIGN, "outer_rate": 0.01})).checked().outer_rate == 0.01
+    assert replace(JOB, **complete_fields({"outer": OuterOptimizerKind.SIGN})).validated().outer_rate == SIGN_RATE
+    assert replace(JOB, **complete_fields({"outer": OuterOptimizerKind.SIGN, "outer_rate": 0.01})).validated().outer_rate == 0.01
     with pytest.raises(UserError, match=r"would move every parameter by outer_rate 1.4 in each round: take 0.1 at most"):
-        replace(JOB, outer=Outer.SIGN).checked()
+        replace(JOB, outer=OuterOptimizerKind.SIGN).validated()
 
 
 def test_muon_gets_a_rate_of_its_own_unless_a_person_says_another() -> None:
-    assert replace(JOB, **completed({"inner": Inner.MUON})).checked().inner_rate == MUON_RATE
-    assert replace(JOB, **completed({"inner": Inner.MUON, "inner_rate": 0.01})).checked().inner_rate == 0.01
-    assert replace(JOB, **completed({"inner": Inner.ADAMW})).checked().inner_rate == JOB.inner_rate
+    assert replace(JOB, **complete_fields({"inner": InnerOptimizerKind.MUON})).validated().inner_rate == MUON_RATE
+    assert replace(JOB, **complete_fields({"inner": InnerOptimizerKind.MUON, "inner_rate": 0.01})).validated().inner_rate == 0.01
+    assert replace(JOB, **complete_fields({"inner": InnerOptimizerKind.ADAMW})).validated().inner_rate == JOB.inner_rate
     for fields, inner in (
-        ({}, Inner.MUON),
-        ({"inner_rate": 0.01}, Inner.MUON),
-        ({"outer": Outer.ADAMW}, Inner.ADAMW),
-        ({"memory": Memory.ESTIMATES}, Inner.ADAMW),
-        ({"inner_state": InnerStatePolicy.KEEP}, Inner.ADAMW),
+        ({}, InnerOptimizerKind.MUON),
+        ({"inner_rate": 0.01}, InnerOptimizerKind.MUON),
+        ({"outer": OuterOptimizerKind.ADAMW}, InnerOptimizerKind.ADAMW),
+        ({"memory": FeedbackMemory.ESTIMATES}, InnerOptimizerKind.ADAMW),
+        ({"inner_state": InnerStatePolicy.KEEP}, InnerOptimizerKind.ADAMW),
     ):
-        assert replace(JOB, **completed(fields)).inner is inner, fields
+        assert replace(JOB, **complete_fields(fields)).inner is inner, fields
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["weight_decay", "outer_rate", "beta1", "feedback_decay", "norm_start"])
 def test_what_is_no_number_is_told_to_a_person(name: str, value: float) -> None:
     with pytest.raises(UserError, match=name):
-        replace(JOB, **{name: value}).checked()  # type: ignore[arg-type]
+        replace(JOB, **{name: value}).validated()  # type: ignore[arg-type]
 
 
 def test_the_number_of_parameters_is_that_of_the_layout() -> None:
-    from training.replicated.layout import layout_of
+    from training.replicated.tensor_layout import layout_of
 
     for model in (ModelSpec(), ModelSpec(vocabulary=300, width=32, layers=1, heads=2, kv_heads=1, hidden=48)):
         assert layout_of(replace(JOB, model=model)).size == model.parameters

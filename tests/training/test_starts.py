@@ -12,12 +12,12 @@ from ledger.core.genesis import ModuleVersion
 from ledger.jobs import ModelReference
 from protocol.errors import StorageError
 from storage.disk_blob_store import DiskBlobStore
-from training import starts
-from training.host import ModelHost
-from training.replicated.init import initial_parameters
-from training.replicated.layout import Float32Array, layout_of
-from training.replicated.model import ReplicatedModel
-from training.spec import JobSpec
+from training import parameter_blob
+from training.job_spec import JobSpec
+from training.model_store import JobModelStore
+from training.replicated.parameter_init import initial_parameters
+from training.replicated.replicated_model import ReplicatedModel
+from training.replicated.tensor_layout import Float32Array, layout_of
 from training.transformer import ModelSpec
 
 JOB = bytes(31) + b"j"
@@ -38,7 +38,7 @@ def on(blobs: DiskBlobStore, values: Float32Array) -> JobSpec:
 
 def problem(blobs: DiskBlobStore, spec: JobSpec) -> str | None:
     assert spec.start is not None
-    return starts.problem(spec, blobs.size(spec.start) or 0, blobs.read_range)
+    return parameter_blob.blob_problem(spec, blobs.size(spec.start) or 0, blobs.read_range)
 
 
 def own() -> Float32Array:
@@ -48,10 +48,10 @@ def own() -> Float32Array:
 def test_the_first_model_has_the_parameters_of_the_blob_and_else_what_all_first_models_have(
     blobs: DiskBlobStore, tmp_path: Path
 ) -> None:
-    spec, hosts = on(blobs, own()), [ModelHost(tmp_path / name) for name in ("a", "b")]
+    spec, hosts = on(blobs, own()), [JobModelStore(tmp_path / name) for name in ("a", "b")]
     assert problem(blobs, spec) is None and JobSpec.decode(spec.encode()) == spec
-    roots = {host.create(JOB, spec.encode(), blobs.read_range) for host in hosts}
-    model = ReplicatedModel.open(hosts[0].directory(JOB, 0))
+    roots = {host.create_model(JOB, spec.encode(), blobs.read_range) for host in hosts}
+    model = ReplicatedModel.open(hosts[0].round_directory(JOB, 0))
     assert roots == {model.root} and np.array_equal(model.parameters, own())
     assert (model.round, model.records) == (0, {}) and not model.vectors["momentum"].any()
 
@@ -64,7 +64,7 @@ def test_a_number_that_is_not_finite_is_found_wherever_it_is(blobs: DiskBlobStor
     spec = on(blobs, values)
     assert "has a number that is not finite" in (problem(blobs, spec) or "")
     with pytest.raises(StorageError, match="not finite"):
-        ModelHost(tmp_path).create(JOB, spec.encode(), blobs.read_range)
+        JobModelStore(tmp_path).create_model(JOB, spec.encode(), blobs.read_range)
 
 
 @pytest.mark.parametrize("size", [0, SIZE - 1, SIZE + 1])
@@ -73,7 +73,7 @@ def test_another_length_is_found(blobs: DiskBlobStore, size: int) -> None:
 
 
 def test_such_jobs_need_programs_that_know_them(blobs: DiskBlobStore, tmp_path: Path) -> None:
-    terms = ModelHost(tmp_path).terms_of_spec(on(blobs, own()).encode())
+    terms = JobModelStore(tmp_path).terms_of_spec(on(blobs, own()).encode())
     assert terms.start is not None and ModuleVersion("jobs", 3) in terms.requires
 
 

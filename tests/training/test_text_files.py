@@ -15,7 +15,7 @@ import pytest
 
 from protocol.errors import UserError
 from training.data import text_files
-from training.data.text_files import Findings, read_text
+from training.data.text_files import TextFileReport, read_text
 
 TEXTS = ["The fox jumps; it is quick.", "Two\nlines, with a comma and a | bar", "Grüße"]
 LINES = "".join(json.dumps({"text": text, "id": 1}) + "\n" for text in TEXTS)
@@ -24,8 +24,8 @@ QUOTED = "".join(f'"{text}",1\n' for text in TEXTS)
 
 
 def read(path: Path, column: str = "") -> tuple[str, tuple[str, ...]]:
-    findings = Findings()
-    return b"".join(read_text(path, column, findings)).decode(), findings.notes()
+    findings = TextFileReport()
+    return b"".join(read_text(path, column, findings)).decode(), findings.report_lines()
 
 
 def write(path: Path, content: bytes | str) -> Path:

@@ -23,7 +23,9 @@ def test_strangers_do_not_keep_members_from_being_told_or_remembered(monkeypatch
 
     def link(peer: bytes) -> Any:
         post = lambda message, priority: told.append(message)  # noqa: E731
-        return SimpleNamespace(peer=peer, version=2, address="192.0.2.7:40000", addresses_heard=0, addresses_passed_on=0, queue_message=post)
+        return SimpleNamespace(
+            peer=peer, version=2, address="192.0.2.7:40000", addresses_heard=0, addresses_passed_on=0, queue_message=post
+        )
 
     def claims(peer: bytes) -> None:
         desk.on_addresses(link(peer), PeerAddresses((PeerAddress(peer, "192.0.2.7:1"),)))

@@ -114,7 +114,9 @@ async def test_what_was_shown_is_counted_for_members_alone(autojump_clock: MockC
         answers._blobs.reveals.add(DIGEST)
         answers._is_stranger = [KEYS[1]].__contains__
         for asker in networks[1:]:
-            await holder.deliver_message(holder._links[asker.me], Message(Channel.LINK, Priority.CONTROL, encode(GetBlob(DIGEST, 0))))
+            await holder.deliver_message(
+                holder._links[asker.me], Message(Channel.LINK, Priority.CONTROL, encode(GetBlob(DIGEST, 0)))
+            )
         assert (
             set(holder.audit_bytes_sent_by_peer()) == {KEYS[2]}
             and answers.audit_bytes_sent == 2 * holder.audit_bytes_sent_by_peer()[KEYS[2]]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import trio
 
-from curation.calls import CurationCalls, ImportRequest, ImportView
+from curation.rpc import CurationRpc, ImportRequest, ImportView
 from peer import cli
 from peer.daemon.daemon import Daemon, running
 from peer.settings.config import load
@@ -53,7 +53,7 @@ class Room:
         ]
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))
         request = ImportRequest(str(file), name, "", "label", ("glad", "sad"), False, votes, 1, "", False)
-        api: CurationCalls = daemon.api  # type: ignore[assignment]
+        api: CurationRpc = daemon.api  # type: ignore[assignment]
         return await api.import_tasks(request)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import trio
 
-from curation.importing import Given
-from curation.state import CurationState, Phase
+from curation.import_export.task_import import TaskWithGold
+from curation.ledger.curation_state import CurationState, ProjectPhase
 from peer.serving.doors import Doors
 from peer.serving.founding import Founding
 from tests.waiting import patience
@@ -56,7 +56,7 @@ async def test_of_a_file_that_is_refused_nothing_is_kept_until_somebody_looks_fo
 
 
 async def test_what_failed_stands_in_the_log_as_what_nobody_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fails(founding: Founding, project: bytes, phase: Phase) -> None:
+    async def fails(founding: Founding, project: bytes, phase: ProjectPhase) -> None:
         raise OSError("the disk is full")
 
     monkeypatch.setattr(Founding, "move", fails)
@@ -302,7 +302,7 @@ async def test_a_large_body_of_a_stranger_is_not_read(tmp_path: Path) -> None:
 async def test_an_import_goes_on_when_it_takes_longer_than_a_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add, go_on = Founding.add, trio.Event()
 
-    async def takes_long(founding: Founding, project: bytes, tasks: list[Given]) -> None:
+    async def takes_long(founding: Founding, project: bytes, tasks: list[TaskWithGold]) -> None:
         await go_on.wait()
         await add(founding, project, tasks)
 

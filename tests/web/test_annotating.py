@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import trio
 
-from curation.calls import CurationCalls
-from curation.contents import Commit, Opening, Release
-from curation.state import CurationState, Lease, Redaction, page_key
+from curation.ledger.curation_state import AssignmentState, CurationState, Redaction, page_key
+from curation.ledger.transaction_types import AnswerCommitment, AnswerOpening, ReleaseAssignment
+from curation.rpc import CurationRpc
 from peer.driver.author import Author
 from peer.serving import annotating, gathering
 from peer.serving.gathering import Gatherer, Statement
@@ -163,7 +163,7 @@ async def test_a_peer_for_invited_people_asks_for_an_invitation(room: Room) -> N
 
 
 async def test_a_lease_that_is_over_is_gone_once_somebody_has_its_place(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("curation.module.LEASE_MS", 1_500)
+    monkeypatch.setattr("curation.ledger.curation_module.LEASE_MS", 1_500)
     async with room.serving() as (daemon, site):
         await room.project(daemon, tasks=1)
         ann, bob = await enrolled(site, "ann", "bob")
@@ -176,7 +176,7 @@ async def test_a_lease_that_is_over_is_gone_once_somebody_has_its_place(room: Ro
 
 async def test_a_lease_of_a_closed_project_is_not_shown_and_takes_the_place_of_no_other(room: Room) -> None:
     async with room.serving() as (daemon, site):
-        api: CurationCalls = daemon.api  # type: ignore[assignment]
+        api: CurationRpc = daemon.api  # type: ignore[assignment]
         await room.project(daemon, tasks=7, name="first")
         (ann,) = await enrolled(site, "ann")
         assert len(await assigned(site, ann, 7)) == 7
@@ -257,7 +257,7 @@ async def test_a_restart_between_commitment_and_opening_loses_nothing(room: Room
     put = Gatherer.put
 
     def without_openings(gatherer: Gatherer, statement: Any, *done: trio.Event) -> trio.Event:
-        return trio.Event() if isinstance(statement, Opening) else put(gatherer, statement, *done)
+        return trio.Event() if isinstance(statement, AnswerOpening) else put(gatherer, statement, *done)
 
     async with room.serving() as (daemon, site):
         view = await room.project(daemon, tasks=2, votes=7)
@@ -284,7 +284,7 @@ async def test_a_restart_before_the_commitment_is_decided_loses_nothing(room: Ro
     decide = Gatherer._decide
 
     async def without_commits(gatherer: Gatherer, taken: list[Any]) -> None:
-        await decide(gatherer, [(said, done) for said, done in taken if not isinstance(said, Commit)])
+        await decide(gatherer, [(said, done) for said, done in taken if not isinstance(said, AnswerCommitment)])
 
     async with room.serving() as (daemon, site):
         await room.project(daemon, tasks=2)
@@ -384,9 +384,9 @@ async def test_somebody_chooses_among_projects_and_gives_leases_of_others_back(r
         assert {task["project"] for task in tasks} == {chosen} and {task["project"] for task in held} == {other}
         rows = daemon.driver.state.module_state(CurationState).assignments
         states = [rows.get_record(bytes.fromhex(task["assignment"])).state for task in held]  # type: ignore[union-attr]
-        assert states[0] is Lease.LEASED and states.count(Lease.RELEASED) == 3
+        assert states[0] is AssignmentState.LEASED and states.count(AssignmentState.RELEASED) == 3
         # Answers to released tasks count while nobody has their places.
-        released = held[states.index(Lease.RELEASED)]["assignment"]
+        released = held[states.index(AssignmentState.RELEASED)]["assignment"]
         assert (await said(ann.submit, site, released, (1,))).status == 201
         for _ in range(2):
             reply = await said(ann.release, site, watched)
@@ -417,7 +417,7 @@ def first_release(monkeypatch: pytest.MonkeyPatch) -> trio.Event:
     put, waits = Gatherer.put, trio.Event()
 
     def noted(gatherer: Gatherer, statement: Statement, done: trio.Event | None = None) -> trio.Event:
-        if isinstance(statement, Release):
+        if isinstance(statement, ReleaseAssignment):
             waits.set()
         return put(gatherer, statement, done)
 
@@ -462,7 +462,7 @@ async def test_a_lease_that_is_being_given_back_is_no_task(room: Room, monkeypat
             (again,) = await assigned(site, ann)
         assert again == task
         after = daemon.driver.state.module_state(CurationState).assignments.get_record(bytes.fromhex(task["assignment"]))
-        assert before is not None and after is not None and after.until_ms > before.until_ms, "the task was leased anew"
+        assert before is not None and after is not None and after.deadline_ms > before.deadline_ms, "the task was leased anew"
 
 
 async def test_an_answer_waits_for_the_release_of_its_lease(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from curation.calls import CurationCalls
-from curation.state import CurationState
+from curation.ledger.curation_state import CurationState
+from curation.rpc import CurationRpc
 from peer.daemon.daemon import Daemon
 from peer.serving import custody
 from peer.serving.accounts import Accounts
@@ -93,7 +93,7 @@ async def test_what_fits_no_account_is_refused_and_keeps_no_name(tmp_path: Path)
         ):  # fmt: skip
             assert (await signed(site, "up", name, passphrase)).code == code
         assert (await signed(site, "in")).code == "unauthorized", "the name that was not invited is free again"
-        code = await cast(CurationCalls, daemon.api).web_invite()
+        code = await cast(CurationRpc, daemon.api).web_invite()
         assert (await signed(site, "up", passphrase="another one", invitation=code)).status == 201
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import trio
 
-from curation.contents import LeaseWish
-from curation.limits import BATCH_MAX, LEASES_MAX, WITHOUT_MAX
-from curation.state import CurationState
-from curation.statements import Session
+from curation.annotator_statements import SessionStatement
+from curation.ledger.curation_state import CurationState
+from curation.ledger.transaction_types import LeaseRequest
+from curation.limits import BATCH_MAX, EXCLUDED_PROJECTS_MAX, LEASES_MAX
 from peer.features import founding_modules
 from peer.serving.gathering import Gatherer
 from peer.settings.config import load
@@ -20,15 +20,15 @@ from tests.peer.network import Seat, network
 from tests.web.test_sealed import desk_of
 
 
-def _wish(seat: Seat, person: Identity, without: tuple[bytes, ...] = ()) -> LeaseWish:
-    session = Session(seat.public, bytes(16), 1)
-    signature = person.sign(signing_preimage(Session.TAG, seat.driver.chain_id, codec.encode(session)))
-    return LeaseWish(person.public, bytes(16), 1, signature, LEASES_MAX, without)
+def _wish(seat: Seat, person: Identity, without: tuple[bytes, ...] = ()) -> LeaseRequest:
+    session = SessionStatement(seat.public, bytes(16), 1)
+    signature = person.sign(signing_preimage(SessionStatement.TAG, seat.driver.chain_id, codec.encode(session)))
+    return LeaseRequest(person.public, bytes(16), 1, signature, LEASES_MAX, without)
 
 
 async def test_statements_that_no_single_transaction_takes_go_into_several_batches(tmp_path: Path) -> None:
     """Else the peer tries the same batch for ever, and none of its annotators gets or answers a task any more."""
-    without = tuple(bytes([number]) * 32 for number in range(WITHOUT_MAX))
+    without = tuple(bytes([number]) * 32 for number in range(EXCLUDED_PROJECTS_MAX))
     async with network(tmp_path, 1, roles=("annotator",), modules=founding_modules()) as made, trio.open_nursery() as nursery:
         (seat,) = made.seats
         gatherer = Gatherer(desk_of(seat, load({"data_directory": seat.folder}, {"HOME": str(tmp_path)}).config))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import trio
 
-from curation.contents import Release
-from curation.state import CurationState, Lease
+from curation.ledger.curation_state import AssignmentState, CurationState
+from curation.ledger.transaction_types import ReleaseAssignment
 from peer.serving.annotating import Annotating
 from peer.serving.gathering import Gatherer
 from peer.serving.heartbeats import HEARTBEAT_SECONDS_MAX, Heartbeats
@@ -53,7 +53,7 @@ async def test_a_task_of_a_closed_page_goes_to_somebody_else(tmp_path: Path, mon
         (task,) = await assigned(site, bob, 2)
         rows = daemon.driver.state.module_state(CurationState).assignments
         states = [rows.get_record(bytes.fromhex(key)).state for key in (watched, silent)]  # type: ignore[union-attr]
-        assert states == [Lease.RELEASED, Lease.LEASED] and task["assignment"] != watched
+        assert states == [AssignmentState.RELEASED, AssignmentState.LEASED] and task["assignment"] != watched
         assert (await said(bob.submit, site, task["assignment"], (0,))).status == 201
         assert (await said(ann.submit, site, watched, (0,))).status == 410
         assert (await said(ann.submit, site, silent, (0,))).status == 201
@@ -63,7 +63,7 @@ async def test_a_task_of_a_closed_page_goes_to_somebody_else(tmp_path: Path, mon
 async def test_a_lease_whose_answer_is_on_its_way_is_not_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("peer.serving.heartbeats.HEARTBEAT_SECONDS_MAX", 0.1)
     keeps, lapsed, keep, put = threading.Event(), threading.Event(), Vault.keep, Gatherer.put
-    released = list[Release]()
+    released = list[ReleaseAssignment]()
 
     class Watched(Heartbeats):
         def lapsed(self, now: float) -> list[bytes]:
@@ -78,7 +78,7 @@ async def test_a_lease_whose_answer_is_on_its_way_is_not_released(tmp_path: Path
         keep(self, kept)
 
     def put_watched(self: Gatherer, statement: Any, *more: Any) -> trio.Event:
-        released.extend([statement] if isinstance(statement, Release) else [])
+        released.extend([statement] if isinstance(statement, ReleaseAssignment) else [])
         return put(self, statement, *more)
 
     monkeypatch.setattr("peer.serving.annotating.Heartbeats", Watched)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from curation.importing import Given
-from curation.tasks import Task
+from curation.import_export.task_import import TaskWithGold
+from curation.tasks.task_pages import AnnotationTask
 from peer.serving.imported import digest_of
 
 
 def test_texts_and_items_in_their_order_are_the_same_tasks_whatever_their_labels() -> None:
-    plain = [Given(Task("a", ("x", "y")), None), Given(Task("b"), None)]
-    labelled = [Given(Task("a", ("x", "y"), (1,)), None), Given(Task("b"), (0,))]
+    plain = [TaskWithGold(AnnotationTask("a", ("x", "y")), None), TaskWithGold(AnnotationTask("b"), None)]
+    labelled = [TaskWithGold(AnnotationTask("a", ("x", "y"), (1,)), None), TaskWithGold(AnnotationTask("b"), (0,))]
     assert digest_of(plain) == digest_of(labelled)
-    others = [plain[::-1], plain[:1], [*plain, plain[1]], [Given(Task("a", ("y", "x")), None), plain[1]]]
+    others = [plain[::-1], plain[:1], [*plain, plain[1]], [TaskWithGold(AnnotationTask("a", ("y", "x")), None), plain[1]]]
     assert digest_of(plain) not in map(digest_of, others)

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from curation.answers import Kind
-from curation.calls import ImportView
-from curation.contents import Found
-from curation.importing import read_tasks
+from curation.import_export.task_import import read_tasks
+from curation.ledger.curation_module import project_id
+from curation.ledger.curation_state import CurationState, ProjectSpec, page_key
+from curation.ledger.transaction_types import CreateProject
 from curation.limits import GUIDELINES_BYTES_MAX
-from curation.module import project_id
-from curation.state import Asked, CurationState, page_key
+from curation.rpc import ImportView
+from curation.tasks.answers import QuestionKind
 from ledger.core.module import BlobReplacement
 from peer import cli
 from peer.daemon.daemon import Daemon
@@ -107,7 +107,7 @@ async def test_the_author_reads_why_people_skipped_a_task(author: Author) -> Non
 
 async def test_of_a_closed_project_nothing_waits_for_its_author_any_more(author: Author, monkeypatch: pytest.MonkeyPatch) -> None:
     await contested(author)
-    monkeypatch.setattr("curation.module.OPENING_MS", 1)
+    monkeypatch.setattr("curation.ledger.curation_module.OPENING_MS", 1)
     await author.types("tasks", "close", "moods")
     await until(lambda: not curation(author.daemon).closing)
     assert (await author.types("projects")).endswith("closed 2 1 1 0 0")
@@ -199,7 +199,7 @@ async def test_what_was_replaced_while_a_peer_was_away_goes_when_it_is_back(tmp_
 
 async def test_gold_is_said_at_the_close_and_is_the_label(author: Author, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bob is wrong in each task; two of the three are gold."""
-    monkeypatch.setattr("curation.module.OPENING_MS", 1)
+    monkeypatch.setattr("curation.ledger.curation_module.OPENING_MS", 1)
     daemon, site = author.daemon, author.site
     view = await author.room.project(daemon, tasks=3, gold=2)
     (bob,) = await enrolled(site, "bob")
@@ -265,7 +265,7 @@ async def test_the_same_file_is_imported_once_unless_asked_again(author: Author)
 
 @pytest.mark.real("a peer that serves on a socket, and pages on its disk")
 async def test_an_import_that_was_cut_off_goes_on(author: Author, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("curation.importing.PAGE_TASKS_MAX", 2)
+    monkeypatch.setattr("curation.import_export.task_import.PAGE_TASKS_MAX", 2)
     file = author.room.folder / "moods.csv"
     file.write_text("text\n" + "same\n" * 7)
     await author.types("tasks", "import", str(file), "--options", "glad,sad", "--name", "other")
@@ -299,7 +299,7 @@ async def test_an_export_of_a_peer_can_be_imported_again(author: Author) -> None
         ((project, _),) = curation(author.daemon).projects.items()
         sent = await said(author.site.get, f"/api/v1/projects/{project.hex()}/export?format={format}")
         assert sent.text == path.read_text(), format
-        read = read_tasks(path.name, path.read_bytes(), Kind.LABEL, ("2", "-1", "=x"), False, gold_from="label")
+        read = read_tasks(path.name, path.read_bytes(), QuestionKind.LABEL, ("2", "-1", "=x"), False, gold_from="label")
         labels = {given.task.text: given.gold for given in read.tasks}
         assert set(labels) == {"=1+1", "a;\nb"} and set(labels.values()) == {(0,), (1,)}
     assert "\n0,'=1+1," in (author.room.folder / "labels.csv").read_text()
@@ -324,8 +324,8 @@ async def test_a_blob_that_is_too_large_is_no_guidelines_no_page_and_stays(tmp_p
     async with Room(tmp_path).serving() as (daemon, site):
         author, blobs, made = authors.Author(daemon.driver), daemon.driver.blobs, list[bytes]()
         large = blobs.add_bytes(bytes(GUIDELINES_BYTES_MAX + 1))
-        asked = Asked("moods", Kind.LABEL, ("glad", "sad"), False, 0, large, 1, 1, False)
-        project = project_id(daemon.driver.signer.public, (await author.submit("curation/found", Found(asked))).nonce)
+        asked = ProjectSpec("moods", QuestionKind.LABEL, ("glad", "sad"), False, 0, large, 1, 1, False)
+        project = project_id(daemon.driver.signer.public, (await author.submit("curation/found", CreateProject(asked))).nonce)
         reply = await said(site.get, f"/api/v1/projects/{project.hex()}/guidelines")
         assert (reply.status, reply.code) == (404, "not-found")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from curation.calls import CurationCalls
-from curation.checking import check
+from curation.import_export.proof_verifier import verify_folder
+from curation.rpc import CurationRpc
 from peer import cli
 from protocol.errors import UserError
 from tests.web.room import Room, assigned, enrolled, said, settled
@@ -21,7 +21,7 @@ async def proven(folder: Path) -> tuple[Path, str]:
     """What a real peer wrote of a project whose tasks are settled by two votes each; and its chain id."""
     room = Room(folder)
     async with room.serving() as (daemon, site):
-        api: CurationCalls = daemon.api  # type: ignore[assignment]
+        api: CurationRpc = daemon.api  # type: ignore[assignment]
         project = await room.project(daemon, TASKS, votes=2)
         people = await enrolled(site, "ann", "bob")
         answers = [(person, task["assignment"]) for person in people for task in await assigned(site, person, TASKS)]
@@ -94,18 +94,18 @@ async def test_every_label_is_proven_offline_and_each_lie_is_named_with_its_line
     folder, chain = await proven(tmp_path)
     assert (folder / LABELS).read_bytes() == (tmp_path / "plain.jsonl").read_bytes(), "as any export writes them"
     shutil.rmtree(tmp_path / "peer")
-    found = check(folder, chain)
+    found = verify_folder(folder, chain)
     assert (found.lines, found.without_text) == (TASKS, 0)
     arguments = ["tasks", "verify", str(folder), "--chain-id", chain, "--data-dir", str(tmp_path / "none")]
     assert await said(cli.main, arguments) == 0
     assert "3 labels, each as decided" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(UserError, match="it is of the chain"):
-        check(folder, "00" * 32)
+        verify_folder(folder, "00" * 32)
     for name, (lie, says) in LIES.items():
         other = shutil.copytree(folder, tmp_path / "copy")
         lie(other)
         with pytest.raises(UserError) as refused:
-            check(other, chain)
+            verify_folder(other, chain)
         assert says in str(refused.value), name
         shutil.rmtree(other)
 

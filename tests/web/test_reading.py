@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 
-from curation.state import Annotator
+from curation.ledger.curation_state import Annotator
 from ledger.tables import MemoryBucketStore, Table
 from ledger.tables.sparse_merkle_tree import BUCKET_ROWS_MAX
 from peer.serving import reading

@@ -11,7 +11,7 @@ import pytest
 import trio
 from aiohttp import web
 
-from curation.calls import CurationCalls
+from curation.rpc import CurationRpc
 from peer.daemon.daemon import Daemon
 from peer.serving.annotating import Annotating
 from peer.serving.doors import Doors
@@ -26,7 +26,7 @@ PROJECT = {"name": "moods", "kind": "label", "options": ["glad", "sad"], "guidel
 
 
 async def operator(daemon: Daemon) -> str:
-    api: CurationCalls = daemon.api  # type: ignore[assignment]
+    api: CurationRpc = daemon.api  # type: ignore[assignment]
     return await api.web_token()
 
 
@@ -215,7 +215,7 @@ async def test_a_code_enrols_one_annotator_for_ever(tmp_path: Path) -> None:
     room = Room(tmp_path)
     ann, bob, eve = Person("ann"), Person("bob"), Person("eve")
     async with room.serving("invited", sign_up_codes=("sesame",)) as (daemon, site):
-        api: CurationCalls = daemon.api  # type: ignore[assignment]
+        api: CurationRpc = daemon.api  # type: ignore[assignment]
         assert (await said(ann.enrol, site, "sesame")).status == 201
         assert (await said(bob.enrol, site, "sesame")).code == "forbidden"
         made = await api.web_invite()
@@ -230,7 +230,7 @@ async def test_a_code_enrols_one_annotator_for_ever(tmp_path: Path) -> None:
 async def test_what_the_network_did_not_enrol_leaves_its_code_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Room(tmp_path).serving("invited", sign_up_codes=("sesame",)) as (_, site):
         with monkeypatch.context() as full:
-            full.setattr("curation.module.ANNOTATORS_MAX", 0)
+            full.setattr("curation.ledger.curation_module.ANNOTATORS_MAX", 0)
             assert (await said(Person("ann").enrol, site, "sesame")).code == "forbidden"
         assert (await said(Person("bob").enrol, site, "sesame")).status == 201
 
@@ -281,7 +281,7 @@ async def test_exports_and_agreement(tmp_path: Path) -> None:
         assert all("chosen_score" in row for row in rows if row["chosen"] == "b")
         shown = (await said(site.export, project, "label-studio")).body
         assert len(shown) == 10 and shown[0]["annotations"][0]["result"][0]["type"] == "pairwise"
-        api: CurationCalls = daemon.api  # type: ignore[assignment]
+        api: CurationRpc = daemon.api  # type: ignore[assignment]
         for form in ("jsonl", "csv", "label-studio", "preferences"):
             path = tmp_path / form
             assert (await api.export_tasks(project, str(path), form)).tasks == 10

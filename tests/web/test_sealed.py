@@ -12,10 +12,10 @@ from typing import Any, cast
 import pytest
 import trio
 
-from curation.calls import CurationCalls, ImportRequest
-from curation.module import serving
-from curation.seals import keepers
-from curation.state import CurationState, Lease
+from curation.ledger.curation_module import serving_peers
+from curation.ledger.curation_state import AssignmentState, CurationState
+from curation.ledger.sealed_answers import seal_recipients
+from curation.rpc import CurationRpc, ImportRequest
 from ledger.members import MembersState
 from peer.driver.desk import DriverDesk
 from peer.features import founding_modules
@@ -85,7 +85,7 @@ async def two_with_one_task(folder: Path, first: Server, second: Server) -> list
     """Ann at the first peer and Bob at the second one, each with an assignment of the one task there is."""
     file = folder / "moods.jsonl"
     file.write_text(json.dumps({"text": "text"}))
-    api = cast(CurationCalls, service_of(second.seat))
+    api = cast(CurationRpc, service_of(second.seat))
     await api.import_tasks(ImportRequest(str(file), "moods", "", "label", ("glad", "sad"), False, 7, 1, "", False))
     found = []
     for server, name in ((first, "ann"), (second, "bob")):
@@ -98,7 +98,7 @@ async def two_with_one_task(folder: Path, first: Server, second: Server) -> list
 
 def drawn(server: Server, assignment: str) -> list[bytes]:
     members = server.seat.driver.state.module_state(MembersState)
-    return list(keepers(serving(members), bytes.fromhex(assignment), server.seat.public))
+    return list(seal_recipients(serving_peers(members), bytes.fromhex(assignment), server.seat.public))
 
 
 async def test_a_killed_peer_loses_no_answer_that_it_carried(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ async def test_a_killed_peer_loses_no_answer_that_it_carried(tmp_path: Path) -> 
         assert (await said(bob.submit, second.site, bobs, (1,))).status == 201
         assert (await settled(third.site, anns)).body["label"] == [1]
         rows = [row for _, row in third.state.assignments.items()]
-        assert [row.state for row in rows] == [Lease.SETTLED] * 2 and not any(row.seals for row in rows)
+        assert [row.state for row in rows] == [AssignmentState.SETTLED] * 2 and not any(row.seals for row in rows)
 
 
 @pytest.mark.parametrize("forged", [b"", b"x" * 69, "another answer"])

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from curation.calls import CurationCalls
+from curation.rpc import CurationRpc
 from tests.fuzz import http
 from tests.web.client import Person, Site
 from tests.web.room import Room, said
@@ -24,7 +24,7 @@ SECONDS = 2.0
 async def test_no_request_is_the_peer_s_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     room = Room(tmp_path)
     async with room.serving() as (daemon, site):
-        api: CurationCalls = daemon.api  # type: ignore[assignment]
+        api: CurationRpc = daemon.api  # type: ignore[assignment]
         view = await room.project(daemon, tasks=200)
         known = await said(http.known_at, site, view.project, await api.web_token())
         seen = await http.hammer(known, SECONDS, seed=1)

@@ -29,7 +29,7 @@ ALTERNATIVES: Final = frozenset(
 )
 
 
-def normalizer_of(said: Any) -> dict[str, Any] | None:
+def parse_normalizer(said: Any) -> dict[str, Any] | None:
     """As the package writes it. Raises `ValueError`, naming one that is not taken."""
     steps = said.get("normalizers") if isinstance(said, dict) and said.get("type") == "Sequence" else [said]
     if not isinstance(steps, list) or len(steps) > STEPS_MAX:
@@ -42,7 +42,7 @@ def normalizer_of(said: Any) -> dict[str, Any] | None:
     return {"type": "Sequence", "normalizers": made} if len(made) > 1 else made[0] if made else None
 
 
-def pre_tokenizer_of(said: Any) -> dict[str, Any]:
+def parse_pre_tokenizer(said: Any) -> dict[str, Any]:
     """As the package writes it. Raises `ValueError`, naming a step that is not taken."""
     steps = said.get("pretokenizers") if isinstance(said, dict) and said.get("type") == "Sequence" else [said]
     if not isinstance(steps, list) or not 1 <= len(steps) <= STEPS_MAX:
@@ -53,18 +53,18 @@ def pre_tokenizer_of(said: Any) -> dict[str, Any]:
     return made[0] if len(made) == 1 else {"type": "Sequence", "pretokenizers": made}
 
 
-def cuts_words(pre_tokenizer: dict[str, Any]) -> bool:
+def splits_words(pre_tokenizer: dict[str, Any]) -> bool:
     """False where a whole text is one word: a BPE takes time that is quadratic in its length."""
-    return any(step["type"] == "Split" or step.get("use_regex") for step in steps_of(pre_tokenizer))
+    return any(step["type"] == "Split" or step.get("use_regex") for step in pre_tokenizer_steps(pre_tokenizer))
 
 
-def steps_of(pre_tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
+def pre_tokenizer_steps(pre_tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
     return list(pre_tokenizer.get("pretokenizers", [pre_tokenizer]))
 
 
 def llama_cpp_name(pre_tokenizer: dict[str, Any], ignores_merges: bool) -> str | None:
     """The name of the same steps in GGUF; None: it has none."""
-    steps = steps_of(pre_tokenizer)
+    steps = pre_tokenizer_steps(pre_tokenizer)
     patterns = [step["pattern"]["Regex"] for step in steps if step["type"] == "Split"]
     digits = [step["individual_digits"] for step in steps if step["type"] == "Digits"]
     known = {

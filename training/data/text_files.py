@@ -1,6 +1,6 @@
 """Text of the files that people train on: plain text, JSON, tables and Parquet, each perhaps packed by gzip.
 
-Markup is not text. Files of a folder that cannot be read are left out, and `Findings` names each with the reason.
+Markup is not text. Files of a folder that cannot be read are left out, and `TextFileReport` names each with the reason.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ FILES_NAMED_MAX: Final = 200  # of those that are left out: they travel with eac
 _NAMES_SHOWN: Final = 200  # characters of the names of fields
 
 
-class Findings:
+class TextFileReport:
     """Files and records that were left out, and remarks on the others, for people."""
 
     def __init__(self) -> None:
@@ -66,12 +66,12 @@ class Findings:
         self._named: list[str] = []
         self._files = 0
 
-    def leave_out(self, name: str, reason: str) -> None:
+    def add_skipped_file(self, name: str, reason: str) -> None:
         self._files += 1
         if len(self._named) < FILES_NAMED_MAX:
-            self._named.append(f"  {shown(name)}: {reason}")
+            self._named.append(f"  {printable_path(name)}: {reason}")
 
-    def notes(self) -> tuple[str, ...]:
+    def report_lines(self) -> tuple[str, ...]:
         """Lines for people."""
         files = [f"files left out: {self._files}"] if self._files else []
         more = [f"  and {self._files - len(self._named)} more"] if self._files > len(self._named) else []
@@ -79,15 +79,15 @@ class Findings:
         return (*files, *self._named, *more, *records, *self.remarks)
 
 
-def read_text(path: Path, column: str = "", findings: Findings | None = None) -> Iterator[bytes]:
+def read_text(path: Path, column: str = "", findings: TextFileReport | None = None) -> Iterator[bytes]:
     """The text of a file, or of all files below a folder in sorted order, in pieces.
 
     A file of a folder is checked whole before a piece of it is given. Raises `UserError`, naming the path, where nothing can
     be read.
     """
-    findings = findings or Findings()
+    findings = findings or TextFileReport()
     if not path.exists():
-        raise UserError(f"no such file or folder: {shown(path)} (give a file or a folder of {KINDS})")
+        raise UserError(f"no such file or folder: {printable_path(path)} (give a file or a folder of {KINDS})")
     something = False
     for file in _files_below(path, findings) if path.is_dir() else [path]:
         # Plain text in a folder has no columns; for a file of its own a column is a mistake.
@@ -102,11 +102,13 @@ def read_text(path: Path, column: str = "", findings: Findings | None = None) ->
             yield b"\n"  # the last line of one file must not run into the first of the next
     if not something:
         raise UserError(
-            "\n".join([f"{shown(path)} holds no text: give a file or folder with some kB of {KINDS}", *findings.notes()])
+            "\n".join(
+                [f"{printable_path(path)} holds no text: give a file or folder with some kB of {KINDS}", *findings.report_lines()]
+            )
         )
 
 
-def _files_below(path: Path, findings: Findings) -> list[Path]:
+def _files_below(path: Path, findings: TextFileReport) -> list[Path]:
     """Files whose names say that they are text, in sorted order."""
     found = list[Path]()
     for folder, folders, names in os.walk(path):
@@ -115,19 +117,21 @@ def _files_below(path: Path, findings: Findings) -> list[Path]:
             if name.startswith(".") or below.is_symlink():
                 folders.remove(name)
                 reason = "hidden" if name.startswith(".") else "a link to a folder"
-                findings.leave_out(f"{below.relative_to(path).as_posix()}/", reason)
+                findings.add_skipped_file(f"{below.relative_to(path).as_posix()}/", reason)
         found += (Path(folder) / name for name in names)
     kept = list[Path]()
     for file in sorted(found, key=lambda file: file.relative_to(path).as_posix()):
         reason = _reason_by_name(file)
         if reason:
-            findings.leave_out(file.relative_to(path).as_posix(), reason)
+            findings.add_skipped_file(file.relative_to(path).as_posix(), reason)
         else:
             kept.append(file)
     texts = [file for file in kept if not ABOUT_FOLDER.fullmatch(file.name)] or kept
     for file in kept:
         if file not in texts:
-            findings.leave_out(file.relative_to(path).as_posix(), "it is about the folder; give it another name to learn it")
+            findings.add_skipped_file(
+                file.relative_to(path).as_posix(), "it is about the folder; give it another name to learn it"
+            )
     return texts
 
 
@@ -145,16 +149,16 @@ def _reason_by_name(file: Path) -> str:
     return "" if ending in READ_ENDINGS else f"the ending {ending or 'of its name'} is not read; name it .txt if it is text"
 
 
-def _is_read(folder: Path, file: Path, column: str, findings: Findings) -> bool:
+def _is_read(folder: Path, file: Path, column: str, findings: TextFileReport) -> bool:
     """Checks a whole file of a folder. Leaves the file out, and returns False, if it cannot be read."""
     reason = "it is empty"
     try:
-        for _ in _pieces_of(file, column, Findings()):
+        for _ in _pieces_of(file, column, TextFileReport()):
             reason = ""
     except UserError as error:
-        reason = str(error).removeprefix(shown(file)).lstrip(" :")
+        reason = str(error).removeprefix(printable_path(file)).lstrip(" :")
     if reason:
-        findings.leave_out(file.relative_to(folder).as_posix(), reason)
+        findings.add_skipped_file(file.relative_to(folder).as_posix(), reason)
     return not reason
 
 
@@ -165,7 +169,7 @@ def _ending(file: Path) -> str:
 
 
 @contextlib.contextmanager
-def opened(file: Path) -> Iterator[BinaryIO]:
+def open_unpacked(file: Path) -> Iterator[BinaryIO]:
     """The bytes of a file, unpacked if it is packed by gzip. Raises `UserError`."""
     try:
         with open_regular(file) as raw:
@@ -177,23 +181,23 @@ def opened(file: Path) -> Iterator[BinaryIO]:
             with gzip.GzipFile(fileobj=raw) as stream:
                 yield cast(BinaryIO, stream)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{shown(file)} is no whole gzip file: {error}") from None
+        raise UserError(f"{printable_path(file)} is no whole gzip file: {error}") from None
 
 
-def _pieces_of(file: Path, column: str, findings: Findings) -> Iterator[bytes]:
+def _pieces_of(file: Path, column: str, findings: TextFileReport) -> Iterator[bytes]:
     try:
-        with opened(file) as stream:
+        with open_unpacked(file) as stream:
             head = stream.read(HEAD_BYTES)
             stream.seek(0)
             for mark, kind in BINARY:
                 if head.startswith(mark):
-                    raise UserError(f"{shown(file)} is not a text file: it is {kind}; take the text out of it")
+                    raise UserError(f"{printable_path(file)} is not a text file: it is {kind}; take the text out of it")
             yield from _of_kind(stream, head, file, column, findings)
     except OSError as error:
-        raise UserError(f"cannot read {shown(file)}: {error.strerror or error}") from None
+        raise UserError(f"cannot read {printable_path(file)}: {error.strerror or error}") from None
 
 
-def _of_kind(stream: BinaryIO, head: bytes, file: Path, column: str, findings: Findings) -> Iterator[bytes]:
+def _of_kind(stream: BinaryIO, head: bytes, file: Path, column: str, findings: TextFileReport) -> Iterator[bytes]:
     ending = _ending(file)
     if ending == PARQUET or head.startswith(PARQUET_MARK):
         return _encoded(_parquet(stream, file, column or COLUMN), file, findings)
@@ -203,14 +207,17 @@ def _of_kind(stream: BinaryIO, head: bytes, file: Path, column: str, findings: F
         return _encoded(_table(stream, file, column or COLUMN, findings), file, findings)
     if column:
         raise UserError(
-            f"{shown(file)} is plain text, which has no column {column!r}: leave out --column, or name it .jsonl or .csv"
+            f"{printable_path(file)} is plain text, which has no column {column!r}: leave out --column, or name it .jsonl or .csv"
         )
     kind = MARKUP.get(ending) or _markup(head)
     if kind and ending in TEXT:
-        findings.remarks.append(f"{shown(file)} looks like {kind}, and its marks are learned as text: give the text alone")
+        findings.remarks.append(
+            f"{printable_path(file)} looks like {kind}, and its marks are learned as text: give the text alone"
+        )
     elif kind:
         raise UserError(
-            f"{shown(file)} is {kind}, whose marks are no text: give its text alone, or name it .txt to learn it as it is"
+            f"{printable_path(file)} is {kind}, whose marks are no text: give its text alone, or name it "
+            ".txt to learn it as it is"
         )
     return _checked(iter(lambda: stream.read(READ_BYTES), b""), file)
 
@@ -255,7 +262,7 @@ def _checked(pieces: Iterator[bytes], file: Path) -> Iterator[bytes]:
         raise _binary(file, "it ends inside a UTF-8 character") from None
 
 
-def shown(path: Path | str) -> str:
+def printable_path(path: Path | str) -> str:
     """A path as it is written, or quoted where a line break in it would make two lines of an error."""
     return str(path) if str(path).isprintable() else repr(str(path))
 
@@ -263,7 +270,9 @@ def shown(path: Path | str) -> str:
 def _binary(file: Path, why: str, data: bytes = b"") -> UserError:
     encoding = guess_encoding(data)
     looks = f", it looks like {encoding}" if encoding else ""
-    return UserError(f"{shown(file)} is not a text file ({why}{looks}): save it as UTF-8 text, or take it out of the folder")
+    return UserError(
+        f"{printable_path(file)} is not a text file ({why}{looks}): save it as UTF-8 text, or take it out of the folder"
+    )
 
 
 # Records -------------------------------------------------------------------------------------------------------------
@@ -272,18 +281,20 @@ def _binary(file: Path, why: str, data: bytes = b"") -> UserError:
 Texts = Iterator[tuple[str, str | None]]  # each with its place in the file
 
 
-def _encoded(texts: Texts, file: Path, findings: Findings) -> Iterator[bytes]:
+def _encoded(texts: Texts, file: Path, findings: TextFileReport) -> Iterator[bytes]:
     """Each text ended by a newline. Records without any are counted."""
     for where, text in texts:
         if text is None or not text.strip():
             findings.records += 1
             continue
         if "\0" in text:
-            raise UserError(f"{shown(file)}{where}: its text holds NUL, which no text has: take it out")
+            raise UserError(f"{printable_path(file)}{where}: its text holds NUL, which no text has: take it out")
         try:
             yield text.encode() + b"\n"
         except UnicodeEncodeError:
-            raise UserError(f"{shown(file)}{where}: its text holds half a surrogate pair, which is no character") from None
+            raise UserError(
+                f"{printable_path(file)}{where}: its text holds half a surrogate pair, which is no character"
+            ) from None
 
 
 def _column_of(names: Iterable[str], column: str) -> str | None:
@@ -297,14 +308,14 @@ def _no_column(where: str, names: list[str], column: str) -> UserError:
     return UserError(f"{where} has no column {column!r}: {describe_columns(names)}; name the one with the text by --column NAME")
 
 
-def _texts_of_json(stream: BinaryIO, head: bytes, file: Path, column: str, findings: Findings) -> Texts:
+def _texts_of_json(stream: BinaryIO, head: bytes, file: Path, column: str, findings: TextFileReport) -> Texts:
     is_array = head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
     values = _whole_json(stream, file, is_array, findings) if is_array or _ending(file) == JSON else None
     if values is None:
         stream.seek(0)
         values = _json_lines(stream, file)
     for where, value in values:
-        yield where, value if isinstance(value, str) and is_array else _text_of(value, f"{shown(file)}{where}", column)
+        yield where, value if isinstance(value, str) and is_array else _text_of(value, f"{printable_path(file)}{where}", column)
 
 
 def _text_of(record: Any, where: str, column: str) -> str | None:
@@ -323,12 +334,14 @@ def _text_of(record: Any, where: str, column: str) -> str | None:
     return text
 
 
-def _whole_json(stream: BinaryIO, file: Path, is_array: bool, findings: Findings) -> Iterator[tuple[str, Any]] | None:
+def _whole_json(stream: BinaryIO, file: Path, is_array: bool, findings: TextFileReport) -> Iterator[tuple[str, Any]] | None:
     """The elements of an array, or one object; None for one object a line."""
     data = _whole(stream)
     if data is None:
         if is_array:
-            raise UserError(f"{shown(file)}: this array is larger than {WHOLE_BYTES_MAX >> 20} MB: write one object a line")
+            raise UserError(
+                f"{printable_path(file)}: this array is larger than {WHOLE_BYTES_MAX >> 20} MB: write one object a line"
+            )
         return None
     text = _decoded(file, data, findings)
     try:
@@ -336,9 +349,9 @@ def _whole_json(stream: BinaryIO, file: Path, is_array: bool, findings: Findings
     except json.JSONDecodeError as error:
         if not is_array and error.msg == "Extra data":
             return None
-        raise UserError(f"{shown(file)} line {error.lineno} is not JSON: {error.msg}") from None
+        raise UserError(f"{printable_path(file)} line {error.lineno} is not JSON: {error.msg}") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{shown(file)} is not JSON: {error}") from None
+        raise UserError(f"{printable_path(file)} is not JSON: {error}") from None
     return (
         ((f" element {number}", value) for number, value in enumerate(found, 1))
         if isinstance(found, list)
@@ -357,14 +370,16 @@ def _json_lines(stream: BinaryIO, file: Path) -> Iterator[tuple[str, Any]]:
         except UnicodeDecodeError:
             raise _binary(file, f"not UTF-8 in line {number}", line) from None
         except (ValueError, RecursionError):
-            raise UserError(f'{shown(file)} line {number} is not JSON: every line must be like {{"text": "..."}}') from None
+            raise UserError(
+                f'{printable_path(file)} line {number} is not JSON: every line must be like {{"text": "..."}}'
+            ) from None
 
 
 def _bounded_lines(stream: BinaryIO, file: Path) -> Iterator[bytes]:
     for number, line in enumerate(iter(lambda: stream.readline(LINE_BYTES_MAX + 1), b""), start=1):
         if len(line) > LINE_BYTES_MAX:
             raise UserError(
-                f"{shown(file)} line {number} is longer than {LINE_BYTES_MAX >> 20} MB: split it into several records"
+                f"{printable_path(file)} line {number} is longer than {LINE_BYTES_MAX >> 20} MB: split it into several records"
             )
         yield line
 
@@ -378,27 +393,29 @@ def _whole(stream: BinaryIO) -> bytes | None:
     return b"".join(pieces) if size <= WHOLE_BYTES_MAX else None
 
 
-def _decoded(file: Path, data: bytes, findings: Findings) -> str:
-    text, note = decode_text(shown(file), data)
+def _decoded(file: Path, data: bytes, findings: TextFileReport) -> str:
+    text, note = decode_text(printable_path(file), data)
     if note:
         findings.remarks.append(note)
     return text
 
 
-def _table(stream: BinaryIO, file: Path, column: str, findings: Findings) -> Texts:
+def _table(stream: BinaryIO, file: Path, column: str, findings: TextFileReport) -> Texts:
     data = _whole(stream)
     if data is None:
-        raise UserError(f"{shown(file)} is larger than {WHOLE_BYTES_MAX >> 20} MB: split it, or save it as JSONL or Parquet")
-    names, rows = open_csv(shown(file), _decoded(file, data, findings), {column.casefold()})
+        raise UserError(
+            f"{printable_path(file)} is larger than {WHOLE_BYTES_MAX >> 20} MB: split it, or save it as JSONL or Parquet"
+        )
+    names, rows = open_csv(printable_path(file), _decoded(file, data, findings), {column.casefold()})
     name = _column_of(names, column)
     if name is None:
-        raise _no_column(shown(file), names, column)
+        raise _no_column(printable_path(file), names, column)
     place = names.index(name)
     for number, row in rows:
         # A separator in a text without quotes would cut the text.
         if len(row) < len(names) or any(cell.strip() for cell in row[len(names) :]):
             cells = f"{counted(len(row), 'cell')} and the header {len(names)}"
-            raise UserError(f"{shown(file)}:{number}: the row has {cells}: quote texts that hold the separator")
+            raise UserError(f"{printable_path(file)}:{number}: the row has {cells}: quote texts that hold the separator")
         yield f":{number}", row[place]
 
 
@@ -408,18 +425,19 @@ def _parquet(stream: BinaryIO, file: Path, column: str) -> Texts:
         from pyarrow import parquet
     except ImportError:
         raise UserError(
-            f"{shown(file)} is Parquet, which needs the extra `data`: run `pip install pyarrow`, or save the file as JSONL"
+            f"{printable_path(file)} is Parquet, which needs the extra `data`: run `pip install pyarrow`, "
+            "or save the file as JSONL"
         ) from None
     try:
         table = parquet.ParquetFile(stream)
         schema = table.schema_arrow
         name = _column_of(schema.names, column)
         if name is None:
-            raise _no_column(shown(file), schema.names, column)
+            raise _no_column(printable_path(file), schema.names, column)
         kind = schema.field(name).type
         kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
         if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-            raise UserError(f"{shown(file)}: column {name!r} is of type {kind}, no text; name another by --column NAME")
+            raise UserError(f"{printable_path(file)}: column {name!r} is of type {kind}, no text; name another by --column NAME")
         number = 0
         for batch in table.iter_batches(ROWS_AT_ONCE, columns=[name], use_threads=False):
             for text in batch.column(0).to_pylist():
@@ -427,4 +445,4 @@ def _parquet(stream: BinaryIO, file: Path, column: str) -> Texts:
                 yield f" row {number}", text
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         first = str(error).split("\n", 1)[0]
-        raise UserError(f"{shown(file)} cannot be read as Parquet: {first}") from None
+        raise UserError(f"{printable_path(file)} cannot be read as Parquet: {first}") from None

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.errors import RemoteProtocolError, UserError
-from training.data.pretokenizers import BYTE_LEVEL, cuts_words, normalizer_of, pre_tokenizer_of
+from training.data.pretokenizers import BYTE_LEVEL, parse_normalizer, parse_pre_tokenizer, splits_words
 from training.transformer import BYTES, BYTES_WITH_END
 
 VOCABULARY_MAX = 1 << 16  # token ids are kept as uint16
@@ -60,7 +60,7 @@ class BpeTokenizer:
     is_bytes = False
 
     def __init__(self, blob: bytes) -> None:
-        found = model_of(blob)
+        found = parse_bpe(blob)
         package = _package()
         try:
             # Without special tokens: the model would make one of a word with its name.
@@ -118,11 +118,11 @@ def train_bpe(pieces: Iterable[bytes], vocabulary: int) -> bytes:
         raise UserError(f"the text is too small for {vocabulary} tokens: it gives {known}; ask for at most that many")
     made = json.loads(tokenizer.to_str())
     made["model"]["vocab"][END_OF_TEXT] = vocabulary - 1
-    made["added_tokens"] = [added_token(END_OF_TEXT, vocabulary - 1)]
+    made["added_tokens"] = [added_token_json(END_OF_TEXT, vocabulary - 1)]
     return json.dumps(made, ensure_ascii=False).encode()
 
 
-def added_token(content: str, number: int) -> dict[str, Any]:
+def added_token_json(content: str, number: int) -> dict[str, Any]:
     """A special token as the package writes one."""
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {"id": number, "content": content, **plain, "special": True}
@@ -157,7 +157,7 @@ class BpeModel:
     ignores_merges: bool  # a word that is in the vocabulary is that token, whatever the merges
 
 
-def model_of(blob: bytes) -> BpeModel:
+def parse_bpe(blob: bytes) -> BpeModel:
     """`RemoteProtocolError` if it is no byte-level BPE.
 
     The end of text is the token that `end_of_text` names. Without that field it is the special token, if there is only one.
@@ -174,9 +174,9 @@ def model_of(blob: bytes) -> BpeModel:
         special = [content for content, token in listed.items() if token.get("special")]
         end = plain.get("end_of_text", special[0] if len(special) == 1 else None)
         added = [_added_text(token) for token in listed.values() if not token.get("special")]
-        normalizer = normalizer_of(plain.get("normalizer"))
-        pre_tokenizer = pre_tokenizer_of(plain.get("pre_tokenizer") or BYTE_LEVEL)
-        if merges and not cuts_words(pre_tokenizer):
+        normalizer = parse_normalizer(plain.get("normalizer"))
+        pre_tokenizer = parse_pre_tokenizer(plain.get("pre_tokenizer") or BYTE_LEVEL)
+        if merges and not splits_words(pre_tokenizer):
             raise ValueError("its pre_tokenizer cuts no words (use_regex false)")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RemoteProtocolError("bad-tokenizer", str(error)[:200]) from None
@@ -184,9 +184,9 @@ def model_of(blob: bytes) -> BpeModel:
         raise RemoteProtocolError("bad-tokenizer", "two tokens have one id")
     if not BYTES <= len(vocabulary) <= VOCABULARY_MAX or ids != list(range(len(vocabulary))):
         raise RemoteProtocolError("bad-tokenizer", f"{len(vocabulary)} tokens without ids 0..n-1, or too few, or too many")
-    if not set(alphabet()) <= set(vocabulary):
+    if not set(byte_alphabet()) <= set(vocabulary):
         raise RemoteProtocolError("bad-tokenizer", "a byte has no token of its own")
-    made = alphabet().keys() | {left + right for left, right in merges}
+    made = byte_alphabet().keys() | {left + right for left, right in merges}
     for token in special:
         if token in made or not token:
             raise RemoteProtocolError("bad-tokenizer", f"the special token {token[:20]!r} is text too")
@@ -212,11 +212,11 @@ def _added_text(token: dict[str, Any]) -> dict[str, Any]:
     for name in ("single_word", "lstrip", "rstrip"):
         if token.get(name):
             raise ValueError(f"added token {token['content'][:20]!r} with {name}")
-    return added_token(token["content"], token["id"]) | {"normalized": bool(token.get("normalized")), "special": False}
+    return added_token_json(token["content"], token["id"]) | {"normalized": bool(token.get("normalized")), "special": False}
 
 
 def _bytes_of_id(model: BpeModel) -> list[bytes]:
-    byte_of = alphabet()
+    byte_of = byte_alphabet()
     without_words = dict.fromkeys(model.special, b"") | {token["content"]: token["content"].encode() for token in model.added}
     try:
         tokens = {
@@ -228,7 +228,7 @@ def _bytes_of_id(model: BpeModel) -> list[bytes]:
     return [tokens[number] for number in range(len(tokens))]
 
 
-def alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """The printable character that stands for each byte inside a byte-level BPE (GPT-2's table)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(BYTES) if byte not in printable]

@@ -8,31 +8,31 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, runtime_checkable
 
 from protocol.sampling import SamplingOptions
+from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import Tokenizer
-from training.objectives.objective import Declaration, Reason
+from training.engine_resources import EngineResources
+from training.job_spec import JobSpec
+from training.objectives.objective import Declaration, RejectionReason
 from training.replay.inner_state import InnerState, OnState
-from training.replicated.layout import Float32Array
-from training.resources import Resources
-from training.sequences import Tokens
-from training.spec import JobSpec
-from training.tasks import Ready
+from training.replicated.tensor_layout import Float32Array
+from training.worker_protocol import WorkerInfo
 
-Beat = Callable[[], None]  # called after every piece of work; raises to stop it
+OnProgress = Callable[[], None]  # called after every piece of work; raises to stop it
 
 
-class Metrics(Protocol):
+class TrainingMetrics(Protocol):
     @property
     def losses(self) -> Sequence[float]:
         """Mean training loss of each inner step, of text in nats per token."""
 
 
 @dataclass(frozen=True, slots=True)
-class Other:
+class RequiredModel:
     """The finished job that `Objective.read` names."""
 
     spec: JobSpec
     parameters: Float32Array
-    data: Tokens  # as its objective's reader made it
+    data: TokenizedText  # as its objective's reader made it
 
 
 class Engine(Protocol):
@@ -41,9 +41,9 @@ class Engine(Protocol):
     spec: JobSpec
     tokenizer: Tokenizer
     micro_batch: int  # sequences in one forward pass at most; it may be lowered
-    first: Float32Array | None  # the parameters of the job's first round, where its objective refers to them
-    other: Other | None  # set before the first use, where the job reads another's model
-    files: Mapping[bytes, Path]  # as `other`, those that `Objective.files` names
+    first_parameters: Float32Array | None  # the parameters of the job's first round, where its objective refers to them
+    required_model: RequiredModel | None  # set before the first use, where the job reads another's model
+    required_files: Mapping[bytes, Path]  # as `other`, those that `Objective.files` names
 
     @property
     def parameters(self) -> int: ...
@@ -54,27 +54,27 @@ class Engine(Protocol):
         job: bytes,
         round: int,
         trainer: bytes,
-        on_step: Beat = ...,
+        on_step: OnProgress = ...,
         inner: InnerState | None = None,
         on_state: OnState | None = None,
         declaration: Declaration | None = None,
         taken: int | None = None,
-    ) -> tuple[Float32Array, Metrics]:
+    ) -> tuple[Float32Array, TrainingMetrics]:
         """Δ of the trainer in the round, and what it met; `on_state` sees the state after each inner step.
 
         The steps go by the declaration, where the objective has declarations. Their rate is that of the round after `taken`
         others; None: no round was undone, so it is the round's number.
         """
 
-    def measured(self, parameters: Float32Array, on_step: Beat = ...) -> Mapping[str, float]:
+    def compute_metrics(self, parameters: Float32Array, on_step: OnProgress = ...) -> Mapping[str, float]:
         """The objective's figures of a model by name, but for those that the job has nothing to measure with."""
 
-    def generate(
+    def generate_text(
         self,
         parameters: Float32Array,
         prompt: bytes,
         how: SamplingOptions,
-        on_step: Beat = ...,
+        on_step: OnProgress = ...,
         stop: int | None = None,
     ) -> Iterator[bytes]:
         """The bytes after the prompt (after a newline, if it is empty), as tokens have them, up to the first token `stop`.
@@ -89,48 +89,54 @@ class Engine(Protocol):
 class DeclaringEngine(Engine, Protocol):
     """For objectives that have declarations."""
 
-    def declare(
-        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: Beat = ...
+    def make_declaration(
+        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: OnProgress = ...
     ) -> Declaration:
         """The trainer's declaration in the round. Each blob that it names is a file in `folder`, called by its digest in hex."""
 
-    def refutation(
+    def why_declaration_refused(
         self,
         parameters: Float32Array,
         job: bytes,
         round: int,
         trainer: bytes,
         declaration: Declaration,
-        on_step: Beat = ...,
-    ) -> Reason | None:
+        on_step: OnProgress = ...,
+    ) -> RejectionReason | None:
         """The objective's own reason that refutes the declaration.
 
         Whatever the bytes of a blob cause is a `RemoteProtocolError`: an auditor must end with a verdict.
         """
 
-    def derived(
-        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, declaration: Declaration, on_step: Beat = ...
+    def derive_step_data(
+        self,
+        parameters: Float32Array,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        declaration: Declaration,
+        on_step: OnProgress = ...,
     ) -> Declaration:
         """The same declaration, which nothing refutes, with what the steps need of it and of the round's model: `parameters`."""
 
 
-class EngineKind(Protocol):
-    """A library that engines are made with. `start` comes first, once in a process."""
+class EngineBackend(Protocol):
+    """A library that engines are made with. `start_backend` comes first, once in a process."""
 
     @property
     def name(self) -> str:
         """As features and the losses of objectives call it."""
 
-    def start(self, resources: Resources, command: Sequence[str]) -> None:
+    def start_backend(self, resources: EngineResources, command: Sequence[str]) -> None:
         """`command` started this process, and starts others that assist it. `UserError` for a device that is not here."""
 
-    def assist(self, resources: Resources, rank: int, store: Path, orders: BinaryIO) -> None:
+    def run_rank(self, resources: EngineResources, rank: int, store: Path, orders: BinaryIO) -> None:
         """In a process that another one has started with the same resources: never returns. They meet at the file `store`."""
 
-    def describe(self) -> Ready:
+    def describe_worker(self) -> WorkerInfo:
         """For people."""
 
-    def open(self, spec: JobSpec, tokens: Tokens, tokenizer: Tokenizer, first: Float32Array | None) -> Engine:
-        """`first` as `Engine.first`."""
+    def open_engine(self, spec: JobSpec, tokens: TokenizedText, tokenizer: Tokenizer, first: Float32Array | None) -> Engine:
+        """`first` as `Engine.first_parameters`."""
 
     def is_out_of_memory(self, error: BaseException) -> bool: ...

@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from protocol.errors import UserError
 from training.data.pretokenizers import llama_cpp_name
-from training.data.tokenizer import alphabet
-from training.formats.tokenizer_file import Vocabulary
-from training.replicated.layout import Float32Array
-from training.transformer import EMBEDDING, OUTPUT, ModelSpec
+from training.data.tokenizer import byte_alphabet
+from training.formats.tokenizer_json import BpeVocabulary
+from training.replicated.tensor_layout import Float32Array
+from training.transformer import EMBEDDING, OUTPUT_MATRIX, ModelSpec
 
 MAGIC, VERSION, ALIGNMENT = b"GGUF", 3, 32
 ROWS_AT_ONCE: Final = 1 << 20  # elements that are converted at a time
@@ -37,23 +37,23 @@ _LAYER: Final = {
     "up": "ffn_up",
     "down": "ffn_down",
 }
-_OUTSIDE: Final = {EMBEDDING: "token_embd.weight", "final_norm.weight": "output_norm.weight", OUTPUT: "output.weight"}
+_OUTSIDE: Final = {EMBEDDING: "token_embd.weight", "final_norm.weight": "output_norm.weight", OUTPUT_MATRIX: "output.weight"}
 
 Field = tuple[int, Any]  # code and value; of an array the codes of its elements, and those
 
 
-def name_of(name: str) -> str | None:
+def gguf_name(name: str) -> str | None:
     """GGUF's name of one of our tensors; None of a vector that an objective has added to the model."""
     layer = re.fullmatch(r"layers\.(\d+)\.(\w+)\.weight", name)
     return f"blk.{layer[1]}.{_LAYER[layer[2]]}.weight" if layer else _OUTSIDE.get(name)
 
 
-def fields_of(model: ModelSpec, vocabulary: Vocabulary, name: str, stop: int | None, is_half: bool) -> dict[str, Field]:
+def gguf_metadata(model: ModelSpec, vocabulary: BpeVocabulary, name: str, stop: int | None, is_half: bool) -> dict[str, Field]:
     """The metadata of the file. `stop` is the token that ends a text, if one does.
 
     llama.cpp takes token 11 where none is named. So where no token ends a text, the byte 0 is named, which no text has.
     """
-    nothing = next(character for character, byte in alphabet().items() if byte == 0)
+    nothing = next(character for character, byte in byte_alphabet().items() if byte == 0)
     end = vocabulary.ids[nothing] if stop is None else stop
     added = {token["content"] for token in vocabulary.added}
     types = [CONTROL if one in vocabulary.special else USER_DEFINED if one in added else NORMAL for one in vocabulary.tokens]
@@ -86,7 +86,7 @@ def fields_of(model: ModelSpec, vocabulary: Vocabulary, name: str, stop: int | N
     }
 
 
-def write(
+def write_gguf(
     stream: BinaryIO, fields: Mapping[str, Field], model: ModelSpec, tensors: Sequence[tuple[str, Float32Array]], is_half: bool
 ) -> None:
     """`tensors` under our names, none but those of `shapes`. Matrices are float16 if `is_half`, norms always float32."""
@@ -94,7 +94,7 @@ def write(
     header += b"".join(_string(key) + struct.pack("<I", code) + _value(code, value) for key, (code, value) in fields.items())
     offset = 0
     for name, values in tensors:
-        theirs, dtype = name_of(name), _dtype(values, is_half)
+        theirs, dtype = gguf_name(name), _dtype(values, is_half)
         assert theirs is not None, name
         sizes = values.shape[::-1]  # the fastest first
         header += _string(theirs) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, int(dtype == np.float16), offset)
@@ -102,10 +102,10 @@ def write(
     stream.write(header.ljust(_padded(len(header)), b"\0"))
     for name, values in tensors:
         heads = {"query": model.heads, "key": model.kv_heads}.get(name.split(".")[-2])
-        _write_tensor(stream, name, values if heads is None else interleaved(values, heads), _dtype(values, is_half))
+        _write_tensor(stream, name, values if heads is None else interleave_rope_rows(values, heads), _dtype(values, is_half))
 
 
-def interleaved(values: Float32Array, heads: int) -> Float32Array:
+def interleave_rope_rows(values: Float32Array, heads: int) -> Float32Array:
     """Rows of each head in the order 0, D/2, 1, D/2 + 1, …"""
     of_heads = values.reshape(heads, 2, -1, values.shape[1])
     return of_heads.swapaxes(1, 2).reshape(values.shape)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from training.objectives.objective import Job, Objective, Shape
-from training.transformer import BYTE_VOCABULARIES, BYTES, BYTES_WITH_END, shapes
+from training.objectives.objective import JobSpecProtocol, Objective, Shape
+from training.transformer import BYTE_VOCABULARIES, BYTES, BYTES_WITH_END, tensor_shapes
 
 
-class Language(Objective):
+class LanguageObjective(Objective):
     name = "language"
-    about = "next-token prediction on text"
+    description = "next-token prediction on text"
     starts_from_parameters = True
-    losses: ClassVar[Mapping[str, str]] = {"pytorch": "training.engines.pytorch.losses:next_token"}
-    measures: ClassVar[Mapping[str, str]] = {"pytorch": "training.engines.pytorch.losses:held_out_bits"}
+    loss_functions: ClassVar[Mapping[str, str]] = {"pytorch": "training.engines.pytorch.losses:next_token_loss"}
+    metric_functions: ClassVar[Mapping[str, str]] = {"pytorch": "training.engines.pytorch.losses:held_out_bits"}
 
-    def problem(self, job: Job, settings: Any) -> str | None:
+    def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:
         if job.tokenizer is None and job.model.vocabulary not in BYTE_VOCABULARIES:
             least = max(BYTES_WITH_END + 1, job.model.vocabulary)
             needs = f"model.vocabulary {job.model.vocabulary} needs a tokenizer"
@@ -25,5 +25,5 @@ class Language(Objective):
             return f"audit {job.audit.value!r} needs shared data: name a text, or take audit 'off' for local data"
         return None
 
-    def tensors(self, job: Job, settings: Any) -> Sequence[tuple[str, Shape]]:
-        return shapes(job.model)
+    def tensor_shapes(self, job: JobSpecProtocol, settings: Any) -> Sequence[tuple[str, Shape]]:
+        return tensor_shapes(job.model)

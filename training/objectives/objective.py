@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ledger.core.genesis import TRAINER
 from ledger.jobs import ModelReference
 from protocol.codec import Digest
-from training.sequences import Tokens, batch_offsets, sequences
+from training.data.token_sequences import TokenizedText, batch_offsets, sequence_batch
 from training.transformer import ModelSpec
 
 STEERING_BYTES_MAX: Final = 64  # a number or two
@@ -23,8 +23,8 @@ Float32Array = npt.NDArray[np.float32]
 Shape = tuple[int, ...]
 
 
-class Job(Protocol):
-    """What an objective reads of a job's specification (`training.spec.JobSpec`)."""
+class JobSpecProtocol(Protocol):
+    """What an objective reads of a job's specification (`training.job_spec.JobSpec`)."""
 
     @property
     def model(self) -> ModelSpec: ...
@@ -51,14 +51,14 @@ class Job(Protocol):
     def weight_decay(self) -> float: ...
 
     @property
-    def own(self) -> Any: ...
+    def decoded_settings(self) -> Any: ...
 
     @property
     def seed(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class RejectionReason:
     """Why a proposal is refused, beside the reasons that every job has (`protocol.verdicts`)."""
 
     label: str
@@ -69,14 +69,14 @@ class Reason:
 class Declaration:
     """What a proposal says in the objective's own terms, which the inner steps of its round go by."""
 
-    record: Any  # of the type `Objective.declaration`
-    files: Mapping[bytes, Path]  # by digest: what `Objective.blobs` names
-    steering: bytes = b""  # of the round's model: `Objective.steering`
-    derived: Any = None  # what the engine makes of it and of the round's model before the first step: `DeclaringEngine.derived`
+    record: Any  # of the type `Objective.declaration_type`
+    files: Mapping[bytes, Path]  # by digest: what `Objective.declared_blobs` names
+    steering: bytes = b""  # of the round's model: `Objective.next_controller_state`
+    step_data: Any = None  # what the engine makes of it and of the round's model before the first step: `DeclaringEngine.derived`
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class InnerStep:
     """One inner step of one trainer's round."""
 
     job: bytes
@@ -93,103 +93,105 @@ class Objective:
     """Everybody who runs a network must find the same here for the same job: whether it is sound, its tensors, its steps, what it
     asks of a declaration, and the order of its reasons.
 
-    An objective whose update takes no training has `known_update`, and every voter computes it. All others say what a step is
-    made of, which is text unless they say otherwise, and name for each engine that can train them what gives the loss.
+    An objective whose update takes no training has `deterministic_update`, and every voter computes it. All others say what a
+    step is made of, which is text unless they say otherwise, and name for each engine that can train them what gives the loss.
     """
 
     name: ClassVar[str]
-    about: ClassVar[str]  # for people, in one line
+    description: ClassVar[str]  # for people, in one line
     # A network trains for this objective if it runs this module, in this version or a later one: so all its voters know it.
     module: ClassVar[str] = "jobs"
     version: ClassVar[int] = 1
-    settings: ClassVar[type | None] = None  # record of what such a job says beside what all jobs have
+    settings_type: ClassVar[type | None] = None  # record of what such a job says beside what all jobs have
     needs_worker: ClassVar[bool] = True  # only members with a worker train, and re-execute; people can take its model home
     role: ClassVar[str] = TRAINER  # in the ledger, of those members
     reads_text: ClassVar[bool] = True  # the job names a text, or each trainer has its own
     makes_text: ClassVar[bool] = True  # people can ask its model for text
     # `module:function` that makes a job's data of its file, imported by the worker alone: it takes and raises what this one does.
-    reader: ClassVar[str] = "training.data.corpus:open_tokens"
+    data_reader: ClassVar[str] = "training.corpus:open_tokens"
     # `module:function` that says where a job's data comes from, of the states of all modules and the data's digest, for people.
-    origin: ClassVar[str] = ""
+    data_origin: ClassVar[str] = ""
     # The same arguments: whether an export holds the data. Empty: none does.
-    exported: ClassVar[str] = ""
-    # Engine -> `module:function`, imported by the worker alone. It takes the model and `examples`, and gives the mean over them.
-    losses: ClassVar[Mapping[str, str]] = {}
+    data_exported: ClassVar[str] = ""
+    # Engine -> `module:function`, imported by the worker alone. It takes the model and `batch_arrays`, and gives the mean over
+    # them.
+    loss_functions: ClassVar[Mapping[str, str]] = {}
     # The same for measuring a model: takes the model, the specification, the data and a heartbeat, gives figures by their names
     # among those of a round.
-    measures: ClassVar[Mapping[str, str]] = {}
-    figure: ClassVar[str] = "held_out_bits_per_byte"  # the first of them
+    metric_functions: ClassVar[Mapping[str, str]] = {}
+    main_metric: ClassVar[str] = "held_out_bits_per_byte"  # the first of them
     # Record that a proposal has beside what all proposals have. The engine makes it before the steps, and auditors check it.
-    declaration: ClassVar[type | None] = None
+    declaration_type: ClassVar[type | None] = None
     # Engine -> `module:class` of what makes and checks declarations there, for engines that ask for one.
-    declarers: ClassVar[Mapping[str, str]] = {}
+    declarer_classes: ClassVar[Mapping[str, str]] = {}
     loss_unit: ClassVar[str] = NATS  # of what the loss gives, for people
     # Engine -> `module:function`, called before each step and before each measuring. It takes the engine, what was drawn (None:
     # what is held out) and a heartbeat, and adds to the data what the model of the first round says of it.
-    references: ClassVar[Mapping[str, str]] = {}
+    reference_functions: ClassVar[Mapping[str, str]] = {}
     refers_to_first: ClassVar[bool] = False  # the engine is given the parameters of the job's first round
     starts_from_parameters: ClassVar[bool] = False  # a job may start from a model of people's own: all its tensors are a model's
-    reads: ClassVar[Sequence[str]] = ()  # objectives of the finished job whose model the engine is given, where `read` names one
-    reasons: ClassVar[tuple[Reason, ...]] = ()  # of its own, at most `protocol.verdicts.OBJECTIVE_CODES_MAX`
+    # objectives of the finished job whose model the engine is given, where `required_model` names one
+    required_objectives: ClassVar[Sequence[str]] = ()
+    rejection_reasons: ClassVar[tuple[RejectionReason, ...]] = ()  # of its own, at most `protocol.verdicts.OBJECTIVE_CODES_MAX`
 
     @property
-    def labels(self) -> tuple[str, ...]:
+    def reason_labels(self) -> tuple[str, ...]:
         """Of its own reasons, in the order of their codes."""
-        return tuple(reason.label for reason in self.reasons)
+        return tuple(reason.label for reason in self.rejection_reasons)
 
-    def problem(self, job: Job, settings: Any) -> str | None:
+    def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:
         """Names the value that makes the job unsound; None for a sound job. `settings` is the objective's own record, or None."""
         return None
 
-    def tensors(self, job: Job, settings: Any) -> Sequence[tuple[str, Shape]]:
+    def tensor_shapes(self, job: JobSpecProtocol, settings: Any) -> Sequence[tuple[str, Shape]]:
         """Names and shapes, in the order of the flat vector."""
         raise NotImplementedError
 
-    def keeps_layers(self, job: Job) -> bool:
+    def freezes_layers(self, job: JobSpecProtocol) -> bool:
         """Whether the layers stay as they are, and only what stands before and behind them learns."""
         return False
 
-    def read(self, job: Job) -> ModelReference | None:
+    def required_model(self, job: JobSpecProtocol) -> ModelReference | None:
         """The model of another finished job that trainers and auditors read beside the job's own."""
         return None
 
-    def files(self, job: Job) -> Mapping[bytes, int]:
+    def required_files(self, job: JobSpecProtocol) -> Mapping[bytes, int]:
         """Digest -> size at most, in bytes, of each other blob that trainers and auditors read."""
         return {}
 
-    def ends_text(self, job: Job) -> int | None:
+    def stop_token(self, job: JobSpecProtocol) -> int | None:
         """The token that ends what the job's model says, if one does."""
         return None
 
-    def checks_texts(self, job: Job) -> bool:
-        """Whether people see nothing of a text before `withholds` has seen all of it."""
+    def moderates_output(self, job: JobSpecProtocol) -> bool:
+        """Whether people see nothing of a text before `withholds_output` has seen all of it."""
         return False
 
-    def withholds(self, job: Job, files: Mapping[bytes, Path], prompt: bytes, text: bytes) -> bool:
+    def withholds_output(self, job: JobSpecProtocol, files: Mapping[bytes, Path], prompt: bytes, text: bytes) -> bool:
         """Whether people do not see what the job's model says after a prompt. `files` are those of these names."""
         return False
 
-    def declaration_problem(self, job: Job, record: Any) -> str | None:
+    def declaration_problem(self, job: JobSpecProtocol, record: Any) -> str | None:
         """What every voter, without an engine, finds wrong in a record of type `declaration`."""
         return None
 
-    def blobs(self, job: Job, record: Any) -> Mapping[bytes, int]:
+    def declared_blobs(self, job: JobSpecProtocol, record: Any) -> Mapping[bytes, int]:
         """Digest -> size at most, in bytes, of each blob that the record names. Whoever re-executes the proposal gets them."""
         return {}
 
-    def blob_bytes_max(self, job: Job) -> int:
+    def declared_bytes_max(self, job: JobSpecProtocol) -> int:
         """Of all blobs that a record may name: what of them auditors fetch of a proposal, and its trainer keeps."""
         return 0
 
-    def steering(self, job: Job, before: bytes, accepted: Sequence[Any]) -> bytes:
+    def next_controller_state(self, job: JobSpecProtocol, before: bytes, accepted: Sequence[Any]) -> bytes:
         """What the next round goes by beside the job's terms, of at most `STEERING_BYTES_MAX`: a part of the replicated model.
 
         It follows from what the round before went by, and from the records that its accepted proposals declared.
         """
         return before
 
-    def draw(
-        self, job: Job, step: Step, count: int, data: Tokens, declaration: Declaration | None = None
+    def draw_examples(
+        self, job: JobSpecProtocol, step: InnerStep, count: int, data: TokenizedText, declaration: Declaration | None = None
     ) -> npt.NDArray[np.int64]:
         """The numbers of `count` examples of which a step is made; of text, where the sequences begin.
 
@@ -203,12 +205,12 @@ class Objective:
         assert drawn.shape == (count,)
         return drawn
 
-    def examples(
-        self, job: Job, drawn: npt.NDArray[np.int64], data: Tokens, declaration: Declaration | None = None
+    def batch_arrays(
+        self, job: JobSpecProtocol, drawn: npt.NDArray[np.int64], data: TokenizedText, declaration: Declaration | None = None
     ) -> tuple[npt.NDArray[Any], ...]:
         """Arrays that the loss takes after the model. Each array has one row for each number in `drawn`."""
-        return sequences(data.train, drawn, job.model.context)
+        return sequence_batch(data.train, drawn, job.model.context)
 
-    def known_update(self, job: bytes, round: int, trainer: bytes, size: int) -> Float32Array:
+    def deterministic_update(self, job: bytes, round: int, trainer: bytes, size: int) -> Float32Array:
         """Δ of one trainer in one round, exact on any machine."""
         raise NotImplementedError

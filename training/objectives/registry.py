@@ -5,33 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from protocol.verdicts import OBJECTIVE_CODES_MAX, VERDICT_MEANINGS, ReplayFinding, Verdict
-from training.objectives.language import Language
+from training.objectives.language import LanguageObjective
 from training.objectives.objective import Objective
-from training.objectives.scratch import Scratch
+from training.objectives.scratch import ScratchObjective
 
-OBJECTIVES: tuple[Objective, ...] = (Language(), Scratch())  # of this package
+OBJECTIVES: tuple[Objective, ...] = (LanguageObjective(), ScratchObjective())  # of this package
 
 _known = {objective.name: objective for objective in OBJECTIVES}
 
 
-def add(objectives: Iterable[Objective]) -> None:
+def register_objectives(objectives: Iterable[Objective]) -> None:
     """Objectives of a feature. Adding one again changes nothing."""
     for objective in objectives:
         assert _known.setdefault(objective.name, objective) is objective, f"two objectives are called {objective.name!r}"
-        labels = objective.labels
+        labels = objective.reason_labels
         common = {code.label for code in (*Verdict, *ReplayFinding)} | VERDICT_MEANINGS.keys()
         assert len(set(labels)) == len(labels) <= OBJECTIVE_CODES_MAX and common.isdisjoint(labels), objective.name
-        assert objective.declaration is None or objective.needs_worker, "an engine makes and checks declarations"
+        assert objective.declaration_type is None or objective.needs_worker, "an engine makes and checks declarations"
 
 
-def find(name: str) -> Objective | None:
+def find_objective(name: str) -> Objective | None:
     return _known.get(name)
 
 
-def meanings() -> dict[str, str]:
+def rejection_meanings() -> dict[str, str]:
     """Of all labels that a rejection may have, for people."""
-    return VERDICT_MEANINGS | {reason.label: reason.meaning for kind in _known.values() for reason in kind.reasons}
+    return VERDICT_MEANINGS | {reason.label: reason.meaning for kind in _known.values() for reason in kind.rejection_reasons}
 
 
-def names() -> tuple[str, ...]:
+def objective_names() -> tuple[str, ...]:
     return tuple(_known)

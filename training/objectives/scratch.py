@@ -7,23 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from training import stream
-from training.objectives.objective import Float32Array, Job, Objective, Shape
+from training import random_stream
+from training.objectives.objective import Float32Array, JobSpecProtocol, Objective, Shape
 
 SIZE = 4096  # parameters
 
 
-class Scratch(Objective):
+class ScratchObjective(Objective):
     name = "scratch"
-    about = "a known update on one small tensor: tests a live network"
+    description = "a known update on one small tensor: tests a live network"
     needs_worker = False
     reads_text = False
     makes_text = False
 
-    def tensors(self, job: Job, settings: Any) -> Sequence[tuple[str, Shape]]:
+    def tensor_shapes(self, job: JobSpecProtocol, settings: Any) -> Sequence[tuple[str, Shape]]:
         return [("scratch", (SIZE,))]
 
-    def known_update(self, job: bytes, round: int, trainer: bytes, size: int) -> Float32Array:
+    def deterministic_update(self, job: bytes, round: int, trainer: bytes, size: int) -> Float32Array:
         """Multiples of 1/256 in −1/2..1/2."""
-        integers = np.frombuffer(stream.stream(size, "scratch", job, round, trainer), dtype=np.int8)
+        integers = np.frombuffer(random_stream.random_bytes(size, "scratch", job, round, trainer), dtype=np.int8)
         return integers.astype(np.float32) * np.float32(1 / 256)

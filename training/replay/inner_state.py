@@ -17,9 +17,9 @@ import numpy as np
 from protocol.blob_digest import hash_pieces
 from protocol.errors import RemoteProtocolError
 from storage.multipart_objects import write_list
-from training.replicated.layout import BLOCK, Float32Array, Layout, Tensor, float32_bytes, layout_of
-from training.spec import Inner, JobSpec
-from training.transformer import EMBEDDING, OUTPUT
+from training.job_spec import InnerOptimizerKind, JobSpec
+from training.replicated.tensor_layout import BLOCK, Float32Array, TensorInfo, TensorLayout, float32_bytes, layout_of
+from training.transformer import EMBEDDING, OUTPUT_MATRIX
 
 # Beside the root of AdamW's second moments. Not 1e-8: rounding would then turn the step of a parameter whose gradient is that
 # small, and honest replays on other processors would differ by more than a job tolerates (decision 42).
@@ -40,7 +40,7 @@ _NOTHING = np.float32(0)
 @dataclass(frozen=True, slots=True, eq=False)
 class InnerState:
     steps: int
-    moments: Float32Array  # the slots one after another, see `slots`
+    moments: Float32Array  # the slots one after another, see `moment_slots`
 
     @classmethod
     def fresh(cls, spec: JobSpec) -> InnerState:
@@ -48,7 +48,7 @@ class InnerState:
 
     @classmethod
     def load(cls, path: Path, spec: JobSpec) -> InnerState:
-        """What `pieces` were written to `path`; `RemoteProtocolError` if length or count are not possible in the job."""
+        """What `iter_bytes` were written to `path`; `RemoteProtocolError` if length or count are not possible in the job."""
         size = path.stat().st_size
         if size != inner_bytes(spec):
             raise RemoteProtocolError("malformed", f"an inner state of {size} bytes, this job's has {inner_bytes(spec)}")
@@ -59,19 +59,19 @@ class InnerState:
             raise RemoteProtocolError("malformed", f"an inner state after {steps} steps, this job has fewer")
         return cls(steps, moments)
 
-    def pieces(self) -> Iterator[bytes | memoryview]:
+    def iter_bytes(self) -> Iterator[bytes | memoryview]:
         """Its bytes, without a copy of the moments."""
         yield _STEPS.pack(self.steps)
         yield float32_bytes(self.moments)
 
     def digest(self, in_parts: bool) -> bytes:
-        return hash_pieces(self.pieces(), in_parts).digest()
+        return hash_pieces(self.iter_bytes(), in_parts).digest()
 
     def write(self, path: Path, in_parts: bool) -> bytes:
         """Its digest. Who takes the file over makes it durable, and the list that is beside it if it has parts."""
         with path.open("wb") as stream:
-            stream.writelines(self.pieces())
-        hasher = hash_pieces(self.pieces(), in_parts)
+            stream.writelines(self.iter_bytes())
+        hasher = hash_pieces(self.iter_bytes(), in_parts)
         write_list(path, hasher.part_list)
         return hasher.digest()
 
@@ -82,39 +82,39 @@ def inner_bytes(spec: JobSpec) -> int:
 
 def inner_size(spec: JobSpec) -> int:
     """float32 numbers of moments."""
-    return max(part.stop for part in slots(spec).values())
+    return max(part.stop for part in moment_slots(spec).values())
 
 
 OnState = Callable[[Float32Array, InnerState], None]  # told each state of parameters and optimizer; the next step may change them
 
 
 @functools.lru_cache(maxsize=8)
-def slots(spec: JobSpec) -> dict[str, slice]:
+def moment_slots(spec: JobSpec) -> dict[str, slice]:
     """Where each moment lies, by name.
 
     AdamW has two for every parameter. Muon has one for every parameter (for what it leaves to AdamW, the first moment of that),
     and the second moments of that part alone, in layout order.
     """
     layout = layout_of(spec)
-    if spec.inner is Inner.MUON:
-        rest = sum(tensor.size for tensor in others(layout))
+    if spec.inner is InnerOptimizerKind.MUON:
+        rest = sum(tensor.size for tensor in adamw_tensors(layout))
         return {"momentum": slice(0, layout.size), "second": slice(layout.size, layout.size + rest)}
     return {"first": slice(0, layout.size), "second": slice(layout.size, 2 * layout.size)}
 
 
-def directions(inner: InnerState, spec: JobSpec) -> Float32Array:
+def update_directions(inner: InnerState, spec: JobSpec) -> Float32Array:
     """Where the moments alone would move each parameter, at rate 1 and without decay: shape (parameters,).
 
     AdamW divides the first moments by the roots of the second ones, Muon makes momentum orthogonal: what is small in a moment can
     be large here, and this is what moves the parameters. The number of steps is 1 or more.
     """
     layout = layout_of(spec)
-    if spec.inner is not Inner.MUON:
-        first, second = (inner.moments[part] for part in slots(spec).values())
+    if spec.inner is not InnerOptimizerKind.MUON:
+        first, second = (inner.moments[part] for part in moment_slots(spec).values())
         return _adamw_direction(first, second, inner.steps, spec)
-    momentum, second = (inner.moments[part] for part in slots(spec).values())
+    momentum, second = (inner.moments[part] for part in moment_slots(spec).values())
     found, start = np.empty_like(momentum), 0
-    for tensor in others(layout):
+    for tensor in adamw_tensors(layout):
         rest = second[start : start + tensor.size]
         found[tensor.elements] = _adamw_direction(momentum[tensor.elements], rest, inner.steps, spec)
         start += tensor.size
@@ -130,7 +130,7 @@ def _adamw_direction(first: Float32Array, second: Float32Array, steps: int, spec
 
 
 def _orthogonal(matrix: Float32Array) -> Float32Array:
-    """As `training.engines.pytorch.muon.orthogonal`, in numpy."""
+    """As `training.engines.pytorch.muon.orthogonalize`, in numpy."""
     a, b, c = map(np.float32, NEWTON_SCHULZ)
     wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     x = _flushed(wide / (np.linalg.norm(wide) + np.float32(MUON_EPSILON)))
@@ -144,17 +144,17 @@ def _flushed(matrix: Float32Array) -> Float32Array:
     return matrix * (np.abs(matrix) >= np.float32(MUON_LEAST))
 
 
-def hidden_matrices(layout: Layout) -> list[Tensor]:
+def hidden_matrices(layout: TensorLayout) -> list[TensorInfo]:
     """What Muon is for: the matrices between the embedding and the output layer, whether those are one or two."""
     return [tensor for tensor in layout.tensors if _is_hidden_matrix(tensor)]
 
 
-def others(layout: Layout) -> list[Tensor]:
+def adamw_tensors(layout: TensorLayout) -> list[TensorInfo]:
     return [tensor for tensor in layout.tensors if not _is_hidden_matrix(tensor)]
 
 
-def _is_hidden_matrix(tensor: Tensor) -> bool:
-    return len(tensor.shape) == 2 and tensor.name not in (EMBEDDING, OUTPUT)
+def _is_hidden_matrix(tensor: TensorInfo) -> bool:
+    return len(tensor.shape) == 2 and tensor.name not in (EMBEDDING, OUTPUT_MATRIX)
 
 
 # Comparing -----------------------------------------------------------------------------------------------------------
@@ -165,23 +165,25 @@ def inner_error(committed: InnerState, replayed: InnerState, spec: JobSpec) -> f
     if committed.steps != replayed.steps:
         return RELATIVE_ERROR_MAX
     moments = zip(_moments(committed, spec), _moments(replayed, spec), strict=True)
-    apart = max(ratio(distance(theirs, own), distance(own, _NOTHING)) for theirs, own in moments)
+    apart = max(relative_error(l2_distance(theirs, own), l2_distance(own, _NOTHING)) for theirs, own in moments)
     return max(apart, _turned(committed, replayed, spec))
 
 
 def _moments(inner: InnerState, spec: JobSpec) -> list[Float32Array]:
     """Second ones by their roots: they are squares, of which a norm sees only the largest."""
     with np.errstate(all="ignore"):  # a liar's may be negative: their roots are no numbers, and those are far away
-        return [np.sqrt(inner.moments[part]) if name == "second" else inner.moments[part] for name, part in slots(spec).items()]
+        return [
+            np.sqrt(inner.moments[part]) if name == "second" else inner.moments[part] for name, part in moment_slots(spec).items()
+        ]
 
 
 def _turned(committed: InnerState, replayed: InnerState, spec: JobSpec) -> float:
     with np.errstate(all="ignore"):
-        theirs, own = directions(committed, spec), directions(replayed, spec)
-    return ratio(distance(theirs, own), distance(own, _NOTHING))
+        theirs, own = update_directions(committed, spec), update_directions(replayed, spec)
+    return relative_error(l2_distance(theirs, own), l2_distance(own, _NOTHING))
 
 
-def distance(a: Float32Array, b: Float32Array | np.float32) -> float:
+def l2_distance(a: Float32Array, b: Float32Array | np.float32) -> float:
     """‖a − b‖ in float64, a block at a time."""
     total = 0.0
     with np.errstate(all="ignore"):  # a liar's values overflow: that is far away
@@ -192,7 +194,7 @@ def distance(a: Float32Array, b: Float32Array | np.float32) -> float:
     return math.sqrt(total) if total >= 0 else math.inf
 
 
-def ratio(error: float, norm: float) -> float:
+def relative_error(error: float, norm: float) -> float:
     """error / norm, kept finite so that it can be reported; nothing is not far from nothing."""
     if error == 0:
         return 0.0

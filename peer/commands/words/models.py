@@ -62,7 +62,7 @@ async def export(asked: Asked[PeerApi]) -> None:
 )
 async def evaluate(asked: Asked[PeerApi]) -> None:
     from peer.commands.beside import run  # a process of its own: no daemon imports torch
-    from training.own_models import is_model_folder
+    from training.formats.huggingface_model import is_model_folder
 
     options = asked.options
     folder, text = (Path(said).expanduser().absolute() for said in (options.model, options.text))
@@ -74,7 +74,7 @@ async def evaluate(asked: Asked[PeerApi]) -> None:
             view = await asked.api.export_model(str(folder), options.model, MODEL_FORMATS[0])
             if view.newer and not options.json:
                 asked.show(told_final(view.round, view.newer, f"{options.model}@newest"))
-        printed = await run("training.engines.pytorch.measuring", str(folder), str(text), str(options.tokens))
+        printed = await run("training.engines.pytorch.model_evaluation", str(folder), str(text), str(options.tokens))
     if options.json:
         asked.show(Verbatim(printed.rstrip("\n")))
         return

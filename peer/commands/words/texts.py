@@ -14,7 +14,7 @@ from features.words import Asked, word
 from protocol.api import NEWEST, PeerApi
 from protocol.errors import UserError
 from protocol.sampling import BEAMS_MAX, STOP_CHARACTERS_MAX, STOPS_MAX, TOKENS_MAX, TOP_K_MAX, TURNS_MAX, SamplingOptions
-from rlhf.blocklist import WITHHELD
+from rlhf.moderation.blocklist import WITHHELD
 
 TEMPERATURE_DEFAULT: Final = 0.8
 ESCAPED: Final = {"n": "\n", "t": "\t", "\\": "\\"}

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import curation.closing
-import curation.module
-import curation.redacting
+import curation.ledger.curation_module
+import curation.ledger.project_close
+import curation.ledger.redaction
 from consensus.voter_set import VoterSet
-from curation import reputation
-from curation.closing import Estimate, Votes
-from curation.contents import Commit, Opening, Release
-from curation.module import CurationModule
-from curation.state import Lease, Phase, Stage
-from curation.statements import Annotation, Enrol
-from curation.tasks import assignment_id, task_id
-from curation.work import Work
+from curation.annotator_statements import AnnotationStatement, EnrolStatement
+from curation.estimation import reputation
+from curation.ledger.curation_module import CurationModule
+from curation.ledger.curation_state import AssignmentState, ProjectPhase, TaskStage
+from curation.ledger.project_close import ProjectEstimate, ProjectVotes
+from curation.ledger.state_changes import CurationChanges
+from curation.ledger.transaction_types import AnswerCommitment, AnswerOpening, ReleaseAssignment
+from curation.tasks.task_pages import assignment_id, task_id
 from ledger.core.module import BlockContext, EmbeddedStatement
 from ledger.members import MembersState
 from tests.sim.crowd import MOODS
@@ -32,7 +32,7 @@ CLOSES = Scenario(blocks=90, minute_ms=150, jobs=False, work=2.0)
 
 
 def _anybody_serves(planter: Planter) -> None:
-    planter.replace(curation.module, "ANNOTATOR", "trainer")
+    planter.replace(curation.ledger.curation_module, "ANNOTATOR_ROLE", "trainer")
 
 
 def _unsigned(planter: Planter, kind: type) -> None:
@@ -48,9 +48,9 @@ def _of_committed(planter: Planter, act: Any) -> None:
     """`act` where a commitment comes for an assignment that has one."""
     real = CurationModule._commit
 
-    def commit(self: CurationModule, work: Work, said: Commit, peer: bytes, context: BlockContext) -> None:
+    def commit(self: CurationModule, work: CurationChanges, said: AnswerCommitment, peer: bytes, context: BlockContext) -> None:
         row = work.assignments.get_record(said.assignment)
-        if row is not None and row.state is Lease.COMMITTED:
+        if row is not None and row.state is AssignmentState.COMMITTED:
             act(work, row, said)
         else:
             real(self, work, said, peer, context)
@@ -59,18 +59,18 @@ def _of_committed(planter: Planter, act: Any) -> None:
 
 
 def _commitment_replaced(planter: Planter) -> None:
-    def act(work: Work, row: Any, said: Commit) -> None:
+    def act(work: CurationChanges, row: Any, said: AnswerCommitment) -> None:
         work.assignments[said.assignment] = replace(row, commitment=said.commitment)
 
     _of_committed(planter, act)
 
 
 def _replay_counts(planter: Planter) -> None:
-    def act(work: Work, row: Any, said: Commit) -> None:
+    def act(work: CurationChanges, row: Any, said: AnswerCommitment) -> None:
         if said.commitment == row.commitment:
             person = work.annotators[row.annotator]
             work.annotators[row.annotator] = replace(person, annotations=person.annotations + 1)
-            work.count("annotations")
+            work.add_to_field("annotations")
 
     _of_committed(planter, act)
 
@@ -78,16 +78,16 @@ def _replay_counts(planter: Planter) -> None:
 def _closed_takes_votes(planter: Planter) -> None:
     real = CurationModule._commit
 
-    def commit(self: CurationModule, work: Work, said: Commit, peer: bytes, context: BlockContext) -> None:
+    def commit(self: CurationModule, work: CurationChanges, said: AnswerCommitment, peer: bytes, context: BlockContext) -> None:
         row = work.assignments.get_record(said.assignment)
         phase = work.projects[row.project].phase if row is not None else None
-        if row is not None and phase is Phase.CLOSED:
-            work.projects[row.project] = replace(work.projects[row.project], phase=Phase.OPEN)
+        if row is not None and phase is ProjectPhase.CLOSED:
+            work.projects[row.project] = replace(work.projects[row.project], phase=ProjectPhase.OPEN)
         try:
             real(self, work, said, peer, context)
         finally:
-            if row is not None and phase is Phase.CLOSED:
-                work.projects[row.project] = replace(work.projects[row.project], phase=Phase.CLOSED)
+            if row is not None and phase is ProjectPhase.CLOSED:
+                work.projects[row.project] = replace(work.projects[row.project], phase=ProjectPhase.CLOSED)
 
     planter.replace(CurationModule, "_commit", commit)
 
@@ -95,7 +95,7 @@ def _closed_takes_votes(planter: Planter) -> None:
 def _all_are_blind(planter: Planter) -> None:
     real = CurationModule._commit
 
-    def commit(self: CurationModule, work: Work, said: Commit, peer: bytes, context: BlockContext) -> None:
+    def commit(self: CurationModule, work: CurationChanges, said: AnswerCommitment, peer: bytes, context: BlockContext) -> None:
         real(self, work, said, peer, context)
         work.assignments[said.assignment] = replace(work.assignments[said.assignment], is_blind=True)
 
@@ -106,7 +106,7 @@ def _seals_dropped(planter: Planter) -> None:
     """Only the peer that carried a vote can open it."""
     real = CurationModule._commit
 
-    def commit(self: CurationModule, work: Work, said: Commit, peer: bytes, context: BlockContext) -> None:
+    def commit(self: CurationModule, work: CurationChanges, said: AnswerCommitment, peer: bytes, context: BlockContext) -> None:
         real(self, work, replace(said, seals=()), peer, context)
 
     planter.replace(CurationModule, "_commit", commit)
@@ -114,31 +114,31 @@ def _seals_dropped(planter: Planter) -> None:
 
 def _seals_kept(planter: Planter) -> None:
     """A vote that is forfeited can still be read by the peers that its answer is sealed for."""
-    real = Work.give_back
+    real = CurationChanges.release_place
 
-    def give_back(self: Work, assignment: bytes, state: Lease) -> None:
+    def give_back(self: CurationChanges, assignment: bytes, state: AssignmentState) -> None:
         seals = self.assignments[assignment].seals
         real(self, assignment, state)
         self.assignments[assignment] = replace(self.assignments[assignment], seals=seals)
 
-    planter.replace(Work, "give_back", give_back)
+    planter.replace(CurationChanges, "release_place", give_back)
 
 
 def _opened_early(planter: Planter) -> None:
-    real = curation.module._open
+    real = curation.ledger.curation_module._open
 
-    def opens(work: Work, said: Opening, peer: bytes, context: BlockContext) -> None:
+    def opens(work: CurationChanges, said: AnswerOpening, peer: bytes, context: BlockContext) -> None:
         row = work.assignments.get_record(said.assignment)
-        task = task_id(row.project, row.number) if row is not None and row.state is Lease.COMMITTED else None
-        if task is None or work.tasks[task].stage is not Stage.BEGUN:
+        task = task_id(row.project, row.number) if row is not None and row.state is AssignmentState.COMMITTED else None
+        if task is None or work.tasks[task].stage is not TaskStage.BEGUN:
             return real(work, said, peer, context)
-        work.tasks[task] = replace(work.tasks[task], stage=Stage.OPENING)
+        work.tasks[task] = replace(work.tasks[task], stage=TaskStage.OPENING)
         try:
             return real(work, said, peer, context)
         finally:
-            work.tasks[task] = replace(work.tasks[task], stage=Stage.BEGUN)
+            work.tasks[task] = replace(work.tasks[task], stage=TaskStage.BEGUN)
 
-    planter.replace(curation.module, "_open", opens)
+    planter.replace(curation.ledger.curation_module, "_open", opens)
 
 
 class _Whatever:
@@ -147,7 +147,7 @@ class _Whatever:
 
 
 def _opened_otherwise(planter: Planter) -> None:
-    planter.replace(curation.module, "commitment", lambda assignment, salt, answer: _Whatever())
+    planter.replace(curation.ledger.curation_module, "answer_commitment", lambda assignment, salt, answer: _Whatever())
 
 
 def _remembered_too_long(planter: Planter) -> None:
@@ -163,11 +163,11 @@ def _remembered_too_long(planter: Planter) -> None:
 
 
 def _one_stops(planter: Planter) -> None:
-    planter.replace(curation.module, "VoterSet", _OneIsEnough)
+    planter.replace(curation.ledger.curation_module, "VoterSet", _OneIsEnough)
 
 
 def _one_redacts(planter: Planter) -> None:
-    planter.replace(curation.redacting, "VoterSet", _OneIsEnough)
+    planter.replace(curation.ledger.redaction, "VoterSet", _OneIsEnough)
 
 
 class _OneIsEnough(VoterSet):
@@ -175,122 +175,122 @@ class _OneIsEnough(VoterSet):
 
 
 def _redacted_is_drawn(planter: Planter) -> None:
-    real = Work.redact
+    real = CurationChanges.redact_task
 
-    def redact(self: Work, project: bytes, number: int) -> None:
-        stage = (self.tasks.get_record(task_id(project, number)) or self.first_row(project, number)).stage
+    def redact(self: CurationChanges, project: bytes, number: int) -> None:
+        stage = (self.tasks.get_record(task_id(project, number)) or self.new_task_row(project, number)).stage
         real(self, project, number)
-        if stage is Stage.BEGUN:
+        if stage is TaskStage.BEGUN:
             self.tasks[task_id(project, number)] = replace(self.tasks[task_id(project, number)], stage=stage)
 
-    planter.replace(Work, "redact", redact)
+    planter.replace(CurationChanges, "redact_task", redact)
 
 
 # Places and lists ----------------------------------------------------------------------------------------------------
 
 
-def _keeps_place(planter: Planter, of: Lease) -> None:
-    real = Work.give_back
+def _keeps_place(planter: Planter, of: AssignmentState) -> None:
+    real = CurationChanges.release_place
 
-    def give_back(self: Work, assignment: bytes, state: Lease) -> None:
+    def give_back(self: CurationChanges, assignment: bytes, state: AssignmentState) -> None:
         if state is of:
             row = self.assignments[assignment]
             task = task_id(row.project, row.number)
-            self.tasks[task] = replace(self.tasks[task], taken=self.tasks[task].taken + 1)
+            self.tasks[task] = replace(self.tasks[task], places_taken=self.tasks[task].places_taken + 1)
         real(self, assignment, state)
 
-    planter.replace(Work, "give_back", give_back)
+    planter.replace(CurationChanges, "release_place", give_back)
 
 
 def _anybody_releases(planter: Planter) -> None:
-    def release(work: Work, said: Release, peer: bytes, members: MembersState) -> None:
+    def release(work: CurationChanges, said: ReleaseAssignment, peer: bytes, members: MembersState) -> None:
         row = work.assignments.get_record(said.assignment)
-        if row is None or row.state is not Lease.LEASED:
-            raise curation.module.Passed("nobody has that lease")
-        work.give_back(said.assignment, Lease.RELEASED)
+        if row is None or row.state is not AssignmentState.LEASED:
+            raise curation.ledger.curation_module.InapplicableStatement("nobody has that lease")
+        work.release_place(said.assignment, AssignmentState.RELEASED)
 
-    planter.replace(curation.module, "_release", release)
+    planter.replace(curation.ledger.curation_module, "_release", release)
 
 
 def _expired_is_drawn(planter: Planter) -> None:
     """The annotator gets a task again that it let expire, as if its lease had been released."""
-    real = Work._is_released
+    real = CurationChanges._is_released
 
-    def is_released(self: Work, task: bytes, annotator: bytes) -> bool:
+    def is_released(self: CurationChanges, task: bytes, annotator: bytes) -> bool:
         assignment = self.assignments.get_record(assignment_id(task, annotator))
-        return real(self, task, annotator) or (assignment is not None and assignment.state is Lease.EXPIRED)
+        return real(self, task, annotator) or (assignment is not None and assignment.state is AssignmentState.EXPIRED)
 
-    planter.replace(Work, "_is_released", is_released)
+    planter.replace(CurationChanges, "_is_released", is_released)
 
 
 def _leased_twice(planter: Planter) -> None:
     """The annotator gets a task again while it has it."""
-    real = Work._is_released
+    real = CurationChanges._is_released
 
-    def is_released(self: Work, task: bytes, annotator: bytes) -> bool:
+    def is_released(self: CurationChanges, task: bytes, annotator: bytes) -> bool:
         assignment = assignment_id(task, annotator)
-        if (row := self.assignments.get_record(assignment)) is not None and row.state is Lease.LEASED:
-            self.give_back(assignment, Lease.RELEASED)
+        if (row := self.assignments.get_record(assignment)) is not None and row.state is AssignmentState.LEASED:
+            self.release_place(assignment, AssignmentState.RELEASED)
         return real(self, task, annotator)
 
-    planter.replace(Work, "_is_released", is_released)
+    planter.replace(CurationChanges, "_is_released", is_released)
 
 
 def _forfeit_costs(planter: Planter) -> None:
-    real = Work.forfeit
+    real = CurationChanges.forfeit_vote
 
-    def forfeit(self: Work, assignment: bytes) -> None:
+    def forfeit(self: CurationChanges, assignment: bytes) -> None:
         real(self, assignment)
         person = self.annotators[self.assignments[assignment].annotator]
         self.annotators[self.assignments[assignment].annotator] = replace(person, accepted=max(0, person.accepted - 1))
 
-    planter.replace(Work, "forfeit", forfeit)
+    planter.replace(CurationChanges, "forfeit_vote", forfeit)
 
 
 def _drawn_again(planter: Planter) -> None:
-    def draw(self: Work, project: bytes, annotator: bytes) -> bytes | None:
+    def draw(self: CurationChanges, project: bytes, annotator: bytes) -> bytes | None:
         row = self.projects[project]
         return task_id(project, self._number_at(project, b"b", 0)) if row.begun else None
 
-    planter.replace(Work, "_draw_begun", draw)
+    planter.replace(CurationChanges, "_draw_begun", draw)
 
 
 def _project_ignored(planter: Planter) -> None:
-    real = Work.draw
-    planter.replace(Work, "draw", lambda self, annotator, without, project: real(self, annotator, without))
+    real = CurationChanges.draw_task
+    planter.replace(CurationChanges, "draw_task", lambda self, annotator, without, project: real(self, annotator, without))
 
 
 def _fresh_twice(planter: Planter) -> None:
     """The first element of the list is not moved to the place of the one that is drawn."""
-    real = Work._draw_fresh
+    real = CurationChanges._draw_fresh
 
-    def draw(self: Work, project: bytes, annotator: bytes) -> bytes | None:
+    def draw(self: CurationChanges, project: bytes, annotator: bytes) -> bytes | None:
         before = dict(self.places.changes)
         task = real(self, project, annotator)
         self.places.changes = before
         return task
 
-    planter.replace(Work, "_draw_fresh", draw)
+    planter.replace(CurationChanges, "_draw_fresh", draw)
 
 
 def _full_is_listed(planter: Planter) -> None:
-    real = Work.listed
+    real = CurationChanges.update_task_index
 
-    def listed(self: Work, task: bytes) -> None:
-        if self.tasks[task].place is None or self.tasks[task].stage is not Stage.BEGUN:
+    def listed(self: CurationChanges, task: bytes) -> None:
+        if self.tasks[task].index_slot is None or self.tasks[task].stage is not TaskStage.BEGUN:
             real(self, task)
 
-    planter.replace(Work, "listed", listed)
+    planter.replace(CurationChanges, "update_task_index", listed)
 
 
 def _forgotten_lease(planter: Planter) -> None:
-    real = Work.wait
+    real = CurationChanges.enqueue_expiry
 
-    def wait(self: Work, name: str, assignment: bytes, at_ms: int) -> None:
+    def wait(self: CurationChanges, name: str, assignment: bytes, at_ms: int) -> None:
         if assignment[0] >= 64:
             real(self, name, assignment, at_ms)
 
-    planter.replace(Work, "wait", wait)
+    planter.replace(CurationChanges, "enqueue_expiry", wait)
 
 
 # Labels and points ---------------------------------------------------------------------------------------------------
@@ -298,25 +298,25 @@ def _forgotten_lease(planter: Planter) -> None:
 
 def _settled_follows_votes(planter: Planter) -> None:
     """A task that is settled changes the labels of earlier ones that one of its annotators answered otherwise."""
-    real = curation.module._settle
+    real = curation.ledger.curation_module._settle
 
-    def settle(work: Work, task: bytes, asked: Any, label: Any, context: Any) -> None:
+    def settle(work: CurationChanges, task: bytes, asked: Any, label: Any, context: Any) -> None:
         real(work, task, asked, label, context)
         row = work.tasks[task]
         for number in range(row.number):
             other = task_id(row.project, number)
             found = work.tasks.get_record(other)
-            if found is not None and found.stage is Stage.SETTLED and not set(found.annotators).isdisjoint(row.annotators):
-                curation.closing._relabel(work, other, label, False)
+            if found is not None and found.stage is TaskStage.SETTLED and not set(found.annotators).isdisjoint(row.annotators):
+                curation.ledger.project_close._relabel(work, other, label, False)
 
-    planter.replace(curation.module, "_settle", settle)
+    planter.replace(curation.ledger.curation_module, "_settle", settle)
 
 
 def _label_of_nobody(planter: Planter) -> None:
     """The label counts as accepted for everybody who opened a vote."""
-    real = curation.module._settle
+    real = curation.ledger.curation_module._settle
 
-    def settle(work: Work, task: bytes, asked: Any, label: Any, context: Any) -> None:
+    def settle(work: CurationChanges, task: bytes, asked: Any, label: Any, context: Any) -> None:
         real(work, task, asked, label, context)
         for annotator in work.tasks[task].annotators:
             vote = work.assignments[assignment_id(task, annotator)]
@@ -324,7 +324,7 @@ def _label_of_nobody(planter: Planter) -> None:
                 person = work.annotators[annotator]
                 work.annotators[annotator] = replace(person, accepted=person.accepted + 1)
 
-    planter.replace(curation.module, "_settle", settle)
+    planter.replace(curation.ledger.curation_module, "_settle", settle)
 
 
 def _points_from_nothing(planter: Planter) -> None:
@@ -332,30 +332,30 @@ def _points_from_nothing(planter: Planter) -> None:
         total = sum(shares.values()) or 1
         return {key: -(-points * share // total) for key, share in shares.items()}
 
-    planter.everywhere(reputation.divided, divided)
+    planter.everywhere(reputation.divide_points, divided)
     planter.simulation(_diligent)
 
 
 def _paid_beside(planter: Planter) -> None:
     """A point more is divided than the project promised."""
-    real = Estimate.points
+    real = ProjectEstimate.divide_points
 
-    def points(self: Estimate, of: int) -> dict[bytes, int]:
+    def points(self: ProjectEstimate, of: int) -> dict[bytes, int]:
         return real(self, of + 1)
 
-    planter.replace(Estimate, "points", points)
+    planter.replace(ProjectEstimate, "divide_points", points)
     planter.simulation(_diligent)
 
 
 def _votes_by_looks(planter: Planter) -> None:
     """What is read of a project is read again with each body that is judged, decided or not."""
-    real = Votes.read
+    real = ProjectVotes.read_votes
 
-    def read(self: Votes, work: Work, project: bytes, upto: int) -> None:
+    def read(self: ProjectVotes, work: CurationChanges, project: bytes, upto: int) -> None:
         self._read = 0
         real(self, work, project, upto)
 
-    planter.replace(Votes, "read", read)
+    planter.replace(ProjectVotes, "read_votes", read)
     planter.simulation(_diligent)
 
 
@@ -374,14 +374,14 @@ CURATION = (
         "annotation-unsigned",
         "a commitment need not be signed by the annotator",
         ("curation consent",),
-        lambda planter: _unsigned(planter, Annotation),
+        lambda planter: _unsigned(planter, AnnotationStatement),
         CURATES,
     ),
     Mutant(
         "enrolment-unsigned",
         "a wish to enrol at one peer enrols at another",
         ("curation consent",),
-        lambda planter: _unsigned(planter, Enrol),
+        lambda planter: _unsigned(planter, EnrolStatement),
         CURATES,
     ),
     Mutant(
@@ -406,21 +406,21 @@ CURATION = (
         "expired-keeps-place",
         "the place of a lease that expired is not free",
         ("curation places",),
-        lambda planter: _keeps_place(planter, Lease.EXPIRED),
+        lambda planter: _keeps_place(planter, AssignmentState.EXPIRED),
         CURATES,
     ),
     Mutant(
         "forfeit-keeps-place",
         "the place of a vote that nobody opened is not free",
         ("curation places",),
-        lambda planter: _keeps_place(planter, Lease.FORFEITED),
+        lambda planter: _keeps_place(planter, AssignmentState.FORFEITED),
         CURATES,
     ),
     Mutant(
         "release-keeps-place",
         "the place of a lease that was released is not free",
         ("curation places",),
-        lambda planter: _keeps_place(planter, Lease.RELEASED),
+        lambda planter: _keeps_place(planter, AssignmentState.RELEASED),
         CURATES,
     ),
     Mutant("anybody-releases", "a peer releases a lease of another", ("curation consent",), _anybody_releases, CURATES),

@@ -28,12 +28,12 @@ from peer.roles import voter
 from rounds import round_state, vouch_set
 from rounds.vouch_set import VouchSet
 from rounds.vouch_state import VouchState
-from training.replay import proposals
-from training.replicated import feedback
-from training.replicated.codec import cells, payload
-from training.replicated.codec.header import Mode
-from training.replicated.model import ReplicatedModel
-from training.spec import JobSpec
+from training.job_spec import JobSpec
+from training.replay import proposal_replay
+from training.replicated import error_feedback
+from training.replicated.codec import payload, quantization_cells
+from training.replicated.codec.payload_header import PayloadMode
+from training.replicated.replicated_model import ReplicatedModel
 from transport.blobs.upload_queue import UploadQueue
 from transport.connections.connection_manager import ConnectionManager
 from transport.connections.inbound_queue import InboundQueue
@@ -479,7 +479,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "opening-forgotten",
         "a voter forgets that the first rounds say more bits",
-        Mode.of.__func__,  # type: ignore[attr-defined]
+        PayloadMode.of_round.__func__,  # type: ignore[attr-defined]
         "taken < spec.opening_rounds",
         "False",
         f"{OPENING}so_many_first_rounds_say_four_bits_of_every_element_and_all_later_ones_what_the_job_says",
@@ -487,7 +487,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "opening-without-end",
         "one round more than the job says is said with more bits",
-        Mode.of.__func__,  # type: ignore[attr-defined]
+        PayloadMode.of_round.__func__,  # type: ignore[attr-defined]
         "taken < spec.opening_rounds",
         "taken <= spec.opening_rounds",
         f"{OPENING}a_trainer_that_goes_on_with_four_bits_after_the_opening_or_says_its_own_in_it_is_refused",
@@ -495,9 +495,9 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "any-mode-is-right",
         "a payload may say as many bits as its trainer likes",
-        payload.decode,
-        "unpack(payload)[:2] != (expected.mode, expected.origin)",
-        "unpack(payload)[1] != expected.origin",
+        payload.decode_payload,
+        "unpack_header(payload)[:2] != (expected.mode, expected.origin)",
+        "unpack_header(payload)[1] != expected.origin",
         f"{OPENING}a_trainer_that_goes_on_with_four_bits_after_the_opening_or_says_its_own_in_it_is_refused",
     ),
     ChangedLine(
@@ -537,7 +537,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "rounding-is-a-lie",
         "an honest trainer is convicted for what eight bits cannot say",
-        cells._outside_levels,
+        quantization_cells._outside_levels,
         "(sizes + 0.5) * units",
         "sizes * units",
         f"{BUFFERS}levels_are_said_of_the_vector_that_they_were_made_of",
@@ -545,7 +545,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "levels-without-signs",
         "a buffer may turn its elements round",
-        cells._outside_levels,
+        quantization_cells._outside_levels,
         "said * np.sign(levels)",
         "np.abs(said)",
         f"{BUFFERS}a_negative_level_is_of_negative_values_and_an_empty_chunk_of_tiny_ones",
@@ -553,7 +553,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "scales-of-any-size",
         "a buffer may say whatever is larger than its scale can",
-        cells._squares,
+        quantization_cells._squares,
         "np.repeat(high, kept) if bits == 8 else np.inf",
         "np.inf",
         f"{BUFFERS}levels_that_have_nothing_but_the_signs_are_far_away",
@@ -561,7 +561,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "payload-scales-unread",
         "a payload of few bits may say any norm",
-        cells._squares,
+        quantization_cells._squares,
         "_outside_scales(magnitudes, kept, low, high, bits) if bits < 8 else 0.0",
         "0.0",
         f"{CELLS}scales_of_another_vector_are_far_away",
@@ -569,7 +569,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "payload-entries-unread",
         "a sparse payload may leave out what is large",
-        cells._squares,
+        quantization_cells._squares,
         "0.0 if positions is None else _outside_support(np.abs(v), positions, codes > 0)",
         "0.0",
         f"{CELLS}entries_that_are_not_the_largest_are_far_away",
@@ -577,7 +577,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "payload-unread",
         "a job without feedback takes any payload",
-        feedback.payload_distances,
+        error_feedback.payload_distances,
         "EDGES * distance, norm",
         "0.0, norm",
         f"{PAYLOADS}another_update_than_the_re_executed_one_is_found",
@@ -593,7 +593,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "invented-residual",
         "nobody compares a buffer with the replay",
-        feedback.buffer_distances,
+        error_feedback.buffer_distances,
         "return distance, weight * norm",
         "return 0.0, weight * norm",
         f"{CARRIED}going_on_from_another_vector_than_the_records_is_found",
@@ -601,7 +601,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "payload-of-another-buffer",
         "a payload may say something else than the buffer that its trainer commits to",
-        feedback.deviation,
+        error_feedback.replay_deviation,
         "if is_said else (math.inf, 0.0)",
         "",
         f"{CARRIED}a_payload_that_does_not_follow_from_the_buffer_is_far_off",
@@ -609,7 +609,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "tolerance-unread",
         "an auditor accepts any distance",
-        feedback.judge,
+        error_feedback.judge_deviation,
         "distance <= tolerance * norm",
         "True",
         f"{CARRIED}another_update_is_found",
@@ -625,7 +625,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "another-residual",
         "a trainer may go on from a buffer other than its record's",
-        feedback.feedback_after,
+        error_feedback.next_feedback,
         "(buffer_digest(buffer, in_parts), blob_digest(payload, in_parts))",
         "(record.buffer, blob_digest(payload, in_parts))",
         f"{FEEDBACK}other_bytes_than_the_record_names_are_our_own_mistake",
@@ -633,7 +633,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "first-loss-binds",
         "an auditor that replays one step of fifteen is not found",
-        proposals._judge,
+        proposal_replay._judge,
         "losses[-1]",
         "losses[0]",
         f"{SAMPLED}the_loss_that_binds_an_auditor_is_of_the_last_step",

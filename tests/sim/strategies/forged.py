@@ -211,7 +211,11 @@ class LyingHigh(Strategy):
         if turn.decided_blocks and replica is not None:
             vote = codec.decode_message(turn.decided_blocks[-1].certificate.vote, (Commit,))
             book = replica._closed.get(vote.height)
-            self._old = book.highest_prepare_certificate if book is not None and book.highest_prepare_certificate is not None else self._old
+            self._old = (
+                book.highest_prepare_certificate
+                if book is not None and book.highest_prepare_certificate is not None
+                else self._old
+            )
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         if not isinstance(message, TimeoutEnvelope):

@@ -12,18 +12,18 @@ import pytest
 from protocol.messages import Proposal
 from protocol.verdicts import Verdict
 from tests.training.engines.test_sampled import JOB, SIZES, TRAINER
-from training import tasks
-from training.data.corpus import open_tokens
+from training import worker_protocol
+from training.corpus import open_tokens
 from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
-from training.engines.pytorch.engine import Engine
-from training.replay import proposals
+from training.engines.pytorch.engine import TorchEngine
+from training.job_spec import ESTIMATES, AuditMode, Compression, FeedbackMemory, JobSpec, complete_fields
+from training.replay import proposal_replay
 from training.replay.inner_state import RELATIVE_ERROR_MAX
-from training.replicated import buffers, codec, feedback
-from training.replicated.codec.header import HEADER_BYTES
-from training.replicated.layout import Float32Array
-from training.replicated.model import Accepted, ReplicatedModel
-from training.spec import ESTIMATES, AuditMode, Compression, JobSpec, Memory, completed
+from training.replicated import codec, error_feedback, feedback_buffer
+from training.replicated.codec.payload_header import HEADER_BYTES
+from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
+from training.replicated.tensor_layout import Float32Array
 
 SEVERAL = {"local_steps": 5, "opening_rounds": 0}
 OF: dict[str, dict[str, Any]] = {
@@ -35,7 +35,7 @@ OF: dict[str, dict[str, Any]] = {
     "residual, sparse": {**SEVERAL, "compression": Compression.SPARSE, "bits": 2, "keep": 146},
     "estimates": ESTIMATES | {"rounds": 60, "warmup_rounds": 3},
     "estimates, audits": ESTIMATES | {"rounds": 60, "warmup_rounds": 3, "audit": AuditMode.FULL},
-    "estimates, several steps": {**SEVERAL, "memory": Memory.ESTIMATES, "norm_start": 1.0},
+    "estimates, several steps": {**SEVERAL, "memory": FeedbackMemory.ESTIMATES, "norm_start": 1.0},
 }
 NORMS_BEFORE = {2: 1, 4: 2}  # how many times a norm was rejected before these rounds
 LAST = 4
@@ -48,12 +48,16 @@ class World:
     def __init__(self, folder: Path, said: dict[str, Any]) -> None:
         text = folder / "text"
         text.write_bytes(default_text()[:50_000])
-        self.folder, self.spec = folder, JobSpec(**(SIZES | completed(said))).checked()
-        self.engine = Engine(self.spec, open_tokens(self.spec, text, ByteTokenizer()), ByteTokenizer())
-        self.model, self.audits, self.went_on = ReplicatedModel.initial(JOB, self.spec), list[tasks.Audited](), list[bool]()
+        self.folder, self.spec = folder, JobSpec(**(SIZES | complete_fields(said))).validated()
+        self.engine = TorchEngine(self.spec, open_tokens(self.spec, text, ByteTokenizer()), ByteTokenizer())
+        self.model, self.audits, self.went_on = (
+            ReplicatedModel.initial(JOB, self.spec),
+            list[worker_protocol.AuditReply](),
+            list[bool](),
+        )
         for self.number in range(LAST + 1):
             for _ in range(NORMS_BEFORE.get(self.number, 0)):
-                self.model = self.model.apply([], {TRAINER: Verdict.NORM})
+                self.model = self.model.apply_round([], {TRAINER: Verdict.NORM})
             self.model.save(Path(self.path("model")), durable=False)
             done = self.propose()
             self.audits.append(self.audit())
@@ -80,40 +84,44 @@ class World:
             return None, None
         return self.path("m", 1), None if self.spec.has_estimates else self.path("payload", 1)
 
-    def propose(self, update: proposals.Update | None = None) -> tasks.Proposed:
-        request = tasks.Propose(JOB, self.model.round, TRAINER, self.path("model"), *self.before(), self.path("m"))
-        done = proposals.propose(request, update or self.update)
+    def propose(self, update: proposal_replay.ComputeUpdate | None = None) -> worker_protocol.ProposeReply:
+        request = worker_protocol.ProposeRequest(
+            JOB, self.model.round, TRAINER, self.path("model"), *self.before(), self.path("m")
+        )
+        done = proposal_replay.make_proposal(request, update or self.update)
         Path(request.payload_out).rename(self.path("payload"))
         return done
 
-    def audit(self) -> tasks.Audited:
+    def audit(self) -> worker_protocol.AuditReply:
         paths = (self.path(name) for name in ("model", "payload", "m"))
-        return proposals.audit(tasks.Audit(JOB, self.model.round, TRAINER, *paths, *self.before()), self.elsewhere)
+        return proposal_replay.audit_proposal(
+            worker_protocol.AuditRequest(JOB, self.model.round, TRAINER, *paths, *self.before()), self.elsewhere
+        )
 
-    def accept(self, done: tasks.Proposed) -> None:
+    def accept(self, done: worker_protocol.ProposeReply) -> None:
         digests = done.payload_digest, done.payload_bytes, done.buffer_digest
         proposal = Proposal(JOB, self.model.round, self.model.root, *digests, done.feedback)
         payload = Path(self.path("payload")).read_bytes()
-        assert self.model.check(TRAINER, proposal, payload) is Verdict.ACCEPT
-        self.model = self.model.apply([Accepted(TRAINER, proposal, payload)], {})
+        assert self.model.check_proposal(TRAINER, proposal, payload) is Verdict.ACCEPT
+        self.model = self.model.apply_round([AcceptedProposal(TRAINER, proposal, payload)], {})
 
     def e(self) -> Float32Array:
         payload = None if self.spec.has_estimates else Path(self.path("payload", 1)).read_bytes()
-        return self.model.carried(TRAINER, buffers.read(Path(self.path("m", 1)), self.spec), payload)
+        return self.model.feedback_of(TRAINER, feedback_buffer.read_buffer(Path(self.path("m", 1)), self.spec), payload)
 
     def m(self, e: Float32Array) -> Float32Array:
         """The true update, added to any `e`."""
         delta, _ = self.update(np.array(self.model.parameters), JOB, self.model.round, TRAINER, None, None)
-        return feedback.accumulate(e, delta, self.spec.feedback_decay, self.spec.update_weight)
+        return error_feedback.accumulate_feedback(e, delta, self.spec.feedback_decay, self.spec.update_weight)
 
     def commit(self, blob: bytes) -> None:
         """A buffer, with the payload that follows from it."""
         Path(self.path("m")).write_bytes(blob)
-        said = buffers.read(Path(self.path("m")), self.spec).dense()
-        Path(self.path("payload")).write_bytes(self.model.payload(TRAINER, said))
+        said = feedback_buffer.read_buffer(Path(self.path("m")), self.spec).to_dense()
+        Path(self.path("payload")).write_bytes(self.model.encode_payload(TRAINER, said))
 
     def levels(self, m: Float32Array) -> bytes:
-        buffer = buffers.of(m, self.model.header(TRAINER), self.spec)
+        buffer = feedback_buffer.make_buffer(m, self.model.header(TRAINER), self.spec)
         assert buffer is not None
         return buffer.encode()
 
@@ -132,7 +140,7 @@ def test_honest_rounds_pass_on_another_machine_and_go_on_from_each_other(world: 
     assert max(audited.relative_error for audited in world.audits) < world.spec.replay_tolerance / 10
     assert world.went_on == [False] + [True] * LAST
     assert world.model.records[TRAINER].halvings == NORMS_BEFORE[LAST]
-    assert Path(world.path("m", 1)).stat().st_size == buffers.size(world.spec) < 1.05 * world.model.layout.size
+    assert Path(world.path("m", 1)).stat().st_size == feedback_buffer.buffer_bytes(world.spec) < 1.05 * world.model.layout.size
 
 
 @pytest.mark.parametrize("factor", [-1.0, 0.5, 0.9, 1.25])
@@ -177,13 +185,13 @@ def test_one_forged_byte_of_a_buffer_is_found(world: World, how: str) -> None:
 def test_a_payload_that_does_not_follow_from_the_buffer_is_far_off(world: World, of: str) -> None:
     m, header, layout = world.m(world.e()), world.model.header(TRAINER), world.model.layout
     world.commit(world.levels(m))
-    said = buffers.read(Path(world.path("m")), world.spec).dense()
+    said = feedback_buffer.read_buffer(Path(world.path("m")), world.spec).to_dense()
     if of == "nothing that is held" and not world.spec.has_estimates:
         pytest.skip("nobody holds anything of it")
     wrong = {
-        "the vector before rounding": world.model.payload(TRAINER, m),
-        "nothing that is held": codec.encode(header, said, layout),
-        "another vector": world.model.payload(TRAINER, -said),
+        "the vector before rounding": world.model.encode_payload(TRAINER, m),
+        "nothing that is held": codec.encode_payload(header, said, layout),
+        "another vector": world.model.encode_payload(TRAINER, -said),
     }
     Path(world.path("payload")).write_bytes(wrong[of])
     audited = world.audit()

@@ -16,17 +16,17 @@ from torch.nn import functional as F
 from peer import features
 from peer.worker.supervisor import Worker
 from protocol.errors import UserError
-from rlhf.pytorch import reward
+from rlhf.pytorch import reward_model
 from tests.rlhf.test_reward import SPEC as REWARD
 from tests.waiting import run_process
+from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import ByteTokenizer
+from training.engine_resources import EngineResources, ParallelMode, device_problem, parallel_problem
 from training.engines.pytorch import device, engine
-from training.engines.pytorch.engine import Engine
-from training.engines.pytorch.model import GPT, Cache, shared_out
-from training.replicated.init import initial_parameters
-from training.resources import Parallel, Resources, device_problem, parallel_problem
-from training.sequences import Tokens
-from training.spec import JobSpec
+from training.engines.pytorch.engine import TorchEngine
+from training.engines.pytorch.model import GPT, KVCache, repeat_kv_heads
+from training.job_spec import JobSpec
+from training.replicated.parameter_init import initial_parameters
 from training.transformer import ModelSpec
 
 META = torch.device("meta")
@@ -35,9 +35,9 @@ SPEC = JobSpec(name="t", data=bytes(32), model=ModelSpec(context=16, width=16, l
 
 def test_loss_gradient_and_cache_are_where_the_model_is() -> None:
     model, x_BT = GPT(SPEC, META), torch.zeros(2, 16, dtype=torch.int64, device=META)
-    model.load(initial_parameters(SPEC))
+    model.load_parameters(initial_parameters(SPEC))
     model.loss(x_BT, x_BT).backward()
-    assert model.features(x_BT, Cache(SPEC.model, 2, META), last=1).device == META
+    assert model.features(x_BT, KVCache(SPEC.model, 2, META), last=1).device == META
     with pytest.raises(RuntimeError, match="device cpu"):
         GPT(SPEC, META).features(x_BT).add(GPT(SPEC).features(torch.zeros(2, 16, dtype=torch.int64)))
 
@@ -48,14 +48,14 @@ def test_a_vector_goes_to_a_device_and_what_it_moved_comes_back_piece_by_piece(l
     given, other = (drawn.standard_normal(length).astype(np.float32) for _ in range(2))
     given.flags.writeable = False  # as one that is mapped into memory
     there = torch.full((length,), torch.nan)
-    device.upload(given, there, elements=7)
+    device.upload_vector(given, there, elements=7)
     assert there.numpy().tobytes() == given.tobytes()
-    assert device.difference(other, there, elements=7).tobytes() == (other - given).tobytes()
+    assert device.subtract_device_vector(other, there, elements=7).tobytes() == (other - given).tobytes()
 
 
 def test_keys_and_values_for_each_head_give_what_shared_ones_give() -> None:
     q_BHTD, k_BGTD, v_BGTD = (torch.randn(2, count, 5, 8) for count in (4, 2, 2))
-    whole = F.scaled_dot_product_attention(q_BHTD, shared_out(k_BGTD, 4), shared_out(v_BGTD, 4), is_causal=True)
+    whole = F.scaled_dot_product_attention(q_BHTD, repeat_kv_heads(k_BGTD, 4), repeat_kv_heads(v_BGTD, 4), is_causal=True)
     assert torch.allclose(
         whole, F.scaled_dot_product_attention(q_BHTD, k_BGTD, v_BGTD, is_causal=True, enable_gqa=True), atol=1e-6
     )
@@ -65,15 +65,15 @@ def test_the_score_of_a_reward_model_is_where_it_is() -> None:
     features.install()
     model = GPT(REWARD, META)
     x_BS, last_B = (torch.zeros(shape, dtype=torch.int64, device=META) for shape in ((2, 16), (2,)))
-    assert reward.scores(model, x_BS, last_B).device == META
+    assert reward_model.text_scores(model, x_BS, last_B).device == META
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 def test_auto_is_the_processor_where_no_gpu_is_and_another_device_is_refused_with_what_there_is() -> None:
-    assert device.chosen("auto") == device.chosen("cpu") == device.CPU
+    assert device.select_device("auto") == device.select_device("cpu") == device.CPU
     for name in ("cuda", "cuda:1"):
         with pytest.raises(UserError, match=rf"device '{name}' is not here: there is cpu"):
-            device.chosen(name)
+            device.select_device(name)
 
 
 def test_a_setting_that_can_be_no_device_is_refused_before_any_engine_starts() -> None:
@@ -82,8 +82,8 @@ def test_a_setting_that_can_be_no_device_is_refused_before_any_engine_starts() -
 
 
 def test_what_the_daemon_says_of_resources_is_what_the_worker_reads() -> None:
-    assert Worker(Resources()).arguments()[-2:] == ["--engine", "pytorch"]
-    said = Worker(Resources(threads=3, device="cuda:1")).arguments()
+    assert Worker(EngineResources()).arguments()[-2:] == ["--engine", "pytorch"]
+    said = Worker(EngineResources(threads=3, device="cuda:1")).arguments()
     assert said[said.index("--threads") :] == ["--threads", "3", "--device", "cuda:1"]
 
 
@@ -100,23 +100,23 @@ def test_a_worker_whose_device_is_not_here_says_so_in_one_frame_and_ends() -> No
     [
         ({"gpus": 2}, "gpus 2 with parallel off: say parallel ddp or fsdp"),
         ({"gpus": 65}, "gpus 65 is outside 0..64"),
-        ({"parallel": Parallel.DDP}, "parallel ddp with gpus 0: it needs 2 at least"),
-        ({"parallel": Parallel.FSDP, "gpus": 2, "device": "cuda:1"}, "it takes the first 2 GPUs; say cuda"),
-        ({"parallel": Parallel.FSDP, "gpus": 2, "compile": True}, "compile with parallel fsdp: one of them at a time"),
+        ({"parallel": ParallelMode.DDP}, "parallel ddp with gpus 0: it needs 2 at least"),
+        ({"parallel": ParallelMode.FSDP, "gpus": 2, "device": "cuda:1"}, "it takes the first 2 GPUs; say cuda"),
+        ({"parallel": ParallelMode.FSDP, "gpus": 2, "compile": True}, "compile with parallel fsdp: one of them at a time"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused_by_name(said: dict[str, Any], why: str) -> None:
-    assert why in str(parallel_problem(Resources(**said)))
-    assert parallel_problem(Resources(gpus=2, parallel=Parallel.FSDP, device="cuda")) is None
+    assert why in str(parallel_problem(EngineResources(**said)))
+    assert parallel_problem(EngineResources(gpus=2, parallel=ParallelMode.FSDP, device="cuda")) is None
 
 
 def test_where_torch_has_no_algorithm_for_equal_bits_it_takes_another_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokens, start = np.arange(64, dtype=np.uint16), initial_parameters(SPEC)
-    here = Engine(SPEC, Tokens(tokens, tokens[:0], np.ones(259, dtype=np.int64)), ByteTokenizer())
+    here = TorchEngine(SPEC, TokenizedText(tokens, tokens[:0], np.ones(259, dtype=np.int64)), ByteTokenizer())
     expected, modes = here.local_steps(start, bytes(32), 0, bytes(32))[0], list[bool]()
-    monkeypatch.setattr(engine, "strictly", lambda _: device.strictly(torch.device("cuda")))
+    monkeypatch.setattr(engine, "deterministic_algorithms", lambda _: device.deterministic_algorithms(torch.device("cuda")))
     computed = here._loss
 
     def loss(*arguments: Any) -> torch.Tensor:

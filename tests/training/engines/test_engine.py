@@ -14,16 +14,16 @@ import torch
 
 from protocol.sampling import SamplingOptions
 from tests.training.engines.stepping import inner_step
-from training.data.corpus import open_tokens
+from training.corpus import open_tokens
 from training.data.tokenizer import ByteTokenizer
-from training.engines.pytorch.baseline import rate_at, train_baseline
-from training.engines.pytorch.engine import Engine, is_out_of_memory
+from training.engines.pytorch.engine import TorchEngine, is_out_of_memory
 from training.engines.pytorch.losses import EVALUATION_TOKENS_MAX, evaluation_windows
-from training.objectives.objective import Step
+from training.engines.pytorch.single_process_baseline import baseline_rate, train_baseline
+from training.job_spec import PRESETS, TOLERANCE_MIN, InnerOptimizerKind, JobSpec
+from training.objectives.objective import InnerStep
 from training.replay.inner_state import InnerState
-from training.replicated.init import initial_parameters
-from training.replicated.layout import Float32Array
-from training.spec import PRESETS, TOLERANCE_MIN, Inner, JobSpec
+from training.replicated.parameter_init import initial_parameters
+from training.replicated.tensor_layout import Float32Array
 from training.transformer import ModelSpec
 
 MODEL = ModelSpec(context=32, width=32, layers=2, heads=4, kv_heads=2, hidden=48)
@@ -32,11 +32,11 @@ PER_STEP = replace(SPEC, **PRESETS["per-step"])
 JOB, TRAINER = hashlib.sha256(b"job").digest(), b"t" * 32
 
 
-def engine_of(text: Path, spec: JobSpec = SPEC) -> Engine:
-    return Engine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer())
+def engine_of(text: Path, spec: JobSpec = SPEC) -> TorchEngine:
+    return TorchEngine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer())
 
 
-def delta_of(engine: Engine, round: int = 3, trainer: bytes = TRAINER) -> Float32Array:
+def delta_of(engine: TorchEngine, round: int = 3, trainer: bytes = TRAINER) -> Float32Array:
     return engine.local_steps(initial_parameters(engine.spec), JOB, round, trainer)[0]
 
 
@@ -50,7 +50,7 @@ def difference(a: Float32Array, b: Float32Array) -> float:
 def test_local_steps_lower_the_held_out_loss(text: Path) -> None:
     engine, start = engine_of(text, replace(SPEC, local_steps=30)), initial_parameters(SPEC)
     delta, metrics = engine.local_steps(start, JOB, 3, TRAINER)
-    before, after = engine.evaluate(start), engine.evaluate(start - delta)
+    before, after = engine.compute_main_metric(start), engine.compute_main_metric(start - delta)
     assert before is not None and after is not None
     assert after < 6.0 < 8.0 < before  # at the start it knows nothing: 256 bytes are 8 bits
     assert 2.0 < metrics.loss < math.log(256) and metrics.gradient_norm > 0
@@ -80,7 +80,7 @@ def test_a_job_that_sends_gradients_gives_the_clipped_gradient_at_the_models_par
     parameters = initial_parameters(PER_STEP)
     engine = engine_of(text, PER_STEP)
     sent, metrics = engine.local_steps(parameters, JOB, 3, TRAINER)
-    assert np.array_equal(engine.read(), parameters), "no step is taken"
+    assert np.array_equal(engine.read_parameters(), parameters), "no step is taken"
     assert metrics.gradient_norm > PER_STEP.clip and np.linalg.norm(sent) == pytest.approx(PER_STEP.clip, rel=1e-5)
     unclipped = delta_of(engine_of(text, replace(PER_STEP, clip=1e6)))
     assert difference(sent * np.float32(metrics.gradient_norm), unclipped) < 1e-6
@@ -88,8 +88,8 @@ def test_a_job_that_sends_gradients_gives_the_clipped_gradient_at_the_models_par
     assert np.linalg.norm(sent) == pytest.approx(PER_STEP.clip, rel=1e-5), "what was given is not written to again"
 
 
-@pytest.mark.parametrize("inner", Inner)
-def test_kept_moments_continue_as_if_the_rounds_were_one(text: Path, inner: Inner) -> None:
+@pytest.mark.parametrize("inner", InnerOptimizerKind)
+def test_kept_moments_continue_as_if_the_rounds_were_one(text: Path, inner: InnerOptimizerKind) -> None:
     spec = replace(SPEC, inner=inner, warmup_rounds=0, decay_rounds=0, local_steps=2)
     engine, states = engine_of(text, spec), []
     start = initial_parameters(spec)
@@ -102,7 +102,7 @@ def test_kept_moments_continue_as_if_the_rounds_were_one(text: Path, inner: Inne
     assert [state.steps for _, state in states] == [1, 2, 3, 4]
     by_steps: tuple[Float32Array, InnerState] = (start, InnerState.fresh(spec))
     for number, (parameters, state) in enumerate(states):
-        by_steps = inner_step(engine, *by_steps, Step(JOB, number // 2, TRAINER, number % 2))
+        by_steps = inner_step(engine, *by_steps, InnerStep(JOB, number // 2, TRAINER, number % 2))
         assert np.array_equal(by_steps[0], parameters) and np.array_equal(by_steps[1].moments, state.moments)
 
 
@@ -176,7 +176,7 @@ def test_work_can_be_stopped_between_micro_batches(text: Path) -> None:
 
 
 def test_a_uniform_model_needs_eight_bits_a_byte(text: Path) -> None:
-    assert engine_of(text).evaluate(np.zeros_like(initial_parameters(SPEC))) == pytest.approx(8.0, abs=1e-5)
+    assert engine_of(text).compute_main_metric(np.zeros_like(initial_parameters(SPEC))) == pytest.approx(8.0, abs=1e-5)
 
 
 def test_evaluation_covers_a_small_held_out_part_whole_and_a_large_one_evenly() -> None:
@@ -189,21 +189,21 @@ def test_evaluation_covers_a_small_held_out_part_whole_and_a_large_one_evenly() 
 
 def test_without_a_held_out_part_there_is_no_held_out_loss(text: Path) -> None:
     spec = replace(SPEC, held_out_permille=0)
-    assert engine_of(text, spec).evaluate(initial_parameters(spec)) is None
+    assert engine_of(text, spec).compute_main_metric(initial_parameters(spec)) is None
 
 
 def test_text_follows_a_prompt_and_an_empty_prompt_too(text: Path) -> None:
     engine, parameters, how = engine_of(text), initial_parameters(SPEC), SamplingOptions(max_tokens=10, temperature=1.0)
-    assert len(list(engine.generate(parameters, b"The", how))) == 10
-    assert list(engine.generate(parameters, b"", how)) == list(engine.generate(parameters, b"\n", how))
+    assert len(list(engine.generate_text(parameters, b"The", how))) == 10
+    assert list(engine.generate_text(parameters, b"", how)) == list(engine.generate_text(parameters, b"\n", how))
 
 
 @pytest.mark.parametrize("beams", [0, 3])
 def test_what_an_engine_computes_between_two_tokens_changes_nothing_of_a_text(text: Path, beams: int) -> None:
     engine, parameters = engine_of(text), initial_parameters(SPEC)
     how = SamplingOptions(max_tokens=12, temperature=0.0 if beams else 1.0, beams=beams)
-    alone, found = list(engine.generate(parameters, b"The", how)), list[bytes]()
-    for piece in engine.generate(parameters, b"The", how):
+    alone, found = list(engine.generate_text(parameters, b"The", how)), list[bytes]()
+    for piece in engine.generate_text(parameters, b"The", how):
         found.append(piece)
         engine.local_steps(initial_parameters(replace(SPEC, seed=9)), JOB, 0, TRAINER)
     assert found == alone and b"".join(found)
@@ -212,7 +212,7 @@ def test_what_an_engine_computes_between_two_tokens_changes_nothing_of_a_text(te
 def test_a_read_only_map_can_be_loaded(text: Path) -> None:
     parameters = initial_parameters(SPEC)
     parameters.flags.writeable = False
-    engine_of(text).load(parameters)
+    engine_of(text).load_parameters(parameters)
 
 
 # Baseline
@@ -224,5 +224,5 @@ def test_the_baseline_learns_and_measures_as_often_as_asked(text: Path) -> None:
 
 
 def test_the_baseline_rate_warms_up_and_falls() -> None:
-    rates = [rate_at(step, 100, 1.0) for step in range(100)]
+    rates = [baseline_rate(step, 100, 1.0) for step in range(100)]
     assert [rates[0], rates[4], max(rates), rates[-1]] == pytest.approx([0.2, 1.0, 1.0, 0.1])

@@ -14,14 +14,14 @@ import pytest
 from scenarios.determinism import levels
 from tests.training.engines.stepping import inner_step
 from training.data.default_text import default_text
+from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import ByteTokenizer
-from training.engines.pytorch.engine import Engine
-from training.objectives.objective import Step
-from training.replay.inner_state import InnerState, distance, inner_error, ratio
-from training.replicated.init import initial_parameters
-from training.replicated.layout import Float32Array
-from training.sequences import Tokens
-from training.spec import AuditMode, Inner, JobSpec
+from training.engines.pytorch.engine import TorchEngine
+from training.job_spec import AuditMode, InnerOptimizerKind, JobSpec
+from training.objectives.objective import InnerStep
+from training.replay.inner_state import InnerState, inner_error, l2_distance, relative_error
+from training.replicated.parameter_init import initial_parameters
+from training.replicated.tensor_layout import Float32Array
 from training.transformer import ModelSpec
 
 JOB = bytes(range(32))
@@ -41,19 +41,19 @@ TEXTS = {
 }
 
 
-def engine_of(spec: JobSpec, kind: str = "text") -> Engine:
+def engine_of(spec: JobSpec, kind: str = "text") -> TorchEngine:
     text = np.frombuffer(TEXTS[kind], dtype=np.uint8)
     tokenizer, held_out = ByteTokenizer(), len(text) * 9 // 10
-    return Engine(spec, Tokens(text[:held_out], text[held_out:], tokenizer.token_bytes), tokenizer)
+    return TorchEngine(spec, TokenizedText(text[:held_out], text[held_out:], tokenizer.token_bytes), tokenizer)
 
 
-def first_steps(engine: Engine, parameters: Float32Array, round: int) -> list[tuple[Float32Array, InnerState]]:
+def first_steps(engine: TorchEngine, parameters: Float32Array, round: int) -> list[tuple[Float32Array, InnerState]]:
     """Where the first steps of as many trainers lead to, from one model."""
-    places = (Step(JOB, round, number.to_bytes(32, "big"), 0) for number in range(BATCHES))
+    places = (InnerStep(JOB, round, number.to_bytes(32, "big"), 0) for number in range(BATCHES))
     return [inner_step(engine, parameters, InnerState.fresh(engine.spec), place) for place in places]
 
 
-def trained(engine: Engine, rounds: int) -> Float32Array:
+def trained(engine: TorchEngine, rounds: int) -> Float32Array:
     parameters = initial_parameters(engine.spec)
     for number in range(rounds):
         delta, _ = engine.local_steps(parameters, JOB, number, bytes(32))
@@ -61,7 +61,7 @@ def trained(engine: Engine, rounds: int) -> Float32Array:
     return parameters
 
 
-CASES = [(inner, kind) for inner in Inner for kind in TEXTS]
+CASES = [(inner, kind) for inner in InnerOptimizerKind for kind in TEXTS]
 
 
 def write(folder: str) -> None:
@@ -88,7 +88,7 @@ def test_no_honest_first_step_comes_near_the_tolerance_on_a_processor_without_ve
             there, moments = file["after"], file["moments"]
         errors = []
         for number, (here, state) in enumerate(first_steps(engine, parameters, ROUNDS[kind])):
-            errors.append(ratio(distance(there[number], here), distance(here, parameters)))
+            errors.append(relative_error(l2_distance(there[number], here), l2_distance(here, parameters)))
             errors.append(inner_error(InnerState(1, moments[number]), state, spec))
         assert 0 < max(errors) < spec.replay_tolerance / MARGIN, (inner, kind)
 

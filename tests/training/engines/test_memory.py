@@ -12,15 +12,15 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from tests.training.engines.test_engine import SPEC, delta_of, difference
-from training.data.corpus import open_tokens
+from training.corpus import open_tokens
 from training.data.tokenizer import ByteTokenizer
+from training.engine_resources import EngineResources
 from training.engines.pytorch.device import CPU
-from training.engines.pytorch.engine import Engine
-from training.engines.pytorch.memory import FLOAT_BYTES, KEPT, MB, sequence_bytes, sequences_that_fit
+from training.engines.pytorch.engine import TorchEngine
+from training.engines.pytorch.memory_estimate import FLOAT_BYTES, KEPT, MB, sequence_bytes, sequences_that_fit
 from training.engines.pytorch.model import GPT
-from training.replicated.layout import layout_of
-from training.resources import Resources
-from training.spec import JobSpec
+from training.job_spec import JobSpec
+from training.replicated.tensor_layout import layout_of
 from training.transformer import ModelSpec
 
 DEEP = ModelSpec(context=32, width=32, layers=6, heads=4, kv_heads=2, hidden=48)
@@ -68,11 +68,11 @@ def test_a_bound_on_memory_makes_micro_batches_smaller_says_so_once_and_changes_
 
 
 def test_without_a_bound_nothing_is_counted_and_a_model_that_cannot_fit_is_tried_with_one_sequence() -> None:
-    assert sequences_that_fit(SPEC, Resources()) is None
+    assert sequences_that_fit(SPEC, EngineResources()) is None
     large = replace(SPEC, model=ModelSpec(width=512, layers=8, heads=8, kv_heads=8, hidden=2048))
-    assert sequences_that_fit(large, Resources(memory_mb_max=1)) == 1
+    assert sequences_that_fit(large, EngineResources(memory_mb_max=1)) == 1
 
 
-def engine_with(text: Path, spec: JobSpec, **resources: int) -> Engine:
+def engine_with(text: Path, spec: JobSpec, **resources: int) -> TorchEngine:
     tokenizer = ByteTokenizer()
-    return Engine(spec, open_tokens(spec, text, tokenizer), tokenizer, None, CPU, Resources(**resources))  # type: ignore[arg-type]
+    return TorchEngine(spec, open_tokens(spec, text, tokenizer), tokenizer, None, CPU, EngineResources(**resources))  # type: ignore[arg-type]

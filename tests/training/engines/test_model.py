@@ -7,9 +7,9 @@ import torch
 from torch.nn import functional as F
 
 from training.engines.pytorch.model import GPT, ROWS, _CrossEntropy, rotary_tables
-from training.replicated.init import initial_parameters
-from training.replicated.layout import layout_of
-from training.spec import JobSpec
+from training.job_spec import JobSpec
+from training.replicated.parameter_init import initial_parameters
+from training.replicated.tensor_layout import layout_of
 from training.transformer import ModelSpec
 
 SPEC = JobSpec(name="t", data=bytes(32), model=ModelSpec(context=32, width=32, layers=2, heads=4, kv_heads=2, hidden=48))
@@ -33,7 +33,7 @@ def tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:
 def reference_logits(model: GPT, x_T: torch.Tensor) -> torch.Tensor:
     """The same network written the slow way: one sequence, one head and one position at a time."""
     spec, layout = model.spec, layout_of(model.job)
-    weights = {name: torch.from_numpy(view) for name, view in layout.view(model.parameters.numpy()).items()}
+    weights = {name: torch.from_numpy(view) for name, view in layout.tensor_views(model.parameters.numpy()).items()}
     head = spec.width // spec.heads
 
     def norm(x: torch.Tensor, name: str) -> torch.Tensor:

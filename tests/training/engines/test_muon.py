@@ -5,16 +5,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from training.engines.pytorch.adamw import AdamW, Settings
-from training.engines.pytorch.muon import ADAMW_RMS, Muon, orthogonal
-from training.replay.inner_state import hidden_matrices, inner_size, others, slots
-from training.replicated.layout import layout_of
-from training.spec import Inner, JobSpec
+from training.engines.pytorch.adamw import AdamW, AdamWSettings
+from training.engines.pytorch.muon import ADAMW_RMS, Muon, orthogonalize
+from training.job_spec import InnerOptimizerKind, JobSpec
+from training.replay.inner_state import adamw_tensors, hidden_matrices, inner_size, moment_slots
+from training.replicated.tensor_layout import layout_of
 from training.transformer import ModelSpec
 
-SPEC = JobSpec(name="t", data=bytes(32), model=ModelSpec(width=32, layers=1, heads=4, kv_heads=2, hidden=48), inner=Inner.MUON)
+SPEC = JobSpec(
+    name="t", data=bytes(32), model=ModelSpec(width=32, layers=1, heads=4, kv_heads=2, hidden=48), inner=InnerOptimizerKind.MUON
+)
 LAYOUT = layout_of(SPEC)
-SETTINGS = Settings(0.9, 0.99, 0.1, 1e9)
+SETTINGS = AdamWSettings(0.9, 0.99, 0.1, 1e9)
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -25,28 +27,28 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
 def test_five_steps_bring_every_singular_value_near_one_and_turn_nothing(shape: tuple[int, int]) -> None:
     matrix = noise(*shape)
     u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
-    turned_back = u.T @ orthogonal(matrix) @ vh.T
+    turned_back = u.T @ orthogonalize(matrix) @ vh.T
     torch.testing.assert_close(turned_back, torch.diag(turned_back.diagonal()), rtol=0, atol=1e-3)
     assert (turned_back.diagonal() > 0.6).all() and (turned_back.diagonal() < 1.3).all()
 
 
 def test_a_gradient_of_nothing_moves_nothing() -> None:
-    assert orthogonal(torch.zeros(4, 6)).count_nonzero() == 0
+    assert orthogonalize(torch.zeros(4, 6)).count_nonzero() == 0
 
 
 def test_matrices_between_embedding_and_loss_are_its_own_and_adamw_has_the_rest() -> None:
     names = [tensor.name for tensor in hidden_matrices(LAYOUT)]
     assert names == [f"layers.0.{part}.weight" for part in ("query", "key", "value", "output", "gate", "up", "down")]
-    assert {tensor.name for tensor in others(LAYOUT)} | set(names) == {tensor.name for tensor in LAYOUT.tensors}
-    rest = sum(tensor.size for tensor in others(LAYOUT))
-    assert slots(SPEC) == {"momentum": slice(0, LAYOUT.size), "second": slice(LAYOUT.size, LAYOUT.size + rest)}
+    assert {tensor.name for tensor in adamw_tensors(LAYOUT)} | set(names) == {tensor.name for tensor in LAYOUT.tensors}
+    rest = sum(tensor.size for tensor in adamw_tensors(LAYOUT))
+    assert moment_slots(SPEC) == {"momentum": slice(0, LAYOUT.size), "second": slice(LAYOUT.size, LAYOUT.size + rest)}
     assert inner_size(SPEC) == LAYOUT.size + rest
 
 
 def test_an_output_layer_of_its_own_is_left_to_adamw() -> None:
     untied = layout_of(replace(SPEC, model=replace(SPEC.model, tied=False)))
     assert hidden_matrices(untied) == hidden_matrices(LAYOUT)
-    assert [tensor.name for tensor in others(untied)][-1] == "lm_head.weight"
+    assert [tensor.name for tensor in adamw_tensors(untied)][-1] == "lm_head.weight"
 
 
 def test_it_walks_as_written_down_for_each_tensor_alone() -> None:
@@ -56,7 +58,7 @@ def test_it_walks_as_written_down_for_each_tensor_alone() -> None:
     optimizer = Muon(parameters, gradients, SETTINGS, LAYOUT)
     momentum = torch.zeros(LAYOUT.size)
     walkers = {}
-    for tensor in others(LAYOUT):
+    for tensor in adamw_tensors(LAYOUT):
         part = tensor.elements
         decayed = torch.full((tensor.size,), float(len(tensor.shape) > 1))
         walkers[tensor.name] = (AdamW(expected[part], slot := torch.zeros(tensor.size), decayed, SETTINGS), slot)
@@ -70,7 +72,7 @@ def test_it_walks_as_written_down_for_each_tensor_alone() -> None:
                 walker.step(0.01)
                 continue
             momentum[part] = 0.9 * momentum[part] + 0.1 * gradient
-            direction = orthogonal((0.1 * gradient + 0.9 * momentum[part]).view(tensor.shape))
+            direction = orthogonalize((0.1 * gradient + 0.9 * momentum[part]).view(tensor.shape))
             scale = ADAMW_RMS * max(tensor.shape) ** 0.5
             expected[part] = expected[part] * (1 - 0.01 * 0.1) - 0.01 * scale * direction.flatten()
         optimizer.step(0.01)
@@ -79,7 +81,7 @@ def test_it_walks_as_written_down_for_each_tensor_alone() -> None:
 
 def test_a_matrix_step_is_as_large_as_adamw_makes_it() -> None:
     parameters, gradients = torch.zeros(LAYOUT.size), noise(LAYOUT.size)
-    Muon(parameters, gradients, Settings(0.9, 0.99, 0, 1e9), LAYOUT).step(1.0)
+    Muon(parameters, gradients, AdamWSettings(0.9, 0.99, 0, 1e9), LAYOUT).step(1.0)
     for tensor in hidden_matrices(LAYOUT):
         rms = float(parameters[tensor.elements].square().mean().sqrt())
         assert rms == pytest.approx(ADAMW_RMS, rel=0.35), tensor.name
@@ -88,6 +90,6 @@ def test_a_matrix_step_is_as_large_as_adamw_makes_it() -> None:
 def test_gradients_are_clipped_before_anything_else() -> None:
     parameters, gradients = torch.zeros(LAYOUT.size), noise(LAYOUT.size)
     norm = float(gradients.norm())
-    optimizer = Muon(parameters, gradients, Settings(0.0, 0.99, 0, 1.0), LAYOUT)
+    optimizer = Muon(parameters, gradients, AdamWSettings(0.0, 0.99, 0, 1.0), LAYOUT)
     assert optimizer.step(0.1) == pytest.approx(norm)
     assert float(optimizer.moments[: LAYOUT.size].norm()) == pytest.approx(1.0, rel=1e-5), "without momentum: the gradient itself"

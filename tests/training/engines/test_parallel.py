@@ -21,53 +21,55 @@ from peer.worker.supervisor import Worker, WorkerDied
 from protocol import codec
 from protocol.errors import UserError
 from protocol.verdicts import Verdict
-from rlhf import pairs
-from rlhf.objective import PPO
-from rlhf.reward import MEAN_REWARD, SCORE, MeanTerms
+from rlhf.data import tokenized_pairs
+from rlhf.objectives.ppo import PPO
+from rlhf.objectives.reward_model import MEAN_REWARD, SCORE_HEAD, MeanRewardSettings
 from tests.rlhf.test_reward import SPEC as REWARD
 from tests.rlhf.test_reward import some_pairs
 from tests.training.engines.stepping import inner_step
 from tests.training.engines.test_engine import JOB, PER_STEP, SPEC, TRAINER, difference, engine_of
 from tests.waiting import patience, run_process
-from training import tasks
-from training.data.corpus import open_tokens
+from training import worker_protocol
+from training.corpus import open_tokens
+from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import ByteTokenizer
-from training.engines.pytorch.engine import Engine
-from training.engines.pytorch.parallel import Crew, ParallelEngine
-from training.engines.pytorch.parts import shares
-from training.objectives.objective import Step
-from training.replay import proposals
+from training.engine_resources import EngineResources, ParallelMode
+from training.engines.pytorch.engine import TorchEngine
+from training.engines.pytorch.parallel_engine import ParallelEngine, RankProcesses
+from training.engines.pytorch.rank_models import split_batch
+from training.job_spec import AuditMode, InnerOptimizerKind, JobSpec
+from training.objectives.objective import InnerStep
+from training.replay import proposal_replay
 from training.replay.inner_state import InnerState
-from training.replicated.init import initial_parameters
-from training.replicated.layout import Float32Array, layout_of
-from training.replicated.model import ReplicatedModel
-from training.resources import Parallel, Resources
-from training.sequences import Tokens
-from training.spec import AuditMode, Inner, JobSpec
+from training.replicated.parameter_init import initial_parameters
+from training.replicated.replicated_model import ReplicatedModel
+from training.replicated.tensor_layout import Float32Array, layout_of
 
 pytestmark = pytest.mark.real("processes")
 
 TEN = replace(SPEC, local_steps=10, batch=5, micro_batch=2)  # shares of 3 and 2: one process has a micro-batch of one
-BOTH = [Parallel.DDP, Parallel.FSDP]
+BOTH = [ParallelMode.DDP, ParallelMode.FSDP]
 
 
 @pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
+def crew() -> Iterator[RankProcesses]:
     fallen = list[int]()
     command = [sys.executable, "-m", "peer.worker.main", "--gpus", "2", "--threads", "1", "--parallel", "ddp"]
-    crew = Crew(Resources(gpus=2, threads=1, parallel=Parallel.DDP), command, fallen.append)
+    crew = RankProcesses(EngineResources(gpus=2, threads=1, parallel=ParallelMode.DDP), command, fallen.append)
     yield crew
     crew.close()
     assert fallen == []
 
 
-def engine_in(crew: Crew, text: Path, spec: JobSpec, parallel: Parallel, tokens: Tokens | None = None) -> ParallelEngine:
+def engine_in(
+    crew: RankProcesses, text: Path, spec: JobSpec, parallel: ParallelMode, tokens: TokenizedText | None = None
+) -> ParallelEngine:
     tokenizer = ByteTokenizer()
     found = open_tokens(spec, text, tokenizer) if tokens is None else tokens
-    return ParallelEngine(spec, found, tokenizer, None, crew, Resources(gpus=2, parallel=parallel))
+    return ParallelEngine(spec, found, tokenizer, None, crew, EngineResources(gpus=2, parallel=parallel))
 
 
-def updates_of(engine: Engine) -> proposals.Update:
+def updates_of(engine: TorchEngine) -> proposal_replay.ComputeUpdate:
     def update(*arguments: Any, taken: int, declaration: Any = None) -> tuple[Float32Array, Sequence[float]]:
         parameters, job, round, trainer, inner, on_state = arguments
         delta, metrics = engine.local_steps(parameters, job, round, trainer, inner=inner, on_state=on_state, taken=taken)
@@ -78,15 +80,15 @@ def updates_of(engine: Engine) -> proposals.Update:
 
 @pytest.mark.parametrize("parallel", BOTH)
 def test_ten_steps_of_two_processes_are_those_of_one_whose_full_audit_accepts_them(
-    crew: Crew, text: Path, tmp_path: Path, parallel: Parallel
+    crew: RankProcesses, text: Path, tmp_path: Path, parallel: ParallelMode
 ) -> None:
     together, alone = engine_in(crew, text, TEN, parallel), engine_of(text, TEN)
     model, buffer = tmp_path / "model", tmp_path / "buffer"
     ReplicatedModel.initial(JOB, TEN).save(model)
-    asked = tasks.Propose(JOB, 0, TRAINER, str(model), None, None, str(buffer))
-    proposals.propose(asked, updates_of(together))
-    audit = tasks.Audit(JOB, 0, TRAINER, str(model), asked.payload_out, str(buffer), None, None)
-    audited = proposals.audit(audit, updates_of(alone))
+    asked = worker_protocol.ProposeRequest(JOB, 0, TRAINER, str(model), None, None, str(buffer))
+    proposal_replay.make_proposal(asked, updates_of(together))
+    audit = worker_protocol.AuditRequest(JOB, 0, TRAINER, str(model), asked.payload_out, str(buffer), None, None)
+    audited = proposal_replay.audit_proposal(audit, updates_of(alone))
     assert audited.verdict is Verdict.ACCEPT and audited.relative_error < 1e-4
     start = initial_parameters(TEN)
     deltas = [engine.local_steps(start, JOB, 0, TRAINER) for engine in (together, alone)]
@@ -94,17 +96,19 @@ def test_ten_steps_of_two_processes_are_those_of_one_whose_full_audit_accepts_th
     assert deltas[0][1].losses == pytest.approx(deltas[1][1].losses, rel=1e-5)
 
 
-def test_with_fsdp_a_process_holds_half_of_parameters_and_moments_and_with_ddp_all(crew: Crew, text: Path) -> None:
-    everything, held = 3 * layout_of(TEN).size, dict[Parallel, float]()
+def test_with_fsdp_a_process_holds_half_of_parameters_and_moments_and_with_ddp_all(crew: RankProcesses, text: Path) -> None:
+    everything, held = 3 * layout_of(TEN).size, dict[ParallelMode, float]()
     for parallel in BOTH:
         engine = engine_in(crew, text, TEN, parallel)
         engine.local_steps(initial_parameters(TEN), JOB, 0, TRAINER)
-        held[parallel] = engine.part.held / everything
-    assert held[Parallel.DDP] == 1 and 0.4 < held[Parallel.FSDP] < 0.6
+        held[parallel] = engine.rank_model.local_numbers / everything
+    assert held[ParallelMode.DDP] == 1 and 0.4 < held[ParallelMode.FSDP] < 0.6
 
 
 @pytest.mark.parametrize("parallel", BOTH)
-def test_states_are_gathered_after_each_step_and_a_step_goes_on_from_one(crew: Crew, text: Path, parallel: Parallel) -> None:
+def test_states_are_gathered_after_each_step_and_a_step_goes_on_from_one(
+    crew: RankProcesses, text: Path, parallel: ParallelMode
+) -> None:
     spec, states = replace(TEN, local_steps=3), dict[str, list[tuple[Float32Array, InnerState]]]()
     engines = {"together": engine_in(crew, text, spec, parallel), "alone": engine_of(text, spec)}
     for name, engine in engines.items():
@@ -117,50 +121,54 @@ def test_states_are_gathered_after_each_step_and_a_step_goes_on_from_one(crew: C
     for (ours, inner), (theirs, other) in zip(states["together"], states["alone"], strict=True):
         assert np.allclose(ours, theirs, atol=1e-5) and inner.steps == other.steps
         assert difference(inner.moments, other.moments) < 1e-4
-    parameters, inner = inner_step(engines["together"], *states["alone"][1], Step(JOB, 0, TRAINER, 2))
+    parameters, inner = inner_step(engines["together"], *states["alone"][1], InnerStep(JOB, 0, TRAINER, 2))
     assert np.allclose(parameters, states["alone"][2][0], atol=1e-5) and inner.steps == 3
 
 
-@pytest.mark.parametrize("spec, parallel", [(PER_STEP, mode) for mode in BOTH] + [(replace(TEN, inner=Inner.MUON), Parallel.DDP)])
-def test_clipped_gradients_and_muon_are_those_of_one_process(crew: Crew, text: Path, spec: JobSpec, parallel: Parallel) -> None:
+@pytest.mark.parametrize(
+    "spec, parallel", [(PER_STEP, mode) for mode in BOTH] + [(replace(TEN, inner=InnerOptimizerKind.MUON), ParallelMode.DDP)]
+)
+def test_clipped_gradients_and_muon_are_those_of_one_process(
+    crew: RankProcesses, text: Path, spec: JobSpec, parallel: ParallelMode
+) -> None:
     clipped, start = replace(spec, clip=0.1), initial_parameters(spec)
     together, alone = engine_in(crew, text, clipped, parallel), engine_of(text, clipped)
     deltas = [engine.local_steps(start, JOB, 0, TRAINER)[0] for engine in (together, alone)]
     assert difference(*deltas) < 1e-4
-    assert together.evaluate(start) == alone.evaluate(start)
+    assert together.compute_main_metric(start) == alone.compute_main_metric(start)
 
 
 @pytest.mark.parametrize("parallel", BOTH)
 def test_a_reward_models_head_is_trained_as_by_one_process_and_an_output_layer_without_a_loss_stays(
-    crew: Crew, text: Path, parallel: Parallel
+    crew: RankProcesses, text: Path, parallel: ParallelMode
 ) -> None:
     features.install()
     spec = replace(REWARD, model=replace(REWARD.model, tied=False), audit=AuditMode.FULL)
-    found, tokenizer = pairs.encoded(spec, some_pairs(), ByteTokenizer()), ByteTokenizer()
-    engines = engine_in(crew, text, spec, parallel, found), Engine(spec, found, tokenizer)
+    found, tokenizer = tokenized_pairs.tokenize_pairs(spec, some_pairs(), ByteTokenizer()), ByteTokenizer()
+    engines = engine_in(crew, text, spec, parallel, found), TorchEngine(spec, found, tokenizer)
     deltas = [engine.local_steps(initial_parameters(spec), JOB, 0, TRAINER)[0] for engine in engines]
-    assert difference(*deltas) < 1e-4 and layout_of(spec).view(deltas[0])[SCORE].any()
+    assert difference(*deltas) < 1e-4 and layout_of(spec).tensor_views(deltas[0])[SCORE_HEAD].any()
 
 
 def test_every_example_is_in_one_share_with_its_weight_and_all_exchange_gradients_equally_often() -> None:
     for drawn, processes, micro_batch in ((5, 2, 2), (1, 2, 4), (7, 3, 1), (8, 2, 8)):
-        found, weighed = shares(drawn, processes, micro_batch), np.zeros(drawn)
+        found, weighed = split_batch(drawn, processes, micro_batch), np.zeros(drawn)
         for rows, weight in (piece for share in found for piece in share):
             assert 1 <= rows.stop - rows.start <= micro_batch
             weighed[rows] += weight / (rows.stop - rows.start)
         assert np.allclose(weighed, 1 / drawn) and len({len(share) for share in found}) == 1
 
 
-def test_what_several_processes_cannot_train_yet_is_refused_in_one_line(crew: Crew, text: Path) -> None:
+def test_what_several_processes_cannot_train_yet_is_refused_in_one_line(crew: RankProcesses, text: Path) -> None:
     features.install()
-    nothing = Tokens.none(ByteTokenizer().token_bytes)
+    nothing = TokenizedText.without_text(ByteTokenizer().token_bytes)
     with pytest.raises(UserError, match="parallel 'ddp' cannot train the objective 'ppo' yet: start this peer with parallel off"):
-        engine_in(crew, text, JobSpec(name="p", objective=PPO.name), Parallel.DDP, nothing)
-    words = JobSpec(name="r", objective=MEAN_REWARD.name, settings=codec.encode(MeanTerms()))
+        engine_in(crew, text, JobSpec(name="p", objective=PPO.name), ParallelMode.DDP, nothing)
+    words = JobSpec(name="r", objective=MEAN_REWARD.name, settings=codec.encode(MeanRewardSettings()))
     with pytest.raises(UserError, match="parallel 'fsdp' cannot train a job whose layers stay yet"):
-        engine_in(crew, text, words, Parallel.FSDP, nothing)
+        engine_in(crew, text, words, ParallelMode.FSDP, nothing)
     with pytest.raises(UserError, match="inner 'muon', which needs whole matrices"):
-        engine_in(crew, text, replace(TEN, inner=Inner.MUON), Parallel.FSDP, nothing)
+        engine_in(crew, text, replace(TEN, inner=InnerOptimizerKind.MUON), ParallelMode.FSDP, nothing)
 
 
 # A worker of two processes -------------------------------------------------------------------------------------------------
@@ -171,13 +179,13 @@ async def test_a_killed_process_ends_the_worker_and_the_next_round_has_the_train
     model, buffer = str(tmp_path / "model"), str(tmp_path / "buffer")
     ReplicatedModel.initial(JOB, TEN).save(tmp_path / "model")
     worker, asked = (
-        Worker(Resources(threads=1, gpus=2, parallel=Parallel.FSDP)),
-        tasks.Propose(JOB, 0, TRAINER, model, None, None, buffer),
+        Worker(EngineResources(threads=1, gpus=2, parallel=ParallelMode.FSDP)),
+        worker_protocol.ProposeRequest(JOB, 0, TRAINER, model, None, None, buffer),
     )
     with patience(120.0):
         async with trio.open_nursery() as nursery:
             await nursery.start(worker.run)
-            await worker.ask(tasks.OpenJob(JOB, replace(TEN, local_steps=10_000).encode(), str(text), None))
+            await worker.ask(worker_protocol.OpenJobRequest(JOB, replace(TEN, local_steps=10_000).encode(), str(text), None))
             (rank,) = children_of(worker.pid or 0)
 
             async def killed() -> None:
@@ -188,7 +196,7 @@ async def test_a_killed_process_ends_the_worker_and_the_next_round_has_the_train
                 busy.start_soon(killed)
                 await trio.sleep(1)  # whenever it comes, the worker ends: nothing depends on how far the round is
                 os.kill(rank, signal.SIGKILL)
-            await worker.ask(tasks.OpenJob(JOB, TEN.encode(), str(text), None))
+            await worker.ask(worker_protocol.OpenJobRequest(JOB, TEN.encode(), str(text), None))
             done = await worker.ask(asked)
             assert worker.restarts == 1 and done.payload_bytes > 0
             leader, (rank,) = worker.pid, children_of(worker.pid or 0)

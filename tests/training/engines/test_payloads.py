@@ -14,25 +14,25 @@ from protocol.messages import Proposal
 from protocol.verdicts import Verdict
 from tests.training.engines.stepping import inner_step
 from tests.training.engines.test_sampled import JOB, SIZES, TRAINER
-from training import tasks
-from training.data.corpus import open_tokens
+from training import worker_protocol
+from training.corpus import open_tokens
 from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
-from training.engines.pytorch.engine import Engine
-from training.objectives.objective import Step
-from training.replay import proposals
+from training.engines.pytorch.engine import TorchEngine
+from training.job_spec import AuditMode, Compression, FeedbackMemory, JobSpec, complete_fields
+from training.objectives.objective import InnerStep
+from training.replay import proposal_replay
 from training.replay.inner_state import InnerState
 from training.replicated import codec
-from training.replicated.layout import Float32Array
-from training.replicated.model import ReplicatedModel
-from training.spec import AuditMode, Compression, JobSpec, Memory, completed
+from training.replicated.replicated_model import ReplicatedModel
+from training.replicated.tensor_layout import Float32Array
 
 SAID: dict[str, dict[str, Any]] = {
     "one bit": {"local_steps": 5},
     "one step": {"local_steps": 1, "inner_rate": 1e-3},
     "four bits": {"local_steps": 5, "bits": 4},
     "sparse": {"local_steps": 5, "compression": Compression.SPARSE, "bits": 2, "keep": 146},
-    "estimates": {"local_steps": 5, "memory": Memory.ESTIMATES},
+    "estimates": {"local_steps": 5, "memory": FeedbackMemory.ESTIMATES},
     "sampled": {"local_steps": 5, "audit": AuditMode.SAMPLED},
 }
 
@@ -45,9 +45,9 @@ class Round:
         text.write_bytes(default_text()[:50_000])
         self.folder, self.spec = (
             folder,
-            JobSpec(**SIZES, **completed({"feedback_decay": 0.0, "opening_rounds": 0} | said)).checked(),
+            JobSpec(**SIZES, **complete_fields({"feedback_decay": 0.0, "opening_rounds": 0} | said)).validated(),
         )
-        self.engine = Engine(self.spec, open_tokens(self.spec, text, ByteTokenizer()), ByteTokenizer())
+        self.engine = TorchEngine(self.spec, open_tokens(self.spec, text, ByteTokenizer()), ByteTokenizer())
         self.model = ReplicatedModel.initial(JOB, self.spec)
         self.model.save(folder / "model")
 
@@ -56,17 +56,17 @@ class Round:
         delta, metrics = self.engine.local_steps(parameters, job, round, trainer, inner=inner)
         return delta, metrics.losses
 
-    def propose(self, update: proposals.Update) -> tasks.Proposed:
-        request = tasks.Propose(JOB, 0, TRAINER, str(self.folder / "model"), None, None, str(self.folder / "m"))
-        return proposals.propose(request, update)
+    def propose(self, update: proposal_replay.ComputeUpdate) -> worker_protocol.ProposeReply:
+        request = worker_protocol.ProposeRequest(JOB, 0, TRAINER, str(self.folder / "model"), None, None, str(self.folder / "m"))
+        return proposal_replay.make_proposal(request, update)
 
     @property
     def payload(self) -> Path:
         return self.folder / "m.payload"
 
-    def audit(self) -> tasks.Audited:
-        request = tasks.Audit(JOB, 0, TRAINER, str(self.folder / "model"), str(self.payload), None, None, None)
-        return proposals.audit(request, self.update)
+    def audit(self) -> worker_protocol.AuditReply:
+        request = worker_protocol.AuditRequest(JOB, 0, TRAINER, str(self.folder / "model"), str(self.payload), None, None, None)
+        return proposal_replay.audit_proposal(request, self.update)
 
 
 @pytest.fixture(params=SAID)
@@ -106,7 +106,7 @@ def test_a_lie_in_the_last_step_is_found(round: Round, how: str) -> None:
         for step in range(round.spec.local_steps):
             if step != last or how == "wrong data":
                 data = step + 100 * (step == last)
-                now, state = inner_step(round.engine, now, state, Step(job, number, trainer, data))
+                now, state = inner_step(round.engine, now, state, InnerStep(job, number, trainer, data))
         return parameters - now, [0.0] * round.spec.local_steps
 
     if round.spec.local_steps == 1 and how == "skipped":
@@ -118,9 +118,9 @@ def test_a_lie_in_the_last_step_is_found(round: Round, how: str) -> None:
 
 def test_a_payload_that_says_something_else_is_found(round: Round) -> None:
     round.propose(round.update)
-    said = codec.read(round.payload.read_bytes(), round.model.layout).dense()
+    said = codec.read_payload(round.payload.read_bytes(), round.model.layout).to_dense()
     said[::7] *= -1
-    round.payload.write_bytes(codec.encode(round.model.header(TRAINER), said, round.model.layout))
+    round.payload.write_bytes(codec.encode_payload(round.model.header(TRAINER), said, round.model.layout))
     assert round.audit().verdict is Verdict.REPLAY
 
 
@@ -129,4 +129,4 @@ def test_a_proposal_with_a_buffer_is_no_proposal_of_such_a_job(round: Round) -> 
     payload = round.payload.read_bytes()
     for buffer, verdict in ((None, Verdict.ACCEPT), (bytes(32), Verdict.COMMITMENT)):
         proposal = Proposal(JOB, 0, round.model.root, done.payload_digest, done.payload_bytes, buffer, None)
-        assert round.model.check(TRAINER, proposal, payload) is verdict
+        assert round.model.check_proposal(TRAINER, proposal, payload) is verdict

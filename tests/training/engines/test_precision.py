@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.training.engines.test_engine import JOB, SPEC, TRAINER, delta_of, difference, engine_of
-from training.replicated.init import initial_parameters
-from training.spec import AuditMode, Precision
+from training.job_spec import AuditMode, Precision
+from training.replicated.parameter_init import initial_parameters
 
 HALF = replace(SPEC, precision=Precision.BF16, audit=AuditMode.OFF)
 
@@ -26,4 +26,4 @@ def test_bf16_moves_an_update_by_more_than_audits_tolerate_and_by_less_than_half
 
 def test_what_is_measured_is_computed_in_float32(text: Path) -> None:
     start = initial_parameters(SPEC)
-    assert engine_of(text, HALF).evaluate(start) == engine_of(text).evaluate(start)
+    assert engine_of(text, HALF).compute_main_metric(start) == engine_of(text).compute_main_metric(start)

@@ -21,32 +21,32 @@ from protocol.messages import Proposal
 from protocol.verdicts import Verdict
 from tests.training.engines.stepping import inner_step
 from tests.waiting import run_process
-from training import tasks
-from training.data import corpus as data
-from training.data.corpus import open_tokens
+from training import corpus as data
+from training import worker_protocol
+from training.corpus import open_tokens
 from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch import muon
-from training.engines.pytorch.engine import Engine
-from training.engines.pytorch.kind import KIND
-from training.objectives.objective import Step
-from training.replay import inner_state, proposals
+from training.engines.pytorch.backend import BACKEND
+from training.engines.pytorch.engine import TorchEngine
+from training.job_spec import InnerOptimizerKind, InnerStatePolicy, JobSpec
+from training.objectives.objective import InnerStep
+from training.replay import inner_state, proposal_replay
 from training.replay.inner_state import (
     RELATIVE_ERROR_MAX,
     InnerState,
     OnState,
-    directions,
-    distance,
     hidden_matrices,
     inner_bytes,
     inner_error,
     inner_size,
-    slots,
+    l2_distance,
+    moment_slots,
+    update_directions,
 )
-from training.replicated.init import initial_parameters
-from training.replicated.layout import Float32Array, layout_of
-from training.replicated.model import Accepted, ReplicatedModel
-from training.spec import Inner, InnerStatePolicy, JobSpec
+from training.replicated.parameter_init import initial_parameters
+from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
+from training.replicated.tensor_layout import Float32Array, layout_of
 from training.transformer import ModelSpec
 
 JOB, TRAINER = hashlib.sha256(b"job").digest(), b"t" * 32
@@ -56,9 +56,9 @@ SPEC = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=STEPS, batch=4
 
 SPECS = {
     "adamw": SPEC,
-    "muon": replace(SPEC, inner=Inner.MUON),
+    "muon": replace(SPEC, inner=InnerOptimizerKind.MUON),
     "adamw kept": replace(SPEC, inner_state=InnerStatePolicy.KEEP, beta1=0.9),
-    "muon kept": replace(SPEC, inner=Inner.MUON, inner_state=InnerStatePolicy.KEEP, beta1=0.9),
+    "muon kept": replace(SPEC, inner=InnerOptimizerKind.MUON, inner_state=InnerStatePolicy.KEEP, beta1=0.9),
 }
 
 
@@ -74,8 +74,8 @@ class World:
     """Rounds 0 and 1 of one trainer, whose proposal of round 0 was accepted; what is tested is its proposal of round 1."""
 
     folder: Path
-    engine: Engine
-    done: tasks.Proposed | None = None
+    engine: TorchEngine
+    done: worker_protocol.ProposeReply | None = None
 
     @property
     def spec(self) -> JobSpec:
@@ -94,9 +94,9 @@ class World:
         delta, metrics = self.engine.local_steps(parameters, job, round, trainer, inner=inner, on_state=on_state)
         return delta, metrics.losses
 
-    def propose(self, round: int, update: proposals.Update | None = None) -> tasks.Proposed:
+    def propose(self, round: int, update: proposal_replay.ComputeUpdate | None = None) -> worker_protocol.ProposeReply:
         previous = [str(self.folder / f"{name}{round - 1}") if round else None for name in ("m", "payload", "inner")]
-        request = tasks.Propose(
+        request = worker_protocol.ProposeRequest(
             JOB,
             round,
             TRAINER,
@@ -107,7 +107,7 @@ class World:
             previous[2] if self.spec.keeps_inner_state else None,
             str(self.folder / f"inner{round}") if self.spec.keeps_inner_state else None,
         )
-        done = proposals.propose(request, update or self.update)
+        done = proposal_replay.make_proposal(request, update or self.update)
         Path(request.payload_out).rename(self.folder / f"payload{round}")
         return done
 
@@ -118,8 +118,8 @@ class World:
         digests = done.payload_digest, done.payload_bytes, done.buffer_digest
         proposal = Proposal(JOB, 0, model.root, *digests, None, done.inner, None)
         payload = (self.folder / "payload0").read_bytes()
-        assert model.check(TRAINER, proposal, payload) is Verdict.ACCEPT
-        model.apply([Accepted(TRAINER, proposal, payload)], {}).save(self.folder / "model1")
+        assert model.check_proposal(TRAINER, proposal, payload) is Verdict.ACCEPT
+        model.apply_round([AcceptedProposal(TRAINER, proposal, payload)], {}).save(self.folder / "model1")
 
     @property
     def model(self) -> ReplicatedModel:
@@ -130,7 +130,7 @@ class World:
 def honest(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, text: Path) -> World:
     """Nobody changes it."""
     spec = SPECS[request.param]
-    world = World(tmp_path_factory.mktemp("honest"), Engine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer()))
+    world = World(tmp_path_factory.mktemp("honest"), TorchEngine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer()))
     world.begin()
     world.done = world.propose(1)
     return world
@@ -138,7 +138,7 @@ def honest(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def world(tmp_path: Path, text: Path) -> World:
-    world = World(tmp_path, Engine(SPEC, open_tokens(SPEC, text, ByteTokenizer()), ByteTokenizer()))
+    world = World(tmp_path, TorchEngine(SPEC, open_tokens(SPEC, text, ByteTokenizer()), ByteTokenizer()))
     world.begin()
     return world
 
@@ -154,7 +154,7 @@ def two_threads() -> Iterator[None]:
 def test_a_replay_computes_with_no_subnormal_numbers_and_what_is_exact_does(text: Path, name: str) -> None:
     """A liar may choose a state with which a processor takes twenty times as long."""
     spec = SPECS[name]
-    engine, tiny = Engine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer()), np.float32(1e-40)
+    engine, tiny = TorchEngine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer()), np.float32(1e-40)
     seen: list[float] = []
 
     def look() -> None:
@@ -170,8 +170,8 @@ def test_so_do_all_threads_of_the_worker_and_none_of_exact_arithmetic() -> None:
     """In a process of its own: torch starts its threads once."""
     script = """
 import numpy as np, torch
-from training.engines.pytorch.engine import no_subnormal_numbers, start_threads
-start_threads(2)
+from training.engines.pytorch.engine import no_subnormal_numbers, start_torch_threads
+start_torch_threads(2)
 tiny = torch.full((1 << 20,), 1e-40)
 with no_subnormal_numbers():
     print(torch.get_num_threads(), int((tiny * 1 != 0).sum()), int(((tiny.view(1 << 10, -1) @ torch.eye(1 << 10)) != 0).sum()))
@@ -185,7 +185,7 @@ print(int((tiny.numpy() * np.float32(1) != 0).sum()))
 def test_no_direction_is_made_of_subnormal_numbers_however_small_its_moments_are(size: float) -> None:
     spec = SPECS["muon"]
     moments = np.abs(np.random.default_rng(0).standard_normal(inner_size(spec), dtype=np.float32)) * np.float32(size)
-    found = np.abs(directions(InnerState(1, moments), spec))
+    found = np.abs(update_directions(InnerState(1, moments), spec))
     matrices = np.concatenate([found[tensor.elements] for tensor in hidden_matrices(layout_of(spec))])
     assert matrices[matrices != 0].min(initial=1.0) >= np.finfo(np.float32).tiny
 
@@ -194,7 +194,7 @@ def test_no_direction_is_made_of_subnormal_numbers_however_small_its_moments_are
 @pytest.mark.parametrize("how", ["flipped", "short", "gone"])
 def test_who_lost_what_it_goes_on_from_begins_anew_and_says_so(tmp_path: Path, text: Path, file: str, how: str) -> None:
     spec = SPECS["adamw kept"]
-    world = World(tmp_path, Engine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer()))
+    world = World(tmp_path, TorchEngine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer()))
     world.begin()
     record = world.model.records[TRAINER]
     whole = world.propose(1)
@@ -207,7 +207,7 @@ def test_who_lost_what_it_goes_on_from_begins_anew_and_says_so(tmp_path: Path, t
     assert (done.feedback, done.inner_from) == ((record.buffer, None) if file == "inner0" else (None, record.inner))
     digests = done.payload_digest, done.payload_bytes, done.buffer_digest
     proposal = Proposal(JOB, 1, world.model.root, *digests, done.feedback, done.inner, done.inner_from)
-    assert world.model.check(TRAINER, proposal, (tmp_path / "payload1").read_bytes()) is Verdict.ACCEPT
+    assert world.model.check_proposal(TRAINER, proposal, (tmp_path / "payload1").read_bytes()) is Verdict.ACCEPT
     begun = {"previous_inner": None} if done.inner_from is None else {}
     gone_on = {} if done.feedback else {"previous_buffer": None, "previous_payload": None}
     assert audited(world, **begun, **gone_on).verdict is Verdict.ACCEPT
@@ -216,17 +216,17 @@ def test_who_lost_what_it_goes_on_from_begins_anew_and_says_so(tmp_path: Path, t
 @pytest.fixture
 def kept(tmp_path: Path, text: Path) -> World:
     spec = SPECS["adamw kept"]
-    world = World(tmp_path, Engine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer()))
+    world = World(tmp_path, TorchEngine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer()))
     world.begin()
     world.done = world.propose(1)
     return world
 
 
-def audited(world: World, **changes: str | None) -> tasks.Audited:
+def audited(world: World, **changes: str | None) -> worker_protocol.AuditReply:
     kept = ("inner1", "inner0") if world.spec.keeps_inner_state else ()
     paths = [str(world.folder / name) for name in ("model1", "payload1", "m1", "m0", "payload0", *kept)]
-    request = replace(tasks.Audit(JOB, 1, TRAINER, *paths), **changes)  # type: ignore[arg-type]
-    return proposals.audit(request, world.update)
+    request = replace(worker_protocol.AuditRequest(JOB, 1, TRAINER, *paths), **changes)  # type: ignore[arg-type]
+    return proposal_replay.audit_proposal(request, world.update)
 
 
 def test_the_last_inner_state_is_committed_to_where_the_job_keeps_it(kept: World, world: World) -> None:
@@ -248,7 +248,7 @@ def test_an_honest_round_passes_with_another_number_of_threads(honest: World, tw
 
 def smallest(state: InnerState, spec: JobSpec) -> npt.NDArray[np.int64]:
     """Where the least second moments lie, a twentieth of them."""
-    part = slots(spec)["second"]
+    part = moment_slots(spec)["second"]
     return np.argsort(state.moments[part])[: (part.stop - part.start) // 20] + part.start
 
 
@@ -261,12 +261,12 @@ def test_an_inner_state_that_the_replay_does_not_give_fails_the_audit(kept: Worl
     state = InnerState.load(kept.folder / "inner1", kept.spec)
     small, turned = state.moments.copy(), state.moments.copy()
     small[smallest(state, kept.spec)] = 0  # a twentieth of the parameters, which a norm of second moments does not see
-    first = turned[slots(kept.spec)["first"]]  # within the tolerance of the first moments, where they move parameters most
+    first = turned[moment_slots(kept.spec)["first"]]  # within the tolerance of the first moments, where they move parameters most
     chosen = smallest(state, kept.spec) - len(first)
     first[chosen] += np.float32(0.9 * SPEC.replay_tolerance) * np.linalg.norm(first) / np.float32(len(chosen) ** 0.5)
     lies = [InnerState(state.steps, moments) for moments in (state.moments * np.float32(1.01), small, turned)]
     for lie in (*lies, InnerState(state.steps + 1, state.moments)):
-        (kept.folder / "inner1").write_bytes(b"".join(bytes(piece) for piece in lie.pieces()))
+        (kept.folder / "inner1").write_bytes(b"".join(bytes(piece) for piece in lie.iter_bytes()))
         assert audited(kept).verdict is Verdict.REPLAY
     (kept.folder / "inner1").write_bytes(b"short")
     assert audited(kept).verdict is Verdict.REPLAY
@@ -275,15 +275,15 @@ def test_an_inner_state_that_the_replay_does_not_give_fails_the_audit(kept: Worl
 def test_momentum_that_turns_the_directions_of_muon_fails_though_it_is_near(text: Path) -> None:
     """What is small in momentum is as large as all else once it is orthogonal."""
     spec = SPECS["muon kept"]
-    engine = Engine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer())
-    _, replayed = inner_step(engine, initial_parameters(spec), InnerState.fresh(spec), Step(JOB, 1, TRAINER, 0))
+    engine = TorchEngine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer())
+    _, replayed = inner_step(engine, initial_parameters(spec), InnerState.fresh(spec), InnerStep(JOB, 1, TRAINER, 0))
     lie = InnerState(replayed.steps, replayed.moments.copy())
     for tensor in hidden_matrices(layout_of(spec)):
         matrix = lie.moments[tensor.elements].reshape(tensor.shape)
         left, values, right = np.linalg.svd(matrix, full_matrices=False)
         values[-4:] *= -1  # the least of at least 16
         matrix[:] = (left * values) @ right
-    moved = distance(lie.moments, replayed.moments) / float(np.linalg.norm(replayed.moments))
+    moved = l2_distance(lie.moments, replayed.moments) / float(np.linalg.norm(replayed.moments))
     lie.moments[:] = replayed.moments + np.float32(0.9 * spec.replay_tolerance / moved) * (lie.moments - replayed.moments)
     assert inner_error(lie, replayed, spec) > spec.replay_tolerance
     assert inner_error(replayed, replayed, spec) == 0
@@ -309,7 +309,7 @@ def test_an_inner_state_of_more_steps_than_the_job_has_is_malformed(kept: World)
     spec, path = kept.spec, kept.folder / "many"
 
     def load(steps: int) -> InnerState:
-        path.write_bytes(b"".join(bytes(piece) for piece in InnerState(steps, InnerState.fresh(spec).moments).pieces()))
+        path.write_bytes(b"".join(bytes(piece) for piece in InnerState(steps, InnerState.fresh(spec).moments).iter_bytes()))
         return InnerState.load(path, spec)
 
     most = spec.rounds * spec.local_steps
@@ -322,7 +322,7 @@ def test_an_inner_state_of_more_steps_than_the_job_has_is_malformed(kept: World)
 def single(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, text: Path) -> World:
     """Kept inner state and one step a round, which is replayed whole."""
     spec = replace(SPECS[request.param], local_steps=1)
-    world = World(tmp_path_factory.mktemp("single"), Engine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer()))
+    world = World(tmp_path_factory.mktemp("single"), TorchEngine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer()))
     world.begin()
     world.done = world.propose(1)
     return world
@@ -350,13 +350,15 @@ def test_whatever_inner_state_a_trainer_commits_to_or_goes_on_from_an_audit_ends
 
 
 def test_a_worker_opens_no_job_of_which_it_makes_other_tokens(text: Path) -> None:
-    jobs, named = Jobs(KIND, lambda: None, 1 << 30), data.digest_of(open_tokens(SPEC, text, ByteTokenizer()))
-    assert jobs.answer(tasks.OpenJob(JOB, SPEC.encode(), str(text), None, False, named))
+    jobs, named = Jobs(BACKEND, lambda: None, 1 << 30), data.tokens_digest(open_tokens(SPEC, text, ByteTokenizer()))
+    assert jobs.answer(worker_protocol.OpenJobRequest(JOB, SPEC.encode(), str(text), None, False, named))
     with pytest.raises(UserError, match="other tokens"):
-        jobs.answer(tasks.OpenJob(JOB, SPEC.encode(), str(text), None, False, bytes(32)))
+        jobs.answer(worker_protocol.OpenJobRequest(JOB, SPEC.encode(), str(text), None, False, bytes(32)))
 
 
 def test_what_auditors_compare_of_muon_is_what_muon_does() -> None:
     for shape in ((16, 48), (48, 16)):
         matrix = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
-        np.testing.assert_allclose(inner_state._orthogonal(matrix), muon.orthogonal(torch.from_numpy(matrix)).numpy(), atol=1e-5)
+        np.testing.assert_allclose(
+            inner_state._orthogonal(matrix), muon.orthogonalize(torch.from_numpy(matrix)).numpy(), atol=1e-5
+        )

@@ -14,31 +14,31 @@ from protocol.errors import LocalProtocolError
 from protocol.messages import Proposal
 from protocol.verdicts import Verdict
 from tests.training.engines.stepping import inner_step
-from training import tasks
-from training.data.corpus import open_tokens
+from training import worker_protocol
+from training.corpus import open_tokens
 from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
-from training.engines.pytorch.engine import Engine
-from training.objectives.objective import Step
-from training.replay import proposals
+from training.engines.pytorch.engine import TorchEngine
+from training.job_spec import AuditMode, JobSpec, complete_fields
+from training.objectives.objective import InnerStep
+from training.replay import proposal_replay
 from training.replay.inner_state import RELATIVE_ERROR_MAX, InnerState
-from training.replicated import buffers, codec
-from training.replicated.layout import Float32Array
-from training.replicated.model import Accepted, ReplicatedModel
-from training.spec import AuditMode, JobSpec, completed
+from training.replicated import codec, feedback_buffer
+from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
+from training.replicated.tensor_layout import Float32Array
 from training.transformer import ModelSpec
 
 JOB, TRAINER = b"j" * 32, b"t" * 32
 MODEL = ModelSpec(context=32, width=32, layers=2, heads=4, kv_heads=2, hidden=48)
 SIZES = {"name": "t", "data": bytes(32), "model": MODEL, "batch": 4, "micro_batch": 4, "rounds": 10}
-SPEC = JobSpec(**SIZES, **completed({"audit": AuditMode.SAMPLED, "local_steps": 5})).checked()
+SPEC = JobSpec(**SIZES, **complete_fields({"audit": AuditMode.SAMPLED, "local_steps": 5})).validated()
 
 
 class World:
     """Rounds 0 and 1 of one trainer. Its proposal of round 0 was accepted, its proposal of round 1 goes on from there."""
 
     def __init__(self, folder: Path, text: Path) -> None:
-        self.folder, self.engine = folder, Engine(SPEC, open_tokens(SPEC, text, ByteTokenizer()), ByteTokenizer())
+        self.folder, self.engine = folder, TorchEngine(SPEC, open_tokens(SPEC, text, ByteTokenizer()), ByteTokenizer())
         ReplicatedModel.initial(JOB, SPEC).save(folder / "model0")
         self.losses: Sequence[float] = ()
         self.accept(self.propose(0))
@@ -56,34 +56,34 @@ class World:
         self.losses = metrics.losses
         return delta, metrics.losses
 
-    def propose(self, round: int, update: proposals.Update | None = None) -> tasks.Proposed:
+    def propose(self, round: int, update: proposal_replay.ComputeUpdate | None = None) -> worker_protocol.ProposeReply:
         before = (self.path("m", round - 1), self.path("payload", round - 1)) if round else (None, None)
-        request = tasks.Propose(JOB, round, TRAINER, self.path("model", round), *before, self.path("m", round))
-        done = proposals.propose(request, update or self.update)
+        request = worker_protocol.ProposeRequest(JOB, round, TRAINER, self.path("model", round), *before, self.path("m", round))
+        done = proposal_replay.make_proposal(request, update or self.update)
         Path(request.payload_out).rename(self.path("payload", round))
         return done
 
-    def accept(self, done: tasks.Proposed) -> None:
+    def accept(self, done: worker_protocol.ProposeReply) -> None:
         model, payload = self.model(0), Path(self.path("payload", 0)).read_bytes()
         digests = done.payload_digest, done.payload_bytes, done.buffer_digest
         proposal = Proposal(JOB, 0, model.root, *digests, None, done.inner)
-        assert model.check(TRAINER, proposal, payload) is Verdict.ACCEPT
-        model.apply([Accepted(TRAINER, proposal, payload)], {}).save(self.folder / "model1")
+        assert model.check_proposal(TRAINER, proposal, payload) is Verdict.ACCEPT
+        model.apply_round([AcceptedProposal(TRAINER, proposal, payload)], {}).save(self.folder / "model1")
 
-    def audit(self, round: int = 1) -> tasks.Audited:
+    def audit(self, round: int = 1) -> worker_protocol.AuditReply:
         before = (self.path("m", 0), self.path("payload", 0)) if round else (None, None)
         paths = (self.path(name, round) for name in ("model", "payload", "m"))
-        return proposals.audit(tasks.Audit(JOB, round, TRAINER, *paths, *before), self.update)
+        return proposal_replay.audit_proposal(worker_protocol.AuditRequest(JOB, round, TRAINER, *paths, *before), self.update)
 
     def commit(self, m: Float32Array, round: int = 1) -> None:
         """As if the trainer had come to this m; everything that follows from it is right."""
         model = self.model(round)
-        buffer = buffers.of(m, model.header(TRAINER), SPEC)
+        buffer = feedback_buffer.make_buffer(m, model.header(TRAINER), SPEC)
         Path(self.path("m", round)).write_bytes(buffer.encode())
-        Path(self.path("payload", round)).write_bytes(model.payload(TRAINER, buffer.dense()))
+        Path(self.path("payload", round)).write_bytes(model.encode_payload(TRAINER, buffer.to_dense()))
 
     def m(self, round: int = 1) -> Float32Array:
-        return buffers.read(Path(self.path("m", round)), SPEC).dense()
+        return feedback_buffer.read_buffer(Path(self.path("m", round)), SPEC).to_dense()
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_a_lie_in_one_step_is_found_whichever_it_is(world: World, how: str, step
         now, state = parameters, InnerState.fresh(SPEC)
         for number in range(SPEC.local_steps):
             data = number + 100 if (number, how) == (step, "wrong data") else number
-            after, state = inner_step(world.engine, now.copy(), state, Step(job, round, trainer, data))
+            after, state = inner_step(world.engine, now.copy(), state, InnerStep(job, round, trainer, data))
             if number != step or how == "wrong data":
                 now = after
             elif how == "turned back":
@@ -143,7 +143,7 @@ def test_a_residual_that_was_invented_is_found_in_the_round_that_commits_to_it(w
     before, layout = Path(world.path("payload", 0)).read_bytes(), world.model(0).layout
     world.commit(world.m(0) * np.float32(factor), 0)
     after = Path(world.path("payload", 0)).read_bytes()
-    signs = [np.sign(codec.read(payload, layout).dense()) for payload in (before, after)]
+    signs = [np.sign(codec.read_payload(payload, layout).to_dense()) for payload in (before, after)]
     assert np.mean(signs[0] == signs[1]) > 0.99
     audited = world.audit(0)
     assert audited.verdict is Verdict.REPLAY and audited.relative_error > 5 * SPEC.replay_tolerance
@@ -165,7 +165,7 @@ def test_the_residual_before_must_be_the_one_that_was_committed_to(world: World)
 
 def test_a_payload_that_says_another_buffer_is_far_off_however_near_that_is(world: World) -> None:
     model, path = world.model(1), Path(world.path("payload", 1))
-    path.write_bytes(codec.encode(model.header(TRAINER), -world.m(), model.layout))
+    path.write_bytes(codec.encode_payload(model.header(TRAINER), -world.m(), model.layout))
     audited = world.audit()
     assert (audited.verdict, audited.relative_error) == (Verdict.REPLAY, RELATIVE_ERROR_MAX)
 

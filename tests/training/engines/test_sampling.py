@@ -14,21 +14,21 @@ from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
 from tests.training.engines.test_model import SPEC, model_of, tokens
 from training.engines.pytorch import sampling
-from training.engines.pytorch.model import GPT, ROWS, Cache
-from training.engines.pytorch.sampling import Course, chances, choose, drawn, searched
+from training.engines.pytorch.model import GPT, ROWS, KVCache
+from training.engines.pytorch.sampling import DecodingState, beam_search, choose_token, sample_tokens, token_weights
 
 GREEDY = SamplingOptions(max_tokens=20, temperature=0.0)
 
 
 def made(model: GPT, prompt: list[int], how: SamplingOptions, stop: int | None = None) -> list[int]:
-    return list(itertools.chain.from_iterable(drawn(model, prompt, how, () if stop is None else (stop,), lambda: None)))
+    return list(itertools.chain.from_iterable(sample_tokens(model, prompt, how, () if stop is None else (stop,), lambda: None)))
 
 
 def found(model: GPT, prompt: list[int], how: SamplingOptions, stop: int | None = None, end: tuple[int, ...] = ()) -> list[int]:
     def ends(tokens: Sequence[int]) -> bool:
         return bool(end) and tuple(tokens[-len(end) :]) == end
 
-    *passes, last = searched(model, prompt, how, () if stop is None else (stop,), lambda: None, ends)
+    *passes, last = beam_search(model, prompt, how, () if stop is None else (stop,), lambda: None, ends)
     assert not any(passes)
     return last
 
@@ -53,7 +53,7 @@ def whole_logits(model: GPT, sequence: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_what_a_cache_gives_is_what_the_whole_sequence_gives(kv_heads: int) -> None:
     model, sequence = model_of(replace(SPEC, model=replace(SPEC.model, kv_heads=kv_heads))), tokens(1, 25)[0].tolist()
-    whole, course = whole_logits(model, sequence), Course(model, sequence[:5])
+    whole, course = whole_logits(model, sequence), DecodingState(model, sequence[:5])
     for place in range(5, len(sequence)):
         torch.testing.assert_close(course.logits()[0], whole[place - 1], atol=1e-5, rtol=0)
         course.append([0], [sequence[place]])
@@ -64,11 +64,11 @@ def test_what_a_cache_gives_is_what_the_whole_sequence_gives(kv_heads: int) -> N
 def test_logits_do_not_depend_on_how_the_tokens_before_were_read() -> None:
     """Planted: without rows beyond, or with as many keys as tokens, some places differ."""
     model, sequence = model_of(replace(SPEC, model=replace(SPEC.model, context=160))), tokens(1, 160)[0].tolist()
-    course = Course(model, sequence[:1])
+    course = DecodingState(model, sequence[:1])
     for place in range(1, len(sequence)):
-        logits, anew = course.logits(), Course(model, sequence[:place])
+        logits, anew = course.logits(), DecodingState(model, sequence[:place])
         if place % 3 == 1:
-            while anew.goes_on():
+            while anew.prefill_step():
                 pass
             assert torch.equal(logits, anew.logits()), place
         course.append([0], [sequence[place]])
@@ -76,7 +76,7 @@ def test_logits_do_not_depend_on_how_the_tokens_before_were_read() -> None:
 
 def test_rows_that_change_places_take_their_keys_and_values_along() -> None:
     model, prompt = model_of(), tokens(1, 5)[0].tolist()
-    course = Course(model, prompt)
+    course = DecodingState(model, prompt)
     for rows, chosen in (([0, 0, 0], [7, 8, 9]), ([2, 0, 0], [1, 2, 3]), ([1, 2, 0], [4, 5, 6])):
         course.logits()
         course.append(rows, chosen)
@@ -93,14 +93,14 @@ def test_a_long_prompt_and_a_context_that_slides_are_read_in_passes_of_a_few_tok
     model, passes = model_of(replace(SPEC, model=replace(SPEC.model, kv_heads=kv_heads))), list[int]()
     features, context = model.features, SPEC.model.context
 
-    def counted(x_BT: torch.Tensor, cache: Cache | None = None, last: int | None = None) -> torch.Tensor:
+    def counted(x_BT: torch.Tensor, cache: KVCache | None = None, last: int | None = None) -> torch.Tensor:
         passes.append(x_BT.shape[1])
         return features(x_BT, cache, last)
 
     monkeypatch.setattr(model, "features", counted)
-    course = Course(model, tokens(1, context - 1)[0].tolist())
+    course = DecodingState(model, tokens(1, context - 1)[0].tolist())
     for seen in (context - 1, context, context // 2):
-        while course.goes_on():
+        while course.prefill_step():
             pass
         logits = course.logits()[0]
         assert max(passes) <= 4 and sum(passes) == -(-(1 if seen == context else seen) // ROWS) * ROWS
@@ -109,7 +109,7 @@ def test_a_long_prompt_and_a_context_that_slides_are_read_in_passes_of_a_few_tok
         torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
         course.append([0], [7])
     beats = list[int]()
-    pieces = list(drawn(model, tokens(1, 10)[0].tolist(), replace(GREEDY, max_tokens=2), (), lambda: beats.append(1)))
+    pieces = list(sample_tokens(model, tokens(1, 10)[0].tolist(), replace(GREEDY, max_tokens=2), (), lambda: beats.append(1)))
     assert [len(piece) for piece in pieces] == [0, 0, 1, 1] and len(beats) == 4, "others go first between two passes"
 
 
@@ -136,19 +136,19 @@ def test_the_temperature_comes_first_then_top_k_then_the_nucleus(temperature: fl
     for seed in range(5):
         logits = np.random.default_rng(seed).normal(scale=2, size=30)
         logits[seed] = logits[seed + 7]  # a tie
-        p = chances(torch.from_numpy(logits), how)
+        p = token_weights(torch.from_numpy(logits), how)
         np.testing.assert_allclose((p / p.sum()).numpy(), reference(logits, how), atol=1e-9)
 
 
 def test_a_tie_at_the_edge_goes_to_the_smaller_token() -> None:
-    p = chances(torch.tensor([0.0, 1.0, 1.0, 1.0]), SamplingOptions(temperature=1.0, top_k=2))
+    p = token_weights(torch.tensor([0.0, 1.0, 1.0, 1.0]), SamplingOptions(temperature=1.0, top_k=2))
     assert p.nonzero().flatten().tolist() == [1, 2]
 
 
 def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
     logits, generator = torch.tensor([0.0, 1.0, 2.0, 3.0, -9.0]), torch.Generator().manual_seed(0)
     how = SamplingOptions(temperature=1.0, top_k=3)
-    counts = np.bincount([choose(logits, how, generator) for _ in range(4_000)], minlength=5)
+    counts = np.bincount([choose_token(logits, how, generator) for _ in range(4_000)], minlength=5)
     np.testing.assert_allclose(counts / 4_000, reference(logits.numpy().astype(float), how), atol=0.03)
     assert not counts[[0, 4]].any()
 
@@ -156,9 +156,9 @@ def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
 def test_a_low_temperature_prefers_the_likeliest_token() -> None:
     logits, generator = torch.tensor([0.0, 1.0, 0.5]), torch.Generator().manual_seed(0)
     for large, temperature in ((1, 0.0), (1, 1e-320), (1e5, 2e-6)):
-        assert choose(large * logits, SamplingOptions(temperature=temperature), generator) == 1
+        assert choose_token(large * logits, SamplingOptions(temperature=temperature), generator) == 1
     often, seldom = (
-        [choose(logits, SamplingOptions(temperature=temperature), generator) for _ in range(100)].count(1)
+        [choose_token(logits, SamplingOptions(temperature=temperature), generator) for _ in range(100)].count(1)
         for temperature in (0.05, 10.0)
     )
     assert often > 95 and seldom < 60

@@ -16,9 +16,9 @@ from safetensors import numpy as safetensors
 
 from protocol.errors import UserError
 from training.data.tokenizer import BpeTokenizer, ByteTokenizer, train_bpe
-from training.formats import gguf, tensor_file
-from training.formats.tokenizer_file import tokenizer_json, vocabulary_of
-from training.transformer import ModelSpec, shapes
+from training.formats import gguf, safetensors_writer
+from training.formats.tokenizer_json import load_vocabulary, tokenizer_json
+from training.transformer import ModelSpec, tensor_shapes
 
 BLOB = train_bpe(["the cat sat on the mat, don't they?  Grüße, 世界! 🙂\n".encode() * 9], 280)
 MODEL = ModelSpec(width=16, heads=4, kv_heads=2, hidden=24, layers=2, vocabulary=280, context=8, tied=False)
@@ -26,7 +26,7 @@ MODEL = ModelSpec(width=16, heads=4, kv_heads=2, hidden=24, layers=2, vocabulary
 
 def values_of(model: ModelSpec, seed: int = 0) -> list[tuple[str, Any]]:
     generator = np.random.default_rng(seed)
-    return [(name, generator.standard_normal(shape, dtype=np.float32)) for name, shape in shapes(model)]
+    return [(name, generator.standard_normal(shape, dtype=np.float32)) for name, shape in tensor_shapes(model)]
 
 
 # safetensors ---------------------------------------------------------------------------------------------------------
@@ -34,8 +34,8 @@ def values_of(model: ModelSpec, seed: int = 0) -> list[tuple[str, Any]]:
 
 def test_the_bytes_are_those_of_the_library() -> None:
     tensors, stream = values_of(MODEL), io.BytesIO()
-    tensor_file.write(stream, tensors)
-    assert stream.getvalue() == safetensors.save(dict(tensors), tensor_file.METADATA)
+    safetensors_writer.write_safetensors(stream, tensors)
+    assert stream.getvalue() == safetensors.save(dict(tensors), safetensors_writer.METADATA)
 
 
 # Tokenizers ----------------------------------------------------------------------------------------------------------
@@ -43,7 +43,7 @@ def test_the_bytes_are_those_of_the_library() -> None:
 
 @pytest.mark.parametrize(("blob", "ours"), [(None, ByteTokenizer()), (BLOB, BpeTokenizer(BLOB))])
 def test_every_text_has_the_ids_that_it_has_here_and_comes_back(blob: bytes | None, ours: Any) -> None:
-    theirs = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(vocabulary_of(blob, ours.vocabulary))))
+    theirs = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(load_vocabulary(blob, ours.vocabulary))))
     assert theirs.get_vocab_size() == ours.vocabulary
 
     @given(st.text())
@@ -94,8 +94,8 @@ class Reader:
 
 def written(is_half: bool, stop: int | None = None, tensors: list[tuple[str, Any]] | None = None) -> Reader:
     stream = io.BytesIO()
-    fields = gguf.fields_of(MODEL, vocabulary_of(BLOB, MODEL.vocabulary), "tiny", stop, is_half)
-    gguf.write(stream, fields, MODEL, tensors or values_of(MODEL), is_half)
+    fields = gguf.gguf_metadata(MODEL, load_vocabulary(BLOB, MODEL.vocabulary), "tiny", stop, is_half)
+    gguf.write_gguf(stream, fields, MODEL, tensors or values_of(MODEL), is_half)
     return Reader(stream.getvalue())
 
 
@@ -127,7 +127,7 @@ def test_neighbouring_rows_of_query_and_key_are_turned_as_halves_are_here() -> N
 
 
 def test_a_gguf_file_brings_its_tokenizer() -> None:
-    fields, vocabulary = written(is_half=True).fields, vocabulary_of(BLOB, MODEL.vocabulary)
+    fields, vocabulary = written(is_half=True).fields, load_vocabulary(BLOB, MODEL.vocabulary)
     assert (fields["tokenizer.ggml.model"], fields["tokenizer.ggml.pre"]) == ("gpt2", "gpt-2")
     tokens = fields["tokenizer.ggml.tokens"]
     assert {token: number for number, token in enumerate(tokens)} == vocabulary.ids

@@ -7,11 +7,11 @@ import hashlib
 import numpy as np
 
 from protocol.messages import Proposal
-from training import stream
-from training.replicated import buffers, codec, estimates, feedback
-from training.replicated.layout import CHUNK, Float32Array, Layout, of_shapes
-from training.replicated.model import Accepted, ReplicatedModel
-from training.spec import Compression, JobSpec
+from training import random_stream
+from training.job_spec import Compression, JobSpec
+from training.replicated import codec, error_feedback, feedback_buffer, momentum_estimates
+from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
+from training.replicated.tensor_layout import CHUNK, Float32Array, TensorLayout, layout_from_shapes
 from training.transformer import ModelSpec
 
 JOB = bytes(range(32))
@@ -22,44 +22,46 @@ SMALL = JobSpec(
 # Sizes that are no multiple of 8, so that every chunk has padding.
 ODD = JobSpec(name="odd", data=bytes(32), model=ModelSpec(vocabulary=7, width=6, layers=1, heads=3, kv_heads=1, hidden=5))
 # One tensor of several chunks with a ragged end, one below a byte, one exactly a chunk.
-RAGGED: Layout = of_shapes([("long", (2, 4099)), ("tiny", (3,)), ("whole", (64, 64))])
+RAGGED: TensorLayout = layout_from_shapes([("long", (2, 4099)), ("tiny", (3,)), ("whole", (64, 64))])
 
 
 def trainer(number: int) -> bytes:
     return hashlib.sha256(b"trainer %d" % number).digest()
 
 
-DENSE = codec.Mode(Compression.DENSE, 1, CHUNK)
+DENSE = codec.PayloadMode(Compression.DENSE, 1, CHUNK)
 
 
-def header(number: int = 0, mode: codec.Mode = DENSE) -> codec.Header:
-    return codec.Header(JOB, 3, trainer(number), b"b" * 32, 15, 8, mode)
+def header(number: int = 0, mode: codec.PayloadMode = DENSE) -> codec.PayloadHeader:
+    return codec.PayloadHeader(JOB, 3, trainer(number), b"b" * 32, 15, 8, mode)
 
 
-def buffer(layout: Layout, *seed: object, deviation: float = 0.01) -> Float32Array:
+def buffer(layout: TensorLayout, *seed: object, deviation: float = 0.01) -> Float32Array:
     """A nearly normal buffer from integers: the same on every machine."""
-    return stream.irwin_hall(layout.size, *seed).astype(np.float32) * np.float32(deviation / stream.IRWIN_HALL_DEVIATION)
+    return random_stream.irwin_hall_integers(layout.size, *seed).astype(np.float32) * np.float32(
+        deviation / random_stream.IRWIN_HALL_DEVIATION
+    )
 
 
-def update(m: Float32Array, layout: Layout, number: int = 0, mode: codec.Mode = DENSE) -> codec.Update:
+def update(m: Float32Array, layout: TensorLayout, number: int = 0, mode: codec.PayloadMode = DENSE) -> codec.QuantizedUpdate:
     expected = header(number, mode)
-    return codec.decode(codec.encode(expected, m, layout), expected, layout)
+    return codec.decode_payload(codec.encode_payload(expected, m, layout), expected, layout)
 
 
-def committed(m: Float32Array, layout: Layout = RAGGED) -> codec.Update:
+def committed(m: Float32Array, layout: TensorLayout = RAGGED) -> codec.QuantizedUpdate:
     """The buffer of `m`."""
-    return codec.quantize(header(mode=estimates.MODE), m, layout)
+    return codec.quantize_vector(header(mode=momentum_estimates.ESTIMATE_MODE), m, layout)
 
 
-def proposed(model: ReplicatedModel, key: bytes, m: Float32Array) -> Accepted:
+def proposed(model: ReplicatedModel, key: bytes, m: Float32Array) -> AcceptedProposal:
     """An honest proposal that continues the trainer's record."""
-    buffer = buffers.of(m, model.header(key), model.spec)
-    payload = model.payload(key, m if buffer is None else buffer.dense())
-    record, committed = model.records.get(key), None if buffer is None else feedback.buffer_digest(buffer)
+    buffer = feedback_buffer.make_buffer(m, model.header(key), model.spec)
+    payload = model.encode_payload(key, m if buffer is None else buffer.to_dense())
+    record, committed = model.records.get(key), None if buffer is None else error_feedback.buffer_digest(buffer)
     digests = hashlib.sha256(payload).digest(), len(payload), committed, record.buffer if record else None
-    return Accepted(key, Proposal(model.job, model.round, model.root, *digests), payload)
+    return AcceptedProposal(key, Proposal(model.job, model.round, model.root, *digests), payload)
 
 
-def round_of(model: ReplicatedModel, trainers: int) -> list[Accepted]:
+def round_of(model: ReplicatedModel, trainers: int) -> list[AcceptedProposal]:
     keys = [trainer(number) for number in range(trainers)]
     return [proposed(model, key, buffer(model.layout, model.round, key)) for key in keys]

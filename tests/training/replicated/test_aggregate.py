@@ -12,43 +12,43 @@ from hypothesis import strategies as st
 from protocol.errors import LocalProtocolError
 from protocol.limits import TRAINERS_MAX
 from tests.training.replicated.support import DENSE, RAGGED, buffer, update
-from training import stream
+from training import random_stream
+from training.job_spec import AggregationRule, Compression
 from training.replicated import aggregate, codec
-from training.replicated.aggregate import rules, selection
-from training.replicated.layout import BLOCK, CHUNK, Float32Array, of_shapes
-from training.spec import Compression, Rule
+from training.replicated.aggregate import robust_rules, selection_network
+from training.replicated.tensor_layout import BLOCK, CHUNK, Float32Array, layout_from_shapes
 
-ARC = Rule.ARC_NNM_TRIM
-TOY = of_shapes([("a", (3,)), ("b", (9,)), ("c", (8,))])
+ARC = AggregationRule.ARC_NNM_TRIM
+TOY = layout_from_shapes([("a", (3,)), ("b", (9,)), ("c", (8,))])
 Matrix = npt.NDArray[np.float64]
 
 
 # Modes that have every kind of level, of scale and of support.
 MODES = [
-    codec.Mode(Compression.DENSE, 1, CHUNK),
-    codec.Mode(Compression.DENSE, 2, CHUNK),
-    codec.Mode(Compression.DENSE, 4, CHUNK),
-    codec.Mode(Compression.DENSE, 8, CHUNK),
-    codec.Mode(Compression.SPARSE, 1, 64),
-    codec.Mode(Compression.SPARSE, 4, 512),
-    codec.Mode(Compression.SPARSE, 8, 4),
+    codec.PayloadMode(Compression.DENSE, 1, CHUNK),
+    codec.PayloadMode(Compression.DENSE, 2, CHUNK),
+    codec.PayloadMode(Compression.DENSE, 4, CHUNK),
+    codec.PayloadMode(Compression.DENSE, 8, CHUNK),
+    codec.PayloadMode(Compression.SPARSE, 1, 64),
+    codec.PayloadMode(Compression.SPARSE, 4, 512),
+    codec.PayloadMode(Compression.SPARSE, 8, 4),
 ]
 every_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: f"{mode.compression.value}-{mode.bits}-{mode.keep}")
 
 
-def updates(count: int, *seed: object, common: float = 0.0, mode: codec.Mode = DENSE) -> list[codec.Update]:
+def updates(count: int, *seed: object, common: float = 0.0, mode: codec.PayloadMode = DENSE) -> list[codec.QuantizedUpdate]:
     """`common` is the part that all have in common, as honest trainers on the same text do."""
     shared = buffer(RAGGED, "common", *seed) * np.float32(common)
     return [update(buffer(RAGGED, i, *seed) + shared, RAGGED, i, mode) for i in range(count)]
 
 
-def ordered(items: list[codec.Update]) -> Matrix:
+def ordered(items: list[codec.QuantizedUpdate]) -> Matrix:
     """(updates, elements), as the rules order them."""
     return dense(sorted(items, key=lambda item: item.origin))
 
 
-def dense(items: list[codec.Update]) -> Matrix:
-    return np.array([item.dense() for item in items], dtype=np.float64)
+def dense(items: list[codec.QuantizedUpdate]) -> Matrix:
+    return np.array([item.to_dense() for item in items], dtype=np.float64)
 
 
 # The rules as their papers write them, in float64 ----------------------------------------------------------------------
@@ -77,7 +77,7 @@ def krum(x: Matrix, f: int) -> Matrix:
 
 def centered_clipping(x: Matrix, f: int) -> Matrix:
     v = np.zeros(x.shape[1])
-    for _ in range(rules.CLIPPING_ITERATIONS):
+    for _ in range(robust_rules.CLIPPING_ITERATIONS):
         far = np.linalg.norm(x - v, axis=1)
         v = v + ((x - v) * np.minimum(1, np.sort(far)[(len(x) - 1) // 2] / far)[:, None]).mean(axis=0)
     return v
@@ -85,84 +85,86 @@ def centered_clipping(x: Matrix, f: int) -> Matrix:
 
 def geometric_median(x: Matrix, f: int) -> Matrix:
     v = x.mean(axis=0)
-    for _ in range(rules.WEISZFELD_ITERATIONS):
+    for _ in range(robust_rules.WEISZFELD_ITERATIONS):
         weights = 1 / np.linalg.norm(x - v, axis=1)
         v = weights @ x / weights.sum()
     return v
 
 
 REFERENCES = {
-    Rule.ARC_NNM_TRIM: arc_nnm_trim,
-    Rule.CENTERED_CLIPPING: centered_clipping,
-    Rule.MEAN: lambda x, f: x.mean(axis=0),
-    Rule.MEDIAN: lambda x, f: np.median(x, axis=0),
-    Rule.TRIMMED_MEAN: trimmed_mean,
-    Rule.KRUM: krum,
-    Rule.GEOMETRIC_MEDIAN: geometric_median,
+    AggregationRule.ARC_NNM_TRIM: arc_nnm_trim,
+    AggregationRule.CENTERED_CLIPPING: centered_clipping,
+    AggregationRule.MEAN: lambda x, f: x.mean(axis=0),
+    AggregationRule.MEDIAN: lambda x, f: np.median(x, axis=0),
+    AggregationRule.TRIMMED_MEAN: trimmed_mean,
+    AggregationRule.KRUM: krum,
+    AggregationRule.GEOMETRIC_MEDIAN: geometric_median,
 }
 SIZES = [(1, 1), (2, 1), (3, 1), (4, 1), (5, 2), (7, 2), (10, 3), (13, 4), (4, 0)]
 
 
-def reference(rule: Rule, x: Matrix, liars: int) -> Matrix:
+def reference(rule: AggregationRule, x: Matrix, liars: int) -> Matrix:
     if len(x) <= 2:
-        rule = Rule.MEAN
+        rule = AggregationRule.MEAN
     result: Matrix = REFERENCES[rule](x, min(liars, (len(x) - 1) // 2))
     return result
 
 
 @pytest.mark.parametrize(("count", "liars"), SIZES)
-@pytest.mark.parametrize("rule", Rule)
-def test_it_agrees_with_the_rule_in_floating_point(rule: Rule, count: int, liars: int) -> None:
+@pytest.mark.parametrize("rule", AggregationRule)
+def test_it_agrees_with_the_rule_in_floating_point(rule: AggregationRule, count: int, liars: int) -> None:
     items = updates(count, "reference", common=1.0)
     items[0] = update(buffer(RAGGED, "loud", deviation=0.1), RAGGED, 0)
     require_close(rule, items, liars)
 
 
 @every_mode
-@pytest.mark.parametrize("rule", Rule)
-def test_it_does_so_whatever_payloads_say(rule: Rule, mode: codec.Mode) -> None:
+@pytest.mark.parametrize("rule", AggregationRule)
+def test_it_does_so_whatever_payloads_say(rule: AggregationRule, mode: codec.PayloadMode) -> None:
     items = updates(6, "modes", common=1.0, mode=mode)
     items[0] = update(buffer(RAGGED, "loud", deviation=0.1), RAGGED, 0, mode)
     require_close(rule, items, 2)
 
 
-def require_close(rule: Rule, items: list[codec.Update], liars: int) -> None:
-    exact, rough = aggregate.aggregate(items, RAGGED, rule, liars), reference(rule, ordered(items), liars)
+def require_close(rule: AggregationRule, items: list[codec.QuantizedUpdate], liars: int) -> None:
+    exact, rough = aggregate.aggregate_updates(items, RAGGED, rule, liars), reference(rule, ordered(items), liars)
     assert np.abs(exact - rough).max() < 2e-5 * np.abs(rough).max()
 
 
-@pytest.mark.parametrize("rule", Rule)
-def test_equal_updates_are_their_own_aggregate(rule: Rule) -> None:
+@pytest.mark.parametrize("rule", AggregationRule)
+def test_equal_updates_are_their_own_aggregate(rule: AggregationRule) -> None:
     m = buffer(RAGGED, "equal")
     items = [update(m, RAGGED, number) for number in range(5)]
-    assert np.allclose(aggregate.aggregate(items, RAGGED, rule, 2), items[0].dense(), rtol=1e-6, atol=0)
+    assert np.allclose(aggregate.aggregate_updates(items, RAGGED, rule, 2), items[0].to_dense(), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("rule", Rule)
-def test_silence_of_all_is_silence(rule: Rule) -> None:
+@pytest.mark.parametrize("rule", AggregationRule)
+def test_silence_of_all_is_silence(rule: AggregationRule) -> None:
     items = [update(np.zeros(RAGGED.size, dtype=np.float32), RAGGED, number) for number in range(4)]
-    assert not aggregate.aggregate(items, RAGGED, rule, 1).any()
+    assert not aggregate.aggregate_updates(items, RAGGED, rule, 1).any()
 
 
 @every_mode
-@pytest.mark.parametrize("rule", Rule)
-def test_no_rule_and_no_mode_depends_on_the_order(rule: Rule, mode: codec.Mode) -> None:
+@pytest.mark.parametrize("rule", AggregationRule)
+def test_no_rule_and_no_mode_depends_on_the_order(rule: AggregationRule, mode: codec.PayloadMode) -> None:
     items = updates(5, "orders", mode=mode)
-    results = {aggregate.aggregate(order, RAGGED, rule, 2).tobytes() for order in (items, items[::-1], items[2:] + items[:2])}
+    results = {
+        aggregate.aggregate_updates(order, RAGGED, rule, 2).tobytes() for order in (items, items[::-1], items[2:] + items[:2])
+    }
     assert len(results) == 1
 
 
 def test_who_alone_says_something_of_a_coordinate_does_not_own_it() -> None:
     """A mean over those that have selected it would let one liar write whatever it likes there."""
-    sparse = codec.Mode(Compression.SPARSE, 1, 4)
-    layout = of_shapes([("tensor", (CHUNK,))])
+    sparse = codec.PayloadMode(Compression.SPARSE, 1, 4)
+    layout = layout_from_shapes([("tensor", (CHUNK,))])
     rows = np.zeros((4, CHUNK), dtype=np.float32)
     for number, row in enumerate(rows):
         row[8 * number : 8 * number + 4] = 1.0
     items = [update(row, layout, number, sparse) for number, row in enumerate(rows)]
-    assert aggregate.aggregate(items, layout, Rule.MEAN, 1)[:32].max() == pytest.approx(0.25, rel=0.05)
-    for rule in (Rule.MEDIAN, Rule.TRIMMED_MEAN):
-        assert not aggregate.aggregate(items, layout, rule, 1).any()
+    assert aggregate.aggregate_updates(items, layout, AggregationRule.MEAN, 1)[:32].max() == pytest.approx(0.25, rel=0.05)
+    for rule in (AggregationRule.MEDIAN, AggregationRule.TRIMMED_MEAN):
+        assert not aggregate.aggregate_updates(items, layout, rule, 1).any()
 
 
 @pytest.mark.parametrize("count", range(3, 14))
@@ -170,98 +172,99 @@ def test_the_middle_ranks_are_those_that_sorting_finds(count: int) -> None:
     """By the zero-one principle (Knuth 5.3.4): a network is right if it is right for all rows of zeros and ones."""
     bits = np.arange(1 << count) >> np.arange(count)[:, None] & 1
     for f in range(1, (count - 1) // 2 + 1):
-        kept = selection.middle([row.astype(np.int32) for row in bits], f)
+        kept = selection_network.select_middle([row.astype(np.int32) for row in bits], f)
         assert np.array_equal(sum(kept), np.sort(bits, axis=0)[f : count - f].sum(axis=0))
 
 
 @pytest.mark.parametrize(("count", "f"), [(40, 13), (200, 66), (200, 99)])
 def test_they_are_so_for_many_rows(count: int, f: int) -> None:
-    rows = np.frombuffer(stream.stream(count * 500, "ranks"), dtype=np.int8).reshape(count, 500).astype(np.int32)
-    kept = selection.middle([row.copy() for row in rows], f)
+    rows = np.frombuffer(random_stream.random_bytes(count * 500, "ranks"), dtype=np.int8).reshape(count, 500).astype(np.int32)
+    kept = selection_network.select_middle([row.copy() for row in rows], f)
     assert np.array_equal(sum(kept), np.sort(rows, axis=0)[f : count - f].sum(axis=0))
 
 
-@pytest.mark.parametrize("rule", Rule)
+@pytest.mark.parametrize("rule", AggregationRule)
 @pytest.mark.parametrize("liars", [1, 66, 99])
-def test_the_most_trainers_that_a_round_may_have_overflow_nothing(rule: Rule, liars: int) -> None:
-    layout = of_shapes([("tensor", (3,))])
+def test_the_most_trainers_that_a_round_may_have_overflow_nothing(rule: AggregationRule, liars: int) -> None:
+    layout = layout_from_shapes([("tensor", (3,))])
     items = [update(np.full(3, 3.0, dtype=np.float32), layout, number, MODES[3]) for number in range(TRAINERS_MAX)]
-    assert aggregate.aggregate(items, layout, rule, liars) == pytest.approx(items[0].dense(), rel=2e-5)  # 15 bits of a scale
+    # 15 bits of a scale
+    assert aggregate.aggregate_updates(items, layout, rule, liars) == pytest.approx(items[0].to_dense(), rel=2e-5)
 
 
 def test_two_or_fewer_are_averaged() -> None:
     for count in (1, 2):
         items = updates(count, "few")
-        assert np.array_equal(aggregate.aggregate(items, RAGGED, ARC, 1), dense(items).mean(axis=0).astype(np.float32))
+        assert np.array_equal(aggregate.aggregate_updates(items, RAGGED, ARC, 1), dense(items).mean(axis=0).astype(np.float32))
 
 
 @pytest.mark.parametrize(
     ("count", "liars", "tolerated"), [(1, 9, 0), (2, 9, 0), (3, 9, 1), (4, 9, 1), (5, 1, 1), (7, 2, 2), (9, 0, 0)]
 )
 def test_never_half_of_the_accepted_are_taken_for_liars(count: int, liars: int, tolerated: int) -> None:
-    assert aggregate.tolerated(count, liars) == tolerated
+    assert aggregate.tolerated_faults(count, liars) == tolerated
 
 
 def test_nothing_and_two_updates_of_one_trainer_are_our_own_mistake() -> None:
     for items in ([], [*updates(2), *updates(1)]):
         with pytest.raises(LocalProtocolError):
-            aggregate.plan(items, ARC, 1)
+            aggregate.plan_aggregation(items, ARC, 1)
 
 
 def test_the_order_of_the_updates_does_not_matter() -> None:
     items = updates(4, "order")
-    results = {aggregate.aggregate(list(order), RAGGED, ARC, 1).tobytes() for order in itertools.permutations(items)}
+    results = {aggregate.aggregate_updates(list(order), RAGGED, ARC, 1).tobytes() for order in itertools.permutations(items)}
     assert len(results) == 1
 
 
 def test_copies_do_not_make_the_result_depend_on_the_order() -> None:
     m = buffer(RAGGED, "copied")
     items = [update(m, RAGGED, number) for number in range(3)] + [update(-m, RAGGED, 3)]
-    results = {aggregate.aggregate(list(order), RAGGED, ARC, 1).tobytes() for order in itertools.permutations(items)}
+    results = {aggregate.aggregate_updates(list(order), RAGGED, ARC, 1).tobytes() for order in itertools.permutations(items)}
     assert len(results) == 1
 
 
 def test_equal_distances_do_not_make_the_result_depend_on_the_order() -> None:
-    layout = of_shapes([("tensor", (3,))])
+    layout = layout_from_shapes([("tensor", (3,))])
     items = [update(np.array(row, dtype=np.float32), layout, i) for i, row in enumerate(([-1, 1, 1], [1, -1, 1], [1, 1, -1]))]
-    results = {aggregate.aggregate(list(order), layout, ARC, 1).tobytes() for order in itertools.permutations(items)}
+    results = {aggregate.aggregate_updates(list(order), layout, ARC, 1).tobytes() for order in itertools.permutations(items)}
     assert len(results) == 1
 
 
 @every_mode
-def test_dot_products_are_exact(mode: codec.Mode) -> None:
+def test_dot_products_are_exact(mode: codec.PayloadMode) -> None:
     items = [*updates(3, "gram", mode=mode), update(buffer(RAGGED, "tiny", deviation=1e-9), RAGGED, 3, mode)]
-    units = [[int(x) for x in np.ldexp(item.dense().astype(np.float64), -item.exponent)] for item in items]
-    products = aggregate.gram(items)
+    units = [[int(x) for x in np.ldexp(item.to_dense().astype(np.float64), -item.exponent)] for item in items]
+    products = aggregate.gram_matrix(items)
     for (i, left), (j, right) in itertools.product(enumerate(units), enumerate(units)):
         assert products[i][j] == sum(x * y for x, y in zip(left, right, strict=True))
 
 
 def test_dot_products_of_the_largest_levels_and_scales_are_exact() -> None:
-    layout = of_shapes([("tensor", (16 * CHUNK + 5,))])
+    layout = layout_from_shapes([("tensor", (16 * CHUNK + 5,))])
     item = update(np.full(layout.size, 1.99, dtype=np.float32), layout, 0, MODES[3])
     assert abs(int(item.entries(layout.blocks[0]).levels[0])) == codec.LEVEL_MAX
     element = codec.LEVEL_MAX * int(item.scales[0])
-    assert aggregate.gram([item, item]) == [[layout.size * element**2] * 2] * 2
+    assert aggregate.gram_matrix([item, item]) == [[layout.size * element**2] * 2] * 2
 
 
 def test_clipping_bounds_the_largest_by_the_next_norm() -> None:
-    one = rules.ONE
-    assert rules.clipping([100, 40_000, 400, 900], 1) == [one, one * 30 // 200, one, one]
-    assert rules.clipping([100, 40_000, 400, 900], 0) == [one] * 4
-    assert rules.aligned([[100, 7], [7, 40_000]], [3, 0]) == [[6_400, 56], [56, 40_000]]
+    one = robust_rules.ONE
+    assert robust_rules.arc_factors([100, 40_000, 400, 900], 1) == [one, one * 30 // 200, one, one]
+    assert robust_rules.arc_factors([100, 40_000, 400, 900], 0) == [one] * 4
+    assert robust_rules.align_exponents([[100, 7], [7, 40_000]], [3, 0]) == [[6_400, 56], [56, 40_000]]
 
 
 def test_clipping_to_silence_is_silence() -> None:
     silent = [update(np.zeros(RAGGED.size, dtype=np.float32), RAGGED, number) for number in range(3)]
-    assert not aggregate.aggregate([*silent, *updates(4)[3:]], RAGGED, ARC, 1).any()
+    assert not aggregate.aggregate_updates([*silent, *updates(4)[3:]], RAGGED, ARC, 1).any()
 
 
 @pytest.mark.parametrize("factor", [1e-20, 1e-9, 1e9])
 def test_scales_far_apart_neither_overflow_nor_stop_the_others(factor: float) -> None:
     honest = updates(3, "apart")
     loud = update(buffer(RAGGED, "apart liar") * np.float32(factor), RAGGED, 3)
-    result = aggregate.aggregate([*honest, loud], RAGGED, ARC, 1)
+    result = aggregate.aggregate_updates([*honest, loud], RAGGED, ARC, 1)
     assert np.all(np.isfinite(result))
     assert np.linalg.norm(result) <= np.linalg.norm(dense(honest), axis=1).max()
 
@@ -276,7 +279,7 @@ toy_sets = st.integers(3, 6).flatmap(
 def test_any_updates_aggregate_alike_in_any_order(rows: list[list[int]], data: st.DataObject) -> None:
     items = [update(np.array(row, dtype=np.float32), TOY, number) for number, row in enumerate(rows)]
     shuffled = data.draw(st.permutations(items))
-    assert np.array_equal(aggregate.aggregate(items, TOY, ARC, 1), aggregate.aggregate(shuffled, TOY, ARC, 1))
+    assert np.array_equal(aggregate.aggregate_updates(items, TOY, ARC, 1), aggregate.aggregate_updates(shuffled, TOY, ARC, 1))
 
 
 # Attacks: three honest trainers and one liar -------------------------------------------------------------------------
@@ -297,12 +300,12 @@ def lies(honest: Matrix) -> dict[str, Matrix]:
     }
 
 
-def honest_updates(common: float) -> list[codec.Update]:
+def honest_updates(common: float) -> list[codec.QuantizedUpdate]:
     return updates(3, "honest", common=common)
 
 
-def attacked(honest: list[codec.Update], lie: Matrix) -> Float32Array:
-    return aggregate.aggregate([*honest, update(lie.astype(np.float32), RAGGED, 3)], RAGGED, ARC, 1)
+def attacked(honest: list[codec.QuantizedUpdate], lie: Matrix) -> Float32Array:
+    return aggregate.aggregate_updates([*honest, update(lie.astype(np.float32), RAGGED, 3)], RAGGED, ARC, 1)
 
 
 def diameter(honest: Matrix) -> float:
@@ -333,7 +336,7 @@ def test_one_liar_of_four_moves_the_aggregate_no_farther_than_the_honest_are_apa
 def test_no_lie_exceeds_the_proven_bound(rows: list[list[int]], scale: float) -> None:
     liar = np.array(rows[3], dtype=np.float32) * np.float32(scale)
     honest = [update(np.array(row, dtype=np.float32), TOY, number) for number, row in enumerate(rows[:3])]
-    result = aggregate.aggregate([*honest, update(liar, TOY, 3)], TOY, ARC, 1)
+    result = aggregate.aggregate_updates([*honest, update(liar, TOY, 3)], TOY, ARC, 1)
     slack = 1e-4 * np.linalg.norm(dense(honest), axis=1).max()
     assert np.linalg.norm(result - dense(honest).mean(axis=0)) <= bound(dense(honest)) + slack
 
@@ -343,7 +346,7 @@ def test_a_plain_mean_does_not_survive_what_this_rule_survives(name: str) -> Non
     """The negative control: the same attacks are real."""
     honest = honest_updates(5.0)
     lie = update(lies(dense(honest))[name].astype(np.float32), RAGGED, 3)
-    mean = aggregate.aggregate([*honest, lie], RAGGED, ARC, 0)
+    mean = aggregate.aggregate_updates([*honest, lie], RAGGED, ARC, 0)
     assert np.linalg.norm(mean - dense(honest).mean(axis=0)) > bound(dense(honest))
 
 
@@ -353,18 +356,18 @@ def test_a_loud_liar_cannot_turn_the_step_around() -> None:
     for name, lie in lies(dense(honest)).items():
         assert float(attacked(honest, lie) @ truth) > 0, name
     loud = update((-10 * truth).astype(np.float32), RAGGED, 3)
-    assert float(aggregate.aggregate([*honest, loud], RAGGED, ARC, 0) @ truth) < 0
+    assert float(aggregate.aggregate_updates([*honest, loud], RAGGED, ARC, 0) @ truth) < 0
 
 
-@pytest.mark.parametrize("mode", [DENSE, codec.Mode(Compression.SPARSE, 1, 512)], ids=["dense", "sparse"])
-def test_an_update_more_takes_a_few_bytes_for_each_element_of_a_block(mode: codec.Mode) -> None:
-    layout = of_shapes([("long", (2 * BLOCK,))])
+@pytest.mark.parametrize("mode", [DENSE, codec.PayloadMode(Compression.SPARSE, 1, 512)], ids=["dense", "sparse"])
+def test_an_update_more_takes_a_few_bytes_for_each_element_of_a_block(mode: codec.PayloadMode) -> None:
+    layout = layout_from_shapes([("long", (2 * BLOCK,))])
 
     def peak(count: int) -> int:
         updates = [update(buffer(layout, "memory", number), layout, number, mode) for number in range(count)]
         tracemalloc.start()
         try:
-            aggregate.aggregate(updates, layout, Rule.ARC_NNM_TRIM, count // 3)
+            aggregate.aggregate_updates(updates, layout, AggregationRule.ARC_NNM_TRIM, count // 3)
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()

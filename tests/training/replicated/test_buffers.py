@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import RemoteProtocolError
-from training.replicated import buffers, codec
-from training.replicated.codec import cells
-from training.replicated.estimates import MODE
-from training.replicated.layout import Float32Array, Layout, of_shapes
-from training.spec import AuditMode, Compression, JobSpec, Memory
+from training.job_spec import AuditMode, Compression, FeedbackMemory, JobSpec
+from training.replicated import codec, feedback_buffer
+from training.replicated.codec import quantization_cells
+from training.replicated.momentum_estimates import ESTIMATE_MODE
+from training.replicated.tensor_layout import Float32Array, TensorLayout, layout_from_shapes
 from training.transformer import ModelSpec
 
-RAGGED = of_shapes([("a", (2, 4096)), ("b", (13,)), ("c", (4095,))])
-HEADER = codec.Header(bytes(32), 3, b"t" * 32, bytes(32), 10, 8, MODE)
+RAGGED = layout_from_shapes([("a", (2, 4096)), ("b", (13,)), ("c", (4095,))])
+HEADER = codec.PayloadHeader(bytes(32), 3, b"t" * 32, bytes(32), 10, 8, ESTIMATE_MODE)
 SEEDS = st.integers(0, 2**32 - 1)
 SCALES = st.sampled_from([1e-30, 1e-9, 3e-4, 1.0, 7e4])
 SHAPES = st.sampled_from(["normal", "heavy", "few", "one sign"])
@@ -38,12 +38,12 @@ def drawn(seed: int, scale: float, shape: str) -> Float32Array:
     return (vector * scale).astype(np.float32)
 
 
-def said(m: Float32Array, layout: Layout = RAGGED) -> codec.Update:
-    return codec.quantize(HEADER, m, layout)
+def said(m: Float32Array, layout: TensorLayout = RAGGED) -> codec.QuantizedUpdate:
+    return codec.quantize_vector(HEADER, m, layout)
 
 
-def apart(update: codec.Update, vector: Float32Array) -> float:
-    return cells.distance(update, lambda block: vector[block.elements])
+def apart(update: codec.QuantizedUpdate, vector: Float32Array) -> float:
+    return quantization_cells.cell_distance(update, lambda block: vector[block.elements])
 
 
 @given(SEEDS, SCALES, SHAPES)
@@ -90,7 +90,7 @@ def test_levels_of_another_vector_are_as_far_away_as_it_is_but_for_rounding(
     seed: int, lie: int, scale: float, shape: str
 ) -> None:
     m, update = drawn(seed, scale, shape), said(drawn(lie, scale, "normal"))
-    told, unit = update.dense().astype(np.float64), np.repeat(update.scales * 2.0**update.exponent, RAGGED.chunk_lengths)
+    told, unit = update.to_dense().astype(np.float64), np.repeat(update.scales * 2.0**update.exponent, RAGGED.chunk_lengths)
     rounding = np.where(np.abs(told) == 127 * unit, np.abs(told) / 16, unit / 2)
     distance = float(np.linalg.norm(m.astype(np.float64) - told))
     assert apart(update, m) >= distance - float(np.linalg.norm(rounding)) - 1e-24
@@ -117,41 +117,46 @@ def test_a_negative_level_is_of_negative_values_and_an_empty_chunk_of_tiny_ones(
     assert apart(said(emptied), m) == pytest.approx(float(np.linalg.norm(m[:4096])), rel=0.05)
 
 
-@pytest.mark.parametrize("change", [{}, {"memory": Memory.ESTIMATES, "feedback_decay": 0.8}, {"audit": AuditMode.OFF}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{}, {"memory": FeedbackMemory.ESTIMATES, "feedback_decay": 0.8}, {"audit": AuditMode.OFF}], ids=str
+)
 def test_a_buffer_is_read_as_it_was_written_and_nothing_else_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
 ) -> None:
-    spec = replace(JobSpec(name="job", data=bytes(32)), **change).checked()
-    model = buffers.layout_of(spec)
+    spec = replace(JobSpec(name="job", data=bytes(32)), **change).validated()
+    model = feedback_buffer.layout_of(spec)
     m = np.random.default_rng(3).standard_normal(model.size, dtype=np.float32)
-    made = buffers.of(m, HEADER, spec)
+    made = feedback_buffer.make_buffer(m, HEADER, spec)
     assert made is not None
     (tmp_path / "m").write_bytes(made.encode())
-    assert (tmp_path / "m").stat().st_size == buffers.size(spec) < 1.01 * model.size
-    again, told = buffers.read(tmp_path / "m", spec), buffers.of(made.dense(), HEADER, spec)
+    assert (tmp_path / "m").stat().st_size == feedback_buffer.buffer_bytes(spec) < 1.01 * model.size
+    again, told = feedback_buffer.read_buffer(tmp_path / "m", spec), feedback_buffer.make_buffer(made.to_dense(), HEADER, spec)
     assert told is not None and told.encode() == made.encode(), "what levels say is said by the same ones"
-    assert np.array_equal(again.dense(), made.dense()) and again.encode() == made.encode()
-    assert float(np.linalg.norm(made.dense() - m)) < 0.02 * float(np.linalg.norm(m))
-    sparse = codec.encode(replace(HEADER, mode=codec.Mode(Compression.SPARSE, 8, 4096)), m, model)
-    for wrong in (made.encode()[:-1], sparse, m.tobytes(), bytes(buffers.size(spec))):
+    assert np.array_equal(again.to_dense(), made.to_dense()) and again.encode() == made.encode()
+    assert float(np.linalg.norm(made.to_dense() - m)) < 0.02 * float(np.linalg.norm(m))
+    sparse = codec.encode_payload(replace(HEADER, mode=codec.PayloadMode(Compression.SPARSE, 8, 4096)), m, model)
+    for wrong in (made.encode()[:-1], sparse, m.tobytes(), bytes(feedback_buffer.buffer_bytes(spec))):
         (tmp_path / "m").write_bytes(wrong)
         with pytest.raises(RemoteProtocolError):
-            buffers.read(tmp_path / "m", spec)
-    monkeypatch.setattr(buffers, "size", lambda spec: len(sparse))
+            feedback_buffer.read_buffer(tmp_path / "m", spec)
+    monkeypatch.setattr(feedback_buffer, "buffer_bytes", lambda spec: len(sparse))
     (tmp_path / "m").write_bytes(sparse)
     with pytest.raises(RemoteProtocolError, match="a sparse payload of 8 bits"):
-        buffers.read(tmp_path / "m", spec)
+        feedback_buffer.read_buffer(tmp_path / "m", spec)
 
 
 def test_a_job_that_carries_nothing_over_has_no_buffer() -> None:
-    spec = JobSpec(name="job", data=bytes(32), feedback_decay=0.0).checked()
-    assert (buffers.size(spec), buffers.of(np.ones(buffers.layout_of(spec).size, np.float32), HEADER, spec)) == (0, None)
+    spec = JobSpec(name="job", data=bytes(32), feedback_decay=0.0).validated()
+    assert (
+        feedback_buffer.buffer_bytes(spec),
+        feedback_buffer.make_buffer(np.ones(feedback_buffer.layout_of(spec).size, np.float32), HEADER, spec),
+    ) == (0, None)
 
 
 @pytest.mark.parametrize(("compression", "bits", "keep"), [(Compression.DENSE, 1, 64), (Compression.SPARSE, 8, 4096)])
 def test_buffers_and_payloads_have_fewer_bytes_than_parameters(compression: Compression, bits: int, keep: int) -> None:
     """Sparse payloads of whole chunks are the largest, and tensors of few elements have the most scales."""
     for model in (ModelSpec(), ModelSpec(width=8, heads=2, kv_heads=1, hidden=1, layers=64)):
-        spec = JobSpec(name="job", data=bytes(32), model=model, compression=compression, bits=bits, keep=keep).checked()
-        payload = codec.payload_bytes_max(buffers.layout_of(spec), codec.Mode.of(spec, spec.rounds))
-        assert model.parameters < max(buffers.size(spec), payload) <= spec.object_bytes_max
+        spec = JobSpec(name="job", data=bytes(32), model=model, compression=compression, bits=bits, keep=keep).validated()
+        payload = codec.payload_bytes_max(feedback_buffer.layout_of(spec), codec.PayloadMode.of_round(spec, spec.rounds))
+        assert model.parameters < max(feedback_buffer.buffer_bytes(spec), payload) <= spec.object_bytes_max

@@ -7,8 +7,8 @@ import pytest
 
 from protocol.errors import LocalProtocolError
 from tests.training.replicated.support import ODD, RAGGED, SMALL
-from training.replicated.layout import BLOCK, CHUNK, Layout, layout_of, of_shapes
-from training.spec import JobSpec
+from training.job_spec import JobSpec
+from training.replicated.tensor_layout import BLOCK, CHUNK, TensorLayout, layout_from_shapes, layout_of
 from training.transformer import ModelSpec
 
 LAYOUTS = [RAGGED, layout_of(SMALL), layout_of(ODD), layout_of(JobSpec(name="default", data=bytes(32)))]
@@ -57,7 +57,7 @@ def test_a_scratch_job_has_one_tensor() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_blocks_tile_elements_and_chunks_exactly(layout: Layout) -> None:
+def test_blocks_tile_elements_and_chunks_exactly(layout: TensorLayout) -> None:
     for name, total in (("elements", layout.size), ("chunks", len(layout.chunk_lengths))):
         parts = [getattr(block, name) for block in layout.blocks]
         assert [part.start for part in parts] == [0, *(part.stop for part in parts[:-1])]
@@ -65,7 +65,7 @@ def test_blocks_tile_elements_and_chunks_exactly(layout: Layout) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_block_lies_within_one_tensor_and_starts_on_a_chunk(layout: Layout) -> None:
+def test_a_block_lies_within_one_tensor_and_starts_on_a_chunk(layout: TensorLayout) -> None:
     tensors = {tensor.name: tensor for tensor in layout.tensors}
     for block in layout.blocks:
         inside = tensors[block.tensor].elements
@@ -80,13 +80,13 @@ def test_chunks_are_4096_long_but_for_the_last_of_each_tensor() -> None:
 
 def test_views_share_memory_with_the_flat_vector() -> None:
     flat = np.zeros(RAGGED.size, dtype=np.float32)
-    RAGGED.view(flat)["tiny"][2] = 5
+    RAGGED.tensor_views(flat)["tiny"][2] = 5
     assert flat[8200] == 5 and np.count_nonzero(flat) == 1
 
 
 def test_a_vector_of_another_size_has_no_view() -> None:
     with pytest.raises(LocalProtocolError, match="8196"):
-        of_shapes([("tensor", (2, 4098))]).view(np.zeros(5, dtype=np.float32))
+        layout_from_shapes([("tensor", (2, 4098))]).tensor_views(np.zeros(5, dtype=np.float32))
 
 
 @pytest.mark.parametrize("spec", [SMALL, ODD, JobSpec(name="default", data=bytes(32))])

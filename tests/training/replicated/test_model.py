@@ -14,12 +14,12 @@ import pytest
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.verdicts import Verdict
 from tests.training.replicated.support import JOB, ODD, SMALL, buffer, committed, proposed, round_of, trainer
-from training.objectives.scratch import Scratch
-from training.replicated import aggregate, buffers, codec, feedback, files, outer
-from training.replicated.init import initial_parameters
-from training.replicated.model import NORM_RATIO, Accepted, ReplicatedModel
-from training.replicated.state import NORM_ROUNDS
-from training.spec import BITS, Compression, InnerStatePolicy, JobSpec, Outer
+from training.job_spec import BITS, Compression, InnerStatePolicy, JobSpec, OuterOptimizerKind
+from training.objectives.scratch import ScratchObjective
+from training.replicated import aggregate, codec, error_feedback, feedback_buffer, model_directory, outer_optimizer
+from training.replicated.model_state import NORM_ROUNDS
+from training.replicated.parameter_init import initial_parameters
+from training.replicated.replicated_model import NORM_RATIO, AcceptedProposal, ReplicatedModel
 
 NOTHING = None, None
 
@@ -31,19 +31,19 @@ def first() -> ReplicatedModel:
 
 @pytest.fixture
 def second(first: ReplicatedModel) -> ReplicatedModel:
-    return first.apply(round_of(first, 3), {})
+    return first.apply_round(round_of(first, 3), {})
 
 
-def verdict(model: ReplicatedModel, item: Accepted) -> Verdict:
-    return model.check(item.trainer, item.proposal, item.payload)
+def verdict(model: ReplicatedModel, item: AcceptedProposal) -> Verdict:
+    return model.check_proposal(item.trainer, item.proposal, item.payload)
 
 
-def with_payload(item: Accepted, payload: bytes) -> Accepted:
+def with_payload(item: AcceptedProposal, payload: bytes) -> AcceptedProposal:
     digest = hashlib.sha256(payload).digest()
     return replace(item, proposal=replace(item.proposal, payload=digest, payload_bytes=len(payload)), payload=payload)
 
 
-def scaled(model: ReplicatedModel, number: int, norm: float) -> Accepted:
+def scaled(model: ReplicatedModel, number: int, norm: float) -> AcceptedProposal:
     """A proposal whose payload has this norm within the 3 % of a scale: its elements are all of one size."""
     signs = np.sign(buffer(model.layout, "scaled", number) + np.float32(1e-9))
     return proposed(model, trainer(number), signs * np.float32(norm / model.layout.size**0.5))
@@ -77,8 +77,10 @@ def test_anothers_payload_is_malformed(first: ReplicatedModel) -> None:
 
 def test_bytes_that_are_not_what_was_signed_are_malformed(first: ReplicatedModel) -> None:
     item = round_of(first, 1)[0]
-    assert first.check(item.trainer, item.proposal, item.payload[:-1] + bytes([item.payload[-1] ^ 1])) is Verdict.MALFORMED
-    assert first.check(item.trainer, replace(item.proposal, payload_bytes=1), item.payload) is Verdict.MALFORMED
+    assert (
+        first.check_proposal(item.trainer, item.proposal, item.payload[:-1] + bytes([item.payload[-1] ^ 1])) is Verdict.MALFORMED
+    )
+    assert first.check_proposal(item.trainer, replace(item.proposal, payload_bytes=1), item.payload) is Verdict.MALFORMED
     assert verdict(first, with_payload(item, b"garbage")) is Verdict.MALFORMED
 
 
@@ -88,7 +90,7 @@ def test_the_first_limit_is_sixteen_times_the_norm_of_the_job(first: ReplicatedM
 
 
 def test_later_limits_follow_the_accepted_norms(first: ReplicatedModel) -> None:
-    model = first.apply([scaled(first, number, norm) for number, norm in enumerate((0.1, 0.2, 30.0))], {})
+    model = first.apply_round([scaled(first, number, norm) for number, norm in enumerate((0.1, 0.2, 30.0))], {})
     assert NORM_RATIO == 16
     assert verdict(model, scaled(model, 0, 16 * 0.15)) is Verdict.ACCEPT
     assert verdict(model, scaled(model, 0, 16 * 0.21)) is Verdict.NORM
@@ -99,14 +101,14 @@ def test_a_million_times_the_norm_is_refused_in_every_round(first: ReplicatedMod
     for _ in range(3):
         honest = round_of(model, 3)
         assert verdict(model, scaled(model, 3, 1e6 * SMALL.norm_start)) is Verdict.NORM
-        model = model.apply(honest, {trainer(3): Verdict.NORM})
+        model = model.apply_round(honest, {trainer(3): Verdict.NORM})
 
 
 def test_the_limit_looks_back_a_bounded_number_of_rounds(first: ReplicatedModel) -> None:
     model = first
     for number in range(NORM_ROUNDS + 3):
-        model = model.apply([scaled(model, 0, 1.0 + number)], {})
-    assert len(model.state.norms) == NORM_ROUNDS
+        model = model.apply_round([scaled(model, 0, 1.0 + number)], {})
+    assert len(model.state.median_norms_squared) == NORM_ROUNDS
     assert model.norm_squared_max == pytest.approx(256 * (3 + NORM_ROUNDS // 2) ** 2, rel=0.07)
 
 
@@ -114,14 +116,14 @@ def test_one_liar_of_two_cannot_raise_the_limit_beyond_what_the_job_begins_with(
     model = first
     for _ in range(3 * NORM_ROUNDS):
         limit = math.sqrt(model.norm_squared_max)
-        model = model.apply([scaled(model, 0, 0.1), scaled(model, 1, 0.95 * limit)], {})
+        model = model.apply_round([scaled(model, 0, 0.1), scaled(model, 1, 0.95 * limit)], {})
     assert math.sqrt(model.norm_squared_max) == NORM_RATIO * SMALL.norm_start
 
 
 def test_one_liar_of_two_raises_no_limit_that_the_other_has_outgrown(first: ReplicatedModel) -> None:
     model = first
     for _ in range(3 * NORM_ROUNDS):
-        model = model.apply([scaled(model, 0, 5.0), scaled(model, 1, 0.95 * math.sqrt(model.norm_squared_max))], {})
+        model = model.apply_round([scaled(model, 0, 5.0), scaled(model, 1, 0.95 * math.sqrt(model.norm_squared_max))], {})
     assert math.sqrt(model.norm_squared_max) == pytest.approx(NORM_RATIO * 5.0, rel=0.04)
 
 
@@ -130,7 +132,7 @@ def test_one_liar_of_two_cannot_shut_the_other_out_by_saying_next_to_nothing(fir
     for _ in range(2 * NORM_ROUNDS):
         honest = scaled(model, 0, 8 * SMALL.norm_start)
         assert verdict(model, honest) is Verdict.ACCEPT
-        model = model.apply([honest, scaled(model, 1, 1e-6)], {})
+        model = model.apply_round([honest, scaled(model, 1, 1e-6)], {})
 
 
 @pytest.mark.parametrize(
@@ -146,16 +148,16 @@ def test_the_limit_is_exact_in_every_mode(mode: dict[str, Any]) -> None:
     """Sixteen times an update, which a greater exponent says, is at the limit, and anything more beyond it."""
     model = ReplicatedModel.initial(JOB, replace(SMALL, **mode))
     m = buffer(model.layout, "limit")
-    model = model.apply([proposed(model, trainer(0), m)], {})
+    model = model.apply_round([proposed(model, trainer(0), m)], {})
     assert verdict(model, proposed(model, trainer(0), m * np.float32(16))) is Verdict.ACCEPT
     assert verdict(model, proposed(model, trainer(0), m * np.float32(17))) is Verdict.NORM
-    update = codec.read(proposed(model, trainer(0), m * np.float32(16)).payload, model.layout)
-    assert update.norm_squared() == model.norm_squared_max == math.fsum(np.square(update.dense(), dtype=np.float64))
+    update = codec.read_payload(proposed(model, trainer(0), m * np.float32(16)).payload, model.layout)
+    assert update.norm_squared() == model.norm_squared_max == math.fsum(np.square(update.to_dense(), dtype=np.float64))
 
 
 def test_a_round_of_zeros_does_not_shut_everybody_out(first: ReplicatedModel) -> None:
     silent = proposed(first, trainer(0), np.zeros(first.layout.size, dtype=np.float32))
-    model = first.apply([silent], {})
+    model = first.apply_round([silent], {})
     assert verdict(model, round_of(model, 2)[1]) is Verdict.ACCEPT
 
 
@@ -178,7 +180,7 @@ def test_what_was_accepted_longer_ago_than_a_suspension_takes_is_not_gone_on_fro
     model = ReplicatedModel.initial(JOB, replace(SMALL, suspension_rounds=3, inner_state=InnerStatePolicy.KEEP))
     liar, inner = trainer(0), b"moments" + bytes(25)
     poison = proposed(model, liar, buffer(model.layout, "poison"))
-    model = model.apply([replace(poison, proposal=replace(poison.proposal, inner=inner))], {})
+    model = model.apply_round([replace(poison, proposal=replace(poison.proposal, inner=inner))], {})
     for round in range(1, 5):
         item = proposed(model, liar, buffer(model.layout, "back", round))
         began_anew = replace(item, proposal=replace(item.proposal, feedback=None, inner=inner))
@@ -186,7 +188,7 @@ def test_what_was_accepted_longer_ago_than_a_suspension_takes_is_not_gone_on_fro
         for named in ({"feedback": poison.proposal.buffer}, {"inner_from": inner}):
             went_on = replace(began_anew, proposal=replace(began_anew.proposal, **named))  # type: ignore[arg-type]
             assert verdict(model, went_on) is (Verdict.ACCEPT if round <= 3 else Verdict.COMMITMENT), round
-        model = model.apply(round_of(model, 4)[1:], {liar: Verdict.NORM})
+        model = model.apply_round(round_of(model, 4)[1:], {liar: Verdict.NORM})
     assert liar not in model.records and trainer(1) in model.records
 
 
@@ -194,10 +196,10 @@ def test_what_was_accepted_longer_ago_than_a_suspension_takes_is_not_gone_on_fro
 
 
 def test_a_step_is_aggregation_and_outer_step(first: ReplicatedModel, second: ReplicatedModel) -> None:
-    updates = [codec.read(item.payload, first.layout) for item in round_of(first, 3)]
-    gradient = aggregate.aggregate(updates, first.layout, SMALL.rule, SMALL.liars)
+    updates = [codec.read_payload(item.payload, first.layout) for item in round_of(first, 3)]
+    gradient = aggregate.aggregate_updates(updates, first.layout, SMALL.rule, SMALL.liars)
     parameters, momentum = np.array(first.parameters), np.array(first.vectors["momentum"])
-    outer.optimizer_of(SMALL, 0, ()).step(parameters, [momentum], gradient, True)
+    outer_optimizer.make_outer_optimizer(SMALL, 0, ()).step(parameters, [momentum], gradient, True)
     assert np.array_equal(second.parameters, parameters) and np.array_equal(second.vectors["momentum"], momentum)
     assert second.round == 1 and second.root != first.root
 
@@ -208,13 +210,13 @@ def test_what_was_checked_before_makes_no_difference_to_a_step(monkeypatch: pyte
     for item in (*others, *items):
         assert verdict(checked, item) is Verdict.ACCEPT
     for accepted in (items, [*others, *items[2:]]):  # the second time two other payloads than those checked last
-        assert checked.apply(accepted, {}).root == fresh.apply(accepted, {}).root
+        assert checked.apply_round(accepted, {}).root == fresh.apply_round(accepted, {}).root
     with pytest.raises(LocalProtocolError):
-        checked.apply([replace(items[0], payload=items[1].payload)], {})
-    monkeypatch.setattr("training.replicated.model.CHECKED_BYTES_MAX", len(items[0].payload))
+        checked.apply_round([replace(items[0], payload=items[1].payload)], {})
+    monkeypatch.setattr("training.replicated.replicated_model.CHECKED_BYTES_MAX", len(items[0].payload))
     bounded = ReplicatedModel.initial(JOB, SMALL)
     assert [verdict(bounded, item) for item in items] == [Verdict.ACCEPT] * 4 and list(bounded._checked) == [items[0].trainer]
-    assert bounded.apply(items, {}).root == fresh.apply(items, {}).root
+    assert bounded.apply_round(items, {}).root == fresh.apply_round(items, {}).root
 
 
 def test_the_model_before_is_left_alone(first: ReplicatedModel, second: ReplicatedModel) -> None:
@@ -228,38 +230,38 @@ def test_the_model_before_is_left_alone(first: ReplicatedModel, second: Replicat
 
 def test_the_order_of_the_accepted_does_not_matter(first: ReplicatedModel) -> None:
     items = round_of(first, 4)
-    assert first.apply(items, {}).root == first.apply(items[::-1], {}).root
+    assert first.apply_round(items, {}).root == first.apply_round(items[::-1], {}).root
 
 
 def test_too_few_accepted_take_no_step_but_are_remembered(first: ReplicatedModel) -> None:
     model = ReplicatedModel.initial(JOB, replace(SMALL, accepted_min=3))
     items = round_of(model, 2)
-    after = model.apply(items, {})
+    after = model.apply_round(items, {})
     assert np.array_equal(after.parameters, model.parameters) and not after.vectors["momentum"].any()
     assert after.round == 1 and after.root != model.root
     record = after.records[trainer(1)]
-    assert record == feedback.Record(items[1].proposal.buffer, items[1].proposal.payload, 0, False, 0)
+    assert record == error_feedback.FeedbackRecord(items[1].proposal.buffer, items[1].proposal.payload, 0, False, 0)
     after.verify()
 
 
 def test_a_round_without_proposals_only_counts(first: ReplicatedModel) -> None:
-    after = first.apply([], {trainer(0): Verdict.REPLAY})
-    assert after.round == 1 and after.root != first.root and after.state.norms == ()
+    after = first.apply_round([], {trainer(0): Verdict.REPLAY})
+    assert after.round == 1 and after.root != first.root and after.state.median_norms_squared == ()
     assert after.parameters is first.parameters
 
 
 def test_only_a_norm_rejection_halves_what_remains(second: ReplicatedModel) -> None:
     rejected = {trainer(0): Verdict.NORM, trainer(1): Verdict.REPLAY, trainer(7): Verdict.NORM}
-    after = second.apply([], rejected).apply([], rejected)
+    after = second.apply_round([], rejected).apply_round([], rejected)
     assert after.records[trainer(0)] == replace(second.records[trainer(0)], halvings=2)
     assert after.records[trainer(1)] == second.records[trainer(1)]
     assert trainer(7) not in after.records
 
 
 def test_acceptance_starts_the_record_anew(second: ReplicatedModel) -> None:
-    halved = second.apply([], {trainer(0): Verdict.NORM})
+    halved = second.apply_round([], {trainer(0): Verdict.NORM})
     item = round_of(halved, 1)[0]
-    assert halved.apply([item], {}).records[trainer(0)] == feedback.Record(
+    assert halved.apply_round([item], {}).records[trainer(0)] == error_feedback.FeedbackRecord(
         item.proposal.buffer, item.proposal.payload, 2, True, 0
     )
 
@@ -267,19 +269,19 @@ def test_acceptance_starts_the_record_anew(second: ReplicatedModel) -> None:
 def test_what_cannot_have_been_decided_is_our_own_mistake(first: ReplicatedModel) -> None:
     items = round_of(first, 2)
     with pytest.raises(LocalProtocolError, match="both"):
-        first.apply(items, {trainer(0): Verdict.NORM})
+        first.apply_round(items, {trainer(0): Verdict.NORM})
     with pytest.raises(LocalProtocolError, match="one per trainer"):
-        first.apply([*items, items[0]], {})
+        first.apply_round([*items, items[0]], {})
     with pytest.raises(LocalProtocolError, match="not the one"):
-        first.apply([replace(items[0], payload=items[1].payload)], {})
+        first.apply_round([replace(items[0], payload=items[1].payload)], {})
     with pytest.raises(RemoteProtocolError, match="malformed"):
-        first.apply([with_payload(items[0], items[1].payload)], {})
+        first.apply_round([with_payload(items[0], items[1].payload)], {})
 
 
 def test_the_root_covers_everything(second: ReplicatedModel) -> None:
     def root(**changes: object) -> bytes:
         state = replace(second.state, **changes)  # type: ignore[arg-type]
-        return ReplicatedModel.of(state, {name: vector.copy() for name, vector in second.vectors.items()}).root
+        return ReplicatedModel.from_vectors(state, {name: vector.copy() for name, vector in second.vectors.items()}).root
 
     record = second.records[trainer(0)]
     roots = {
@@ -295,7 +297,7 @@ def test_the_root_covers_everything(second: ReplicatedModel) -> None:
         for element in (0, second.layout.size - 1):
             vectors = {name: vector.copy() for name, vector in second.vectors.items()}
             vectors[changed][element] += 1
-            roots.add(ReplicatedModel.of(second.state, vectors).root)
+            roots.add(ReplicatedModel.from_vectors(second.state, vectors).root)
     assert root() == second.root and len(roots) == 11
 
 
@@ -304,20 +306,23 @@ def test_a_model_with_ragged_tensors_runs_as_well() -> None:
     for _ in range(3):
         items = round_of(model, 4)
         assert {verdict(model, item) for item in items} == {Verdict.ACCEPT}
-        model = model.apply(items, {})
+        model = model.apply_round(items, {})
     model.verify()
 
 
 def test_a_scratch_job_can_be_replayed_by_anybody() -> None:
     spec = JobSpec(name="test", objective="scratch")
     model = ReplicatedModel.initial(JOB, spec)
-    delta = Scratch().known_update(model.job, model.round, trainer(0), model.layout.size)
+    delta = ScratchObjective().deterministic_update(model.job, model.round, trainer(0), model.layout.size)
     item = proposed(model, trainer(0), delta)
     assert verdict(model, item) is Verdict.ACCEPT
-    again = Scratch().known_update(model.job, model.round, trainer(0), model.layout.size)
-    levels, e = committed(delta, model.layout), feedback.feedback_after(None, None, None, model.layout)
+    again = ScratchObjective().deterministic_update(model.job, model.round, trainer(0), model.layout.size)
+    levels, e = committed(delta, model.layout), error_feedback.next_feedback(None, None, None, model.layout)
     of_spec = model.header(trainer(0)), model.layout, spec.feedback_decay
-    assert feedback.deviation(item.payload, levels, e, again, *of_spec) == (0.0, pytest.approx(np.linalg.norm(delta)))
+    assert error_feedback.replay_deviation(item.payload, levels, e, again, *of_spec) == (
+        0.0,
+        pytest.approx(np.linalg.norm(delta)),
+    )
 
 
 def test_training_converges_with_a_liar_and_error_feedback() -> None:
@@ -325,18 +330,18 @@ def test_training_converges_with_a_liar_and_error_feedback() -> None:
     model = ReplicatedModel.initial(JOB, replace(SMALL, norm_start=100.0))
     target = buffer(model.layout, "target", deviation=0.5)
     start = np.linalg.norm(model.parameters - target)
-    sent: dict[bytes, tuple[codec.Update | None, bytes | None]] = {}
+    sent: dict[bytes, tuple[codec.QuantizedUpdate | None, bytes | None]] = {}
     for number in range(40):
         items = []
         for key in (trainer(i) for i in range(4)):
             noise = buffer(model.layout, "noise", number, key, deviation=0.05)
             delta = (model.parameters - target) * np.float32(0.2) + noise
-            e = feedback.feedback_after(model.records.get(key), *sent.get(key, NOTHING), model.layout)
-            m = feedback.accumulate(e, -delta if key == trainer(3) else delta, 0.95)
+            e = error_feedback.next_feedback(model.records.get(key), *sent.get(key, NOTHING), model.layout)
+            m = error_feedback.accumulate_feedback(e, -delta if key == trainer(3) else delta, 0.95)
             items.append(proposed(model, key, m))
-            sent[key] = buffers.of(m, model.header(key), model.spec), items[-1].payload
+            sent[key] = feedback_buffer.make_buffer(m, model.header(key), model.spec), items[-1].payload
         assert {verdict(model, item) for item in items[:3]} == {Verdict.ACCEPT}
-        model = model.apply(items, {})
+        model = model.apply_round(items, {})
     assert np.linalg.norm(model.parameters - target) < 0.15 * start
 
 
@@ -355,19 +360,19 @@ def test_an_opened_model_continues_to_the_same_root(second: ReplicatedModel, tmp
     second.save(tmp_path / "model")
     opened = ReplicatedModel.open(tmp_path / "model")
     items = round_of(second, 4)
-    continued = opened.apply(items, {})
-    assert continued.root == second.apply(items, {}).root and type(continued.parameters) is np.ndarray
+    continued = opened.apply_round(items, {})
+    assert continued.root == second.apply_round(items, {}).root and type(continued.parameters) is np.ndarray
 
 
-@pytest.mark.parametrize("kind", Outer)
+@pytest.mark.parametrize("kind", OuterOptimizerKind)
 @pytest.mark.parametrize("least", [1, 9], ids=["step", "no step"])
-def test_applying_block_by_block_to_disk_gives_the_same_model(tmp_path: Path, kind: Outer, least: int) -> None:
-    spec = replace(SMALL, outer=kind, local_steps=1 if kind is Outer.ADAMW else 15, accepted_min=least)
+def test_applying_block_by_block_to_disk_gives_the_same_model(tmp_path: Path, kind: OuterOptimizerKind, least: int) -> None:
+    spec = replace(SMALL, outer=kind, local_steps=1 if kind is OuterOptimizerKind.ADAMW else 15, accepted_min=least)
     model = ReplicatedModel.initial(JOB, spec)
     for number in range(3):
         items = round_of(model, 4)
-        in_memory = model.apply(items, {})
-        model = model.apply_into(tmp_path / f"{number}", items, {}, durable=number == 0)
+        in_memory = model.apply_round(items, {})
+        model = model.apply_round_into(tmp_path / f"{number}", items, {}, durable=number == 0)
         model.verify()
         assert model.root == in_memory.root and model.state == in_memory.state
     assert model.round == 3
@@ -375,11 +380,11 @@ def test_applying_block_by_block_to_disk_gives_the_same_model(tmp_path: Path, ki
 
 def test_only_a_durable_model_says_that_it_is(second: ReplicatedModel, tmp_path: Path) -> None:
     second.save(tmp_path / "model", durable=False)
-    assert not files.is_durable(tmp_path / "model")
+    assert not model_directory.is_durable(tmp_path / "model")
     second.save(tmp_path / "model")
-    assert files.is_durable(tmp_path / "model")
+    assert model_directory.is_durable(tmp_path / "model")
     second.save(tmp_path / "model", durable=False)
-    assert files.is_durable(tmp_path / "model")
+    assert model_directory.is_durable(tmp_path / "model")
 
 
 def test_an_opened_model_is_mapped_not_read(second: ReplicatedModel, tmp_path: Path) -> None:
@@ -412,7 +417,7 @@ def test_a_crash_at_any_step_of_saving_leaves_the_old_model_or_the_new(
         place = tmp_path / f"{steps}"
         if over_a_retired:
             first.save(place / "retired", durable=False)
-            files.retire(place / "retired")
+            model_directory.recycle_directory(place / "retired")
         return place
 
     while _crashes_at(steps, first, second, home(), monkeypatch):

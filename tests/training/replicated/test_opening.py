@@ -10,42 +10,42 @@ import pytest
 from protocol.errors import UserError
 from protocol.verdicts import Verdict
 from tests.training.replicated.support import JOB, SMALL, buffer, proposed, round_of, trainer
-from training.replicated import buffers, codec
-from training.replicated.codec import Mode
-from training.replicated.model import Accepted, ReplicatedModel
-from training.spec import OPENING_BITS, AuditMode, Compression, JobSpec, Memory
+from training.job_spec import OPENING_BITS, AuditMode, Compression, FeedbackMemory, JobSpec
+from training.replicated import codec, feedback_buffer
+from training.replicated.codec import PayloadMode
+from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
 
 OPENING = 2
 SPEC = replace(SMALL, opening_rounds=OPENING)
 SPARSE = replace(SPEC, compression=Compression.SPARSE)
-ESTIMATES = replace(SPEC, memory=Memory.ESTIMATES, feedback_decay=0.8, audit=AuditMode.OFF, liars=1)
-OWN = {"dense": (SPEC, Mode(Compression.DENSE, 1, 4096)), "sparse": (SPARSE, Mode(Compression.SPARSE, 1, 64))}
+ESTIMATES = replace(SPEC, memory=FeedbackMemory.ESTIMATES, feedback_decay=0.8, audit=AuditMode.OFF, liars=1)
+OWN = {"dense": (SPEC, PayloadMode(Compression.DENSE, 1, 4096)), "sparse": (SPARSE, PayloadMode(Compression.SPARSE, 1, 64))}
 
 
 def after(spec: JobSpec, rounds: int) -> ReplicatedModel:
     model = ReplicatedModel.initial(JOB, spec)
     for _ in range(rounds):
-        model = model.apply(round_of(model, 3), {})
+        model = model.apply_round(round_of(model, 3), {})
     return model
 
 
-def in_mode_of(model: ReplicatedModel, spec: JobSpec) -> Accepted:
+def in_mode_of(model: ReplicatedModel, spec: JobSpec) -> AcceptedProposal:
     """A sound proposal for this round of the job, but for a payload in the mode of `spec`."""
     return proposed(replace(model, state=replace(model.state, spec=spec)), trainer(0), buffer(model.layout, "any"))
 
 
-def verdict(model: ReplicatedModel, item: Accepted) -> Verdict:
-    return model.check(item.trainer, item.proposal, item.payload)
+def verdict(model: ReplicatedModel, item: AcceptedProposal) -> Verdict:
+    return model.check_proposal(item.trainer, item.proposal, item.payload)
 
 
 @pytest.mark.parametrize("kind", OWN)
 def test_so_many_first_rounds_say_four_bits_of_every_element_and_all_later_ones_what_the_job_says(kind: str) -> None:
     spec, own = OWN[kind]
-    modes = [Mode.of(spec, number) for number in range(spec.rounds)]
-    assert modes == [Mode(Compression.DENSE, OPENING_BITS, 4096)] * OPENING + [own] * (spec.rounds - OPENING)
+    modes = [PayloadMode.of_round(spec, number) for number in range(spec.rounds)]
+    assert modes == [PayloadMode(Compression.DENSE, OPENING_BITS, 4096)] * OPENING + [own] * (spec.rounds - OPENING)
     for number in range(OPENING + 2):
         payloads = [item.payload for item in round_of(after(spec, number), 2)]
-        assert {codec.read(payload, after(spec, 0).layout).mode for payload in payloads} == {modes[number]}
+        assert {codec.read_payload(payload, after(spec, 0).layout).mode for payload in payloads} == {modes[number]}
 
 
 @pytest.mark.parametrize("kind", OWN)
@@ -64,20 +64,20 @@ def test_what_the_last_opening_round_left_unsaid_is_said_by_the_next_and_it_is_l
     left = []
     for opening in (OPENING, 0):
         model = after(replace(spec, opening_rounds=opening), OPENING - 1)
-        levels = buffers.of(buffer(model.layout, "m"), model.header(key), model.spec)
+        levels = feedback_buffer.make_buffer(buffer(model.layout, "m"), model.header(key), model.spec)
         assert levels is not None
-        m = levels.dense()
+        m = levels.to_dense()
         item = proposed(model, key, m)
-        next_model = model.apply([item], {})
+        next_model = model.apply_round([item], {})
         if spec.has_estimates:
-            held = next_model.held(key)
-            assert held is not None and np.array_equal(next_model.carried(key, levels, item.payload), m), (
+            held = next_model.estimate_vector(key)
+            assert held is not None and np.array_equal(next_model.feedback_of(key, levels, item.payload), m), (
                 "the momentum stays whole"
             )
             unsaid = m - held
         else:
-            unsaid = next_model.carried(key, levels, item.payload)
-            assert np.array_equal(unsaid, m - codec.read(item.payload, model.layout).dense())
+            unsaid = next_model.feedback_of(key, levels, item.payload)
+            assert np.array_equal(unsaid, m - codec.read_payload(item.payload, model.layout).to_dense())
         assert verdict(next_model, proposed(next_model, key, buffer(model.layout, "next") + unsaid)) is Verdict.ACCEPT
         left.append(float(np.linalg.norm(unsaid) / np.linalg.norm(m)))
     assert left[0] < 0.2 < 0.5 < left[1], "of four bits, and of one"
@@ -85,11 +85,11 @@ def test_what_the_last_opening_round_left_unsaid_is_said_by_the_next_and_it_is_l
 
 def test_more_opening_rounds_than_there_are_and_those_that_say_less_than_the_others_are_refused() -> None:
     spec = JobSpec(name="job", data=bytes(32), opening_rounds=OPENING)
-    replace(spec, opening_rounds=spec.rounds).checked()
+    replace(spec, opening_rounds=spec.rounds).validated()
     with pytest.raises(UserError, match="opening_rounds 61 is more than rounds 60: take bits 4 for all"):
-        replace(spec, opening_rounds=61).checked()
+        replace(spec, opening_rounds=61).validated()
     of_sparse = {"bits": 8, "compression": Compression.SPARSE}
     for same in ({"bits": 4}, {"bits": 8}, {**of_sparse, "keep": 2048}):
         with pytest.raises(UserError, match="opening_rounds 2 gains nothing where all rounds say 4 bits an element or more"):
-            replace(spec, **same).checked()  # type: ignore[arg-type]
-    replace(spec, **of_sparse, keep=2047).checked()  # type: ignore[arg-type]
+            replace(spec, **same).validated()  # type: ignore[arg-type]
+    replace(spec, **of_sparse, keep=2047).validated()  # type: ignore[arg-type]

@@ -7,22 +7,22 @@ import numpy as np
 import pytest
 
 from tests.training.replicated.support import RAGGED, SMALL, buffer
-from training.replicated import outer
-from training.replicated.layout import Float32Array
-from training.replicated.schedule import inner_rate
-from training.spec import JobSpec, Outer
+from training.job_spec import JobSpec, OuterOptimizerKind
+from training.replicated import outer_optimizer
+from training.replicated.learning_rate_schedule import inner_rate
+from training.replicated.tensor_layout import Float32Array
 
 P, V, G = (buffer(RAGGED, name) for name in ("parameters", "momentum", "gradient"))
-ADAMW = replace(SMALL, outer=Outer.ADAMW, local_steps=1, beta1=0.9, weight_decay=0.5, warmup_rounds=0)
+ADAMW = replace(SMALL, outer=OuterOptimizerKind.ADAMW, local_steps=1, beta1=0.9, weight_decay=0.5, warmup_rounds=0)
 NORMAL = np.finfo(np.float32).smallest_normal
 one = np.float32
 
 
-def spec_of(kind: Outer) -> JobSpec:
+def spec_of(kind: OuterOptimizerKind) -> JobSpec:
     return replace(ADAMW, outer=kind)
 
 
-def stepped(optimizer: outer.Optimizer, *vectors: Float32Array, decayed: bool = True) -> list[Float32Array]:
+def stepped(optimizer: outer_optimizer.OuterOptimizer, *vectors: Float32Array, decayed: bool = True) -> list[Float32Array]:
     """The parameters and slots after a step from these parameters, slots and gradient, which are left as they are."""
     parameters, *slots, gradient = (vector.copy() for vector in vectors)
     optimizer.step(parameters, slots, gradient, decayed)
@@ -30,7 +30,7 @@ def stepped(optimizer: outer.Optimizer, *vectors: Float32Array, decayed: bool = 
 
 
 def test_nesterov_rounds_every_operation_on_its_own() -> None:
-    parameters, momentum = stepped(outer.Nesterov(0.7, 0.5), P, V, G)
+    parameters, momentum = stepped(outer_optimizer.OuterNesterov(0.7, 0.5), P, V, G)
     for i in range(0, RAGGED.size, 97):
         following = one(one(one(0.5) * V[i]) + G[i])
         change = one(one(0.7) * one(one(one(0.5) * following) + G[i]))
@@ -38,22 +38,22 @@ def test_nesterov_rounds_every_operation_on_its_own() -> None:
 
 
 def test_nesterov_without_momentum_and_sgd_are_plain_descent() -> None:
-    parameters, _ = stepped(outer.Nesterov(1.0, 0.0), P, np.zeros_like(P), G)
+    parameters, _ = stepped(outer_optimizer.OuterNesterov(1.0, 0.0), P, np.zeros_like(P), G)
     assert np.array_equal(parameters, P - G)
-    assert np.array_equal(stepped(outer.SGD(0.7), P, G)[0], P - one(0.7) * G)
+    assert np.array_equal(stepped(outer_optimizer.OuterSgd(0.7), P, G)[0], P - one(0.7) * G)
 
 
 def test_sign_moves_everything_by_the_rate_against_the_momentum() -> None:
-    parameters, momentum = stepped(outer.Sign(0.25, 0.9), P, V, G)
+    parameters, momentum = stepped(outer_optimizer.OuterSignum(0.25, 0.9), P, V, G)
     assert np.array_equal(momentum, one(0.9) * V + G)
     assert np.array_equal(parameters, P - one(0.25) * np.sign(momentum))
-    assert np.array_equal(stepped(outer.Sign(0.25, 0.9), P, np.zeros_like(P), np.zeros_like(P))[0], P)
+    assert np.array_equal(stepped(outer_optimizer.OuterSignum(0.25, 0.9), P, np.zeros_like(P), np.zeros_like(P))[0], P)
 
 
 @pytest.mark.parametrize("decayed", [True, False])
 def test_adamw_rounds_every_operation_on_its_own(decayed: bool) -> None:
     second = V * V
-    optimizer = outer.AdamW(0.01, (0.9, 0.95), (0.9**3, 0.95**3), 0.5)
+    optimizer = outer_optimizer.OuterAdamW(0.01, (0.9, 0.95), (0.9**3, 0.95**3), 0.5)
     parameters, m, v = stepped(optimizer, P, V, second, G, decayed=decayed)
     for i in range(0, RAGGED.size, 97):
         first = one(one(one(0.9) * V[i]) + one(G[i] * one(1 - 0.9)))
@@ -67,11 +67,11 @@ def test_adamw_rounds_every_operation_on_its_own(decayed: bool) -> None:
 def test_adamw_is_the_adamw_of_its_paper() -> None:
     theta, m, v = P.astype(np.float64), np.zeros(RAGGED.size), np.zeros(RAGGED.size)
     exact = [P, np.zeros_like(P), np.zeros_like(P)]
-    powers = outer.first_powers(ADAMW)
+    powers = outer_optimizer.initial_beta_powers(ADAMW)
     for number in range(20):
         gradient, rate = buffer(RAGGED, "gradient", number), inner_rate(ADAMW, number)
-        powers = outer.next_powers(ADAMW, powers)
-        exact = stepped(outer.optimizer_of(ADAMW, number, powers), *exact, gradient)
+        powers = outer_optimizer.next_beta_powers(ADAMW, powers)
+        exact = stepped(outer_optimizer.make_outer_optimizer(ADAMW, number, powers), *exact, gradient)
         m, v = 0.9 * m + 0.1 * gradient, 0.95 * v + 0.05 * np.square(gradient, dtype=np.float64)
         root = np.sqrt(v / (1 - 0.95 ** (number + 1))) + 1e-8
         theta = theta * (1 - rate * 0.5) - rate * m / (1 - 0.9 ** (number + 1)) / root
@@ -79,38 +79,44 @@ def test_adamw_is_the_adamw_of_its_paper() -> None:
 
 
 def test_powers_of_beta_are_products_and_become_zero_where_they_no_longer_matter() -> None:
-    powers = outer.first_powers(ADAMW)
+    powers = outer_optimizer.initial_beta_powers(ADAMW)
     for count in range(1, 1000):
-        powers = outer.next_powers(ADAMW, powers)
-        assert powers == pytest.approx((0.9**count, 0.95**count), rel=1e-12, abs=outer.POWER_LEAST)
+        powers = outer_optimizer.next_beta_powers(ADAMW, powers)
+        assert powers == pytest.approx((0.9**count, 0.95**count), rel=1e-12, abs=outer_optimizer.POWER_LEAST)
     assert powers == (0.0, 0.0)
-    assert outer.next_powers(SMALL, outer.first_powers(SMALL)) == ()
+    assert outer_optimizer.next_beta_powers(SMALL, outer_optimizer.initial_beta_powers(SMALL)) == ()
 
 
-@pytest.mark.parametrize("kind", Outer)
-def test_what_a_job_names_is_what_moves_it(kind: Outer) -> None:
+@pytest.mark.parametrize("kind", OuterOptimizerKind)
+def test_what_a_job_names_is_what_moves_it(kind: OuterOptimizerKind) -> None:
     spec = spec_of(kind)
-    optimizer = outer.optimizer_of(spec, 0, outer.next_powers(spec, outer.first_powers(spec)))
+    optimizer = outer_optimizer.make_outer_optimizer(
+        spec, 0, outer_optimizer.next_beta_powers(spec, outer_optimizer.initial_beta_powers(spec))
+    )
     slots = {"nesterov": ("momentum",), "sgd": (), "sign": ("momentum",), "adamw": ("first", "second")}
-    assert type(optimizer).__name__.lower() == kind.value and outer.slots_of(spec) == slots[kind.value]
+    assert type(optimizer).__name__.lower() == kind.value and outer_optimizer.optimizer_slots(spec) == slots[kind.value]
 
 
 # Exact multiples of 2^-123, large and tiny, as gradients and as what has decayed for many rounds.
 TINY = np.array([2.0**-e * f for e in range(1, 140, 3) for f in (1, -1.75, 0)], dtype=np.float32)
 
 
-@pytest.mark.parametrize("kind", Outer)
+@pytest.mark.parametrize("kind", OuterOptimizerKind)
 @pytest.mark.parametrize("factor", [0.0, 1e-30, 2.0**-24, 0.5, 1.0])
-def test_nothing_ever_becomes_subnormal_or_depends_on_what_a_flush_to_zero_would_change(kind: Outer, factor: float) -> None:
+def test_nothing_ever_becomes_subnormal_or_depends_on_what_a_flush_to_zero_would_change(
+    kind: OuterOptimizerKind, factor: float
+) -> None:
     """Every step is made twice: as it is, and with every subnormal intermediate result replaced by zero."""
     spec = replace(spec_of(kind), outer_momentum=factor, beta1=factor * 0.999, beta2=factor * 0.99, weight_decay=3.0)
-    gradients = [np.where(np.abs(g) < outer.LEAST, one(0), g) for g in (TINY, np.zeros_like(TINY), -np.roll(TINY, 7))]
-    plain = [np.zeros(len(TINY), dtype=np.float32) for _ in range(1 + len(outer.slots_of(spec)))]
+    gradients = [
+        np.where(np.abs(g) < outer_optimizer.FLUSH_BELOW, one(0), g) for g in (TINY, np.zeros_like(TINY), -np.roll(TINY, 7))
+    ]
+    plain = [np.zeros(len(TINY), dtype=np.float32) for _ in range(1 + len(outer_optimizer.optimizer_slots(spec)))]
     flushed = [vector.view(Flushing) for vector in plain]
-    powers = outer.first_powers(spec)
+    powers = outer_optimizer.initial_beta_powers(spec)
     for number in range(60):
-        powers = outer.next_powers(spec, powers)
-        optimizer = outer.optimizer_of(spec, number, powers)
+        powers = outer_optimizer.next_beta_powers(spec, powers)
+        optimizer = outer_optimizer.make_outer_optimizer(spec, number, powers)
         gradient = gradients[min(number, 2)]
         plain = stepped(optimizer, *plain, gradient)
         flushed = stepped(optimizer, *flushed, gradient.view(Flushing))
@@ -146,8 +152,8 @@ def test_a_step_that_does_not_flush_would_be_seen() -> None:
 def test_rates_beyond_all_reason_leave_finite_numbers() -> None:
     wild = replace(ADAMW, inner_rate=10.0, weight_decay=100.0, beta1=1 - 2.0**-53, beta2=1 - 2.0**-53)
     vectors = [P, np.zeros_like(P), np.zeros_like(P)]
-    powers = outer.first_powers(wild)
+    powers = outer_optimizer.initial_beta_powers(wild)
     for number in range(5):
-        powers = outer.next_powers(wild, powers)
-        vectors = stepped(outer.optimizer_of(wild, number, powers), *vectors, G * one(2.0**40))
+        powers = outer_optimizer.next_beta_powers(wild, powers)
+        vectors = stepped(outer_optimizer.make_outer_optimizer(wild, number, powers), *vectors, G * one(2.0**40))
     assert all(np.isfinite(vector).all() for vector in vectors)

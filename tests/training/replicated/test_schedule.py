@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from training.replicated.schedule import inner_rate
-from training.spec import INNER_RATE_MIN, JobSpec
+from training.job_spec import INNER_RATE_MIN, JobSpec
+from training.replicated.learning_rate_schedule import inner_rate
 
 JOB = JobSpec(name="j", data=bytes(32), inner_rate=1.0, inner_rate_floor=0.25)
 
 
 def rates(**fields: object) -> list[float]:
-    spec = replace(JOB, **fields).checked()  # type: ignore[arg-type]
+    spec = replace(JOB, **fields).validated()  # type: ignore[arg-type]
     return [inner_rate(spec, round) for round in range(spec.rounds)]
 
 

@@ -16,7 +16,7 @@ from training.replay.inner_state import ADAMW_EPSILON
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class AdamWSettings:
     beta1: float
     beta2: float
     weight_decay: float
@@ -31,7 +31,7 @@ class AdamW:
         parameters: Tensor,
         gradients: Tensor,
         decayed: Tensor,
-        settings: Settings,
+        settings: AdamWSettings,
         moments: Tensor | None = None,
         steps: int = 0,
     ) -> None:
@@ -45,23 +45,23 @@ class AdamW:
         self._parameters, self._gradients = parameters, gradients
         self._decayed = decayed
         self._first, self._second = self.moments.chunk(2)
-        self._stretches = stretches(decayed) if parameters.is_cuda else []
+        self._stretches = decay_ranges(decayed) if parameters.is_cuda else []
 
     @torch.no_grad()
     def step(self, rate: float) -> float:
         """Clips the gradients, moves the parameters against them, and returns the norm before clipping."""
-        norm = clip(self._gradients, self.settings.clip)
+        norm = clip_gradients(self._gradients, self.settings.clip)
         self.steps += 1
         vectors = self._parameters, self._gradients, self._first, self._second
         if self._stretches:
-            move_at_once(*vectors, self._stretches, self.settings, rate, self.steps)
+            fused_adamw_step(*vectors, self._stretches, self.settings, rate, self.steps)
         else:
-            move(*vectors, self._decayed, self.settings, rate, self.steps)
+            adamw_step(*vectors, self._decayed, self.settings, rate, self.steps)
         return norm
 
 
 @torch.no_grad()
-def clip(gradients: Tensor, limit: float) -> float:
+def clip_gradients(gradients: Tensor, limit: float) -> float:
     """Scales the gradients down to a norm of at most `limit`, in place, and returns what it was before."""
     norm = float(gradients.norm())
     if norm > limit:
@@ -69,13 +69,13 @@ def clip(gradients: Tensor, limit: float) -> float:
     return norm
 
 
-def move(
+def adamw_step(
     parameters: Tensor,
     gradients: Tensor,
     first: Tensor,
     second: Tensor,
     decayed: Tensor | None,
-    settings: Settings,
+    settings: AdamWSettings,
     rate: float,
     steps: int,
 ) -> None:
@@ -91,7 +91,7 @@ def move(
     parameters.addcdiv_(first, root, value=-rate / first_correction)
 
 
-def stretches(decayed: Tensor) -> list[tuple[slice, bool]]:
+def decay_ranges(decayed: Tensor) -> list[tuple[slice, bool]]:
     """Neighbouring elements that all decay, or do not."""
     ends = ((decayed[1:] != decayed[:-1]).nonzero().flatten() + 1).tolist()
     starts = [0, *ends]
@@ -100,17 +100,19 @@ def stretches(decayed: Tensor) -> list[tuple[slice, bool]]:
 
 
 @torch.no_grad()
-def move_at_once(
+def fused_adamw_step(
     parameters: Tensor,
     gradients: Tensor,
     first: Tensor,
     second: Tensor,
     decays: Sequence[tuple[slice, bool]],
-    settings: Settings,
+    settings: AdamWSettings,
     rate: float,
     steps: int,
 ) -> None:
-    """As `move`, by torch's own fused step: one pass over memory in the place of seven, and no vector beside the given ones."""
+    """As `adamw_step`, by torch's own fused step: one pass over memory in the place of seven, and no vector beside the given
+    ones.
+    """
     betas = {"beta1": settings.beta1, "beta2": settings.beta2, "eps": ADAMW_EPSILON}
     for decay in (False, True):
         places = [place for place, is_decayed in decays if is_decayed is decay]

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from protocol.errors import UserError
-from training.resources import AUTO
-from training.tasks import Device
+from training.engine_resources import AUTO
+from training.worker_protocol import DeviceInfo
 
 CPU = torch.device("cpu")
 # cuBLAS gives the same bits each time where it works in a buffer of its own; it reads this when it starts.
@@ -31,7 +31,7 @@ def cuda_devices() -> list[torch.device]:
     return [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
 
 
-def chosen(name: str) -> torch.device:
+def select_device(name: str) -> torch.device:
     """The device that a setting names. `UserError` for one that is not here."""
     here = cuda_devices()
     if name in (AUTO, "cuda"):
@@ -48,20 +48,20 @@ def chosen(name: str) -> torch.device:
     raise UserError(f"device {name!r} is not here: there is {there_are}{why}")
 
 
-def described(used: Sequence[torch.device]) -> Iterator[Device]:
+def describe_devices(used: Sequence[torch.device]) -> Iterator[DeviceInfo]:
     """All that are here. The processor has the machine's memory, of which this process holds a part."""
     page, mb = os.sysconf("SC_PAGE_SIZE"), 1_000_000
     total, free = (page * os.sysconf(name) // mb for name in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
     held = page * int(Path("/proc/self/statm").read_text().split()[1]) // mb if Path("/proc/self/statm").exists() else 0
-    yield Device(str(CPU), platform.processor() or platform.machine(), total, free, held, CPU in used)
+    yield DeviceInfo(str(CPU), platform.processor() or platform.machine(), total, free, held, CPU in used)
     for here in cuda_devices():
         about, is_used = torch.cuda.get_device_properties(here), here in used
         free_mb = torch.cuda.mem_get_info(here)[0] // mb if is_used else None
         held = torch.cuda.memory_reserved(here) // mb if is_used else 0
-        yield Device(str(here), about.name, about.total_memory // mb, free_mb, held, is_used)
+        yield DeviceInfo(str(here), about.name, about.total_memory // mb, free_mb, held, is_used)
 
 
-def start(device: torch.device) -> None:
+def configure_device(device: torch.device) -> None:
     """Before anything else uses the device: float32 as processors compute it, and the same bits each time where torch can."""
     if device.type != "cuda":
         return
@@ -74,7 +74,7 @@ def start(device: torch.device) -> None:
 
 
 @contextmanager
-def strictly(device: torch.device) -> Iterator[None]:
+def deterministic_algorithms(device: torch.device) -> Iterator[None]:
     """On a GPU torch raises in here where it has no algorithm that gives the same bits each time. Where it only warns, it leaves
     the gradient of attention as it is.
     """
@@ -94,7 +94,7 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
-class _Pieces:
+class _PinnedBuffers:
     """Two pieces of memory that cannot move, as CUDA copies only those while other work goes on: one travels, one is in use."""
 
     def __init__(self, device: torch.device, elements: int) -> None:
@@ -127,10 +127,10 @@ def _copiers(elements: int) -> Iterator[Callable[..., None]]:
         yield share_out
 
 
-def upload(array: npt.NDArray[np.float32], target: Tensor, elements: int = PIECE_ELEMENTS) -> None:
+def upload_vector(array: npt.NDArray[np.float32], target: Tensor, elements: int = PIECE_ELEMENTS) -> None:
     """A flat vector, that may be mapped into memory to be read alone, takes the place of another on a device."""
     elements = min(elements, len(array))
-    pieces = _Pieces(target.device, elements)
+    pieces = _PinnedBuffers(target.device, elements)
     with _copiers(elements) as share_out:
         for number, start in enumerate(range(0, len(array), elements)):
             part = array[start : start + elements]
@@ -141,10 +141,10 @@ def upload(array: npt.NDArray[np.float32], target: Tensor, elements: int = PIECE
 
 
 @torch.no_grad()
-def difference(array: npt.NDArray[np.float32], of: Tensor, elements: int = PIECE_ELEMENTS) -> npt.NDArray[np.float32]:
+def subtract_device_vector(array: npt.NDArray[np.float32], of: Tensor, elements: int = PIECE_ELEMENTS) -> npt.NDArray[np.float32]:
     """`array` − `of`, of flat vectors the second of which is on a device."""
     elements = min(elements, len(array))
-    found, pieces, starts = np.empty_like(array), _Pieces(of.device, elements), range(0, len(array), elements)
+    found, pieces, starts = np.empty_like(array), _PinnedBuffers(of.device, elements), range(0, len(array), elements)
 
     def send(number: int) -> None:
         part = of[starts[number] : starts[number] + elements]

@@ -21,30 +21,30 @@ from torch import Tensor
 from features.lazily import named
 from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
+from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import Tokenizer
-from training.engines.engine import Beat, Other
+from training.engine_resources import EngineResources
+from training.engines.engine import OnProgress, RequiredModel
 from training.engines.pytorch import sampling
-from training.engines.pytorch.adamw import AdamW, Settings, clip
-from training.engines.pytorch.device import CPU, difference, strictly, to_device, to_numpy
-from training.engines.pytorch.memory import sequences_that_fit
+from training.engines.pytorch.adamw import AdamW, AdamWSettings, clip_gradients
+from training.engines.pytorch.device import CPU, deterministic_algorithms, subtract_device_vector, to_device, to_numpy
+from training.engines.pytorch.memory_estimate import sequences_that_fit
 from training.engines.pytorch.model import GPT
 from training.engines.pytorch.muon import Muon
-from training.objectives.objective import Declaration, Step
+from training.job_spec import InnerOptimizerKind, JobSpec, Precision
+from training.objectives.objective import Declaration, InnerStep
 from training.replay.inner_state import InnerState, OnState
-from training.replicated.layout import Float32Array, layout_of
-from training.replicated.schedule import inner_rate
-from training.resources import Resources
-from training.sequences import Tokens
-from training.spec import Inner, JobSpec, Precision
+from training.replicated.learning_rate_schedule import inner_rate
+from training.replicated.tensor_layout import Float32Array, layout_of
 
 log = logging.getLogger("peer")
 NAME = "pytorch"
-ANY = Resources()
+DEFAULT_RESOURCES = EngineResources()
 PARALLEL_ELEMENTS = 1 << 20  # enough for torch to share them out
 
 
 @dataclass(frozen=True, slots=True)
-class Metrics:
+class LocalStepMetrics:
     losses: tuple[float, ...]  # mean training loss of each inner step, of text in nats per token
     gradient_norm: float  # mean over the round's steps, before clipping
 
@@ -55,7 +55,7 @@ class Metrics:
 
 @contextmanager
 def no_subnormal_numbers() -> Iterator[None]:
-    """What is below 2^-126 counts as zero, in this thread and in those that torch starts in here (`start_threads`).
+    """What is below 2^-126 counts as zero, in this thread and in those that torch starts in here (`start_torch_threads`).
 
     A processor takes twenty times as long with such numbers, and a liar chooses the state that a replay begins with. Not around
     exact arithmetic, which has them.
@@ -67,7 +67,7 @@ def no_subnormal_numbers() -> Iterator[None]:
         torch.set_flush_denormal(False)
 
 
-def start_threads(count: int | None) -> None:
+def start_torch_threads(count: int | None) -> None:
     """Has torch start so many threads (None: what it chooses), once in a process and before anything else needs them: each goes
     on treating subnormal numbers as when it was started, whatever `no_subnormal_numbers` says in the thread that uses it.
     """
@@ -77,39 +77,45 @@ def start_threads(count: int | None) -> None:
         torch.ones(PARALLEL_ELEMENTS).mul_(2)
 
 
-class Engine:
+class TorchEngine:
     def __init__(
         self,
         spec: JobSpec,
-        tokens: Tokens,
+        tokens: TokenizedText,
         tokenizer: Tokenizer,
         first: Float32Array | None = None,
         device: torch.device = CPU,
-        resources: Resources = ANY,
+        resources: EngineResources = DEFAULT_RESOURCES,
     ) -> None:
         self.spec = spec
         self.tokens = tokens
         self.tokenizer = tokenizer
         self.micro_batch = self._fitting(min(spec.micro_batch, spec.batch), resources)  # halved when memory runs out
-        self.first = first
-        self.other: Other | None = None
-        self.files: Mapping[bytes, Path] = {}
+        self.first_parameters = first
+        self.required_model: RequiredModel | None = None
+        self.required_files: Mapping[bytes, Path] = {}
         self.device = device
         self._resources = resources
         self._is_strict = True  # until an operation of the job has no algorithm for equal bits
-        loss = named(spec.kind.losses[NAME])
-        self._loss = compiled(loss, spec.name) if resources.compile else loss
-        self._measure = named(spec.kind.measures[NAME]) if NAME in spec.kind.measures else None
-        self._refer = named(spec.kind.references[NAME]) if NAME in spec.kind.references else None
+        loss = named(spec.resolved_objective.loss_functions[NAME])
+        self._loss = compile_loss(loss, spec.name) if resources.compile else loss
+        self._measure = (
+            named(spec.resolved_objective.metric_functions[NAME]) if NAME in spec.resolved_objective.metric_functions else None
+        )
+        self._refer = (
+            named(spec.resolved_objective.reference_functions[NAME])
+            if NAME in spec.resolved_objective.reference_functions
+            else None
+        )
         self._prepare()
 
     def _prepare(self) -> None:
         self.model = GPT(self.spec, self.device)
         self.model.recompute = self._resources.recompute
-        self._decayed = to_device(decayed(self.spec), self.device)
+        self._decayed = to_device(weight_decay_mask(self.spec), self.device)
         self._loaded: Float32Array | None = None  # what the model has, while it makes text
 
-    def _fitting(self, micro_batch: int, resources: Resources) -> int:
+    def _fitting(self, micro_batch: int, resources: EngineResources) -> int:
         most = sequences_that_fit(self.spec, resources)
         if most is None or most >= micro_batch:
             return micro_batch
@@ -121,18 +127,22 @@ class Engine:
     def parameters(self) -> int:
         return layout_of(self.spec).size
 
-    def load(self, parameters: Float32Array) -> None:
+    def load_parameters(self, parameters: Float32Array) -> None:
         assert parameters.shape == (self.parameters,) and parameters.dtype == np.float32
-        self.model.load(parameters)
+        self.model.load_parameters(parameters)
         self._loaded = None  # who asked for it may change them
 
-    def read(self) -> Float32Array:
+    def read_parameters(self) -> Float32Array:
         """The parameters as they are now; on a processor a view."""
         return to_numpy(self.model.parameters)
 
     def _moved_from(self, parameters: Float32Array) -> Float32Array:
         """Δ: what the parameters were, minus what they are now."""
-        return parameters - self.read() if self.device.type == "cpu" else difference(parameters, self.model.parameters)
+        return (
+            parameters - self.read_parameters()
+            if self.device.type == "cpu"
+            else subtract_device_vector(parameters, self.model.parameters)
+        )
 
     def local_steps(
         self,
@@ -140,67 +150,71 @@ class Engine:
         job: bytes,
         round: int,
         trainer: bytes,
-        on_step: Beat = lambda: None,
+        on_step: OnProgress = lambda: None,
         inner: InnerState | None = None,
         on_state: OnState | None = None,
         declaration: Declaration | None = None,
         taken: int | None = None,
-    ) -> tuple[Float32Array, Metrics]:
+    ) -> tuple[Float32Array, LocalStepMetrics]:
         """Δ of `trainer` in `round`, from `parameters` and a fresh or the given inner state.
 
         It is θ_before − θ_after of the inner steps, or the clipped gradient where the job sends gradients.
         """
-        self.load(parameters)
+        self.load_parameters(parameters)
         if self.spec.sends_gradients:
-            return self._clipped_gradient(Step(job, round, trainer, 0), declaration, on_step)
+            return self._clipped_gradient(InnerStep(job, round, trainer, 0), declaration, on_step)
         optimizer, metrics, rate = self._inner_optimizer(inner), [], inner_rate(self.spec, round if taken is None else taken)
         for step in range(self.spec.local_steps):
-            metrics.append(self._inner_step(optimizer, Step(job, round, trainer, step), rate, declaration, on_step))
+            metrics.append(self._inner_step(optimizer, InnerStep(job, round, trainer, step), rate, declaration, on_step))
             if on_state is not None:
-                on_state(self.read(), _state_of(optimizer))
+                on_state(self.read_parameters(), _state_of(optimizer))
         losses = tuple(m.loss for m in metrics)
-        return self._moved_from(parameters), Metrics(losses, _mean([m.gradient_norm for m in metrics]))
+        return self._moved_from(parameters), LocalStepMetrics(losses, _mean([m.gradient_norm for m in metrics]))
 
-    def _clipped_gradient(self, step: Step, declaration: Declaration | None, on_step: Beat) -> tuple[Float32Array, Metrics]:
+    def _clipped_gradient(
+        self, step: InnerStep, declaration: Declaration | None, on_step: OnProgress
+    ) -> tuple[Float32Array, LocalStepMetrics]:
         with no_subnormal_numbers():
-            loss = self.gradient(self.batch(*step.place, self.spec.batch, declaration), on_step, declaration)
+            loss = self.accumulate_gradient(self.draw_batch(*step.place, self.spec.batch, declaration), on_step, declaration)
             norm, gradient = self._clipped()
-        return gradient, Metrics((loss,), norm)
+        return gradient, LocalStepMetrics((loss,), norm)
 
     def _clipped(self) -> tuple[float, Float32Array]:
         """The gradient, and its norm before it was clipped."""
-        norm = clip(self.model.gradients, self.spec.clip)
+        norm = clip_gradients(self.model.gradients, self.spec.clip)
         return norm, to_numpy(self.model.gradients).copy()
 
     def _inner_step(
-        self, optimizer: AdamW | Muon, step: Step, rate: float, declaration: Declaration | None, on_step: Beat
-    ) -> Metrics:
+        self, optimizer: AdamW | Muon, step: InnerStep, rate: float, declaration: Declaration | None, on_step: OnProgress
+    ) -> LocalStepMetrics:
         with no_subnormal_numbers():
-            loss = self.gradient(self.batch(*step.place, self.spec.batch, declaration), on_step, declaration)
-            return Metrics((loss,), optimizer.step(rate))
+            loss = self.accumulate_gradient(self.draw_batch(*step.place, self.spec.batch, declaration), on_step, declaration)
+            return LocalStepMetrics((loss,), optimizer.step(rate))
 
     def _inner_optimizer(self, inner: InnerState | None) -> AdamW | Muon:
         """The job's, with moments of its own that begin as those given, or at zero."""
         moments = to_device(inner.moments.copy(), self.device) if inner else None
-        return optimizer_of(self.spec, self.model, self._decayed, moments, inner.steps if inner else 0)
+        return make_inner_optimizer(self.spec, self.model, self._decayed, moments, inner.steps if inner else 0)
 
-    def optimizer(self, beta1: float, beta2: float) -> AdamW | Muon:
+    def make_optimizer(self, beta1: float, beta2: float) -> AdamW | Muon:
         """A fresh inner optimizer with these betas for the loaded parameters; its `step` takes what `gradient` gathered."""
-        return optimizer_of(replace(self.spec, beta1=beta1, beta2=beta2), self.model, self._decayed, None, 0)
+        return make_inner_optimizer(replace(self.spec, beta1=beta1, beta2=beta2), self.model, self._decayed, None, 0)
 
-    def batch(
+    def draw_batch(
         self, job: bytes, round: int, trainer: bytes, step: int, size: int, declaration: Declaration | None = None
     ) -> npt.NDArray[np.int64]:
         """The examples of one inner step. The objective draws them."""
-        return self.spec.kind.draw(self.spec, Step(job, round, trainer, step), size, self.tokens, declaration)
+        return self.spec.resolved_objective.draw_examples(
+            self.spec, InnerStep(job, round, trainer, step), size, self.tokens, declaration
+        )
 
-    def gradient(
-        self, drawn: npt.NDArray[np.int64], on_step: Beat = lambda: None, declaration: Declaration | None = None
+    def accumulate_gradient(
+        self, drawn: npt.NDArray[np.int64], on_step: OnProgress = lambda: None, declaration: Declaration | None = None
     ) -> float:
         """Gathers the mean gradient over what was drawn, and returns its mean loss (of text in nats per token)."""
         while True:
             try:
-                with strictly(self.device) if self._is_strict else nullcontext():
+                with deterministic_algorithms(self.device) if self._is_strict else nullcontext():
                     return self._accumulate(drawn, on_step, declaration)
             except (MemoryError, RuntimeError) as error:
                 if self._is_strict and "deterministic" in str(error):  # as torch says that it has no such algorithm
@@ -214,38 +228,38 @@ class Engine:
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()  # what is left of the larger one lies in pieces of other sizes
 
-    def _accumulate(self, drawn: npt.NDArray[np.int64], on_step: Beat, declaration: Declaration | None) -> float:
+    def _accumulate(self, drawn: npt.NDArray[np.int64], on_step: OnProgress, declaration: Declaration | None) -> float:
         if self._refer:
             self._refer(self, drawn, on_step)
         self.model.gradients.zero_()
         total = torch.zeros((), dtype=torch.float64, device=self.device)  # once read, so that an accelerator is waited for once
         for start in range(0, len(drawn), self.micro_batch):
             part = drawn[start : start + self.micro_batch]
-            examples = self.spec.kind.examples(self.spec, part, self.tokens, declaration)
-            with precision_of(self.spec, self.device):
+            examples = self.spec.resolved_objective.batch_arrays(self.spec, part, self.tokens, declaration)
+            with autocast_context(self.spec, self.device):
                 loss = self._loss(self.model, *(to_device(array, self.device) for array in examples)) * (len(part) / len(drawn))
             loss.backward()
             total += loss.detach().double()
             on_step()
         return float(total)
 
-    def measured(self, parameters: Float32Array, on_step: Beat = lambda: None) -> Mapping[str, float]:
-        self.load(parameters)
+    def compute_metrics(self, parameters: Float32Array, on_step: OnProgress = lambda: None) -> Mapping[str, float]:
+        self.load_parameters(parameters)
         if self._refer:
             self._refer(self, None, on_step)
         with torch.no_grad():
             return self._measure(self.model, self.spec, self.tokens, on_step) if self._measure else {}
 
-    def evaluate(self, parameters: Float32Array, on_step: Beat = lambda: None) -> float | None:
+    def compute_main_metric(self, parameters: Float32Array, on_step: OnProgress = lambda: None) -> float | None:
         """The first of the objective's figures; None if there is nothing to measure it with."""
-        return self.measured(parameters, on_step).get(self.spec.kind.figure)
+        return self.compute_metrics(parameters, on_step).get(self.spec.resolved_objective.main_metric)
 
-    def generate(
+    def generate_text(
         self,
         parameters: Float32Array,
         prompt: bytes,
         how: SamplingOptions,
-        on_step: Beat = lambda: None,
+        on_step: OnProgress = lambda: None,
         stop: int | None = None,
     ) -> Iterator[bytes]:
         if not self.spec.has_text:
@@ -256,11 +270,11 @@ class Engine:
         def before_pass() -> None:
             on_step()
             if self._loaded is not parameters:  # something else was computed since the last token
-                self.load(parameters)
+                self.load_parameters(parameters)
                 self._loaded = parameters
 
         if not how.beams:
-            return map(self.tokenizer.decode, sampling.drawn(self.model, ids, how, last, before_pass))
+            return map(self.tokenizer.decode, sampling.sample_tokens(self.model, ids, how, last, before_pass))
         stops = [text.encode() for text in how.stop]
         longest = max(map(len, stops), default=0)
 
@@ -269,7 +283,7 @@ class Engine:
             tail = self.tokenizer.decode(made[-longest:])
             return any(text in tail for text in stops)
 
-        found = sampling.searched(self.model, ids, how, last, before_pass, ends)
+        found = sampling.beam_search(self.model, ids, how, last, before_pass, ends)
         return map(self.tokenizer.decode, found)
 
 
@@ -277,7 +291,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or ("alloc" in str(error) and "memory" in str(error))
 
 
-def compiled(loss: Callable[..., Tensor], job: str) -> Callable[..., Tensor]:
+def compile_loss(loss: Callable[..., Tensor], job: str) -> Callable[..., Tensor]:
     """The loss compiled at its first use, or as it is where that fails for whatever reason a compiler has."""
     known: list[Callable[..., Tensor]] = [torch.compile(loss)]
 
@@ -294,25 +308,25 @@ def compiled(loss: Callable[..., Tensor], job: str) -> Callable[..., Tensor]:
     return tried
 
 
-def precision_of(spec: JobSpec, device: torch.device) -> AbstractContextManager[None]:
+def autocast_context(spec: JobSpec, device: torch.device) -> AbstractContextManager[None]:
     """Of matrix products in a loss. What is measured is computed in float32 at all peers."""
     is_half = spec.precision is Precision.BF16
     found: AbstractContextManager[None] = torch.autocast(device.type, torch.bfloat16, enabled=is_half)
     return found
 
 
-def settings_of(spec: JobSpec) -> Settings:
-    return Settings(spec.beta1, spec.beta2, spec.weight_decay, spec.clip)
+def adamw_settings(spec: JobSpec) -> AdamWSettings:
+    return AdamWSettings(spec.beta1, spec.beta2, spec.weight_decay, spec.clip)
 
 
-def optimizer_of(spec: JobSpec, model: GPT, decayed: Tensor, moments: Tensor | None, steps: int) -> AdamW | Muon:
+def make_inner_optimizer(spec: JobSpec, model: GPT, decayed: Tensor, moments: Tensor | None, steps: int) -> AdamW | Muon:
     """The job's inner one, with these moments (None: zero) after so many steps."""
-    if spec.inner is Inner.MUON:
-        return Muon(model.parameters, model.gradients, settings_of(spec), layout_of(spec), moments, steps)
-    return AdamW(model.parameters, model.gradients, decayed, settings_of(spec), moments, steps)
+    if spec.inner is InnerOptimizerKind.MUON:
+        return Muon(model.parameters, model.gradients, adamw_settings(spec), layout_of(spec), moments, steps)
+    return AdamW(model.parameters, model.gradients, decayed, adamw_settings(spec), moments, steps)
 
 
-def decayed(spec: JobSpec) -> Float32Array:
+def weight_decay_mask(spec: JobSpec) -> Float32Array:
     """1 where weight decay applies, 0 elsewhere."""
     layout = layout_of(spec)
     found = np.zeros(layout.size, dtype=np.float32)

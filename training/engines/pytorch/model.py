@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from training.engines.pytorch.device import CPU, upload
-from training.replicated.layout import Float32Array, layout_of
-from training.spec import JobSpec
-from training.transformer import EMBEDDING, FIRST, HEAD, OUTPUT, ModelSpec
+from training.engines.pytorch.device import CPU, upload_vector
+from training.job_spec import JobSpec
+from training.replicated.tensor_layout import Float32Array, layout_of
+from training.transformer import EMBEDDING, FIRST_TOKEN_VECTOR, HEAD, OUTPUT_MATRIX, ModelSpec
 
 ROWS = 4  # of a matrix: a library takes a product of fewer in another order, one of more in the same
 KEYS = 64  # a piece of keys: attention takes the sums over whole ones in the same order
@@ -50,7 +50,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class TransformerLayer:
     attention_norm: Tensor  # (C,)
     query_key_value: Tensor  # (H·D + 2·G·D, C): three matrices that lie side by side in the layout
     output: Tensor  # (C, H·D)
@@ -68,20 +68,20 @@ class GPT:
         self.recompute = False  # whether layers keep their inputs alone for the gradient, and are computed again
         self._tensors = {tensor.name: tensor for tensor in layout.tensors}
         self._allocate(layout.size)
-        learns = not job.kind.keeps_layers(job)
+        learns = not job.resolved_objective.freezes_layers(job)
         self.embedding_VC = self._view(EMBEDDING)
-        self.output_VC = self.embedding_VC if spec.tied else self._view(OUTPUT)
+        self.output_VC = self.embedding_VC if spec.tied else self._view(OUTPUT_MATRIX)
         self.final_norm_C = self._view("final_norm.weight")
         self.layers = [self._layer(f"layers.{index}.", learns) for index in range(spec.layers)]
         self.heads = {name: self._view(name) for name in self._tensors if name.startswith(HEAD)}  # (C,) each, if any
-        self.first_C = self.heads.get(FIRST)
+        self.first_C = self.heads.get(FIRST_TOKEN_VECTOR)
         self.cos_TD, self.sin_TD = (table.to(device) for table in rotary_tables(spec))
 
-    def _layer(self, prefix: str, learns: bool) -> Layer:
+    def _layer(self, prefix: str, learns: bool) -> TransformerLayer:
         def view(*parts: str) -> Tensor:
             return self._view(*(f"{prefix}{part}.weight" for part in parts), learns=learns)
 
-        return Layer(
+        return TransformerLayer(
             attention_norm=view("attention_norm"),
             query_key_value=view("query", "key", "value"),
             output=view("output"),
@@ -110,12 +110,12 @@ class GPT:
         assert stop - start == sum(tensor.size for tensor in tensors), names
         return slice(start, stop), (sum(tensor.shape[0] for tensor in tensors), *tensors[0].shape[1:])
 
-    def load(self, parameters: Float32Array) -> None:
+    def load_parameters(self, parameters: Float32Array) -> None:
         """A copy of this vector takes the place of all parameters. It may be one that is mapped into memory, to be read alone."""
         if self.device.type == "cpu":
             np.copyto(self.parameters.numpy(), parameters)
         else:
-            upload(parameters, self.parameters)
+            upload_vector(parameters, self.parameters)
 
     def loss(self, x_BT: Tensor, y_BT: Tensor, reduction: str = "mean") -> Tensor:
         """Cross-entropy of the next tokens `y_BT`, in nats."""
@@ -127,7 +127,7 @@ class GPT:
         """Of every token, (…, V), from features of shape (…, C)."""
         return F.linear(features, self.output_VC)
 
-    def features(self, x_BT: Tensor, cache: Cache | None = None, last: int | None = None) -> Tensor:
+    def features(self, x_BT: Tensor, cache: KVCache | None = None, last: int | None = None) -> Tensor:
         """The normalised residual stream of shape (B, T, C), or of the `last` positions alone.
 
         With a cache, `x_BT` continues what the cache holds.
@@ -146,7 +146,9 @@ class GPT:
             cache.length += x_BT.shape[1] - cache.beyond
         return self._normalise(x_BTC, self.final_norm_C)
 
-    def _through(self, layer: Layer, x_BTC: Tensor, start: int, cache: Cache | None, index: int, last: int | None) -> Tensor:
+    def _through(
+        self, layer: TransformerLayer, x_BTC: Tensor, start: int, cache: KVCache | None, index: int, last: int | None
+    ) -> Tensor:
         """The residual stream behind a layer, of the `last` positions alone where that is said."""
         heads_BTC = self._attention(layer, self._normalise(x_BTC, layer.attention_norm), start, cache, index)
         if last is not None:
@@ -157,7 +159,7 @@ class GPT:
     def _normalise(self, x_BTC: Tensor, weight_C: Tensor) -> Tensor:
         return F.rms_norm(x_BTC, weight_C.shape, weight_C, self.spec.norm_epsilon)
 
-    def _attention(self, layer: Layer, x_BTC: Tensor, start: int, cache: Cache | None, index: int) -> Tensor:
+    def _attention(self, layer: TransformerLayer, x_BTC: Tensor, start: int, cache: KVCache | None, index: int) -> Tensor:
         """What all heads found, side by side: (B, T, C)."""
         heads, kv_heads = self.spec.heads, self.spec.kv_heads
         batch, length, width = x_BTC.shape
@@ -168,7 +170,7 @@ class GPT:
         if cache:
             k_BGTD, v_BGTD = cache.extend(index, k_BGTD, v_BGTD)
         if q_BHTD.is_cuda:  # in float32 no kernel that shares keys and values does without all weights of the attention in memory
-            k_BGTD, v_BGTD = (shared_out(tensor, heads) for tensor in (k_BGTD, v_BGTD))
+            k_BGTD, v_BGTD = (repeat_kv_heads(tensor, heads) for tensor in (k_BGTD, v_BGTD))
         # A single new token may look at everything before it; others only at their own past.
         is_shared, mask_TT = k_BGTD.shape[1] != heads, None
         if length > 1 and cache and (start or cache.is_steady):
@@ -184,7 +186,7 @@ class GPT:
         return (x_BTND * cos_TD + x_BTND.roll(half, -1) * sin_TD).type_as(x_BTND)
 
 
-class Cache:
+class KVCache:
     """Keys and values of the tokens seen so far, per layer.
 
     Where it is steady, and every pass is over a multiple of `ROWS` tokens, the bits of a processor's results do not depend on how
@@ -199,7 +201,7 @@ class Cache:
         self.keys, self.values = made(shape, device=device), made(shape, device=device)
         self.is_steady, self.length, self.beyond = is_steady, 0, 0
 
-    def keep(self, sequences: list[int]) -> None:
+    def keep_sequences(self, sequences: list[int]) -> None:
         """From now on of these alone."""
         self.keys, self.values = self.keys[:, sequences], self.values[:, sequences]
 
@@ -214,14 +216,14 @@ class Cache:
         return self.keys[layer, :, :, :seen], self.values[layer, :, :, :seen]
 
 
-def shared_out(x_BGTD: Tensor, heads: int) -> Tensor:
+def repeat_kv_heads(x_BGTD: Tensor, heads: int) -> Tensor:
     """(B, H, T, D): keys or values, once for each of the query heads that share them."""
     if x_BGTD.shape[1] == heads:
         return x_BGTD
     return x_BGTD.repeat_interleave(heads // x_BGTD.shape[1], dim=1)
 
 
-def mlp(layer: Layer, x_BTC: Tensor) -> Tensor:
+def mlp(layer: TransformerLayer, x_BTC: Tensor) -> Tensor:
     gate_BTF, up_BTF = F.linear(x_BTC, layer.gate_up).chunk(2, dim=-1)
     return F.linear(F.silu(gate_BTF) * up_BTF, layer.down)
 

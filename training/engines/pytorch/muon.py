@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from training.engines.pytorch.adamw import Settings, clip, move
-from training.replay.inner_state import MUON_EPSILON, NEWTON_SCHULZ, NEWTON_SCHULZ_STEPS, hidden_matrices, others
-from training.replicated.layout import Layout
+from training.engines.pytorch.adamw import AdamWSettings, adamw_step, clip_gradients
+from training.replay.inner_state import MUON_EPSILON, NEWTON_SCHULZ, NEWTON_SCHULZ_STEPS, adamw_tensors, hidden_matrices
+from training.replicated.tensor_layout import TensorLayout
 
 ADAMW_RMS = 0.2  # of an AdamW step at rate 1, as Liu et al. measured it
 
@@ -24,8 +24,8 @@ class Muon:
         self,
         parameters: Tensor,
         gradients: Tensor,
-        settings: Settings,
-        layout: Layout,
+        settings: AdamWSettings,
+        layout: TensorLayout,
         moments: Tensor | None = None,
         steps: int = 0,
     ) -> None:
@@ -35,7 +35,7 @@ class Muon:
         """
         self.settings = settings
         self.steps = steps
-        self._matrices, self._others = hidden_matrices(layout), others(layout)
+        self._matrices, self._others = hidden_matrices(layout), adamw_tensors(layout)
         size = layout.size + sum(tensor.size for tensor in self._others)
         self.moments = parameters.new_zeros(size) if moments is None else moments
         self._parameters, self._gradients = parameters, gradients
@@ -44,7 +44,7 @@ class Muon:
     @torch.no_grad()
     def step(self, rate: float) -> float:
         """Clips the gradients, moves the parameters, and returns the norm before clipping."""
-        norm = clip(self._gradients, self.settings.clip)
+        norm = clip_gradients(self._gradients, self.settings.clip)
         self.steps += 1
         self._move_others(rate)
         for tensor in self._matrices:
@@ -58,7 +58,7 @@ class Muon:
     def _move_matrix(self, weights: Tensor, gradients: Tensor, momentum: Tensor, rate: float) -> None:
         beta, decay = self.settings.beta1, self.settings.weight_decay
         momentum.lerp_(gradients, 1 - beta)
-        direction = orthogonal(gradients.lerp(momentum, beta))  # Nesterov: this gradient counts once more
+        direction = orthogonalize(gradients.lerp(momentum, beta))  # Nesterov: this gradient counts once more
         weights.mul_(1 - rate * decay)
         weights.add_(direction, alpha=-rate * ADAMW_RMS * max(weights.shape) ** 0.5)
 
@@ -69,11 +69,11 @@ class Muon:
             second = self._second[start : start + tensor.size]
             parameters, gradients, first = (vector[part] for vector in (self._parameters, self._gradients, self._momentum))
             decayed = parameters.new_ones(()) if len(tensor.shape) > 1 else None
-            move(parameters, gradients, first, second, decayed, self.settings, rate, self.steps)
+            adamw_step(parameters, gradients, first, second, decayed, self.settings, rate, self.steps)
             start += tensor.size
 
 
-def orthogonal(matrix: Tensor) -> Tensor:
+def orthogonalize(matrix: Tensor) -> Tensor:
     """The matrix with its singular values moved near 1, by an odd polynomial applied five times, in float32."""
     a, b, c = NEWTON_SCHULZ
     wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix  # the products are then of the smaller side

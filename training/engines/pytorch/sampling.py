@@ -13,26 +13,26 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from protocol.sampling import SamplingOptions
-from training.engines.pytorch.model import GPT, ROWS, Cache
+from training.engines.pytorch.model import GPT, ROWS, KVCache
 
 TEMPERATURE_MIN = 1e-6  # below it the likeliest token is as good as sure, and quotients overflow
 PASS_TOKENS = 64  # of a prompt, or of a context that slides, in one pass: a proposal may have to wait for the end of a pass
 
-Beat = Callable[[], None]  # called before every pass
+BeforePass = Callable[[], None]  # called before every pass
 
 
-class Course:
+class DecodingState:
     """Continuations of one prompt, all of the same length. Tokens and logits are a processor's, wherever the model is.
 
     Computed by a processor, the same tokens have the same logits, bit for bit, whether they were a prompt or were made here.
     """
 
     def __init__(self, model: GPT, prompt: Sequence[int]) -> None:
-        self._model, self._cache = model, Cache(model.spec, device=model.device, is_steady=True)
+        self._model, self._cache = model, KVCache(model.spec, device=model.device, is_steady=True)
         self._pending = min(len(prompt), model.spec.context)  # tokens that the cache does not have yet
         self.tokens_BT = torch.tensor([prompt])
 
-    def goes_on(self) -> bool:
+    def prefill_step(self) -> bool:
         """Makes one pass over older tokens, if the cache lacks more than `logits` should take; whether it did."""
         self._slide()
         if self._pending <= PASS_TOKENS:
@@ -50,7 +50,7 @@ class Course:
         context = self._model.spec.context
         if self._cache.length + self._pending > context:
             # Positions are absolute inside the cache: start it again from the younger half of the context.
-            self._cache = Cache(self._model.spec, len(self.tokens_BT), self._model.device, is_steady=True)
+            self._cache = KVCache(self._model.spec, len(self.tokens_BT), self._model.device, is_steady=True)
             self._pending = max(1, context // 2)
 
     @torch.no_grad()
@@ -65,7 +65,7 @@ class Course:
     def append(self, rows: list[int], tokens: list[int]) -> None:
         """From now on there are these rows, each with one token more. Needs `logits` before."""
         if rows != list(range(len(self.tokens_BT))):
-            self._cache.keep(rows)
+            self._cache.keep_sequences(rows)
         self.tokens_BT = torch.cat((self.tokens_BT[rows], torch.tensor(tokens)[:, None]), dim=1)
         self._pending = 1
 
@@ -73,30 +73,30 @@ class Course:
 # Drawing --------------------------------------------------------------------------------------------------------------
 
 
-def drawn(
-    model: GPT, prompt: Sequence[int], how: SamplingOptions, last: Container[int], before_pass: Beat
+def sample_tokens(
+    model: GPT, prompt: Sequence[int], how: SamplingOptions, last: Container[int], before_pass: BeforePass
 ) -> Iterator[list[int]]:
     """Yields the tokens that each pass adds to the text, one or none. A token in `last` ends it."""
-    generator, course = torch.Generator().manual_seed(how.seed), Course(model, prompt)
+    generator, course = torch.Generator().manual_seed(how.seed), DecodingState(model, prompt)
     for _ in range(how.max_tokens):
         before_pass()
-        while course.goes_on():
+        while course.prefill_step():
             yield []
             before_pass()
-        token = choose(course.logits()[0], how, generator)
+        token = choose_token(course.logits()[0], how, generator)
         if token in last:
             return
         course.append([0], [token])
         yield [token]
 
 
-def choose(logits_V: Tensor, how: SamplingOptions, generator: torch.Generator) -> int:
+def choose_token(logits_V: Tensor, how: SamplingOptions, generator: torch.Generator) -> int:
     if how.temperature < TEMPERATURE_MIN:
         return int(logits_V.argmax())
-    return int(torch.multinomial(chances(logits_V, how), 1, generator=generator))
+    return int(torch.multinomial(token_weights(logits_V, how), 1, generator=generator))
 
 
-def chances(logits_V: Tensor, how: SamplingOptions) -> Tensor:
+def token_weights(logits_V: Tensor, how: SamplingOptions) -> Tensor:
     """How likely each token is drawn, up to a common factor. Of equally likely ones the smaller goes first."""
     p_V = torch.softmax((logits_V - logits_V.max()) / how.temperature, dim=-1)
     if not how.top_k and how.top_p == 1:
@@ -114,17 +114,17 @@ def chances(logits_V: Tensor, how: SamplingOptions) -> Tensor:
 
 
 @dataclass(order=True, frozen=True, slots=True)
-class Ended:
+class FinishedBeam:
     mean: float  # log-probability of a token, with the one that ended it
     tokens: list[int] = field(compare=False)
 
 
-def searched(
+def beam_search(
     model: GPT,
     prompt: Sequence[int],
     how: SamplingOptions,
     last: Container[int],
-    before_pass: Beat,
+    before_pass: BeforePass,
     ends: Callable[[Sequence[int]], bool],
 ) -> Iterator[list[int]]:
     """The best continuation that a beam search finds, after an empty list for each pass.
@@ -135,10 +135,10 @@ def searched(
     prompt. The search is over when as many have ended as there are beams, and the mean of no other one is above theirs. One beam
     always takes the likeliest.
     """
-    course, sums_B, ended = Course(model, prompt), torch.zeros(1, dtype=torch.float64), list[Ended]()
+    course, sums_B, ended = DecodingState(model, prompt), torch.zeros(1, dtype=torch.float64), list[FinishedBeam]()
     for length in range(1, how.max_tokens + 1):
         before_pass()
-        while course.goes_on():
+        while course.prefill_step():
             yield []
             before_pass()
         sums_BV = sums_B[:, None] + torch.log_softmax(course.logits().double(), dim=-1)
@@ -151,7 +151,7 @@ def searched(
             if token not in last and not ends(made):
                 going.append((total, row, token))
             elif rank < how.beams:
-                ended.append(Ended(total / length, made[:-1] if token in last else made))
+                ended.append(FinishedBeam(total / length, made[:-1] if token in last else made))
         going, ended = going[: how.beams], sorted(ended, reverse=True)[: how.beams]
         if not going or (len(ended) == how.beams and ended[-1].mean >= going[0][0] / length):
             break
@@ -161,5 +161,5 @@ def searched(
         yield []
     else:
         live = zip(sums_B.tolist(), course.tokens_BT[:, len(prompt) :].tolist(), strict=True)
-        ended += [Ended(total / how.max_tokens, made) for total, made in live]
+        ended += [FinishedBeam(total / how.max_tokens, made) for total, made in live]
     yield max(ended).tokens

@@ -14,43 +14,43 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from training.replicated.aggregate.columns import columns_of, level_max, runs
-from training.replicated.codec import LEVEL_MAX, SCALE_BITS, Update
-from training.replicated.each import Each, one_by_one
-from training.replicated.layout import BLOCK, STRETCH, Block, Run
+from training.replicated.aggregate.level_columns import columns_of, group_runs, level_max
+from training.replicated.codec import LEVEL_MAX, SCALE_BITS, QuantizedUpdate
+from training.replicated.parallel_map import ParallelMap, serial_map
+from training.replicated.tensor_layout import BLOCK, THREAD_BLOCKS, ElementRun, TensorBlock
 
 FLOAT32_MAX: Final = 1 << 24  # of integers that are exact together with all smaller ones
 # A product of two scales has 40 bits, and is taken in two halves: with either of them the sum over a stretch fits an int64.
 HALF: Final = SCALE_BITS
 FEW: Final = 8  # updates whose products are as quick one by one: for each matrix a library of linear algebra locks out threads
 
-assert STRETCH * BLOCK * LEVEL_MAX**2 << HALF < 1 << 63
+assert THREAD_BLOCKS * BLOCK * LEVEL_MAX**2 << HALF < 1 << 63
 assert LEVEL_MAX**2 <= FLOAT32_MAX
 
 Integers = list[list[int]]
 Int64Array = npt.NDArray[np.int64]
 
 
-def gram(updates: Sequence[Update], each: Each = one_by_one) -> Integers:
+def gram_matrix(updates: Sequence[QuantizedUpdate], each: ParallelMap = serial_map) -> Integers:
     """Dot products of all pairs in units of 2^(exponent_i + exponent_j), exactly. Memory, of each thread: as `Plan.values`, and
-    five times as many integers of 8 bytes as `Columns.parts` allows.
+    five times as many integers of 8 bytes as `LevelColumns.iter_parts` allows.
     """
-    return total(each(partial(_of_stretch, updates), updates[0].layout.stretches))
+    return sum_halves(each(partial(_of_stretch, updates), updates[0].layout.stretches))
 
 
-def total(parts: Iterable[Int64Array]) -> Integers:
+def sum_halves(parts: Iterable[Int64Array]) -> Integers:
     """The sum over stretches of their (low, high) halves."""
     sums: npt.NDArray[np.object_] = sum((high.astype(object) << HALF) + low for low, high in parts)
     return sums.tolist()
 
 
-def _of_stretch(updates: Sequence[Update], stretch: Sequence[Block]) -> Int64Array:
+def _of_stretch(updates: Sequence[QuantizedUpdate], stretch: Sequence[TensorBlock]) -> Int64Array:
     """(2, updates, updates): the sums of products with the lower and with the upper half of the scales'."""
     width = FLOAT32_MAX // level_max(updates[0]) ** 2
     sums = np.zeros((2, len(updates), len(updates)), dtype=np.int64)
-    for run in map(Run.of, runs(updates, stretch)):
+    for run in map(ElementRun.of_blocks, group_runs(updates, stretch)):
         columns, scales = columns_of(updates, run), np.stack([update.scales[run.chunks] for update in updates], axis=1)
-        for chunks, part in columns.parts():
+        for chunks, part in columns.iter_parts():
             products = _level_products([row[part] for row in columns.levels], columns.counts[chunks], width)
             pairs = scales[chunks, :, np.newaxis] * scales[chunks, np.newaxis, :]
             sums[0] += np.sum(products * (pairs & (1 << HALF) - 1), axis=0)

@@ -4,25 +4,25 @@ Every element, or the largest of every chunk, as one level of 1 to 8 bits; one s
 the scaled sign of EF-signSGD (Karimireddy 2019, arXiv:1901.09847).
 """
 
-from training.replicated.codec.entries import Entries
-from training.replicated.codec.header import Header, Mode
-from training.replicated.codec.levels import LEVEL_MAX
-from training.replicated.codec.payload import decode, encode, payload_bytes_max, quantize, read
-from training.replicated.codec.scales import EXPONENT_MAX, EXPONENT_MIN, SCALE_BITS
-from training.replicated.codec.update import Update
+from training.replicated.codec.level_entries import LevelEntries
+from training.replicated.codec.payload import decode_payload, encode_payload, payload_bytes_max, quantize_vector, read_payload
+from training.replicated.codec.payload_header import PayloadHeader, PayloadMode
+from training.replicated.codec.quantization_levels import LEVEL_MAX
+from training.replicated.codec.quantization_scales import EXPONENT_MAX, EXPONENT_MIN, SCALE_BITS
+from training.replicated.codec.quantized_update import QuantizedUpdate
 
 __all__ = [
     "EXPONENT_MAX",
     "EXPONENT_MIN",
     "LEVEL_MAX",
     "SCALE_BITS",
-    "Entries",
-    "Header",
-    "Mode",
-    "Update",
-    "decode",
-    "encode",
+    "LevelEntries",
+    "PayloadHeader",
+    "PayloadMode",
+    "QuantizedUpdate",
+    "decode_payload",
+    "encode_payload",
     "payload_bytes_max",
-    "quantize",
-    "read",
+    "quantize_vector",
+    "read_payload",
 ]

@@ -5,46 +5,50 @@ from __future__ import annotations
 import numpy as np
 
 from protocol.errors import LocalProtocolError
-from training.replicated.codec import dense, scales, sparse
-from training.replicated.codec.header import HEADER_BYTES, Header, Mode, malformed, unpack
-from training.replicated.codec.update import Update
-from training.replicated.layout import Float32Array, Layout
+from training.replicated.codec import dense_body, quantization_scales, sparse_body
+from training.replicated.codec.payload_header import HEADER_BYTES, PayloadHeader, PayloadMode, malformed_payload, unpack_header
+from training.replicated.codec.quantized_update import QuantizedUpdate
+from training.replicated.tensor_layout import Float32Array, TensorLayout
 
 
-def payload_bytes_max(layout: Layout, mode: Mode) -> int:
+def payload_bytes_max(layout: TensorLayout, mode: PayloadMode) -> int:
     """No payload is longer; a dense one is exactly this long."""
-    body = sparse.size_max(layout, mode) if mode.sparse else dense.size(layout, mode.bits)
+    body = sparse_body.sparse_body_bytes_max(layout, mode) if mode.sparse else dense_body.dense_body_bytes(layout, mode.bits)
     return HEADER_BYTES + len(layout.chunk_lengths) + body
 
 
-def quantize(header: Header, m: Float32Array, layout: Layout) -> Update:
+def quantize_vector(header: PayloadHeader, m: Float32Array, layout: TensorLayout) -> QuantizedUpdate:
     """The update that says `m`; the same levels on every machine. `LocalProtocolError` if m has no encoding."""
     if m.shape != (layout.size,) or m.dtype != np.float32:
         raise LocalProtocolError(f"a buffer of {m.shape} {m.dtype} does not fit a layout of {layout.size} elements")
-    coded = sparse.coded(m, layout, header.mode) if header.mode.sparse else dense.coded(m, layout, header.mode)
-    return Update(header.mode, header.origin, layout, *coded)
+    coded = (
+        sparse_body.encode_sparse(m, layout, header.mode)
+        if header.mode.sparse
+        else dense_body.encode_dense(m, layout, header.mode)
+    )
+    return QuantizedUpdate(header.mode, header.origin, layout, *coded)
 
 
-def encode(header: Header, m: Float32Array, layout: Layout) -> bytes:
-    """The canonical payload of `m`. Raises as `quantize`."""
-    return quantize(header, m, layout).encode()
+def encode_payload(header: PayloadHeader, m: Float32Array, layout: TensorLayout) -> bytes:
+    """The canonical payload of `m`. Raises as `quantize_vector`."""
+    return quantize_vector(header, m, layout).encode()
 
 
-def decode(payload: bytes, expected: Header, layout: Layout) -> Update:
+def decode_payload(payload: bytes, expected: PayloadHeader, layout: TensorLayout) -> QuantizedUpdate:
     """The update in `payload`; `RemoteProtocolError("malformed", …)` unless it is canonical and has the expected header."""
-    if unpack(payload)[:2] != (expected.mode, expected.origin):
-        raise malformed("the header names another mode, job, round, trainer, root or batch")
-    return read(payload, layout)
+    if unpack_header(payload)[:2] != (expected.mode, expected.origin):
+        raise malformed_payload("the header names another mode, job, round, trainer, root or batch")
+    return read_payload(payload, layout)
 
 
-def read(payload: bytes | memoryview, layout: Layout) -> Update:
-    """As `decode`, whatever the payload is said of, in whatever mode."""
-    mode, origin, exponent = unpack(payload)
+def read_payload(payload: bytes | memoryview, layout: TensorLayout) -> QuantizedUpdate:
+    """As `decode_payload`, whatever the payload is said of, in whatever mode."""
+    mode, origin, exponent = unpack_header(payload)
     chunks = len(layout.chunk_lengths)
     if not HEADER_BYTES + chunks <= len(payload) <= payload_bytes_max(layout, mode):
-        raise malformed(f"{len(payload)} bytes where at most {payload_bytes_max(layout, mode)} are right")
+        raise malformed_payload(f"{len(payload)} bytes where at most {payload_bytes_max(layout, mode)} are right")
     codes, packed = np.split(np.frombuffer(payload, np.uint8, offset=HEADER_BYTES), [chunks])
-    scales.require_normalised(codes, exponent)
-    update = Update(mode, origin, layout, exponent, codes, packed)
+    quantization_scales.require_normalised(codes, exponent)
+    update = QuantizedUpdate(mode, origin, layout, exponent, codes, packed)
     update.body.require_canonical()
     return update

@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 
 from tests.training.replicated.codec.reference import origin_of
 from tests.training.replicated.support import RAGGED
+from training.job_spec import Compression
 from training.replicated import codec
-from training.replicated.codec import Mode
-from training.replicated.layout import CHUNK, Float32Array, Layout, of_shapes
-from training.spec import Compression
+from training.replicated.codec import PayloadMode
+from training.replicated.tensor_layout import CHUNK, Float32Array, TensorLayout, layout_from_shapes
 
-TOY = of_shapes([("a", (3,)), ("b", (9,)), ("c", (8,)), ("d", (1,))])
+TOY = layout_from_shapes([("a", (3,)), ("b", (9,)), ("c", (8,)), ("d", (1,))])
 LAYOUTS = {"toy": TOY, "ragged": RAGGED}
-DENSE = [Mode(Compression.DENSE, bits, CHUNK) for bits in (1, 2, 4, 8)]
+DENSE = [PayloadMode(Compression.DENSE, bits, CHUNK) for bits in (1, 2, 4, 8)]
 SPARSE = [
-    *(Mode(Compression.SPARSE, bits, keep) for bits in (1, 2, 4, 8) for keep in (64, 2048)),
-    *(Mode(Compression.SPARSE, 1, keep) for keep in (4, 5, 1000, 3000, CHUNK)),
+    *(PayloadMode(Compression.SPARSE, bits, keep) for bits in (1, 2, 4, 8) for keep in (64, 2048)),
+    *(PayloadMode(Compression.SPARSE, 1, keep) for keep in (4, 5, 1000, 3000, CHUNK)),
 ]
 MODES = DENSE + SPARSE
 
@@ -31,11 +31,11 @@ elements = st.one_of(
 toy_buffers = st.lists(elements, min_size=TOY.size, max_size=TOY.size).map(lambda values: np.array(values, dtype=np.float32))
 
 
-def name_of(mode: Mode) -> str:
+def name_of(mode: PayloadMode) -> str:
     return f"{mode.compression.value}-{mode.bits}-{mode.keep}"
 
 
-def fields_of(header: codec.Header) -> Any:
+def fields_of(header: codec.PayloadHeader) -> Any:
     """As tests/training/replicated/codec/reference.py has them."""
     mode = header.mode
     compression = {Compression.DENSE: 1, Compression.SPARSE: 2}[mode.compression]
@@ -43,7 +43,7 @@ def fields_of(header: codec.Header) -> Any:
     return compression, mode.bits, mode.keep, origin_of(*about)
 
 
-def chunks_of(m: Float32Array, layout: Layout) -> list[Float32Array]:
+def chunks_of(m: Float32Array, layout: TensorLayout) -> list[Float32Array]:
     return np.split(m, np.cumsum(layout.chunk_lengths)[:-1])
 
 

@@ -1,0 +1,1 @@
+"""Labels and annotators' reliability, estimated in fixed-point arithmetic."""

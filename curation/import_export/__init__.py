@@ -1,0 +1,1 @@
+"""Tasks from foreign files, labels to files, and proofs of exports."""

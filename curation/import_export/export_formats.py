@@ -1,0 +1,152 @@
+"""The files that an export may be. Each is made of the lines of `jsonl`, and is the same at every peer of one height."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from typing import Any, Final
+
+from curation.estimation.rank_aggregation import FIRST, SECOND, STRENGTH_ONE, TIE, bradley_terry
+from curation.import_export.csv_injection import quote_cell
+from curation.import_export.label_record import to_json_line
+from curation.ledger.curation_state import ProjectSpec
+from curation.limits import SCORED_MAX
+from curation.tasks.answers import NONE_OF_THEM, PAIR_ANSWERS, QuestionKind, answer_words
+from protocol.errors import UserError
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+ISO_MS_MAX: Final = 253_402_300_799_999  # the end of the year 9999: ISO 8601 has four digits for a year
+Line = dict[str, Any]
+Lines = Callable[[], Iterable[Line]]  # all of them, each time it is called: there may be too many for memory
+
+
+@dataclass(frozen=True, slots=True)
+class ExportFormat:
+    content_type: str
+    write: Callable[[ProjectSpec, Lines], Iterator[str]]  # raises `UserError` where the project is of another kind
+
+
+def _jsonl(asked: ProjectSpec, lines: Lines) -> Iterator[str]:
+    return map(to_json_line, lines())
+
+
+# CSV ---------------------------------------------------------------------------------------------------------------------
+
+
+def _csv(asked: ProjectSpec, lines: Lines) -> Iterator[str]:
+    """A row a task, for spreadsheets: its label in words, how many voted, and how many of them as the label."""
+    places = range(1, 1 + max((len(line["items"]) for line in lines() if "text" in line), default=0))
+    yield _row(["number", "text", *(f"item{place}" for place in places), "label", "votes", "agree", "height", "task", "time"])
+    for line in lines():
+        items, answers = line.get("items", []), [vote["answer"] for vote in line["votes"]]
+        label = answer_words(asked.kind, asked.options, line["label"])
+        shown = [line.get("text", ""), *items, *[""] * (len(places) - len(items)), "; ".join(label) or NONE_OF_THEM]
+        counts = [len(answers), answers.count(line["label"])]
+        yield _row([line["number"], *shown, *counts, line["height"], line["task"], _as_iso(line["time_ms"])])
+
+
+def _as_iso(time_ms: int) -> str:
+    """Such as 2026-11-28T13:06:25.000Z, which spreadsheets and Label Studio read."""
+    time = EPOCH + timedelta(milliseconds=min(time_ms, ISO_MS_MAX))
+    return time.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
+
+
+def _row(cells: list[Any]) -> str:
+    # The writer quotes the characters of its own line end: a carriage return within a cell needs it too.
+    written = io.StringIO(newline="")
+    csv.writer(written, lineterminator="\r\n").writerow(quote_cell(cell) if isinstance(cell, str) else cell for cell in cells)
+    return written.getvalue().removesuffix("\r\n") + "\n"
+
+
+# Label Studio ------------------------------------------------------------------------------------------------------------
+
+
+def _label_studio(asked: ProjectSpec, lines: Lines) -> Iterator[str]:
+    """One annotation a task: its label. A task whose text is not here is left out."""
+    number = -1
+    for number, line in enumerate(line for line in lines() if "text" in line):
+        names = ("task", "number", "height", "time_ms", "text", "items")
+        data = {name: line[name] for name in names} | {f"item{place}": item for place, item in enumerate(line["items"], 1)}
+        if asked.kind is QuestionKind.RANKING:
+            data["list"] = [{"id": str(place), "title": item, "body": ""} for place, item in enumerate(line["items"])]
+        task = {"data": data, "annotations": [{"result": _result(asked, line["label"]), "created_at": _as_iso(line["time_ms"])}]}
+        yield ("," if number else "[") + "\n" + json.dumps(task, ensure_ascii=False)
+    yield "[]\n" if number < 0 else "\n]\n"
+
+
+def _result(asked: ProjectSpec, label: list[int]) -> list[Line]:
+    match asked.kind:
+        case QuestionKind.LABEL:
+            return [_tag("label", "text", "choices", [asked.options[option] for option in label])]
+        case QuestionKind.RATING:
+            return [_tag("rating", "text", "rating", label[0])]
+        case QuestionKind.RANKING:
+            return [_tag("rank", "list", "ranker", {"rank": [str(item) for item in label]})]
+        case QuestionKind.PAIR if label[0] in (FIRST, SECOND):
+            return [_tag("pair", "item1,item2", "pairwise", "left" if label[0] == FIRST else "right", "selected")]
+        case QuestionKind.PAIR:
+            return [_tag("neither", "item1", "choices", [PAIR_ANSWERS[label[0]]])]
+
+
+def _tag(name: str, to: str, kind: str, value: Any, field: str = "") -> Line:
+    return {"from_name": name, "to_name": to, "type": kind, "value": {field or kind: value}}
+
+
+# Preferences -------------------------------------------------------------------------------------------------------------
+
+
+def _preferences(asked: ProjectSpec, lines: Lines) -> Iterator[str]:
+    """A line a pair. Left out: where both are bad, and where the text is not here."""
+    if asked.kind is not QuestionKind.PAIR:
+        raise UserError(f"preferences come of pairs; this project asks for a {asked.kind}: export it as jsonl")
+
+    def shown() -> Iterator[Line]:
+        return (line for line in lines() if "text" in line and line["label"][0] in (FIRST, SECOND, TIE))
+
+    scores = _scores(shown)
+    for line in shown():
+        said, items = line["label"][0], line["items"]
+        chosen = SECOND if said == SECOND else FIRST
+        p = Fraction(1, 2) if said == TIE else preference_share(chosen, [vote["answer"][0] for vote in line["votes"]])
+        row = {"id": line["task"], "prompt": line["text"], "chosen": items[chosen], "rejected": items[1 - chosen]}
+        row |= {"p": round(float(p), 4), "time_ms": line["time_ms"]}
+        for name in ("chosen", "rejected"):
+            score = scores.get((line["text"], row[name]))
+            if score is not None:
+                row[f"{name}_score"] = score
+        yield to_json_line(row)
+
+
+def preference_share(chosen: int, votes: Sequence[int]) -> Fraction:
+    """The share of the votes that prefer it; a tie is half of one. At least 1/2: the label has weighed the votes."""
+    compared = [vote for vote in votes if vote in (FIRST, SECOND, TIE)]
+    if not compared:
+        return Fraction(1)  # its author reviewed it
+    return max(Fraction(1, 2), Fraction(2 * compared.count(chosen) + compared.count(TIE), 2 * len(compared)))
+
+
+def _scores(lines: Lines) -> dict[tuple[str, str], float]:
+    """Bradley–Terry strengths of items that several pairs of one prompt compare; 1 is that of an unknown one."""
+    met = Counter((line["text"], item) for line in lines() for item in line["items"])
+    games = [
+        ((line["text"], line["items"][0]), (line["text"], line["items"][1]), line["label"][0])
+        for line in lines()
+        if any(met[line["text"], item] > 1 for item in line["items"])
+    ]
+    if len(games) > SCORED_MAX:
+        return {}
+    return {item: round(strength / STRENGTH_ONE, 4) for item, strength in bradley_terry(games).items() if met[item] > 1}
+
+
+FORMATS: Final = {
+    "jsonl": ExportFormat("application/jsonl", _jsonl),
+    "csv": ExportFormat("text/csv", _csv),
+    "label-studio": ExportFormat("application/json", _label_studio),
+    "preferences": ExportFormat("application/jsonl", _preferences),
+}

@@ -1,0 +1,220 @@
+"""An export of labels that anybody can check: every line with proofs of its rows, under a state root that a quorum has signed.
+
+A folder holds `labels.jsonl`, as any export writes it, and beside it what shows that each line is decided:
+
+project.proof   the row of the project, as `peer prove` writes it: the genesis, the voters' signatures, the roots of all tables
+pages.proof     the rows of its pages: encodings of `RowWithProof`, each behind its length (u32)
+labels.proof    for each line the rows behind it: encodings of `LineProof`, each behind its length
+pages/N         the page with the number N: its tasks are those under the root in its row
+
+Every line follows from these rows alone: the checker makes it again and compares the two. No line is missing if there are as many
+as settled tasks in the project's row, and their numbers ascend.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, BinaryIO, Final, TypeVar
+
+from curation.import_export.label_record import label_record, to_json_line
+from curation.ledger.curation_state import Assignment, CurationState, Project, TaskPageRow, TaskRow, page_key
+from curation.limits import ASSIGNED_MAX
+from curation.tasks.task_pages import TaskPageBlob, assignment_id, decode_page, task_id
+from ledger.core.module import Module
+from ledger.row_proofs import PROOF_FILE_BYTES_MAX, VerifiedRow, verify_row_proof_file
+from ledger.tables import KeyProof, Table, verify_key
+from ledger.tables.table_proofs import RowValue
+from protocol import codec
+from protocol.codec import Length
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Verifier
+from protocol.limits import ROW_BYTES_MAX
+
+LABELS: Final = "labels.jsonl"
+LABELS_PROOF: Final = "labels.proof"
+PAGES_PROOF: Final = "pages.proof"
+PROJECT_PROOF: Final = "project.proof"
+PAGES: Final = "pages"
+PROVEN_BYTES_MAX: Final = (1 + ASSIGNED_MAX) * (ROW_BYTES_MAX + 34 * 256)  # of one line: its task, and who ever had it
+
+FILE_BYTES_MAX: Final = PROOF_FILE_BYTES_MAX  # of any file but those with a line or a proof for each task
+
+R = TypeVar("R")
+Read = Callable[[str], bytes]  # a small file of the folder by its name; empty: it lacks this page
+
+
+@dataclass(frozen=True, slots=True)
+class RowWithProof:
+    """A row and its proof. The key is not said: the checker knows which row it wants."""
+
+    value: RowValue
+    proof: KeyProof
+
+
+@dataclass(frozen=True, slots=True)
+class LineProof:
+    task: RowWithProof
+    votes: Annotated[tuple[RowWithProof, ...], Length(0, ASSIGNED_MAX)]  # of all that ever had the task, in the order of its row
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedExport:
+    """What a folder proves to somebody who trusts the genesis of its chain."""
+
+    row: VerifiedRow  # of the project
+    project: Project
+    lines: int
+    without_text: int
+
+
+# Making ------------------------------------------------------------------------------------------------------------------
+
+
+def iter_page_proofs(state: CurationState, key: bytes) -> Iterator[bytes]:
+    project = _row(state.projects, key)
+    for number in range(project.pages):
+        yield _framed(codec.encode(_shown(state.pages, page_key(key, number))))
+
+
+def iter_proven_lines(
+    state: CurationState, key: bytes, page: Callable[[TaskPageRow], TaskPageBlob | None]
+) -> Iterator[tuple[str, bytes]]:
+    """Each line of the export, and what stands for it in `labels.proof`. Reading rows may raise `StorageError`."""
+    project = _row(state.projects, key)
+    for number in range(project.pages):
+        entry = _row(state.pages, page_key(key, number))
+        found = page(entry)
+        for index in range(entry.count):
+            task = task_id(key, entry.first + index)
+            row = state.tasks.get_record(task)
+            if row is None or row.label is None:
+                continue
+            keys = [assignment_id(task, annotator) for annotator in row.annotators]
+            text = found.entries[index].task if found else None
+            line = label_record(project.spec, row, text, map(state.assignments.get_record, keys))
+            proof = LineProof(_shown(state.tasks, task), tuple(_shown(state.assignments, key) for key in keys))
+            yield to_json_line(line), _framed(codec.encode(proof))
+
+
+def _row(table: Table[R], key: bytes) -> R:
+    found = table.get_record(key)
+    assert found is not None
+    return found
+
+
+def _shown(table: Table[Any], key: bytes) -> RowWithProof:
+    value = table.encoded_record(key)
+    assert value is not None
+    return RowWithProof(value, table.prove_key(key))
+
+
+def _framed(data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + data
+
+
+# Checking ----------------------------------------------------------------------------------------------------------------
+
+
+class LabelProofVerifier:
+    """Checks a folder. Raises `RemoteProtocolError`, which names the file, the line and what is wrong."""
+
+    def __init__(self, read: Read, modules: Iterable[Module[Any]], verifier: Verifier) -> None:
+        self._read = read
+        self.row = verify_row_proof_file(read(PROJECT_PROOF), modules, verifier)
+        if self.row.table != "curation/projects" or not isinstance(self.row.record, Project):
+            raise _bad(f"{PROJECT_PROOF} shows {self.row.table}, and no project")
+        self._project, self._key = self.row.record, self.row.key
+
+    def verify_lines(self, lines: Iterable[str], proofs: Iterator[bytes]) -> VerifiedExport:
+        """`proofs` reads `labels.proof`, see `iter_frames`."""
+        pages = self._pages()
+        before, count, without_text = -1, 0, 0
+        for count, line in enumerate(lines, 1):
+            where = f"{LABELS}:{count}"
+            data = next(proofs, None)
+            if data is None:
+                raise _bad(f"{where}: nothing proves this line")
+            row, votes = self._rows(where, data)
+            if row.number <= before:
+                raise _bad(f"{where}: task {row.number} stands behind task {before}")
+            before = row.number
+            text = next(
+                (
+                    page.entries[row.number - first].task if page else None
+                    for first, last, page in pages
+                    if first <= row.number < last
+                ),
+                None,
+            )
+            _compare(where, line, label_record(self._project.spec, row, text, votes))
+            without_text += text is None
+        if count != self._project.settled:
+            raise _bad(f"{LABELS} has {count} lines, and the project has {self._project.settled} settled tasks")
+        return VerifiedExport(self.row, self._project, count, without_text)
+
+    def _pages(self) -> list[tuple[int, int, TaskPageBlob | None]]:
+        """The numbers of each page's tasks, and the page, if the folder has it."""
+        found = list[tuple[int, int, TaskPageBlob | None]]()
+        proofs = iter_frames(io.BytesIO(self._read(PAGES_PROOF)))
+        for number in range(self._project.pages):
+            where = f"{PAGES_PROOF}: page {number}"
+            shown = _decoded(RowWithProof, next(proofs, b""), PROVEN_BYTES_MAX, where)
+            row = self._proven(TaskPageRow, "pages", page_key(self._key, number), shown, where)
+            data = self._read(f"{PAGES}/{number}")
+            if data and hashlib.sha256(data).digest() != row.digest:
+                raise _bad(f"{PAGES}/{number} has other bytes than the page that was decided")
+            page = decode_page(data, self._project.spec.kind, row.root, row.count) if data else None
+            found.append((row.first, row.first + row.count, page))
+        return found
+
+    def _rows(self, where: str, data: bytes) -> tuple[TaskRow, list[Assignment]]:
+        proof = _decoded(LineProof, data, PROVEN_BYTES_MAX, where)
+        task = task_id(self._key, _decoded(TaskRow, proof.task.value, ROW_BYTES_MAX, where).number)
+        row = self._proven(TaskRow, "tasks", task, proof.task, where)
+        if row.label is None or len(proof.votes) != len(row.annotators):
+            raise _bad(f"{where}: {LABELS_PROOF} has a task without a label, or lacks votes")
+        keys = (assignment_id(task, annotator) for annotator in row.annotators)
+        return row, [self._proven(Assignment, "assignments", *vote, where) for vote in zip(keys, proof.votes, strict=True)]
+
+    def _proven(self, kind: type[R], table: str, key: bytes, shown: RowWithProof, where: str) -> R:
+        if not verify_key(self.row.root_of(CurationState, table).hash, key, shown.value, shown.proof):
+            raise _bad(f"{where}: the row in the table {table} is not under the certified state root")
+        return _decoded(kind, shown.value, ROW_BYTES_MAX, where)
+
+
+def _compare(where: str, line: str, decided: dict[str, Any]) -> None:
+    if line == to_json_line(decided):
+        return
+    try:
+        said = json.loads(line)
+    except ValueError:
+        raise _bad(f"{where}: this line is no JSON") from None
+    for name in decided if isinstance(said, dict) else ():
+        if said.get(name) != decided[name]:
+            raise _bad(f"{where}: {name} is {said.get(name)!r} here, and {decided[name]!r} was decided")
+    raise _bad(f"{where}: this line is not written as an export writes it")
+
+
+def _decoded(kind: type[R], data: bytes, bytes_max: int, where: str) -> R:
+    try:
+        return codec.decode(kind, data, bytes_max)
+    except RemoteProtocolError as error:
+        raise _bad(f"{where}: what should prove it cannot be read: {error.detail or error}") from None
+
+
+def iter_frames(stream: BinaryIO) -> Iterator[bytes]:
+    while head := stream.read(4):
+        size = int.from_bytes(head, "big")
+        data = stream.read(size) if len(head) == 4 and size <= PROVEN_BYTES_MAX else b""
+        if not data or len(data) < size:
+            raise _bad("a file of proofs ends inside of a proof")
+        yield data
+
+
+def _bad(detail: str) -> RemoteProtocolError:
+    return RemoteProtocolError("bad-proof", detail)

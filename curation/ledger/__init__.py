@@ -1,0 +1,1 @@
+"""The replicated state of curation and the transactions that change it."""

@@ -1,0 +1,71 @@
+"""A task's text is taken out: its page makes room for another one, in which that task has its leaf alone.
+
+Everybody who has the old page can make the new one, and the Merkle root stays. Whoever has the old one deletes it then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from consensus.voter_set import VoterSet
+from curation.ledger.curation_state import CurationState, Redaction, TaskPageRow, page_key, redaction_key
+from curation.ledger.state_changes import CurationChanges
+from curation.limits import PAGE_BYTES_MAX
+from curation.tasks.task_pages import TaskPageBlob, page_merkle_root, redact_entry, task_id
+from ledger.core.module import BlobReplacement, DecodedTransaction, Refused
+from ledger.members import MembersState
+from protocol import codec
+from protocol.errors import RemoteProtocolError
+
+
+def apply_redaction(work: CurationChanges, said: DecodedTransaction, members: MembersState) -> None:
+    """The author alone, or as many voters as one honest one is among, each with the same wish. A voter has one at a time."""
+    wish: Redaction = said.content
+    page, project = work.pages.get_record(page_key(wish.project, wish.page)), work.projects.get_record(wish.project)
+    if project is None or page is None or wish.index >= page.count:
+        raise Refused("there is no such task")
+    if page.digest != wish.old:
+        raise Refused("that page has changed meanwhile: say it again")
+    task = work.tasks.get_record(task_id(wish.project, page.first + wish.index))
+    if task is not None and task.is_redacted:
+        raise Refused("the task is redacted already")
+    if members.current_key(project.author) != said.author:
+        if said.author not in members.voters:
+            raise Refused("only the project's author or a voter can redact its tasks")
+        work.wishes[said.author] = wish
+        alike = [voter for voter in members.voters if work.wishes.get_record(voter) == wish]
+        if len(alike) <= VoterSet(members.voters).faults_tolerated:
+            return
+        for voter in alike:
+            work.wishes.delete_row(voter)
+    work.pages[page_key(wish.project, wish.page)] = replace(page, digest=wish.digest, bytes=wish.bytes)
+    work.redact_task(wish.project, page.first + wish.index)
+    work.redactions[redaction_key(work.changed_fields.get("redacted", work.state.redacted))] = wish
+    work.add_to_field("redacted")
+
+
+def page_replacement(state: CurationState, place: int) -> BlobReplacement:
+    """What a decided redaction does to blobs."""
+    said = state.redactions.get_record(redaction_key(place))
+    assert said is not None
+    page = state.pages.get_record(page_key(said.project, said.page))
+    assert page is not None
+
+    def make(old: bytes) -> bytes | None:
+        found = find_replaced_page(state, page, said.old, old)
+        return None if found is None else redact_entry(found, said.index)
+
+    return BlobReplacement(said.old, PAGE_BYTES_MAX, make)
+
+
+def find_replaced_page(state: CurationState, page: TaskPageRow, digest: bytes, data: bytes) -> TaskPageBlob | None:
+    """The page in a blob that had this row's place; None if this blob stays.
+
+    A project may name any blob as its page. So only a page of these very tasks goes, and none that any row names now.
+    """
+    try:
+        found = codec.decode(TaskPageBlob, data, PAGE_BYTES_MAX)
+        is_it = len(found.entries) == page.count and page_merkle_root(found) == page.root
+    except RemoteProtocolError:
+        return None
+    return None if not is_it or any(other.digest == digest for _, other in state.pages.items()) else found

@@ -1,0 +1,150 @@
+"""Transactions of curation. Members found projects and add tasks; serving peers carry what annotators said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from curation.annotator_statements import Nonce, Pseudonym, Salt
+from curation.ledger.curation_state import Choices, ProjectPhase, ProjectSpec, Reason, Seals
+from curation.limits import (
+    BATCH_MAX,
+    EXCLUDED_PROJECTS_MAX,
+    LEASES_MAX,
+    PAGE_BYTES_MAX,
+    PAGE_TASKS_MAX,
+    PAGES_MAX,
+    PROOF_DIGESTS_MAX,
+)
+from protocol.codec import Between, Count, Digest, Key, Length, SignatureBytes
+
+
+@dataclass(frozen=True, slots=True)
+class CreateProject:
+    """`curation/found`, by any member: a project. Its id is `project_id`."""
+
+    spec: ProjectSpec
+
+
+@dataclass(frozen=True, slots=True)
+class AddTaskPage:
+    """`curation/page`, by the project's author: tasks, which follow those that it has."""
+
+    project: Digest
+    digest: Digest
+    bytes: Annotated[int, Between(1, PAGE_BYTES_MAX)]
+    root: Digest
+    count: Annotated[int, Between(1, PAGE_TASKS_MAX)]
+    gold: Digest | None = None  # as in `state.TaskPage`
+
+
+@dataclass(frozen=True, slots=True)
+class GoldAnswerProof:
+    """The leaf of a task, and that it is under the page's root of gold."""
+
+    index: Annotated[int, Between(0, PAGE_TASKS_MAX - 1)]  # of the task in its page
+    answer: Choices
+    salt: Salt
+    proof: Annotated[tuple[Digest, ...], Length(0, PROOF_DIGESTS_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class RevealGold:
+    """`curation/gold`, by the project's author: the right answers of some tasks of a page, before the close begins."""
+
+    project: Digest
+    page: Annotated[int, Between(0, PAGES_MAX - 1)]
+    answers: Annotated[tuple[GoldAnswerProof, ...], Length(1, PAGE_TASKS_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class SetProjectPhase:
+    """`curation/move`, by the project's author: pause it, go on, or close it for ever."""
+
+    project: Digest
+    phase: ProjectPhase
+
+
+@dataclass(frozen=True, slots=True)
+class VoteToStopProject:
+    """`curation/stop`, by a voter: the project closes once a quorum of the voters has said so."""
+
+    project: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class ReviewTask:
+    """`curation/review`, by the project's author: the label of a task that waits for one."""
+
+    task: Digest
+    label: Choices
+
+
+@dataclass(frozen=True, slots=True)
+class EnrolmentEntry:
+    annotator: Key
+    name: Pseudonym
+    custodial: bool
+    signature: SignatureBytes  # by the annotator, over `statements.Enrol` with the batch's author as the peer
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRequest:
+    """So many more tasks for this annotator, of one project or of all, except those `without`: the peer lacks tasks of these."""
+
+    annotator: Key
+    nonce: Nonce
+    expires_ms: Count
+    signature: SignatureBytes  # by the annotator, over `statements.Session` with the batch's author as the peer
+    count: Annotated[int, Between(1, LEASES_MAX)]
+    excluded_projects: Annotated[tuple[Digest, ...], Length(0, EXCLUDED_PROJECTS_MAX)] = ()
+    project: Digest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerCommitment:
+    assignment: Digest
+    annotator: Key  # whose the assignment is: the signature can be verified without the state
+    commitment: Digest
+    signature: SignatureBytes  # by the annotator, over `statements.Annotation`
+    seals: Seals = ()  # the answer for each of `seals.keepers`; nothing decided depends on what is in them
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOpening:
+    assignment: Digest
+    salt: Salt
+    answer: Choices
+
+
+@dataclass(frozen=True, slots=True)
+class SkipAssignment:
+    """By the peer that took the lease."""
+
+    assignment: Digest
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseAssignment:
+    """By the peer that took the lease: nobody looks at the task any more."""
+
+    assignment: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class StatementBatch:
+    """`curation/batch`, by a serving peer: at most BATCH_MAX statements in all. They act in this order; any that cannot is passed
+    over.
+    """
+
+    enrolments: Annotated[tuple[EnrolmentEntry, ...], Length(0, BATCH_MAX)] = ()
+    leases: Annotated[tuple[LeaseRequest, ...], Length(0, BATCH_MAX)] = ()
+    commits: Annotated[tuple[AnswerCommitment, ...], Length(0, BATCH_MAX)] = ()
+    openings: Annotated[tuple[AnswerOpening, ...], Length(0, BATCH_MAX)] = ()
+    skips: Annotated[tuple[SkipAssignment, ...], Length(0, BATCH_MAX)] = ()
+    releases: Annotated[tuple[ReleaseAssignment, ...], Length(0, BATCH_MAX)] = ()
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, (self.enrolments, self.leases, self.commits, self.openings, self.skips, self.releases)))

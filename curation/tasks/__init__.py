@@ -1,0 +1,1 @@
+"""Tasks, pages of tasks, and answers."""

@@ -1,0 +1,1 @@
+"""Preference sets, prompts, rollouts and their tokenized forms."""

@@ -1,0 +1,281 @@
+"""Preferences: what is a frozen set of them, where one comes from, and which pairs a step of training is made of.
+
+A set is its records in ascending order of their ids, each behind its length (u32). It travels like a training text: cut into
+shards under a `training.corpus.DataManifest`, whose digest is what names the set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Annotated, Any, BinaryIO, Final, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from curation.estimation.rank_aggregation import FIRST, SECOND, TIE
+from curation.import_export.export_formats import preference_share
+from curation.ledger.curation_state import CurationState, TaskPageRow, TaskRow, page_key
+from curation.limits import PAGE_TASKS_MAX, PAGES_MAX, TEXT_CHARACTERS_MAX
+from curation.tasks.answers import QuestionKind
+from curation.tasks.task_pages import TaskPageBlob, Text, assignment_id, task_id
+from protocol import codec
+from protocol.codec import Between, Length
+from protocol.errors import RemoteProtocolError, UserError
+from rlhf.data.dataset_formats import to_plain_texts
+from rlhf.data.jsonl import LINE_BYTES_MAX, InvalidLines
+from rlhf.data.jsonl import read_records as records_of
+from training import random_stream
+
+PERMILLE: Final = 1_000
+HELD_OUT_PERMILLE: Final = 100  # of the prompts: the reward model is measured on them, and never trained
+PAIRS_MAX: Final = PAGES_MAX * PAGE_TASKS_MAX  # as many as a project has tasks: a million
+UTF8_BYTES_MAX: Final = 4  # of a character
+PAIR_BYTES_MAX: Final = 3 * UTF8_BYTES_MAX * TEXT_CHARACTERS_MAX + 64  # three texts; id and p take less than 64
+assert 3 * 2 * len(r"\uXXXX") * TEXT_CHARACTERS_MAX < LINE_BYTES_MAX, "a line holds any three texts, however they are escaped"
+LENGTH_BYTES: Final = 4
+PageOf = Callable[[bytes, TaskPageRow], TaskPageBlob | None]
+Row = tuple[int, bytes, TaskRow]  # of a pair: its place in its page, its task, its row
+NO_PROJECT: Final = "{} is no project of pairs: preferences come of those alone"
+EXAMPLE: Final = '{"prompt": "…", "chosen": "…", "rejected": "…"}'
+
+
+@dataclass(frozen=True, slots=True)
+class PreferencePair:
+    id: Annotated[bytes, Length(1, 32)]  # the task of a project; of a file, the number of the line as u64, big-endian
+    prompt: Text
+    first: Text
+    second: Text
+    p: Annotated[int, Between(0, PERMILLE)]  # permille that the first response is the better one; 500: a tie
+
+    @property
+    def responses(self) -> tuple[str, ...]:
+        return self.first, self.second
+
+
+class PromptRecord(Protocol):
+    """Of a set: a prompt and what is said after it."""
+
+    @property
+    def id(self) -> bytes: ...
+
+    @property
+    def prompt(self) -> str: ...
+
+    @property
+    def responses(self) -> tuple[str, ...]: ...
+
+
+R = TypeVar("R", bound=PromptRecord)
+
+
+# A set as bytes -----------------------------------------------------------------------------------------------------------
+
+
+def encode_records(records: Iterable[PromptRecord]) -> Iterator[bytes]:
+    """The bytes of a set, in pieces. The records ascend by their ids."""
+    for record in records:
+        data = codec.encode(record)
+        yield len(data).to_bytes(LENGTH_BYTES, "big") + data
+
+
+def decode_records(stream: BinaryIO, kind: type[R]) -> list[R]:
+    """The records of a set; `RemoteProtocolError` for any other bytes."""
+    records: list[R] = []
+    while head := stream.read(LENGTH_BYTES):
+        size = int.from_bytes(head, "big")
+        data = stream.read(size) if len(head) == LENGTH_BYTES and size <= PAIR_BYTES_MAX else b""
+        if not data or len(data) < size:
+            raise _bad("it ends inside of a record")
+        record = codec.decode(kind, data, PAIR_BYTES_MAX)
+        if not all(record.responses):
+            raise _bad("a response is empty")
+        if records and records[-1].id >= record.id:
+            raise _bad("its ids do not ascend")
+        if len(records) == PAIRS_MAX:
+            raise _bad(f"it has more than {PAIRS_MAX} records")
+        records.append(record)
+    if not records:
+        raise _bad("it is empty")
+    return records
+
+
+def _bad(detail: str) -> RemoteProtocolError:
+    return RemoteProtocolError("bad-preferences", detail)
+
+
+# From a file --------------------------------------------------------------------------------------------------------------
+
+
+def read_preference_file(name: str, stream: BinaryIO, misfits: InvalidLines | None = None) -> list[PreferencePair]:
+    """The pairs of JSONL with `prompt`, `chosen`, `rejected` and perhaps `p`, how likely the chosen one is better (else 1).
+
+    Also of the other forms in `forms`. `UserError` names the first lines that are none, unless `misfits` leaves them out. Empty
+    lines are passed over, other fields ignored.
+    """
+
+    def make(number: int, row: dict[str, Any]) -> PreferencePair:
+        return _pair(f"{name}:{number}", number, row)
+
+    pairs = records_of(name, stream, EXAMPLE, PAIRS_MAX, make, misfits or InvalidLines())
+    if not pairs:
+        raise UserError(f"{name}: there is no pair in it: every line must be like {EXAMPLE}")
+    return pairs
+
+
+def _pair(where: str, number: int, row: dict[str, Any]) -> PreferencePair:
+    row = to_plain_texts(where, row)
+    prompt, chosen, rejected = (checked_text(where, row, field) for field in ("prompt", "chosen", "rejected"))
+    return PreferencePair(number.to_bytes(8, "big"), prompt, chosen, rejected, _permille(where, row.get("p", 1)))
+
+
+def checked_text(where: str, row: dict[str, Any], field: str) -> str:
+    text = row.get(field)
+    if not isinstance(text, str) or not (text or field == "prompt"):
+        what = "a text" if field == "prompt" else "a text that is not empty"
+        raise UserError(f"{where}: {field} must be {what}, not {json.dumps(text)[:64]}")
+    if len(text) > TEXT_CHARACTERS_MAX:
+        raise UserError(f"{where}: {field} has {len(text)} characters, more than {TEXT_CHARACTERS_MAX}")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise UserError(f"{where}: {field} holds half a surrogate pair, which is no character")
+    return text
+
+
+def _permille(where: str, p: Any) -> int:
+    if not isinstance(p, int | float) or isinstance(p, bool) or not 0 <= p <= 1:  # NaN is in no range
+        raise UserError(f"{where}: p must be a number in 0..1, not {json.dumps(p)[:64]}")
+    return round(PERMILLE * p)
+
+
+# From a project -----------------------------------------------------------------------------------------------------------
+
+
+def decided_pairs(state: CurationState, project: bytes, height: int, page: PageOf) -> list[PreferencePair]:
+    """What people decided of a project's pairs up to a height, the same at every peer that has the same state.
+
+    `page` gives the tasks of a page, by its key and its row; None: the blob that its author named holds none. Left out are pairs
+    of which both responses are bad, and those whose text is taken out. p is the share of the votes, a tie counting half, and at
+    least 1/2 for the label: the label has weighed the votes, and the close of a project may change it. `UserError`: it is no
+    project that compares responses.
+    """
+    pairs: list[PreferencePair] = []
+    for key, entry, settled in decided_pages(state, project, height):
+        tasks = page(key, entry)
+        if tasks is None:
+            continue
+        for index, task, row in settled:
+            text = tasks.entries[index].task
+            if text is not None and all(text.items):
+                first, second = text.items
+                pairs.append(PreferencePair(task, text.text, first, second, _share(state, task, row)))
+    return sorted(pairs, key=lambda pair: pair.id)
+
+
+def decided_pages(state: CurationState, project: bytes, height: int) -> Iterator[tuple[bytes, TaskPageRow, list[Row]]]:
+    """Pages with pairs that were decided up to a height, by their keys.
+
+    `UserError`: it is no project that compares responses.
+    """
+    row = state.projects.get_record(project)
+    if row is None or row.spec.kind is not QuestionKind.PAIR:
+        raise UserError(NO_PROJECT.format(project.hex()[:16]))
+    for number in range(row.pages):
+        key = page_key(project, number)
+        entry = state.pages.get_record(key)
+        assert entry is not None, "a project has the rows of its pages"
+        tasks = ((index, task_id(project, entry.first + index)) for index in range(entry.count))
+        rows = [(index, task, found) for index, task in tasks if (found := state.tasks.get_record(task)) is not None]
+        settled = [item for item in rows if not item[2].is_redacted and is_decided_comparison(item[2], height)]
+        if settled:
+            yield key, entry, settled
+
+
+def is_decided_comparison(row: TaskRow, height: int) -> bool:
+    """It was decided up to this height which response is the better one, or that none is."""
+    return row.label is not None and row.label[0] in (FIRST, SECOND, TIE) and row.height <= height
+
+
+def _share(state: CurationState, task: bytes, row: TaskRow) -> int:
+    assert row.label is not None
+    label = row.label[0]
+    if label == TIE:
+        return PERMILLE // 2
+    votes = (state.assignments.get_record(assignment_id(task, annotator)) for annotator in row.annotators)
+    said = preference_share(label, [vote.answer[0] for vote in votes if vote is not None and vote.answer is not None])
+    permille = math.floor(PERMILLE * said + Fraction(1, 2))
+    return permille if label == FIRST else PERMILLE - permille
+
+
+# Steps --------------------------------------------------------------------------------------------------------------------
+
+
+def is_held_out(prompt: str, permille: int = HELD_OUT_PERMILLE) -> bool:
+    """By a hash of the prompt: all responses to one prompt stay on one side, in every set."""
+    digest = hashlib.sha256(b"folkmoot/held-out/1" + prompt.encode()).digest()
+    return int.from_bytes(digest[:8], "big") % PERMILLE < permille
+
+
+def split_held_out(records: Sequence[R], permille: int = HELD_OUT_PERMILLE) -> tuple[list[R], list[R]]:
+    """The records that are trained on, and those that are held out. `UserError` if none are left to train on.
+
+    Prompts are held out. Where one side would be empty, there are too few of them, and records are held out.
+    """
+    sides = [is_held_out(record.prompt, permille) for record in records]
+    if 0 < permille < PERMILLE and len(set(sides)) == 1:
+        sides = _held_out_alone(records, permille)
+    train, held_out = (
+        [record for record, side in zip(records, sides, strict=True) if side is wanted] for wanted in (False, True)
+    )
+    if not train:
+        raise UserError("every line is held out, by its prompt: give more prompts, or a smaller held_out_permille")
+    return train, held_out
+
+
+def _held_out_alone(records: Sequence[R], permille: int) -> list[bool]:
+    """One flag for each record, by a hash of its texts: true if it is held out. Few records are all trained on."""
+    texts = (("folkmoot/held-out/2", record.prompt, *record.responses) for record in records)
+    keys = [hashlib.sha256(codec.encode(text)).digest() for text in texts]
+    distinct = sorted(set(keys))  # equal records stay on one side
+    held_out = set(distinct[: len(distinct) * permille // PERMILLE])
+    return [key in held_out for key in keys]
+
+
+def draw_pairs(job: bytes, round: int, trainer: bytes, step: int, *, count: int, pairs: int, seed: int) -> npt.NDArray[np.int64]:
+    """The numbers in 0 .. pairs−1 of the `count` pairs of one step: nobody chooses, and everybody can check.
+
+    One pair may be drawn twice, as one stretch of a text may (`training.data.token_sequences.batch_offsets`).
+    """
+    draw = hashlib.sha256(b"folkmoot/pairs/1" + job + trainer)
+    draw.update(b"".join(number.to_bytes(8, "big") for number in (round, step, seed)))
+    key = draw.digest()
+    drawn = (hashlib.sha256(key + index.to_bytes(4, "big")).digest() for index in range(count))
+    # 64 drawn bits over at most 2^20 pairs: the modulo bias is below 2^-44
+    return np.array([int.from_bytes(digest[:8], "big") % pairs for digest in drawn], dtype=np.int64)
+
+
+def draw_pairs_by_epoch(
+    job: bytes, round: int, trainer: bytes, step: int, *, steps: int, count: int, pairs: int, seed: int
+) -> npt.NDArray[np.int64]:
+    """As `draw_pairs`, but a trainer meets each pair once in each of its passes over them. `steps` are those of a round."""
+    first = (round * steps + step) * count
+    places = np.arange(first, first + count, dtype=np.int64)
+    passes: npt.NDArray[np.int64] = places // pairs
+    orders = {number: _order_of_pairs(job, trainer, int(number), pairs, seed) for number in np.unique(passes)}
+    return np.array([orders[number][place % pairs] for number, place in zip(passes, places, strict=True)], dtype=np.int64)
+
+
+@lru_cache(maxsize=8)  # one for each trainer and pass whose steps are trained or replayed in turn; 8 MB each at most
+def _order_of_pairs(job: bytes, trainer: bytes, number_of_pass: int, pairs: int, seed: int) -> npt.NDArray[np.int64]:
+    """In which order a trainer meets the pairs in one pass over them."""
+    drawn = np.frombuffer(random_stream.random_bytes(8 * pairs, "pairs-in-turn", job, trainer, number_of_pass, seed), dtype="<u8")
+    return np.argsort(drawn, kind="stable")
+
+
+def rounds_for_epochs(epochs: int, pairs: int, *, trainers: int, steps: int, batch: int) -> int:
+    """Rounds of so many epochs. In an epoch as many pairs are drawn, by the trainers at the start together, as there are."""
+    return math.ceil(Fraction(epochs * pairs, trainers * steps * batch))

@@ -1,0 +1,1 @@
+"""Synthetic preferences for the demo."""

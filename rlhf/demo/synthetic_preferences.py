@@ -1,0 +1,39 @@
+"""Preferences of a made-up person over stretches of a text, for demos: whoever has none of real people's can try the whole way.
+
+The person likes vowels (`rule:vowels`), and is wrong now and then. Two responses come from two places of the text, and the prompt
+is what stands before one of them, by a fair coin: that a response continues its prompt says nothing about which is better.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Final
+
+from rlhf.data.preference_sets import PERMILLE
+from rlhf.objectives.rule_rewards import vowel_share
+
+PROMPT_CHARACTERS: Final = 16
+RESPONSE_CHARACTERS: Final = 32
+WRONG_PERMILLE: Final = 100
+
+
+def synthetic_pairs(text: bytes, count: int) -> Iterator[dict[str, str]]:
+    """As lines of `--preferences FILE`. The text is longer than one prompt with its response."""
+    whole = text.decode("ascii", errors="ignore")
+    places = len(whole) - PROMPT_CHARACTERS - RESPONSE_CHARACTERS
+    number = found = 0
+    while found < count:
+        draw = hashlib.sha256(b"folkmoot/example-pairs/1" + number.to_bytes(8, "big")).digest()
+        one, other, coin, wrong = (int.from_bytes(draw[at : at + 8], "big") for at in range(0, 32, 8))
+        starts = [one % places + PROMPT_CHARACTERS, other % places + PROMPT_CHARACTERS]
+        responses = [whole[start : start + RESPONSE_CHARACTERS] for start in starts]
+        likes = [vowel_share((), response.encode()) for response in responses]
+        number += 1
+        if likes[0] == likes[1]:
+            continue
+        first = (likes[0] > likes[1]) != (wrong % PERMILLE < WRONG_PERMILLE)
+        chosen, rejected = responses if first else responses[::-1]
+        before = starts[coin % 2]
+        yield {"prompt": whole[before - PROMPT_CHARACTERS : before], "chosen": chosen, "rejected": rejected}
+        found += 1

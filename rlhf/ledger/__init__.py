@@ -1,0 +1,1 @@
+"""The replicated state of tuning plans and preference sets, and the transactions that change it."""

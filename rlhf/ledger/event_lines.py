@@ -1,0 +1,36 @@
+"""What a block changed of the policies that are tuned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from features.news import News
+from ledger.core.module import StateReader
+from ledger.jobs import JobsState
+from ledger.network_governance import NetworkState
+from protocol.units import round_number
+from rlhf.ledger.rlhf_module import RlhfState
+from rlhf.objectives import policy_monitors
+from rlhf.objectives.ppo import MODULE
+
+
+def policy_event_lines(before: StateReader, after: StateReader) -> Iterator[News]:
+    """The figures of each closed round, and a job's warning once."""
+    if not all(state.module_state(NetworkState).module_version(MODULE) for state in (before, after)):
+        return
+    old, jobs = before.module_state(RlhfState).jobs, after.module_state(JobsState).jobs
+    for key, course in after.module_state(RlhfState).jobs.items():
+        known = old.get(key)
+        if known == course:
+            continue
+        spec, newest = jobs[key].spec, course.rounds[-1]
+        yield News(
+            "figures",
+            (
+                f"round {round_number(newest.round)} of job {jobs[key].name}: "
+                f"{policy_monitors.metrics_view(key, spec, newest).summary_line}"
+            ),
+            key,
+        )
+        if course.warned is not None and (known is None or known.warned is None):
+            yield News("warning", policy_monitors.diversity_warning(course, spec), key)

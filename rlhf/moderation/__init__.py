@@ -1,0 +1,1 @@
+"""Blocklists and the matching of their words in responses."""

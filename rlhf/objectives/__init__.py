@@ -1,0 +1,1 @@
+"""Training objectives of RLHF: reward models, PPO, DPO, instruction tuning."""

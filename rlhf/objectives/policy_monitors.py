@@ -1,0 +1,121 @@
+"""What people watch while a policy moves: medians of its rounds, and a warning where it is rewarded for saying the same.
+
+distinct-2 is the share of different pairs among all pairs of neighbouring tokens in a trainer's responses of a round (Li et al.
+2016, arXiv:1510.03055). It falls with the number of responses: it says something beside other rounds of the same job alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol import codec
+from protocol.codec import Count, Length
+from protocol.units import round_number
+from rlhf.objectives.kl_controller import lower_median
+from rlhf.objectives.ppo import MILLIONTHS, PPO, Figure, RolloutDeclaration, Share, in_millionths
+from rlhf.rpc import PolicyMetricsView
+from training.job_spec import JobSpec
+
+ROUNDS_KEPT: Final = 8  # of a job: its first one, whose policy is the reference, and the last ones
+SCORE_RISE_MIN: Final = MILLIONTHS // 20  # of a response: rules score in 0..1, reward models with a deviation of 1
+DISTINCT_FIFTHS_MAX: Final = 4  # of the earlier round's distinct-2: what falls less comes and goes with the prompts
+SCORE_VARIANCE: Final = 1e-4  # added to that of the scores: whoever's differ by 1e-4 finds the same correlation within .01
+Floats = npt.NDArray[np.float64]
+
+
+# Of one trainer's responses ----------------------------------------------------------------------------------------------------
+
+
+def distinct_2(responses: Sequence[npt.NDArray[np.int64]], vocabulary: int) -> int:
+    """In millionths, rounded down; all of them where no response has two tokens."""
+    pairs = np.concatenate([response[:-1] * vocabulary + response[1:] for response in responses])
+    return MILLIONTHS * len(np.unique(pairs)) // len(pairs) if len(pairs) else MILLIONTHS
+
+
+def length_score_correlation(lengths: Floats, scores: Floats) -> int:
+    """Pearson's, in millionths; 0 where all lengths are the same."""
+    lengths, scores = lengths - lengths.mean(), scores - scores.mean()
+    spread = np.sqrt(np.square(lengths).mean() * (np.square(scores).mean() + SCORE_VARIANCE))
+    found = in_millionths(float((lengths * scores).mean() / spread)) if spread else 0
+    return max(-MILLIONTHS, min(MILLIONTHS, found))  # where a score is no number it is the largest
+
+
+# Of rounds ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RoundMedians:
+    """Of the accepted proposals of a round, each by itself; of an even number the lower one."""
+
+    round: Count
+    accepted: Count
+    tokens: Count
+    unfinished: Count
+    k1: Figure
+    score: Figure
+    distinct: Share
+    correlation: Figure
+    blocked: Count = codec.added_field(0)
+
+
+def round_medians(number: int, said: Sequence[RolloutDeclaration]) -> RoundMedians:
+    figures = (field.name for field in dataclasses.fields(RoundMedians)[2:])
+    return RoundMedians(number, len(said), *(lower_median([getattr(rollouts, name) for rollouts in said]) for name in figures))
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyHistory:
+    """Of one job, as far as rounds of it have accepted something."""
+
+    rounds: Annotated[tuple[RoundMedians, ...], Length(1, ROUNDS_KEPT)]
+    warned: Count | None = None  # the first round that was worth the warning
+
+    def with_round(self, found: RoundMedians, responses: int) -> PolicyHistory:
+        rounds = (*self.rounds, found)
+        rounds = rounds if len(rounds) <= ROUNDS_KEPT else (rounds[0], *rounds[2:])
+        warns = self.warned is None and any(has_lost_diversity(before, found, responses) for before in rounds[:-1])
+        return PolicyHistory(rounds, found.round if warns else self.warned)
+
+
+def has_lost_diversity(before: RoundMedians, now: RoundMedians, responses: int) -> bool:
+    """Whether the score has risen while distinct-2 has fallen."""
+    rise = now.score - before.score
+    return rise >= SCORE_RISE_MIN * responses and 5 * now.distinct <= DISTINCT_FIFTHS_MAX * before.distinct
+
+
+# For people --------------------------------------------------------------------------------------------------------------------
+
+
+def metrics_view(job: bytes, spec: bytes, found: RoundMedians) -> PolicyMetricsView:
+    decoded = JobSpec.decode(spec)
+    responses = PPO.responses_per_round(decoded, decoded.decoded_settings)
+    return PolicyMetricsView(
+        job=job.hex(),
+        round=found.round,
+        accepted=found.accepted,
+        score=found.score / (MILLIONTHS * responses),
+        nats=found.k1 / (MILLIONTHS * responses),
+        tokens=found.tokens / responses,
+        unfinished=found.unfinished / responses,
+        distinct_2=found.distinct / MILLIONTHS,
+        length_correlation=found.correlation / MILLIONTHS,
+        blocked=found.blocked / responses,
+    )
+
+
+def diversity_warning(course: PolicyHistory, spec: bytes) -> str:
+    """Of a job that has been warned of; empty of others."""
+    if course.warned is None:
+        return ""
+    name = JobSpec.decode(spec).name
+    return (
+        f"job {name}: by round {round_number(course.warned)} the score rose while responses became alike "
+        "(distinct-2 fell by a fifth or more): `rlhf compare` shows what is said; "
+        "a larger beta, kl_target or kl_stop hold a policy nearer to its reference"
+    )

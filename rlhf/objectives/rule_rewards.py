@@ -1,0 +1,105 @@
+"""Rewards that are functions of this program, by name: a job names one as `rule:NAME`, and brings no code.
+
+Every peer must find the same number for the same response: a rule counts bytes and adds exact fractions, and reads no tables of
+the interpreter. The toy is small enough that its best policy, and how good any policy is, can be computed exactly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Float64Array = npt.NDArray[np.float64]
+Reward = Callable[[Sequence[int], bytes], float]  # of a response: its tokens, and its text without the stop token
+
+VOWELS: Final = b"aeiouAEIOU"
+LETTERS: Final = bytes(range(ord("A"), ord("Z") + 1)) + bytes(range(ord("a"), ord("z") + 1))
+
+TOY_VOCABULARY: Final = 6
+TOY_PROMPT: Final = 0  # the one prompt: this token
+TOY_LENGTH: Final = 5  # tokens of every response; nothing stops it before
+TOY_BETA: Final = 0.1
+TOY_RESPONSES: Final = TOY_VOCABULARY**TOY_LENGTH
+
+
+@dataclass(frozen=True, slots=True)
+class RewardRule:
+    name: str
+    about: str  # for people, in one line
+    make: Callable[[int], Reward]  # from a job's seed
+    vocabulary: int | None = None  # the only one that it knows; None: any
+
+
+def vowel_share(tokens: Sequence[int], text: bytes) -> float:
+    """Share of vowels among the Latin letters of the text, 0..1; 0 without letters."""
+    letters = len(text) - len(text.translate(None, LETTERS))
+    return (len(text) - len(text.translate(None, VOWELS))) / letters if letters else 0.0
+
+
+def bigram_table(seed: int) -> Float64Array:
+    """A[a, b] of the toy in −1..1, shape (6, 6): multiples of 2⁻³¹, so that sums and quarters of them are exact."""
+    table = [[_bigram(seed, a, b) for b in range(TOY_VOCABULARY)] for a in range(TOY_VOCABULARY)]
+    return np.array(table, dtype=np.float64)
+
+
+def _bigram(seed: int, a: int, b: int) -> float:
+    hashed = b"folkmoot/bigram/1" + seed.to_bytes(8, "big") + a.to_bytes(4, "big") + b.to_bytes(4, "big")
+    return int.from_bytes(hashlib.sha256(hashed).digest()[:4], "big") / 2**31 - 1
+
+
+def bigram_reward(seed: int) -> Reward:
+    """The mean of A over the neighbouring tokens of a response of five tokens."""
+    table = bigram_table(seed)
+
+    def reward(tokens: Sequence[int], text: bytes) -> float:
+        pairs = list(itertools.pairwise(tokens))
+        return sum(float(table[a, b]) for a, b in pairs) / len(pairs) if pairs else 0.0
+
+    return reward
+
+
+RULES: Final[Mapping[str, RewardRule]] = {
+    rule.name: rule
+    for rule in (
+        RewardRule("vowels", "the share of vowels among the letters of a response", lambda seed: vowel_share),
+        RewardRule(
+            "bigram", "the toy: each pair of neighbouring tokens has a reward that a hash gives", bigram_reward, TOY_VOCABULARY
+        ),
+    )
+}
+
+
+# The toy, exactly. Arrays have shape (7776,), in the order of `toy_responses` ---------------------------------------------
+
+
+def toy_responses() -> npt.NDArray[np.int64]:
+    """All responses, shape (7776, 5): the numbers of base six in their order."""
+    return np.array(list(itertools.product(range(TOY_VOCABULARY), repeat=TOY_LENGTH)), dtype=np.int64)
+
+
+def toy_rewards(seed: int) -> Float64Array:
+    responses, table = toy_responses(), bigram_table(seed)
+    rewards: Float64Array = table[responses[:, :-1], responses[:, 1:]].mean(axis=1)
+    return rewards
+
+
+def policy_value(logp: Float64Array, reference: Float64Array, rewards: Float64Array, beta: float = TOY_BETA) -> float:
+    """J = E r − β·KL(policy ‖ reference), from the log-probability of each response under both."""
+    return float(np.exp(logp) @ (rewards - beta * (logp - reference)))
+
+
+def optimal_value(reference: Float64Array, rewards: Float64Array, beta: float = TOY_BETA) -> float:
+    """J* = β·ln E_reference e^{r/β}: no policy has a larger J."""
+    return float(beta * np.logaddexp.reduce(reference + rewards / beta))
+
+
+def gap_closed(logp: Float64Array, reference: Float64Array, rewards: Float64Array, beta: float = TOY_BETA) -> float:
+    """(J − J_ref) / (J* − J_ref): 0 for the reference, 1 for the best policy."""
+    start = policy_value(reference, reference, rewards, beta)
+    return (policy_value(logp, reference, rewards, beta) - start) / (optimal_value(reference, rewards, beta) - start)

@@ -1,0 +1,73 @@
+"""Accuracy of a reward model on held-out pairs: the count, its interval, and the rule that lets a policy start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Annotated, Final
+
+from consensus.voter_set import VoterSet
+from protocol.codec import Between
+
+MEASURED_PAIRS_MAX: Final = 1_024  # of those held out, evenly spaced
+Z: Final = Fraction(196, 100)  # deviations of the normal distribution that hold 95 %
+
+
+@dataclass(frozen=True, slots=True)
+class PairAccuracy:
+    """Held-out pairs with a better response, and those that a model ranks alike. Ties of people are left out."""
+
+    halves: Annotated[int, Between(0, 2 * MEASURED_PAIRS_MAX)]  # two for each pair that is ranked alike, one for equal scores
+    pairs: Annotated[int, Between(0, MEASURED_PAIRS_MAX)]
+
+    @classmethod
+    def from_share(cls, share: float, pairs: int) -> PairAccuracy:
+        return cls(round(2 * share * pairs), pairs)
+
+    @property
+    def is_possible(self) -> bool:
+        return self.halves <= 2 * self.pairs
+
+    @property
+    def share(self) -> float:
+        return self.halves / (2 * self.pairs) if self.pairs else 0.5
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's interval (1927) of 95 %. Without a pair it is 0 to 1."""
+        if not self.pairs:
+            return 0.0, 1.0
+        z, n, p = float(Z), self.pairs, self.share
+        centre, scale = p + z * z / (2 * n), 1 + z * z / n
+        margin = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+        return max(0.0, (centre - margin) / scale), min(1.0, (centre + margin) / scale)
+
+    @property
+    def is_better_than_chance(self) -> bool:
+        """True if the interval lies above 1/2. The arithmetic is exact, so all peers agree."""
+        return self.halves > self.pairs and (self.halves - self.pairs) ** 2 > Z * Z * self.pairs
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.share:.2f} of {self.pairs} pairs, interval {low:.2f}–{high:.2f}"
+
+
+def can_beat_chance(pairs: int) -> bool:
+    """True if a model that ranks all of these pairs as people do is better than chance."""
+    return PairAccuracy(2 * min(pairs, MEASURED_PAIRS_MAX), min(pairs, MEASURED_PAIRS_MAX)).is_better_than_chance
+
+
+def agreed_accuracy(reports: Mapping[bytes, PairAccuracy], voters: Iterable[bytes]) -> PairAccuracy | None:
+    """The accuracy on which f + 1 of these voters agree, by whether it is better than chance. None: too few have reported.
+
+    One of f + 1 voters is honest. The result is the median of the reports that agree, of an even number the lower one.
+    """
+    known = VoterSet.from_keys(voters)
+    reported = [reports[voter] for voter in known.keys if voter in reports]
+    for is_better in (False, True):
+        alike = sorted((found for found in reported if found.is_better_than_chance is is_better), key=lambda found: found.share)
+        if len(alike) > known.faults_tolerated:
+            return alike[(len(alike) - 1) // 2]
+    return None

@@ -1,0 +1,104 @@
+"""Where a pair was drawn: it follows from the set and from who trained in which round, as every draw does."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from features.tables import counted
+from protocol.errors import UserError
+from protocol.identity import peer_id
+from protocol.limits import DATA_SHARD_BYTES
+from rlhf.data.preference_sets import PreferencePair, decode_records, split_held_out
+from rlhf.data.tokenized_pairs import record_label
+from rlhf.ledger.preference_set_attestation import AttestedPreferenceSet
+from rlhf.objectives.reward_model import RewardModelObjective
+from rlhf.objectives.supervised import DpoObjective
+from rlhf.rpc import PairDrawView, PairTraceView
+from training.corpus import read_manifest
+from training.job_spec import JobSpec
+from training.objectives.objective import InnerStep
+
+ID_DIGITS_MIN = 8  # of a task's id; a shorter number is that of a line
+LINE_BYTES = 8  # of a line's number, where it is the id of a pair
+
+Read = Callable[[bytes, int], bytes]  # a blob by its digest, of at most so many bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTrainers:
+    number: int
+    trainers: Mapping[bytes, bool]  # that proposed something -> whether it was accepted
+
+
+@dataclass(frozen=True, slots=True)
+class TracedJob:
+    """A job that learns from a set, and its closed rounds as far as they are known."""
+
+    job: bytes
+    spec: JobSpec
+    rounds: list[RoundTrainers] = field(default_factory=list)
+    unknown: int = 0
+
+
+def read_preference_set(data: bytes, read: Read) -> list[PreferencePair]:
+    shards = read_manifest(data, read).shards
+    return decode_records(io.BytesIO(b"".join(read(shard, DATA_SHARD_BYTES) for shard in shards)), PreferencePair)
+
+
+def trace_pair(jobs: Sequence[TracedJob], sets: Mapping[bytes, AttestedPreferenceSet], read: Read, text: str) -> PairTraceView:
+    """The jobs stand in the order in which they were started. Raises `UserError` for a pair that no set has."""
+    view: PairTraceView | None = None
+    for learned in jobs:
+        data = learned.spec.data
+        assert data is not None, "a job that learns from a set names it"
+        pairs = read_preference_set(data, read)
+        pair = find_pair(pairs, text)
+        if pair is None:
+            continue
+        view = PairTraceView(
+            pair=pair.id.hex(),
+            height=sets[data].source.height if data in sets else None,
+            set=data.hex(),
+            held_out=pair not in split_held_out(pairs, learned.spec.held_out_permille)[0],
+            draws=(*(view.draws if view else ()), *iter_pair_draws(learned.job, learned.spec, pairs, pair, learned.rounds)),
+            unknown=(view.unknown if view else 0) + learned.unknown,
+        )
+    if view is None:
+        said = "name a task by its id, or the number of a file's line"
+        raise UserError(f"{text!r} is in no set of {counted(len(jobs), 'job')} with preferences: {said}")
+    return view
+
+
+def find_pair(pairs: Sequence[PreferencePair], text: str) -> PreferencePair | None:
+    """The pair that a person means: by its task, or how its id begins; of a file by its line. Raises `UserError`."""
+    wanted = text.strip().lower()
+    if wanted.isdecimal() and len(wanted) < ID_DIGITS_MIN:
+        line = int(wanted).to_bytes(LINE_BYTES, "big")
+        return next((pair for pair in pairs if pair.id == line), None)
+    alike = [pair for pair in pairs if len(wanted) >= ID_DIGITS_MIN and pair.id.hex().startswith(wanted)]
+    if len(alike) > 1:
+        raise UserError(f"{text!r} fits {len(alike)} pairs, such as {record_label(alike[0])}: type more of the id")
+    return alike[0] if alike else None
+
+
+def iter_pair_draws(
+    job: bytes, spec: JobSpec, pairs: Sequence[PreferencePair], pair: PreferencePair, rounds: Iterable[RoundTrainers]
+) -> Iterator[PairDrawView]:
+    """In the order of rounds, trainers and steps. A pair that a step has drawn twice is named once."""
+    train = [other.id for other in split_held_out(pairs, spec.held_out_permille)[0]]
+    if pair.id not in train:
+        return
+    kind = spec.resolved_objective
+    assert isinstance(kind, RewardModelObjective | DpoObjective)
+    place, known = train.index(pair.id), list(rounds)
+    hits = list[tuple[int, bytes, int, bool]]()
+    for trainer in sorted({trainer for at in known for trainer in at.trainers}):  # one after the other: its order is found once
+        for at in known:
+            if trainer in at.trainers:
+                for step in range(spec.local_steps):
+                    if place in kind.draw_example_numbers(spec, InnerStep(job, at.number, trainer, step), spec.batch, len(train)):
+                        hits.append((at.number, trainer, step, at.trainers[trainer]))
+    for number, trainer, step, accepted in sorted(hits):
+        yield PairDrawView(job.hex(), number, peer_id(trainer), step, accepted)

@@ -1,0 +1,181 @@
+"""Rewards, advantages and losses of RLHF: functions of float32 tensors. Only the worker process imports them.
+
+Axes: B responses, T tokens of a response, V vocabulary, G groups of responses to one prompt. Responses start at t = 0, and
+shorter ones are padded behind. `mask_BT` is true on a response's tokens, its stop token too. What padding
+holds changes neither values nor gradients, NaN too. Logits are the exception: `log_probabilities` has no mask, and a token
+with a logit that is NaN has NaN as its gradient, on padding too.
+
+Sources: PPO, Schulman et al. 2017 (arXiv:1707.06347); GAE, Schulman et al. 2016 (arXiv:1506.02438); the reward of a token and the
+clipped value loss, Ziegler et al. 2019 (arXiv:1909.08593) and InstructGPT, Ouyang et al. 2022 (arXiv:2203.02155); GRPO, Shao et
+al. 2024 (arXiv:2402.03300); DPO, Rafailov et al. 2023 (arXiv:2305.18290); k1 and k3, http://joschu.net/blog/kl-approx.html.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rlhf.objectives.ppo import CLIP_RANGE, GAE_LAMBDA
+
+DISCOUNT = 1.0  # γ: a response is short, and its last token counts as much as its first
+CENTRE_WEIGHT = 0.01  # pulls a reward model's scores to a mean of zero: the preferences say nothing of it
+WHITENING_EPSILON = 1e-8  # beside the variance
+DEVIATION_EPSILON = 1e-4  # beside the deviation of a group whose responses score alike
+
+
+# Log-probabilities --------------------------------------------------------------------------------------------------------
+
+
+class _LogProbability(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed
+    """log p[y], with a gradient that is exact to rounding however sure the model is (decision 46)."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, y_N: Tensor) -> Tensor:
+        logp_NV = F.log_softmax(logits_NV, dim=1)
+        ctx.save_for_backward(logp_NV, y_N)
+        return logp_NV.gather(1, y_N[:, None])[:, 0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        logp_NV, y_N = ctx.saved_tensors
+        minus_p_NV, y_N1 = logp_NV.exp().neg_(), y_N[:, None]
+        minus_p_NV.scatter_(1, y_N1, 0.0)
+        minus_p_NV.scatter_(1, y_N1, -minus_p_NV.sum(dim=1, keepdim=True))  # 1 − p[y], as the sum of the others
+        return minus_p_NV.mul_(gradients[0][:, None]), None
+
+
+def log_probabilities(logits_BTV: Tensor, tokens_BT: Tensor) -> Tensor:
+    """log π of each token, (B, T); `logits_BTV[:, t]` are those that token t was drawn from."""
+    logp_N: Tensor = _LogProbability.apply(logits_BTV.flatten(0, 1).float(), tokens_BT.flatten())
+    return logp_N.view(tokens_BT.shape)
+
+
+def kl_estimate_k3(logp_BT: Tensor, reference_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Estimates KL(π ‖ reference) of each response, (B,): e^d − 1 − d with d = log reference − log π. Shown, never in a loss."""
+    difference_BT = _only(reference_BT - logp_BT, mask_BT)
+    return (torch.expm1(difference_BT) - difference_BT).sum(1)
+
+
+# Rewards and advantages ---------------------------------------------------------------------------------------------------
+
+
+def token_rewards(
+    logp_BT: Tensor, reference_BT: Tensor, score_B: Tensor, mask_BT: Tensor, *, beta: float, score_clip: float
+) -> Tensor:
+    """(B, T): −β·k1 of each token with k1 = log π − log reference, and the score within ±`score_clip` on the last token.
+
+    The gradient of an expected k1 is unbiased; that of k3 is not. The score has its penalties already.
+    """
+    rewards_BT = _only(reference_BT - logp_BT, mask_BT) * beta
+    return rewards_BT + _last(mask_BT) * score_B.clamp(-score_clip, score_clip)[:, None]
+
+
+def gae_advantages(
+    rewards_BT: Tensor, value_BT: Tensor, mask_BT: Tensor, *, discount: float = DISCOUNT, decay: float = GAE_LAMBDA
+) -> tuple[Tensor, Tensor]:
+    """GAE (its equation 16), and the returns that the values learn: each (B, T), zero on padding.
+
+    `value_BT[:, t]` is the value before token t. After the last token it is zero.
+    """
+    rewards_BT, value_BT = _only(rewards_BT, mask_BT), _only(value_BT, mask_BT)
+    next_BT = F.pad(value_BT[:, 1:], (0, 1))
+    delta_BT = rewards_BT + discount * next_BT - value_BT
+    gathered_B, reversed_ = torch.zeros_like(delta_BT[:, 0]), []
+    for t in reversed(range(delta_BT.shape[1])):
+        gathered_B = delta_BT[:, t] + discount * decay * gathered_B
+        reversed_.append(gathered_B)
+    advantage_BT = torch.stack(reversed_[::-1], dim=1)
+    return advantage_BT, advantage_BT + value_BT
+
+
+def whiten_advantages(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Mean 0 and variance 1 over all tokens, zero on padding. Give it all rollouts of a trainer's round at once."""
+    x_BT, count = _only(x_BT, mask_BT), mask_BT.sum()
+    centred_BT = _only(x_BT - x_BT.sum() / count, mask_BT)
+    variance = centred_BT.square().sum() / (count - 1).clamp(min=1)
+    return centred_BT * torch.rsqrt(variance + WHITENING_EPSILON)
+
+
+def group_advantages(total_B: Tensor, group: int, *, by_deviation: bool = False) -> Tensor:
+    """GRPO, (B,): a response's whole reward less the mean of its group; `group` neighbours answer one prompt.
+
+    Dividing by the deviation weighs prompts by how alike their responses score (Liu et al. 2025, arXiv:2503.20783): on request.
+    """
+    total_GN = total_B.view(-1, group)
+    centred_GN = total_GN - total_GN.mean(1, keepdim=True)
+    if by_deviation:
+        centred_GN = centred_GN / (total_GN.std(1, keepdim=True) + DEVIATION_EPSILON)
+    return centred_GN.flatten()
+
+
+# Losses -------------------------------------------------------------------------------------------------------------------
+
+
+def policy_losses(
+    logp_BT: Tensor, old_BT: Tensor, advantage_BT: Tensor, mask_BT: Tensor, *, clip: float = CLIP_RANGE, ramp: float = 0.0
+) -> Tensor:
+    """PPO's clipped surrogate (its equation 7) of each token, negated, (B, T); zero on padding. Take its `token_mean`.
+
+    Between the edge 1 ± `clip` of the ratio and `ramp` beyond it a token's gradient falls linearly to zero; the textbook's jumps.
+    """
+    ratio_BT = torch.exp(_only(logp_BT - old_BT, mask_BT))
+    advantage_BT = _only(advantage_BT, mask_BT)
+    free_BT, clipped_BT = -advantage_BT * ratio_BT, -advantage_BT * ratio_BT.clamp(1 - clip, 1 + clip)
+    return _ramped_maximum(free_BT, clipped_BT, ramp * advantage_BT.abs())
+
+
+def value_losses(
+    value_BT: Tensor, old_BT: Tensor, return_BT: Tensor, mask_BT: Tensor, *, clip: float = CLIP_RANGE, ramp: float = 0.0
+) -> Tensor:
+    """Half the squared error of each value, clipped around the old value, (B, T); zero on padding. Take its `token_mean`.
+
+    Where the gradient is zero beyond the edge old ± `clip`, it falls to zero within about `ramp` (in units of the value).
+    """
+    value_BT, old_BT, return_BT = (_only(x_BT, mask_BT) for x_BT in (value_BT, old_BT, return_BT))
+    edge_BT = old_BT + clip * torch.sign(value_BT.detach() - old_BT)
+    free_BT = (value_BT - return_BT).square()
+    clipped_BT = (torch.clamp(value_BT, old_BT - clip, old_BT + clip) - return_BT).square()
+    return 0.5 * _ramped_maximum(free_BT, clipped_BT, 2 * ramp * (edge_BT - return_BT).abs())
+
+
+def token_mean(x_BT: Tensor, mask_BT: Tensor, tokens: Tensor | int | None = None) -> Tensor:
+    """Mean over the response tokens; over `tokens` where these rows are a part of the inner batch."""
+    return _only(x_BT, mask_BT).sum() / (mask_BT.sum() if tokens is None else tokens)
+
+
+def reward_model_losses(first_B: Tensor, second_B: Tensor, p_B: Tensor) -> Tensor:
+    """Bradley–Terry with p that the first response is better, and a pull to the centre: (B,) from the scores of both."""
+    return _preference_losses(first_B - second_B, p_B) + CENTRE_WEIGHT * (first_B + second_B).square()
+
+
+def dpo_losses(
+    first_B: Tensor, second_B: Tensor, reference_first_B: Tensor, reference_second_B: Tensor, p_B: Tensor, *, beta: float
+) -> Tensor:
+    """DPO (its equation 7) with p that the first response is better: (B,) from the sums of the responses' log-probabilities."""
+    return _preference_losses(beta * ((first_B - reference_first_B) - (second_B - reference_second_B)), p_B)
+
+
+def _preference_losses(difference_B: Tensor, p_B: Tensor) -> Tensor:
+    return -p_B * F.logsigmoid(difference_B) - (1 - p_B) * F.logsigmoid(-difference_B)
+
+
+def _ramped_maximum(free: Tensor, clipped: Tensor, width: Tensor) -> Tensor:
+    """The larger of the two. Where `clipped` is larger by less than `width`, the gradient passes linearly from one to the other.
+
+    Processors round differently. A token that one has on this side of an edge and another on that side would move the gradient of
+    a step by far more than a replay tolerates.
+    """
+    inside = torch.minimum((clipped - free).clamp(min=0), width)
+    return torch.maximum(free, clipped) - (inside - inside.square() / (2 * width.clamp(min=torch.finfo(width.dtype).tiny)))
+
+
+def _only(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    return x_BT.masked_fill(~mask_BT, 0.0)
+
+
+def _last(mask_BT: Tensor) -> Tensor:
+    """True on the last token of each response."""
+    return mask_BT & ~F.pad(mask_BT[:, 1:], (0, 1))

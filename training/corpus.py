@@ -1,0 +1,256 @@
+"""Training text: from people's files to bytes, to shards that travel, to the text file and the tokens on every peer.
+
+    files --text_files--> pieces of bytes --split--> Manifest and shards ~~> --assemble--> one text file --open_tokens--> Tokens
+
+Token shards of `training.data.token_shards` travel alike, and need no tokenizing in the end.
+
+Everything streams: a peer holds a few shards of text in memory at a time, whatever the size of the whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+
+from protocol import codec
+from protocol.codec import Between, Digest, Length
+from protocol.errors import RemoteProtocolError, UserError
+from protocol.limits import DATA_BYTES_MAX, DATA_SHARD_BYTES, MESSAGE_BYTES_MAX
+from storage import durable_files
+from training.data.text_files import printable_path
+from training.data.token_sequences import TokenArray, TokenizedText
+from training.data.token_shards import require_known_tokens
+from training.data.tokenizer import Tokenizer
+from training.job_spec import JobSpec
+
+TOKENIZE_BYTES = 128 << 10  # tokenized at once: the package needs a hundred times the text's memory meanwhile
+CUT_BACK_MAX = 3  # bytes that the training part can lose where the cut moves back to the start of a UTF-8 character
+SHARDS_MAX = DATA_BYTES_MAX // DATA_SHARD_BYTES
+
+
+def text_bytes_min(spec: JobSpec) -> int:
+    """The fewest bytes of text with which both the training and the held-out part hold one sequence and its next byte."""
+    sequence = spec.model.context + 1
+    parts = ((sequence, spec.held_out_permille), (sequence + CUT_BACK_MAX, 1000 - spec.held_out_permille))
+    return max(-(-least * 1000 // part) for least, part in parts if part)
+
+
+def require_enough_text(spec: JobSpec, size: int, source: str) -> None:
+    needed = text_bytes_min(spec)
+    if size < needed:
+        few = f"{printable_path(source)} is too small: {size} bytes"
+        raise UserError(f"{few}, but context {spec.model.context} needs at least {needed}; give more text")
+
+
+# From bytes to shards and back ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DataManifest:
+    """Names a text, or tokens, by hash; its own digest is what a job carries as `data`."""
+
+    size: Annotated[int, Between(1, DATA_BYTES_MAX)]  # bytes of the whole
+    text: Digest  # SHA-256 of the whole
+    shards: Annotated[tuple[Digest, ...], Length(1, SHARDS_MAX)]  # in order, DATA_SHARD_BYTES each, the last one shorter
+    tokenized: bool = False  # 16-bit little-endian token ids instead of text
+    tokens: Digest | None = None  # `tokens_digest` what the job's BPE makes of it; None: that is not bound
+
+    def encode(self) -> bytes:
+        return codec.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> DataManifest:
+        """`RemoteProtocolError` if it is malformed or its number of shards does not fit its size."""
+        manifest = codec.decode(cls, data)
+        if len(manifest.shards) != -(-manifest.size // DATA_SHARD_BYTES):
+            raise RemoteProtocolError("bad-manifest", f"{len(manifest.shards)} shards for {manifest.size} bytes")
+        if len(set(manifest.shards)) < len(manifest.shards):
+            raise RemoteProtocolError("bad-manifest", "a shard is named twice: few bytes would fill many disks")
+        if manifest.tokenized and manifest.size % 2:
+            raise RemoteProtocolError("bad-manifest", f"{manifest.size} bytes of 16-bit tokens")
+        return manifest
+
+    @property
+    def digest(self) -> bytes:
+        return hashlib.sha256(self.encode()).digest()
+
+
+def read_manifest(digest: bytes, read: Callable[[bytes, int], bytes]) -> DataManifest:
+    """`read` gives a blob of at most so many bytes by its digest."""
+    return DataManifest.decode(read(digest, MESSAGE_BYTES_MAX))
+
+
+def split_into_shards(pieces: Iterable[bytes], keep: Callable[[bytes], object], tokenized: bool = False) -> DataManifest:
+    """Cuts a text, or tokens, into shards, hands each to `keep` once it is whole, and returns the manifest that names them."""
+    whole, size, shards, pending = hashlib.sha256(), 0, [], bytearray()
+
+    def put(shard: bytes) -> None:
+        shards.append(hashlib.sha256(shard).digest())
+        keep(shard)
+
+    for piece in pieces:
+        whole.update(piece)
+        size += len(piece)
+        if size > DATA_BYTES_MAX:
+            raise UserError(f"the text is larger than {DATA_BYTES_MAX >> 30} GiB: train on a part of it")
+        pending += piece
+        while len(pending) >= DATA_SHARD_BYTES:
+            put(bytes(pending[:DATA_SHARD_BYTES]))
+            del pending[:DATA_SHARD_BYTES]
+    if pending:
+        put(bytes(pending))
+    if not size:
+        raise UserError("the text is empty: give a file or folder with at least a few kB of text")
+    if len(set(shards)) < len(shards):
+        raise UserError(f"the text has the same {DATA_SHARD_BYTES >> 20} MiB twice, which no manifest may: leave the copies out")
+    return DataManifest(size, whole.digest(), tuple(shards), tokenized)
+
+
+def assemble_text(manifest: DataManifest, read: Callable[[bytes], bytes], path: Path) -> None:
+    """Writes the text that `manifest` names to `path`, whole or not at all.
+
+    `read` gives a shard's bytes by digest. Raises `RemoteProtocolError` if they are not the text that was named.
+    """
+    whole, size = hashlib.sha256(), 0
+    with durable_files.atomic_write(path) as stream:
+        for digest in manifest.shards:
+            shard = read(digest)
+            whole.update(shard)
+            size += len(shard)
+            stream.write(shard)
+        if (size, whole.digest()) != (manifest.size, manifest.text):
+            raise RemoteProtocolError("bad-manifest", f"shards make {size} bytes with another hash, {manifest.size} were named")
+
+
+def text_path(folder: Path, manifest: DataManifest) -> Path:
+    """Where in a folder of texts this one is assembled."""
+    return folder / f"{manifest.text.hex()[:32]}{'.tokens' if manifest.tokenized else '.txt'}"
+
+
+# From the text file to tokens ----------------------------------------------------------------------------------------
+
+
+HASHED_AT_ONCE = 1 << 20  # tokens: those of a text of bytes are copied to be hashed
+
+
+def tokens_digest(tokens: TokenizedText) -> bytes:
+    """SHA-256 over the ids, 16-bit little-endian, those that are trained on before those that are held out."""
+    digest = hashlib.sha256()
+    for part in (tokens.train, tokens.held_out):
+        for start in range(0, len(part), HASHED_AT_ONCE):
+            digest.update(part[start : start + HASHED_AT_ONCE].astype("<u2", copy=False).data)
+    return digest.digest()
+
+
+def open_tokens(
+    spec: JobSpec,
+    text: Path,
+    tokenizer: Tokenizer,
+    on_block: Callable[[], None] = lambda: None,
+    tokenized: bool = False,
+    named: bytes | None = None,
+) -> TokenizedText:
+    """Maps the tokens of `text`; a BPE's are made once and kept beside it. `UserError` if there are too few for the job.
+
+    The text is cut before it is tokenized, so that the held-out bytes are the same for every tokenizer. `on_block` is called
+    between blocks, since a BPE takes about half a second for a megabyte. What is `tokenized` already is mapped as it is, once all
+    of it has been found in the vocabulary. A BPE's tokens with another digest than was `named` are a `UserError` too: releases of
+    the package may cut a text differently, and work on other tokens is a lie to every auditor.
+    """
+    if tokenizer.vocabulary != spec.model.vocabulary:
+        raise UserError(
+            f"the tokenizer has {tokenizer.vocabulary} tokens, but the job's model has vocabulary {spec.model.vocabulary}"
+        )
+    if tokenized:
+        train, held_out = _mapped_tokens(spec, text, on_block)
+    else:
+        train, held_out = _tokens_of_text(spec, text, tokenizer, on_block)
+    for name, part in (("training", train), ("held-out", held_out)):
+        if len(part) <= spec.model.context and (name == "training" or spec.held_out_permille):
+            raise UserError(
+                f"{text}: the {name} part is {len(part)} tokens, context {spec.model.context} needs one more than that"
+            )
+    tokens = TokenizedText(train, held_out, tokenizer.token_bytes)
+    if named is not None and tokens_digest(tokens) != named:
+        for made in _token_files(text, tokenizer):
+            made.unlink()  # for another release to make them anew
+        release = f"tokenizers {importlib.metadata.version('tokenizers')}"
+        raise UserError(f"{release} makes other tokens of {text} than the job was made with: install the release of the others")
+    return tokens
+
+
+def _tokens_of_text(
+    spec: JobSpec, text: Path, tokenizer: Tokenizer, on_block: Callable[[], None]
+) -> tuple[TokenArray, TokenArray]:
+    size = text.stat().st_size
+    require_enough_text(spec, size, str(text))
+    held_out_from = _held_out_start(text, size, spec.held_out_permille)
+    if tokenizer.is_bytes:
+        mapped = np.memmap(text, dtype=np.uint8, mode="r")
+        return mapped[:held_out_from], mapped[held_out_from:]
+    train = _tokenized(text, 0, held_out_from, tokenizer, on_block)
+    return train, _tokenized(text, held_out_from, size, tokenizer, on_block)
+
+
+def _mapped_tokens(spec: JobSpec, path: Path, on_block: Callable[[], None]) -> tuple[TokenArray, TokenArray]:
+    require_known_tokens(path, spec.model.vocabulary, on_block)
+    mapped = np.memmap(path, dtype="<u2", mode="r")
+    held_out_from = len(mapped) * (1000 - spec.held_out_permille) // 1000
+    return mapped[:held_out_from], mapped[held_out_from:]
+
+
+def _held_out_start(text: Path, size: int, permille: int) -> int:
+    """Where the held-out part begins: at the start of a UTF-8 character."""
+    start = size * (1000 - permille) // 1000
+    with text.open("rb") as stream:
+        stream.seek(max(0, start - 3))
+        around = stream.read(start - max(0, start - 3) + 1)
+    while start and len(around) > 1 and around[-1] & 0xC0 == 0x80:  # a continuation byte
+        start, around = start - 1, around[:-1]
+    return start
+
+
+def _tokenized(text: Path, start: int, stop: int, tokenizer: Tokenizer, on_block: Callable[[], None]) -> TokenArray:
+    path = text.with_name(f"{_token_prefix(text, tokenizer)}{start}-{stop}.tokens")
+    if not path.exists():
+        with durable_files.atomic_write(path) as stream:
+            for block in _blocks(text, start, stop):
+                stream.write(tokenizer.encode(block).tobytes())
+                on_block()
+    if not path.stat().st_size:
+        return np.zeros(0, dtype=np.uint16)
+    return np.memmap(path, dtype=np.uint16, mode="r")
+
+
+def _token_files(text: Path, tokenizer: Tokenizer) -> list[Path]:
+    return [path for path in text.parent.iterdir() if path.name.startswith(_token_prefix(text, tokenizer))]
+
+
+def _token_prefix(text: Path, tokenizer: Tokenizer) -> str:
+    return f"{text.name}.{tokenizer.digest.hex()[:16]}."
+
+
+def _blocks(text: Path, start: int, stop: int) -> Iterator[bytes]:
+    """The text in blocks of about TOKENIZE_BYTES that end at a line, so that every peer cuts, and tokenizes, alike."""
+    with text.open("rb") as stream:
+        stream.seek(start)
+        rest = b""
+        while start < stop:
+            block = rest + stream.read(min(TOKENIZE_BYTES, stop - start))
+            start += len(block) - len(rest)
+            cut = len(block) if start >= stop else (block.rfind(b"\n") + 1 or _whole_characters(block))
+            yield block[:cut]
+            rest = block[cut:]
+
+
+def _whole_characters(block: bytes) -> int:
+    cut = len(block) - 1
+    while cut > len(block) - 4 and block[cut] & 0xC0 == 0x80:
+        cut -= 1
+    return cut

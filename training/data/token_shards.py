@@ -1,0 +1,205 @@
+"""Training data that is tokenized already: a folder of token shards with a manifest of their hashes (docs/guide.md).
+
+    manifest.json    {"format": "folkmoot-tokens/1", "vocabulary": N, "tokenizer": SHA-256 of tokenizer.json or null for bytes,
+                      "shards": [{"file": NAME, "tokens": N, "sha256": HEX}, …]}
+    NAME             unsigned 16-bit little-endian token ids, one after another
+    tokenizer.json   a byte-level BPE; not there if the tokens are bytes, and perhaps the end of a text (256)
+
+A job takes over the shards' bytes in their order, cut like text into blobs; every peer checks hashes and token ids again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from protocol.errors import RemoteProtocolError, UserError
+from storage.regular_files import open_regular, read_regular
+from training.transformer import BYTE_VOCABULARIES, BYTES_WITH_END
+
+FORMAT: Final = "folkmoot-tokens/1"
+MANIFEST: Final = "manifest.json"
+TOKENIZER: Final = "tokenizer.json"
+SUFFIX: Final = ".bin"  # of the files that `make_manifest` takes for shards
+MANIFEST_BYTES_MAX: Final = 16 << 20
+READ_BYTES: Final = 1 << 20  # even, so that no token is cut in two
+VOCABULARY_MAX: Final = 1 << 16  # an id is 16 bits
+
+
+@dataclass(frozen=True, slots=True)
+class TokenShard:
+    file: str
+    tokens: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFolder:
+    folder: Path
+    vocabulary: int
+    tokenizer: bytes | None  # JSON; None: the tokens are bytes
+    shards: tuple[TokenShard, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(shard.tokens for shard in self.shards)
+
+    def iter_shard_bytes(self) -> Iterator[bytes]:
+        """All shards' bytes in order. `UserError` at the first file that is not what the manifest says of it."""
+        for shard in self.shards:
+            yield from self._checked(shard)
+
+    def _checked(self, shard: TokenShard) -> Iterator[bytes]:
+        path, hashed, position = self.folder / shard.file, hashlib.sha256(), 0
+        for piece in _read(path):
+            hashed.update(piece)
+            position += len(piece) // 2
+            _require_known(piece, position, self.vocabulary, path)
+            yield piece
+        if (position, hashed.hexdigest()) != (shard.tokens, shard.sha256):
+            found = f"{position} tokens with SHA-256 {hashed.hexdigest()[:16]}…"
+            said = f"{MANIFEST} says {shard.tokens} with {shard.sha256[:16]}…"
+            raise UserError(f"{path} holds {found}, {said}: get the shard again, or make a manifest with `peer shards`")
+
+
+def is_token_folder(path: Path) -> bool:
+    return (path / MANIFEST).is_file()
+
+
+def open_token_folder(folder: Path) -> TokenFolder:
+    """What the manifest in `folder` says; `UserError` if it cannot be so. The shards are read by `iter_shard_bytes` only."""
+    path = folder / MANIFEST
+    try:
+        if path.stat().st_size > MANIFEST_BYTES_MAX:
+            raise UserError(f"{path} is larger than {MANIFEST_BYTES_MAX >> 20} MB: it is no manifest of token shards")
+        plain = json.loads(read_regular(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read as JSON ({error}): make one with `peer shards`") from None
+    if not isinstance(plain, dict) or plain.get("format") != FORMAT:
+        raise UserError(f'{path} has no "format": "{FORMAT}": make one with `peer shards`')
+    vocabulary = _number(plain, "vocabulary", path, VOCABULARY_MAX)
+    entries = plain.get("shards")
+    if not isinstance(entries, list) or not entries:
+        raise UserError(f"{path} lists no shards: make one with `peer shards`")
+    shards = tuple(_shard(entry, path) for entry in entries)
+    return TokenFolder(folder, vocabulary, _tokenizer(folder, plain.get("tokenizer"), vocabulary), shards)
+
+
+def make_manifest(folder: Path) -> str:
+    """The manifest of the .bin files in `folder` by name, and of the tokenizer.json there, as JSON. Raises `UserError`."""
+    if not folder.is_dir():
+        raise UserError(f"no such folder: {folder} (name one with {SUFFIX} files of 16-bit little-endian token ids)")
+    files = sorted(folder.glob(f"*{SUFFIX}"))
+    if not files:
+        raise UserError(f"no {SUFFIX} file in folder {folder}: put shards of 16-bit little-endian token ids there")
+    tokenizer = folder / TOKENIZER
+    try:
+        text = read_regular(tokenizer) if tokenizer.exists() else None
+    except OSError as error:
+        raise UserError(f"{tokenizer} cannot be read ({error.strerror}): put the tokenizer of the shards there") from None
+    vocabulary = BYTES_WITH_END if text is None else _vocabulary_of(text, tokenizer)
+    plain = {
+        "format": FORMAT,
+        "vocabulary": vocabulary,
+        "tokenizer": None if text is None else hashlib.sha256(text).hexdigest(),
+        "shards": [_described(file, vocabulary) for file in files],
+    }
+    return json.dumps(plain, indent=1)
+
+
+def require_known_tokens(path: Path, vocabulary: int, on_piece: Callable[[], None]) -> None:
+    """`UserError` at the first token of a whole file that the vocabulary does not have."""
+    position = 0
+    for piece in _read(path):
+        position += len(piece) // 2
+        _require_known(piece, position, vocabulary, path)
+        on_piece()
+
+
+def _described(file: Path, vocabulary: int) -> dict[str, Any]:
+    hashed, tokens = hashlib.sha256(), 0
+    for piece in _read(file):
+        hashed.update(piece)
+        tokens += len(piece) // 2
+        _require_known(piece, tokens, vocabulary, file)
+    if not tokens:
+        raise UserError(f"{file} is empty: put token ids into it, or take it out of the folder")
+    return {"file": file.name, "tokens": tokens, "sha256": hashed.hexdigest()}
+
+
+def _read(path: Path) -> Iterator[bytes]:
+    """The file in pieces of whole tokens."""
+    try:
+        with open_regular(path) as stream:
+            while piece := stream.read(READ_BYTES):
+                if len(piece) % 2:
+                    raise UserError(f"{path} has an odd number of bytes: token ids are 16 bits each")
+                yield piece
+    except FileNotFoundError:
+        raise UserError(
+            f"{path} is missing: {MANIFEST} beside it lists it; get it, or make a manifest with `peer shards`"
+        ) from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def _require_known(piece: bytes, end: int, vocabulary: int, path: Path) -> None:
+    """`end` counts the tokens up to and with this piece."""
+    tokens = np.frombuffer(piece, dtype="<u2")
+    if vocabulary < VOCABULARY_MAX and tokens.max() >= vocabulary:
+        first = int(np.argmax(tokens >= vocabulary))
+        where = f"token {int(tokens[first])} at position {end - len(tokens) + first} of {path}"
+        raise UserError(f"{where} is beyond the vocabulary of {vocabulary}: these shards are of another tokenizer")
+
+
+def _shard(entry: Any, path: Path) -> TokenShard:
+    if not isinstance(entry, dict) or not isinstance(file := entry.get("file"), str):
+        raise UserError(f'{path}: every shard must be like {{"file": "0.bin", "tokens": 1000, "sha256": "…"}}')
+    if not file.isprintable() or not file or Path(file).name != file:  # NUL, or half a surrogate pair, names no file
+        raise UserError(f"{path}: {file!r} is no name of a file beside it")
+    digest = entry.get("sha256")
+    if not isinstance(digest, str) or len(digest) != 64 or digest.strip("0123456789abcdef"):
+        raise UserError(f"{path}: the sha256 of {file} is not 64 hexadecimal digits")
+    return TokenShard(file, _number(entry, "tokens", path, 1 << 40), digest)
+
+
+def _number(plain: dict[str, Any], name: str, path: Path, high: int) -> int:
+    value = plain.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= high:
+        raise UserError(f"{path}: {name} must be a number in 1..{high}, is {value!r}")
+    return value
+
+
+def _tokenizer(folder: Path, digest: Any, vocabulary: int) -> bytes | None:
+    path = folder / TOKENIZER
+    if digest is None:
+        if vocabulary not in BYTE_VOCABULARIES:
+            allowed = " or ".join(map(str, BYTE_VOCABULARIES))
+            raise UserError(f"{folder / MANIFEST}: without a tokenizer the vocabulary is {allowed}, not {vocabulary}")
+        return None
+    try:
+        text = read_regular(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}), but {MANIFEST} names it: put it there") from None
+    if hashlib.sha256(text).hexdigest() != digest:
+        raise UserError(f"{path} is not the tokenizer that {MANIFEST} names: the tokens would mean other text")
+    if (found := _vocabulary_of(text, path)) != vocabulary:
+        raise UserError(
+            f"{path} has {found} tokens, but {MANIFEST} says vocabulary {vocabulary}: make it anew with `peer shards`"
+        )
+    return text
+
+
+def _vocabulary_of(tokenizer: bytes, path: Path) -> int:
+    from training.data.tokenizer import BpeTokenizer
+
+    try:
+        return BpeTokenizer(tokenizer).vocabulary
+    except RemoteProtocolError as error:
+        raise UserError(f"{path} is no byte-level BPE ({error.detail}): put the JSON of the tokenizers package there") from None

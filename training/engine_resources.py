@@ -1,0 +1,79 @@
+"""What an engine may use of this machine, as the peer's settings say. The daemon hands it to its worker as arguments."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import enum
+import re
+from dataclasses import dataclass
+from typing import Final
+
+AUTO: Final = "auto"
+GPUS_MAX: Final = 64  # of one machine
+
+
+class ParallelMode(enum.StrEnum):
+    """How several processes of a worker train one model, each on a device of its own."""
+
+    OFF = "off"
+    DDP = "ddp"  # each has the whole model, and a share of the batch
+    FSDP = "fsdp"  # each has a piece of every tensor, too
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineResources:
+    threads: int = 0  # 0: what the engine chooses
+    device: str = "cpu"  # or `AUTO`: an accelerator where there is one; or one of them by its name, as `cuda:1`
+    memory_mb_max: int = 0  # MB of 10^6 bytes that a job may take, by an estimate; 0: no bound
+    gpus: int = 0  # processes that train together, on a GPU each, or all on the processor; 0: one
+    parallel: ParallelMode = ParallelMode.OFF
+    compile: bool = False  # losses are compiled for the device, where that works
+    recompute: bool = False  # layers keep their inputs alone, and are computed again for the gradient
+
+    def arguments(self) -> list[str]:
+        """Those of the worker: whatever differs from the default."""
+        found = list[str]()
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                found += [_flag(field.name)] if value is True else [_flag(field.name), str(value)]
+        return found
+
+    @classmethod
+    def from_options(cls, options: argparse.Namespace) -> EngineResources:
+        return cls(**{field.name: getattr(options, field.name) for field in dataclasses.fields(cls)})
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    for field in dataclasses.fields(EngineResources):
+        if isinstance(field.default, bool):
+            parser.add_argument(_flag(field.name), action="store_true")
+        else:
+            parser.add_argument(_flag(field.name), type=type(field.default), default=field.default)
+
+
+def device_problem(name: str) -> str | None:
+    """Why this cannot name a device, wherever the peer runs; None if it may."""
+    if re.fullmatch(rf"{AUTO}|cpu|cuda(:\d{{1,3}})?", name):
+        return None
+    return f"is no device; say {AUTO}, cpu, cuda, or one of several as cuda:1"
+
+
+def parallel_problem(resources: EngineResources) -> str | None:
+    """Why these processes cannot train together; None if they may."""
+    if not 0 <= resources.gpus <= GPUS_MAX:
+        return f"gpus {resources.gpus} is outside 0..{GPUS_MAX}"
+    if resources.parallel is ParallelMode.OFF:
+        return f"gpus {resources.gpus} with parallel off: say parallel ddp or fsdp" if resources.gpus > 1 else None
+    if resources.gpus < 2:
+        return f"parallel {resources.parallel} with gpus {resources.gpus}: it needs 2 at least"
+    if resources.compile:
+        return f"compile with parallel {resources.parallel}: one of them at a time"
+    if ":" in resources.device:
+        return f"parallel {resources.parallel} with device {resources.device}: it takes the first {resources.gpus} GPUs; say cuda"
+    return None
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,68 @@
+"""PyTorch as an engine."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+import torch
+
+from features.lazily import named
+from training.data.token_sequences import TokenizedText
+from training.data.tokenizer import Tokenizer
+from training.engine_resources import EngineResources, ParallelMode
+from training.engines.engine import EngineBackend
+from training.engines.pytorch import device
+from training.engines.pytorch.declaring_engine import TorchDeclaringEngine
+from training.engines.pytorch.engine import NAME, TorchEngine, is_out_of_memory, start_torch_threads
+from training.job_spec import JobSpec
+from training.replicated.tensor_layout import Float32Array
+from training.worker_protocol import WorkerInfo
+
+PARALLEL: Final = "training.engines.pytorch.parallel_engine"
+
+
+class TorchBackend:
+    """Implements `training.engines.engine.EngineBackend`."""
+
+    name = NAME
+
+    def __init__(self) -> None:
+        self._device, self._resources = device.CPU, EngineResources()
+        self._crew: Any = None  # of a worker of several processes; its module loads all of torch's distributed part
+
+    def start_backend(self, resources: EngineResources, command: Sequence[str] = ()) -> None:
+        start_torch_threads(resources.threads or None)
+        self._device, self._resources = device.select_device(resources.device), resources
+        if resources.parallel is ParallelMode.OFF:
+            device.configure_device(self._device)
+            return
+        self._crew = named(f"{PARALLEL}:crew_of")(resources, command)
+
+    def run_rank(self, resources: EngineResources, rank: int, store: Path, orders: BinaryIO) -> None:
+        start_torch_threads(resources.threads or None)
+        named(f"{PARALLEL}:assist")(resources, rank, store, orders)
+
+    def describe_worker(self) -> WorkerInfo:
+        versions = {"python": platform.python_version(), "numpy": np.__version__, "torch": str(torch.__version__)}
+        if torch.version.cuda:
+            versions["cuda"] = torch.version.cuda
+        used = device.cuda_devices()[: self._resources.gpus] if self._crew and self._device.type == "cuda" else [self._device]
+        devices = tuple(device.describe_devices(used))
+        return WorkerInfo(f"torch {torch.__version__}", torch.get_num_threads(), devices, versions)
+
+    def open_engine(self, spec: JobSpec, tokens: TokenizedText, tokenizer: Tokenizer, first: Float32Array | None) -> TorchEngine:
+        if self._crew is not None:
+            engine: TorchEngine = named(f"{PARALLEL}:ParallelEngine")(spec, tokens, tokenizer, first, self._crew, self._resources)
+            return engine
+        kind = TorchDeclaringEngine if NAME in spec.resolved_objective.declarer_classes else TorchEngine
+        return kind(spec, tokens, tokenizer, first, self._device, self._resources)
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return is_out_of_memory(error)
+
+
+BACKEND: EngineBackend = TorchBackend()

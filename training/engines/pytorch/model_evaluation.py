@@ -1,0 +1,72 @@
+"""`peer evaluate`, in a process of its own: `python -m training.engines.pytorch.model_evaluation FOLDER TEXT TOKENS` prints
+JSON.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from features.as_json import answered
+from protocol.errors import UserError
+from training.data.text_files import read_text
+from training.data.tokenizer import load_tokenizer
+from training.engines.pytorch.losses import evaluation_windows, total_nats
+from training.engines.pytorch.model import GPT
+from training.formats.huggingface_model import open_huggingface_model
+from training.job_spec import JobSpec
+
+NATS_MAX: Final = 700.0  # a token: e to a higher power is no float
+TEXT_BYTES_MAX: Final = 64 << 20  # in memory, and once more as tokens
+
+
+def evaluate_model(folder: Path, text: Path, tokens_max: int) -> dict[str, Any]:
+    """What windows spread evenly over the text say of the model, at most so many tokens. Raises `UserError`."""
+    own = open_huggingface_model(folder)
+    spec = JobSpec(name="own", data=bytes(32), model=own.model)
+    tokenizer, context = load_tokenizer(own.tokenizer, own.model.vocabulary), own.model.context
+    known = tokenizer.encode(_whole(text))
+    if len(known) <= context:
+        raise UserError(f"{text} has {len(known)} tokens, and the model's context is {context}: take a longer text")
+    net = GPT(spec)
+    parameters = io.BytesIO()
+    own.write_parameters(spec, parameters)
+    np.copyto(net.parameters.numpy(), np.frombuffer(parameters.getbuffer(), dtype="<f4"))
+    starts = evaluation_windows(len(known), context, tokens_max)
+    with torch.no_grad():
+        nats, size = total_nats(net, known, starts, tokenizer.token_bytes)
+    tokens = len(starts) * context
+    if not nats / tokens < NATS_MAX:
+        raise UserError(f"{folder}: the model's loss on this text is {nats / tokens:g} nats a token, so it foretells nothing")
+    return {
+        "bits_per_byte": nats / math.log(2) / size,
+        "nats_per_token": nats / tokens,
+        "perplexity": math.exp(nats / tokens),
+        "tokens": tokens,
+        "of_tokens": len(known) - 1,  # nothing stands before the first one
+    }
+
+
+def _whole(path: Path) -> bytes:
+    pieces, size = list[bytes](), 0
+    for piece in read_text(path):
+        pieces.append(piece)
+        size += len(piece)
+        if size > TEXT_BYTES_MAX:
+            raise UserError(f"{path} has more than {TEXT_BYTES_MAX >> 20} MiB: take a part of it")
+    return b"".join(pieces)
+
+
+def main() -> int:
+    folder, text, tokens = sys.argv[1:]
+    return answered(lambda: evaluate_model(Path(folder), Path(text), int(tokens)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

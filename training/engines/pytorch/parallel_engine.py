@@ -1,0 +1,301 @@
+"""An engine of several processes, one for each device: this one leads, the others obey (`parts.py`). They are one trainer.
+
+The others are started by the command line of this process and end with it: their standard input, by which orders come, is closed
+then, however it ended. If one of them ends, or fails where the others wait for it, this process ends, too: its supervisor starts
+all of them again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from protocol.errors import UserError
+from protocol.sampling import SamplingOptions
+from training import worker_protocol
+from training.data.token_sequences import TokenizedText
+from training.data.tokenizer import Tokenizer
+from training.engine_resources import EngineResources, ParallelMode
+from training.engines.engine import OnProgress
+from training.engines.pytorch import device as devices
+from training.engines.pytorch.engine import NAME, TorchEngine, is_out_of_memory
+from training.engines.pytorch.rank_models import (
+    RANK_COMMANDS,
+    ArraySpec,
+    ClipGradient,
+    ComputeGradient,
+    GatherVector,
+    InitOptimizer,
+    LoadParameters,
+    OpenRankModel,
+    RankModel,
+    RankModels,
+    StepOptimizer,
+)
+from training.job_spec import InnerOptimizerKind, JobSpec
+from training.objectives.objective import Declaration
+from training.replay.inner_state import InnerState
+from training.replicated.tensor_layout import Float32Array
+
+log = logging.getLogger("peer")
+# of what all processes take part in: one is a layer's tensors, the longest a model of 30 GB over a bus
+EXCHANGE_SECONDS_MAX = 600.0
+END_SECONDS = 5.0  # until a process whose connections are broken has ended, too
+LOOPBACK = "lo"
+
+
+def rank_device(resources: EngineResources, rank: int) -> torch.device:
+    """One GPU each, or the processor for all. `UserError` where there are too few."""
+    here = devices.cuda_devices()
+    if devices.select_device(resources.device) == devices.CPU:
+        return devices.CPU
+    if len(here) < resources.gpus:
+        raise UserError(f"gpus {resources.gpus} are more than are here: {', '.join(map(str, here))}")
+    return here[rank]
+
+
+def _join(store: Path, rank: int, resources: EngineResources, device: torch.device) -> None:
+    if any(name == LOOPBACK for _, name in socket.if_nameindex()):  # nobody else hears of it
+        os.environ.update(GLOO_SOCKET_IFNAME=LOOPBACK, NCCL_SOCKET_IFNAME=LOOPBACK)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=dist.FileStore(str(store), resources.gpus),
+        rank=rank,
+        world_size=resources.gpus,
+        timeout=timedelta(seconds=EXCHANGE_SECONDS_MAX),
+    )
+
+
+# The processes that obey ---------------------------------------------------------------------------------------------------
+
+
+def run_rank(resources: EngineResources, rank: int, store: Path, orders: BinaryIO) -> NoReturn:
+    """Obeys until `orders` ends, with the process that gives them."""
+    waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def read() -> None:  # a thread: the end is seen while the others are waited for, too
+        try:
+            while header := orders.read(worker_protocol.FRAME_HEADER_BYTES):
+                length, _ = worker_protocol.parse_header(header)
+                waiting.put(worker_protocol.parse_body(orders.read(length), RANK_COMMANDS))
+        finally:
+            shutil.rmtree(store.parent, ignore_errors=True)
+            os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    device = rank_device(resources, rank)
+    devices.configure_device(device)
+    _join(store, rank, resources, device)
+    parts = RankModels(resources, device)
+    while True:
+        try:
+            parts.execute_command(waiting.get())
+        except RuntimeError as error:
+            if is_out_of_memory(error):  # the supervisor takes it for what it is, and halves the micro-batches
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise
+
+
+# The process that leads ----------------------------------------------------------------------------------------------------
+
+
+class RankProcesses:
+    """The other processes, and this one's own parts."""
+
+    def __init__(self, resources: EngineResources, command: Sequence[str], fall: Callable[[int], None]) -> None:
+        """`command` starts a worker with these resources. `exit_like_failed_rank` is called, in any thread, with the exit status
+        of the first that ended: nothing can be computed any more.
+        """
+        self.device = rank_device(resources, 0)
+        self._fall, self._numbers, self._is_closed = fall, 0, False
+        self._status, self._has_ended = 1, threading.Event()  # of the first process that ended
+        self._folder = Path(tempfile.mkdtemp(prefix="folkmoot-ranks-"))
+        store = self._folder / "store"
+        self.processes = [
+            subprocess.Popen([*command, "--rank", str(rank), "--store", str(store)], stdin=subprocess.PIPE)
+            for rank in range(1, resources.gpus)
+        ]
+        for process in self.processes:
+            threading.Thread(target=self._watch, args=(process,), daemon=True).start()
+        devices.configure_device(self.device)
+        _join(store, 0, resources, self.device)
+        self.parts = RankModels(resources, self.device)
+
+    def next_job_number(self) -> int:
+        """Of one more job."""
+        self._numbers += 1
+        return self._numbers
+
+    def send_command(self, order: Any, given: Any = None) -> Any:
+        """To all processes. What this one says when it has obeyed; `given` is what it has and the others have not."""
+        try:
+            for process in self.processes:
+                assert process.stdin is not None
+                process.stdin.write(worker_protocol.encode_frame(0, order))
+                process.stdin.flush()
+            return self.parts.execute_command(order, given)
+        except Exception as error:  # the others may wait for this process now, for what it will never send
+            log.warning("the processes of this worker do not go on together: %s: %s", type(error).__name__, error)
+            if is_out_of_memory(error):
+                self._end(-signal.SIGKILL)
+            self._has_ended.wait(END_SECONDS)  # most likely another one ended, whose status says why
+            self._end(self._status)
+            raise
+
+    def _end(self, status: int) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._fall(status)
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> None:
+        status = process.wait()
+        if self._is_closed:
+            return
+        log.warning("a process of this worker ended with status %d", status)
+        self._status = status
+        self._has_ended.set()
+        self._end(status)
+
+    def close(self) -> None:
+        self._is_closed = True
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self.processes:
+            process.wait()
+        dist.destroy_process_group()
+        shutil.rmtree(self._folder, ignore_errors=True)  # the group may have written its file once more
+
+
+def exit_like_failed_rank(status: int) -> None:
+    """This process ends as the other one did: its supervisor knows what a SIGKILL out of the blue means."""
+    if status < 0:
+        os.kill(os.getpid(), -status)
+    os._exit(1)
+
+
+class _RankOptimizer:
+    """Of all processes together."""
+
+    def __init__(self, crew: RankProcesses, number: int, inner: InnerState | None) -> None:
+        self.steps = inner.steps if inner else 0
+        self._crew, self._number = crew, number
+        crew.send_command(InitOptimizer(number, self.steps, inner is not None), inner.moments if inner else None)
+
+    def step(self, rate: float) -> float:
+        self.steps += 1
+        norm: float = self._crew.send_command(StepOptimizer(self._number, rate))
+        return norm
+
+    @property
+    def moments(self) -> torch.Tensor:
+        return torch.from_numpy(self._crew.send_command(GatherVector(self._number, "moments")))
+
+
+class ParallelEngine(TorchEngine):
+    """What is measured or generated is computed by this process alone, on the processor where no process has the whole model."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        tokens: TokenizedText,
+        tokenizer: Tokenizer,
+        first: Float32Array | None,
+        crew: RankProcesses,
+        resources: EngineResources,
+    ) -> None:
+        mode, kind = resources.parallel.value, spec.resolved_objective
+        if kind.freezes_layers(spec):
+            stay = f"parallel {mode!r} cannot train a job whose layers stay yet ({spec.objective!r})"
+            raise UserError(f"{stay}: start this peer with parallel off")
+        if NAME in kind.declarer_classes or NAME in kind.reference_functions:
+            raise UserError(
+                f"parallel {mode!r} cannot train the objective {spec.objective!r} yet: start this peer with parallel off"
+            )
+        if resources.parallel is ParallelMode.FSDP and spec.inner is InnerOptimizerKind.MUON:
+            raise UserError(
+                "parallel 'fsdp' cannot train with inner 'muon', which needs whole matrices: take parallel ddp or off here, "
+                "or inner adamw in the job"
+            )
+        self._crew, self._number = crew, crew.next_job_number()
+        # a reference to an engine of this process, if anything uses one
+        self._whole: Callable[[], TorchEngine | None] = lambda: None
+        super().__init__(spec, tokens, tokenizer, first, crew.device, resources)
+
+    def _prepare(self) -> None:
+        """The processes hold the model."""
+
+    @property
+    def rank_model(self) -> RankModel:
+        return self._crew.parts.open[self._number]
+
+    def load_parameters(self, parameters: Float32Array) -> None:
+        if self._number not in self._crew.parts.open:
+            self._crew.send_command(OpenRankModel(self._number, self.spec.encode(), self._resources.parallel))
+        self._crew.send_command(LoadParameters(self._number), parameters)
+
+    def _moved_from(self, parameters: Float32Array) -> Float32Array:
+        return parameters - self.read_parameters()
+
+    def read_parameters(self) -> Float32Array:
+        found: Float32Array = self._crew.send_command(GatherVector(self._number, "parameters"))
+        return found
+
+    def _inner_optimizer(self, inner: InnerState | None) -> Any:
+        return _RankOptimizer(self._crew, self._number, inner)
+
+    def _clipped(self) -> tuple[float, Float32Array]:
+        norm: float = self._crew.send_command(ClipGradient(self._number))
+        return norm, self._crew.send_command(GatherVector(self._number, "gradients"))
+
+    def accumulate_gradient(
+        self, drawn: npt.NDArray[np.int64], on_step: OnProgress = lambda: None, declaration: Declaration | None = None
+    ) -> float:
+        on_step()  # it may raise: never between two processes that wait for one another
+        examples = list(self.spec.resolved_objective.batch_arrays(self.spec, drawn, self.tokens, declaration))
+        order = ComputeGradient(self._number, tuple(map(ArraySpec.of_array, examples)), self.micro_batch)
+        loss: float = self._crew.send_command(order, examples)
+        return loss
+
+    def compute_metrics(self, parameters: Float32Array, on_step: OnProgress = lambda: None) -> Mapping[str, float]:
+        return self._alone().compute_metrics(parameters, on_step)
+
+    def generate_text(
+        self,
+        parameters: Float32Array,
+        prompt: bytes,
+        how: SamplingOptions,
+        on_step: OnProgress = lambda: None,
+        stop: int | None = None,
+    ) -> Iterator[bytes]:
+        return self._alone().generate_text(parameters, prompt, how, on_step, stop)
+
+    def _alone(self) -> TorchEngine:
+        """An engine of this process, one for all texts that are open: its model ends with the last of them."""
+        if (alone := self._whole()) is None:
+            device = self.device if self._resources.parallel is ParallelMode.DDP else devices.CPU
+            alone = TorchEngine(self.spec, self.tokens, self.tokenizer, self.first_parameters, device)
+            self._whole = weakref.ref(alone)
+        alone.required_model, alone.required_files = self.required_model, self.required_files
+        return alone
+
+
+def start_rank_processes(resources: EngineResources, command: Sequence[str]) -> RankProcesses:
+    return RankProcesses(resources, [sys.executable, *command[1:]], exit_like_failed_rank)

@@ -1,0 +1,79 @@
+"""The rival that a job is measured against: one process, a step of the inner optimizer after each batch, with the
+same model and text."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+
+from training.corpus import open_tokens
+from training.data.tokenizer import load_tokenizer
+from training.engines.pytorch.engine import TorchEngine
+from training.job_spec import JobSpec
+from training.replicated.parameter_init import initial_parameters
+
+WARMUP = 0.05  # of all steps, linear
+FLOOR = 0.1  # fraction of the peak at the last step, linear decay
+BETA1, BETA2 = 0.9, 0.95  # its state is never reset, so it averages over longer than a job's inner steps do
+
+
+def train_baseline(
+    spec: JobSpec,
+    text: Path,
+    steps: int,
+    batch: int,
+    rate: float,
+    tokenizer: bytes | None = None,
+    evaluations: int = 10,
+) -> list[float]:
+    """Held-out bits per byte after equal shares of `steps` optimizer steps of `batch` sequences each, and before the first."""
+    loaded = load_tokenizer(tokenizer, spec.model.vocabulary)
+    engine = TorchEngine(spec, open_tokens(spec, text, loaded), loaded)
+    engine.load_parameters(initial_parameters(spec))
+    optimizer = engine.make_optimizer(BETA1, BETA2)
+    job, nobody = bytes(32), bytes(32)
+    measured = [_held_out(engine)]
+    for step in range(steps):
+        engine.accumulate_gradient(engine.draw_batch(job, 0, nobody, step, batch))
+        optimizer.step(baseline_rate(step, steps, rate))
+        if (step + 1) * evaluations // steps > step * evaluations // steps:
+            measured.append(_held_out(engine))
+    return measured
+
+
+def baseline_rate(step: int, steps: int, peak: float) -> float:
+    warmup = max(1, round(WARMUP * steps))
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    return peak * (FLOOR + (1 - FLOOR) * (steps - 1 - step) / max(1, steps - 1 - warmup))
+
+
+def _held_out(engine: TorchEngine) -> float:
+    bits: float | None = engine.compute_main_metric(engine.read_parameters().copy())
+    assert bits is not None, "a baseline needs a held-out part"
+    return bits
+
+
+def main() -> None:
+    """For a process of its own: trains a baseline and prints the held-out bits per byte as JSON."""
+    parser = argparse.ArgumentParser(prog="training.engines.pytorch.single_process_baseline", description=__doc__)
+    parser.add_argument("--spec", type=Path, required=True, help="file with an encoded job specification")
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--tokenizer", type=Path, help="JSON of a byte-level BPE; default: bytes")
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--batch", type=int, required=True, help="sequences per step, of all accepted trainers together")
+    parser.add_argument("--rate", type=float, required=True)
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    tokenizer = arguments.tokenizer.read_bytes() if arguments.tokenizer else None
+    spec = JobSpec.decode(arguments.spec.read_bytes())
+    measured = train_baseline(spec, arguments.text, arguments.steps, arguments.batch, arguments.rate, tokenizer)
+    print(json.dumps(measured))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,286 @@
+"""Models of people's own: a folder as transformers writes one, of a model in Llama's shape. `config.json` says its sizes,
+safetensors files hold its tensors, `tokenizer.json` its byte-level BPE. What this program lacks is refused by name, and nothing
+is executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+
+from protocol.blob_digest import BlobHasher
+from protocol.errors import RemoteProtocolError, UserError
+from storage.regular_files import open_regular
+from training.data.pretokenizers import parse_normalizer, parse_pre_tokenizer, splits_words
+from training.data.tokenizer import VOCABULARY_MAX, BpeTokenizer, added_token_json, byte_alphabet
+from training.formats import llama_mapping, safetensors_reader
+from training.formats.safetensors_reader import StoredTensor
+from training.job_spec import JobSpec
+from training.replicated.tensor_layout import float32_bytes, layout_of
+from training.transformer import BYTES, BYTES_WITH_END, EMBEDDING, OUTPUT_MATRIX, ModelSpec
+
+CONFIG: Final = "config.json"
+GENERATION: Final = "generation_config.json"
+TOKENIZER: Final = "tokenizer.json"
+SUMS: Final = "SHA256SUMS"  # as `sha256sum` writes it
+JSON_BYTES_MAX: Final = 16 << 20  # a tokenizer of 65,536 tokens has four
+SHAPE: Final = "LlamaForCausalLM"
+DERIVED: Final = re.compile(r"\.rotary_emb\.inv_freq$")  # older files hold it beside the tensors it follows from
+_SUM: Final = re.compile(r"([0-9a-f]{64})[ ][ *](.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class HuggingFaceModel:
+    folder: Path
+    model: ModelSpec
+    tokenizer: bytes | None  # JSON; None: the tokens are bytes
+    tensors: dict[str, StoredTensor]  # by our names
+    stop: int | None  # the token that ends a text; None: none is named
+
+    def write_parameters(self, spec: JobSpec, file: BinaryIO) -> BlobHasher:
+        """The parameters in layout order; gives what names it. `UserError` at the first number that is not finite."""
+        hashed = BlobHasher()
+        for tensor in layout_of(spec).tensors:
+            for values in self.tensors[tensor.name].iter_blocks():
+                if not np.isfinite(values).all():
+                    where = f"{self.tensors[tensor.name].path}: tensor {llama_mapping.llama_tensor_name(tensor.name)!r}"
+                    raise UserError(f"{where} has a number that is not finite")
+                file.write(float32_bytes(values))
+                hashed.update(float32_bytes(values))
+        return hashed
+
+
+def is_model_folder(path: Path) -> bool:
+    return (path / CONFIG).is_file()
+
+
+def open_huggingface_model(folder: Path, as_bytes: bool = False) -> HuggingFaceModel:
+    """Reads all but the numbers. With `as_bytes` the tokens are bytes, whatever the tokenizer file. Raises `UserError`."""
+    config = _json(folder / CONFIG)
+    model = _model_of(folder / CONFIG, config)
+    _check_sums(folder, [folder / CONFIG, folder / GENERATION, folder / TOKENIZER, *safetensors_reader.tensor_file_paths(folder)])
+    stop = _stop(folder, config, model.vocabulary)
+    return HuggingFaceModel(folder, model, _tokenizer(folder, model.vocabulary, as_bytes, stop), _tensors(folder, model), stop)
+
+
+def _stop(folder: Path, config: dict[str, Any], vocabulary: int) -> int | None:
+    """`eos_token_id` of either configuration, of several the first."""
+    generation = _json(folder / GENERATION) if (folder / GENERATION).is_file() else {}
+    for found in (generation, config):
+        ids = found.get("eos_token_id")
+        for number in ids if isinstance(ids, list) else [ids]:
+            if type(number) is int and 0 <= number < vocabulary:
+                return number
+    return None
+
+
+def _model_of(path: Path, config: dict[str, Any]) -> ModelSpec:
+    kinds = config.get("architectures") or [SHAPE]
+    if kinds != [SHAPE]:
+        raise UserError(f"{path}: architectures {_shown(kinds)} are not read, {SHAPE} is")
+    try:
+        model = llama_mapping.model_spec_from_config(config)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    if model.vocabulary > VOCABULARY_MAX:
+        larger = f"vocab_size {model.vocabulary} is more than {VOCABULARY_MAX}, and token ids have 16 bits here"
+        raise UserError(f"{path}: {larger}; take a model with a smaller vocabulary, as SmolLM's with 49152")
+    return model
+
+
+def _tensors(folder: Path, model: ModelSpec) -> dict[str, StoredTensor]:
+    """Those of the model and no others, by our names. Raises `UserError`."""
+    found = safetensors_reader.read_tensor_index(folder)
+    spec = JobSpec(name="own", data=bytes(32), model=model)
+    named = {}
+    for tensor in layout_of(spec).tensors:
+        theirs = llama_mapping.llama_tensor_name(tensor.name)
+        assert theirs is not None, tensor.name
+        stored = found.pop(theirs, None)
+        if stored is None:
+            raise UserError(f"{folder}: tensor {theirs!r} is missing")
+        if stored.shape != tensor.shape:
+            raise UserError(
+                f"{stored.path}: tensor {theirs!r} has shape {list(stored.shape)}, {CONFIG} asks for {list(tensor.shape)}"
+            )
+        named[tensor.name] = stored
+    twin = found.pop(OUTPUT_MATRIX, None)  # some programs write it twice
+    if twin is not None and not _alike(twin, named[EMBEDDING]):
+        raise UserError(f"{twin.path}: tensor {OUTPUT_MATRIX!r} is not the embedding, though {CONFIG} says tie_word_embeddings")
+    others = [name for name in found if not DERIVED.search(name)]
+    if others:
+        raise UserError(f"{found[others[0]].path}: tensor {others[0]!r} has no place in the model that {CONFIG} describes")
+    return named
+
+
+def _alike(one: StoredTensor, other: StoredTensor) -> bool:
+    return one.shape == other.shape and all(map(np.array_equal, one.iter_blocks(), other.iter_blocks()))
+
+
+# Tokenizers
+
+
+def _tokenizer(folder: Path, vocabulary: int, as_bytes: bool, stop: int | None) -> bytes | None:
+    """Its JSON; None for the bytes. Raises `UserError` for one that makes other tokens than ours would.
+
+    A special token that ends a text stays special.
+    """
+    path = folder / TOKENIZER
+    if as_bytes or not path.is_file():
+        if (vocabulary, stop) != (BYTES_WITH_END, BYTES) and vocabulary != BYTES:
+            raise UserError(f"{folder} has no {TOKENIZER}, and a vocabulary of {vocabulary} is not that of bytes")
+        return None
+    found = _json(path)
+    try:
+        problem = _other_tokenizer(found)
+        blob = None if problem else _blob(found, vocabulary, stop)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise UserError(f"{path} is no tokenizer: {error!r}") from None
+    if problem:
+        raise UserError(f"{path}: {problem}; --vocabulary {BYTES} starts with bytes as tokens where the model has {BYTES}")
+    if blob is None:
+        return None
+    try:
+        made = BpeTokenizer(blob)
+    except RemoteProtocolError as error:
+        raise UserError(f"{path}: {error.detail}") from None
+    if made.vocabulary != vocabulary:
+        raise UserError(f"{path} has {made.vocabulary} tokens, {CONFIG} says vocab_size {vocabulary}")
+    return blob
+
+
+def _blob(found: dict[str, Any], vocabulary: int, stop: int | None) -> bytes | None:
+    """The JSON that a job keeps; None: the tokens are bytes. Ids up to the vocabulary that no token has get special tokens."""
+    pairs = [tuple(pair.split(" ", 1)) if isinstance(pair, str) else tuple(pair) for pair in found["model"]["merges"]]
+    vocab = dict(found["model"]["vocab"])
+    added = [dict(token) for token in found.get("added_tokens") or []]
+    named = vocab | {str(token["content"]): int(token["id"]) for token in added}
+    end = next((content for content, number in named.items() if number == stop), None)
+    if not pairs and (
+        named == byte_alphabet() or (stop == BYTES and end is not None and named == byte_alphabet() | {end: BYTES})
+    ):
+        return None
+    if end is not None:  # also where the file has it as a plain token
+        added = [token for token in added if token["id"] != stop] + [added_token_json(end, named[end])]
+    free = sorted(set(range(min(vocabulary, VOCABULARY_MAX))) - set(named.values()))
+    padding = [added_token_json(_unused(number, named), number) for number in free]
+    kept = {
+        "model": {"type": "BPE", "vocab": vocab, "merges": pairs, "ignore_merges": bool(found["model"].get("ignore_merges"))},
+        "normalizer": parse_normalizer(found.get("normalizer")),
+        "pre_tokenizer": parse_pre_tokenizer(found["pre_tokenizer"]),
+        "added_tokens": [*added, *padding],
+        "end_of_text": end,
+    }
+    return json.dumps(kept, ensure_ascii=False).encode()
+
+
+def _unused(number: int, named: Container[str]) -> str:
+    """A name for an id beyond the tokenizer, which a vocabulary that was padded to a round size has."""
+    name = f"[PAD{number}]"
+    while name in named:
+        name = f"[{name}]"
+    return name
+
+
+def _other_tokenizer(found: Any) -> str | None:
+    """The part with which a file makes other tokens of a text than `BpeTokenizer`; None: there is none."""
+    model, after = found["model"], found.get("post_processor")
+    if model.get("type", "BPE") != "BPE":
+        return f"model {model.get('type')!r} is not a byte-level BPE"
+    try:
+        parse_normalizer(found.get("normalizer"))
+        before = parse_pre_tokenizer(found.get("pre_tokenizer"))
+    except ValueError as error:
+        return str(error)
+    if model["merges"] and not splits_words(before):
+        return f"pre_tokenizer {_shown(found['pre_tokenizer'])} cuts no words"
+    added = _added_by(after)
+    if added:
+        return f"post_processor {added}, which the model does not see here; without that field the file is read"
+    for name in ("dropout", "byte_fallback", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(name):
+            return f"{name} {_shown(model[name])}"
+    return None
+
+
+def _added_by(processor: Any) -> str | None:
+    """The tokens that a post-processor adds to a text; None: there are none. ByteLevel moves offsets alone."""
+    if processor is None or processor.get("type") == "ByteLevel" or _adds_nothing(processor):
+        return None
+    if processor.get("type") == "Sequence":
+        return next(filter(None, map(_added_by, processor["processors"])), None)
+    names = [str(part["SpecialToken"].get("id")) for part in processor.get("single", ()) if "SpecialToken" in part]
+    return f"{processor.get('type')} adds {', '.join(map(repr, names)) or 'tokens'}"
+
+
+def _adds_nothing(processor: Any) -> bool:
+    """A template of nothing but the text, as transformers 5 writes one for a tokenizer without special tokens."""
+    return processor.get("type") == "TemplateProcessing" and [list(part) for part in processor.get("single", ())] == [
+        ["Sequence"]
+    ]
+
+
+# Digests that a folder may bring
+
+
+def sha256_sums(folder: Path) -> str:
+    """Of all files in the folder but `SHA256SUMS` itself, as `sha256sum` writes them."""
+    return "".join(f"{_sum_of(path)}  {path.name}\n" for path in sorted(folder.iterdir()) if path.name != SUMS)
+
+
+def _sum_of(path: Path) -> str:
+    with open_regular(path) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _check_sums(folder: Path, paths: Iterable[Path]) -> None:
+    """Of every file that is read, if the folder says what its SHA-256 is: in `SHA256SUMS`, or as a download left it."""
+    listed = dict(_listed(folder / SUMS))
+    for path in paths:
+        wanted = listed.get(path.name) or _downloaded(path)
+        if wanted is not None and path.is_file() and _sum_of(path) != wanted:
+            raise UserError(f"{path} is damaged: its SHA-256 is not {wanted[:16]}…, which it had")
+
+
+def _listed(path: Path) -> Iterator[tuple[str, str]]:
+    """(file, SHA-256)."""
+    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    for line in lines:
+        found = _SUM.fullmatch(line.strip())
+        if found is None:
+            raise UserError(f"{path}: {line[:80]!r} is no line of `sha256sum`")
+        yield found[2].removeprefix("./"), found[1]
+
+
+def _downloaded(path: Path) -> str | None:
+    """The cache of huggingface_hub names large files by their SHA-256; a download into a folder leaves it beside them."""
+    beside = path.parent / ".cache" / "huggingface" / "download" / f"{path.name}.metadata"
+    lines = beside.read_text(errors="replace").splitlines() if beside.is_file() else []
+    named = (path.resolve().name, *(line.strip() for line in lines[1:2]))
+    return next((name for name in named if re.fullmatch("[0-9a-f]{64}", name)), None)
+
+
+def _json(path: Path) -> Any:
+    try:
+        with open_regular(path) as stream:
+            text = stream.read(JSON_BYTES_MAX + 1)
+        safetensors_reader.require_downloaded(path, text)
+        if len(text) > JSON_BYTES_MAX:
+            raise ValueError(f"more than {JSON_BYTES_MAX} bytes")
+        found = json.loads(text)
+        if not isinstance(found, dict):
+            raise ValueError("it holds no object")
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is no JSON that describes a model: {error}") from None
+    return found
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value)[:80]

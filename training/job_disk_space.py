@@ -1,0 +1,58 @@
+"""How many bytes a job takes on a peer's disk, as far as its specification says. Its text comes on top of that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from training.job_spec import AuditMode, JobSpec
+from training.model_store import ROUNDS_KEPT
+from training.replicated import feedback_buffer
+from training.replicated.codec import PayloadMode, payload_bytes_max
+from training.replicated.tensor_layout import layout_of
+
+EXTRA_MODELS = 2  # models beside those of the last rounds: the last durable one, and the next one while it is written
+BUFFERS = 2  # of a trainer's last accepted proposal, and of the next one
+ROUNDS_MIN: Final = 256  # of which payloads stay, however little an operator allows: minutes of the quickest rounds
+
+
+@dataclass(frozen=True, slots=True)
+class JobDiskSpace:
+    models: int  # those that are there side by side
+    own: int  # what trainers go on from, and what audits may ask for
+    round: int  # payloads of each round
+    opening: int = 0  # what those of each opening round have more
+    opening_rounds: int = 0
+
+    def payload_bytes(self, rounds: int, bytes_max: int = 0) -> int:
+        """Of the first so many rounds, where `bytes_max` of them may stay; 0: all."""
+        kept = min(rounds, self.rounds_kept(bytes_max)) if bytes_max else rounds
+        return self.round * kept + self.opening * min(kept, self.opening_rounds)
+
+    def rounds_kept(self, bytes_max: int) -> int:
+        """Of which the payloads stay, even if all of the opening rounds are among them."""
+        openings = bytes_max // (self.round + self.opening)
+        if openings > self.opening_rounds:
+            return max(ROUNDS_MIN, (bytes_max - self.opening * self.opening_rounds) // self.round)
+        return max(ROUNDS_MIN, openings)
+
+    def total_bytes(self, rounds: int, payload_bytes_max: int = 0) -> int:
+        return self.models + self.own + self.payload_bytes(rounds, payload_bytes_max)
+
+
+def job_disk_space(spec: JobSpec, trainers: int, trains: bool) -> JobDiskSpace:
+    """At most, for a valid job with so many trainers, at a peer that trains it, or votes only."""
+    layout = layout_of(spec)
+    # Anchors of the rounds that audits may reach, as long as windows take no longer than their rounds.
+    anchors = spec.rounds_audited // spec.anchor_rounds + 1 if spec.rounds_audited else 0
+    models = (max(ROUNDS_KEPT, spec.rounds_audited + 1) + EXTRA_MODELS + anchors) * spec.model_bytes
+    first, last = (trainers * payload_bytes_max(layout, PayloadMode.of_round(spec, number)) for number in (0, spec.rounds))
+    payloads = last, max(0, first - last), spec.opening_rounds
+    if not trains:
+        return JobDiskSpace(models, 0, *payloads)
+    is_full = spec.audit is AuditMode.FULL or spec.closing_rounds > 0
+    shown = trainers if is_full else 1  # those of others are fetched by whoever re-executes them
+    own = BUFFERS * shown * (feedback_buffer.buffer_bytes(spec) + 8 * layout.size * spec.keeps_inner_state)
+    if spec.audit is AuditMode.SAMPLED:
+        own += spec.audit_bytes - spec.model_bytes * (spec.rounds_audited + 1)
+    return JobDiskSpace(models, own, *payloads)

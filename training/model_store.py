@@ -1,0 +1,321 @@
+"""The models of a peer's jobs on disk, moved on as blocks decide. numpy only: every voter runs this, with or without torch."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+
+from ledger.core.genesis import ModuleVersion
+from ledger.jobs import JOBS_V2, JOBS_V3, AuditTerms, ClosedRound, JobTerms, ModelReference
+from protocol import codec
+from protocol.errors import StorageError
+from protocol.identity import Signed
+from protocol.limits import AUDIT_RESPONSE_MS, UPLINK_MBIT_MIN
+from protocol.messages import Proposal
+from protocol.verdicts import Verdict
+from training import parameter_blob
+from training.job_spec import DECODED_KEPT_MAX, AuditMode, JobSpec
+from training.objectives.objective import Objective
+from training.parameter_blob import Read
+from training.replicated import feedback_buffer, model_directory
+from training.replicated.incoming_model import IncomingModelDirectory, read_model_part
+from training.replicated.parallel_map import ParallelMap
+from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
+from training.replicated.tensor_layout import layout_from_shapes, layout_of
+from training.thread_map import default_thread_count, thread_map
+
+ROUNDS_KEPT = 2  # the open round's model and the one before, which a late re-execution may still read; audits need more
+# Of models that only audits need whose rounds are long over: auditors that find theirs gone report nothing.
+AUDITED_BYTES_MAX = 16 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedRoundOutcome:
+    """What a step needs of a closed round."""
+
+    job: bytes
+    number: int
+    accepted: tuple[Signed, ...]  # proposals
+    rejected: Mapping[bytes, Verdict]  # by trainer
+    absent: frozenset[bytes]  # the round's other trainers
+
+
+def round_directory(folder: Path, job: bytes, number: int) -> Path:
+    """Where the model that round `number` of a job starts from is, below the folder of all models."""
+    return folder / job.hex()[:32] / f"{number:08d}"
+
+
+class JobModelStore:
+    """Implements `ledger.jobs.JobSpecRules`. `apply_round` may run in a thread; one at a time."""
+
+    def __init__(self, folder: Path, threads: int = 1) -> None:
+        """`threads` share the work on a model that is large enough; 0: as many as the machine has processors, but a few."""
+        self._folder, self._threads = folder, threads or default_thread_count()
+        self._models: dict[bytes, ReplicatedModel] = {}
+        self._served: ReplicatedModel | None = None  # whose parts somebody asked for last
+        self._pinned: frozenset[tuple[bytes, int]] = frozenset()  # models of snapshots that others may ask for
+        self._discarded: set[bytes] = set()  # jobs
+
+    def terms_of_spec(self, spec: bytes) -> JobTerms:
+        return _terms(spec, JobSpec.decode(spec).resolved_objective, AUDIT_RESPONSE_MS)
+
+    def why_base_refused(self, base: bytes, spec: bytes) -> str | None:
+        before, after = JobSpec.decode(base), JobSpec.decode(spec)
+        if before.model != after.model:
+            return f"its model has other sizes ({before.model}, wanted are {after.model})"
+        return "its tokens are another tokenizer's" if before.tokenizer != after.tokenizer else None
+
+    def why_read_model_refused(self, read: bytes, spec: bytes) -> str | None:
+        before, after = JobSpec.decode(read).objective, JobSpec.decode(spec).resolved_objective
+        return (
+            self.why_base_refused(read, spec)
+            if before in after.required_objectives
+            else f"it is a {before} job, wanted is {' or '.join(after.required_objectives)}"
+        )
+
+    def round_directory(self, job: bytes, number: int) -> Path:
+        """Where the model that round `number` starts from is."""
+        return round_directory(self._folder, job, number)
+
+    def stored_rounds(self, job: bytes) -> list[int]:
+        """Those whose models are here, in ascending order."""
+        return [of for of, directory in self._directories(job) if directory == self.round_directory(job, of)]
+
+    def open_model(self, job: bytes, number: int) -> ReplicatedModel:
+        """The model that round `number` starts from. `StorageError` if it is damaged."""
+        model = self._models.get(job)
+        if model is None or model.round != number:
+            model = self._models[job] = ReplicatedModel.open(self.round_directory(job, number))
+        return model
+
+    def open_verified_model(self, job: bytes, number: int) -> ReplicatedModel:
+        """As `model`, of a round that may be over, every tensor hashed: what a power cut left of a model that was not durable
+        must not be held against somebody. It may run in another thread.
+        """
+        model = ReplicatedModel.open(self.round_directory(job, number))
+        self._verify(model)
+        return model
+
+    def _verify(self, model: ReplicatedModel) -> None:
+        with self._sharing(model.spec) as each:
+            model.verify(each)
+
+    def _sharing(self, spec: JobSpec) -> AbstractContextManager[ParallelMap]:
+        return thread_map(self._threads, len(layout_of(spec).stretches))
+
+    def create_model(self, job: bytes, spec: bytes, read: Read | None = None) -> bytes:
+        """`read` is needed for a job that starts from a blob, which is here."""
+        decoded, directory = JobSpec.decode(spec), self.round_directory(job, 0)
+        if decoded.start is not None:
+            assert read is not None
+            self._models[job] = ReplicatedModel.create_from_values(
+                directory, job, decoded, partial(parameter_blob.read_block_values, decoded, read)
+            )
+            return self._models[job].root
+        with self._sharing(decoded) as each:
+            start = self._start(decoded.base, each)
+            self._models[job] = ReplicatedModel.create_initial(directory, job, decoded, start, each)
+        return self._models[job].root
+
+    def _start(self, base: ModelReference | None, each: ParallelMap) -> ReplicatedModel | None:
+        if base is None:
+            return None
+        return ReplicatedModel.open_decided(self.round_directory(base.job, base.round), base.root, each)
+
+    def apply_round(self, closed: ClosedRound, payload: Callable[[bytes], bytes]) -> bytes:
+        """Applies a closed round; `payload` gives the bytes of a digest. Returns the new model root."""
+        outcome = closed.outcome
+        return self._step(
+            ClosedRoundOutcome(closed.job, closed.round, closed.proposals, outcome.rejected, outcome.absent), payload
+        )
+
+    def _step(self, judged: ClosedRoundOutcome, payload: Callable[[bytes], bytes]) -> bytes:
+        accepted = []
+        for signed in judged.accepted:
+            proposal = codec.decode_message(signed.body, (Proposal,))
+            accepted.append(AcceptedProposal(signed.signer, proposal, payload(proposal.payload)))
+        before, number = self.open_model(judged.job, judged.number), judged.number + 1
+        taken = before.rounds_in_model + 1
+        durable = taken % before.spec.anchor_rounds == 0 or taken == before.spec.rounds
+        directory = self.round_directory(judged.job, number)
+        gone = before.records.keys() - judged.rejected.keys() - judged.absent - {item.trainer for item in accepted}
+        with self._sharing(before.spec) as each:
+            model = before.apply_round_into(directory, accepted, judged.rejected, durable, gone, each)
+        self._models[judged.job] = model
+        return model.root
+
+    def roll_back(self, job: bytes, anchor: int, number: int) -> bytes:
+        """Makes the model of round `anchor` that of the later round `number`, or of an ended job the last one, if both are the
+        same. Returns its root.
+        """
+        model = ReplicatedModel.open(self.round_directory(job, anchor))
+        self._models[job] = model if number == anchor else model.rolled_back_into(self.round_directory(job, number), number)
+        return self._models[job].root
+
+    # After a restart -------------------------------------------------------------------------------------------------
+
+    def recover_model(
+        self, job: bytes, number: int, root: bytes, judged: Callable[[int], ClosedRoundOutcome], payload: Callable[[bytes], bytes]
+    ) -> int:
+        """Makes sure that the model of round `number` is there as `root` says. Returns how many rounds were computed anew.
+
+        If the machine stopped, what was not durable may be damaged or gone: it is made again from the last durable model, the
+        rounds that `judged` gives by their numbers, and their payloads. `StorageError` if they do not lead to `root`.
+        """
+        self._forget(job)
+        whole = self._is_whole(job, number, root)
+        for of, directory in self._directories(job):
+            if not model_directory.is_durable(directory) and (of > number or not whole):
+                model_directory.remove_directory(directory)
+        if whole:
+            return 0
+        base = self._last_durable(job, number)
+        if base is None:
+            raise StorageError(f"{self.round_directory(job, number)} is damaged, and no older model is there: restore a snapshot")
+        for before in range(base, number):
+            reached = self._step(judged(before), payload)
+        if reached != root:
+            raise StorageError(
+                f"{self.round_directory(job, base)} does not lead to the model of round {number}: restore a snapshot"
+            )
+        return number - base
+
+    def _is_whole(self, job: bytes, number: int, root: bytes) -> bool:
+        directory = self.round_directory(job, number)
+        if model_directory.is_durable(directory):
+            return True  # what is wrong with it is not that the machine stopped: whoever reads it says so
+        return self.has_model(job, number, root)
+
+    def _last_durable(self, job: bytes, number: int) -> int | None:
+        """The round, up to `number`, of the model from which the others can be computed."""
+        durable = [
+            of
+            for of, path in self._directories(job)
+            if path == self.round_directory(job, of) and model_directory.is_durable(path)
+        ]
+        return max((of for of in durable if of <= number), default=None)
+
+    def _directories(self, job: bytes) -> Iterator[tuple[int, Path]]:
+        """The job's models and what a crash left beside them, with the number of the round."""
+        for directory in sorted(self.round_directory(job, 0).parent.glob("*")):
+            of = directory.name.removeprefix(".").partition(".")[0]
+            if of.isdigit():
+                yield int(of), directory
+
+    # Snapshots: implements `ledger.snapshots.snapshot_server.ModelStore`
+    # ------------------------------------------------------------------
+
+    def read_manifest(self, job: bytes, number: int) -> bytes:
+        return model_directory.read_manifest(self.round_directory(job, number))
+
+    def read_part(self, job: bytes, number: int, index: int) -> bytes:
+        served = self._served
+        if served is None or (served.job, served.round) != (job, number):
+            served = self._served = ReplicatedModel.open(self.round_directory(job, number))
+        return read_model_part(served, index)
+
+    def start_receiving(self, job: bytes, number: int, root: bytes, manifest: bytes) -> IncomingModelDirectory:
+        return IncomingModelDirectory(self.round_directory(job, number), job, number, root, manifest, partial(self._forget, job))
+
+    def _forget(self, job: bytes) -> None:
+        self._models.pop(job, None)
+        self._served = None
+
+    def has_model(self, job: bytes, number: int, root: bytes) -> bool:
+        try:
+            model = self.open_verified_model(job, number)
+        except StorageError:
+            return False
+        return model.root == root
+
+    def set_pinned_models(self, models: frozenset[tuple[bytes, int]]) -> None:
+        self._pinned = models
+        pinned = {job for job, _ in models}
+        for job in self._discarded - pinned:
+            shutil.rmtree(self.round_directory(job, 0).parent, ignore_errors=True)
+        self._discarded &= pinned
+
+    def discard_job(self, job: bytes) -> None:
+        """What belongs to a job that the ledger has forgotten goes as soon as it is part of no snapshot any more."""
+        self._forget(job)
+        self._discarded.add(job)
+
+    def prune_models(
+        self,
+        job: bytes,
+        number: int,
+        spec: JobSpec,
+        audited: Collection[int] = (),
+        anchors: Collection[int] = (),
+        is_over: bool = False,
+    ) -> None:
+        """Retires models older than what round `number` and audits need, but for pinned ones, and what a crash left of them.
+
+        `audited` are rounds of which proposals may still be replayed, however long ago they closed. `anchors` stay, too. If the
+        job is over, those of later rounds, which were undone, go as well.
+        The last durable one stays: from it the others can be computed anew. Whoever comes too late finds nothing left to do.
+        """
+        kept = max(ROUNDS_KEPT, spec.rounds_audited + 1)
+        base = self._last_durable(job, number)
+        pinned = [of for name, of in self._pinned if name == job]
+        late = sorted(audited)[-max(1, AUDITED_BYTES_MAX // spec.model_bytes) :]
+        needed = {self.round_directory(job, of) for of in (base, *pinned, *late, *anchors) if of is not None}
+        for of, directory in list(self._directories(job)):
+            if (of <= number - kept or (is_over and of > number)) and directory not in needed:
+                model_directory.recycle_directory(directory)
+        if is_over:
+            model_directory.remove_spare(self.round_directory(job, number))
+
+
+@lru_cache(maxsize=DECODED_KEPT_MAX)  # they are asked for at every turn
+def _terms(spec: bytes, kind: Objective, answer_ms: int) -> JobTerms:
+    job = JobSpec.decode(spec)
+    return JobTerms(
+        name=job.name,
+        objective=job.objective,
+        requires=_requires(job),
+        rounds=job.rounds,
+        audited=job.audit is AuditMode.FULL,
+        needs_worker=kind.needs_worker,
+        anchor_rounds=job.anchor_rounds,
+        proposal_seconds=job.proposal_seconds,
+        suspension_rounds=job.suspension_rounds,
+        audits=_audit_terms(job, answer_ms) if job.audit is AuditMode.SAMPLED else None,
+        base=job.base,
+        start=job.start,
+        read=kind.required_model(job),
+        # An objective may have vectors beside the model's.
+        parameters=max(job.model.parameters, layout_from_shapes(kind.tensor_shapes(job, job.decoded_settings)).size),
+        role=kind.role,
+    )
+
+
+# Fields that came with version 3 of the module `jobs`.
+FIELDS_OF_JOBS_VERSION_3 = ("start", "licence", "precision", "closing_rounds", "parts", "opening_rounds")
+
+
+def _requires(job: JobSpec) -> tuple[ModuleVersion, ...]:
+    usual = JobSpec(name=job.name)
+    said = any(getattr(job, name) != getattr(usual, name) for name in FIELDS_OF_JOBS_VERSION_3)
+    said_of = {JOBS_V2: job.has_estimates, JOBS_V3: said or not job.model.is_first_form}
+    return ModuleVersion(job.resolved_objective.module, job.resolved_objective.version), *(
+        module for module, is_said in said_of.items() if is_said
+    )
+
+
+def audit_download_bytes_max(job: JobSpec) -> int:
+    """What one auditor fetches of a proposal: its buffer, the one before, and what its declaration names."""
+    return 2 * feedback_buffer.buffer_bytes(job) + job.resolved_objective.declared_bytes_max(job)
+
+
+def _audit_terms(job: JobSpec, answer_ms: int) -> AuditTerms:
+    # Half of the least uplink is for what audits ask for: so many bits in a millisecond.
+    reveal_ms = math.ceil(8 * audit_download_bytes_max(job) / (job.least_uplink * 500))
+    version = 1 if job.least_uplink == UPLINK_MBIT_MIN else 2
+    rounds = job.audit_window, job.suspension_rounds
+    return AuditTerms(job.audit_rate, job.auditors, *rounds, answer_ms, reveal_ms, version, job.closing_rounds)

@@ -1,0 +1,61 @@
+"""What a job starts from if that is no job's model: a blob of little-endian float32 parameters in the order of the layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from protocol.blob_digest import blob_digest
+from protocol.errors import StorageError
+from training.job_spec import JobSpec
+from training.replicated.replicated_model import ReplicatedModel
+from training.replicated.tensor_layout import BLOCK, Float32Array, TensorBlock, float32_bytes, layout_of
+from training.transformer import tensor_shapes
+
+Read = Callable[[bytes, int, int], bytes]  # of a blob that is here: digest, offset, most bytes
+
+
+def blob_bytes(spec: JobSpec) -> int:
+    return 4 * layout_of(spec).size
+
+
+def iter_parameters(model: ReplicatedModel) -> Iterator[memoryview]:
+    """The parameters of a trained model as a blob to start from. What a tuned model has beside them stays behind."""
+    known = model.layout.tensor_views(model.parameters)
+    for name, _ in tensor_shapes(model.spec.model):
+        values = known[name].reshape(-1)
+        for start in range(0, len(values), BLOCK):
+            yield float32_bytes(values[start : start + BLOCK])
+
+
+def blob_problem(spec: JobSpec, size: int, read: Read) -> str | None:
+    """Why no job can start from the blob, which has `size` bytes; None if one can. It holds one block in memory."""
+    if size != blob_bytes(spec):
+        return f"the blob has {size} bytes, {layout_of(spec).size} parameters have {blob_bytes(spec)}"
+    for block in layout_of(spec).blocks:
+        if not np.isfinite(_values(spec, read, block)).all():
+            return f"{block.tensor} has a number that is not finite"
+    return None
+
+
+def read_block_values(spec: JobSpec, read: Read, block: TensorBlock) -> Float32Array:
+    """`StorageError` if they are unsound: a quorum of voters has found them sound, so that what is here is not what they hold."""
+    found = _values(spec, read, block)
+    if len(found) != block.size or not np.isfinite(found).all():
+        raise StorageError(f"job {spec.name!r} cannot start: {block.tensor} is cut short, or has a number that is not finite")
+    return found
+
+
+def read_all_values(spec: JobSpec, path: Path) -> Float32Array:
+    """All of them, of a file. `StorageError` if it is not what the job names."""
+    found = np.fromfile(path, dtype="<f4")
+    if len(found) != layout_of(spec).size or blob_digest(float32_bytes(found), spec.parts) != spec.start:
+        raise StorageError(f"{path} does not hold the parameters that job {spec.name!r} starts from")
+    return found
+
+
+def _values(spec: JobSpec, read: Read, block: TensorBlock) -> Float32Array:
+    assert spec.start is not None
+    return np.frombuffer(read(spec.start, 4 * block.elements.start, 4 * block.size), dtype="<f4")

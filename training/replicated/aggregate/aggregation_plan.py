@@ -1,0 +1,121 @@
+"""All that is decided about a round's updates before any coordinate is looked at, and how it is then done block by block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol.limits import TRAINERS_MAX
+from training.replicated.aggregate.level_columns import LevelColumns, Row, columns_of, group_runs, level_max
+from training.replicated.aggregate.robust_rules import FACTOR_BITS, UpdateCombination
+from training.replicated.aggregate.selection_network import select_middle
+from training.replicated.codec import LEVEL_MAX, SCALE_BITS, QuantizedUpdate
+from training.replicated.outer_optimizer import FLUSH_BELOW
+from training.replicated.tensor_layout import ElementRun, Float32Array
+
+SUM_BITS: Final = 30  # of the sums of elements over a round's updates, so that rounding up still leaves them inside an int32
+GRID_BITS_MIN: Final = 22  # of the largest element of a round where mixed updates are added in 32 bits, else in 64
+GRID_EXPONENT_MIN: Final = -84  # of the grid: an aggregate is zero or at least `outer.LEAST`, and nothing derived is subnormal
+COLUMNS: Final = 1 << 14  # worked on at once, at least: two dozen rows of 64 KiB stay in the caches
+COLUMNS_OF_ALL: Final = 1 << 18  # of few updates more: threads wait for one another between short calls
+
+# Rounding up a scale adds half a level to each element.
+assert (1 << SUM_BITS) + max(TRAINERS_MAX, 1 << SUM_BITS - GRID_BITS_MIN) * LEVEL_MAX < 1 << 31
+assert SUM_BITS - TRAINERS_MAX.bit_length() >= GRID_BITS_MIN
+assert SCALE_BITS + FACTOR_BITS < 63
+assert math.ldexp(1.0, GRID_EXPONENT_MIN) / TRAINERS_MAX**2 >= FLUSH_BELOW
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AggregationPlan:
+    """`iter_aggregate` streams over blocks. Memory: every update's levels, of 8 bits, in a few blocks with few entries or in
+    one.
+    """
+
+    updates: tuple[QuantizedUpdate, ...]  # ascending by origin: the result does not depend on the order they came in
+    scales: tuple[npt.NDArray[np.int32], ...]  # of each update's chunks with its factor, in units of 2^exponent
+    exponent: int
+    outsiders: tuple[tuple[int, ...], ...]  # for each update those that it is not mixed with; empty: nothing is mixed
+    trimmed: int  # largest and smallest values of each coordinate that are dropped
+    divisor: int
+    sums: type[np.signedinteger[Any]]  # of the last sum: int32 where it fits
+
+    def iter_aggregate(self, blocks: Sequence[ElementRun]) -> Iterator[Float32Array]:
+        """The aggregate over each of these consecutive blocks, or runs of blocks. Any thread may ask."""
+        for some in group_runs(self.updates, blocks):
+            run = ElementRun.of_blocks(some)
+            columns = columns_of(self.updates, run)
+            yield from columns.scatter_values(self._mean(columns, [scales[run.chunks] for scales in self.scales]), some)
+
+    def _mean(self, columns: LevelColumns, scales: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.float64]:
+        mean, step = np.empty(len(columns.levels[0])), max(COLUMNS, COLUMNS_OF_ALL // len(scales))
+        for chunks, part in columns.iter_parts():
+            rows, combined = [columns.scaled_levels(row, of[chunks], chunks, part) for row, of in enumerate(scales)], mean[part]
+            for start in range(0, len(combined), step):
+                at = slice(start, start + step)
+                combined[at] = self._combined([row[at] for row in rows])
+        mean /= math.ldexp(self.divisor, -self.exponent)  # which is exact: the one rounding but for that to float32
+        return mean
+
+    def _combined(self, rows: list[Row]) -> npt.NDArray[np.signedinteger[Any]]:
+        if self.outsiders:
+            rows = self._mix(rows)
+        if self.trimmed:
+            rows = select_middle(rows, self.trimmed)
+        return _total(rows, self.sums)
+
+    def _mix(self, rows: list[Row]) -> list[Row]:
+        """Sums over every update's neighbours: the sum over all, less its outsiders."""
+        total = _total(rows, np.int32)
+        mixed = []
+        for outsiders in self.outsiders:
+            left = total - rows[outsiders[0]]
+            for outsider in outsiders[1:]:
+                left -= rows[outsider]
+            mixed.append(left)
+        return mixed
+
+
+def _total(rows: Sequence[Row], dtype: type[np.signedinteger[Any]]) -> npt.NDArray[np.signedinteger[Any]]:
+    total = rows[0].astype(dtype)
+    for row in rows[1:]:
+        total += row
+    return total
+
+
+def plan_on_grid(updates: Sequence[QuantizedUpdate], combination: UpdateCombination) -> AggregationPlan:
+    """All scales with their factors as integers in one unit, rounded half up."""
+    chosen = [i for i in range(len(updates)) if combination.factors[i] or combination.by_coordinate] or [0]
+    updates, factors = tuple(updates[i] for i in chosen), [combination.factors[i] for i in chosen]
+    least = min(update.exponent for update in updates)
+    largest = [int(u.scales.max()) * factor << u.exponent - least for u, factor in zip(updates, factors, strict=True)]
+    bound, sums = _largest_sum(largest, combination)
+    excess = max(0, (bound * level_max(updates[0])).bit_length() - SUM_BITS)
+    exponent = max(GRID_EXPONENT_MIN, least - FACTOR_BITS + excess)
+    scales = tuple(_rescale(update, factor, exponent) for update, factor in zip(updates, factors, strict=True))
+    return AggregationPlan(updates, scales, exponent, combination.outsiders, combination.trimmed, combination.divisor, sums)
+
+
+def _largest_sum(largest: list[int], combination: UpdateCombination) -> tuple[int, type[np.signedinteger[Any]]]:
+    """What no sum of elements exceeds, in units of the largest of each update; and the integers that the last sum needs."""
+    if not combination.outsiders:
+        return sum(largest), np.int32
+    summed = max(len(largest), combination.divisor)
+    if summed <= 1 << SUM_BITS - GRID_BITS_MIN:
+        return summed * max(largest), np.int32
+    return len(largest) * max(largest), np.int64  # of the mixed ones, which are still int32
+
+
+def _rescale(update: QuantizedUpdate, factor: int, exponent: int) -> npt.NDArray[np.int32]:
+    scaled = update.scales * factor
+    shift = exponent + FACTOR_BITS - update.exponent
+    if shift > 62 or not scaled.any():  # below half a unit: wider shifts are undefined
+        return np.zeros(len(scaled), dtype=np.int32)
+    if shift <= 0:
+        return (scaled << -shift).astype(np.int32)
+    return ((scaled + (1 << shift - 1)) >> shift).astype(np.int32)

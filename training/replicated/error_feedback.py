@@ -1,0 +1,162 @@
+"""Committed error feedback (EF: Seide 2014, Karimireddy 2019): what a payload could not say is said by a later one.
+
+A trainer commits to levels of m = decay·e + Δ by their digest (`buffers`). Everybody who holds levels and payload can derive the
+next e, and an auditor can check that a payload follows from the update it re-executed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import numpy as np
+
+from protocol.blob_digest import blob_digest
+from protocol.codec import Between, Count, Digest
+from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.verdicts import Verdict
+from training.replicated import codec
+from training.replicated.codec import quantization_cells
+from training.replicated.tensor_layout import Float32Array, TensorBlock, TensorLayout
+
+# A deviation shows only where an element crosses the edge of a level. A random deviation by a share x of the norm has a
+# distance of about x to the power of 1.5, and no deviation has more than x.
+EDGES: Final = 10
+CLIPPED_MAX: Final = float(1 << 30)  # of an element: payloads have scales below 2^32, of which a difference takes one bit
+HALVINGS_MAX: Final = 64  # by then nothing is left of e; bounds the count in the replicated state
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackRecord:
+    """A trainer's last accepted proposal, from which its next e follows."""
+
+    buffer: Digest | None  # of the levels of m; None in a job without feedback
+    payload: Digest
+    round: Count
+    took_step: bool  # whether that round took a step; if not, nothing of m was applied
+    halvings: Annotated[int, Between(0, HALVINGS_MAX)]  # norm rejections since
+    inner: Digest | None = None  # of the inner optimizer's state after it, where the job keeps that
+
+
+def buffer_digest(buffer: codec.QuantizedUpdate, in_parts: bool = False) -> bytes:
+    """The digest in `Proposal.buffer`. `in_parts` as the job says."""
+    return blob_digest(buffer.encode(), in_parts)
+
+
+def next_feedback(
+    record: FeedbackRecord | None,
+    buffer: codec.QuantizedUpdate | None,
+    payload: bytes | None,
+    layout: TensorLayout,
+    in_parts: bool = False,
+) -> Float32Array:
+    """The e that a trainer continues from, given its last accepted buffer and payload (both of `record`; None without one)."""
+    if record is None:
+        return np.zeros(layout.size, dtype=np.float32)
+    if buffer is None or payload is None:
+        raise LocalProtocolError("buffer and payload of the record are missing")
+    if (buffer_digest(buffer, in_parts), blob_digest(payload, in_parts)) != (record.buffer, record.payload):
+        raise LocalProtocolError("buffer and payload are not those of the record")
+    e = buffer.to_dense()
+    if record.took_step:
+        e -= codec.read_payload(payload, layout).to_dense()
+    return apply_halvings(e, record)
+
+
+def apply_halvings(vector: Float32Array, record: FeedbackRecord) -> Float32Array:
+    """The vector after the NORM rejections of a record. It is overwritten."""
+    vector *= np.float32(math.ldexp(1.0, -record.halvings))
+    return vector
+
+
+def residual_of(m: Float32Array, held: Float32Array | None) -> Float32Array:
+    """What a payload is to say of m: the difference to what everybody holds of it already. `held` None is zero."""
+    return m if held is None else m - held
+
+
+def accumulate_feedback(e: Float32Array, delta: Float32Array, decay: float, weight: float = 1.0) -> Float32Array:
+    """m = decay·e + weight·Δ, rounded after each operation."""
+    with np.errstate(over="ignore", invalid="ignore"):  # a diverged Δ gives a non-finite m, which has no encoding
+        m = e * np.float32(decay)
+        m += delta if weight == 1 else delta * np.float32(weight)
+    return m
+
+
+def clip_to_encodable(m: Float32Array) -> Float32Array:
+    """The buffer m, clipped to values that every codec can encode. Not a number becomes the largest value."""
+    return np.clip(np.nan_to_num(m, nan=CLIPPED_MAX), -CLIPPED_MAX, CLIPPED_MAX)
+
+
+def is_encoding_of(m: Float32Array, payload: bytes, header: codec.PayloadHeader, layout: TensorLayout) -> bool:
+    """Compare `payload` with the only encoding of `m`, which may have none."""
+    try:
+        return codec.encode_payload(header, m, layout) == payload
+    except LocalProtocolError:  # a liar's levels may be too large for any payload
+        return False
+
+
+def replay_deviation(
+    payload: bytes,
+    buffer: codec.QuantizedUpdate | None,
+    e: Float32Array,
+    delta: Float32Array,
+    header: codec.PayloadHeader,
+    layout: TensorLayout,
+    decay: float,
+    weight: float = 1.0,
+    held: Float32Array | None = None,
+) -> tuple[float, float]:
+    """Distance of a proposal from the re-executed Δ, and the norm that the tolerance is relative to. No tolerance accepts an
+    infinite distance.
+
+    A job without feedback has no buffer, and the payload itself is compared with Δ.
+    """
+    if buffer is not None:
+        is_said = is_encoding_of(residual_of(buffer.to_dense(), held), payload, header, layout)
+        return buffer_distances(buffer, e, delta, decay, weight) if is_said else (math.inf, 0.0)
+    try:
+        return payload_distances(codec.decode_payload(payload, header, layout), delta, held)
+    except RemoteProtocolError:
+        return math.inf, 0.0
+
+
+def judge_deviation(distance: float, norm: float, tolerance: float) -> Verdict:
+    return Verdict.ACCEPT if distance <= tolerance * norm else Verdict.REPLAY
+
+
+def buffer_distances(
+    buffer: codec.QuantizedUpdate, e: Float32Array, delta: Float32Array, decay: float, weight: float = 1.0
+) -> tuple[float, float]:
+    """The distance of decay·e + weight·Δ from the vectors with these levels, and ‖weight·Δ‖."""
+
+    def values(block: TensorBlock) -> Float32Array:
+        return accumulate_feedback(e[block.elements], delta[block.elements], decay, weight)
+
+    distance, norm = _distances(buffer, values, delta)
+    return distance, weight * norm
+
+
+def payload_distances(
+    payload: codec.QuantizedUpdate, delta: Float32Array, held: Float32Array | None = None
+) -> tuple[float, float]:
+    """`EDGES` times the distance of Δ − held from the vectors with this encoding, and ‖Δ‖."""
+
+    def values(block: TensorBlock) -> Float32Array:
+        return residual_of(delta[block.elements], None if held is None else held[block.elements])
+
+    distance, norm = _distances(payload, values, delta)
+    return EDGES * distance, norm
+
+
+def _distances(
+    said: codec.QuantizedUpdate, values: Callable[[TensorBlock], Float32Array], delta: Float32Array
+) -> tuple[float, float]:
+    """In float64. Two machines' results differ by rounding, so their verdicts differ only at the edge of the tolerance."""
+    if not (math.isfinite(delta.max()) and math.isfinite(delta.min())):
+        return math.inf, 0.0
+    parts = (delta[block.elements].astype(np.float64) for block in said.layout.blocks)
+    norm = math.sqrt(sum(float(np.einsum("i,i", part, part)) for part in parts))  # in this thread: too short for a BLAS
+    with np.errstate(over="ignore", invalid="ignore"):  # a diverged Δ is far away
+        return quantization_cells.cell_distance(said, values), norm

@@ -1,0 +1,344 @@
+"""A model on disk: a directory of one file of little-endian float32 for every vector (`parameters.f32`, and one for each slot of
+the outer optimizer), of one with all trainers' estimates where the job has any, and `state.msgpack`.
+
+It is written beside its final name, made durable and then renamed, so that a name never stands for half a model. Most models of
+a job are not made durable (`docs/decisions/0030`): while the machine runs they are as good as others, and if it stops they are
+computed anew from the last one that was. An empty file, `durable`, tells them apart.
+
+Such a model that nobody needs any more is not deleted but set aside, and the next one is written over it: the kernel takes many
+times longer to find pages for a new file than to fill those that are there. Whoever maps a file holds a shared lock on it for as
+long, and what is locked is not written over.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import functools
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol import codec
+from protocol.codec import Digest, Length
+from protocol.errors import RemoteProtocolError, StorageError
+from protocol.limits import MEMBERS_MAX, MODEL_MANIFEST_BYTES_MAX, TRAINERS_MAX
+from storage.crash_points import crash_points
+from storage.durable_files import lock_file, make_directory, sync_directory
+from training.job_spec import ESTIMATES_BYTES_MAX, JobSpec
+from training.replicated import momentum_estimates
+from training.replicated.model_state import (
+    ESTIMATES,
+    PARAMETERS,
+    PIECE_BYTES,
+    EncodedEstimate,
+    LeafRange,
+    ModelState,
+    iter_leaf_ranges,
+    model_root,
+)
+from training.replicated.outer_optimizer import optimizer_slots
+from training.replicated.tensor_layout import BLOCKS_MAX, Float32Array, float32_bytes, layout_of
+
+STATE: Final = "state.msgpack"
+DURABLE: Final = "durable"
+MAPPED_BYTES_MIN: Final = 16 << 20  # what is smaller is kept in memory
+VECTORS_MAX: Final = 3  # parameters and the two moments of AdamW
+# estimates have scales, too
+LEAVES_MAX: Final = VECTORS_MAX * BLOCKS_MAX + TRAINERS_MAX + 2 * (ESTIMATES_BYTES_MAX // PIECE_BYTES)
+RECORD_BYTES: Final = 256  # of a trainer in the state, at most
+
+assert 34 * LEAVES_MAX + RECORD_BYTES * MEMBERS_MAX < MODEL_MANIFEST_BYTES_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class ModelManifest:
+    """What `state.msgpack` holds: all but the vectors, and their hashes."""
+
+    state: ModelState
+    leaves: Annotated[tuple[Digest, ...], Length(1, LEAVES_MAX)]
+    root: Digest
+
+
+def vector_names(spec: JobSpec) -> tuple[str, ...]:
+    """Names of a model's vectors, in the order of its leaves."""
+    return (PARAMETERS, *optimizer_slots(spec))
+
+
+def part_names(spec: JobSpec) -> tuple[str, ...]:
+    """Names of what has a file of its own: the vectors, and the estimates of a job that has any."""
+    return (*vector_names(spec), *((ESTIMATES,) if spec.has_estimates else ()))
+
+
+def leaf_ranges(state: ModelState) -> tuple[LeafRange, ...]:
+    """All that has a leaf, in their order; the state's own comes after them."""
+    return _pieces(state.spec, _trainers(state))
+
+
+@functools.lru_cache(maxsize=2)
+def _pieces(spec: JobSpec, trainers: tuple[bytes, ...]) -> tuple[LeafRange, ...]:
+    return tuple(iter_leaf_ranges(layout_of(spec), vector_names(spec), trainers))
+
+
+def _trainers(state: ModelState) -> tuple[bytes, ...]:
+    """Those that have estimates, in the order of these."""
+    return tuple(sorted(state.records)) if state.spec.has_estimates else ()
+
+
+def part_sizes(state: ModelState) -> dict[str, int]:
+    """Bytes of every part."""
+    layout = layout_of(state.spec)
+    sizes = dict.fromkeys(vector_names(state.spec), 4 * layout.size)
+    return sizes | (
+        {ESTIMATES: len(state.records) * momentum_estimates.estimate_bytes(layout)} if state.spec.has_estimates else {}
+    )
+
+
+def file_name(part: str) -> str:
+    return f"{part}.payloads" if part == ESTIMATES else f"{part}.f32"
+
+
+class ModelDirectoryWriter:
+    """A model that is being written beside its final name. Within `model_write_errors`; what was there is there until
+    `install_model`.
+    """
+
+    def __init__(self, directory: Path, parts: Sequence[str]) -> None:
+        recover_replaced_directory(directory)
+        self._directory, self._folder = directory, directory.with_name(f".{directory.name}.fresh")
+        remove_directory(self._folder)
+        make_directory(directory.parent)
+        try:
+            _spare(directory).rename(self._folder)
+        except FileNotFoundError:
+            self._folder.mkdir()
+        with ExitStack() as opened:
+            self._files = {name: opened.enter_context(_open_over(self._folder / file_name(name))) for name in parts}
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> ModelDirectoryWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def write_bytes_at(self, part: str, start: int, data: Float32Array | EncodedEstimate) -> None:
+        """`data` stands `start` bytes behind the beginning of the part's file. Any thread may write any bytes in any order."""
+        left = float32_bytes(data) if isinstance(data, np.ndarray) else memoryview(data)
+        while left:
+            written = os.pwrite(self._files[part].fileno(), left, start)
+            left, start = left[written:], start + written
+
+    def write_estimates(self, held: Mapping[bytes, EncodedEstimate]) -> None:
+        for number, trainer in enumerate(sorted(held)):
+            self.write_bytes_at(ESTIMATES, number * len(held[trainer]), held[trainer])
+
+    def install_model(self, saved: ModelManifest, durable: bool) -> None:
+        """It gets its name, and if it is to be `durable`, is so once this returns."""
+        if self._directory.exists() and _root_in(self._directory) == saved.root and (is_durable(self._directory) or not durable):
+            remove_directory(self._folder)
+            return
+        with crash_points("model-write"):
+            for part, size in part_sizes(saved.state).items():
+                file = self._files[part]
+                file.truncate(size)
+                if durable:
+                    os.fsync(file.fileno())
+            write_manifest(self._folder, saved, durable)
+        replace_directory(self._folder, self._directory, durable)
+
+
+def write_manifest(folder: Path, saved: ModelManifest, durable: bool) -> None:
+    """What a model has beside its vectors."""
+    data = codec.encode(saved)
+    if durable:
+        write_file(folder / STATE, memoryview(data))
+        (folder / DURABLE).touch()
+        sync_directory(folder)
+    else:
+        (folder / STATE).write_bytes(data)
+
+
+def is_durable(directory: Path) -> bool:
+    return (directory / DURABLE).exists()
+
+
+def write_model(
+    directory: Path,
+    saved: ModelManifest,
+    vectors: Mapping[str, Float32Array],
+    held: Mapping[bytes, EncodedEstimate],
+    durable: bool = True,
+) -> None:
+    """Raises `StorageError` if the disk is full or refuses; what was there is still there then."""
+    with model_write_errors(directory), ModelDirectoryWriter(directory, part_names(saved.state.spec)) as fresh:
+        for name, vector in vectors.items():
+            fresh.write_bytes_at(name, 0, vector)
+        fresh.write_estimates(held)
+        fresh.install_model(saved, durable)
+
+
+@contextmanager
+def model_write_errors(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"cannot write {directory}: {error.strerror}; free some space and start again") from error
+
+
+def read_model(directory: Path) -> tuple[ModelManifest, dict[str, Float32Array], dict[bytes, EncodedEstimate]]:
+    """With the vectors, and the encoded estimates by trainer."""
+    recover_replaced_directory(directory)
+    saved = _read_state(directory)
+    if model_root(saved.leaves, saved.state) != saved.root:
+        raise _damaged(directory / STATE)
+    layout = layout_of(saved.state.spec)
+    vectors = {name: _map(directory / file_name(name), "<f4", layout.size) for name in vector_names(saved.state.spec)}
+    if not saved.state.spec.has_estimates:
+        return saved, vectors, {}
+    trainers, size = _trainers(saved.state), momentum_estimates.estimate_bytes(layout)
+    data = _map(directory / file_name(ESTIMATES), "u1", len(trainers) * size).data
+    return saved, vectors, {trainer: data[at * size : (at + 1) * size] for at, trainer in enumerate(trainers)}
+
+
+def read_manifest(directory: Path) -> bytes:
+    """What all the parts of a model can be checked with: an encoded `ModelManifest`."""
+    try:
+        return (directory / STATE).read_bytes()
+    except OSError as error:
+        raise StorageError(f"{directory / STATE} cannot be read ({error}): restore a snapshot") from None
+
+
+def decode_manifest(data: bytes) -> ModelManifest:
+    """`RemoteProtocolError` for every other byte string."""
+    return codec.decode(ModelManifest, data, MODEL_MANIFEST_BYTES_MAX)
+
+
+def _read_state(directory: Path) -> ModelManifest:
+    try:
+        return decode_manifest(read_manifest(directory))
+    except RemoteProtocolError as error:
+        raise StorageError(f"{directory / STATE} cannot be read ({error}): restore a snapshot") from None
+
+
+def _root_in(directory: Path) -> bytes | None:
+    try:
+        return _read_state(directory).root
+    except StorageError:
+        return None
+
+
+def _map(path: Path, dtype: str, size: int) -> npt.NDArray[Any]:
+    """The file's elements. It stays locked while they are mapped, since the map has a duplicate of its descriptor."""
+    try:
+        with path.open("rb") as file:
+            lock_file(file.fileno(), fcntl.LOCK_SH, path.parent)
+            opened, named = os.fstat(file.fileno()), path.stat()
+            if opened.st_ino != named.st_ino:
+                raise FileNotFoundError(errno.ENOENT, "written over before it was locked")
+            if opened.st_size != np.dtype(dtype).itemsize * size:
+                raise _damaged(path)
+            return np.asarray(np.memmap(file, dtype, mode="r", shape=(size,))) if size else np.empty(0, dtype)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read ({error}): restore a snapshot") from None
+
+
+def scratch_array(folder: Path, size: int) -> npt.NDArray[np.uint8]:
+    """An array of so many bytes; a large one is mapped to a file in `folder` that has no name and goes with the array."""
+    if size < MAPPED_BYTES_MIN:
+        return np.empty(size, np.uint8)
+    with model_write_errors(folder), tempfile.TemporaryFile(dir=folder) as file:
+        file.truncate(size)
+        return np.asarray(np.memmap(file, np.uint8, mode="r+", shape=(size,)))
+
+
+def _damaged(path: Path) -> StorageError:
+    return StorageError(f"{path} is damaged: restore a snapshot")
+
+
+# Durability ----------------------------------------------------------------------------------------------------------
+
+
+def replace_directory(fresh: Path, directory: Path, durable: bool = True) -> None:
+    """`fresh` becomes `directory`; what was there moves aside first, since a rename cannot replace a full directory."""
+    aside = _aside(directory)
+    if directory.exists():
+        with crash_points("model-aside"):
+            directory.rename(aside)
+    with crash_points("model-name"):
+        fresh.rename(directory)
+        if durable:
+            sync_directory(directory.parent)
+    with crash_points("model-remove"):
+        remove_directory(aside)
+
+
+def recover_replaced_directory(directory: Path) -> None:
+    """After a crash between the two renames the old model stands aside: it comes back."""
+    aside = _aside(directory)
+    if not aside.exists():
+        return
+    if directory.exists():
+        remove_directory(aside)
+    else:
+        aside.rename(directory)
+        sync_directory(directory.parent)
+
+
+def _aside(directory: Path) -> Path:
+    return directory.with_name(f".{directory.name}.aside")
+
+
+def recycle_directory(directory: Path) -> None:
+    """Nobody needs this model any more: the next one of the job is written over it. Durable ones are deleted, which leaves no
+    doubt of what is durable, and so is all but one."""
+    try:
+        if is_durable(directory) or directory.name.startswith("."):
+            raise FileExistsError
+        directory.rename(_spare(directory))
+    except OSError:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def remove_spare(directory: Path) -> None:
+    """No model follows this one."""
+    shutil.rmtree(_spare(directory), ignore_errors=True)
+
+
+def _spare(directory: Path) -> Path:
+    return directory.with_name(".spare")
+
+
+def _open_over(path: Path) -> BinaryIO:
+    """To write what is at `path` anew, in place if it is there and nobody maps it."""
+    try:
+        file = path.open("r+b")
+    except FileNotFoundError:
+        return path.open("wb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        path.unlink()
+        return path.open("wb")
+    return file
+
+
+def remove_directory(directory: Path) -> None:
+    if directory.exists():
+        shutil.rmtree(directory)
+
+
+def write_file(path: Path, data: memoryview) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

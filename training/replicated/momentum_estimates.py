@@ -1,0 +1,89 @@
+"""Estimates in the place of messages (EF21: Richtárik 2021, arXiv:2106.05203; with liars: Rammal 2024, arXiv:2310.09804).
+
+Every voter holds an estimate g of each trainer's momentum v. A payload is the difference v − g, compressed. Every voter adds it
+to g, and the rule aggregates the estimates:
+
+    said = v − g        payload = codec(said)        g' = code8(g + decoded payload)
+
+An estimate is stored as an update in the codec's dense form of eight bits: the rule takes it as it takes any update. One float32
+addition and the codec's exact encoder make g', so all voters have the same bytes. Rounding errors do not add up: the trainer
+holds g', too, and its next payload contains the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from protocol.errors import LocalProtocolError
+from training.job_spec import Compression
+from training.replicated.codec import (
+    PayloadMode,
+    QuantizedUpdate,
+    dense_body,
+    payload_bytes_max,
+    payload_header,
+    quantization_levels,
+    quantization_scales,
+)
+from training.replicated.codec.payload_header import HEADER_BYTES
+from training.replicated.error_feedback import FeedbackRecord, apply_halvings, buffer_digest, residual_of
+from training.replicated.tensor_layout import CHUNK, Float32Array, TensorBlock, TensorLayout
+
+ESTIMATE_MODE: Final = PayloadMode(Compression.DENSE, 8, CHUNK)
+WHOLE_MAX: Final = 1 << 22  # elements of a sum that is held, in 16 MiB; blocks of a longer one are made three times
+
+Allocate = Callable[[int], quantization_levels.Bytes]  # an array of so many bytes, with anything in it
+
+
+def allocate_in_memory(size: int) -> quantization_levels.Bytes:
+    return np.empty(size, dtype=np.uint8)
+
+
+def estimate_bytes(layout: TensorLayout) -> int:
+    """Bytes of every estimate."""
+    return payload_bytes_max(layout, ESTIMATE_MODE)
+
+
+def momentum_after(record: FeedbackRecord, buffer: QuantizedUpdate, in_parts: bool = False) -> Float32Array:
+    """The momentum that a trainer continues from: that of the record's buffer, halved for each NORM rejection since."""
+    if buffer_digest(buffer, in_parts) != record.buffer:
+        raise LocalProtocolError("the buffer is not that of the record")
+    return apply_halvings(buffer.to_dense(), record)
+
+
+def payload_target(target: Float32Array, estimate: QuantizedUpdate | None) -> Float32Array:
+    """The vector that a payload encodes: `target` − estimate. A new trainer's estimate is None, which counts as zero."""
+    return residual_of(target, None if estimate is None else estimate.to_dense())
+
+
+def update_estimate(
+    estimate: QuantizedUpdate | None, payload: QuantizedUpdate, room: Allocate = allocate_in_memory
+) -> QuantizedUpdate:
+    """The estimate after a payload, with the payload's origin, in bytes that `room` gives.
+
+    `LocalProtocolError` if the sum is too large for any encoding.
+    """
+    layout, chunks = payload.layout, len(payload.layout.chunk_lengths)
+    said = [
+        (update, quantization_scales.scale_values(update.codes, update.exponent))
+        for update in (payload, estimate)
+        if update is not None
+    ]
+
+    def total(block: TensorBlock) -> Float32Array:
+        first, *others = (update.scaled_elements(block, values) for update, values in said)
+        for other in others:
+            first += other
+        return first
+
+    if layout.size <= WHOLE_MAX:
+        whole = np.concatenate([total(block) for block in layout.blocks])
+    encoded = room(estimate_bytes(layout))
+    codes, packed = encoded[HEADER_BYTES : HEADER_BYTES + chunks], encoded[HEADER_BYTES + chunks :]
+    values = total if layout.size > WHOLE_MAX else lambda block: whole[block.elements]
+    exponent, codes[:] = dense_body.encode_dense_into(packed, values, layout, ESTIMATE_MODE)
+    encoded[:HEADER_BYTES] = np.frombuffer(payload_header.pack_header(ESTIMATE_MODE, payload.origin, exponent), np.uint8)
+    return QuantizedUpdate(ESTIMATE_MODE, payload.origin, layout, exponent, codes, packed, encoded)

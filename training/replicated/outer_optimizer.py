@@ -1,0 +1,148 @@
+"""Outer optimizers: how a round's aggregate moves the model. Each keeps named slots, float32 vectors beside the parameters.
+
+    nesterov  momentum' = μ·momentum + g;  θ' = θ − η·(g + μ·momentum')        DiLoCo (arXiv:2311.08105)
+    sgd       θ' = θ − η·g
+    sign      momentum' = μ·momentum + g;  θ' = θ − η·sign(momentum')          Signum (Bernstein 2018, arXiv:1802.04434)
+    adamw     AdamW (Loshchilov & Hutter, arXiv:1711.05101) on gradients, weight decay on matrices only
+
+Every operation is a float32 operation of its own, rounded to nearest: never fused, never contracted. What would be smaller than
+2^-100 becomes zero before anything else sees it, so that no result depends on whether a library has switched the processor to
+flush subnormal numbers to zero (`docs/decisions/0029`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final, Protocol
+
+import numpy as np
+
+from training.job_spec import JobSpec, OuterOptimizerKind
+from training.replicated.learning_rate_schedule import inner_rate
+from training.replicated.tensor_layout import Float32Array
+
+# its last bit is worth 2^-123: sums and differences of such are never subnormal
+FLUSH_BELOW: Final = np.float32(math.ldexp(1.0, -100))
+POWER_LEAST: Final = math.ldexp(1.0, -60)  # a power of beta below this is zero: 1 minus it is 1 already
+STEP_MAX: Final = float(1 << 25)  # of a corrected AdamW rate: a quotient below 2^-126 is still below `FLUSH_BELOW` after it
+EPSILON: Final = np.float32(1e-8)  # of AdamW
+
+
+class OuterOptimizer(Protocol):
+    """One round's step, block by block."""
+
+    SLOTS: ClassVar[tuple[str, ...]]
+
+    def step(self, parameters: Float32Array, slots: Sequence[Float32Array], gradient: Float32Array, decayed: bool) -> None:
+        """Moves one block of `parameters` and of every slot in place and uses `gradient` up; `decayed`: weight decay applies."""
+
+
+@dataclass(frozen=True, slots=True)
+class OuterNesterov:
+    SLOTS: ClassVar[tuple[str, ...]] = ("momentum",)
+    rate: float
+    momentum: float
+
+    def step(self, parameters: Float32Array, slots: Sequence[Float32Array], gradient: Float32Array, decayed: bool) -> None:
+        (momentum,) = slots
+        _remember(momentum, np.float32(self.momentum), gradient)
+        change = np.float32(self.momentum) * momentum
+        change += gradient
+        _descend(parameters, change, self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class OuterSgd:
+    SLOTS: ClassVar[tuple[str, ...]] = ()
+    rate: float
+
+    def step(self, parameters: Float32Array, slots: Sequence[Float32Array], gradient: Float32Array, decayed: bool) -> None:
+        _descend(parameters, gradient, self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class OuterSignum:
+    SLOTS: ClassVar[tuple[str, ...]] = ("momentum",)
+    rate: float
+    momentum: float
+
+    def step(self, parameters: Float32Array, slots: Sequence[Float32Array], gradient: Float32Array, decayed: bool) -> None:
+        (momentum,) = slots
+        _remember(momentum, np.float32(self.momentum), gradient)
+        _descend(parameters, np.sign(momentum, out=gradient), self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class OuterAdamW:
+    """`powers` are beta1^t and beta2^t of the step that is taken, the t-th."""
+
+    SLOTS: ClassVar[tuple[str, ...]] = ("first", "second")
+    rate: float
+    betas: tuple[float, float]
+    powers: tuple[float, float]
+    weight_decay: float
+
+    def step(self, parameters: Float32Array, slots: Sequence[Float32Array], gradient: Float32Array, decayed: bool) -> None:
+        first, second = slots
+        scaled = gradient * np.float32(1 - self.betas[0])
+        _remember(first, np.float32(self.betas[0]), scaled)
+        gradient *= gradient
+        gradient *= np.float32(1 - self.betas[1])
+        _remember(second, np.float32(self.betas[1]), gradient)
+        root = np.sqrt(second, out=gradient)
+        root *= np.float32(1 / math.sqrt(1 - self.powers[1]))
+        root += EPSILON
+        change = np.divide(first, root, out=root)
+        if decayed and self.weight_decay:
+            parameters *= np.float32(max(0.0, 1 - self.rate * self.weight_decay))
+            _flush(parameters, scaled)
+        _descend(parameters, change, min(self.rate / (1 - self.powers[0]), STEP_MAX))
+
+
+def optimizer_slots(spec: JobSpec) -> tuple[str, ...]:
+    """Names of the vectors that the job's outer optimizer keeps beside the parameters."""
+    return make_outer_optimizer(spec, 0, initial_beta_powers(spec)).SLOTS
+
+
+def initial_beta_powers(spec: JobSpec) -> tuple[float, ...]:
+    """What `ModelState.beta_powers` begins with: beta1^0 and beta2^0 for AdamW."""
+    return (1.0, 1.0) if spec.outer is OuterOptimizerKind.ADAMW else ()
+
+
+def next_beta_powers(spec: JobSpec, powers: tuple[float, ...]) -> tuple[float, ...]:
+    """After one more step, by one multiplication each: no library's power function takes part."""
+    following = (power * beta for power, beta in zip(powers, (spec.beta1, spec.beta2), strict=False))
+    return tuple(power if power >= POWER_LEAST else 0.0 for power in following)
+
+
+def make_outer_optimizer(spec: JobSpec, taken: int, powers: tuple[float, ...]) -> OuterOptimizer:
+    """For the step of `round`, with the powers that count it."""
+    if spec.outer is OuterOptimizerKind.ADAMW:
+        return OuterAdamW(inner_rate(spec, taken), (spec.beta1, spec.beta2), (powers[0], powers[1]), spec.weight_decay)
+    if spec.outer is OuterOptimizerKind.SGD:
+        return OuterSgd(spec.outer_rate)
+    kind = OuterNesterov if spec.outer is OuterOptimizerKind.NESTEROV else OuterSignum
+    return kind(spec.outer_rate, spec.outer_momentum)
+
+
+def _remember(average: Float32Array, factor: np.float32, new: Float32Array) -> None:
+    """average' = factor · average + new, in place. A subnormal term is below half the last place of any sum that is kept."""
+    average *= factor
+    average += new
+    _flush(average)
+
+
+def _descend(parameters: Float32Array, change: Float32Array, rate: float) -> None:
+    """Uses `change` up."""
+    change *= np.float32(rate)
+    _flush(change)
+    parameters -= change
+
+
+def _flush(vector: Float32Array, scratch: Float32Array | None = None) -> None:
+    """Everything below `FLUSH_BELOW` becomes zero."""
+    kept = np.abs(vector, out=scratch) >= FLUSH_BELOW
+    if not kept.all():
+        vector *= kept

@@ -1,0 +1,539 @@
+"""The replicated model of a job: parameters, the outer optimizer's slots and what judging the next proposals needs.
+
+A value: `apply_round` gives the next round's model and leaves this one as it is. Honest peers that apply the same accepted
+proposals get the same root, bit for bit.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+
+from protocol.blob_digest import blob_digest
+from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
+from protocol.identity import short_id
+from protocol.messages import Proposal
+from protocol.verdicts import Verdict
+from training.job_spec import JobSpec
+from training.replicated import aggregate, codec, error_feedback, model_directory, momentum_estimates, outer_optimizer
+from training.replicated.error_feedback import HALVINGS_MAX, FeedbackRecord, residual_of
+from training.replicated.model_state import (
+    ESTIMATES,
+    NORM_ROUNDS,
+    PARAMETERS,
+    EncodedEstimate,
+    LeafRange,
+    ModelState,
+    estimate_leaves,
+    model_leaf_hash,
+    model_root,
+)
+from training.replicated.momentum_estimates import Allocate, allocate_in_memory
+from training.replicated.parallel_map import ParallelMap, serial_map
+from training.replicated.parameter_init import initial_block
+from training.replicated.tensor_layout import (
+    THREAD_BLOCKS,
+    ElementRun,
+    Float32Array,
+    TensorBlock,
+    TensorLayout,
+    float32_bytes,
+    layout_of,
+)
+
+CHECKED_BYTES_MAX: Final = 8 << 20  # of payloads that stay decoded from their check to the step; it decodes the others again
+BLOCKS_PER_STEP: Final = 4  # blocks: the outer step takes arrays of 1 MiB, on which threads wait less for the interpreter
+TakeVectorBlock = Callable[[str, ElementRun, Float32Array], object]
+NORM_RATIO: Final = 16  # of the median accepted norm: honest norms grow sixfold while feedback builds up, attacks use 10^6
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedProposal:
+    """A proposal that the vote accepted, with its payload."""
+
+    trainer: bytes
+    proposal: Proposal
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _CheckedPayload:
+    """A payload that was found canonical, under the header that its trainer's must have."""
+
+    digest: bytes
+    payload: bytes
+    update: codec.QuantizedUpdate  # what is aggregated: the payload's, or the estimate that it moves
+    norm_squared: float  # of the update
+
+    @property
+    def bytes(self) -> int:
+        return len(self.payload) + (len(self.update.packed) if self.update.mode == momentum_estimates.ESTIMATE_MODE else 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReplicatedModel:
+    state: ModelState
+    vectors: Mapping[str, Float32Array]  # parameters and slots, each (layout.size,), read-only, perhaps memory-mapped
+    estimates: Mapping[bytes, EncodedEstimate] = field(repr=False)  # of every trainer with a record, where the job has any
+    leaves: tuple[bytes, ...] = field(repr=False)  # of the `pieces`
+    root: bytes
+    _room: Allocate = field(default=allocate_in_memory, repr=False)  # for what the payloads of this round change
+    _checked: dict[bytes, _CheckedPayload] = field(default_factory=dict, repr=False)  # by trainer; what deciding this round saves
+
+    @classmethod
+    def initial(cls, job: bytes, spec: JobSpec, start: ReplicatedModel | None = None) -> ReplicatedModel:
+        """With the tensors of `start`, as far as they have the same names and shapes; the others begin as the seed says."""
+        layout = layout_of(spec)
+        vectors = {name: np.zeros(layout.size, dtype=np.float32) for name in model_directory.vector_names(spec)}
+        for block in layout.blocks:
+            vectors[PARAMETERS][block.elements] = _first_values(spec, start, block)
+        return cls.from_vectors(_first_state(job, spec), vectors)
+
+    @classmethod
+    def create_initial(
+        cls, directory: Path, job: bytes, spec: JobSpec, start: ReplicatedModel | None = None, each: ParallelMap = serial_map
+    ) -> ReplicatedModel:
+        """As `initial` and `save`, with a block of each thread in memory at a time."""
+        return cls.create_from_values(directory, job, spec, functools.partial(_first_values, spec, start), each)
+
+    @classmethod
+    def create_from_values(
+        cls,
+        directory: Path,
+        job: bytes,
+        spec: JobSpec,
+        values: Callable[[TensorBlock], Float32Array],
+        each: ParallelMap = serial_map,
+    ) -> ReplicatedModel:
+        """Of round 0, with the parameters that `values` gives of each block; saved, and opened."""
+        state, layout, slots = _first_state(job, spec), layout_of(spec), outer_optimizer.optimizer_slots(spec)
+
+        def write(stretch: Sequence[TensorBlock]) -> list[bytes]:
+            leaves = []
+            for block in stretch:
+                parameters = values(block)
+                fresh.write_bytes_at(PARAMETERS, 4 * block.elements.start, parameters)
+                leaves.append(model_leaf_hash(parameters))
+            return leaves
+
+        with (
+            model_directory.model_write_errors(directory),
+            model_directory.ModelDirectoryWriter(directory, model_directory.part_names(spec)) as fresh,
+        ):
+            leaves = list(itertools.chain.from_iterable(each(write, layout.stretches)))
+            for slot, block in itertools.product(slots, layout.blocks):
+                zeros = np.zeros(block.size, dtype=np.float32)
+                fresh.write_bytes_at(slot, 4 * block.elements.start, zeros)
+                leaves.append(model_leaf_hash(zeros))
+            fresh.install_model(model_directory.ModelManifest(state, tuple(leaves), model_root(leaves, state)), durable=True)
+        return cls.open(directory)
+
+    @classmethod
+    def from_vectors(
+        cls, state: ModelState, vectors: Mapping[str, Float32Array], held: Mapping[bytes, EncodedEstimate] = MappingProxyType({})
+    ) -> ReplicatedModel:
+        """The model of these parts, hashed."""
+        assert tuple(vectors) == model_directory.vector_names(state.spec)
+        leaves = [
+            model_leaf_hash(vector[block.elements]) for vector in vectors.values() for block in layout_of(state.spec).blocks
+        ]
+        return cls._under_root(state, vectors, held, tuple(leaves))
+
+    @classmethod
+    def _under_root(
+        cls,
+        state: ModelState,
+        vectors: Mapping[str, Float32Array],
+        held: Mapping[bytes, EncodedEstimate],
+        leaves: tuple[bytes, ...],
+    ) -> ReplicatedModel:
+        """`leaves` are those of the vectors."""
+        assert set(held) == (set(state.records) if state.spec.has_estimates else set())
+        for vector in vectors.values():
+            vector.flags.writeable = False
+        leaves = _with_estimates(leaves, held)
+        return cls(state, vectors, held, leaves, model_root(leaves, state))
+
+    @classmethod
+    def open(cls, directory: Path) -> ReplicatedModel:
+        """The model that `save` wrote, memory-mapped; `StorageError` if it is damaged. Pieces are hashed only by `verify`."""
+        saved, vectors, held = model_directory.read_model(directory)
+        return cls(
+            saved.state,
+            vectors,
+            held,
+            saved.leaves,
+            saved.root,
+            functools.partial(model_directory.scratch_array, directory.parent),
+        )
+
+    @classmethod
+    def open_decided(cls, directory: Path, root: bytes, each: ParallelMap = serial_map) -> ReplicatedModel:
+        """The model under this root, every piece hashed; `StorageError` if the directory holds another one."""
+        model = cls.open(directory)
+        model.verify(each)
+        if model.root != root:
+            raise StorageError(f"{directory} holds another model than the network decided")
+        return model
+
+    def save(self, directory: Path, durable: bool = True) -> None:
+        """At any moment, `directory` opens as what it was or as this model; after this has returned, as this model.
+
+        If it is not `durable`, that is so only while the machine runs.
+        """
+        model_directory.write_model(
+            directory, model_directory.ModelManifest(self.state, self.leaves, self.root), self.vectors, self.estimates, durable
+        )
+
+    def verify(self, each: ParallelMap = serial_map) -> None:
+        """Hashes everything again; `StorageError` names the first tensor or estimate that is not what the root says."""
+        pieces = self.leaf_ranges
+
+        def hash(part: slice) -> None:
+            for piece, leaf in zip(pieces[part], self.leaves[part], strict=True):
+                if model_leaf_hash(self.leaf_bytes(piece)) != leaf:
+                    raise StorageError(f"{piece.name} of the model does not hash to its model root: restore a snapshot")
+
+        for _ in each(hash, [slice(start, start + THREAD_BLOCKS) for start in range(0, len(pieces), THREAD_BLOCKS)]):
+            pass
+        if model_root(self.leaves, self.state) != self.root:
+            raise StorageError("the state of the model does not hash to its model root: restore a snapshot")
+
+    @property
+    def leaf_ranges(self) -> tuple[LeafRange, ...]:
+        return model_directory.leaf_ranges(self.state)
+
+    def leaf_bytes(self, piece: LeafRange) -> EncodedEstimate:
+        if piece.file != ESTIMATES:
+            return float32_bytes(self.vectors[piece.file])[piece.bytes]
+        number, start = divmod(piece.bytes.start, momentum_estimates.estimate_bytes(self.layout))
+        trainer = sorted(self.estimates)[number]
+        return self.estimates[trainer][start : start + piece.bytes.stop - piece.bytes.start]
+
+    @property
+    def parameters(self) -> Float32Array:
+        return self.vectors[PARAMETERS]
+
+    @property
+    def job(self) -> bytes:
+        return self.state.job
+
+    @property
+    def spec(self) -> JobSpec:
+        return self.state.spec
+
+    @property
+    def round(self) -> int:
+        return self.state.round
+
+    @property
+    def rounds_in_model(self) -> int:
+        return self.state.rounds_in_model
+
+    @property
+    def records(self) -> Mapping[bytes, FeedbackRecord]:
+        return self.state.records
+
+    @property
+    def layout(self) -> TensorLayout:
+        return layout_of(self.spec)
+
+    def header(self, trainer: bytes) -> codec.PayloadHeader:
+        """What the payload of `trainer` in this round must begin with."""
+        return codec.PayloadHeader.of_spec(self.spec, self.job, self.round, self.rounds_in_model, trainer, self.root)
+
+    # Estimates, where the job has them -------------------------------------------------------------------------------
+
+    def estimate(self, trainer: bytes) -> codec.QuantizedUpdate | None:
+        """What everybody holds of a trainer's momentum; None of a trainer that is new. `StorageError` if the disk damaged it."""
+        held = self.estimates.get(trainer)
+        try:
+            return None if held is None else codec.read_payload(held, self.layout)
+        except RemoteProtocolError as error:
+            raise StorageError(f"the estimate of {short_id(trainer)} is damaged ({error}): restore a snapshot") from None
+
+    def feedback_of(self, trainer: bytes, buffer: codec.QuantizedUpdate | None, payload: bytes | None) -> Float32Array:
+        """What a trainer continues from, given its last accepted buffer and payload: e, or its momentum; zero without them."""
+        record = None if buffer is None else self.records.get(trainer)
+        if self.spec.has_estimates and record is not None and buffer is not None:
+            return momentum_estimates.momentum_after(record, buffer, self.spec.parts)
+        return error_feedback.next_feedback(record, buffer, payload, self.layout, self.spec.parts)
+
+    def estimate_vector(self, trainer: bytes) -> Float32Array | None:
+        """What everybody knows of a trainer's buffer before its payload; None is zero."""
+        estimate = self.estimate(trainer)
+        return None if estimate is None else estimate.to_dense()
+
+    def encode_payload(self, trainer: bytes, m: Float32Array) -> bytes:
+        """The payload of this round that says `m`."""
+        return codec.encode_payload(self.header(trainer), residual_of(m, self.estimate_vector(trainer)), self.layout)
+
+    # Judging ---------------------------------------------------------------------------------------------------------
+
+    def check_proposal(self, trainer: bytes, proposal: Proposal, payload: bytes) -> Verdict:
+        """The cheap, exact checks, which every voter can make; re-execution comes after them."""
+        if (proposal.job, proposal.round, proposal.model_root) != (self.job, self.round, self.root):
+            return Verdict.STALE
+        if (len(payload), blob_digest(payload, self.spec.parts)) != (proposal.payload_bytes, proposal.payload):
+            return Verdict.MALFORMED
+        try:
+            checked = self._decode(trainer, proposal.payload, payload)
+            self.spec.decode_declaration(proposal.declaration)
+        except RemoteProtocolError:
+            return Verdict.MALFORMED
+        except LocalProtocolError:  # no estimate is as large as that
+            return Verdict.NORM
+        if checked.norm_squared > self.norm_squared_max:
+            return Verdict.NORM
+        if not self._continues(trainer, proposal):
+            return Verdict.COMMITMENT
+        if sum(other.bytes for other in list(self._checked.values())) + checked.bytes <= CHECKED_BYTES_MAX:
+            self._checked[trainer] = checked
+        return Verdict.ACCEPT
+
+    def is_too_large(self, trainer: bytes, payload: bytes) -> bool:
+        """Whether `check_proposal` finds the norm of the trainer's own payload too large."""
+        try:
+            return self._decode(trainer, b"", payload).norm_squared > self.norm_squared_max
+        except LocalProtocolError:
+            return True
+
+    def _decode(self, trainer: bytes, digest: bytes, payload: bytes) -> _CheckedPayload:
+        """`LocalProtocolError` if the payload would move an estimate beyond all that can be written."""
+        update = codec.decode_payload(payload, self.header(trainer), self.layout)
+        if self.spec.has_estimates:
+            update = momentum_estimates.update_estimate(self.estimate(trainer), update, self._room)
+        return _CheckedPayload(digest, payload, update, update.norm_squared())
+
+    @property
+    def norm_squared_max(self) -> float:
+        norms, start = self.state.median_norms_squared, self._norm_squared_start
+        return NORM_RATIO**2 * (_median(norms, start) if norms else start)
+
+    @property
+    def _norm_squared_start(self) -> float:
+        return self.spec.norm_start * self.spec.norm_start
+
+    def _continues(self, trainer: bytes, proposal: Proposal) -> bool:
+        """Starting again from e = 0 and from fresh inner state is always allowed, and where no record is left the only way; what
+        the job needs later must be named.
+        """
+        record = self.records.get(trainer)
+        if record is None and self.spec.has_estimates and len(self.records) >= self.spec.estimates_max:
+            return False
+        buffer, inner = (record.buffer, record.inner) if record else (None, None)
+        if proposal.feedback not in (None, buffer) or proposal.inner_from not in (None, inner):
+            return False
+        named = proposal.buffer is not None, proposal.inner is not None
+        return named == (self.spec.commits_to_buffer, self.spec.keeps_inner_state)
+
+    # Applying --------------------------------------------------------------------------------------------------------
+
+    def apply_round(
+        self,
+        accepted: Sequence[AcceptedProposal],
+        rejected: Mapping[bytes, Verdict],
+        gone: Collection[bytes] = (),
+        each: ParallelMap = serial_map,
+    ) -> ReplicatedModel:
+        """The model of the next round, after the vote has accepted these proposals and rejected those trainers'.
+
+        `gone` are keys that were no trainers of the round any more: their estimates leave the rule.
+        """
+        state, plan, held = self._decide(accepted, rejected, gone, each)
+        if plan is None:
+            return self._under_root(state, self.vectors, held, self._vector_leaves)
+        following = {name: np.empty_like(vector) for name, vector in self.vectors.items()}
+        leaves = self._step(state, plan, lambda name, block, moved: np.copyto(following[name][block.elements], moved), each)
+        return self._under_root(state, following, held, leaves)
+
+    def apply_round_into(
+        self,
+        directory: Path,
+        accepted: Sequence[AcceptedProposal],
+        rejected: Mapping[bytes, Verdict],
+        durable: bool = True,
+        gone: Collection[bytes] = (),
+        each: ParallelMap = serial_map,
+    ) -> ReplicatedModel:
+        """As `apply_round` and `save`, with a few blocks of each thread in memory at a time, and the estimates that have
+        moved.
+        """
+        state, plan, held = self._decide(accepted, rejected, gone, each)
+        if plan is None:
+            self._under_root(state, self.vectors, held, self._vector_leaves).save(directory, durable)
+            return self.open(directory)
+        with (
+            model_directory.model_write_errors(directory),
+            model_directory.ModelDirectoryWriter(directory, model_directory.part_names(self.spec)) as fresh,
+        ):
+            moved = self._step(
+                state, plan, lambda name, block, moved: fresh.write_bytes_at(name, 4 * block.elements.start, moved), each
+            )
+            fresh.write_estimates(held)
+            leaves = _with_estimates(moved, held)
+            fresh.install_model(model_directory.ModelManifest(state, leaves, model_root(leaves, state)), durable)
+        return self.open(directory)
+
+    def rolled_back(self, number: int) -> ReplicatedModel:
+        """This model as that of the later round `number`.
+
+        Trainers begin without what their payloads left unsaid: it is of updates that are undone. Estimates are this model's.
+        """
+        assert number > self.round
+        records = dict(self.records) if self.spec.has_estimates else {}
+        state = replace(self.state, round=number, records=records)
+        return self._under_root(state, self.vectors, self.estimates, self._vector_leaves)
+
+    def rolled_back_into(self, directory: Path, number: int) -> ReplicatedModel:
+        """As `rolled_back`; saved, and opened."""
+        self.rolled_back(number).save(directory)
+        return self.open(directory)
+
+    @property
+    def _vector_leaves(self) -> tuple[bytes, ...]:
+        return self.leaves[: len(self.vectors) * len(self.layout.blocks)]
+
+    def _decide(
+        self, accepted: Sequence[AcceptedProposal], rejected: Mapping[bytes, Verdict], gone: Collection[bytes], each: ParallelMap
+    ) -> tuple[ModelState, aggregate.AggregationPlan | None, dict[bytes, EncodedEstimate]]:
+        """The next state, how to aggregate if the round takes a step, and the next estimates."""
+        checked = dict(zip((item.trainer for item in accepted), each(self._checked_as_accepted, accepted), strict=True))
+        if len(checked) < len(accepted):
+            raise LocalProtocolError(f"{len(accepted)} accepted proposals: need one per trainer")
+        stepped = len(checked) >= self.spec.accepted_min
+        state = self._next_state(accepted, rejected, gone, stepped, [item.norm_squared for item in checked.values()])
+        updates, held = {trainer: item.update for trainer, item in checked.items()}, dict[bytes, EncodedEstimate]()
+        if self.spec.has_estimates:  # of those who said nothing as well
+            updates = {trainer: updates.get(trainer) or self._stale(trainer) for trainer in state.records}
+            held = {key: _encoded(update) if key in checked else self.estimates[key] for key, update in updates.items()}
+        plan = aggregate.plan_aggregation(list(updates.values()), self.spec.rule, self.spec.liars, each) if stepped else None
+        return state, plan, held
+
+    def _stale(self, trainer: bytes) -> codec.QuantizedUpdate:
+        estimate = self.estimate(trainer)
+        assert estimate is not None
+        return estimate
+
+    def _checked_as_accepted(self, item: AcceptedProposal) -> _CheckedPayload:
+        checked = self._checked.get(item.trainer)
+        if checked is not None and (checked.digest, checked.payload) == (item.proposal.payload, item.payload):
+            return checked
+        digest = blob_digest(item.payload, self.spec.parts)
+        if digest != item.proposal.payload:
+            raise LocalProtocolError("the payload is not the one that was accepted")
+        return self._decode(item.trainer, digest, item.payload)
+
+    def _step(
+        self, state: ModelState, plan: aggregate.AggregationPlan, take: TakeVectorBlock, each: ParallelMap
+    ) -> tuple[bytes, ...]:
+        """Gives `take` each block of each vector after the outer step, which it may not keep; the leaves of them all."""
+        optimizer = outer_optimizer.make_outer_optimizer(self.spec, self.rounds_in_model, state.beta_powers)
+
+        def move(stretch: Sequence[TensorBlock]) -> list[list[bytes]]:
+            """The leaves of each vector's blocks."""
+            leaves, pieces = [], list(_pieces(stretch))
+            for piece, gradient in zip(pieces, plan.iter_aggregate(list(map(ElementRun.of_blocks, pieces))), strict=True):
+                run = ElementRun.of_blocks(piece)
+                moved = {name: np.array(vector[run.elements]) for name, vector in self.vectors.items()}
+                parameters, *slots = moved.values()
+                optimizer.step(parameters, slots, gradient, piece[0].decayed)
+                for name, vector in moved.items():
+                    take(name, run, vector)
+                for block in piece:
+                    start = block.elements.start - run.elements.start
+                    leaves.append([model_leaf_hash(vector[start : start + block.size]) for vector in moved.values()])
+            return leaves
+
+        by_block = itertools.chain.from_iterable(each(move, self.layout.stretches))
+        return tuple(itertools.chain.from_iterable(zip(*by_block, strict=True)))
+
+    def _next_state(
+        self,
+        accepted: Sequence[AcceptedProposal],
+        rejected: Mapping[bytes, Verdict],
+        gone: Collection[bytes],
+        stepped: bool,
+        norms: Sequence[float],
+    ) -> ModelState:
+        records = dict(self.records)
+        for trainer, verdict in rejected.items():
+            if verdict is Verdict.NORM and trainer in records:
+                records[trainer] = _halved(records[trainer])
+        for item in accepted:
+            if item.trainer in rejected:
+                raise LocalProtocolError("a trainer is both accepted and rejected")
+            proposal = item.proposal
+            records[item.trainer] = FeedbackRecord(proposal.buffer, proposal.payload, self.round, stepped, 0, proposal.inner)
+        # A trainer that was suspended meanwhile begins anew: the lie that it was suspended for is older than that.
+        number = self.round + 1
+        records = {key: record for key, record in records.items() if number - record.round <= self.spec.suspension_rounds}
+        if self.spec.has_estimates:  # who takes a new key each round would otherwise have a place in the rule for each of them
+            records = {key: record for key, record in records.items() if key not in gone}
+        if self.spec.has_estimates and len(records) > self.spec.estimates_max:
+            known = [key for key in records if key in self.records]
+            new = sorted(records.keys() - self.records.keys())
+            records = {key: records[key] for key in (*known, *new[: self.spec.estimates_max - len(known)])}
+        powers = outer_optimizer.next_beta_powers(self.spec, self.state.beta_powers) if stepped else self.state.beta_powers
+        remembered = _remember(self.state.median_norms_squared, norms, self._norm_squared_start)
+        declared = [self.spec.decode_declaration(item.proposal.declaration) for item in accepted]
+        steering = self.spec.resolved_objective.next_controller_state(self.spec, self.state.steering, declared)
+        return ModelState(self.job, self.spec, number, self.rounds_in_model + 1, records, remembered, powers, steering)
+
+
+def _pieces(stretch: Sequence[TensorBlock]) -> Iterator[Sequence[TensorBlock]]:
+    """What the outer step moves at once: at most `BLOCKS_PER_STEP` consecutive blocks, all decayed or none."""
+    for _, same in itertools.groupby(stretch, key=lambda block: block.decayed):
+        blocks = list(same)
+        yield from (blocks[start : start + BLOCKS_PER_STEP] for start in range(0, len(blocks), BLOCKS_PER_STEP))
+
+
+def _first_state(job: bytes, spec: JobSpec) -> ModelState:
+    return ModelState(job, spec, 0, 0, {}, (), outer_optimizer.initial_beta_powers(spec))
+
+
+def _first_values(spec: JobSpec, start: ReplicatedModel | None, block: TensorBlock) -> Float32Array:
+    """Of the parameters, see `ReplicatedModel.initial`."""
+    if start is not None:
+        tensor, known = layout_of(spec).slots_by_name[block.tensor], start.layout.slots_by_name.get(block.tensor)
+        if known is not None and known.shape == tensor.shape:
+            first = known.offset + block.elements.start - tensor.offset
+            return start.parameters[first : first + block.size]
+    return initial_block(spec, block)
+
+
+def _encoded(estimate: codec.QuantizedUpdate) -> EncodedEstimate:
+    assert estimate.encoded is not None  # `estimates.moved` has made it
+    return estimate.encoded.data
+
+
+def _with_estimates(leaves: tuple[bytes, ...], held: Mapping[bytes, EncodedEstimate]) -> tuple[bytes, ...]:
+    """All leaves, from those of the vectors."""
+    return (*leaves, *(leaf for trainer in sorted(held) for leaf in estimate_leaves(held[trainer])))
+
+
+def _halved(record: FeedbackRecord) -> FeedbackRecord:
+    return replace(record, halvings=min(record.halvings + 1, HALVINGS_MAX))
+
+
+def _remember(history: tuple[float, ...], norms: Sequence[float], start: float) -> tuple[float, ...]:
+    """A round of nothing but zeros says nothing of what is normal, and would make the limit zero for good."""
+    typical = _median(norms, start) if norms else 0.0
+    return (*history, typical)[-NORM_ROUNDS:] if typical else history
+
+
+def _median(values: Sequence[float], start: float) -> float:
+    """Of an even number, the middle one of the two in the middle and `start`: always one of them, so nothing is rounded.
+
+    If it were the lower one, half of the values could shut the others out; if the upper one, raise the limit without end.
+    """
+    ordered = sorted(values)
+    lower, upper = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+    return max(lower, min(upper, start))

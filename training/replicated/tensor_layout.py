@@ -1,0 +1,162 @@
+"""The canonical flat layout of a job's tensors: one float32 vector, cut into tensors, chunks and blocks.
+
+A *chunk* (at most 4096 elements of one tensor) shares one scale in the codec. A *block* (at most 16 chunks of one tensor) is what
+streaming code works on at a time, and one leaf of the model root. A *stretch* (at most 64 blocks) is one thread's at a time.
+Sparse updates are worked on in *runs* of blocks. Names and shapes are those of the torch model.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol.errors import LocalProtocolError
+from training.job_spec import JobSpec
+from training.objectives.objective import Float32Array, Shape
+from training.transformer import LAYERS_MAX, PARAMETERS_MAX
+
+CHUNK: Final = 4096  # elements that share a scale (DeMo and SparseLoCo use the same)
+BLOCK: Final = 16 * CHUNK  # elements streamed at once: a dozen arrays of 256 KiB stay in the cache
+THREAD_BLOCKS: Final = 64  # blocks: a dozen milliseconds of work, and memory for a few hundred of them in the largest models
+RUN: Final = THREAD_BLOCKS * BLOCK  # elements that sparse updates are worked on together in: a byte for each
+TENSORS_MAX: Final = 9 * (LAYERS_MAX + 1)  # every one of them may end in a shorter chunk, and so in a shorter block
+CHUNKS_MAX: Final = PARAMETERS_MAX // CHUNK + TENSORS_MAX
+BLOCKS_MAX: Final = PARAMETERS_MAX // BLOCK + TENSORS_MAX
+
+
+def float32_bytes(vector: Float32Array) -> memoryview:
+    """The little-endian bytes of a vector; on nearly every machine those that it already is in memory."""
+    return np.ascontiguousarray(vector, dtype="<f4").data.cast("B")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    name: str
+    shape: Shape
+    offset: int  # elements before it in the flat vector
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def elements(self) -> slice:
+        return slice(self.offset, self.offset + self.size)
+
+    @property
+    def decayed(self) -> bool:
+        """Whether weight decay applies, inner or outer: pulling a norm's weights to zero would fight its purpose."""
+        return len(self.shape) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class ElementRun:
+    """Consecutive chunks, of one tensor or of several, with the same range counted in elements."""
+
+    elements: slice
+    chunks: slice
+
+    @classmethod
+    def of_blocks(cls, blocks: Sequence[ElementRun]) -> ElementRun:
+        """These consecutive blocks."""
+        first, last = blocks[0], blocks[-1]
+        return ElementRun(slice(first.elements.start, last.elements.stop), slice(first.chunks.start, last.chunks.stop))
+
+    @property
+    def size(self) -> int:
+        size: int = self.elements.stop - self.elements.start
+        return size
+
+
+@dataclass(frozen=True, slots=True)
+class TensorBlock(ElementRun):
+    """At most `BLOCK` elements of one tensor."""
+
+    tensor: str
+    decayed: bool  # as its tensor
+
+
+@dataclass(frozen=True)
+class TensorLayout:
+    tensors: tuple[TensorInfo, ...]
+    size: int  # elements of the flat vector
+
+    def tensor_views(self, flat: Float32Array) -> dict[str, Float32Array]:
+        """The tensors inside a flat vector, by name and in order, without a copy."""
+        if flat.shape != (self.size,):
+            raise LocalProtocolError(f"a vector of shape {flat.shape} does not fit a layout of {self.size} elements")
+        return {tensor.name: flat[tensor.elements].reshape(tensor.shape) for tensor in self.tensors}
+
+    @functools.cached_property
+    def blocks(self) -> tuple[TensorBlock, ...]:
+        return tuple(_blocks(self.tensors))
+
+    @functools.cached_property
+    def stretches(self) -> tuple[tuple[TensorBlock, ...], ...]:
+        return tuple(self.blocks[start : start + THREAD_BLOCKS] for start in range(0, len(self.blocks), THREAD_BLOCKS))
+
+    @functools.cached_property
+    def block_edges(self) -> npt.NDArray[np.int64]:
+        """(blocks + 1,): chunks before each block."""
+        return np.array([0, *(block.chunks.stop for block in self.blocks)])
+
+    @functools.cached_property
+    def slots_by_name(self) -> Mapping[str, TensorInfo]:
+        return {tensor.name: tensor for tensor in self.tensors}
+
+    @functools.cached_property
+    def chunk_lengths(self) -> npt.NDArray[np.int64]:
+        return np.array([length for tensor in self.tensors for length in _cut(tensor.size, CHUNK)], dtype=np.int64)
+
+    @functools.cached_property
+    def chunk_starts(self) -> npt.NDArray[np.int64]:
+        """(chunks + 1,): elements before each chunk."""
+        return np.concatenate([[0], np.cumsum(self.chunk_lengths)])
+
+
+def group_blocks(blocks: Sequence[ElementRun], before: npt.NDArray[np.int64], entries: int) -> Iterator[Sequence[ElementRun]]:
+    """Consecutive blocks with about so many entries together, or one with more; `before`: (blocks,), entries before each."""
+    starts = np.array([block.elements.start for block in blocks])
+    begins = np.flatnonzero(np.diff(before // entries, prepend=-1) | np.diff(starts // RUN, prepend=-1))
+    for start, stop in pairwise([*begins.tolist(), len(blocks)]):
+        yield blocks[start:stop]
+
+
+@functools.lru_cache(maxsize=8)
+def layout_of(spec: JobSpec) -> TensorLayout:
+    """The layout of a valid job, see `JobSpec.problem`."""
+    layout = layout_from_shapes(spec.resolved_objective.tensor_shapes(spec, spec.decoded_settings))
+    # Counted, not made: whoever asks to start a job of the largest size must not cost all voters a list of its chunks.
+    assert sum(math.ceil(tensor.size / CHUNK) for tensor in layout.tensors) <= CHUNKS_MAX
+    return layout
+
+
+def layout_from_shapes(named: Sequence[tuple[str, Shape]]) -> TensorLayout:
+    tensors: list[TensorInfo] = []
+    offset = 0
+    for name, shape in named:
+        tensors.append(TensorInfo(name, shape, offset))
+        offset += tensors[-1].size
+    return TensorLayout(tuple(tensors), offset)
+
+
+def _cut(size: int, piece: int) -> list[int]:
+    """Pieces of equal length, the last one shorter."""
+    return [min(piece, size - start) for start in range(0, size, piece)]
+
+
+def _blocks(tensors: tuple[TensorInfo, ...]) -> Iterator[TensorBlock]:
+    chunk = 0
+    for tensor in tensors:
+        start = tensor.offset
+        for length in _cut(tensor.size, BLOCK):
+            chunks = -(-length // CHUNK)
+            yield TensorBlock(slice(start, start + length), slice(chunk, chunk + chunks), tensor.name, tensor.decayed)
+            start, chunk = start + length, chunk + chunks

@@ -1,0 +1,156 @@
+"""Which jobs were measured to hold where somebody may lie: what may be started with audit 'off' and 'sampled'.
+
+Without audits statistics alone have to hold. Measured were jobs with the settings `training.job_spec.ESTIMATES`, under the worst
+of the attacks of `python -m benchmarks.attacks`: on handwritten digits (`--only digits`) and on a language model (`--only gpt`).
+With sampled audits liars move the model until they are found. The presets were measured on a language model, by `--only gpt
+--audits sampled`: `per-step` before convictions undid anything, `local` since (decision 126). Each network that held has a row.
+A peer starts no other jobs unless it is told to; jobs on the log go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from training.job_spec import (
+    ESTIMATES,
+    KEEP_MAX,
+    PRESETS,
+    AuditMode,
+    Compression,
+    FeedbackMemory,
+    JobSpec,
+    OuterOptimizerKind,
+    complete_fields,
+)
+
+LOST_MAX: Final = 2.0  # points of accuracy
+WORSE_MAX: Final = 1.05  # times the held-out loss of a language model
+POISONED_MAX: Final = 1.03  # the same with sampled audits, which find a liar after the fact
+OFF: Final = "audit 'off'"
+NOBODY_LIES: Final = "liars 0, which says that nobody lies"
+ACCEPTED: Final = "say --accept-risk"
+# Of `ESTIMATES`.
+MEASURED_FIELDS: Final = ("memory", "local_steps", "outer", "inner_state", "beta1", "feedback_decay", "rule", "opening_rounds")
+
+
+@dataclass(frozen=True, slots=True)
+class SafeWithoutAudits:
+    """It stood on seeds 0 to 2, with so many trainers and liars: no more liars, and no fewer trainers, are defended."""
+
+    compression: Compression
+    bits: int
+    keep: int  # elements of a chunk; fewer are not defended
+    trainers: int
+    liars: int
+    lost: float  # most points of the digits, of any attack and seed; among 13 also with 30 % of the honest absent in each round
+
+
+@dataclass(frozen=True, slots=True)
+class UnsafeWithoutAudits:
+    """The worst that was measured of payloads of this kind with error feedback."""
+
+    compression: Compression
+    bits: int
+    what: str
+
+
+SAFE_WITHOUT_AUDITS: Final = (
+    SafeWithoutAudits(Compression.DENSE, 1, KEEP_MAX, 4, 1, 0.55),
+    SafeWithoutAudits(Compression.DENSE, 1, KEEP_MAX, 13, 4, 0.83),
+    SafeWithoutAudits(Compression.SPARSE, 1, 146, 13, 4, 1.95),
+)
+TEXT_FELL: Final = "with 1 liar of 4 the loss of a language model grows to 1.14 times, and at most 1.05 counts as defended"
+UNSAFE_WITHOUT_AUDITS: Final = (
+    UnsafeWithoutAudits(
+        Compression.DENSE, 1, "one bit with error feedback falls at 4 liars of 13: the model reads 8 % of the digits, not 97 %"
+    ),
+    UnsafeWithoutAudits(
+        Compression.SPARSE, 1, "sparse payloads with error feedback fall at 4 of 13: the model reads 8 % of the digits, not 96 %"
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SafeWithSampledAudits:
+    """A network that sampled audits defended. They defend jobs like its preset with at most `liars` and at least `trainers`."""
+
+    preset: str
+    trainers: int
+    liars: int
+    worse: float  # times the held-out loss of the clean run, of any attack, on seed 0
+
+
+SAFE_WITH_SAMPLED_AUDITS: Final = (
+    SafeWithSampledAudits("local", 4, 1, 1.015),
+    SafeWithSampledAudits("per-step", 4, 1, 1.023),
+    SafeWithSampledAudits("per-step", 7, 2, 1.027),
+)
+# How fields of a job with sampled audits compare to those of a preset. All other fields are free.
+FIELDS_EQUAL: Final = (
+    *("inner", "inner_state", "beta1", "beta2", "weight_decay", "clip", "compression", "bits", "outer", "outer_momentum"),
+    *("feedback_decay", "rule", "replay_tolerance", "norm_start", "memory", "precision"),
+)
+FIELDS_AT_MOST: Final = ("local_steps", "inner_rate", "outer_rate", "opening_rounds")
+FIELDS_AT_LEAST: Final = ("audit_window", "suspension_rounds", "closing_rounds")
+
+
+def unsafe_reason(spec: JobSpec, trainers: int) -> str | None:
+    """Why a job that so many trainers would begin may not be started as it is, and the way out; None if it may."""
+    if not spec.liars or spec.audit is AuditMode.FULL:
+        return None
+    if spec.audit is AuditMode.SAMPLED:
+        why = _found_late(spec, trainers) if spec.resolved_objective.makes_text else None
+        return None if why is None else f"audit 'sampled' with liars {spec.liars}: {why}; take audit 'full', or {ACCEPTED}"
+    if spec.data is None and spec.resolved_objective.reads_text:
+        return f"{OFF} with liars {spec.liars}: where each has its own text no rule was measured to hold; take {NOBODY_LIES}"
+    why = _why(spec, trainers)
+    return None if why is None else f"{OFF} with liars {spec.liars}: {why}; take audit 'full', or {NOBODY_LIES}"
+
+
+def _why(spec: JobSpec, trainers: int) -> str | None:
+    kind = spec.compression, spec.bits
+    for fell in UNSAFE_WITHOUT_AUDITS:
+        if spec.memory is FeedbackMemory.RESIDUAL and (fell.compression, fell.bits) == kind:
+            return fell.what
+    measured = JobSpec(name="measured", **ESTIMATES)
+    others = [f"{name} {getattr(spec, name)}" for name in MEASURED_FIELDS if getattr(spec, name) != getattr(measured, name)]
+    if others or spec.inner_rate > measured.inner_rate:
+        return f"{', '.join(others) or f'inner_rate {spec.inner_rate:g}'} was not measured to hold"
+    rows = [row for row in SAFE_WITHOUT_AUDITS if (row.compression, row.bits) == kind and _says_enough(spec, row)]
+    if not rows:
+        return f"{spec.compression} payloads of {spec.bits} bits and keep {spec.keep} were not measured to hold"
+    if spec.resolved_objective.makes_text:
+        return TEXT_FELL
+    return None if _is_measured(rows, spec, trainers) else _more(rows, trainers)
+
+
+def _is_measured(rows: Sequence[SafeWithoutAudits | SafeWithSampledAudits], spec: JobSpec, trainers: int) -> bool:
+    return any(spec.liars <= row.liars and trainers >= row.trainers for row in rows)
+
+
+def _more(rows: Sequence[SafeWithoutAudits | SafeWithSampledAudits], trainers: int) -> str:
+    measured = ", ".join(f"{row.liars} of {row.trainers}" for row in rows)
+    return f"of {trainers} trainers that is more than was measured to hold ({measured})"
+
+
+def _found_late(spec: JobSpec, trainers: int) -> str | None:
+    preset = "per-step" if spec.outer is OuterOptimizerKind.ADAMW else "local"
+    fields = complete_fields(PRESETS[preset] | {"audit": AuditMode.SAMPLED, "rounds": spec.rounds})
+    usual = JobSpec(name="measured", data=bytes(32), **fields)
+    measured = replace(usual, opening_rounds=usual.usual_opening_rounds, closing_rounds=usual.usual_closing_rounds)
+    others = [name for name in FIELDS_EQUAL if getattr(spec, name) != getattr(measured, name)]
+    others += [name for name in FIELDS_AT_MOST if getattr(spec, name) > getattr(measured, name)]
+    others += [name for name in FIELDS_AT_LEAST if getattr(spec, name) < getattr(measured, name)]
+    if others:
+        return f"{', '.join(f'{name} {getattr(spec, name)}' for name in others)} was not measured to hold"
+    replays, least = (job.audit_rate * job.auditors for job in (spec, measured))
+    if replays < least:
+        return f"{replays:g} replays of each update on average are fewer than the {least:g} that hold"
+    rows = [row for row in SAFE_WITH_SAMPLED_AUDITS if row.preset == preset]
+    return None if _is_measured(rows, spec, trainers) else _more(rows, trainers)
+
+
+def _says_enough(spec: JobSpec, row: SafeWithoutAudits) -> bool:
+    return spec.compression is Compression.DENSE or spec.keep >= row.keep

@@ -1,0 +1,308 @@
+"""What the daemon and its worker process say to each other, and how it is framed on their pipes.
+
+The daemon sends requests, one at a time, and gets one reply each: the one named beside the request, or `RequestFailed`. Meanwhile
+the worker beats while it makes progress, and a `CancelRequest` asks it to drop the request of that number. Paths are absolute;
+files named as outputs are nobody's before the reply: a worker that ends before it may leave a part of one.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
+
+from ledger.audits.loss_commitments import LossMillionths
+from protocol import codec
+from protocol.codec import Count, Digest, Key, Length
+from protocol.errors import RemoteProtocolError
+from protocol.limits import DECLARATION_BYTES_MAX, TRANSACTION_BYTES_MAX
+from protocol.messages import Name
+from protocol.sampling import TURNS_MAX, SamplingOptions
+from protocol.verdicts import Verdict
+
+# Whatever grows with the model is a file. The largest that is left is an OpenJob: a specification, some paths and digests.
+FRAME_BYTES_MAX = 1 << 20
+FILES_MAX = 9  # beside text and tokenizer: eight that an objective reads, and the parameters that a job starts from
+DEVICES_MAX = 64  # of one machine; as many libraries are told of
+TEXT_BYTES_MAX = 64 << 10  # prompts and generated text
+ERROR_CHARACTERS_MAX = 500  # one line for a person
+
+Path = Annotated[str, Length(1, 4096)]
+Text = Annotated[str, Length(0, TEXT_BYTES_MAX)]
+R = TypeVar("R")
+_FRAME = struct.Struct(">II")  # bytes of the message, number of the request it belongs to
+FRAME_HEADER_BYTES = _FRAME.size
+
+
+# Replies -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OpenJobReply:
+    TAG: ClassVar[str] = "opened"
+    parameters: Count
+    train_tokens: Count
+    held_out_tokens: Count
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeReply:
+    TAG: ClassVar[str] = "proposed-update"
+    payload_digest: Digest  # of the file `ProposeRequest.payload_out`
+    payload_bytes: Count
+    buffer_digest: Digest | None  # None: the job's proposals commit to none
+    loss: float | None  # mean training loss over the local steps, in the unit of the objective; None: it is no number
+    seconds: float
+    inner: Digest | None = None  # of the file `ProposeRequest.inner_out`
+    # Of what it goes on from: the buffer and the inner state of the trainer's last accepted proposal. None: it began anew.
+    feedback: Digest | None = None
+    inner_from: Digest | None = None
+    declaration: Annotated[bytes, Length(0, DECLARATION_BYTES_MAX)] = b""  # of the proposal; its blobs are in `declared_out`
+    last_loss: LossMillionths | None = None  # of the last inner step, in millionths
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReply:
+    TAG: ClassVar[str] = "audited"
+    verdict: Verdict
+    relative_error: float  # ‖m − (decay·e + Δ_replay)‖ / ‖Δ_replay‖
+    seconds: float
+    last_loss: LossMillionths | None = None  # of the last inner step, in millionths; None: nothing was replayed
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateReply:
+    TAG: ClassVar[str] = "evaluated"
+    figures: dict[Name, float]  # of the objective
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateReply:
+    TAG: ClassVar[str] = "generated"
+    text: Text  # what goes on from `GenerateRequest.told_characters`; nothing where the job's objective withholds it
+    is_over: bool  # else the next request goes on
+    is_withheld: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """What an engine can compute on, in MB of 10^6 bytes."""
+
+    name: Name  # as the setting `device` says it
+    about: Text  # as its maker calls it
+    memory_mb: Count
+    free_mb: Count | None  # None: of a GPU that is not used, where asking would take some of it
+    held_mb: Count  # by the worker
+    is_used: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """What the worker says of itself: unasked when everything slow is imported, and when it is asked."""
+
+    TAG: ClassVar[str] = "ready"
+    engine: Text
+    threads: Count
+    devices: Annotated[tuple[DeviceInfo, ...], Length(0, DEVICES_MAX)] = ()
+    versions: Annotated[dict[Name, Text], Length(0, DEVICES_MAX)] = field(default_factory=dict)  # of libraries
+
+
+@dataclass(frozen=True, slots=True)
+class PongReply:
+    TAG: ClassVar[str] = "pong"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """The request could not be done; `text` is one line for a person."""
+
+    TAG: ClassVar[str] = "failed"
+    text: Annotated[str, Length(0, ERROR_CHARACTERS_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class DeclarationFiles:
+    """The declaration of a proposal that is re-executed, and the files with the blobs that it names."""
+
+    encoded: Annotated[bytes, Length(0, DECLARATION_BYTES_MAX)] = b""
+    files: Annotated[dict[Digest, Path], Length(0, DECLARATION_BYTES_MAX // 32)] = field(default_factory=dict)
+
+
+# Requests ------------------------------------------------------------------------------------------------------------
+
+
+class WorkerRequest(Generic[R]):
+    """A request whose reply is an R, or `RequestFailed`. Smaller priorities are answered first."""
+
+    __slots__ = ()
+    PRIORITY: ClassVar[int]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenJobRequest(WorkerRequest[OpenJobReply]):
+    """Get ready to compute for a job → Opened. Must come before the others that name it; again after the worker restarted."""
+
+    TAG: ClassVar[str] = "open-job"
+    PRIORITY: ClassVar[int] = 0
+    job: Digest
+    spec: Annotated[bytes, Length(1, TRANSACTION_BYTES_MAX)]  # encoded JobSpec
+    text: Path | None  # the training text as one file; a BPE's token files are made beside it. None: the objective reads no text
+    tokenizer: Path | None  # JSON of a byte-level BPE; None: bytes
+    tokenized: bool = False  # `text` holds 16-bit token ids
+    tokens: Digest | None = None  # of a BPE's, as the job's manifest names them
+    base: Path | None = None  # model directory of the job's base, if it has one
+    required_model: Path | None = None  # the same of the job that it reads, if there is one
+    other_text: Path | None = None  # of that job, as `text`
+    other_tokens: Digest | None = None  # of that job, as `tokens`
+    # Those of `Objective.files`, and the job's `start` where its objective refers to the first model.
+    files: Annotated[dict[Digest, Path], Length(0, FILES_MAX)] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeRequest(WorkerRequest[ProposeReply]):
+    """Do `trainer`'s local steps of `round` and make the payload → Proposed. Without a whole previous buffer e is zero."""
+
+    TAG: ClassVar[str] = "propose"
+    PRIORITY: ClassVar[int] = 1
+    job: Digest
+    round: Count
+    trainer: Key
+    model_directory: Path  # as `ReplicatedModel.save` wrote it, after the round before
+    previous_buffer: Path | None  # m of the trainer's last accepted proposal
+    previous_payload: Path | None  # of the same proposal, unless the job has estimates
+    buffer_out: Path  # where the new m goes; who takes it over, and the payload, makes them durable, with all else that is sent
+    previous_inner: Path | None = None  # inner state of the trainer's last accepted proposal; None: fresh
+    inner_out: Path | None = None  # where the new inner state goes, where the job keeps it
+    declared_out: Path | None = None  # folder that is made anew for the blobs of the declaration, where the objective has one
+    declared: DeclarationFiles | None = None  # goes by this declaration, whose files lie in that folder, and makes none
+
+    @property
+    def payload_out(self) -> str:
+        return f"{self.buffer_out}.payload"
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRequest(WorkerRequest[AuditReply]):
+    """Re-execute `trainer`'s proposal → Audited. Previous buffer and payload as the proposal's `feedback` says."""
+
+    TAG: ClassVar[str] = "audit"
+    PRIORITY: ClassVar[int] = 2
+    job: Digest
+    round: Count
+    trainer: Key
+    model_directory: Path
+    payload: Path
+    buffer: Path | None
+    previous_buffer: Path | None
+    previous_payload: Path | None
+    inner: Path | None = None  # where the job keeps it: the inner state that the proposal commits to
+    previous_inner: Path | None = None  # as the proposal's `inner_from` says
+    declared: DeclarationFiles = DeclarationFiles()
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateRequest(WorkerRequest[EvaluateReply]):
+    """The objective's figures of a model → Evaluated."""
+
+    TAG: ClassVar[str] = "evaluate"
+    PRIORITY: ClassVar[int] = 4
+    job: Digest
+    model_directory: Path
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest(WorkerRequest[GenerateReply]):
+    """Continue a prompt for a while → Generated. The same request, with what was told since, goes on
+    (`training.text_generation`).
+    """
+
+    TAG: ClassVar[str] = "generate"
+    PRIORITY: ClassVar[int] = 4
+    job: Digest
+    model_directory: Path | None  # None: the model of the first round, where the job's objective refers to it
+    prompt: Text
+    sampling: SamplingOptions
+    stop: Count | None = None  # the token that ends the text and is no part of it
+    turns: Annotated[
+        tuple[Text, ...], Length(0, TURNS_MAX)
+    ] = ()  # before the prompt, as many of the last as the context can hold
+    text_number: Count = 0  # a number that no other text has
+    told_characters: Count = 0  # characters of it
+
+
+@dataclass(frozen=True, slots=True)
+class PingRequest(WorkerRequest[PongReply]):
+    """→ Pong."""
+
+    TAG: ClassVar[str] = "ping"
+    PRIORITY: ClassVar[int] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeRequest(WorkerRequest[WorkerInfo]):
+    """→ Ready, as it is now."""
+
+    TAG: ClassVar[str] = "describe"
+    PRIORITY: ClassVar[int] = 0
+
+
+# Beside requests and replies -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHeartbeat:
+    """The request is progressing."""
+
+    TAG: ClassVar[str] = "beat"
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequest:
+    """Nobody waits for this request any more: drop it at the next step."""
+
+    TAG: ClassVar[str] = "cancel"
+
+
+Reply = OpenJobReply | ProposeReply | AuditReply | EvaluateReply | GenerateReply | PongReply | WorkerInfo | RequestFailed
+TO_WORKER: tuple[type[Any], ...] = (
+    OpenJobRequest,
+    ProposeRequest,
+    AuditRequest,
+    EvaluateRequest,
+    GenerateRequest,
+    PingRequest,
+    DescribeRequest,
+    CancelRequest,
+)
+FROM_WORKER: tuple[type[Any], ...] = (
+    WorkerInfo,
+    WorkerHeartbeat,
+    OpenJobReply,
+    ProposeReply,
+    AuditReply,
+    EvaluateReply,
+    GenerateReply,
+    PongReply,
+    RequestFailed,
+)
+
+
+# Framing -------------------------------------------------------------------------------------------------------------
+
+
+def encode_frame(number: int, message: Any) -> bytes:
+    body = codec.encode(message)
+    return _FRAME.pack(len(body), number) + body
+
+
+def parse_header(header: bytes) -> tuple[int, int]:
+    """(bytes that follow, number of the request). `RemoteProtocolError` if it is longer than any message."""
+    length, number = _FRAME.unpack(header)
+    if length > FRAME_BYTES_MAX:
+        raise RemoteProtocolError("oversized", f"a frame of {length} bytes on the worker's pipe")
+    return length, number
+
+
+def parse_body(body: bytes, kinds: tuple[type[Any], ...]) -> Any:
+    return codec.decode_message(body, kinds, FRAME_BYTES_MAX)
