@@ -41,7 +41,7 @@ class Desk:
 
     @property
     def state(self) -> Any:
-        return SimpleNamespace(of=lambda kind: SimpleNamespace(members={b"a": None, b"b": None}))
+        return SimpleNamespace(module_state=lambda kind: SimpleNamespace(members={b"a": None, b"b": None}))
 
     def tell(self, text: str) -> None:
         self.told.append(text)

@@ -29,8 +29,8 @@ from tests.rooms import ROOMS, ROOT
 from tests.storage.records import CHAIN, decided, vote, vouch_record
 store = LedgerStore(Path(sys.argv[1]), CHAIN)
 for height in (1, 2, 3):
-    store.append([vote(height), decided(height)])
-    store.append([vouch_record(height, bytes(32))])
+    store.append_records([vote(height), decided(height)])
+    store.append_records([vouch_record(height, bytes(32))])
 """
 
 
@@ -83,7 +83,7 @@ from storage.ledger_store import LedgerStore
 from tests.ledger.tables.records import Note
 from tests.storage.records import CHAIN, decided
 store, table = LedgerStore(Path(sys.argv[1]), CHAIN), Table(Note)
-store.append([decided(height) for height in range(1, 6)])
+store.append_records([decided(height) for height in range(1, 6)])
 for height in range(1, 6):
     table = table.with_rows({b"%d" % number: Note(height) for number in range(100 * height)})
     table = table.with_rows({b"%d" % number: None for number in range(30 * height)})

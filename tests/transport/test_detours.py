@@ -149,7 +149,7 @@ async def test_a_relay_without_power_closes_nothing_and_is_replaced_all_the_same
         before = link(alice, bob)
         assert before is not None and before.relay is not None
         lost = relays[before.relay]
-        monkeypatch.setattr(lost, "deliver", stand_still)
+        monkeypatch.setattr(lost, "deliver_message", stand_still)
         await until(lambda: is_relayed_by_another(alice, bob, lost) and is_relayed_by_another(bob, alice, lost))
         await until(lambda: all(len(asked(hidden) - {lost.me}) == relay_client.RESERVATIONS for hidden in (alice, bob)))
         assert {alice.me, bob.me} <= lost.connected_peers() and lost.me in alice.connected_peers(), "no link has ended"
@@ -163,7 +163,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, seconds in (
         (relay_client, "PING", 0.1),
         (session_links, "CIRCUIT_PING", 0.1),
-        (relay_watchdog, "HELD", 0.8),
+        (relay_watchdog, "WITHHELD", 0.8),
     ):
         monkeypatch.setattr(module, f"{name}_SECONDS", seconds)
     for module in (relay_client, relay_watchdog, session_links, swarm):
@@ -197,13 +197,13 @@ async def test_what_one_end_does_not_read_is_its_speaker_s_in_the_relay_and_at_t
         alice, bob = await start_hidden(tcp, carol)
         monkeypatch.setattr(bob, "wait_for_cpu_quota", turn)  # it reads no circuit any more
         assert alice.send(bob.me, bytes(4 * window), Priority.BULK)
-        await until(lambda: carol._links[alice.me].account.held > window // 2)
+        await until(lambda: carol._links[alice.me].memory_account.held > window // 2)
         end = bob._links[alice.me]
         await until(lambda: end.memory_account.held > window // 2)
         account = end.memory_account
         bob.detach(end, "memory-full")
         assert account.held == 0, "nothing waits for an end that others read later"
-        carol.memory._members.bytes_max = window // 2
+        carol.memory_quota._members.bytes_max = window // 2
         await until(lambda: carol.refusal_counts().get("memory-full"))
 
 
@@ -505,4 +505,4 @@ async def test_two_members_that_dial_a_peer_make_it_a_relay(tcp: SwarmWorld) -> 
     with patience():
         carol = await tcp.start(CAROL, relay=RelayMode.AUTO)
         alice, bob = await start_hidden(tcp, carol)
-        assert carol.reachable is ReachabilityState.DIRECT and is_over(alice, bob, carol)
+        assert carol.reachability is ReachabilityState.DIRECT and is_over(alice, bob, carol)

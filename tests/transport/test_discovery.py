@@ -54,11 +54,11 @@ async def test_the_record_of_somebody_who_is_away_is_passed_on_by_those_who_only
         alice = await tcp.start(ALICE, bootstrap=[])
         bob = await tcp.start(BOB, bootstrap=[alice.address])
         await linked(alice, bob)
-        bob._links[alice.me].post(PeerRecords((record(EVE, free_address()),)), Priority.CONTROL)
-        await until(lambda: alice.records.knows(EVE.public))
+        bob._links[alice.me].queue_message(PeerRecords((record(EVE, free_address()),)), Priority.CONTROL)
+        await until(lambda: alice.records.has_records_of(EVE.public))
         tcp.stop(bob)
         carol = await tcp.start(CAROL, bootstrap=[alice.address])
-        await until(lambda: carol.records.knows(EVE.public))
+        await until(lambda: carol.records.has_records_of(EVE.public))
 
 
 @pytest.mark.real("sockets")
@@ -67,9 +67,9 @@ async def test_near_addresses_are_not_told_to_peers_from_elsewhere(tcp: SwarmWor
     with patience():
         alice = await tcp.start(ALICE, bootstrap=[], advertise=["alice.invalid:7700", "10.0.0.7:7700", "127.0.0.1:7700"])
         bob = await tcp.start(BOB, bootstrap=[alice.address])
-        await until(lambda: bob.records.knows(alice.me))
+        await until(lambda: bob.records.has_records_of(alice.me))
         assert bob.records.addresses(alice.me) == ("alice.invalid:7700",)
-        assert not alice.records.knows(bob.me), "it is reached on this machine alone"
+        assert not alice.records.has_records_of(bob.me), "it is reached on this machine alone"
 
 
 @pytest.mark.real("sockets")
@@ -80,7 +80,7 @@ async def test_who_claims_the_address_of_another_does_not_hide_it(tcp: SwarmWorl
         bob, carol = await tcp.start(BOB, bootstrap=[]), await tcp.start(CAROL, bootstrap=[])
         await carol.connect(bob.address)
         both = record(claims, alice.address, sequence=9), record(ALICE, alice.address)
-        carol._links[bob.me].post(PeerRecords(both), Priority.CONTROL)
+        carol._links[bob.me].queue_message(PeerRecords(both), Priority.CONTROL)
         await linked(bob, alice)
 
 
@@ -91,8 +91,8 @@ async def test_a_peer_that_starts_again_elsewhere_is_found_there_though_others_h
         carol = await tcp.start(CAROL, bootstrap=[bob.address])
         await linked(bob, carol)
         old = record(ALICE, free_address(), sequence=7)
-        carol._links[bob.me].post(PeerRecords((old,)), Priority.CONTROL)
-        await until(lambda: bob.records.knows(ALICE.public))
+        carol._links[bob.me].queue_message(PeerRecords((old,)), Priority.CONTROL)
+        await until(lambda: bob.records.has_records_of(ALICE.public))
         alice = await tcp.start(ALICE, bootstrap=[bob.address])
         await until(lambda: bob.records.addresses(alice.me) == (alice.address,))
         await linked(alice, bob, carol)
@@ -102,9 +102,9 @@ async def test_a_peer_that_starts_again_elsewhere_is_found_there_though_others_h
 async def test_whoever_sends_an_old_record_of_its_own_is_told_the_newer_one_and_signs_above_it(tcp: SwarmWorld) -> None:
     with patience():
         alice, bob = await tcp.pair()
-        await until(lambda: alice.records.knows(bob.me))
-        alice.records.take(record(BOB, free_address(), sequence=7), AddressScope.LOOPBACK, trio.current_time())
-        bob._links[alice.me].post(PeerRecords((record(BOB, free_address(), sequence=0),)), Priority.CONTROL)
+        await until(lambda: alice.records.has_records_of(bob.me))
+        alice.records.accept_record(record(BOB, free_address(), sequence=7), AddressScope.LOOPBACK, trio.current_time())
+        bob._links[alice.me].queue_message(PeerRecords((record(BOB, free_address(), sequence=0),)), Priority.CONTROL)
         await until(lambda: alice.records.addresses(bob.me) == (bob.address,))
 
 
@@ -113,9 +113,9 @@ async def test_a_forged_record_costs_its_carrier_the_link(tcp: SwarmWorld) -> No
     with patience():
         alice, bob = await tcp.pair()
         forged = replace(record(EVE, "127.0.0.1:1").record, signer=CAROL.public)
-        bob._links[alice.me].post(PeerRecords((AgedPeerRecord(forged, 0),)), Priority.CONTROL)
+        bob._links[alice.me].queue_message(PeerRecords((AgedPeerRecord(forged, 0),)), Priority.CONTROL)
         await until(lambda: alice.refusal_counts().get("bad-signature") == 1 and bob.me not in alice.connected_peers())
-        assert not alice.records.knows(CAROL.public)
+        assert not alice.records.has_records_of(CAROL.public)
 
 
 @pytest.mark.real("sockets")
@@ -123,7 +123,7 @@ async def test_all_records_are_not_sent_as_often_as_somebody_asks(tcp: SwarmWorl
     with patience():
         alice, bob = await tcp.pair()
         for _ in range(10):
-            bob._links[alice.me].post(GetPeerRecords(), Priority.CONTROL)
+            bob._links[alice.me].queue_message(GetPeerRecords(), Priority.CONTROL)
         await until(lambda: alice.refusal_counts().get("too-often", 0) >= 9)
         assert bob.me in alice.connected_peers()
 
@@ -163,8 +163,8 @@ async def test_who_names_addresses_that_lead_nowhere_holds_up_no_dial_of_others(
         await linked(alice, bob)
         for part in range(8):
             junk = [PeerAddress(EVE.public, f"198.51.100.{n}:{part + 1}") for n in range(64)]
-            bob._links[alice.me].post(PeerAddresses(tuple(junk)), Priority.CONTROL)
-        await until(lambda: alice._links[bob.me].heard >= 8 * 64)
+            bob._links[alice.me].queue_message(PeerAddresses(tuple(junk)), Priority.CONTROL)
+        await until(lambda: alice._links[bob.me].addresses_heard >= 8 * 64)
         await trio.testing.wait_all_tasks_blocked()
         assert len(hanging) <= 2 + SOURCE_DIALS_MAX and len(alice._book) <= book_max + 1
         carol = await tcp.start(CAROL, bootstrap=[])
@@ -186,7 +186,7 @@ async def test_names_that_nobody_answers_for_hold_up_no_other_thread(tcp: SwarmW
         with patience():
             alice = await tcp.start(ALICE, bootstrap=[])
             for n in range(64):
-                alice._book.hear(f"name{n}.example:1", EVE.public)
+                alice._book.add_signed(f"name{n}.example:1", EVE.public)
             await until(lambda: sum(entry.failures for entry in alice._book.entries()) > 100)
             await trio.to_thread.run_sync(lambda: None)
             monkeypatch.setattr(dialer, "DIAL_SECONDS", DEADLINE_SECONDS)
@@ -204,7 +204,7 @@ async def test_a_name_that_leads_nearer_than_it_seems_is_followed_only_if_the_op
     with patience():
         alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
         name = f"home.example:{parse_address(bob.address)[1]}"
-        alice._book.hear(name, bob.me)
+        alice._book.add_signed(name, bob.me)
         await until(lambda: alice._book.get(name).reason == "the name leads into this peer's own network")
         await until(lambda: not bob._open)
         assert not alice.connected_peers()
@@ -220,12 +220,12 @@ async def test_what_a_stranger_names_is_dialed_once_and_a_member_that_names_it_t
         bob = await tcp.start(BOB, bootstrap=[alice.address])
         await linked(alice, bob)
         nowhere, hung = free_address(), "198.51.100.1:1"
-        alice._book.hear(nowhere, EVE.public)
+        alice._book.add_signed(nowhere, EVE.public)
         await until(lambda: nowhere not in alice._book)
         assert hanging[nowhere] == 1
-        alice._book.hear(hung, EVE.public)
+        alice._book.add_signed(hung, EVE.public)
         assert alice._book.get(hung).source is alice._book._strangers
-        alice._book.hear(hung, BOB.public)
+        alice._book.add_signed(hung, BOB.public)
         assert alice._book.get(hung).source is alice._book._members[BOB.public]
 
 
@@ -238,7 +238,7 @@ async def test_an_address_that_is_claimed_again_and_again_leaves_no_task_behind(
         await trio.testing.wait_all_tasks_blocked(0.01)
         tasks = len(alice._dialer._nursery.child_tasks)
         for sequence in range(1, 5):
-            carol._links[alice.me].post(PeerRecords((record(EVE, carol.address, sequence=sequence),)), Priority.CONTROL)
+            carol._links[alice.me].queue_message(PeerRecords((record(EVE, carol.address, sequence=sequence),)), Priority.CONTROL)
             await until(lambda sequence=sequence: alice.refusal_counts().get("wrong-peer") == sequence)
             await until(lambda: alice._book.get(carol.address).peer == carol.me)
         await until(lambda: len(alice._dialer._nursery.child_tasks) <= tasks)
@@ -251,9 +251,9 @@ async def test_records_of_strangers_are_told_to_those_who_ask_and_passed_on_to_n
         bob, carol = await tcp.start(BOB, bootstrap=[alice.address]), await tcp.start(CAROL, bootstrap=[alice.address])
         await linked(alice, bob, carol)
         for signer in (EVE, DAVE):
-            carol._links[alice.me].post(PeerRecords((record(signer, free_address()),)), Priority.CONTROL)
-        await until(lambda: bob.records.knows(DAVE.public))
-        assert alice.records.knows(EVE.public) and not bob.records.knows(EVE.public)
-        bob._links[alice.me].post(GetPeerRecords(), Priority.CONTROL)
+            carol._links[alice.me].queue_message(PeerRecords((record(signer, free_address()),)), Priority.CONTROL)
+        await until(lambda: bob.records.has_records_of(DAVE.public))
+        assert alice.records.has_records_of(EVE.public) and not bob.records.has_records_of(EVE.public)
+        bob._links[alice.me].queue_message(GetPeerRecords(), Priority.CONTROL)
         alice._links[bob.me].records_told_at = -math.inf
-        await until(lambda: bob.records.knows(EVE.public))
+        await until(lambda: bob.records.has_records_of(EVE.public))

@@ -61,7 +61,9 @@ async def test_a_host_of_members_that_attacks_takes_only_its_own(autojump_clock:
 @pytest.mark.real("sockets")
 async def test_whoever_is_turned_away_is_counted_and_comes_in_later(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        accept_limiter, "HOST_CONNECTIONS_SHARE", HOST_CONNECTIONS_SHARE._replace(at_once=0.0, processor=CONNECTION_SECONDS)
+        accept_limiter,
+        "HOST_CONNECTIONS_SHARE",
+        HOST_CONNECTIONS_SHARE._replace(burst_seconds=0.0, cpu_fraction=CONNECTION_SECONDS),
     )
     with patience():
         alice = await tcp.start(ALICE)

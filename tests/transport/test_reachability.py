@@ -126,7 +126,7 @@ async def test_a_peer_that_dials_everybody_is_dialed_back_and_knows_that_it_is_r
         alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
         carol = await tcp.start(CAROL, bootstrap=[alice.address, bob.address])
         await linked(carol, alice, bob)
-        await until(lambda: carol.reachable is ReachabilityState.DIRECT)
+        await until(lambda: carol.reachability is ReachabilityState.DIRECT)
         assert not carol.refusal_counts()
 
 
@@ -136,7 +136,7 @@ async def test_a_peer_that_nobody_reaches_knows_that_it_is_not(tcp: SwarmWorld) 
         alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
         carol = await tcp.start(CAROL, bootstrap=[alice.address, bob.address], advertise=["127.0.0.1:1"])
         await linked(carol, alice, bob)
-        await until(lambda: carol.reachable is ReachabilityState.RELAYED)
+        await until(lambda: carol.reachability is ReachabilityState.RELAYED)
 
 
 @pytest.mark.real("sockets")
@@ -153,7 +153,7 @@ async def test_a_dial_back_goes_to_the_askers_host_alone_and_not_often(tcp: Swar
         bob = await tcp.start(BOB)
         await linked(alice, bob)
         for port in (22, 25, 80):
-            bob._links[alice.me].post(DialBack(port), Priority.CONTROL)
+            bob._links[alice.me].queue_message(DialBack(port), Priority.CONTROL)
         await until(lambda: dialed and alice.refusal_counts().get("too-often") == 2)
         assert dialed == ["127.0.0.1:22"]
 
@@ -164,7 +164,7 @@ async def test_strangers_get_no_dial_back(tcp: SwarmWorld) -> None:
         alice = await tcp.start(ALICE, bootstrap=[], members=lambda peer: False)
         bob = await tcp.start(BOB)
         await linked(alice, bob)
-        bob._links[alice.me].post(DialBack(22), Priority.CONTROL)
+        bob._links[alice.me].queue_message(DialBack(22), Priority.CONTROL)
         assert bob.send(alice.me, b"later")  # of the same priority: it comes after
         await next_event(alice, DataReceived)
         assert not alice._discovery._dialed_back
@@ -176,7 +176,7 @@ async def test_what_comes_over_a_relay_says_nothing_of_where_a_peer_is_seen(tcp:
         alice, bob = await tcp.pair()
         await until(lambda: bob.me in alice._discovery._reachability._seen)
         alice._links[bob.me].remote = None
-        bob._links[alice.me].post(ObservedAddress(HOME), Priority.CONTROL)
+        bob._links[alice.me].queue_message(ObservedAddress(HOME), Priority.CONTROL)
         assert bob.send(alice.me, b"later")  # of the same priority: it comes after
         await next_event(alice, DataReceived)
         assert alice._discovery._reachability._seen == {bob.me: "127.0.0.1"}

@@ -45,7 +45,7 @@ async def connected(tcp: SwarmWorld, network: Swarm, identity: Identity = BOB) -
 async def test_strangers_that_take_nothing_hold_no_more_than_their_budget_and_members_have_their_own(tcp: SwarmWorld) -> None:
     with patience():
         alice = await tcp.start(ALICE, standing_of=standing(dave=PeerClass.MEMBER))
-        alice.memory = MemoryQuota(members=1024 * KIB, strangers=256 * KIB)
+        alice.memory_quota = MemoryQuota(members=1024 * KIB, strangers=256 * KIB)
         for identity in (BOB, CAROL):
             await connected(tcp, alice, identity)
         await connected(tcp, alice, DAVE)
@@ -54,7 +54,7 @@ async def test_strangers_that_take_nothing_hold_no_more_than_their_budget_and_me
             alice.send(BOB.public, message, Priority.BULK)
             alice.send(CAROL.public, message, Priority.CONTROL)
             await trio.lowlevel.checkpoint()
-            assert alice.memory.held <= 256 * KIB
+            assert alice.memory_quota.held <= 256 * KIB
         assert alice.refusal_counts()["queue-full"] > 0
         assert all(alice.send(DAVE.public, message, Priority.BULK) for _ in range(32))
 
@@ -63,7 +63,7 @@ async def test_strangers_that_take_nothing_hold_no_more_than_their_budget_and_me
 async def test_of_strangers_the_one_that_holds_most_gives_way_and_not_the_one_with_little(tcp: SwarmWorld) -> None:
     with patience():
         alice = await tcp.start(ALICE, standing_of=standing())
-        alice.memory = MemoryQuota(members=1024 * KIB, strangers=256 * KIB)
+        alice.memory_quota = MemoryQuota(members=1024 * KIB, strangers=256 * KIB)
         for identity in (BOB, CAROL):
             await connected(tcp, alice, identity)
         while alice.send(BOB.public, bytes(16 * KIB), Priority.BULK):
@@ -78,16 +78,16 @@ async def test_of_strangers_the_one_that_holds_most_gives_way_and_not_the_one_wi
 async def test_messages_that_come_in_part_are_counted_and_cost_the_stranger_its_link(tcp: SwarmWorld) -> None:
     with patience():
         alice = await tcp.start(ALICE, standing_of=standing())
-        alice.memory = MemoryQuota(members=1024 * KIB, strangers=256 * KIB)
+        alice.memory_quota = MemoryQuota(members=1024 * KIB, strangers=256 * KIB)
         stream, session = await connected(tcp, alice)
         session.outbox.push(Channel.APPLICATION, bytes(512 * KIB), Priority.BULK)
         with contextlib.suppress(trio.BrokenResourceError):
             while sum(session.outbox.sent) < 448 * KIB:  # the end is never sent
                 await stream.send_all(session.data_to_send())
-                assert alice.memory.held <= 256 * KIB + READ_BYTES
+                assert alice.memory_quota.held <= 256 * KIB + READ_BYTES
         await next_event(alice, PeerDisconnected)
         assert alice.refusal_counts() == {"memory-full": 1}
-        assert alice.memory.held == 0
+        assert alice.memory_quota.held == 0
 
 
 @pytest.mark.real("sockets")
@@ -100,13 +100,13 @@ async def test_what_a_stranger_said_and_nobody_has_taken_goes_with_its_link(tcp:
             session.outbox.push(Channel.APPLICATION, bytes(100 * KIB), Priority.CONTROL)
             while data := session.data_to_send():
                 await stream.send_all(data)
-            await until(lambda: alice.memory.held > 100 * KIB)
+            await until(lambda: alice.memory_quota.held > 100 * KIB)
             await stream.aclose()
             await until(lambda key=identity.public: key not in alice.connected_peers())
             is_kept = identity is DAVE
-            assert (alice.memory.held > 100 * KIB) == is_kept
+            assert (alice.memory_quota.held > 100 * KIB) == is_kept
         assert await next_event(alice, DataReceived) == DataReceived(DAVE.public, bytes(100 * KIB))
-        assert alice.memory.held == 0
+        assert alice.memory_quota.held == 0
 
 
 @pytest.mark.real("sockets")
@@ -187,12 +187,12 @@ async def test_a_handshake_that_is_not_confirmed_is_half_open(tcp: SwarmWorld) -
 async def test_whoever_says_nothing_takes_nobodys_turn_for_a_handshake(tcp: SwarmWorld) -> None:
     with patience():
         alice = await tcp.start(ALICE, standing_of=standing())
-        alice.effort.host("127.0.0.1", False).spend(10.0)  # so that all wait, for minutes
+        alice.cpu_quota.host_account("127.0.0.1", False).spend(10.0)  # so that all wait, for minutes
         idle, speaking = await tcp.connect(alice), await tcp.connect(alice)
         await speaking.send_all(make_session(BOB, True).data_to_send())
-        await until(lambda: len(alice._half_open) == 2 and alice.effort._handshakes.waiting)
+        await until(lambda: len(alice._half_open) == 2 and alice.cpu_quota._handshakes.waiting)
         await trio.testing.wait_all_tasks_blocked(0.05)
-        assert alice.effort._handshakes.waiting == 1
+        assert alice.cpu_quota._handshakes.waiting == 1
         await idle.aclose()
 
 
@@ -270,8 +270,8 @@ async def test_whoever_is_refused_reads_why_where_it_dials(tcp: SwarmWorld) -> N
     with patience():
         alice = await tcp.start(ALICE, allow=lambda peer: False)
         bob = await tcp.start(BOB, bootstrap=[alice.address], tell=told.append)
-        await until(lambda: bob.unreached())
-        assert bob.unreached()[0].reason == "it closed the link: it does not talk to this peer's key"
+        await until(lambda: bob.unreached_addresses())
+        assert bob.unreached_addresses()[0].reason == "it closed the link: it does not talk to this peer's key"
         assert not bob.connected_peers() and not bob.refusal_counts() and not bob.events._members, "there was no link"
         await until(lambda: told)
         assert "it does not talk to this peer's key" in told[0]
@@ -290,7 +290,7 @@ async def test_whoever_is_dropped_reads_why(tcp: SwarmWorld, monkeypatch: pytest
             "it closed the link: flood",
             "it closed the link: this peer's key is refused there for some minutes, after what it sent",
         }
-        await until(lambda: why & {dial.reason for dial in bob.unreached()})
+        await until(lambda: why & {dial.reason for dial in bob.unreached_addresses()})
         assert not bob.refusal_counts()
 
 
@@ -315,8 +315,8 @@ async def test_to_a_peer_of_the_version_before_no_reason_is_sent(tcp: SwarmWorld
     with patience():
         alice = await tcp.start(ALICE, allow=lambda peer: False)
         bob = await tcp.start(BOB, bootstrap=[alice.address], versions=(2,))
-        await until(lambda: bob.unreached())
-        assert bob.unreached()[0].reason.startswith("the other side ended the connection")
+        await until(lambda: bob.unreached_addresses())
+        assert bob.unreached_addresses()[0].reason.startswith("the other side ended the connection")
 
 
 def test_of_a_reason_that_a_stranger_made_up_nothing_is_shown_but_a_word() -> None:
@@ -347,7 +347,7 @@ async def test_an_invitation_is_shown_before_strangers_are_waited_for(tcp: Swarm
             standing_of=lambda peer: PeerClass.GUEST if peer in guests else PeerClass.STRANGER,
             welcome=lambda peer, what: guests.add(peer),
         )
-        member.effort.strangers.spend(1_000.0, trio.current_time())
+        member.cpu_quota.strangers.spend(1_000.0, trio.current_time())
         guest = await tcp.start(larger if newcomer == "larger key" else smaller, bootstrap=[member.address], guest=lambda: shown)
         await until(lambda: guests == {guest.me})
 

@@ -97,7 +97,7 @@ async def test_a_peer_of_the_version_before_is_linked_at_once_and_hears_nothing_
             assert [link.version for link in new._links.values()] == [2]
             assert new.send(BOB.public, b"hello")
             assert [await old.events.receive() for _ in range(2)] == [PeerConnected(new.me), DataReceived(new.me, b"hello")]
-            assert not new.refusal_counts() and not new.unreached() and not [line for line in told if "cannot" in line]
+            assert not new.refusal_counts() and not new.unreached_addresses() and not [line for line in told if "cannot" in line]
             nursery.cancel_scope.cancel()
 
 
@@ -121,14 +121,16 @@ async def test_an_address_that_cannot_be_reached_is_told_with_reason_tries_and_t
     with patience():
         async with trio.open_nursery() as nursery:
             await nursery.start(alice.run)
-            await until(lambda: len(alice.unreached()) == 2 and all(dial.tries >= 2 for dial in alice.unreached()))
-            reasons = {dial.address: dial.reason for dial in alice.unreached()}
+            await until(
+                lambda: len(alice.unreached_addresses()) == 2 and all(dial.tries >= 2 for dial in alice.unreached_addresses())
+            )
+            reasons = {dial.address: dial.reason for dial in alice.unreached_addresses()}
             assert reasons == {address: "connection refused", "nobody.invalid:7700": "no such name"}
             assert any(line.startswith(f"cannot reach {address}: connection refused (1 try), next in ") for line in told)
             bob = tcp.make(BOB, MemoryBlobs(), listen=address)
             await nursery.start(bob.run)
             await until(lambda: f"reached {address}" in told)
-            assert [dial.address for dial in alice.unreached()] == ["nobody.invalid:7700"]
+            assert [dial.address for dial in alice.unreached_addresses()] == ["nobody.invalid:7700"]
             nursery.cancel_scope.cancel()
 
 
@@ -151,7 +153,7 @@ async def test_where_something_else_answers_the_log_does_not_say_so_at_every_try
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.serve_listeners, greet, [listener])
             await nursery.start(alice.run)
-            await until(lambda: any(dial.tries >= 6 for dial in alice.unreached()))
+            await until(lambda: any(dial.tries >= 6 for dial in alice.unreached_addresses()))
             nursery.cancel_scope.cancel()
     assert [line.partition(",")[0] for line in told] == [
         f"cannot reach {address}: something else than a peer answers there ({tries})" for tries in ("1 try", "2 tries", "4 tries")
@@ -170,7 +172,7 @@ async def test_connect_dials_at_once_and_says_who_answers_or_why_nobody_does(tcp
             await nursery.start(alice.run)
             assert await alice.connect(bob.address) == bob.me
             assert await alice.connect(f"{peer_id(bob.me)}@{bob.address}") == bob.me, "it is connected already"
-            assert alice.claims() == {bob.me: bob.address}
+            assert alice.peer_addresses() == {bob.me: bob.address}
             for address, why in (
                 (dead, f"cannot reach {dead}: connection refused; this peer keeps trying"),
                 (alice.address, f"{alice.address}: this is this peer itself"),
@@ -190,7 +192,7 @@ async def test_connect_does_not_wait_for_the_pause_after_failures(tcp: SwarmWorl
     with patience():
         async with trio.open_nursery() as nursery:
             await nursery.start(alice.run)
-            await until(lambda: bool(alice.unreached()))
+            await until(lambda: bool(alice.unreached_addresses()))
             bob = tcp.make(BOB, MemoryBlobs(), listen=address)
             await nursery.start(bob.run)
             assert await alice.connect(address) == bob.me
@@ -206,7 +208,7 @@ async def test_what_is_advertised_is_told_to_others_in_the_place_of_where_a_peer
             await nursery.start(bob.run)
             await nursery.start(alice.run)
             await bob.connect(alice.address)
-            await until(lambda: alice.claims() == {bob.me: "bob.example.org:7700"})
+            await until(lambda: alice.peer_addresses() == {bob.me: "bob.example.org:7700"})
             await until(lambda: {"bob.example.org:7700", "10.9.8.7:7700"} <= {entry.address for entry in alice._book.entries()})
             nursery.cancel_scope.cancel()
 
@@ -254,10 +256,10 @@ async def test_hearsay_is_not_passed_on_and_must_prove_itself(tcp: SwarmWorld) -
         alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
         carol = await tcp.start(CAROL, bootstrap=[bob.address])
         await linked(bob, carol)
-        carol._links[bob.me].post(PeerAddresses((PeerAddress(DAVE.public, alice.address),)), Priority.CONTROL)
+        carol._links[bob.me].queue_message(PeerAddresses((PeerAddress(DAVE.public, alice.address),)), Priority.CONTROL)
         await until(lambda: bob.refusal_counts().get("wrong-peer"))
         assert alice.address not in bob._book
-        assert DAVE.public not in bob.claims()
+        assert DAVE.public not in bob.peer_addresses()
 
 
 @pytest.mark.real("sockets")
@@ -456,10 +458,10 @@ async def test_what_is_said_of_my_own_key_and_leads_to_myself_is_no_other_machin
         bob = await tcp.start(BOB, bootstrap=[f"127.0.0.1:{parse_address(alice.address)[1]}"])
         await linked(alice, bob)
         mine = f"127.0.0.2:{parse_address(alice.address)[1]}"
-        bob._links[alice.me].post(PeerAddresses((PeerAddress(ALICE.public, mine),)), Priority.CONTROL)
+        bob._links[alice.me].queue_message(PeerAddresses((PeerAddress(ALICE.public, mine),)), Priority.CONTROL)
         await until(lambda: mine in alice._book._mine)
         assert mine not in alice._book
-        bob._links[alice.me].post(PeerAddresses((PeerAddress(ALICE.public, mine),)), Priority.CONTROL)
+        bob._links[alice.me].queue_message(PeerAddresses((PeerAddress(ALICE.public, mine),)), Priority.CONTROL)
         assert bob.send(alice.me, b"after it")
         assert await next_event(alice, DataReceived) == DataReceived(bob.me, b"after it")
         assert mine not in alice._book
@@ -501,8 +503,8 @@ async def test_a_peer_that_accepts_nothing_dials_everybody_and_is_dialed_by_nobo
         bob = await tcp.start(BOB, bootstrap=[alice.address])
         carol = await tcp.start(CAROL, listen=NO_LISTEN_ADDRESS, bootstrap=[alice.address])
         await linked(alice, bob, carol)
-        assert carol.address == NO_LISTEN_ADDRESS and carol.reachable is ReachabilityState.RELAYED
-        assert not alice.records.knows(carol.me)
+        assert carol.address == NO_LISTEN_ADDRESS and carol.reachability is ReachabilityState.RELAYED
+        assert not alice.records.has_records_of(carol.me)
         assert all(link.dialed for link in carol.links())
 
 
@@ -517,7 +519,7 @@ async def test_addresses_that_are_none_cost_the_connection(tcp: SwarmWorld) -> N
     with patience():
         alice, bob = await tcp.pair()
         bad = PeerAddresses((PeerAddress(CAROL.public, "nowhere"),))
-        alice._links[bob.me].post(bad, Priority.CONTROL)
+        alice._links[bob.me].queue_message(bad, Priority.CONTROL)
         await next_event(bob, PeerDisconnected)
         assert bob.refusal_counts() == {"bad-address": 1}
 
@@ -541,7 +543,7 @@ async def test_connect_meets_whoever_is_at_the_address_now_not_whom_it_was_heard
         alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
         carol = await tcp.start(CAROL, bootstrap=[alice.address])
         await linked(alice, carol)
-        alice._book.learn(bob.address, DAVE.public, by=carol.me)
+        alice._book.add_heard(bob.address, DAVE.public, by=carol.me)
         assert await alice.connect(bob.address) == bob.me
         assert bob.me in alice.connected_peers()
 
@@ -553,7 +555,7 @@ async def test_connect_dials_although_whom_it_knew_there_is_linked_from_elsewher
         alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
         carol = await tcp.start(CAROL, bootstrap=[alice.address])
         await linked(alice, carol)
-        alice._book.learn(bob.address, carol.me, by=carol.me, first_hand=True)
+        alice._book.add_heard(bob.address, carol.me, by=carol.me, first_hand=True)
         await trio.testing.wait_all_tasks_blocked()
         assert await alice.connect(bob.address) == bob.me
         assert alice.connected_peers() == {bob.me, carol.me}
@@ -575,8 +577,8 @@ async def test_what_a_resolver_cannot_read_is_a_dial_that_failed(
     monkeypatch.setattr(trio, "open_tcp_stream", fails)
     with patience():
         alice = await tcp.start(ALICE, bootstrap=["strange.example:1"])
-        await until(lambda: alice.unreached())
-        assert alice.unreached()[0].reason == "no such name"
+        await until(lambda: alice.unreached_addresses())
+        assert alice.unreached_addresses()[0].reason == "no such name"
         await linked(alice, await tcp.start(BOB, bootstrap=[alice.address]))
 
 

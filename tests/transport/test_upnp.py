@@ -173,7 +173,7 @@ async def test_without_the_library_or_a_port_nothing_is_asked(monkeypatch: pytes
 async def test_others_are_told_where_the_router_forwards_and_no_longer_when_it_does_not(tcp: SwarmWorld) -> None:
     alice, bob = await tcp.pair()
     for outside in ("1.1.1.1:7701", None):
-        alice.set_outside(outside)
+        alice.set_external_address(outside)
         await until(lambda outside=outside: ("1.1.1.1:7701" in bob.records.addresses(alice.me)) is (outside is not None))
     assert alice.address in bob.records.addresses(alice.me)
 

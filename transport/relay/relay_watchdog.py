@@ -3,7 +3,7 @@
 | lane | it is held back, if the peer says of nothing new that it has arrived |
 |---|---|
 | votes | for SILENT_SECONDS: a ping goes out each second |
-| control, bulk | for HELD_SECONDS, while something is under way |
+| control, bulk | for WITHHELD_SECONDS, while something is under way |
 """
 
 from __future__ import annotations
