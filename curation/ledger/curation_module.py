@@ -259,7 +259,7 @@ class CurationModule(Module[CurationState]):
         if batch.size > BATCH_MAX:
             raise Refused(f"{batch.size} statements, at most {BATCH_MAX} go into a batch")
         if work.state.expired_height != context.height:  # once a block, however many batches it has
-            work.changed_fields |= {"looked": context.height, "serving": len(serving_peers(members))}
+            work.changed_fields |= {"expired_height": context.height, "serving_count": len(serving_peers(members))}
             _expire(work, context.time_ms, members)
             self._closer.advance_close(work, context.chain_id, context.time_ms)
         work.looks_left = DRAW_LOOKS_MAX + LOOKS_FOR_DRAW * sum(wish.count for wish in batch.leases)
@@ -281,7 +281,7 @@ class CurationModule(Module[CurationState]):
 
     def _enrol(self, work: CurationChanges, wish: EnrolmentEntry, peer: bytes, context: BlockContext) -> None:
         share = work.shares.get_record(peer) or PeerAnnotators(0)
-        places = ANNOTATORS_MAX // max(1, work.changed_fields.get("serving", work.state.serving_count))
+        places = ANNOTATORS_MAX // max(1, work.changed_fields.get("serving_count", work.state.serving_count))
         if work.annotators.get_record(wish.annotator) is not None:
             raise InapplicableStatement("enrolled already")
         if name_problem(wish.name):

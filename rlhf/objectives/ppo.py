@@ -169,7 +169,7 @@ class PpoObjective(Objective):
     loss_unit = "(clipped surrogate)"  # and a part of the value's loss: it has no unit
 
     def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:
-        problem = settings.problem()
+        problem = settings.settings_problem()
         if problem:
             return str(problem)
         if not job.is_reexecuted:
@@ -179,7 +179,7 @@ class PpoObjective(Objective):
         if settings.prompts is PromptSourceKind.SET and job.data is not None:
             return "its prompts are of a set, so it reads no text: leave out data"
         vocabulary, context = job.model.vocabulary, job.model.context
-        wanted = settings.rule.vocabulary if settings.rule else None
+        wanted = settings.reward_rule.vocabulary if settings.reward_rule else None
         if wanted not in (None, vocabulary):
             return f"reward {settings.reward!r} is for a vocabulary of {wanted} tokens, the model has {vocabulary}"
         if job.tokenizer is None and vocabulary > BYTES_WITH_END:

@@ -68,7 +68,7 @@ class SupervisedObjective(Objective):
             return f"model.vocabulary {job.model.vocabulary} needs a tokenizer: name a base that has one"
         if settings.stop is not None and settings.stop >= job.model.vocabulary:
             return f"stop {settings.stop} is no token of a vocabulary of {job.model.vocabulary}"
-        found: str | None = settings.problem()
+        found: str | None = settings.settings_problem()
         return found
 
     def stop_token(self, job: JobSpecProtocol) -> int | None:

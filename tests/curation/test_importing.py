@@ -442,7 +442,7 @@ NAMES = (
     *("label_text", "task", "number", "height"),
 )
 SCALARS = (
-    st.without_text()
+    st.none()
     | st.booleans()
     | st.integers()
     | st.floats()

@@ -404,7 +404,7 @@ def test_a_serving_peer_knows_when_a_place_expires(room: Room) -> None:
 
 def test_every_queue_has_a_time_at_which_a_batch_looks_at_it(room: Room) -> None:
     for field in fields(CurationState):
-        if field.type == "Queue":
+        if field.type == "ExpiryQueue":
             work = CurationChanges(CurationState(), b"")
             work.enqueue_expiry(field.name, bytes(32), 5)
             assert work.next_expiry_ms() == 5, field.name

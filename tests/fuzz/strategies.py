@@ -30,7 +30,7 @@ def _bounded(kind: Any, bound: Length | Between) -> st.SearchStrategy[Any]:
     if origin is Annotated:
         return _bounded(*arguments)
     if origin in (typing.Union, types.UnionType):
-        return st.one_of(*(st.without_text() if part is type(None) else strategy_of(part) for part in arguments))
+        return st.one_of(*(st.none() if part is type(None) else strategy_of(part) for part in arguments))
     if kind is int:
         low, high = (bound.low, bound.high) if isinstance(bound, Between) else (-INTEGER_MAX, INTEGER_MAX)
         return st.integers(low, high)

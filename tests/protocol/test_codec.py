@@ -67,7 +67,7 @@ everything = st.builds(
     st.lists(leaves, max_size=3).map(tuple),
     st.tuples(integers, st.text()),
     st.dictionaries(st.text(), integers, max_size=4),
-    st.without_text() | leaves,
+    st.none() | leaves,
 )
 EXAMPLE = Everything(True, -3, 0.5, "text", b"ab", 7, (Leaf(1, Colour.RED),), (2, "x"), {"a": 1, "b": 2}, None)
 
@@ -213,7 +213,7 @@ def test_random_bytes_never_do_more_than_raise_the_protocol_error(data: bytes) -
 
 
 plains = st.recursive(
-    st.without_text() | st.booleans() | integers | st.floats() | st.text(max_size=5) | st.binary(max_size=70),
+    st.none() | st.booleans() | integers | st.floats() | st.text(max_size=5) | st.binary(max_size=70),
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=20,
 )
@@ -274,7 +274,7 @@ class Second:
     leaf: Leaf | None = codec.added_field(None)
 
 
-seconds = st.builds(Second, integers, st.sampled_from(Colour), st.without_text() | leaves)
+seconds = st.builds(Second, integers, st.sampled_from(Colour), st.none() | leaves)
 
 
 @given(integers)

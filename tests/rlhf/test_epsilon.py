@@ -40,13 +40,13 @@ class World:
         self.engine: Any = BACKEND.open_engine(
             self.spec, TokenizedText.without_text(ByteTokenizer().token_bytes), ByteTokenizer(), self.first
         )
-        self.honest: Declaration = self.engine.declare(self.first, JOB, 0, TRAINER, folder)
+        self.honest: Declaration = self.engine.make_declaration(self.first, JOB, 0, TRAINER, folder)
         (path,) = self.honest.files.values()
         self.responses = rollouts.read_rollouts(path, PPO.rollout_limits(self.spec, own))
 
     def runners_up(self) -> tuple[Any, Any]:
         """Of each response: by how much it trails, and which token it is."""
-        self.engine.load(self.first)
+        self.engine.load_parameters(self.first)
         with torch.no_grad():
             features = self.engine.model.features(torch.zeros((1, 1), dtype=torch.int64))[0]
             logits = self.engine.model.logits(features)  # the prompt is token 0, so they are alike
@@ -64,7 +64,7 @@ class World:
         path, digest, said = self.folder / "told", hashlib.sha256(blob).digest(), self.honest.record
         path.write_bytes(blob)
         record = replace(said, blob=digest, score=said.score + round(moved * MILLIONTHS))
-        found: RejectionReason | None = self.engine.refutation(self.first, JOB, 0, TRAINER, Declaration(record, {digest: path}))
+        found: RejectionReason | None = self.engine.why_declaration_refused(self.first, JOB, 0, TRAINER, Declaration(record, {digest: path}))
         return found
 
 

@@ -138,15 +138,15 @@ def sigmoid(x: float) -> float:
 
 CHECKS: dict[str, Callable[[], None]] = {
     "token_rewards": check_rewards,
-    "advantages": check_advantages,
-    "whiten": check_whitening,
+    "gae_advantages": check_advantages,
+    "whiten_advantages": check_whitening,
     "group_advantages": check_groups,
     "policy_losses": check_policy,
     "value_losses": check_value,
     "token_mean": check_mean,
     "reward_model_losses": check_reward_model,
     "dpo_losses": check_dpo,
-    "k3": check_k3,
+    "kl_estimate_k3": check_k3,
     "log_probabilities": check_log_probabilities,
 }
 
@@ -209,10 +209,10 @@ PLANTED = [
     ("token_rewards", score_after_the_end),
     ("token_rewards", swapped),
     ("token_rewards", without_mask),
-    ("advantages", one_token_late),
-    ("advantages", without_mask),
-    ("advantages", swapped),
-    ("whiten", without_mask),
+    ("gae_advantages", one_token_late),
+    ("gae_advantages", without_mask),
+    ("gae_advantages", swapped),
+    ("whiten_advantages", without_mask),
     ("group_advantages", one_group),
     ("policy_losses", never_clipped),
     ("policy_losses", swapped),
@@ -225,8 +225,8 @@ PLANTED = [
     ("reward_model_losses", certain),
     ("dpo_losses", swapped),
     ("dpo_losses", certain),
-    ("k3", k1),
-    ("k3", swapped),
+    ("kl_estimate_k3", k1),
+    ("kl_estimate_k3", swapped),
     ("log_probabilities", next_tokens),
 ]
 

@@ -158,7 +158,7 @@ async def test_a_model_that_the_worker_failed_to_measure_gives_no_figures_and_is
     store = LedgerStore(tmp_path / "ledger.db", world.chain)
     worker = Worker(store, failures=2)
     workshop = SimpleNamespace(role=SimpleNamespace(computing=worker), view=lambda place, job: place)
-    host = SimpleNamespace(directory=lambda *place: tmp_path)
+    host = SimpleNamespace(round_directory=lambda *place: tmp_path)
     driver = SimpleNamespace(workshop=workshop, state=world.state, store=store, host=host)
     peer: Any = SimpleNamespace(driver=driver, config=SimpleNamespace(evaluate=True))
     answers = RlhfAnswers(peer)

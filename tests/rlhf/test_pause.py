@@ -13,6 +13,7 @@ from ledger.jobs import JobHold, JobLaunch, JobPhase, JobsModule, StartJob, Stop
 from peer import features
 from protocol import codec
 from rlhf.ledger import tuning_plans
+from rlhf.ledger.rlhf_module import RlhfModule
 from rlhf.ledger.tuning_plans import CancelPlan, PausePlan, ResumePlan, StartPlan, TuningPlan
 from tests.ledger.court import Court
 from tests.ledger.world import PEOPLE
@@ -32,7 +33,8 @@ def world(tmp_path: Path) -> Tuned:
 
 
 def say(world: Tuned, what: type, key: bytes) -> Any:
-    return world.tx(AUTHOR, f"rlhf/{what.__name__.lower()}", what(key))
+    kind = next(kind for kind, content in RlhfModule.contents.items() if content is what)
+    return world.tx(AUTHOR, kind, what(key))
 
 
 def job_of(world: Tuned, key: bytes, stage: int) -> str:
@@ -86,8 +88,8 @@ def as_if_not_held(self: JobsModule, *said: Any) -> Any:
 
 ASKED, GO_ON = tuning_plans.plan_requests, JobsModule._go_on
 PLANTED = {
-    "rounds go on": (tuning_plans, "asked", without_holding),
-    "stages begin": (tuning_plans, "asked", starting_stages),
+    "rounds go on": (tuning_plans, "plan_requests", without_holding),
+    "stages begin": (tuning_plans, "plan_requests", starting_stages),
     "jobs ignore it": (JobsModule, "_go_on", as_if_not_held),
 }
 

@@ -253,7 +253,7 @@ def test_on_the_toy_a_policy_comes_near_the_best_that_there_is() -> None:
     rewards = rule_rewards.toy_rewards(spec.seed)
 
     def logp(parameters: Any) -> Any:
-        engine.load(parameters)
+        engine.load_parameters(parameters)
         responses = torch.from_numpy(rule_rewards.toy_responses())
         prompted = torch.nn.functional.pad(responses[:, :-1], (1, 0), value=rule_rewards.TOY_PROMPT)
         with torch.no_grad():
@@ -264,7 +264,7 @@ def test_on_the_toy_a_policy_comes_near_the_best_that_there_is() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for number in range(3):
             declaration = engine.make_declaration(parameters, JOB, number, TRAINER, Path(folder))
-            by = engine.derived(parameters, JOB, number, TRAINER, declaration)
+            by = engine.derive_step_data(parameters, JOB, number, TRAINER, declaration)
             delta, _ = engine.local_steps(parameters, JOB, number, TRAINER, declaration=by)
             parameters = parameters - delta
     assert rule_rewards.gap_closed(logp(parameters), reference, rewards) > 0.85

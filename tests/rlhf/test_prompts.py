@@ -144,7 +144,7 @@ class World:
 
     def worker(self, text: str = "set", named: bytes | None = None, words: str = "words") -> Jobs:
         jobs = Jobs(BACKEND, lambda: None, 1 << 30)
-        other = {"other": str(self.folder / "read"), "other_text": str(self.folder / text), "other_tokens": named}
+        other = {"required_model": str(self.folder / "read"), "other_text": str(self.folder / text), "other_tokens": named}
         files = dict.fromkeys(PPO.required_files(self.spec), str(self.folder / words))
         jobs.answer(worker_protocol.OpenJobRequest(JOB, self.spec.encode(), None, None, **other, files=files))
         return jobs

@@ -93,7 +93,7 @@ def test_turned_preferences_are_found_out(tmp_path: Path) -> None:
 def test_what_people_prefer_is_learned_and_measured_on_prompts_never_trained_on(spec: JobSpec, tmp_path: Path) -> None:
     found = tokenized_pairs.open_pairs(spec, Path(write(tmp_path / "set", some_pairs())), ByteTokenizer())
     engine, parameters = BACKEND.open_engine(spec, found, ByteTokenizer(), None), ReplicatedModel.initial(JOB, spec).parameters
-    assert not layout_of(spec).tensor_views(parameters)[SCORE_HEAD].any() and engine.evaluate(parameters) == 0.5
+    assert not layout_of(spec).tensor_views(parameters)[SCORE_HEAD].any() and engine.compute_main_metric(parameters) == 0.5
     for number in range(3):
         delta, _ = engine.local_steps(parameters, JOB, number, TRAINER)
         parameters = parameters - delta
@@ -223,7 +223,7 @@ def test_an_exported_reward_model_scores_a_file_without_a_peer(spec: JobSpec, tm
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     told = list(score_pairs.score_pairs(tmp_path / "reward.safetensors", tmp_path / "pairs.jsonl", None))
     engine = BACKEND.open_engine(SPEC, tokenized_pairs.tokenize_pairs(SPEC, some_pairs(), ByteTokenizer()), ByteTokenizer(), None)
-    engine.load(parameters)
+    engine.load_parameters(parameters)
     for pair, both in zip(some_pairs(3), told, strict=True):
         for response, found in zip((pair.first, pair.second), both, strict=True):
             ids = torch.tensor([list((pair.prompt + response).encode())])

@@ -94,7 +94,7 @@ def test_the_reference_of_a_pair_is_what_the_first_model_gives_it_token_by_token
     assert not np.isnan(delta).any()
     known = ~np.isnan(found.train_split.reference)
     assert 0 < known.sum() < len(known) and np.isnan(found.held_out_split.reference).all()
-    engine.load(first)  # type: ignore[attr-defined]
+    engine.load_parameters(first)  # type: ignore[attr-defined]
     for text in np.flatnonzero(known)[:5]:
         start, response, end = (
             found.train_split.starts[text],

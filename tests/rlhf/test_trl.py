@@ -47,8 +47,8 @@ def of_whole_pairs(real: Callable[..., Any], first: Tensor, second: Tensor, *oth
 
 PLANTED = [
     ("token_rewards", without_mask, "rewards"),
-    ("advantages", one_token_late, "GAE"),
-    ("whiten", without_mask, "whitening"),
+    ("gae_advantages", one_token_late, "GAE"),
+    ("whiten_advantages", without_mask, "whitening"),
     ("policy_losses", not_clipped, "policy loss"),
     ("policy_losses", ramped, "gradient of the logits"),
     ("value_losses", not_clipped, "value loss"),

@@ -35,7 +35,7 @@ from tests.ledger.tables.records import Note
 
 KEYS = [f"key {number}".encode() for number in range(60)]
 Changes = dict[bytes, Note | None]
-CHANGES = st.dictionaries(st.sampled_from(KEYS), st.without_text() | st.builds(Note, st.integers(0, 3)), max_size=30)
+CHANGES = st.dictionaries(st.sampled_from(KEYS), st.none() | st.builds(Note, st.integers(0, 3)), max_size=30)
 HISTORIES = st.lists(CHANGES, max_size=12)
 Rows = dict[bytes, Note]
 
