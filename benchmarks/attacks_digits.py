@@ -19,7 +19,7 @@ from benchmarks.attack_suite import VECTORS, Knowledge
 from protocol.errors import LocalProtocolError
 from training.job_spec import ESTIMATES, AggregationRule, Compression, JobSpec
 from training.replicated import codec, momentum_estimates, outer_optimizer
-from training.replicated.aggregate import aggregate_updates, gram, tolerated_faults
+from training.replicated.aggregate import aggregate_updates, gram_matrix, tolerated_faults
 from training.replicated.aggregate.aggregation_plan import plan_on_grid
 from training.replicated.aggregate.robust_rules import ONE, UpdateCombination, align_exponents, farthest_updates
 from training.replicated.codec.payload_header import HEADER_BYTES
@@ -55,7 +55,7 @@ def nnm_trim(updates: Sequence[codec.QuantizedUpdate], layout: TensorLayout, lia
     """Nearest-neighbour mixing and a trimmed sum, without the clipping that our rule has before them: for comparison only."""
     ordered = sorted(updates, key=lambda update: update.origin)
     count, f = len(ordered), tolerated_faults(len(ordered), liars)
-    far = farthest_updates(align_exponents(gram(ordered), [update.exponent for update in ordered]), f)
+    far = farthest_updates(align_exponents(gram_matrix(ordered), [update.exponent for update in ordered]), f)
     plan = plan_on_grid(ordered, UpdateCombination((ONE,) * count, (count - 2 * f) * (count - f), far, f))
     return np.concatenate([*plan.iter_aggregate(layout.blocks)])
 

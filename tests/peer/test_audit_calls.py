@@ -24,7 +24,7 @@ from training.job_spec import JobSpec
 
 REASON = SimpleNamespace(label="rollout", meaning="it trained on other responses")
 JUDGED = "the others judge that, `audits` shows what they find"
-SPEC = SimpleNamespace(replay_tolerance=1e-3, kind=SimpleNamespace(labels=("rollout",), rejection_reasons=(REASON,)))
+SPEC = SimpleNamespace(replay_tolerance=1e-3, resolved_objective=SimpleNamespace(labels=("rollout",), rejection_reasons=(REASON,)))
 
 
 class Asked:

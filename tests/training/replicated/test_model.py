@@ -288,7 +288,7 @@ def test_the_root_covers_everything(second: ReplicatedModel) -> None:
         root(),
         root(round=7),
         root(job=b"x" * 32),
-        root(norms=()),
+        root(median_norms_squared=()),
         root(records={}),
         root(spec=replace(SMALL, outer_rate=0.6)),
     }

@@ -94,7 +94,8 @@ def test_what_a_job_names_is_what_moves_it(kind: OuterOptimizerKind) -> None:
         spec, 0, outer_optimizer.next_beta_powers(spec, outer_optimizer.initial_beta_powers(spec))
     )
     slots = {"nesterov": ("momentum",), "sgd": (), "sign": ("momentum",), "adamw": ("first", "second")}
-    assert type(optimizer).__name__.lower() == kind.value and outer_optimizer.optimizer_slots(spec) == slots[kind.value]
+    named = {"nesterov": "OuterNesterov", "sgd": "OuterSgd", "sign": "OuterSignum", "adamw": "OuterAdamW"}
+    assert type(optimizer).__name__ == named[kind.value] and outer_optimizer.optimizer_slots(spec) == slots[kind.value]
 
 
 # Exact multiples of 2^-123, large and tiny, as gradients and as what has decayed for many rounds.
