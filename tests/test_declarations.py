@@ -178,7 +178,9 @@ async def test_a_blob_of_a_declaration_is_not_larger_than_the_objective_says(fea
 
 def test_labels_of_reasons_are_nobody_else_s(feature: None) -> None:
     for labels in (("accept",), ("own_1",), ("withheld",), ("twice", "twice")):
-        kind = type("Odd", (Objective,), {"name": "odd", "rejection_reasons": tuple(RejectionReason(label, "") for label in labels)})()
+        kind = type(
+            "Odd", (Objective,), {"name": "odd", "rejection_reasons": tuple(RejectionReason(label, "") for label in labels)}
+        )()
         with pytest.raises(AssertionError, match="odd"):
             registry.register_objectives((kind,))
         registry._known.pop("odd")

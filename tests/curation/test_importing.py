@@ -441,14 +441,7 @@ NAMES = (
     *("chosen", "rejected", "p", "result", "value", "choices", "rating", "ranker", "rank", "selected", "list", "id", "votes"),
     *("label_text", "task", "number", "height"),
 )
-SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=4)
-    | st.sampled_from(["pos", "1", "reject"])
-)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.sampled_from(["pos", "1", "reject"])
 VALUES = st.recursive(
     SCALARS, lambda some: st.lists(some, max_size=3) | st.dictionaries(st.sampled_from(NAMES), some, max_size=6)
 )

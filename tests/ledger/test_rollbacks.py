@@ -877,7 +877,7 @@ def test_each_field_of_a_job_is_restored_by_a_rollback_or_kept() -> None:
     assert court.job(court.key).distrusted_members == (A,)
 
 
-STATE_RESTORED = {"taken", "norms", "powers", "steering"}
+STATE_RESTORED = {"rounds_in_model", "median_norms_squared", "beta_powers", "steering"}
 STATE_KEPT = {"job", "spec"}  # never changes
 STATE_OPENED = {"round"}
 STATE_DROPPED = {"records"}  # what undone payloads left unsaid; of jobs with estimates they are the anchor's

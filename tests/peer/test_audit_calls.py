@@ -24,7 +24,9 @@ from training.job_spec import JobSpec
 
 REASON = SimpleNamespace(label="rollout", meaning="it trained on other responses")
 JUDGED = "the others judge that, `audits` shows what they find"
-SPEC = SimpleNamespace(replay_tolerance=1e-3, resolved_objective=SimpleNamespace(labels=("rollout",), rejection_reasons=(REASON,)))
+SPEC = SimpleNamespace(
+    replay_tolerance=1e-3, resolved_objective=SimpleNamespace(reason_labels=("rollout",), rejection_reasons=(REASON,))
+)
 
 
 class Asked:

@@ -64,7 +64,9 @@ class World:
         path, digest, said = self.folder / "told", hashlib.sha256(blob).digest(), self.honest.record
         path.write_bytes(blob)
         record = replace(said, blob=digest, score=said.score + round(moved * MILLIONTHS))
-        found: RejectionReason | None = self.engine.why_declaration_refused(self.first, JOB, 0, TRAINER, Declaration(record, {digest: path}))
+        found: RejectionReason | None = self.engine.why_declaration_refused(
+            self.first, JOB, 0, TRAINER, Declaration(record, {digest: path})
+        )
         return found
 
 

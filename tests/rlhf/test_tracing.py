@@ -62,7 +62,11 @@ def test_a_job_of_means_meets_each_pair_once_in_its_first_rounds_whoever_trains(
     rounds, count = 5, MEAN.batch
     for trainer in TRAINERS:
         steps = [InnerStep(JOB, number, trainer, step) for number in range(rounds) for step in range(MEAN.local_steps)]
-        met = [int(pair) for step in steps for pair in MEAN.resolved_objective.draw_example_numbers(MEAN, step, count, len(steps) * count)]
+        met = [
+            int(pair)
+            for step in steps
+            for pair in MEAN.resolved_objective.draw_example_numbers(MEAN, step, count, len(steps) * count)
+        ]
         assert sorted(met) == list(range(len(steps) * count))
 
 

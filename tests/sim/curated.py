@@ -282,7 +282,7 @@ class Curated:
         ):
             raise Violation("curation votes", f"{key.hex()[:8]} is opened with an answer that was not committed")
         was = old.rows["tasks"].get(task)
-        asked = was.asked if was is not None else 1
+        asked = was.votes_asked if was is not None else 1
         if was is None or was.stage == "begun":
             mine = [assignment_of(task, who) for who in new.rows["tasks"][task].annotators]
             here = [new.rows["assignments"][of] for of in mine]
@@ -306,17 +306,17 @@ class Curated:
             had, was = states[key], old.rows["tasks"].get(key)
             if len(set(row.annotators)) < len(row.annotators) or len(row.annotators) != had.total():
                 raise Violation("curation draws", f"task {key.hex()[:8]} counts {len(row.annotators)} annotators")
-            if row.taken != sum(had[state] for state in WITH_PLACE):
+            if row.places_taken != sum(had[state] for state in WITH_PLACE):
                 raise Violation("curation places", f"task {key.hex()[:8]}: {row.taken} places taken, {dict(had)}")
             votes = sum(had[state] for state in VOTES)
             if (row.committed, row.opened, row.skipped) != (votes, had["opened"] + had["settled"], had["skipped"]):
                 raise Violation(
                     "curation counts", f"task {key.hex()[:8]}: {row.committed}, {row.opened}, {row.skipped}; {dict(had)}"
                 )
-            most = new.rows["projects"][row.project].asked.votes
-            if not row.taken <= row.asked <= most or (row.stage == "opening" and row.committed != row.asked):
+            most = new.rows["projects"][row.project].spec.votes
+            if not row.places_taken <= row.votes_asked <= most or (row.stage == "opening" and row.committed != row.votes_asked):
                 raise Violation("curation places", f"task {key.hex()[:8]} is {row.stage}: {row.taken} of {row.asked}, of {most}")
-            if row.stage == "begun" and row.committed == row.asked:
+            if row.stage == "begun" and row.committed == row.votes_asked:
                 raise Violation("curation places", f"task {key.hex()[:8]} has all its votes, and waits for more")
             if (row.label is not None) != (row.stage == "settled") or (row.stage != "settled" and had["settled"]):
                 raise Violation("curation labels", f"task {key.hex()[:8]} is {row.stage}, with the label {row.label}")
@@ -355,18 +355,20 @@ class Curated:
         listed = 0
         for project, of in new.rows["projects"].items():
             tasks = rows[project]
-            fresh = [places.get(project + b"f" + place.to_bytes(4, "big"), place) for place in range(of.drawn, of.tasks)]
+            fresh = [places.get(project + b"f" + place.to_bytes(4, "big"), place) for place in range(of.fresh_drawn, of.tasks)]
             drawn = [number for number, row in tasks.items() if row.stage != "redacted" or row.annotators or number not in fresh]
-            if len(drawn) != of.drawn or sorted([*drawn, *fresh]) != list(range(of.tasks)):
+            if len(drawn) != of.fresh_drawn or sorted([*drawn, *fresh]) != list(range(of.tasks)):
                 raise Violation(
                     "curation draws", f"project {project.hex()[:8]} has {len(tasks)} of {of.tasks} tasks drawn, not {of.drawn}"
                 )
-            begun = {number for number, row in tasks.items() if row.stage == "begun" and row.taken < row.asked}
-            there = {number: row.place for number, row in tasks.items() if row.place is not None}
+            begun = {number for number, row in tasks.items() if row.stage == "begun" and row.places_taken < row.votes_asked}
+            there = {number: row.index_slot for number, row in tasks.items() if row.index_slot is not None}
             listing = {places.get(project + b"b" + place.to_bytes(4, "big")): place for place in range(of.begun)}
             if there != listing or begun != there.keys():
                 raise Violation("curation lists", f"project {project.hex()[:8]} lists {sorted(there)}, begun are {sorted(begun)}")
-            listed += of.begun + sum(project + b"f" + place.to_bytes(4, "big") in places for place in range(of.drawn, of.tasks))
+            listed += of.begun + sum(
+                project + b"f" + place.to_bytes(4, "big") in places for place in range(of.fresh_drawn, of.tasks)
+            )
         if listed != len(places):
             raise Violation("curation lists", f"{len(places)} places have a row, {listed} are in a list")
 
@@ -383,7 +385,7 @@ class Curated:
             if row.state == "settled":
                 label = rows["tasks"][task_of(row.project, row.number)].label
                 accepted[row.annotator] += tuple(row.answer) == tuple(label)
-                asked = rows["projects"][row.project].asked
+                asked = rows["projects"][row.project].spec
                 learned[row.project + row.annotator] += 0 if asked.kind == "ranking" else len(asked.options) if asked.many else 1
         counts = {
             "settled": (state.settled, settled.total()),
@@ -451,12 +453,12 @@ class Curated:
             keys = [name.encode() + place.to_bytes(8, "big") for place in range(queue.first, queue.last)]
             if any(key not in due for key in keys):
                 raise Violation("curation queues", f"the queue {name} has a gap")
-            times = [due[key].at_ms for key in keys]
+            times = [due[key].due_ms for key in keys]
             if times != sorted(times):
                 raise Violation("curation queues", f"times of the queue {name} do not ascend")
             if now_ms is not None and times and times[0] <= now_ms:
                 raise Violation("curation queues", f"the queue {name} has what is due since {now_ms - times[0]} ms")
-            waiting[name] = {due[key].assignment: due[key].at_ms for key in keys}
+            waiting[name] = {due[key].assignment: due[key].due_ms for key in keys}
             count += len(keys)
         if count != len(due):
             raise Violation("curation queues", f"{len(due)} rows are due, {count} are in a queue")

@@ -42,7 +42,8 @@ def _assert_each_library_used_something_else(seen: list[Any]) -> None:
     assert len({item["aten"] for item in seen}) > 1, "torch"
 
 
-OPINIONS = {("error_feedback.py", "einsum"), ("quantization_cells.py", "einsum")}  # of auditors, with a wide gap; nothing that all must have alike
+# of auditors, with a wide gap; nothing that all must have alike
+OPINIONS = {("error_feedback.py", "einsum"), ("quantization_cells.py", "einsum")}
 
 
 def test_replicated_arithmetic_calls_no_function_that_libraries_round_as_they_like() -> None:
