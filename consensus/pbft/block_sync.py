@@ -144,7 +144,7 @@ class BlockFetcher:
 
 @dataclass(slots=True)
 class ResponseRateLimiter:
-    """How many requests of each peer are answered: an answer is up to `turn.REPLY_BYTES_MAX` read from disk."""
+    """How many requests of each peer are answered: an answer is up to `effects.DECISIONS_REPLY_BYTES_MAX` read from disk."""
 
     _left: dict[bytes, tuple[float, float]] = field(default_factory=dict)  # peer with a link -> answers left, at what time
 

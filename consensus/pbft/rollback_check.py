@@ -29,7 +29,8 @@ things tell it apart:
   not in our log was made by another machine. We stop for good, since both would soon sign two things for one slot. Fewer answers
   prove nothing: then we are silent, as for anything forgotten.
 - *A link with our own key.* We dial an address that is said to be of our key. If another process answers there and proves the
-  key, it is another machine (`events.Copied`). That takes no signature of the log, so it may come before the first one.
+  key, it is another machine (`inputs.DuplicateIdentityInput`). That takes no signature of the log, so it may come before the
+  first one.
 
 A lying minority silences nobody: f liars do not reach the (f+1)-th highest claim, what I am said to have signed needs my
 signature, and n − f ≥ q honest voters answer. The limit of all this: answerers that restarted since know only certificates and

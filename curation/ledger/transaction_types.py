@@ -35,7 +35,7 @@ class AddTaskPage:
     bytes: Annotated[int, Between(1, PAGE_BYTES_MAX)]
     root: Digest
     count: Annotated[int, Between(1, PAGE_TASKS_MAX)]
-    gold: Digest | None = None  # as in `state.TaskPage`
+    gold: Digest | None = None  # as in `curation_state.TaskPageRow`
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class EnrolmentEntry:
     annotator: Key
     name: Pseudonym
     custodial: bool
-    signature: SignatureBytes  # by the annotator, over `statements.Enrol` with the batch's author as the peer
+    signature: SignatureBytes  # by the annotator, over `annotator_statements.EnrolStatement` with the batch's author as the peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,8 @@ class LeaseRequest:
     annotator: Key
     nonce: Nonce
     expires_ms: Count
-    signature: SignatureBytes  # by the annotator, over `statements.Session` with the batch's author as the peer
+    # by the annotator, over `annotator_statements.SessionStatement` with the batch's author as the peer
+    signature: SignatureBytes
     count: Annotated[int, Between(1, LEASES_MAX)]
     excluded_projects: Annotated[tuple[Digest, ...], Length(0, EXCLUDED_PROJECTS_MAX)] = ()
     project: Digest | None = None
@@ -106,8 +107,8 @@ class AnswerCommitment:
     assignment: Digest
     annotator: Key  # whose the assignment is: the signature can be verified without the state
     commitment: Digest
-    signature: SignatureBytes  # by the annotator, over `statements.Annotation`
-    seals: Seals = ()  # the answer for each of `seals.keepers`; nothing decided depends on what is in them
+    signature: SignatureBytes  # by the annotator, over `annotator_statements.AnnotationStatement`
+    seals: Seals = ()  # the answer for each of `sealed_answers.seal_recipients`; nothing decided depends on what is in them
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,7 +175,7 @@ class LedgerApplication:
         return self._censors(content)
 
     def _censors(self, body: BlockBody) -> str | None:
-        """Whether a valid body leaves out what more voters than there can be liars have waited for; see `NOTICE_LAG`.
+        """Whether a valid body leaves out what more voters than there can be liars have waited for; see `INCLUSION_LAG_HEIGHTS`.
 
         Only what is here, and could have stood behind the block's last transaction, counts: another transaction with the same
         nonce, or a full block, is an excuse.

@@ -86,7 +86,7 @@ class _ScoredRollouts:
     reference_BT: Tensor
     value_BT: Tensor
     score_B: Tensor
-    excess_BT: Tensor | None  # `passes.Passed`
+    excess_BT: Tensor | None  # `rollout_passes.ForwardPassResult`
     blocked: int
 
     def record(self, stop: int | None, vocabulary: int) -> RolloutDeclaration:

@@ -20,7 +20,7 @@ from training.replicated.tensor_layout import Float32Array
 
 
 class TorchDeclarer(Protocol):
-    """What `Objective.declarers` names: it is made with the engine, and computes with the engine's model."""
+    """What `Objective.declarer_classes` names: it is made with the engine, and computes with the engine's model."""
 
     def make_declaration(
         self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: OnProgress

@@ -165,7 +165,7 @@ class _ModuleGPT(GPT):
 
 
 class _LayerModule(nn.Module):
-    """The parameters of a `model.Layer`, by the same names. `fully_shard` gathers them for as long as it runs."""
+    """The parameters of a `model.TransformerLayer`, by the same names. `fully_shard` gathers them for as long as it runs."""
 
     def __init__(self, gpt: _ModuleGPT, layer: TransformerLayer, recompute: bool) -> None:
         super().__init__()
