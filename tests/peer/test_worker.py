@@ -42,13 +42,13 @@ from training.worker_protocol import *
 log = open(sys.argv[1], "a", buffering=1)
 log.write("start " + " ".join(sys.argv[2:]) + "\\n")
 output = os.fdopen(os.dup(1), "wb")
-def send(number, message): output.write(worker_protocol.frame(number, message)); output.flush()
+def send(number, message): output.write(worker_protocol.encode_frame(number, message)); output.flush()
 def read():
     header = sys.stdin.buffer.read(8)
     if not header: os._exit(0)
     length, number = worker_protocol.parse_header(header)
     return number, worker_protocol.parse_body(sys.stdin.buffer.read(length), worker_protocol.TO_WORKER)
-send(0, Ready("fake", 1))
+send(0, WorkerInfo("fake", 1))
 while True:
     number, request = read()
     what = getattr(request, "text", None) or getattr(request, "model_directory", None) or request.TAG
@@ -57,13 +57,13 @@ while True:
     if what == "die": sys.stderr.write("last words\\n"); sys.stderr.flush(); os._exit(7)
     elif what == "killed": os.kill(os.getpid(), signal.SIGKILL)
     elif what == "garbage": output.write(b"\\xff" * 100); output.flush()
-    elif what == "hang": log.write(read()[1].TAG + "\\n"); send(number, Failed("cancelled"))
-    elif what == "stubborn": signal.signal(signal.SIGTERM, signal.SIG_IGN); send(number, Opened(0, 0, 0)); time.sleep(1000)
-    elif isinstance(request, OpenJob): [send(number, Beat()) for _ in range(3)]; send(number, Opened(1, 2, 3))
-    elif isinstance(request, Evaluate): send(number, Evaluated({"bits": 2.5}, 0.1))
-    elif isinstance(request, Propose): send(number, Proposed(bytes(32), 1, bytes(32), 1.0, 0.1))
-    elif isinstance(request, Audit): send(number, Audited(0, 0.0, 0.1))
-    else: send(number, Failed("no such thing"))
+    elif what == "hang": log.write(read()[1].TAG + "\\n"); send(number, RequestFailed("cancelled"))
+    elif what == "stubborn": signal.signal(signal.SIGTERM, signal.SIG_IGN); send(number, OpenJobReply(0, 0, 0)); time.sleep(1000)
+    elif isinstance(request, OpenJobRequest): [send(number, WorkerHeartbeat()) for _ in range(3)]; send(number, OpenJobReply(1, 2,
+    3)) elif isinstance(request, EvaluateRequest): send(number, EvaluateReply({"bits": 2.5}, 0.1))
+    elif isinstance(request, ProposeRequest): send(number, ProposeReply(bytes(32), 1, bytes(32), 1.0, 0.1))
+    elif isinstance(request, AuditRequest): send(number, AuditReply(0, 0.0, 0.1))
+    else: send(number, RequestFailed("no such thing"))
 """
 
 

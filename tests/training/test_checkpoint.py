@@ -50,7 +50,7 @@ def test_one_model_has_one_file(exported: Path, tmp_path: Path) -> None:
     """In every process: whoever replays a run compares bytes. The library writes metadata entries in random order."""
     program = (
         "import sys; from pathlib import Path; from tests.training.test_checkpoint import *; "
-        "checkpoint.export(Path(sys.argv[1]), SPEC, initial_parameters(SPEC), ORIGIN)"
+        "checkpoint.write_checkpoint(Path(sys.argv[1]), SPEC, initial_parameters(SPEC), ORIGIN)"
     )
     again = tmp_path / "again"
     subprocess.run([sys.executable, "-c", program, str(again)], check=True, env={**os.environ, "PYTHONHASHSEED": "7"})

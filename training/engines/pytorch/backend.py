@@ -40,11 +40,11 @@ class TorchBackend:
         if resources.parallel is ParallelMode.OFF:
             device.configure_device(self._device)
             return
-        self._crew = named(f"{PARALLEL}:crew_of")(resources, command)
+        self._crew = named(f"{PARALLEL}:start_rank_processes")(resources, command)
 
     def run_rank(self, resources: EngineResources, rank: int, store: Path, orders: BinaryIO) -> None:
         start_torch_threads(resources.threads or None)
-        named(f"{PARALLEL}:assist")(resources, rank, store, orders)
+        named(f"{PARALLEL}:run_rank")(resources, rank, store, orders)
 
     def describe_worker(self) -> WorkerInfo:
         versions = {"python": platform.python_version(), "numpy": np.__version__, "torch": str(torch.__version__)}
