@@ -292,7 +292,7 @@ class Curated:
         if row.project not in old.rows["projects"]:
             return
         closing = old.rows["closings"].get(row.project)
-        is_over = closing.at_ms <= old.time_ms if closing is not None else old.rows["projects"][row.project].phase == "closed"
+        is_over = closing.start_ms <= old.time_ms if closing is not None else old.rows["projects"][row.project].phase == "closed"
         if is_over:
             raise Violation("curation closed", f"{key.hex()[:8]} was opened during or after the close of its project")
 
@@ -307,7 +307,7 @@ class Curated:
             if len(set(row.annotators)) < len(row.annotators) or len(row.annotators) != had.total():
                 raise Violation("curation draws", f"task {key.hex()[:8]} counts {len(row.annotators)} annotators")
             if row.places_taken != sum(had[state] for state in WITH_PLACE):
-                raise Violation("curation places", f"task {key.hex()[:8]}: {row.taken} places taken, {dict(had)}")
+                raise Violation("curation places", f"task {key.hex()[:8]}: {row.places_taken} places taken, {dict(had)}")
             votes = sum(had[state] for state in VOTES)
             if (row.committed, row.opened, row.skipped) != (votes, had["opened"] + had["settled"], had["skipped"]):
                 raise Violation(
@@ -315,7 +315,9 @@ class Curated:
                 )
             most = new.rows["projects"][row.project].spec.votes
             if not row.places_taken <= row.votes_asked <= most or (row.stage == "opening" and row.committed != row.votes_asked):
-                raise Violation("curation places", f"task {key.hex()[:8]} is {row.stage}: {row.taken} of {row.asked}, of {most}")
+                raise Violation(
+                    "curation places", f"task {key.hex()[:8]} is {row.stage}: {row.places_taken} of {row.votes_asked}, of {most}"
+                )
             if row.stage == "begun" and row.committed == row.votes_asked:
                 raise Violation("curation places", f"task {key.hex()[:8]} has all its votes, and waits for more")
             if (row.label is not None) != (row.stage == "settled") or (row.stage != "settled" and had["settled"]):
@@ -338,7 +340,7 @@ class Curated:
 
     def _check_settled(self, old: Tables, key: bytes, was: Any, row: Any, now_ms: int) -> None:
         closing = old.rows["closings"].get(row.project)
-        is_closing = closing is not None and closing.at_ms <= now_ms and (not row.is_reviewed or key in old.rows["golds"])
+        is_closing = closing is not None and closing.start_ms <= now_ms and (not row.is_reviewed or key in old.rows["golds"])
         if row.stage != "settled" or (row.label != was.label and not is_closing):
             raise Violation("curation labels", f"task {key.hex()[:8]} was {was.label}, and is {row.stage}, {row.label}")
         if (row.height, row.annotators, row.opened) != (was.height, was.annotators, was.opened):
@@ -359,7 +361,8 @@ class Curated:
             drawn = [number for number, row in tasks.items() if row.stage != "redacted" or row.annotators or number not in fresh]
             if len(drawn) != of.fresh_drawn or sorted([*drawn, *fresh]) != list(range(of.tasks)):
                 raise Violation(
-                    "curation draws", f"project {project.hex()[:8]} has {len(tasks)} of {of.tasks} tasks drawn, not {of.drawn}"
+                    "curation draws",
+                    f"project {project.hex()[:8]} has {len(tasks)} of {of.tasks} tasks drawn, not {of.fresh_drawn}",
                 )
             begun = {number for number, row in tasks.items() if row.stage == "begun" and row.places_taken < row.votes_asked}
             there = {number: row.index_slot for number, row in tasks.items() if row.index_slot is not None}
@@ -418,7 +421,7 @@ class Curated:
                 continue
             if row.paid != was.paid and key not in old.rows["closings"]:
                 raise Violation("curation points", f"project {key.hex()[:8]} pays {row.paid - was.paid}, and is not being closed")
-            if was.phase == "closed" and (row.phase, row.tasks, row.drawn) != (was.phase, was.tasks, was.drawn):
+            if was.phase == "closed" and (row.phase, row.tasks, row.fresh_drawn) != (was.phase, was.tasks, was.fresh_drawn):
                 raise Violation("curation closed", f"project {key.hex()[:8]} is closed, and changes")
             if key in old.rows["closings"] and key not in new.rows["closings"]:
                 self._check_paid(new, key, row)
@@ -440,8 +443,8 @@ class Curated:
     def _check_paid(self, new: Tables, key: bytes, row: Any) -> None:
         """All of it is divided, unless nobody has answered."""
         has_answers = any(vote.project == key and vote.state == "settled" for vote in new.rows["assignments"].values())
-        if row.paid != (row.asked.price * row.settled if has_answers else 0):
-            raise Violation("curation points", f"project {key.hex()[:8]} paid {row.paid}, for {row.settled} × {row.asked.price}")
+        if row.paid != (row.spec.price * row.settled if has_answers else 0):
+            raise Violation("curation points", f"project {key.hex()[:8]} paid {row.paid}, for {row.settled} × {row.spec.price}")
 
     # Queues ----------------------------------------------------------------------------------------------------------
 
