@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from ledger.audits.audit_state import (
     CHALLENGES_OPEN_MAX,
@@ -175,7 +175,17 @@ def suspensions(state: LedgerState) -> tuple[SuspensionView, ...]:
 
 
 def standing_of(key: bytes, standing: MemberAuditRecord) -> AuditRecordView:
-    return AuditRecordView(peer_id(key), **asdict(standing))
+    return AuditRecordView(
+        peer_id(key),
+        rewards=standing.rewards,
+        lost=standing.rewards_lost,
+        suspensions=standing.suspensions,
+        reports=standing.reports,
+        lapsed=standing.lapsed,
+        upheld=standing.upheld,
+        refuted=standing.refuted,
+        wrong=standing.wrong_losses,
+    )
 
 
 def _audit(entry: AuditLogEntry, state: LedgerState) -> AuditView:

@@ -1,4 +1,4 @@
-"""What a person is told that has a round re-executed: the call `challenge`, on a ledger without a network."""
+"""What a person is told about audits, and by the call `challenge`, on a ledger without a network."""
 
 from __future__ import annotations
 
@@ -10,10 +10,17 @@ from typing import Any
 import pytest
 import trio
 
-from ledger.audits.audit_state import FALSE_CHALLENGES_MAX, AuditLogEntry, AuditResult, AuditVolunteering
+from ledger.audits.audit_state import (
+    FALSE_CHALLENGES_MAX,
+    AuditLogEntry,
+    AuditResult,
+    AuditVolunteering,
+    MemberAuditRecord,
+)
 from ledger.jobs import StopJob
 from peer.api import audits
-from peer.api.audits import AuditAnswers
+from peer.api.audits import AuditAnswers, standing_of
+from protocol.api import AuditRecordView
 from protocol.errors import UserError
 from protocol.identity import peer_id, short_id
 from protocol.verdicts import ReplayFinding
@@ -248,3 +255,11 @@ async def test_a_report_that_the_log_has_lost_is_told_as_lost(court: Court) -> N
     ask.each_wait = lost
     with pytest.raises(UserError, match="the log has lost what this peer reported"):
         await ask(A)
+
+
+def test_each_count_of_a_members_audits_is_told_under_its_name() -> None:
+    record = MemberAuditRecord(rewards=1, rewards_lost=2, suspensions=3, reports=4, lapsed=5, upheld=6, refuted=7, wrong_losses=8)
+    told = standing_of(A, record)
+    assert told == AuditRecordView(
+        peer_id(A), rewards=1, lost=2, suspensions=3, reports=4, lapsed=5, upheld=6, refuted=7, wrong=8
+    )
