@@ -34,7 +34,7 @@ SPEC = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=3, batch=4, mi
 JOB, TRAINER = hashlib.sha256(b"job").digest(), b"t" * 32
 SECONDS_MAX = 120.0  # an import of torch on a busy machine, and more
 
-# A worker without torch: it does what the text of an OpenJob's path tells it to, and logs what it was asked.
+# A worker without torch: it does what the text of an OpenJobRequest's path tells it to, and logs what it was asked.
 FAKE = """
 import os, signal, sys, time
 from training import worker_protocol
@@ -59,8 +59,10 @@ while True:
     elif what == "garbage": output.write(b"\\xff" * 100); output.flush()
     elif what == "hang": log.write(read()[1].TAG + "\\n"); send(number, RequestFailed("cancelled"))
     elif what == "stubborn": signal.signal(signal.SIGTERM, signal.SIG_IGN); send(number, OpenJobReply(0, 0, 0)); time.sleep(1000)
-    elif isinstance(request, OpenJobRequest): [send(number, WorkerHeartbeat()) for _ in range(3)]; send(number, OpenJobReply(1, 2,
-    3)) elif isinstance(request, EvaluateRequest): send(number, EvaluateReply({"bits": 2.5}, 0.1))
+    elif isinstance(request, OpenJobRequest):
+        for _ in range(3): send(number, WorkerHeartbeat())
+        send(number, OpenJobReply(1, 2, 3))
+    elif isinstance(request, EvaluateRequest): send(number, EvaluateReply({"bits": 2.5}, 0.1))
     elif isinstance(request, ProposeRequest): send(number, ProposeReply(bytes(32), 1, bytes(32), 1.0, 0.1))
     elif isinstance(request, AuditRequest): send(number, AuditReply(0, 0.0, 0.1))
     else: send(number, RequestFailed("no such thing"))
