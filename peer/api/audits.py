@@ -116,7 +116,7 @@ class AuditAnswers(AuditRpc):
             (number, key) for audits in state.audits.jobs.values() for number, of in audits.rounds.items() for key in of.proposals
         )
         if not any(state.members.current_key(key) == trainer and round in (None, number) for number, key in kept):
-            when = "while its audit_window is open, unless they were re-executed before the vote"
+            when = "while its audit_window is open, unless they were re-executed before the vote or the round was undone"
             return f"nothing that {what} is kept for audits: accepted proposals of a closed round are, {when}"
         must = f"in good standing, with fewer than {CHALLENGES_OPEN_MAX} disputes open, and not apart from the trainer"
         return f"what {what} is not for this peer to re-execute: it must be undisputed, and this peer {must}; once for a round"
