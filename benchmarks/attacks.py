@@ -46,7 +46,7 @@ from benchmarks.simulated import text_file
 from benchmarks.verdicts import conclude, verdict
 from consensus.quorum import faults_tolerated
 from ledger.audits import sortition
-from peer.demo.demo import end_like_ctrl_c
+from peer.demo.network_demo import map_signals_to_interrupt
 from protocol.errors import UserError
 from scenarios.trials import COUNT, Parser, duration
 from training import safe_settings
@@ -522,7 +522,7 @@ def main() -> int:
         bases = {preset: job(preset, options) for preset in options.presets}
     except UserError as error:
         parser.error(str(error))
-    end_like_ctrl_c()
+    map_signals_to_interrupt()
     torch.set_num_threads(1)
     about = {
         "seeds": list(options.seeds),

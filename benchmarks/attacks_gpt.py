@@ -43,7 +43,7 @@ from benchmarks.attacks_trigger import UNMEASURED, Trigger
 from benchmarks.attacks_voters import decided
 from benchmarks.simulated import JOB, Rounds, Update, engine_of, trainer_key
 from ledger.audits import sortition
-from peer.driver.loss_watch import LossWatch, first_jump, jump_above, most_suspect
+from peer.runtime.rounds.loss_spikes import LossHistory, first_spike, most_suspect_round, spike_threshold
 from protocol.errors import LocalProtocolError
 from protocol.messages import Proposal
 from protocol.verdicts import Verdict
@@ -168,7 +168,7 @@ class Run:
         self.challenged = set[tuple[int, bytes]]()
         self.volunteered: dict[bytes, list[int]] = {key: [] for key in world.honest}  # rounds
         self.reports: dict[bytes, list[tuple[int, bytes]]] = {key: [] for key in world.honest}  # that volunteers have to make yet
-        self.watches = {key: LossWatch() for key in world.honest}
+        self.watches = {key: LossHistory() for key in world.honest}
         self.lines_undone: list[tuple[int, int]] = []  # first and last round of each
         self.anchors = [self.rounds.model]
         self.is_foreseen = True  # who is drawn in the open round, so that all updates are re-executed
@@ -200,7 +200,7 @@ class Run:
         lying = self._lying(present)
         honest = [self._honest(trainer) for trainer in (*self.world.honest, *(liar for liar in present if liar not in lying))]
         for trainer, (_, made) in zip(self.world.honest, honest, strict=False):
-            self.watches[trainer].note(JOB, number, made.loss)
+            self.watches[trainer].record_loss(JOB, number, made.loss)
         told = {liar: self._lie(liar, honest) for liar in lying}
         lies = {liar: lie for liar, lie in told.items() if lie is not None}
         honest += [self._honest(liar) for liar in told.keys() - lies.keys()]
@@ -323,7 +323,7 @@ class Run:
     def _unseen(self) -> float:
         """Up to which loss of the next round no honest trainer sees a jump."""
         number = self.rounds.model.round + 1
-        return min(jump_above(of.losses(JOB, self.lines_undone), number) for of in self.watches.values())
+        return min(spike_threshold(of.losses(JOB, self.lines_undone), number) for of in self.watches.values())
 
     def _public(self, parameters: Float32Array) -> tuple[float, Float32Array]:
         """Loss and gradient on text that a liar draws for itself."""
@@ -406,10 +406,10 @@ class Run:
                 if place in self.false and chance.random() >= LAPSES:
                     self._challenge(number, place)
                 continue
-            jump = first_jump(watch.losses(JOB, self.lines_undone), number + 1)
+            jump = first_spike(watch.losses(JOB, self.lines_undone), number + 1)
             rounds = [of for of in window[-self.world.spec.audit_window + 1 :] if of not in self.volunteered[me]]
             if jump is not None and rounds:
-                drawn = most_suspect(rounds, jump)
+                drawn = most_suspect_round(rounds, jump)
                 self.volunteered[me].append(drawn)
                 self.reports[me] = [(drawn, trainer) for trainer in self.audited[drawn] if trainer != me]
                 chance.shuffle(self.reports[me])

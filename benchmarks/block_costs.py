@@ -30,6 +30,7 @@ from curation.annotator_statements import AnnotationStatement, EnrolStatement, S
 from curation.ledger.curation_module import project_id
 from curation.ledger.curation_state import CurationState, IndexSlot, Project, ProjectPhase, ProjectSpec, Redaction, TaskRow
 from curation.ledger.curation_state import TaskStage as TaskStage
+from curation.ledger.state_changes import BEGUN_LIST, index_slot_key
 from curation.ledger.transaction_types import (
     AddTaskPage,
     AnswerCommitment,
@@ -47,7 +48,6 @@ from curation.ledger.transaction_types import (
     VoteToStopProject,
 )
 from curation.limits import ASSIGNED_MAX, BATCH_MAX, LEASES_MAX, OPENING_MS, PAGE_TASKS_MAX
-from curation.lists import BEGUN_LIST, index_slot_key
 from curation.tasks.answers import QuestionKind, gold_leaf
 from curation.tasks.answers import answer_commitment as commitment_to
 from curation.tasks.task_pages import task_id

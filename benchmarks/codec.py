@@ -37,7 +37,7 @@ from benchmarks.provenance import earlier, write
 from benchmarks.settings import MEASURED, with_settings
 from benchmarks.simulated import JOB, InnerStates, Rounds, engine_of, held_out_nats, text_file, trainer_key
 from benchmarks.verdicts import conclude, verdict
-from peer.demo.ending import end_like_ctrl_c
+from peer.demo.shutdown_signals import map_signals_to_interrupt
 from protocol.errors import UserError
 from scenarios.trials import COUNT, Parser
 from training import rate_sweep
@@ -468,7 +468,7 @@ def main() -> int:
     methods = sorted({i for word in options.only or [""] for i in named(word)})
     if not methods:
         parser.error(f"--only {' '.join(options.only)} is in no name: {', '.join(m.name for m in METHODS)}")
-    end_like_ctrl_c()
+    map_signals_to_interrupt()
     torch.set_num_threads(1)
     started = time.time()
     try:

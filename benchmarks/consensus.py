@@ -28,9 +28,9 @@ from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from benchmarks.virtual import Costs, Height, Network, limit
 from consensus.quorum import faults_tolerated
-from peer.demo.cast import Demo, DemoPeer
-from peer.demo.demo import cast_roles
-from peer.demo.ending import end_like_ctrl_c
+from peer.demo.demo_peers import Demo, DemoPeer
+from peer.demo.network_demo import assign_roles
+from peer.demo.shutdown_signals import map_signals_to_interrupt
 from protocol.api import BULK_TRAFFIC_KINDS
 from scenarios import network as scenario
 from scenarios.trials import COUNT, Parser
@@ -122,7 +122,7 @@ class Voters(Demo):
 async def real(n: int, rounds: int) -> Row:
     place = Path(tempfile.mkdtemp(prefix="folkmoot-bench-"))
     options = argparse.Namespace(peers=n, malicious=0, seed=0, attack="", mixed=False)
-    peers = cast_roles(options, place)
+    peers = assign_roles(options, place)
     for peer in peers:
         peer.trains = False
     network = scenario.Network(Voters(options, place, peers))
@@ -266,7 +266,7 @@ def main() -> int:
     options = parser.parse_args()
     if not options.real and not (options.virtual and options.round_trips):
         parser.error("nothing is to be measured: --real or --virtual with --round-trips needs a value")
-    end_like_ctrl_c()
+    map_signals_to_interrupt()
     started, costs, rows = time.time(), Costs.measured(), list[Row]()
 
     def measured(row: Row) -> None:

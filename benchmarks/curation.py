@@ -59,12 +59,12 @@ from ledger.blocks.application import LedgerApplication
 from ledger.blocks.mempool import LINGER_SECONDS
 from ledger.core.genesis import Founder, Genesis
 from ledger.ledger_state import EMPTY_BODY, LedgerRules, LedgerState
-from peer.api.memory import process_memory_mb
-from peer.daemon.daemon import collect_seldom, running
-from peer.driver.author import Author
+from peer.api.process_memory import process_memory_mb
+from peer.daemon.daemon import running_daemon, tune_garbage_collector
 from peer.features import founding_modules, rules_of
-from peer.settings.config import load
-from peer.settings.datadir import DataDirectory
+from peer.runtime.transaction_submitter import TransactionSubmitter
+from peer.settings.config import load_settings
+from peer.settings.data_directory import DataDirectory
 from protocol import codec
 from protocol.identity import Identity, Signed, sign_message, signing_preimage
 from protocol.messages import Transaction
@@ -356,7 +356,7 @@ def timed(chain: Chain, annotators: int, count: int) -> Batches:
 def measure(folder: Path, options: Any, fill_seconds: float) -> Figures:
     began = time.perf_counter()
     chain = Chain(folder)
-    collect_seldom()  # as the daemon does
+    tune_garbage_collector()  # as the daemon does
     opened = time.perf_counter() - began
     batches = timed(chain, options.annotators, options.batches)
     chain.store.close()
@@ -395,11 +395,11 @@ class Slices(trio.abc.Instrument):
 async def serve(folder: Path, annotators: int, batches: int) -> Closing:
     """A daemon with the store, and what its memory and its event loop are like."""
     flags = {"data_directory": folder, "role": "annotator", "listen": "127.0.0.1:0", "web_listen": "127.0.0.1:0"}
-    config, slices = load(flags, {}).config, Slices()
-    async with running(config) as daemon:
-        collect_seldom()
+    config, slices = load_settings(flags, {}).config, Slices()
+    async with running_daemon(config) as daemon:
+        tune_garbage_collector()
         driver = daemon.driver
-        author, chain = Author(driver), driver.chain_id
+        author, chain = TransactionSubmitter(driver), driver.chain_id
         await trio.sleep(2)
         started_mb, most = _memory(), 0.0
         crowd = Crowd(chain, driver.signer.public, annotators)
@@ -426,7 +426,7 @@ async def serve(folder: Path, annotators: int, batches: int) -> Closing:
         slices.taken()
         height, began, closed = driver.state.height, time.perf_counter(), 0.0
         while project in driver.state.module_state(CurationState).closing:  # the part that serves goes on with it
-            await driver.applied.wait()
+            await driver.block_applied.wait()
             closed = max(closed, _memory())
         row = driver.state.module_state(CurationState).projects.get_record(project)
         assert row is not None

@@ -26,7 +26,7 @@ from rich.table import Table
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from peer.commands.job_fields import PRESETS
-from peer.demo.ending import end_like_ctrl_c
+from peer.demo.shutdown_signals import map_signals_to_interrupt
 from scenarios.trials import COUNT, Parser
 from training import rate_sweep
 
@@ -50,7 +50,7 @@ def build_parser() -> Parser:
 
 def main() -> int:
     options = build_parser().parse_args()
-    end_like_ctrl_c()
+    map_signals_to_interrupt()
     started, reports = time.time(), list[dict[str, Any]]()
     about: dict[str, Any] = {"seeds": list(options.seeds), "data": str(options.data or "built-in")}
     if options.data and options.data.is_file():

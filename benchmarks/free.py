@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-from peer.cli import build_parser, settings_of
-from peer.commands import commands
-from peer.driver.driver import Driver
+from peer.cli import build_parser, settings_from_options
+from peer.commands import local_commands
 from peer.roles.trainer import Trainer
+from peer.runtime.driver import Driver
 from peer.settings.config import Config
-from peer.worker.supervisor import Worker
+from peer.worker.supervisor import WorkerSupervisor
 from protocol.errors import UserError
 from training import random_stream
 from training.replay import proposal_replay
@@ -53,7 +53,7 @@ def work() -> None:
     """Runs as the worker process."""
     from peer.worker import main as worker_main  # it imports torch, which the peer itself must not
 
-    class Free(worker_main.Jobs):
+    class Free(worker_main.WorkerRequestHandler):
         def _update(self, job: bytes) -> proposal_replay.ComputeUpdate:
             return update
 
@@ -61,7 +61,7 @@ def work() -> None:
     worker_main.main(Free)
 
 
-def make_round_work(config: Config, worker: Worker | None, texts: Path, driver: Callable[[], Driver]) -> Trainer:
+def make_round_work(config: Config, worker: WorkerSupervisor | None, texts: Path, driver: Callable[[], Driver]) -> Trainer:
     assert worker is not None, "who proposes trains"
     worker.command = [sys.executable, "-m", "benchmarks.free", WORKER]
     return Trainer(worker, texts, Path(config.local_data) if config.local_data else None)
@@ -90,7 +90,9 @@ def main() -> int:
         return 0
     options = build_parser().parse_args(sys.argv[1:])
     with fsyncs_noted():
-        return commands.run_with(settings_of(options).config, console=False, make_round_work=make_round_work)
+        return local_commands.run_peer_with_config(
+            settings_from_options(options).config, console=False, make_round_work=make_round_work
+        )
 
 
 if __name__ == "__main__":

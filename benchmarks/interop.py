@@ -31,8 +31,8 @@ from benchmarks.provenance import write
 from benchmarks.rivals import environment
 from benchmarks.rivals.environment import Unavailable
 from benchmarks.verdicts import conclude, verdict
-from peer.api import control
-from peer.export.found import at_rest
+from peer.api import control_socket
+from peer.export.model_provenance import model_from_data_directory
 from protocol.sampling import SamplingOptions
 from scenarios.bad_input import Place
 from scenarios.trials import Parser
@@ -75,7 +75,9 @@ class Home(Place):
     def train(self, name: str, *more: str) -> None:
         self.says("train", "--name", name, *more)
         deadline = time.monotonic() + JOB_SECONDS_MAX
-        while not any(job.name == name and job.state == "finished" for job in trio.run(control.client(self.path).jobs)):
+        while not any(
+            job.name == name and job.state == "finished" for job in trio.run(control_socket.make_client(self.path).jobs)
+        ):
             if time.monotonic() > deadline:
                 raise SystemExit(f"job {name} is not finished after {JOB_SECONDS_MAX:.0f} s")
             time.sleep(0.2)
@@ -108,7 +110,7 @@ def out(home: Home, folder: Path, seed: int) -> None:
 
 def ours(home: Home, path: Path) -> None:
     """What the peer's own model says, in files beside those of the others. No peer runs."""
-    found = at_rest(home.path, path.name)
+    found = model_from_data_directory(home.path, path.name)
     model, tokenizer = GPT(found.spec), load_tokenizer(found.tokenizer, found.spec.model.vocabulary)
     model.parameters.copy_(torch.from_numpy(found.parameters.copy()))
     context = found.spec.model.context

@@ -327,7 +327,7 @@ def main() -> int:
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--replays", nargs="*", default=[], help=argparse.SUPPRESS)
     options = parser.parse_args()
-    features.install()
+    features.install_objectives()
     if options.child:
         child(options)
         return 0

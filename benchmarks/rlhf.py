@@ -29,9 +29,9 @@ from benchmarks import rlhf_text
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from peer import features
-from peer.api.tuning import toy_spec
-from peer.demo.ending import end_like_ctrl_c
-from peer.demo.tuning import REWARD, ROUNDS
+from peer.api.tuning_plan_builder import build_toy_spec
+from peer.demo.rlhf_demo import REWARD, ROUNDS
+from peer.demo.shutdown_signals import map_signals_to_interrupt
 from rlhf.pytorch import toy_evaluation
 from scenarios.trials import COUNT, Parser
 
@@ -63,8 +63,8 @@ def build_parser() -> Parser:
 
 def main() -> int:
     options = build_parser().parse_args()
-    end_like_ctrl_c()
-    features.install()
+    map_signals_to_interrupt()
+    features.install_objectives()
     if options.text:
         return rlhf_text.run(options)
     options.rounds = options.rounds or ROUNDS["toy"]
@@ -99,10 +99,10 @@ def demo(options: argparse.Namespace, seed: int, attack: str) -> dict[str, Any]:
 
 def alone(options: argparse.Namespace, seed: int) -> dict[str, float]:
     """In a process of its own."""
-    features.install()
+    features.install_objectives()
     torch.set_num_threads(1)
     said = dict(setting.partition("=")[::2] for setting in options.set) | {"seed": str(seed), "algorithm": options.algorithm}
-    spec = toy_spec(REWARD, options.rounds, "alone", said, 0)
+    spec = build_toy_spec(REWARD, options.rounds, "alone", said, 0)
     return asdict(toy_evaluation.train_single_process(replace(spec, batch=HONEST * spec.batch).validated()))
 
 

@@ -38,10 +38,10 @@ from rich.table import Table
 
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
-from features.arguments import whole_number
+from features.command_arguments import parse_integer_in
 from peer import features
-from peer.demo.cast import DemoPeer
-from peer.demo.ending import end_like_ctrl_c
+from peer.demo.demo_peers import DemoPeer
+from peer.demo.shutdown_signals import map_signals_to_interrupt
 from protocol import codec
 from protocol.errors import UserError
 from rlhf.objectives.job_presets import PPO_JOB as PRESET
@@ -262,10 +262,10 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="of models and noise: rows each")
     parser.add_argument("--repeats", type=COUNT, default=3, metavar="N", help="of which the median is shown")
-    parser.add_argument("--starts", type=whole_number(0), default=5, metavar="N", help="of tuning, among daemons")
+    parser.add_argument("--starts", type=parse_integer_in(0), default=5, metavar="N", help="of tuning, among daemons")
     options = parser.parse_args()
-    features.install()
-    end_like_ctrl_c()
+    features.install_objectives()
+    map_signals_to_interrupt()
     torch.set_num_threads(1)
     started, rows, seconds = time.time(), list[Row](), list[float]()
     for seed, case in product(options.seeds, CASES):

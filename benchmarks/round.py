@@ -37,10 +37,10 @@ from benchmarks.rivals.processes import reports
 from benchmarks.rivals.work import Work
 from benchmarks.settings import with_settings
 from benchmarks.verdicts import conclude, verdict
-from peer.demo.cast import DemoPeer
-from peer.demo.demo import cast_roles
-from peer.demo.ending import end_like_ctrl_c
-from peer.settings.datadir import DataDirectory
+from peer.demo.demo_peers import DemoPeer
+from peer.demo.network_demo import assign_roles
+from peer.demo.shutdown_signals import map_signals_to_interrupt
+from peer.settings.data_directory import DataDirectory
 from protocol.api import BULK_TRAFFIC_KINDS
 from protocol.errors import UserError
 from scenarios import network as scenario
@@ -115,11 +115,11 @@ class _Look:
 async def ours(name: str, settings: Mapping[str, str], task: Task) -> Row:
     place = Path(tempfile.mkdtemp(prefix="folkmoot-round-"))
     options = argparse.Namespace(peers=task.peers, malicious=0, seed=task.seed, attack="", mixed=False)
-    peers = cast_roles(options, place)
+    peers = assign_roles(options, place)
     for peer in peers:
         peer.trains, peer.module = True, ("benchmarks.free",)
         peer.environment = {"PYTHONPATH": str(dispatch.REPOSITORY), "FREE_FSYNCS": str(place / f"fsyncs-{peer.number}")}
-    network = scenario.Network(scenario.demo.Demo(options, place, peers))
+    network = scenario.Network(scenario.network_demo.Demo(options, place, peers))
     try:
         await network.start()
         before, after, seconds = await _measure(network, settings, task)
@@ -297,7 +297,7 @@ def main() -> int:
         model = with_settings(BASE, options.set).model
     except UserError as error:
         parser.error(str(error))
-    end_like_ctrl_c()
+    map_signals_to_interrupt()
     started, rows = time.time(), list[Row]()
 
     def measured(*new: Row) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
-from features.arguments import set_overrides
-from peer.api.new_job import parse_overrides
+from features.command_arguments import parse_set_options
+from peer.api.job_builder import parse_overrides
 from training.job_spec import ESTIMATES, PRESETS, JobSpec, complete_fields
 from training.transformer import ModelSpec
 
@@ -18,7 +18,7 @@ OF_THE_MODEL = frozenset(field.name for field in fields(ModelSpec))
 
 def with_settings(spec: JobSpec, settings: Sequence[str]) -> JobSpec:
     """`FIELD=VALUE`, as `peer train --set` takes them; fields of the model also without `model.`. Raises `UserError`."""
-    said = set_overrides(settings)
+    said = parse_set_options(settings)
     of_model = [name.removeprefix("model.") for name in said if name in OF_THE_MODEL or name.startswith("model.")]
     typed = parse_overrides({f"model.{name}" if name in OF_THE_MODEL else name: value for name, value in said.items()})
     model = typed.pop("model", spec.model)

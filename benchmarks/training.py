@@ -47,11 +47,11 @@ from benchmarks.rivals.work import LOCAL, SETUPS, Result, Work
 from benchmarks.settings import with_settings
 from benchmarks.simulated import engine_of, held_out_nats, text_file
 from benchmarks.verdicts import conclude, verdict
-from peer.demo.cast import Demo, DemoPeer
-from peer.demo.demo import cast_roles
-from peer.demo.disk import Disk
-from peer.demo.ending import end_like_ctrl_c
-from peer.settings.datadir import DataDirectory
+from peer.demo.demo_peers import Demo, DemoPeer
+from peer.demo.network_demo import assign_roles
+from peer.demo.peer_disk import PeerDisk
+from peer.demo.shutdown_signals import map_signals_to_interrupt
+from peer.settings.data_directory import DataDirectory
 from protocol.api import BULK_TRAFFIC_KINDS, TrainRequest
 from protocol.errors import FolkmootError, UserError
 from scenarios import network as scenario
@@ -267,7 +267,7 @@ async def _ours(name: str, task: Task, spec: JobSpec, settings: dict[str, Any], 
 async def _trained(name: str, task: Task, spec: JobSpec, settings: dict[str, Any], proxy: Proxy | None) -> Row:
     place = Path(tempfile.mkdtemp(prefix="folkmoot-bench-"))
     options = argparse.Namespace(peers=task.peers, malicious=0, seed=task.seed, attack="", mixed=False)
-    peers = cast_roles(options, place)
+    peers = assign_roles(options, place)
     for peer in peers:
         peer.trains = True
         if proxy:
@@ -386,7 +386,7 @@ def _read(row: Row, network: scenario.Network, task: Task, spec: JobSpec) -> Row
 
 def model_roots(peer: DemoPeer) -> dict[tuple[str, int], str]:
     """Of every model that a peer has come to: (job, round) → root."""
-    with closing(Disk(peer.directory)) as disk:
+    with closing(PeerDisk(peer.directory)) as disk:
         return disk.model_roots()
 
 
@@ -558,7 +558,7 @@ def main() -> int:
     cores = len(os.sched_getaffinity(0))
     if options.pinned and options.peers > cores:
         parser.error(f"--pinned: {options.peers} peers need as many cores, here are {cores}")
-    end_like_ctrl_c()
+    map_signals_to_interrupt()
     torch.set_num_threads(1)
     about = {"set": options.set, "parameters": model.parameters, "steps": options.steps, "rate": options.rate}
     about |= {"seeds": list(options.seeds), "turns": options.turns, "seconds": options.seconds}

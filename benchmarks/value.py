@@ -61,9 +61,9 @@ from benchmarks.simulated import JOB, Rounds, engine_of, text_file, trainer_key
 from benchmarks.verdicts import conclude, verdict
 from consensus.quorum import faults_tolerated
 from ledger.audits import sortition
-from peer.api.new_job import parse_overrides
+from peer.api.job_builder import parse_overrides
 from peer.commands.job_fields import preset_overrides
-from peer.demo.ending import end_like_ctrl_c
+from peer.demo.shutdown_signals import map_signals_to_interrupt
 from protocol.errors import UserError
 from scenarios.trials import COUNT, Parser, duration
 from training import rate_sweep
@@ -490,7 +490,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.clock and not options.clock.exists():
         parser.error(f"--clock {options.clock} does not exist")
-    end_like_ctrl_c()
+    map_signals_to_interrupt()
     torch.set_num_threads(1)
     try:
         rows = measured(options)

@@ -38,9 +38,9 @@ from ledger.blocks.application import LedgerApplication
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.jobs import JobTerms, StartJob
 from ledger.ledger_state import LedgerRules, core_modules, newest_module_versions
-from peer.node.early import RoundKey
-from peer.node.node import AppliedBlock, Do, Item, Node
-from peer.node.rounds import Effects
+from peer.node.future_messages import RoundKey
+from peer.node.node import AppliedBlock, Node, NodeInput, StepAction
+from peer.node.open_rounds import RoundEffects
 from protocol import codec
 from protocol.identity import Ed25519Verifier, Identity, Signed, sign_message
 from protocol.messages import Commit, Proposal, ProposeEnvelope, Transaction
@@ -50,7 +50,7 @@ from transport.network import DataReceived, PeerConnected
 from transport.wire.framing import Channel, Inbox, Outbox, Priority
 from transport.wire.noise import CipherState
 
-BATCH_MAX = 64  # items in one turn, as in `peer.driver.driver`
+BATCH_MAX = 64  # items in one turn, as in `peer.runtime.driver`
 TRAINERS = 8  # verdicts in each ballot
 PACKET_BYTES = 1_448  # of TCP payload
 PACKET_OVERHEAD_BYTES = 66  # Ethernet, IP and TCP headers
@@ -212,7 +212,7 @@ class Peer:
         self.journal = Log()
         ledger = LedgerApplication(rules, state, state.state_root)
         self.node = Node(keys, rules, ledger, RestartState(), verifier, lambda job, number: {}, lambda job, number: ())
-        self.inbox: deque[Item] = deque()
+        self.inbox: deque[NodeInput] = deque()
         self.free = self.uplink_free = 0.0
         self.spent = Spent()
         self.decided_at: dict[int, float] = {}
@@ -224,7 +224,7 @@ class Peer:
 
     # The core
 
-    def take(self, *items: Item) -> None:
+    def take(self, *items: NodeInput) -> None:
         self.inbox.extend(items)
         self.wake(self.network.now)
 
@@ -255,8 +255,8 @@ class Peer:
         elif turn.deadline is not None:
             self.wake(turn.deadline)
 
-    def _turn(self, items: list[Item]) -> tuple[StepEffects, list[tuple[tuple[bytes, ...] | None, bytes, OutgoingMessage]]]:
-        turn = self.node.turn(items, self.network.epoch + self.network.now)
+    def _turn(self, items: list[NodeInput]) -> tuple[StepEffects, list[tuple[tuple[bytes, ...] | None, bytes, OutgoingMessage]]]:
+        turn = self.node.step(items, self.network.epoch + self.network.now)
         assert not turn.faults, turn.faults
         sends = persist_effects(turn, self.journal)
         deadline = None if turn.deadline is None else turn.deadline - self.network.epoch
@@ -401,16 +401,16 @@ class Network:
 
     def begin(self) -> None:
         """Starts the job whose rounds are measured."""
-        self.run_until(lambda: all(peer.node.may_speak for peer in self.peers.values()), STALL_SECONDS_MAX)
+        self.run_until(lambda: all(peer.node.may_sign_round_messages for peer in self.peers.values()), STALL_SECONDS_MAX)
         author = self.peers[self.trainers[0]]
         transaction = Transaction(1, 500, "job/start", codec.encode(StartJob(b"bench")))
         signed = sign_message(author.keys, self.genesis.chain_id, transaction)
 
-        def put() -> Effects:
+        def put() -> RoundEffects:
             author.node.ledger.mempool.add_transaction(signed)
-            return Effects(sends=[signed])
+            return RoundEffects(sends=[signed])
 
-        author.take(Do(put))
+        author.take(StepAction(put))
         self.run_until(lambda: self._everybody_in(0), STALL_SECONDS_MAX)
         self.job = next(iter(author.node.state.jobs.jobs))
 
@@ -420,31 +420,31 @@ class Network:
     def round(self, number: int) -> Height:
         """One round: proposals are everywhere, every peer gives its verdicts at one moment, and what follows is measured."""
         for trainer in self.trainers:
-            self.peers[trainer].take(Do(self._publication(self.peers[trainer], number)))
+            self.peers[trainer].take(StepAction(self._publication(self.peers[trainer], number)))
         self.run(self.now + 2 * self.round_trip + PAUSE_SECONDS)
         for peer in self.peers.values():
             peer.spent = Spent()
         started = self.now
         for peer in self.peers.values():
-            peer.take(Do(self._verdicts(peer, number)))
+            peer.take(StepAction(self._verdicts(peer, number)))
         height = next(iter(self.peers.values())).node.replica.height
         with _collected():
             self.run_until(lambda: self._everybody_in(number + 1), STALL_SECONDS_MAX)
         return self._height(height, started)
 
-    def _publication(self, peer: Peer, number: int) -> Callable[[], Effects]:
-        def publish() -> Effects:
+    def _publication(self, peer: Peer, number: int) -> Callable[[], RoundEffects]:
+        def publish() -> RoundEffects:
             root = peer.node.state.jobs.jobs[self.job].model_root
             payload = hashlib.sha256(peer.me + root).digest()
             now = self.epoch + self.now
-            return peer.node.rounds.publish(Proposal(self.job, number, root, payload, 60_000, payload, None), now)
+            return peer.node.rounds.publish_proposal(Proposal(self.job, number, root, payload, 60_000, payload, None), now)
 
         return publish
 
     def _verdicts(self, peer: Peer, number: int) -> Callable[[], None]:
         def judge() -> None:
             for trainer in self.trainers:
-                peer.node.rounds.judge((self.job, number), trainer, Verdict.ACCEPT, self.epoch + self.now)
+                peer.node.rounds.record_verdict((self.job, number), trainer, Verdict.ACCEPT, self.epoch + self.now)
 
         return judge
 

@@ -1,1 +1,1 @@
-"""Byzantine agreement without I/O: blocks, votes, certificates, leaders and the replica that puts them together."""
+"""Byzantine agreement without I/O: blocks, certificates, the leader schedule, evidence, the light client."""

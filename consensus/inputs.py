@@ -10,10 +10,10 @@ from protocol.messages import (
     Decision,
     GetBlock,
     GetDecisions,
-    GetOwnStatements,
-    OwnStatements,
+    GetRememberedStatements,
     Prepared,
     ProposeEnvelope,
+    RememberedStatements,
     Status,
     TimeoutEnvelope,
     ViewEnded,
@@ -21,7 +21,9 @@ from protocol.messages import (
 )
 
 HeightMessage = ProposeEnvelope | Vote | TimeoutEnvelope | Prepared | ViewEnded  # means something only at its height
-AgreementMessage = HeightMessage | Decision | Status | GetDecisions | GetBlock | BlockBytes | GetOwnStatements | OwnStatements
+AgreementMessage = (
+    HeightMessage | Decision | Status | GetDecisions | GetBlock | BlockBytes | GetRememberedStatements | RememberedStatements
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""People answer tasks, and the peers decide what follows: projects, annotators, assignments, answers and labels.
+"""Annotation: projects, tasks, annotators, answers and labels.
 
-The rules are pure: no clock, no disk, no network. `peer/serving` serves annotators, and `web/` speaks HTTP to them.
+The rules are pure: no clock, no disk, no network. `service/` is what a peer does that serves annotators.
 """

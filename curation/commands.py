@@ -11,9 +11,9 @@ from pathlib import Path
 from curation.limits import KAPPA_COMMON_MIN, PRICE_MAX, VOTES_MAX
 from curation.rpc import AgreementView, CurationRpc, ImportRequest, ProjectView, TaskInReviewView
 from curation.tasks.answers import COLUMNS
-from features.arguments import Argument, whole_number
-from features.tables import Column, Fitted, counted
-from features.words import Asked, listing, word
+from features.command_arguments import Argument, parse_integer_in
+from features.commands import CommandContext, command, listing_command
+from features.text_tables import Column, TextTable, pluralize
 from protocol.errors import UserError
 
 SHORT = 8
@@ -23,21 +23,21 @@ ENDINGS = {"csv": "csv", "label-studio": "json"}  # of files of other formats th
 ACTIONS = ("import", "export", "verify", "pause", "open", "close", "stop", "review", "redact")
 
 
-async def _show(asked: Asked[CurationRpc], projects: tuple[ProjectView, ...] | AgreementView) -> None:
+async def _show(asked: CommandContext[CurationRpc], projects: tuple[ProjectView, ...] | AgreementView) -> None:
     if isinstance(projects, AgreementView):
         await _show_agreement(asked, projects)
         return
     if not projects:
         asked.show("no project: `tasks import FILE` makes one")
         return
-    table = Fitted(
+    table = TextTable(
         "project",
-        Column("name", may_be_cut=True),
+        Column("name", truncates=True),
         "kind",
         "state",
-        Column("votes", is_number=True, spare=1),
+        Column("votes", is_number=True, drop_order=1),
         Column("tasks", is_number=True),
-        Column("begun", is_number=True, spare=2),
+        Column("begun", is_number=True, drop_order=2),
         Column("settled", is_number=True),
         Column("review", is_number=True),
     )
@@ -47,12 +47,12 @@ async def _show(asked: Asked[CurationRpc], projects: tuple[ProjectView, ...] | A
     asked.show(table)
 
 
-async def _show_agreement(asked: Asked[CurationRpc], found: AgreementView) -> None:
+async def _show_agreement(asked: CommandContext[CurationRpc], found: AgreementView) -> None:
     asked.show(f"project {found.project[:SHORT]} ({found.name}): Krippendorff's alpha of settled tasks {_decimal(found.alpha)}")
     if not found.pairs:
         asked.show(f"no two annotators have {KAPPA_COMMON_MIN} common answers yet")
         return
-    table = Fitted("annotator", "and", Column("common", is_number=True), Column("kappa", is_number=True))
+    table = TextTable("annotator", "and", Column("common", is_number=True), Column("kappa", is_number=True))
     for row in found.pairs:
         table.add_row(row.first_name, row.second_name, str(row.common), _decimal(row.kappa))
     asked.show(table)
@@ -62,20 +62,20 @@ def _decimal(fraction: str) -> str:
     return f"{float(Fraction(fraction)):.3f}" if fraction else "–"
 
 
-@listing(
+@listing_command(
     "projects of annotation; of one, how far its annotators agree",
     _show,
     Argument("project", nargs="?", default="", metavar="PROJECT", help="the beginning of an id, or a name"),
 )
-async def projects(asked: Asked[CurationRpc]) -> tuple[ProjectView, ...] | AgreementView:
+async def projects(asked: CommandContext[CurationRpc]) -> tuple[ProjectView, ...] | AgreementView:
     return await asked.api.agreement(asked.options.project) if asked.options.project else await asked.api.projects()
 
 
-@word(
+@command(
     "tasks for annotators: import FILE; export, pause, open, close, stop or review PROJECT; review or redact TASK; verify DIR",
     Argument("do", choices=ACTIONS, metavar="ACTION", help=", ".join(ACTIONS)),
     Argument("what", metavar="FILE|PROJECT|TASK|DIR", help="a file of tasks (JSONL, CSV, Label Studio's JSON), or an id"),
-    Argument("number", nargs="?", type=whole_number(0), metavar="NUMBER", help="of one of the project's tasks"),
+    Argument("number", nargs="?", type=parse_integer_in(0), metavar="NUMBER", help="of one of the project's tasks"),
     Argument("--label", default=None, metavar="A,B,…", help="of `tasks review`: what the task's label is"),
     Argument("--name", default="", metavar="NAME", help="of a new project (default: the file's)"),
     Argument("--project", default="", metavar="ID", help="the project that gets more tasks; else a new one is made"),
@@ -90,8 +90,10 @@ async def projects(asked: Asked[CurationRpc]) -> tuple[ProjectView, ...] | Agree
     Argument("--gold-from", default="", metavar="FIELD", help="of `tasks import`: the file's field with the right answers"),
     Argument("--again", action="store_true", help="of `tasks import`: add the tasks of a file that was imported before"),
     Argument("--many", action="store_true", help="several options may fit"),
-    Argument("--votes", type=whole_number(1, VOTES_MAX), default=1, metavar="N", help="of a task at most (default: 1)"),
-    Argument("--price", type=whole_number(0, PRICE_MAX), default=1, metavar="N", help="points for a settled task (default: 1)"),
+    Argument("--votes", type=parse_integer_in(1, VOTES_MAX), default=1, metavar="N", help="of a task at most (default: 1)"),
+    Argument(
+        "--price", type=parse_integer_in(0, PRICE_MAX), default=1, metavar="N", help="points for a settled task (default: 1)"
+    ),
     Argument("--guidelines", default="", metavar="FILE", help="text that annotators read first"),
     Argument(
         "--display", default="plain", choices=DISPLAYS, help="how pages show texts: plain, markdown or chat (default: plain)"
@@ -104,7 +106,7 @@ async def projects(asked: Asked[CurationRpc]) -> tuple[ProjectView, ...] | Agree
     Argument("--format", default="jsonl", choices=FORMATS, help="of `tasks export`: jsonl, csv, label-studio or preferences"),
     Argument("-o", "--output", default="", metavar="FILE", help="of `tasks export`: a new file (default: named by the project)"),
 )
-async def tasks(asked: Asked[CurationRpc]) -> None:
+async def tasks(asked: CommandContext[CurationRpc]) -> None:
     options = asked.options
     match options.do:
         case "import":
@@ -116,7 +118,7 @@ async def tasks(asked: Asked[CurationRpc]) -> None:
             raise UserError("--proofs writes jsonl alone: leave out --format, or export once more without --proofs")
         case "export" if options.proofs:
             folder = options.output or f"{options.what}-labels"
-            exported = await asked.api.prove_tasks(options.what, str(Path(folder).expanduser().absolute()))
+            exported = await asked.api.export_task_proofs(options.what, str(Path(folder).expanduser().absolute()))
             asked.show(f"{exported.path}: {exported.tasks} settled tasks, each with its proof: `peer tasks verify {folder}`")
         case "verify":
             # it needs all of the ledger, and no peer
@@ -130,24 +132,24 @@ async def tasks(asked: Asked[CurationRpc]) -> None:
         case "review" if options.label is None and options.number is not None:
             raise UserError(f"say the label of task {options.number} with --label; `tasks review PROJECT` shows all that wait")
         case "review" if options.label is None:
-            _show_waiting(asked, await asked.api.waiting_tasks(options.what))
+            _show_waiting(asked, await asked.api.tasks_in_review(options.what))
         case "review":
             asked.show(await asked.api.review_task(options.what, options.number, _parts(options.label)))
         case "redact":
             asked.show(await asked.api.redact_task(options.what, options.number))
         case "stop":
-            asked.show(await asked.api.stop_project(options.what))
+            asked.show(await asked.api.vote_to_stop_project(options.what))
         case _:
             phase = {"pause": "paused", "open": "open", "close": "closed"}[options.do]
-            view = await asked.api.move_project(options.what, phase)
+            view = await asked.api.set_project_phase(options.what, phase)
             asked.show(f"project {view.project[:SHORT]} ({view.name}) is {view.state}")
 
 
-def _show_waiting(asked: Asked[CurationRpc], tasks: tuple[TaskInReviewView, ...]) -> None:
+def _show_waiting(asked: CommandContext[CurationRpc], tasks: tuple[TaskInReviewView, ...]) -> None:
     if not tasks:
         asked.show("no task of this project waits for its author")
         return
-    table = Fitted(Column("number", is_number=True), Column("text", wraps=True), "votes", "skips")
+    table = TextTable(Column("number", is_number=True), Column("text", wraps=True), "votes", "skips")
     for task in tasks:
         text = "\n".join([task.text, *(f"{number}: {item}" for number, item in enumerate(task.items))]).strip()
         votes, skips = map(_counted, (task.votes, task.skips))
@@ -164,21 +166,21 @@ def _parts(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-@word(
+@command(
     "the HTTP API of this peer: web token prints one for an operator, web invite a code that enrols one annotator",
     Argument("do", choices=("token", "invite"), metavar="ACTION", help="token, invite"),
     Argument("--revoke", action="store_true", help="of `web token`: take back all tokens that there are"),
 )
-async def web(asked: Asked[CurationRpc]) -> None:
+async def web(asked: CommandContext[CurationRpc]) -> None:
     if asked.options.do == "invite":
         if asked.options.revoke:
             raise UserError("--revoke takes tokens back, and no code: say `web token --revoke`")
-        code = await asked.api.web_invite()
+        code = await asked.api.create_annotator_invitation()
         asked.show(f"{code}\nlink: /join#{code} at the address where this peer serves annotators")
     elif asked.options.revoke:
-        asked.show(f"taken back: {counted(await asked.api.web_revoke(), 'token')}")
+        asked.show(f"taken back: {pluralize(await asked.api.revoke_operator_tokens(), 'token')}")
     else:
-        token = await asked.api.web_token()
+        token = await asked.api.create_web_token()
         asked.show(token)
         if sys.stdout.isatty() and (address := await asked.api.web_address()):  # a program wants the token alone
             asked.show(f"{address}/admin#{token} signs you in")

@@ -5,9 +5,7 @@ from __future__ import annotations
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
-from features.feature import Feature
-from features.roles import Role
-from features.settings import Setting
+from features.feature import Feature, Role, Setting
 from protocol.addresses import parse_address
 from protocol.errors import UserError
 
@@ -52,15 +50,15 @@ CURATION = Feature(
         Role(
             "annotator",
             "serves people who annotate; it never loads torch",
-            registers=("annotator",),
-            parts=("serve",),
+            registered_roles=("annotator",),
+            services=("serve",),
             needs_package="aiohttp",
         ),
     ),
-    parts={"serve": "peer.serving.part:Serve"},
-    words="curation.commands",
-    calls="curation.rpc:CurationRpc",
-    answers="peer.serving.projects:CurationAnswers",
+    services={"serve": "curation.service.annotation_service:AnnotationService"},
+    commands="curation.commands",
+    rpc="curation.rpc:CurationRpc",
+    rpc_handler="curation.service.curation_rpc_handler:CurationRpcHandler",
     settings=(
         Setting("web_listen", "HOST:PORT where annotators are served; port 0: a free one", "127.0.0.1:7780", _address_problem),
         Setting("web_names", "names of this host that browsers may say, beside its addresses and localhost", ()),

@@ -24,7 +24,7 @@ class ImportRequest:
     suggests_first: bool
     columns: dict[str, str] = codec.added_field(factory=dict)  # what the file calls some of `COLUMNS`
     gold_from: str = codec.added_field("")  # the file's field with the right answers; empty: `gold`
-    display: str = codec.added_field("plain")  # of a new project, see `state.Display`
+    display: str = codec.added_field("plain")  # of a new project, see `curation.ledger.curation_state.TextFormat`
     again: bool = codec.added_field(False)  # adds tasks that an earlier import of the same file has added, too
 
 
@@ -103,15 +103,15 @@ class CurationRpc(Protocol):
         """The project with its new tasks, once they are decided."""
         ...
 
-    async def move_project(self, project: str, phase: str) -> ProjectView:
+    async def set_project_phase(self, project: str, phase: str) -> ProjectView:
         """Opens, pauses or closes it."""
         ...
 
-    async def stop_project(self, project: str) -> str:
+    async def vote_to_stop_project(self, project: str) -> str:
         """Says as a voter that it be closed; what came of it."""
         ...
 
-    async def waiting_tasks(self, project: str) -> tuple[TaskInReviewView, ...]:
+    async def tasks_in_review(self, project: str) -> tuple[TaskInReviewView, ...]:
         """The tasks of a project that wait for its author."""
         ...
 
@@ -127,7 +127,7 @@ class CurationRpc(Protocol):
         """Every settled task, in a file."""
         ...
 
-    async def web_token(self) -> str:
+    async def create_web_token(self) -> str:
         """A token for an operator of this peer's HTTP API."""
         ...
 
@@ -135,14 +135,14 @@ class CurationRpc(Protocol):
         """Where this peer serves people; empty where it does not."""
         ...
 
-    async def web_revoke(self) -> int:
+    async def revoke_operator_tokens(self) -> int:
         """Takes back all such tokens; says how many there were."""
         ...
 
-    async def web_invite(self) -> str:
+    async def create_annotator_invitation(self) -> str:
         """A code that enrols one annotator at this peer."""
         ...
 
-    async def prove_tasks(self, project: str, directory: str) -> TaskExportView:
+    async def export_task_proofs(self, project: str, directory: str) -> TaskExportView:
         """The same in a new folder, with a proof of each line, for `tasks verify`."""
         ...

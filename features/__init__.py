@@ -1,1 +1,1 @@
-"""What a package offers to take part in a network: its modules, and what people see of it. `peer.features` lists them."""
+"""The interface of features: modules, commands, RPC, services, settings. `peer.features` lists the features."""

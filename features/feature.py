@@ -1,7 +1,7 @@
-"""A feature: everything that a package brings to the house, as one value.
+"""The declaration of a feature: everything that a package adds to a peer.
 
-Nothing else names a feature's parts: `peer/features.py` lists the features, and the state, the documents' tables, the fuzz
-targets, the help and the completion follow from that list. Whoever reads the list imports none of the parts.
+`peer/features.py` lists the features. The state, the tables of the documents, the fuzz targets, the help and the completion
+follow from that list. Reading the list imports no code that it names.
 """
 
 from __future__ import annotations
@@ -10,33 +10,66 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from features.roles import Role
-from features.settings import Setting
-
 if TYPE_CHECKING:
     from ledger.core.module import Module
     from ledger.jobs import JobSpecRules
 
-Modules = Callable[["JobSpecRules"], "tuple[Module[Any], ...]"]
+ModuleFactory = Callable[["JobSpecRules"], "tuple[Module[Any], ...]"]
 
 
 def no_modules(rules: JobSpecRules) -> tuple[Module[Any], ...]:
     return ()
 
 
+def accept_any_value(value: object) -> str | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """It stands beside the peer's own settings: in files, variables, flags, and `peer config show`."""
+
+    name: str  # as in a file; `--my-name` as a flag, PEER_MY_NAME as a variable
+    about: str
+    default: str | int | bool | tuple[str, ...]
+    problem: Callable[[object], str | None] = accept_any_value  # why a value cannot be used; None if it can
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What `--role NAME` makes of a peer."""
+
+    name: str
+    about: str  # for people, in one line
+    registered_roles: tuple[str, ...] = ()  # roles in the ledger, by which the others count on this peer
+    services: tuple[str, ...] = ()  # what runs here beside agreement, by name
+    needs_worker: bool = False  # a process that computes
+    needs_package: str = ""  # without it the services do nothing, and `full` does not register these roles
+
+
+@dataclass(frozen=True, slots=True)
+class EventLine:
+    """What a block changed that people want to know."""
+
+    kind: str  # of an event: member, job, figures or warning
+    text: str
+    about: bytes  # the member, or the job
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
     name: str
     about: str  # for people, in one line
-    modules: Modules = no_modules  # parts of the state, in their order inside a block
+    modules: ModuleFactory = no_modules  # parts of the state, in their order inside a block
     objectives: str = ""  # `module:name` of a tuple of them (`training.objectives.objective`)
     engines: Mapping[str, str] = field(default_factory=dict)  # name -> `module:name` of an `EngineBackend`, for the worker alone
-    words: str = ""  # the module that declares them, as `features.words` says
+    commands: str = ""  # the module that declares them, as `features.commands` says
     roles: tuple[Role, ...] = ()
-    parts: Mapping[str, str] = field(default_factory=dict)  # name -> `module:name` of what makes it (`features.parts.MakePart`)
-    everywhere: tuple[str, ...] = ()  # names of parts that run at every peer, whatever its role
+    # name -> `module:name` of what makes it (`features.services.ServiceFactory`)
+    services: Mapping[str, str] = field(default_factory=dict)
+    services_everywhere: tuple[str, ...] = ()  # names of parts that run at every peer, whatever its role
     settings: tuple[Setting, ...] = ()
-    calls: str = ""  # `module:class` of the protocol that declares them, as `features.calls` says
-    # `module:function`: takes the states before and after a block as `StateReader`s, gives `features.news.News`.
-    news: str = ""
-    answers: str = ""  # `module:class` of what answers these calls; it is made with the running peer
+    rpc: str = ""  # `module:class` of the protocol that declares them, as `features.rpc` says
+    # `module:function`: takes the states before and after a block as `StateReader`s, gives `EventLine`.
+    event_lines: str = ""
+    rpc_handler: str = ""  # `module:class` of what answers these calls; it is made with the running peer

@@ -1,1 +1,1 @@
-"""What has been decided: genesis, transactions, state modules, the state root. No I/O: `storage` writes it down."""
+"""Decided state: members, jobs, audits, rules of the network, and the state root. No I/O: `storage` writes it."""

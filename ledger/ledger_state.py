@@ -54,7 +54,7 @@ from protocol.limits import (
 )
 from protocol.messages import Ballot, CutOff, Proposal, Transaction, Vouch
 from protocol.recent_digests import RecentDigests
-from protocol.units import round_number
+from protocol.units import display_round_number
 from rounds.round_state import RoundCertificate, compute_round_result, why_round_certificate_invalid
 from rounds.vouch_set import VouchSet
 
@@ -611,13 +611,13 @@ class LedgerRules:
         """Raises `Refused` or `RemoteProtocolError` if this closing does not close an open round of `state`."""
         job = state.jobs.running().get(closing.job)
         if job is None or job.round != closing.round:
-            raise Refused(f"round {round_number(closing.round)} of job {closing.job.hex()[:8]} is not open")
+            raise Refused(f"round {display_round_number(closing.round)} of job {closing.job.hex()[:8]} is not open")
         terms = job.round_terms(closing.job)
         ballots, cut_offs, proposals, vouches = self.open_round_certificate(closing)
         _require_known(state, proposals.values())
         problem = why_round_certificate_invalid(terms, closing, ballots, cut_offs, proposals, vouches)
         if problem:
-            raise Refused(f"round {round_number(closing.round)}: {problem}")
+            raise Refused(f"round {display_round_number(closing.round)}: {problem}")
         return ClosedRound(
             closing.job,
             closing.round,

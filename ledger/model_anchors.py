@@ -9,7 +9,7 @@ from typing import Annotated
 
 from protocol.codec import Count, Digest, Key, Length
 from protocol.identity import short_id
-from protocol.units import round_number
+from protocol.units import display_round_number
 
 ANCHORS_MAX = 16  # of one job: each is a model on every disk, and more only make a rollback shorter
 UNDONE_KEPT = 32  # of one job, the last rollbacks, for people
@@ -75,7 +75,7 @@ UNDO_REASON_TEXTS = {
 
 def format_undone_rounds(undone: UndoneRounds, name: Callable[[bytes], str] = short_id) -> str:
     """For people. `name`: of the trainer with this key."""
-    which = f"rounds {round_number(undone.first)} to {round_number(undone.last)} are"
+    which = f"rounds {display_round_number(undone.first)} to {display_round_number(undone.last)} are"
     if undone.first == undone.last:
-        which = f"round {round_number(undone.first)} is"
+        which = f"round {display_round_number(undone.first)} is"
     return f"{which} undone: {UNDO_REASON_TEXTS[undone.reason].format(name(undone.trainer or b''))}"

@@ -1,1 +1,1 @@
-"""The `peer` daemon and everything a person touches: commands, settings, console, control socket, demo."""
+"""The `peer` daemon, its commands, console, control socket and demo."""

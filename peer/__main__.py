@@ -11,7 +11,7 @@ def main() -> int:
         from peer import cli
     except KeyboardInterrupt:
         print("peer: interrupted", file=sys.stderr)
-        return 130  # as `peer.commands.terminal.EXIT_INTERRUPTED`: its import may be the interrupted one
+        return 130  # as `peer.commands.standard_streams.EXIT_INTERRUPTED`: its import may be the interrupted one
     return cli.main()
 
 

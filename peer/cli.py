@@ -12,16 +12,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from features.arguments import JSON, whole_number
-from features.lazily import importing
+from features.command_arguments import JSON, parse_integer_in
+from features.lazy_import import garbage_collection_paused
 from peer import features
-from peer.commands.arguments import Parser, settings_of
-from peer.commands.completion import SHELLS, script
-from peer.commands.grammar import parse, parse_words
+from peer.commands.command_line_parser import CommandLineParser, settings_from_options
+from peer.commands.definitions import all_commands
 from peer.commands.job_fields import PRESET, SET
-from peer.commands.terminal import EXIT_INTERRUPTED, complete_streams, is_output_closed, mute_output
-from peer.commands.words import words
-from peer.settings.config import Config, abouts, nearest, show
+from peer.commands.prompt_parser import parse_line, parse_tokens
+from peer.commands.shell_completion import SHELLS, completion_script
+from peer.commands.standard_streams import EXIT_INTERRUPTED, is_output_closed, mute_output, open_missing_streams
+from peer.settings.config import Config, format_settings, setting_descriptions, suggest_nearest
 from protocol.errors import UserError
 from training.engine_resources import EngineResources
 
@@ -57,7 +57,7 @@ EXAMPLES = """examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit status: 0, or 2 after one line that says what a person can mend."""
-    complete_streams()
+    open_missing_streams()
     try:
         try:
             if sys.flags.optimize:  # a failing assertion is a part of what peers agree on: `ledger.core.deterministic_failures`
@@ -96,16 +96,16 @@ def _status_of(error: BaseException) -> int | None:
         mute_output()
         return 1
     if not isinstance(error, OSError):
-        return _complain(error)
+        return _print_error(error)
     if error.filename is not None:
-        return _complain(UserError(f"{error.filename}: {error.strerror}; name another place, or make this one usable"))
+        return _print_error(UserError(f"{error.filename}: {error.strerror}; name another place, or make this one usable"))
     if error.errno not in UNWRITABLE:
         return None
     mute_output()
-    return _complain(UserError(f"standard output: {error.strerror}; what this command prints cannot be written there"))
+    return _print_error(UserError(f"standard output: {error.strerror}; what this command prints cannot be written there"))
 
 
-def _complain(error: BaseException) -> int:
+def _print_error(error: BaseException) -> int:
     """Prints an error. Wrong lines of a file stand below one another, with a sum at the end; other errors become one line."""
     lines = str(error).splitlines()
     between = "\n" if all(re.match(r".+?:( line )?\d+: ", line) for line in lines[:-1]) else " "
@@ -122,8 +122,8 @@ def _interrupted() -> int:
 # Grammar -------------------------------------------------------------------------------------------------------------
 
 
-def build_parser() -> Parser:
-    parser = Parser(
+def build_parser() -> CommandLineParser:
+    parser = CommandLineParser(
         prog="peer",
         description="Train one model together with people you do not trust: no server, every step decided by two thirds.",
         epilog=EXAMPLES,
@@ -146,7 +146,7 @@ def build_parser() -> Parser:
 
 
 def _add_network_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
-    init = command("init", "found a network and make this peer's identity", _hook("init"))
+    init = command("init", "found a network and make this peer's identity", _lazy_command("init_network"))
     _add_place(init)
     init.add_argument("--network", required=True, metavar="NAME", help="what the network is called")
     init.add_argument("--name", help="what people see beside this peer's id")
@@ -154,10 +154,12 @@ def _add_network_commands(command: Callable[..., argparse.ArgumentParser]) -> No
     init.add_argument(
         "--voter", action="append", default=[], metavar="KEY", help="peer id of a further founding voter; may be repeated"
     )
-    identity = command("identity", "make this peer's identity where there is none, and print its peer id", _hook("identity"))
+    identity = command(
+        "identity", "make this peer's identity where there is none, and print its peer id", _lazy_command("show_identity")
+    )
     _add_place(identity)
     about = "give a stopped peer a new key: because somebody may have the old one, or because its vote log is lost"
-    rekey = command("rekey", about, _hook("rekey"), "The network decides the change when the peer runs again.")
+    rekey = command("rekey", about, _lazy_command("rekey_peer"), "The network decides the change when the peer runs again.")
     _add_place(rekey)
     rekey.add_argument("--bootstrap", metavar="ADDRESS,…", help="another voter, where the vote log that names the voters is lost")
     join = command("join", "join the network of an invitation", _join, "Catches up, is admitted, and goes on running.")
@@ -165,7 +167,8 @@ def _add_network_commands(command: Callable[..., argparse.ArgumentParser]) -> No
     join.add_argument("invite", metavar="INVITATION", nargs="?", default="", help=about)
     _add_place(join)
     _add_settings(join)
-    run = command("run", "run the peer of a data directory", _hook("run"), "In a terminal it shows the prompt `peer>`.")
+    epilog = "In a terminal it shows the prompt `peer>`."
+    run = command("run", "run the peer of a data directory", _lazy_command("run_peer"), epilog)
     _add_place(run)
     _add_settings(run)
 
@@ -178,7 +181,7 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
-    about = abouts()
+    about = setting_descriptions()
     told = "; ".join(f"{role.name}: {role.about}" for role in features.roles().values())
     parser.add_argument("--role", metavar="ROLE", help=f"{told} (default full)")
     parser.add_argument("--listen", metavar="ADDRESS", help=about["listen"] + " (default 0.0.0.0:7700)")
@@ -209,7 +212,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log-format", metavar="FORMAT", help=about["log_format"])
     parser.add_argument("--log-file", metavar="FILE", help=about["log_file"])
     parser.add_argument("--control-socket", metavar="PATH", help=about["control_socket"])
-    for name, setting in features.settings().items():
+    for name, setting in features.feature_settings().items():
         flag = f"--{name.replace('_', '-')}"
         if isinstance(setting.default, bool):
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=setting.about)
@@ -223,7 +226,7 @@ def _add_control_commands(command: Callable[..., argparse.ArgumentParser]) -> No
     console = command("console", "attach the prompt `peer>` to a running peer", _console, "Without a terminal it reads a script.")
     _add_place(console)
     console.add_argument("line", nargs=argparse.REMAINDER, metavar="COMMAND …", help="one command of the prompt instead")
-    for word in words().values():
+    for word in all_commands().values():
         if not word.only_at_prompt:
             made = command(word.name, word.about, _ask)
             _add_place(made)
@@ -231,10 +234,14 @@ def _add_control_commands(command: Callable[..., argparse.ArgumentParser]) -> No
 
 
 def _add_offline_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
-    audit = command("audit", "replay an export from its genesis and check every certificate and root, offline", _hook("audit"))
+    audit = command(
+        "audit", "replay an export from its genesis and check every certificate and root, offline", _lazy_command("run_audit")
+    )
     audit.add_argument("directory", metavar="DIR", help="what `peer export` wrote")
     about = "check a file of `peer prove` and say what it proves, offline, without a data directory"
-    verify = command("verify", about, _hook("verify"), "Without --genesis or --chain-id it trusts the genesis in the file.")
+    verify = command(
+        "verify", about, _lazy_command("verify_row_proof"), "Without --genesis or --chain-id it trusts the genesis in the file."
+    )
     verify.add_argument("file", metavar="FILE", help="what `peer prove` wrote")
     verify.add_argument("--genesis", metavar="FILE", help="the network's genesis, as a data directory or an export has it")
     verify.add_argument("--chain-id", metavar="ID", help="the network's chain id, as `peer status --json` shows it")
@@ -242,7 +249,7 @@ def _add_offline_commands(command: Callable[..., argparse.ArgumentParser]) -> No
     verify.add_argument("--unknown-module", action="store_true", help=about)
     JSON.add_to(verify)
     about = "print the manifest of a folder of token shards, to be saved there as manifest.json"
-    shards = command("shards", about, _hook("shards"), "`train --data DIR` then trains on them.")
+    shards = command("shards", about, _lazy_command("describe_token_shards"), "`train --data DIR` then trains on them.")
     shards.add_argument("directory", metavar="DIR", help="*.bin of 16-bit little-endian token ids, and their tokenizer.json")
     about = "look at port, peers, clock, key, disk, memory and version, and say what is wrong and what to do"
     doctor = command("doctor", about, _doctor, "Whether the peer runs or not. Ends with 0, 3 (warnings) or 4 (faults).")
@@ -258,11 +265,11 @@ def _add_offline_commands(command: Callable[..., argparse.ArgumentParser]) -> No
 
 
 def _add_demo(demo: argparse.ArgumentParser) -> None:
-    peers = whole_number(DEMO_PEERS_MIN, DEMO_PEERS_MAX)
+    peers = parse_integer_in(DEMO_PEERS_MIN, DEMO_PEERS_MAX)
     demo.add_argument("--peers", type=peers, default=4, metavar="N", help="how many, 4 to 10 (default 4); all of them vote")
-    demo.add_argument("--malicious", type=whole_number(0), default=1, metavar="K", help="how many of them lie (default 1)")
+    demo.add_argument("--malicious", type=parse_integer_in(0), default=1, metavar="K", help="how many of them lie (default 1)")
     about = "how many train (default: all but the f that may lie)"
-    demo.add_argument("--trainers", type=whole_number(1, DEMO_PEERS_MAX), metavar="T", help=about)
+    demo.add_argument("--trainers", type=parse_integer_in(1, DEMO_PEERS_MAX), metavar="T", help=about)
     demo.add_argument("--attack", choices=ATTACKS, default="sign-flip", metavar="ATTACK", help=f"how: {', '.join(ATTACKS)}")
     demo.add_argument("--audit", choices=AUDITS, metavar="MODE", help=f"who re-executes: {', '.join(AUDITS)} (default full)")
     PRESET.add_to(demo)
@@ -277,8 +284,8 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
     about = "with --rlhf text: JSONL with prompt, chosen, rejected, perhaps p (default: made up from the text inside Python)"
     demo.add_argument("--preferences", metavar="FILE", help=about)
     about = "default 60, which takes a minute or two; with --rlhf toy 40, with --rlhf text 20 of the policy"
-    demo.add_argument("--rounds", type=whole_number(1), metavar="R", help=about)
-    demo.add_argument("--seed", type=whole_number(0), default=0, metavar="S", help="of the initialisation and the data order")
+    demo.add_argument("--rounds", type=parse_integer_in(1), metavar="R", help=about)
+    demo.add_argument("--seed", type=parse_integer_in(0), default=0, metavar="S", help="of the initialisation and the data order")
     demo.add_argument("--data", metavar="PATH", help="a text file or a folder of them (default: the text inside Python)")
     demo.add_argument("--json", metavar="FILE", help="where report.json goes")
     demo.add_argument("--report", metavar="DIR", help="folder of the report, the picture and the sample")
@@ -292,12 +299,12 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
         "--beyond-bound", action="store_true", help="allow more liars than the vote tolerates, and see what happens"
     )
     demo.add_argument("--annotate", action="store_true", help="instead of training, people label tasks; nobody lies")
-    crowd = whole_number(0, DEMO_CROWD_MAX)
+    crowd = parse_integer_in(0, DEMO_CROWD_MAX)
     demo.add_argument(
         "--crowd", type=crowd, metavar="N", help="with --annotate: how many simulated people answer (default 12); 0: tasks alone"
     )
     about = "of the page; with --annotate of the first peer's, the next ones behind it (default 0: free ports, shown)"
-    demo.add_argument("--web-port", type=whole_number(0, 65_535), metavar="P", help=about)
+    demo.add_argument("--web-port", type=parse_integer_in(0, 65_535), metavar="P", help=about)
     demo.add_argument("--no-web", dest="web", action="store_false", help="no page that shows how it goes")
 
 
@@ -313,38 +320,38 @@ def _add_commands_about_commands(command: Callable[..., argparse.ArgumentParser]
 # Actions -------------------------------------------------------------------------------------------------------------
 
 
-def _hook(name: str) -> Callable[[argparse.Namespace], Any]:
+def _lazy_command(name: str) -> Callable[[argparse.Namespace], Any]:
     def action(options: argparse.Namespace) -> Any:
         if hasattr(options, "config"):
-            options.settings = settings_of(options)  # complains before anything is touched
-        with importing():
-            from peer.commands import commands
+            options.settings = settings_from_options(options)  # complains before anything is touched
+        with garbage_collection_paused():
+            from peer.commands import local_commands
 
-        return getattr(commands, name)(options)
+        return getattr(local_commands, name)(options)
 
     return action
 
 
 def _config(options: argparse.Namespace) -> None:
-    print(show(settings_of(options)), end="")
+    print(format_settings(settings_from_options(options)), end="")
 
 
 def _doctor(options: argparse.Namespace) -> Any:
-    from peer.commands import commands
+    from peer.commands import local_commands
 
-    return commands.doctor(options)  # settings that cannot be read are a finding
+    return local_commands.run_doctor(options)  # settings that cannot be read are a finding
 
 
 def _help(options: argparse.Namespace) -> None:
     parser = build_parser()
     commands = parser.commands()
     if options.topic and options.topic not in commands:
-        raise UserError(f"no command {options.topic!r}{nearest(options.topic, commands)}")
+        raise UserError(f"no command {options.topic!r}{suggest_nearest(options.topic, commands)}")
     (commands[options.topic] if options.topic else parser).print_help()
 
 
 def _completion(options: argparse.Namespace) -> None:
-    print(script(options.shell, build_parser(), words()), end="")
+    print(completion_script(options.shell, build_parser(), all_commands()), end="")
 
 
 def _demo(options: argparse.Namespace) -> Any:
@@ -373,19 +380,19 @@ def _demo(options: argparse.Namespace) -> Any:
     fewest = options.peers - tolerated
     if options.trainers and not fewest <= options.trainers <= options.peers:
         raise UserError(f"--trainers {options.trainers}: of {options.peers} peers {fewest} to {options.peers} train")
-    from peer.demo import demo
+    from peer.demo import network_demo
 
-    return demo.main(options)
+    return network_demo.main(options)
 
 
 def _demo_as_commands(options: argparse.Namespace) -> None:
     for name, default in vars(build_parser().parse_args(["demo"])).items():
         if name not in DEMO_AS_COMMANDS and getattr(options, name) != default:
             raise UserError(f"--{name.replace('_', '-')}: leave it out with --commands, which is about honest training")
-    from peer.commands.terminal import program
-    from peer.demo.recipe import recipe
+    from peer.commands.standard_streams import program_name
+    from peer.demo.demo_script import make_demo_script
 
-    print(recipe(options, program()), end="")
+    print(make_demo_script(options, program_name()), end="")
 
 
 def _demo_with_people(options: argparse.Namespace) -> Any:
@@ -395,66 +402,68 @@ def _demo_with_people(options: argparse.Namespace) -> Any:
     options.crowd = DEMO_CROWD if options.crowd is None else options.crowd
     if options.crowd == 1:
         raise UserError("--crowd 1: a task needs two votes at least; take 2 people or more, or 0")
-    from peer.demo import annotate
+    from peer.demo import annotation_demo
 
-    return annotate.main(options)
+    return annotation_demo.main(options)
 
 
 def _client(options: argparse.Namespace) -> tuple[Any, Config]:
-    from peer.api import control
+    from peer.api import control_socket
 
     place = argparse.Namespace(data_directory=options.data_directory, config=options.config)  # a word's --name is no setting
-    config = settings_of(place).config
-    return control.client(config.data_directory, config.control_socket), config
+    config = settings_from_options(place).config
+    return control_socket.make_client(config.data_directory, config.control_socket), config
 
 
 def _console(options: argparse.Namespace) -> int:
     import trio
 
     from peer.commands import console
-    from peer.commands.drawing import printer
-    from peer.settings.datadir import DataDirectory
+    from peer.commands.table_renderer import make_printer
+    from peer.settings.data_directory import DataDirectory
 
     options.line = _place_taken(options)
     client, config = _client(options)
     if options.line:
-        command = parse(words(), options.line[0]) if len(options.line) == 1 else parse_words(words(), options.line)
+        command = (
+            parse_line(all_commands(), options.line[0]) if len(options.line) == 1 else parse_tokens(all_commands(), options.line)
+        )
         if command is None:
             raise UserError("an empty line is no command; `peer console help` lists them")
-        return trio.run(partial(console.execute_attached, client, command, printer()))
+        return trio.run(partial(console.execute_attached, client, command, make_printer()))
 
     async def attach() -> int:
         await client.status()  # says at once if no peer runs here
-        return await console.run(client, attached=True, history=DataDirectory(config.data_directory).history)
+        return await console.run_console(client, attached=True, history=DataDirectory(config.data_directory).history)
 
     return trio.run(attach)
 
 
 def _place_taken(options: argparse.Namespace) -> list[str]:
     """The words of a prompt's command, without `--data-dir` and `--config`, which may stand behind them too."""
-    place = Parser(prog="console", add_help=False)
+    place = CommandLineParser(prog="console", add_help=False)
     _add_place(place)
     return argparse.ArgumentParser.parse_known_args(place, options.line, options)[1]
 
 
 def _join(options: argparse.Namespace) -> Any:
-    from peer.commands.invitation import hide_argument, read_invitation
+    from peer.commands.invitation_input import hide_argument, read_invitation
 
     hide_argument(options.invite)
     options.invite = read_invitation(options.invite)
-    return _hook("join")(options)
+    return _lazy_command("join_network")(options)
 
 
 def _ask(options: argparse.Namespace) -> int:
     import trio
 
     from peer.commands import console
-    from peer.commands.drawing import printer
     from peer.commands.standard_input import standard_input_as_file
+    from peer.commands.table_renderer import make_printer
 
     client, config = _client(options)
     with standard_input_as_file(options, config.data_directory):
-        return trio.run(partial(console.execute_attached, client, options, printer()))
+        return trio.run(partial(console.execute_attached, client, options, make_printer()))
 
 
 if __name__ == "__main__":

@@ -10,16 +10,14 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from curation.feature import CURATION
-from features.feature import Feature
-from features.lazily import named
-from features.roles import Role
-from features.settings import Setting
+from features.feature import Feature, Role, Setting
+from features.lazy_import import import_object
 from protocol.addresses import is_loopback, parse_address
 from protocol.errors import UserError
 from rlhf.feature import RLHF
 
 if TYPE_CHECKING:
-    from features.news import News
+    from features.feature import EventLine
     from ledger.core.genesis import Genesis, ModuleVersion
     from ledger.core.module import Module, StateReader
     from ledger.jobs import JobSpecRules, JobTerms
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from protocol.identity import Verifier
 
 T = TypeVar("T")
-FULL = "full"  # the role that is all others together
+FULL_ROLE = "full"  # the role that is all others together
 
 
 def _core_modules(job_rules: JobSpecRules) -> tuple[Module[Any], ...]:
@@ -52,8 +50,8 @@ FEATURES: list[Feature] = [
         name="core",
         about="members, jobs, their audits, and what the network runs",
         modules=_core_modules,
-        parts={"metrics": "peer.serving.metrics:Metrics"},
-        everywhere=("metrics",),
+        services={"metrics": "web.metrics_endpoint:MetricsEndpoint"},
+        services_everywhere=("metrics",),
         settings=(Setting("metrics", "HOST:PORT on loopback for monitors; empty: none", "", _not_loopback),),
         roles=(Role("voter", "checks, votes and applies with numpy alone; it never loads torch"),),
     ),
@@ -62,7 +60,9 @@ FEATURES: list[Feature] = [
         about="language models on text",
         objectives="training.objectives.registry:OBJECTIVES",
         engines={"pytorch": "training.engines.pytorch.backend:BACKEND"},
-        roles=(Role("trainer", "trains, and re-executes what others have trained", registers=("trainer",), needs_worker=True),),
+        roles=(
+            Role("trainer", "trains, and re-executes what others have trained", registered_roles=("trainer",), needs_worker=True),
+        ),
     ),
     CURATION,
     RLHF,
@@ -74,21 +74,21 @@ def roles() -> dict[str, Role]:
     found = _by_name("role", ((role.name, role) for feature in FEATURES for role in feature.roles))
     together = list(found.values())
     able = [role for role in together if not role.needs_package or find_spec(role.needs_package)]
-    registers = tuple(sorted({name for role in able for name in role.registers}))
-    of_roles = tuple(dict.fromkeys(name for role in together for name in role.parts))
-    assert set(of_roles) <= parts().keys(), "a role names a part that no feature brings"
-    assert FULL not in found, "a feature calls a role as all of them together are called"
-    return {**found, FULL: Role(FULL, "all of these", registers, of_roles, any(role.needs_worker for role in together))}
+    registers = tuple(sorted({name for role in able for name in role.registered_roles}))
+    of_roles = tuple(dict.fromkeys(name for role in together for name in role.services))
+    assert set(of_roles) <= services().keys(), "a role names a part that no feature brings"
+    assert FULL_ROLE not in found, "a feature calls a role as all of them together are called"
+    return {**found, FULL_ROLE: Role(FULL_ROLE, "all of these", registers, of_roles, any(role.needs_worker for role in together))}
 
 
-def parts() -> dict[str, str]:
+def services() -> dict[str, str]:
     """By name, what makes each part."""
-    return _by_name("part", (item for feature in FEATURES for item in feature.parts.items()))
+    return _by_name("part", (item for feature in FEATURES for item in feature.services.items()))
 
 
-def everywhere() -> tuple[str, ...]:
+def services_everywhere() -> tuple[str, ...]:
     """The parts that run at every peer."""
-    return tuple(name for feature in FEATURES for name in feature.everywhere)
+    return tuple(name for feature in FEATURES for name in feature.services_everywhere)
 
 
 def engines() -> dict[str, str]:
@@ -96,12 +96,12 @@ def engines() -> dict[str, str]:
     return _by_name("engine", (item for feature in FEATURES for item in feature.engines.items()))
 
 
-def news() -> Iterator[Callable[[StateReader, StateReader], Iterable[News]]]:
+def event_sources() -> Iterator[Callable[[StateReader, StateReader], Iterable[EventLine]]]:
     """What tells the news of each feature."""
-    return (named(feature.news) for feature in FEATURES if feature.news)
+    return (import_object(feature.event_lines) for feature in FEATURES if feature.event_lines)
 
 
-def settings() -> dict[str, Setting]:
+def feature_settings() -> dict[str, Setting]:
     return _by_name("setting", ((setting.name, setting) for feature in FEATURES for setting in feature.settings))
 
 
@@ -113,13 +113,13 @@ def _by_name(what: str, items: Iterable[tuple[str, T]]) -> dict[str, T]:
     return found
 
 
-def install() -> None:
+def install_objectives() -> None:
     """Makes the objectives of all features known in this process: each program does so before it reads any job."""
     from training.objectives import registry
 
     for feature in FEATURES:
         if feature.objectives:
-            registry.register_objectives(named(feature.objectives))
+            registry.register_objectives(import_object(feature.objectives))
 
 
 def modules_of(job_rules: JobSpecRules) -> tuple[Module[Any], ...]:
@@ -165,5 +165,5 @@ def rules_of(genesis: Genesis, job_rules: JobSpecRules, verifier: Verifier | Non
     from ledger.ledger_state import LedgerRules
     from protocol.identity import Ed25519Verifier
 
-    install()
+    install_objectives()
     return LedgerRules(genesis, verifier or Ed25519Verifier(), modules_of(job_rules))

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from peer.cli import build_parser
-from peer.commands import commands
-from peer.commands.arguments import settings_of
-from peer.driver.driver import Driver
+from peer.commands import local_commands
+from peer.commands.command_line_parser import settings_from_options
 from peer.roles.liar import ATTACKS, Liar
+from peer.runtime.driver import Driver
 from peer.settings.config import Config
-from peer.worker.supervisor import Worker
+from peer.worker.supervisor import WorkerSupervisor
 from protocol import codec
 from protocol.errors import UserError
 from protocol.identity import parse_peer_id, sign_message
@@ -43,11 +43,13 @@ def main(arguments: list[str]) -> int:
     options = build_parser().parse_args(rest)
     keys = frozenset(parse_peer_id(text) for text in accomplices.split(",") if text != "-")
 
-    def make_round_work(config: Config, worker: Worker | None, texts: Path, driver: Callable[[], Driver]) -> Liar:
+    def make_round_work(config: Config, worker: WorkerSupervisor | None, texts: Path, driver: Callable[[], Driver]) -> Liar:
         assert worker is not None, "a liar trains"
         return Liar(worker, texts, attack=attack, accomplices=keys, equivocate=Equivocator(driver))
 
-    return commands.run_with(settings_of(options).config, console=False, make_round_work=make_round_work)
+    return local_commands.run_peer_with_config(
+        settings_from_options(options).config, console=False, make_round_work=make_round_work
+    )
 
 
 if __name__ == "__main__":

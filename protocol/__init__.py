@@ -1,1 +1,1 @@
-"""Ground floor: identity, canonical encoding, typed messages, Merkle trees, limits, errors and the peer's API."""
+"""Identities, canonical encoding, messages, Merkle trees, limits, errors, and the API of a peer."""

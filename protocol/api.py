@@ -440,7 +440,7 @@ class InvitationView:
 
 
 # Calls: each is declared here alone, by its name, the types of its arguments and of its answer, and what it is about. The client,
-# the server and what is decoded follow from that (`features/calls.py`). Every call may raise `UserError`, whose text is for the
+# the server and what is decoded follow from that (`features/rpc.py`). Every call may raise `UserError`, whose text is for the
 # person who asked.
 
 
@@ -492,10 +492,10 @@ class EngineView:
 
 
 # Observer -> voter -> seconds of silence. None: never heard, or no report of that observer is here.
-ReachabilityMatrix = dict[str, dict[str, float | None]]
+LivenessMatrix = dict[str, dict[str, float | None]]
 
 
-class StatusRpc(Protocol):
+class LocalPeerRpc(Protocol):
     async def status(self) -> StatusView: ...
 
     async def stats(self) -> StatsView: ...
@@ -607,7 +607,7 @@ class ModelRpc(Protocol):
         """
         ...
 
-    async def kept_samples(self) -> tuple[SampleView, ...]:
+    async def saved_samples(self) -> tuple[SampleView, ...]:
         """What this peer keeps of each job's models while it trains, the oldest first; none where it does not."""
         ...
 
@@ -625,7 +625,7 @@ class RowProofRpc(Protocol):
 
 
 class NetworkRpc(Protocol):
-    async def voter_reachability(self) -> ReachabilityMatrix:
+    async def voter_liveness(self) -> LivenessMatrix:
         """By observer and voter, both as peer ids, for how many seconds the voter was silent; null: nobody here can say."""
         ...
 
@@ -644,5 +644,5 @@ class NetworkRpc(Protocol):
         ...
 
 
-class PeerApi(StatusRpc, BlockRpc, MemberRpc, InvitationRpc, JobRpc, AuditRpc, ModelRpc, RowProofRpc, NetworkRpc, Protocol):
+class PeerApi(LocalPeerRpc, BlockRpc, MemberRpc, InvitationRpc, JobRpc, AuditRpc, ModelRpc, RowProofRpc, NetworkRpc, Protocol):
     """Every call that a peer answers, whatever its features."""

@@ -12,7 +12,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol, TypeVar
 
-from nacl import exceptions
+from nacl import bindings, exceptions
 from nacl.public import PublicKey, SealedBox
 from nacl.signing import SigningKey, VerifyKey
 
@@ -156,3 +156,19 @@ def parse_peer_id(text: str) -> bytes:
     if len(public) != 32 or peer_id(public) != text.strip().lower():
         raise UserError(f"{text!r} is not a peer id: expected the 52 characters that `peer identity` prints on its machine")
     return public
+
+
+# X25519: a secret that two parties share if each knows the other's public key ------------------------------------------
+
+
+def x25519_public_key(private: bytes) -> bytes:
+    """Of any 32 bytes."""
+    return bindings.crypto_scalarmult_base(private)
+
+
+def x25519_shared_secret(private: bytes, public: bytes) -> bytes | None:
+    """The same 32 bytes for both. None: the public key is of small order, and its owner chose it so."""
+    try:
+        return bindings.crypto_scalarmult(private, public)
+    except exceptions.RuntimeError:
+        return None

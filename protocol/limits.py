@@ -21,7 +21,7 @@ TRANSACTION_LIFETIME_HEIGHTS: Final = 1_000  # an expiry further away than this 
 
 VIEWS_AHEAD_MAX: Final = 64  # votes kept for views beyond the current one, per voter; timers double long before
 DECISIONS_PER_REPLY_MAX: Final = 32  # catch-up goes in small steps so that votes are not delayed behind it
-OWN_STATEMENTS_MAX: Final = 256  # of one voter's signatures in one answer: three heights of twelve views and its open rounds
+REMEMBERED_STATEMENTS_MAX: Final = 256  # one voter's signatures in one answer: three heights of twelve views, and open rounds
 INCLUSION_LIST_MAX: Final = 64  # transactions in one notice: those that waited longest, the others follow when these are decided
 EVIDENCE_PER_BLOCK_MAX: Final = 16  # two ballots of TRAINERS_MAX verdicts are 30 kB; what is left over comes in the next block
 CLOCK_AHEAD_SECONDS: Final = 2.0  # how far a block's time may lie before the clock of the voter that is the first to prepare it

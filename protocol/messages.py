@@ -32,12 +32,12 @@ from protocol.limits import (
     INCLUSION_LIST_MAX,
     LIGHT_BLOCKS_MAX,
     NAME_CHARACTERS_MAX,
-    OWN_STATEMENTS_MAX,
     PEER_RECORD_AGE_SECONDS_MAX,
     PEER_RECORDS_MAX,
     PLAIN_BLOB_BYTES_MAX,
     RELAY_RESERVATIONS_MAX,
     RELAYS_MAX,
+    REMEMBERED_STATEMENTS_MAX,
     SNAPSHOT_PART_BYTES_MAX,
     TRAINERS_MAX,
     TRANSACTION_BYTES_MAX,
@@ -199,19 +199,19 @@ class BlockBytes:
 
 
 @dataclass(frozen=True, slots=True)
-class GetOwnStatements:
+class GetRememberedStatements:
     """What have you last heard me sign? Asked at start, before anything is signed: a rolled-back disk does not show by itself."""
 
     TAG: ClassVar[str] = "get-heard"
 
 
 @dataclass(frozen=True, slots=True)
-class OwnStatements:
+class RememberedStatements:
     """My next height, and what I hold of the asker's signed messages for it, the two heights before and the open rounds."""
 
     TAG: ClassVar[str] = "heard"
     height: Count
-    signed: Annotated[tuple[Signed, ...], Length(0, OWN_STATEMENTS_MAX)]
+    signed: Annotated[tuple[Signed, ...], Length(0, REMEMBERED_STATEMENTS_MAX)]
 
 
 # Rounds: signed by trainers and voters -------------------------------------------------------------------------------
@@ -657,10 +657,10 @@ AGREEMENT_MESSAGES = (
     GetDecisions,
     GetBlock,
     BlockBytes,
-    GetOwnStatements,
-    OwnStatements,
+    GetRememberedStatements,
+    RememberedStatements,
 )
-ROUND_ENVELOPES = (GossipEnvelope, GetRound, EvidenceMessage)
+GOSSIP_MESSAGES = (GossipEnvelope, GetRound, EvidenceMessage)
 SNAPSHOT_MESSAGES = (GetSnapshot, SnapshotOffer, NoSnapshot, GetSnapshotPart, SnapshotPart)
 # By wire version.
 LINK_MESSAGES_BY_VERSION: dict[int, tuple[type, ...]] = {2: (GetBlob, BlobChunk, NoBlob, PeerAddresses, Ping, Pong)}

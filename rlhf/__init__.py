@@ -1,5 +1,5 @@
-"""People's preferences become a reward, and the reward a tuned policy: sets of preferences, rewards, losses, the filter.
+"""RLHF: preference sets, reward models, PPO, DPO, instruction tuning.
 
-The rules are pure: no clock, no disk, no network, no torch. Only `losses.py` and `pytorch/` import torch, and only the worker
-imports those. No job uses the filter yet.
+The rules are pure: no clock, no disk, no network, no torch. Only `pytorch/` imports torch, and only the worker imports that.
+`services/` is what every peer does beside agreeing.
 """

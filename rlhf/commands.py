@@ -6,15 +6,15 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from features.arguments import JSON, SKIP_BAD, TRUNCATE, Argument, not_negative, set_overrides, whole_number
-from features.as_json import as_json
-from features.lazily import named
-from features.names import Names
-from features.tables import Column, Fitted, Verbatim, counted
-from features.words import Asked, word
+from features.command_arguments import JSON, SKIP_BAD, TRUNCATE, Argument, parse_integer_in, parse_non_negative, parse_set_options
+from features.commands import CommandContext, command
+from features.json_output import to_json
+from features.lazy_import import import_object
+from features.peer_names import PeerNames
+from features.text_tables import Column, TextTable, Verbatim, pluralize
 from protocol.errors import UserError
 from protocol.sampling import TOKENS_MAX
-from protocol.units import round_number
+from protocol.units import display_round_number
 from rlhf.moderation.blocklist import WITHHELD
 from rlhf.rpc import (
     FINISHED,
@@ -37,7 +37,7 @@ ALGORITHMS = ("ppo", "grpo", "dpo")
 ABOUT_ALGORITHMS = "of `rlhf start`: ppo (default); grpo: without a value head; dpo: by the preferences alone, without samples"
 
 
-@word(
+@command(
     'tune a model: start --base JOB; status; pause; resume; cancel; compare "PROMPT"; trace PAIR; filter FILE; score MODEL FILE',
     Argument("do", choices=ACTIONS, metavar="ACTION", help=", ".join(ACTIONS)),
     Argument(
@@ -63,25 +63,25 @@ ABOUT_ALGORITHMS = "of `rlhf start`: ppo (default); grpo: without a value head; 
     Argument("--project", default="", metavar="PROJECT", help="of `rlhf start`: preferences that people decided in it"),
     Argument(
         "--reward-epochs",
-        type=whole_number(1),
+        type=parse_integer_in(1),
         default=3,
         metavar="N",
         help="of `rlhf start`: how often the pairs are gone through (default 3)",
     ),
-    Argument("--ppo-iterations", type=whole_number(0), default=10, metavar="N", help="of `rlhf start`: rounds (default 10)"),
+    Argument("--ppo-iterations", type=parse_integer_in(0), default=10, metavar="N", help="of `rlhf start`: rounds (default 10)"),
     Argument("--algorithm", choices=ALGORITHMS, default="", metavar="NAME", help=ABOUT_ALGORITHMS),
     Argument(
         "--anyway", action="store_true", help="of `rlhf start`: tune by a reward model even if it is not better than chance"
     ),
-    Argument("--beta", type=not_negative, default=None, metavar="B", help="of `rlhf start`: weight of the reference"),
+    Argument("--beta", type=parse_non_negative, default=None, metavar="B", help="of `rlhf start`: weight of the reference"),
     Argument("--name", default="", metavar="NAME", help="of `rlhf start`: what people call the job"),
     Argument("--set", action="extend", nargs="+", default=[], metavar="FIELD=VALUE", help="of `rlhf start`: other fields"),
-    Argument("--tokens", type=whole_number(1, TOKENS_MAX), default=64, metavar="N", help="of `rlhf compare` (default 64)"),
+    Argument("--tokens", type=parse_integer_in(1, TOKENS_MAX), default=64, metavar="N", help="of `rlhf compare` (default 64)"),
     Argument(
-        "--temperature", type=not_negative, default=1.0, metavar="T", help="of `rlhf compare`: 0: the likeliest (default 1)"
+        "--temperature", type=parse_non_negative, default=1.0, metavar="T", help="of `rlhf compare`: 0: the likeliest (default 1)"
     ),
     Argument(
-        "--seed", type=whole_number(0), default=0, metavar="S", help="of `rlhf compare`: of the choice of tokens (default 0)"
+        "--seed", type=parse_integer_in(0), default=0, metavar="S", help="of `rlhf compare`: of the choice of tokens (default 0)"
     ),
     Argument(
         "--words",
@@ -93,7 +93,7 @@ ABOUT_ALGORITHMS = "of `rlhf start`: ppo (default); grpo: without a value head; 
     phrase=("train", "rlhf"),
     meaning=("rlhf", "start"),
 )
-async def rlhf(asked: Asked[RlhfRpc]) -> None:
+async def rlhf(asked: CommandContext[RlhfRpc]) -> None:
     options = asked.options
     match options.do:
         case "start":
@@ -101,15 +101,15 @@ async def rlhf(asked: Asked[RlhfRpc]) -> None:
         case "status":
             view = await asked.api.rlhf_status()
             if options.json:
-                asked.show(Verbatim(as_json(view)))
+                asked.show(Verbatim(to_json(view)))
             else:
-                _show_status(asked, view, await asked.api.rlhf_figures())
+                _show_status(asked, view, await asked.api.policy_metrics())
         case "cancel":
-            asked.show(await asked.decided(asked.api.cancel_rlhf_training(options.what)))
+            asked.show(await asked.wait_for_decision(asked.api.cancel_rlhf_training(options.what)))
         case "pause":
-            asked.show(await asked.decided(asked.api.pause_rlhf_training()))
+            asked.show(await asked.wait_for_decision(asked.api.pause_rlhf_training()))
         case "resume":
-            asked.show(await asked.decided(asked.api.resume_rlhf_training()))
+            asked.show(await asked.wait_for_decision(asked.api.resume_rlhf_training()))
         case "compare":
             await _compare(asked)
         case "trace":
@@ -120,14 +120,14 @@ async def rlhf(asked: Asked[RlhfRpc]) -> None:
             await _score(asked)
 
 
-async def _start(asked: Asked[RlhfRpc]) -> None:
+async def _start(asked: CommandContext[RlhfRpc]) -> None:
     options = asked.options
     if options.what:
         raise UserError(f"rlhf start: {options.what!r} is no part of it: only `compare` and `filter` take a text")
     if not (options.reward or (options.base and (options.preferences or options.project))):  # the peer may need a base
         what = "--reward rule:NAME, --project PROJECT or --preferences FILE"
         raise UserError(f"rlhf start: say --base JOB, a finished job that `jobs` lists, and {what}")
-    said = set_overrides(options.set)
+    said = parse_set_options(options.set)
     if "rounds" in said:
         instead = "--reward-epochs N" if options.algorithm == "dpo" else f"--ppo-iterations {said['rounds']}"
         raise UserError(f"rlhf start: rounds follow from something else: say {instead} instead")
@@ -148,7 +148,7 @@ async def _start(asked: Asked[RlhfRpc]) -> None:
         options.truncate,
         options.anyway,
     )
-    job = await asked.decided(start)
+    job = await asked.wait_for_decision(start)
     asked.show(f"job {job} is decided; `rlhf status` shows how it goes")
     for stage in (await asked.api.rlhf_status()).stages:
         if stage.job == job:
@@ -161,7 +161,7 @@ async def _start(asked: Asked[RlhfRpc]) -> None:
         asked.show("it begins when a quorum of the voters has derived the same preferences from the project")
 
 
-def _show_notes(asked: Asked[RlhfRpc], stage: StageView) -> None:
+def _show_notes(asked: CommandContext[RlhfRpc], stage: StageView) -> None:
     for note in stage.notes:
         asked.show(f"{stage.job[:SHORT]}: {note}")
 
@@ -171,11 +171,11 @@ def _absolute(file: str) -> str:
     return str(Path(file).expanduser().absolute()) if file else ""
 
 
-async def _compare(asked: Asked[RlhfRpc]) -> None:
+async def _compare(asked: CommandContext[RlhfRpc]) -> None:
     options = asked.options
     compared = await asked.api.compare_policy(options.what, options.tokens, options.temperature, options.seed)
     if options.json:
-        asked.show(Verbatim(as_json(compared)))
+        asked.show(Verbatim(to_json(compared)))
         return
     policy = f"policy (job {compared.job[:SHORT]} after {compared.round} rounds):"
     for head, name, text in ((policy, "policy", compared.policy), ("reference:", "reference", compared.reference)):
@@ -183,7 +183,7 @@ async def _compare(asked: Asked[RlhfRpc]) -> None:
         asked.show(WITHHELD if name in compared.withheld else Verbatim(text or NOTHING))
 
 
-def _filter(asked: Asked[RlhfRpc], words: str, texts: str, is_json: bool) -> None:
+def _filter(asked: CommandContext[RlhfRpc], words: str, texts: str, is_json: bool) -> None:
     """Without a peer: whoever has the list finds the same."""
     if not words or not texts:
         raise UserError("rlhf filter: say --words FILE, with a word a line, and a file of JSONL with `id` and `text`")
@@ -199,44 +199,44 @@ def _filter(asked: Asked[RlhfRpc], words: str, texts: str, is_json: bool) -> Non
             elif line["blocked"]:
                 asked.show(Verbatim(f"{line['id']}: {line['word']}"))
     if not is_json:
-        asked.show(f"{blocked} of {counted(count, 'text')} are blocked")
+        asked.show(f"{blocked} of {pluralize(count, 'text')} are blocked")
 
 
-async def _trace(asked: Asked[RlhfRpc], pair: str, folder: str, is_json: bool) -> None:
+async def _trace(asked: CommandContext[RlhfRpc], pair: str, folder: str, is_json: bool) -> None:
     if not pair:
         raise UserError("rlhf trace: say PAIR, the id of a task as `tasks export` has it, or the number of a file's line")
     if folder:  # without a peer, and in a process of its own: it checks the whole export
-        run = named("peer.commands.beside:run")
-        found = json.loads(await run("peer.export.tracing", pair, _absolute(folder)))
+        run = import_object("peer.commands.module_subprocess:run_module")
+        found = json.loads(await run("peer.export.exported_pair_trace", pair, _absolute(folder)))
         traced = PairTraceView(**found | {"draws": tuple(PairDrawView(**draw) for draw in found["draws"])})
     else:
         traced = await asked.api.trace_pair(pair)
     if is_json:
-        asked.show(Verbatim(as_json(traced)))
+        asked.show(Verbatim(to_json(traced)))
         return
     whose = "of a file" if traced.height is None else f"decided by annotators up to height {traced.height}"
     asked.show(f"pair {traced.pair} is in the set {traced.set[: 2 * SHORT]}, {whose}")
     if traced.held_out:
         asked.show("it is held out: reward models are measured with it, and none is trained on it")
-    table = Fitted("job", Column("round", is_number=True), "trainer", Column("step", is_number=True), "proposal")
-    names = Names({}) if folder else await asked.names()
+    table = TextTable("job", Column("round", is_number=True), "trainer", Column("step", is_number=True), "proposal")
+    names = PeerNames({}) if folder else await asked.load_names()
     for draw in traced.draws:
         told = "accepted" if draw.accepted else "rejected"
-        table.add_row(draw.job[:SHORT], str(round_number(draw.round)), names[draw.trainer], str(draw.step), told)
+        table.add_row(draw.job[:SHORT], str(display_round_number(draw.round)), names[draw.trainer], str(draw.step), told)
     if traced.draws:
         asked.show(table)
     elif not traced.held_out:
         asked.show("nobody has drawn it yet")
     if traced.unknown:
-        asked.show(f"of {counted(traced.unknown, 'round')} this peer has seen nothing: it restored a snapshot")
+        asked.show(f"of {pluralize(traced.unknown, 'round')} this peer has seen nothing: it restored a snapshot")
 
 
-async def _score(asked: Asked[RlhfRpc]) -> None:
+async def _score(asked: CommandContext[RlhfRpc]) -> None:
     """Without a peer, and in a process of its own: no daemon imports torch."""
     options = asked.options
     if not options.what or not options.pairs:
         raise UserError("rlhf score: say MODEL, a .safetensors that `export` wrote, and a file of JSONL with preferences")
-    run = named("peer.commands.beside:run")
+    run = import_object("peer.commands.module_subprocess:run_module")
     files = filter(None, (options.what, options.pairs, options.tokenizer))
     printed: str = await run("rlhf.pytorch.score_pairs", *map(_absolute, files))
     if options.json:
@@ -244,19 +244,19 @@ async def _score(asked: Asked[RlhfRpc]) -> None:
         return
     found = [json.loads(line) for line in printed.splitlines()]
     right = sum(line["chosen_score"] > line["rejected_score"] for line in found)
-    asked.show(f"the chosen response scores higher in {right} of {counted(len(found), 'pair')}")
+    asked.show(f"the chosen response scores higher in {right} of {pluralize(len(found), 'pair')}")
 
 
 def _whose(of: PreferencesView, state: str) -> str:
     project = f"project {of.project[:SHORT]} up to height {of.height}"
     if of.decided_by_annotators:
-        since = f", {counted(of.redacted, 'pair')} of them redacted since" if of.redacted else ""
+        since = f", {pluralize(of.redacted, 'pair')} of them redacted since" if of.redacted else ""
         return f"preferences decided by annotators, of {project}{since}"
     if not of.project:
         return "preferences of a file, not decided by annotators"
     if state == "cancelled":
-        return f"preferences said to be of {project}: {counted(of.disagree, 'voter')} derived others; `rlhf start` begins again"
-    heard = f"{counted(of.agree, 'voter')} derived these so far, {of.disagree} others"
+        return f"preferences said to be of {project}: {pluralize(of.disagree, 'voter')} derived others; `rlhf start` begins again"
+    heard = f"{pluralize(of.agree, 'voter')} derived these so far, {of.disagree} others"
     return f"it waits until a quorum of the voters has derived its preferences from {project}: {heard}"
 
 
@@ -287,19 +287,19 @@ def _measured(stage: StageView) -> Iterator[str]:
 
 def odd_pair_lines(stage: StageView) -> Iterator[str]:
     identical, contradictory = stage.identical_pairs or 0, stage.contradictory_pairs or 0
-    counts = [f"{counted(identical, 'pair')} {'has' if identical == 1 else 'have'} identical responses"] if identical else []
-    counts += [f"{counted(contradictory, 'pair')} contradict one another"] if contradictory else []
+    counts = [f"{pluralize(identical, 'pair')} {'has' if identical == 1 else 'have'} identical responses"] if identical else []
+    counts += [f"{pluralize(contradictory, 'pair')} contradict one another"] if contradictory else []
     if counts:
         yield f"{stage.job[:SHORT]}: of its set {' and '.join(counts)}"
 
 
-def _show_status(asked: Asked[RlhfRpc], view: RlhfView, figures: tuple[PolicyMetricsView, ...]) -> None:
+def _show_status(asked: CommandContext[RlhfRpc], view: RlhfView, figures: tuple[PolicyMetricsView, ...]) -> None:
     if not view.stages:
         asked.show("nothing is tuned yet: `rlhf start --base JOB --reward rule:NAME` begins")
         return
-    table = Fitted("objective", "job", "state", Column("round", is_number=True), Column("of", is_number=True), "model root")
+    table = TextTable("objective", "job", "state", Column("round", is_number=True), Column("of", is_number=True), "model root")
     for stage in view.stages:
-        round = "–" if stage.state == "waiting" else str(min(round_number(stage.round), stage.rounds))
+        round = "–" if stage.state == "waiting" else str(min(display_round_number(stage.round), stage.rounds))
         rounds = (round, str(stage.rounds))
         table.add_row(stage.objective, stage.job[:SHORT], stage.state, *rounds, stage.model_root[: 2 * SHORT])
     asked.show(table)
@@ -321,7 +321,8 @@ def _show_status(asked: Asked[RlhfRpc], view: RlhfView, figures: tuple[PolicyMet
             asked.show(f"{stage.job[:SHORT]}: {_whose(stage.preferences, view.state)}")
     for of in figures:
         asked.show(
-            f"a response of round {round_number(of.round)} (the median of {counted(of.accepted, 'trainer')}): {of.summary_line}"
+            f"a response of round {display_round_number(of.round)} (the median of "
+            f"{pluralize(of.accepted, 'trainer')}): {of.summary_line}"
         )
         if of.kl_stop is not None:
             asked.show(f"the job ended there, before all its rounds: kl_stop is {of.kl_stop:g} nats")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from features.feature import Feature
-from features.roles import Role
+from features.feature import Feature, Role
 
 if TYPE_CHECKING:
     from ledger.core.module import Module
@@ -23,22 +22,22 @@ RLHF = Feature(
     about="tuning a model by rewards for its own responses",
     modules=_modules,
     objectives="rlhf.objectives.registry:OBJECTIVES",
-    parts={
-        "sets": "peer.driver.deriving:Deriving",
-        "ahead": "peer.driver.ahead:Ahead",
-        "measuring": "peer.driver.measuring:Measuring",
+    services={
+        "sets": "rlhf.services.preference_dataset_builder:PreferenceDatasetBuilder",
+        "ahead": "rlhf.services.blob_prefetcher:BlobPrefetcher",
+        "measuring": "rlhf.services.final_model_evaluator:FinalModelEvaluator",
     },
-    everywhere=("sets", "measuring"),
-    words="rlhf.commands",
-    calls="rlhf.rpc:RlhfRpc",
-    news="rlhf.ledger.event_lines:policy_event_lines",
-    answers="peer.api.rlhf:RlhfAnswers",
+    services_everywhere=("sets", "measuring"),
+    commands="rlhf.commands",
+    rpc="rlhf.rpc:RlhfRpc",
+    event_lines="rlhf.ledger.event_lines:policy_event_lines",
+    rpc_handler="peer.api.handlers.rlhf_handler:RlhfRpcHandler",
     roles=(
         Role(
             "rlhf",
             "tunes models by rewards, and re-executes what others have tuned",
-            registers=("rlhf",),
-            parts=("ahead",),
+            registered_roles=("rlhf",),
+            services=("ahead",),
             needs_worker=True,
         ),
     ),

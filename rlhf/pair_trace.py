@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from features.tables import counted
+from features.text_tables import pluralize
 from protocol.errors import UserError
 from protocol.identity import peer_id
 from protocol.limits import DATA_SHARD_BYTES
@@ -14,7 +14,7 @@ from rlhf.data.preference_sets import PreferencePair, decode_records, split_held
 from rlhf.data.tokenized_pairs import record_label
 from rlhf.ledger.preference_set_attestation import AttestedPreferenceSet
 from rlhf.objectives.reward_model import RewardModelObjective
-from rlhf.objectives.supervised import DpoObjective
+from rlhf.objectives.supervised_objectives import DpoObjective
 from rlhf.rpc import PairDrawView, PairTraceView
 from training.corpus import read_manifest
 from training.job_spec import JobSpec
@@ -67,7 +67,7 @@ def trace_pair(jobs: Sequence[TracedJob], sets: Mapping[bytes, AttestedPreferenc
         )
     if view is None:
         said = "name a task by its id, or the number of a file's line"
-        raise UserError(f"{text!r} is in no set of {counted(len(jobs), 'job')} with preferences: {said}")
+        raise UserError(f"{text!r} is in no set of {pluralize(len(jobs), 'job')} with preferences: {said}")
     return view
 
 

@@ -156,7 +156,7 @@ class RlhfRpc(Protocol):
         """
         ...
 
-    async def rlhf_figures(self) -> tuple[PolicyMetricsView, ...]:
+    async def policy_metrics(self) -> tuple[PolicyMetricsView, ...]:
         """Of the newest tuning; nothing before its first round is closed."""
         ...
 

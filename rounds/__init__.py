@@ -1,1 +1,1 @@
-"""One round of a job: the voters' ballots on its proposals, when they are enough, and their outcome."""
+"""Ballots and vouches on a round's proposals: when they are enough, and what its closing must hold."""

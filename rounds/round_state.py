@@ -20,7 +20,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, short_id
 from protocol.limits import CLOSING_VOUCHES_MAX, TRAINERS_MAX, VOTERS_MAX
 from protocol.messages import Ballot, CutOff, Judgement, Proposal, Vouch
-from protocol.units import round_number
+from protocol.units import display_round_number
 from protocol.verdicts import DIVERGING, Verdict, verdict_label
 from rounds.round_terms import RoundTerms, signed_body_digest
 from rounds.vouch_set import VouchSet, check_judgements, check_vouch
@@ -170,7 +170,7 @@ def check_ballot(terms: RoundTerms, voter: bytes, ballot: Ballot) -> None:
     if voter not in terms.voters:
         raise RemoteProtocolError("not-a-voter", f"ballot of {short_id(voter)}")
     if (ballot.job, ballot.round, ballot.model_root) != terms.signed_fields:
-        raise RemoteProtocolError("wrong-round", f"ballot of {short_id(voter)} for round {round_number(ballot.round)}")
+        raise RemoteProtocolError("wrong-round", f"ballot of {short_id(voter)} for round {display_round_number(ballot.round)}")
     check_judgements(terms.trainers, ballot.judgements, f"ballot of {short_id(voter)}")
 
 
@@ -227,7 +227,7 @@ class OpenRoundState:
             raise RemoteProtocolError("not-a-trainer", f"proposal of {short_id(signed.signer)}")
         if (proposal.job, proposal.round) != (self.terms.job, self.terms.round):
             raise RemoteProtocolError(
-                "wrong-round", f"proposal of {short_id(signed.signer)} for round {round_number(proposal.round)}"
+                "wrong-round", f"proposal of {short_id(signed.signer)} for round {display_round_number(proposal.round)}"
             )
         first = self.proposals.setdefault(signed.signer, signed)
         if first is signed:

@@ -22,7 +22,7 @@ from itertools import pairwise
 from protocol.errors import RemoteProtocolError
 from protocol.identity import short_id
 from protocol.messages import Judgement, Vouch
-from protocol.units import round_number
+from protocol.units import display_round_number
 from protocol.verdicts import OBJECTIVE_CODES_FIRST, Verdict
 from rounds.round_terms import RoundTerms
 
@@ -74,7 +74,7 @@ def check_vouch(terms: RoundTerms, voter: bytes, vouch: Vouch) -> None:
     if voter not in terms.reexecutors:
         raise RemoteProtocolError("not-a-voter", f"vouch of {short_id(voter)}, which re-executes nothing in this round")
     if (vouch.job, vouch.round) != (terms.job, terms.round):
-        raise RemoteProtocolError("wrong-round", f"vouch of {short_id(voter)} for round {round_number(vouch.round)}")
+        raise RemoteProtocolError("wrong-round", f"vouch of {short_id(voter)} for round {display_round_number(vouch.round)}")
     check_judgements(terms.trainers_to_vouch_for, vouch.judgements, f"vouch of {short_id(voter)}")
 
 

@@ -35,11 +35,11 @@ from curation.ledger.transaction_types import (
 from curation.limits import LEASE_MS
 from curation.rpc import CurationRpc, ImportRequest
 from ledger.core.genesis import Founder, Genesis
-from peer.daemon.daemon import Daemon, running
-from peer.driver.author import Author
+from peer.daemon.daemon import Daemon, running_daemon
 from peer.features import founding_modules
-from peer.settings.config import load
-from peer.settings.datadir import DataDirectory
+from peer.runtime.transaction_submitter import TransactionSubmitter
+from peer.settings.config import load_settings
+from peer.settings.data_directory import DataDirectory
 from protocol import codec
 from protocol.errors import UserError
 from protocol.identity import Identity
@@ -106,7 +106,7 @@ class Stage:
         height = max(daemon.driver.state.height for daemon in self.daemons)
         for daemon in self.daemons:
             while daemon.driver.state.height < height:
-                await daemon.driver.applied.wait()
+                await daemon.driver.block_applied.wait()
 
     # Trials ----------------------------------------------------------------------------------------------------------
 
@@ -129,7 +129,7 @@ class Stage:
         batch = StatementBatch(**{name: tuple(items) for name, items in statements.items()})
         before = self.state(peer).passed_over
         try:
-            await Author(self.daemons[peer].driver).submit("curation/batch", batch)
+            await TransactionSubmitter(self.daemons[peer].driver).submit("curation/batch", batch)
         except UserError:
             return "refused"
         passed = self.state(peer).passed_over - before
@@ -248,7 +248,7 @@ def _said(assignment: str, answer: tuple[int, ...]) -> tuple[bytes, bytes]:
 async def _openings(stage: Stage, ann: Person, bob: Person) -> None:
     """Of a task with two votes: too early, with what was not committed to, and of a commitment that is a copy."""
     site, trial, carried, chain = stage.site, stage.trial, stage.carried, stage.site.network["chain_id"]
-    await stage.api.move_project(stage.project, "paused")
+    await stage.api.set_project_phase(stage.project, "paused")
     several = await stage.found("several", votes=7)
     (task,) = [task for task in await assigned(site, ann, 3) if task["project"] == several]
     assert (await said(ann.submit, site, task["assignment"], (1,), SALT)).status == 201
@@ -286,7 +286,7 @@ async def _late(stage: Stage, eve: Person) -> None:
     setattr(curation_module, "LEASE_MS", lasts)  # noqa: B010
     key = bytes.fromhex(task["assignment"])
     while (row := stage.state().assignments.get_record(key)) is None or row.state is not AssignmentState.EXPIRED:
-        await stage.daemons[LIAR].driver.applied.wait()
+        await stage.daemons[LIAR].driver.block_applied.wait()
     (given,) = await assigned(stage.sites[LIAR], eve)
     assert given["task"] == task["task"], "begun tasks are given first"
     await stage.quiet()
@@ -314,10 +314,10 @@ async def staged(folder: Path) -> AsyncIterator[Stage]:
                 "data_directory": folder / str(number), "role": "annotator" if number in (HONEST, LIAR) else "voter",
                 "listen": "127.0.0.1:0", "bootstrap": others, "web_listen": "127.0.0.1:0", "sign_up": "open",
             }  # fmt: skip
-            daemons.append(await stack.enter_async_context(running(load(flags, {"HOME": str(folder)}).config)))
+            daemons.append(await stack.enter_async_context(running_daemon(load_settings(flags, {"HOME": str(folder)}).config)))
         stage = Stage(folder, daemons, [Site(*await served_at(daemons[number])) for number in (HONEST, LIAR)])
         while not all("annotator" in stage.daemons[0].driver.state.members.members[keys[n].public].roles for n in (HONEST, LIAR)):
-            await daemons[0].driver.applied.wait()
+            await daemons[0].driver.block_applied.wait()
         stage.project = await stage.found("one", votes=1)
         yield stage
 

@@ -32,8 +32,8 @@ from consensus.block import decode_block
 from curation.ledger.transaction_types import StatementBatch
 from curation.rpc import CurationRpc, ImportRequest
 from ledger.ledger_state import decode_body
-from peer.demo import demo
-from peer.demo.cast import DemoPeer
+from peer.demo import network_demo
+from peer.demo.demo_peers import DemoPeer
 from protocol import codec
 from protocol.api import INVITATION_DAYS
 from protocol.errors import UserError
@@ -286,11 +286,11 @@ async def _newcomer(peers: Network) -> AsyncIterator[DemoPeer]:
     folder.mkdir()
     invitation = await peers.demo.watched.client.create_invitation(INVITATION_DAYS)
     place = len(peers.peers)
-    newcomer = DemoPeer(place, Identity.generate(), folder, trains=False, lies=False, threads=1, restricted=False)
+    newcomer = DemoPeer(place, Identity.generate(), folder, trains=False, lies=False, threads=1, without_avx=False)
     newcomer.serves = ("--web-listen", "127.0.0.1:0")
     try:
-        demo.launch(peers.demo, newcomer, ",".join(peer.address for peer in peers.peers), ("join", invitation))
-        await demo.answers(newcomer)
+        network_demo.launch_peer(peers.demo, newcomer, ",".join(peer.address for peer in peers.peers), ("join", invitation))
+        await network_demo.wait_until_ready(newcomer)
         yield newcomer
     finally:
         with trio.CancelScope(shield=True):

@@ -18,9 +18,9 @@ from random import Random
 import trio
 
 from ledger.audits.audit_state import AuditResult, AuditsState, MemberAuditRecord
-from peer.demo.cast import DemoPeer
-from peer.demo.demo import QUIET_SECONDS
-from peer.demo.disk import Disk
+from peer.demo.demo_peers import DemoPeer
+from peer.demo.network_demo import IDLE_SECONDS
+from peer.demo.peer_disk import PeerDisk
 from protocol.api import JobView
 from protocol.identity import peer_id
 from scenarios import network
@@ -133,7 +133,7 @@ async def concluded(peers: Network, job: str) -> None:
         heights = {await peers.height(peer) for peer in peers.honest}
         if max(heights) != height:
             height, since = max(heights), trio.current_time()
-        return len(heights) == 1 and trio.current_time() - since > QUIET_SECONDS  # no block comes while the peers are stopped
+        return len(heights) == 1 and trio.current_time() - since > IDLE_SECONDS  # no block comes while the peers are stopped
 
     await network.holds(settled, SETTLE_SECONDS_MAX)
     await trio.to_thread.run_sync(peers.stop)
@@ -143,7 +143,7 @@ def read(peers: Network, trial: Trial) -> AuditsState:
     """What the disks of all honest peers say of the audits; it must be the same."""
     states = []
     for peer in peers.honest:
-        with closing(Disk(peer.directory)) as disk:
+        with closing(PeerDisk(peer.directory)) as disk:
             states.append(disk.state.audits)
     trial.require(all(state == states[0] for state in states), "honest peers hold different audits")
     results = [entry.result.value for entry in states[0].log]

@@ -25,9 +25,9 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
-from peer.api import control
-from peer.demo.disk import Disk
-from peer.settings.datadir import DataDirectory
+from peer.api import control_socket
+from peer.demo.peer_disk import PeerDisk
+from peer.settings.data_directory import DataDirectory
 from protocol.errors import UserError
 from scenarios.trials import Parser, write
 
@@ -64,7 +64,7 @@ class Place:
         deadline = time.monotonic() + SECONDS_MAX
         while time.monotonic() < deadline and self.process.poll() is None:
             with suppress(UserError):
-                trio.run(control.client(self.path).status)
+                trio.run(control_socket.make_client(self.path).status)
                 return
             time.sleep(0.05)
         _, errors = self.stop()
@@ -93,7 +93,7 @@ class Place:
         return self.peer("console", "--data-dir", str(self.path), "test")
 
     def height(self) -> int:
-        disk = Disk(self.path)
+        disk = PeerDisk(self.path)
         try:
             return disk.state.height
         finally:

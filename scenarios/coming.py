@@ -16,8 +16,8 @@ from random import Random
 
 import trio
 
-from peer.demo.cast import DemoPeer
-from peer.settings.datadir import DataDirectory
+from peer.demo.demo_peers import DemoPeer
+from peer.settings.data_directory import DataDirectory
 from protocol.api import INVITATION_DAYS
 from protocol.errors import UserError
 from scenarios import network
@@ -77,7 +77,7 @@ class Crowd:
         number = len(self.peers.peers)
         folder = self.peers.demo.folder / "peers" / str(number)
         identity = DataDirectory.create(folder).create_identity()
-        newcomer = DemoPeer(number, identity, folder, trains=False, lies=False, threads=1, restricted=False)
+        newcomer = DemoPeer(number, identity, folder, trains=False, lies=False, threads=1, without_avx=False)
         self.dress(newcomer)
         trial.figures["peer"] = newcomer.name
         invitation = await self.peers.demo.watched.client.create_invitation(INVITATION_DAYS)

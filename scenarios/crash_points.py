@@ -19,7 +19,7 @@ from random import Random
 import trio
 
 from ledger.snapshots.snapshot_server import SNAPSHOT_LAG_HEIGHTS
-from peer.demo.cast import DemoPeer
+from peer.demo.demo_peers import DemoPeer
 from protocol.api import INVITATION_DAYS
 from protocol.errors import UserError
 from protocol.identity import Identity

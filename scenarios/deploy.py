@@ -30,7 +30,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from peer.doctor.findings import Finding, Level
+from peer.doctor.findings import DoctorFinding, FindingLevel
 from protocol.errors import UserError
 from scenarios import bad_input
 from scenarios.clock import VARIABLE as CLOCK
@@ -99,11 +99,11 @@ class Service:
             check=False,
         )
 
-    def doctor(self, bound: str = "", /, **more: str) -> list[Finding]:
+    def doctor(self, bound: str = "", /, **more: str) -> list[DoctorFinding]:
         """`bound`: of the shell that runs it. Raises `UserError` if it says something else than findings."""
         done = self.ran(["sh", "-c", f"{bound}\nexec peer doctor --json"], more)
         try:
-            return [Finding(**finding) for finding in json.loads(done.stdout)]
+            return [DoctorFinding(**finding) for finding in json.loads(done.stdout)]
         except ValueError:
             raise UserError(f"`peer doctor` of {self.name} ended with {done.returncode}: {done.stderr.strip()[-300:]}") from None
 
@@ -230,16 +230,16 @@ def free_ports() -> list[int]:
 # Faults: each is planted, and what `peer doctor` finds is returned; afterwards all is as before ---------------------------
 
 
-def nothing(fleet: Fleet) -> list[Finding]:
+def nothing(fleet: Fleet) -> list[DoctorFinding]:
     return [finding for service in fleet.services.values() for finding in service.doctor()]
 
 
-def taken_port(fleet: Fleet) -> list[Finding]:
+def taken_port(fleet: Fleet) -> list[DoctorFinding]:
     with fleet.stopped() as victim, listening(victim.address):
         return victim.doctor()
 
 
-def open_key(fleet: Fleet) -> list[Finding]:
+def open_key(fleet: Fleet) -> list[DoctorFinding]:
     key = fleet.victim.directory / "identity.key"
     key.chmod(0o644)
     try:
@@ -248,26 +248,26 @@ def open_key(fleet: Fleet) -> list[Finding]:
         key.chmod(0o600)
 
 
-def silent_bootstrap(fleet: Fleet) -> list[Finding]:
+def silent_bootstrap(fleet: Fleet) -> list[DoctorFinding]:
     return fleet.copy(PEER_BOOTSTRAP=nobody()).doctor()
 
 
-def other_network(fleet: Fleet) -> list[Finding]:
+def other_network(fleet: Fleet) -> list[DoctorFinding]:
     stranger = fleet.copy(PEER_BOOTSTRAP=fleet.victim.address)
     (stranger.directory / "genesis").unlink()
     stranger.peer("init", "--network", "other")
     return stranger.doctor()
 
 
-def copied_key(fleet: Fleet) -> list[Finding]:
+def copied_key(fleet: Fleet) -> list[DoctorFinding]:
     return fleet.copy(PEER_BOOTSTRAP=fleet.victim.address).doctor()
 
 
-def wrong_advertise(fleet: Fleet) -> list[Finding]:
+def wrong_advertise(fleet: Fleet) -> list[DoctorFinding]:
     return fleet.victim.doctor(PEER_ADVERTISE=nobody())
 
 
-def taken_metrics(fleet: Fleet) -> list[Finding]:
+def taken_metrics(fleet: Fleet) -> list[DoctorFinding]:
     with fleet.stopped() as victim:
         with listening(victim.metrics):
             victim.start()
@@ -277,12 +277,12 @@ def taken_metrics(fleet: Fleet) -> list[Finding]:
     return found
 
 
-def late_clock_of_one_that_is_stopped(fleet: Fleet) -> list[Finding]:
+def late_clock_of_one_that_is_stopped(fleet: Fleet) -> list[DoctorFinding]:
     with fleet.stopped() as victim:
         return victim.doctor(**{CLOCK: f"{-HOUR} 0"})
 
 
-def wrong_clock(fleet: Fleet, seconds: int) -> list[Finding]:
+def wrong_clock(fleet: Fleet, seconds: int) -> list[DoctorFinding]:
     wrong = {CLOCK: f"{seconds} 0"}
     with fleet.started_again(**wrong) as victim:
         full = fleet.services["full"]
@@ -293,28 +293,28 @@ def wrong_clock(fleet: Fleet, seconds: int) -> list[Finding]:
         return victim.doctor(**wrong)
 
 
-def full_disk(fleet: Fleet) -> list[Finding]:
+def full_disk(fleet: Fleet) -> list[DoctorFinding]:
     with bad_input.small_disk() as small:
         copy = fleet.copy()
         shutil.copytree(copy.directory, small / "peer")
         return copy.doctor(PEER_DATA_DIRECTORY=str(small / "peer"))
 
 
-def little_memory(fleet: Fleet) -> list[Finding]:
+def little_memory(fleet: Fleet) -> list[DoctorFinding]:
     kib = 390_000  # below what a peer with a worker needs; the doctor itself takes less
     return fleet.copy(PEER_ROLE="trainer", OPENBLAS_NUM_THREADS="1").doctor(f"ulimit -v {kib}")
 
 
-def few_files(fleet: Fleet) -> list[Finding]:
+def few_files(fleet: Fleet) -> list[DoctorFinding]:
     return fleet.copy().doctor("ulimit -n 256")
 
 
-def no_torch(fleet: Fleet) -> list[Finding]:
+def no_torch(fleet: Fleet) -> list[DoctorFinding]:
     hidden = _shadow(fleet, "sitecustomize.py", 'import sys\n\nsys.modules["torch"] = None\n')
     return fleet.copy(PEER_ROLE="trainer").doctor(PYTHONPATH=hidden)
 
 
-def other_version(fleet: Fleet) -> list[Finding]:
+def other_version(fleet: Fleet) -> list[DoctorFinding]:
     metadata = "Metadata-Version: 2.1\nName: folkmoot\nVersion: 9.9.9\n"
     return fleet.victim.doctor(PYTHONPATH=_shadow(fleet, "folkmoot-9.9.9.dist-info/METADATA", metadata))
 
@@ -327,7 +327,7 @@ def _shadow(fleet: Fleet, name: str, text: str) -> str:
     return f"{folder}:{fleet.victim.environment['PYTHONPATH']}"
 
 
-def damaged_ledger(fleet: Fleet) -> list[Finding]:
+def damaged_ledger(fleet: Fleet) -> list[DoctorFinding]:
     with fleet.stopped() as victim:
         ledger = victim.directory / "ledger.sqlite"
         whole = ledger.read_bytes()
@@ -340,21 +340,21 @@ def damaged_ledger(fleet: Fleet) -> list[Finding]:
             ledger.write_bytes(whole)
 
 
-def damaged_genesis(fleet: Fleet) -> list[Finding]:
+def damaged_genesis(fleet: Fleet) -> list[DoctorFinding]:
     copy = fleet.copy()
     (copy.directory / "genesis").write_bytes((copy.directory / "genesis").read_bytes()[:-1])
     return copy.doctor()
 
 
-def no_directory(fleet: Fleet) -> list[Finding]:
+def no_directory(fleet: Fleet) -> list[DoctorFinding]:
     return fleet.victim.doctor(PEER_DATA_DIRECTORY=str(fleet.folder / "nowhere"))
 
 
-def wrong_setting(fleet: Fleet) -> list[Finding]:
+def wrong_setting(fleet: Fleet) -> list[DoctorFinding]:
     return fleet.victim.doctor(PEER_ROLE="trayner")
 
 
-def frozen(fleet: Fleet) -> list[Finding]:
+def frozen(fleet: Fleet) -> list[DoctorFinding]:
     assert fleet.victim.process is not None
     fleet.victim.process.send_signal(signal.SIGSTOP)
     try:
@@ -363,7 +363,7 @@ def frozen(fleet: Fleet) -> list[Finding]:
         fleet.victim.process.send_signal(signal.SIGCONT)
 
 
-def no_quorum(fleet: Fleet) -> list[Finding]:
+def no_quorum(fleet: Fleet) -> list[DoctorFinding]:
     """Three of six voters are away. A monitor hears of it, too."""
     gone, full = [fleet.services[name] for name in (VICTIM, *OTHERS)], fleet.services["full"]
     for service in gone:
@@ -393,34 +393,38 @@ def nobody() -> str:
 @dataclass(frozen=True)
 class Fault:
     name: str
-    plant: Callable[[Fleet], list[Finding]]
+    plant: Callable[[Fleet], list[DoctorFinding]]
     check: str
-    level: Level
+    level: FindingLevel
     text: str  # part of what is said
 
 
 FAULTS = (
-    Fault("port taken", taken_port, "port", Level.FAULT, "address already in use"),
-    Fault("key readable by others", open_key, "key", Level.FAULT, "mode 0644"),
-    Fault("nobody at the bootstrap address", silent_bootstrap, "peers", Level.FAULT, "none of 1 addresses answers"),
-    Fault("another network at the address", other_network, "peers", Level.WARNING, "another network"),
-    Fault("a copy of the key that would be started", copied_key, "peers", Level.FAULT, "with this peer's key"),
-    Fault("wrong advertised address", wrong_advertise, "port", Level.WARNING, "others are told to dial"),
-    Fault("port of the metrics taken", taken_metrics, "metrics", Level.WARNING, "the address was taken"),
-    Fault("stopped, clock an hour late", late_clock_of_one_that_is_stopped, "clock", Level.FAULT, "behind"),
-    Fault("running, clock an hour late", lambda fleet: wrong_clock(fleet, -HOUR), "clock", Level.FAULT, "behind the others"),
-    Fault("running, clock an hour ahead", lambda fleet: wrong_clock(fleet, HOUR), "clock", Level.FAULT, "ahead of the others"),
-    Fault("disk of 4 MB", full_disk, "disk", Level.FAULT, "are free"),
-    Fault("390 MB of address space for a trainer", little_memory, "memory", Level.FAULT, "ulimit -v"),
-    Fault("256 open files", few_files, "files", Level.WARNING, "256 files"),
-    Fault("a trainer without torch", no_torch, "version", Level.FAULT, "torch is not installed"),
-    Fault("another version runs", other_version, "version", Level.WARNING, "9.9.9"),
-    Fault("damaged ledger", damaged_ledger, "data", Level.FAULT, "ledger.sqlite"),
-    Fault("damaged genesis", damaged_genesis, "data", Level.FAULT, "genesis is damaged"),
-    Fault("no data directory", no_directory, "data", Level.FAULT, "is not there"),
-    Fault("a setting that is none", wrong_setting, "settings", Level.FAULT, "trayner"),
-    Fault("a daemon that stands still", frozen, "peer", Level.FAULT, "has not answered"),
-    Fault("three of six voters away", no_quorum, "peer", Level.FAULT, "3 of 6 voters"),
+    Fault("port taken", taken_port, "port", FindingLevel.FAULT, "address already in use"),
+    Fault("key readable by others", open_key, "key", FindingLevel.FAULT, "mode 0644"),
+    Fault("nobody at the bootstrap address", silent_bootstrap, "peers", FindingLevel.FAULT, "none of 1 addresses answers"),
+    Fault("another network at the address", other_network, "peers", FindingLevel.WARNING, "another network"),
+    Fault("a copy of the key that would be started", copied_key, "peers", FindingLevel.FAULT, "with this peer's key"),
+    Fault("wrong advertised address", wrong_advertise, "port", FindingLevel.WARNING, "others are told to dial"),
+    Fault("port of the metrics taken", taken_metrics, "metrics", FindingLevel.WARNING, "the address was taken"),
+    Fault("stopped, clock an hour late", late_clock_of_one_that_is_stopped, "clock", FindingLevel.FAULT, "behind"),
+    Fault(
+        "running, clock an hour late", lambda fleet: wrong_clock(fleet, -HOUR), "clock", FindingLevel.FAULT, "behind the others"
+    ),
+    Fault(
+        "running, clock an hour ahead", lambda fleet: wrong_clock(fleet, HOUR), "clock", FindingLevel.FAULT, "ahead of the others"
+    ),
+    Fault("disk of 4 MB", full_disk, "disk", FindingLevel.FAULT, "are free"),
+    Fault("390 MB of address space for a trainer", little_memory, "memory", FindingLevel.FAULT, "ulimit -v"),
+    Fault("256 open files", few_files, "files", FindingLevel.WARNING, "256 files"),
+    Fault("a trainer without torch", no_torch, "version", FindingLevel.FAULT, "torch is not installed"),
+    Fault("another version runs", other_version, "version", FindingLevel.WARNING, "9.9.9"),
+    Fault("damaged ledger", damaged_ledger, "data", FindingLevel.FAULT, "ledger.sqlite"),
+    Fault("damaged genesis", damaged_genesis, "data", FindingLevel.FAULT, "genesis is damaged"),
+    Fault("no data directory", no_directory, "data", FindingLevel.FAULT, "is not there"),
+    Fault("a setting that is none", wrong_setting, "settings", FindingLevel.FAULT, "trayner"),
+    Fault("a daemon that stands still", frozen, "peer", FindingLevel.FAULT, "has not answered"),
+    Fault("three of six voters away", no_quorum, "peer", FindingLevel.FAULT, "3 of 6 voters"),
 )
 
 
@@ -464,7 +468,7 @@ def started(made: Fleet) -> Row:
     seconds = made.until("all nine are well", made.all_well)
     seconds += made.until("all are members", lambda: all(one.figure("members") == len(services) for one in services))
     voters = {one.figure("voters") for one in services}
-    wrong = [finding.text for finding in nothing(made) if finding.level == Level.FAULT]
+    wrong = [finding.text for finding in nothing(made) if finding.level == FindingLevel.FAULT]
     problem = "" if voters == {6} and not wrong else f"voters {voters}, faults where none was planted: {wrong}"
     memory = ", ".join(f"{one.name} {one.figure('memory_bytes') / 1e6:.0f}" for one in services)
     return Row("from nothing to nine members", f"{seconds:.0f} s; MB: {memory}", problem)
@@ -491,7 +495,7 @@ def named(made: Fleet, fault: Fault) -> Row:
         findings = fault.plant(made)
     except UserError as error:
         return Row(fault.name, "", str(error))
-    wrong = [finding for finding in findings if finding.level != Level.OK]
+    wrong = [finding for finding in findings if finding.level != FindingLevel.OK]
     for finding in wrong:
         if (finding.check, finding.level) == (fault.check, fault.level) and fault.text in finding.text:
             return Row(fault.name, f"{finding.text} → {finding.advice}", "" if finding.advice else "nothing says what to do")

@@ -24,9 +24,9 @@ import trio
 from benchmarks import dispatch
 from benchmarks.dispatch import Environment
 from ledger.audits.audit_state import AuditResult
-from peer.commands.views import NOT_JUDGED
-from peer.demo.cast import DemoPeer
-from peer.demo.disk import Disk
+from peer.commands.view_tables import NEUTRAL_REASONS
+from peer.demo.demo_peers import DemoPeer
+from peer.demo.peer_disk import PeerDisk
 from protocol.errors import UserError
 from protocol.verdicts import Verdict, verdict_label
 from scenarios import network
@@ -164,8 +164,8 @@ class Judged:
     @classmethod
     def of(cls, accepted: Mapping[Any, int], rejected: Mapping[Any, Mapping[str, int]]) -> Self:
         reasons: Counter[str] = sum(map(Counter, rejected.values()), Counter())
-        said = {reason: count for reason, count in sorted(reasons.items()) if reason not in NOT_JUDGED}
-        return cls(sum(accepted.values()), said, {reason: reasons[reason] for reason in NOT_JUDGED if reasons[reason]})
+        said = {reason: count for reason, count in sorted(reasons.items()) if reason not in NEUTRAL_REASONS}
+        return cls(sum(accepted.values()), said, {reason: reasons[reason] for reason in NEUTRAL_REASONS if reasons[reason]})
 
     def failures(self) -> list[str]:
         return [f"{count} honest proposals were rejected: {reason}" for reason, count in self.rejected.items()]
@@ -200,7 +200,7 @@ def conclude(
     columns = ("peer", "device", "torch threads", *LIBRARIES.values(), "heights", "rounds", "accepted", "state root")
     heights, rows = set(), []
     for peer in peers.peers:
-        disk = Disk(peer.directory)
+        disk = PeerDisk(peer.directory)
         roots, rounds, found = disk.roots(), disk.model_roots(), disk.job(job)
         heights.add((len(roots), len(rounds)))
         units, core, aten = (seen[peer.name].get(name) for name in LIBRARIES)

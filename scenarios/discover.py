@@ -16,8 +16,8 @@ from random import Random
 
 import trio
 
-from peer.demo import demo
-from peer.demo.cast import DemoPeer
+from peer.demo import network_demo
+from peer.demo.demo_peers import DemoPeer
 from protocol.errors import UserError
 from protocol.identity import peer_id
 from scenarios import network
@@ -53,14 +53,14 @@ async def all_linked(peers: Sequence[DemoPeer]) -> bool:
 async def launch(peers: Network, peer: DemoPeer, *known: DemoPeer) -> None:
     """As a peer that knows nobody but these."""
     (peer.directory / "addresses").unlink(missing_ok=True)
-    demo.launch(peers.demo, peer, ",".join(one.address for one in known))
+    network_demo.launch_peer(peers.demo, peer, ",".join(one.address for one in known))
 
 
 async def start(peers: Network, group: Sequence[DemoPeer]) -> None:
     """One after another; each knows the one before."""
     for before, peer in zip((None, *group), group, strict=False):
         await launch(peers, peer, *([before] if before else []))
-        await demo.answers(peer)
+        await network_demo.wait_until_ready(peer)
 
 
 async def end(peers: Network, group: Sequence[DemoPeer]) -> None:
@@ -91,7 +91,7 @@ async def first_died(peers: Network, trial: Trial, random: Random) -> None:
     await launch(peers, comes, known)
     await linked(others, trial)
     await launch(peers, first, known)
-    await demo.answers(first)
+    await network_demo.wait_until_ready(first)
 
 
 async def two_groups(peers: Network, trial: Trial, random: Random) -> None:

@@ -17,8 +17,8 @@ from functools import partial
 import trio
 
 from ledger.jobs import NO_PROGRESS_ROUNDS
-from peer.demo.cast import DemoPeer
-from peer.demo.disk import Disk
+from peer.demo.demo_peers import DemoPeer
+from peer.demo.peer_disk import PeerDisk
 from protocol.api import AlertCause, RoundView, TrainRequest
 from protocol.verdicts import DIVERGING
 from scenarios import network
@@ -86,7 +86,7 @@ async def no_progress(peer: DemoPeer) -> str:
 def compare(peers: Network, jobs: list[bytes], trial: Trial) -> None:
     """What the disks of all peers say of the jobs and of their members."""
     for peer in peers.peers:
-        with closing(Disk(peer.directory)) as disk:
+        with closing(PeerDisk(peer.directory)) as disk:
             state = disk.state
         found = [state.jobs.jobs[key] for key in jobs]
         trial.figures.setdefault("model root", found[0].model_root.hex()[:8])

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import trio
 
-from features.arguments import set_overrides
-from peer.api.memory import process_memory_mb
-from peer.demo.cast import DemoPeer
+from features.command_arguments import parse_set_options
+from peer.api.process_memory import process_memory_mb
+from peer.demo.demo_peers import DemoPeer
 from protocol.errors import UserError
 from scenarios import network
 from scenarios.network import Network, children
@@ -150,7 +150,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     try:
-        options.settings = MILLION | set_overrides(options.set)
+        options.settings = MILLION | parse_set_options(options.set)
     except UserError as error:
         parser.error(str(error))
     return network.main(partial(run, options))

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ledger.snapshots.snapshot_server import SNAPSHOT_LAG_HEIGHTS
-from peer.demo import demo
-from peer.demo.cast import DemoPeer
+from peer.demo import network_demo
+from peer.demo.demo_peers import DemoPeer
 from protocol.api import INVITATION_DAYS
 from protocol.errors import UserError
 from protocol.identity import Identity
@@ -85,13 +85,13 @@ async def join(peers: Network, number: int, keeps: bool, dress: Callable[[DemoPe
     folder = peers.demo.folder / "newcomers" / str(number)
     folder.mkdir(parents=True)
     place = len(peers.peers) + number
-    newcomer = DemoPeer(place, Identity.generate(), folder, trains=False, lies=False, threads=1, restricted=False)
+    newcomer = DemoPeer(place, Identity.generate(), folder, trains=False, lies=False, threads=1, without_avx=False)
     dress(newcomer)
     command = time.time()
     rounds = len(await watched.client.rounds(10_000))
     try:
-        demo.launch(peers.demo, newcomer, ",".join(peer.address for peer in peers.peers), ("join", invitation))
-        await demo.answers(newcomer)
+        network_demo.launch_peer(peers.demo, newcomer, ",".join(peer.address for peer in peers.peers), ("join", invitation))
+        await network_demo.wait_until_ready(newcomer)
         result.started_seconds = time.time() - command
         with trio.move_on_after(JOIN_SECONDS_MAX):
             await follow(peers, newcomer, result)

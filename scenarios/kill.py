@@ -16,9 +16,9 @@ from time import time
 
 import trio
 
-from features.arguments import whole_number
+from features.command_arguments import parse_integer_in
 from ledger.jobs import MISSED_VOUCHES_MAX
-from peer.demo.cast import DemoPeer
+from peer.demo.demo_peers import DemoPeer
 from protocol.identity import peer_id
 from scenarios import network
 from scenarios.network import SMALL_JOB, Network, Watch
@@ -206,7 +206,7 @@ def conclude(
 
 def main() -> int:
     parser = arguments("kill", __doc__)
-    parser.add_argument("--malicious", type=whole_number(0), default=0, metavar="N", help="trainers that lie in every round")
+    parser.add_argument("--malicious", type=parse_integer_in(0), default=0, metavar="N", help="trainers that lie in every round")
     parser.add_argument("--trials", type=COUNT, default=20, metavar="N", help="kills, one after another")
     parser.add_argument("--small", action="store_true", help="a tiny model, for short rounds")
     return network.main(partial(run, parser.parse_args()))

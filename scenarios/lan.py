@@ -23,7 +23,7 @@ from pathlib import Path
 
 import trio
 
-from peer.api import control
+from peer.api import control_socket
 from protocol.addresses import parse_address
 from protocol.api import PeerApi
 from protocol.errors import UserError
@@ -60,7 +60,7 @@ class Machine:
 
     @property
     def client(self) -> PeerApi:
-        return control.client(self.home / "folkmoot")
+        return control_socket.make_client(self.home / "folkmoot")
 
     @property
     def command(self) -> list[str]:

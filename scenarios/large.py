@@ -20,9 +20,9 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
-from features.arguments import amount, set_overrides
-from peer.demo.cast import DemoPeer
-from peer.demo.disk import Disk
+from features.command_arguments import parse_count, parse_set_options
+from peer.demo.demo_peers import DemoPeer
+from peer.demo.peer_disk import PeerDisk
 from protocol.api import BULK_TRAFFIC_KINDS
 from protocol.errors import UserError
 from scenarios import network
@@ -241,7 +241,7 @@ def worker_seconds(peers: Network, job: str) -> dict[int, float]:
     """Of the slowest worker in each round, from the disks: a peer that was killed has lost its events."""
     slowest = dict[int, float]()
     for peer in peers.peers:
-        with contextlib.closing(Disk(peer.directory)) as disk:
+        with contextlib.closing(PeerDisk(peer.directory)) as disk:
             for number, seconds in disk.figures(job, "worker_seconds").items():
                 slowest[number] = max(seconds, slowest.get(number, 0.0))
     return slowest
@@ -300,7 +300,7 @@ def conclude(
 
 def main() -> int:
     parser = arguments("large", __doc__, peers=None)
-    parser.add_argument("--parameters", type=amount, default="124M", metavar="N", help="of the model, such as 124M")
+    parser.add_argument("--parameters", type=parse_count, default="124M", metavar="N", help="of the model, such as 124M")
     parser.add_argument("--rounds", type=COUNT, default=3, metavar="N", help="of the job")
     parser.add_argument("--victim", choices=("trainer", "voter"), default="trainer", help="who is killed")
     parser.add_argument("--after", type=duration, default=2.0, metavar="S", help="from the middle round's begin to the kill")
@@ -309,7 +309,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     try:
-        options.settings = set_overrides(options.set)
+        options.settings = parse_set_options(options.set)
     except UserError as error:
         parser.error(str(error))
     return network.main(partial(run, options))

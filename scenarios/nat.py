@@ -22,7 +22,7 @@ from pathlib import Path
 import trio
 
 from peer import cli
-from peer.demo.cast import DemoPeer
+from peer.demo.demo_peers import DemoPeer
 from protocol.addresses import NO_LISTEN_ADDRESS
 from protocol.api import PeerView
 from protocol.errors import UserError

@@ -23,11 +23,11 @@ from typing import Any
 
 import trio
 
-from peer.demo import demo
-from peer.demo.cast import DemoPeer
-from peer.demo.disk import Disk
-from peer.demo.ending import end_like_ctrl_c
-from peer.settings.datadir import DataDirectory
+from peer.demo import network_demo
+from peer.demo.demo_peers import DemoPeer
+from peer.demo.peer_disk import PeerDisk
+from peer.demo.shutdown_signals import map_signals_to_interrupt
+from peer.settings.data_directory import DataDirectory
 from protocol import codec
 from protocol.addresses import NO_LISTEN_ADDRESS
 from protocol.api import EventView, TrainRequest
@@ -64,7 +64,7 @@ CREATE TRIGGER IF NOT EXISTS record_round_vote AFTER INSERT ON round_votes WHEN 
 
 @dataclass
 class Network:
-    demo: demo.Demo
+    demo: network_demo.Demo
     workers: set[int] = field(default_factory=set)  # process ids of all workers that were seen
 
     @property
@@ -88,8 +88,8 @@ class Network:
     # Starting, hurting ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        demo.make_directories(self.demo)
-        await demo.start(self.demo)
+        network_demo.make_directories(self.demo)
+        await network_demo.start_peers(self.demo)
         for peer in self.peers:
             self.record(peer)
 
@@ -101,11 +101,11 @@ class Network:
     async def restart(self, peer: DemoPeer, *command: str) -> None:
         """Starts a peer that has ended where it was, as its operator would; returns when it answers."""
         self.launch(peer, *command)
-        await demo.answers(peer)
+        await network_demo.wait_until_ready(peer)
 
     def launch(self, peer: DemoPeer, *command: str) -> None:
         others = ",".join(other.address for other in self.peers if other is not peer and other.address != NO_LISTEN_ADDRESS)
-        demo.launch(self.demo, peer, others, command or ("run",))
+        network_demo.launch_peer(self.demo, peer, others, command or ("run",))
 
     async def end(self, peer: DemoPeer) -> None:
         """Stops it in good order."""
@@ -147,7 +147,7 @@ class Network:
             if peer.process is not None and peer.process.poll() is None:
                 self.workers |= children(peer.process.pid)
                 self.thaw(peer)
-        demo.stop(self.demo)
+        network_demo.stop_peers(self.demo)
         deadline = time.monotonic() + WORKER_SECONDS_MAX
         while any(map(is_worker, self.workers)) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
@@ -234,7 +234,7 @@ class Network:
         with contextlib.ExitStack() as stack:
             disks = []
             for peer in self.honest:
-                disks.append(disk := Disk(peer.directory))
+                disks.append(disk := PeerDisk(peer.directory))
                 stack.callback(disk.close)
             heights = [disk.roots() for disk in disks]
             rounds = [disk.model_roots() for disk in disks]
@@ -280,7 +280,7 @@ async def running(
     """
     place = folder or Path(tempfile.mkdtemp(prefix="folkmoot-scenario-"))
     options = argparse.Namespace(peers=peers, malicious=malicious, seed=seed, attack=attack, mixed=mixed, web=web, web_port=0)
-    network = Network(demo.Demo(options, place, demo.cast_roles(options, place)))
+    network = Network(network_demo.Demo(options, place, network_demo.assign_roles(options, place)))
     for peer in network.peers:
         dress(peer)
     try:
@@ -295,7 +295,7 @@ async def running(
 
 def main(scenario: Callable[[], Awaitable[int]]) -> int:
     """Runs a scenario; its exit status. Ctrl-C and SIGTERM end it with everything it has started."""
-    end_like_ctrl_c()
+    map_signals_to_interrupt()
     try:
         return trio.run(scenario)
     except (KeyboardInterrupt, BaseExceptionGroup) as error:

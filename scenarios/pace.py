@@ -9,8 +9,8 @@ from statistics import median
 import trio
 
 from consensus.pbft.pacemaker import TAIL_FACTOR, VIEW_SECONDS_MIN
-from peer.demo.cast import DemoPeer
-from peer.node.rounds import REPLAYS_FACTOR
+from peer.demo.demo_peers import DemoPeer
+from peer.node.open_rounds import REPLAYS_FACTOR
 from protocol.api import RoundView
 from protocol.identity import peer_id
 from rounds.round_state import PROPOSALS_FACTOR, PROPOSALS_SECONDS_MIN, VOUCH_FACTOR, VOUCH_SECONDS_MIN

@@ -17,8 +17,8 @@ from random import Random
 import trio
 
 from consensus.quorum import quorum
-from peer.demo.cast import DemoPeer
-from protocol.api import ReachabilityMatrix
+from peer.demo.demo_peers import DemoPeer
+from protocol.api import LivenessMatrix
 from protocol.codec import decode
 from protocol.messages import Certificate
 from scenarios import network
@@ -108,7 +108,7 @@ async def _is_said(what: str, cut: Iterable[Direction], alone: Groups, since: fl
 
     async def all_say_so() -> bool:
         await trio.sleep(LOOK_SECONDS)
-        reaches = [(peers.key(peer.name), await peer.client.voter_reachability()) for peer in peers.peers]
+        reaches = [(peers.key(peer.name), await peer.client.voter_liveness()) for peer in peers.peers]
         wrong[:] = [text for me, reach in reaches for text in _misjudged(me, reach, directions)]
         for group in alone:
             wrong.extend([text for peer in group for text in await _unnamed(peer, group, peers)])
@@ -119,7 +119,7 @@ async def _is_said(what: str, cut: Iterable[Direction], alone: Groups, since: fl
     trial.require(said, f"{SAID_SECONDS_MAX:.0f} s later: {'; '.join(wrong[:3])}")
 
 
-def _misjudged(me: str, reach: ReachabilityMatrix, cut: set[tuple[str, str]]) -> Iterator[str]:
+def _misjudged(me: str, reach: LivenessMatrix, cut: set[tuple[str, str]]) -> Iterator[str]:
     """Where a matrix differs from what the proxy does. A peer that is not heard cannot say whom it hears."""
     for observer, row in reach.items():
         for peer, seconds in row.items():

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import trio
 
+from curation.demo.simulated_annotators import OPTIONS, ServingPeerClient, make_annotators, make_tasks
 from curation.rpc import CurationRpc, ImportRequest
-from peer.demo.cast import DemoPeer
-from peer.demo.crowd import OPTIONS, Site, gather, make_tasks
+from peer.demo.demo_peers import DemoPeer
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 from scenarios import network
@@ -25,6 +25,7 @@ from scenarios.trials import Parser
 from tests.browser.axe import look
 from tests.browser.browser import CHROMIUM, DRIVER, Browser, browser
 from tests.fuzz.http import free_port
+from training.data.default_text import default_text
 
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 SERVES = 0  # the peer whose pages are shown
@@ -77,7 +78,7 @@ async def _take(page: Browser, address: str, picture: Picture, folder: Path) -> 
 
 
 async def pictures(folder: Path, seed: int) -> int:
-    port, truth = free_port(), make_tasks(TASKS, seed)
+    port, truth = free_port(), make_tasks(default_text().decode(), TASKS, seed)
     address = f"http://127.0.0.1:{port}"
 
     def dress(peer: DemoPeer) -> None:
@@ -88,7 +89,7 @@ async def pictures(folder: Path, seed: int) -> int:
         shown = peers.peers[SERVES]
         await shown.client.start_job(TrainRequest("sentences", "", 200, 0, {**JOB, "seed": str(seed), "liars": "1"}))
         await _import(shown, truth)
-        crowd = gather(PEOPLE, [Site("127.0.0.1", port)], truth, seed)
+        crowd = make_annotators(PEOPLE, [ServingPeerClient("127.0.0.1", port)], truth, seed)
         limiter = trio.CapacityLimiter(PEOPLE)
         async with browser() as page, trio.open_nursery() as nursery:
             for person in crowd:
@@ -96,7 +97,7 @@ async def pictures(folder: Path, seed: int) -> int:
             await Watch(shown).until_round(ROUNDS)
             calls: CurationRpc = shown.client  # type: ignore[assignment]
             await _join(page, address)
-            await page.open(f"{address}/admin#{await calls.web_token()}")
+            await page.open(f"{address}/admin#{await calls.create_web_token()}")
             await page.until("document.querySelector('#work:not([hidden])')")
             for picture in PICTURES:
                 await _take(page, address, picture, folder)

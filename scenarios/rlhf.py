@@ -22,11 +22,11 @@ from typing import Any
 
 import trio
 
-from features.arguments import whole_number
+from features.command_arguments import parse_integer_in
 from ledger.snapshots.snapshot_server import SNAPSHOT_LAG_HEIGHTS
-from peer.demo import demo
-from peer.demo.cast import DemoPeer
-from peer.demo.disk import Disk
+from peer.demo import network_demo
+from peer.demo.demo_peers import DemoPeer
+from peer.demo.peer_disk import PeerDisk
 from protocol.api import INVITATION_DAYS
 from protocol.identity import Identity
 from rlhf.data import preference_sets
@@ -89,13 +89,13 @@ class Attempt:
                     # The one before may still be starting: nothing here is killed twice in a row.
                     left = [peer for peer in founders if peer not in (starter, host, victim)]
                     victim = starter if place == self._number % len(KILLS) else random.choice(left)
-                    await demo.answers(victim)
+                    await network_demo.wait_until_ready(victim)
                     trial.figures[kill] = f"{victim.name} {await self._moment(host, kill, trial)}"
                     peers.kill(victim)
                     await trio.sleep(random.uniform(0, DOWN_SECONDS_MAX))
                     peers.launch(victim)
             for peer in peers.honest:
-                await demo.answers(peer)
+                await network_demo.wait_until_ready(peer)
                 while (await calls(peer).rlhf_status()).state not in ("finished", "failed", "cancelled"):  # noqa: ASYNC110
                     await trio.sleep(network.POLL_SECONDS)
         await self._judge(peers, host, trial)
@@ -139,7 +139,7 @@ class Attempt:
             await trio.sleep(network.POLL_SECONDS)
         folder = peers.demo.folder / "newcomer"
         folder.mkdir()
-        newcomer = DemoPeer(len(peers.peers), Identity.generate(), folder, True, False, threads=1, restricted=False)
+        newcomer = DemoPeer(len(peers.peers), Identity.generate(), folder, True, False, threads=1, without_avx=False)
         tunes(newcomer)
         command = ("join", await host.client.create_invitation(INVITATION_DAYS))
         try:
@@ -179,7 +179,7 @@ class Attempt:
         for peer in peers.honest:
             for problem in problems(peer, view, liars):
                 trial.problems.append(f"{peer.name}: {problem}")
-        with closing(Disk(host.directory)) as disk:
+        with closing(PeerDisk(host.directory)) as disk:
             for stage in view.stages:
                 undone = [of for of in disk.job(stage.job).undone_rounds if of.trainer in liars]
                 trial.figures[f"{stage.objective}: rounds undone"] = sum(of.last - of.first + 1 for of in undone)
@@ -216,7 +216,7 @@ def bare(view: RlhfView) -> RlhfView:
 def problems(peer: DemoPeer, view: RlhfView, liars: Set[bytes]) -> list[str]:
     """What a stopped peer's disk has and must not have."""
     found: list[str] = []
-    disk = Disk(peer.directory)
+    disk = PeerDisk(peer.directory)
     try:
         state = disk.state
         for stage in view.stages:
@@ -248,7 +248,7 @@ async def run(options: argparse.Namespace) -> int:
 def main() -> int:
     parser = arguments("rlhf", __doc__)
     parser.add_argument("--trials", type=COUNT, default=1, metavar="N", help="networks, one after another")
-    parser.add_argument("--first", type=whole_number(0), default=0, metavar="N", help="number of the first one")
+    parser.add_argument("--first", type=parse_integer_in(0), default=0, metavar="N", help="number of the first one")
     parser.add_argument("--liar", action="store_true", help="one more peer, which sends false updates")
     parser.add_argument("--epochs", type=COUNT, default=3, metavar="N", help="over the preferences")
     parser.add_argument("--rounds", type=COUNT, default=10, metavar="N", help="of PPO")

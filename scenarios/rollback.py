@@ -19,9 +19,9 @@ from random import Random
 import trio
 
 from consensus.quorum import faults_tolerated
-from peer.demo import demo
-from peer.demo.cast import DemoPeer
-from peer.settings.datadir import DataDirectory
+from peer.demo import network_demo
+from peer.demo.demo_peers import DemoPeer
+from peer.settings.data_directory import DataDirectory
 from protocol import codec
 from protocol.errors import UserError
 from protocol.identity import Signed, peer_id
@@ -222,7 +222,7 @@ async def _run_both(peers: Network, victim: DemoPeer, copy: Path, trial: Trial) 
     peers.peers[place:place] = [victim]
     try:
         for peer in (victim, twin):
-            await demo.answers(peer)
+            await network_demo.wait_until_ready(peer)
         started = trio.current_time()
 
         async def one_stopped() -> bool:

@@ -18,9 +18,9 @@ import trio
 from ledger.jobs import Job
 from ledger.ledger_state import LedgerState
 from ledger.model_anchors import UndoReason
-from peer.demo.cast import DemoPeer
-from peer.demo.disk import Disk
-from peer.export.replaying import audit
+from peer.demo.demo_peers import DemoPeer
+from peer.demo.peer_disk import PeerDisk
+from peer.export.export_replay import audit_export
 from protocol.errors import UserError
 from scenarios import network
 from scenarios.audits import JOB, concluded, require_honest_clean, until, view_of
@@ -53,7 +53,7 @@ async def attempt(options: argparse.Namespace, victim: str | None, peers: Networ
     await concluded(peers, job)
     await compare(peers, bytes.fromhex(job), trial)
     try:
-        found = await trio.to_thread.run_sync(audit, folder)
+        found = await trio.to_thread.run_sync(audit_export, folder)
         trial.figures["rounds audited"] = found.rounds
     except UserError as error:
         trial.problems.append(f"peer audit: {error}")
@@ -69,7 +69,7 @@ async def compare(peers: Network, key: bytes, trial: Trial) -> None:
     """What the disks of all honest peers say of the job and of its audits."""
     states: list[LedgerState] = []
     for peer in peers.honest:
-        with closing(Disk(peer.directory)) as disk:
+        with closing(PeerDisk(peer.directory)) as disk:
             states.append(disk.state)
     jobs: list[Job] = [state.jobs.jobs[key] for state in states]
     trial.require(all(job == jobs[0] for job in jobs), "honest peers hold different jobs")

@@ -13,8 +13,8 @@ from functools import partial
 
 import trio
 
-from peer.demo.cast import DemoPeer
-from peer.settings.datadir import DataDirectory
+from peer.demo.demo_peers import DemoPeer
+from peer.settings.data_directory import DataDirectory
 from protocol.api import INVITATION_DAYS
 from protocol.errors import UserError
 from protocol.identity import peer_id

@@ -21,8 +21,8 @@ from ledger.audits.audit_state import FINDING_KINDS, AuditFinding, AuditsState
 from ledger.jobs import Job
 from ledger.ledger_state import decode_body
 from peer.commands.job_fields import preset_overrides
-from peer.demo.cast import DemoPeer
-from peer.demo.disk import Disk
+from peer.demo.demo_peers import DemoPeer
+from peer.demo.peer_disk import PeerDisk
 from protocol import codec
 from protocol.messages import Transaction
 from protocol.verdicts import ReplayFinding
@@ -95,7 +95,7 @@ async def _is_convicted(asked: DemoPeer) -> bool:
 
 
 def _judge(peers: Network, trial: Trial, *, is_attacked: bool) -> None:
-    with closing(Disk(peers.demo.watched.directory)) as disk:
+    with closing(PeerDisk(peers.demo.watched.directory)) as disk:
         audits: AuditsState = disk.state.audits
         (job,) = disk.state.jobs.jobs.values()
     honest = {peer.identity.public: peer.name for peer in peers.honest}

@@ -17,8 +17,8 @@ from curation.annotator_statements import EnrolStatement
 from curation.ledger.transaction_types import EnrolmentEntry, StatementBatch
 from curation.limits import BATCH_MAX
 from ledger.members import ADMIT_KIND
-from peer.api.memory import process_memory_mb
-from peer.demo.cast import DemoPeer
+from peer.api.process_memory import process_memory_mb
+from peer.demo.demo_peers import DemoPeer
 from protocol.addresses import parse_address
 from protocol.codec import encode
 from protocol.errors import RemoteProtocolError

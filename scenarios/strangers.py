@@ -24,8 +24,8 @@ from typing import Any
 
 import trio
 
-from peer.demo.cast import DemoPeer
-from peer.demo.disk import Disk
+from peer.demo.demo_peers import DemoPeer
+from peer.demo.peer_disk import PeerDisk
 from scenarios import network
 from scenarios.network import Network
 from scenarios.stranger_floods import GROWTH_MB_MAX, false_batches, large_messages, memory_mb
@@ -163,7 +163,7 @@ async def false_signatures(stage: Stage) -> AsyncIterator[str]:
 
 
 def next_nonce(member: DemoPeer) -> int:
-    with contextlib.closing(Disk(member.directory)) as disk:
+    with contextlib.closing(PeerDisk(member.directory)) as disk:
         return disk.state.members.members[member.identity.public].nonce + 1
 
 

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import provenance
-from features.arguments import whole_number
-from peer.demo.cast import DemoPeer
+from features.command_arguments import parse_integer_in
+from peer.demo.demo_peers import DemoPeer
 from protocol.errors import UserError
 from scenarios import network
 from scenarios.network import SMALL_JOB, Network
@@ -42,7 +42,7 @@ Attempt = Callable[[Network, Trial], Awaitable[None]]  # from a network in good 
 AttemptApart = tuple[str, Attempt, Mapping[str, Any]]  # its name, and arguments of `network.running`
 
 
-COUNT = whole_number(1)  # a type for argparse: of what is tried; nothing tried is nothing checked
+COUNT = parse_integer_in(1)  # a type for argparse: of what is tried; nothing tried is nothing checked
 
 
 def duration(text: str) -> float:

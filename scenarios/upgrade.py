@@ -19,8 +19,8 @@ from pathlib import Path
 import trio
 
 from ledger.network_governance import NetworkState
-from peer.demo.cast import DemoPeer
-from peer.demo.disk import Disk
+from peer.demo.demo_peers import DemoPeer
+from peer.demo.peer_disk import PeerDisk
 from protocol.api import StatusView
 from scenarios import network, tally
 from scenarios.network import SMALL_JOB, Network, voted
@@ -131,7 +131,7 @@ async def has_voted(peer: DemoPeer, height: int) -> bool:
 
 
 def version_on_disk(peer: DemoPeer) -> int:
-    disk = Disk(peer.directory)
+    disk = PeerDisk(peer.directory)
     try:
         return disk.state.module_state(NetworkState).module_version(tally.NAME)
     finally:

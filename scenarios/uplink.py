@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 import trio
 
-from peer.demo.cast import DemoPeer
-from peer.settings.datadir import DataDirectory
+from peer.demo.demo_peers import DemoPeer
+from peer.settings.data_directory import DataDirectory
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 from protocol.identity import WIRE_VERSIONS

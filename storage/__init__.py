@@ -1,1 +1,1 @@
-"""What a peer writes to its disk, and what it trusts of it after a crash: the ledger in SQLite, blobs as files."""
+"""Disk: the ledger in SQLite, the write-ahead log, blobs as files, durable files, crash points."""

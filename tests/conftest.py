@@ -74,5 +74,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)  # as in a peer that runs: `collect_seldom`
+    gc.set_threshold(50_000, 20, 20)  # as in a peer that runs: `tune_garbage_collector`
     gc.enable()

@@ -65,7 +65,7 @@ from benchmarks.simulated import text_file
 from benchmarks.virtual import Costs, Network, limit
 from consensus.quorum import faults_tolerated
 from ledger.audits.sortition import EARLY_SHARE
-from peer.api.new_job import parse_overrides
+from peer.api.job_builder import parse_overrides
 from peer.cli import build_parser
 from peer.features import known_modules
 from protocol.errors import RemoteProtocolError, UserError
@@ -1136,7 +1136,7 @@ def test_who_sees_the_loss_jump_finds_a_lie_that_nobody_drew(text: Path, monkeyp
         looked.append((len(losses), opened))
         return 4 if opened == 6 else None
 
-    monkeypatch.setattr(attacks_gpt, "first_jump", jump)
+    monkeypatch.setattr(attacks_gpt, "first_spike", jump)
     outcome = attacks_gpt.attacked(some, "sign-flip", AuditMode.SAMPLED, plan)
     assert looked[:3] == [(1, 1)] * 3, "each honest trainer has noted the loss of the round that closes"
     # Of round 3, before the one in which the loss jumped, each re-executes one update in round 6, and the window is over.

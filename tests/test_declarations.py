@@ -16,11 +16,11 @@ from ledger.audits.audit_state import AuditLogEntry, AuditResult
 from ledger.jobs import StartJob, job_id
 from ledger.ledger_state import LedgerState
 from peer import features
-from peer.driver.auditing import describe
 from peer.features import FEATURES, founding_modules
 from peer.roles.trainer import Trainer
 from peer.roles.voter import fetch_declared
-from peer.worker.main import Jobs
+from peer.runtime.audits.auditor import describe_audit_entry
+from peer.worker.main import WorkerRequestHandler
 from protocol import codec
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.verdicts import ReplayFinding, Verdict, find_verdict_by_label, verdict_label
@@ -49,7 +49,7 @@ ME = bytes(32)
 @pytest.fixture
 def feature(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     FEATURES.append(NOTES)
-    features.install()
+    features.install_objectives()
     monkeypatch.setattr(chain, "MODULES", founding_modules())
     yield
     FEATURES.remove(NOTES)
@@ -61,11 +61,11 @@ class Counting:
     """A worker in this process. It may invent what it has counted, and train by that."""
 
     def __init__(self, invents: bool) -> None:
-        self.jobs = Jobs(KIND, lambda: None, 1 << 30)
+        self.jobs = WorkerRequestHandler(KIND, lambda: None, 1 << 30)
         self.invents = invents
 
     async def ask(self, request: Any) -> Any:
-        reply = await trio.to_thread.run_sync(self.jobs.answer, request)
+        reply = await trio.to_thread.run_sync(self.jobs.handle_request, request)
         if isinstance(request, worker_protocol.OpenJobRequest) and self.invents:
             engine: Any = self.jobs._engines[request.job]
             counts = engine._counts
@@ -121,7 +121,7 @@ async def test_an_invented_declaration_is_found_by_sampled_audits(feature: None,
         state, liar = made.seats[0].driver.state, made.seats[3].public
         (suspension,) = suspensions(state)
         assert suspension.trainer == liar and job in state.jobs.jobs
-        assert "(miscounted)" in describe(suspension, state)
+        assert "(miscounted)" in describe_audit_entry(suspension, state)
 
 
 def test_voters_without_an_engine_refuse_what_is_no_declaration(feature: None) -> None:
@@ -160,7 +160,9 @@ async def test_an_engine_that_makes_no_declarations_does_not_open_such_a_job(
     text = tmp_path / "text"
     text.write_bytes(TEXT)
     with pytest.raises(UserError, match="engine 'slate' makes no declarations, which the objective 'letters' asks for"):
-        Jobs(KIND, lambda: None, 1 << 30).answer(worker_protocol.OpenJobRequest(bytes(32), LETTERS.encode(), str(text), None))
+        WorkerRequestHandler(KIND, lambda: None, 1 << 30).handle_request(
+            worker_protocol.OpenJobRequest(bytes(32), LETTERS.encode(), str(text), None)
+        )
 
 
 async def test_a_blob_of_a_declaration_is_not_larger_than_the_objective_says(feature: None, tmp_path: Path) -> None:
@@ -170,7 +172,7 @@ async def test_a_blob_of_a_declaration_is_not_larger_than_the_objective_says(fea
     async def fetch(*_: object) -> None:
         """Everything is here."""
 
-    past = SimpleNamespace(spec=LETTERS, blobs=blobs, fetch=fetch, needs=object())
+    past = SimpleNamespace(spec=LETTERS, blobs=blobs, fetch=fetch, blob_owner=object())
     declaration = codec.encode(Counted(large, 1))
     with pytest.raises(RemoteProtocolError, match="a blob of 2049 bytes, at most 2048 are allowed"):
         await fetch_declared(past, ME, SimpleNamespace(declaration=declaration))  # type: ignore[arg-type]

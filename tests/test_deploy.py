@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from peer.settings.config import load
+from peer.settings.config import load_settings
 from scenarios import deploy
 from tests.rooms import PROJECT, ROOMS, ROOT
 
@@ -27,7 +27,7 @@ def test_the_compose_file_has_the_nine_peers_with_settings_that_the_program_take
     roles = Counter(service["environment"]["PEER_ROLE"] for service in SERVICES.values())
     assert roles == {"full": 1, "trainer": 3, "annotator": 2, "voter": 3}
     for name, service in SERVICES.items():
-        config = load({}, service["environment"]).config
+        config = load_settings({}, service["environment"]).config
         assert config.name == name
         assert not config.advertise, "names that lead into a private network: those who only hear of them do not dial there"
         assert f"{name}:/var/lib/folkmoot" in service["volumes"] and name in COMPOSE["volumes"], "a volume of its own"
@@ -64,7 +64,7 @@ def test_on_loopback_each_address_of_a_list_is_another_one() -> None:
 def test_health_is_asked_where_metrics_are_served() -> None:
     [listens] = re.findall(r"PEER_METRICS=(\S+)", DOCKERFILE)
     assert f"http://{listens}/healthz" in DOCKERFILE and f"PEER_METRICS={listens}" in UNIT
-    assert load({}, {"PEER_METRICS": listens}).config.of_features["metrics"] == listens
+    assert load_settings({}, {"PEER_METRICS": listens}).config.feature_settings["metrics"] == listens
 
 
 @pytest.mark.real("processes")

@@ -6,6 +6,7 @@ the pages, where their headings are.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import hashlib
 import inspect
@@ -13,6 +14,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import tomllib
 import types
 import typing
 from collections.abc import Iterable
@@ -34,6 +36,8 @@ from curation.estimation.reputation import annotator_weight, divide_points, fina
 from curation.ledger import curation_state as curation
 from curation.ledger import transaction_types
 from curation.ledger.curation_module import project_id
+from curation.service.annotators.annotator_api import AnnotationReceipt
+from curation.service.http_routes import HTTP_ROUTES
 from curation.tasks import task_pages
 from curation.tasks.answers import answer_commitment
 from curation.tasks.task_pages import AnnotationTask, assignment_id, task_id, task_leaf
@@ -51,9 +55,8 @@ from ledger.network_governance import NetworkState
 from ledger.row_proofs import RowProof, RowProofFile
 from ledger.tables import Table
 from peer import features
-from peer.api.new_job import NOT_SET_BY_NAME
+from peer.api.job_builder import FIELDS_NOT_SET_BY_NAME
 from peer.features import modules_of
-from peer.serving.annotating import Receipt
 from peer.settings.invitation import InvitationString
 from protocol import limits, merkle, messages
 from protocol.codec import Between, encode
@@ -70,7 +73,7 @@ from rlhf.objectives.kl_controller import KlControllerState
 from rlhf.objectives.policy_monitors import PolicyHistory, RoundMedians
 from rlhf.objectives.ppo import PpoSettings, RolloutDeclaration
 from rlhf.objectives.reward_model import MeanRewardSettings
-from rlhf.objectives.supervised import DpoTerms, InstructTerms
+from rlhf.objectives.supervised_objectives import DpoTerms, InstructTerms
 from rounds.round_state import RoundCertificate
 from tests.ledger.world import PlainJobs
 from tests.rooms import ROOMS
@@ -86,12 +89,14 @@ from training.replicated.model_state import ModelState
 from training.replicated.tensor_layout import layout_from_shapes
 from training.transformer import ModelSpec
 from web import routes
-from web.problems import STATUS
+from web.problem_details import STATUS_BY_CODE
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PROTOCOL = sorted((DOCS / "protocol").glob("*.md"))
 DECISIONS = DOCS / "decisions"
+ARCHITECTURE = DOCS / "architecture.md"
+ROUTES = (*HTTP_ROUTES, *routes.CORE_ROUTES)
 PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"])
 MODULES = modules_of(PlainJobs())
 
@@ -148,7 +153,7 @@ RECORDS: tuple[type, ...] = (
     annotator_statements.EnrolStatement,
     annotator_statements.SessionStatement,
     annotator_statements.AnnotationStatement,
-    Receipt,
+    AnnotationReceipt,
     transaction_types.GoldAnswerProof,
     transaction_types.EnrolmentEntry,
     transaction_types.LeaseRequest,
@@ -426,7 +431,7 @@ def of_rlhf() -> dict[str, str]:
     asked = prompt_sampling.draw_prompts(
         place, 4, prompt_sampling.PreferenceSetPrompts(tokenized_pairs.tokenize_pairs(set_, some, ByteTokenizer()), 6)
     )
-    features.install()
+    features.install_objectives()
     given = [InstructionExample(b"1", "ab", "xy"), InstructionExample(b"2", "c", "z\n")]
     of_given = tokenized_responses.tokenize_responses(
         dataclasses.replace(set_, objective="instruct", settings=encode(InstructTerms())), given, ByteTokenizer()
@@ -454,6 +459,23 @@ def shown(value: str) -> list[str]:
     return [f"    {value[start : start + width]}" for start in range(0, len(value), width)]
 
 
+def folder_rows() -> list[str]:
+    """Each folder of the product, with the first line of its docstring."""
+    tops = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["root_packages"]
+    found = (path.parent for top in sorted(tops) for path in sorted((ROOT / top).rglob("__init__.py")))
+    return [f"| `{folder.relative_to(ROOT)}/` | {first_line(folder)} |" for folder in found]
+
+
+def first_line(package: Path) -> str:
+    said = ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
+    assert said, package
+    return said.splitlines()[0]
+
+
+def with_folders(page: str) -> str:
+    return _put(page, r"\| folder \| contents \|\n\|---\|---\|\n", r"(?:\|[^\n]*\n)*", folder_rows())
+
+
 def rewritten(page: str) -> str:
     """The page with its tables, limits and test vectors as the code has them."""
     for title, table in sections():
@@ -462,7 +484,7 @@ def rewritten(page: str) -> str:
     page = _put(page, r"\| state \| event \| [^\n]*\n\|---\|---\|---\|---\|---\|\n", r"(?:\|[^\n]*\n)*", transition_rows())
     page = _put(page, r"\| limit \| value \| reason \|\n\|---\|---\|---\|\n", r"(?:\|[^\n]*\n)*", limit_rows())
     page = _put(page, r"\| bound \| value \| reason \|\n\|---\|---\|---\|\n", r"(?:\|[^\n]*\n)*", curation_limit_rows())
-    page = _put(page, r"\| call \| sends \| reply \|\n\|---\|---\|---\|\n", r"(?:\|[^\n]*\n)*", routes.table())
+    page = _put(page, r"\| call \| sends \| reply \|\n\|---\|---\|---\|\n", r"(?:\|[^\n]*\n)*", routes.markdown_table(ROUTES))
     for name, value in vectors().items():
         page = _put(page, rf"{re.escape(name)}:\n", r"(?:[ \t]+[^\n]+\n)*", shown(value))
     return page
@@ -496,19 +518,24 @@ def test_every_limit_is_documented_with_its_value_and_reason(protocol: str) -> N
     assert not [row for row in rows if row not in protocol.splitlines()]
 
 
+def test_every_folder_of_the_product_is_documented() -> None:
+    page = ARCHITECTURE.read_text()
+    assert with_folders(page) == page
+
+
 def test_every_bound_of_curation_is_documented(protocol: str) -> None:
     assert not [row for row in curation_limit_rows() if row not in protocol.splitlines()]
 
 
 def test_every_problem_of_the_http_api_is_documented_with_its_status(protocol: str) -> None:
     documented = dict(re.findall(r"^\| `([a-z-]+)` \| (\d{3}) \|", protocol, re.MULTILINE))
-    assert documented == {code: str(status) for code, status in {**STATUS, "method": 405}.items()}
+    assert documented == {code: str(status) for code, status in {**STATUS_BY_CODE, "method": 405}.items()}
 
 
 def test_every_call_of_the_http_api_is_documented(protocol: str) -> None:
-    assert not [row for row in routes.table() if row not in protocol.splitlines()]
+    assert not [row for row in routes.markdown_table(ROUTES) if row not in protocol.splitlines()]
     documented = set(re.findall(r"`(GET|POST) (/[^`?]*)", protocol))
-    assert documented == {(route.method, route.path) for route in routes.ROUTES}
+    assert documented == {(route.method, route.path) for route in ROUTES}
 
 
 def test_every_transaction_is_in_the_list_of_them(protocol: str) -> None:
@@ -556,7 +583,8 @@ def test_every_field_that_a_person_may_set_is_in_the_guide_with_its_default() ->
     ):
         found |= zip(names.replace("`", "").split(", "), defaults.split(", "), strict=False)
     spec = JobSpec(name="job", **complete_fields({}))
-    elsewhere = {*NOT_SET_BY_NAME, "liars", "audit", "rule", "rounds"}  # these follow from the network; rounds have an argument
+    # these follow from the network; rounds have an argument
+    elsewhere = {*FIELDS_NOT_SET_BY_NAME, "liars", "audit", "rule", "rounds"}
     free = {field.name: said(getattr(spec, field.name)) for field in dataclasses.fields(spec) if field.name not in elsewhere}
     assert {name: found.get(name) for name in free} == free
     rewards = ("reward", "reward_model", "words")  # they have arguments of their own
@@ -660,6 +688,7 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["--write"]:
         for page in PROTOCOL:
             page.write_text(rewritten(page.read_text()))
+        ARCHITECTURE.write_text(with_folders(ARCHITECTURE.read_text()))
         sys.exit()
     for title, table in sections():
         print("\n".join([title, "", *table, ""]))

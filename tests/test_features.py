@@ -15,22 +15,20 @@ import numpy as np
 import pytest
 import trio
 
-from features.feature import Feature
-from features.lazily import named
-from features.roles import Role
-from features.settings import Setting
+from features.feature import Feature, Role, Setting
+from features.lazy_import import import_object
 from ledger.core.genesis import ROLES_MAX, Genesis, check_roles
 from ledger.jobs import JobPhase, StartJob
 from ledger.ledger_state import LedgerState, UnsupportedModuleVersion, core_modules
 from ledger.row_proofs import RowProof, RowProofFile, encode_row_proof_file, make_row_proof, verify_row_proof_file
 from ledger.tables import KeyProof, TableRoot
 from peer import cli, features
-from peer.daemon.daemon import running
-from peer.driver.author import Author
-from peer.export.proving import prove
+from peer.daemon.daemon import running_daemon
+from peer.export.row_proof_file import write_row_proof
 from peer.features import FEATURES, founding_modules, known_modules, modules_of, rules_of
-from peer.settings.config import abouts, load, show
-from peer.worker.supervisor import Worker, WorkerFailed
+from peer.runtime.transaction_submitter import TransactionSubmitter
+from peer.settings.config import format_settings, load_settings, setting_descriptions
+from peer.worker.supervisor import WorkerFailed, WorkerSupervisor
 from protocol import codec
 from protocol.api import EventView
 from protocol.errors import FolkmootError, RemoteProtocolError, UserError
@@ -71,7 +69,7 @@ def seen() -> dict[str, bool]:
     """Where the feature shows."""
     help_text = cli.build_parser().format_help()
     run_help = next(command for name, command in cli.build_parser().commands().items() if name == "run").format_help()
-    features.install()
+    features.install_objectives()
     return {
         "modules": "notes" in {module.name for module in modules_of(PlainJobs())},
         "tables": "notes/lines" in rules_of(founded(), PlainJobs()).genesis_state().tables,
@@ -79,12 +77,13 @@ def seen() -> dict[str, bool]:
         "documents": any("notes/write" in title for title, _ in sections()),
         "fuzz targets": any(name.startswith("tests.notes") for name in decoders.__wrapped__()),
         "help": "what was noted" in help_text,
-        "settings": "first_note" in abouts() and "first_note" in show(load({}, {"HOME": "/home/ann"})),
+        "settings": "first_note" in setting_descriptions()
+        and "first_note" in format_settings(load_settings({}, {"HOME": "/home/ann"})),
         "flags": "--first-note" in run_help,
         "roles": "scribe" in features.roles() and "scribe: writes a note" in run_help,
-        "parts": "scribe" in features.roles()["full"].parts,
+        "parts": "scribe" in features.roles()["full"].services,
         "objectives": registry.find_objective("ones") is not None,
-        "news": any(tells.__module__ == "tests.notes.module" for tells in features.news()),
+        "news": any(tells.__module__ == "tests.notes.module" for tells in features.event_sources()),
         "engines": "slate" in features.engines() and "pytorch, slate" in run_help,
     }
 
@@ -115,14 +114,14 @@ def test_another_list_of_modules_is_another_network(feature: None) -> None:
 
 def test_a_setting_is_read_checked_and_refused_like_any_other(feature: None) -> None:
     home = {"HOME": "/home/ann"}
-    assert load({}, home).config.of_features["first_note"] == "hello"
-    assert load({}, {**home, "PEER_FIRST_NOTE": "milk"}).config.of_features["first_note"] == "milk"
+    assert load_settings({}, home).config.feature_settings["first_note"] == "hello"
+    assert load_settings({}, {**home, "PEER_FIRST_NOTE": "milk"}).config.feature_settings["first_note"] == "milk"
     with pytest.raises(UserError, match=r"first_note = 'x+' \(command line\) is too long a note"):
-        load({"first_note": "x" * 21}, home)
+        load_settings({"first_note": "x" * 21}, home)
 
 
 def test_an_objective_s_own_record_is_part_of_what_is_checked(feature: None, tmp_path: Path) -> None:
-    features.install()
+    features.install_objectives()
     assert JOB.validated().decoded_settings == Sizes(5000)
     for settings, why in ((codec.encode(Sizes(9000)), "size 9000 is outside"), (b"\xc0", "Sizes")):
         with pytest.raises(RemoteProtocolError, match=why):
@@ -141,21 +140,30 @@ def test_a_job_of_an_unknown_objective_is_refused_by_name() -> None:
 def test_all_that_features_name_is_there(feature: None) -> None:
     """Names are looked up when something is used: a slip would be found by whoever uses it first."""
     for item in FEATURES:
-        named_by_it = [item.objectives, item.words, item.calls, item.answers, *item.parts.values(), *item.engines.values()]
-        assert all(named(place) is not None for place in named_by_it if place)
+        named_by_it = [
+            item.objectives,
+            item.commands,
+            item.rpc,
+            item.rpc_handler,
+            *item.services.values(),
+            *item.engines.values(),
+        ]
+        assert all(import_object(place) is not None for place in named_by_it if place)
     for name, place in features.engines().items():
-        assert named(place).name == name
-    features.install()
+        assert import_object(place).name == name
+    features.install_objectives()
     for objective in map(registry.find_objective, registry.objective_names()):
         assert objective is not None and bool(objective.loss_functions) == objective.needs_worker, (
             "a worker trains, or everybody knows"
         )
-        assert all(callable(named(place)) for engine, place in objective.loss_functions.items() if engine in features.engines())
-        trained_by = [role for role in features.roles().values() if objective.role in role.registers]
+        assert all(
+            callable(import_object(place)) for engine, place in objective.loss_functions.items() if engine in features.engines()
+        )
+        trained_by = [role for role in features.roles().values() if objective.role in role.registered_roles]
         assert trained_by and all(role.needs_worker for role in trained_by), "who registers for it can train it"
     for role in features.roles().values():
-        check_roles(role.registers)
-        assert len(role.registers) <= ROLES_MAX
+        check_roles(role.registered_roles)
+        assert len(role.registered_roles) <= ROLES_MAX
 
 
 @pytest.mark.parametrize(
@@ -163,8 +171,8 @@ def test_all_that_features_name_is_there(feature: None) -> None:
     [
         (Feature(name="twin", about="", roles=(Role("scribe", ""),)), "role called 'scribe'"),
         (Feature(name="twin", about="", roles=(Role("full", ""),)), "as all of them together"),
-        (Feature(name="twin", about="", roles=(Role("reader", "", parts=("reader",)),)), "a part that no feature brings"),
-        (Feature(name="twin", about="", parts={"scribe": ""}, roles=()), "part called 'scribe'"),
+        (Feature(name="twin", about="", roles=(Role("reader", "", services=("reader",)),)), "a part that no feature brings"),
+        (Feature(name="twin", about="", services={"scribe": ""}, roles=()), "part called 'scribe'"),
         (Feature(name="twin", about="", settings=(Setting("listen", "", ""),)), "the peer's own"),
     ],
 )
@@ -172,7 +180,7 @@ def test_no_feature_takes_the_name_of_another_one_s(feature: None, twin: Feature
     FEATURES.append(twin)
     try:
         with pytest.raises(AssertionError, match=what):
-            features.roles(), abouts()
+            features.roles(), setting_descriptions()
     finally:
         FEATURES.remove(twin)
 
@@ -185,7 +193,7 @@ SHOWN, MISSING = NOTE_DIGESTS[7], b"m" * 32
 
 def noted() -> Chain:
     """A chain of all modules of this program: one writes notes, and an empty block certifies them."""
-    features.install()
+    features.install_objectives()
     core = {module.name for module in core_modules(PlainJobs())}
     chain = Chain(modules=tuple(module for module in modules_of(PlainJobs()) if module.name not in core))
     for digest in NOTE_DIGESTS:
@@ -273,9 +281,9 @@ def test_without_the_line_there_is_no_such_table(tmp_path: Path) -> None:
     state = rules_of(founded(), PlainJobs()).genesis_state()
     assert not any(name.startswith("notes/") for name in state.tables)
     with pytest.raises(UserError, match="this network has no table 'notes/lines': it has curation/projects, curation/"):
-        prove(founded(), state, (), "notes/lines", SHOWN, tmp_path / "row.proof")
+        write_row_proof(founded(), state, (), "notes/lines", SHOWN, tmp_path / "row.proof")
     with pytest.raises(UserError, match="this network has no table 'notes/lines': none of its modules holds one"):
-        prove(World().genesis, World().state, (), "notes/lines", SHOWN, tmp_path / "row.proof")
+        write_row_proof(World().genesis, World().state, (), "notes/lines", SHOWN, tmp_path / "row.proof")
     assert not (tmp_path / "row.proof").exists()
 
 
@@ -304,15 +312,15 @@ def test_each_demand_on_the_table_notices_a_planted_fault(
 
 @pytest.mark.real("processes")
 async def test_an_engine_of_a_feature_trains_in_a_worker_without_torch(feature: None, tmp_path: Path) -> None:
-    features.install()
+    features.install_objectives()
     text, model, buffer, payload = (str(tmp_path / name) for name in ("text", "model", "buffer", "payload"))
     Path(text).write_bytes(default_text()[:20_000])
     ReplicatedModel.initial(bytes(32), LETTERS).save(Path(model))
-    worker = Worker(command=[sys.executable, "-m", "tests.notes.worker"], engine="slate")
+    worker = WorkerSupervisor(command=[sys.executable, "-m", "tests.notes.worker"], engine="slate")
     with patience():
         async with trio.open_nursery() as nursery:
             await nursery.start(worker.run)
-            assert worker.ready is not None and worker.ready.engine == "slate alone"
+            assert worker.description is not None and worker.description.engine == "slate alone"
             with pytest.raises(WorkerFailed, match="'slate' cannot train the objective 'language': it has losses for pytorch"):
                 await worker.ask(
                     worker_protocol.OpenJobRequest(bytes(32), replace(LETTERS, objective="language").encode(), text, None)
@@ -358,9 +366,9 @@ async def test_a_running_peer_has_its_role_its_part_its_blob_its_objective_and_i
     directory = tmp_path / "peer"
     said = ["--data-dir", str(directory)]
     assert await trio.to_thread.run_sync(cli.main, ["init", "--network", "lab", "--listen", "127.0.0.1:0", *said]) == 0
-    config = load({"data_directory": directory, "role": "scribe", "first_note": "milk"}, {"HOME": str(tmp_path)}).config
+    config = load_settings({"data_directory": directory, "role": "scribe", "first_note": "milk"}, {"HOME": str(tmp_path)}).config
     with patience():
-        async with running(config) as daemon:
+        async with running_daemon(config) as daemon:
             driver = daemon.driver
             told: tuple[EventView, ...] = ()
             while "the first note is decided" not in [event.text for event in told]:
@@ -369,16 +377,16 @@ async def test_a_running_peer_has_its_role_its_part_its_blob_its_objective_and_i
             assert notes.written == {me: 1} and notes.last is not None and driver.blobs.read_range(notes.last) == b"milk"
             assert driver.state.members.members[me].roles == ("scribe",)
             assert (directory / "parts" / "scribe" / "written").exists()
-            author = Author(driver)
+            author = TransactionSubmitter(driver)
             await author.submit("job/start", StartJob(JOB.encode()))
             while any(job.phase is not JobPhase.FINISHED for job in driver.state.jobs.jobs.values()):
-                await driver.applied.wait()
+                await driver.block_applied.wait()
             (closed,) = await daemon.api.rounds(1)
             assert list(closed.verdicts.values()) == ["accept"] and closed.stepped
             await author.submit("notes/write", Write(notes.last))
             assert driver.state.module_state(NotesState).written == {me: 2}
             while driver.state.certified_roots[driver.state.height - 1] != driver.state.state_root:
-                await driver.applied.wait()
+                await driver.block_applied.wait()
             asking = ["prove", "notes/lines", f"0x{notes.last.hex()}", "-o", str(tmp_path / "row.proof"), *said]
             assert await trio.to_thread.run_sync(cli.main, asking) == 0
             proven_at = driver.state.height - 1
@@ -407,6 +415,6 @@ async def test_a_running_peer_has_its_role_its_part_its_blob_its_objective_and_i
 
 
 def test_a_peer_that_lacks_the_package_counts_for_nothing_that_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "annotator" in features.roles()["full"].registers
+    assert "annotator" in features.roles()["full"].registered_roles
     monkeypatch.setattr("peer.features.find_spec", lambda name: None if name == "aiohttp" else object())
-    assert features.roles()["full"].registers == ("rlhf", "trainer")
+    assert features.roles()["full"].registered_roles == ("rlhf", "trainer")

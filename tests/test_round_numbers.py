@@ -25,18 +25,18 @@ PRODUCT = (
     "transport",
     "web",
 )
-SHOWN = {"round_number", "format_round_progress"}
+SHOWN = {"display_round_number", "format_round_progress"}
 # Numbers of rounds that a model was trained for, and a duration.
 OTHERS = {
-    "peer/commands/watching.py: seconds(view.seconds)",
+    "peer/commands/job_monitor.py: format_seconds(view.seconds)",
     "ledger/jobs.py: job.round",
-    "peer/export/card.py: found.round",
-    "peer/export/found.py: number",
-    "peer/api/starting.py: final",
-    "peer/api/starting.py: number",
-    "peer/commands/words/models.py: view.round",
-    "peer/commands/words/texts.py: newer",
-    "peer/commands/words/texts.py: round",
+    "peer/export/model_card.py: found.round",
+    "peer/export/model_provenance.py: number",
+    "peer/api/initial_model.py: final",
+    "peer/api/initial_model.py: number",
+    "peer/commands/definitions/model_commands.py: view.round",
+    "peer/commands/definitions/generation_commands.py: newer",
+    "peer/commands/definitions/generation_commands.py: round",
     "rlhf/commands.py: stage.measured_rounds",
     "rlhf/commands.py: stage.round",
     "training/model_store.py: number",

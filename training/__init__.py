@@ -1,1 +1,1 @@
-"""What the network trains: job specifications, data and the model; `replicated` is exact (numpy), `engines` are fast."""
+"""Job specifications, data and models. `replicated` is exact, with numpy; `engines` are fast."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
+from protocol.errors import UserError
+from protocol.units import format_bytes
 from training.job_spec import AuditMode, JobSpec
 from training.model_store import ROUNDS_KEPT
 from training.replicated import feedback_buffer
@@ -14,6 +18,7 @@ from training.replicated.tensor_layout import layout_of
 EXTRA_MODELS = 2  # models beside those of the last rounds: the last durable one, and the next one while it is written
 BUFFERS = 2  # of a trainer's last accepted proposal, and of the next one
 ROUNDS_MIN: Final = 256  # of which payloads stay, however little an operator allows: minutes of the quickest rounds
+DOWNLOAD_RESERVED_BYTES: Final = 256 << 20  # of the disk, for ledger and models when a text was fetched
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +61,13 @@ def job_disk_space(spec: JobSpec, trainers: int, trains: bool) -> JobDiskSpace:
     if spec.audit is AuditMode.SAMPLED:
         own += spec.audit_bytes - spec.model_bytes * (spec.rounds_audited + 1)
     return JobDiskSpace(models, own, *payloads)
+
+
+def require_disk_space(folder: Path, size: int, what: str = "text") -> None:
+    """`UserError` unless so many bytes fit twice: a text in shards and whole, parameters as they came and as the first model. A
+    full disk would end the peer.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < 2 * size + DOWNLOAD_RESERVED_BYTES:
+        needs = f"this job's {what} of {format_bytes(size)} needs twice that and {DOWNLOAD_RESERVED_BYTES >> 20} MiB to spare"
+        raise UserError(f"{needs}, but {folder} has {free >> 20} MiB free: free some, or leave the job to others")

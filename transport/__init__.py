@@ -1,1 +1,1 @@
-"""Authenticated links between peers: a sans-IO Noise session, the TCP swarm, payload exchange and an in-memory twin."""
+"""Authenticated links between peers, over TCP or circuits, and an in-memory twin."""

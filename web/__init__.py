@@ -1,1 +1,1 @@
-"""People see a peer by this: an HTTP API for annotators and their programs, and pages. Handlers only: `peer/serving` answers."""
+"""The HTTP server: declarations of calls, pages, server-sent events, limits on connections."""

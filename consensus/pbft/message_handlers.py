@@ -22,12 +22,12 @@ from protocol.messages import (
     Decision,
     GetBlock,
     GetDecisions,
-    GetOwnStatements,
-    OwnStatements,
+    GetRememberedStatements,
     Prepare,
     Prepared,
     Propose,
     ProposeEnvelope,
+    RememberedStatements,
     Status,
     Timeout,
     TimeoutCertificate,
@@ -68,11 +68,11 @@ class ReplicaMessageHandlers(ReplicaResponder):
                 self._on_decision(peer, message)
             case Status():
                 self._on_status(peer, message)
-            case GetDecisions() | GetBlock() | GetOwnStatements():
+            case GetDecisions() | GetBlock() | GetRememberedStatements():
                 self._answer(peer, message)
             case BlockBytes():
                 self._on_block_bytes(message)
-            case OwnStatements():
+            case RememberedStatements():
                 self._on_heard(peer, message)
 
     def _book_for(self, peer: bytes, height: int, message: HeightMessage) -> HeightVoteSet | None:
@@ -254,7 +254,7 @@ class ReplicaMessageHandlers(ReplicaResponder):
             self._hold(missing[0], message.block)
             self._ask_application = True
 
-    def _on_heard(self, peer: bytes, message: OwnStatements) -> None:
+    def _on_heard(self, peer: bytes, message: RememberedStatements) -> None:
         if not self.accepts_answers_of(peer):
             return
         statements, of_rounds = open_remembered_statements(message, self.me, self._chain_id, self._verifier)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from consensus.pbft.chain import DECIDED_AHEAD_MAX
 from consensus.pbft.replica_rules import ReplicaRules
 from consensus.pbft.vote_set import HeightVoteSet
-from protocol.messages import GetOwnStatements, Status
+from protocol.messages import GetRememberedStatements, Status
 
 
 class ReplicaTimers(ReplicaRules):
@@ -91,7 +91,7 @@ class ReplicaTimers(ReplicaRules):
 
     def _ask_what_was_heard(self) -> None:
         if _is_due(self._check_deadline(), self._now):
-            self._send_to(self._unanswered(), GetOwnStatements())
+            self._send_to(self._unanswered(), GetRememberedStatements())
             self._check.record_request(self._now)
 
     def _unanswered(self) -> tuple[bytes, ...]:

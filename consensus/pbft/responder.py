@@ -7,15 +7,15 @@ from consensus.pbft.replica_state import ReplicaState
 from consensus.pbft.rollback_check import newest_statements
 from consensus.pbft.vote_set import HeightVoteSet
 from protocol.identity import Signed
-from protocol.limits import OWN_STATEMENTS_MAX
+from protocol.limits import REMEMBERED_STATEMENTS_MAX
 from protocol.messages import (
     Commit,
     GetBlock,
     GetDecisions,
-    GetOwnStatements,
-    OwnStatements,
+    GetRememberedStatements,
     Prepare,
     Prepared,
+    RememberedStatements,
     Status,
     Timeout,
     TimeoutEnvelope,
@@ -25,7 +25,7 @@ from protocol.messages import (
 
 
 class ReplicaResponder(ReplicaState):
-    def _answer(self, peer: bytes, message: GetDecisions | GetBlock | GetOwnStatements | Status) -> None:
+    def _answer(self, peer: bytes, message: GetDecisions | GetBlock | GetRememberedStatements | Status) -> None:
         if not self._answers.allows(peer, self._now):
             return
         match message:
@@ -35,7 +35,7 @@ class ReplicaResponder(ReplicaState):
                 self._sends.append(SendDecisions(peer, message.height, 1))
             case GetBlock() if message.block in self._stored:
                 self._sends.append(SendBlock(peer, message.height, message.block))
-            case GetOwnStatements():
+            case GetRememberedStatements():
                 self._tell_heard(peer)
             case Status() if self._book is not None:  # of a voter in an earlier view: a few bytes ask for a whole proposal
                 self._repeat_to((peer,), self._book)
@@ -49,13 +49,13 @@ class ReplicaResponder(ReplicaState):
             books.insert(0, self._book)
         said = [signed for book in books for signed in book.statements_of(peer)]
         held = [*self._application.statements_signed_by(peer), *said, *self._chain.commit_votes_of(peer)]
-        self._send(peer, OwnStatements(self.height, newest_statements(held, OWN_STATEMENTS_MAX)))
+        self._send(peer, RememberedStatements(self.height, newest_statements(held, REMEMBERED_STATEMENTS_MAX)))
 
     def _greet(self, peer: bytes) -> None:
         self._send(peer, Status(self.height, self.view))
         if self._book is not None and peer in self._book.voters:
             if peer in self._check.voters_without_answer(self.me, self._book.voters):
-                self._send(peer, GetOwnStatements())
+                self._send(peer, GetRememberedStatements())
             self._repeat_to((peer,), self._book)
 
     def _repeat_to(self, peers: tuple[bytes, ...], book: HeightVoteSet) -> None:

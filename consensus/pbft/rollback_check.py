@@ -46,7 +46,7 @@ from consensus.pbft.block_sync import FUTURE_HEIGHTS_MAX
 from consensus.voter_set import VoterSet
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Verifier, open_signed, short_id
-from protocol.messages import OwnStatements
+from protocol.messages import RememberedStatements
 
 ASK_SECONDS = 0.5  # then those whose answer is missing are asked again: they may have been far above my height
 EARLIER_HEIGHTS = 1  # above the heights from which others answered: an earlier life may have been one height ahead of them
@@ -129,7 +129,7 @@ class RollbackCheck:
 
 
 def open_remembered_statements(
-    heard: OwnStatements, me: bytes, chain_id: bytes, verifier: Verifier
+    heard: RememberedStatements, me: bytes, chain_id: bytes, verifier: Verifier
 ) -> tuple[list[AgreementStatement], list[Signed]]:
     """My statements of the agreement and of rounds, as somebody remembers them; `RemoteProtocolError` if one is not mine."""
     statements: list[AgreementStatement] = []

@@ -9,7 +9,7 @@ from typing import Any, Final
 from curation.import_export.foreign_formats import AmbiguousLabel, Fields, UnusableLabel
 from curation.tasks.answer_parser import AnswerSchema
 from curation.tasks.answers import Answer
-from features.tables import counted
+from features.text_tables import pluralize
 from protocol.errors import UserError
 
 # The likeliest first. Prodigy has `accept`, `answer` and `spans`, doccano `label` and `entities`, spaCy `cats`.
@@ -77,12 +77,12 @@ class ForeignLabels:
     @property
     def notes(self) -> list[str]:
         taken = [
-            f"{counted(count, 'label')} of {name!r} became {'a suggestion' if count == 1 else 'suggestions'}; "
+            f"{pluralize(count, 'label')} of {name!r} became {'a suggestion' if count == 1 else 'suggestions'}; "
             f"--gold-from {name} takes {'it as the right answer' if count == 1 else 'them as right answers'} instead"
             for name, count in self._suggested.items()
         ]
         left = [
-            f"{counted(count, 'label')} of {name!r} left out ({self._reasons[name]})" + self._way_out(name)
+            f"{pluralize(count, 'label')} of {name!r} left out ({self._reasons[name]})" + self._way_out(name)
             for name, count in self._left.items()
         ]
         return taken + left

@@ -17,7 +17,7 @@ from curation.import_export.export_proofs import (
     iter_frames,
 )
 from curation.ledger.curation_module import CurationModule
-from features.tables import Pairs, counted
+from features.text_tables import KeyValueTable, pluralize
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Ed25519Verifier
 from storage.regular_files import open_regular
@@ -55,12 +55,12 @@ def verify_folder(directory: Path, chain_id: str) -> VerifiedExport:
         raise UserError(f"{directory}: {error.detail or error}") from None
 
 
-def verification_table(found: VerifiedExport, trusted: str) -> Pairs:
+def verification_table(found: VerifiedExport, trusted: str) -> KeyValueTable:
     row, header = found.row, found.row.certified.header
     at = f"{datetime.fromtimestamp(header.time_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
     signed = f"{len(row.certified.certificate.signatures)} of {len(row.voters)} voters signed"
-    lines = counted(found.lines, "label")
-    return Pairs(
+    lines = pluralize(found.lines, "label")
+    return KeyValueTable(
         {
             "network": f"{row.genesis.network}, chain id {row.genesis.chain_id.hex()}",
             "trust from": "the chain id that you gave"

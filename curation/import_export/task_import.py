@@ -15,7 +15,7 @@ from curation.limits import PAGE_BYTES_MAX, PAGE_TASKS_MAX, PAGES_MAX, TEXT_CHAR
 from curation.tasks.answer_parser import AnswerSchema
 from curation.tasks.answers import COLUMNS, ITEMS, QuestionKind, items_problem
 from curation.tasks.task_pages import AnnotationTask
-from features.tables import counted
+from features.text_tables import pluralize
 from protocol import codec
 from protocol.errors import UserError
 from storage.csv_files import ENDINGS, describe_columns, open_csv
@@ -153,7 +153,7 @@ def parse_tasks(
     if not tasks:
         raise UserError(f"{name}: there is no task in it")
     tasks = _with_suggestions(tasks, offered, labels)
-    gone = f"{counted(without_text, 'line')} left out: the text is redacted, or was not at the peer that exported it"
+    gone = f"{pluralize(without_text, 'line')} left out: the text is redacted, or was not at the peer that exported it"
     return ParsedTasks(tasks, (*labels.notes, *([gone] if without_text else ())))
 
 

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from curation.ledger.curation_state import (
     AgreementCounts,
@@ -30,11 +30,16 @@ from curation.ledger.curation_state import (
 )
 from curation.ledger.transaction_types import LeaseRequest
 from curation.limits import ASSIGNED_MAX, DRAW_CANDIDATES_MAX, DRAW_PROJECTS_MAX, SKIPS_MAX
-from curation.lists import BEGUN_LIST, FRESH_LIST, index_slot_key
 from curation.tasks.task_pages import assignment_id, task_id
 from ledger.tables import Table
 
 R = TypeVar("R")
+# Two lists of task numbers of each project, from which tasks are drawn: an element goes and comes at the cost of two rows.
+# The list of fresh tasks is every number from `Project.drawn` on, except where a row says otherwise: the first element takes the
+# place of the one that was drawn. The list of begun tasks with a free place is dense: the last element takes the place of the one
+# that goes.
+FRESH_LIST: Final = b"f"
+BEGUN_LIST: Final = b"b"
 TABLES = (
     "projects",
     "pages",
@@ -52,6 +57,10 @@ TABLES = (
     "wishes",
 )
 QUEUES = ("leases", "openings", "enrolments")
+
+
+def index_slot_key(project: bytes, which: bytes, place: int) -> bytes:
+    return project + which + place.to_bytes(4, "big")
 
 
 class TableChanges(Generic[R]):

@@ -1,1 +1,1 @@
-"""Sampled audits: their state, what is drawn, and how a dispute ends."""
+"""Sampled audits: which ones are drawn, their reports, disputes and results."""

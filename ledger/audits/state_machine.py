@@ -69,7 +69,7 @@ from ledger.network_governance import AUDITS_VERSION_2
 from protocol import codec
 from protocol.identity import short_id
 from protocol.messages import LossCommitment, Proposal
-from protocol.units import round_number
+from protocol.units import display_round_number
 from protocol.verdicts import ReplayFinding
 
 POST_JOB_AUDIT_HEIGHTS = 1_000  # after a job's end its audits go on for so long; a transaction may wait as long
@@ -327,17 +327,17 @@ class AuditStateMachine:
         """
         audits = self._rounds.get(number)
         if audits is None or not self._has_rounds(number) or self._job.is_trained:
-            raise Refused(f"no proposal of round {round_number(number)} can be drawn now")
+            raise Refused(f"no proposal of round {display_round_number(number)} can be drawn now")
         auditor = self._speaking_for(audits.reexecutors, author)
         if auditor is None or not self._is_trusted(author):
-            raise Refused(f"{short_id(author)} may not re-execute round {round_number(number)}")
+            raise Refused(f"{short_id(author)} may not re-execute round {display_round_number(number)}")
         self._require_heard(author)
         for other, of in self._rounds.items():
             key = self._speaking_for(of.volunteers, author)
             if key is not None and other == number:
-                raise Refused(f"{short_id(author)} has volunteered for round {round_number(number)} already")
+                raise Refused(f"{short_id(author)} has volunteered for round {display_round_number(number)} already")
             if key is not None and any(key in drawn.pending_auditors for drawn in of.proposals.values()):
-                raise Refused(f"{short_id(author)} has not reported yet on all of round {round_number(other)}")
+                raise Refused(f"{short_id(author)} has not reported yet on all of round {display_round_number(other)}")
         current, disputed, sealed = self._members.current_key, self._disputed(number), self._unopened.get(number, {})
         found = [
             trainer
@@ -348,7 +348,7 @@ class AuditStateMachine:
             and (trainer not in sealed or auditor not in sealed[trainer].reports)
         ]
         if not found:
-            raise Refused(f"nothing of round {round_number(number)} is left to draw for {short_id(author)}")
+            raise Refused(f"nothing of round {display_round_number(number)} is left to draw for {short_id(author)}")
         return auditor, found
 
     def apply_verdict(self, author: bytes, verdict: AuditFinding) -> None:
@@ -549,7 +549,8 @@ class AuditStateMachine:
         known = of.get(trainer)
         if known is None or self._members.current_key(trainer) != author:
             raise Refused(
-                f"no loss of {short_id(trainer)} in round {round_number(opening.round)} is to be opened by {short_id(author)}"
+                f"no loss of {short_id(trainer)} in round {display_round_number(opening.round)} is to be "
+                f"opened by {short_id(author)}"
             )
         if not self.may_open_loss(opening.round, trainer):
             raise Refused("reports on that proposal may still come")

@@ -1,1 +1,1 @@
-"""From transactions that wait to the body of a block, and back."""
+"""The mempool, compact blocks, and the body of a block."""

@@ -1,1 +1,1 @@
-"""What every part of the ledger stands on: the first page of a network, and what a module is."""
+"""Genesis, transactions, and the interface of state modules."""

@@ -1,1 +1,1 @@
-"""The certified state as a newcomer gets it: from several peers, each part checked on its own."""
+"""Snapshots of the certified state: served, downloaded, and checked part by part."""

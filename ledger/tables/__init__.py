@@ -1,7 +1,6 @@
-"""Tables: maps from keys to records with one root, of which a block pays for what it changes and a row has a short proof.
+"""Merkle maps of many rows with one root, and proofs of rows and ranges.
 
-docs/protocol/tables.md has the tree byte by byte. `tree` says which hash stands for which rows, `table` is what a module holds,
-`proofs` shows one row or one range under a root, `rows` says what a store has to write.
+docs/protocol/tables.md has the tree byte by byte.
 """
 
 from ledger.tables.bucket_changes import MemoryBucketStore

@@ -1,1 +1,1 @@
-"""What a peer answers to people and programs, and the socket over which they ask."""
+"""Answers to calls of people and programs, and the control socket."""

@@ -8,10 +8,10 @@ from ledger.jobs import Job
 from rounds.vouch_set import vouches_needed
 from training.job_spec import AuditMode, JobSpec
 
-WORTH = "'Equal machine time' in docs/benchmarks.md says what such samples are worth"
+BENCHMARK_REFERENCE = "'Equal machine time' in docs/benchmarks.md says what such samples are worth"
 
 
-def machine_time(key: bytes, job: Job, spec: JobSpec) -> str:
+def describe_machine_time(key: bytes, job: Job, spec: JobSpec) -> str:
     """For people: the share of own steps, and the network's samples beside those of one machine in the same time.
 
     Empty if one machine trains alone, or without a worker.
@@ -26,7 +26,7 @@ def machine_time(key: bytes, job: Job, spec: JobSpec) -> str:
     if gain <= 1:
         return f"{spent}: in the same time, {trainers} machines train on no more samples than one machine alone"
     more = f"{gain:.1f} times the samples of one, less their waiting"
-    return f"{spent}: in the same time, {trainers} machines train on {more}; {WORTH}"
+    return f"{spent}: in the same time, {trainers} machines train on {more}; {BENCHMARK_REFERENCE}"
 
 
 def replays_per_round(key: bytes, job: Job, spec: JobSpec) -> float:

@@ -1,1 +1,1 @@
-"""What a person types, and what a person sees."""
+"""The command line, the console, tables and views."""

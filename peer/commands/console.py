@@ -15,43 +15,46 @@ from typing import TYPE_CHECKING, TextIO, TypeVar, cast
 
 import trio
 
-from features.names import Names
-from features.tables import Shown
-from features.words import Asked, Person
-from peer.commands import views
-from peer.commands.announcements import Announcements, announce
-from peer.commands.drawing import printer
-from peer.commands.grammar import option_names, parse
-from peer.commands.person import Lines
-from peer.commands.words import words
+from features.commands import CommandContext, UserInput
+from features.peer_names import PeerNames
+from features.text_tables import Printable
+from peer.commands import view_tables
+from peer.commands.definitions import all_commands
+from peer.commands.event_notifications import NotificationFilter, print_notifications
+from peer.commands.line_input import LineInput
+from peer.commands.prompt_parser import option_names, parse_line
+from peer.commands.table_renderer import make_printer
 from protocol.addresses import format_listen_addresses
 from protocol.api import PeerApi
 from protocol.errors import UserError
 
 if TYPE_CHECKING:
-    from peer.commands.prompt import Prompt  # prompt_toolkit is slow to import, and a script needs none of it
+    from peer.commands.line_editor import LineEditor  # prompt_toolkit is slow to import, and a script needs none of it
 
 logger = logging.getLogger(__name__)
 
 PROMPT = "peer> "
-PATIENCE_SECONDS = 3.0  # decisions take a fraction of one; then a person is told what this one waits for
+DECISION_NOTICE_SECONDS = 3.0  # decisions take a fraction of one; then a person is told what this one waits for
 
-SILENCE_SECONDS = 7.0  # for a state, which a peer has in hundredths; one that applies a large model is busy for some seconds
+# for a state, which a peer has in hundredths; one that applies a large model is busy for some seconds
+UNRESPONSIVE_NOTICE_SECONDS = 7.0
 
-Print = Callable[[Shown], None]
+Print = Callable[[Printable], None]
 T = TypeVar("T")
 
 
 # Saying a word --------------------------------------------------------------------------------------------------------
 
 
-async def execute(api: PeerApi, options: argparse.Namespace, show: Print, at_prompt: Person | None = None) -> int:
+async def execute_command(api: PeerApi, options: argparse.Namespace, show: Print, at_prompt: UserInput | None = None) -> int:
     """Carries out one parsed command and returns the exit status that `peer COMMAND` has. Raises `UserError`."""
-    known = words()
-    person, is_at_prompt = at_prompt or Lines(), at_prompt is not None
-    asked = Asked(api, options, show, partial(names, api), partial(_decided, api, show), known, person, is_at_prompt)
+    known = all_commands()
+    person, is_at_prompt = at_prompt or LineInput(), at_prompt is not None
+    asked = CommandContext(
+        api, options, show, partial(load_peer_names, api), partial(_decided, api, show), known, person, is_at_prompt
+    )
     try:
-        return await known[options.command].do(asked) or 0
+        return await known[options.command].run(asked) or 0
     except UserError as error:
         raise UserError(await _with_names(api, str(error))) from None
 
@@ -59,16 +62,16 @@ async def execute(api: PeerApi, options: argparse.Namespace, show: Print, at_pro
 async def _with_names(api: PeerApi, text: str) -> str:
     """A text of the peer, with names instead of ids."""
     try:
-        return (await names(api)).in_text(text)
+        return (await load_peer_names(api)).replace_ids(text)
     except UserError:  # it does not answer any more, and what it said counts
         return text
 
 
-async def names(api: PeerApi) -> Names:
+async def load_peer_names(api: PeerApi) -> PeerNames:
     """The names that people are shown instead of peer ids."""
     known = {view.peer: (view.name, view.gone) for view in await api.peers()}
     present = {peer: name for peer, (name, gone) in known.items() if not gone}
-    return Names(present, {peer: name for peer, (name, _) in known.items()})
+    return PeerNames(present, {peer: name for peer, (name, _) in known.items()})
 
 
 async def _decided(api: PeerApi, show: Print, call: Awaitable[str]) -> str:
@@ -92,7 +95,7 @@ async def _while(beside: Callable[[], Awaitable[None]], call: Awaitable[T]) -> T
 
 
 async def _tell_why(api: PeerApi, show: Print) -> None:
-    await trio.sleep(PATIENCE_SECONDS)
+    await trio.sleep(DECISION_NOTICE_SECONDS)
     with contextlib.suppress(UserError):  # then the call fails as well
         status = await api.status()
         why = status.halted or status.waiting
@@ -100,17 +103,17 @@ async def _tell_why(api: PeerApi, show: Print) -> None:
 
 
 async def execute_attached(api: PeerApi, options: argparse.Namespace, show: Print) -> int:
-    """`execute` for one command in a shell. Whoever waits for a peer that answers nothing is told so."""
-    return await _while(partial(_tell_of_silence, api), execute(api, options, show))
+    """`execute_command` for one command in a shell. Whoever waits for a peer that answers nothing is told so."""
+    return await _while(partial(_tell_of_silence, api), execute_command(api, options, show))
 
 
 async def _tell_of_silence(api: PeerApi) -> None:
-    await trio.sleep(PATIENCE_SECONDS)
+    await trio.sleep(DECISION_NOTICE_SECONDS)
     try:
-        with trio.fail_after(SILENCE_SECONDS):
+        with trio.fail_after(UNRESPONSIVE_NOTICE_SECONDS):
             await api.status()
     except trio.TooSlowError:
-        seconds = PATIENCE_SECONDS + SILENCE_SECONDS
+        seconds = DECISION_NOTICE_SECONDS + UNRESPONSIVE_NOTICE_SECONDS
         what = f"the peer has not answered for {seconds:g} s: it hangs, or its machine is too busy; `peer doctor` says more"
         print(f"{what}. This command waits on; Ctrl-C ends it", file=sys.stderr)
     except UserError:  # then the call fails as well
@@ -120,45 +123,50 @@ async def _tell_of_silence(api: PeerApi) -> None:
 # Reading lines -------------------------------------------------------------------------------------------------------
 
 
-async def run(api: PeerApi, *, attached: bool, history: Path | None = None) -> int:
+async def run_console(api: PeerApi, *, attached: bool, history: Path | None = None) -> int:
     """Reads and executes commands until `quit` or the end of the input; `quit` stops the peer unless attached to it.
 
     Returns the exit status: 1 if a command from a pipe failed.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        return await _run_lines(api, printer(), attached=attached)
-    from peer.commands.prompt import Prompt
+        return await _run_lines(api, make_printer(), attached=attached)
+    from peer.commands.line_editor import LineEditor
 
-    prompt = Prompt(PROMPT, history, {name: option_names(word) for name, word in words().items()})
-    await _run_prompt(api, prompt, printer(cast(TextIO, prompt)), "leaves the peer running" if attached else "stops the peer")
+    prompt = LineEditor(PROMPT, history, {name: option_names(word) for name, word in all_commands().items()})
+    await _run_prompt(
+        api, prompt, make_printer(cast(TextIO, prompt)), "leaves the peer running" if attached else "stops the peer"
+    )
     if not attached:
         await api.stop_peer()
     return 0
 
 
-async def _run_prompt(api: PeerApi, prompt: Prompt, show: Print, quitting: str) -> None:
+async def _run_prompt(api: PeerApi, prompt: LineEditor, show: Print, quitting: str) -> None:
     """Until `quit`, or what else ends the prompt."""
     status = await api.status()
-    who = f"{status.name} ({views.short(status.peer)})" if status.name else views.short(status.peer)
-    where, state = format_listen_addresses(status.listening, status.told), (await names(api)).in_text(views.state(status))
+    who = f"{status.name} ({view_tables.shorten_id(status.peer)})" if status.name else view_tables.shorten_id(status.peer)
+    where, state = (
+        format_listen_addresses(status.listening, status.told),
+        (await load_peer_names(api)).replace_ids(view_tables.format_state(status)),
+    )
     show(f"network {status.network}, {who} {where}: {state}")
     show(f"type `help`; `quit` {quitting}")
-    interrupts, chosen = _Interrupts(show, quitting), Announcements(status.peer)
+    interrupts, chosen = _Interrupts(show, quitting), NotificationFilter(status.peer)
     person = _AtPrompt(prompt, interrupts)
     async with trio.open_nursery() as nursery:
         await nursery.start(interrupts.follow, nursery.cancel_scope)
         nursery.start_soon(_announce, api, show, chosen)
-        while (line := await prompt.ask(interrupts.dropped)) is not None:
-            chosen.typed(line)
+        while (line := await prompt.read_line(interrupts.dropped)) is not None:
+            chosen.record_typed_line(line)
             if await interrupts.run(line, partial(_do, api, line, show, person)) == "quit":
                 break
         nursery.cancel_scope.cancel()
 
 
-async def _announce(api: PeerApi, show: Print, chosen: Announcements) -> None:
+async def _announce(api: PeerApi, show: Print, chosen: NotificationFilter) -> None:
     """Above the line that is being typed."""
     try:
-        await announce(api, lambda: names(api), show, chosen)
+        await print_notifications(api, lambda: load_peer_names(api), show, chosen)
     except UserError as error:
         show(f"error: {error}")
     except Exception:  # what cannot be announced must not stop a peer that votes
@@ -184,7 +192,7 @@ class _Interrupts:
         self._show(f"interrupted: {line.strip()!r}; what it asked the others for may still be decided")
         return ""
 
-    async def interruptible(self, do: Callable[[], Awaitable[None]]) -> None:
+    async def run_interruptible(self, do: Callable[[], Awaitable[None]]) -> None:
         """A part of the command that runs: Ctrl-C ends that part alone."""
         command = self._running
         try:
@@ -216,26 +224,26 @@ class _Interrupts:
 
 @dataclass(frozen=True)
 class _AtPrompt:
-    """Implements `features.words.Person`."""
+    """Implements `features.commands.UserInput`."""
 
-    prompt: Prompt
+    prompt: LineEditor
     interrupts: _Interrupts
 
-    async def line(self, prompt: str) -> str | None:
+    async def read_line(self, prompt: str) -> str | None:
         """None at Ctrl-D, and at Ctrl-C with nothing typed."""
-        return await self.prompt.ask(lambda typed: not typed, prompt)
+        return await self.prompt.read_line(lambda typed: not typed, prompt)
 
-    async def interruptible(self, do: Callable[[], Awaitable[None]]) -> None:
-        await self.interrupts.interruptible(do)
+    async def run_interruptible(self, do: Callable[[], Awaitable[None]]) -> None:
+        await self.interrupts.run_interruptible(do)
 
 
-async def _do(api: PeerApi, line: str, show: Print, person: Person) -> str:
+async def _do(api: PeerApi, line: str, show: Print, person: UserInput) -> str:
     """Executes a line and returns the command's name; `error` if it failed."""
     try:
-        options = parse(words(), line)
+        options = parse_line(all_commands(), line)
         if options is None:
             return ""
-        await execute(api, options, show, person)
+        await execute_command(api, options, show, person)
     except UserError as error:
         show(f"error: {error}")
         return "error"
@@ -247,8 +255,8 @@ async def _do(api: PeerApi, line: str, show: Print, person: Person) -> str:
 
 
 async def _run_lines(api: PeerApi, show: Print, *, attached: bool) -> int:
-    failed, person = 0, Lines()
-    while (line := await person.line("")) is not None:
+    failed, person = 0, LineInput()
+    while (line := await person.read_line("")) is not None:
         done = await _do(api, line, show, person)
         failed |= done == "error"
         if done == "quit":

@@ -6,8 +6,12 @@ import argparse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from features.arguments import Argument, set_overrides
-from peer.driver.caveats import NOBODY_FOUND_IN_TIME, NOBODY_LIES, SAMPLED_AUDITS
+from features.command_arguments import Argument, parse_set_options
+from peer.runtime.telemetry.risk_warnings import (
+    NO_AUDITS_WITHOUT_TOLERANCE_RISK,
+    SAMPLED_AUDITS_RISK,
+    SAMPLED_AUDITS_WITHOUT_TOLERANCE_RISK,
+)
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 
@@ -24,7 +28,7 @@ PRESET = Argument(
 )
 SET = Argument("--set", action="extend", nargs="+", default=[], metavar="FIELD=VALUE", help="other fields of the job")
 
-FOLLOWING = ("warmup_rounds", "rule")  # the first from how many rounds there are, the second from who re-executes
+DERIVED_FIELDS_OF_PRESETS = ("warmup_rounds", "rule")  # the first from how many rounds there are, the second from who re-executes
 # Fields of a job that `train` or `peer demo` have an argument for.
 ARGUMENTS = {"rounds": "rounds", "vocabulary": "model.vocabulary", "audit": "audit", "seed": "seed"}
 
@@ -39,13 +43,13 @@ USED_ONLY_WITH = (
     ("least_uplink", "audit", ("sampled",)),
     ("closing_rounds", "audit", ("sampled",)),
 )
-UNLESS_SET = {"compression": "dense", "outer": "nesterov"}
+FIELD_DEFAULTS = {"compression": "dense", "outer": "nesterov"}
 
-RULES_BY_LIARS = ("arc-nnm-trim", "trimmed-mean", "krum")  # they ask for the number; the others get along without it
+RULES_WITH_BYZANTINE_MAX = ("arc-nnm-trim", "trimmed-mean", "krum")  # they ask for the number; the others get along without it
 
 
-def train_request(options: argparse.Namespace) -> TrainRequest:
-    said = said_of_job(options)
+def build_train_request(options: argparse.Namespace) -> TrainRequest:
+    said = job_overrides(options)
     overrides = preset_overrides(options.preset, said) | said
     if options.data == "":
         raise UserError("--data '' names no text: give a file or folder, or leave --data out for the built-in text")
@@ -77,15 +81,15 @@ def preset_overrides(preset: str | None, said: Mapping[str, str]) -> dict[str, s
     from training.job_spec import PRESETS, fields_set_by_estimates
 
     fields = PRESETS[preset] if preset else {}
-    follow: tuple[str, ...] = FOLLOWING
+    follow: tuple[str, ...] = DERIVED_FIELDS_OF_PRESETS
     if said.get("memory") == "estimates":
         follow += fields_set_by_estimates({**fields, **said})
     return {name: str(value) for name, value in fields.items() if name not in follow}
 
 
-def said_of_job(options: argparse.Namespace) -> dict[str, str]:
+def job_overrides(options: argparse.Namespace) -> dict[str, str]:
     """The values that `--set` gives, by field. Raises `UserError`, too, where another argument contradicts."""
-    said = set_overrides(options.set)
+    said = parse_set_options(options.set)
     for argument, name in ARGUMENTS.items():
         value = getattr(options, argument, None)
         if value and said.get(name, str(value)) != str(value):
@@ -93,7 +97,7 @@ def said_of_job(options: argparse.Namespace) -> dict[str, str]:
     return said
 
 
-def rule_of(overrides: Mapping[str, str]) -> str:
+def aggregation_rule(overrides: Mapping[str, str]) -> str:
     """The rule that a job with these fields has."""
     from training.job_spec import JobSpec, complete_fields
 
@@ -101,26 +105,26 @@ def rule_of(overrides: Mapping[str, str]) -> str:
     return str(JobSpec(name="rule", **complete_fields(named)).rule)
 
 
-def warnings_of(request: TrainRequest, said: Mapping[str, str], audit: str) -> Iterator[str]:
+def setting_warnings(request: TrainRequest, said: Mapping[str, str], audit: str) -> Iterator[str]:
     """Warns of settings that are possible, but seldom meant. `said` are the fields that the person named, without a preset;
     `audit` is the job's audit mode.
     """
-    overrides, local = {**UNLESS_SET, **request.overrides, "audit": audit}, request.data == "local"
+    overrides, local = {**FIELD_DEFAULTS, **request.overrides, "audit": audit}, request.data == "local"
     for name, other, users in USED_ONLY_WITH:
         value = overrides[other]
         if name in said and value not in users:
             yield f"{name}={said[name]} does nothing with {other}={value}: it counts with {' or '.join(users)}"
-    rule = rule_of(overrides)
-    if "liars" in said and rule not in RULES_BY_LIARS:
-        yield f"liars={said['liars']} does nothing with rule={rule}: it counts with {' or '.join(RULES_BY_LIARS)}"
+    rule = aggregation_rule(overrides)
+    if "liars" in said and rule not in RULES_WITH_BYZANTINE_MAX:
+        yield f"liars={said['liars']} does nothing with rule={rule}: it counts with {' or '.join(RULES_WITH_BYZANTINE_MAX)}"
     if local:
         yield "each trainer uses its own text, so nobody can re-execute: audits are off, and votes check the form of updates only"
     elif audit == "sampled":
-        yield SAMPLED_AUDITS
+        yield SAMPLED_AUDITS_RISK
         if overrides.get("liars") == "0":
-            yield NOBODY_FOUND_IN_TIME
+            yield SAMPLED_AUDITS_WITHOUT_TOLERANCE_RISK
     if audit == "off" and overrides.get("liars", "0") == "0":  # any other is refused
-        yield NOBODY_LIES
+        yield NO_AUDITS_WITHOUT_TOLERANCE_RISK
     if overrides.get("outer") != "adamw":
         return
     if overrides.get("bits") == "1" and overrides.get("memory") != "estimates":

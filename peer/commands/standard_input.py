@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from peer.settings.datadir import storage_errors
+from peer.settings.data_directory import storage_errors
 from protocol.errors import UserError
 
 STANDARD_INPUT = "-"
@@ -20,14 +20,14 @@ READ_BYTES = 1 << 16
 BYTES_MAX = 16 << 30  # of the copy on disk; a text of a job may have 8 GiB
 
 # Arguments of commands that name a file to read, with the ending of a copy that is no JSON.
-FILES = {
+FILE_ARGUMENTS = {
     "train": (("data", "examples"), ".txt"),
     "tasks": (("what", "guidelines"), ".csv"),
     "rlhf": (("preferences", "words"), ".txt"),
 }
 
 
-def pieces(seconds: float = SECONDS_MAX) -> Iterator[bytes]:
+def read_chunks(seconds: float = SECONDS_MAX) -> Iterator[bytes]:
     """The bytes of standard input as they come. `UserError` after `seconds` without one; a person at a terminal may be slow."""
     number = sys.stdin.fileno()
     while True:
@@ -42,7 +42,7 @@ def pieces(seconds: float = SECONDS_MAX) -> Iterator[bytes]:
 @contextmanager
 def standard_input_as_file(options: argparse.Namespace, data_directory: Path) -> Iterator[None]:
     """Copies standard input into a file of this user while the block runs, if an argument that names a file is `-`."""
-    names, ending = FILES.get(options.command, ((), ""))
+    names, ending = FILE_ARGUMENTS.get(options.command, ((), ""))
     asked = [name for name in names if getattr(options, name, None) == STANDARD_INPUT]
     if not asked or not data_directory.is_dir():  # the command itself says that there is no peer
         yield
@@ -61,7 +61,7 @@ def _copied(folder: Path, ending: str) -> Path:
     """The ending says how the file is read, so it follows from the first character."""
     part, size, first = folder / "part", 0, b""
     with part.open("wb") as stream:
-        for piece in pieces():
+        for piece in read_chunks():
             first = first or piece.lstrip()[:1]
             size += len(piece)
             if size > BYTES_MAX:

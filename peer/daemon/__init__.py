@@ -1,1 +1,1 @@
-"""One running peer, put together from its parts."""
+"""Startup and shutdown of a running peer."""

@@ -1,1 +1,1 @@
-"""A whole network on one machine, beside peers that lie."""
+"""Networks on one machine, with peers that lie."""

@@ -1,1 +1,1 @@
-"""What a peer needs, looked at before it runs or while it does: what is wrong, and what its operator can do."""
+"""Checks of `peer doctor`: files, machine, clock, ports, other peers."""

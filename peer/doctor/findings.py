@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 
-class Level(enum.StrEnum):
+class FindingLevel(enum.StrEnum):
     """The gravest last."""
 
     OK = "ok"
@@ -16,35 +16,35 @@ class Level(enum.StrEnum):
 
 
 # The exit status of `peer doctor`, like those of `peer status`; 2 is a command line that cannot be read.
-EXIT_STATUS = {Level.OK: 0, Level.WARNING: 3, Level.FAULT: 4}
+EXIT_STATUS = {FindingLevel.OK: 0, FindingLevel.WARNING: 3, FindingLevel.FAULT: 4}
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorFinding:
     check: str  # what was looked at, in a word
-    level: str  # of `Level`
+    level: str  # of `FindingLevel`
     text: str  # what was found
     advice: str = ""  # what to do; empty where nothing is wrong
 
 
-def ok(check: str, text: str) -> Finding:
-    return Finding(check, Level.OK, text)
+def ok(check: str, text: str) -> DoctorFinding:
+    return DoctorFinding(check, FindingLevel.OK, text)
 
 
-def warning(check: str, text: str, advice: str) -> Finding:
-    return Finding(check, Level.WARNING, text, advice)
+def warning(check: str, text: str, advice: str) -> DoctorFinding:
+    return DoctorFinding(check, FindingLevel.WARNING, text, advice)
 
 
-def fault(check: str, text: str, advice: str) -> Finding:
-    return Finding(check, Level.FAULT, text, advice)
+def fault(check: str, text: str, advice: str) -> DoctorFinding:
+    return DoctorFinding(check, FindingLevel.FAULT, text, advice)
 
 
-def refused(check: str, error: Exception, advice: str = "mend that, and ask again") -> Finding:
+def fault_of_error(check: str, error: Exception, advice: str = "mend that, and ask again") -> DoctorFinding:
     """Of an error whose line says what happened and then, behind `; `, what to do."""
     text, _, way_out = str(error).partition("; ")
     return fault(check, text, way_out or advice)
 
 
-def gravest(findings: Iterable[Finding]) -> Level:
-    order = list(Level)
-    return max((Level(finding.level) for finding in findings), key=order.index, default=Level.OK)
+def gravest_level(findings: Iterable[DoctorFinding]) -> FindingLevel:
+    order = list(FindingLevel)
+    return max((FindingLevel(finding.level) for finding in findings), key=order.index, default=FindingLevel.OK)

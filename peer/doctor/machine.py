@@ -13,33 +13,33 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from features.roles import Role
+from features.feature import Role
 from peer import features
-from peer.api.causes import DISK_CRITICAL_BYTES, DISK_WARNING_BYTES
-from peer.doctor.findings import Finding, fault, ok, warning
+from peer.api.alerts import DISK_CRITICAL_BYTES, DISK_WARNING_BYTES
+from peer.doctor.findings import DoctorFinding, fault, ok, warning
 from peer.settings.config import Config
-from peer.settings.descriptors import NEEDED, NEEDED_WITHOUT_WEB, shares
+from peer.settings.file_descriptors import DESCRIPTORS_NEEDED, DESCRIPTORS_NEEDED_WITHOUT_WEB, connection_limits
 
 MEMORY_BYTES_MIN = 120_000_000  # of a peer without a worker, with the default model: what `scenarios.idle` allows
 WORKER_BYTES_MIN = 400_000_000  # of a peer with a worker, in all
-SPARE_BYTES_MIN = 64_000_000  # for a peer that runs: it has its own already
+RUNNING_BYTES_MIN = 64_000_000  # for a peer that runs: it has its own already
 INODES_MIN = 10_000  # a blob is a file; a round leaves a dozen
 CLOCK_UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 TIMEX_BYTES = 512  # struct timex has 208; the kernel writes no more than that
 
 
-def of_version(role: Role) -> Iterator[Finding]:
+def check_version(role: Role) -> Iterator[DoctorFinding]:
     """Whether this program has what its role needs."""
     if role.needs_worker:
         yield from _torch()
     for part in features.roles().values():
-        if role.name in (part.name, features.FULL) and part.needs_package and not find_spec(part.needs_package):
+        if role.name in (part.name, features.FULL_ROLE) and part.needs_package and not find_spec(part.needs_package):
             text = f"the package {part.needs_package} of the role {part.name} is not installed: nobody is served"
             yield warning("version", text, "install the extra `web`, or take another --role")
     yield ok("version", f"folkmoot {metadata.version('folkmoot')}, Python {platform.python_version()}")
 
 
-def _torch() -> Iterator[Finding]:
+def _torch() -> Iterator[DoctorFinding]:
     if not find_spec("torch"):
         text = "this peer trains and re-executes, and the package torch is not installed"
         yield fault("version", text, "install it, or take --role voter, which needs none")
@@ -51,7 +51,7 @@ def _torch() -> Iterator[Finding]:
         yield warning("version", text, f"install torch=={wanted}")
 
 
-def of_disk(folder: Path) -> Iterator[Finding]:
+def check_disk(folder: Path) -> Iterator[DoctorFinding]:
     """Of a data directory that need not be there yet."""
     while not folder.exists():
         folder = folder.parent
@@ -78,9 +78,9 @@ def _free_inodes(folder: Path) -> int | None:
     return counted.f_favail if counted.f_files else None
 
 
-def of_memory(config: Config, role: Role, *, runs: bool) -> Iterator[Finding]:
+def check_memory(config: Config, role: Role, *, runs: bool) -> Iterator[DoctorFinding]:
     free, bound = available_bytes()
-    need = SPARE_BYTES_MIN if runs else WORKER_BYTES_MIN if role.needs_worker else MEMORY_BYTES_MIN
+    need = RUNNING_BYTES_MIN if runs else WORKER_BYTES_MIN if role.needs_worker else MEMORY_BYTES_MIN
     if free is None:
         yield ok("memory", "this system does not tell how much is free")
     elif free < need:
@@ -128,12 +128,12 @@ def _address_space() -> int | None:
     return None if bound == resource.RLIM_INFINITY else bound
 
 
-def of_open_files(served: bool = True, process: int = 0) -> Iterator[Finding]:
+def check_open_files(served: bool = True, process: int = 0) -> Iterator[DoctorFinding]:
     """Of a process that serves the web port or not; 0 is this one, whose limits a peer would have that is started here.
 
     The daemon raises its soft limit to the hard one, so that the hard one counts.
     """
-    needed = NEEDED if served else NEEDED_WITHOUT_WEB
+    needed = DESCRIPTORS_NEEDED if served else DESCRIPTORS_NEEDED_WITHOUT_WEB
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if process:
         with contextlib.suppress(AttributeError, OSError):  # not Linux, or another user's process
@@ -144,13 +144,13 @@ def of_open_files(served: bool = True, process: int = 0) -> Iterator[Finding]:
     text = (
         f"a process may open {hard} files here (soft limit {soft}, hard limit {hard}), and a peer with all its connections needs"
     )
-    peers, web = shares(hard)
+    peers, web = connection_limits(hard)
     of_web = f" and {web} of the web port" if served else ""
     advice = f"raise the hard limit to {needed}: `ulimit -Hn {needed}`, or LimitNOFILE={needed} of a service"
     yield warning("files", f"{text} {needed}; it accepts {peers} connections of peers{of_web}", advice)
 
 
-def clock_is_kept() -> bool | None:
+def is_clock_synchronized() -> bool | None:
     """Whether the kernel says that something keeps its clock right; None where it does not tell."""
     try:
         state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(TIMEX_BYTES))

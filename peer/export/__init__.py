@@ -1,1 +1,1 @@
-"""A run as files, and its replay by anybody."""
+"""Exports of a run, their replay, proofs of rows, model files."""

@@ -1,1 +1,1 @@
-"""What a peer decides between what comes in and what goes out. No I/O, no clock."""
+"""The node: what a peer decides from what comes in. No I/O, no clock."""

@@ -23,29 +23,30 @@ from ledger.core.module import Refused
 from ledger.jobs import Job, JobsModule
 from ledger.ledger_state import LedgerRules, LedgerState, StateTransition, decode_body
 from ledger.members import ADMIT_KIND
-from peer.node.early import ROUND_MESSAGES, RoundKey, RoundMessage
-from peer.node.recall import Recall
-from peer.node.rounds import Effects, Measured, Rounds
+from peer.node.future_messages import ROUND_MESSAGES, RoundKey, RoundMessage
+from peer.node.non_voter_rollback_check import NonVoterRollbackCheck
+from peer.node.open_rounds import OpenRounds, RoundEffects, RoundTimings
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Signer, Verifier, short_id, sign_message
 from protocol.limits import EVIDENCE_PER_BLOCK_MAX, INCLUSION_LIST_MAX, TRANSACTION_BYTES_MAX
 from protocol.messages import (
     AGREEMENT_MESSAGES,
-    ROUND_ENVELOPES,
+    GOSSIP_MESSAGES,
     EvidenceMessage,
-    GetOwnStatements,
+    GetRememberedStatements,
     GetRound,
     GossipEnvelope,
     InclusionList,
-    OwnStatements,
     Proposal,
+    RememberedStatements,
     Transaction,
 )
 from transport.network import DataReceived, DuplicateIdentity, PeerConnected, PeerDisconnected
 
-SEEK_LINKS = 8  # asked at a time for what they hold of a round, other ones each time: everybody of a hundred within forty seconds
-SEEK_ANSWER_SECONDS = 1.0  # GetRound of one peer is answered this often
+# asked at a time for what they hold of a round, other ones each time: everybody of a hundred within forty seconds
+ROUND_REQUEST_LINKS = 8
+ROUND_ANSWER_SECONDS = 1.0  # GetRound of one peer is answered this often
 
 # A new link hears the waiting transactions page by page, so that votes need not queue behind a whole pool. A transaction that no
 # page has is not lost: the voters that hold it lead, too, and name it in their notices.
@@ -63,8 +64,8 @@ AWAITED_BYTES = TRANSACTION_BYTES_MAX + SIGNED_BYTES
 # for example one with a newcomer's admission, could not keep them.
 OWN_REPEAT_SECONDS = 1.0
 
-RELAYED: tuple[type[Any], ...] = (*ROUND_MESSAGES, Transaction, InclusionList)
-UNDERSTOOD: tuple[type[Any], ...] = (*AGREEMENT_MESSAGES, *ROUND_ENVELOPES)
+GOSSIPED_TYPES: tuple[type[Any], ...] = (*ROUND_MESSAGES, Transaction, InclusionList)
+UNDERSTOOD: tuple[type[Any], ...] = (*AGREEMENT_MESSAGES, *GOSSIP_MESSAGES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +78,14 @@ class AppliedBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class Do:
+class StepAction:
     """Something to be done inside a turn: what it says goes out with the turn."""
 
-    do: Callable[[], Effects | None]
+    run: Callable[[], RoundEffects | None]
 
 
 @dataclass(slots=True)
-class _Untold:
+class _MempoolCursor:
     """What waited when a link was made, and is still to be told to it."""
 
     start: int  # number in the pool
@@ -92,29 +93,29 @@ class _Untold:
     told: float  # when the last page was
 
 
-Item = PeerConnected | PeerDisconnected | DuplicateIdentity | DataReceived | AppliedBlock | Do
+NodeInput = PeerConnected | PeerDisconnected | DuplicateIdentity | DataReceived | AppliedBlock | StepAction
 
 
 @dataclass(frozen=True, slots=True)
 class RoundOpened:
     """A round in which the shell may propose, judge and re-execute: `rounds.publish`, `.judge`, `.begin` and `.find`,
-    each inside a `Do`.
+    each inside a `StepAction`.
     """
 
     key: RoundKey
     job: Job
-    spoken: bool  # our proposal of before a restart stands
+    has_proposed: bool  # our proposal of before a restart stands
     renewed: bool  # the round was open already, with other voters
 
 
 @dataclass(frozen=True, slots=True)
-class RoundClosed:
+class RoundEnded:
     key: RoundKey
-    opened: float  # when it was opened here
-    proposed: bool  # we had said our proposal by then
+    opened_at: float  # when it was opened here
+    has_proposed: bool  # we had said our proposal by then
 
 
-RoundChange = RoundOpened | RoundClosed
+RoundChange = RoundOpened | RoundEnded
 
 
 class Node:
@@ -143,26 +144,29 @@ class Node:
         spoken: Callable[[bytes, int], Mapping[str, Signed]],
         accepted: Callable[[bytes, int], Sequence[Signed]],
         anchor_height: int = 0,
-        measured: Measured | None = None,
+        measured: RoundTimings | None = None,
         processor: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.me = signer.public
         self.chain_id = rules.chain_id
         self.rules, self.ledger = rules, ledger
-        self.rounds = Rounds(signer, self.chain_id, ledger.rounds, measured)
-        ledger.future_messages_of = self.rounds.signed_early
+        self.rounds = OpenRounds(signer, self.chain_id, ledger.rounds, measured)
+        ledger.future_messages_of = self.rounds.future_messages_of
         self.replica = Replica(signer, self.chain_id, verifier, ledger, _applied_event(ledger.state), restart, anchor_height)
-        self.heard: tuple[tuple[bytes, RoundMessage], ...] = ()  # round messages that began to count in the last turn, by signer
-        self.dropped: tuple[tuple[Signed, str], ...] = ()  # our transactions that left the pool undecided, and why, likewise
-        self.refused: dict[str, int] = {}  # how many messages were not for us, by reason
-        self.spent: dict[bytes, list[float]] = {}  # for each message of the last turn, by who sent it: seconds of the processor
+        # round messages that began to count in the last turn, by signer
+        self.counted_messages: tuple[tuple[bytes, RoundMessage], ...] = ()
+        # our transactions that left the pool undecided, and why, likewise
+        self.dropped_transactions: tuple[tuple[Signed, str], ...] = ()
+        self.refusal_counts: dict[str, int] = {}  # how many messages were not for us, by reason
+        # for each message of the last turn, by who sent it: seconds of the processor
+        self.processor_seconds: dict[bytes, list[float]] = {}
         self._processor = processor
         self._signer = signer
         self._spoken, self._accepted = spoken, accepted
         self._links: dict[bytes, float] = {}  # when each last said something
         self._strangers: dict[bytes, None] = {}  # linked when they were no members: told nothing that they did not ask for
-        self._recall = Recall()
-        self._untold: dict[bytes, _Untold] = {}
+        self._recall = NonVoterRollbackCheck()
+        self._untold: dict[bytes, _MempoolCursor] = {}
         self._answered: dict[bytes, float] = {}
         self._asked_last = self.me
         self._now = 0.0
@@ -186,7 +190,7 @@ class Node:
         return members.is_current_key(self.me) and not members.is_current_key(peer)
 
     @property
-    def may_speak(self) -> bool:
+    def may_sign_round_messages(self) -> bool:
         """Whether this peer signs anything: not before it knows that it has forgotten nothing that it signed.
 
         What the others remember of rounds ends with the rounds: so nothing is said in one that a decided block may have closed.
@@ -198,7 +202,7 @@ class Node:
 
     @property
     def _is_recalled(self) -> bool:
-        return self._recall.look(self._voters, self.state.height + 1)
+        return self._recall.has_quorum(self._voters, self.state.height + 1)
 
     @property
     def _is_heard_in_rounds(self) -> bool:
@@ -217,21 +221,21 @@ class Node:
 
     # One turn --------------------------------------------------------------------------------------------------------
 
-    def turn(self, items: Sequence[Item], now: float) -> StepEffects:
+    def step(self, items: Sequence[NodeInput], now: float) -> StepEffects:
         """Everything that `items` lead to, merged: one fsync, then the sends. `now` is as for `Replica`."""
         self._now = max(now, self._now)
-        self._turns, self.heard, self.dropped, self.spent = [], (), (), {}
+        self._turns, self.counted_messages, self.dropped_transactions, self.processor_seconds = [], (), (), {}
         if not self._has_started:
             self._has_started = True
             self._follow_rounds()
-        self.rounds.is_silent = not self.may_speak
+        self.rounds.is_silent = not self.may_sign_round_messages
         for item in items:
             self._handle(item)
         self._ask_what_was_heard()
-        self.rounds.is_silent = not self.may_speak
-        for key in self.rounds.seeking(self._now):
+        self.rounds.is_silent = not self.may_sign_round_messages
+        for key in self.rounds.rounds_to_request(self._now):
             self._send(self._next_asked(), GetRound(*key))
-        self._say(self.rounds.due(self._now))
+        self._emit(self.rounds.sign_due_messages(self._now))
         self._repeat_own()
         self._lingers_until = self.ledger.mempool.release_lingering(self._now)
         self._resumes_at = self.ledger.resume_deferred_rounds(self._now)
@@ -256,12 +260,12 @@ class Node:
         times = (*own, self.rounds.deadline(self._now), self._recall.deadline(self._now))
         return merge_effects(self._turns, min([time for time in times if time is not None], default=None))
 
-    def _take(self, event: inputs.ReplicaInput) -> None:
+    def _handle_event(self, event: inputs.ReplicaInput) -> None:
         self.replica.handle_input(event, self._now)
 
     def _conclude(self) -> None:
         """Agreement, for all that came in together."""
-        self._take(inputs.WorkChangedInput())
+        self._handle_event(inputs.WorkChangedInput())
         height, view = self.replica.height, self.replica.view
         turn = self.replica.finish_step(self._now)
         self._deadline = turn.deadline
@@ -282,22 +286,27 @@ class Node:
         A leader without them would fail: f liars and one voter that waits give up its view.
         """
         leader = self.replica.leader
-        if leader in self._links and self.replica.is_voter and self.may_speak and self.ledger.has_due_transactions():
+        if (
+            leader in self._links
+            and self.replica.is_voter
+            and self.may_sign_round_messages
+            and self.ledger.has_due_transactions()
+        ):
             awaited = self.ledger.mempool.select_transactions(self.rules, self.state, AWAITED_BYTES, AWAITED_MAX)
             self._send((leader,), *map(GossipEnvelope, awaited))
 
     def _ask_what_was_heard(self) -> None:
         if not self.replica.is_voter and self._is_heard_in_rounds and not self._is_recalled:
-            asked = self._recall.ask(self._voters, self._links.keys(), self._now)
+            asked = self._recall.voters_to_ask(self._voters, self._links.keys(), self._now)
             if asked:
-                self._send(asked, GetOwnStatements())
+                self._send(asked, GetRememberedStatements())
 
-    def _say(self, said: Effects) -> None:
+    def _emit(self, said: RoundEffects) -> None:
         if said.records or said.sends:
             self._turns.append(
                 StepEffects(tuple(said.records), tuple(SendMessage(None, GossipEnvelope(signed)) for signed in said.sends))
             )
-        self.heard += tuple(said.heard)
+        self.counted_messages += tuple(said.counted_messages)
         for evidence in said.evidence:
             self._accuse(evidence)
 
@@ -305,7 +314,7 @@ class Node:
         if messages:
             self._turns.append(StepEffects(sends=tuple(SendMessage(to, message) for message in messages)))
 
-    def _handle(self, item: Item) -> None:
+    def _handle(self, item: NodeInput) -> None:
         match item:
             case DataReceived(peer=peer, data=data):
                 if peer in self._links:
@@ -315,56 +324,56 @@ class Node:
                     self._handle_message(peer, data)
                 except RemoteProtocolError as error:
                     self._turns.append(StepEffects(faults=(PeerFault(peer, error),)))
-                self.spent.setdefault(peer, []).append(self._processor() - started)
+                self.processor_seconds.setdefault(peer, []).append(self._processor() - started)
             case PeerConnected(peer=peer):
                 self._links[peer] = self._now
-                self._take(inputs.ConnectedInput(peer))
+                self._handle_event(inputs.ConnectedInput(peer))
                 if self.is_stranger(peer):
                     self._strangers[peer] = None
                 else:
-                    self._begin_telling(peer)
+                    self._begin_mempool_sync(peer)
             case PeerDisconnected(peer=peer):
                 self._links.pop(peer, None)
                 self._strangers.pop(peer, None)
                 self._answered.pop(peer, None)
                 self._untold.pop(peer, None)
-                self._take(inputs.DisconnectedInput(peer))
+                self._handle_event(inputs.DisconnectedInput(peer))
             case DuplicateIdentity(address=address):
-                self._take(inputs.DuplicateIdentityInput(address))
+                self._handle_event(inputs.DuplicateIdentityInput(address))
                 self.rounds.is_silent = True
-            case Do(do=do):
-                self._say(do() or Effects())
+            case StepAction(run=do):
+                self._emit(do() or RoundEffects())
             case AppliedBlock():
                 self._handle_applied(item)
 
     def _handle_applied(self, item: AppliedBlock) -> None:
         self.ledger.advance_state(item.state, item.decided.decode().state_root)
         pruned = self.ledger.mempool.prune_transactions(self.rules, item.state)
-        self.dropped += tuple(entry for entry in pruned if entry[0].signer == self.me)
+        self.dropped_transactions += tuple(entry for entry in pruned if entry[0].signer == self.me)
         if any(failure.module == JobsModule.name for failure in item.transition.failures):
             self.ledger.defer_rounds(decode_body(item.decided.decode().body).round_certificates, self._now)
         self._follow_rounds()  # before the replica asks for a block: a closed round must not be closed again
-        self._take(_applied_event(item.state))
+        self._handle_event(_applied_event(item.state))
         self._send(None, *self._accusations())
         if self._repeat_at is not None and item.state.height + 1 == self.replica.height:  # not while it catches up
             self._repeat_at = self._now
         self._give_notice()
         for peer in [peer for peer in self._strangers if not self.is_stranger(peer)]:
             del self._strangers[peer]
-            self._begin_telling(peer)
+            self._begin_mempool_sync(peer)
         for peer, untold in list(self._untold.items()):
             if self._now >= untold.told + POOL_PAGE_SECONDS:
-                self._tell(peer, untold)
+                self._send_mempool_page(peer, untold)
 
-    def _begin_telling(self, peer: bytes) -> None:
+    def _begin_mempool_sync(self, peer: bytes) -> None:
         """Begins with what is our own: we answer for it, even if other peers know it."""
-        self._send((peer,), *map(GossipEnvelope, self.rounds.own()), *self._accusations())
+        self._send((peer,), *map(GossipEnvelope, self.rounds.own_messages()), *self._accusations())
         pool = self.ledger.mempool
         self._send((peer,), *(GossipEnvelope(signed) for signed in pool if signed.signer == self.me))
-        self._untold[peer] = _Untold(0, pool.count, self._now)
-        self._tell(peer, self._untold[peer])
+        self._untold[peer] = _MempoolCursor(0, pool.count, self._now)
+        self._send_mempool_page(peer, self._untold[peer])
 
-    def _tell(self, peer: bytes, untold: _Untold) -> None:
+    def _send_mempool_page(self, peer: bytes, untold: _MempoolCursor) -> None:
         page, untold.start = self.ledger.mempool.page_of_transactions(untold.start, untold.end, POOL_PAGE_BYTES, POOL_PAGE_MAX)
         untold.told = self._now
         self._send((peer,), *(GossipEnvelope(signed) for signed in page if signed.signer != self.me))
@@ -373,20 +382,20 @@ class Node:
 
     def _give_notice(self) -> None:
         notice = self.ledger.make_inclusion_list(self.me)
-        if notice is not None and self.may_speak:
+        if notice is not None and self.may_sign_round_messages:
             self.ledger.add_inclusion_list(self.me, notice)
             self._send(None, GossipEnvelope(sign_message(self._signer, self.chain_id, notice)))
 
     def _follow_rounds(self) -> None:
         books = dict(self.ledger.rounds)
-        opened, closed = self.rounds.follow(self.state)
+        opened, closed = self.rounds.apply_state(self.state)
         for key in closed:
             book = books[key[0]]
-            self._changes.append(RoundClosed(key, book.opened_at, self.me in book.proposals))
+            self._changes.append(RoundEnded(key, book.opened_at, self.me in book.proposals))
         for key in opened:
             job, spoken = self.state.jobs.jobs[key[0]], self._spoken(*key)
             seconds = self.rules.jobs_module.rules.terms_of_spec(job.spec).proposal_seconds
-            self._say(self.rounds.open(key[0], job, self._now, spoken, seconds, self._links, self._accepted(*key)))
+            self._emit(self.rounds.open_round(key[0], job, self._now, spoken, seconds, self._links, self._accepted(*key)))
             self._changes.append(RoundOpened(key, job, Proposal.TAG in spoken, renewed=key in closed))
 
     # Messages --------------------------------------------------------------------------------------------------------
@@ -400,14 +409,14 @@ class Node:
                 self._answer_seeker(peer, (job, number))
             case EvidenceMessage(first=first, second=second):
                 self._accuse(Evidence(first, second))
-            case OwnStatements():
+            case RememberedStatements():
                 is_read = self.replica.accepts_answers_of(peer)
-                self._take(inputs.MessageInput(peer, message))
+                self._handle_event(inputs.MessageInput(peer, message))
                 self._conclude()  # what we forgot must be known before we say anything in a round
                 if is_read:  # else it is asked again
-                    self._recall.answer(peer, message.height)
+                    self._recall.add_answer(peer, message.height)
             case _:
-                self._take(inputs.MessageInput(peer, message))
+                self._handle_event(inputs.MessageInput(peer, message))
 
     def _handle_relayed(self, signed: Signed) -> None:
         held = self.ledger.mempool.get_transaction(transaction_digest(signed))
@@ -417,7 +426,7 @@ class Node:
             # Before the signature is checked: strangers can sign as much as they like.
             self._count_refused(RemoteProtocolError("not-a-member", f"a message of {short_id(signed.signer)}"))
             return
-        message: Any = self.rules.open_message(signed, RELAYED)
+        message: Any = self.rules.open_message(signed, GOSSIPED_TYPES)
         if isinstance(message, Transaction):
             if self._handle_transaction(signed, message):
                 self.rules.cache_opened_message(signed, message)
@@ -427,13 +436,13 @@ class Node:
             self.ledger.add_inclusion_list(signed.signer, message)
             return
         try:
-            outcome = self.rounds.receive(signed, message, self._now)
+            outcome = self.rounds.receive_message(signed, message, self._now)
         except RemoteProtocolError as error:
             self._count_refused(error)
             return
         if outcome is not None:
             self.rules.cache_opened_message(signed, message)
-            self._say(outcome)
+            self._emit(outcome)
 
     def _handle_transaction(self, signed: Signed, transaction: Transaction) -> bool:
         """Whether it is new and kept, and so relayed once: its author may know few peers.
@@ -474,23 +483,23 @@ class Node:
         """The next few links in a ring of all members, which every peer enters at another place."""
         known = [peer for peer in self._links if not self.is_stranger(peer)]
         ring = sorted(known, key=lambda peer: (peer <= self._asked_last, peer))
-        asked = tuple(ring[:SEEK_LINKS])
+        asked = tuple(ring[:ROUND_REQUEST_LINKS])
         self._asked_last = asked[-1] if asked else self._asked_last
         return asked
 
     def _count_refused(self, error: RemoteProtocolError) -> None:
         """Whether a message belongs depends on how far we have applied, so the peer that passed it on is not punished."""
-        self.refused[error.reason] = self.refused.get(error.reason, 0) + 1
+        self.refusal_counts[error.reason] = self.refusal_counts.get(error.reason, 0) + 1
 
     def _answer_seeker(self, peer: bytes, key: RoundKey) -> None:
-        if peer in self._links and self._now - self._answered.get(peer, 0.0) >= SEEK_ANSWER_SECONDS:
+        if peer in self._links and self._now - self._answered.get(peer, 0.0) >= ROUND_ANSWER_SECONDS:
             self._answered[peer] = self._now
-            self._send((peer,), *map(GossipEnvelope, self.rounds.held(key)))
+            self._send((peer,), *map(GossipEnvelope, self.rounds.messages_of_round(key)))
 
 
 def _asks_for_admission(signed: Signed) -> bool:
     """All that a stranger may say to everybody. Raises `RemoteProtocolError` for what is no message."""
-    message: Any = codec.decode_message(signed.body, RELAYED)
+    message: Any = codec.decode_message(signed.body, GOSSIPED_TYPES)
     return isinstance(message, Transaction) and message.kind == ADMIT_KIND
 
 

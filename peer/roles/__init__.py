@@ -1,1 +1,1 @@
-"""What a peer does beside taking part, as plug-ins behind one narrow context."""
+"""What a peer does in a round: the trainer, the voter, and the liar of demos."""

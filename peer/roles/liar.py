@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import trio
 
-from peer.roles.base import OpenRound, Replayed, Round
+from peer.roles.round_context import OpenRoundContext, ReplayResult, RoundContext
 from peer.roles.trainer import Trainer
-from peer.roles.voter import fetch_reveal, keep, proposal_of, propose_request, publish
+from peer.roles.voter import fetch_audit_data, proposal_of, propose_request, publish_proposal, store_proposal_files
 from protocol import codec as wire
 from protocol.identity import Signed
 from protocol.messages import Proposal
@@ -46,7 +46,7 @@ ATTACKS = (
 )
 SCALE = np.float32(1e6)
 FABRICATED = tuple(b"aeiou")  # tokens of responses that were not sampled
-GUESS = 2_000_000  # millionths: the loss that whoever replays nothing reports
+GUESSED_LOSS = 2_000_000  # millionths: the loss that whoever replays nothing reports
 
 SendPair = Callable[[Proposal, Proposal], Awaitable[None]]
 
@@ -59,50 +59,50 @@ class Liar(Trainer):
     _stale: Float32Array | None = None
     _copied: tuple[bytes, int] | None = None
 
-    async def check(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Verdict:
+    async def check_proposal(self, round: OpenRoundContext, signed: Signed, proposal: Proposal) -> Verdict:
         if signed.signer == round.me or signed.signer in self.accomplices:
             return Verdict.ACCEPT
         if self.attack == "copy" and self._copied != (round.job, round.number):
             self._copied = (round.job, round.number)
             await self._copy(round, signed.signer, proposal)
         if self.attack in AUDIT_ATTACKS and round.spec.audit is AuditMode.SAMPLED:
-            return await super().check(round, signed, proposal)  # it lies where nobody looks before the vote
+            return await super().check_proposal(round, signed, proposal)  # it lies where nobody looks before the vote
         return Verdict.REPLAY
 
-    async def reexecute(self, round: OpenRound, trainer: bytes, proposal: Proposal) -> Verdict:
+    async def reexecute(self, round: OpenRoundContext, trainer: bytes, proposal: Proposal) -> Verdict:
         return Verdict.ACCEPT  # of an accomplice: it has rejected all others
 
-    async def replay(self, round: Round, request: AuditRequest) -> Replayed:
+    async def replay(self, round: RoundContext, request: AuditRequest) -> ReplayResult:
         """Of accomplices nothing is found; who challenges falsely finds something wrong with everybody else."""
         if request.trainer in self.accomplices or self.attack in ("false-pass", "lazy"):
-            return Replayed(ReplayFinding.MATCH, 0.0, GUESS)
+            return ReplayResult(ReplayFinding.MATCH, 0.0, GUESSED_LOSS)
         if self.attack == "false-challenge":
-            return Replayed(ReplayFinding.MISMATCH, 1.0)
+            return ReplayResult(ReplayFinding.MISMATCH, 1.0)
         return await super().replay(round, request)
 
-    async def propose(self, round: OpenRound) -> None:
+    async def propose(self, round: OpenRoundContext) -> None:
         if self.attack in ("silent", "copy"):
             return
-        request = propose_request(round, self.texts / f"{round.job.hex()[:16]}-{round.number}.buffer")
+        request = propose_request(round, self.text_folder / f"{round.job.hex()[:16]}-{round.number}.buffer")
         if self.attack == "free-rider":
             request = _from_zero(request)
             done = await trio.to_thread.run_sync(proposal_replay.make_proposal, request, partial(self._invent, round))
         elif self.attack in ROLLOUT_ATTACKS and round.spec.resolved_objective.declaration_type is RolloutDeclaration:
             request, done = await self._of_rollouts(round, request)
         else:
-            done = await self.ask(round, request)
+            done = await self.ask_worker(round, request)
             request, done = await trio.to_thread.run_sync(self._corrupt, round, request, done)
         if self.attack == "equivocate" and self.equivocate is not None:
             await self._equivocate(round, request, done)
         else:
-            await publish(round, request, done)
+            await publish_proposal(round, request, done)
         if self.attack == "withhold" and done.buffer_digest is not None:
             await trio.to_thread.run_sync(round.blobs.delete_rounds, [(round.job[:JOB_BYTES], round.number)])
             await trio.to_thread.run_sync(round.blobs.delete_blob, done.buffer_digest)
 
-    async def _of_rollouts(self, round: OpenRound, request: ProposeRequest) -> tuple[ProposeRequest, ProposeReply]:
+    async def _of_rollouts(self, round: OpenRoundContext, request: ProposeRequest) -> tuple[ProposeRequest, ProposeReply]:
         """All else follows from the lie: an update that is false in itself would be found sooner."""
-        honest = await self.ask(round, request)
+        honest = await self.ask_worker(round, request)
         if self.attack == "false-figures":
             said = wire.decode(RolloutDeclaration, honest.declaration)
             better = replace(
@@ -112,17 +112,19 @@ class Liar(Trainer):
         lie = {"fabricate-rollouts": _fabricated, "choose-tokens": _chosen, "other-reward": _sampled}[self.attack]
         request = replace(request, declared=await trio.to_thread.run_sync(lie, round, request, honest))
         if self.attack != "other-reward":
-            return request, await self.ask(round, request)
+            return request, await self.ask_worker(round, request)
         own = replace(round.spec.decoded_settings, beta=0.0, kl_target=None)
         other = replace(round.spec, seed=round.spec.seed + 1, settings=wire.encode(own))
         self._job(round).opened = False
         try:
-            return request, await self.ask(replace(round, spec=other), request)
+            return request, await self.ask_worker(replace(round, spec=other), request)
         finally:
             self._job(round).opened = False  # the worker has the other reward
 
-    def _corrupt(self, round: OpenRound, request: ProposeRequest, done: ProposeReply) -> tuple[ProposeRequest, ProposeReply]:
-        m = _said(round, Path(request.payload_out), Path(request.buffer_out))
+    def _corrupt(
+        self, round: OpenRoundContext, request: ProposeRequest, done: ProposeReply
+    ) -> tuple[ProposeRequest, ProposeReply]:
+        m = _decode_update(round, Path(request.payload_out), Path(request.buffer_out))
         match self.attack:
             case "withhold" if round.spec.audit is AuditMode.SAMPLED and done.buffer_digest is not None:
                 return request, done
@@ -143,7 +145,7 @@ class Liar(Trainer):
 
     def _invent(
         self,
-        round: OpenRound,
+        round: OpenRoundContext,
         parameters: Float32Array,
         job: bytes,
         number: int,
@@ -158,34 +160,34 @@ class Liar(Trainer):
             on_state(parameters - noise, InnerState(state.steps + round.spec.local_steps, state.moments))
         return noise, (0.0,)
 
-    def _noise(self, round: OpenRound) -> Float32Array:
+    def _noise(self, round: OpenRoundContext) -> Float32Array:
         """An update of a credible norm that cost nothing."""
         generator = np.random.default_rng(int.from_bytes(round.me[:8], "big") + round.number)
         noise = generator.standard_normal(round.model.layout.size, dtype=np.float32)
         return noise * np.float32(math.sqrt(round.model.norm_squared_max) / 32 / np.linalg.norm(noise))
 
-    async def _copy(self, round: OpenRound, trainer: bytes, proposal: Proposal) -> None:
+    async def _copy(self, round: OpenRoundContext, trainer: bytes, proposal: Proposal) -> None:
         """Somebody else's update under our own name."""
         if proposal.buffer is not None:
-            await fetch_reveal(round, proposal.buffer, feedback_buffer.buffer_bytes(round.spec), trainer)
-        request = propose_request(round, self.texts / f"{round.job.hex()[:16]}-{round.number}.buffer")
+            await fetch_audit_data(round, proposal.buffer, feedback_buffer.buffer_bytes(round.spec), trainer)
+        request = propose_request(round, self.text_folder / f"{round.job.hex()[:16]}-{round.number}.buffer")
         request = replace(request, inner_out=None)  # their inner state stays theirs
         done = ProposeReply(proposal.payload, 0, proposal.buffer, 0.0, 0.0, proposal.inner)
         blobs = round.blobs
-        m = _said(round, blobs.path(proposal.payload), blobs.path(proposal.buffer) if proposal.buffer else None)
+        m = _decode_update(round, blobs.path(proposal.payload), blobs.path(proposal.buffer) if proposal.buffer else None)
         m[0] += np.float32(1e-6)  # so that nobody sees the copy by its digest
-        await publish(round, request, _encoded(round, request, done, m))
+        await publish_proposal(round, request, _encoded(round, request, done, m))
 
-    async def _equivocate(self, round: OpenRound, request: ProposeRequest, done: ProposeReply) -> None:
+    async def _equivocate(self, round: OpenRoundContext, request: ProposeRequest, done: ProposeReply) -> None:
         assert self.equivocate is not None
         first = proposal_of(round, done)
         other = hashlib.sha256(first.buffer or first.payload).digest()
         second = replace(first, buffer=other) if first.buffer else replace(first, payload=other)
-        await trio.to_thread.run_sync(keep, round, request, done, first)
+        await trio.to_thread.run_sync(store_proposal_files, round, request, done, first)
         await self.equivocate(first, second)
 
 
-def _fabricated(round: OpenRound, request: ProposeRequest, done: ProposeReply) -> DeclarationFiles:
+def _fabricated(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply) -> DeclarationFiles:
     """Responses that score well, which nobody has sampled, with the figures of those that were."""
     bounds = PPO.rollout_limits(round.spec, round.spec.decoded_settings)
     draw = np.random.default_rng(round.number)
@@ -193,7 +195,7 @@ def _fabricated(round: OpenRound, request: ProposeRequest, done: ProposeReply) -
     return _declared(round, request, done, [response.tolist() for response in invented])
 
 
-def _chosen(round: OpenRound, request: ProposeRequest, done: ProposeReply) -> DeclarationFiles:
+def _chosen(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply) -> DeclarationFiles:
     """Responses that were sampled, but for the last token, of which the best is taken."""
     own: PpoSettings = round.spec.decoded_settings
     bounds, reward = PPO.rollout_limits(round.spec, own), (own.reward_rule or RULES["vowels"]).make(round.spec.seed)
@@ -208,11 +210,11 @@ def _chosen(round: OpenRound, request: ProposeRequest, done: ProposeReply) -> De
     return _declared(round, request, done, [[*chosen, *ids[len(chosen) :]] for chosen, ids in zip(best, responses, strict=True)])
 
 
-def _sampled(round: OpenRound, request: ProposeRequest, done: ProposeReply) -> DeclarationFiles:
+def _sampled(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply) -> DeclarationFiles:
     return _declared(round, request, done, _responses(round, request, done))
 
 
-def _responses(round: OpenRound, request: ProposeRequest, done: ProposeReply) -> list[list[int]]:
+def _responses(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply) -> list[list[int]]:
     said = wire.decode(RolloutDeclaration, done.declaration)
     read = rollouts.read_rollouts(
         Path(request.declared_out or "") / said.blob.hex(), PPO.rollout_limits(round.spec, round.spec.decoded_settings)
@@ -220,7 +222,9 @@ def _responses(round: OpenRound, request: ProposeRequest, done: ProposeReply) ->
     return [response.tolist() for response in read]
 
 
-def _declared(round: OpenRound, request: ProposeRequest, done: ProposeReply, responses: list[list[int]]) -> DeclarationFiles:
+def _declared(
+    round: OpenRoundContext, request: ProposeRequest, done: ProposeReply, responses: list[list[int]]
+) -> DeclarationFiles:
     """These responses, with the figures of those that were sampled."""
     assert request.declared_out is not None
     said, stop = (
@@ -240,14 +244,14 @@ def _from_zero(request: ProposeRequest) -> ProposeRequest:
     return replace(request, previous_buffer=None, previous_payload=None)
 
 
-def _encoded(round: OpenRound, request: ProposeRequest, done: ProposeReply, m: Float32Array) -> ProposeReply:
+def _encoded(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply, m: Float32Array) -> ProposeReply:
     """A well-formed proposal for whatever m is."""
     buffer = feedback_buffer.make_buffer(m, round.model.header(round.me), round.spec)
     payload = round.model.encode_payload(round.me, m if buffer is None else buffer.to_dense())
     return _with_payload(round, request, _with_buffer(round, request, done, buffer), payload)
 
 
-def _said(round: OpenRound, payload: Path, buffer: Path | None) -> Float32Array:
+def _decode_update(round: OpenRoundContext, payload: Path, buffer: Path | None) -> Float32Array:
     """m, or what the payload says of it in a job without buffers."""
     if not round.spec.commits_to_buffer:
         return codec.read_payload(payload.read_bytes(), round.model.layout).to_dense()
@@ -255,7 +259,7 @@ def _said(round: OpenRound, payload: Path, buffer: Path | None) -> Float32Array:
     return feedback_buffer.read_buffer(buffer, round.spec).to_dense()
 
 
-def _poisoned(round: OpenRound, request: ProposeRequest, done: ProposeReply) -> ProposeReply:
+def _poisoned(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply) -> ProposeReply:
     """Arithmetic that gave NaN everywhere: no honest encoder has bytes for it, so all scales are forged to the largest."""
     payload = _scaled_up(codec.read_payload(Path(request.payload_out).read_bytes(), round.model.layout))
     if round.spec.commits_to_buffer:
@@ -268,17 +272,17 @@ def _scaled_up(update: codec.QuantizedUpdate) -> codec.QuantizedUpdate:
 
 
 def _with_buffer(
-    round: OpenRound, request: ProposeRequest, done: ProposeReply, buffer: codec.QuantizedUpdate | None
+    round: OpenRoundContext, request: ProposeRequest, done: ProposeReply, buffer: codec.QuantizedUpdate | None
 ) -> ProposeReply:
     if buffer is None:
         return replace(done, buffer_digest=None)
     return replace(done, buffer_digest=write_object(Path(request.buffer_out), buffer.encode(), round.spec.parts))
 
 
-def _with_payload(round: OpenRound, request: ProposeRequest, done: ProposeReply, payload: bytes) -> ProposeReply:
+def _with_payload(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply, payload: bytes) -> ProposeReply:
     digest = write_object(Path(request.payload_out), payload, round.spec.parts)
     return replace(done, payload_digest=digest, payload_bytes=len(payload))
 
 
-def _noise_bytes(round: OpenRound, size: int) -> bytes:
+def _noise_bytes(round: OpenRoundContext, size: int) -> bytes:
     return np.random.default_rng(round.number).bytes(size)

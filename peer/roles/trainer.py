@@ -14,13 +14,12 @@ from typing import TypeVar
 
 import trio
 
-from peer.roles import samples, texts
-from peer.roles.base import EVALUATION, TRAINING_NATS, Computing, OpenRound, Round
-from peer.roles.voter import Voter, propose_request, publish, read_fetched
-from peer.worker.supervisor import Worker, WorkerDied, WorkerFailed
+from peer.roles import text_samples, text_stream
+from peer.roles.round_context import EVALUATION_SECONDS, TRAINING_NATS, OpenRoundContext, RoundContext, WorkerClient
+from peer.roles.voter import Voter, propose_request, publish_proposal, read_bounded_blob
+from peer.worker.supervisor import WorkerDied, WorkerFailed, WorkerSupervisor
 from protocol.errors import UserError
 from protocol.limits import DATA_SHARD_BYTES, MESSAGE_BYTES_MAX
-from protocol.units import format_bytes
 from rlhf.moderation.blocklist import WITHHELD
 from storage import durable_files
 from storage.multipart_objects import LIST_SUFFIX
@@ -28,28 +27,28 @@ from training import corpus as data
 from training import parameter_blob, worker_protocol
 from training.data import text_files
 from training.data.tokenizer import TOKENIZER_BYTES_MAX
+from training.job_disk_space import require_disk_space
 from training.objectives.objective import NATS
 from training.replicated.replicated_model import ReplicatedModel
 
 R = TypeVar("R")
 log = logging.getLogger("peer")
-SPARE_BYTES = 256 << 20  # of the disk, for ledger and models when a text has been fetched
 
 
-EVALUATION_REST = 3.0  # times what the last measurement took, before the next: the worker is there for training first
+EVALUATION_PAUSE_FACTOR = 3.0  # times what the last measurement took, before the next: the worker is there for training first
 OBSERVE_SECONDS_MAX = 3_600.0  # text that nobody has any more is not waited for longer
-DEATHS_MAX = 3  # of the worker, by one request
+WORKER_DEATHS_MAX = 3  # of the worker, by one request
 
 
 @dataclass
-class _Job:
+class _JobProgress:
     """What this peer has done for one job."""
 
     opening: trio.Lock = field(default_factory=trio.Lock)
     opened: bool = False
     opening_seconds: float = 0.0  # of the worker, until somebody has told them
     observed: bool = False  # somebody opens or measures right now
-    to_evaluate: OpenRound | None = None  # the newest model that waits for being measured
+    to_evaluate: OpenRoundContext | None = None  # the newest model that waits for being measured
     evaluation: trio.Lock = field(default_factory=trio.Lock)
     evaluated: int | None = None  # rounds that the newest measured model was trained for
 
@@ -58,47 +57,47 @@ class _Job:
 class Trainer(Voter):
     """`local_data` is the text for jobs whose data is local; `evaluates` measures the held-out loss of every model it can."""
 
-    worker: Worker
-    texts: Path  # where assembled texts are kept
+    worker: WorkerSupervisor
+    text_folder: Path  # where assembled texts are kept
     local_data: Path | None = None
     evaluates: bool = False
-    _jobs: dict[bytes, _Job] = field(default_factory=dict)
+    _jobs: dict[bytes, _JobProgress] = field(default_factory=dict)
     _left: set[Path] = field(default_factory=set)  # what the worker wrote for rounds that closed before it had finished
 
     def __post_init__(self) -> None:
-        self._left.update(self.texts.glob("*.buffer*"))  # of an earlier process
+        self._left.update(self.text_folder.glob("*.buffer*"))  # of an earlier process
 
     @property
-    def computing(self) -> Computing | None:
+    def worker_client(self) -> WorkerClient | None:
         return self
 
-    async def propose(self, round: OpenRound) -> None:
+    async def propose(self, round: OpenRoundContext) -> None:
         if not round.spec.resolved_objective.needs_worker:
             await super().propose(round)
             return
-        request = propose_request(round, self.texts / f"{round.job.hex()[:16]}-{round.number}.buffer")
+        request = propose_request(round, self.text_folder / f"{round.job.hex()[:16]}-{round.number}.buffer")
         outs = (request.buffer_out, request.payload_out, request.inner_out, request.declared_out)
         made = {Path(f"{out}{end}") for out in outs if out is not None for end in ("", LIST_SUFFIX)}  # with lists of their parts
         try:
-            done = await self.ask(round, request)
+            done = await self.ask_worker(round, request)
             left = self._left - made  # one job trains at a time, so the worker is done with them
-            await round.ready()
-            await publish(round, request, done)
+            await round.wait_to_propose()
+            await publish_proposal(round, request, done)
             await trio.to_thread.run_sync(_delete, left)
             self._left -= left
         finally:
             self._left |= made
         loss, job = TRAINING_NATS if round.spec.resolved_objective.loss_unit == NATS else "training_loss", self._job(round)
         seconds = job.opening_seconds + done.seconds
-        await round.measured({"worker_seconds": seconds, loss: math.inf if done.loss is None else done.loss})
+        await round.record_metrics({"worker_seconds": seconds, loss: math.inf if done.loss is None else done.loss})
         job.opening_seconds = 0.0
 
-    async def audit(self, round: Round, request: worker_protocol.AuditRequest) -> worker_protocol.AuditReply:
+    async def audit(self, round: RoundContext, request: worker_protocol.AuditRequest) -> worker_protocol.AuditReply:
         if not round.spec.resolved_objective.needs_worker:
             return await super().audit(round, request)
-        return await self.ask(round, request)
+        return await self.ask_worker(round, request)
 
-    async def observe(self, round: OpenRound) -> None:
+    async def observe_round(self, round: OpenRoundContext) -> None:
         """Opens the job, however many rounds close meanwhile, and measures the newest model; those in between are skipped."""
         if not round.spec.resolved_objective.needs_worker:
             return
@@ -112,15 +111,15 @@ class Trainer(Voter):
                 await self._open(round)
                 while self.evaluates and (newest := job.to_evaluate) is not None:
                     job.to_evaluate = None
-                    await trio.sleep(EVALUATION_REST * (await self._evaluate(newest) + await self._sample(newest)))
+                    await trio.sleep(EVALUATION_PAUSE_FACTOR * (await self._evaluate(newest) + await self._sample(newest)))
         finally:
             job.observed, job.to_evaluate = False, None
 
-    async def measure(self, round: OpenRound) -> None:
+    async def evaluate_model(self, round: OpenRoundContext) -> None:
         await self._open(round)
         await self._evaluate(round)
 
-    async def _evaluate(self, round: OpenRound) -> float:
+    async def _evaluate(self, round: OpenRoundContext) -> float:
         """How many seconds the worker took. A model is measured once."""
         job = self._job(round)
         async with job.evaluation:
@@ -132,34 +131,34 @@ class Trainer(Voter):
                 if round.model_directory.exists():
                     raise
                 return 0.0  # rounds go by faster than they are measured: this model was pruned meanwhile
-            await round.measured({**done.figures, EVALUATION: done.seconds})
+            await round.record_metrics({**done.figures, EVALUATION_SECONDS: done.seconds})
             job.evaluated = round.number
             return done.seconds
 
-    async def _sample(self, round: OpenRound) -> float:
+    async def _sample(self, round: OpenRoundContext) -> float:
         """Keeps some text of the model where that is due; how many seconds it took."""
-        if not round.spec.has_text or not samples.is_due(self.texts, round.job, round.number):
+        if not round.spec.has_text or not text_samples.is_sample_due(self.text_folder, round.job, round.number):
             return 0.0
         began = trio.current_time()
-        asked = worker_protocol.GenerateRequest(round.job, str(round.model_directory), samples.PROMPT, samples.HOW)
+        asked = worker_protocol.GenerateRequest(round.job, str(round.model_directory), text_samples.PROMPT, text_samples.SAMPLING)
         try:
-            done = await texts.whole(self._until_alive, asked)
+            done = await text_stream.generate_text(self._until_alive, asked)
         except WorkerFailed:
             if round.model_directory.exists():
                 raise
             return 0.0  # pruned meanwhile
-        samples.keep(self.texts, round.job, round.number, WITHHELD if done.is_withheld else done.text)
+        text_samples.save_sample(self.text_folder, round.job, round.number, WITHHELD if done.is_withheld else done.text)
         return trio.current_time() - began
 
-    async def ask(self, round: Round, request: worker_protocol.WorkerRequest[R]) -> R:
+    async def ask_worker(self, round: RoundContext, request: worker_protocol.WorkerRequest[R]) -> R:
         """The worker's reply. Cancelled with the round. Raises `WorkerFailed`."""
         await self._open(round)
         return await self._until_alive(request)
 
-    def _job(self, round: Round) -> _Job:
-        return self._jobs.setdefault(round.job, _Job())
+    def _job(self, round: RoundContext) -> _JobProgress:
+        return self._jobs.setdefault(round.job, _JobProgress())
 
-    async def _open(self, round: Round) -> None:
+    async def _open(self, round: RoundContext) -> None:
         """Gets a job's text once and hands it to the worker; the others that come meanwhile wait."""
         job = self._job(round)
         async with job.opening:
@@ -194,42 +193,32 @@ class Trainer(Voter):
 
     async def _until_alive(self, request: worker_protocol.WorkerRequest[R]) -> R:
         """Asks again when the worker died, which is started again after a pause that grows, but not what kills it each time."""
-        for _ in range(DEATHS_MAX):
+        for _ in range(WORKER_DEATHS_MAX):
             with contextlib.suppress(WorkerDied):
                 return await self.worker.ask(request)
-        raise WorkerFailed(f"the worker died {DEATHS_MAX} times of {type(request).__name__}")
+        raise WorkerFailed(f"the worker died {WORKER_DEATHS_MAX} times of {type(request).__name__}")
 
     async def _local_text(self) -> Path:
         if self.local_data is None:
             raise UserError("this job trains on local data: name yours with `peer run --local-data PATH`")
-        path = self.texts / f"local-{hashlib.sha256(str(self.local_data).encode()).hexdigest()[:16]}.txt"
+        path = self.text_folder / f"local-{hashlib.sha256(str(self.local_data).encode()).hexdigest()[:16]}.txt"
         await trio.to_thread.run_sync(_copy_text, self.local_data, path)
         return path
 
-    async def _shared_text(self, round: Round, digest: bytes) -> tuple[Path, data.DataManifest]:
+    async def _shared_text(self, round: RoundContext, digest: bytes) -> tuple[Path, data.DataManifest]:
         """The file of a job's text or tokens, and what names it."""
         await _fetch(round, digest, MESSAGE_BYTES_MAX)
-        manifest = data.DataManifest.decode(read_fetched(round, digest, MESSAGE_BYTES_MAX))
-        path = data.text_path(self.texts, manifest)
+        manifest = data.DataManifest.decode(read_bounded_blob(round, digest, MESSAGE_BYTES_MAX))
+        path = data.text_path(self.text_folder, manifest)
         if not path.exists():
-            require_space(self.texts, manifest.size)
+            require_disk_space(self.text_folder, manifest.size)
             for shard in manifest.shards:
                 await _fetch(round, shard, DATA_SHARD_BYTES)
             await trio.to_thread.run_sync(data.assemble_text, manifest, round.blobs.read_range, path)
         return path, manifest
 
 
-def require_space(folder: Path, size: int, what: str = "text") -> None:
-    """`UserError` unless so many bytes fit twice: a text in shards and whole, parameters as they came and as the first model. A
-    full disk would end the peer.
-    """
-    free = shutil.disk_usage(folder).free
-    if free < 2 * size + SPARE_BYTES:
-        needs = f"this job's {what} of {format_bytes(size)} needs twice that and {SPARE_BYTES >> 20} MiB to spare"
-        raise UserError(f"{needs}, but {folder} has {free >> 20} MiB free: free some, or leave the job to others")
-
-
-async def _fetch(round: Round, digest: bytes, size_max: int) -> None:
+async def _fetch(round: RoundContext, digest: bytes, size_max: int) -> None:
     """A blob that stays, whatever a liar names it as."""
     await round.fetch(digest, size_max, ())
     round.blobs.pin_blob(digest)

@@ -11,8 +11,8 @@ from typing import Any
 import trio
 
 from ledger.audits.loss_commitments import LossOpening
-from peer.roles import losses
-from peer.roles.base import Computing, OpenRound, Replayed, Round
+from peer.roles import loss_opening_files
+from peer.roles.round_context import OpenRoundContext, ReplayResult, RoundContext, WorkerClient
 from protocol.errors import MissingBlobError, RemoteProtocolError, UserError
 from protocol.identity import Signed
 from protocol.messages import Proposal
@@ -28,10 +28,10 @@ from training.worker_protocol import AuditReply, AuditRequest, DeclarationFiles,
 
 class Voter:
     @property
-    def computing(self) -> Computing | None:
+    def worker_client(self) -> WorkerClient | None:
         return None
 
-    async def propose(self, round: OpenRound) -> None:
+    async def propose(self, round: OpenRoundContext) -> None:
         """Only scratch rounds, whose update is known: they need no worker."""
         if not round.spec.resolved_objective.needs_worker:
             with tempfile.TemporaryDirectory(dir=round.model_directory.parent) as folder:
@@ -39,9 +39,9 @@ class Voter:
                 done = await trio.to_thread.run_sync(
                     proposal_replay.make_proposal, request, proposal_replay.known_update(round.spec)
                 )
-                await publish(round, request, done)
+                await publish_proposal(round, request, done)
 
-    async def check(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Verdict:
+    async def check_proposal(self, round: OpenRoundContext, signed: Signed, proposal: Proposal) -> Verdict:
         """The cheap, exact checks that every voter makes alike."""
         if proposal.payload_bytes > payload_bytes_max(
             round.model.layout, PayloadMode.of_round(round.spec, round.model.rounds_in_model)
@@ -54,25 +54,25 @@ class Voter:
             return Verdict.MALFORMED
         return await trio.to_thread.run_sync(round.model.check_proposal, signed.signer, proposal, payload)
 
-    async def reexecute(self, round: OpenRound, trainer: bytes, proposal: Proposal) -> Verdict:
+    async def reexecute(self, round: OpenRoundContext, trainer: bytes, proposal: Proposal) -> Verdict:
         request = await audit_request(round, trainer, proposal)
-        await round.begin(trainer)
-        return vouched(await self.audit(round, request), round.spec)
+        await round.record_replay_start(trainer)
+        return vouch_verdict(await self.audit(round, request), round.spec)
 
-    async def audit(self, round: Round, request: AuditRequest) -> AuditReply:
+    async def audit(self, round: RoundContext, request: AuditRequest) -> AuditReply:
         """Only of scratch rounds, whose update is known."""
         if round.spec.resolved_objective.needs_worker:
             raise UserError("this peer was drawn as a trainer and has no worker now: start it with --role trainer to audit")
         return await trio.to_thread.run_sync(proposal_replay.audit_proposal, request, proposal_replay.known_update(round.spec))
 
-    async def replay(self, round: Round, request: AuditRequest) -> Replayed:
-        return replayed(await self.audit(round, request))
+    async def replay(self, round: RoundContext, request: AuditRequest) -> ReplayResult:
+        return replay_result(await self.audit(round, request))
 
-    async def observe(self, round: OpenRound) -> None:
+    async def observe_round(self, round: OpenRoundContext) -> None:
         """Nothing to measure without an engine."""
 
 
-def propose_request(round: OpenRound, buffer_out: Path) -> ProposeRequest:
+def propose_request(round: OpenRoundContext, buffer_out: Path) -> ProposeRequest:
     """Continues from our last accepted proposal where what it left is still here and counts; starting again is always allowed."""
     record = round.model.records.get(round.me)
     previous = _previous(round, record)
@@ -91,32 +91,32 @@ def propose_request(round: OpenRound, buffer_out: Path) -> ProposeRequest:
     )
 
 
-def _previous(round: Round, record: FeedbackRecord | None) -> dict[str, bytes]:
+def _previous(round: RoundContext, record: FeedbackRecord | None) -> dict[str, bytes]:
     """What an update continues from, by the field of a request: with estimates the buffer alone, which is the momentum."""
     if record is None or record.buffer is None:
         return {}
     return {"previous_buffer": record.buffer} | ({} if round.spec.has_estimates else {"previous_payload": record.payload})
 
 
-def _paths(round: Round, previous: Mapping[str, bytes]) -> dict[str, Any]:
+def _paths(round: RoundContext, previous: Mapping[str, bytes]) -> dict[str, Any]:
     fields = dict.fromkeys(("previous_buffer", "previous_payload"))
     return fields | {name: str(round.blobs.path(digest)) for name, digest in previous.items()}
 
 
-async def publish(round: OpenRound, request: ProposeRequest, done: ProposeReply) -> None:
+async def publish_proposal(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply) -> None:
     """What the proposal commits to becomes durable before the signed proposal does, and that before it is sent."""
     proposal = proposal_of(round, done)
-    opening = round.opening(done.last_loss) if done.last_loss is not None and _is_bound(round) else None
-    await trio.to_thread.run_sync(keep, round, request, done, proposal, opening)
-    await round.publish(proposal, opening)
+    opening = round.make_loss_opening(done.last_loss) if done.last_loss is not None and _is_bound(round) else None
+    await trio.to_thread.run_sync(store_proposal_files, round, request, done, proposal, opening)
+    await round.publish_proposal(proposal, opening)
 
 
-def _is_bound(round: OpenRound) -> bool:
+def _is_bound(round: OpenRoundContext) -> bool:
     """Whether auditors of this job compare losses, where the network does."""
     return round.spec.audit is AuditMode.SAMPLED and round.spec.resolved_objective.needs_worker
 
 
-def proposal_of(round: OpenRound, done: ProposeReply) -> Proposal:
+def proposal_of(round: OpenRoundContext, done: ProposeReply) -> Proposal:
     return Proposal(
         job=round.job,
         round=round.number,
@@ -131,13 +131,13 @@ def proposal_of(round: OpenRound, done: ProposeReply) -> Proposal:
     )
 
 
-def keep(
-    round: OpenRound, request: ProposeRequest, done: ProposeReply, proposal: Proposal, opening: LossOpening | None = None
+def store_proposal_files(
+    round: OpenRoundContext, request: ProposeRequest, done: ProposeReply, proposal: Proposal, opening: LossOpening | None = None
 ) -> None:
     """Takes over what the worker wrote. What audits may ask for stays together, also what the proposal goes on from."""
     blobs, owner = round.blobs, (round.job, round.number)
     if opening is not None:
-        losses.keep(Path(request.buffer_out).parent, opening)
+        loss_opening_files.save_opening(Path(request.buffer_out).parent, opening)
     blobs.adopt_file(Path(request.payload_out), proposal.payload, lent=owner)
     if proposal.buffer is not None:
         blobs.mark_temporary(proposal.buffer, owner)
@@ -157,35 +157,35 @@ def keep(
         blobs.retain_round(*owner, [digest for digest in named if digest])
 
 
-def vouched(audited: AuditReply, spec: JobSpec) -> Verdict:
+def vouch_verdict(audited: AuditReply, spec: JobSpec) -> Verdict:
     """The verdict of a vouch: UNJUDGED up to twice the tolerance, so that two honest machines do not contradict each other."""
     if audited.verdict is Verdict.REPLAY and audited.relative_error <= 2 * spec.replay_tolerance:
         return Verdict.UNJUDGED
     return audited.verdict
 
 
-def replayed(audited: AuditReply) -> Replayed:
+def replay_result(audited: AuditReply) -> ReplayResult:
     finding = ReplayFinding.MATCH if audited.verdict is Verdict.ACCEPT else ReplayFinding.MISMATCH
     if audited.verdict >= OBJECTIVE_CODES_FIRST:
         finding = ReplayFinding(audited.verdict)  # an objective's own reason has the same code in both
-    return Replayed(finding, audited.relative_error, audited.last_loss)
+    return ReplayResult(finding, audited.relative_error, audited.last_loss)
 
 
-async def audit_request(round: Round, trainer: bytes, proposal: Proposal) -> AuditRequest:
+async def audit_request(round: RoundContext, trainer: bytes, proposal: Proposal) -> AuditRequest:
     """What re-executing a proposal needs, fetched. Raises `RemoteProtocolError` for a declaration that is unsound."""
     size, blobs = feedback_buffer.buffer_bytes(round.spec), round.blobs
     record = round.model.records.get(trainer) if proposal.feedback is not None else None
     previous = _previous(round, record)
     for digest in (proposal.buffer, previous.get("previous_buffer")):
         if digest is not None:
-            await fetch_reveal(round, digest, size, trainer)
+            await fetch_audit_data(round, digest, size, trainer)
     if record and "previous_payload" in previous:
         modes = (PayloadMode.of_round(round.spec, taken) for taken in (0, round.spec.rounds))  # it may be of an opening round
         size_max = max(payload_bytes_max(round.model.layout, mode) for mode in modes)
         await round.fetch(previous["previous_payload"], size_max, (trainer,))
     for digest in (proposal.inner, proposal.inner_from) if round.spec.keeps_inner_state else ():
         if digest is not None:
-            await fetch_reveal(round, digest, inner_bytes(round.spec), trainer)
+            await fetch_audit_data(round, digest, inner_bytes(round.spec), trainer)
     return AuditRequest(
         job=round.job,
         round=round.number,
@@ -200,11 +200,11 @@ async def audit_request(round: Round, trainer: bytes, proposal: Proposal) -> Aud
     )
 
 
-async def fetch_declared(round: Round, trainer: bytes, proposal: Proposal) -> DeclarationFiles:
+async def fetch_declared(round: RoundContext, trainer: bytes, proposal: Proposal) -> DeclarationFiles:
     """The declaration, with the blobs that it names. Raises `RemoteProtocolError` for one that is unsound."""
     files = dict[bytes, str]()
     for digest, size_max in round.spec.declared_blobs(proposal.declaration).items():
-        await fetch_reveal(round, digest, size_max, trainer)
+        await fetch_audit_data(round, digest, size_max, trainer)
         size = round.blobs.size(digest)
         if size is not None and size > size_max:  # it was here as something else
             raise RemoteProtocolError("bad-declaration", f"a blob of {size} bytes, at most {size_max} are allowed")
@@ -212,17 +212,17 @@ async def fetch_declared(round: Round, trainer: bytes, proposal: Proposal) -> De
     return DeclarationFiles(proposal.declaration, files)
 
 
-async def _fetched(round: Round, digest: bytes, size: int, trainer: bytes) -> bytes:
+async def _fetched(round: RoundContext, digest: bytes, size: int, trainer: bytes) -> bytes:
     """A payload. A liar may name what is here for an audit and is deleted now: then it is fetched like any other."""
     await round.fetch(digest, size, (trainer,))
     try:
-        return await trio.to_thread.run_sync(read_fetched, round, digest, size)
+        return await trio.to_thread.run_sync(read_bounded_blob, round, digest, size)
     except MissingBlobError:
         await round.fetch(digest, size, (trainer,))
-        return await trio.to_thread.run_sync(read_fetched, round, digest, size)
+        return await trio.to_thread.run_sync(read_bounded_blob, round, digest, size)
 
 
-def read_fetched(round: Round, digest: bytes, size_max: int) -> bytes:
+def read_bounded_blob(round: RoundContext, digest: bytes, size_max: int) -> bytes:
     """A blob that was fetched. `RemoteProtocolError` if it is larger: it may be here as something else, not to be read whole."""
     data = round.blobs.read_range(digest, 0, size_max + 1)
     if len(data) > size_max:
@@ -230,7 +230,7 @@ def read_fetched(round: Round, digest: bytes, size_max: int) -> bytes:
     return data
 
 
-async def fetch_reveal(round: Round, digest: bytes, size_max: int, trainer: bytes) -> None:
+async def fetch_audit_data(round: RoundContext, digest: bytes, size_max: int, trainer: bytes) -> None:
     """A blob that is needed until this round's judging, or its audits, are over."""
-    round.blobs.mark_temporary(digest, round.needs)
+    round.blobs.mark_temporary(digest, round.blob_owner)
     await round.fetch(digest, size_max, (trainer,))

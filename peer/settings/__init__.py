@@ -1,1 +1,1 @@
-"""What a peer is told, and what it keeps beside its ledger: settings, identity, invitations, addresses."""
+"""Configuration, the data directory, identity, invitations, the address book."""

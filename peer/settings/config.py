@@ -24,7 +24,7 @@ from transport.discovery.reachability import RelayMode
 from transport.wire.failure_detector import PING_SECONDS, SUSPECT_SECONDS, KeepaliveConfig
 
 FILE_NAME = "peer.toml"
-PREFIX = "PEER_"
+ENVIRONMENT_PREFIX = "PEER_"
 PING_SECONDS_MAX = 25  # below the 30 seconds after which the first routers forget a quiet connection
 SUSPECT_SECONDS_MAX = 600  # whoever waits longer asks in vain what `peer reach` is for
 PINGS_SUSPECTED_MIN = 3  # that went unanswered: one or two are lost on any link
@@ -88,60 +88,60 @@ class Config:
     log_format: str = _about("text, or json: one object a line", "text")
     log_file: str = _about("where the log goes; empty: standard error, or peer.log while the prompt has the terminal", "")
     control_socket: str = _about("where consoles attach; empty: control.sock in the data directory", "")
-    of_features: Mapping[str, Any] = field(default_factory=dict, metadata={})  # their settings, by name
+    feature_settings: Mapping[str, Any] = field(default_factory=dict, metadata={})  # their settings, by name
 
     @property
-    def pace(self) -> KeepaliveConfig:
+    def keepalive(self) -> KeepaliveConfig:
         return KeepaliveConfig(self.ping_seconds, self.suspect_seconds)
 
     @property
     def resources(self) -> EngineResources:
-        said = {name: getattr(self, name) for name in RESOURCES}
+        said = {name: getattr(self, name) for name in RESOURCE_SETTINGS}
         return EngineResources(**said | {"parallel": ParallelMode(self.parallel)})
 
 
-RESOURCES = tuple(field.name for field in dataclasses.fields(EngineResources))  # settings by the same names
+RESOURCE_SETTINGS = tuple(field.name for field in dataclasses.fields(EngineResources))  # settings by the same names
 _HINTS = {name: kind for name, kind in typing.get_type_hints(Config).items() if name != "of_features"}
 _ABOUT: dict[str, str] = {field.name: field.metadata["about"] for field in dataclasses.fields(Config) if field.metadata}
 
 
-def abouts() -> dict[str, str]:
+def setting_descriptions() -> dict[str, str]:
     """What each setting is about, those of features last."""
-    of_features = {name: setting.about for name, setting in features.settings().items()}
+    of_features = {name: setting.about for name, setting in features.feature_settings().items()}
     assert not of_features.keys() & _ABOUT.keys(), "a feature calls a setting as the peer's own is called"
     return _ABOUT | of_features
 
 
-def names() -> tuple[str, ...]:
-    return tuple(abouts())
+def setting_names() -> tuple[str, ...]:
+    return tuple(setting_descriptions())
 
 
 def _kind(name: str) -> Any:
     if name in _HINTS:
         return _HINTS[name]
-    default = features.settings()[name].default
+    default = features.feature_settings()[name].default
     return tuple[str, ...] if isinstance(default, tuple) else type(default)
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ResolvedSettings:
     """The configuration and, for each setting, where its value came from."""
 
     config: Config
     origins: dict[str, str]
 
 
-def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None) -> Settings:
+def load_settings(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None) -> ResolvedSettings:
     """Merges all layers. `flags` holds typed or textual values; None means not given. Raises `UserError`."""
     from_flags = {name: value for name, value in flags.items() if value is not None}
     from_environment = _environment(environment)
     from_file, file = _file_layer(file, {**from_environment, **from_flags}, environment)
     values: dict[str, Any] = {"data_directory": default_data_directory(environment)}
-    origins = dict.fromkeys(names(), "default")
-    of_features = {name: setting.default for name, setting in features.settings().items()}
+    origins = dict.fromkeys(setting_names(), "default")
+    of_features = {name: setting.default for name, setting in features.feature_settings().items()}
     layers: list[tuple[Mapping[str, Any], Callable[[str], str]]] = [
         (from_file, lambda name: str(file)),
-        (from_environment, lambda name: PREFIX + name.upper()),
+        (from_environment, lambda name: ENVIRONMENT_PREFIX + name.upper()),
         (from_flags, lambda name: "command line"),
     ]
     for layer, origin in layers:
@@ -149,31 +149,34 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
             into = of_features if name in of_features else values
             into[name] = _convert(name, value, origin(name), typed=layer is from_file)
             origins[name] = origin(name)
-    config = Config(**values, of_features=of_features)
+    config = Config(**values, feature_settings=of_features)
     _check(config, origins)
-    return Settings(config, origins)
+    return ResolvedSettings(config, origins)
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Others use the prefix, too (Kubernetes: PEER_SERVICE_HOST, of a service called `peer`): only a near miss is an error."""
-    named = {key.removeprefix(PREFIX).lower(): key for key in environment if key.startswith(PREFIX)}
+    named = {key.removeprefix(ENVIRONMENT_PREFIX).lower(): key for key in environment if key.startswith(ENVIRONMENT_PREFIX)}
     for name, key in named.items():
-        meant = FLAGS.get(name) or next((known for known in names() if _is_slip(name, known)), None)
-        if name not in names() and meant:
-            raise UserError(f"environment variable {key} is no setting of a peer; did you mean {PREFIX}{meant.upper()}?")
-    return {name: environment[key] for name, key in named.items() if name in names()}
+        meant = FLAG_ALIASES.get(name) or next((known for known in setting_names() if _is_slip(name, known)), None)
+        if name not in setting_names() and meant:
+            raise UserError(
+                f"environment variable {key} is no setting of a peer; did you mean {ENVIRONMENT_PREFIX}{meant.upper()}?"
+            )
+    return {name: environment[key] for name, key in named.items() if name in setting_names()}
 
 
-FLAGS = {"data_dir": "data_directory"}  # called otherwise on the command line
-SHORT, LONG = 5, 12  # letters of a setting's name: of short ones many are one letter away from other words, of long ones none
+FLAG_ALIASES = {"data_dir": "data_directory"}  # called otherwise on the command line
+# letters of a setting's name: of short ones many are one letter away from other words, of long ones none
+SHORT_NAME_MAX, LONG_NAME_MIN = 5, 12
 
 
 def _is_slip(typed: str, name: str) -> bool:
     """Whether somebody who typed this meant the setting. Of a short name only a swap or a missing letter counts."""
     slips = _slips(typed, name)
-    if len(name) <= SHORT:
+    if len(name) <= SHORT_NAME_MAX:
         return slips == 1 and (len(typed) < len(name) or sorted(typed) == sorted(name))
-    return slips <= (2 if len(name) >= LONG else 1)
+    return slips <= (2 if len(name) >= LONG_NAME_MIN else 1)
 
 
 def _slips(typed: str, name: str) -> int:
@@ -211,21 +214,21 @@ def _read(file: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"configuration {file} is not valid TOML: {error}") from None
     for key in values:
-        if key not in names():
-            raise UserError(f"{file}: unknown setting {key!r}{nearest(key, names())}")
+        if key not in setting_names():
+            raise UserError(f"{file}: unknown setting {key!r}{suggest_nearest(key, setting_names())}")
     return values
 
 
-LIKENESS_MIN = 0.65  # of difflib's ratio: a letter missing, wrong or swapped; `leave` is not near `clear`
+SIMILARITY_MIN = 0.65  # of difflib's ratio: a letter missing, wrong or swapped; `leave` is not near `clear`
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def suggest_nearest(word: str, known: Iterable[str]) -> str:
     """`; did you mean …?`, or all the choices where nothing is near; empty where there are none."""
     known = list(known)
     if not known:
         return ""
     begun = [other for other in known if other.startswith(word)]
-    close = begun if len(begun) == 1 else difflib.get_close_matches(word, known, n=1, cutoff=LIKENESS_MIN)
+    close = begun if len(begun) == 1 else difflib.get_close_matches(word, known, n=1, cutoff=SIMILARITY_MIN)
     return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}"
 
 
@@ -315,7 +318,7 @@ _RANGES = {
 
 def _check(config: Config, origins: Mapping[str, str]) -> None:
     for name, why in _problems(config):
-        value = value_of(config, name)
+        value = setting_value(config, name)
         shown = repr(", ".join(value) if isinstance(value, tuple) else value)
         raise UserError(f"{name} = {shown} ({origins[name]}) {why.removeprefix(f'{shown} ')}")
     if problem := parallel_problem(config.resources):
@@ -331,17 +334,21 @@ def _problems(config: Config) -> Iterator[tuple[str, str]]:
     """Each with the name of the setting that has it."""
     choices = (
         ("role", features.roles(), f"is no role; there are {', '.join(features.roles())}"),
-        ("engine", features.engines(), f"is no engine of this program; there are {', '.join(features.engines())}"),
+        (
+            "engine",
+            features.engines(),
+            f"is no engine of this program; there are {', '.join(features.engines())}",
+        ),
         ("log_level", LOG_LEVELS, f"is no log level; choose one of {', '.join(LOG_LEVELS)}"),
         ("log_format", LOG_FORMATS, f"is no format of a log; choose one of {', '.join(LOG_FORMATS)}"),
         ("parallel", list(ParallelMode), f"is none of {', '.join(ParallelMode)}"),
     )
-    yield from ((name, why) for name, there_are, why in choices if value_of(config, name) not in there_are)
-    for name, setting in features.settings().items():
-        if problem := setting.problem(config.of_features[name]):
+    yield from ((name, why) for name, there_are, why in choices if setting_value(config, name) not in there_are)
+    for name, setting in features.feature_settings().items():
+        if problem := setting.problem(config.feature_settings[name]):
             yield name, problem
     for name, (least, most) in _RANGES.items():
-        if not least <= value_of(config, name) <= most:
+        if not least <= setting_value(config, name) <= most:
             yield name, f"is outside {least}..{most}"
     if not (least := PINGS_SUSPECTED_MIN * config.ping_seconds) <= config.suspect_seconds <= SUSPECT_SECONDS_MAX:
         yield "suspect_seconds", f"is outside {least}..{SUSPECT_SECONDS_MAX}: at least {PINGS_SUSPECTED_MIN} pings"
@@ -378,25 +385,29 @@ def why_unlinked(config: Config, remembered: Iterable[str]) -> str:
     return f"listen is none, and this peer knows nobody to dial; {way}"
 
 
-def value_of(config: Config, name: str) -> Any:
-    return config.of_features[name] if name in config.of_features else getattr(config, name)
+def setting_value(config: Config, name: str) -> Any:
+    return config.feature_settings[name] if name in config.feature_settings else getattr(config, name)
 
 
-def show(settings: Settings) -> str:
+def format_settings(settings: ResolvedSettings) -> str:
     """Every value with its meaning and where it came from, as TOML that a configuration file may hold."""
     lines = ["# Settings of this peer. Stronger last: default, file, environment (PEER_…), command line."]
-    for name, about in abouts().items():
+    for name, about in setting_descriptions().items():
         comment = "# " if name == "data_directory" else ""  # the data directory's own file may not set it
-        lines += ["", f"# {about}", f"{comment}{name} = {toml(value_of(settings.config, name))}  # {settings.origins[name]}"]
+        lines += [
+            "",
+            f"# {about}",
+            f"{comment}{name} = {format_toml_value(setting_value(settings.config, name))}  # {settings.origins[name]}",
+        ]
     return "\n".join(lines) + "\n"
 
 
-def toml(value: Any) -> str:
+def format_toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
         return str(value)
     if isinstance(value, tuple):
-        return "[" + ", ".join(toml(item) for item in value) + "]"
+        return "[" + ", ".join(format_toml_value(item) for item in value) + "]"
     # JSON's escapes are TOML's, save that TOML also wants DEL escaped.
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

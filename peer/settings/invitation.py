@@ -18,9 +18,9 @@ from protocol.identity import Identity, Signed, Signer, sign_message
 from protocol.limits import ADVERTISED_MAX
 from protocol.messages import Address
 
-PREFIX = "folkmoot1:"
+INVITATION_PREFIX = "folkmoot1:"
 DAY_MS = 86_400_000
-BYTES_MAX = 64 << 10  # an invitation into a network of 200 founders is about 20 kB
+INVITATION_BYTES_MAX = 64 << 10  # an invitation into a network of 200 founders is about 20 kB
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +48,20 @@ def invitation_text(invitation: InvitationString) -> str:
 
 
 def _text(packed: bytes) -> str:
-    return PREFIX + base64.urlsafe_b64encode(packed).decode().rstrip("=")
+    return INVITATION_PREFIX + base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
 
 def parse_invitation(text: str) -> InvitationString:
     """`UserError` for text that is no whole invitation."""
     text = "".join(text.split())
     try:
-        if not text.startswith(PREFIX):
+        if not text.startswith(INVITATION_PREFIX):
             raise ValueError("prefix")
-        packed = base64.urlsafe_b64decode(text.removeprefix(PREFIX) + "===")
+        packed = base64.urlsafe_b64decode(text.removeprefix(INVITATION_PREFIX) + "===")
         if _text(packed) != text.rstrip("="):  # decoding skips what is not base64
             raise ValueError("base64")
         unpacker = zlib.decompressobj()
-        data = unpacker.decompress(packed, BYTES_MAX)
+        data = unpacker.decompress(packed, INVITATION_BYTES_MAX)
         if unpacker.unconsumed_tail or unpacker.unused_data or not unpacker.eof:
             raise ValueError("length")
         invitation = codec.decode(InvitationString, data)
@@ -74,7 +74,7 @@ def parse_invitation(text: str) -> InvitationString:
         raise UserError(f"{shown!r} is not a whole invitation: paste everything that `peer invite` printed") from None
 
 
-def admission(invitation: InvitationString, newcomer: bytes, name: str) -> AdmitMember:
+def make_admission(invitation: InvitationString, newcomer: bytes, name: str) -> AdmitMember:
     """What the newcomer puts on the log. It registers its roles when it first runs with them."""
     token = Identity(invitation.token_seed)
     signature = token.sign(token_preimage(invitation.genesis.chain_id, newcomer))

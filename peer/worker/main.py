@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from weakref import WeakValueDictionary
 
-from features.lazily import named
+from features.lazy_import import import_object
 from peer import features
 from protocol.errors import FolkmootError, UserError
 from training import parameter_blob, worker_protocol
@@ -41,16 +41,16 @@ from training.stop_sequences import StopSequenceDecoder
 from training.text_generation import TextGeneration, TextGenerations
 
 NICENESS = 5
-BEAT_SECONDS = 1.0  # between signs of progress
+HEARTBEAT_SECONDS = 1.0  # between signs of progress
 JOBS_MAX = 8  # open at a time; the least recently used is closed
 OOM_SCORE = "500"  # of -1000..1000, see proc(5)
 
 
-class Cancelled(Exception):
+class RequestCancelled(Exception):
     """Nobody waits for the request any more."""
 
 
-class Pipes:
+class MessagePipes:
     """Framed messages on two byte streams; a thread reads, so that a Cancel or the daemon's end is seen during work."""
 
     def __init__(self, incoming: BinaryIO, outgoing: BinaryIO, ended: Callable[[], None]) -> None:
@@ -75,25 +75,25 @@ class Pipes:
         finally:
             self._ended()
 
-    def next(self) -> Any:
+    def next_request(self) -> Any:
         self._current, message = self._requests.get()
         self._beaten = time.monotonic()
         return message
 
-    def send(self, message: Any) -> None:
+    def send_message(self, message: Any) -> None:
         self._outgoing.write(worker_protocol.encode_frame(self._current, message))
         self._outgoing.flush()
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Called between steps: shows the daemon progress, and stops the work if nobody waits for it."""
         if self._current <= self._cancelled:
-            raise Cancelled
-        if time.monotonic() - self._beaten >= BEAT_SECONDS:
+            raise RequestCancelled
+        if time.monotonic() - self._beaten >= HEARTBEAT_SECONDS:
             self._beaten = time.monotonic()
-            self.send(worker_protocol.WorkerHeartbeat())
+            self.send_message(worker_protocol.WorkerHeartbeat())
 
 
-class Jobs:
+class WorkerRequestHandler:
     """The open jobs, and what is done for each kind of request."""
 
     def __init__(self, kind: EngineBackend, beat: Callable[[], None], micro_batch_max: int) -> None:
@@ -103,7 +103,7 @@ class Jobs:
         self._texts = TextGenerations()
         self._mapped = WeakValueDictionary[bytes, Float32Array]()  # parameters by model root, as long as somebody has them
 
-    def answer(self, request: Any) -> worker_protocol.Reply:
+    def handle_request(self, request: Any) -> worker_protocol.Reply:
         match request:
             case worker_protocol.OpenJobRequest():
                 return self._open(request)
@@ -132,7 +132,7 @@ class Jobs:
         if request.text is None:
             tokens: TokenizedText = TokenizedText.without_text(tokenizer.token_bytes)
         else:
-            read = named(spec.resolved_objective.data_reader)
+            read = import_object(spec.resolved_objective.data_reader)
             tokens = read(spec, Path(request.text), tokenizer, self._beat, request.tokenized, request.tokens)
         engine = self.kind.open_engine(spec, tokens, tokenizer, _first(request, spec))
         if spec.resolved_objective.declaration_type is not None and not isinstance(engine, DeclaringEngine):
@@ -256,7 +256,7 @@ def _other(
     if read is None:
         raise FolkmootError(f"job {spec.name!r} reads no other job")
     model = ReplicatedModel.open_decided(Path(request.required_model or ""), read.root)
-    data = named(model.spec.resolved_objective.data_reader)(
+    data = import_object(model.spec.resolved_objective.data_reader)(
         model.spec, Path(request.other_text or ""), tokenizer, beat, named=request.other_tokens
     )
     return RequiredModel(model.spec, model.parameters, data)
@@ -283,34 +283,34 @@ def _parameters(model_directory: str) -> Float32Array:
     return ReplicatedModel.open(Path(model_directory)).parameters
 
 
-def serve(pipes: Pipes, jobs: Jobs) -> None:
+def serve_requests(pipes: MessagePipes, jobs: WorkerRequestHandler) -> None:
     """Answers requests for ever."""
     while True:
-        request = pipes.next()
+        request = pipes.next_request()
         try:
-            pipes.send(jobs.answer(request))  # an answer that is no number has no encoding: that fails here too
-        except Cancelled:
-            pipes.send(worker_protocol.RequestFailed("cancelled"))
+            pipes.send_message(jobs.handle_request(request))  # an answer that is no number has no encoding: that fails here too
+        except RequestCancelled:
+            pipes.send_message(worker_protocol.RequestFailed("cancelled"))
         except FolkmootError as error:
-            pipes.send(worker_protocol.RequestFailed(str(error)[: worker_protocol.ERROR_CHARACTERS_MAX]))
+            pipes.send_message(worker_protocol.RequestFailed(str(error)[: worker_protocol.ERROR_CHARACTERS_MAX]))
         except Exception as error:  # the boundary of the process: the daemon is told, and the next request may well succeed
             what = "out of memory" if jobs.kind.is_out_of_memory(error) else f"{type(error).__name__}: {error}"
-            pipes.send(worker_protocol.RequestFailed(what[: worker_protocol.ERROR_CHARACTERS_MAX]))
+            pipes.send_message(worker_protocol.RequestFailed(what[: worker_protocol.ERROR_CHARACTERS_MAX]))
 
 
-def _be_modest() -> None:
+def _lower_priority() -> None:
     """The daemon's votes come first when cores are short, and it outlives us when memory is."""
     os.nice(NICENESS)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
 
 
-def _own_pipes() -> Pipes:
+def _own_pipes() -> MessagePipes:
     """Takes stdin and stdout for the conversation; whatever prints from now on lands on stderr and cannot break the framing."""
     incoming, outgoing = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    return Pipes(os.fdopen(incoming, "rb"), os.fdopen(outgoing, "wb"), ended=_end)
+    return MessagePipes(os.fdopen(incoming, "rb"), os.fdopen(outgoing, "wb"), ended=_end)
 
 
 def _end() -> None:
@@ -321,14 +321,14 @@ def _end() -> None:
     os._exit(0)
 
 
-def main(make_jobs: Callable[[EngineBackend, Callable[[], None], int], Jobs] = Jobs) -> None:
+def main(make_jobs: Callable[[EngineBackend, Callable[[], None], int], WorkerRequestHandler] = WorkerRequestHandler) -> None:
     for number in (
         signal.SIGINT,
         signal.SIGTERM,
         signal.SIGHUP,
     ):  # they reach a whole group; the daemon stops us in its own order
         signal.signal(number, signal.SIG_IGN)
-    features.install()
+    features.install_objectives()
     parser = argparse.ArgumentParser(prog="peer.worker.main", description="computes for one peer; started by its daemon")
     parser.add_argument("--engine", choices=tuple(features.engines()), default="pytorch", help="what computes")
     add_arguments(parser)
@@ -338,8 +338,8 @@ def main(make_jobs: Callable[[EngineBackend, Callable[[], None], int], Jobs] = J
     arguments = parser.parse_args()
     resources = EngineResources.from_options(arguments)
     if not arguments.rank:  # an assistant is as modest as who started it
-        _be_modest()
-    kind: EngineBackend = named(features.engines()[arguments.engine])
+        _lower_priority()
+    kind: EngineBackend = import_object(features.engines()[arguments.engine])
     assert kind.name == arguments.engine, "a feature lists it under another name, by which no objective has a loss"
     if arguments.rank:
         kind.run_rank(resources, arguments.rank, arguments.store, sys.stdin.buffer)
@@ -347,12 +347,12 @@ def main(make_jobs: Callable[[EngineBackend, Callable[[], None], int], Jobs] = J
     try:
         kind.start_backend(resources, sys.orig_argv)
     except UserError as error:
-        pipes.send(worker_protocol.RequestFailed(str(error)[: worker_protocol.ERROR_CHARACTERS_MAX]))
+        pipes.send_message(worker_protocol.RequestFailed(str(error)[: worker_protocol.ERROR_CHARACTERS_MAX]))
         return
     gc.freeze()  # what was imported is no garbage
-    pipes.send(kind.describe_worker())
+    pipes.send_message(kind.describe_worker())
     pipes.start()
-    serve(pipes, make_jobs(kind, pipes.beat, arguments.micro_batch_max))
+    serve_requests(pipes, make_jobs(kind, pipes.heartbeat, arguments.micro_batch_max))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 START_SECONDS_MAX = 120.0  # importing torch from a cold disk on a slow machine
 SILENCE_SECONDS_MAX = 120.0  # without a beat while working: one step of a large model on a busy machine is far below
-LOOK_SECONDS = 1.0  # a person waits for the answer of a busy worker; what it said last is nearly as good
+DESCRIBE_SECONDS_MAX = 1.0  # a person waits for the answer of a busy worker; what it said last is nearly as good
 PING_SECONDS = 30.0  # between pings of an idle worker
 REQUEST_SECONDS_MAX = 3_600.0  # one request; rounds have their own, shorter timers
 STOP_SECONDS = 4.0  # granted to end by itself
@@ -45,9 +45,9 @@ JOBS_MAX = 8  # reopened after a restart; the worker keeps as many
 STDERR_LINES = 20  # kept to say why it died
 STDERR_LINE_BYTES_MAX = 4_096
 # The machine has no room for a process now, and may have it later: no reason to give up, as a missing program is.
-PASSING_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
+TRANSIENT_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
 ONE_THREAD = EngineResources(threads=1)
-CODE = Path(peer.__file__).parents[1]  # the folder that all our packages lie in, also where nobody has installed them
+CODE_FOLDER = Path(peer.__file__).parents[1]  # the folder that all our packages lie in, also where nobody has installed them
 
 
 class WorkerDied(FolkmootError):
@@ -59,7 +59,7 @@ class WorkerFailed(FolkmootError):
 
 
 @dataclass(order=True)
-class _Pending:
+class _PendingRequest:
     priority: int
     order: int
     request: Any = field(compare=False)
@@ -70,7 +70,7 @@ class _Pending:
     abandoned: trio.Event = field(compare=False, default_factory=trio.Event)
 
 
-class Worker:
+class WorkerSupervisor:
     """`run` in a nursery keeps a worker process alive; `ask` may be called from any number of tasks meanwhile."""
 
     def __init__(
@@ -82,14 +82,14 @@ class Worker:
     ) -> None:
         """`command` stands for `python -m peer.worker.main`; the worker's own arguments are appended to it."""
         # what the present process said when it was ready; None while there is none
-        self.ready: worker_protocol.WorkerInfo | None = None
+        self.description: worker_protocol.WorkerInfo | None = None
         self.pid: int | None = None
         self.restarts = 0
         self._resources, self._engine = resources, engine
         self.command = list(command or (sys.executable, "-m", "peer.worker.main"))
         self._backoff_seconds = backoff_seconds
         self._micro_batch_max: int | None = None
-        self._queue: list[_Pending] = []
+        self._queue: list[_PendingRequest] = []
         self._numbers = itertools.count(1)
         self._wake = trio.Event()
         self._jobs: dict[bytes, worker_protocol.OpenJobRequest] = {}
@@ -105,7 +105,7 @@ class Worker:
             raise WorkerDied("the worker has been stopped")
         if len(self._queue) >= QUEUE_MAX:
             raise LocalProtocolError(f"{QUEUE_MAX} requests are waiting for the worker")
-        pending = _Pending(request.PRIORITY, next(self._numbers), request, deadline_seconds)
+        pending = _PendingRequest(request.PRIORITY, next(self._numbers), request, deadline_seconds)
         heapq.heappush(self._queue, pending)
         self._wake.set()
         try:
@@ -117,26 +117,26 @@ class Worker:
         if isinstance(pending.reply, worker_protocol.RequestFailed):
             raise WorkerFailed(pending.reply.text)
         if isinstance(request, worker_protocol.OpenJobRequest):
-            self._remember(request)
+            self._record_open_job(request)
         return cast(R, pending.reply)
 
-    async def look(self) -> worker_protocol.WorkerInfo | None:
+    async def refresh_description(self) -> worker_protocol.WorkerInfo | None:
         """What the present process says of itself; while it is busy, what it said last. None while there is none."""
-        if self.ready is not None:
-            with trio.move_on_after(LOOK_SECONDS), contextlib.suppress(WorkerDied):
-                self.ready = await self.ask(worker_protocol.DescribeRequest())
-        return self.ready
+        if self.description is not None:
+            with trio.move_on_after(DESCRIBE_SECONDS_MAX), contextlib.suppress(WorkerDied):
+                self.description = await self.ask(worker_protocol.DescribeRequest())
+        return self.description
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Runs until cancelled; started when the first process is ready. `UserError` if none ever gets ready."""
         failures = 0
         try:
             while True:
-                session = _Session(self)
+                session = _WorkerProcess(self)
                 try:
                     await session.run(task_status if self.restarts == 0 else trio.TASK_STATUS_IGNORED)
                 finally:
-                    self.ready = self.pid = None
+                    self.description = self.pid = None
                 failures = 0 if session.was_useful else failures + 1
                 if self.restarts == 0 and not session.was_ready:
                     if failures >= STARTS_MAX and not session.has_no_room:
@@ -152,23 +152,23 @@ class Worker:
                 pending.error = "the worker has been stopped"
                 pending.done.set()
 
-    def jobs(self) -> list[worker_protocol.OpenJobRequest]:
+    def jobs_to_reopen(self) -> list[worker_protocol.OpenJobRequest]:
         """What a new process must be told before anything else."""
         return list(self._jobs.values())
 
-    def _remember(self, request: worker_protocol.OpenJobRequest) -> None:
+    def _record_open_job(self, request: worker_protocol.OpenJobRequest) -> None:
         self._jobs.pop(request.job, None)
         self._jobs[request.job] = request
         while len(self._jobs) > JOBS_MAX:
             del self._jobs[next(iter(self._jobs))]
 
-    def _halve_if_killed(self, session: _Session) -> None:
+    def _halve_if_killed(self, session: _WorkerProcess) -> None:
         """A SIGKILL that we did not send is most likely the kernel's, out of memory."""
         if session.returncode == -signal.SIGKILL and not session.killed and self._jobs:
             most = max(JobSpec.decode(job.spec).micro_batch for job in self._jobs.values())
             self._micro_batch_max = max(1, min(most, self._micro_batch_max or most) // 2)
 
-    async def next(self) -> _Pending | None:
+    async def next_request(self) -> _PendingRequest | None:
         """The most urgent request that somebody still waits for; None if there is none for PING_SECONDS."""
         with trio.move_on_after(PING_SECONDS):
             while True:
@@ -185,16 +185,16 @@ class Worker:
         return [*self.command, "--engine", self._engine, *self._resources.arguments(), *limit]
 
     def environment(self) -> dict[str, str]:
-        path = os.pathsep.join(part for part in (str(CODE), os.environ.get("PYTHONPATH")) if part)
+        path = os.pathsep.join(part for part in (str(CODE_FOLDER), os.environ.get("PYTHONPATH")) if part)
         count = self._resources.threads
         threads = {"OMP_NUM_THREADS": str(count)} if count else {}
         return {**os.environ, **threads, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
 
 
-class _Session:
+class _WorkerProcess:
     """The life of one worker process."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: WorkerSupervisor) -> None:
         self.reason = "it was stopped"
         self.returncode: int | None = None
         self.was_ready = self.was_useful = self.killed = self.has_no_room = False
@@ -210,7 +210,7 @@ class _Session:
             self._process = await self._start()
         except OSError as error:
             self.reason = f"{error.strerror or error}: {self._worker.command[0]}"
-            self.has_no_room = error.errno in PASSING_ERRORS
+            self.has_no_room = error.errno in TRANSIENT_ERRORS
             return
         async with trio.open_nursery() as around:
             around.start_soon(self._read_stderr)
@@ -244,20 +244,20 @@ class _Session:
                 raise UserError(ready.text)
             self._end(ready.text)
             await trio.sleep_forever()
-        self._worker.ready = ready
+        self._worker.description = ready
         self.was_ready = True
         task_status.started()
-        for job in self._worker.jobs():
-            await self._answer(self._inner(job))
+        for job in self._worker.jobs_to_reopen():
+            await self._answer(self._internal_request(job))
         while True:
-            await self._answer(await self._worker.next() or self._inner(worker_protocol.PingRequest()))
+            await self._answer(await self._worker.next_request() or self._internal_request(worker_protocol.PingRequest()))
             self.was_useful = True
 
     @staticmethod
-    def _inner(request: Any) -> _Pending:
-        return _Pending(request.PRIORITY, 0, request, REQUEST_SECONDS_MAX)
+    def _internal_request(request: Any) -> _PendingRequest:
+        return _PendingRequest(request.PRIORITY, 0, request, REQUEST_SECONDS_MAX)
 
-    async def _answer(self, pending: _Pending) -> None:
+    async def _answer(self, pending: _PendingRequest) -> None:
         """Gives `pending` its reply, or the reason why this session ended."""
         try:
             self._number += 1
@@ -280,7 +280,7 @@ class _Session:
             pass
         return message
 
-    async def _cancel_when_abandoned(self, pending: _Pending) -> None:
+    async def _cancel_when_abandoned(self, pending: _PendingRequest) -> None:
         await pending.abandoned.wait()
         await self._send(worker_protocol.CancelRequest())
 
@@ -311,7 +311,7 @@ class _Session:
         except EOFError:
             with trio.move_on_after(STOP_SECONDS):
                 await self._process.wait()
-            self._end(self._epitaph())
+            self._end(self._exit_reason())
         except RemoteProtocolError as error:
             self._end(f"it broke the framing: {error}")
 
@@ -325,7 +325,7 @@ class _Session:
             data += piece
         return bytes(data)
 
-    def _epitaph(self) -> str:
+    def _exit_reason(self) -> str:
         code = self._process.returncode
         how = f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit status {code}"
         return f"{how}: {self._stderr[-1]}" if self._stderr else how

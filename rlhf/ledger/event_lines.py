@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from features.news import News
+from features.feature import EventLine
 from ledger.core.module import StateReader
 from ledger.jobs import JobsState
 from ledger.network_governance import NetworkState
-from protocol.units import round_number
+from protocol.units import display_round_number
 from rlhf.ledger.rlhf_module import RlhfState
 from rlhf.objectives import policy_monitors
 from rlhf.objectives.ppo import MODULE
 
 
-def policy_event_lines(before: StateReader, after: StateReader) -> Iterator[News]:
+def policy_event_lines(before: StateReader, after: StateReader) -> Iterator[EventLine]:
     """The figures of each closed round, and a job's warning once."""
     if not all(state.module_state(NetworkState).module_version(MODULE) for state in (before, after)):
         return
@@ -24,13 +24,13 @@ def policy_event_lines(before: StateReader, after: StateReader) -> Iterator[News
         if known == course:
             continue
         spec, newest = jobs[key].spec, course.rounds[-1]
-        yield News(
+        yield EventLine(
             "figures",
             (
-                f"round {round_number(newest.round)} of job {jobs[key].name}: "
+                f"round {display_round_number(newest.round)} of job {jobs[key].name}: "
                 f"{policy_monitors.metrics_view(key, spec, newest).summary_line}"
             ),
             key,
         )
         if course.warned is not None and (known is None or known.warned is None):
-            yield News("warning", policy_monitors.diversity_warning(course, spec), key)
+            yield EventLine("warning", policy_monitors.diversity_warning(course, spec), key)

@@ -34,7 +34,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Final
 
-from features.tables import counted
+from features.text_tables import pluralize
 from ledger.core.module import Refused, StateReader
 from ledger.jobs import (
     NO_PROGRESS_ROUNDS,
@@ -328,7 +328,7 @@ def rejections(job: Job) -> dict[str, int]:
 
 def no_progress_text(rounds: int, rejected: Mapping[str, int], labels: Sequence[str]) -> str:
     """For people. `labels` are those of the job's objective."""
-    return f"no update was accepted in {counted(rounds, 'round')}: {rejections_text(rejected, labels) or 'nobody trained'}"
+    return f"no update was accepted in {pluralize(rounds, 'round')}: {rejections_text(rejected, labels) or 'nobody trained'}"
 
 
 def rejections_text(rejected: Mapping[str, int], labels: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from protocol import codec
 from protocol.codec import Count, Length
-from protocol.units import round_number
+from protocol.units import display_round_number
 from rlhf.objectives.kl_controller import lower_median
 from rlhf.objectives.ppo import MILLIONTHS, PPO, Figure, RolloutDeclaration, Share, in_millionths
 from rlhf.rpc import PolicyMetricsView
@@ -115,7 +115,7 @@ def diversity_warning(course: PolicyHistory, spec: bytes) -> str:
         return ""
     name = JobSpec.decode(spec).name
     return (
-        f"job {name}: by round {round_number(course.warned)} the score rose while responses became alike "
+        f"job {name}: by round {display_round_number(course.warned)} the score rose while responses became alike "
         "(distinct-2 fell by a fifth or more): `rlhf compare` shows what is said; "
         "a larger beta, kl_target or kl_stop hold a policy nearer to its reference"
     )

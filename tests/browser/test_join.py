@@ -15,7 +15,7 @@ from nacl.signing import SigningKey
 from selenium.webdriver.common.keys import Keys
 
 from ledger.jobs import StartJob
-from peer.driver.author import Author
+from peer.runtime.transaction_submitter import TransactionSubmitter
 from tests.browser import axe
 from tests.browser.browser import ELSEWHERE, NEEDED, Browser, browser
 from tests.browser.test_annotate import address
@@ -95,7 +95,9 @@ async def test_a_key_goes_on_in_a_fresh_browser_with_its_backup_and_passphrase_a
 async def test_a_backup_can_be_made_later_and_until_then_the_page_says_what_happens_without(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (daemon, site), browser() as page:
         await founded(site, await operator(daemon), tasks=[{"text": "one"}])
-        await Author(daemon.driver).submit("job/start", StartJob(replace(SCRATCH, name="proverbs", rounds=999).encode()))
+        await TransactionSubmitter(daemon.driver).submit(
+            "job/start", StartJob(replace(SCRATCH, name="proverbs", rounds=999).encode())
+        )
         await page.open(f"{address(site)}/join")
         training = await page.until("document.querySelector('[data-live=training]')?.textContent")
         assert re.fullmatch(r"At the moment it trains proverbs, round \d+ of 999\.", training)

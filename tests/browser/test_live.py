@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from peer.demo.demo import served_at
+from peer.demo.network_demo import wait_for_web_address
 from protocol import codec
 from protocol.codec import Key
 from protocol.messages import Certificate
@@ -46,7 +46,7 @@ async def shown(page: Browser, name: str) -> str:
 async def test_the_expelled_liar_is_named_as_soon_as_its_block_is_applied(tmp_path: Path) -> None:
     async with network.running(4, 1, attack="equivocate", web=True, folder=tmp_path) as peers, browser() as page:
         watched, (liar,) = peers.demo.watched, [peer for peer in peers.peers if peer.lies]
-        await page.open(f"{await served_at(watched)}live")
+        await page.open(f"{await wait_for_web_address(watched)}live")
         assert await shown(page, "state") == "working"
         assert await page.texts("#nobody") == ["Nobody so far."]
         await page.script(SEEN)

@@ -19,10 +19,10 @@ from protocol.messages import (
     Certificate,
     Commit,
     GetBlock,
-    OwnStatements,
     Prepare,
     Propose,
     ProposeEnvelope,
+    RememberedStatements,
     Timeout,
     TimeoutCertificate,
     TimeoutEnvelope,
@@ -65,7 +65,7 @@ class Bench:
     def tell_that_nothing_was_heard(self) -> None:
         """As many others as a quorum needs answer the first question of a voter."""
         for other in [i for i in range(self.n) if i != self.place][: self.voters.quorum - 1]:
-            self.give(other, OwnStatements(self.replica.height, ()))
+            self.give(other, RememberedStatements(self.replica.height, ()))
 
     # Giving ----------------------------------------------------------------------------------------------------------
 

@@ -15,12 +15,12 @@ from protocol.messages import (
     Decision,
     GetBlock,
     GetDecisions,
-    GetOwnStatements,
-    OwnStatements,
+    GetRememberedStatements,
     Prepare,
     Prepared,
     Propose,
     ProposeEnvelope,
+    RememberedStatements,
     Status,
     ViewEnded,
     Vote,
@@ -57,7 +57,7 @@ def test_a_peer_that_asks_without_end_is_answered_at_the_named_rate() -> None:
     assert answers == RESPONSE_BURST_MAX
     bench.now += 2.0
     assert sum(bool(bench.give(asker, GetDecisions(1, 5)).sends) for _ in range(200)) == 2 * RESPONSES_PER_SECOND
-    assert not bench.give(asker, GetBlock(0, bytes(32))).sends and not bench.give(asker, GetOwnStatements()).sends
+    assert not bench.give(asker, GetBlock(0, bytes(32))).sends and not bench.give(asker, GetRememberedStatements()).sends
     assert bench.give(others(bench)[1], GetBlock(0, bytes(32))).sends, "the others are not made to wait for it"
 
 
@@ -308,5 +308,5 @@ def test_a_key_that_has_left_the_voters_signs_nothing_that_counts() -> None:
     assert bench.replica.height == 3 and len(bench.voters) == 3
     bench.give(leaver, bench.prepare(leaver, block))
     assert bench.faults == ["not-a-voter"]
-    bench.give(leaver, OwnStatements(3, ()))
+    bench.give(leaver, RememberedStatements(3, ()))
     assert bench.signers[leaver].public not in bench.replica._check._claims

@@ -13,17 +13,17 @@ from consensus.inputs import ConnectedInput, DisconnectedInput, DuplicateIdentit
 from consensus.pbft.rollback_check import ASK_SECONDS, SILENT_HEIGHTS, RollbackCheck
 from consensus.voter_set import VoterSet
 from protocol.identity import Signed
-from protocol.limits import OWN_STATEMENTS_MAX
+from protocol.limits import REMEMBERED_STATEMENTS_MAX
 from protocol.messages import (
     Ballot,
     Commit,
     CutOff,
     Decision,
-    GetOwnStatements,
-    OwnStatements,
+    GetRememberedStatements,
     Prepare,
     Prepared,
     ProposeEnvelope,
+    RememberedStatements,
     TimeoutEnvelope,
     Vote,
 )
@@ -51,7 +51,7 @@ def others(bench: Bench) -> list[int]:
 
 
 def tell(bench: Bench, other: int, height: int = 1, signed: tuple[Signed, ...] = ()) -> StepEffects:
-    return bench.give(other, OwnStatements(height, signed))
+    return bench.give(other, RememberedStatements(height, signed))
 
 
 def tell_all(bench: Bench, height: int | None = None, signed: tuple[Signed, ...] = ()) -> None:
@@ -108,17 +108,17 @@ def test_one_voter_twice_or_a_stranger_is_no_second_answer() -> None:
 def test_every_voter_with_a_link_is_asked_and_asked_again_until_it_answers_and_no_longer() -> None:
     bench = follower()
     bench.connect(*others(bench)[:2])
-    assert bench.sent(GetOwnStatements)
+    assert bench.sent(GetRememberedStatements)
     tell(bench, others(bench)[0])
     turn = bench.step(TickInput(), wait=ASK_SECONDS)
-    [asked] = [send for send in turn.sends if isinstance(send, SendMessage) and isinstance(send.message, GetOwnStatements)]
+    [asked] = [send for send in turn.sends if isinstance(send, SendMessage) and isinstance(send.message, GetRememberedStatements)]
     assert asked.to == (bench.signers[others(bench)[1]].public,)
     bench.step(TickInput(), wait=ASK_SECONDS / 2)
-    assert not bench.sent(GetOwnStatements), "nobody is asked at every turn"
+    assert not bench.sent(GetRememberedStatements), "nobody is asked at every turn"
     tell(bench, others(bench)[1])
     bench.step(TickInput(), wait=10 * ASK_SECONDS)
     bench.connect(others(bench)[2])
-    assert not bench.sent(GetOwnStatements)
+    assert not bench.sent(GetRememberedStatements)
 
 
 def test_a_voter_alone_needs_nobody() -> None:
@@ -160,7 +160,7 @@ def test_an_answer_from_further_above_than_its_certificate_is_kept_is_asked_for_
     for other in others(bench):
         tell(bench, other, 9)
     turn = bench.step(TickInput(), wait=ASK_SECONDS)
-    [asked] = [send for send in turn.sends if isinstance(send, SendMessage) and isinstance(send.message, GetOwnStatements)]
+    [asked] = [send for send in turn.sends if isinstance(send, SendMessage) and isinstance(send.message, GetRememberedStatements)]
     assert asked.to is not None and len(asked.to) == 3
 
 
@@ -386,10 +386,10 @@ def test_a_lower_forgotten_height_does_not_shorten_the_silence() -> None:
 # Answering -----------------------------------------------------------------------------------------------------------
 
 
-def heard(bench: Bench, asker: int) -> OwnStatements:
-    bench.give(asker, GetOwnStatements())
-    [answer] = bench.sent(OwnStatements)
-    assert isinstance(answer, OwnStatements)
+def heard(bench: Bench, asker: int) -> RememberedStatements:
+    bench.give(asker, GetRememberedStatements())
+    [answer] = bench.sent(RememberedStatements)
+    assert isinstance(answer, RememberedStatements)
     return answer
 
 
@@ -429,8 +429,8 @@ def test_the_lock_is_sent_before_the_answer() -> None:
     bench = follower(Bench)
     block = bench.block(bench.leader())
     bench.give(others(bench)[1], Prepared(bench.certificate(Prepare, block, 0, tuple(others(bench)))))
-    turn = bench.give(others(bench)[0], GetOwnStatements())
-    assert [type(send.message) for send in turn.sends if isinstance(send, SendMessage)] == [Prepared, OwnStatements]
+    turn = bench.give(others(bench)[0], GetRememberedStatements())
+    assert [type(send.message) for send in turn.sends if isinstance(send, SendMessage)] == [Prepared, RememberedStatements]
 
 
 def test_the_lock_of_before_a_restart_is_sent_also_when_the_question_is_the_first_thing_heard() -> None:
@@ -439,7 +439,7 @@ def test_the_lock_of_before_a_restart_is_sent_also_when_the_question_is_the_firs
     lock = Prepared(bench.certificate(Prepare, block, 0, tuple(others(bench))))
     bench.give(others(bench)[1], lock)
     bench.restart()
-    turn = bench.give(others(bench)[0], GetOwnStatements())
+    turn = bench.give(others(bench)[0], GetRememberedStatements())
     assert next(send.message for send in turn.sends if isinstance(send, SendMessage)) == lock
 
 
@@ -450,10 +450,10 @@ def test_an_answer_is_bounded_and_keeps_the_newest() -> None:
         bench.give(asker, bench.timed_out(asker, view))
         for kind in ("prepare", "commit"):
             bench.give(asker, getattr(bench, kind)(asker, bench.block(bench.leader()), view))
-    many = tuple(bench.sign(asker, CutOff(bytes(32), number, ())) for number in range(OWN_STATEMENTS_MAX - 10))
+    many = tuple(bench.sign(asker, CutOff(bytes(32), number, ())) for number in range(REMEMBERED_STATEMENTS_MAX - 10))
     bench.counter.statements_signed_by = lambda peer: many  # type: ignore[method-assign]
     answer = heard(bench, asker)
-    assert len(answer.signed) == OWN_STATEMENTS_MAX and answer.signed[: len(many)] == many
+    assert len(answer.signed) == REMEMBERED_STATEMENTS_MAX and answer.signed[: len(many)] == many
     newest = [signed for signed in answer.signed[len(many) :] if signed.body[1:].startswith(b"\xa7timeout")]
     assert bench.timed_out(asker, 63).timeout in newest and bench.timed_out(asker, 0).timeout not in newest
 

@@ -36,11 +36,11 @@ from protocol.messages import (
     Decision,
     GetBlock,
     GetDecisions,
-    GetOwnStatements,
-    OwnStatements,
+    GetRememberedStatements,
     Prepare,
     Propose,
     ProposeEnvelope,
+    RememberedStatements,
     Status,
     Timeout,
     TimeoutEnvelope,
@@ -117,7 +117,7 @@ class OneReplica(RuleBasedStateMachine):
 
     def check_send(self, send: SendMessage) -> None:
         message = send.message
-        if isinstance(message, (GetDecisions, GetBlock, GetOwnStatements)) and send.to:
+        if isinstance(message, (GetDecisions, GetBlock, GetRememberedStatements)) and send.to:
             self.asked += [(peer, message) for peer in send.to]
         signed = {Vote: "vote", TimeoutEnvelope: "timeout", ProposeEnvelope: "propose"}.get(type(message))
         if signed is not None:
@@ -233,7 +233,7 @@ class OneReplica(RuleBasedStateMachine):
         mail = self.company.mail[-60:]
         self.step(*(MessageInput(self.peer(choice), mail[choice % len(mail)][1]) for choice in choices))
 
-    @rule(apart=st.integers(-2, 3), peer=CHOICES, kind=st.sampled_from((Status, GetDecisions, GetBlock, GetOwnStatements)))
+    @rule(apart=st.integers(-2, 3), peer=CHOICES, kind=st.sampled_from((Status, GetDecisions, GetBlock, GetRememberedStatements)))
     def somebody_asks(self, apart: int, peer: int, kind: Any) -> None:
         height = max(0, self.replica.height + apart)
         known = sorted(self.company.blocks) or [bytes(32)]
@@ -241,7 +241,7 @@ class OneReplica(RuleBasedStateMachine):
             Status: Status(height, peer % 3),
             GetDecisions: GetDecisions(height, 1 + peer % 9),
             GetBlock: GetBlock(height, known[peer % len(known)]),
-            GetOwnStatements: GetOwnStatements(),
+            GetRememberedStatements: GetRememberedStatements(),
         }
         self.give(self.peer(peer), messages[kind])
 
@@ -290,8 +290,8 @@ class OneReplica(RuleBasedStateMachine):
     def answer(self, peer: bytes, request: Any, lie: bool) -> None:
         lie = lie and self.company.is_liar(peer)
         match request:
-            case GetOwnStatements():
-                self.give(peer, OwnStatements(self.company.height + 7 * lie, () if lie else self.company.heard_of_me()))
+            case GetRememberedStatements():
+                self.give(peer, RememberedStatements(self.company.height + 7 * lie, () if lie else self.company.heard_of_me()))
             case GetDecisions(first=first, count=count):
                 for height in range(first, min(first + count, self.company.height)):
                     self.give(peer, self.company.decided[height])

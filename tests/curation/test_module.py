@@ -25,7 +25,7 @@ from curation.ledger.curation_state import (
     page_key,
 )
 from curation.ledger.sealed_answers import seal_recipients
-from curation.ledger.state_changes import CurationChanges
+from curation.ledger.state_changes import BEGUN_LIST, CurationChanges, index_slot_key
 from curation.ledger.transaction_types import (
     AddTaskPage,
     CreateProject,
@@ -48,7 +48,6 @@ from curation.limits import (
     PROJECTS_OPEN_MAX,
     SKIPS_MAX,
 )
-from curation.lists import BEGUN_LIST, index_slot_key
 from curation.tasks.answers import Answer, QuestionKind
 from curation.tasks.task_pages import (
     AnnotationTask,

@@ -22,15 +22,15 @@ from ledger import jobs
 from ledger.core.genesis import Founder, Genesis
 from ledger.core.module import Refused
 from ledger.ledger_state import EMPTY_BODY, UnsupportedModuleVersion, decode_body, newest_module_versions
-from peer.api import control
-from peer.api.calls import calls
+from peer.api import control_socket
+from peer.api.rpc_methods import rpc_methods
 from peer.features import modules_of
 from peer.settings import config
 from peer.settings.invitation import invitation_text, make_invitation, parse_invitation
 from protocol import codec
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Identity, Signed, open_signed, parse_peer_id, peer_id, sign_message
-from protocol.messages import AGREEMENT_MESSAGES, ROUND_ENVELOPES, Status, Transaction
+from protocol.messages import AGREEMENT_MESSAGES, GOSSIP_MESSAGES, Status, Transaction
 from rlhf.data.preference_sets import PreferencePair, decode_records, encode_records
 from storage import wal
 from tests.fuzz import wire
@@ -326,17 +326,17 @@ class _Anybody:
         async def parts(*arguments: Any) -> AsyncGenerator[None, None]:
             yield None
 
-        return parts if calls()[name].is_streamed else answer
+        return parts if rpc_methods()[name].is_streamed else answer
 
 
 def _control() -> Decoder:
-    requests = st.sampled_from(sorted(calls().items())).flatmap(
-        lambda item: st.tuples(st.just(item[0]), st.tuples(*map(strategy_of, item[1].kinds.values())))
+    requests = st.sampled_from(sorted(rpc_methods().items())).flatmap(
+        lambda item: st.tuples(st.just(item[0]), st.tuples(*map(strategy_of, item[1].argument_types.values())))
     )
-    valid = requests.map(lambda call: codec.encode([control.VERSION, call[0], call[1]]))
+    valid = requests.map(lambda call: codec.encode([control_socket.VERSION, call[0], call[1]]))
 
     def decode(data: bytes) -> Any:
-        reply = trio.run(control._reply, _Anybody(), codec.unpack(data, len(data)), trio.testing.MemorySendStream())
+        reply = trio.run(control_socket._reply, _Anybody(), codec.unpack(data, len(data)), trio.testing.MemorySendStream())
         assert reply is not None
         if reply[0] != "ok":
             raise RemoteProtocolError("refused", reply[1])
@@ -347,12 +347,12 @@ def _control() -> Decoder:
 
 def _configuration() -> Decoder:
     directory = {"data_directory": "/nowhere"}
-    text = config.show(config.load({**directory, "bootstrap": ("a:1", "[::1]:2")}, {})).encode()
+    text = config.format_settings(config.load_settings({**directory, "bootstrap": ("a:1", "[::1]:2")}, {})).encode()
 
     def decode(data: bytes) -> Any:
         file = _folder() / "peer.toml"
         file.write_bytes(data)
-        return config.load(directory, {}, file)
+        return config.load_settings(directory, {}, file)
 
     return Decoder("configuration", st.just(text), decode, refuses=(UserError,), bytes_factor=256)
 
@@ -395,10 +395,10 @@ def _node() -> Decoder:
     pack.until(lambda shell: bool(shell.node.ledger.rounds))
     sender, me = pack[0].me, pack[1]
     recorded = [codec.encode(message) for shell in pack for _, message in shell.sent]
-    kinds = st.one_of(*map(strategy_of, (*AGREEMENT_MESSAGES, *ROUND_ENVELOPES)))
+    kinds = st.one_of(*map(strategy_of, (*AGREEMENT_MESSAGES, *GOSSIP_MESSAGES)))
 
     def decode(data: bytes) -> Any:
-        turn = me.node.turn([DataReceived(sender, data)], pack.now)
+        turn = me.node.step([DataReceived(sender, data)], pack.now)
         for fault in turn.faults:
             raise fault.error
         return turn

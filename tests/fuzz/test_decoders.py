@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.messages import AGREEMENT_MESSAGES, LINK_MESSAGES, ROUND_ENVELOPES
+from protocol.messages import AGREEMENT_MESSAGES, GOSSIP_MESSAGES, LINK_MESSAGES
 from tests.fuzz import checks, links, wire
 from tests.fuzz.decoders import LOCAL, decoders
 from training.worker_protocol import FROM_WORKER, TO_WORKER
@@ -14,7 +14,7 @@ NUMBER = 1  # of the random sequence: the suite does the same each time
 
 
 def test_every_message_of_every_protocol_is_found() -> None:
-    assert {*AGREEMENT_MESSAGES, *ROUND_ENVELOPES, *LINK_MESSAGES, *TO_WORKER, *FROM_WORKER} <= {*wire.messages()}
+    assert {*AGREEMENT_MESSAGES, *GOSSIP_MESSAGES, *LINK_MESSAGES, *TO_WORKER, *FROM_WORKER} <= {*wire.messages()}
 
 
 @pytest.mark.parametrize("kind", [*wire.messages(), *wire.records()], ids=lambda kind: f"{kind.__module__}.{kind.__name__}")

@@ -176,7 +176,7 @@ class World:
         """A world forgets what was decided."""
 
     def follow(self) -> None:
-        """Books of exactly the open rounds, as `peer.node.rounds` keeps them."""
+        """Books of exactly the open rounds, as `peer.node.open_rounds` keeps them."""
         running = self.state.jobs.running()
         books = {
             key: book for key, book in self.ledger.rounds.items() if key in running and book.terms.round == running[key].round

@@ -13,7 +13,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from features.lazily import named
+from features.lazy_import import import_object
 from protocol.sampling import SamplingOptions
 from tests.notes.objective import Counted
 from training.data.token_sequences import TokenizedText
@@ -119,7 +119,7 @@ class Slate:
 
     def compute_metrics(self, parameters: Float32Array, on_step: OnProgress = lambda: None) -> Mapping[str, float]:
         return {
-            self.spec.resolved_objective.main_metric: named(self.spec.resolved_objective.metric_functions["slate"])(
+            self.spec.resolved_objective.main_metric: import_object(self.spec.resolved_objective.metric_functions["slate"])(
                 parameters, self.tokens
             )
         }
@@ -148,7 +148,7 @@ class Slates:
         return WorkerInfo("slate beside torch" if "torch" in sys.modules else "slate alone", 1)
 
     def open_engine(self, spec: JobSpec, tokens: TokenizedText, tokenizer: Tokenizer, first: Float32Array | None) -> Slate:
-        return Slate(spec, tokens, tokenizer, named(spec.resolved_objective.loss_functions[self.name]))
+        return Slate(spec, tokens, tokenizer, import_object(spec.resolved_objective.loss_functions[self.name]))
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return False

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from features.feature import Feature
-from features.roles import Role
-from features.settings import Setting
+from features.feature import Feature, Role, Setting
 
 if TYPE_CHECKING:
     from ledger.core.module import Module
@@ -30,13 +28,13 @@ NOTES = Feature(
     objectives="tests.notes.objective:OBJECTIVES",
     engines={"slate": "tests.notes.engine:KIND"},
     roles=(
-        Role("scribe", "writes a note", registers=("scribe",), parts=("scribe",)),
-        Role("clerk", "counts letters", registers=("clerk",), needs_worker=True),
+        Role("scribe", "writes a note", registered_roles=("scribe",), services=("scribe",)),
+        Role("clerk", "counts letters", registered_roles=("clerk",), needs_worker=True),
     ),
-    parts={"scribe": "tests.notes.part:Scribe"},
+    services={"scribe": "tests.notes.part:Scribe"},
     settings=(Setting("first_note", "what the scribe writes first", "hello", _long),),
-    news="tests.notes.module:news",
-    words="tests.notes.words",
-    calls="tests.notes.words:NoteCalls",
-    answers="tests.notes.words:NoteAnswers",
+    event_lines="tests.notes.module:news",
+    commands="tests.notes.words",
+    rpc="tests.notes.words:NoteCalls",
+    rpc_handler="tests.notes.words:NoteAnswers",
 )

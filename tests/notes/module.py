@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from features.news import News
+from features.feature import EventLine
 from ledger.core.genesis import Genesis
 from ledger.core.module import BlockContext, DecodedTransaction, Module, StateChange, StateReader
 from ledger.members import MembersState
@@ -38,9 +38,9 @@ class NotesState:
     lines: Table[Line] = field(default_factory=lambda: Table(Line))
 
 
-def news(before: StateReader, after: StateReader) -> Iterator[News]:
+def news(before: StateReader, after: StateReader) -> Iterator[EventLine]:
     if before.module_state(NotesState).last != after.module_state(NotesState).last:
-        yield News("member", "a note was written", after.module_state(NotesState).last or b"")
+        yield EventLine("member", "a note was written", after.module_state(NotesState).last or b"")
 
 
 class NotesModule(Module[NotesState]):

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from features.parts import Desk
+from features.services import ServiceContext
 from ledger.members import MembersState
 from tests.notes.module import NotesState, Write
 
 
 @dataclass
 class Scribe:
-    desk: Desk
+    desk: ServiceContext
 
     async def run(self) -> None:
         """Writes its first note as soon as the network knows its role, and says when it is decided."""
         while "scribe" not in self.desk.state.module_state(MembersState).members[self.desk.me].roles:
-            await self.desk.block_above(self.desk.height)
-        digest = self.desk.keep(str(self.desk.setting("first_note")).encode())
-        await self.desk.submit("notes/write", Write(digest))
+            await self.desk.wait_for_block_above(self.desk.height)
+        digest = self.desk.add_blob(str(self.desk.get_setting("first_note")).encode())
+        await self.desk.submit_transaction("notes/write", Write(digest))
         assert self.desk.state.module_state(NotesState).written[self.desk.me] == 1
         (self.desk.folder / "written").touch()
-        self.desk.tell("the first note is decided")
+        self.desk.log_event("the first note is decided")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from features.arguments import Argument, whole_number
-from features.tables import Fitted
-from features.words import Asked, listing, word
+from features.command_arguments import Argument, parse_integer_in
+from features.commands import CommandContext, command, listing_command
+from features.text_tables import TextTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +35,20 @@ class NoteAnswers(NoteCalls):
         return f"noted: {text}"
 
 
-async def _show_notes(asked: Asked[NoteCalls], notes: tuple[NoteView, ...]) -> None:
-    table = Fitted("note", "weight")
+async def _show_notes(asked: CommandContext[NoteCalls], notes: tuple[NoteView, ...]) -> None:
+    table = TextTable("note", "weight")
     for view in notes:
         table.add_row(view.text, str(view.weight))
     asked.show(table)
 
 
-@listing("what was noted", _show_notes, Argument("--most", type=whole_number(1), default=2, metavar="N", help="how many"))
-async def notes(asked: Asked[NoteCalls]) -> tuple[NoteView, ...]:
+@listing_command(
+    "what was noted", _show_notes, Argument("--most", type=parse_integer_in(1), default=2, metavar="N", help="how many")
+)
+async def notes(asked: CommandContext[NoteCalls]) -> tuple[NoteView, ...]:
     return await asked.api.notes(asked.options.most)
 
 
-@word("note something: note TEXT", Argument("text", metavar="TEXT", help="what to note"))
-async def note(asked: Asked[NoteCalls]) -> None:
-    asked.show(await asked.decided(asked.api.note(asked.options.text)))
+@command("note something: note TEXT", Argument("text", metavar="TEXT", help="what to note"))
+async def note(asked: CommandContext[NoteCalls]) -> None:
+    asked.show(await asked.wait_for_decision(asked.api.note(asked.options.text)))

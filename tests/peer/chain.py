@@ -25,7 +25,7 @@ from tests.ledger.blocks import decided_after
 from tests.ledger.world import MODULES
 from training.job_spec import JobSpec
 from training.model_store import JobModelStore
-from training.objectives.scratch import ScratchObjective
+from training.objectives.builtin_objectives import ScratchObjective
 from training.replicated import feedback_buffer
 from training.replicated.error_feedback import buffer_digest
 from training.transformer import ModelSpec

@@ -22,10 +22,10 @@ from protocol.api import (
     JobView,
     LimitView,
     LinkView,
+    LivenessMatrix,
     ModelFilesView,
     ModuleView,
     PeerView,
-    ReachabilityMatrix,
     RoundView,
     RoundVotesView,
     RowProofView,
@@ -45,7 +45,7 @@ PROJECTS = (ProjectView("5" * 64, "shuffled", "label", "open", ME, 3, 40, 9, 4, 
 STATUS = StatusView(
     ME, "anna", "lab", "c" * 64, "trainer", "0.1.0", "127.0.0.1:7700", "/data", 4711, 12, 0, "d" * 64, True, 4, 1, 3, 2, "", 61.5
 )
-REACH: ReachabilityMatrix = {ME: {OTHER: 2.4}, OTHER: {ME: 0.0}}
+REACH: LivenessMatrix = {ME: {OTHER: 2.4}, OTHER: {ME: 0.0}}
 STANDING = AuditRecordView(ME, 3, 0, 0, 2, 1, 1, 0)
 STATS = StatsView(
     STATUS, 12, 41.0, None, 3.5, {"vote": 1_000_000}, {"bulk": 5}, {"bad-signature": 2}, (), 0, "ready", 130.0, (), STANDING
@@ -156,7 +156,7 @@ class FakeApi:
     async def votes(self, last: int) -> tuple[RoundVotesView, ...]:
         return VOTES
 
-    async def kept_samples(self) -> tuple[SampleView, ...]:
+    async def saved_samples(self) -> tuple[SampleView, ...]:
         return SAMPLES
 
     async def peers(self) -> tuple[PeerView, ...]:
@@ -253,7 +253,7 @@ class FakeApi:
         for word in (prompt, " goes", " on"):
             yield TextPieceView(word)
 
-    async def voter_reachability(self) -> ReachabilityMatrix:
+    async def voter_liveness(self) -> LivenessMatrix:
         return REACH
 
     async def modules(self) -> tuple[ModuleView, ...]:

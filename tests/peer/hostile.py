@@ -12,7 +12,7 @@ import trio
 from protocol import codec
 from protocol.addresses import parse_address
 from protocol.identity import Identity, Signer
-from protocol.messages import AGREEMENT_MESSAGES, ROUND_ENVELOPES, SNAPSHOT_MESSAGES, Ping, Status
+from protocol.messages import AGREEMENT_MESSAGES, GOSSIP_MESSAGES, SNAPSHOT_MESSAGES, Ping, Status
 from tests.waiting import patience
 from transport.wire.framing import Channel, Message, Priority
 from transport.wire.noise import KeyPair
@@ -53,7 +53,7 @@ class Hostile:
     async def read(self) -> None:
         for event in self.session.receive(await self._some()):
             if isinstance(event, Message) and event.channel is Channel.APPLICATION:
-                message: Any = codec.decode_message(event.data, (*AGREEMENT_MESSAGES, *ROUND_ENVELOPES, *SNAPSHOT_MESSAGES))
+                message: Any = codec.decode_message(event.data, (*AGREEMENT_MESSAGES, *GOSSIP_MESSAGES, *SNAPSHOT_MESSAGES))
                 self.heard.append(message)
 
     async def _some(self) -> bytes:

@@ -13,19 +13,19 @@ import trio
 from consensus.light_client import TrustedBlock
 from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.jobs import JobPhase, StartJob, job_id
-from peer.api.running import RunningPeer
-from peer.api.service import service
-from peer.driver.auditing import Auditing
-from peer.driver.author import Author
-from peer.driver.desk import DriverDesk
-from peer.driver.driver import Driver
-from peer.driver.eventlog import EventLog
-from peer.driver.hearing import Hearing
-from peer.driver.holding import Holding
-from peer.roles.base import RoundWork
+from peer.api.rpc_handlers import make_peer_api
+from peer.api.running_peer import RunningPeer
+from peer.roles.round_context import RoundParticipant
 from peer.roles.voter import Voter
+from peer.runtime.audits.auditor import Auditor
+from peer.runtime.driver import Driver
+from peer.runtime.membership.liveness_reports import LivenessMonitor
+from peer.runtime.service_context import DriverServiceContext
+from peer.runtime.storage.start_model_availability import StartModelAttester
+from peer.runtime.telemetry.event_log import EventLog
+from peer.runtime.transaction_submitter import TransactionSubmitter
 from peer.settings.config import Config
-from peer.settings.invitations import InvitationBook
+from peer.settings.invitation_book import InvitationBook
 from protocol.api import PeerApi
 from protocol.errors import StorageError
 from protocol.identity import Identity
@@ -60,7 +60,7 @@ class Seat:
     def public(self) -> bytes:
         return self.identity.public
 
-    def open(self, role: RoundWork | None, serve: Callable[[DiskBlobStore], Any]) -> None:
+    def open(self, role: RoundParticipant | None, serve: Callable[[DiskBlobStore], Any]) -> None:
         self.folder.mkdir(exist_ok=True)
         self.store = LedgerStore(self.folder / "ledger.db", self.genesis.chain_id)
         self.blobs = DiskBlobStore(self.folder / "blobs", self.folder / "buffers")
@@ -70,8 +70,8 @@ class Seat:
         self.driver = Driver(
             self.identity, self.genesis, self.store, self.blobs, host, self.network, role or Voter(), self.events, self.anchor
         )
-        self.author = Author(self.driver)
-        self.hearing = Hearing(self.network, lambda: self.driver.state.members)
+        self.author = TransactionSubmitter(self.driver)
+        self.hearing = LivenessMonitor(self.network, lambda: self.driver.state.members)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         self._scope, self.ended = trio.CancelScope(), trio.Event()
@@ -80,10 +80,10 @@ class Seat:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(self.network.run)
                     await nursery.start(self.driver.run)
-                    self.auditing = Auditing(self.driver, self.author)
+                    self.auditing = Auditor(self.driver, self.author)
                     nursery.start_soon(self.auditing.run)
                     nursery.start_soon(self.hearing.run)
-                    nursery.start_soon(Holding(self.driver, self.author).run)
+                    nursery.start_soon(StartModelAttester(self.driver, self.author).run)
                     task_status.started()
         except* StorageError as group:
             self.failure = _innermost(group)
@@ -100,14 +100,14 @@ class Seat:
         """Returns when `condition` holds after a block was applied. On a busy machine blocks come late, but they come."""
         while not condition(self.driver):
             with self._in_time():
-                await self.driver.applied.wait()
+                await self.driver.block_applied.wait()
 
     async def event(self, kind: str, text: str) -> str:
         """The first event of this kind that says this."""
         seen = 0
         with self._in_time():
             while True:
-                for event in await self.events.after(seen, SECONDS_MAX):
+                for event in await self.events.wait_for_events(seen, SECONDS_MAX):
                     seen = event.number
                     if event.kind == kind and text in event.text:
                         return event.text
@@ -121,7 +121,7 @@ class Seat:
         except trio.TooSlowError as error:
             rounds = {key.hex()[:8]: (job.phase.name, job.round) for key, job in self.driver.state.jobs.jobs.items()}
             error.add_note(f"height {self.driver.state.height}, jobs {rounds}, failure {self.failure}")
-            error.add_note("\n".join(f"{event.kind}: {event.text}" for event in self.events.last(20)))
+            error.add_note("\n".join(f"{event.kind}: {event.text}" for event in self.events.newest_events(20)))
             raise
 
     async def scratch(self) -> bytes:
@@ -131,13 +131,13 @@ class Seat:
 
 
 def service_of(seat: Seat) -> PeerApi:
-    return service(running(seat))
+    return make_peer_api(running(seat))
 
 
 def running(seat: Seat) -> RunningPeer:
-    def desk(part: str) -> DriverDesk:
-        return DriverDesk(
-            part, peer.config, seat.driver, seat.author, seat.folder, seat.identity.unseal, service(peer), seat.folder
+    def desk(part: str) -> DriverServiceContext:
+        return DriverServiceContext(
+            part, peer.config, seat.driver, seat.author, seat.folder, seat.identity.unseal, make_peer_api(peer), seat.folder
         )
 
     peer = RunningPeer(
@@ -148,13 +148,13 @@ def running(seat: Seat) -> RunningPeer:
         addresses=lambda: ("127.0.0.1:7700",),
         worker=None,
         stop_daemon=lambda: None,
-        set_standing=lambda stands: None,
+        set_candidacy=lambda stands: None,
         asked_audits=seat.auditing.asked,
-        author=seat.author,
-        hearing=seat.hearing,
-        invited=InvitationBook(seat.folder / "invitations"),
+        submitter=seat.author,
+        liveness_monitor=seat.hearing,
+        invitations=InvitationBook(seat.folder / "invitations"),
         started=0.0,
-        desk=desk,
+        service_context=desk,
     )
     return peer
 
@@ -180,7 +180,7 @@ class Network:
         self._nursery: trio.Nursery
 
     async def start(
-        self, seat: Seat, role: RoundWork | None = None, serve: Callable[[DiskBlobStore], Any] = lambda blobs: blobs
+        self, seat: Seat, role: RoundParticipant | None = None, serve: Callable[[DiskBlobStore], Any] = lambda blobs: blobs
     ) -> Seat:
         seat.open(role, serve)
         await self._nursery.start(seat.run)

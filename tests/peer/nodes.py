@@ -22,11 +22,11 @@ from consensus.effects import (
 from ledger.blocks.application import LedgerApplication
 from ledger.core.module import Module
 from ledger.ledger_state import LedgerRules, core_modules
-from peer.node.node import AppliedBlock, Do, Item, Node
-from peer.node.rounds import Effects
+from peer.node.node import AppliedBlock, Node, NodeInput, StepAction
+from peer.node.open_rounds import RoundEffects
 from protocol import codec
 from protocol.identity import Signed, Signer, Verifier, open_signed
-from protocol.messages import AGREEMENT_MESSAGES, ROUND_ENVELOPES, GossipEnvelope
+from protocol.messages import AGREEMENT_MESSAGES, GOSSIP_MESSAGES, GossipEnvelope
 from tests.consensus.journal import MemoryJournal
 from tests.ledger.blocks import stepped
 from tests.ledger.world import PEOPLE, PlainJobs, World
@@ -87,8 +87,8 @@ class Shell:
     def me(self) -> bytes:
         return self.signer.public
 
-    def turn(self, *items: Item) -> StepEffects:
-        self.last = self.node.turn(items, self.pack.now)
+    def turn(self, *items: NodeInput) -> StepEffects:
+        self.last = self.node.step(items, self.pack.now)
         send_messages(persist_effects(self.last, self.journal), self)
         for fault in self.last.faults:
             self.pack.cut(self.me, fault.peer)
@@ -115,14 +115,14 @@ class Shell:
                 self.pack.queue.append((peer, DataReceived(self.me, data)))
 
     def say(self, *signed: Signed) -> None:
-        """As `peer.driver.author` puts a transaction on the log."""
+        """As `peer.runtime.transaction_submitter` puts a transaction on the log."""
 
-        def put() -> Effects:
+        def put() -> RoundEffects:
             for transaction in signed:
                 self.node.ledger.mempool.add_transaction(transaction)
-            return Effects(sends=list(signed))
+            return RoundEffects(sends=list(signed))
 
-        self.turn(Do(put))
+        self.turn(StepAction(put))
 
     def said(self, kind: type[M]) -> list[M]:
         """The messages of this kind that were sent since this was asked last."""
@@ -151,7 +151,7 @@ class Pack:
         self.world = World(voters, trainers, modules=modules())  # makes transactions, as long as nothing but founding is assumed
         self.genesis = self.world.genesis
         self.now = NOW
-        self.queue: deque[tuple[bytes, Item]] = deque()
+        self.queue: deque[tuple[bytes, NodeInput]] = deque()
         self.shells: dict[bytes, Shell] = {}
         for person in PEOPLE[: voters if count is None else count]:
             self.add(person)
@@ -226,5 +226,5 @@ class Pack:
 
 
 def decoded(data: bytes) -> OutgoingMessage:
-    message: OutgoingMessage = codec.decode_message(data, (*AGREEMENT_MESSAGES, *ROUND_ENVELOPES))
+    message: OutgoingMessage = codec.decode_message(data, (*AGREEMENT_MESSAGES, *GOSSIP_MESSAGES))
     return message

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import trio
 
-from peer.api import control
+from peer.api import control_socket
 from peer.cli import main
 from protocol.api import StatusView
 from protocol.errors import UserError
@@ -41,7 +41,7 @@ class Daemon:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.log_file = directory.with_suffix(".log")
-        self.client = control.client(directory)
+        self.client = control_socket.make_client(directory)
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *arguments: str, module: str = "peer.cli", descriptors_max: int | None = None) -> Daemon:

@@ -14,8 +14,8 @@ from trio.testing import MockClock
 
 from ledger.core.genesis import TRAINER
 from ledger.members import MembersState, RetireMember
-from peer.driver import absence
-from peer.driver.absence import DAY_SECONDS, Absence, load
+from peer.runtime.membership import inactivity
+from peer.runtime.membership.inactivity import DAY_SECONDS, InactivityTracker, load_silences
 from protocol.errors import UserError
 from protocol.identity import short_id
 from tests.ledger.world import FAR_MS, PEOPLE, World
@@ -42,18 +42,18 @@ class Voters:
         self.told: list[str] = []
         self.peers = {person: self.start(person) for person in self.people}
 
-    def start(self, person: FastSigner) -> Absence:
+    def start(self, person: FastSigner) -> InactivityTracker:
         def heard() -> frozenset[bytes]:
             together = [group for group in self.links if person in group]
             return frozenset(other.public for group in together for other in group if other is not person)
 
         network: Any = SimpleNamespace(me=person.public, live_peers=heard)
-        author: Any = SimpleNamespace(waits=False, submit=partial(self.submit, person))
+        author: Any = SimpleNamespace(has_pending=False, submit=partial(self.submit, person))
         file = self.folder / short_id(person.public)
-        peer = Absence(
+        peer = InactivityTracker(
             network, lambda: self.members, lambda: self.signed, author, DAYS, file, lambda text, key: self.told.append(text)
         )
-        peer.recall()
+        peer.load_saved()
         return peer
 
     async def submit(self, person: FastSigner, kind: str, content: RetireMember) -> None:
@@ -79,9 +79,9 @@ class Voters:
         chosen = self.people if running is None else list(running)
         for _ in range(round(days * DAY_SECONDS / LOOK_SECONDS)):
             for person in chosen:
-                subject = self.peers[person].look()
+                subject = self.peers[person].observe_members()
                 if subject is not None:
-                    trio.run(self.peers[person]._wish, subject)
+                    trio.run(self.peers[person]._submit_retirement, subject)
 
     def restart(self) -> None:
         for peer in self.peers.values():
@@ -91,7 +91,7 @@ class Voters:
 
 @pytest.fixture(autouse=True)
 def seldom_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(absence, "LOOK_SECONDS", LOOK_SECONDS)
+    monkeypatch.setattr(inactivity, "OBSERVE_SECONDS", LOOK_SECONDS)
 
 
 @pytest.fixture
@@ -204,23 +204,23 @@ async def test_an_end_of_silence_is_on_disk_at_once_and_silence_within_the_hour(
     voters.links = [without(GONE)]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(peer.run)
-        await trio.sleep(2 * absence.SAVE_LOOKS * LOOK_SECONDS)
-        assert load(file, pytest.fail)[GONE.public] >= absence.SAVE_LOOKS * LOOK_SECONDS
+        await trio.sleep(2 * inactivity.SAVE_OBSERVATIONS * LOOK_SECONDS)
+        assert load_silences(file, pytest.fail)[GONE.public] >= inactivity.SAVE_OBSERVATIONS * LOOK_SECONDS
         voters.links = [FIVE]
         await trio.sleep(3 * LOOK_SECONDS)
-        assert load(file, pytest.fail) == {}
+        assert load_silences(file, pytest.fail) == {}
         nursery.cancel_scope.cancel()
 
 
 async def test_voters_retire_a_stopped_one_by_their_own_transactions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(absence, "LOOK_SECONDS", DAYS * DAY_SECONDS // 2)
+    monkeypatch.setattr(inactivity, "OBSERVE_SECONDS", DAYS * DAY_SECONDS // 2)
     async with daemons(tmp_path, 5, roles=(TRAINER,)) as founders, trio.open_nursery() as nursery:
         *seats, gone = founders.seats
         peers = [
-            Absence(
+            InactivityTracker(
                 seat.network,
                 lambda seat=seat: seat.driver.state.members,
-                seat.driver.witness.take_signers,
+                seat.driver.observer.take_signers,
                 seat.author,
                 DAYS,
                 seat.folder / "silences",
@@ -231,10 +231,10 @@ async def test_voters_retire_a_stopped_one_by_their_own_transactions(tmp_path: P
         await poll(lambda: all(len(seat.network.live_peers()) == 4 for seat in seats))  # no block tells of it
         await gone.stop()
         for _ in range(4):  # the first hears of it under a decision, the second begins
-            wanted = [peer.look() for peer in peers]
+            wanted = [peer.observe_members() for peer in peers]
         assert wanted == [gone.public] * 4
         for peer in peers:
-            nursery.start_soon(peer._wish, gone.public)
+            nursery.start_soon(peer._submit_retirement, gone.public)
         await seats[0].until(lambda driver: gone.public not in driver.state.members.voters)
         assert seats[0].driver.state.members.members[gone.public].roles == ()
         nursery.cancel_scope.cancel()
@@ -243,4 +243,4 @@ async def test_voters_retire_a_stopped_one_by_their_own_transactions(tmp_path: P
 def test_a_line_that_cannot_be_read_is_told_and_its_silence_begins_anew(tmp_path: Path) -> None:
     (tmp_path / "silences").write_text("nobody 5\n")
     told: list[str] = []
-    assert load(tmp_path / "silences", told.append) == {} and "counted anew" in told[0]
+    assert load_silences(tmp_path / "silences", told.append) == {} and "counted anew" in told[0]

@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from ledger.jobs import NO_PROGRESS_ROUNDS
-from peer.api.causes import DISK_CRITICAL_BYTES, LIAR_HEIGHTS, PATIENCE_MS, AlertBook, Look, causes
-from peer.api.failures import FAILED_HEIGHTS, without_progress
+from peer.api.alerts import DISK_CRITICAL_BYTES, EXPULSION_ALERT_HEIGHTS, HOLD_MS, AlertInputs, AlertTracker, find_alerts
+from peer.api.training_failures import FAILURE_ALERT_HEIGHTS, find_stalled_jobs
 from protocol.api import AlertCause, AlertView, PeerState
 from protocol.verdicts import Verdict
 from tests.peer.chain import LANGUAGE, Chain
@@ -20,12 +20,12 @@ from tests.peer.network import network, service_of
 from tests.waiting import patience
 from training.job_spec import InnerOptimizerKind
 
-WELL = Look(STATUS, "pytorch, 1 threads", 1 << 40, {}, {})
+WELL = AlertInputs(STATUS, "pytorch, 1 threads", 1 << 40, {}, {})
 WAITING = "waiting for a quorum: 2 of 4 voters are here, 3 are needed"
 
 
-def of(look: Look) -> list[tuple[str, str, str]]:
-    return [(alert.cause, alert.about, alert.severity) for alert in causes(look)]
+def of(look: AlertInputs) -> list[tuple[str, str, str]]:
+    return [(alert.cause, alert.about, alert.severity) for alert in find_alerts(look)]
 
 
 @pytest.mark.parametrize(
@@ -54,11 +54,11 @@ def of(look: Look) -> list[tuple[str, str, str]]:
         (replace(WELL, failed=["job a: no update"]), [("training-failed", "", "warning")]),
         (replace(WELL, without_progress=["job a ended", "job b ended"]), [("no-progress", "", "warning")]),
         (replace(WELL, expelled={OTHER: 9}, suspended={OTHER: "demo"}), [("liar-found", OTHER, "info")]),
-        (replace(WELL, expelled={OTHER: STATUS.height - LIAR_HEIGHTS}), []),
+        (replace(WELL, expelled={OTHER: STATUS.height - EXPULSION_ALERT_HEIGHTS}), []),
         (replace(WELL, suspended={OTHER: "demo", ME: "demo"}), [("liar-found", OTHER, "info"), ("liar-found", ME, "warning")]),
     ],
 )
-def test_each_cause_is_told_once(look: Look, expected: list[tuple[str, str, str]]) -> None:
+def test_each_cause_is_told_once(look: AlertInputs, expected: list[tuple[str, str, str]]) -> None:
     assert of(look) == expected
 
 
@@ -79,16 +79,16 @@ def test_a_job_without_progress_is_told_with_its_end_verdicts_and_way_out(
         key = chain.start(replace(LANGUAGE, rounds=30, inner=inner, inner_rate=rate))
         chain.play(key, rejected=1)
         for _ in range(NO_PROGRESS_ROUNDS):
-            assert not list(without_progress(chain.ledger.state, chain.ledger.state.height))
+            assert not list(find_stalled_jobs(chain.ledger.state, chain.ledger.state.height))
             chain.play(key, rejected=4, reason=Verdict.NORM)
         state = chain.ledger.state
     began = "job tiny ended after round 9: no update was accepted in its last 8 rounds"
     began += " (of all its updates: 32 diverging, 1 replay)"
     again = f"start it again, from its newest model and with a lower learning rate than {rate:g}"
-    (told,) = without_progress(state, state.height)
+    (told,) = find_stalled_jobs(state, state.height)
     way = f"`peer train --from {key.hex()[:8]} --set inner={inner.value} inner_rate={lower}`"
     assert told == f"{began}; {again}: {way}; without --from, if `peer rounds` shows that the loss of that model has grown"
-    assert not list(without_progress(state, state.height + FAILED_HEIGHTS))
+    assert not list(find_stalled_jobs(state, state.height + FAILURE_ALERT_HEIGHTS))
 
 
 def test_a_lower_rate_is_no_way_out_for_updates_that_are_false(tmp_path: Path) -> None:
@@ -96,31 +96,37 @@ def test_a_lower_rate_is_no_way_out_for_updates_that_are_false(tmp_path: Path) -
         key = chain.start(replace(LANGUAGE, rounds=30))
         for _ in range(NO_PROGRESS_ROUNDS):
             chain.play(key, rejected=4, reason=Verdict.STALE)
-        (told,) = without_progress(chain.ledger.state, chain.ledger.state.height)
+        (told,) = find_stalled_jobs(chain.ledger.state, chain.ledger.state.height)
     assert told.endswith("(of all its updates: 32 stale); `peer rounds` says who was refused, and why")
 
 
 def test_an_alert_keeps_its_date_while_it_holds_and_is_a_new_one_when_it_comes_again() -> None:
-    book, liar, disk = AlertBook(), AlertView("liar-found", OTHER, "info", "a"), AlertView("disk-low", "", "critical", "b")
-    assert book.note([liar], 1) == (replace(liar, since_ms=1),)
-    assert book.note([replace(liar, text="more"), disk], 2) == (
+    book, liar, disk = AlertTracker(), AlertView("liar-found", OTHER, "info", "a"), AlertView("disk-low", "", "critical", "b")
+    assert book.update_alerts([liar], 1) == (replace(liar, since_ms=1),)
+    assert book.update_alerts([replace(liar, text="more"), disk], 2) == (
         replace(disk, since_ms=2),
         replace(liar, text="more", since_ms=1),
     ), "the gravest first"
-    assert book.note([], 3) == ()
-    assert book.note([liar], 4) == (replace(liar, since_ms=4),)
+    assert book.update_alerts([], 3) == ()
+    assert book.update_alerts([liar], 4) == (replace(liar, since_ms=4),)
 
 
 def test_links_that_come_and_go_are_no_alert() -> None:
-    book, lost = AlertBook(), AlertView("no-quorum", "", "critical", WAITING)
-    patience = PATIENCE_MS[AlertCause.NO_QUORUM]
-    assert book.note([lost], 0) == book.note([lost], patience - 1) == book.note([], patience) == book.note([lost], 9_999) == ()
-    assert book.note([lost], 9_999 + patience) == (replace(lost, since_ms=9_999),)
+    book, lost = AlertTracker(), AlertView("no-quorum", "", "critical", WAITING)
+    patience = HOLD_MS[AlertCause.NO_QUORUM]
+    assert (
+        book.update_alerts([lost], 0)
+        == book.update_alerts([lost], patience - 1)
+        == book.update_alerts([], patience)
+        == book.update_alerts([lost], 9_999)
+        == ()
+    )
+    assert book.update_alerts([lost], 9_999 + patience) == (replace(lost, since_ms=9_999),)
 
 
 async def test_a_peer_that_loses_the_others_says_so_until_they_are_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peer.api.causes.PATIENCE_MS", {})
-    monkeypatch.setattr("peer.api.causes.DISK_WARNING_BYTES", 0)
+    monkeypatch.setattr("peer.api.alerts.HOLD_MS", {})
+    monkeypatch.setattr("peer.api.alerts.DISK_WARNING_BYTES", 0)
     async with network(tmp_path, founders=4) as made:
         api, others = service_of(made.seats[0]), made.seats[1:]
 

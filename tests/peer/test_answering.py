@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from consensus.effects import SendBlock
-from peer.driver.answering import REQUESTS_MAX, Answering
+from peer.runtime.sync.block_server import REQUESTS_PER_PEER_MAX, BlockServer
 from protocol.codec import decode_message
 from protocol.messages import BlockBytes
 from transport.network import Priority
@@ -57,9 +57,9 @@ def network(monkeypatch: pytest.MonkeyPatch) -> FakeNetwork:
 
 async def answered(network: FakeNetwork, *requests: SendBlock) -> list[tuple[bytes, int, float]]:
     """To whom, of which height, and when."""
-    answering = Answering(cast(Any, Blocks()), cast(Any, network))
+    answering = BlockServer(cast(Any, Blocks()), cast(Any, network))
     for request in requests:
-        answering.ask(request)
+        answering.enqueue_request(request)
     with trio.move_on_after(1_000):
         await answering.run()
     return network.sent
@@ -85,5 +85,5 @@ async def test_who_asks_for_much_is_answered_at_its_own_pace_and_holds_up_nobody
 async def test_of_one_peer_so_many_requests_wait_and_of_one_that_has_gone_none(
     network: FakeNetwork, autojump_clock: trio.testing.MockClock
 ) -> None:
-    asked = [SendBlock(peer, height, bytes(32)) for peer in (GONE, GREEDY) for height in range(2 * REQUESTS_MAX)]
-    assert [sent[:2] for sent in await answered(network, *asked)] == [(GREEDY, height) for height in range(REQUESTS_MAX)]
+    asked = [SendBlock(peer, height, bytes(32)) for peer in (GONE, GREEDY) for height in range(2 * REQUESTS_PER_PEER_MAX)]
+    assert [sent[:2] for sent in await answered(network, *asked)] == [(GREEDY, height) for height in range(REQUESTS_PER_PEER_MAX)]

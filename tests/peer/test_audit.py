@@ -18,10 +18,10 @@ import pytest
 from consensus.block import Block, block_digest, decode_block, encode_block
 from consensus.voter_set import VoterSet
 from ledger.ledger_state import EMPTY_BODY, LedgerState, decode_body
-from peer.commands import commands
-from peer.export import writing as export_module
-from peer.export.replaying import ExportVerdict, audit
-from peer.export.writing import GENESIS, MANIFEST, Models, block_path, export, listed_files, write_models
+from peer.commands import local_commands
+from peer.export import run_export as export_module
+from peer.export.export_replay import ExportVerdict, audit_export
+from peer.export.run_export import GENESIS, MANIFEST, Models, block_path, export_run, list_files, write_models
 from protocol import codec
 from protocol.errors import StorageError, UserError
 from protocol.identity import peer_id
@@ -40,7 +40,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
 
 
 def exported(chain: Chain, folder: Path) -> Path:
-    export(chain.store, chain.blobs, chain.host, chain.genesis, folder)
+    export_run(chain.store, chain.blobs, chain.host, chain.genesis, folder)
     return folder
 
 
@@ -57,7 +57,7 @@ def copy(whole: Path, tmp_path: Path) -> Path:
 def blame(folder: Path) -> str:
     """The file that the audit names, relative to the export."""
     with pytest.raises(UserError) as error:
-        audit(folder)
+        audit_export(folder)
     text = str(error.value)
     assert "\n" not in text and text.startswith(f"{folder}/"), text
     return text.removeprefix(f"{folder}/").partition(": ")[0]
@@ -68,7 +68,7 @@ def blame(folder: Path) -> str:
 
 def test_an_untouched_export_is_reproduced_to_the_certified_root(chain: Chain, whole: Path) -> None:
     seen: list[tuple[int, int]] = []
-    verdict = audit(whole, lambda done, total: seen.append((done, total)))
+    verdict = audit_export(whole, lambda done, total: seen.append((done, total)))
     state = chain.ledger.state
     assert verdict == ExportVerdict(
         network="chain",
@@ -80,8 +80,8 @@ def test_an_untouched_export_is_reproduced_to_the_certified_root(chain: Chain, w
         state_root=state.state_root.hex(),
         models=verdict.models,
         names={job: state.jobs.jobs[bytes.fromhex(job)].name for job in verdict.models},
-        starts={},
-        vouched=verdict.vouched,
+        initial_models={},
+        vouch_counts=verdict.vouch_counts,
         members={peer_id(person.public): "founder" for person in chain.people},
     )
     assert seen == [(n, state.height) for n in range(1, state.height + 1)]
@@ -98,13 +98,13 @@ def test_an_audit_counts_the_accepted_updates_with_vouches_and_their_voters(chai
                 for judged in codec.decode_message(signed.body, (Vouch,)).judgements:
                     if judged.trainer in accepted - {signed.signer}:
                         expected[closing.job.hex(), peer_id(signed.signer)] += 1
-    vouched = audit(whole).vouched
+    vouched = audit_export(whole).vouch_counts
     assert {(job, peer): count for job, of in vouched.items() for peer, count in of.vouchers.items()} == expected
     assert sorted(of.updates for of in vouched.values()) == [1, 3 + 4]
 
 
 def test_the_audit_command_names_the_voters_that_vouched(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.audit(argparse.Namespace(directory=str(whole))) == 0
+    assert local_commands.run_audit(argparse.Namespace(directory=str(whole))) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if "vouched for by" in line]
     found = [
         re.fullmatch(r"job (\w{16}): (\d updates?) re-executed before the vote, vouched for by (.*)", line) for line in lines
@@ -123,19 +123,19 @@ def test_the_exported_model_is_the_one_that_training_ended_with(chain: Chain, wh
     model = chain.host.open_model(origin.job, 2)
     assert (origin.round, origin.model_root) == (2, model.root)
     assert parameters.tobytes() == model.parameters.tobytes()
-    assert audit(whole).models == {origin.job.hex(): model.root.hex()}
+    assert audit_export(whole).models == {origin.job.hex(): model.root.hex()}
 
 
 def test_two_exports_of_one_run_have_the_same_bytes(chain: Chain, whole: Path, tmp_path: Path) -> None:
     again = exported(chain, tmp_path / "again")
-    assert listed_files(again) == listed_files(whole)
-    assert all((again / name).read_bytes() == (whole / name).read_bytes() for name in listed_files(whole))
+    assert list_files(again) == list_files(whole)
+    assert all((again / name).read_bytes() == (whole / name).read_bytes() for name in list_files(whole))
 
 
 def test_a_run_whose_last_round_is_not_certified_yet_exports_the_model_before_it(tmp_path: Path) -> None:
     chain = unfinished(tmp_path / "chain")
     folder = exported(chain, tmp_path / "export")
-    verdict = audit(folder)
+    verdict = audit_export(folder)
     assert verdict.state_root != chain.ledger.state.state_root.hex() and verdict.rounds == 2
     (file,) = folder.glob("*.safetensors")
     assert checkpoint.read_checkpoint(file)[2].round == 1
@@ -149,23 +149,23 @@ def test_a_run_without_a_job_is_exported_and_audited(tmp_path: Path) -> None:
     chain.decide(EMPTY_BODY)
     chain.decide(EMPTY_BODY)
     folder = exported(chain, tmp_path / "export")
-    assert audit(folder).models == {}
+    assert audit_export(folder).models == {}
     (folder / block_path(2)).unlink()
     assert blame(folder) == block_path(2), "what is left is a sound run, but not the one that the manifest is of"
     chain.close()
 
 
 def test_an_export_does_not_touch_a_folder_that_holds_something(chain: Chain, copy: Path) -> None:
-    before = {name: (copy / name).read_bytes() for name in listed_files(copy)}
+    before = {name: (copy / name).read_bytes() for name in list_files(copy)}
     for folder in (copy, copy / GENESIS):
         with pytest.raises(UserError, match="not an empty folder"):
             exported(chain, folder)
-    assert {name: (copy / name).read_bytes() for name in listed_files(copy)} == before
+    assert {name: (copy / name).read_bytes() for name in list_files(copy)} == before
 
 
 def test_a_folder_that_is_no_export_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=rf"{tmp_path} is no export"):
-        audit(tmp_path)
+        audit_export(tmp_path)
 
 
 # One byte -------------------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def flip(path: Path, at: int, bit: int = 0) -> None:
 
 def test_one_flipped_byte_anywhere_in_any_file_is_found_and_the_file_named(whole: Path, copy: Path) -> None:
     missed = []
-    for name in listed_files(whole):
+    for name in list_files(whole):
         original = (whole / name).read_bytes()
         for number, at in enumerate(positions(len(original), 3, name)):
             flip(copy / name, at, number % 8)
@@ -193,7 +193,7 @@ def test_one_flipped_byte_anywhere_in_any_file_is_found_and_the_file_named(whole
                 missed.append((name, at, named))
             (copy / name).write_bytes(original)
     assert missed == []
-    audit(copy)
+    audit_export(copy)
 
 
 def test_each_signature_counts_also_those_beyond_the_quorum_and_of_the_parent(whole: Path, copy: Path) -> None:
@@ -224,11 +224,11 @@ def test_every_byte_of_the_manifest_counts(whole: Path, copy: Path) -> None:
 
 
 def test_each_file_that_is_missing_is_named(whole: Path, copy: Path) -> None:
-    for name in listed_files(whole):
+    for name in list_files(whole):
         (copy / name).unlink()
         if name == GENESIS:
             with pytest.raises(UserError, match=GENESIS):
-                audit(copy)
+                audit_export(copy)
         else:
             assert blame(copy) == name
         shutil.copyfile(whole / name, copy / name)
@@ -248,7 +248,7 @@ def test_a_block_too_many_is_named(copy: Path, chain: Chain) -> None:
 
 
 def test_two_files_that_changed_places_are_named(whole: Path, copy: Path) -> None:
-    names = listed_files(whole)
+    names = list_files(whole)
     for left, right in ((0, 1), (1, 2), (-2, -1), (0, -1), (3, -4)):
         first, second = copy / names[left], copy / names[right]
         first.write_bytes((whole / names[right]).read_bytes())
@@ -264,13 +264,13 @@ def test_two_files_that_changed_places_are_named(whole: Path, copy: Path) -> Non
 
 def forge_manifest(folder: Path) -> None:
     content = json.loads((folder / MANIFEST).read_text())
-    names = [name for name in listed_files(folder) if name != MANIFEST]
+    names = [name for name in list_files(folder) if name != MANIFEST]
     content["files"] = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
     (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n")
 
 
 def test_a_manifest_written_anew_hides_nothing(whole: Path, copy: Path) -> None:
-    for name in [name for name in listed_files(whole) if name not in (MANIFEST, GENESIS)]:
+    for name in [name for name in list_files(whole) if name not in (MANIFEST, GENESIS)]:
         flip(copy / name, len((whole / name).read_bytes()) // 2)
         forge_manifest(copy)
         assert blame(copy) == name
@@ -291,7 +291,7 @@ def test_too_few_signatures_are_not_a_quorum(copy: Path) -> None:
     redecided(copy, 3, two)
     forge_manifest(copy)
     with pytest.raises(UserError, match=rf"{block_path(3)}: no-quorum: 2 signatures, 3 are needed"):
-        audit(copy)
+        audit_export(copy)
 
 
 def other_parent(block: Block, change: str) -> Block:
@@ -330,7 +330,7 @@ def test_the_replay_knows_better_than_any_quorum(chain: Chain, copy: Path, whole
     (copy / block_path(2)).write_bytes(codec.encode(decision))
     forge_manifest(copy)
     with pytest.raises(UserError, match=rf"{block_path(2)}: {complaint}"):
-        audit(copy)
+        audit_export(copy)
 
 
 def test_a_model_that_the_peer_deletes_during_an_export_is_exported_as_it_is_then(
@@ -349,7 +349,7 @@ def test_a_model_that_the_peer_deletes_during_an_export_is_exported_as_it_is_the
         return write_models(folder, host, state, rounds)
 
     monkeypatch.setattr(export_module, "write_models", too_late)
-    verdict = audit(exported(chain, tmp_path / "export"))
+    verdict = audit_export(exported(chain, tmp_path / "export"))
     assert (verdict.state_root, verdict.rounds) == (chain.ledger.certified_root.hex(), 3)
 
     shutil.rmtree(chain.host.round_directory(job, 2))

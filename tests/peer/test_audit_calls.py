@@ -18,8 +18,8 @@ from ledger.audits.audit_state import (
     MemberAuditRecord,
 )
 from ledger.jobs import StopJob
-from peer.api import audits
-from peer.api.audits import AuditAnswers, standing_of
+from peer.api.handlers import audit_handler
+from peer.api.handlers.audit_handler import AuditRpcHandler, audit_record_view
 from protocol.api import AuditRecordView
 from protocol.errors import UserError
 from protocol.identity import peer_id, short_id
@@ -43,13 +43,13 @@ class Asked:
         self.court, self.me = court, PEOPLE[person]
         self.each_wait: Callable[[], None] = court.report
         self.volunteered: list[int] = []
-        self.role = SimpleNamespace(computing=object())
+        self.participant = SimpleNamespace(worker_client=object())
         self.first: list[Any] = []
         peer: Any = SimpleNamespace(
-            driver=self, me=self.me.public, author=self, require_member=lambda: None, asked_audits=self.first
+            driver=self, me=self.me.public, submitter=self, require_member=lambda: None, asked_audits=self.first
         )
-        self._answers = AuditAnswers(peer)
-        self.workshop, self.rules, self.applied = self, court.rules, self
+        self._answers = AuditRpcHandler(peer)
+        self.round_executor, self.rules, self.block_applied = self, court.rules, self
 
     @property
     def state(self) -> Any:
@@ -138,7 +138,7 @@ async def test_a_person_is_told_what_is_false(court: Court, finding: ReplayFindi
 async def test_of_what_was_not_replayed_no_deviation_is_told(court: Court, finding: ReplayFinding) -> None:
     ask = Asked(court)
     entry = AuditLogEntry(1, court.key, 4, A, B, AuditResult.CHALLENGED, finding, 0)
-    assert audits._told(entry, ask.state).endswith(f"({finding.label}); {JUDGED}")
+    assert audit_handler._told(entry, ask.state).endswith(f"({finding.label}); {JUDGED}")
 
 
 async def test_who_was_drawn_anyway_does_not_volunteer() -> None:
@@ -207,7 +207,7 @@ async def test_what_cannot_be_re_executed_is_said(court: Court) -> None:
     with pytest.raises(UserError, match="in round 5 is not for this peer to re-execute: it must be undisputed"):
         await ask(A, 4)
     assert "in round 4:" in await ask(A), "the one before is not disputed"
-    ask.role.computing = None
+    ask.participant.worker_client = None
     with pytest.raises(UserError, match="no worker"):
         await ask(A)
 
@@ -259,7 +259,7 @@ async def test_a_report_that_the_log_has_lost_is_told_as_lost(court: Court) -> N
 
 def test_each_count_of_a_members_audits_is_told_under_its_name() -> None:
     record = MemberAuditRecord(rewards=1, rewards_lost=2, suspensions=3, reports=4, lapsed=5, upheld=6, refuted=7, wrong_losses=8)
-    told = standing_of(A, record)
+    told = audit_record_view(A, record)
     assert told == AuditRecordView(
         peer_id(A), rewards=1, lost=2, suspensions=3, reports=4, lapsed=5, upheld=6, refuted=7, wrong=8
     )

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from ledger.jobs import AttestStartModel
-from peer.export.replaying import audit
-from peer.export.writing import export, payload_path, starts_of
+from peer.export.export_replay import audit_export
+from peer.export.run_export import export_run, initial_model_digests, payload_path
 from protocol.errors import UserError
 from tests.peer.chain import LANGUAGE, Chain
 from training.replicated.tensor_layout import layout_of
@@ -32,7 +32,7 @@ def started(chain: Chain, seed: int) -> tuple[bytes, bytes]:
 
 
 def exported(chain: Chain, folder: Path) -> Path:
-    export(chain.store, chain.blobs, chain.host, chain.genesis, folder)
+    export_run(chain.store, chain.blobs, chain.host, chain.genesis, folder)
     return folder
 
 
@@ -46,22 +46,22 @@ def test_the_first_root_is_computed_again_from_the_blob_and_another_byte_is_name
     chain.play(key)
     chain.settle()
     folder = exported(chain, tmp_path / "run")
-    verdict = audit(folder)
+    verdict = audit_export(folder)
     assert verdict.models.keys() == {key.hex()} and never in {waiting.job for waiting in chain.ledger.state.jobs.queue}
     file = folder / payload_path(start)
     whole = file.read_bytes()
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(UserError, match=f"{start.hex()}: its bytes do not have the digest"):
-        audit(folder)
+        audit_export(folder)
     file.unlink()
     with pytest.raises(UserError, match=f"{start.hex()}: No such file"):
-        audit(folder)
+        audit_export(folder)
 
 
 def test_what_a_waiting_job_starts_from_is_exported_if_it_is_here(chain: Chain, tmp_path: Path) -> None:
     _, start = started(chain, 3)
     chain.settle()
     folder = exported(chain, tmp_path / "run")
-    assert (folder / payload_path(start)).is_file() and audit(folder).models == {}
+    assert (folder / payload_path(start)).is_file() and audit_export(folder).models == {}
     decided = chain.store.get_decision(1)
-    assert decided is not None and starts_of(decided.decode().body) == {start: 4 * layout_of(LANGUAGE).size}
+    assert decided is not None and initial_model_digests(decided.decode().body) == {start: 4 * layout_of(LANGUAGE).size}

@@ -31,13 +31,13 @@ from ledger.audits.loss_commitments import LossOpening
 from ledger.core.genesis import TRAINER
 from ledger.jobs import StartJob, job_id
 from ledger.ledger_state import LedgerState
-from peer.driver import auditing
-from peer.driver.auditing import RETRY_SECONDS, Auditing
-from peer.roles import losses
-from peer.roles.base import OpenRound, Replayed, Round, audit_of
+from peer.roles import loss_opening_files
 from peer.roles.liar import Liar
+from peer.roles.round_context import OpenRoundContext, ReplayResult, RoundContext, audit_owner
 from peer.roles.trainer import Trainer
-from peer.roles.voter import fetch_reveal
+from peer.roles.voter import fetch_audit_data
+from peer.runtime.audits import auditor
+from peer.runtime.audits.auditor import RETRY_SECONDS, Auditor
 from protocol.errors import MissingBlobError, UserError
 from protocol.identity import peer_id, short_id
 from protocol.limits import AUDIT_RESPONSE_MS, BLOB_PART_BYTES
@@ -163,7 +163,7 @@ def links_that_take_their_time(links_that_answer_at_once: None, monkeypatch: pyt
 class LateLiar(Liar):
     """It is honest in the first round, so that the others wait for it in the next one."""
 
-    async def propose(self, round: OpenRound) -> None:
+    async def propose(self, round: OpenRoundContext) -> None:
         await (super() if round.number else super(Liar, self)).propose(round)
 
 
@@ -261,7 +261,9 @@ async def test_what_is_larger_than_a_part_is_audited_like_all_else(
         await ended(made, job)
         assert set(accepted(made.seats[0], job)) == {seat.public for seat in made.seats}
         state = made.seats[0].driver.state
-        assert not [auditing.describe(entry, state) for entry in state.audits.log if entry.result is not AuditResult.PASSED]
+        assert not [
+            auditor.describe_audit_entry(entry, state) for entry in state.audits.log if entry.result is not AuditResult.PASSED
+        ]
         assert len(came) >= 8, "two parts of a state, or more, at each of four"
 
 
@@ -285,13 +287,13 @@ async def test_losses_that_were_lost_are_not_opened_and_cost_rewards_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with trainers(tmp_path) as made:
-        kept = losses.keep
+        kept = loss_opening_files.save_opening
 
         def keep(folder: Path, opening: LossOpening) -> None:
             if folder.parent != made.seats[3].folder:
                 kept(folder, opening)
 
-        monkeypatch.setattr(losses, "keep", keep)
+        monkeypatch.setattr(loss_opening_files, "save_opening", keep)
         monkeypatch.setattr(model_store, "AUDIT_RESPONSE_MS", 0)  # or it has half a minute to open them
         job = await made.train(replace(SPEC, rounds=ENDLESS, audit_window=4))
         for seat in made.seats[:3]:
@@ -354,7 +356,7 @@ async def test_a_scratch_job_is_audited_without_any_worker(tmp_path: Path) -> No
 async def test_who_lies_where_nobody_looks_before_the_vote_is_suspended_by_all_and_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: str, found: set[ReplayFinding]
 ) -> None:
-    monkeypatch.setattr(auditing, "WITHHELD_SECONDS_MIN", 0.5)
+    monkeypatch.setattr(auditor, "WITHHELD_SECONDS_MIN", 0.5)
     spec = replace(SPEC, rounds=ENDLESS, audit_window=4 if attack == "withhold" else 40, auditors=4)
     async with trainers(tmp_path, attack) as made:
         job = await made.train(spec)
@@ -369,7 +371,7 @@ async def test_who_lies_where_nobody_looks_before_the_vote_is_suspended_by_all_a
         assert standing(made, 3).suspensions == 1
         told = await made.seats[3].event("warning", "suspended until round")
         assert f"replay {entry.finding.label if entry.finding else ''} found by" in told
-        assert auditing.suspension(made.seats[3].public, made.seats[0].driver.state) in told
+        assert auditor.suspension_reason(made.seats[3].public, made.seats[0].driver.state) in told
         assert made.seats[0].driver.state.audits.suspensions_in(job)
 
 
@@ -379,11 +381,11 @@ async def test_who_lies_where_nobody_looks_before_the_vote_is_suspended_by_all_a
 def test_whoever_begins_an_audit_waits_for_a_round_or_until_it_lapses(window: int, patience: list[int]) -> None:
     """Drawn later than others, or after a restart, it may begin in each round of the window, and after the last one."""
     due = AuditDuty(b"", 7, b"", None, False, 7)  # type: ignore[arg-type]
-    assert [auditing.patience(due, window, 7 + begun) - 7 for begun in range(1, window + 2)] == patience
+    assert [auditor.withheld_deadline_round(due, window, 7 + begun) - 7 for begun in range(1, window + 2)] == patience
 
 
 def test_a_window_of_one_round_leaves_no_such_time() -> None:
-    assert auditing.patience(AuditDuty(b"", 7, b"", None, False, 7), 1, 8) == 8  # type: ignore[arg-type]
+    assert auditor.withheld_deadline_round(AuditDuty(b"", 7, b"", None, False, 7), 1, 8) == 8  # type: ignore[arg-type]
 
 
 async def test_seconds_in_which_an_auditor_has_no_processor_are_held_against_nobody(
@@ -393,10 +395,10 @@ async def test_seconds_in_which_an_auditor_has_no_processor_are_held_against_nob
     monkeypatch.setattr(trio, "sleep_until", lambda at: sleep(at + (late.pop() if late else 0.0)))
     members = SimpleNamespace(round_voters=(me,), current_key=lambda of: of)
     driver = SimpleNamespace(state=SimpleNamespace(members=members), network=SimpleNamespace(connected_peers=dict))
-    turns = SimpleNamespace(now={key}, count=lambda *_: None)
-    auditor: Any = SimpleNamespace(_driver=driver, _me=me, _is_behind=False, _turns=turns)
+    turns = SimpleNamespace(fetching={key}, add_waited_seconds=lambda *_: None)
+    double: Any = SimpleNamespace(_driver=driver, _me=me, _is_behind=False, _turns=turns)
     began = trio.current_time()
-    await auditing.Auditing._ask_for(auditor, key, 3.0)
+    await auditor.Auditor._wait_requested_seconds(double, key, 3.0)
     assert trio.current_time() - began == pytest.approx(2 * 1.5 + 1.05 + 2.0)
 
 
@@ -404,7 +406,7 @@ async def test_an_audit_that_is_due_late_finds_what_is_false(tmp_path: Path, mon
     def late(me: bytes, state: LedgerState) -> list[AuditDuty]:
         return [due if due.is_dispute else replace(due, since=due.since - SPEC.audit_window) for due in audit_duties(me, state)]
 
-    monkeypatch.setattr(auditing, "audit_duties", late)
+    monkeypatch.setattr(auditor, "audit_duties", late)
     async with trainers(tmp_path, "false-update") as made:
         job = await made.train(replace(SPEC, rounds=ENDLESS, auditors=4))
         await made.seats[0].until(lambda driver: bool(driver.state.audits.suspensions_in(job)))
@@ -417,8 +419,8 @@ async def test_an_audit_that_is_due_late_calls_nothing_withheld(tmp_path: Path, 
     def late(me: bytes, state: LedgerState) -> list[AuditDuty]:
         return [due for due in audit_duties(me, state) if state.jobs.jobs[due.job].round > due.since + window - 1]
 
-    monkeypatch.setattr(auditing, "audit_duties", late)
-    monkeypatch.setattr(auditing, "WITHHELD_SECONDS_MIN", 0.0)
+    monkeypatch.setattr(auditor, "audit_duties", late)
+    monkeypatch.setattr(auditor, "WITHHELD_SECONDS_MIN", 0.0)
     async with trainers(tmp_path, "withhold") as made:
         job = await made.train(replace(SPEC, rounds=ENDLESS, auditors=4, audit_window=window))
         await made.seats[0].until(lambda driver: driver.state.jobs.jobs[job].round >= 11)
@@ -430,7 +432,7 @@ async def test_nothing_is_called_withheld_before_the_least_link_had_its_time_how
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_store, "AUDIT_RESPONSE_MS", 2_000)
-    monkeypatch.setattr(auditing, "WITHHELD_SECONDS_MIN", 0.0)
+    monkeypatch.setattr(auditor, "WITHHELD_SECONDS_MIN", 0.0)
     async with trainers(tmp_path, "withhold") as made:
         job, driver = await made.train(replace(SPEC, rounds=ENDLESS, audit_window=2)), made.seats[0].driver
         await made.seats[0].until(lambda driver: bool(driver.state.audits.suspensions_in(job)))
@@ -480,7 +482,7 @@ async def test_a_proposal_that_is_shown_to_one_auditor_alone_is_shown_to_the_jud
         (dispute, *_) = made.seats[0].driver.state.audits.jobs[job].disputes
         (seat,) = [seat for seat in honest if seat.public in dispute.challenges]
         await poll(lambda: (job, dispute.round) not in {key[:2] for key in seat.auditing._running})
-        await trio.to_thread.run_sync(seat.driver.workshop.delete_passed)
+        await trio.to_thread.run_sync(seat.driver.round_executor.delete_expired_files)
         finished.set()
         await ended(made, job)
         (entry,) = [entry for entry in made.seats[0].driver.state.audits.log if entry.result is AuditResult.SUSPENDED]
@@ -524,7 +526,7 @@ async def test_after_a_restart_the_round_that_is_open_is_no_time_to_wait(tmp_pat
         await away.until(lambda driver: bool([*audit_duties(away.public, driver.state)]))
         for seat in made.seats:
             await seat.stop()
-        monkeypatch.setattr(auditing, "patience", noted)
+        monkeypatch.setattr(auditor, "withheld_deadline_round", noted)
         await made.start(away, made.role(away))
         await poll(lambda: bool(begun))
         assert set(begun) == {away.driver.state.jobs.jobs[job].round + 1}
@@ -573,8 +575,8 @@ async def test_of_two_liars_in_a_round_neither_update_stays_in_the_model(tmp_pat
 async def test_after_the_jobs_end_nothing_is_withheld_sooner_than_a_window_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auditing, "ENDED_SECONDS", 0.0)
-    monkeypatch.setattr(auditing, "WITHHELD_SECONDS_MIN", 0.0)
+    monkeypatch.setattr(auditor, "ENDED_JOB_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(auditor, "WITHHELD_SECONDS_MIN", 0.0)
     async with trainers(tmp_path) as made:
         seat, rounds, window = made.seats[0], 6, 3
         job = await made.train(replace(SPEC, rounds=rounds, audit_window=window))
@@ -587,11 +589,11 @@ async def test_after_the_jobs_end_nothing_is_withheld_sooner_than_a_window_takes
         assert seat.auditing._seconds_of(job, over, rounds) == (times[1] - begun) / 1_000, "of all its rounds: since it began"
         monkeypatch.setattr(seat.auditing, "_seconds_of", lambda key, job, count: 1e6 * count)
         with trio.move_on_after(0.5) as waiting:
-            await seat.auditing._opened(job, rounds + 1, window)
+            await seat.auditing._wait_for_round(job, rounds + 1, window)
         assert waiting.cancelled_caught
-        monkeypatch.setattr(auditing, "POST_JOB_AUDIT_HEIGHTS", 0)
+        monkeypatch.setattr(auditor, "POST_JOB_AUDIT_HEIGHTS", 0)
         with patience():  # the audits themselves would be over
-            await seat.auditing._opened(job, rounds + 1, window)
+            await seat.auditing._wait_for_round(job, rounds + 1, window)
 
 
 async def test_a_suspended_trainer_trains_no_more_in_that_job(tmp_path: Path) -> None:
@@ -622,8 +624,8 @@ async def test_who_challenges_honest_work_pays_and_nobody_is_suspended(tmp_path:
 async def test_a_drawn_auditor_does_not_challenge_what_others_might_tolerate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tolerances: float, said: AuditResult
 ) -> None:
-    async def off(self: Trainer, round: Any, request: Any) -> Replayed:
-        return Replayed(ReplayFinding.MISMATCH, tolerances * SPEC.replay_tolerance, 0)
+    async def off(self: Trainer, round: Any, request: Any) -> ReplayResult:
+        return ReplayResult(ReplayFinding.MISMATCH, tolerances * SPEC.replay_tolerance, 0)
 
     monkeypatch.setattr(Trainer, "replay", off)
     async with trainers(tmp_path) as made:
@@ -634,7 +636,7 @@ async def test_a_drawn_auditor_does_not_challenge_what_others_might_tolerate(
 
 @pytest.mark.usefixtures("links_that_take_their_time")
 async def test_an_audit_whose_own_worker_fails_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditing, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(auditor, "RETRY_SECONDS", 0.05)
     async with trainers(tmp_path) as made:
         worker = made.workers[made.seats[1].public]
         worker.failures = 2
@@ -651,11 +653,13 @@ async def test_what_an_audit_fetched_is_there_after_the_round_was_closed(tmp_pat
     async def fetch(digest: bytes, size_max: int, sources: Iterable[bytes]) -> None:
         blobs.add_bytes(data)
 
-    await fetch_reveal(Round(b"m" * 32, SPEC, model, tmp_path, blobs, fetch), hashlib.sha256(data).digest(), 100, b"t" * 32)
+    await fetch_audit_data(
+        RoundContext(b"m" * 32, SPEC, model, tmp_path, blobs, fetch), hashlib.sha256(data).digest(), 100, b"t" * 32
+    )
     blobs.release_owner((model.job, model.round))
     blobs.delete_unowned(set())
     assert blobs.size(hashlib.sha256(data).digest()) == len(data)
-    blobs.release_owner(audit_of(model.job, model.round))
+    blobs.release_owner(audit_owner(model.job, model.round))
     blobs.delete_unowned(set())
     assert blobs.size(hashlib.sha256(data).digest()) is None
 
@@ -682,7 +686,7 @@ async def test_buffers_are_served_while_they_may_be_asked_for_and_deleted_afterw
         made.workers[made.seats[2].public].failures = 10_000
         job = await trained_with_reports_of(made, made.seats[2])
         await author.until(has_trained(job))
-        asked = auditing.proposals_to_serve(author.public, author.driver.state)
+        asked = auditor.proposals_to_serve(author.public, author.driver.state)
         assert asked, "seat 2 has not reported"
         for proposal in asked:
             assert proposal.buffer is not None
@@ -700,9 +704,9 @@ async def test_a_trainer_that_starts_again_shows_its_buffers_but_for_one_that_it
     async with trainers(tmp_path) as made:
         author, asking = made.seats[1], made.seats[2]
         await made.train(UNDRAWN)
-        await author.until(lambda driver: len(auditing.proposals_to_serve(author.public, driver.state)) > 2)
+        await author.until(lambda driver: len(auditor.proposals_to_serve(author.public, driver.state)) > 2)
         await author.stop()
-        damaged, other = (of.buffer for of in auditing.proposals_to_serve(author.public, author.driver.state)[:2])
+        damaged, other = (of.buffer for of in auditor.proposals_to_serve(author.public, author.driver.state)[:2])
         assert damaged is not None and other is not None and not asking.blobs.size(damaged) and not asking.blobs.size(other)
         author.blobs.path(damaged).write_bytes(b"torn")
         await made.start(author, made.role(author))
@@ -765,7 +769,7 @@ async def test_a_lie_that_nobody_drew_is_found_once_the_loss_jumps(
     jump = 12
     # It goes on to rise: where audits are slow, a jump would be over before they are.
     monkeypatch.setitem(globals(), "loss_of", lambda number, *_: 2.0 + (number if number >= jump else -number / 1_000))
-    monkeypatch.setattr(auditing, "WITHHELD_SECONDS_MIN", 0.5)
+    monkeypatch.setattr(auditor, "WITHHELD_SECONDS_MIN", 0.5)
     async with trainers(tmp_path, attack) as made:
         job = await made.train(UNDRAWN)
         liar = made.seats[3].public
@@ -801,13 +805,13 @@ async def test_a_person_has_honest_rounds_re_executed_one_after_the_other(tmp_pa
 
 def test_who_could_not_be_reached_by_too_many_is_told_so_and_not_that_it_was_found_false() -> None:
     court = Court(auditors=6, window=20, suspension_rounds=100)
-    for auditor in PEOPLE[1:3]:
+    for challenger in PEOPLE[1:3]:
         for _ in range(FALSE_CHALLENGES_MAX):
-            withheld(court, auditor, PEOPLE[0].public)
+            withheld(court, challenger, PEOPLE[0].public)
     *_, entry = court.state.audits.log
-    told = auditing.describe(entry, court.state)
+    told = auditor.describe_audit_entry(entry, court.state)
     assert told.startswith(f"{short_id(entry.trainer)} is suspended: too many")
-    assert auditing.suspension(entry.trainer, court.state) == (
+    assert auditor.suspension_reason(entry.trainer, court.state) == (
         f"suspended until round {court.audits.suspended[entry.trainer] + 1}: too many could not get what it commits to"
     )
 
@@ -815,20 +819,20 @@ def test_who_could_not_be_reached_by_too_many_is_told_so_and_not_that_it_was_fou
 # Losses, without a network ---------------------------------------------------------------------------------------------------
 
 
-def auditing_of(court: Court, folder: Path, **more: Any) -> Auditing:
+def auditing_of(court: Court, folder: Path, **more: Any) -> Auditor:
     """Person 0's, on the court's state, with its losses in `folder`."""
-    role = SimpleNamespace(computing=SimpleNamespace(texts=folder))
+    role = SimpleNamespace(worker_client=SimpleNamespace(text_folder=folder))
     nobody = SimpleNamespace(retained_rounds=set, delete_rounds=lambda unasked: None)
-    shop = SimpleNamespace(role=role, delete_passed=lambda: None)
-    driver: Any = SimpleNamespace(signer=PEOPLE[0], chain_id=court.chain, state=court.state, workshop=shop, blobs=nobody)
+    shop = SimpleNamespace(participant=role, delete_expired_files=lambda: None)
+    driver: Any = SimpleNamespace(signer=PEOPLE[0], chain_id=court.chain, state=court.state, round_executor=shop, blobs=nobody)
     author: Any = SimpleNamespace()
     vars(driver).update(more)
-    return Auditing(driver, author)
+    return Auditor(driver, author)
 
 
 def kept_losses(folder: Path, key: bytes, number: int) -> LossOpening:
     opening = LossOpening(key, number, PEOPLE[0].public, secret_of(PEOPLE[0].public, number), LOSS)
-    losses.keep(folder, opening)
+    loss_opening_files.save_opening(folder, opening)
     return opening
 
 
@@ -846,11 +850,11 @@ async def test_what_a_person_asked_for_goes_before_what_was_drawn(tmp_path: Path
         yield
 
     async def anything(*_: object) -> Any:
-        return Replayed(ReplayFinding.MATCH)
+        return ReplayResult(ReplayFinding.MATCH)
 
-    monkeypatch.setattr(auditing, "audit_request", anything)
-    audits._replaying = SimpleNamespace(turn=turn)  # type: ignore[assignment]
-    audits._driver.workshop.role.replay = anything  # type: ignore[method-assign]
+    monkeypatch.setattr(auditor, "audit_request", anything)
+    audits._replaying = SimpleNamespace(hold=turn)  # type: ignore[assignment]
+    audits._driver.round_executor.participant.replay = anything  # type: ignore[method-assign]
     for item in (due, other, replace(other, is_dispute=True)):
         await audits._replayed(item, SimpleNamespace(), trio.sleep_forever, lambda: None)  # type: ignore[arg-type]
     assert turns == [True, False, True]
@@ -872,9 +876,9 @@ async def test_losses_of_a_round_that_opens_while_files_are_deleted_stay(tmp_pat
         kept_losses(tmp_path, court.key, court.job(court.key).round)
 
     auditing._driver.blobs = SimpleNamespace(retained_rounds=kept_together, delete_rounds=delete_rounds)
-    await auditing._forget()
+    await auditing._delete_expired_files()
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {losses.path_of(tmp_path, court.key, court.job(court.key).round, PEOPLE[0].public).name}
+    assert names == {loss_opening_files.opening_path(tmp_path, court.key, court.job(court.key).round, PEOPLE[0].public).name}
 
 
 async def test_losses_that_are_still_to_be_opened_stay(tmp_path: Path) -> None:
@@ -885,9 +889,9 @@ async def test_losses_that_are_still_to_be_opened_stay(tmp_path: Path) -> None:
         court.round()
         court.report()
     former = LossOpening(court.key, first, PEOPLE[5].public, bytes(32), LOSS)
-    losses.keep(tmp_path, former)
-    losses.keep(tmp_path, replace(former, round=99))
-    await auditing_of(court, tmp_path)._forget()
+    loss_opening_files.save_opening(tmp_path, former)
+    loss_opening_files.save_opening(tmp_path, replace(former, round=99))
+    await auditing_of(court, tmp_path)._delete_expired_files()
     assert len(list(tmp_path.iterdir())) == AUDITS.window + 3, "also those of another key in such a round"
 
 
@@ -933,8 +937,8 @@ async def test_what_is_fetched_comes_before_patience_ends_or_not_at_all() -> Non
             raise error
         return "here"
 
-    assert await auditing._before(late, fetched(9)) == "here"
-    assert await auditing._before(late, fetched(11)) is None
+    assert await auditor._before(late, fetched(9)) == "here"
+    assert await auditor._before(late, fetched(11)) is None
     for error in (MissingBlobError("gone"), OSError("a shortage")):
         with pytest.raises(type(error)):  # no group
-            await auditing._before(late, fetched(1, error))
+            await auditor._before(late, fetched(1, error))

@@ -20,12 +20,12 @@ from ledger.core.genesis import TRAINER
 from ledger.jobs import JobPhase, StartJob, StopJob, job_id
 from ledger.ledger_state import BlockBody, LedgerState
 from ledger.members import Invitation, RegisterRoles, RenameMember
-from peer.driver import author as author_module
-from peer.driver.author import Author
-from peer.driver.eventlog import EventLog
-from peer.driver.membership import NOT_DECIDED, Membership
-from peer.driver.witness import Witness
-from peer.node.rounds import Effects
+from peer.node.open_rounds import RoundEffects
+from peer.runtime import transaction_submitter as author_module
+from peer.runtime.membership.membership import NOT_DECIDED, Membership
+from peer.runtime.telemetry.event_log import EventLog
+from peer.runtime.telemetry.node_observer import NodeObserver
+from peer.runtime.transaction_submitter import TransactionSubmitter
 from peer.settings.invitation import InvitationString
 from protocol import codec
 from protocol.errors import UserError
@@ -41,13 +41,15 @@ ME, OTHER = PEOPLE[0], PEOPLE[1]
 
 
 class Log:
-    """What an `Author` sees of its driver. Blocks are decided because the test says so, and applied as many at a time."""
+    """What an `TransactionSubmitter` sees of its driver. Blocks are decided because the test says so, and applied as many at a
+    time.
+    """
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self.nursery, self.world, self.signer, self.store = nursery, World(), ME, self
         self.rules, self.chain_id = self.world.rules, self.world.chain
         self.replica = SimpleNamespace(duplicate_identity_reason=None, is_outdated=False)
-        self.applied = trio.Event()
+        self.block_applied = trio.Event()
         self.blocks: dict[int, DecidedBlock] = {}
         self._say, self._said = trio.open_memory_channel[Signed](100)
 
@@ -59,9 +61,9 @@ class Log:
     def state(self) -> LedgerState:
         return self.world.state
 
-    async def call(self, do: Callable[[], Effects | None]) -> None:
+    async def run_action(self, do: Callable[[], RoundEffects | None]) -> None:
         await trio.lowlevel.checkpoint()
-        for signed in (do() or Effects()).sends:
+        for signed in (do() or RoundEffects()).sends:
             self._say.send_nowait(signed)
 
     def get_decision(self, height: int) -> DecidedBlock | None:
@@ -92,7 +94,7 @@ class Log:
         self._wake()
 
     def _wake(self) -> None:
-        applied, self.applied = self.applied, trio.Event()
+        applied, self.block_applied = self.block_applied, trio.Event()
         applied.set()
 
     def selected(self) -> tuple[Signed, ...]:
@@ -114,7 +116,7 @@ class Asked:
         self._log = log
         log.nursery.start_soon(self._run, author, kind, content)
 
-    async def _run(self, author: Author, kind: str, content: object) -> None:
+    async def _run(self, author: TransactionSubmitter, kind: str, content: object) -> None:
         with self.scope:
             try:
                 self.transaction = await author.submit(kind, content)
@@ -131,11 +133,11 @@ class Asked:
 
 
 @asynccontextmanager
-async def logged() -> AsyncIterator[tuple[Log, Author]]:
+async def logged() -> AsyncIterator[tuple[Log, TransactionSubmitter]]:
     async with trio.open_nursery() as nursery:
         log = Log(nursery)
         author: Any = log
-        yield log, Author(author)
+        yield log, TransactionSubmitter(author)
         nursery.cancel_scope.cancel()
 
 
@@ -181,7 +183,7 @@ async def test_it_is_found_among_many_blocks_that_were_applied_at_once() -> None
         assert asked.transaction == transaction_of(signed) and log.starts() == 1 and log.is_silent()
 
 
-async def behind_a_gap(log: Log, author: Author, count: int) -> list[Asked]:
+async def behind_a_gap(log: Log, author: TransactionSubmitter, count: int) -> list[Asked]:
     """Submissions behind one that nobody waits for any more, and that a block has made impossible."""
     job = log.world.start(ME)
     given_up = Asked(log, author, "job/stop", StopJob(job))
@@ -230,7 +232,7 @@ async def test_what_was_refused_after_it_was_on_the_log_never_acts() -> None:
 
 
 async def test_what_expired_is_signed_anew_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peer.driver.author.LIFETIME_HEIGHTS", 3)
+    monkeypatch.setattr("peer.runtime.transaction_submitter.LIFETIME_HEIGHTS", 3)
     async with logged() as (log, author):
         asked = Asked(log, author, *start())
         first = await log.said()
@@ -305,7 +307,7 @@ async def test_of_many_commands_no_more_wait_for_a_block_at_once_than_other_pool
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Invariant: no honest author's transactions are so many that other peers drop them all."""
-    monkeypatch.setattr(author_module, "AT_ONCE_MAX", 2)
+    monkeypatch.setattr(author_module, "PENDING_MAX", 2)
     async with logged() as (log, author):
         asked = [Asked(log, author, *start()) for _ in range(5)]
         await trio.testing.wait_all_tasks_blocked()
@@ -342,12 +344,12 @@ async def others_come(founders: Network) -> None:
 async def test_two_devices_with_one_key_get_both_of_their_commands_decided(founders: Network) -> None:
     seat, done = founders.seats[0], dict[str, Transaction]()
 
-    async def submit(author: Author, name: str) -> None:
+    async def submit(author: TransactionSubmitter, name: str) -> None:
         done[name] = await author.submit("job/start", StartJob(replace(REAL_SCRATCH, name=name).encode()))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(submit, seat.author, "one")
-        nursery.start_soon(submit, Author(seat.driver), "two")
+        nursery.start_soon(submit, TransactionSubmitter(seat.driver), "two")
         await poll(lambda: len(seat.driver.ledger.mempool) == 2)
         assert {transaction_of(signed).nonce for signed in seat.driver.ledger.mempool} == {1}
         await others_come(founders)
@@ -397,7 +399,7 @@ async def test_a_command_behind_one_that_left_the_pool_for_good_acts_once(founde
 async def test_a_peer_says_its_name_once_a_start_even_where_somebody_with_its_key_says_another() -> None:
     async with logged() as (log, author):
         peer: Any = log
-        peer.signer, peer.witness = ME, Witness(EventLog(), lambda: 0.0)
+        peer.signer, peer.observer = ME, NodeObserver(EventLog(), lambda: 0.0)
         other = log.world.tx(ME, "member/name", RenameMember("bne"), ahead=2)
         membership = Membership(peer, author, "ben", (TRAINER,), False, 0, None)
         log.nursery.start_soon(membership.run)
@@ -419,22 +421,22 @@ async def test_an_admission_that_others_tell_of_while_it_is_asked_for_again_is_o
             log.world.genesis, ("127.0.0.1:1",), sign_message(ME, log.chain_id, Invitation(bytes(32), 100)), bytes(32), None
         )
 
-        class Told(Author):
+        class Told(TransactionSubmitter):
             @property
-            def waits(self) -> bool:
-                waited = super().waits
+            def has_pending(self) -> bool:
+                waited = super().has_pending
                 log.ledger.mempool.add_transaction(told)
                 return waited
 
         peer: Any = log
-        peer.signer, peer.witness = newcomer, Witness(EventLog(), lambda: 0.0)
+        peer.signer, peer.observer = newcomer, NodeObserver(EventLog(), lambda: 0.0)
         peer.network = SimpleNamespace(connected_peers=lambda: {ME.public})
         author = Told(peer)
-        assert not Author(peer).waits
+        assert not TransactionSubmitter(peer).has_pending
         log.nursery.start_soon(Membership(peer, author, "newcomer", (), False, 0, invited).run)
         await trio.testing.wait_all_tasks_blocked()
-        assert author.waits and peer.witness.membership_problem == NOT_DECIDED
-        assert await peer.witness.events.after(0, 0.0) == ()
+        assert author.has_pending and peer.observer.membership_problem == NOT_DECIDED
+        assert await peer.observer.events.wait_for_events(0, 0.0) == ()
 
 
 async def test_a_peer_whose_key_another_machine_has_signs_no_transaction() -> None:

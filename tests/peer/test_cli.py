@@ -14,11 +14,11 @@ import pytest
 import trio
 
 import peer as package
-from features.as_json import as_json
+from features.json_output import to_json
 from peer import __main__, cli
-from peer.api.control import serve
-from peer.commands.terminal import EXIT_INTERRUPTED
-from peer.commands.words import words
+from peer.api.control_socket import serve_control_socket
+from peer.commands.definitions import all_commands
+from peer.commands.standard_streams import EXIT_INTERRUPTED
 from protocol.api import EventView
 from protocol.errors import UserError
 from tests.peer import fake_api
@@ -154,8 +154,8 @@ def test_help_of_no_command_lists_all_and_of_an_unknown_one_names_the_nearest(pe
 
 def test_every_word_of_the_prompt_is_a_command_but_for_those_about_the_prompt() -> None:
     commands = cli.build_parser().commands()
-    assert {name for name, word in words().items() if word.only_at_prompt} == {"help", "quit"}
-    for name, word in words().items():
+    assert {name for name, word in all_commands().items() if word.only_at_prompt} == {"help", "quit"}
+    for name, word in all_commands().items():
         assert (name in commands) or word.only_at_prompt
 
 
@@ -175,10 +175,10 @@ def fake_commands(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None
     def fail(options: object) -> None:
         raise error
 
-    module = ModuleType("peer.commands.commands")
-    module.run = fail  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "peer.commands.commands", module)
-    monkeypatch.setattr("peer.commands.commands", module, raising=False)
+    module = ModuleType("peer.commands.local_commands")
+    module.run_peer = fail  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "peer.commands.local_commands", module)
+    monkeypatch.setattr("peer.commands.local_commands", module, raising=False)
 
 
 def test_control_c_is_one_line_and_the_status_shells_expect(peer: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +232,7 @@ async def on_thread(peer: Callable[..., Result], *arguments: str) -> Result:
 
 @pytest.mark.real("sockets")
 async def test_commands_ask_the_running_peer(peer: Callable[..., Result], tmp_path: Path, nursery: trio.Nursery) -> None:
-    await nursery.start(serve, FakeApi(), tmp_path)
+    await nursery.start(serve_control_socket, FakeApi(), tmp_path)
     place = ("--data-dir", str(tmp_path))
     for command in ("status", "stats", "invite"):
         assert (await on_thread(peer, command, *place))[0] == 0
@@ -261,7 +261,7 @@ async def test_the_exit_status_of_status_says_whether_the_peer_works(
     expected: int,
 ) -> None:
     monkeypatch.setattr(fake_api, "STATUS", replace(STATUS, state=state, behind=7, decided_seconds_ago=3700.0))
-    await nursery.start(serve, FakeApi(), tmp_path)
+    await nursery.start(serve_control_socket, FakeApi(), tmp_path)
     status, out, _ = await on_thread(peer, "status", "--data-dir", str(tmp_path))
     assert status == expected and "1 h 1 min ago; behind by 7 heights" in out
     assert (await on_thread(peer, "console", "--data-dir", str(tmp_path), "status"))[0] == expected
@@ -275,7 +275,7 @@ async def test_lists_are_one_json_document_with_the_fields_of_the_views(
     peer: Callable[..., Result], tmp_path: Path, nursery: trio.Nursery
 ) -> None:
     events = (EventView(1, 1_000, "job", "job text begins", {"job": "e" * 64}),)
-    await nursery.start(serve, FakeApi(log=list(events)), tmp_path)
+    await nursery.start(serve_control_socket, FakeApi(log=list(events)), tmp_path)
     place = ("--data-dir", str(tmp_path))
     views = {"status": STATUS, "stats": STATS, "peers": PEERS, "jobs": JOBS, "rounds": ROUNDS, "invitations": INVITATIONS}
     views |= {"audits": AUDITS, "log": events, "features": MODULES, "projects": PROJECTS}
@@ -290,21 +290,21 @@ async def test_lists_are_one_json_document_with_the_fields_of_the_views(
         "samples": SAMPLES,
     }
     by_action = {"rlhf", "evaluate"}  # what it answers depends on what it is asked to do, or on a model
-    assert set(views) == {name for name, word in words().items() if word.has_json} - by_action
+    assert set(views) == {name for name, word in all_commands().items() if word.has_json} - by_action
     for command, view in views.items():
         told = [await on_thread(peer, *words, "--json", *place) for words in ((command,), ("console", command))]
-        assert [(status, json.loads(out)) for status, out, _ in told] == [(0, json.loads(as_json(view)))] * 2, command
+        assert [(status, json.loads(out)) for status, out, _ in told] == [(0, json.loads(to_json(view)))] * 2, command
     ((one,),) = [json.loads((await on_thread(peer, "rounds", "1", "--json", *place))[1])]
     assert (one["round"], one["held_out_bits_per_byte"], one["training_nats"]) == (2, 2.5, None)
 
 
 def test_json_has_no_word_for_a_loss_that_is_no_number() -> None:
-    assert json.loads(as_json((replace(ROUNDS[0], held_out_bits_per_byte=float("nan")),)))[0]["held_out_bits_per_byte"] is None
+    assert json.loads(to_json((replace(ROUNDS[0], held_out_bits_per_byte=float("nan")),)))[0]["held_out_bits_per_byte"] is None
 
 
 def test_every_command_and_setting_is_in_the_guide() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
-    from peer.settings.config import names
+    from peer.settings.config import setting_names
 
     commands = cli.build_parser().commands()
     assert commands
@@ -312,7 +312,7 @@ def test_every_command_and_setting_is_in_the_guide() -> None:
         assert f"`peer {name}" in guide, name
         for option in command.known_options():
             assert option in ("-h", "--help") or option in guide, f"{name} {option}"
-    for name in (*names(), *words()):
+    for name in (*setting_names(), *all_commands()):
         assert f"`{name}" in guide, name
 
 
@@ -331,7 +331,7 @@ async def run(directory: Path, line: str) -> tuple[int, str]:
 
 @pytest.mark.real("sockets")
 async def test_an_output_that_takes_nothing_is_one_line(tmp_path: Path, nursery: trio.Nursery) -> None:
-    await nursery.start(serve, FakeApi(), tmp_path)
+    await nursery.start(serve_control_socket, FakeApi(), tmp_path)
     told = "peer: error: standard output: No space left on device; what this command prints cannot be written there\n"
     assert await run(tmp_path, "peer peers --data-dir $HERE > /dev/full") == (2, told)
     assert await run(tmp_path, "peer config show > /dev/full") == (2, told)
@@ -340,7 +340,7 @@ async def test_an_output_that_takes_nothing_is_one_line(tmp_path: Path, nursery:
 
 @pytest.mark.real("sockets")
 async def test_streams_that_are_closed_or_know_few_characters_are_no_failure(tmp_path: Path, nursery: trio.Nursery) -> None:
-    await nursery.start(serve, FakeApi(), tmp_path)
+    await nursery.start(serve_control_socket, FakeApi(), tmp_path)
     assert await run(tmp_path, "peer status --data-dir $HERE >&-") == (0, "")
     assert await run(tmp_path, "peer status --data-dir $HERE <&- >&- 2>&-") == (0, "")
     ascii_only = "PYTHONIOENCODING=ascii peer peers --data-dir $HERE > $HERE/shown"

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from peer import cli
-from peer.commands.completion import SHELLS, script
-from peer.commands.words import words
+from peer.commands.definitions import all_commands
+from peer.commands.shell_completion import SHELLS, completion_script
 
 
 def made(shell: str) -> str:
-    return script(shell, cli.build_parser(), words())
+    return completion_script(shell, cli.build_parser(), all_commands())
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_commands_options_and_choices_are_offered_where_they_may_stand(bash: Pat
 
 @pytest.mark.real("processes")
 def test_behind_console_stand_the_words_of_the_prompt_and_behind_a_word_its_arguments(bash: Path) -> None:
-    assert words().keys() < offered(bash, "peer", "console", "")
+    assert all_commands().keys() < offered(bash, "peer", "console", "")
     assert "demo" not in offered(bash, "peer", "console", "")
     assert offered(bash, "peer", "console", "--data-dir", "/x", "train", "--preset", "p") == {"per-step"}
 

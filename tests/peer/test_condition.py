@@ -10,17 +10,17 @@ import pytest
 import trio
 
 from consensus.pbft.block_sync import BlockSync
-from peer.commands.words.this_peer import EXIT_STATUS
-from peer.driver.condition import (
+from peer.commands.definitions.status_commands import EXIT_STATUS
+from peer.runtime.telemetry.event_log import EventLog
+from peer.runtime.telemetry.health import (
     BEHIND_MIN,
     BEHIND_SECONDS,
     STALLED_SECONDS,
     heights_behind,
-    state_of,
+    peer_state,
     why_stalled,
 )
-from peer.driver.eventlog import EventLog
-from peer.driver.witness import Witness
+from peer.runtime.telemetry.node_observer import NodeObserver
 from protocol.api import PeerState
 from protocol.identity import short_id
 from tests.peer.network import network, one_root, poll, service_of
@@ -86,7 +86,7 @@ def book(proposals: int = 1, opened: float = 0.0, times_up: float = 20.0) -> Any
 def test_the_gravest_state_is_told_and_becomes_the_exit_status(
     halted: str, waiting: str, behind: int | None, ago: float | None, suspended: str, state: PeerState, status: int
 ) -> None:
-    assert state_of(halted, waiting, behind, ago, suspended) is state
+    assert peer_state(halted, waiting, behind, ago, suspended) is state
     assert EXIT_STATUS[state] == status
 
 
@@ -148,19 +148,19 @@ def test_a_round_in_which_somebody_may_still_compute_waits_for_nobody() -> None:
 
 async def test_the_time_of_waiting_begins_with_the_work_and_ends_with_a_decision() -> None:
     now = 100.0
-    witness = Witness(EventLog(), lambda: now)
-    witness.awaits(True)
+    witness = NodeObserver(EventLog(), lambda: now)
+    witness.record_pending_work(True)
     now = 130.0
-    witness.awaits(True)
-    assert witness.awaits_seconds == 30.0
+    witness.record_pending_work(True)
+    assert witness.pending_work_seconds == 30.0
     block = SimpleNamespace(time_ms=1_000)
     decided = SimpleNamespace(height=5, certificate=SimpleNamespace(signatures={}), decode=lambda: block)
-    witness.turn(SimpleNamespace(records=(), decided_blocks=(decided,)))
-    witness.awaits(True)
-    assert (witness.awaits_seconds, witness.last_decision_at) == (0.0, 1.0), "decided long ago, heard now"
+    witness.record_step(SimpleNamespace(records=(), decided_blocks=(decided,)))
+    witness.record_pending_work(True)
+    assert (witness.pending_work_seconds, witness.last_decision_at) == (0.0, 1.0), "decided long ago, heard now"
     now = 140.0
-    witness.awaits(False)
-    assert witness.awaits_seconds == 0.0
+    witness.record_pending_work(False)
+    assert witness.pending_work_seconds == 0.0
 
 
 # In a network --------------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ async def test_a_cut_off_peer_waits_and_an_idle_one_works(tmp_path: Path) -> Non
         status = await service_of(voters[0]).status()
         assert (status.state, status.waiting) == ("waiting", "waiting for a quorum: 2 of 4 voters are here, 3 are needed")
         voters[0].network.keepalive = KeepaliveConfig(suspect_seconds=0.1)
-        await poll(lambda: bool(voters[0].hearing.partition(voters[0].events.names)))
+        await poll(lambda: bool(voters[0].hearing.partition_text(voters[0].events.names)))
         status = await service_of(voters[0]).status()
         sides = [sorted(short_id(seat.public) for seat in side) for side in (voters[:2], voters[2:])]
         here, there = (", ".join(f"founder ({key})" for key in side) for side in sides)
@@ -189,5 +189,5 @@ async def test_a_cut_off_peer_waits_and_an_idle_one_works(tmp_path: Path) -> Non
         assert (status.state, status.waiting) == ("waiting", told)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(voters[0].scratch)
-            await poll(lambda: voters[0].driver.witness.awaits_seconds > 0)
+            await poll(lambda: voters[0].driver.observer.pending_work_seconds > 0)
             nursery.cancel_scope.cancel()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.settings.config import load, names, nearest, show
+from peer.settings.config import format_settings, load_settings, setting_names, suggest_nearest
 from protocol.errors import UserError
 
 
@@ -21,13 +21,13 @@ def write(tmp_path: Path, text: str) -> Path:
 
 
 def test_the_data_directory_follows_the_desktop_convention(tmp_path: Path) -> None:
-    assert load({}, {"HOME": "/h"}).config.data_directory == Path("/h/.local/share/folkmoot")
-    assert load({}, {"HOME": "/h", "XDG_DATA_HOME": "/x"}).config.data_directory == Path("/x/folkmoot")
+    assert load_settings({}, {"HOME": "/h"}).config.data_directory == Path("/h/.local/share/folkmoot")
+    assert load_settings({}, {"HOME": "/h", "XDG_DATA_HOME": "/x"}).config.data_directory == Path("/x/folkmoot")
 
 
 def test_each_layer_overrules_the_one_before(tmp_path: Path, home: dict[str, str]) -> None:
     file = write(tmp_path, 'name = "file"\nthreads = 1\nrole = "voter"\n')
-    settings = load({"name": "flag"}, {**home, "PEER_NAME": "env", "PEER_THREADS": "2"}, file)
+    settings = load_settings({"name": "flag"}, {**home, "PEER_NAME": "env", "PEER_THREADS": "2"}, file)
     assert (settings.config.name, settings.config.threads, settings.config.role) == ("flag", 2, "voter")
     assert settings.origins["name"] == "command line"
     assert settings.origins["threads"] == "PEER_THREADS"
@@ -39,45 +39,45 @@ def test_each_layer_overrules_the_one_before(tmp_path: Path, home: dict[str, str
     ("text", "relay"), [("true", "on"), ("false", "off"), ('"auto"', "auto"), ('"on"', "on"), ('"off"', "off")]
 )
 def test_relaying_is_said_in_a_word_or_as_older_files_say_it(tmp_path: Path, home: dict[str, str], text: str, relay: str) -> None:
-    settings = load({}, home, write(tmp_path, f"relay = {text}\n"))
-    assert settings.config.relay == relay == load({"relay": text.strip('"')}, home).config.relay
-    assert tomllib.loads(show(settings))["relay"] == relay
+    settings = load_settings({}, home, write(tmp_path, f"relay = {text}\n"))
+    assert settings.config.relay == relay == load_settings({"relay": text.strip('"')}, home).config.relay
+    assert tomllib.loads(format_settings(settings))["relay"] == relay
     with pytest.raises(UserError, match=r"relay = 'perhaps'.*is not auto, on or off"):
-        load({"relay": "perhaps"}, home)
+        load_settings({"relay": "perhaps"}, home)
 
 
 def test_what_is_off_by_default_is_switched_on_by_that_word(tmp_path: Path, home: dict[str, str]) -> None:
-    before, config = load({}, home).config, load({"mdns": True}, {**home, "PEER_UPNP": "on"}).config
+    before, config = load_settings({}, home).config, load_settings({"mdns": True}, {**home, "PEER_UPNP": "on"}).config
     assert (before.relay, before.upnp, before.mdns) == ("auto", False, False) and config.upnp and config.mdns
-    assert load({}, home, write(tmp_path, 'upnp = "on"\nmdns = "off"\n')).config.upnp
+    assert load_settings({}, home, write(tmp_path, 'upnp = "on"\nmdns = "off"\n')).config.upnp
 
 
 def test_a_flag_that_was_not_given_overrules_nothing(tmp_path: Path, home: dict[str, str]) -> None:
-    assert load({"role": None}, home, write(tmp_path, 'role = "voter"')).config.role == "voter"
+    assert load_settings({"role": None}, home, write(tmp_path, 'role = "voter"')).config.role == "voter"
 
 
 def test_the_file_in_the_data_directory_is_read_wherever_the_directory_is_named(tmp_path: Path, home: dict[str, str]) -> None:
     (tmp_path / "peer.toml").write_text('name = "here"')
-    assert load({"data_directory": str(tmp_path)}, home).config.name == "here"
-    assert load({}, {**home, "PEER_DATA_DIRECTORY": str(tmp_path)}).config.name == "here"
+    assert load_settings({"data_directory": str(tmp_path)}, home).config.name == "here"
+    assert load_settings({}, {**home, "PEER_DATA_DIRECTORY": str(tmp_path)}).config.name == "here"
 
 
 def test_the_file_in_the_data_directory_cannot_move_it(tmp_path: Path, home: dict[str, str]) -> None:
     (tmp_path / "peer.toml").write_text('data_directory = "/elsewhere"')
     with pytest.raises(UserError, match="cannot be set inside the data directory"):
-        load({"data_directory": str(tmp_path)}, home)
-    assert load({}, home, write(tmp_path, 'data_directory = "/elsewhere"')).config.data_directory == Path("/elsewhere")
+        load_settings({"data_directory": str(tmp_path)}, home)
+    assert load_settings({}, home, write(tmp_path, 'data_directory = "/elsewhere"')).config.data_directory == Path("/elsewhere")
 
 
 def test_an_unknown_key_in_a_file_names_key_file_and_the_nearest_one(tmp_path: Path, home: dict[str, str]) -> None:
     file = write(tmp_path, 'bootstap = ["a:1"]')
     with pytest.raises(UserError, match=f"{file}: unknown setting 'bootstap'; did you mean bootstrap?"):
-        load({}, home, file)
+        load_settings({}, home, file)
 
 
 def test_an_unknown_variable_is_named_with_the_nearest_one(home: dict[str, str]) -> None:
     with pytest.raises(UserError, match=r"PEER_LISTN is no setting of a peer; did you mean PEER_LISTEN\?"):
-        load({}, {**home, "PEER_LISTN": "x"})
+        load_settings({}, {**home, "PEER_LISTN": "x"})
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_an_unknown_variable_is_named_with_the_nearest_one(home: dict[str, str])
 )
 def test_a_variable_that_is_nearly_a_setting_is_an_error(home: dict[str, str], name: str, meant: str) -> None:
     with pytest.raises(UserError, match=rf"PEER_{name} is no setting of a peer; did you mean PEER_{meant}\?"):
-        load({}, {**home, f"PEER_{name}": "x"})
+        load_settings({}, {**home, f"PEER_{name}": "x"})
 
 
 def test_variables_that_others_set_with_our_prefix_are_none_of_our_business(home: dict[str, str]) -> None:
@@ -112,7 +112,7 @@ def test_variables_that_others_set_with_our_prefix_are_none_of_our_business(home
         "LISTENERS",
     )
     others = {f"PEER_{name}": "tcp://10.0.0.1:7700" for name in names}
-    assert load({}, {**home, **others}) == load({}, home)
+    assert load_settings({}, {**home, **others}) == load_settings({}, home)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_variables_that_others_set_with_our_prefix_are_none_of_our_business(home
 def test_a_bad_value_is_named_with_its_origin(tmp_path: Path, home: dict[str, str], line: str) -> None:
     file = write(tmp_path, line.replace("'", '"'))
     with pytest.raises(UserError) as caught:
-        load({}, home, file)
+        load_settings({}, home, file)
     assert line.split()[0] in str(caught.value)
 
     assert str(file) in str(caught.value)
@@ -160,45 +160,47 @@ def test_a_bad_value_is_named_with_its_origin(tmp_path: Path, home: dict[str, st
 
 
 def test_a_peer_that_accepts_no_connections_tells_nobody_to_dial_it(tmp_path: Path, home: dict[str, str]) -> None:
-    assert load({"listen": "none"}, home).config.listen == "none"
+    assert load_settings({"listen": "none"}, home).config.listen == "none"
     file = write(tmp_path, 'listen = ["127.0.0.1:1", "[::1]:1"]')
-    assert load({}, home, file).config.listen == "127.0.0.1:1,[::1]:1"
+    assert load_settings({}, home, file).config.listen == "127.0.0.1:1,[::1]:1"
     with pytest.raises(UserError, match=r"advertise = .* accepts no connections"):
-        load({"listen": "none", "advertise": "example.org:7700"}, home)
+        load_settings({"listen": "none", "advertise": "example.org:7700"}, home)
 
 
 @pytest.mark.parametrize(("name", "text"), [("PEER_THREADS", "two"), ("PEER_EVALUATE", "maybe"), ("PEER_DATA_DIRECTORY", "")])
 def test_a_bad_variable_is_named(home: dict[str, str], name: str, text: str) -> None:
     with pytest.raises(UserError, match=name):
-        load({}, {**home, name: text})
+        load_settings({}, {**home, name: text})
 
 
 def test_text_of_variables_becomes_typed_values(home: dict[str, str]) -> None:
-    config = load({}, {**home, "PEER_EVALUATE": "no", "PEER_BOOTSTRAP": "a:1, [::1]:2", "PEER_APPROVE_INVITED": "3"}).config
+    config = load_settings(
+        {}, {**home, "PEER_EVALUATE": "no", "PEER_BOOTSTRAP": "a:1, [::1]:2", "PEER_APPROVE_INVITED": "3"}
+    ).config
     assert (config.evaluate, config.bootstrap, config.approve_invited) == (False, ("a:1", "[::1]:2"), 3)
 
 
 def test_what_is_no_role_is_refused_with_those_that_there_are(home: dict[str, str]) -> None:
     with pytest.raises(UserError, match="is no role; there are voter, trainer, annotator, rlhf, full"):
-        load({"role": "judge"}, home)
+        load_settings({"role": "judge"}, home)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, home: dict[str, str]) -> None:
     with pytest.raises(UserError, match="cannot be read: No such file"):
-        load({}, home, tmp_path / "missing.toml")
+        load_settings({}, home, tmp_path / "missing.toml")
     with pytest.raises(UserError, match="is not valid TOML"):
-        load({}, home, write(tmp_path, "name ="))
+        load_settings({}, home, write(tmp_path, "name ="))
 
 
 def test_what_is_shown_is_toml_that_gives_the_same_settings(tmp_path: Path, home: dict[str, str]) -> None:
     flags = {"name": 'quo"te \\ ü', "bootstrap": "a:1,b:2", "evaluate": False, "threads": 3, "local_data": "/a b"}
-    settings = load(flags, home)
-    text = show(settings)
-    assert set(tomllib.loads(text)) == set(names()) - {"data_directory"}
-    assert load({}, home, write(tmp_path, text)).config == settings.config
+    settings = load_settings(flags, home)
+    text = format_settings(settings)
+    assert set(tomllib.loads(text)) == set(setting_names()) - {"data_directory"}
+    assert load_settings({}, home, write(tmp_path, text)).config == settings.config
     assert "threads = 3  # command line" in text
     assert 'role = "full"  # default' in text
 
 
 def test_without_a_near_name_all_are_listed() -> None:
-    assert nearest("zzzz", ["alpha", "beta"]) == "; known: alpha, beta"
+    assert suggest_nearest("zzzz", ["alpha", "beta"]) == "; known: alpha, beta"

@@ -19,13 +19,13 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.input.base import PipeInput
 from prompt_toolkit.output import DummyOutput
 
-from features.tables import Piece, Verbatim
-from peer.api.new_job import parse_overrides
-from peer.commands import console, grammar, job_fields
-from peer.commands.drawing import printer
-from peer.commands.grammar import option_names
-from peer.commands.prompt import Prompt, Words
-from peer.commands.words import words
+from features.text_tables import TextChunk, Verbatim
+from peer.api.job_builder import parse_overrides
+from peer.commands import console, job_fields, prompt_parser
+from peer.commands.definitions import all_commands
+from peer.commands.line_editor import CommandCompleter, LineEditor
+from peer.commands.prompt_parser import option_names
+from peer.commands.table_renderer import make_printer
 from protocol.api import AuditsView, ModelFilesView, ModuleView, PeerView, StatusView, TrainRequest
 from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
@@ -33,17 +33,17 @@ from tests.peer import fake_api
 from tests.peer.fake_api import ME, OTHER, FakeApi
 from training.job_spec import ESTIMATES, MUON_RATE, PRESETS, AggregationRule, InnerOptimizerKind, complete_fields
 
-WORDS = words()
+WORDS = all_commands()
 
 
 def parse(line: str) -> argparse.Namespace | None:
-    return grammar.parse(WORDS, line)
+    return prompt_parser.parse_line(WORDS, line)
 
 
 def request(line: str) -> TrainRequest:
     options = parse(line)
     assert options is not None
-    return job_fields.train_request(options)
+    return job_fields.build_train_request(options)
 
 
 @pytest.mark.parametrize("line", ["", "   ", "# a remark"])
@@ -181,7 +181,7 @@ async def said(
     """What the console prints for commands that come through a pipe."""
     api = FakeApi()
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
-    status = await console.run(api, attached=attached)
+    status = await console.run_console(api, attached=attached)
     return capsys.readouterr().out, status, api
 
 
@@ -227,7 +227,7 @@ async def test_an_invitation_stands_alone_on_standard_output_and_where_it_leads_
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("invite --address a:1 b:2 --address c:3\n"))
-    assert await console.run(FakeApi(), attached=True) == 0
+    assert await console.run_console(FakeApi(), attached=True) == 0
     printed = capsys.readouterr()
     assert printed.out == "invitation-string\n"
     assert printed.err == f"whoever joins with it dials {' '.join(fake_api.INVITATIONS[-1].addresses)}\n"
@@ -269,7 +269,7 @@ async def test_answers_and_complaints_speak_of_names(monkeypatch: pytest.MonkeyP
         ("connect h:1", "connected to erin at h:1"),
     ):
         monkeypatch.setattr(sys, "stdin", io.StringIO(f"{line}\n"))
-        await console.run(Api(), attached=True)
+        await console.run_console(Api(), attached=True)
         assert capsys.readouterr().out == f"{answer}\n"
 
 
@@ -373,7 +373,7 @@ async def test_control_c_ends_a_text_and_the_chat_goes_on(monkeypatch: pytest.Mo
     interrupts = console._Interrupts(shown.append, "stops the peer")  # type: ignore[arg-type]
 
     class AtPrompt(console._AtPrompt):
-        async def line(self, prompt: str) -> str | None:
+        async def read_line(self, prompt: str) -> str | None:
             return lines.pop(0) if lines else None
 
     async with trio.open_nursery() as nursery:
@@ -386,7 +386,7 @@ async def test_control_c_ends_a_text_and_the_chat_goes_on(monkeypatch: pytest.Mo
             assert options is not None
             nursery.start_soon(_interrupt, api)
             with trio.fail_after(90):
-                assert await console.execute(api, options, shown.append, at_prompt) == 0  # type: ignore[arg-type]
+                assert await console.execute_command(api, options, shown.append, at_prompt) == 0  # type: ignore[arg-type]
             assert api.cancelled.is_set() and [asked[0] for asked in api.asked] == ["wait", "go"]  # type: ignore[index]
             assert api.asked[1][3] == ("waitonce",), "what was said is a turn"  # type: ignore[index]
         nursery.cancel_scope.cancel()
@@ -400,13 +400,13 @@ async def _interrupt(api: FakeApi) -> None:
 
 def test_parts_of_a_text_stand_in_one_line_and_move_no_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
-    show = printer(out)
-    for what in (Piece("a\x1b[2J"), Piece("b"), "an event", Piece("c\n"), "another"):
+    show = make_printer(out)
+    for what in (TextChunk("a\x1b[2J"), TextChunk("b"), "an event", TextChunk("c\n"), "another"):
         show(what)
     assert out.getvalue() == "a\x1b[2Jb\nan event\nc\nanother\n"
     monkeypatch.setattr(out, "isatty", lambda: True)
-    printer(out)(Piece("\x1b[2J\x07\x9b\tü\n"))
-    printer(out)(Verbatim("\x1b[2J"))
+    make_printer(out)(TextChunk("\x1b[2J\x07\x9b\tü\n"))
+    make_printer(out)(Verbatim("\x1b[2J"))
     assert out.getvalue().endswith("another\n\ufffd[2J\ufffd\ufffd\tü\n\ufffd[2J\n")
 
 
@@ -517,14 +517,14 @@ async def test_who_waits_for_a_decision_is_told_for_what_and_what_comes_of_it_is
 
     waiting = "waiting for a quorum: 1 of 2 voters are here, 2 are needed"
     monkeypatch.setattr(fake_api, "STATUS", replace(fake_api.STATUS, waiting=waiting))
-    for seconds, told in ((console.PATIENCE_SECONDS / 2, []), (2 * console.PATIENCE_SECONDS, [waiting])):
+    for seconds, told in ((console.DECISION_NOTICE_SECONDS / 2, []), (2 * console.DECISION_NOTICE_SECONDS, [waiting])):
         shown: list[object] = []
-        await console.execute(Slow(seconds=seconds), parse(f"cancel {'1' * 64}"), shown.append)  # type: ignore[arg-type]
+        await console.execute_command(Slow(seconds=seconds), parse(f"cancel {'1' * 64}"), shown.append)  # type: ignore[arg-type]
         assert shown[-1] == "1 of 3 voters want it to end"
         assert [text for text in shown if "may be decided even after" in str(text)] == shown[:-1]
         assert len(shown) == 1 + len(told) and all(words in str(text) for words, text in zip(told, shown, strict=False))
         with pytest.raises(UserError, match="the last voter cannot leave"):
-            await console.execute(Slow(seconds=seconds), parse("leave"), shown.append)  # type: ignore[arg-type]
+            await console.execute_command(Slow(seconds=seconds), parse("leave"), shown.append)  # type: ignore[arg-type]
 
 
 async def test_a_peer_that_answers_nothing_is_said_to_and_a_slow_answer_is_shown(
@@ -562,7 +562,7 @@ async def test_a_test_that_is_never_decided_says_so(autojump_clock: trio.testing
     options = parse("test")
     assert options is not None
     with pytest.raises(UserError, match="is not decided after 180 s"):
-        await console.execute(Silent(), options, lambda what: None)
+        await console.execute_command(Silent(), options, lambda what: None)
 
 
 async def test_the_round_of_a_challenge_may_be_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -626,9 +626,9 @@ def go_on(dropped: str) -> bool:
 
 
 async def test_a_typed_line_is_returned_and_remembered(keys: PipeInput, tmp_path: Path) -> None:
-    prompt = Prompt("> ", tmp_path / "history", {"stats": ()})
+    prompt = LineEditor("> ", tmp_path / "history", {"stats": ()})
     keys.send_text("stats\rsecond\r")
-    assert [await prompt.ask(go_on), await prompt.ask(go_on)] == ["stats", "second"]
+    assert [await prompt.read_line(go_on), await prompt.read_line(go_on)] == ["stats", "second"]
     assert "+stats" in (tmp_path / "history").read_text()
 
 
@@ -644,13 +644,13 @@ async def test_a_typed_line_is_returned_and_remembered(keys: PipeInput, tmp_path
     ],
 )
 def test_commands_and_then_their_options_are_completed(typed: str, offered: list[str]) -> None:
-    completer = Words({"train": ("--rounds", "--data"), "stats": ()})
+    completer = CommandCompleter({"train": ("--rounds", "--data"), "stats": ()})
     assert [found.text for found in completer.get_completions(Document(typed), CompleteEvent())] == offered
 
 
 async def test_control_d_on_an_empty_line_ends_the_prompt(keys: PipeInput) -> None:
     keys.send_text("\x04")
-    assert await Prompt("> ", None, {}).ask(go_on) is None
+    assert await LineEditor("> ", None, {}).read_line(go_on) is None
 
 
 async def test_control_c_drops_what_was_typed_and_ends_the_prompt_where_that_is_wanted(keys: PipeInput) -> None:
@@ -661,7 +661,7 @@ async def test_control_c_drops_what_was_typed_and_ends_the_prompt_where_that_is_
         return len(dropped) == 3
 
     keys.send_text("\x03sta\x03\x03")
-    assert await Prompt("> ", None, {}).ask(note) is None
+    assert await LineEditor("> ", None, {}).read_line(note) is None
     assert dropped == ["", "sta", ""]
 
 
@@ -680,7 +680,7 @@ async def test_control_c_while_a_command_runs_ends_that_command_and_no_other() -
     assert options is not None
 
     async def wait() -> str:
-        await console.execute(api, options, lambda what: None)
+        await console.execute_command(api, options, lambda what: None)
         return "sample"
 
     async def nothing() -> str:
@@ -705,20 +705,20 @@ async def test_control_c_while_a_command_runs_ends_that_command_and_no_other() -
 
 @pytest.mark.real("processes")
 async def test_a_cancelled_prompt_ends_and_gives_the_terminal_back(keys: PipeInput) -> None:
-    prompt = Prompt("> ", None, {})
+    prompt = LineEditor("> ", None, {})
     for _ in range(20):  # however far the thread has come
         with trio.CancelScope() as scope:
             scope.cancel()
-            await prompt.ask(go_on)
+            await prompt.read_line(go_on)
         assert not prompt._session.app.is_running
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(prompt.ask, go_on)
+        nursery.start_soon(prompt.read_line, go_on)
         while not prompt._session.app.is_running:
             await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()
     assert not prompt._session.app.is_running
     keys.send_text("on\r")
-    assert await prompt.ask(go_on) == "on"
+    assert await prompt.read_line(go_on) == "on"
 
 
 async def test_features_names_what_runs_what_is_known_and_what_is_due(
@@ -726,7 +726,7 @@ async def test_features_names_what_runs_what_is_known_and_what_is_due(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("features\nupgrade curation 3 --at 900\n"))
     api = FakeApi()
-    assert await console.run(api, attached=True) == 0
+    assert await console.run_console(api, attached=True) == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if "curation" in line)
     assert row.split()[:6] == ["curation", "–", "1", "–", "2", "from"] and "want 3 from height 900" in row
     assert api.asked == [("curation", 3, 900)]
@@ -745,7 +745,7 @@ async def test_evaluate_takes_a_folder_or_writes_a_jobs_model_first(monkeypatch:
             self.asked.append((Path(path).name, job, format))
             return await super().export_model(path, job, format)
 
-    monkeypatch.setattr("peer.commands.beside.run", run)
+    monkeypatch.setattr("peer.commands.module_subprocess.run_module", run)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").touch()
@@ -754,7 +754,7 @@ async def test_evaluate_takes_a_folder_or_writes_a_jobs_model_first(monkeypatch:
     async def evaluate(line: str) -> None:
         options = parse(f"evaluate {line}")
         assert options is not None
-        await console.execute(api, options, shown.append)  # type: ignore[arg-type]
+        await console.execute_command(api, options, shown.append)  # type: ignore[arg-type]
 
     await evaluate("mine a.txt --tokens 9")
     assert asked.pop() == (str(tmp_path / "mine"), str(tmp_path / "a.txt"), "9") and not api.asked

@@ -13,7 +13,7 @@ from ledger.core.module import BlockContext, StateChange, StateReader
 from ledger.jobs import ClosedRound, JobsModuleV3, StartJob, job_id
 from ledger.members import RenameMember
 from peer.features import founding_modules
-from peer.node.node import Do
+from peer.node.node import StepAction
 from protocol.messages import Proposal
 from protocol.verdicts import Verdict
 from rlhf.ledger.rlhf_module import RlhfModule, RlhfState
@@ -35,14 +35,14 @@ async def test_peers_go_on_alike_and_say_it_where_a_module_fails_in_every_block(
                 await made.seats[0].author.submit("member/name", RenameMember(f"name {number}"))
             for seat in made.seats:
                 while seat.driver.state.height < made.seats[0].driver.state.height:
-                    await seat.driver.applied.wait()
+                    await seat.driver.block_applied.wait()
         roots = {
             seat.driver.state.state_root for seat in made.seats if seat.driver.state.height == made.seats[0].driver.state.height
         }
         assert len(roots) == 1
         for seat in made.seats:
-            assert "settle_block of the module rlhf failed: KeyError: 'planted'" in seat.driver.witness.failure
-            told = [event.text for event in seat.events.last(1_000) if event.text.startswith("FAILED")]
+            assert "settle_block of the module rlhf failed: KeyError: 'planted'" in seat.driver.observer.failure
+            told = [event.text for event in seat.events.newest_events(1_000) if event.text.startswith("FAILED")]
             assert len(told) == 1, "once, however many blocks it fails in"
 
 
@@ -61,12 +61,12 @@ def test_a_round_whose_closing_failed_is_closed_later_on_an_idle_network(monkeyp
     job, height = job_id(signed.signer, pack.world.rules.open_transaction(signed)), pack[0].node.state.height
     monkeypatch.setattr(JobsModuleV3, "settle_block", fails)
     ours = Proposal(job, 0, pack[0].node.state.jobs.jobs[job].model_root, bytes(32), 1, bytes(32), None)
-    pack[0].turn(Do(lambda: pack[0].node.rounds.publish(ours, pack.now)))
+    pack[0].turn(StepAction(lambda: pack[0].node.rounds.publish_proposal(ours, pack.now)))
     pack.settle()
     for shell in pack:
-        shell.node.rounds.judge((job, 0), PEOPLE[0].public, Verdict.ACCEPT, pack.now)
+        shell.node.rounds.record_verdict((job, 0), PEOPLE[0].public, Verdict.ACCEPT, pack.now)
         if shell.me != PEOPLE[0].public:
-            shell.node.rounds.find((job, 0), PEOPLE[0].public, Verdict.ACCEPT, pack.now)
+            shell.node.rounds.record_replay_verdict((job, 0), PEOPLE[0].public, Verdict.ACCEPT, pack.now)
     pack.until(lambda shell: shell.node.state.height > height, seconds=3_600.0)
     blocks, started = pack[0].node.state.height, pack.now
     pack.pass_time(10 * ROUND_DEFERRAL_SECONDS)

@@ -14,10 +14,10 @@ import msgpack
 import pytest
 import trio
 
-from peer.api import control
-from peer.api.calls import calls
-from peer.api.control import serve, socket_path
-from peer.settings.datadir import DataDirectory
+from peer.api import control_socket
+from peer.api.control_socket import serve_control_socket, socket_path
+from peer.api.rpc_methods import rpc_methods
+from peer.settings.data_directory import DataDirectory
 from protocol.api import PeerApi, TextPieceView, TrainRequest
 from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
@@ -31,8 +31,8 @@ def api() -> FakeApi:
 
 @pytest.fixture
 async def client(api: FakeApi, tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[PeerApi]:
-    await nursery.start(serve, api, tmp_path)
-    yield control.client(tmp_path)
+    await nursery.start(serve_control_socket, api, tmp_path)
+    yield control_socket.make_client(tmp_path)
 
 
 @pytest.mark.real("sockets")
@@ -69,9 +69,9 @@ async def socket_pair() -> tuple[trio.SocketStream, trio.SocketStream]:
 
 
 def test_the_client_offers_every_declared_call_and_no_other(tmp_path: Path) -> None:
-    client = control.client(tmp_path)
-    assert all(callable(getattr(client, name)) for name in calls())
-    assert {"status", "stop_peer"} < set(calls())
+    client = control_socket.make_client(tmp_path)
+    assert all(callable(getattr(client, name)) for name in rpc_methods())
+    assert {"status", "stop_peer"} < set(rpc_methods())
     assert not hasattr(client, "undeclared")
 
 
@@ -126,7 +126,7 @@ async def test_a_caller_that_leaves_cancels_its_call_only(client: PeerApi, api: 
 
 async def test_a_caller_that_takes_no_part_of_its_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next part is made when the one before was taken; nothing is kept for it."""
-    monkeypatch.setattr(control, "REPLY_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(control_socket, "REPLY_SECONDS_MAX", 0.05)
     made, ended = list[int](), trio.Event()
 
     class Endless(FakeApi):
@@ -140,11 +140,11 @@ async def test_a_caller_that_takes_no_part_of_its_answer_is_left(monkeypatch: py
 
     ours, theirs = await socket_pair()
     async with ours, theirs:
-        await control._send(
-            theirs, [control.VERSION, "sample_text", calls()["sample_text"].write_arguments("p", SamplingOptions())]
+        await control_socket._send(
+            theirs, [control_socket.VERSION, "sample_text", rpc_methods()["sample_text"].encode_arguments("p", SamplingOptions())]
         )
         with trio.fail_after(90):
-            await control._answer(Endless(), ours)
+            await control_socket._answer(Endless(), ours)
     assert ended.is_set() and len(made) < 100
 
 
@@ -158,10 +158,10 @@ async def test_without_a_daemon_the_way_to_start_one_is_named(tmp_path: Path) ->
     lock = DataDirectory(tmp_path).lock_file
     lock.write_text(f"{os.getpid()}\n")
     with pytest.raises(UserError, match=f"process {os.getpid()} is starting, or ending, and does not answer yet"):
-        await control.client(tmp_path).status()
+        await control_socket.make_client(tmp_path).status()
     os.utime(lock, (0, 0))  # its number may be that of another process by now
     with pytest.raises(UserError, match=f"no peer runs on {tmp_path}: start it with `peer run --data-dir {tmp_path}`"):
-        await control.client(tmp_path).status()
+        await control_socket.make_client(tmp_path).status()
 
 
 def leave_stale_socket(path: Path) -> None:
@@ -174,28 +174,28 @@ def leave_stale_socket(path: Path) -> None:
 async def test_a_socket_left_by_a_killed_daemon_is_no_daemon_and_is_replaced(tmp_path: Path, nursery: trio.Nursery) -> None:
     leave_stale_socket(tmp_path / "control.sock")
     with pytest.raises(UserError, match="no peer runs"):
-        await control.client(tmp_path).status()
-    await nursery.start(serve, FakeApi(), tmp_path)
-    assert await control.client(tmp_path).status() == STATUS
+        await control_socket.make_client(tmp_path).status()
+    await nursery.start(serve_control_socket, FakeApi(), tmp_path)
+    assert await control_socket.make_client(tmp_path).status() == STATUS
 
 
 @pytest.mark.real("sockets")
 async def test_a_socket_in_use_is_not_taken_away(client: PeerApi, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="another process listens"):
-        await serve(FakeApi(), tmp_path)
+        await serve_control_socket(FakeApi(), tmp_path)
     assert await client.status() == STATUS
 
 
 async def test_a_file_in_the_way_is_not_deleted(tmp_path: Path) -> None:
     (tmp_path / "control.sock").write_text("precious")
     with pytest.raises(UserError, match="is no socket"):
-        await serve(FakeApi(), tmp_path)
+        await serve_control_socket(FakeApi(), tmp_path)
     assert (tmp_path / "control.sock").read_text() == "precious"
 
 
 async def stop_after(use: Callable[[], object], directory: Path) -> None:
     async with trio.open_nursery() as nursery:
-        await nursery.start(serve, FakeApi(), directory)
+        await nursery.start(serve_control_socket, FakeApi(), directory)
         use()
         nursery.cancel_scope.cancel()
 
@@ -211,10 +211,10 @@ async def test_a_path_too_long_for_a_socket_is_replaced_by_a_short_one_that_cons
     deep = tmp_path / ("d" * 120)
     deep.mkdir()
     async with trio.open_nursery() as nursery:
-        place = await nursery.start(serve, FakeApi(), deep)
-        assert len(os.fsencode(place)) <= control.SOCKET_PATH_BYTES_MAX
+        place = await nursery.start(serve_control_socket, FakeApi(), deep)
+        assert len(os.fsencode(place)) <= control_socket.SOCKET_PATH_BYTES_MAX
         assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
-        assert await control.client(deep).status() == STATUS
+        assert await control_socket.make_client(deep).status() == STATUS
         nursery.cancel_scope.cancel()
     assert not place.parent.exists()
     assert list(deep.iterdir()) == []
@@ -224,18 +224,18 @@ async def test_a_path_too_long_for_a_socket_is_replaced_by_a_short_one_that_cons
 async def test_a_pointer_left_by_a_killed_daemon_does_not_stop_the_next(tmp_path: Path, nursery: trio.Nursery) -> None:
     deep = tmp_path / ("d" * 120)
     deep.mkdir()
-    (deep / control.POINTER).write_text("/nowhere/at/all/control.sock\n")
-    await nursery.start(serve, FakeApi(), deep)
-    assert await control.client(deep).status() == STATUS
+    (deep / control_socket.SOCKET_PATH_FILE).write_text("/nowhere/at/all/control.sock\n")
+    await nursery.start(serve_control_socket, FakeApi(), deep)
+    assert await control_socket.make_client(deep).status() == STATUS
 
 
 @pytest.mark.real("sockets")
 async def test_the_socket_can_be_put_elsewhere(tmp_path: Path, nursery: trio.Nursery) -> None:
     elsewhere = str(tmp_path / "here.sock")
-    await nursery.start(serve, FakeApi(), tmp_path, elsewhere)
-    assert await control.client(tmp_path, elsewhere).status() == STATUS
+    await nursery.start(serve_control_socket, FakeApi(), tmp_path, elsewhere)
+    assert await control_socket.make_client(tmp_path, elsewhere).status() == STATUS
     with pytest.raises(UserError, match="control_socket"):
-        await serve(FakeApi(), tmp_path, str(tmp_path / "missing" / "here.sock"))
+        await serve_control_socket(FakeApi(), tmp_path, str(tmp_path / "missing" / "here.sock"))
 
 
 async def raw(directory: Path, data: bytes) -> bytes:
@@ -261,10 +261,10 @@ def framed(plain: object) -> bytes:
         (b"\x00\x00\x00\x01\xc1", b""),
         (framed(None), b"speaks"),
         (framed(["folkmoot-control/0", "status", []]), b"speaks"),
-        (framed([control.VERSION, "__class__", []]), b"no method"),
-        (framed([control.VERSION, ["status"], []]), b"no method"),
-        (framed([control.VERSION, "status", [1]]), b"mistyped"),
-        (framed([control.VERSION, "rounds", ["x"]]), b"start it again"),
+        (framed([control_socket.VERSION, "__class__", []]), b"no method"),
+        (framed([control_socket.VERSION, ["status"], []]), b"no method"),
+        (framed([control_socket.VERSION, "status", [1]]), b"mistyped"),
+        (framed([control_socket.VERSION, "rounds", ["x"]]), b"start it again"),
     ],
 )
 async def test_a_bad_request_costs_its_sender_only(client: PeerApi, tmp_path: Path, request_bytes: bytes, answer: bytes) -> None:
@@ -276,14 +276,14 @@ async def test_a_caller_that_never_finishes_its_request_is_dropped(api: FakeApi,
     ours, theirs = trio.testing.memory_stream_pair()
     await theirs.send_all(b"\x00\x00")
     async with ours:
-        await control._answer(api, ours)
-    assert trio.current_time() >= control.REQUEST_SECONDS_MAX
+        await control_socket._answer(api, ours)
+    assert trio.current_time() >= control_socket.REQUEST_SECONDS_MAX
 
 
 @pytest.mark.real("sockets")
 async def test_a_peer_that_stops_while_it_is_asked_says_so(api: FakeApi, tmp_path: Path) -> None:
     async with trio.open_nursery() as nursery:
-        await nursery.start(serve, api, tmp_path)
+        await nursery.start(serve_control_socket, api, tmp_path)
 
         async def stop_when_asked() -> None:
             await api.waiting.wait()
@@ -293,7 +293,7 @@ async def test_a_peer_that_stops_while_it_is_asked_says_so(api: FakeApi, tmp_pat
             inner.cancel_scope.shield = True
             inner.start_soon(stop_when_asked)
             with pytest.raises(UserError, match="stopped before it answered 'sample_text'"):
-                await all_of(control.client(tmp_path).sample_text("wait", SamplingOptions()))
+                await all_of(control_socket.make_client(tmp_path).sample_text("wait", SamplingOptions()))
 
 
 @pytest.mark.real("sockets")
@@ -301,6 +301,6 @@ async def test_a_path_in_advice_can_be_pasted_into_a_shell(tmp_path: Path) -> No
     directory = tmp_path / "my peer's data"
     directory.mkdir()
     with pytest.raises(UserError) as caught:
-        await control.client(directory).status()
+        await control_socket.make_client(directory).status()
     advice = str(caught.value).split("`")[1]
     assert shlex.split(advice) == ["peer", "run", "--data-dir", str(directory)]

@@ -172,8 +172,8 @@ async def test_where_the_port_for_annotators_is_taken_the_peer_says_so_and_goes_
 def test_what_every_peer_imports_has_one_event_loop_and_neither_torch_nor_aiohttp() -> None:
     """The part `serve` is there as well, before it runs."""
     script = (
-        "import sys, peer.daemon.daemon, peer.serving.part, peer.serving.projects, peer.serving.metrics\n"
-        "print([name for name in ('torch', 'aiohttp', 'asyncio', 'web', 'peer.bridge') if name in sys.modules])"
+        "import sys, peer.daemon.daemon, curation.service.annotation_service, curation.service.curation_rpc_handler\n"
+        "print([name for name in ('torch', 'aiohttp', 'asyncio', 'web.app', 'web.asyncio_bridge') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.settings.datadir import DataDirectory, storage_errors
+from peer.settings.data_directory import DataDirectory, storage_errors
 from protocol.errors import StorageError, UserError
 
 
@@ -107,7 +107,7 @@ def test_a_peer_belongs_to_one_network(directory: DataDirectory) -> None:
 HOLD = """
 import sys
 from pathlib import Path
-from peer.settings.datadir import DataDirectory
+from peer.settings.data_directory import DataDirectory
 with DataDirectory(Path(sys.argv[1])).lock():
     print(flush=True)
     sys.stdin.read()

@@ -20,9 +20,9 @@ import pytest
 import trio
 
 from peer.cli import build_parser, main
-from peer.demo import ending
-from peer.demo.demo import BASELINE_RATES, baseline_rates, cast_roles, last_line
-from peer.demo.files import make_places
+from peer.demo import shutdown_signals
+from peer.demo.network_demo import BASELINE_RATES, assign_roles, baseline_rates, last_line
+from peer.demo.report_files import prepare_output_paths
 from protocol.errors import UserError
 from tests.peer.processes import children, command, demo, environment, import_torch_for_ever, wait_for_ends
 from tests.waiting import PatienceEnded, in_time, patience_seconds
@@ -47,7 +47,7 @@ def test_who_signs_two_proposals_is_expelled_by_the_proof_in_the_chain(tmp_path:
 
 
 def roles(folder: Path, *arguments: str) -> str:
-    peers = cast_roles(build_parser().parse_args(["demo", *arguments]), folder)
+    peers = assign_roles(build_parser().parse_args(["demo", *arguments]), folder)
     return "".join("l" if peer.lies else "t" if peer.trains else "v" for peer in peers)
 
 
@@ -142,24 +142,24 @@ def test_a_place_that_may_not_be_written_is_told_before_anything_starts(tmp_path
 
     monkeypatch.setattr("tempfile.TemporaryFile", refuse)
     with pytest.raises(UserError, match=r"--report .*run: Read-only file system; name a new folder where you may write"):
-        make_places(tmp_path / "run", "")
+        prepare_output_paths(tmp_path / "run", "")
 
 
 def test_of_a_refused_demo_no_folder_is_left_that_it_made(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--json"):
-        make_places(tmp_path / "runs" / "demo", str(tmp_path / "nowhere" / "r.json"))
+        prepare_output_paths(tmp_path / "runs" / "demo", str(tmp_path / "nowhere" / "r.json"))
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "runs").mkdir()
     with pytest.raises(UserError, match="--json"):
-        make_places(tmp_path / "runs" / "demo", str(tmp_path / "nowhere" / "r.json"))
+        prepare_output_paths(tmp_path / "runs" / "demo", str(tmp_path / "nowhere" / "r.json"))
     assert list(tmp_path.rglob("*")) == [tmp_path / "runs"], "what was there stays"
 
 
 def test_a_report_may_lie_inside_its_own_folder_and_what_was_there_is_kept(tmp_path: Path) -> None:
-    make_places(tmp_path / "run", str(tmp_path / "run" / "r.json"))
+    prepare_output_paths(tmp_path / "run", str(tmp_path / "run" / "r.json"))
     assert list((tmp_path / "run").iterdir()) == []
     (tmp_path / "r.json").write_text("old")
-    make_places(tmp_path / "run", str(tmp_path / "r.json"))
+    prepare_output_paths(tmp_path / "run", str(tmp_path / "r.json"))
     assert (tmp_path / "r.json").read_text() == "old"
 
 
@@ -209,11 +209,11 @@ async def forever() -> int:
 @pytest.fixture
 def signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As the demo sets them; afterwards as they were. The terminal of the tests stays."""
-    monkeypatch.setattr(ending, "let_go", lambda streams: None)
+    monkeypatch.setattr(shutdown_signals, "detach_descriptors", lambda streams: None)
     numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    ending.end_like_ctrl_c()
+    shutdown_signals.map_signals_to_interrupt()
     yield
     for number, handler in zip(numbers, before, strict=True):
         signal.signal(number, handler)
@@ -229,7 +229,7 @@ def test_a_demo_whose_terminal_closes_ends_whatever_swallows_an_interrupt() -> N
         return await forever()
 
     with pytest.raises(KeyboardInterrupt):
-        trio.run(ending.until_hung_up, swallowing)
+        trio.run(shutdown_signals.run_until_hangup, swallowing)
 
 
 @pytest.mark.real("processes")
@@ -251,7 +251,7 @@ def test_what_follows_the_end_of_a_terminal_does_not_cut_off_the_stopping_of_the
                 unwound = True
 
     with pytest.raises(KeyboardInterrupt):
-        trio.run(ending.until_hung_up, hung_up_again_and_again)
+        trio.run(shutdown_signals.run_until_hangup, hung_up_again_and_again)
     for _ in range(3):
         os.kill(os.getpid(), signal.SIGHUP)
     assert unwound
@@ -264,7 +264,7 @@ def test_the_end_of_a_terminal_does_not_cut_off_the_stopping_of_peers_that_have_
         await trio.lowlevel.checkpoint()
         return 7
 
-    assert trio.run(ending.until_hung_up, done) == 7
+    assert trio.run(shutdown_signals.run_until_hangup, done) == 7
     os.kill(os.getpid(), signal.SIGHUP)
 
 
@@ -277,4 +277,4 @@ def test_a_demo_under_nohup_goes_on_when_the_terminal_closes() -> None:
         return 7
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    assert trio.run(ending.until_hung_up, hung_up) == 7
+    assert trio.run(shutdown_signals.run_until_hangup, hung_up) == 7

@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from peer.cli import build_parser
-from peer.demo import files
-from peer.demo.cast import Demo
-from peer.demo.demo import cast_roles
-from peer.demo.display import Display
+from peer.demo import report_files
+from peer.demo.demo_peers import Demo
+from peer.demo.live_display import DemoDisplay
+from peer.demo.network_demo import assign_roles
 from protocol.api import JobView, RoundView
 from protocol.errors import StorageError
 from protocol.identity import peer_id
@@ -26,7 +26,7 @@ REASONS = {"replay": 48, "norm": 7, "unjudged": 4, "absent": 1}
 
 def demo_of(folder: Path, *arguments: str) -> Demo:
     options = build_parser().parse_args(["demo", *arguments])
-    return Demo(options, folder, cast_roles(options, folder))
+    return Demo(options, folder, assign_roles(options, folder))
 
 
 def picture(folder: Path, peers: int, liars: int, width: int, height: int) -> list[str]:
@@ -42,7 +42,7 @@ def picture(folder: Path, peers: int, liars: int, width: int, height: int) -> li
     )
     out = io.StringIO()
     Console(file=out, width=width, height=height).print(
-        Display(demo)._picture(JobView(*job, taken=ROUNDS), rounds, width, height)
+        DemoDisplay(demo)._picture(JobView(*job, taken=ROUNDS), rounds, width, height)
     )
     return out.getvalue().splitlines()
 
@@ -75,7 +75,7 @@ def test_a_path_is_written_as_a_shell_wants_it_and_stays_on_one_line(
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "dumb")
     folder = tmp_path / name
-    Display(demo_of(folder)).say("4 peers are running, data in", folder)
+    DemoDisplay(demo_of(folder)).print_line("4 peers are running, data in", folder)
     printed = capsys.readouterr().out
     assert shlex.quote(str(folder)) in printed and "data in" in printed
 
@@ -86,5 +86,5 @@ def test_full_disk_is_told_in_one_line(name: str, tmp_path: Path) -> None:
     (tmp_path / name).symlink_to("/dev/full")
     demo: Any = SimpleNamespace(folder=tmp_path, options=SimpleNamespace(json=str(tmp_path / "json")))
     with pytest.raises(StorageError, match=f"{name}: the disk is full; free some space"):
-        files.write_report(demo, "{}")
-        files.write_text(tmp_path / "sample.txt", "text")
+        report_files.write_report(demo, "{}")
+        report_files.write_text(tmp_path / "sample.txt", "text")

@@ -13,9 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.daemon import reachable
-from peer.daemon.endurance import endure, lacks_descriptors
-from peer.settings.descriptors import FILES_PER_WEB_CONNECTION, NEEDED, PEERS_MAX, RESERVED, WEB_MAX, Shares, shares
+from peer.daemon import host_addresses
+from peer.daemon.restart_policy import lacks_descriptors, restart_on_fault
+from peer.settings.file_descriptors import (
+    DESCRIPTORS_NEEDED,
+    DESCRIPTORS_PER_WEB_CONNECTION,
+    DESCRIPTORS_RESERVED,
+    PEER_CONNECTIONS_MAX,
+    WEB_CONNECTIONS_MAX,
+    ConnectionLimits,
+    connection_limits,
+)
 from protocol.errors import LostVotesError, StorageError
 from storage.disk_blob_store import DiskBlobStore
 from storage.durable_files import explain_os_errors, skip_without_descriptors
@@ -25,16 +33,20 @@ from transport.swarm import CONNECTIONS_MAX
 
 
 def test_all_connections_fit_what_a_peer_needs() -> None:
-    assert PEERS_MAX == CONNECTIONS_MAX
-    assert shares(NEEDED) == shares(1 << 20) == Shares(PEERS_MAX, WEB_MAX)
-    assert shares(1_024) == Shares(PEERS_MAX, 96)
+    assert PEER_CONNECTIONS_MAX == CONNECTIONS_MAX
+    assert (
+        connection_limits(DESCRIPTORS_NEEDED)
+        == connection_limits(1 << 20)
+        == ConnectionLimits(PEER_CONNECTIONS_MAX, WEB_CONNECTIONS_MAX)
+    )
+    assert connection_limits(1_024) == ConnectionLimits(PEER_CONNECTIONS_MAX, 96)
 
 
 @given(st.integers(16, 100_000))
 def test_shares_leave_the_reserve_at_any_limit(limit: int) -> None:
-    found = shares(limit)
-    assert found.peers + FILES_PER_WEB_CONNECTION * found.web <= limit - min(RESERVED, limit // 2)
-    assert 0 < found.peers <= PEERS_MAX and 0 < found.web + 1 <= WEB_MAX + 1
+    found = connection_limits(limit)
+    assert found.peers + DESCRIPTORS_PER_WEB_CONNECTION * found.web <= limit - min(DESCRIPTORS_RESERVED, limit // 2)
+    assert 0 < found.peers <= PEER_CONNECTIONS_MAX and 0 < found.web + 1 <= WEB_CONNECTIONS_MAX + 1
 
 
 def full() -> OSError:
@@ -61,8 +73,8 @@ async def test_a_fault_of_the_system_is_told_once_and_the_task_runs_again(fault:
             raise FAULTS[fault]()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("peer.daemon.endurance.RETRY_SECONDS", 0.001)
-        await endure("the look for alerts", run, told.append)
+        patch.setattr("peer.daemon.restart_policy.RETRY_SECONDS", 0.001)
+        await restart_on_fault("the look for alerts", run, told.append)
     assert runs == 4 and len(told) == 1 and told[0].startswith("the look for alerts failed (")
 
 
@@ -74,7 +86,7 @@ async def test_a_fault_of_ours_and_lost_votes_pass_on(error: Exception) -> None:
         raise error
 
     with pytest.raises(type(error)):
-        await endure("a part", run, print)
+        await restart_on_fault("a part", run, print)
 
 
 def disk_full() -> OSError:
@@ -109,7 +121,7 @@ async def test_what_works_beside_agreement_goes_on_after_a_shortage(tmp_path: Pa
         return kept(blobs)
 
     monkeypatch.setattr(DiskBlobStore, "retained_rounds", kept_together)
-    monkeypatch.setattr("peer.daemon.endurance.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("peer.daemon.restart_policy.RETRY_SECONDS", 0.01)
     async with Room(tmp_path).serving() as (daemon, site):
 
         async def has_failed() -> bool:
@@ -117,7 +129,9 @@ async def test_what_works_beside_agreement_goes_on_after_a_shortage(tmp_path: Pa
 
         await poll(has_failed)
         await enrolled(site, "ann")
-        assert any(event.text.startswith("auditing failed (Too many open files)") for event in daemon.driver.events.last(99))
+        assert any(
+            event.text.startswith("auditing failed (Too many open files)") for event in daemon.driver.events.newest_events(99)
+        )
 
 
 @pytest.mark.real("descriptors of this process run out")
@@ -125,6 +139,6 @@ def test_a_machine_that_cannot_be_asked_for_its_addresses_has_none() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
-        assert reachable.hosts() == ()
+        assert host_addresses.host_addresses() == ()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -17,11 +17,11 @@ import pytest
 import trio
 
 from peer import features
-from peer.doctor import asides, calling, clock, files, machine, monitors, reaching
-from peer.doctor.doctor import _of_status, examine
-from peer.doctor.findings import EXIT_STATUS, Finding, Level, gravest, ok, warning
-from peer.settings.config import load
-from peer.settings.datadir import DataDirectory
+from peer.doctor import clock, data_directory_checks, dial_check, http_endpoints, machine, optional_services, reachability_checks
+from peer.doctor.doctor import _of_status, examine_peer
+from peer.doctor.findings import EXIT_STATUS, DoctorFinding, FindingLevel, gravest_level, ok, warning
+from peer.settings.config import load_settings
+from peer.settings.data_directory import DataDirectory
 from protocol.api import AlertCause, AlertSeverity, AlertView, BlockView, EventView, OptionalServiceView
 from protocol.identity import WIRE_VERSIONS, peer_id
 from scenarios.gateway import Router, running
@@ -34,16 +34,16 @@ from transport.discovery.upnp import Gateway
 from transport.swarm import Swarm
 
 VOTER, TRAINER = features.roles()["voter"], features.roles()["trainer"]
-CONFIG = load({}, {}).config
+CONFIG = load_settings({}, {}).config
 
 
-def of(check: str, findings: Iterable[Finding]) -> Iterator[Finding]:
+def of(check: str, findings: Iterable[DoctorFinding]) -> Iterator[DoctorFinding]:
     return (finding for finding in findings if finding.check == check)
 
 
-def fault_of(check: str, findings: Iterable[Finding]) -> Finding:
+def fault_of(check: str, findings: Iterable[DoctorFinding]) -> DoctorFinding:
     """The one that is wrong; what to do stands with it."""
-    [found] = [finding for finding in of(check, findings) if finding.level != Level.OK]
+    [found] = [finding for finding in of(check, findings) if finding.level != FindingLevel.OK]
     assert found.advice
     return found
 
@@ -57,9 +57,9 @@ def directory(tmp_path: Path) -> DataDirectory:
     return DataDirectory(tmp_path / "peer")
 
 
-async def looked(directory: DataDirectory, **flags: str) -> list[Finding]:
+async def looked(directory: DataDirectory, **flags: str) -> list[DoctorFinding]:
     given = {"data_directory": directory.path, "role": "voter", "listen": "127.0.0.1:0", **flags}
-    return await examine(lambda: load(given, {}))
+    return await examine_peer(lambda: load_settings(given, {}))
 
 
 def test_each_cause_of_an_alert_has_advice() -> None:
@@ -72,18 +72,18 @@ def test_each_cause_of_an_alert_has_advice() -> None:
 
 @pytest.mark.real("sockets")
 async def test_a_peer_that_could_start_has_no_fault(directory: DataDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "clock_is_kept", lambda: True)
+    monkeypatch.setattr(clock, "is_clock_synchronized", lambda: True)
     monkeypatch.setattr(machine, "available_bytes", lambda: (1 << 40, "machine"))
     found = [finding for finding in await looked(directory) if finding.check not in ("disk", "files")]  # as this machine is
     assert {finding.check for finding in found} == {"version", "data", "key", "peer", "port", "peers", "clock", "memory"}
-    assert gravest(found) == Level.OK and not any(finding.advice for finding in found)
+    assert gravest_level(found) == FindingLevel.OK and not any(finding.advice for finding in found)
 
 
 @pytest.mark.real("sockets")
 async def test_an_open_key_is_named_with_its_mode(directory: DataDirectory) -> None:
     directory.identity_key.chmod(0o640)
     found = fault_of("key", await looked(directory))
-    assert found.level == Level.FAULT and "0640" in found.text and found.advice.startswith("chmod 600 ")
+    assert found.level == FindingLevel.FAULT and "0640" in found.text and found.advice.startswith("chmod 600 ")
     directory.identity_key.chmod(0o600)
     directory.identity_key.write_text("no key")
     assert "damaged" in fault_of("key", await looked(directory)).text
@@ -113,44 +113,52 @@ async def test_a_taken_port_is_a_fault_and_one_that_the_peer_can_do_without_a_wa
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         found = fault_of("port", await looked(directory, listen=address))
-        assert found.level == Level.FAULT and address in found.text and "--listen" in found.advice
+        assert found.level == FindingLevel.FAULT and address in found.text and "--listen" in found.advice
         found = fault_of("metrics", await looked(directory, metrics=address))
-        assert found.level == Level.WARNING and "--metrics" in found.advice
+        assert found.level == FindingLevel.WARNING and "--metrics" in found.advice
         found = fault_of("web", await looked(directory, role="annotator", web_listen=address))
-        assert found.level == Level.WARNING and "--web-listen" in found.advice
+        assert found.level == FindingLevel.WARNING and "--web-listen" in found.advice
 
 
 @pytest.mark.real("sockets")
 async def test_looking_at_a_stopped_peer_changes_nothing_of_it(directory: DataDirectory) -> None:
-    genesis, _ = files.of_network(directory)
+    genesis, _ = data_directory_checks.check_network(directory)
     assert genesis is not None
     LedgerStore(directory.ledger, genesis.chain_id).close()
     before = {path.name: path.read_bytes() for path in directory.path.glob("ledger*")}
-    assert not [finding for finding in of("data", await looked(directory)) if finding.level != Level.OK]
+    assert not [finding for finding in of("data", await looked(directory)) if finding.level != FindingLevel.OK]
     assert {path.name: path.read_bytes() for path in directory.path.glob("ledger*")} == before
 
 
 @pytest.mark.real("sockets")
 async def test_the_router_and_the_local_network_have_a_row_each_where_they_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load({"upnp": True, "mdns": True}, {}).config
+    config = load_settings({"upnp": True, "mdns": True}, {}).config
     with running(Router()) as router:
-        found = await asides.of_stopped(config, lambda: Gateway(description=router.url))
+        found = await optional_services.check_stopped_services(config, lambda: Gateway(description=router.url))
         assert router.table == {}
-    assert [(row.check, row.level) for row in found] == [("upnp", Level.OK), ("mdns", Level.OK)] and "1.1.1.1" in found[0].text
-    assert await asides.of_stopped(load({}, {}).config) == [] and asides.of_running([]) == []
-    [away, _] = await asides.of_stopped(config, lambda: Gateway(description=router.url))
-    assert away.level == Level.WARNING and "no router answers" in away.text and "--advertise" in away.advice
-    monkeypatch.setattr(asides, "_is_there", lambda package: False)
-    lacking = await asides.of_stopped(config)
+    assert [(row.check, row.level) for row in found] == [
+        ("upnp", FindingLevel.OK),
+        ("mdns", FindingLevel.OK),
+    ] and "1.1.1.1" in found[0].text
+    assert (
+        await optional_services.check_stopped_services(load_settings({}, {}).config) == []
+        and optional_services.check_running_services([]) == []
+    )
+    [away, _] = await optional_services.check_stopped_services(config, lambda: Gateway(description=router.url))
+    assert away.level == FindingLevel.WARNING and "no router answers" in away.text and "--advertise" in away.advice
+    monkeypatch.setattr(optional_services, "_is_there", lambda package: False)
+    lacking = await optional_services.check_stopped_services(config)
     assert [row.advice.split(",")[0] for row in lacking] == ["pip install miniupnpc", "pip install zeroconf"]
-    said = asides.of_running([OptionalServiceView("upnp", True, "forwards"), OptionalServiceView("mdns", False, "no")])
-    assert [row.level for row in said] == [Level.OK, Level.WARNING]
+    said = optional_services.check_running_services(
+        [OptionalServiceView("upnp", True, "forwards"), OptionalServiceView("mdns", False, "no")]
+    )
+    assert [row.level for row in said] == [FindingLevel.OK, FindingLevel.WARNING]
 
 
 @pytest.mark.real("sockets")
 async def test_a_peer_that_could_never_have_a_link_is_not_started_and_the_doctor_says_so(directory: DataDirectory) -> None:
     found = fault_of("port", await looked(directory, listen="none"))
-    assert found.level == Level.FAULT and "knows nobody to dial" in found.text and "--bootstrap" in found.advice
+    assert found.level == FindingLevel.FAULT and "knows nobody to dial" in found.text and "--bootstrap" in found.advice
     status, _, error = command("run", "--listen", "none", "--role", "voter", "--data-dir", str(directory.path))
     assert status == 2 and f"{found.text}; {found.advice}" in error
 
@@ -163,8 +171,10 @@ async def test_a_daemon_that_answers_nobody_is_a_fault(directory: DataDirectory)
 
 
 async def test_settings_that_cannot_be_read_are_a_finding() -> None:
-    [found] = await examine(lambda: load({"role": "trayner"}, {}))
-    assert (found.check, found.level) == ("settings", Level.FAULT) and "trayner" in found.text and "trainer" in found.advice
+    [found] = await examine_peer(lambda: load_settings({"role": "trayner"}, {}))
+    assert (
+        (found.check, found.level) == ("settings", FindingLevel.FAULT) and "trayner" in found.text and "trainer" in found.advice
+    )
 
 
 @pytest.mark.real("sockets")
@@ -172,12 +182,12 @@ def test_the_command_says_it_all_in_json_and_by_its_exit_status(directory: DataD
     directory.identity_key.chmod(0o644)
     words = ("doctor", "--data-dir", str(directory.path), "--listen", "127.0.0.1:0", "--role", "voter")
     status, out, _ = command(*words, "--json")
-    found = [Finding(**one) for one in json.loads(out)]
-    assert status == EXIT_STATUS[Level.FAULT] == 4 and "0644" in fault_of("key", found).text
+    found = [DoctorFinding(**one) for one in json.loads(out)]
+    assert status == EXIT_STATUS[FindingLevel.FAULT] == 4 and "0644" in fault_of("key", found).text
     status, out, _ = command(*words)
     assert status == 4 and "chmod 600" in out
     assert command("doctor", "--config", str(directory.path / "none.toml"))[0] == 4
-    assert EXIT_STATUS[gravest([ok("a", ""), warning("b", "", ""), ok("c", "")])] == 3
+    assert EXIT_STATUS[gravest_level([ok("a", ""), warning("b", "", ""), ok("c", "")])] == 3
 
 
 # A peer that runs -----------------------------------------------------------------------------------------------------
@@ -201,29 +211,29 @@ async def test_a_running_peer_that_does_not_answer_is_named(directory: DataDirec
         nobody = f"127.0.0.1:{other.getsockname()[1]}"
         said = ("--role", "voter", "--listen", "127.0.0.1:0,[::1]:0", "--advertise", nobody, "--metrics", "127.0.0.1:0")
         await daemon.start("run", *said).answers()
-        monkeypatch.setattr(calling, "CALL_SECONDS", 60.0)
+        monkeypatch.setattr(dial_check, "DIAL_SECONDS_MAX", 60.0)
         monkeypatch.setattr(trio, "open_tcp_stream", dial_all_but(other.getsockname()[1]))
         # It is asked with other settings than the peer has: what runs says itself where it listens, and what it serves.
-        found = await examine(lambda: load({"data_directory": directory.path}, {}))
-        right = {finding.check for finding in found if finding.level == Level.OK}
+        found = await examine_peer(lambda: load_settings({"data_directory": directory.path}, {}))
+        right = {finding.check for finding in found if finding.level == FindingLevel.OK}
         assert {"peer", "port", "metrics", "key", "peers"} <= right and not list(of("web", found))
         assert f"process {daemon.pid}" in next(of("peer", found)).text
         told = fault_of("port", found)
-        assert told.level == Level.WARNING and f"{nobody}, which others are told to dial" in told.text
-        listening = [finding.text.removesuffix(" answers") for finding in of("port", found) if finding.level == Level.OK]
+        assert told.level == FindingLevel.WARNING and f"{nobody}, which others are told to dial" in told.text
+        listening = [finding.text.removesuffix(" answers") for finding in of("port", found) if finding.level == FindingLevel.OK]
         assert len(listening) == 2 and f"listens on {', '.join(listening)} (others are told {nobody})" in daemon.log
         (directory.path / "parts" / "metrics" / "address").write_text(nobody)
         monkeypatch.undo()
-        for module, name in ((monitors, "ASK_SECONDS"), (calling, "CALL_SECONDS")):
+        for module, name in ((http_endpoints, "HTTP_SECONDS_MAX"), (dial_check, "DIAL_SECONDS_MAX")):
             monkeypatch.setattr(module, name, 0.1)
         assert "not this peer answers" in fault_of("metrics", await looked(directory)).text
         other.close()
-        monkeypatch.setattr(calling, "CALL_SECONDS", 60.0)
+        monkeypatch.setattr(dial_check, "DIAL_SECONDS_MAX", 60.0)
         found = fault_of("port", await looked(directory, advertise=nobody))
-        assert found.level == Level.WARNING and f"{nobody}, which others are told to dial" in found.text
+        assert found.level == FindingLevel.WARNING and f"{nobody}, which others are told to dial" in found.text
         moved = list(of("port", await looked(directory, listen="127.0.0.2:7")))
         assert any("the settings name 127.0.0.2:7, and the peer that runs listens at 127.0.0.1:" in one.text for one in moved)
-        assert any(one.level == Level.OK for one in moved), "it is dialed where it listens"
+        assert any(one.level == FindingLevel.OK for one in moved), "it is dialed where it listens"
         assert daemon.terminate() == 0 and "Traceback" not in daemon.log and "truncated" not in daemon.log
 
 
@@ -242,99 +252,113 @@ async def answering(chain: bytes = CHAIN, versions: Sequence[int] = WIRE_VERSION
 @pytest.mark.real("sockets")
 async def test_a_call_tells_who_answers_or_why_nobody_does(monkeypatch: pytest.MonkeyPatch) -> None:
     async with answering() as swarm:
-        assert (await calling.call(swarm.address, CHAIN)).peer == ALICE.public
-        assert "instead of" in (await calling.call(swarm.address, CHAIN, BOB.public)).why
-        foreign = await calling.call(swarm.address, b"\0" * 32)
-        assert foreign.peer is None and "another network" in foreign.why and foreign.advice == calling.ADVICE["wrong-chain"]
-        listening = reaching.of_own_port(swarm.address, CHAIN, BOB.public)
-        assert [finding.level for finding in await listening] == [Level.FAULT], "somebody else answers where this peer listens"
-        assert [finding.level for finding in await reaching.of_own_port(swarm.address, CHAIN, ALICE.public)] == [Level.OK]
-        for me, level in ((ALICE, Level.OK), (BOB, Level.FAULT)):
-            told = await reaching.of_told([swarm.address], CHAIN, me.public, are_reached=True)
+        assert (await dial_check.dial_peer(swarm.address, CHAIN)).peer == ALICE.public
+        assert "instead of" in (await dial_check.dial_peer(swarm.address, CHAIN, BOB.public)).why
+        foreign = await dial_check.dial_peer(swarm.address, b"\0" * 32)
+        assert foreign.peer is None and "another network" in foreign.why and foreign.advice == dial_check.ADVICE["wrong-chain"]
+        listening = reachability_checks.check_own_port(swarm.address, CHAIN, BOB.public)
+        assert [finding.level for finding in await listening] == [FindingLevel.FAULT], (
+            "somebody else answers where this peer listens"
+        )
+        assert [finding.level for finding in await reachability_checks.check_own_port(swarm.address, CHAIN, ALICE.public)] == [
+            FindingLevel.OK
+        ]
+        for me, level in ((ALICE, FindingLevel.OK), (BOB, FindingLevel.FAULT)):
+            told = await reachability_checks.check_advertised_addresses([swarm.address], CHAIN, me.public, are_reached=True)
             assert [finding.level for finding in told] == [level]
-    gone = await calling.call(swarm.address, CHAIN)
-    assert (gone.why, gone.advice) == ("connection refused", calling.FIREWALL)
-    for are_reached, level in ((True, Level.OK), (False, Level.WARNING)):
-        [found] = await reaching.of_told([gone.address], CHAIN, ALICE.public, are_reached=are_reached)
+    gone = await dial_check.dial_peer(swarm.address, CHAIN)
+    assert (gone.why, gone.advice) == ("connection refused", dial_check.FIREWALL_ADVICE)
+    for are_reached, level in ((True, FindingLevel.OK), (False, FindingLevel.WARNING)):
+        [found] = await reachability_checks.check_advertised_addresses(
+            [gone.address], CHAIN, ALICE.public, are_reached=are_reached
+        )
         assert found.level == level
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setattr(calling, "CALL_SECONDS", 0.05)
-        assert "no answer within" in (await calling.call(f"127.0.0.1:{silent.getsockname()[1]}", CHAIN)).why
+        monkeypatch.setattr(dial_check, "DIAL_SECONDS_MAX", 0.05)
+        assert "no answer within" in (await dial_check.dial_peer(f"127.0.0.1:{silent.getsockname()[1]}", CHAIN)).why
 
 
 @pytest.mark.real("sockets")
 async def test_a_peer_of_the_wire_version_before_answers_and_one_of_an_unknown_version_is_named() -> None:
     async with answering(versions=(2,)) as swarm:
-        assert (await calling.call(swarm.address, CHAIN)).peer == ALICE.public
+        assert (await dial_check.dial_peer(swarm.address, CHAIN)).peer == ALICE.public
     async with answering(versions=(1,)) as swarm:
-        assert (await calling.call(swarm.address, CHAIN)).advice == calling.ADVICE["wrong-version"]
+        assert (await dial_check.dial_peer(swarm.address, CHAIN)).advice == dial_check.ADVICE["wrong-version"]
 
 
 @pytest.mark.real("sockets")
 async def test_others_are_needed_one_of_them_at_least_and_nobody_with_our_key() -> None:
-    async def others(*addresses: str, me: bytes = BOB.public, links: int | None = 0, alone: bool = False) -> list[Finding]:
-        return await reaching.of_others(addresses, CHAIN, me, links=links, alone=alone)
+    async def others(*addresses: str, me: bytes = BOB.public, links: int | None = 0, alone: bool = False) -> list[DoctorFinding]:
+        return await reachability_checks.check_other_peers(addresses, CHAIN, me, links=links, alone=alone)
 
     with socket.create_server(("127.0.0.1", 0)) as closed:
         nobody = f"127.0.0.1:{closed.getsockname()[1]}"
     async with answering() as swarm:
         here, pinned = swarm.address, f"{peer_id(CAROL.public)}@{swarm.address}"
-        assert [one.level for one in await others(here, nobody)] == [Level.OK, Level.WARNING]
-        assert [one.level for one in await others(nobody, pinned)] == [Level.FAULT, Level.WARNING, Level.WARNING]
+        assert [one.level for one in await others(here, nobody)] == [FindingLevel.OK, FindingLevel.WARNING]
+        assert [one.level for one in await others(nobody, pinned)] == [
+            FindingLevel.FAULT,
+            FindingLevel.WARNING,
+            FindingLevel.WARNING,
+        ]
         lost = (await others(f"{peer_id(CAROL.public)}@{nobody}"))[1]
         assert lost.text == f"{nobody} ({peer_id(CAROL.public)[:8]}): connection refused"
-        assert [one.level for one in await others(nobody, links=1)] == [Level.WARNING, Level.WARNING], "somebody has dialed it"
-        assert [one.level for one in await others()] == [Level.WARNING]
-        assert [one.level for one in await others(here, "nobody@h:1")] == [Level.OK, Level.WARNING], "no peer id"
-        assert [one.level for one in await others(alone=True)] == [Level.OK]
-        assert [one.level for one in await others(here, me=ALICE.public, alone=True)] == [Level.OK], "it dials itself"
+        assert [one.level for one in await others(nobody, links=1)] == [FindingLevel.WARNING, FindingLevel.WARNING], (
+            "somebody has dialed it"
+        )
+        assert [one.level for one in await others()] == [FindingLevel.WARNING]
+        assert [one.level for one in await others(here, "nobody@h:1")] == [FindingLevel.OK, FindingLevel.WARNING], "no peer id"
+        assert [one.level for one in await others(alone=True)] == [FindingLevel.OK]
+        assert [one.level for one in await others(here, me=ALICE.public, alone=True)] == [FindingLevel.OK], "it dials itself"
         [copy] = await others(here, me=ALICE.public, links=None)
-        assert copy.level == Level.FAULT and "with this peer's key" in copy.text
+        assert copy.level == FindingLevel.FAULT and "with this peer's key" in copy.text
 
 
 def test_what_others_say_of_reaching_this_peer_is_told() -> None:
-    levels = {said: [found.level for found in reaching.of_reachability(said)] for said in ReachabilityState}
+    levels = {said: [found.level for found in reachability_checks.check_reachability(said)] for said in ReachabilityState}
     assert levels == {
-        ReachabilityState.DIRECT: [Level.OK],
-        ReachabilityState.RELAYED: [Level.WARNING],
+        ReachabilityState.DIRECT: [FindingLevel.OK],
+        ReachabilityState.RELAYED: [FindingLevel.WARNING],
         ReachabilityState.UNKNOWN: [],
     }
 
 
 def test_a_peer_that_listens_elsewhere_than_the_settings_say_is_named() -> None:
-    assert reaching.of_settings(["0.0.0.0:0", "[::1]:7"], ["[::1]:7", "0.0.0.0:4711"]) == []
+    assert reachability_checks.check_listen_settings(["0.0.0.0:0", "[::1]:7"], ["[::1]:7", "0.0.0.0:4711"]) == []
     for wanted, listening in ((["h:1"], ["h:2"]), (["h:1", "h:1"], ["h:1"]), (["h:0"], [])):
-        [found] = reaching.of_settings(wanted, listening)
-        assert found.level == Level.WARNING and (", ".join(listening) or "none") in found.text
+        [found] = reachability_checks.check_listen_settings(wanted, listening)
+        assert found.level == FindingLevel.WARNING and (", ".join(listening) or "none") in found.text
 
 
 def test_each_place_is_dialed_once_and_the_named_ones_first() -> None:
-    assert reaching.dialable_ones(["h:1", "h:2"], ["x@h:2", "y@h:3"]) == ("h:1", "h:2", "y@h:3")
+    assert reachability_checks.dial_candidates(["h:1", "h:2"], ["x@h:2", "y@h:3"]) == ("h:1", "h:2", "y@h:3")
 
 
 # The machine ----------------------------------------------------------------------------------------------------------
 
 
 def test_little_room_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for free, level in ((100 << 20, Level.FAULT), (1 << 30, Level.WARNING), (100 << 30, Level.OK)):
+    for free, level in ((100 << 20, FindingLevel.FAULT), (1 << 30, FindingLevel.WARNING), (100 << 30, FindingLevel.OK)):
         monkeypatch.setattr("shutil.disk_usage", lambda path, free=free: SimpleNamespace(free=free, total=1 << 40))
-        [found] = machine.of_disk(tmp_path / "not" / "there")
-        assert found.level == level and bool(found.advice) == (level != Level.OK)
+        [found] = machine.check_disk(tmp_path / "not" / "there")
+        assert found.level == level and bool(found.advice) == (level != FindingLevel.OK)
     monkeypatch.setattr("os.statvfs", lambda path: SimpleNamespace(f_files=10, f_favail=3))
-    assert "3 more files" in fault_of("disk", machine.of_disk(tmp_path)).text
+    assert "3 more files" in fault_of("disk", machine.check_disk(tmp_path)).text
 
 
 def test_little_memory_is_named_with_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     def levels(free: int) -> list[str]:
         monkeypatch.setattr(machine, "available_bytes", lambda: (free, "control group"))
         cases = ((VOTER, False), (TRAINER, False), (TRAINER, True))
-        return [finding.level for role, runs in cases for finding in machine.of_memory(CONFIG, role, runs=runs)]
+        return [finding.level for role, runs in cases for finding in machine.check_memory(CONFIG, role, runs=runs)]
 
-    assert levels(50_000_000) == [Level.FAULT, Level.FAULT, Level.WARNING]
-    assert levels(200_000_000) == [Level.OK, Level.FAULT, Level.OK], "a peer that runs has its memory already"
-    assert levels(10**9) == [Level.OK] * 3
-    found = fault_of("memory", machine.of_memory(replace(CONFIG, memory_mb_max=10**7), TRAINER, runs=False))
-    assert found.level == Level.WARNING and "10000000 MB" in found.text
+    assert levels(50_000_000) == [FindingLevel.FAULT, FindingLevel.FAULT, FindingLevel.WARNING]
+    assert levels(200_000_000) == [FindingLevel.OK, FindingLevel.FAULT, FindingLevel.OK], (
+        "a peer that runs has its memory already"
+    )
+    assert levels(10**9) == [FindingLevel.OK] * 3
+    found = fault_of("memory", machine.check_memory(replace(CONFIG, memory_mb_max=10**7), TRAINER, runs=False))
+    assert found.level == FindingLevel.WARNING and "10000000 MB" in found.text
 
 
 def test_the_least_bound_of_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,14 +375,14 @@ def test_the_least_bound_of_memory_counts(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_few_open_files_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, 256))
-    assert "LimitNOFILE" in fault_of("files", machine.of_open_files()).advice
+    assert "LimitNOFILE" in fault_of("files", machine.check_open_files()).advice
 
 
 def test_a_package_that_the_role_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "find_spec", lambda name: None)
-    assert "--role voter" in fault_of("version", machine.of_version(TRAINER)).advice
-    assert "extra `web`" in fault_of("version", machine.of_version(features.roles()["annotator"])).advice
-    assert [finding.level for finding in machine.of_version(VOTER)] == [Level.OK]
+    assert "--role voter" in fault_of("version", machine.check_version(TRAINER)).advice
+    assert "extra `web`" in fault_of("version", machine.check_version(features.roles()["annotator"])).advice
+    assert [finding.level for finding in machine.check_version(VOTER)] == [FindingLevel.OK]
 
 
 # The clock ------------------------------------------------------------------------------------------------------------
@@ -367,22 +391,22 @@ def test_a_package_that_the_role_needs_is_named(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("ahead", "last_seconds", "kept", "level"),
     [
-        (3_600.0, None, True, Level.FAULT),
-        (-3_600.0, None, True, Level.FAULT),
-        (0.3, None, False, Level.OK),  # the others say more than the kernel
-        (None, -3_600.0, True, Level.OK),
-        (None, 3_600.0, True, Level.FAULT),  # what is decided lies in the future
-        (None, None, False, Level.WARNING),
-        (None, None, None, Level.OK),
+        (3_600.0, None, True, FindingLevel.FAULT),
+        (-3_600.0, None, True, FindingLevel.FAULT),
+        (0.3, None, False, FindingLevel.OK),  # the others say more than the kernel
+        (None, -3_600.0, True, FindingLevel.OK),
+        (None, 3_600.0, True, FindingLevel.FAULT),  # what is decided lies in the future
+        (None, None, False, FindingLevel.WARNING),
+        (None, None, None, FindingLevel.OK),
     ],
 )
 def test_a_wrong_clock_is_named(
-    ahead: float | None, last_seconds: float | None, kept: bool | None, level: Level, monkeypatch: pytest.MonkeyPatch
+    ahead: float | None, last_seconds: float | None, kept: bool | None, level: FindingLevel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clock, "clock_is_kept", lambda: kept)
+    monkeypatch.setattr(clock, "is_clock_synchronized", lambda: kept)
     last_ms = None if last_seconds is None else int(1_000 * (time.time() + last_seconds))
-    found = clock.of_clock(ahead, last_ms, 0)
-    assert found.level == level and bool(found.advice) == (level != Level.OK)
+    found = clock.check_clock(ahead, last_ms, 0)
+    assert found.level == level and bool(found.advice) == (level != FindingLevel.OK)
 
 
 async def test_the_clock_is_compared_with_the_other_leaders_of_decisions_that_this_peer_saw() -> None:
@@ -398,6 +422,6 @@ async def test_the_clock_is_compared_with_the_other_leaders_of_decisions_that_th
             leader = leaders[height % len(leaders)]
             return replace(BLOCK, height=height, proposer=leader, time_ms=1_000 * height + wrong.get(leader, 0))
 
-    assert await clock.ahead_of_others(Api(), ME) == pytest.approx(3.04)  # type: ignore[arg-type]
+    assert await clock.clock_offset(Api(), ME) == pytest.approx(3.04)  # type: ignore[arg-type]
     leaders[:] = [ME]
-    assert await clock.ahead_of_others(Api(), ME) is None  # type: ignore[arg-type]
+    assert await clock.clock_offset(Api(), ME) is None  # type: ignore[arg-type]

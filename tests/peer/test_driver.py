@@ -11,9 +11,9 @@ import trio
 
 from ledger.jobs import ClosedRound
 from ledger.members import RegisterRoles
-from peer.driver.driver import _stored_round
-from peer.roles.base import OpenRound
+from peer.roles.round_context import OpenRoundContext
 from peer.roles.voter import Voter
+from peer.runtime.driver import _stored_round
 from peer.worker.supervisor import WorkerFailed
 from protocol import codec
 from protocol.errors import MissingBlobError, StorageError, UserError
@@ -70,7 +70,7 @@ async def test_an_observer_follows_and_applies_what_it_does_not_vote_on(tmp_path
         observer = made.seats[-1]
         assert observer.public not in observer.driver.state.members.members
         assert observer.store.read_restart_state().votes == ()
-        assert observer.driver.witness.decisions == made.seats[0].driver.state.height
+        assert observer.driver.observer.decisions == made.seats[0].driver.state.height
 
 
 async def test_a_peer_started_again_from_its_disk_has_its_root_and_goes_on_voting(tmp_path: Path) -> None:
@@ -173,29 +173,29 @@ async def test_an_old_proposal_that_is_read_back_from_the_disk_is_no_event(tmp_p
         await author.stop()
         await made.start(author, serve=Withheld)
         await poll(lambda: author.public in author.driver.rounds.books[job].proposals)
-        assert [event.text for event in await author.events.after(0, 0.0) if event.kind == "proposal"] == []
+        assert [event.text for event in await author.events.wait_for_events(0, 0.0) if event.kind == "proposal"] == []
 
 
 class Failing(Voter):
     def __init__(self, error: Exception, at: str) -> None:
         self._error, self._at = error, at
 
-    async def propose(self, round: OpenRound) -> None:
+    async def propose(self, round: OpenRoundContext) -> None:
         if self._at == "propose":
             raise self._error
         await super().propose(round)
 
-    async def check(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Verdict:
+    async def check_proposal(self, round: OpenRoundContext, signed: Signed, proposal: Proposal) -> Verdict:
         if self._at == "check":
             raise self._error
-        return await super().check(round, signed, proposal)
+        return await super().check_proposal(round, signed, proposal)
 
-    async def reexecute(self, round: OpenRound, trainer: bytes, proposal: Proposal) -> Verdict:
+    async def reexecute(self, round: OpenRoundContext, trainer: bytes, proposal: Proposal) -> Verdict:
         if self._at == "reexecute":
             raise self._error
         return await super().reexecute(round, trainer, proposal)
 
-    async def observe(self, round: OpenRound) -> None:
+    async def observe_round(self, round: OpenRoundContext) -> None:
         if self._at == "observe":
             raise self._error
 
@@ -301,7 +301,7 @@ async def test_a_round_message_of_a_stranger_is_counted_and_changes_nothing(tmp_
             signer = stranger.identity if ballot.model_root == root else made.seats[2].identity
             relay = GossipEnvelope(sign_message(signer, judge.driver.chain_id, ballot))
             stranger.network.send(judge.public, codec.encode(relay), Priority.VOTE)
-        await poll(lambda: set(judge.driver.node.refused) == {"not-a-member", "wrong-round"})
+        await poll(lambda: set(judge.driver.node.refusal_counts) == {"not-a-member", "wrong-round"})
         held[0].released = True
         await one_root(made.seats, job)
 
@@ -313,7 +313,7 @@ async def test_a_message_pays_for_its_turn_of_the_node(tmp_path: Path, monkeypat
         charged: list[tuple[float, float]] = []
 
         def worked(peer: bytes, seconds: float) -> None:
-            charged.append((seconds, sum(voter.driver.node.spent[peer])))
+            charged.append((seconds, sum(voter.driver.node.processor_seconds[peer])))
 
         monkeypatch.setattr(voter.network, "worked", worked)
         stranger.network.send(voter.public, codec.encode(GetRound(bytes(32), 0)), Priority.VOTE)
@@ -332,7 +332,9 @@ async def test_a_vote_with_anothers_signature_costs_the_link(tmp_path: Path) -> 
         vote = Vote(Signed(forged.body, voter.public, forged.signature))
         stranger.network.send(voter.public, codec.encode(vote), Priority.VOTE)
         await poll(lambda: voter.network.refusal_counts().get("bad-signature") == 1)
-        assert not any(event.kind == "warning" for event in await voter.events.after(0, 0.0)), "it counts, and fills no screen"
+        assert not any(event.kind == "warning" for event in await voter.events.wait_for_events(0, 0.0)), (
+            "it counts, and fills no screen"
+        )
         job = await made.seats[1].scratch()
         await one_root(made.seats[:-1], job)
 

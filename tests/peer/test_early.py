@@ -13,7 +13,15 @@ import pytest
 
 from ledger.jobs import RUNNING_MAX
 from ledger.members import Member
-from peer.node.early import MEMBER_BYTES_MAX, OTHERS_MAX, PER_MEMBER_MAX, PER_VOTER_MAX, VOTER_BYTES_MAX, Early, RoundMessage
+from peer.node.future_messages import (
+    MEMBER_BYTES_MAX,
+    OTHERS_MAX,
+    PER_MEMBER_MAX,
+    PER_VOTER_MAX,
+    VOTER_BYTES_MAX,
+    FutureRoundMessages,
+    RoundMessage,
+)
 from protocol import codec
 from protocol.identity import Identity, Signed
 from protocol.limits import DECLARATION_BYTES_MAX, TRAINERS_MAX, VOTERS_MAX
@@ -53,41 +61,43 @@ def largest_of_a_round(job: bytes) -> list[RoundMessage]:
     return [proposal, largest_ballot(job), CutOff(job, LATER, VOTERS)]
 
 
-def put(early: Early, signer: bytes, message: RoundMessage) -> None:
+def put(early: FutureRoundMessages, signer: bytes, message: RoundMessage) -> None:
     """As it comes from a link: nothing else holds the message."""
     body = codec.encode(message)
-    early.keep(Signed(body, signer, bytes(64)), codec.decode_message(body, (type(message),)))
+    early.add_message(Signed(body, signer, bytes(64)), codec.decode_message(body, (type(message),)))
 
 
 @pytest.fixture
-def early(tmp_path: Path) -> Iterator[Early]:
+def early(tmp_path: Path) -> Iterator[FutureRoundMessages]:
     """A peer's early messages in a network of VOTERS_MAX voters and many other members."""
     chain = Chain(tmp_path / "chain")
     state = chain.ledger.state
     member = Member("somebody", (), 1, None, 0)
     people = dict(sorted(dict.fromkeys((*VOTERS, *OTHERS), member).items()))
     members = replace(state.members, members=people, voters=VOTERS, previous=VOTERS, upcoming=VOTERS)
-    made = Early(Identity(bytes(32)).public)
-    made.follow(state.with_modules(members=members))
+    made = FutureRoundMessages(Identity(bytes(32)).public)
+    made.drop_old_messages(state.with_modules(members=members))
     yield made
     chain.close()
 
 
 @pytest.mark.parametrize("counts", [VOUCHES, (TRAINERS_MAX,)])
-def test_an_honest_voter_has_room_for_the_next_round_of_all_jobs_that_may_run(early: Early, counts: tuple[int, ...]) -> None:
+def test_an_honest_voter_has_room_for_the_next_round_of_all_jobs_that_may_run(
+    early: FutureRoundMessages, counts: tuple[int, ...]
+) -> None:
     for number in range(RUNNING_MAX):
         for message in (*largest_of_a_round(job_of(number)), *vouches(job_of(number), counts)):
             put(early, VOTERS[0], message)
     assert len(early.signed_by(VOTERS[0])) == (3 + len(counts)) * RUNNING_MAX <= PER_VOTER_MAX
 
 
-def test_a_member_without_a_vote_has_room_for_its_largest_proposals(early: Early) -> None:
+def test_a_member_without_a_vote_has_room_for_its_largest_proposals(early: FutureRoundMessages) -> None:
     for number in range(PER_MEMBER_MAX):
         put(early, OTHERS[0], largest_of_a_round(job_of(number))[0])
     assert len(early.signed_by(OTHERS[0])) == PER_MEMBER_MAX
 
 
-def test_messages_of_a_liar_take_no_more_memory_than_its_bound(early: Early) -> None:
+def test_messages_of_a_liar_take_no_more_memory_than_its_bound(early: FutureRoundMessages) -> None:
     liars = VOTERS[:6]  # every voter has room of its own
     gc.collect()
     tracemalloc.start()
@@ -105,7 +115,7 @@ def test_messages_of_a_liar_take_no_more_memory_than_its_bound(early: Early) -> 
     assert taken <= PYTHON_FACTOR * len(liars) * VOTER_BYTES_MAX, f"{taken / 2**20:.0f} MiB"
 
 
-def test_messages_of_members_without_a_vote_are_bounded_in_bytes(early: Early) -> None:
+def test_messages_of_members_without_a_vote_are_bounded_in_bytes(early: FutureRoundMessages) -> None:
     for other in OTHERS:
         put(early, other, CutOff(job_of(0), LATER, VOTERS))  # the largest that fits
         put(early, other, largest_ballot(job_of(0)))

@@ -11,14 +11,14 @@ from typing import cast
 import pytest
 import trio
 
-from features.calls import declared, under_one_roof
+from features.rpc import collect_methods, combine_handlers
 from peer import cli
-from peer.api import control
-from peer.api.calls import calls
-from peer.commands import words as commands
-from peer.commands.completion import SHELLS, script
-from peer.commands.grammar import help_text
-from peer.commands.words import words
+from peer.api import control_socket
+from peer.api.rpc_methods import rpc_methods
+from peer.commands import definitions as commands
+from peer.commands.definitions import all_commands
+from peer.commands.prompt_parser import help_text
+from peer.commands.shell_completion import SHELLS, completion_script
 from peer.features import FEATURES
 from protocol.api import PeerApi
 from protocol.errors import UserError
@@ -35,13 +35,13 @@ def feature() -> Iterator[None]:
 
 
 def api() -> PeerApi:
-    return cast(PeerApi, under_one_roof([FakeApi(), NoteAnswers(None)]))
+    return cast(PeerApi, combine_handlers([FakeApi(), NoteAnswers(None)]))
 
 
 @pytest.mark.real("sockets")
 async def test_a_call_of_a_feature_is_asked_and_answered(feature: None, tmp_path: Path, nursery: trio.Nursery) -> None:
-    await nursery.start(control.serve, api(), tmp_path)
-    client = cast(NoteCalls, control.client(tmp_path))
+    await nursery.start(control_socket.serve_control_socket, api(), tmp_path)
+    client = cast(NoteCalls, control_socket.make_client(tmp_path))
     assert await client.notes(2) == (NoteView("milk", 0.5), NoteView("bread", 1.0))
     # A whole number does for a float.
     assert await client.notes(most=2, heaviest=3) == (NoteView("milk", 0.5), NoteView("bread", 3.0))
@@ -53,7 +53,7 @@ async def test_a_call_of_a_feature_is_asked_and_answered(feature: None, tmp_path
 async def test_a_word_of_a_feature_is_one_of_the_prompt_and_a_command(
     feature: None, tmp_path: Path, nursery: trio.Nursery, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await nursery.start(control.serve, api(), tmp_path)
+    await nursery.start(control_socket.serve_control_socket, api(), tmp_path)
 
     async def peer(*typed: str) -> str:
         assert await trio.to_thread.run_sync(cli.main, [*typed, "--data-dir", str(tmp_path)]) == 0
@@ -62,30 +62,30 @@ async def test_a_word_of_a_feature_is_one_of_the_prompt_and_a_command(
     assert "milk" in await peer("notes") and "bread" not in await peer("notes", "--most", "1")
     assert await peer("console", "note", "eggs") == await peer("note", "eggs") == "noted: eggs\n"
     assert json.loads(await peer("notes", "--json"))[0] == {"text": "milk", "weight": 0.5}
-    assert "--most" in help_text(words(), "notes") and "what was noted" in cli.build_parser().format_help()
-    assert all("notes" in script(shell, cli.build_parser(), words()) for shell in SHELLS)
-    assert list(words())[-2:] == ["help", "quit"], "those about the prompt stay the last"
+    assert "--most" in help_text(all_commands(), "notes") and "what was noted" in cli.build_parser().format_help()
+    assert all("notes" in completion_script(shell, cli.build_parser(), all_commands()) for shell in SHELLS)
+    assert list(all_commands())[-2:] == ["help", "quit"], "those about the prompt stay the last"
 
 
 def test_no_module_of_words_is_forgotten() -> None:
     modules = {module.name for module in pkgutil.iter_modules(commands.__path__)}
-    assert modules == {topic.__name__.rpartition(".")[2] for topic in (*commands.TOPICS, commands.prompt)}
+    assert modules == {topic.__name__.rpartition(".")[2] for topic in (*commands.COMMAND_MODULES, commands.prompt_commands)}
 
 
 def test_without_the_line_nothing_of_it_shows(tmp_path: Path) -> None:
-    assert {"notes", "note"}.isdisjoint(words()) and {"notes", "note"}.isdisjoint(calls())
-    assert not hasattr(control.client(tmp_path), "notes")
+    assert {"notes", "note"}.isdisjoint(all_commands()) and {"notes", "note"}.isdisjoint(rpc_methods())
+    assert not hasattr(control_socket.make_client(tmp_path), "notes")
     with pytest.raises(UserError, match="no command 'notes'"):
-        help_text(words(), "notes")
+        help_text(all_commands(), "notes")
 
 
 def test_what_is_declared_twice_or_not_answered_is_noticed() -> None:
     with pytest.raises(AssertionError, match="two declarations of the call 'note"):
-        declared(NoteCalls, NoteAnswers)
+        collect_methods(NoteCalls, NoteAnswers)
     with pytest.raises(AssertionError, match="two parts answer the call"):
-        under_one_roof([NoteAnswers(None), NoteAnswers(None)])
+        combine_handlers([NoteAnswers(None), NoteAnswers(None)])
     with pytest.raises(AssertionError, match="does not answer it"):
-        under_one_roof([type("Lazy", (NoteCalls,), {})()])
+        combine_handlers([type("Lazy", (NoteCalls,), {})()])
 
 
 def test_an_argument_without_a_type_is_no_declaration() -> None:
@@ -94,4 +94,4 @@ def test_an_argument_without_a_type_is_no_declaration() -> None:
             return str(what)
 
     with pytest.raises(AssertionError, match="the call 'ask' has an argument without a type"):
-        declared(Untyped)
+        collect_methods(Untyped)

@@ -16,8 +16,8 @@ from consensus.pbft.block_sync import FUTURE_BYTES_MAX, PROPOSALS_BYTES_MAX, Fut
 from ledger.ledger_state import OPENED_BYTES_MAX
 from ledger.tables import Table
 from ledger.tables.table import DECODED_RECORDS_BYTES_MAX
-from peer.driver.driver import INBOX_BYTES_MAX as INBOX_BYTES_MAX_OF_DRIVER
-from peer.driver.transfer import INBOX_BYTES_MAX
+from peer.runtime.driver import INBOX_BYTES_MAX as INBOX_BYTES_MAX_OF_DRIVER
+from peer.runtime.sync.state_sync import INBOX_BYTES_MAX
 from protocol import codec
 from protocol.codec import Length
 from protocol.identity import Signed, sign_message
@@ -137,10 +137,10 @@ def test_rows_that_were_read_stay_decoded_within_a_bound_in_bytes() -> None:
 
 async def test_parts_of_snapshots_that_nobody_asked_for_wait_within_a_bound_in_bytes(tmp_path: Path) -> None:
     async with network(tmp_path, founders=1) as made:
-        snapshots = made.seats[0].driver.snapshots
+        snapshots = made.seats[0].driver.state_sync
         for number in range(100):
             part = SnapshotPart(1, SnapshotContent.BLOCK, b"", number, _noise(number, SNAPSHOT_PART_BYTES_MAX))
-            snapshots.received(STRANGER.public, codec.encode(part))
+            snapshots.receive_message(STRANGER.public, codec.encode(part))
             assert snapshots._inbox_bytes <= INBOX_BYTES_MAX
         await poll(lambda: snapshots._inbox_bytes == 0)
 

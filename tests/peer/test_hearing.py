@@ -11,8 +11,8 @@ import trio
 from trio.testing import MockClock
 
 from consensus.voter_set import VoterSet
-from features.names import Names
-from peer.driver.hearing import Hearing, bits_of, heard_of
+from features.peer_names import PeerNames
+from peer.runtime.membership.liveness_reports import LivenessMonitor, decode_heard, encode_heard
 from protocol.identity import Identity, peer_id, short_id
 from protocol.messages import LivenessReport
 from tests.transport.helpers import MemoryBlobs
@@ -20,8 +20,8 @@ from transport.emulation.memory_network import MemoryNetwork, Mesh
 
 KEYS = sorted(Identity(bytes([number]) * 32).public for number in range(1, 8))
 CALLED = ("anna", "bert", "carl", "dora", "emil", "fred", "gina")
-NAMES = Names({peer_id(key): name for key, name in zip(KEYS, CALLED, strict=True)})
-Peers = list[tuple[MemoryNetwork, Hearing]]
+NAMES = PeerNames({peer_id(key): name for key, name in zip(KEYS, CALLED, strict=True)})
+Peers = list[tuple[MemoryNetwork, LivenessMonitor]]
 
 
 @asynccontextmanager
@@ -29,7 +29,7 @@ async def world(voters: int = 7, strangers: int = 0) -> AsyncIterator[tuple[Mesh
     mesh, keys = Mesh(1), KEYS[: voters + strangers]
     members: Any = SimpleNamespace(voters=tuple(keys[:voters]), is_current_key=lambda key: key in keys[:voters])
     networks = [mesh.network(key, MemoryBlobs()) for key in keys]
-    peers = [(network, Hearing(network, lambda: members)) for network in networks]
+    peers = [(network, LivenessMonitor(network, lambda: members)) for network in networks]
     async with trio.open_nursery() as nursery:
         for network, hearing in peers:
             await nursery.start(network.run)
@@ -42,12 +42,15 @@ async def world(voters: int = 7, strangers: int = 0) -> AsyncIterator[tuple[Mesh
 async def test_all_matrices_say_whom_a_silent_peer_reaches_no_more(autojump_clock: MockClock) -> None:
     async with world() as (mesh, peers):
         assert all(
-            seconds is not None and seconds < 5 for _, h in peers for row in h.matrix().values() for seconds in row.values()
+            seconds is not None and seconds < 5
+            for _, h in peers
+            for row in h.liveness_matrix().values()
+            for seconds in row.values()
         )
         mesh.blackhole(silent := KEYS[3])
         await trio.sleep(20)
         for network, hearing in peers:
-            for observer, row in hearing.matrix().items():
+            for observer, row in hearing.liveness_matrix().items():
                 for peer, seconds in row.items():
                     if observer == peer_id(silent) != peer_id(network.me):
                         assert seconds is None, "nobody can say whom it hears"
@@ -74,38 +77,38 @@ async def test_silence_and_its_end_are_told_once(autojump_clock: MockClock) -> N
 
 async def test_a_voter_with_too_few_names_both_sides(autojump_clock: MockClock) -> None:
     async with world() as (mesh, peers):
-        assert [hearing.partition(NAMES) for _, hearing in peers] == [""] * 7
+        assert [hearing.partition_text(NAMES) for _, hearing in peers] == [""] * 7
         mesh.partition(KEYS[:3], KEYS[3:])
         await trio.sleep(8)
-        assert [hearing.partition(NAMES) for _, hearing in peers] == [""] * 7, "links come again within seconds, mostly"
+        assert [hearing.partition_text(NAMES) for _, hearing in peers] == [""] * 7, "links come again within seconds, mostly"
         await trio.sleep(10)
         small = "partition: 3 of 7 voters here (anna, bert, carl), 5 are needed: nothing is decided until 2 more come; "
         large = "partition: 4 of 7 voters here (dora, emil, fred, gina), 5 are needed: nothing is decided until 1 more comes; "
         sides = [small + "not heard: dora, emil, fred, gina"] * 3 + [large + "not heard: anna, bert, carl"] * 4
-        assert [hearing.partition(NAMES) for _, hearing in peers] == sides
+        assert [hearing.partition_text(NAMES) for _, hearing in peers] == sides
         mesh.partition(KEYS[:5], KEYS[5:])
         await trio.sleep(20)
-        assert [bool(hearing.partition(NAMES)) for _, hearing in peers] == [False] * 5 + [True] * 2
+        assert [bool(hearing.partition_text(NAMES)) for _, hearing in peers] == [False] * 5 + [True] * 2
         mesh.heal_partition()
         await trio.sleep(3)
-        assert [hearing.partition(NAMES) for _, hearing in peers] == [""] * 7
+        assert [hearing.partition_text(NAMES) for _, hearing in peers] == [""] * 7
 
 
 async def test_who_was_never_there_is_no_other_side(autojump_clock: MockClock) -> None:
     async with world(voters=2) as (_, peers):
         members = SimpleNamespace(voters=tuple(KEYS), is_current_key=lambda key: True)
-        late = Hearing(peers[0][0], lambda: members)
-        late.look()
+        late = LivenessMonitor(peers[0][0], lambda: members)
+        late.exchange_reports()
         await trio.sleep(60)
-        assert late.partition(NAMES) == ""
+        assert late.partition_text(NAMES) == ""
 
 
 async def test_a_voter_that_does_not_hear_another_is_named(autojump_clock: MockClock) -> None:
     async with world(voters=3) as (mesh, peers):
         mesh.partition([KEYS[0], KEYS[1]], [KEYS[0], KEYS[2]])
         await trio.sleep(20)
-        assert peers[0][1].gaps(NAMES) == "bert does not hear carl; carl does not hear bert"
-        assert peers[1][1].gaps(NAMES) == ""
+        assert peers[0][1].gaps_text(NAMES) == "bert does not hear carl; carl does not hear bert"
+        assert peers[1][1].gaps_text(NAMES) == ""
 
 
 async def test_many_gaps_are_one_short_line(autojump_clock: MockClock) -> None:
@@ -114,7 +117,7 @@ async def test_many_gaps_are_one_short_line(autojump_clock: MockClock) -> None:
         await trio.sleep(20)
         assert (
             peers[0][1]
-            .gaps(NAMES)
+            .gaps_text(NAMES)
             .endswith("emil does not hear bert, carl, dora, fred, gina; 2 others with gaps: see `peer reach`")
         )
 
@@ -127,10 +130,10 @@ async def test_what_the_others_say_changes_a_table_and_nothing_else(autojump_clo
         for network, _ in peers[1:]:
             network.send_liveness_report(nobody, {anna.me})
         await trio.sleep(0.1)
-        rows = hearing.matrix()
+        rows = hearing.liveness_matrix()
         assert all(seconds is not None and seconds >= 15 for seconds in rows[peer_id(KEYS[1])].values())
         assert all(seconds is not None and seconds < 5 for seconds in rows[peer_id(anna.me)].values())
-        assert anna.live_peers() == set(KEYS[1:4]) and hearing.partition(NAMES) == ""
+        assert anna.live_peers() == set(KEYS[1:4]) and hearing.partition_text(NAMES) == ""
 
 
 async def test_only_members_are_told_and_only_what_is_new(autojump_clock: MockClock) -> None:
@@ -138,11 +141,11 @@ async def test_only_members_are_told_and_only_what_is_new(autojump_clock: MockCl
         assert all(link.liveness_report is None for link in stranger.links())
         sent = [link.sent for link in peers_links(hearing)]
         for _ in range(10):
-            hearing.look()
+            hearing.exchange_reports()
         assert [link.sent for link in peers_links(hearing)] == sent
 
 
-def peers_links(hearing: Hearing) -> Any:
+def peers_links(hearing: LivenessMonitor) -> Any:
     return hearing._network.links()
 
 
@@ -150,13 +153,13 @@ async def test_a_report_about_other_voters_says_nothing(autojump_clock: MockCloc
     async with world(voters=2) as (_, ((anna, hearing), (bert, _))):
         bert.send_liveness_report(LivenessReport(bytes(32), b"\0"), {anna.me})
         await trio.sleep(0.1)
-        assert hearing.matrix()[peer_id(bert.me)] == {peer_id(anna.me): None}
+        assert hearing.liveness_matrix()[peer_id(bert.me)] == {peer_id(anna.me): None}
 
 
 def test_bits_stand_for_voters_in_their_order() -> None:
     for count in (1, 7, 8, 9, 200):
         voters = VoterSet.from_keys(bytes([number]) * 32 for number in range(count))
         heard = frozenset(voters.keys[::3])
-        assert heard_of(voters, bits_of(voters, heard)) == heard
-        assert len(bits_of(voters, heard)) == -(-count // 8)
-    assert heard_of(VoterSet((bytes(32),)), b"\xff\xff") == {bytes(32)}
+        assert decode_heard(voters, encode_heard(voters, heard)) == heard
+        assert len(encode_heard(voters, heard)) == -(-count // 8)
+    assert decode_heard(VoterSet((bytes(32),)), b"\xff\xff") == {bytes(32)}

@@ -13,7 +13,7 @@ import trio
 
 from ledger.core.genesis import TRAINER
 from ledger.jobs import StartJob, StopJob, job_id
-from peer.driver.holding import Holding
+from peer.runtime.storage.start_model_availability import StartModelAttester
 from tests.peer.network import Network, Seat, network
 from tests.waiting import patience
 from training.job_spec import JobSpec
@@ -128,15 +128,15 @@ async def test_planted_a_peer_that_takes_bytes_of_another_digest(tmp_path: Path)
 async def test_what_a_fault_of_the_system_ended_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[bytes] = []
 
-    async def answer(self: Holding, key: bytes, spec: JobSpec) -> None:
+    async def answer(self: StartModelAttester, key: bytes, spec: JobSpec) -> None:
         begun.append(key)
         raise OSError("too many open files")
 
     waiting = SimpleNamespace(spec=JobSpec(name="own", data=bytes(32), model=MODEL).encode())
-    monkeypatch.setattr(Holding, "_due", lambda self: {bytes(32): waiting})
-    monkeypatch.setattr(Holding, "_answer", answer)
-    driver: Any = SimpleNamespace(applied=trio.Event())
-    holding = Holding(driver, driver)
+    monkeypatch.setattr(StartModelAttester, "_due", lambda self: {bytes(32): waiting})
+    monkeypatch.setattr(StartModelAttester, "_attest", answer)
+    driver: Any = SimpleNamespace(block_applied=trio.Event())
+    holding = StartModelAttester(driver, driver)
     for _ in range(2):
         with pytest.raises(ExceptionGroup), trio.fail_after(1):
             await holding.run()

@@ -10,11 +10,11 @@ import pytest
 
 from ledger.core.genesis import Founder, Genesis
 from ledger.members import Invitation
-from peer.api.running import RunningPeer
-from peer.api.service import service
-from peer.settings import invitations
-from peer.settings.invitation import DAY_MS, admission, invitation_text, make_invitation, parse_invitation
-from peer.settings.invitations import InvitationBook, Made
+from peer.api.rpc_handlers import make_peer_api
+from peer.api.running_peer import RunningPeer
+from peer.settings import invitation_book
+from peer.settings.invitation import DAY_MS, invitation_text, make_admission, make_invitation, parse_invitation
+from peer.settings.invitation_book import InvitationBook, IssuedInvitation
 from protocol.api import INVITATION_DAYS_MAX
 from protocol.errors import StorageError, UserError
 from protocol.identity import Identity, peer_id, sign_message
@@ -33,7 +33,7 @@ async def inviter(folder: Path, observers: int = 0) -> AsyncIterator[tuple[Runni
 
 async def test_what_a_peer_made_is_listed_without_its_secret(tmp_path: Path) -> None:
     async with inviter(tmp_path) as (peer, _):
-        api = service(peer)
+        api = make_peer_api(peer)
         text = await api.create_invitation(3)
         (view,) = await api.invitations()
         invitation = parse_invitation(text)
@@ -46,7 +46,7 @@ async def test_what_a_peer_made_is_listed_without_its_secret(tmp_path: Path) -> 
 
 async def test_a_revoked_invitation_admits_nobody_and_says_so_in_the_list(tmp_path: Path) -> None:
     async with inviter(tmp_path, observers=1) as (peer, newcomer):
-        api = service(peer)
+        api = make_peer_api(peer)
         texts = [await api.create_invitation(7) for _ in range(2)]
         first, second = await api.invitations()
         assert (
@@ -55,21 +55,21 @@ async def test_a_revoked_invitation_admits_nobody_and_says_so_in_the_list(tmp_pa
         assert [view.state for view in await api.invitations()] == ["revoked", "open"]
         with pytest.raises(UserError, match="was revoked already"):
             await api.revoke_invitation(first.token)
-        revoked, still_open = (admission(parse_invitation(text), newcomer.driver.signer.public, "ben") for text in texts)
+        revoked, still_open = (make_admission(parse_invitation(text), newcomer.driver.signer.public, "ben") for text in texts)
         with pytest.raises(UserError, match="the invitation was revoked: ask whoever invited you"):
-            await newcomer.author.submit("member/admit", revoked)
-        await newcomer.author.submit("member/admit", still_open)
+            await newcomer.submitter.submit("member/admit", revoked)
+        await newcomer.submitter.submit("member/admit", still_open)
         assert [view.state for view in await api.invitations()] == ["revoked", "used"]
         with pytest.raises(UserError, match="was used already"):
             await api.revoke_invitation(second.token)
         with pytest.raises(UserError, match="only a voter can invite"):
-            await service(newcomer).create_invitation(7)
+            await make_peer_api(newcomer).create_invitation(7)
 
 
 @pytest.mark.parametrize("text", ["", "1", "folkmoot1:abc"])  # no token has a 1, and every other beginning may be one's
 async def test_what_names_no_invitation_or_two_is_refused(tmp_path: Path, text: str) -> None:
     async with inviter(tmp_path) as (peer, _):
-        api = service(peer)
+        api = make_peer_api(peer)
         for _ in range(2):
             await api.create_invitation(7)
         with pytest.raises(UserError, match=r"that this peer made.*; `invitations` lists them"):
@@ -79,7 +79,7 @@ async def test_what_names_no_invitation_or_two_is_refused(tmp_path: Path, text: 
 @pytest.mark.parametrize("days", [0, -1, INVITATION_DAYS_MAX + 1, 2**40])
 async def test_how_long_an_invitation_lives_is_bounded(tmp_path: Path, days: int) -> None:
     async with inviter(tmp_path) as (peer, _):
-        api = service(peer)
+        api = make_peer_api(peer)
         with pytest.raises(UserError, match=rf"--days {days} is outside 1..90"):
             await api.create_invitation(days)
         assert await api.invitations() == ()
@@ -89,20 +89,23 @@ def test_what_became_of_an_invitation_follows_from_the_state() -> None:
     world = World()
     me, stranger = Identity(bytes(32)), world.genesis.voters.keys[0]
 
-    def made(signed_by: Identity, expires: int) -> Made:
-        return Made(sign_message(signed_by, world.chain, Invitation(stranger, expires)), 1, ())
+    def made(signed_by: Identity, expires: int) -> IssuedInvitation:
+        return IssuedInvitation(sign_message(signed_by, world.chain, Invitation(stranger, expires)), 1, ())
 
     assert made(me, world.state.time_ms - 1).outcome(world.state) == "expired"
     assert made(me, world.state.time_ms).outcome(world.state) == "without effect: its key does not vote"
 
 
 async def test_the_book_is_there_after_a_restart_and_forgets_the_oldest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(invitations, "KEPT_MAX", 2)
+    monkeypatch.setattr(invitation_book, "INVITATIONS_KEPT", 2)
     book = InvitationBook(tmp_path / "invitations")
-    made = [Made(sign_message(Identity(bytes(32)), bytes(32), Invitation(bytes([n]) * 32, n)), n, ("a:1",)) for n in range(3)]
+    made = [
+        IssuedInvitation(sign_message(Identity(bytes(32)), bytes(32), Invitation(bytes([n]) * 32, n)), n, ("a:1",))
+        for n in range(3)
+    ]
     for item in made:
-        await book.add(item)
-    assert book.made == InvitationBook(tmp_path / "invitations").made == tuple(made[1:])
+        await book.add_invitation(item)
+    assert book.issued == InvitationBook(tmp_path / "invitations").issued == tuple(made[1:])
     assert (tmp_path / "invitations").stat().st_mode & 0o777 == 0o600
 
 
@@ -116,7 +119,7 @@ def test_a_damaged_book_is_one_line_that_says_what_to_do(tmp_path: Path, damage:
 
 async def test_a_person_says_where_newcomers_dial(tmp_path: Path) -> None:
     async with inviter(tmp_path) as (peer, _):
-        api = service(peer)
+        api = make_peer_api(peer)
         made = parse_invitation(await api.create_invitation(7, ("peer.lab:7700", "[2001:db8::7]:1", "peer.lab:7700")))
         assert made.addresses == ("peer.lab:7700", "[2001:db8::7]:1")
         for said, why in (
@@ -126,16 +129,16 @@ async def test_a_person_says_where_newcomers_dial(tmp_path: Path) -> None:
         ):
             with pytest.raises(UserError, match=f"^--address: .*{why}"):
                 await api.create_invitation(7, said)
-        assert len(peer.invited.made) == 1
+        assert len(peer.invitations.issued) == 1
 
 
 async def test_a_machine_that_nobody_reaches_invites_nobody_unless_told_where(tmp_path: Path) -> None:
     async with inviter(tmp_path) as (peer, _):
-        api = service(peer)
+        api = make_peer_api(peer)
         peer.addresses = tuple
         with pytest.raises(UserError, match=r"no address of this machine but loopback.*invite --address HOST:PORT.*advertise"):
             await api.create_invitation(7, ())
-        assert peer.invited.made == ()
+        assert peer.invitations.issued == ()
         assert parse_invitation(await api.create_invitation(7, ("10.0.0.1:7700",))).addresses == ("10.0.0.1:7700",)
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import trio.testing
 
-from features.names import Names
+from features.peer_names import PeerNames
 from ledger.members import RenameMember, RotateKey
-from peer.commands.commands import _log_to
-from peer.driver.eventlog import EventLog
-from peer.driver.witness import Witness, rotations
+from peer.commands.local_commands import _log_to
+from peer.runtime.telemetry.event_log import EventLog
+from peer.runtime.telemetry.node_observer import NodeObserver, key_rotations
 from peer.settings.config import Config
 from protocol import codec
 from protocol.identity import peer_id, short_id, sign_message
@@ -47,7 +47,7 @@ def lines(tmp_path: Path, **settings: Any) -> list[str]:
     _log_to(Config(data_directory=tmp_path, log_file=str(file), **settings), None)
     events = EventLog()
     events.add("round", "round 3: accepted zoë", job=b"\x01\x02", peer=NEW.public, round=3, level="not the log's")
-    events.detail("ballot", "round 3: ann votes")
+    events.add_detail("ballot", "round 3: ann votes")
     logging.getLogger("transport").warning("%s of %d", "one", 2)
     try:
         raise ValueError("a bug")
@@ -61,7 +61,7 @@ async def test_who_asks_for_events_in_a_loop_lets_the_others_go_on(number: int) 
     events = EventLog()
     events.add("round", "round 1: accepted")
     with trio.testing.assert_checkpoints():
-        assert len(await events.after(number, 0.0)) == (number < 1)
+        assert len(await events.wait_for_events(number, 0.0)) == (number < 1)
 
 
 @pytest.mark.usefixtures("restored")
@@ -103,7 +103,7 @@ async def test_a_round_is_one_line_at_info(tmp_path: Path, caplog: pytest.LogCap
     async with network(tmp_path, founders=1) as made:
         (seat,) = made.seats
         await seat.until(certified(await seat.scratch()))
-        kinds = [event.kind for event in await seat.driver.events.after(0, 0.0)]
+        kinds = [event.kind for event in await seat.driver.events.wait_for_events(0, 0.0)]
     assert {"decided", "proposal", "ballot", "applied"} < set(kinds), "people at the prompt see all of it"
     told = [record.getMessage() for record in caplog.records if record.name == "peer"]
     assert told == ["round 1: accepted founder"]
@@ -112,22 +112,22 @@ async def test_a_round_is_one_line_at_info(tmp_path: Path, caplog: pytest.LogCap
 async def test_a_key_that_replaces_another_is_one_line_in_the_log_of_everybody() -> None:
     transactions = [Transaction(1, 9, "member/rotate", codec.encode(RotateKey(NEW.public, bytes(64))))]
     transactions += [Transaction(2, 9, "member/leave", b"\x90")]
-    (pair,) = rotations([sign_message(OLD, CHAIN, transaction) for transaction in transactions])
+    (pair,) = key_rotations([sign_message(OLD, CHAIN, transaction) for transaction in transactions])
     assert pair == (OLD.public, NEW.public)
-    witness = Witness(EventLog(), lambda: 0.0)
-    witness.rotated(*pair)
-    ((event,),) = [await witness.events.after(0, 0.0)]
+    witness = NodeObserver(EventLog(), lambda: 0.0)
+    witness.report_rotation(*pair)
+    ((event,),) = [await witness.events.wait_for_events(0, 0.0)]
     assert (event.kind, event.text) == ("member", f"{short_id(NEW.public)} is now the key of {short_id(OLD.public)}")
 
 
 async def test_the_log_speaks_of_names_and_its_fields_keep_the_ids(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     events, short = EventLog(), short_id(NEW.public)
-    events.names = Names({peer_id(NEW.public): "erin"})
+    events.names = PeerNames({peer_id(NEW.public): "erin"})
     with caplog.at_level(logging.INFO, "peer"):
         events.add("round", f"round 3: accepted {short}", peer=NEW.public)
     (record,) = caplog.records
     assert record.getMessage() == "round 3: accepted erin" and vars(record)["fields"]["peer"] == peer_id(NEW.public)
-    (event,) = await events.after(0, 0.0)
+    (event,) = await events.wait_for_events(0, 0.0)
     assert event.text == f"round 3: accepted {short}", "consoles put the names in, as they are when it is read"
 
 
@@ -143,10 +143,10 @@ async def test_the_names_are_those_of_the_members_now(tmp_path: Path) -> None:
 async def test_an_own_admission_that_came_in_a_snapshot_is_told(tmp_path: Path) -> None:
     before, world = World().state, World()
     after = world.decide(world.admission(PEOPLE[8]))
-    witness = Witness(EventLog(), lambda: 0.0, before)
-    witness.restored(after, PEOPLE[8].public)
-    witness.restored(after, PEOPLE[8].public)
-    (event,) = await witness.events.after(0, 0.0)
+    witness = NodeObserver(EventLog(), lambda: 0.0, before)
+    witness.record_restored_state(after, PEOPLE[8].public)
+    witness.record_restored_state(after, PEOPLE[8].public)
+    (event,) = await witness.events.wait_for_events(0, 0.0)
     assert event.text == f"{short_id(PEOPLE[8].public)} was admitted as a member, invited by {short_id(PEOPLE[0].public)}"
 
 

@@ -10,23 +10,23 @@ from collections.abc import Iterable
 import pytest
 
 from ledger.jobs import RUNNING_MAX
-from peer.driver.loss_watch import (
+from peer.runtime.rounds.loss_spikes import (
     CHANCE_MAX,
     KNOWN_MIN,
     LOOKBACK_ROUNDS,
     ROUNDS_KEPT,
-    LossWatch,
-    first_jump,
-    most_suspect,
+    LossHistory,
+    first_spike,
+    most_suspect_round,
 )
 
 JOB = bytes(32)
 
 
-def watched(losses: Iterable[float]) -> LossWatch:
-    watch = LossWatch()
+def watched(losses: Iterable[float]) -> LossHistory:
+    watch = LossHistory()
     for number, loss in enumerate(losses):
-        watch.note(JOB, number, loss)
+        watch.record_loss(JOB, number, loss)
     return watch
 
 
@@ -52,7 +52,7 @@ def watched(losses: Iterable[float]) -> LossWatch:
     ],
 )
 def test_a_jump_is_far_above_the_rounds_before(losses: list[float], first: int | None) -> None:
-    assert first_jump(watched(losses).losses(JOB, ()), len(losses)) == first
+    assert first_spike(watched(losses).losses(JOB, ()), len(losses)) == first
 
 
 def test_a_loss_that_is_a_third_above_the_usual_one_has_jumped_whatever_came_before() -> None:
@@ -60,27 +60,27 @@ def test_a_loss_that_is_a_third_above_the_usual_one_has_jumped_whatever_came_bef
     for _ in range(100):
         before = [chance.uniform(1, 9) for _ in range(LOOKBACK_ROUNDS)]
         jumped = 1.001 * (1 + CHANCE_MAX) * statistics.median(before)
-        assert first_jump(watched([*before, jumped]).losses(JOB, ()), 9) is not None
+        assert first_spike(watched([*before, jumped]).losses(JOB, ()), 9) is not None
 
 
 @pytest.mark.parametrize("deviation", [0.03, 0.07])
 def test_honest_losses_hardly_ever_jump(deviation: float) -> None:
-    chance, watch, jumps = random.Random(0), LossWatch(), 0
+    chance, watch, jumps = random.Random(0), LossHistory(), 0
     for number in range(3_000):
-        watch.note(JOB, number, (1.5 + 2 / (number + 1)) * chance.gauss(1, deviation))
-        jumps += first_jump(watch.losses(JOB, ()), number + 1) is not None
+        watch.record_loss(JOB, number, (1.5 + 2 / (number + 1)) * chance.gauss(1, deviation))
+        jumps += first_spike(watch.losses(JOB, ()), number + 1) is not None
     assert jumps <= 3_000 / 50
 
 
 def test_a_jump_of_long_ago_says_nothing() -> None:
     losses = watched([1.5] * 9 + [1.8]).losses(JOB, ())
-    assert [first_jump(losses, opened) for opened in (9, 10, 11)] == [9, 9, None]
+    assert [first_spike(losses, opened) for opened in (9, 10, 11)] == [9, 9, None]
 
 
 def test_the_round_before_a_jump_is_most_suspect_and_then_its_neighbours() -> None:
     left, order = {3, 4, 5, 6, 7}, list[int]()
     while left:
-        order.append(most_suspect(left, 6))
+        order.append(most_suspect_round(left, 6))
         left.remove(order[-1])
     assert order == [5, 4, 6, 3, 7]
 
@@ -88,14 +88,14 @@ def test_the_round_before_a_jump_is_most_suspect_and_then_its_neighbours() -> No
 def test_losses_of_undone_rounds_do_not_count_and_those_before_them_do() -> None:
     """A lie right after a rollback is seen as any other."""
     watch = watched([1.5] * 9 + [1.8] * 3 + [1.8])
-    assert first_jump(watch.losses(JOB, [(9, 11)]), 13) == 12
-    assert first_jump(watch.losses(JOB, [(9, 12)]), 13) is None
-    assert first_jump(watch.losses(JOB, [(2, 5), (6, 11)]), 13) is None, "two rounds are known"
+    assert first_spike(watch.losses(JOB, [(9, 11)]), 13) == 12
+    assert first_spike(watch.losses(JOB, [(9, 12)]), 13) is None
+    assert first_spike(watch.losses(JOB, [(2, 5), (6, 11)]), 13) is None, "two rounds are known"
 
 
 def test_the_last_losses_of_the_last_jobs_are_kept() -> None:
     watch = watched([1.0] * 100)
     assert [*watch.losses(JOB, ())] == [*range(100 - ROUNDS_KEPT, 100)]
     for job in range(1, RUNNING_MAX + 1):
-        watch.note(bytes([job]) * 32, 0, 1.0)
+        watch.record_loss(bytes([job]) * 32, 0, 1.0)
     assert not watch.losses(JOB, ()) and watch.losses(bytes([RUNNING_MAX]) * 32, ())

@@ -6,18 +6,18 @@ import pytest
 import trio
 import trio.testing
 
-from peer.driver.lottery import Lottery
+from peer.runtime.audits.lottery_lock import LotteryLock
 
 
 async def order_of(waiting: list[bool], cancelled: frozenset[int] = frozenset()) -> list[int]:
     """In which order those that wait get their turn. `waiting`: whether each goes first."""
-    lottery, served, held = Lottery(), list[int](), 0
+    lottery, served, held = LotteryLock(), list[int](), 0
     scopes = [trio.CancelScope() for _ in waiting]
 
     async def wait(number: int, is_first: bool) -> None:
         nonlocal held
         with scopes[number]:
-            async with lottery.turn(lambda: is_first):
+            async with lottery.hold(lambda: is_first):
                 held += 1
                 assert held == 1, "one at a time"
                 served.append(number)
@@ -25,13 +25,13 @@ async def order_of(waiting: list[bool], cancelled: frozenset[int] = frozenset())
                 held -= 1
 
     async with trio.open_nursery() as nursery:
-        async with lottery.turn(lambda: False):
+        async with lottery.hold(lambda: False):
             for number, is_first in enumerate(waiting):
                 nursery.start_soon(wait, number, is_first)
                 await trio.testing.wait_all_tasks_blocked()  # so that they wait in this order
             for number in cancelled:
                 scopes[number].cancel()
-        async with lottery.turn(lambda: False):  # a newcomer does not come between
+        async with lottery.hold(lambda: False):  # a newcomer does not come between
             assert not held
             held += 1
             await trio.testing.wait_all_tasks_blocked()
@@ -57,10 +57,10 @@ async def test_who_gives_up_holds_up_nobody(cancelled: frozenset[int]) -> None:
 
 
 async def test_who_fails_passes_its_turn_on() -> None:
-    lottery = Lottery()
+    lottery = LotteryLock()
     with pytest.raises(ValueError, match="bad"):
-        async with lottery.turn(lambda: False):
+        async with lottery.hold(lambda: False):
             raise ValueError("bad")
     with trio.fail_after(1):
-        async with lottery.turn(lambda: False):
+        async with lottery.hold(lambda: False):
             pass

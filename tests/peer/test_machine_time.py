@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ledger.jobs import Job, JobPhase
-from peer.api.machine_time import machine_time, replays_per_round
+from peer.api.machine_time import describe_machine_time, replays_per_round
 from tests.peer.chain import LANGUAGE
 from tests.rounds.building import JOB, KEYS, ROOT
 from training.job_spec import AuditMode, JobSpec
@@ -31,15 +31,15 @@ def test_so_many_updates_are_re_executed_by_a_machine(machines: int, voters: int
     job = job_of(machines, voters, spec is FULL)
     assert replays_per_round(JOB, job, spec) == pytest.approx(replays)
     share = f"{1 / (1 + replays):.0%} of its computing on its own steps"
-    assert share in machine_time(JOB, job, spec)
-    assert f"{machines / (1 + replays):.1f} times the samples of one" in machine_time(JOB, job, spec)
+    assert share in describe_machine_time(JOB, job, spec)
+    assert f"{machines / (1 + replays):.1f} times the samples of one" in describe_machine_time(JOB, job, spec)
 
 
 def test_two_machines_that_re_execute_each_other_are_worth_one() -> None:
-    assert machine_time(JOB, job_of(2, 2), FULL).endswith("no more samples than one machine alone")
+    assert describe_machine_time(JOB, job_of(2, 2), FULL).endswith("no more samples than one machine alone")
 
 
 def test_nothing_is_said_of_one_machine_and_of_jobs_without_audits_only_the_samples() -> None:
-    assert machine_time(JOB, job_of(1, 1), FULL) == ""
-    off = machine_time(JOB, job_of(4, 4, False), replace(FULL, audit=AuditMode.OFF))
+    assert describe_machine_time(JOB, job_of(1, 1), FULL) == ""
+    off = describe_machine_time(JOB, job_of(4, 4, False), replace(FULL, audit=AuditMode.OFF))
     assert off.startswith("a machine spends 100% of its computing on its own steps: ") and "4.0 times" in off

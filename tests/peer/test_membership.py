@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ledger.core.genesis import Founder, Genesis
-from peer.settings.datadir import DataDirectory
+from peer.settings.data_directory import DataDirectory
 from peer.settings.invitation import invitation_text, make_invitation, parse_invitation
 from protocol.errors import UserError
 from protocol.identity import Identity

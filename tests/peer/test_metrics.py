@@ -15,13 +15,13 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
-from peer.serving import metrics
-from peer.settings.config import load
+from peer.settings.config import load_settings
 from protocol.addresses import parse_address
 from protocol.api import AlertView, StatsView
 from protocol.errors import UserError
 from tests.peer.fake_api import ME, OTHER, STATS, FakeApi
 from tests.waiting import patience
+from web import metrics_endpoint
 
 HOSTILE = 'a"b\\c\nd'  # a name of a network cannot be that; a monitor must read whatever comes all the same
 
@@ -35,7 +35,7 @@ class Desk:
     api: FakeApi = field(default_factory=FakeApi)
     told: list[str] = field(default_factory=list)
 
-    def setting(self, name: str) -> str:
+    def get_setting(self, name: str) -> str:
         assert name == "metrics"
         return self.listen
 
@@ -43,21 +43,21 @@ class Desk:
     def state(self) -> Any:
         return SimpleNamespace(module_state=lambda kind: SimpleNamespace(members={b"a": None, b"b": None}))
 
-    def tell(self, text: str) -> None:
+    def log_event(self, text: str) -> None:
         self.told.append(text)
 
-    def warn(self, text: str) -> None:
+    def log_warning(self, text: str) -> None:
         self.told.append(f"WARNING {text}")
 
 
 @asynccontextmanager
 async def serving(desk: Desk) -> AsyncIterator[tuple[str, int]]:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(metrics.Metrics(desk).run)  # type: ignore[arg-type]
+        nursery.start_soon(metrics_endpoint.MetricsEndpoint(desk).run)  # type: ignore[arg-type]
         with patience():
             while not desk.told:
                 await trio.lowlevel.checkpoint()
-        yield parse_address((desk.folder / metrics.ADDRESS).read_text())
+        yield parse_address((desk.folder / metrics_endpoint.ADDRESS_FILE).read_text())
         nursery.cancel_scope.cancel()
 
 
@@ -140,7 +140,7 @@ async def test_what_is_no_request_for_either_has_an_answer_and_costs_nothing(
         assert (code, headers["allow"]) == (405, "get, head")
         for wrong in (b"\x16\x03\x01\r\n\r\n", b"GET /metrics\r\n\r\n", b"GET /metrics HTTP/2\r\n\r\n", b"\r\n\r\n"):
             assert (await asked(place, wrong))[0] == 400, wrong
-        assert (await asked(place, b"GET /" + b"a" * metrics.REQUEST_BYTES_MAX + b" HTTP/1.1\r\n"))[0] == 400
+        assert (await asked(place, b"GET /" + b"a" * metrics_endpoint.REQUEST_BYTES_MAX + b" HTTP/1.1\r\n"))[0] == 400
 
         async def fails() -> StatsView:
             raise OSError("the disk")
@@ -162,7 +162,7 @@ async def test_what_is_no_request_for_either_has_an_answer_and_costs_nothing(
 
 @pytest.mark.real("sockets")
 async def test_whoever_holds_connections_loses_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "CONNECTIONS_MAX", 2)
+    monkeypatch.setattr(metrics_endpoint, "CONNECTIONS_MAX", 2)
     async with serving(Desk(tmp_path)) as place:
         held = [await trio.open_tcp_stream(*place) for _ in range(2)]
         for stream in held:
@@ -175,7 +175,7 @@ async def test_whoever_holds_connections_loses_them(tmp_path: Path, monkeypatch:
         with patience():
             while await _first(place) is None:
                 pass
-    monkeypatch.setattr(metrics, "SECONDS_MAX", 0.05)
+    monkeypatch.setattr(metrics_endpoint, "REQUEST_SECONDS_MAX", 0.05)
     async with serving(Desk(tmp_path)) as place, await trio.open_tcp_stream(*place) as silent:
         with patience():
             assert await silent.receive_some() == b"", "it says nothing and is closed"
@@ -196,20 +196,20 @@ async def test_a_taken_port_is_told_and_ends_nothing(tmp_path: Path) -> None:
     async with serving(Desk(tmp_path)) as (host, port):
         desk = Desk(tmp_path / "other", f"{host}:{port}")
         desk.folder.mkdir()
-        await metrics.Metrics(desk).run()  # type: ignore[arg-type]
+        await metrics_endpoint.MetricsEndpoint(desk).run()  # type: ignore[arg-type]
         [told] = desk.told
         assert (
             told.startswith("WARNING ")
             and f"{port}: address already in use; name another" in told.lower()
-            and not (desk.folder / metrics.ADDRESS).exists()
+            and not (desk.folder / metrics_endpoint.ADDRESS_FILE).exists()
         )
 
 
 async def test_it_is_off_unless_named_and_only_on_loopback(tmp_path: Path) -> None:
-    await metrics.Metrics(Desk(tmp_path, "")).run()  # type: ignore[arg-type]
-    assert load({}, {}).config.of_features["metrics"] == ""
+    await metrics_endpoint.MetricsEndpoint(Desk(tmp_path, "")).run()  # type: ignore[arg-type]
+    assert load_settings({}, {}).config.feature_settings["metrics"] == ""
     for address in ("127.0.0.1:7790", "[::1]:7790", "localhost:0"):
-        assert load({"metrics": address}, {}).config.of_features["metrics"] == address
+        assert load_settings({"metrics": address}, {}).config.feature_settings["metrics"] == address
     for address in ("0.0.0.0:7790", "192.0.2.1:7790", "7790", "example.org:1"):
         with pytest.raises(UserError, match="metrics = "):
-            load({"metrics": address}, {})
+            load_settings({"metrics": address}, {})

@@ -14,8 +14,8 @@ import pytest
 from ledger.core.genesis import TRAINER, ModuleVersion
 from ledger.jobs import JOBS_V3, JobsModule
 from ledger.network_governance import NetworkState
-from peer.api import new_job, supervised, tuning
-from peer.api.new_job import checked, closed_safely, opened_widely, require_defended
+from peer.api import job_builder, supervised_jobs, tuning_plan_builder
+from peer.api.job_builder import add_compression_warmup_rounds, add_final_full_audit_rounds, check_job_spec, require_safe_settings
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 from protocol.limits import BLOB_PART_BYTES
@@ -64,11 +64,11 @@ def test_objects_have_parts_where_they_may_be_large_and_the_network_knows_parts(
     tmp_path: Path, spec: JobSpec, jobs: int, has_parts: bool
 ) -> None:
     assert (spec.object_bytes_max > BLOB_PART_BYTES) is (spec is not SMALL)
-    made = checked(peer_of(jobs), spec)
+    made = check_job_spec(peer_of(jobs), spec)
     assert made == replace(spec, parts=has_parts)
     assert (JOBS_V3 in JobModelStore(tmp_path).terms_of_spec(made.encode()).requires) is has_parts
     assert (JobSpec.decode(made.encode()).encode() == spec.encode()) is not has_parts
-    assert not checked(peer_of(jobs), replace(made, model=SMALL.model)).parts, "also if the model gets smaller"
+    assert not check_job_spec(peer_of(jobs), replace(made, model=SMALL.model)).parts, "also if the model gets smaller"
 
 
 SAMPLED = replace(SMALL, audit=AuditMode.SAMPLED, rounds=60)
@@ -88,7 +88,7 @@ SAMPLED = replace(SMALL, audit=AuditMode.SAMPLED, rounds=60)
 def test_the_last_rounds_of_sampled_jobs_are_re_executed_where_the_network_knows_that(
     tmp_path: Path, spec: JobSpec, jobs: int, said: tuple[str, ...], closing: int
 ) -> None:
-    made = closed_safely(peer_of(jobs), spec, said)
+    made = add_final_full_audit_rounds(peer_of(jobs), spec, said)
     assert made == replace(spec, closing_rounds=closing)
     assert (JOBS_V3 in JobModelStore(tmp_path).terms_of_spec(made.encode()).requires) is (closing > 0)
 
@@ -110,7 +110,7 @@ def test_the_first_rounds_of_one_bit_jobs_say_more_where_the_network_knows_that(
     tmp_path: Path, changes: dict[str, Any], jobs: int, said: tuple[str, ...], opening: int
 ) -> None:
     spec = replace(SMALL, **changes)
-    made = opened_widely(peer_of(jobs), spec, said)
+    made = add_compression_warmup_rounds(peer_of(jobs), spec, said)
     assert made == replace(spec, opening_rounds=opening)
     assert (JOBS_V3 in JobModelStore(tmp_path).terms_of_spec(made.encode()).requires) is (opening > 0)
     assert JobSpec.decode(made.encode()) == made
@@ -119,14 +119,14 @@ def test_the_first_rounds_of_one_bit_jobs_say_more_where_the_network_knows_that(
 def test_who_accepts_the_risk_may_sample_where_liars_are_found_late_and_nobody_may_do_without_audits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(new_job, "trainers_of", lambda peer: 4)
+    monkeypatch.setattr(job_builder, "count_trainers", lambda peer: 4)
     careful = TrainRequest("small", "", 0, 0, {})
     daring = replace(careful, accept_risk=True)
     with pytest.raises(UserError, match=r"was not measured to hold; take audit 'full', or say --accept-risk"):
-        require_defended(peer_of(3), SAMPLED, careful)
-    require_defended(peer_of(3), SAMPLED, daring)
+        require_safe_settings(peer_of(3), SAMPLED, careful)
+    require_safe_settings(peer_of(3), SAMPLED, daring)
     with pytest.raises(UserError, match="audit 'off' with liars 1"):
-        require_defended(peer_of(3), replace(SMALL, audit=AuditMode.OFF), daring)
+        require_safe_settings(peer_of(3), replace(SMALL, audit=AuditMode.OFF), daring)
 
 
 GRADIENTS = {name: value for name, value in PRESETS["per-step"].items() if name != "audit"}
@@ -187,34 +187,40 @@ def test_audits_are_sampled_where_that_was_measured_to_hold_unless_a_person_says
     peer: Any, said: dict[str, Any], is_sampled: bool
 ) -> None:
     """The job that comes of it may be started, but for one without audits."""
-    spec = replace(SMALL, **complete_fields({"liars": new_job.tolerated(peer), **said}))
-    made = new_job.sampled_if_defended(peer, opened_widely(peer, spec, said), said)
+    spec = replace(SMALL, **complete_fields({"liars": job_builder.byzantine_trainers_max(peer), **said}))
+    made = job_builder.choose_sampled_audits(peer, add_compression_warmup_rounds(peer, spec, said), said)
     assert (made.audit is AuditMode.SAMPLED) is is_sampled and made.problem() is None
-    assert is_sampled or made == opened_widely(peer, spec, said)
+    assert is_sampled or made == add_compression_warmup_rounds(peer, spec, said)
     if made.audit is not AuditMode.OFF:
-        assert new_job.audited(peer, made, TrainRequest("small", "", 0, 0, {}), said) == closed_safely(peer, made, said)
+        assert job_builder.add_audits(peer, made, TrainRequest("small", "", 0, 0, {}), said) == add_final_full_audit_rounds(
+            peer, made, said
+        )
 
 
 def test_preferences_may_be_packed_by_gzip(tmp_path: Path) -> None:
     line = json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}) + "\n"
     (tmp_path / "plain.jsonl").write_text(line)
     (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(line.encode()))
-    plain, packed = (tuning._read(str(tmp_path / name), InvalidLines()) for name in ("plain.jsonl", "packed.jsonl.gz"))
+    plain, packed = (
+        tuning_plan_builder._read(str(tmp_path / name), InvalidLines()) for name in ("plain.jsonl", "packed.jsonl.gz")
+    )
     assert plain == packed and len(packed) == 1
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(line.encode())[:-9])
     with pytest.raises(UserError, match=r"cut\.jsonl\.gz is no whole gzip file"):
-        tuning._read(str(tmp_path / "cut.jsonl.gz"), InvalidLines())
+        tuning_plan_builder._read(str(tmp_path / "cut.jsonl.gz"), InvalidLines())
 
 
 def test_what_learns_from_responses_is_held_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(new_job, "trainers_of", lambda peer: 4)
+    monkeypatch.setattr(job_builder, "count_trainers", lambda peer: 4)
     start = SimpleNamespace(tokenizer=None, name="base")
-    monkeypatch.setattr(supervised, "start_of", lambda peer, request: start)
-    monkeypatch.setattr(supervised, "supervised_spec", lambda *arguments: (SAMPLED, {}))
+    monkeypatch.setattr(supervised_jobs, "resolve_initial_model", lambda peer, request: start)
+    monkeypatch.setattr(supervised_jobs, "build_supervised_spec", lambda *arguments: (SAMPLED, {}))
     with pytest.raises(UserError, match="say --accept-risk"):
-        supervised.instruct_spec(peer_of(3), TrainRequest("small", "", 0, 0, {}, base="base", examples="nowhere.jsonl"))
+        supervised_jobs.build_instruct_spec(
+            peer_of(3), TrainRequest("small", "", 0, 0, {}, base="base", examples="nowhere.jsonl")
+        )
 
 
 def test_an_unknown_field_is_answered_with_the_fields_of_the_objective_too() -> None:
     with pytest.raises(UserError, match=r"'kl' is not a field of a job.* kl_target"):
-        supervised.parsed({"kl": "3"}, PpoSettings, frozenset())
+        supervised_jobs.parse_objective_overrides({"kl": "3"}, PpoSettings, frozenset())

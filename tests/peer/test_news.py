@@ -7,7 +7,7 @@ from dataclasses import replace
 from ledger.jobs import RequestRollback, StopJob
 from ledger.ledger_state import LedgerState
 from ledger.members import ApproveVoter, RenameMember, ResignAsVoter, StandAsVoter
-from peer.driver.news import names_of, news
+from peer.runtime.telemetry.block_events import block_events, member_names
 from protocol.identity import short_id
 from protocol.verdicts import Verdict
 from tests.ledger.world import PEOPLE, UNAUDITED, World
@@ -25,7 +25,7 @@ class Telling(World):
 
     def decide_body(self, body: bytes) -> LedgerState:
         before = self.state
-        self.told += [item.text for item in news(before, super().decide_body(body))]
+        self.told += [item.text for item in block_events(before, super().decide_body(body))]
         return self.state
 
 
@@ -89,6 +89,6 @@ def test_a_founder_says_its_name_for_the_first_time_and_its_id_stays_beside_it()
     before, after = world.state, world.decide(world.tx(dora, "member/name", RenameMember("dora")))
     unnamed = replace(before.members.members[dora.public], name=NAMES[3])
     members = replace(before.members, members=before.members.members | {dora.public: unnamed})
-    (told,) = news(before.with_modules(members=members), after)
+    (told,) = block_events(before.with_modules(members=members), after)
     assert told.text == f"{NAMES[3]} is called dora"
-    assert names_of(after.members).in_text(told.text) == told.text, "nobody reads that dora is called dora"
+    assert member_names(after.members).replace_ids(told.text) == told.text, "nobody reads that dora is called dora"

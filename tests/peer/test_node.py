@@ -16,7 +16,7 @@ from ledger.jobs import Job, StartJob, StopJob, job_id
 from ledger.ledger_state import decode_body
 from ledger.members import ApproveVoter, MembersModule, RegisterRoles, ResignAsVoter
 from peer.node import node as node_module
-from peer.node.node import AppliedBlock, Do, Item, RoundClosed, RoundOpened
+from peer.node.node import AppliedBlock, NodeInput, RoundEnded, RoundOpened, StepAction
 from protocol import codec
 from protocol.identity import Signed, sign_message
 from protocol.messages import (
@@ -25,8 +25,8 @@ from protocol.messages import (
     GetRound,
     GossipEnvelope,
     InclusionList,
-    OwnStatements,
     Proposal,
+    RememberedStatements,
     Status,
     TimeoutEnvelope,
     Transaction,
@@ -75,9 +75,9 @@ def test_who_has_met_its_own_key_says_nothing_more_in_agreement_and_rounds_wheth
     pack.until(lambda shell: leaver.me not in shell.node.state.members.voters)
     assert leaver.node.rounds.books[job] and not leaver.node.replica.is_voter
     for shell in (pack[1], leaver):
-        assert shell.node.may_speak
+        assert shell.node.may_sign_round_messages
         shell.turn(DuplicateIdentity("10.0.0.9:7700"))
-        assert not shell.node.may_speak and shell.node.rounds.is_silent
+        assert not shell.node.may_sign_round_messages and shell.node.rounds.is_silent
 
 
 # Messages ---------------------------------------------------------------------------------------------------------------
@@ -202,27 +202,27 @@ def test_a_transaction_that_is_held_is_not_verified_and_applied_again(pack: Pack
 def test_rounds_open_and_close_with_the_blocks_that_do_it(pack: Pack) -> None:
     job = start_job(pack)
     (opened,) = pack[0].node.take_round_changes()
-    assert isinstance(opened, RoundOpened) and opened.key == (job, 0) and not opened.spoken
+    assert isinstance(opened, RoundOpened) and opened.key == (job, 0) and not opened.has_proposed
     assert pack[0].node.take_round_changes() == ()
     hears(pack[0], pack[1], GossipEnvelope(proposals(pack, job, PEOPLE[0])[0]))
     for person in PEOPLE[:4]:
         pack.shells[person.public].say(pack.world.tx(person, "job/stop", StopJob(job), ahead=1 + (person is PEOPLE[0])))
     pack.until(lambda shell: not shell.node.state.jobs.running())
     (closed,) = pack[0].node.take_round_changes()
-    assert isinstance(closed, RoundClosed) and closed.key == (job, 0)
+    assert isinstance(closed, RoundEnded) and closed.key == (job, 0)
     other = pack[1].node.take_round_changes()[-1]
-    assert isinstance(other, RoundClosed) and (closed.proposed, other.proposed) == (True, False), "each by itself"
+    assert isinstance(other, RoundEnded) and (closed.has_proposed, other.has_proposed) == (True, False), "each by itself"
 
 
 def test_a_round_is_opened_with_what_tells_who_is_alive(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[dict[bytes, float]] = []
-    real = pack[0].node.rounds.open
+    real = pack[0].node.rounds.open_round
 
     def opens(key: bytes, job: Job, now: float, spoken: Any, seconds: float, heard: dict[bytes, float], accepted: Any) -> Any:
         told.append(dict(heard))
         return real(key, job, now, spoken, seconds, heard, accepted)
 
-    monkeypatch.setattr(pack[0].node.rounds, "open", opens)
+    monkeypatch.setattr(pack[0].node.rounds, "open_round", opens)
     linked = pack.now
     pack.cut(pack[0].me, pack[3].me)
     pack.pass_time(50.0)
@@ -235,7 +235,7 @@ def test_a_ballot_is_a_record_of_the_turn_that_sends_it(pack: Pack) -> None:
     liar_free, _ = proposals(pack, job, PEOPLE[0])
     for shell in pack:
         hears(shell, pack[1], GossipEnvelope(liar_free))
-    pack[1].node.rounds.judge((job, 0), PEOPLE[0].public, Verdict.ACCEPT, pack.now)
+    pack[1].node.rounds.record_verdict((job, 0), PEOPLE[0].public, Verdict.ACCEPT, pack.now)
     pack.pass_time(200.0)
     ballots = [record for record in pack[1].journal.records if isinstance(record, OwnRoundStatement) and record.tag == "ballot"]
     assert len(ballots) == 1
@@ -252,7 +252,7 @@ def test_a_vouch_is_a_record_of_the_turn_that_sends_it_and_reaches_those_who_hav
     assert vouch.tag == f"vouch:{PEOPLE[0].public.hex()}"
     assert any(message == GossipEnvelope(vouch.signed) for _, message in pack[1].sent)
     pack.settle()
-    assert all(vouch.signed in shell.node.rounds.held((job, 0)) for shell in pack)
+    assert all(vouch.signed in shell.node.rounds.messages_of_round((job, 0)) for shell in pack)
 
 
 def test_a_round_that_cannot_be_closed_is_asked_about_and_the_answer_is_given_once_a_second(pack: Pack) -> None:
@@ -275,7 +275,7 @@ def test_a_round_that_cannot_be_closed_is_asked_about_and_the_answer_is_given_on
 def test_a_round_that_cannot_be_closed_is_asked_about_here_and_there_until_everybody_was_asked(
     pack: Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_module, "SEEK_LINKS", 2)
+    monkeypatch.setattr(node_module, "ROUND_REQUEST_LINKS", 2)
     start_job(pack)
     pack[1].sent.clear()
     pack.pass_time(10.0)
@@ -352,9 +352,9 @@ def waiting_for(shell: Shell) -> frozenset[Signed]:
     return frozenset(shell.node.ledger.mempool)
 
 
-def until_applied(pack: Pack, *late: Shell) -> list[tuple[bytes, Item]]:
+def until_applied(pack: Pack, *late: Shell) -> list[tuple[bytes, NodeInput]]:
     """Until nobody has anything to say but that the late ones have applied a block; gives those reports."""
-    reports: list[tuple[bytes, Item]] = []
+    reports: list[tuple[bytes, NodeInput]] = []
     keys = {shell.me for shell in late}
     while pack.queue:
         to, item = pack.queue.popleft()
@@ -466,7 +466,7 @@ def test_a_transaction_that_was_dropped_is_passed_on_again_only_if_it_applies(pa
     pack[0].said(Transaction)
     hears(pack[0], pack[1], GossipEnvelope(early))
     assert pack[0].said(Transaction) == [] and early not in pack[0].node.ledger.mempool
-    assert pack[0].node.refused["refused-before"] == 1
+    assert pack[0].node.refusal_counts["refused-before"] == 1
 
 
 def successor(pack: Pack, number: int, new: FastSigner) -> None:
@@ -486,7 +486,7 @@ def test_a_round_is_closed_by_those_who_have_other_keys_since_it_was_opened(pack
     job = start_job(pack)
     root = pack[0].node.state.jobs.jobs[job].model_root
     ours = Proposal(job, 0, root, bytes(32), 1, bytes(32), None)
-    pack[0].turn(Do(lambda: pack[0].node.rounds.publish(ours, pack.now)))
+    pack[0].turn(StepAction(lambda: pack[0].node.rounds.publish_proposal(ours, pack.now)))
     cast(pack, pack[0], job, Verdict.ACCEPT)
     successor(pack, 1, PEOPLE[8])
     successor(pack, 2, PEOPLE[9])
@@ -621,9 +621,9 @@ def cast(pack: Pack, shell: Shell, job: bytes, verdict: Verdict) -> list[OwnRoun
 def judges(pack: Pack, shell: Shell, job: bytes, verdict: Verdict) -> None:
     """The cheap checks of the one proposal, and its re-execution here if this voter has a worker, have this result."""
     rounds, trainer = shell.node.rounds, PEOPLE[0].public
-    rounds.judge((job, 0), trainer, verdict, pack.now)
+    rounds.record_verdict((job, 0), trainer, verdict, pack.now)
     if shell.me in rounds.books[job].terms.reexecutors - {trainer}:
-        rounds.find((job, 0), trainer, verdict, pack.now)
+        rounds.record_replay_verdict((job, 0), trainer, verdict, pack.now)
 
 
 def with_proposal(pack: Pack) -> bytes:
@@ -652,7 +652,7 @@ def test_nobody_signs_before_a_quorum_has_said_what_it_heard_of_it() -> None:
     pack = Pack(count=2)
     pack[0].say(pack.world.tx(PEOPLE[0], "member/register", RegisterRoles(())))
     pack.pass_time(30.0)
-    assert not any(shell.node.may_speak or shell.journal.read_restart_state().votes for shell in pack)
+    assert not any(shell.node.may_sign_round_messages or shell.journal.read_restart_state().votes for shell in pack)
     pack.add(PEOPLE[2])
     pack.until(lambda shell: shell.node.state.height >= 1)
 
@@ -683,11 +683,11 @@ def test_a_forgotten_ballot_that_is_named_in_the_last_awaited_answer_is_not_cast
     pack.settle()
     hears(voter, pack[0], GossipEnvelope(proposals(pack, job, PEOPLE[0])[0]))
     assert cast(pack, voter, job, Verdict.REPLAY) == [], "nobody has answered yet, all timers have run out"
-    hears(voter, pack[0], OwnStatements(voter.node.replica.height, ()))
-    assert not voter.node.may_speak
+    hears(voter, pack[0], RememberedStatements(voter.node.replica.height, ()))
+    assert not voter.node.may_sign_round_messages
     before = len(voter.journal.records)
-    hears(voter, pack[2], OwnStatements(voter.node.replica.height, (record.signed,)))
-    assert voter.node.may_speak
+    hears(voter, pack[2], RememberedStatements(voter.node.replica.height, (record.signed,)))
+    assert voter.node.may_sign_round_messages
     assert [r for r in voter.journal.records[before:] if isinstance(r, OwnRoundStatement)] == [record]
 
 
@@ -702,11 +702,13 @@ def test_who_does_not_vote_any_more_and_forgot_its_ballot_of_an_open_round_casts
     forget(leaver)
     came_back_alone(pack, leaver)
     pack.pass_time(5.0)
-    assert leaver.node.state.height == pack[0].node.state.height and not leaver.node.may_speak, "nobody has told it anything"
+    assert leaver.node.state.height == pack[0].node.state.height and not leaver.node.may_sign_round_messages, (
+        "nobody has told it anything"
+    )
     assert cast(pack, leaver, job, Verdict.REPLAY) == []
     pack.link_all(leaver)
     pack.pass_time(5.0)
-    assert leaver.node.may_speak and leaver.node.rounds.muted == {(job, 0)}
+    assert leaver.node.may_sign_round_messages and leaver.node.rounds.muted == {(job, 0)}
     assert leaver.node.rounds.books[job].signed_ballots[leaver.me] == record.signed
     assert not any(shell.node.ledger.pending_evidence for shell in pack)
 
@@ -752,7 +754,7 @@ def test_a_forgotten_ballot_is_named_also_by_those_who_have_not_applied_the_bloc
     for shell in slow:
         pack.link(voter.me, shell.me)
     pack.pass_time(2.0)
-    assert voter.node.may_speak and voter.node.rounds.muted == {(job, 0)}, "a quorum with itself has answered"
+    assert voter.node.may_sign_round_messages and voter.node.rounds.muted == {(job, 0)}, "a quorum with itself has answered"
     hears(voter, slow[0], GossipEnvelope(first))
     assert cast(pack, voter, job, Verdict.REPLAY) == []
     assert voter.node.rounds.books[job].signed_ballots[voter.me] == record.signed
@@ -763,14 +765,14 @@ def test_a_voter_that_forgot_that_it_proposed_says_nothing_at_all_in_that_round(
     job = start_job(pack)
     first, second = proposals(pack, job, PEOPLE[1])
     mine = codec.decode_message(first.body, (Proposal,))
-    pack[1].turn(Do(lambda: pack[1].node.rounds.publish(mine, pack.now)))
+    pack[1].turn(StepAction(lambda: pack[1].node.rounds.publish_proposal(mine, pack.now)))
     pack.settle()
     forget(pack[1])
     pack.restart(1)
     other = codec.decode_message(second.body, (Proposal,))
     pack[1].said(Ballot)
-    pack[1].turn(Do(lambda: pack[1].node.rounds.publish(other, pack.now)))
-    pack[1].node.rounds.judge((job, 0), PEOPLE[1].public, Verdict.ACCEPT, pack.now)
+    pack[1].turn(StepAction(lambda: pack[1].node.rounds.publish_proposal(other, pack.now)))
+    pack[1].node.rounds.record_verdict((job, 0), PEOPLE[1].public, Verdict.ACCEPT, pack.now)
     pack.pass_time(200.0)
     assert pack[1].said(Ballot) == [] and not any(shell.node.ledger.pending_evidence for shell in pack)
 
@@ -788,23 +790,23 @@ def test_a_trainer_that_does_not_vote_asks_too_and_keeps_its_proposal_until_it_k
     pack.until(lambda shell: shell.node.state.height >= 2)
     job = start_job(pack)
     first, second = (codec.decode_message(signed.body, (Proposal,)) for signed in proposals(pack, job, trainer))
-    shell.turn(Do(lambda: shell.node.rounds.publish(first, pack.now)))
+    shell.turn(StepAction(lambda: shell.node.rounds.publish_proposal(first, pack.now)))
     pack.settle()
     forget(shell)
     for other in pack:
         pack.cut(shell.me, other.me)
     shell.start()
     pack.until(lambda shell: shell.node.state.height >= 3)
-    shell.turn(Do(lambda: shell.node.rounds.publish(second, pack.now)))
+    shell.turn(StepAction(lambda: shell.node.rounds.publish_proposal(second, pack.now)))
     pack.link(shell.me, pack[0].me)
     shell.said(Proposal)
     pack.pass_time(5.0)
-    assert not shell.node.may_speak, "one voter is no quorum"
+    assert not shell.node.may_sign_round_messages, "one voter is no quorum"
     pack.link_all(shell)
     pack.pass_time(5.0)
-    assert shell.node.may_speak
+    assert shell.node.may_sign_round_messages
     assert second not in shell.said(Proposal) and not any(shell.node.ledger.pending_evidence for shell in pack)
-    assert codec.decode_message(shell.node.rounds.own()[0].body, (Proposal,)) == first
+    assert codec.decode_message(shell.node.rounds.own_messages()[0].body, (Proposal,)) == first
 
 
 def test_a_trainer_that_does_not_vote_and_forgot_nothing_proposes_when_a_quorum_has_answered() -> None:
@@ -821,7 +823,7 @@ def test_a_trainer_that_does_not_vote_and_forgot_nothing_proposes_when_a_quorum_
     pack.until(lambda shell: shell.node.state.height >= 3)
     first, _ = proposals(pack, job, trainer)
     pack.pass_time(5.0)
-    shell.turn(Do(lambda: shell.node.rounds.publish(codec.decode_message(first.body, (Proposal,)), pack.now)))
+    shell.turn(StepAction(lambda: shell.node.rounds.publish_proposal(codec.decode_message(first.body, (Proposal,)), pack.now)))
     pack.settle()
     assert all(trainer.public in shell.node.rounds.books[job].proposals for shell in pack)
 
@@ -833,9 +835,9 @@ def test_a_peer_says_nothing_in_rounds_while_a_decided_block_waits_for_being_app
     slow.applies_up_to = 0
     pack[0].say(pack.world.tx(PEOPLE[0], "member/register", RegisterRoles(())))
     pack.until(lambda shell: shell.node.replica.height == 2)
-    silent = not slow.node.may_speak
+    silent = not slow.node.may_sign_round_messages
     assert slow.node.state.height == 0 and silent
     slow.applies_up_to = math.inf
     slow.turn()
     pack.settle()
-    assert slow.node.state.height >= 1 and slow.node.may_speak
+    assert slow.node.state.height >= 1 and slow.node.may_sign_round_messages

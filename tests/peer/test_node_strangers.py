@@ -38,7 +38,7 @@ def test_what_no_member_wrote_is_refused_before_its_signature_is_checked_but_for
 
     monkeypatch.setattr(pack[0].node.rules.verifier, "verify", verify)
     hears_of(pack[0], "member/name")
-    assert pack[0].node.refused == {"not-a-member": 1} and not checked and not pack[0].last.faults
+    assert pack[0].node.refusal_counts == {"not-a-member": 1} and not checked and not pack[0].last.faults
     hears_of(pack[0], "member/admit")
     assert checked == [STRANGER.public]
     assert [fault.error.reason for fault in pack[0].last.faults] == ["bad-signature"]

@@ -7,8 +7,8 @@ import hashlib
 import pytest
 
 from ledger.audits.sortition import commit_nonce
-from peer.node.nonces import DOMAIN, Nonces
-from peer.node.rounds import CHECK_SECONDS, CHECKS_FACTOR, REPLAYS_FACTOR, VOUCH_SECONDS_START, Rounds
+from peer.node.audit_nonces import NONCE_DOMAIN, AuditNonces
+from peer.node.open_rounds import CHECK_SECONDS, CHECKS_FACTOR, REPLAYS_FACTOR, VOUCH_SECONDS_START, OpenRounds
 from protocol import codec, messages
 from protocol.identity import Identity, derive_secret, sign_message
 from protocol.messages import Ballot, Proposal, Vouch
@@ -21,24 +21,24 @@ NOW = 100.0
 
 def ballot_of(world: World, key: bytes, person: FastSigner, name: str = "") -> Ballot:
     """What this person says of the open round, after a start: nothing is remembered but what is decided."""
-    rounds = Rounds(person, world.chain, {})
-    rounds.follow(world.state)
+    rounds = OpenRounds(person, world.chain, {})
+    rounds.apply_state(world.state)
     job = world.job(key)
-    rounds.open(key, job, NOW, {}, 60.0)
+    rounds.open_round(key, job, NOW, {}, 60.0)
     for trainer in job.trainers:
         signed = world.proposal(key, trainer)
         proposal = codec.decode_message(signed.body, (Proposal,))
         if trainer == person.public:
-            rounds.publish(proposal, NOW)
+            rounds.publish_proposal(proposal, NOW)
         else:
-            rounds.receive(signed, proposal, NOW)
-        rounds.judge((key, job.round), trainer, Verdict.ACCEPT, NOW)
+            rounds.receive_message(signed, proposal, NOW)
+        rounds.record_verdict((key, job.round), trainer, Verdict.ACCEPT, NOW)
     vouch = Vouch(
         key, job.round, world.judgements(key, dict.fromkeys(job.round_terms(key).trainers_to_vouch_for, Verdict.ACCEPT))
     )
     for voter in job.reexecutors if vouch.judgements else ():
         rounds.books[key].add_vouch(sign_message(BY_KEY[voter], world.chain, vouch), vouch, NOW)
-    ballots = [signed for signed in rounds.due(NOW).sends if signed.signer == person.public]
+    ballots = [signed for signed in rounds.sign_due_messages(NOW).sends if signed.signer == person.public]
     return codec.decode_message(ballots[0].body, (Ballot,))
 
 
@@ -91,10 +91,10 @@ def test_a_restart_says_the_same_bytes_again() -> None:
 def test_where_audits_are_not_sampled_ballots_carry_no_nonces(spec: bytes) -> None:
     world = World(4, 4)
     key = world.start(spec=spec)
-    rounds = Nonces(PEOPLE[0], world.chain)
-    rounds.follow(world.state)
+    rounds = AuditNonces(PEOPLE[0], world.chain)
+    rounds.update_state(world.state)
     ballot = Ballot(key, 0, world.job(key).model_root, ())
-    assert rounds.added_to(ballot) is ballot
+    assert rounds.with_nonce(ballot) is ballot
 
 
 def test_a_secret_differs_by_key_domain_chain_and_body_and_is_the_same_after_a_restart() -> None:
@@ -113,7 +113,7 @@ def test_a_secret_differs_by_key_domain_chain_and_body_and_is_the_same_after_a_r
 
 def test_no_message_has_the_domain_of_the_nonces_as_its_tag() -> None:
     """Or the signature that a nonce is the hash of could be asked for."""
-    assert DOMAIN not in {getattr(kind, "TAG", None) for kind in vars(messages).values()}
+    assert NONCE_DOMAIN not in {getattr(kind, "TAG", None) for kind in vars(messages).values()}
 
 
 CHECKS = CHECKS_FACTOR * 4 * CHECK_SECONDS  # of four proposals
@@ -131,8 +131,8 @@ def test_only_a_round_whose_proposals_are_reexecuted_before_the_ballot_waits_for
     key = world.start(spec=spec)
     for _ in range(number):
         world.decide(closings=(world.closing(key),))
-    rounds = Rounds(PEOPLE[0], world.chain, {})
-    rounds.follow(world.state)
-    rounds.open(key, world.job(key), NOW, {}, 60.0)
+    rounds = OpenRounds(PEOPLE[0], world.chain, {})
+    rounds.apply_state(world.state)
+    rounds.open_round(key, world.job(key), NOW, {}, 60.0)
     assert rounds.books[key].timers.replay_seconds == seconds and CHECKS < REPLAYS
     assert rounds.books[key].is_reexecutor

@@ -13,9 +13,9 @@ import pytest
 import trio
 
 from ledger.core.genesis import TRAINER, Founder, Genesis
-from peer.export.replaying import audit
+from peer.export.export_replay import audit_export
 from peer.features import founding_modules
-from peer.settings.datadir import DataDirectory
+from peer.settings.data_directory import DataDirectory
 from protocol import codec
 from protocol.api import JobView
 from protocol.identity import Identity
@@ -112,10 +112,10 @@ async def test_a_model_of_ones_own_is_trained_on_and_a_round_of_it_and_both_audi
             await finished(daemon, "helpful")
         export = tmp_path / "export"
         await network[3].client.export_run(str(export))
-    verdict = audit(export)
+    verdict = audit_export(export)
     assert set(verdict.models) == {job.hex() for job in jobs.values()}
     own_job = jobs["own"].hex()
-    assert verdict.starts == {jobs["earlier"].hex(): (own_job, 1)}, "the last round's model is named as such"
+    assert verdict.initial_models == {jobs["earlier"].hex(): (own_job, 1)}, "the last round's model is named as such"
     assert all(daemon.terminate() == 0 for daemon in network)
     hosts = [JobModelStore(daemon.directory / "models") for daemon in network]
     for host in hosts:

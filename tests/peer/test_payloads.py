@@ -15,10 +15,10 @@ import trio.testing
 
 from ledger.audits.loss_commitments import LossOpening
 from ledger.jobs import JobPhase, StartJob, job_id
-from peer.driver.payloads import FORGOTTEN_HEIGHTS, Payloads, first_kept
-from peer.export.writing import missing_payloads
-from peer.roles.base import OpenRound
+from peer.export.run_export import missing_payloads
+from peer.roles.round_context import OpenRoundContext
 from peer.roles.voter import Voter
+from peer.runtime.storage.payload_pruner import FORGOTTEN_JOB_HEIGHTS, PayloadPruner, first_kept_round
 from protocol.messages import Proposal
 from storage.disk_blob_store import PIN_SUFFIX, DiskBlobStore
 from tests.peer.chain import SCRATCH
@@ -38,7 +38,7 @@ def rounds_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 async def run(seat: Seat, job: bytes, rounds: int) -> None:
     async with trio.open_nursery() as nursery:
         seat.driver.payload_bytes = 1
-        nursery.start_soon(Payloads(seat.driver).run)
+        nursery.start_soon(PayloadPruner(seat.driver).run)
         await seat.until(lambda driver: job in driver.state.jobs.jobs and driver.state.jobs.jobs[job].round >= rounds)
         with patience():
             while held(seat, job, 0):  # noqa: ASYNC110 - nothing tells of it
@@ -47,7 +47,7 @@ async def run(seat: Seat, job: bytes, rounds: int) -> None:
 
 
 def held(seat: Seat, job: bytes, number: int) -> list[bytes]:
-    named = Payloads(seat.driver)._accepted(job, number)
+    named = PayloadPruner(seat.driver)._accepted(job, number)
     return [digest for digest in named or () if seat.blobs.size(digest) is not None]
 
 
@@ -74,14 +74,14 @@ class Garbage(Voter):
 
     named = b""
 
-    async def propose(self, round: OpenRound) -> None:
+    async def propose(self, round: OpenRoundContext) -> None:
         async def publish(proposal: Proposal, opening: LossOpening | None) -> None:
             if round.number == 0:
                 self.named = round.blobs.add_bytes(bytes(50))
                 proposal = replace(proposal, payload=self.named, payload_bytes=50)
-            await round.publish(proposal, opening)
+            await round.publish_proposal(proposal, opening)
 
-        await super().propose(replace(round, publish=publish))
+        await super().propose(replace(round, publish_proposal=publish))
 
 
 async def test_payloads_of_refused_proposals_go_with_their_round_and_accepted_ones_stay(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ async def test_payloads_of_refused_proposals_go_with_their_round_and_accepted_on
 
         seat.blobs.add_round_reference = noted  # type: ignore[method-assign]
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(Payloads(seat.driver).run)
+            nursery.start_soon(PayloadPruner(seat.driver).run)
             with patience():
                 job = job_id(
                     author.public, await author.author.submit("job/start", StartJob(replace(SCRATCH, rounds=rounds).encode()))
@@ -114,10 +114,10 @@ async def test_payloads_of_refused_proposals_go_with_their_round_and_accepted_on
         assert not list((seat.folder / "blobs").glob(f"*{PIN_SUFFIX}"))
 
 
-def fake(seat: Seat, jobs: dict[bytes, Any], height: int, payload_bytes: int = 1) -> Payloads:
+def fake(seat: Seat, jobs: dict[bytes, Any], height: int, payload_bytes: int = 1) -> PayloadPruner:
     state = SimpleNamespace(jobs=SimpleNamespace(jobs=jobs), height=height)
     driver: Any = SimpleNamespace(store=seat.store, blobs=seat.blobs, state=state, payload_bytes=payload_bytes)
-    return Payloads(driver)
+    return PayloadPruner(driver)
 
 
 async def test_payloads_of_a_forgotten_job_go_when_nobody_is_so_far_behind(tmp_path: Path) -> None:
@@ -127,13 +127,13 @@ async def test_payloads_of_a_forgotten_job_go_when_nobody_is_so_far_behind(tmp_p
             job = job_id(seat.public, await seat.author.submit("job/start", StartJob(replace(SCRATCH, rounds=3).encode())))
         await seat.until(certified(job))
         last, height = seat.store.last_round_by_job()[job]
-        late, jobs = height + FORGOTTEN_HEIGHTS + 1, dict(seat.driver.state.jobs.jobs)
+        late, jobs = height + FORGOTTEN_JOB_HEIGHTS + 1, dict(seat.driver.state.jobs.jobs)
         payloads, operator_keeps_all = fake(seat, jobs, late), fake(seat, {}, late, payload_bytes=0)
         gone_early, gone = (fake(seat, {}, height).driver.state for height in (late - 1, late))
         for look, state in ((payloads, payloads.driver.state), (payloads, gone_early), (operator_keeps_all, gone)):
-            look._tidy(state)
+            look._delete_unneeded(state)
             assert last == 2 and all(held(seat, job, number) for number in range(3))
-        payloads._tidy(gone)
+        payloads._delete_unneeded(gone)
         assert not any(held(seat, job, number) for number in range(3))
 
 
@@ -141,15 +141,15 @@ def test_what_a_late_round_names_stays_though_an_old_one_names_it_too(monkeypatc
     """A trainer that says again what it said before has nobody lose it."""
     again, dropped, running = bytes(32), list[bytes](), b"j" * 32
 
-    def accepted(of: Payloads, key: bytes, number: int) -> list[bytes]:
+    def accepted(of: PayloadPruner, key: bytes, number: int) -> list[bytes]:
         return [again] if number in (3, 30) else [bytes([number + 1]) * 32]
 
-    monkeypatch.setattr(Payloads, "_accepted", accepted)
+    monkeypatch.setattr(PayloadPruner, "_accepted", accepted)
     job = SimpleNamespace(round=40, phase=JobPhase.RUNNING, trainers=(b"",), spec=replace(SCRATCH, suspension_rounds=1).encode())
     state: Any = SimpleNamespace(jobs=SimpleNamespace(jobs={running: job}), audits=SimpleNamespace(jobs={}), height=50)
     blobs = SimpleNamespace(size=lambda digest: 1, drop_blobs=dropped.extend)
     driver: Any = SimpleNamespace(blobs=blobs, payload_bytes=1)
-    Payloads(driver)._delete(running, job, state)  # type: ignore[arg-type]
+    PayloadPruner(driver)._delete(running, job, state)  # type: ignore[arg-type]
     assert again not in dropped and len(dropped) == 40 - KEPT - 1
 
 
@@ -179,10 +179,10 @@ async def test_after_a_restart_what_was_lent_goes_or_stays_as_its_round_was_deci
             ended: SimpleNamespace(round=6, phase=JobPhase.RUNNING),
         }
         look = fake(seat, jobs, 0)
-        look._tidy(look.driver.state)
+        look._delete_unneeded(look.driver.state)
         assert len(seat.blobs.round_references()) == 2
         jobs[ended].phase = JobPhase.FINISHED
-        look._tidy(look.driver.state)
+        look._delete_unneeded(look.driver.state)
         assert {blob for blob in lent if seat.blobs.size(sha256(blob).digest()) is not None} == {data, b"before the snapshot"}
         assert not seat.blobs.round_references() and not list((seat.folder / "blobs").glob(f"*{PIN_SUFFIX}"))
 
@@ -192,15 +192,16 @@ async def test_nothing_goes_while_an_export_copies(monkeypatch: pytest.MonkeyPat
         sync(*arguments)
 
     jobs = SimpleNamespace(jobs={b"job": SimpleNamespace(round=1)})
-    driver: Any = SimpleNamespace(applied=trio.Event(), exports=1, payload_bytes=0, state=SimpleNamespace(jobs=jobs))
+    state = SimpleNamespace(jobs=jobs)
+    driver: Any = SimpleNamespace(block_applied=trio.Event(), running_exports=1, payload_bytes=0, state=state)
     driver.blobs = SimpleNamespace(round_references=dict)
     exports = list[int]()
     monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
-    monkeypatch.setattr(Payloads, "_delete", lambda of, key, job, state: exports.append(of.driver.exports))
+    monkeypatch.setattr(PayloadPruner, "_delete", lambda of, key, job, state: exports.append(of.driver.running_exports))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(Payloads(driver).run)
+        nursery.start_soon(PayloadPruner(driver).run)
         await trio.testing.wait_all_tasks_blocked()
-        applied, driver.applied, driver.exports = driver.applied, trio.Event(), 0
+        applied, driver.block_applied, driver.running_exports = driver.block_applied, trio.Event(), 0
         applied.set()
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
@@ -214,7 +215,7 @@ def test_what_audits_and_trainers_go_on_from_stays_however_little_room_there_is(
     def first(bytes_max: int, rounds: tuple[int, ...] = (), disputes: tuple[int, ...] = ()) -> int:
         audits = SimpleNamespace(rounds=dict.fromkeys(rounds), disputes=[SimpleNamespace(round=number) for number in disputes])
         state: Any = SimpleNamespace(audits=SimpleNamespace(jobs={b"job": audits}))
-        return first_kept(b"job", job, state, bytes_max)
+        return first_kept_round(b"job", job, state, bytes_max)
 
     assert first(0) == 0
     assert first(1) == 500 - 31, "a record lives for 30 rounds"

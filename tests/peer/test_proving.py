@@ -12,8 +12,8 @@ import pytest
 from features.feature import Feature
 from ledger.row_proofs import PROOF_FILE_BYTES_MAX, make_row_proof
 from peer import cli
-from peer.export import proving
-from peer.export.proving import prove
+from peer.export import row_proof_file
+from peer.export.row_proof_file import write_row_proof
 from peer.features import FEATURES
 from protocol import codec
 from protocol.errors import UserError
@@ -34,7 +34,7 @@ def chain() -> Chain:
 @pytest.fixture(autouse=True)
 def notebook(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A program that knows the module, and the signatures of tests."""
-    monkeypatch.setattr(proving, "Ed25519Verifier", FastVerifier)
+    monkeypatch.setattr(row_proof_file, "Ed25519Verifier", FastVerifier)
     FEATURES.append(NOTEBOOK)
     yield
     FEATURES.remove(NOTEBOOK)
@@ -140,10 +140,10 @@ def test_what_a_stranger_wrote_into_a_key_moves_no_cursor(tmp_path: Path, told: 
 
 def test_a_peer_writes_a_new_file_and_says_what_is_in_it(chain: Chain, tmp_path: Path) -> None:
     path = tmp_path / "row.proof"
-    view = prove(chain.genesis, chain.states[39], chain.shelf().light_blocks_to(39), TABLE, b"7", path)
+    view = write_row_proof(chain.genesis, chain.states[39], chain.shelf().light_blocks_to(39), TABLE, b"7", path)
     assert (view.height, view.has_row, view.bytes) == (39, True, len(path.read_bytes())) and view.row_bytes < 1_000
     with pytest.raises(UserError, match="exists: name a new file"):
-        prove(chain.genesis, chain.states[39], chain.shelf().light_blocks_to(39), TABLE, b"8", path)
+        write_row_proof(chain.genesis, chain.states[39], chain.shelf().light_blocks_to(39), TABLE, b"8", path)
 
 
 @pytest.mark.parametrize(
@@ -158,19 +158,19 @@ def test_a_peer_writes_a_new_file_and_says_what_is_in_it(chain: Chain, tmp_path:
 )
 def test_what_cannot_be_proven_leaves_no_file(chain: Chain, tmp_path: Path, table: str, key: bytes, place: str, why: str) -> None:
     with pytest.raises(UserError, match=why):
-        prove(chain.genesis, chain.states[39], chain.shelf().light_blocks_to(39), table, key, tmp_path / place)
+        write_row_proof(chain.genesis, chain.states[39], chain.shelf().light_blocks_to(39), table, key, tmp_path / place)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_peer_hands_out_no_file_that_proves_nothing(chain: Chain, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="this proof proves nothing"):
-        prove(chain.genesis, chain.states[39], chain.shelf().light_blocks_to(12), TABLE, b"7", tmp_path / "row.proof")
+        write_row_proof(chain.genesis, chain.states[39], chain.shelf().light_blocks_to(12), TABLE, b"7", tmp_path / "row.proof")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_key_is_text_or_hex(told: Told) -> None:
-    words = cli.words()["prove"]
-    parser = cli.Parser(prog="prove")
+    words = cli.all_commands()["prove"]
+    parser = cli.CommandLineParser(prog="prove")
     words.add_arguments(parser)
     assert parser.parse_args([TABLE, "cafe"]).key == b"cafe"
     assert parser.parse_args([TABLE, "0xcafe"]).key == b"\xca\xfe"

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from peer.cli import main
-from peer.demo import recipe
-from peer.demo.recipe import NAMES
+from peer.demo import demo_script
+from peer.demo.demo_script import NAMES
 from tests.peer.processes import DEMO_SECONDS_MAX, environment, wait
 from tests.test_docs import ROOT
 from tests.waiting import run_process
@@ -31,7 +31,7 @@ def printed(capsys: pytest.CaptureFixture[str], *more: str) -> str:
 @pytest.mark.parametrize("page", ["README.md", "docs/guide.md"])
 def test_the_pages_have_the_recipe_as_it_is_printed(page: str) -> None:
     options = argparse.Namespace(peers=4, rounds=None, data=None, seed=0, keep=True)
-    text = "".join(f"    {line}\n" for line in recipe.recipe(options).splitlines())
+    text = "".join(f"    {line}\n" for line in demo_script.make_demo_script(options).splitlines())
     assert text in (ROOT / page).read_text()
 
 

@@ -18,7 +18,7 @@ import pytest
 from consensus.effects import OwnStatement
 from ledger.core.genesis import Founder, Genesis
 from peer.cli import main
-from peer.settings.datadir import DataDirectory
+from peer.settings.data_directory import DataDirectory
 from protocol import codec
 from protocol.errors import UserError
 from protocol.identity import Identity, peer_id, sign_message
@@ -131,7 +131,7 @@ def directory(tmp_path: Path) -> Iterator[DataDirectory]:
 
 def replace_identity(directory: DataDirectory) -> Identity:
     directory.load_identity_to_replace()
-    directory.begin_replacement()
+    directory.begin_key_replacement()
     return directory.replace_identity()
 
 
@@ -280,7 +280,7 @@ def test_a_lost_log_in_a_network_that_needs_this_vote_is_no_reason_for_a_key_tha
 @pytest.mark.real("processes")
 async def test_between_two_keys_a_peer_does_not_start(directory: DataDirectory) -> None:
     past(directory, founders=3)
-    directory.begin_replacement()
+    directory.begin_key_replacement()
     status, _, error = peer("run", *VOTER, "--no-console", "--data-dir", str(directory.path))
     assert status == 2 and "peer rekey" in error
 

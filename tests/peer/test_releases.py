@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from peer.daemon.daemon import running
-from peer.export.replaying import audit
-from peer.export.writing import FIRST_FORMAT, FORMAT, MANIFEST
-from peer.settings.config import load
+from peer.daemon.daemon import running_daemon
+from peer.export.export_replay import audit_export
+from peer.export.run_export import EXPORT_FORMAT, EXPORT_FORMAT_MIN, MANIFEST
+from peer.settings.config import load_settings
 from protocol.errors import UserError
 from tests.releases.make import make
 from tests.waiting import patience
@@ -41,14 +41,15 @@ def release(request: pytest.FixtureRequest) -> Path:
 
 def test_an_export_of_each_release_is_reproduced(release: Path) -> None:
     said = json.loads((release / "export" / MANIFEST).read_text())
-    verdict = audit(release / "export")
+    verdict = audit_export(release / "export")
     assert verdict.state_root == said["state_root"]
     assert verdict.models == {job: model["root"] for job, model in said["models"].items()}
     assert len(verdict.models) == 2 and verdict.rounds == 4
 
 
 @pytest.mark.parametrize(
-    ("format", "way_out"), [(FORMAT + 1, "install a newer one"), (FIRST_FORMAT - 1, "audit it with the program that wrote it")]
+    ("format", "way_out"),
+    [(EXPORT_FORMAT + 1, "install a newer one"), (EXPORT_FORMAT_MIN - 1, "audit it with the program that wrote it")],
 )
 def test_an_export_of_another_format_is_refused_with_the_way_out(
     present: Path, tmp_path: Path, format: int, way_out: str
@@ -56,18 +57,18 @@ def test_an_export_of_another_format_is_refused_with_the_way_out(
     folder = Path(shutil.copytree(present / "export", tmp_path / "other"))
     manifest = json.loads((folder / MANIFEST).read_text()) | {"format": format}
     (folder / MANIFEST).write_text(json.dumps(manifest))
-    reads = f"formats {FIRST_FORMAT} to {FORMAT}" if FIRST_FORMAT < FORMAT else f"format {FORMAT}"
+    reads = f"formats {EXPORT_FORMAT_MIN} to {EXPORT_FORMAT}" if EXPORT_FORMAT_MIN < EXPORT_FORMAT else f"format {EXPORT_FORMAT}"
     with pytest.raises(UserError, match=f"has format {format}, this program reads {reads}: {way_out}"):
-        audit(folder)
+        audit_export(folder)
 
 
 async def test_a_peer_of_each_release_goes_on_where_it_was(release: Path, tmp_path: Path) -> None:
     directory = Path(shutil.copytree(release / "peer", tmp_path / "peer"))
     (directory / "identity.key").chmod(0o600)
     said = json.loads((release / "export" / MANIFEST).read_text())
-    config = load({"data_directory": directory}, {"HOME": str(tmp_path)}).config
+    config = load_settings({"data_directory": directory}, {"HOME": str(tmp_path)}).config
     with patience():
-        async with running(config) as daemon:
+        async with running_daemon(config) as daemon:
             driver = daemon.driver
             roots = {key.hex(): job.model_root.hex() for key, job in driver.state.jobs.jobs.items()}
             assert driver.ledger.certified_root.hex() == said["state_root"]
@@ -75,4 +76,4 @@ async def test_a_peer_of_each_release_goes_on_where_it_was(release: Path, tmp_pa
             height = driver.state.height
             await daemon.api.run_test_round()
             while driver.state.height == height:
-                await driver.applied.wait()
+                await driver.block_applied.wait()

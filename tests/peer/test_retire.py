@@ -12,8 +12,8 @@ import trio
 
 from ledger.core.genesis import TRAINER
 from ledger.members import ApproveVoter
-from peer.driver.eventlog import EventLog
-from peer.driver.membership import Membership
+from peer.runtime.membership.membership import Membership
+from peer.runtime.telemetry.event_log import EventLog
 from protocol.errors import UserError
 from protocol.identity import short_id
 from tests.ledger.world import NEW, PEOPLE, World, stood

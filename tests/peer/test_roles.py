@@ -13,11 +13,11 @@ import pytest
 import trio
 
 from ledger.audits.loss_commitments import LossOpening
-from peer.roles import losses, samples
-from peer.roles.base import OpenRound
+from peer.roles import loss_opening_files, text_samples
 from peer.roles.liar import Liar
-from peer.roles.trainer import Trainer, _Job, require_space
-from peer.roles.voter import Voter, audit_request, read_fetched, vouched
+from peer.roles.round_context import OpenRoundContext
+from peer.roles.trainer import Trainer, _JobProgress
+from peer.roles.voter import Voter, audit_request, read_bounded_blob, vouch_verdict
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Identity, Signed, sign_message
 from protocol.messages import Proposal
@@ -28,6 +28,7 @@ from tests.ledger.power import Disk
 from tests.peer.network import SCRATCH
 from training import corpus as data
 from training import worker_protocol
+from training.job_disk_space import require_disk_space
 from training.job_spec import AuditMode, FeedbackMemory, InnerStatePolicy, JobSpec
 from training.model_store import JobModelStore
 from training.replay import proposal_replay
@@ -51,7 +52,7 @@ class World:
         self.host = host = JobModelStore(folder / "models")
         root = host.create_model(JOB, spec.encode())
         keys = frozenset({ME.public})
-        self.round = OpenRound(
+        self.round = OpenRoundContext(
             me=ME.public,
             terms=RoundTerms(JOB, 0, root, keys, keys, keys, keys, keys),
             spec=spec,
@@ -59,11 +60,11 @@ class World:
             model_directory=host.round_directory(JOB, 0),
             blobs=DiskBlobStore(folder / "blobs", folder / "buffers"),
             fetch=self._fetch,
-            publish=self._publish,
-            ready=_ready,
-            opening=lambda loss: LossOpening(JOB, self.round.number, ME.public, bytes(32), loss),
-            measured=_measured,
-            begin=self._begin,
+            publish_proposal=self._publish,
+            wait_to_propose=_ready,
+            make_loss_opening=lambda loss: LossOpening(JOB, self.round.number, ME.public, bytes(32), loss),
+            record_metrics=_measured,
+            record_replay_start=self._begin,
         )
 
     async def _fetch(self, digest: bytes, size_max: int, sources: Iterable[bytes]) -> None:
@@ -84,7 +85,7 @@ class World:
 
     async def verdict(self, proposal: Proposal) -> Verdict:
         """Of the cheap checks."""
-        return await Voter().check(self.round, signed(proposal), proposal)
+        return await Voter().check_proposal(self.round, signed(proposal), proposal)
 
     async def vouch(self, proposal: Proposal) -> Verdict:
         """Of the re-execution."""
@@ -170,7 +171,7 @@ async def test_of_a_payload_that_is_here_as_something_larger_no_more_is_read_tha
     assert await world.verdict(replace(honest, payload=large)) is Verdict.MALFORMED
     assert read == [honest.payload_bytes + 1]
     with pytest.raises(RemoteProtocolError, match="1000000 bytes, 99 at most are expected"):
-        read_fetched(world.round, large, 99)
+        read_bounded_blob(world.round, large, 99)
 
 
 async def test_a_payload_that_is_deleted_before_it_is_read_is_fetched_again(world: World) -> None:
@@ -220,7 +221,7 @@ def test_a_re_executor_is_unsure_from_the_tolerance_to_twice_the_tolerance(
     audited: Verdict, tolerances: float, verdict: Verdict
 ) -> None:
     spec = replace(SCRATCH, replay_tolerance=0.01)
-    assert vouched(worker_protocol.AuditReply(audited, tolerances * spec.replay_tolerance, 0.0), spec) is verdict
+    assert vouch_verdict(worker_protocol.AuditReply(audited, tolerances * spec.replay_tolerance, 0.0), spec) is verdict
 
 
 @pytest.mark.parametrize("lies", [{"buffer"}, {"payload"}, {"buffer", "payload"}])
@@ -244,8 +245,8 @@ async def test_a_liar_accepts_its_accomplices_and_rejects_all_others_before_any_
     proposal = await world.proposed()
     said = signed(proposal)
     world.round = replace(world.round, me=bytes(32))
-    assert await liar.check(world.round, said, proposal) is Verdict.REPLAY
-    assert await liar.check(world.round, replace(said, signer=accomplice), proposal) is Verdict.ACCEPT
+    assert await liar.check_proposal(world.round, said, proposal) is Verdict.REPLAY
+    assert await liar.check_proposal(world.round, replace(said, signer=accomplice), proposal) is Verdict.ACCEPT
     assert await liar.reexecute(world.round, accomplice, proposal) is Verdict.ACCEPT
     assert world.fetched == world.begun == [], "it looks at nothing"
 
@@ -263,9 +264,9 @@ async def test_a_trainer_without_local_text_says_how_to_name_it(world: World, tm
 
 def test_a_text_that_does_not_fit_the_disk_is_not_fetched(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
-    require_space(tmp_path, 1)
+    require_disk_space(tmp_path, 1)
     with pytest.raises(UserError, match=r"needs twice that and 256 MiB to spare, but .* MiB free"):
-        require_space(tmp_path, free // 2)
+        require_disk_space(tmp_path, free // 2)
 
 
 # What a language job commits to beside payload and buffer ------------------------------------------------------------
@@ -334,7 +335,7 @@ def opened(world: World, tmp_path: Path, host: JobModelStore, number: int) -> tu
     steps = Steps()
     (tmp_path / "texts").mkdir(exist_ok=True)
     role = Trainer(steps, tmp_path / "texts", local_data=None)  # type: ignore[arg-type]
-    role._jobs[JOB] = _Job(opened=True)
+    role._jobs[JOB] = _JobProgress(opened=True)
     return role, steps
 
 
@@ -361,21 +362,21 @@ async def test_measuring_leaves_the_worker_to_training_for_most_of_the_time(
     steps.ask = evaluate  # type: ignore[method-assign]
     async with trio.open_nursery() as nursery:
         for number in range(40):  # rounds of a tenth of a second
-            newest = replace(world.round, model=SimpleNamespace(job=JOB, round=number), measured=measured)
-            nursery.start_soon(role.observe, newest)
+            newest = replace(world.round, model=SimpleNamespace(job=JOB, round=number), record_metrics=measured)
+            nursery.start_soon(role.observe_round, newest)
             await trio.sleep(0.1)
     assert begun == pytest.approx([begun[0], begun[0] + 4.0]), "the newest is measured in the end"
-    await role.measure(newest)
+    await role.evaluate_model(newest)
     assert len(begun) == 2, "and not again"
     assert stored == [{"bits": 2.5, "evaluation_seconds": 1.0}] * 2, "all figures of a model at once"
-    assert samples.kept(role.texts) == [(JOB.hex(), number, "The end") for number in (0, 39)]
+    assert text_samples.saved_samples(role.text_folder) == [(JOB.hex(), number, "The end") for number in (0, 39)]
 
 
 def test_the_newest_text_of_a_model_is_kept_and_that_of_ten_rounds_before(tmp_path: Path) -> None:
     for number in (0, 4, 9, 13, 19, 20, 21, 34):
-        if samples.is_due(tmp_path, JOB, number):
-            samples.keep(tmp_path, JOB, number, f"round {number}")
-    assert [(number, text) for _, number, text in samples.kept(tmp_path)] == [(20, "round 20"), (34, "round 34")]
+        if text_samples.is_sample_due(tmp_path, JOB, number):
+            text_samples.save_sample(tmp_path, JOB, number, f"round {number}")
+    assert [(number, text) for _, number, text in text_samples.saved_samples(tmp_path)] == [(20, "round 20"), (34, "round 34")]
 
 
 async def test_what_a_closed_round_left_is_deleted_once_the_worker_is_done_with_it(world: World, tmp_path: Path) -> None:
@@ -401,7 +402,7 @@ async def test_what_a_closed_round_left_is_deleted_once_the_worker_is_done_with_
     assert len(list((tmp_path / "texts").iterdir())) == 2 + 1 + 3, "buffer, payload and inner state"
     steps.ask = ask  # type: ignore[method-assign]
     await role.propose(world.round)
-    left = {path.name for path in (tmp_path / "texts").iterdir() if path.suffix != losses.SUFFIX}
+    left = {path.name for path in (tmp_path / "texts").iterdir() if path.suffix != loss_opening_files.SUFFIX}
     assert left == {"ab.txt"}
 
 
@@ -439,8 +440,8 @@ async def test_what_a_proposal_commits_to_is_kept_for_audits_and_gone_on_from(
     assert (second.feedback, second.inner_from) == (first.buffer, first.inner)
     assert not keeps or InnerState.load(blobs.path(second.inner or b""), spec).steps == 6
     left = list((tmp_path / "texts").iterdir())
-    assert all(path.suffix == losses.SUFFIX for path in left), "nothing is left where the worker wrote"
-    kept = [losses.read(tmp_path / "texts", JOB, number, ME.public) for number in (0, 1)]
+    assert all(path.suffix == loss_opening_files.SUFFIX for path in left), "nothing is left where the worker wrote"
+    kept = [loss_opening_files.read_opening(tmp_path / "texts", JOB, number, ME.public) for number in (0, 1)]
     made = [LossOpening(JOB, number, ME.public, bytes(32), 0) for number in (0, 1)]
     assert kept == (made if audit is AuditMode.SAMPLED else [None, None])
 
@@ -489,7 +490,7 @@ async def test_what_audits_may_ask_for_is_durable_before_the_proposal_is_sent(
         assert {digest: sha256(blobs.read_range(digest)).digest() for digest in shown} == {digest: digest for digest in shown}
         world.published.append(proposal)
 
-    world.round = replace(world.round, publish=power_cut)
+    world.round = replace(world.round, publish_proposal=power_cut)
     await role.propose(world.round)
     assert len(world.published) == 1
 
@@ -503,7 +504,7 @@ async def test_without_full_audits_nobody_re_executes_before_the_ballot(world: W
     await role.propose(world.round)
     world.fetched.clear()
     world.round = replace(world.round, me=bytes(32), terms=replace(world.round.terms, trainers_to_vouch_for=frozenset()))
-    verdict = await role.check(world.round, signed(world.published[-1]), world.published[-1])
+    verdict = await role.check_proposal(world.round, signed(world.published[-1]), world.published[-1])
     assert verdict is Verdict.ACCEPT and len(steps.requests) == 1
     assert world.fetched == [world.published[-1].payload]
 

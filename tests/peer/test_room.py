@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from peer.driver import room, workshop
-from peer.driver.room import ROUNDS_AHEAD, SPARE_BYTES, DiskRoom
+from peer.runtime import disk_space
+from peer.runtime.disk_space import RESERVED_BYTES, ROUNDS_AHEAD, DiskSpaceMonitor
+from peer.runtime.rounds import round_executor
 from tests.peer.chain import LANGUAGE, Chain
 from tests.peer.test_workshop import Busy, shop_of
 from training.job_disk_space import ROUNDS_MIN, job_disk_space
@@ -65,25 +66,27 @@ class Disk:
 async def test_a_peer_that_lacks_room_does_not_train_and_does_as_soon_as_there_is_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workshop, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(round_executor, "CHECK_SECONDS", 0.01)
     chain, role = Chain(tmp_path / "chain"), Busy()
     key = chain.start(replace(LANGUAGE, rounds=3))
-    job, shop, disk = chain.ledger.state.jobs.jobs[key], shop_of(chain, role), Disk(SPARE_BYTES)
-    shop.room.free = disk
-    await shop.room.look(key, job)
-    assert "this peer does not train it until there is room" in shop.room.told and shop.room.is_lacking(key)
+    job, shop, disk = chain.ledger.state.jobs.jobs[key], shop_of(chain, role), Disk(RESERVED_BYTES)
+    shop.disk_space.free = disk
+    await shop.disk_space.check_job(key, job)
+    assert "this peer does not train it until there is room" in shop.disk_space.shortage_text and shop.disk_space.is_short_for(
+        key
+    )
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(shop.run)
-            shop.open((key, 0), job, False)
+            shop.open_round((key, 0), job, False)
             while disk.asked < 4:  # noqa: ASYNC110
                 await trio.sleep(0.005)
             assert role.begun == 0, "planted: whoever trains without looking is seen here"
-            disk.free = SPARE_BYTES << 2
+            disk.free = RESERVED_BYTES << 2
             await role.began.wait()
             nursery.cancel_scope.cancel()
-    assert not shop.room.told
-    told = [event.text for event in await shop.room.events.after(-10, 0.0)]
+    assert not shop.disk_space.shortage_text
+    told = [event.text for event in await shop.disk_space.events.wait_for_events(-10, 0.0)]
     assert any("more of this peer's disk" in text for text in told) and f"job {job.name} fits on this peer's disk now" in told
     chain.close()
 
@@ -92,19 +95,19 @@ async def test_a_long_job_is_trained_while_there_is_room_for_the_next_rounds(tmp
     chain = Chain(tmp_path / "chain")
     key = chain.start(replace(LANGUAGE, rounds=10 * ROUNDS_AHEAD))
     job = chain.ledger.state.jobs.jobs[key]
-    events = shop_of(chain, Busy()).room.events
-    looked = DiskRoom(chain.people[0].public, tmp_path, chain.host, events, lambda: chain.ledger.state)
+    events = shop_of(chain, Busy()).disk_space.events
+    looked = DiskSpaceMonitor(chain.people[0].public, tmp_path, chain.host, events, lambda: chain.ledger.state)
     of = job_disk_space(replace(LANGUAGE, rounds=job.rounds), len(job.trainers), trains=True)
-    looked.free = Disk(SPARE_BYTES + of.total_bytes(ROUNDS_AHEAD))
-    await looked.look(key, job)
-    assert "free some before the disk is full" in looked.told and not looked.is_lacking(key)
+    looked.free = Disk(RESERVED_BYTES + of.total_bytes(ROUNDS_AHEAD))
+    await looked.check_job(key, job)
+    assert "free some before the disk is full" in looked.shortage_text and not looked.is_short_for(key)
     here = sum(file.stat().st_size for file in chain.host.round_directory(key, 0).iterdir())
-    looked.free = Disk(SPARE_BYTES + of.total_bytes(ROUNDS_AHEAD) - here - 1)
-    await looked.look(key, job)
-    assert looked.is_lacking(key)
-    looked.free = Disk(SPARE_BYTES + of.total_bytes(job.rounds))
-    await looked.look(key, job)
-    assert not looked.told
+    looked.free = Disk(RESERVED_BYTES + of.total_bytes(ROUNDS_AHEAD) - here - 1)
+    await looked.check_job(key, job)
+    assert looked.is_short_for(key)
+    looked.free = Disk(RESERVED_BYTES + of.total_bytes(job.rounds))
+    await looked.check_job(key, job)
+    assert not looked.shortage_text
     chain.close()
 
 
@@ -119,5 +122,5 @@ def test_a_folder_that_goes_while_bytes_are_counted_counts_nothing(tmp_path: Pat
         (tmp_path / "folder").rmdir()
         return lstat(path)
 
-    monkeypatch.setattr(room.os, "lstat", gone)
-    assert room._size(tmp_path) == 3
+    monkeypatch.setattr(disk_space.os, "lstat", gone)
+    assert disk_space._size(tmp_path) == 3

@@ -14,9 +14,9 @@ from consensus.evidence import Evidence
 from ledger.jobs import JobPhase
 from ledger.ledger_state import LedgerState
 from ledger.members import Member
-from peer.node import early
-from peer.node import rounds as rounds_module
-from peer.node.rounds import SEEK_SECONDS, Effects, Measured, Rounds
+from peer.node import future_messages
+from peer.node import open_rounds as rounds_module
+from peer.node.open_rounds import ROUND_REQUEST_SECONDS, OpenRounds, RoundEffects, RoundTimings
 from protocol import codec
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.identity import Identity, Signed, sign_message
@@ -43,15 +43,15 @@ def key(chain: Chain) -> bytes:
     return chain.start(LANGUAGE)
 
 
-def rounds_of(chain: Chain, me: int = 0) -> Rounds:
-    return Rounds(chain.people[me], chain.id, {})
+def rounds_of(chain: Chain, me: int = 0) -> OpenRounds:
+    return OpenRounds(chain.people[me], chain.id, {})
 
 
-def open_all(rounds: Rounds, chain: Chain, now: float = NOW, spoken: dict[str, Signed] | None = None) -> Effects:
-    outcome = Effects()
-    opened, _ = rounds.follow(chain.ledger.state)
+def open_all(rounds: OpenRounds, chain: Chain, now: float = NOW, spoken: dict[str, Signed] | None = None) -> RoundEffects:
+    outcome = RoundEffects()
+    opened, _ = rounds.apply_state(chain.ledger.state)
     for key, _ in opened:
-        outcome.add(rounds.open(key, chain.ledger.state.jobs.jobs[key], now, spoken or {}, LANGUAGE.proposal_seconds))
+        outcome.merge(rounds.open_round(key, chain.ledger.state.jobs.jobs[key], now, spoken or {}, LANGUAGE.proposal_seconds))
     return outcome
 
 
@@ -61,9 +61,9 @@ def proposal(chain: Chain, key: bytes, round: int = 0, variant: int = 0) -> Prop
 
 
 def hear(
-    rounds: Rounds, chain: Chain, who: Identity, message: Proposal | Ballot | Vouch | CutOff, now: float = NOW
-) -> Effects | None:
-    return rounds.receive(sign_message(who, chain.id, message), message, now)
+    rounds: OpenRounds, chain: Chain, who: Identity, message: Proposal | Ballot | Vouch | CutOff, now: float = NOW
+) -> RoundEffects | None:
+    return rounds.receive_message(sign_message(who, chain.id, message), message, now)
 
 
 def ballot_on(chain: Chain, key: bytes, signed: Signed, verdict: Verdict = ACCEPT) -> Ballot:
@@ -76,7 +76,7 @@ def vouch_on(key: bytes, *proposals: Signed, verdict: Verdict = ACCEPT, round: i
     return Vouch(key, round, tuple(sorted(judged, key=lambda judgement: judgement.trainer)))
 
 
-def vouch_all(rounds: Rounds, chain: Chain, key: bytes, verdict: Verdict = ACCEPT, now: float = NOW) -> None:
+def vouch_all(rounds: OpenRounds, chain: Chain, key: bytes, verdict: Verdict = ACCEPT, now: float = NOW) -> None:
     """All other re-executors vouch for all proposals that are here."""
     book = rounds.books[key]
     for person in chain.people:
@@ -84,106 +84,106 @@ def vouch_all(rounds: Rounds, chain: Chain, key: bytes, verdict: Verdict = ACCEP
             hear(rounds, chain, person, vouch_on(key, *book.proposals.values(), verdict=verdict, round=book.terms.round), now)
 
 
-def trainer_of(rounds: Rounds, chain: Chain, key: bytes) -> Identity:
+def trainer_of(rounds: OpenRounds, chain: Chain, key: bytes) -> Identity:
     """The trainer for whose proposal we are called first."""
     first = rounds.books[key].vouching.vouches.reexecutors
     return next(person for person in chain.people if rounds.books[key].me == first(person.public)[0])
 
 
-def reexecuted(rounds: Rounds, chain: Chain, key: bytes, trainer: Identity, verdict: Verdict = ACCEPT) -> Signed:
+def reexecuted(rounds: OpenRounds, chain: Chain, key: bytes, trainer: Identity, verdict: Verdict = ACCEPT) -> Signed:
     """The proposal of this trainer, which passed the cheap checks and was re-executed here."""
     hear(rounds, chain, trainer, proposal(chain, key))
-    rounds.judge((key, 0), trainer.public, ACCEPT, NOW)
-    rounds.begin((key, 0), trainer.public)
-    rounds.find((key, 0), trainer.public, verdict, NOW)
+    rounds.record_verdict((key, 0), trainer.public, ACCEPT, NOW)
+    rounds.record_replay_start((key, 0), trainer.public)
+    rounds.record_replay_verdict((key, 0), trainer.public, verdict, NOW)
     return rounds.books[key].proposals[trainer.public]
 
 
 def test_rounds_follow_the_applied_state(chain: Chain, key: bytes) -> None:
     rounds = rounds_of(chain)
-    assert rounds.follow(chain.ledger.state) == ([(key, 0)], [])
+    assert rounds.apply_state(chain.ledger.state) == ([(key, 0)], [])
     open_all(rounds, chain)
-    assert rounds.follow(chain.ledger.state) == ([], [])
+    assert rounds.apply_state(chain.ledger.state) == ([], [])
     chain.play(key)
-    assert rounds.follow(chain.ledger.state) == ([(key, 1)], [(key, 0)]) and rounds.books == {}
+    assert rounds.apply_state(chain.ledger.state) == ([(key, 1)], [(key, 0)]) and rounds.books == {}
     open_all(rounds, chain)
     chain.play(key)
     assert chain.ledger.state.jobs.jobs[key].phase is JobPhase.FINISHED
-    assert rounds.follow(chain.ledger.state) == ([], [(key, 1)]) and rounds.books == {}
+    assert rounds.apply_state(chain.ledger.state) == ([], [(key, 1)]) and rounds.books == {}
 
 
 def test_our_proposal_is_signed_once_and_counts_here_at_once(chain: Chain, key: bytes) -> None:
     rounds = rounds_of(chain)
-    assert rounds.publish(proposal(chain, key), NOW) == Effects(), "the round is not open here yet"
+    assert rounds.publish_proposal(proposal(chain, key), NOW) == RoundEffects(), "the round is not open here yet"
     open_all(rounds, chain)
-    said = rounds.publish(proposal(chain, key), NOW)
+    said = rounds.publish_proposal(proposal(chain, key), NOW)
     (record,), (signed,) = said.records, said.sends
     assert record == OwnRoundStatement("proposal", key, 0, signed) and signed.signer == chain.people[0].public
-    assert rounds.books[key].proposals == {chain.people[0].public: signed} and rounds.own() == [signed]
-    assert rounds.publish(proposal(chain, key, variant=1), NOW) == Effects(), "not a second one"
-    assert rounds.publish(proposal(chain, key, round=1), NOW) == Effects(), "not for another round"
+    assert rounds.books[key].proposals == {chain.people[0].public: signed} and rounds.own_messages() == [signed]
+    assert rounds.publish_proposal(proposal(chain, key, variant=1), NOW) == RoundEffects(), "not a second one"
+    assert rounds.publish_proposal(proposal(chain, key, round=1), NOW) == RoundEffects(), "not for another round"
 
 
 def test_our_ballot_is_recorded_before_anything_is_sent_and_cast_once(chain: Chain, key: bytes) -> None:
     rounds = rounds_of(chain)
     open_all(rounds, chain)
-    rounds.publish(proposal(chain, key), NOW)
+    rounds.publish_proposal(proposal(chain, key), NOW)
     for person in chain.people[1:]:
         hear(rounds, chain, person, proposal(chain, key))
-    assert rounds.due(NOW) == Effects()
+    assert rounds.sign_due_messages(NOW) == RoundEffects()
     for person in chain.people:
-        rounds.judge((key, 0), person.public, ACCEPT, NOW)
+        rounds.record_verdict((key, 0), person.public, ACCEPT, NOW)
     vouch_all(rounds, chain, key)
-    said = rounds.due(NOW)
+    said = rounds.sign_due_messages(NOW)
     (record,), (signed,) = said.records, said.sends
     assert isinstance(record, OwnRoundStatement) and (record.tag, record.signed) == ("ballot", signed)
-    assert [who for who, _ in said.heard] == [chain.people[0].public]
-    assert rounds.due(NOW + 1_000) == Effects() and signed in rounds.own()
+    assert [who for who, _ in said.counted_messages] == [chain.people[0].public]
+    assert rounds.sign_due_messages(NOW + 1_000) == RoundEffects() and signed in rounds.own_messages()
 
 
 def test_after_a_restart_what_was_said_is_sent_again_and_nothing_else_is_said(chain: Chain, key: bytes) -> None:
     before = rounds_of(chain)
     open_all(before, chain)
-    before.publish(proposal(chain, key), NOW)
-    before.judge((key, 0), chain.people[0].public, ACCEPT, NOW)
-    said = before.due(NOW + 1_000)
+    before.publish_proposal(proposal(chain, key), NOW)
+    before.record_verdict((key, 0), chain.people[0].public, ACCEPT, NOW)
+    said = before.sign_due_messages(NOW + 1_000)
     records = [record for record in said.records if isinstance(record, OwnRoundStatement)]
-    spoken = {"proposal": before.own()[0], **{record.tag: record.signed for record in records}}
+    spoken = {"proposal": before.own_messages()[0], **{record.tag: record.signed for record in records}}
     after = rounds_of(chain)
     again = open_all(after, chain, spoken=spoken)
     assert again.sends == list(spoken.values()) and again.records == []
-    assert after.publish(proposal(chain, key, variant=1), NOW) == Effects()
-    after.judge((key, 0), chain.people[0].public, Verdict.REPLAY, NOW)
-    assert after.due(NOW + 2_000) == Effects()
+    assert after.publish_proposal(proposal(chain, key, variant=1), NOW) == RoundEffects()
+    after.record_verdict((key, 0), chain.people[0].public, Verdict.REPLAY, NOW)
+    assert after.sign_due_messages(NOW + 2_000) == RoundEffects()
 
 
 def test_what_a_ballot_accepts_is_recorded_with_it_and_held_after_a_restart(chain: Chain, key: bytes) -> None:
     """A closing needs these bytes: all voters may be restarted while a trainer's disk is lost."""
     before = rounds_of(chain)
     open_all(before, chain)
-    before.publish(proposal(chain, key), NOW)
+    before.publish_proposal(proposal(chain, key), NOW)
     for person in chain.people[1:3]:
         hear(before, chain, person, proposal(chain, key))
     for person, verdict in zip(chain.people, (ACCEPT, ACCEPT, Verdict.REPLAY), strict=False):
-        before.judge((key, 0), person.public, verdict, NOW)
+        before.record_verdict((key, 0), person.public, verdict, NOW)
     vouch_all(before, chain, key)
-    (record,) = before.due(NOW + 1_000).records
+    (record,) = before.sign_due_messages(NOW + 1_000).records
     assert record.accepted == (before.books[key].proposals[chain.people[1].public],), "not its own, nor what it rejects"
     store = LedgerStore(chain.store.path.with_name("mine.db"), chain.id)
     store.append_records([record])
     after, job, me = rounds_of(chain), chain.ledger.state.jobs.jobs[key], chain.people[0].public
-    after.follow(chain.ledger.state)
-    after.open(key, job, NOW, store.round_votes(me, key, 0), 60.0, accepted=store.accepted_proposals(key, 0))
+    after.apply_state(chain.ledger.state)
+    after.open_round(key, job, NOW, store.round_votes(me, key, 0), 60.0, accepted=store.accepted_proposals(key, 0))
     assert after.books[key].proposals == {chain.people[1].public: record.accepted[0]}
-    assert after.held((key, 0)) == [*record.accepted, record.signed] and after.own() == [record.signed]
+    assert after.messages_of_round((key, 0)) == [*record.accepted, record.signed] and after.own_messages() == [record.signed]
     store.close()
 
 
 def test_a_proposal_that_a_ballot_accepts_is_left_out_if_its_trainer_takes_no_part_any_more(chain: Chain, key: bytes) -> None:
     rounds, job = rounds_of(chain), chain.ledger.state.jobs.jobs[key]
     stranger = sign_message(Identity(bytes(31) + b"s"), chain.id, proposal(chain, key))
-    rounds.follow(chain.ledger.state)
-    rounds.open(key, job, NOW, {}, 60.0, accepted=(stranger,))
+    rounds.apply_state(chain.ledger.state)
+    rounds.open_round(key, job, NOW, {}, 60.0, accepted=(stranger,))
     assert rounds.books[key].proposals == {}
 
 
@@ -198,7 +198,7 @@ def test_who_comes_back_waits_by_what_it_measures_in_the_round_as_soon_as_it_has
     assert guessed == rounds_module.REPLAYS_FACTOR * rounds_module.VOUCH_SECONDS_START
     for trainer, verdict, expected in ((chain.people[1], Verdict.UNJUDGED, 10.0), (chain.people[2], ACCEPT, 2.0)):
         hear(rounds, chain, trainer, proposal(chain, key))
-        rounds.judge((key, 0), trainer.public, ACCEPT, NOW)
+        rounds.record_verdict((key, 0), trainer.public, ACCEPT, NOW)
         first, second, _ = (people[voter] for voter in vouches.reexecutors(trainer.public))
         said = vouch_on(key, rounds.books[key].proposals[trainer.public], verdict=verdict)
         for voter, later in ((second, 1.0), (first, 2.0)):  # when the second one begins depends on the guess
@@ -214,20 +214,20 @@ def test_the_store_refuses_what_these_rounds_would_never_sign_twice(chain: Chain
     open_all(first, chain)
     open_all(second, chain)
     store: LedgerStore = chain.store
-    store.append_records(first.publish(proposal(chain, key), NOW).records)
+    store.append_records(first.publish_proposal(proposal(chain, key), NOW).records)
     with pytest.raises(LocalProtocolError, match="a second, different vote"):
-        store.append_records(second.publish(proposal(chain, key, variant=1), NOW).records)
+        store.append_records(second.publish_proposal(proposal(chain, key, variant=1), NOW).records)
 
 
 def test_messages_that_come_early_count_when_the_round_opens(chain: Chain, key: bytes) -> None:
     rounds = rounds_of(chain)
-    rounds.follow(chain.ledger.state)
+    rounds.apply_state(chain.ledger.state)
     message = proposal(chain, key)
     assert hear(rounds, chain, chain.people[1], message) is None
     wrong = Ballot(key, 0, bytes(32), ())
     assert hear(rounds, chain, chain.people[2], wrong) is None
     outcome = open_all(rounds, chain)
-    assert outcome.heard == [(chain.people[1].public, message)], "what does not belong is not told to people"
+    assert outcome.counted_messages == [(chain.people[1].public, message)], "what does not belong is not told to people"
     assert set(rounds.books[key].proposals) == {chain.people[1].public}
 
 
@@ -253,11 +253,11 @@ def with_members(state: LedgerState, *others: Identity) -> LedgerState:
 
 def test_a_flood_of_early_messages_keeps_out_neither_voters_nor_what_we_said_ourselves(chain: Chain, key: bytes) -> None:
     rounds, others = rounds_of(chain), [Identity(number.to_bytes(32)) for number in range(1, 300)]
-    rounds.follow(with_members(chain.ledger.state, *others))
-    for number in range(early.PER_VOTER_MAX + 10):
-        for other in (*others, chain.people[1]) if number < early.PER_MEMBER_MAX + 1 else chain.people[1:2]:
+    rounds.apply_state(with_members(chain.ledger.state, *others))
+    for number in range(future_messages.PER_VOTER_MAX + 10):
+        for other in (*others, chain.people[1]) if number < future_messages.PER_MEMBER_MAX + 1 else chain.people[1:2]:
             hear(rounds, chain, other, CutOff(bytes([number]) * 32, 0, ()))
-    assert len(rounds._early) == early.OTHERS_MAX + early.PER_VOTER_MAX
+    assert len(rounds._early) == future_messages.OTHERS_MAX + future_messages.PER_VOTER_MAX
     assert hear(rounds, chain, chain.people[2], proposal(chain, key)) is None
     for number in range(50):
         assert hear(rounds, chain, chain.people[0], CutOff(bytes([number]) * 32, 0, ())) is None
@@ -272,7 +272,7 @@ def test_a_message_that_is_passed_on_often_takes_one_place(chain: Chain, key: by
     rounds = rounds_of(chain)
     for _ in range(100):
         hear(rounds, chain, chain.people[1], CutOff(key, 0, ()))
-    rounds.follow(chain.ledger.state)
+    rounds.apply_state(chain.ledger.state)
     for _ in range(100):
         hear(rounds, chain, chain.people[1], CutOff(key, 0, ()))
     assert len(rounds._early) == 1
@@ -283,7 +283,9 @@ def test_who_is_expelled_or_has_another_key_says_nothing_early(chain: Chain, key
     table = dict(state.members.members)
     table[chain.people[1].public] = replace(table[chain.people[1].public], expelled=1)
     table[chain.people[2].public] = replace(table[chain.people[2].public], successor=bytes(32))
-    rounds.follow(state.with_modules(members=replace(state.members, members=table | {bytes(32): table[chain.people[3].public]})))
+    rounds.apply_state(
+        state.with_modules(members=replace(state.members, members=table | {bytes(32): table[chain.people[3].public]}))
+    )
     for person in chain.people[1:]:
         hear(rounds, chain, person, proposal(chain, key))
     assert len(rounds._early) == 1
@@ -291,12 +293,12 @@ def test_who_is_expelled_or_has_another_key_says_nothing_early(chain: Chain, key
 
 def test_what_is_for_no_round_is_forgotten_after_some_heights_but_not_what_we_said(chain: Chain, key: bytes) -> None:
     rounds, state = rounds_of(chain), chain.ledger.state
-    rounds.follow(state)
+    rounds.apply_state(state)
     for person in chain.people[:2]:
         hear(rounds, chain, person, CutOff(b"x" * 32, 0, ()))
         hear(rounds, chain, person, CutOff(key, 10**6, ()))
-    for height, count in ((early.HEIGHTS_MAX - 1, 4), (early.HEIGHTS_MAX, 2)):
-        rounds.follow(replace(state, height=state.height + height))
+    for height, count in ((future_messages.HEIGHTS_MAX - 1, 4), (future_messages.HEIGHTS_MAX, 2)):
+        rounds.apply_state(replace(state, height=state.height + height))
         assert len(rounds._early) == count
 
 
@@ -308,7 +310,7 @@ def test_two_proposals_of_one_trainer_become_evidence_and_both_are_passed_on(cha
     outcome = hear(rounds, chain, liar, proposal(chain, key, variant=1))
     assert outcome is not None and outcome.evidence == [Evidence(*pair)] and outcome.sends[-1] == pair[1]
     assert rounds.books[key].current_verdict(liar.public) is Verdict.EQUIVOCATION
-    assert hear(rounds, chain, liar, proposal(chain, key, variant=2)) == Effects(), "once is enough"
+    assert hear(rounds, chain, liar, proposal(chain, key, variant=2)) == RoundEffects(), "once is enough"
 
 
 def test_two_cut_offs_of_one_voter_become_evidence(chain: Chain, key: bytes) -> None:
@@ -327,21 +329,21 @@ def test_a_message_of_ours_that_we_do_not_know_is_kept_and_silences_us_for_the_r
     rounds, me = rounds_of(chain), chain.people[0]
     open_all(rounds, chain)
     forgotten = sign_message(me, chain.id, proposal(chain, key))
-    said = rounds.receive(forgotten, proposal(chain, key), NOW)
+    said = rounds.receive_message(forgotten, proposal(chain, key), NOW)
     assert said is not None and said.records == [OwnRoundStatement("proposal", key, 0, forgotten)] and said.evidence == []
-    assert rounds.publish(proposal(chain, key, variant=1), NOW) == Effects()
-    rounds.judge((key, 0), me.public, ACCEPT, NOW)
-    assert rounds.due(NOW + 1_000) == Effects() and rounds.own() == [forgotten]
+    assert rounds.publish_proposal(proposal(chain, key, variant=1), NOW) == RoundEffects()
+    rounds.record_verdict((key, 0), me.public, ACCEPT, NOW)
+    assert rounds.sign_due_messages(NOW + 1_000) == RoundEffects() and rounds.own_messages() == [forgotten]
 
 
 def test_while_we_are_silent_a_proposal_waits(chain: Chain, key: bytes) -> None:
     rounds = rounds_of(chain)
     open_all(rounds, chain)
     rounds.is_silent = True
-    assert rounds.publish(proposal(chain, key), NOW) == Effects() == rounds.due(NOW)
+    assert rounds.publish_proposal(proposal(chain, key), NOW) == RoundEffects() == rounds.sign_due_messages(NOW)
     rounds.is_silent = False
-    (signed,) = rounds.due(NOW).sends
-    assert rounds.own() == [signed] and rounds.due(NOW) == Effects()
+    (signed,) = rounds.sign_due_messages(NOW).sends
+    assert rounds.own_messages() == [signed] and rounds.sign_due_messages(NOW) == RoundEffects()
 
 
 def test_what_was_heard_is_told_once(chain: Chain, key: bytes) -> None:
@@ -349,23 +351,25 @@ def test_what_was_heard_is_told_once(chain: Chain, key: bytes) -> None:
     open_all(rounds, chain)
     message = proposal(chain, key)
     told = [hear(rounds, chain, chain.people[1], message) for _ in range(2)]
-    assert [outcome.heard for outcome in told if outcome] == [[(chain.people[1].public, message)], []]
+    assert [outcome.counted_messages for outcome in told if outcome] == [[(chain.people[1].public, message)], []]
 
 
 def test_while_everybody_trains_nobody_is_asked(chain: Chain, key: bytes) -> None:
     rounds = rounds_of(chain)
     open_all(rounds, chain)
     hear(rounds, chain, chain.people[1], proposal(chain, key))
-    assert list(rounds.seeking(NOW + LANGUAGE.proposal_seconds - 0.1)) == []
-    assert list(rounds.seeking(NOW + LANGUAGE.proposal_seconds)) == [(key, 0)]
+    assert list(rounds.rounds_to_request(NOW + LANGUAGE.proposal_seconds - 0.1)) == []
+    assert list(rounds.rounds_to_request(NOW + LANGUAGE.proposal_seconds)) == [(key, 0)]
 
 
 def test_a_ballot_shows_that_there_is_something_to_ask_for(chain: Chain, key: bytes) -> None:
     rounds = rounds_of(chain)
     open_all(rounds, chain)
     hear(rounds, chain, chain.people[1], Ballot(key, 0, chain.ledger.state.jobs.jobs[key].model_root, ()))
-    assert list(rounds.seeking(NOW + SEEK_SECONDS - 0.1)) == []
-    assert rounds.deadline(NOW) == NOW + SEEK_SECONDS and list(rounds.seeking(NOW + SEEK_SECONDS)) == [(key, 0)]
+    assert list(rounds.rounds_to_request(NOW + ROUND_REQUEST_SECONDS - 0.1)) == []
+    assert rounds.deadline(NOW) == NOW + ROUND_REQUEST_SECONDS and list(
+        rounds.rounds_to_request(NOW + ROUND_REQUEST_SECONDS)
+    ) == [(key, 0)]
 
 
 @pytest.mark.parametrize("is_vouch", [False, True])
@@ -379,11 +383,11 @@ def test_a_ballot_or_vouch_on_another_proposal_is_asked_about_at_once_and_once_a
     named = vouch_on(key, shown) if is_vouch else ballot_on(chain, key, shown, Verdict.UNJUDGED)
     said: list[tuple[Identity, Proposal | Ballot | Vouch]] = [(liar, proposal(chain, key)), (voter, named)]
     for who, message in reversed(said) if is_first else said:
-        assert list(rounds.seeking(NOW)) == []
+        assert list(rounds.rounds_to_request(NOW)) == []
         hear(rounds, chain, who, message)
-    assert rounds.deadline(NOW) == NOW and list(rounds.seeking(NOW)) == [(key, 0)]
-    assert list(rounds.seeking(NOW)) == [], "a voter may have invented what it names"
-    outcome = rounds.receive(shown, proposal(chain, key, variant=1), NOW)
+    assert rounds.deadline(NOW) == NOW and list(rounds.rounds_to_request(NOW)) == [(key, 0)]
+    assert list(rounds.rounds_to_request(NOW)) == [], "a voter may have invented what it names"
+    outcome = rounds.receive_message(shown, proposal(chain, key, variant=1), NOW)
     assert outcome is not None and outcome.evidence == [Evidence(sign_message(liar, chain.id, proposal(chain, key)), shown)]
 
 
@@ -392,13 +396,13 @@ def test_a_round_that_cannot_be_closed_is_asked_for_at_each_deadline_and_never_b
     open_all(rounds, chain)
     now, asked = NOW, []
     for _ in range(12):
-        assert list(rounds.seeking(now)) == []
+        assert list(rounds.rounds_to_request(now)) == []
         deadline = rounds.deadline(now)
         assert deadline is not None and deadline > now, "no busy loop"
         now = deadline
-        asked += [now - NOW for found in rounds.seeking(now) if found == (key, 0)]
+        asked += [now - NOW for found in rounds.rounds_to_request(now) if found == (key, 0)]
     first = LANGUAGE.proposal_seconds
-    assert asked[:3] == pytest.approx([first, first + SEEK_SECONDS, first + 2 * SEEK_SECONDS])
+    assert asked[:3] == pytest.approx([first, first + ROUND_REQUEST_SECONDS, first + 2 * ROUND_REQUEST_SECONDS])
 
 
 def test_what_comes_late_for_finished_jobs_takes_no_room_from_what_comes_early(chain: Chain, key: bytes) -> None:
@@ -421,9 +425,9 @@ def test_a_round_that_can_be_closed_is_not_asked_for(chain: Chain, key: bytes) -
     signed = rounds.books[key].proposals[chain.people[0].public]
     for person in chain.people[:3]:
         hear(rounds, chain, person, ballot_on(chain, key, signed))
-    assert list(rounds.seeking(NOW + 100)) == [(key, 0)], "there is no vouch"
+    assert list(rounds.rounds_to_request(NOW + 100)) == [(key, 0)], "there is no vouch"
     vouch_all(rounds, chain, key)
-    assert rounds.books[key].certificate() is not None and list(rounds.seeking(NOW + 100)) == []
+    assert rounds.books[key].certificate() is not None and list(rounds.rounds_to_request(NOW + 100)) == []
 
 
 def test_a_round_that_only_cut_offs_close_still_asks_for_ballots_that_liars_showed_to_others(chain: Chain, key: bytes) -> None:
@@ -437,7 +441,7 @@ def test_a_round_that_only_cut_offs_close_still_asks_for_ballots_that_liars_show
         hear(rounds, chain, person, CutOff(key, 0, ()))
     closing = rounds.books[key].certificate()
     assert closing is not None and closing.cut_offs
-    assert list(rounds.seeking(NOW + 100)) == [(key, 0)]
+    assert list(rounds.rounds_to_request(NOW + 100)) == [(key, 0)]
 
 
 def test_whoever_asks_gets_all_that_is_held_of_an_open_round_and_nothing_of_others(chain: Chain, key: bytes) -> None:
@@ -448,17 +452,17 @@ def test_whoever_asks_gets_all_that_is_held_of_an_open_round_and_nothing_of_othe
     hear(rounds, chain, chain.people[2], vouch_on(key, signed))
     hear(rounds, chain, chain.people[2], ballot_on(chain, key, signed))
     hear(rounds, chain, chain.people[2], CutOff(key, 0, ()))
-    held = [codec.decode_message(item.body, early.ROUND_MESSAGES) for item in rounds.held((key, 0))]
+    held = [codec.decode_message(item.body, future_messages.ROUND_MESSAGES) for item in rounds.messages_of_round((key, 0))]
     assert [type(message) for message in held] == [Proposal, Vouch, Ballot, CutOff]
-    assert rounds.held((key, 1)) == rounds.held((bytes(32), 0)) == []
+    assert rounds.messages_of_round((key, 1)) == rounds.messages_of_round((bytes(32), 0)) == []
 
 
 def test_the_time_for_re_execution_doubles_with_the_patience_of_the_job_and_has_a_floor(chain: Chain, key: bytes) -> None:
     job = chain.ledger.state.jobs.jobs[key]
 
     def replays(vouches: list[float], patience: int) -> float:
-        rounds = Rounds(chain.people[0], chain.id, {}, Measured({key: vouches}))
-        rounds.open(key, replace(job, timeout_doublings=patience), NOW, {}, LANGUAGE.proposal_seconds)
+        rounds = OpenRounds(chain.people[0], chain.id, {}, RoundTimings({key: vouches}))
+        rounds.open_round(key, replace(job, timeout_doublings=patience), NOW, {}, LANGUAGE.proposal_seconds)
         return rounds.books[key].timers.replay_seconds
 
     assert replays([2.0], 0) == rounds_module.REPLAYS_FACTOR * 2.0
@@ -474,7 +478,7 @@ def test_the_terms_of_an_open_round_are_those_of_the_job(chain: Chain, key: byte
     root = chain.ledger.state.jobs.jobs[key].model_root
     assert rounds.books[key].terms == RoundTerms(key, 0, root, keys, keys, keys, keys, keys)
     assert rounds.books[key].me == chain.people[0].public
-    assert Rounds(Identity(bytes(32)), chain.id, {}).follow(chain.ledger.state)[0] == [(key, 0)]
+    assert OpenRounds(Identity(bytes(32)), chain.id, {}).apply_state(chain.ledger.state)[0] == [(key, 0)]
 
 
 def test_after_a_wrong_state_was_replaced_a_round_in_which_we_voted_on_it_hears_nothing_more_from_us(
@@ -485,32 +489,32 @@ def test_after_a_wrong_state_was_replaced_a_round_in_which_we_voted_on_it_hears_
     rounds = rounds_of(chain)
     open_all(rounds, chain, spoken={"ballot": sign_message(chain.people[0], chain.id, wrong)})
     hear(rounds, chain, chain.people[1], proposal(chain, key))
-    rounds.judge((key, 0), chain.people[1].public, ACCEPT, NOW)
-    assert rounds.due(NOW + 1_000) == Effects() and rounds.muted == {(key, 0)}
+    rounds.record_verdict((key, 0), chain.people[1].public, ACCEPT, NOW)
+    assert rounds.sign_due_messages(NOW + 1_000) == RoundEffects() and rounds.muted == {(key, 0)}
 
 
 def tag_of(signed: Signed) -> str:
-    message = codec.decode_message(signed.body, early.ROUND_MESSAGES)
+    message = codec.decode_message(signed.body, future_messages.ROUND_MESSAGES)
     return f"vouch:{message.judgements[0].trainer.hex()}" if isinstance(message, Vouch) else message.TAG
 
 
-def renew(rounds: Rounds, chain: Chain, key: bytes, **changes: Any) -> Effects:
+def renew(rounds: OpenRounds, chain: Chain, key: bytes, **changes: Any) -> RoundEffects:
     """A later block gives the open round to others, who are named in `changes`; this peer had spoken as its book says."""
-    spoken = {tag_of(signed): signed for signed in rounds.own()}
+    spoken = {tag_of(signed): signed for signed in rounds.own_messages()}
     state = chain.ledger.state
     job = replace(state.jobs.jobs[key], opened_height=state.height + 1, **changes)
     later = state.with_modules(jobs=replace(state.jobs, jobs={**state.jobs.jobs, key: job}))
     number = job.round
-    assert rounds.follow(later) == ([(key, number)], [(key, number)]), "it is opened anew"
-    return rounds.open(key, job, NOW + 50, spoken, LANGUAGE.proposal_seconds)
+    assert rounds.apply_state(later) == ([(key, number)], [(key, number)]), "it is opened anew"
+    return rounds.open_round(key, job, NOW + 50, spoken, LANGUAGE.proposal_seconds)
 
 
 def test_a_round_that_is_given_to_others_keeps_what_was_said_in_it_by_those_that_stay(chain: Chain, key: bytes) -> None:
     rounds, people = rounds_of(chain), chain.people
     open_all(rounds, chain)
-    rounds.publish(proposal(chain, key), NOW)
-    own = rounds.own()[0]
-    rounds.judge((key, 0), people[0].public, ACCEPT, NOW)
+    rounds.publish_proposal(proposal(chain, key), NOW)
+    own = rounds.own_messages()[0]
+    rounds.record_verdict((key, 0), people[0].public, ACCEPT, NOW)
     for person in people[1:]:
         hear(rounds, chain, person, ballot_on(chain, key, own))
     hear(rounds, chain, people[2], CutOff(key, 0, ()))
@@ -521,42 +525,46 @@ def test_a_round_that_is_given_to_others_keeps_what_was_said_in_it_by_those_that
     book = rounds.books[key]
     assert set(book.ballots) == {people[2].public, people[3].public} and set(book.cut_offs) == {people[2].public}
     assert book.proposals == {people[0].public: own} and book.verdicts == {people[0].public: ACCEPT}
-    assert (said.records, said.heard, said.evidence, book.opened_at) == ([], [], [], NOW + 50)
-    assert {type(codec.decode_message(s.body, (Proposal, Ballot, CutOff))) for s in rounds.due(NOW + 1_000).sends} >= {Ballot}
-    assert rounds.publish(proposal(chain, key, variant=1), NOW + 60) == Effects(), "our proposal stands"
+    assert (said.records, said.counted_messages, said.evidence, book.opened_at) == ([], [], [], NOW + 50)
+    assert {
+        type(codec.decode_message(s.body, (Proposal, Ballot, CutOff))) for s in rounds.sign_due_messages(NOW + 1_000).sends
+    } >= {Ballot}
+    assert rounds.publish_proposal(proposal(chain, key, variant=1), NOW + 60) == RoundEffects(), "our proposal stands"
 
 
 def test_a_ballot_stays_the_only_one_of_its_key_when_the_round_is_given_to_others(chain: Chain, key: bytes) -> None:
     rounds, people = rounds_of(chain), chain.people
     open_all(rounds, chain)
-    rounds.publish(proposal(chain, key), NOW)
-    rounds.judge((key, 0), people[0].public, ACCEPT, NOW)
-    (ballot,) = rounds.due(NOW + 1_000).sends[:1]
+    rounds.publish_proposal(proposal(chain, key), NOW)
+    rounds.record_verdict((key, 0), people[0].public, ACCEPT, NOW)
+    (ballot,) = rounds.sign_due_messages(NOW + 1_000).sends[:1]
     hear(rounds, chain, people[1], proposal(chain, key))
     renew(rounds, chain, key, trainers=tuple(sorted(person.public for person in people)))
-    rounds.judge((key, 0), people[1].public, ACCEPT, NOW + 60)
+    rounds.record_verdict((key, 0), people[1].public, ACCEPT, NOW + 60)
     for person in people[1:3]:
         hear(rounds, chain, person, ballot_on(chain, key, rounds.books[key].proposals[people[1].public]))
-    said = rounds.due(NOW + 2_000).sends
-    assert all(isinstance(codec.decode_message(s.body, (Ballot, CutOff)), CutOff) for s in said) and ballot in rounds.own()
+    said = rounds.sign_due_messages(NOW + 2_000).sends
+    assert (
+        all(isinstance(codec.decode_message(s.body, (Ballot, CutOff)), CutOff) for s in said) and ballot in rounds.own_messages()
+    )
 
 
 def test_a_muted_round_stays_muted_when_it_is_given_to_others(chain: Chain, key: bytes) -> None:
     rounds = rounds_of(chain)
     open_all(rounds, chain)
-    rounds.mute((key, 0))
+    rounds.mute_round((key, 0))
     renew(rounds, chain, key, fully_audited=False)
-    assert rounds.publish(proposal(chain, key), NOW) == Effects() and rounds.muted == {(key, 0)}
+    assert rounds.publish_proposal(proposal(chain, key), NOW) == RoundEffects() and rounds.muted == {(key, 0)}
 
 
 def test_whoever_votes_no_more_in_a_round_may_still_train_in_it(chain: Chain, key: bytes) -> None:
     rounds = rounds_of(chain)
     open_all(rounds, chain)
     hear(rounds, chain, chain.people[1], proposal(chain, key))
-    rounds.judge((key, 0), chain.people[1].public, ACCEPT, NOW)
-    assert rounds.due(NOW + 1_000).sends
+    rounds.record_verdict((key, 0), chain.people[1].public, ACCEPT, NOW)
+    assert rounds.sign_due_messages(NOW + 1_000).sends
     renew(rounds, chain, key, voters=tuple(sorted(person.public for person in chain.people[1:])))
-    assert rounds.muted == frozenset() and len(rounds.publish(proposal(chain, key), NOW).sends) == 1
+    assert rounds.muted == frozenset() and len(rounds.publish_proposal(proposal(chain, key), NOW).sends) == 1
 
 
 def test_what_new_voters_say_before_we_know_that_they_vote_counts_when_we_do(chain: Chain, key: bytes) -> None:
@@ -564,8 +572,8 @@ def test_what_new_voters_say_before_we_know_that_they_vote_counts_when_we_do(cha
     only = tuple(sorted(person.public for person in people[:3]))
     state = chain.ledger.state
     job = replace(state.jobs.jobs[key], voters=only, reexecutors=only)
-    rounds.follow(state)
-    rounds.open(key, job, NOW, {}, LANGUAGE.proposal_seconds)
+    rounds.apply_state(state)
+    rounds.open_round(key, job, NOW, {}, LANGUAGE.proposal_seconds)
     ballot = Ballot(key, 0, job.model_root, ())
     with pytest.raises(RemoteProtocolError, match="not-a-voter"):
         hear(rounds, chain, people[3], ballot)
@@ -573,21 +581,21 @@ def test_what_new_voters_say_before_we_know_that_they_vote_counts_when_we_do(cha
     assert rounds.books[key].ballots == {people[3].public: ballot}
 
 
-def in_minority(rounds: Rounds, chain: Chain, key: bytes, now: float) -> float:
+def in_minority(rounds: OpenRounds, chain: Chain, key: bytes, now: float) -> float:
     """T1 of the open round of this job, once the first of four trainers is here, at once."""
     number = chain.ledger.state.jobs.jobs[key].round
     open_all(rounds, chain, now)
     hear(rounds, chain, chain.people[0], proposal(chain, key, round=number), now)
-    rounds.judge((key, number), chain.people[0].public, ACCEPT, now)
+    rounds.record_verdict((key, number), chain.people[0].public, ACCEPT, now)
     return rounds.books[key].proposal_timeout_seconds
 
 
-def closes_at_pace(rounds: Rounds, chain: Chain, key: bytes, now: float, pace: float) -> None:
+def closes_at_pace(rounds: OpenRounds, chain: Chain, key: bytes, now: float, pace: float) -> None:
     """A round of which a majority of the trainers was here after `pace` seconds, and the last one never."""
     number = chain.ledger.state.jobs.jobs[key].round
     for person in chain.people[:3]:
         hear(rounds, chain, person, proposal(chain, key, round=number), now + pace)
-        rounds.judge((key, number), person.public, ACCEPT, now + pace)
+        rounds.record_verdict((key, number), person.public, ACCEPT, now + pace)
     chain.play(key)
 
 
@@ -644,7 +652,7 @@ def test_who_has_learned_nothing_waits_as_the_others_do_once_a_job_accepts_updat
     late = rounds_of(chain)
     open_all(late, chain)
     hear(late, chain, chain.people[0], proposal(chain, key, round=1), NOW + 19)
-    late.judge((key, 1), chain.people[0].public, ACCEPT, NOW + 19)
+    late.record_verdict((key, 1), chain.people[0].public, ACCEPT, NOW + 19)
     assert late.books[key].proposal_timeout_seconds == round_state.PROPOSALS_FACTOR * 19
 
 
@@ -652,8 +660,8 @@ def test_what_was_measured_outlives_a_state_that_a_snapshot_replaced(chain: Chai
     before, key = rounds_of(chain), chain.start(replace(LANGUAGE, rounds=3))
     in_minority(before, chain, key, NOW)
     closes_at_pace(before, chain, key, NOW, 4.0)
-    before.follow(chain.ledger.state)
-    after = Rounds(chain.people[0], chain.id, {}, before.measured)
+    before.apply_state(chain.ledger.state)
+    after = OpenRounds(chain.people[0], chain.id, {}, before.measured)
     assert in_minority(after, chain, key, NOW) == round_state.MINORITY_FACTOR * 4.0
 
 
@@ -676,8 +684,8 @@ def test_liars_do_not_make_rounds_longer_than_proposals_may_take(chain: Chain) -
 
 
 def test_the_usual_time_of_one_job_is_not_that_of_another(chain: Chain, key: bytes) -> None:
-    rounds = Rounds(chain.people[0], chain.id, {}, Measured({bytes(32): [1.0], key: [7.0]}))
-    rounds.open(key, chain.ledger.state.jobs.jobs[key], NOW, {}, LANGUAGE.proposal_seconds)
+    rounds = OpenRounds(chain.people[0], chain.id, {}, RoundTimings({bytes(32): [1.0], key: [7.0]}))
+    rounds.open_round(key, chain.ledger.state.jobs.jobs[key], NOW, {}, LANGUAGE.proposal_seconds)
     assert rounds.books[key].timers.vouch_usual_seconds == 7.0
 
 
@@ -700,13 +708,13 @@ def replays_after(chain: Chain, rounds_before: list[list[float]], arrival: float
     Other re-executors vouch a minute later: they were not called at once.
     """
     key = chain.start(replace(LANGUAGE, rounds=len(rounds_before) + 1))
-    rounds, people = Rounds(Identity(bytes(31) + b"l"), chain.id, {}), {person.public: person for person in chain.people}
+    rounds, people = OpenRounds(Identity(bytes(31) + b"l"), chain.id, {}), {person.public: person for person in chain.people}
     for number, times in enumerate(rounds_before):
         open_all(rounds, chain)
         vouches = rounds.books[key].vouching.vouches
         for trainer, seconds in zip(chain.people, times, strict=False):
             hear(rounds, chain, trainer, proposal(chain, key, round=number), NOW)
-            rounds.judge((key, number), trainer.public, ACCEPT, NOW + arrival)
+            rounds.record_verdict((key, number), trainer.public, ACCEPT, NOW + arrival)
             said = vouch_on(key, rounds.books[key].proposals[trainer.public], round=number)
             first, *others = vouches.reexecutors(trainer.public)
             hear(rounds, chain, people[first], said, NOW + arrival + seconds)
@@ -726,24 +734,24 @@ def test_a_vouch_is_recorded_before_it_is_sent_and_survives_a_restart(chain: Cha
     open_all(before, chain)
     trainer = trainer_of(before, chain, key)
     signed = reexecuted(before, chain, key, trainer)
-    said = before.due(NOW)
+    said = before.sign_due_messages(NOW)
     (record,), (vouch,) = said.records, said.sends
     assert record == OwnRoundStatement(f"vouch:{trainer.public.hex()}", key, 0, vouch)
     assert codec.decode_message(vouch.body, (Vouch,)) == vouch_on(key, signed)
-    assert said.heard == [(chain.people[0].public, vouch_on(key, signed))] and said.evidence == []
-    assert before.due(NOW) == Effects() and before.own() == [vouch]
+    assert said.counted_messages == [(chain.people[0].public, vouch_on(key, signed))] and said.evidence == []
+    assert before.sign_due_messages(NOW) == RoundEffects() and before.own_messages() == [vouch]
 
     store = LedgerStore(chain.store.path.with_name("mine.db"), chain.id)
     store.append_records([record])
     after, job, me = rounds_of(chain), chain.ledger.state.jobs.jobs[key], chain.people[0].public
-    after.follow(chain.ledger.state)
-    again = after.open(key, job, NOW, store.round_votes(me, key, 0), 60.0)
+    after.apply_state(chain.ledger.state)
+    again = after.open_round(key, job, NOW, store.round_votes(me, key, 0), 60.0)
     store.close()
-    assert again.sends == after.own() == [vouch] and again.records == []
+    assert again.sends == after.own_messages() == [vouch] and again.records == []
     reexecuted(after, chain, key, trainer, Verdict.REPLAY)
     finding = after.books[key].vouching.own_judgements[trainer.public]
     assert finding.verdict is ACCEPT, "it was said"
-    assert [tag_of(sent) for sent in after.due(NOW + 1_000).sends] == ["ballot"] and vouch in after.own()
+    assert [tag_of(sent) for sent in after.sign_due_messages(NOW + 1_000).sends] == ["ballot"] and vouch in after.own_messages()
     assert set(after.books[key].vouching.assigned_at) == set(), "the proposal is not re-executed again"
 
 
@@ -752,7 +760,7 @@ def test_several_vouches_of_a_round_have_a_place_each_in_the_store(chain: Chain,
     open_all(rounds, chain)
     for trainer in chain.people[1:]:
         reexecuted(rounds, chain, key, trainer)
-        (record,) = rounds.due(NOW).records
+        (record,) = rounds.sign_due_messages(NOW).records
         chain.store.append_records([record])
     assert set(chain.store.round_votes(chain.people[0].public, key, 0)) == {
         f"vouch:{trainer.public.hex()}" for trainer in chain.people[1:]
@@ -764,7 +772,10 @@ def test_a_vouch_of_another_is_passed_on_once(chain: Chain, key: bytes) -> None:
     open_all(rounds, chain)
     said = vouch_on(key, sign_message(chain.people[1], chain.id, proposal(chain, key)))
     first, second = (hear(rounds, chain, voter, said) for _ in range(2))
-    assert first == Effects(sends=[sign_message(voter, chain.id, said)], heard=[(voter.public, said)]) and second == Effects()
+    assert (
+        first == RoundEffects(sends=[sign_message(voter, chain.id, said)], counted_messages=[(voter.public, said)])
+        and second == RoundEffects()
+    )
 
 
 def test_two_vouches_that_contradict_each_other_become_evidence_and_both_are_passed_on(chain: Chain, key: bytes) -> None:
@@ -777,7 +788,7 @@ def test_two_vouches_that_contradict_each_other_become_evidence_and_both_are_pas
     outcome = hear(rounds, chain, liar, said[1])
     assert outcome is not None and outcome.evidence == [Evidence(*pair)] and outcome.sends == pair
     for again in (*said, vouch_on(key, one, verdict=Verdict.NORM)):
-        assert hear(rounds, chain, liar, again) == Effects(), "once is enough, or peers would pass it on for ever"
+        assert hear(rounds, chain, liar, again) == RoundEffects(), "once is enough, or peers would pass it on for ever"
 
 
 def test_two_vouches_on_different_trainers_prove_nothing(chain: Chain, key: bytes) -> None:
@@ -800,7 +811,11 @@ def test_a_vouch_of_ours_that_we_do_not_know_is_kept_and_silences_us_for_the_rou
     assert said is not None and (said.sends, said.evidence) == ([], [])
     assert said.records == [OwnRoundStatement(f"vouch:{trainer.public.hex()}", key, 0, signed)]
     reexecuted(rounds, chain, key, trainer)
-    assert rounds.due(NOW + 1_000) == Effects() and rounds.own() == [signed] and rounds.muted == {(key, 0)}
+    assert (
+        rounds.sign_due_messages(NOW + 1_000) == RoundEffects()
+        and rounds.own_messages() == [signed]
+        and rounds.muted == {(key, 0)}
+    )
 
 
 def test_a_forgotten_vouch_that_names_what_we_have_vouched_for_since_silences_us_and_accuses_nobody(
@@ -810,15 +825,15 @@ def test_a_forgotten_vouch_that_names_what_we_have_vouched_for_since_silences_us
     open_all(rounds, chain)
     early_one, late_one = sorted(chain.people[1:3], key=lambda person: person.public)
     signed = reexecuted(rounds, chain, key, early_one)
-    rounds.due(NOW)
+    rounds.sign_due_messages(NOW)
     forgotten = vouch_on(key, signed, sign_message(late_one, chain.id, proposal(chain, key)))
     said = hear(rounds, chain, me, forgotten)
-    assert said == Effects() and rounds.muted == {(key, 0)} and len(rounds.own()) == 1
+    assert said == RoundEffects() and rounds.muted == {(key, 0)} and len(rounds.own_messages()) == 1
 
 
 def test_a_vouch_that_came_early_counts_when_the_round_opens_and_is_passed_on(chain: Chain, key: bytes) -> None:
     rounds, (trainer, voter) = rounds_of(chain), chain.people[1:3]
-    rounds.follow(chain.ledger.state)
+    rounds.apply_state(chain.ledger.state)
     signed = sign_message(trainer, chain.id, proposal(chain, key))
     assert hear(rounds, chain, voter, vouch_on(key, signed)) is None
     outcome = open_all(rounds, chain)
@@ -838,7 +853,7 @@ def test_a_renewed_round_keeps_the_vouches_of_its_re_executors_and_drops_those_o
     vouches = rounds.books[key].vouching.vouches
     assert vouches.accepting_voters(people[3].public, signed_body_digest(signed)) == [people[1].public]
     assert (said.sends, said.records, said.evidence) == ([], [], [])
-    assert [item.signer for item in rounds.held((key, 0))] == [people[3].public, people[1].public]
+    assert [item.signer for item in rounds.messages_of_round((key, 0))] == [people[3].public, people[1].public]
 
 
 def test_a_renewed_round_keeps_our_finding_that_we_have_not_vouched_for_yet(chain: Chain, key: bytes) -> None:
@@ -846,7 +861,7 @@ def test_a_renewed_round_keeps_our_finding_that_we_have_not_vouched_for_yet(chai
     open_all(rounds, chain)
     signed = reexecuted(rounds, chain, key, chain.people[1])
     renew(rounds, chain, key)
-    (vouch,) = rounds.due(NOW + 50).sends
+    (vouch,) = rounds.sign_due_messages(NOW + 50).sends
     assert codec.decode_message(vouch.body, (Vouch,)) == vouch_on(key, signed)
 
 
@@ -854,18 +869,18 @@ def test_a_voter_that_re_executes_no_more_still_votes_in_a_renewed_round(chain: 
     rounds, people = rounds_of(chain), chain.people
     open_all(rounds, chain)
     reexecuted(rounds, chain, key, people[1])
-    assert [tag_of(sent) for sent in rounds.due(NOW).sends] == [f"vouch:{people[1].public.hex()}"]
+    assert [tag_of(sent) for sent in rounds.sign_due_messages(NOW).sends] == [f"vouch:{people[1].public.hex()}"]
     renew(rounds, chain, key, reexecutors=tuple(sorted(person.public for person in people[1:])))
     assert rounds.muted == frozenset()
-    assert [tag_of(sent) for sent in rounds.due(NOW + 2_000).sends] == ["ballot"]
+    assert [tag_of(sent) for sent in rounds.sign_due_messages(NOW + 2_000).sends] == ["ballot"]
 
 
 def test_a_vouch_of_a_voter_that_is_not_known_to_re_execute_yet_counts_when_it_is(chain: Chain, key: bytes) -> None:
     rounds, people = rounds_of(chain), chain.people
     state = chain.ledger.state
     job = replace(state.jobs.jobs[key], reexecutors=tuple(sorted(person.public for person in people[:3])))
-    rounds.follow(state)
-    rounds.open(key, job, NOW, {}, LANGUAGE.proposal_seconds)
+    rounds.apply_state(state)
+    rounds.open_round(key, job, NOW, {}, LANGUAGE.proposal_seconds)
     signed = sign_message(people[1], chain.id, proposal(chain, key))
     with pytest.raises(RemoteProtocolError, match="not-a-voter"):
         hear(rounds, chain, people[3], vouch_on(key, signed))
@@ -884,11 +899,11 @@ def returning(chain: Chain, rounds: int, hears: Callable[[int], float | None], m
     key = chain.start(replace(LANGUAGE, rounds=rounds + 1))
     mine, waited = rounds_of(chain, me), []
     for number in range(rounds):
-        mine.follow(chain.ledger.state)
+        mine.apply_state(chain.ledger.state)
         job = chain.ledger.state.jobs.jobs[key]
         last, heard = job.trainers[-1], hears(number)
         links = {} if heard is None else {last: NOW + heard}
-        mine.open(key, job, NOW + number, {}, LANGUAGE.proposal_seconds, links)
+        mine.open_round(key, job, NOW + number, {}, LANGUAGE.proposal_seconds, links)
         waited.append(last in mine.books[key].awaited_trainers)
         assert (last in job.awaited) == (number == 0 or not rejected)
         chain.play(key, rejected, Verdict.NORM)  # for which nobody is suspended
@@ -917,10 +932,10 @@ def test_what_is_accepted_is_forgotten(chain: Chain) -> None:
     key = chain.start(replace(LANGUAGE, rounds=9))
     waited = []
     for number, rejected in enumerate((1, 1, 1, 0, 1, 1, 1)):
-        mine.follow(chain.ledger.state)
+        mine.apply_state(chain.ledger.state)
         job = chain.ledger.state.jobs.jobs[key]
         links = dict.fromkeys(job.trainers, NOW + number - 0.5)
-        mine.open(key, job, NOW + number, {}, LANGUAGE.proposal_seconds, links)
+        mine.open_round(key, job, NOW + number, {}, LANGUAGE.proposal_seconds, links)
         waited.append(job.trainers[-1] in mine.books[key].timers.returning)
         chain.play(key, rejected=rejected)
     assert waited == [False, False, True, False, False, False, True]  # not only in round 8

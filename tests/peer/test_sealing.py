@@ -9,9 +9,9 @@ import pytest
 
 from ledger.audits.audit_state import LOSS_OPENING_KIND
 from ledger.audits.loss_commitments import commit_loss, is_valid_opening, is_wrong_loss, unseal_loss
-from peer.node.rounds import Effects, Rounds
-from peer.node.sealing import Sealing
-from peer.roles import losses
+from peer.node.loss_sealer import LossSealer
+from peer.node.open_rounds import OpenRounds, RoundEffects
+from peer.roles import loss_opening_files
 from protocol import codec
 from protocol.identity import Signed, sign_message
 from protocol.limits import PLAIN_BLOB_BYTES_MAX
@@ -21,9 +21,9 @@ from tests.ledger.world import AUDITS, BY_KEY, LOSS, NEW, PEOPLE, UNAUDITED
 from tests.sim.keys import FastSigner
 
 
-def sealing_of(court: Court, person: FastSigner) -> Sealing:
-    sealing = Sealing(person, court.chain)
-    sealing.follow(court.state)
+def sealing_of(court: Court, person: FastSigner) -> LossSealer:
+    sealing = LossSealer(person, court.chain)
+    sealing.update_state(court.state)
     return sealing
 
 
@@ -37,7 +37,7 @@ def test_a_proposal_commits_where_audits_are_sampled_and_the_network_knows_of_lo
     bare = proposal_of(court, court.key)
     said = committing(court, PEOPLE[0])
     assert said.loss is not None and replace(said, loss=None) == bare
-    assert sealing_of(court, PEOPLE[0]).added_to(bare, None) == bare
+    assert sealing_of(court, PEOPLE[0]).with_commitment(bare, None) == bare
     for other in (Court(spec=UNAUDITED), old):
         assert committing(other, PEOPLE[0]).loss is None
 
@@ -51,7 +51,7 @@ class Committing(Court):
 
 def committing(court: Court, person: FastSigner) -> Proposal:
     sealing, bare = sealing_of(court, person), proposal_of(court, court.key)
-    return sealing.added_to(bare, sealing.opening(bare.job, bare.round, LOSS))
+    return sealing.with_commitment(bare, sealing.make_opening(bare.job, bare.round, LOSS))
 
 
 def test_after_a_restart_a_trainer_opens_what_it_had_committed_to_and_reads_what_was_sealed_for_it() -> None:
@@ -61,25 +61,27 @@ def test_after_a_restart_a_trainer_opens_what_it_had_committed_to_and_reads_what
     court.round()
     auditor, due = next(iter(court.due(trainer.public)))
     assert said.loss is not None
-    loss = sealing_of(court, auditor).sealed(replace(due, proposal=said), LOSS)
-    opening = sealing_of(court, trainer).opening(court.key, due.round, LOSS)
+    loss = sealing_of(court, auditor).seal_loss(replace(due, proposal=said), LOSS)
+    opening = sealing_of(court, trainer).make_opening(court.key, due.round, LOSS)
     assert is_valid_opening(said.loss, opening) and loss is not None
     found = unseal_loss(loss, court.key, due.round, trainer.public, auditor.public, opening.secret)
     assert not is_wrong_loss(found, LOSS)
-    assert sealing_of(court, auditor).sealed(replace(due, proposal=replace(said, loss=None)), 0) is None
+    assert sealing_of(court, auditor).seal_loss(replace(due, proposal=replace(said, loss=None)), 0) is None
 
 
 def test_a_trainer_opens_with_a_new_key_what_it_had_committed_to_with_its_former_one(tmp_path: Path) -> None:
     court, trainer = Committing(), PEOPLE[0]
-    losses.keep(tmp_path, sealing_of(court, trainer).opening(court.key, court.job(court.key).round, LOSS))
+    loss_opening_files.save_opening(
+        tmp_path, sealing_of(court, trainer).make_opening(court.key, court.job(court.key).round, LOSS)
+    )
     court.round()
     court.report()
     court.decide(court.rotation(trainer, NEW))
     court.round(AUDITS.window, trainers=[])
     (due,) = court.rules.audits_module.loss_openings_due(NEW.public, court.state)
-    kept = losses.read(tmp_path, due.job, due.round, due.trainer)
+    kept = loss_opening_files.read_opening(tmp_path, due.job, due.round, due.trainer)
     assert kept is not None and court.problem(court.tx(NEW, LOSS_OPENING_KIND, kept)) is None
-    assert sealing_of(court, NEW).opening(court.key, due.round, LOSS) != kept, "it could not make that again"
+    assert sealing_of(court, NEW).make_opening(court.key, due.round, LOSS) != kept, "it could not make that again"
 
 
 @pytest.mark.parametrize("last", [PEOPLE[1], NEW], ids=["former key", "present key"])
@@ -87,28 +89,30 @@ def test_a_trainer_that_changes_its_key_in_a_round_opens_what_the_accepted_key_h
     tmp_path: Path, last: FastSigner
 ) -> None:
     court, trainer = Committing(auditors=3), PEOPLE[1]
-    losses.keep(tmp_path, sealing_of(court, trainer).opening(court.key, court.job(court.key).round, LOSS))
+    loss_opening_files.save_opening(
+        tmp_path, sealing_of(court, trainer).make_opening(court.key, court.job(court.key).round, LOSS)
+    )
     court.decide(court.rotation(trainer, NEW))
-    losses.keep(tmp_path, sealing_of(court, NEW).opening(court.key, court.job(court.key).round, LOSS))
+    loss_opening_files.save_opening(tmp_path, sealing_of(court, NEW).make_opening(court.key, court.job(court.key).round, LOSS))
     court.round(trainers=sorted((PEOPLE[0].public, last.public)))
     court.report()
     court.round(AUDITS.window, trainers=[])
     (due,) = court.rules.audits_module.loss_openings_due(NEW.public, court.state)
     assert due.trainer == last.public
-    kept = losses.read(tmp_path, due.job, due.round, due.trainer)
+    kept = loss_opening_files.read_opening(tmp_path, due.job, due.round, due.trainer)
     assert kept is not None and court.problem(court.tx(NEW, LOSS_OPENING_KIND, kept)) is None
 
 
 def test_a_commitment_that_other_programs_do_not_know_yet_is_not_heard() -> None:
     """Whoever passed it on to them would lose the link."""
     for court in (Court(), Court(version=1)):
-        rounds = Rounds(PEOPLE[1], court.chain, {})
-        rounds.follow(court.state)
-        rounds.open(court.key, court.job(court.key), 0.0, {}, 60.0)
+        rounds = OpenRounds(PEOPLE[1], court.chain, {})
+        rounds.apply_state(court.state)
+        rounds.open_round(court.key, court.job(court.key), 0.0, {}, 60.0)
         commitment = commit_loss(court.key, court.job(court.key).round, PEOPLE[0].public, bytes(32), LOSS)
         with_losses = replace(proposal_of(court, court.key), loss=commitment)
-        heard = rounds.receive(sign_message(PEOPLE[0], court.chain, with_losses), with_losses, 0.0)
-        assert isinstance(heard, Effects) is court.commits
+        heard = rounds.receive_message(sign_message(PEOPLE[0], court.chain, with_losses), with_losses, 0.0)
+        assert isinstance(heard, RoundEffects) is court.commits
 
 
 class Large(Court):
@@ -122,12 +126,12 @@ class Large(Court):
 @pytest.mark.parametrize("jobs", [2, 3])
 def test_a_payload_that_other_programs_cannot_read_of_yet_is_neither_heard_nor_decided(jobs: int) -> None:
     court = Large(jobs=jobs)
-    rounds = Rounds(PEOPLE[1], court.chain, {})
-    rounds.follow(court.state)
-    rounds.open(court.key, court.job(court.key), 0.0, {}, 60.0)
+    rounds = OpenRounds(PEOPLE[1], court.chain, {})
+    rounds.apply_state(court.state)
+    rounds.open_round(court.key, court.job(court.key), 0.0, {}, 60.0)
     signed = court.proposal(court.key, PEOPLE[0].public)
-    heard = rounds.receive(signed, codec.decode_message(signed.body, (Proposal,)), 0.0)
-    assert isinstance(heard, Effects) is (jobs == 3)
+    heard = rounds.receive_message(signed, codec.decode_message(signed.body, (Proposal,)), 0.0)
+    assert isinstance(heard, RoundEffects) is (jobs == 3)
     problem = court.problem(closings=(court.closing(court.key),))
     assert problem is None if jobs == 3 else "larger than this network knows yet" in str(problem)
 
@@ -135,10 +139,10 @@ def test_a_payload_that_other_programs_cannot_read_of_yet_is_neither_heard_nor_d
 def test_a_trainer_whose_disk_is_from_before_the_job_is_told_what_it_has_proposed_and_proposes_nothing_else() -> None:
     """It would be expelled for a second proposal. Until it knows the job it cannot tell whether the network knows of losses."""
     for court in (Court(), Court(version=1)):
-        rounds = Rounds(PEOPLE[0], court.chain, {})
+        rounds = OpenRounds(PEOPLE[0], court.chain, {})
         commitment = commit_loss(court.key, court.job(court.key).round, PEOPLE[0].public, bytes(32), LOSS)
         own = replace(proposal_of(court, court.key), loss=commitment)
-        assert rounds.receive(sign_message(PEOPLE[0], court.chain, own), own, 0.0) is None
-        rounds.follow(court.state)
-        rounds.open(court.key, court.job(court.key), 0.0, {}, 60.0)
+        assert rounds.receive_message(sign_message(PEOPLE[0], court.chain, own), own, 0.0) is None
+        rounds.apply_state(court.state)
+        rounds.open_round(court.key, court.job(court.key), 0.0, {}, 60.0)
         assert ((court.key, court.job(court.key).round) in rounds.muted) is court.commits

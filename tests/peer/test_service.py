@@ -13,9 +13,9 @@ import pytest
 import trio
 
 from ledger.audits.audit_state import AuditResult
-from peer.api.audits import suspensions
-from peer.api.this_peer import unaudited
-from peer.demo.disk import Disk
+from peer.api.handlers.audit_handler import list_suspensions
+from peer.api.handlers.local_peer_handler import unaudited_jobs
+from peer.demo.peer_disk import PeerDisk
 from protocol.api import JobView
 from protocol.identity import peer_id
 from tests.ledger.court import A, B, C, Court, D
@@ -66,7 +66,7 @@ async def finished(daemon: Daemon) -> JobView:
 
 def rule_of(trainer: Daemon, job: str) -> AggregationRule:
     """As the log has decided it."""
-    with closing(Disk(trainer.directory)) as disk:
+    with closing(PeerDisk(trainer.directory)) as disk:
         return disk.spec(job).rule
 
 
@@ -113,22 +113,22 @@ async def test_train_names_the_files_of_a_folder_that_it_leaves_out(trainer: Dae
 def test_running_jobs_without_any_audit_are_told_from_the_others(spec: bytes, names: tuple[str, ...]) -> None:
     world = World()
     world.start(spec=spec)
-    assert unaudited(world.state) == names
+    assert unaudited_jobs(world.state) == names
 
 
 def test_who_is_suspended_and_why_is_told_when_the_log_has_forgotten_it() -> None:
     court = Court(suspension_rounds=20)
     court.round(2)
-    assert suspensions(court.state) == ()
+    assert list_suspensions(court.state) == ()
     court.convict(A)
     (cause,) = [entry for entry in court.state.audits.log if entry.result is AuditResult.SUSPENDED]
     court.round(19, trainers=(B, C, D))
     assert cause not in court.state.audits.log
-    (told,) = suspensions(court.state)
+    (told,) = list_suspensions(court.state)
     assert (told.until, told.cause.trainer, told.cause.auditor) == (court.audits.suspended[A], peer_id(A), peer_id(cause.auditor))
     assert (told.cause.job, told.cause.round) == (court.key.hex(), cause.round)
     court.round(2, trainers=(B, C, D))
-    assert suspensions(court.state) == ()
+    assert list_suspensions(court.state) == ()
 
 
 @pytest.mark.real("processes")
@@ -210,7 +210,7 @@ async def test_an_adamw_of_everybody_sends_four_bits_unless_told_otherwise(train
     for bits in ([], ["--set", "bits=1"]):
         assert train(trainer, *TINY, "--set", "outer=adamw", *bits)[0] == 0
         job = await finished(trainer)
-        with closing(Disk(trainer.directory)) as disk:
+        with closing(PeerDisk(trainer.directory)) as disk:
             sent.append(disk.spec(job.job).bits)
     assert sent == [4, 1]
 

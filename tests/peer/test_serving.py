@@ -19,8 +19,8 @@ from nacl.signing import SigningKey
 
 from curation.rpc import CurationRpc, ImportRequest
 from peer import cli
-from peer.daemon.daemon import running
-from peer.settings.config import load
+from peer.daemon.daemon import running_daemon
+from peer.settings.config import load_settings
 from tests.waiting import in_time, patience, patience_seconds
 
 Reply = tuple[int, Any]
@@ -101,7 +101,7 @@ async def site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> AsyncItera
     said = ["init", "--network", "lab", "--listen", "127.0.0.1:0", "--data-dir", str(directory)]
     assert await trio.to_thread.run_sync(cli.main, said) == 0
     values = {"data_directory": directory, "role": "annotator", "sign_up": "open", "web_listen": "127.0.0.1:0"}
-    async with running(load(values, {"HOME": str(tmp_path)}).config) as daemon:
+    async with running_daemon(load_settings(values, {"HOME": str(tmp_path)}).config) as daemon:
         while not (told := [event.text for event in await daemon.api.events(0, 0.1) if event.kind == "serve"]):
             pass
         yield Site(told[0].split()[-1].rstrip("/"), cast(CurationRpc, daemon.api))

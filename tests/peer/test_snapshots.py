@@ -25,9 +25,9 @@ from ledger.members import ResignAsVoter
 from ledger.snapshots.snapshot_assembly import RestoredSnapshot
 from ledger.snapshots.snapshot_download import SOURCES_MAX
 from ledger.snapshots.snapshot_server import SNAPSHOT_HEIGHTS
-from peer.driver.driver import Driver
-from peer.driver.transfer import HOLD_SECONDS
-from peer.export import writing as export
+from peer.export import run_export as export
+from peer.runtime.driver import Driver
+from peer.runtime.sync.state_sync import APPLY_PAUSE_SECONDS_MAX
 from protocol import codec
 from protocol.errors import StorageError, UserError
 from protocol.identity import short_id
@@ -46,8 +46,8 @@ ROUNDS = 10
 
 @pytest.fixture(autouse=True)
 def early_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peer.driver.transfer.SNAPSHOT_LAG_HEIGHTS", LAG)
-    for module in ("peer.driver.transfer", "ledger.snapshots.snapshot_server", "ledger.snapshots.snapshot_download"):
+    monkeypatch.setattr("peer.runtime.sync.state_sync.SNAPSHOT_LAG_HEIGHTS", LAG)
+    for module in ("peer.runtime.sync.state_sync", "ledger.snapshots.snapshot_server", "ledger.snapshots.snapshot_download"):
         monkeypatch.setattr(f"{module}.SNAPSHOT_HEIGHTS", BETWEEN)
 
 
@@ -83,7 +83,7 @@ async def test_a_newcomer_restores_a_snapshot_and_goes_on_with_the_rounds_that_a
         assert len({seat.store.state_roots()[height] for seat in made.seats}) == 1
         assert len({seat.driver.host.open_model(job, last).root for seat in made.seats}) == 1
         newcomer.driver.host.open_model(job, last).verify()
-        told = Counter(event.text for event in await newcomer.events.after(0, 0.0) if event.kind == "peer")
+        told = Counter(event.text for event in await newcomer.events.wait_for_events(0, 0.0) if event.kind == "peer")
         assert told == {f"connected to {short_id(seat.public)}": 1 for seat in seats}
 
 
@@ -170,17 +170,17 @@ async def test_blocks_wait_for_a_proven_snapshot_but_not_for_ever(tmp_path: Path
 
     seat = Network(tmp_path, founders=1).seats[0]
     seat.open(None, lambda blobs: blobs)
-    snapshots = seat.driver.snapshots
+    snapshots = seat.driver.state_sync
 
     async def waited() -> float:
         snapshots._hold_or_clear()
         began = trio.current_time()
-        await snapshots.clear()
+        await snapshots.wait_to_apply()
         return trio.current_time() - began
 
     assert await waited() == 0
     snapshots._transfer, snapshots._begun = Proven(), seat.driver.now()  # type: ignore[assignment]
-    assert await waited() == pytest.approx(HOLD_SECONDS)
+    assert await waited() == pytest.approx(APPLY_PAUSE_SECONDS_MAX)
     assert await waited() == 0, "once a transfer has had its time, blocks are applied beside it"
     snapshots._transfer, snapshots._begun = None, seat.driver.now()
     assert await waited() == 0
@@ -188,7 +188,7 @@ async def test_blocks_wait_for_a_proven_snapshot_but_not_for_ever(tmp_path: Path
 
 
 async def test_a_claim_of_a_great_height_makes_nobody_restore_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peer.driver.transfer.SNAPSHOT_HEIGHTS", SNAPSHOT_HEIGHTS)  # more than the two jobs take
+    monkeypatch.setattr("peer.runtime.sync.state_sync.SNAPSHOT_HEIGHTS", SNAPSHOT_HEIGHTS)  # more than the two jobs take
     async with network(tmp_path, founders=4, observers=1) as made:
         *voters, liar = made.seats
         await job_of(voters[0], rounds=3)
@@ -198,7 +198,7 @@ async def test_a_claim_of_a_great_height_makes_nobody_restore_anything(tmp_path:
             await voter.event("snapshot", "asking")
         job = await voters[0].scratch()
         await one_root(voters, job)
-        assert not [event for voter in voters for event in await voter.events.after(0, 0.0) if "restored" in event.text]
+        assert not [event for voter in voters for event in await voter.events.wait_for_events(0, 0.0) if "restored" in event.text]
 
 
 @pytest.mark.parametrize("applies", [True, False])
@@ -215,7 +215,7 @@ async def test_a_history_without_the_block_that_the_invitation_names_is_refused(
         newcomer.anchor = TrustedBlock(2, bytes(32))
         newcomer.open(None, lambda blobs: blobs)
         if not applies:
-            newcomer.driver.snapshots.clear = trio.sleep_forever  # type: ignore[method-assign]
+            newcomer.driver.state_sync.wait_to_apply = trio.sleep_forever  # type: ignore[method-assign]
         await made._nursery.start(newcomer.run)
         with patience():
             await newcomer.ended.wait()
@@ -234,7 +234,7 @@ async def test_a_newcomer_that_began_with_another_history_goes_on_with_the_one_o
                 await trio.sleep_forever()
 
         newcomer.open(None, lambda blobs: blobs)
-        newcomer.driver.snapshots.clear = applies_nothing_before_it_is_restored  # type: ignore[method-assign]
+        newcomer.driver.state_sync.wait_to_apply = applies_nothing_before_it_is_restored  # type: ignore[method-assign]
         await made._nursery.start(newcomer.run)
 
     for history in ("false", "true"):
@@ -259,7 +259,12 @@ async def test_a_newcomer_that_began_with_another_history_goes_on_with_the_one_o
         assert newcomer.store.get_decision(1) is None, "nothing of the false history is left"
         await poll(lambda: newcomer.driver.state.height == voters[0].driver.state.height)  # either may be first
         assert newcomer.driver.state.state_root == voters[0].driver.state.state_root
-        assert not [event for seat in (newcomer, *voters) for event in await seat.events.after(0, 0.0) if "dropped" in event.text]
+        assert not [
+            event
+            for seat in (newcomer, *voters)
+            for event in await seat.events.wait_for_events(0, 0.0)
+            if "dropped" in event.text
+        ]
 
 
 async def test_a_newcomer_led_astray_drops_none_of_the_voters_that_lead_it_back(tmp_path: Path) -> None:
@@ -283,7 +288,12 @@ async def test_a_newcomer_led_astray_drops_none_of_the_voters_that_lead_it_back(
         await newcomer.event("snapshot", "restored")
         await poll(lambda: newcomer.driver.state.height == voters[0].driver.state.height)  # either may be first
         assert newcomer.driver.state.state_root == voters[0].driver.state.state_root
-        assert not [event for seat in (newcomer, *voters) for event in await seat.events.after(0, 0.0) if "dropped" in event.text]
+        assert not [
+            event
+            for seat in (newcomer, *voters)
+            for event in await seat.events.wait_for_events(0, 0.0)
+            if "dropped" in event.text
+        ]
 
 
 async def test_a_peer_that_decided_another_block_than_its_new_invitation_names_does_not_start(tmp_path: Path) -> None:
@@ -309,14 +319,14 @@ async def test_each_transfer_asks_others_first_than_the_one_before(tmp_path: Pat
     """So that those who say nothing, however many there are, never are all that is asked."""
     seat = Network(tmp_path, founders=1).seats[0]
     seat.open(None, lambda blobs: blobs)
-    snapshots = seat.driver.snapshots
+    snapshots = seat.driver.state_sync
     snapshots._links = frozenset(bytes([number]) * 32 for number in range(3 * SOURCES_MAX))
     asked: list[bytes] = []
     for _ in range(3):
         snapshots._begin(*snapshots._when_behind(0))
         assert snapshots._transfer is not None
         asked += [peer for peer, source in snapshots._transfer._sources.items() if source.waits]
-        snapshots._end()
+        snapshots._end_transfer()
     assert sorted(asked) == sorted(snapshots._links)
     seat.store.close()
 
@@ -324,7 +334,7 @@ async def test_each_transfer_asks_others_first_than_the_one_before(tmp_path: Pat
 async def test_what_proves_the_heights_before_a_transfer_is_kept_for_those_who_ask_this_peer(tmp_path: Path) -> None:
     seat, chain = Network(tmp_path, founders=1).seats[0], snapshots_of_ledgers.lived(40)
     seat.open(None, lambda blobs: blobs)
-    snapshots, (first, *later) = seat.driver.snapshots, chain.light_blocks(0, 40)
+    snapshots, (first, *later) = seat.driver.state_sync, chain.light_blocks(0, 40)
     seat.store.restore_snapshot([chain.decided[1]], 1, chain.states[1].state_root, b"", links=[first], tables={})
     installed: list[Any] = []
 
@@ -348,7 +358,7 @@ async def test_a_peer_that_is_stopped_while_it_installs_deletes_nothing_of_it(
     """The driver's thread installs to its end, whatever is cancelled. What is not installed is deleted."""
     seat = Network(tmp_path, founders=1).seats[0]
     seat.open(None, lambda blobs: blobs)
-    snapshots, scope, deleted = seat.driver.snapshots, trio.CancelScope(), [0]
+    snapshots, scope, deleted = seat.driver.state_sync, trio.CancelScope(), [0]
 
     async def install(restored: Any, links: Any, repairs: bool) -> bool:
         scope.cancel()
@@ -363,7 +373,7 @@ async def test_a_peer_that_is_stopped_while_it_installs_deletes_nothing_of_it(
     snapshots._install, snapshots._transfer = install, ended  # type: ignore[assignment]
     with scope:
         await snapshots._finish(ended, restored)  # type: ignore[arg-type]
-    snapshots._end()  # as `run` does at its end
+    snapshots._end_transfer()  # as `run` does at its end
     assert deleted == [abandoned]
     seat.store.close()
 
@@ -375,7 +385,7 @@ async def test_a_snapshot_that_blocks_overtook_while_it_was_handed_over_is_not_i
         before = seat.driver.state
         restored = RestoredSnapshot((), before, (), (SimpleNamespace(install=pytest.fail),))  # type: ignore[arg-type]
         with patience():
-            assert not await seat.driver.restore(restored, (), repairs=False)
+            assert not await seat.driver.restore_state(restored, (), repairs=False)
         assert seat.driver.state.state_root == before.state_root
         await one_root(made.seats, await seat.scratch())
 
@@ -384,12 +394,12 @@ async def test_requests_of_peers_whose_link_is_broken_are_forgotten(tmp_path: Pa
     """A link may break, or come and go, between what a peer says and the moment it is looked at."""
     seat = Network(tmp_path, founders=1).seats[0]
     seat.open(None, lambda blobs: blobs)
-    snapshots = seat.driver.snapshots
+    snapshots = seat.driver.state_sync
     for number in range(100):
-        snapshots._notice()
-        snapshots.received(bytes([number]) * 32, codec.encode(GetSnapshot(0, 0, 0)))
+        snapshots._update_links()
+        snapshots.receive_message(bytes([number]) * 32, codec.encode(GetSnapshot(0, 0, 0)))
         await snapshots._take_messages()
-    snapshots._notice()
+    snapshots._update_links()
     assert not snapshots._queue.askers
     seat.store.close()
 
@@ -403,7 +413,7 @@ def test_a_peer_that_lacks_an_accepted_update_says_so_too_and_leaves_nothing(tmp
     if existed:
         folder.mkdir()
     with pytest.raises(UserError) as error:
-        export.export(chain.store, chain.blobs, chain.host, chain.genesis, folder)
+        export.export_run(chain.store, chain.blobs, chain.host, chain.genesis, folder)
     assert "as after a snapshot" in str(error.value) and short_id(chain.people[0].public) in str(error.value)
     assert folder.exists() == existed and not (existed and list(folder.iterdir()))
     chain.close()
@@ -426,7 +436,7 @@ async def test_what_a_snapshot_spared_a_peer_is_fetched_for_its_export(tmp_path:
         job = await seat.scratch()
         for other in made.seats:
             await other.until(certified(job))
-        lost = export.payloads_of(seat.store.get_decision(seat.driver.state.jobs.jobs[job].opened_height).decode().body)
+        lost = export.accepted_payloads(seat.store.get_decision(seat.driver.state.jobs.jobs[job].opened_height).decode().body)
         assert lost and not export.missing_payloads(seat.store, seat.blobs)
         for digest in lost:
             seat.blobs.path(digest).unlink()
@@ -446,7 +456,7 @@ def test_a_peer_that_began_with_a_snapshot_says_who_can_export(tmp_path: Path) -
     encoded = chain.rules.encode_state(replace(state, height=state.height - 1))
     store.restore_snapshot([item for item in decided if item], state.height - 1, state.state_root, encoded, tables={})
     with pytest.raises(UserError) as error:
-        export.export(store, chain.blobs, chain.host, chain.genesis, tmp_path / "export")
+        export.export_run(store, chain.blobs, chain.host, chain.genesis, tmp_path / "export")
     assert f"no block below {state.height - 2}" in str(error.value) and short_id(chain.people[0].public) in str(error.value)
     assert not (tmp_path / "export").exists()
     store.close()

@@ -14,9 +14,9 @@ import pytest
 import trio
 
 from ledger.core.genesis import Founder, Genesis
-from peer.api.control import serve
-from peer.commands.invitation import INVITATION_VARIABLE, read_invitation
-from peer.commands.standard_input import pieces, standard_input_as_file
+from peer.api.control_socket import serve_control_socket
+from peer.commands.invitation_input import INVITATION_VARIABLE, read_invitation
+from peer.commands.standard_input import read_chunks, standard_input_as_file
 from peer.features import founding_modules
 from peer.settings.invitation import invitation_text, make_invitation
 from protocol.api import EventView
@@ -96,7 +96,7 @@ def test_files_that_hold_no_invitation(tmp_path: Path) -> None:
 
 def test_silent_standard_input_has_a_deadline(standard_input: Callable[[bytes], None]) -> None:
     with pytest.raises(UserError, match=r"gave nothing for 0\.05 s"):
-        list(pieces(0.05))
+        list(read_chunks(0.05))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ async def test_each_listing_ends_quietly_where_its_reader_is_gone(tmp_path: Path
     async with trio.open_nursery() as nursery:
         api = FakeApi()
         api.log.append(EventView(1, 0, "round", "a round", {}))
-        await nursery.start(serve, api, tmp_path)
+        await nursery.start(serve_control_socket, api, tmp_path)
         for line in ("log", "log --json", "peers", "status", "stats --json", "rounds", "sample once --stream"):
             words = line.split()
             reader, writer = os.pipe()

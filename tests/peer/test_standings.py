@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ledger.members import ResignAsVoter, RevokeInvitation, token_preimage
-from peer.driver.standings import Standings
+from peer.runtime.membership.peer_classifier import PeerClassifier
 from protocol.errors import RemoteProtocolError
 from protocol.messages import GuestInvitation
 from tests.ledger.world import FAR_MS, PEOPLE, TOKEN, World
@@ -15,8 +15,8 @@ from transport.quotas.peer_class import PeerClass
 ME, OTHER, NEW, THIRD = PEOPLE[0], PEOPLE[1], PEOPLE[8], PEOPLE[9]
 
 
-def standings(world: World, me: FastSigner = ME) -> Standings:
-    return Standings(me.public, world.chain, FastVerifier(), lambda: world.state)
+def standings(world: World, me: FastSigner = ME) -> PeerClassifier:
+    return PeerClassifier(me.public, world.chain, FastVerifier(), lambda: world.state)
 
 
 def shown(world: World, holder: FastSigner, by: FastSigner = ME, expires: int = FAR_MS) -> GuestInvitation:
@@ -28,7 +28,7 @@ def test_whoever_shows_an_open_invitation_is_a_guest_until_it_is_used_and_a_memb
     of = standings(world)
     assert of(OTHER.public) is PeerClass.VOTER
     assert of(NEW.public) is PeerClass.STRANGER
-    of.welcome(NEW.public, shown(world, NEW))
+    of.admit_guest(NEW.public, shown(world, NEW))
     assert of(NEW.public) is PeerClass.GUEST
     world.decide(world.admission(NEW))
     assert of(NEW.public) is PeerClass.MEMBER
@@ -38,7 +38,7 @@ def test_one_invitation_makes_one_guest() -> None:
     world = World()
     of = standings(world)
     for holder in (NEW, THIRD):
-        of.welcome(holder.public, shown(world, holder))
+        of.admit_guest(holder.public, shown(world, holder))
     assert (of(NEW.public), of(THIRD.public)) == (PeerClass.STRANGER, PeerClass.GUEST)
 
 
@@ -53,7 +53,7 @@ def test_an_invitation_that_admits_nobody_makes_no_guest(wrong: str) -> None:
         world.decide()
     else:
         by = THIRD
-    of.welcome(NEW.public, shown(world, NEW, by, expires))
+    of.admit_guest(NEW.public, shown(world, NEW, by, expires))
     assert of(NEW.public) is PeerClass.STRANGER
 
 
@@ -61,7 +61,7 @@ def test_an_invitation_in_the_hands_of_somebody_else_is_no_honest_peers() -> Non
     world = World()
     of = standings(world)
     with pytest.raises(RemoteProtocolError) as caught:
-        of.welcome(THIRD.public, shown(world, NEW))
+        of.admit_guest(THIRD.public, shown(world, NEW))
     assert caught.value.reason == "bad-signature"
     assert of(THIRD.public) is PeerClass.STRANGER
 
@@ -69,7 +69,7 @@ def test_an_invitation_in_the_hands_of_somebody_else_is_no_honest_peers() -> Non
 def test_a_guest_whose_invitation_is_revoked_is_a_stranger_again() -> None:
     world = World()
     of = standings(world)
-    of.welcome(NEW.public, shown(world, NEW))
+    of.admit_guest(NEW.public, shown(world, NEW))
     world.decide(world.tx(ME, "member/revoke", RevokeInvitation(world.invitation())))
     assert of(NEW.public) is PeerClass.STRANGER
 

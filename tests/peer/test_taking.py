@@ -13,13 +13,13 @@ import pytest
 from safetensors.numpy import load_file
 
 from peer import features
-from peer.export import found as finding
-from peer.export.card import TRANSFORMERS, card
-from peer.export.found import Found, of_state
-from peer.export.replaying import audit
-from peer.export.taking import take, write
-from peer.export.writing import export
-from peer.settings.datadir import DataDirectory
+from peer.export import model_provenance as finding
+from peer.export.export_replay import audit_export
+from peer.export.model_card import TRANSFORMERS, model_card
+from peer.export.model_export import export_model, write_model_files
+from peer.export.model_provenance import ExportableModel, model_from_state
+from peer.export.run_export import export_run
+from peer.settings.data_directory import DataDirectory
 from protocol import codec
 from protocol.errors import UserError
 from rlhf.objectives.ppo import PpoSettings
@@ -39,7 +39,7 @@ FIGURES = {"held_out_bits_per_byte": 2.5, "seconds": 7.25}  # of the model, and 
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install()
+    features.install_objectives()
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +61,11 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
     made.close()
 
 
-def of_chain(chain: Chain, text: str = "") -> Found:
+def of_chain(chain: Chain, text: str = "") -> ExportableModel:
     def read(digest: bytes) -> bytes:
         return chain.blobs.read_blob(digest, 1 << 20)
 
-    return of_state(chain.ledger.state, chain.genesis, chain.store, chain.host, read, text)
+    return model_from_state(chain.ledger.state, chain.genesis, chain.store, chain.host, read, text)
 
 
 BYTE_VOCABULARY = load_vocabulary(None, 256)
@@ -82,18 +82,18 @@ MEASURED = {
 
 def test_the_card_of_a_reward_model_says_of_how_many_pairs_its_accuracy_is(chain: Chain) -> None:
     found = replace(of_chain(chain, "bytes"), figures=MEASURED)
-    told = card(found, BYTE_VOCABULARY, TRANSFORMERS, ())
+    told = model_card(found, BYTE_VOCABULARY, TRANSFORMERS, ())
     assert "| held out | accuracy 0.71 of 96 pairs, interval 0.61–0.79, calibration error 0.05 |" in told
     assert "| word-count model | 0.69 of the same pairs |" in told
     assert "| odd pairs | 3 of identical responses, 2 that contradict one another |" in told
-    warned = card(replace(found, figures=MEASURED | {"word_count_accuracy": 0.945}), BYTE_VOCABULARY, TRANSFORMERS, ())
+    warned = model_card(replace(found, figures=MEASURED | {"word_count_accuracy": 0.945}), BYTE_VOCABULARY, TRANSFORMERS, ())
     assert "| word-count model | 0.94 of the same pairs: more than this model, which is worse than counting words |" in warned
-    plain = card(replace(found, figures=FIGURES), BYTE_VOCABULARY, TRANSFORMERS, ())
+    plain = model_card(replace(found, figures=FIGURES), BYTE_VOCABULARY, TRANSFORMERS, ())
     assert "word-count" not in plain and "odd pairs" not in plain
 
 
 def test_the_latest_model_of_text_is_written_with_tokenizer_and_card(chain: Chain, tmp_path: Path) -> None:
-    view = write(of_chain(chain), tmp_path / "out", "transformers")
+    view = write_model_files(of_chain(chain), tmp_path / "out", "transformers")
     names = [
         "README.md",
         "SHA256SUMS",
@@ -124,13 +124,13 @@ def test_the_card_tells_absent_trainers_from_rejected_updates(chain: Chain) -> N
     state = chain.ledger.state
     job = replace(state.jobs.jobs[found.job], rejected={bytes(32): {"absent": 3, "replay": 1}, bytes([1]) * 32: {"absent": 2}})
     modules = state.modules | {"jobs": replace(state.jobs, jobs=state.jobs.jobs | {found.job: job})}
-    told = of_state(replace(state, modules=modules), chain.genesis, chain.store, chain.host, lambda digest: b"", "bytes")
-    assert f"| {told.accepted} accepted, 1 rejected, 5 absent |" in card(told, BYTE_VOCABULARY, TRANSFORMERS, ())
+    told = model_from_state(replace(state, modules=modules), chain.genesis, chain.store, chain.host, lambda digest: b"", "bytes")
+    assert f"| {told.accepted} accepted, 1 rejected, 5 absent |" in model_card(told, BYTE_VOCABULARY, TRANSFORMERS, ())
 
 
 def test_the_tensors_are_those_of_the_decided_model_bit_for_bit(chain: Chain, tmp_path: Path) -> None:
     found = of_chain(chain, "bytes")
-    write(found, tmp_path / "out", "transformers")
+    write_model_files(found, tmp_path / "out", "transformers")
     ours = layout_of(found.spec).tensor_views(chain.host.open_model(found.job, 2).parameters)
     theirs = load_file(tmp_path / "out" / "model.safetensors")
     assert {canonical_tensor_name(name) for name in theirs} == set(ours)
@@ -141,7 +141,7 @@ def test_the_tensors_are_those_of_the_decided_model_bit_for_bit(chain: Chain, tm
 @pytest.mark.parametrize("name", ["bytes", "bpe"])
 def test_what_was_taken_comes_in_again_with_the_same_bytes(chain: Chain, tmp_path: Path, name: str) -> None:
     found, folder, stream = of_chain(chain, name), tmp_path / "out", io.BytesIO()
-    write(found, folder, "transformers")
+    write_model_files(found, folder, "transformers")
     own = huggingface_model.open_huggingface_model(folder)
     own.write_parameters(found.spec, stream)
     assert own.model == found.spec.model and stream.getvalue() == found.parameters.tobytes()
@@ -178,20 +178,20 @@ def test_a_model_that_is_not_the_decided_one_is_not_taken(chain: Chain, tmp_path
 )
 def test_what_names_no_model_is_told_in_one_line(chain: Chain, tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint) as error:
-        write(of_chain(chain, text), tmp_path / "out", "transformers")
+        write_model_files(of_chain(chain, text), tmp_path / "out", "transformers")
     assert "\n" not in str(error.value) and not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_holds_something_stays_as_it_is(chain: Chain, tmp_path: Path) -> None:
     (tmp_path / "note").write_text("mine")
     with pytest.raises(UserError, match="not an empty folder"):
-        write(of_chain(chain), tmp_path, "gguf")
+        write_model_files(of_chain(chain), tmp_path, "gguf")
     assert [path.name for path in tmp_path.iterdir()] == ["note"]
 
 
 def test_an_empty_folder_is_filled_and_nothing_is_left_beside_it(chain: Chain, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    write(of_chain(chain), tmp_path / "out", "gguf")
+    write_model_files(of_chain(chain), tmp_path / "out", "gguf")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["README.md", "SHA256SUMS", "model.gguf"]
 
@@ -205,38 +205,40 @@ def test_a_data_directory_at_rest_gives_the_same_files(chain: Chain, tmp_path: P
     for name in ("models", "blobs"):
         (directory.path / name).rmdir()
         (directory.path / name).symlink_to(folder / name)
-    take(finding.at_rest, directory.path, "bpe@1", tmp_path / "rest", "transformers")
-    write(of_chain(chain, "bpe"), tmp_path / "live", "transformers")
+    export_model(finding.model_from_data_directory, directory.path, "bpe@1", tmp_path / "rest", "transformers")
+    write_model_files(of_chain(chain, "bpe"), tmp_path / "live", "transformers")
     for file in (tmp_path / "live").iterdir():
         assert (tmp_path / "rest" / file.name).read_bytes() == file.read_bytes()
 
 
 def test_an_export_gives_the_same_model_and_its_tokenizer_is_checked(chain: Chain, tmp_path: Path) -> None:
-    export(chain.store, chain.blobs, chain.host, chain.genesis, tmp_path / "run")
-    audit(tmp_path / "run")
-    take(finding.of_export, tmp_path / "run", "bpe", tmp_path / "exported", "transformers")
-    write(of_chain(chain, "bpe"), tmp_path / "live", "transformers")
+    export_run(chain.store, chain.blobs, chain.host, chain.genesis, tmp_path / "run")
+    audit_export(tmp_path / "run")
+    export_model(finding.model_from_export, tmp_path / "run", "bpe", tmp_path / "exported", "transformers")
+    write_model_files(of_chain(chain, "bpe"), tmp_path / "live", "transformers")
     for name in ("model.safetensors", "tokenizer.json", "config.json"):
         assert (tmp_path / "exported" / name).read_bytes() == (tmp_path / "live" / name).read_bytes()
     with pytest.raises(UserError, match="at round 0 is not here: the export has 1"):
-        finding.of_export(tmp_path / "run", "bpe@0")
+        finding.model_from_export(tmp_path / "run", "bpe@0")
     (tokenizer,) = (tmp_path / "run" / "tokenizers").iterdir()
     tokenizer.write_bytes(tokenizer.read_bytes()[:-1])
     with pytest.raises(UserError, match=f"tokenizers/{tokenizer.name}"):
-        audit(tmp_path / "run")
+        audit_export(tmp_path / "run")
 
 
-def tuned(objective: str, **more: object) -> Found:
+def tuned(objective: str, **more: object) -> ExportableModel:
     """A model of an objective that adds vectors."""
     spec = replace(BYTES, name="tuned", objective=objective, **more)  # type: ignore[arg-type]
     size = layout_of(spec).size
     parameters = np.arange(size, dtype=np.float32) / size
-    return Found("lab", "c" * 64, bytes(32), spec, 3, bytes(32), parameters, None, "a test", accepted=0, rejected=0, absent=0)
+    return ExportableModel(
+        "lab", "c" * 64, bytes(32), spec, 3, bytes(32), parameters, None, "a test", accepted=0, rejected=0, absent=0
+    )
 
 
 def test_vectors_of_the_objective_are_left_out_and_the_card_says_so(tmp_path: Path) -> None:
     terms = PpoSettings(reward="rule:vowels", prompt_tokens=2, response_tokens=4)
-    view = write(tuned("ppo", data=None, settings=codec.encode(terms)), tmp_path / "out", "transformers")
+    view = write_model_files(tuned("ppo", data=None, settings=codec.encode(terms)), tmp_path / "out", "transformers")
     assert view.left_out == ("heads.value", "heads.first")
     card = (tmp_path / "out" / "README.md").read_text()
     assert "left out | heads.value, heads.first" in card and "other logits than the job's model" in card
@@ -247,8 +249,8 @@ def test_vectors_of_the_objective_are_left_out_and_the_card_says_so(tmp_path: Pa
 def test_a_reward_model_gives_scores_in_transformers_and_has_no_place_in_gguf(tmp_path: Path) -> None:
     found = tuned("reward")
     with pytest.raises(UserError, match="no text, which GGUF has no place for"):
-        write(found, tmp_path / "out", "gguf")
-    write(found, tmp_path / "out", "transformers")
+        write_model_files(found, tmp_path / "out", "gguf")
+    write_model_files(found, tmp_path / "out", "transformers")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["architectures"], config["num_labels"]) == (["LlamaForSequenceClassification"], 1)
     assert np.array_equal(load_file(tmp_path / "out" / "model.safetensors")["score.weight"][0], found.parameters[-SMALL.width :])
@@ -258,5 +260,5 @@ def test_tokens_that_stand_for_no_text_are_told(tmp_path: Path) -> None:
     terms = PpoSettings(reward="rule:bigram", prompt_tokens=1, response_tokens=4, stop=None)
     found = tuned("ppo", data=None, settings=codec.encode(terms), model=replace(SMALL, vocabulary=6))
     with pytest.raises(UserError, match="6 tokens of job 'tuned' stand for no text"):
-        write(found, tmp_path / "out", "transformers")
+        write_model_files(found, tmp_path / "out", "transformers")
     assert not list(tmp_path.iterdir())

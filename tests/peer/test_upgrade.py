@@ -12,7 +12,7 @@ from ledger.jobs import JobSpecRules
 from ledger.ledger_state import LedgerRules, core_modules
 from ledger.members import RenameMember
 from ledger.network_governance import ModuleUpgrade, NetworkModuleV2, NetworkState
-from peer.driver import driver
+from peer.runtime import driver
 from protocol.identity import Verifier
 from protocol.limits import UPGRADE_NOTICE_HEIGHTS
 from tests.ledger.world import MODULES

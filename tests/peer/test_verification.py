@@ -16,9 +16,9 @@ from curation.ledger.curation_state import CurationState
 from curation.ledger.transaction_types import EnrolmentEntry, StatementBatch
 from curation.limits import BATCH_MAX
 from ledger.members import RegisterRoles
-from peer.driver import verification
-from peer.driver.verification import Verification
 from peer.features import founding_modules
+from peer.runtime import signature_preverifier
+from peer.runtime.signature_preverifier import SignaturePreverifier
 from protocol import codec
 from protocol.identity import Identity, Signed, sign_message, signing_preimage
 from protocol.messages import GossipEnvelope, Transaction
@@ -96,13 +96,13 @@ async def test_a_false_statement_costs_the_link_though_it_was_verified_beside_th
             statements = _enrolments(sender, 40)
             false = [*statements[:-1], replace(statements[-1], signature=bytes(range(64)))]
             sender.network.send(receiver.public, codec.encode(GossipEnvelope(_batch(sender, false))))
-            await poll(lambda: any("bad-signature: enrol" in event.text for event in receiver.events.last(1_000)))
+            await poll(lambda: any("bad-signature: enrol" in event.text for event in receiver.events.newest_events(1_000)))
         assert sender.public not in receiver.network.connected_peers()
 
 
 async def test_what_waits_for_verification_is_bounded_for_each_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message beyond that is dropped: its author says it again every second, and each new link tells it."""
-    monkeypatch.setattr(verification, "OF_PEER_BYTES_MAX", 100_000)
+    monkeypatch.setattr(signature_preverifier, "BYTES_PER_PEER_MAX", 100_000)
     async with network(tmp_path, founders=2, modules=founding_modules()) as made:
         with trio.fail_after(SECONDS_MAX):
             sender, receiver = await _serving(made)
@@ -111,11 +111,13 @@ async def test_what_waits_for_verification_is_bounded_for_each_link(tmp_path: Pa
             delivered.append(event)
 
         delivered: list[Any] = []
-        queue = Verification(receiver.driver.rules, receiver.network, lambda: receiver.driver.state, deliver)
+        queue = SignaturePreverifier(receiver.driver.rules, receiver.network, lambda: receiver.driver.state, deliver)
         event = DataReceived(sender.public, codec.encode(GossipEnvelope(_batch(sender, _enrolments(sender, 200)))))
-        assert queue.wants(event) and not queue.wants(DataReceived(bytes(32), event.data)), "strangers' are few and small"
+        assert queue.should_preverify(event) and not queue.should_preverify(DataReceived(bytes(32), event.data)), (
+            "strangers' are few and small"
+        )
         for _ in range(50):
-            queue.put(event)
+            queue.enqueue_message(event)
         assert queue.bytes_waiting <= 100_000 and queue.dropped == 50 - queue.bytes_waiting // len(event.data)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(queue.run)

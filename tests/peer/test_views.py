@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from features.names import Names
-from features.tables import Column, Fitted, Pairs
-from peer.commands import views
-from peer.commands.drawing import drawn, printer
-from peer.commands.words import words
-from peer.commands.words.jobs import _unchanged
+from features.peer_names import PeerNames
+from features.text_tables import Column, KeyValueTable, TextTable
+from peer.commands import view_tables
+from peer.commands.definitions import all_commands
+from peer.commands.definitions.job_commands import _unchanged
+from peer.commands.table_renderer import make_printer, to_renderable
 from protocol.api import DialView, JobView
 from tests.peer import fake_api
 
@@ -26,14 +26,14 @@ PEERS = {
         zip("abcdefg", ("anna", "ben", "carl", "dora", "erin", "fritz", "liar-with-a-long-name"), strict=True)
     )
 }
-NAMES = Names(PEERS)
+NAMES = PeerNames(PEERS)
 KEYS = tuple(PEERS)
 REASONS = {"replay": 60, "norm": 12, "unjudged": 3}
 
 
 def shown(what: Any, width: int) -> str:
     out = io.StringIO()
-    Console(width=width, file=out, highlight=False, markup=False).print(drawn(what), crop=False)
+    Console(width=width, file=out, highlight=False, markup=False).print(to_renderable(what), crop=False)
     return out.getvalue()
 
 
@@ -59,20 +59,22 @@ def round_view() -> Any:
 
 
 TABLES: dict[str, Callable[[], Any]] = {
-    "jobs": lambda: views.jobs([job()], NAMES),
-    "rounds": lambda: views.rounds([round_view()], NAMES),
-    "peers": lambda: views.peers(peers()),
-    "audits": lambda: views.audits([replace(item, trainer=KEYS[6], auditor=KEYS[0]) for item in fake_api.AUDITS.log], NAMES),
-    "standings": lambda: views.standings([replace(fake_api.STANDING, peer=peer) for peer in KEYS], NAMES),
-    "suspensions": lambda: views.suspensions(fake_api.AUDITS.suspended, NAMES),
-    "status": lambda: views.status(
+    "jobs": lambda: view_tables.jobs([job()], NAMES),
+    "rounds": lambda: view_tables.rounds([round_view()], NAMES),
+    "peers": lambda: view_tables.peers(peers()),
+    "audits": lambda: view_tables.audits(
+        [replace(item, trainer=KEYS[6], auditor=KEYS[0]) for item in fake_api.AUDITS.log], NAMES
+    ),
+    "standings": lambda: view_tables.audit_records([replace(fake_api.STANDING, peer=peer) for peer in KEYS], NAMES),
+    "suspensions": lambda: view_tables.suspensions(fake_api.AUDITS.suspended, NAMES),
+    "status": lambda: view_tables.status(
         replace(fake_api.STATUS, waiting="waiting for a quorum: 1 of 2 voters are here, 2 are needed")
     ),
-    "reach": lambda: views.reach({a: {b: 17.0 for b in KEYS if a != b} for a in KEYS}, NAMES, KEYS[0]),
-    "help": lambda: Pairs({name: word.about for name, word in words().items()}),
-    "stats": lambda: views.stats(fake_api.STATS),
-    "engines": lambda: views.engines(fake_api.ENGINES),
-    "devices": lambda: views.devices(fake_api.ENGINES[0].devices),
+    "reach": lambda: view_tables.reachability({a: {b: 17.0 for b in KEYS if a != b} for a in KEYS}, NAMES, KEYS[0]),
+    "help": lambda: KeyValueTable({name: word.about for name, word in all_commands().items()}),
+    "stats": lambda: view_tables.stats(fake_api.STATS),
+    "engines": lambda: view_tables.engines(fake_api.ENGINES),
+    "devices": lambda: view_tables.devices(fake_api.ENGINES[0].devices),
 }
 
 
@@ -110,7 +112,7 @@ def test_everybody_who_voted_is_named_in_full(width: int) -> None:
 
 
 def test_the_least_important_columns_go_first_and_are_named() -> None:
-    table = Fitted(Column("kept", may_be_cut=True), Column("second", spare=2), Column("first", spare=1))
+    table = TextTable(Column("kept", truncates=True), Column("second", drop_order=2), Column("first", drop_order=1))
     table.add_row("a" * 30, "b" * 10, "c" * 10)
     assert shown(table, 54).split("\n")[1].split() == ["a" * 30, "b" * 10, "c" * 10]
     assert shown(table, 33).split("\n")[1].split() == ["a" * 8 + "…", "b" * 10, "c" * 10]
@@ -121,19 +123,21 @@ def test_the_least_important_columns_go_first_and_are_named() -> None:
 def test_a_silent_peer_is_shown_as_one() -> None:
     (view, *_) = peers()
     silent = replace(view, link=replace(view.link, silent_seconds=17.3))
-    assert "(silent for 17 s)" in shown(views.peers([silent]), 200) and "silent" not in shown(views.peers([view]), 200)
+    assert "(silent for 17 s)" in shown(view_tables.peers([silent]), 200) and "silent" not in shown(
+        view_tables.peers([view]), 200
+    )
 
 
 def test_a_link_over_another_peer_names_that_peer() -> None:
     first, *others = peers()
     relayed = replace(first, link=replace(first.link, kind="relayed", by=KEYS[3]))
-    assert "relayed by dora" in shown(views.peers([relayed, *others]), 200)
-    assert f"relayed by {KEYS[3][:8]}" in shown(views.peers([relayed]), 200)
+    assert "relayed by dora" in shown(view_tables.peers([relayed, *others]), 200)
+    assert f"relayed by {KEYS[3][:8]}" in shown(view_tables.peers([relayed]), 200)
 
 
 def test_diverging_updates_are_told_apart_from_rejected_ones() -> None:
     rejected = {KEYS[0]: {"diverging": 8, "replay": 1}, KEYS[1]: {"diverging": 8}}
-    told = " ".join(shown(views.jobs([replace(job(), accepted={}, rejected=rejected)], NAMES), 400).split())
+    told = " ".join(shown(view_tables.jobs([replace(job(), accepted={}, rejected=rejected)], NAMES), 400).split())
     assert "rejected: anna (replay 1); diverging: anna 8, ben 8; " in told
 
 
@@ -145,8 +149,8 @@ def five(view: Any) -> Any:
 
 
 def test_of_five_trainers_no_row_is_higher_than_three_lines_at_80_columns() -> None:
-    few_rounds = shown(views.rounds([five(round_view())] * 2, NAMES), 80).splitlines()
-    few_jobs = shown(views.jobs([five(job())] * 2, NAMES), 80).splitlines()
+    few_rounds = shown(view_tables.rounds([five(round_view())] * 2, NAMES), 80).splitlines()
+    few_jobs = shown(view_tables.jobs([five(job())] * 2, NAMES), 80).splitlines()
     for lines in (few_rounds, few_jobs):
         rows = [at for at, line in enumerate(lines) if "eeeeeeee" in line]
         assert rows[1] - rows[0] <= 3 and lines[-1].startswith("(a wider terminal also shows"), "\n".join(lines)
@@ -154,47 +158,47 @@ def test_of_five_trainers_no_row_is_higher_than_three_lines_at_80_columns() -> N
 
 def test_each_line_of_a_value_stands_in_the_column_of_values() -> None:
     unreached = tuple(DialView(f"h:{n}", "", "no route to host", 3, 9.0, f"cannot reach h:{n}: no route to host") for n in (1, 2))
-    lines = shown(views.status(replace(fake_api.STATUS, unreached=unreached)), 80).splitlines()
+    lines = shown(view_tables.status(replace(fake_api.STATUS, unreached=unreached)), 80).splitlines()
     first, second = (line for line in lines if "cannot reach" in line)
     assert first.split()[0] == "unreached" and second.index("cannot") == first.index("cannot") > 0
 
 
 def test_a_word_wider_than_the_terminal_is_left_whole() -> None:
     path = "/data/" + "x" * 100
-    assert path in shown(Pairs({"data": path}), 80)
+    assert path in shown(KeyValueTable({"data": path}), 80)
 
 
 @pytest.mark.parametrize(
     ("seconds", "said"), [(0.4, "0 s"), (59, "59 s"), (200, "3 min"), (7_300, "2 h"), (100_000, "27 h"), (200_000, "2 days")]
 )
 def test_an_age_is_said_as_people_do(seconds: float, said: str) -> None:
-    assert views.age(seconds) == said
+    assert view_tables.format_age(seconds) == said
 
 
 def test_a_name_stands_alone_only_where_nobody_else_can_be_meant() -> None:
     anna, other, former, odd, nameless = (letter * 52 for letter in "abcde")
-    names = Names(
+    names = PeerNames(
         {anna: "anna", other: "ben", odd: "bbbbbbbb", nameless: nameless[:8]}, {former: "anna", anna: "anna", other: "ben"}
     )
     assert names[anna] == "anna", "a key that is gone takes no name away"
     assert names[former] == "anna (cccccccc)"
     assert names[odd] == "bbbbbbbb (dddddddd)", "it reads as another's id"
     assert (names[nameless], names["f" * 52]) == ("eeeeeeee", "ffffffff")
-    twice = Names({anna: "anna", other: "anna"})
+    twice = PeerNames({anna: "anna", other: "anna"})
     assert (twice[anna], twice[other]) == ("anna (aaaaaaaa)", "anna (bbbbbbbb)")
 
 
 def test_sentences_speak_of_names_and_commands_of_what_they_understand() -> None:
     anna, ben, other = (letter * 52 for letter in "abc")
-    names = Names({anna: "anna b", ben: "ben", other: "ben"})
+    names = PeerNames({anna: "anna b", ben: "ben", other: "ben"})
     text = "aaaaaaaa stands: `approve aaaaaaaa`; bbbbbbbb: `approve bbbbbbbb`; xaaaaaaaa dddddddd aaaaaaaaa"
-    assert names.in_text(text) == (
+    assert names.replace_ids(text) == (
         "anna b stands: `approve 'anna b'`; ben (bbbbbbbb): `approve bbbbbbbb`; xaaaaaaaa dddddddd aaaaaaaaa"
     )
 
 
 def test_a_long_name_is_cut_and_stays_on_its_line() -> None:
-    table = Fitted(Column("name", may_be_cut=True))
+    table = TextTable(Column("name", truncates=True))
     table.add_row("one two three four")
     assert shown(table, 10).split("\n")[1:] == ["one two t…", ""]
 
@@ -212,8 +216,8 @@ def test_a_scratch_round_says_of_each_model_whether_it_is_as_before() -> None:
 
 
 def test_control_characters_of_a_cell_do_nothing_to_a_terminal() -> None:
-    table = Fitted("text", "skips")
+    table = TextTable("text", "skips")
     table.add_row("a\x1b[31mb\x00\u202ec\u2066d", "\x9b2J")
     out = io.StringIO()
-    printer(out)(table)
+    make_printer(out)(table)
     assert out.getvalue().split("\n")[1].rstrip() == "a\ufffd[31mb\ufffd\ufffdc\ufffdd  \ufffd2J"

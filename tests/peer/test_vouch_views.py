@@ -9,13 +9,13 @@ import trio
 
 from ledger.audits.audit_state import JobAudits
 from ledger.jobs import JobsState, TrainerRecord, VouchRecord
-from peer.api.jobs import limited, suspended_trainers
-from peer.api.this_peer import own_limits
-from peer.commands import views
-from peer.demo.report import replays_per_round
-from peer.driver.auditing import suspension
-from peer.roles.base import REPLAYS, OpenRound
+from peer.api.handlers.job_handler import limited_reexecutors, suspended_trainers
+from peer.api.handlers.local_peer_handler import describe_own_limits
+from peer.commands import view_tables
+from peer.demo.demo_report import replays_per_round
+from peer.roles.round_context import REPLAYS, OpenRoundContext
 from peer.roles.voter import Voter
+from peer.runtime.audits.auditor import suspension_reason
 from protocol.identity import Signed, peer_id
 from protocol.messages import Proposal
 from protocol.verdicts import Verdict
@@ -29,10 +29,10 @@ from tests.peer.test_views import KEYS, NAMES, round_view, shown
 class Slow(Voter):
     """Never finishes the checks of a proposal, unless it made it, or is called first to re-execute it."""
 
-    async def check(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Verdict:
+    async def check_proposal(self, round: OpenRoundContext, signed: Signed, proposal: Proposal) -> Verdict:
         if round.me not in (signed.signer, reexecutor_order(round.terms, signed.signer)[0]):
             await trio.sleep_forever()
-        return await super().check(round, signed, proposal)
+        return await super().check_proposal(round, signed, proposal)
 
 
 async def test_a_closed_round_names_the_voters_whose_vouches_its_block_carries(tmp_path: Path) -> None:
@@ -79,10 +79,10 @@ def test_rounds_name_the_voters_that_vouch_for_each_accepted_update() -> None:
     first, second, third, *_ = KEYS
     view = replace(round_view(), vouchers={first: (second, third), second: (first,)})
     names = [NAMES[key] for key in KEYS]
-    told = views.verdicts(view, NAMES)
+    told = view_tables.format_verdicts(view, NAMES)
     assert told.startswith(f"accept: {names[0]} ({names[1]}, {names[2]} vouch) {names[1]} ({names[0]} vouches) {names[2]} ")
     for width in (80, 120):
-        printed = " ".join(shown(views.rounds([view], NAMES), width).split())
+        printed = " ".join(shown(view_tables.rounds([view], NAMES), width).split())
         assert printed.count("vouch)") == printed.count("vouches)") == 1
 
 
@@ -94,7 +94,7 @@ def test_votes_show_vouches_beside_the_ballot_and_before_it() -> None:
         second: {third: "unjudged"},
     }
     view = replace(open_round, votes={first: {second: "accept"}}, vouches=vouches)
-    lines = shown(views.votes([view], NAMES), 400).splitlines()
+    lines = shown(view_tables.votes([view], NAMES), 400).splitlines()
     told = {line.split()[3]: line for line in lines}
     vouched = f"vouches for {NAMES[second]}, {NAMES[third]}; rejects {NAMES[liar]} (replay)"
     assert f"{NAMES[second]}: accept; {vouched}" in told[NAMES[first]]
@@ -112,14 +112,14 @@ def test_a_re_executor_that_is_not_asked_or_asked_last_is_shown_with_the_reason(
         former: VouchRecord(assigned_last_until=9, suspended_until=9, missed_vouches=1),
         honest: VouchRecord(missed_vouches=2, wrong_vouch_rounds=(8,)),
     }
-    told = limited(replace(job, round=9, vouch_records=records))
+    told = limited_reexecutors(replace(job, round=9, vouch_records=records))
     assert told == {
         peer_id(silent): "is asked last to re-execute until round 29: it gave no vouch in 3 closings in a row",
         peer_id(liar): "is not asked to re-execute until round 31: it vouched falsely in 3 of 20 rounds",
         peer_id(both): "is not asked to re-execute until round 21: it vouched falsely in 3 of 20 rounds",
     }
     (view,) = fake_api.JOBS
-    printed = shown(views.jobs([replace(view, limited={KEYS[0]: told[peer_id(silent)]})], NAMES), 1_000)
+    printed = shown(view_tables.jobs([replace(view, limited={KEYS[0]: told[peer_id(silent)]})], NAMES), 1_000)
     assert f"re-executors: {NAMES[KEYS[0]]} {told[peer_id(silent)]}" in printed
 
 
@@ -129,10 +129,10 @@ def test_the_status_of_a_re_executor_says_that_it_is_not_asked() -> None:
     me, other = PEOPLE[0].public, PEOPLE[1].public
     jobs = {key: replace(world.job(key), vouch_records={me: VouchRecord(suspended_until=30)})}
     text = "in language this peer is not asked to re-execute until round 31: it vouched falsely in 3 of 20 rounds"
-    assert [own_limits(person, JobsState(jobs)) for person in (me, other)] == [text, ""]
-    printed = " ".join(shown(views.status(replace(fake_api.STATUS, limited=text)), 80).split())
+    assert [describe_own_limits(person, JobsState(jobs)) for person in (me, other)] == [text, ""]
+    printed = " ".join(shown(view_tables.status(replace(fake_api.STATUS, limited=text)), 80).split())
     assert f"re-executes {text}" in printed
-    assert "re-executes" not in shown(views.status(fake_api.STATUS), 80)
+    assert "re-executes" not in shown(view_tables.status(fake_api.STATUS), 80)
 
 
 def test_a_trainer_whose_updates_were_found_false_is_shown_as_suspended_with_the_reason() -> None:
@@ -146,4 +146,4 @@ def test_a_trainer_whose_updates_were_found_false_is_shown_as_suspended_with_the
     assert suspended_trainers(replace(job, round=24), JobAudits()) == {}
     state = world.state.with_modules(jobs=JobsState({key: job}))
     reason = "suspended until round 25: re-execution found three of its updates false"
-    assert [suspension(person, state) for person in (liar, trainers[0])] == [reason, ""]
+    assert [suspension_reason(person, state) for person in (liar, trainers[0])] == [reason, ""]

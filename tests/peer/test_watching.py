@@ -10,8 +10,8 @@ import pytest
 import trio
 from rich.console import Console
 
-from peer.commands.drawing import chart
-from peer.commands.watching import MEASURED_SECONDS, Watched, found, picture, round_line, watch
+from peer.commands.job_monitor import MEASURED_SECONDS, JobProgress, choose_job, progress_panel, round_line, watch_job
+from peer.commands.table_renderer import bar_chart
 from protocol.api import EventView, JobView, RoundView, RoundVotesView
 from protocol.errors import UserError
 from tests.peer.fake_api import JOBS, ME, OTHER, ROUNDS, VOTES, FakeApi
@@ -52,7 +52,7 @@ def test_a_trainer_that_was_absent_is_not_called_rejected() -> None:
 
 async def test_elsewhere_each_round_is_a_line_and_the_end_is_told(autojump_clock: trio.testing.MockClock) -> None:
     shown: list[str] = []
-    job = await watch(Training(), "text", NAMES, shown.append, on_screen=False)
+    job = await watch_job(Training(), "text", NAMES, shown.append, on_screen=False)
     assert job.state == "finished"
     assert [line.split()[1] for line in shown if line.startswith("round ")] == list("12345")
     assert [line.split()[2] for line in shown if line.startswith("round ")] == ["4.000", "3.000", "2.000", "1.000", "not"]
@@ -74,7 +74,7 @@ class Unmeasured(Training):
 async def test_a_round_without_a_loss_has_its_line_before_others_are_closed(autojump_clock: trio.testing.MockClock) -> None:
     shown: list[tuple[float, str]] = []
     began = trio.current_time()
-    await watch(Unmeasured(), "text", NAMES, lambda line: shown.append((trio.current_time() - began, line)), on_screen=False)
+    await watch_job(Unmeasured(), "text", NAMES, lambda line: shown.append((trio.current_time() - began, line)), on_screen=False)
     (at,) = [seconds for seconds, line in shown if line.startswith("round ")]
     assert at <= MEASURED_SECONDS + 0.5
 
@@ -82,9 +82,9 @@ async def test_a_round_without_a_loss_has_its_line_before_others_are_closed(auto
 @pytest.mark.parametrize(("width", "height"), [(50, 12), (80, 24), (200, 60)])
 def test_the_picture_fits_and_says_who_is_waited_for(width: int, height: int) -> None:
     rounds = {number: round_of(number, 8.0 - number / 10) for number in range(70)}
-    seen = Watched("", replace(JOB, rounds=80, round=70, taken=70), rounds, VOTES[-1], "told")
+    seen = JobProgress("", replace(JOB, rounds=80, round=70, taken=70), rounds, VOTES[-1], "told")
     console = Console(file=io.StringIO(), width=width, height=height)
-    console.print(picture(seen, NAMES, console))
+    console.print(progress_panel(seen, NAMES, console))
     assert isinstance(console.file, io.StringIO)
     lines = console.file.getvalue().splitlines()
     assert len(lines) < height and max(map(len, lines)) <= width
@@ -96,27 +96,27 @@ def test_the_picture_fits_and_says_who_is_waited_for(width: int, height: int) ->
 
 def test_a_re_executor_that_is_asked_last_has_a_row_with_the_reason() -> None:
     voter = "v" * 52
-    seen = Watched("", replace(JOB, limited={voter: "is asked last to re-execute"}), {}, VOTES[-1], "")
+    seen = JobProgress("", replace(JOB, limited={voter: "is asked last to re-execute"}), {}, VOTES[-1], "")
     console = Console(file=io.StringIO(), width=120, height=24)
-    console.print(picture(seen, {**NAMES, voter: "vera"}, console))
+    console.print(progress_panel(seen, {**NAMES, voter: "vera"}, console))
     assert isinstance(console.file, io.StringIO)
     assert re.search(r"vera +0 +is asked last to re-execute", console.file.getvalue())
 
 
 def test_a_chart_goes_from_an_eighth_of_a_line_to_all_lines() -> None:
-    assert chart([0, 1, 2, 3], 10, 2) == ["  ▃█", "▁▆██"]
-    assert chart([5.0, 5.0], 10, 1) == ["▁▁"]
-    assert chart(list(range(9)), 3, 1) == ["▁▅█"]  # the newest is always there
-    assert chart([], 10, 2) == ["", ""]
+    assert bar_chart([0, 1, 2, 3], 10, 2) == ["  ▃█", "▁▆██"]
+    assert bar_chart([5.0, 5.0], 10, 1) == ["▁▁"]
+    assert bar_chart(list(range(9)), 3, 1) == ["▁▅█"]  # the newest is always there
+    assert bar_chart([], 10, 2) == ["", ""]
 
 
 def test_the_job_is_the_one_that_is_named_else_the_one_that_runs() -> None:
     old, running, waiting = replace(JOB, job="a" * 64, state="finished"), JOB, replace(JOB, job="b" * 64, state="waiting")
-    assert found((old, running, waiting), "") is running
-    assert found((old, running, waiting), "text") is running
-    assert found((old, running, waiting), "aaa") is old
-    assert found((old, waiting), "") is waiting
+    assert choose_job((old, running, waiting), "") is running
+    assert choose_job((old, running, waiting), "text") is running
+    assert choose_job((old, running, waiting), "aaa") is old
+    assert choose_job((old, waiting), "") is waiting
     with pytest.raises(UserError, match="no job 'nope'; `jobs` lists them"):
-        found((old,), "nope")
+        choose_job((old,), "nope")
     with pytest.raises(UserError, match="no job yet"):
-        found((), "")
+        choose_job((), "")

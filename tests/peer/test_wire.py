@@ -15,7 +15,7 @@ from consensus.voter_set import VoterSet
 from ledger.blocks.mempool import PENDING_PER_MEMBER_MAX
 from ledger.core.genesis import Founder, Genesis
 from ledger.jobs import StartJob, job_id
-from peer.settings.datadir import DataDirectory
+from peer.settings.data_directory import DataDirectory
 from protocol import codec
 from protocol.api import JobView, PeerApi
 from protocol.identity import WIRE_VERSIONS, Identity, Signed, peer_id, sign_message

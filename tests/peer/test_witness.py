@@ -10,8 +10,8 @@ import pytest
 from consensus.effects import StoredBlock
 from consensus.evidence import Evidence
 from ledger.members import Member
-from peer.driver.eventlog import EventLog
-from peer.driver.witness import Witness, why_disputed, why_halted, why_waiting
+from peer.runtime.telemetry.event_log import EventLog
+from peer.runtime.telemetry.node_observer import NodeObserver, fork_text, why_halted, why_waiting
 from protocol.identity import short_id, sign_message
 from protocol.messages import Ballot, Commit, CutOff, Judgement, Proposal, Timeout, Vouch
 from protocol.verdicts import Verdict
@@ -28,21 +28,21 @@ def log() -> EventLog:
 
 
 async def lines(log: EventLog) -> list[str]:
-    return [event.text for event in await log.after(0, 0.0)]
+    return [event.text for event in await log.wait_for_events(0, 0.0)]
 
 
 async def test_silence_is_told_once_with_its_end_and_its_likely_cause(log: EventLog) -> None:
-    witness = Witness(log, lambda: 0.0)
+    witness = NodeObserver(log, lambda: 0.0)
     for height, below in ((5, 0), (5, 7), (6, 7), (7, 7)):
-        witness.silence(height, below)
+        witness.report_vote_lockout(height, below)
     (line,) = await lines(log)
     assert line == "silent until height 7: signatures of ours are missing from this disk (was it restored from a backup?)"
 
 
 async def test_a_round_of_which_something_was_forgotten_is_told_once(log: EventLog) -> None:
-    witness = Witness(log, lambda: 0.0)
+    witness = NodeObserver(log, lambda: 0.0)
     for rounds in ((), ((CHAIN, 3),), ((CHAIN, 3),), ()):
-        witness.muted(frozenset(rounds))
+        witness.report_muted_rounds(frozenset(rounds))
     (line,) = await lines(log)
     assert line == "saying nothing more in round 4: a message of ours in it is missing from this disk"
 
@@ -62,13 +62,13 @@ async def test_every_peer_is_told_the_limits_of_a_job_that_starts(
 ) -> None:
     spec = JobSpec(name="text", data=bytes(32), audit=audit, liars=liars)
     job = SimpleNamespace(name=spec.name, author=LIAR.public, spec=spec.encode())
-    Witness(log, lambda: 0.0).started(CHAIN, SimpleNamespace(jobs=SimpleNamespace(jobs={CHAIN: job})))
+    NodeObserver(log, lambda: 0.0).report_started_job(CHAIN, SimpleNamespace(jobs=SimpleNamespace(jobs={CHAIN: job})))
     found = await lines(log)
     assert [line.startswith(f"job text: {start}") for line, start in zip(found, told, strict=True)] == [True] * len(told)
 
 
 async def test_each_message_of_a_round_is_told_in_words(log: EventLog) -> None:
-    witness, trainers = Witness(log, lambda: 0.0), sorted(FastSigner(f"trainer {number}").public for number in range(3))
+    witness, trainers = NodeObserver(log, lambda: 0.0), sorted(FastSigner(f"trainer {number}").public for number in range(3))
     judgements = tuple(map(Judgement, trainers, [CHAIN] * 3, (Verdict.ACCEPT, Verdict.REPLAY, Verdict.UNJUDGED)))
     messages = (
         Proposal(CHAIN, 2, CHAIN, CHAIN, 1, CHAIN, None),
@@ -77,7 +77,7 @@ async def test_each_message_of_a_round_is_told_in_words(log: EventLog) -> None:
         CutOff(CHAIN, 2, ()),
     )
     for message in messages:
-        witness.message(LIAR.public, message)
+        witness.report_round_message(LIAR.public, message)
     one, other, third = map(short_id, trainers)
     said = [
         "proposes",
@@ -86,15 +86,15 @@ async def test_each_message_of_a_round_is_told_in_words(log: EventLog) -> None:
         "wants to close",
     ]
     assert await lines(log) == [f"round 3: {short_id(LIAR.public)} {words}" for words in said]
-    assert [event.kind for event in await log.after(0, 0.0)] == ["proposal", "vouch", "ballot", "cut-off"]
+    assert [event.kind for event in await log.wait_for_events(0, 0.0)] == ["proposal", "vouch", "ballot", "cut-off"]
 
 
 async def test_an_expulsion_names_what_was_signed(log: EventLog) -> None:
-    witness = Witness(log, lambda: 0.0)
+    witness = NodeObserver(log, lambda: 0.0)
     proposals = [Proposal(CHAIN, 0, CHAIN, bytes([n]) * 32, 1, CHAIN, None) for n in range(2)]
     given_up = (Commit(CHAIN, 1, 0, CHAIN), Timeout(CHAIN, 1, 0, -1, None))
     for first, second in (proposals, given_up):
-        witness.expelled(Evidence(sign_message(LIAR, CHAIN, first), sign_message(LIAR, CHAIN, second)))
+        witness.report_expulsion(Evidence(sign_message(LIAR, CHAIN, first), sign_message(LIAR, CHAIN, second)))
     name = short_id(LIAR.public)
     assert await lines(log) == [
         f"{name} was expelled: it signed two different proposals",
@@ -103,17 +103,17 @@ async def test_an_expulsion_names_what_was_signed(log: EventLog) -> None:
 
 
 async def test_a_dispute_about_the_state_is_told_once_and_again_when_it_grows(log: EventLog) -> None:
-    witness = Witness(log, lambda: 0.0)
+    witness = NodeObserver(log, lambda: 0.0)
     for text in (None, "2 of 4 differ", "2 of 4 differ", "3 of 4 differ", None):
-        witness.dispute(text)
+        witness.report_state_root_split(text)
     assert [line.split(";")[0] for line in await lines(log)] == ["2 of 4 differ", "3 of 4 differ"]
     assert all("When peers do not hold the same state" in line for line in await lines(log)), "and what to do"
 
 
 async def test_another_history_is_told_once_and_is_no_halt(log: EventLog) -> None:
-    witness = Witness(log, lambda: 0.0)
+    witness = NodeObserver(log, lambda: 0.0)
     for rivalry in (None, "block 12 is certified", "block 12 is certified"):
-        witness.disputed(why_disputed(SimpleNamespace(fork_proof=rivalry)))
+        witness.report_fork(fork_text(SimpleNamespace(fork_proof=rivalry)))
     (line,) = await lines(log)
     assert line.startswith("DISPUTED: block 12 is certified; compare the blocks ")
 
@@ -160,7 +160,7 @@ def test_a_voter_without_a_quorum_or_its_answers_says_so(links: int, may_speak: 
         duplicate_identity_reason=None,
         is_outdated=False,
     )
-    node = SimpleNamespace(me=keys[0], state=state, replica=replica, may_speak=may_speak)
+    node = SimpleNamespace(me=keys[0], state=state, replica=replica, may_sign_round_messages=may_speak)
     assert why_waiting(node, {LIAR.public, *keys[1 : 1 + links]}) == words
     state.height = 1
     assert words.endswith("are here") or why_waiting(node, set(keys)) == "", "it applies blocks"
@@ -170,7 +170,7 @@ def test_a_voter_without_a_quorum_or_its_answers_says_so(links: int, may_speak: 
 
 async def test_what_was_only_replayed_has_no_times_and_what_was_not_judged_is_not_rejected(log: EventLog) -> None:
     now = iter(float(second) for second in range(100))
-    witness = Witness(log, lambda: next(now))
+    witness = NodeObserver(log, lambda: next(now))
     refused = {LIAR.public: Verdict.UNJUDGED, CHAIN: Verdict.NORM, OTHER: Verdict.NORM}
     outcome = RoundResult({}, refused, frozenset(), frozenset(), {}, frozenset(), frozenset(), diverging=frozenset({CHAIN}))
     closed = SimpleNamespace(outcome=outcome, job=CHAIN, round=3)
@@ -178,8 +178,8 @@ async def test_what_was_only_replayed_has_no_times_and_what_was_not_judged_is_no
     certificate = SimpleNamespace(signatures={})
     for height, records in ((5, ()), (6, (StoredBlock(6, CHAIN, b""),))):
         decided = SimpleNamespace(height=height, certificate=certificate, decode=lambda: SimpleNamespace(time_ms=0))
-        witness.turn(SimpleNamespace(records=records, decided_blocks=(decided,)))
-    replayed, lived = (witness.closed(closed, SimpleNamespace(height=height, jobs=jobs), 0.0) for height in (5, 6))
+        witness.record_step(SimpleNamespace(records=records, decided_blocks=(decided,)))
+    replayed, lived = (witness.record_closed_round(closed, SimpleNamespace(height=height, jobs=jobs), 0.0) for height in (5, 6))
     assert replayed == {} and lived.keys() == {"decision_ms", "seconds"}
     told = f"round 4: unjudged {short_id(LIAR.public)}, diverging {short_id(CHAIN)}, rejected {short_id(OTHER)} (norm)"
     assert told in await lines(log)

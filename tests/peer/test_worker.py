@@ -15,10 +15,10 @@ import pytest
 import trio
 import trio.testing
 
-from peer.roles import texts
+from peer.roles import text_stream
 from peer.worker import supervisor as supervisor
-from peer.worker.main import Jobs
-from peer.worker.supervisor import Worker, WorkerDied, WorkerFailed
+from peer.worker.main import WorkerRequestHandler
+from peer.worker.supervisor import WorkerDied, WorkerFailed, WorkerSupervisor
 from protocol.errors import LocalProtocolError, UserError
 from protocol.sampling import SamplingOptions
 from protocol.verdicts import Verdict
@@ -71,7 +71,7 @@ while True:
 
 @dataclass
 class Fake:
-    worker: Worker
+    worker: WorkerSupervisor
     journal: Path
 
     def asked(self) -> list[str]:
@@ -97,11 +97,11 @@ async def fake(tmp_path: Path) -> AsyncIterator[Fake]:
         yield fake
 
 
-def fake_worker(folder: Path) -> tuple[Worker, Path]:
+def fake_worker(folder: Path) -> tuple[WorkerSupervisor, Path]:
     """With its journal."""
     script, journal = folder / "fake.py", folder / "journal"
     script.write_text(FAKE)
-    return Worker(command=[sys.executable, str(script), str(journal)], backoff_seconds=0.001), journal
+    return WorkerSupervisor(command=[sys.executable, str(script), str(journal)], backoff_seconds=0.001), journal
 
 
 @asynccontextmanager
@@ -118,7 +118,7 @@ async def running_fake(tmp_path: Path) -> AsyncIterator[Fake]:
 async def test_a_request_gets_its_reply_after_any_number_of_beats(fake: Fake) -> None:
     assert await fake.worker.ask(open_job("text")) == worker_protocol.OpenJobReply(1, 2, 3)
     assert await fake.worker.ask(evaluate()) == worker_protocol.EvaluateReply({"bits": 2.5}, 0.1)
-    assert fake.worker.ready == worker_protocol.WorkerInfo("fake", 1) and fake.worker.restarts == 0
+    assert fake.worker.description == worker_protocol.WorkerInfo("fake", 1) and fake.worker.restarts == 0
 
 
 @pytest.mark.real("processes")
@@ -274,7 +274,7 @@ async def test_a_worker_for_which_there_is_no_descriptor_starts_later(tmp_path: 
 async def test_a_worker_that_never_starts_is_a_clear_error(command: list[str]) -> None:
     with pytest.raises(BaseExceptionGroup) as caught:
         async with trio.open_nursery() as nursery:
-            await nursery.start(Worker(command=command, backoff_seconds=0.001).run)
+            await nursery.start(WorkerSupervisor(command=command, backoff_seconds=0.001).run)
     (error,) = caught.value.exceptions
     assert isinstance(error, UserError) and ("no torch here" in str(error) or "/nowhere/python" in str(error))
 
@@ -308,12 +308,12 @@ async def test_the_real_worker_started_in_any_folder_proposes_and_accepts_its_ow
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(files.folder)
-    worker = Worker()
+    worker = WorkerSupervisor()
     with patience(SECONDS_MAX):
         await propose_and_audit(worker, files)
 
 
-async def propose_and_audit(worker: Worker, files: Files) -> None:
+async def propose_and_audit(worker: WorkerSupervisor, files: Files) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(worker.run)
         opened = await worker.ask(worker_protocol.OpenJobRequest(JOB, SPEC.encode(), files.path("text"), None))
@@ -339,7 +339,7 @@ async def propose_and_audit(worker: Worker, files: Files) -> None:
         while not slices[-1].is_over:
             slices.append(await worker.ask(replace(text, text_number=1, told_characters=sum(len(done.text) for done in slices))))
         whole = "".join(done.text for done in slices)
-        assert (await texts.whole(worker.ask, text)).text == whole
+        assert (await text_stream.generate_text(worker.ask, text)).text == whole
         # Where the worker lost the text, as by a restart, it begins anew behind what was told.
         lost = replace(text, text_number=9, told_characters=100)
         while not (part := await worker.ask(lost)).text:
@@ -358,7 +358,7 @@ def test_texts_of_one_model_share_its_parameters(tmp_path: Path) -> None:
     """Or an engine would copy them at each turn from one text to another."""
     ReplicatedModel.create_initial(tmp_path / "model", JOB, SPEC)
     none: Any = None
-    jobs = Jobs(none, lambda: None, 1)
+    jobs = WorkerRequestHandler(none, lambda: None, 1)
     first, second = (jobs._shared(str(tmp_path / "model")) for _ in range(2))
     assert first is second
     del first, second

@@ -14,10 +14,10 @@ import pytest
 import trio
 import trio.testing
 
-from peer.driver.eventlog import EventLog
-from peer.driver.workshop import Workshop, _figure
-from peer.node.rounds import Effects, Rounds
-from peer.roles.base import OpenRound
+from peer.node.open_rounds import OpenRounds, RoundEffects
+from peer.roles.round_context import OpenRoundContext
+from peer.runtime.rounds.round_executor import RoundExecutor, _figure
+from peer.runtime.telemetry.event_log import EventLog
 from peer.worker.supervisor import WorkerFailed
 from protocol import codec
 from protocol.identity import Identity, Signed, sign_message
@@ -37,7 +37,7 @@ class Busy:
         self.begun = self.cancelled = 0
         self.began = trio.Event()
 
-    async def propose(self, round: OpenRound) -> None:
+    async def propose(self, round: OpenRoundContext) -> None:
         self.begun += 1
         self.began.set()
         try:
@@ -45,22 +45,22 @@ class Busy:
         finally:
             self.cancelled += 1
 
-    async def check(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Verdict:
+    async def check(self, round: OpenRoundContext, signed: Signed, proposal: Proposal) -> Verdict:
         return Verdict.UNJUDGED
 
-    async def reexecute(self, round: OpenRound, trainer: bytes, proposal: Proposal) -> Verdict:
+    async def reexecute(self, round: OpenRoundContext, trainer: bytes, proposal: Proposal) -> Verdict:
         return Verdict.UNJUDGED
 
-    async def observe(self, round: OpenRound) -> None:
+    async def observe_round(self, round: OpenRoundContext) -> None:
         return
 
 
-def shop_of(chain: Chain, role: Busy, rounds: Rounds | None = None, call: Any = None) -> Workshop:
+def shop_of(chain: Chain, role: Busy, rounds: OpenRounds | None = None, call: Any = None) -> RoundExecutor:
     nothing: Any = SimpleNamespace(fetch_blob=None, audit_bytes_sent_by_peer=dict)  # nobody asks the network
     me, events = chain.people[0], EventLog()
     rooms = chain.store, chain.blobs, chain.host, nothing
-    rounds = rounds or Rounds(me, chain.id, {})
-    return Workshop(me.public, role, rounds, *rooms, events, call, lambda: 0.0, lambda: chain.ledger.state)
+    rounds = rounds or OpenRounds(me, chain.id, {})
+    return RoundExecutor(me.public, role, rounds, *rooms, events, call, lambda: 0.0, lambda: chain.ledger.state)
 
 
 async def test_a_round_that_is_given_to_others_as_soon_as_it_was_opened_is_worked_on_once(tmp_path: Path) -> None:
@@ -71,9 +71,9 @@ async def test_a_round_that_is_given_to_others_as_soon_as_it_was_opened_is_worke
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(shop.run)
-            shop.open((key, 0), job, False)
-            shop.close((key, 0))
-            shop.open((key, 0), job, False)
+            shop.open_round((key, 0), job, False)
+            shop.close_round((key, 0))
+            shop.open_round((key, 0), job, False)
             await role.began.wait()
             await trio.testing.wait_all_tasks_blocked()
             assert (role.begun, role.cancelled) == (1, 0)
@@ -99,9 +99,9 @@ async def test_tidying_that_comes_rounds_too_late_ends_nobody(tmp_path: Path, mo
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(shop.run)
-            shop.open((key, 1), chain.ledger.state.jobs.jobs[key], False)
+            shop.open_round((key, 1), chain.ledger.state.jobs.jobs[key], False)
             await began.wait()
-            shop.close((key, 1))
+            shop.close_round((key, 1))
             for _ in range(3):
                 chain.play(key)
             prune(key, 4, spec)
@@ -131,17 +131,17 @@ class Judge(Busy):
         self.checked, self.reexecuted = list[bytes](), list[bytes]()
         self.done = trio.Event()
 
-    async def propose(self, round: OpenRound) -> None:
+    async def propose(self, round: OpenRoundContext) -> None:
         return
 
-    async def check(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Verdict:
+    async def check_proposal(self, round: OpenRoundContext, signed: Signed, proposal: Proposal) -> Verdict:
         assert signed.signer not in self.checked
         self.checked.append(signed.signer)
         return self.checks
 
-    async def reexecute(self, round: OpenRound, trainer: bytes, proposal: Proposal) -> Verdict:
+    async def reexecute(self, round: OpenRoundContext, trainer: bytes, proposal: Proposal) -> Verdict:
         self.reexecuted.append(trainer)
-        await round.begin(trainer)
+        await round.record_replay_start(trainer)
         try:
             await self.done.wait()
         except trio.Cancelled:
@@ -158,36 +158,36 @@ class OneRound:
     def __init__(self, chain: Chain, role: Judge) -> None:
         self.chain, self.key, self.now = chain, chain.start(LANGUAGE), 0.0
         self.job = chain.ledger.state.jobs.jobs[self.key]
-        self.rounds = Rounds(chain.people[0], chain.id, {})
+        self.rounds = OpenRounds(chain.people[0], chain.id, {})
         self.shop = shop_of(chain, role, self.rounds, self._call)
         self.sent = list[Signed]()
 
-    async def _call(self, action: Callable[[], Effects | None]) -> None:
+    async def _call(self, action: Callable[[], RoundEffects | None]) -> None:
         action()
         await self.turn()
 
     async def turn(self) -> None:
-        self.sent += self.rounds.due(self.now).sends
+        self.sent += self.rounds.sign_due_messages(self.now).sends
         self.shop.judge_proposals()
         await trio.lowlevel.checkpoint()
 
     def open(self) -> None:
-        self.rounds.follow(self.chain.ledger.state)
-        self.rounds.open(self.key, self.job, self.now, {}, LANGUAGE.proposal_seconds)
-        self.shop.open((self.key, 0), self.job, False)
+        self.rounds.apply_state(self.chain.ledger.state)
+        self.rounds.open_round(self.key, self.job, self.now, {}, LANGUAGE.proposal_seconds)
+        self.shop.open_round((self.key, 0), self.job, False)
 
     def renew(self) -> None:
         """A later block gives the round to the same peers again."""
         state = self.chain.ledger.state
         self.job = replace(self.job, opened_height=state.height + 1)
-        self.rounds.follow(state.with_modules(jobs=replace(state.jobs, jobs={self.key: self.job})))
-        self.rounds.open(self.key, self.job, self.now, {}, LANGUAGE.proposal_seconds)
-        self.shop.close((self.key, 0))
-        self.shop.open((self.key, 0), self.job, False)
+        self.rounds.apply_state(state.with_modules(jobs=replace(state.jobs, jobs={self.key: self.job})))
+        self.rounds.open_round(self.key, self.job, self.now, {}, LANGUAGE.proposal_seconds)
+        self.shop.close_round((self.key, 0))
+        self.shop.open_round((self.key, 0), self.job, False)
 
     async def hear(self, signed: Signed) -> None:
         message: Any = codec.decode_message(signed.body, (Proposal, Vouch, Ballot))
-        self.rounds.receive(signed, message, self.now)
+        self.rounds.receive_message(signed, message, self.now)
         await self.settle()
 
     async def settle(self) -> None:
@@ -295,7 +295,7 @@ async def test_a_voter_whose_re_execution_fails_is_unsure(tmp_path: Path) -> Non
         role.done.set()
         await made.settle()
         assert made.verdicts(Vouch) == {trainer.public: Verdict.UNJUDGED} and role.reexecuted == [trainer.public]
-        (warning,) = made.shop.room.events.last(10)
+        (warning,) = made.shop.disk_space.events.newest_events(10)
         assert warning.text == "re-executing in round 1 failed: no memory"
 
 
@@ -303,7 +303,7 @@ async def test_a_re_execution_ends_with_its_round(tmp_path: Path) -> None:
     role = Judge()
     async with one_round(tmp_path, role) as made:
         await made.hear(made.proposal(made.at(0)))
-        made.shop.close((made.key, 0))
+        made.shop.close_round((made.key, 0))
         await trio.testing.wait_all_tasks_blocked()
         assert role.cancelled == 1
         role.done.set()

@@ -17,8 +17,8 @@ from protocol.errors import RemoteProtocolError
 from protocol.limits import MESSAGE_BYTES_MAX
 from protocol.messages import (
     AGREEMENT_MESSAGES,
+    GOSSIP_MESSAGES,
     LINK_MESSAGES,
-    ROUND_ENVELOPES,
     Certificate,
     GetBlob,
     Judgement,
@@ -199,7 +199,7 @@ def test_what_has_no_encoding_is_our_own_mistake() -> None:
         codec.encode(object())
 
 
-KINDS = (*AGREEMENT_MESSAGES, *ROUND_ENVELOPES, *LINK_MESSAGES)
+KINDS = (*AGREEMENT_MESSAGES, *GOSSIP_MESSAGES, *LINK_MESSAGES)
 
 
 @given(st.binary(max_size=200))

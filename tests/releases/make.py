@@ -16,8 +16,8 @@ from pathlib import Path
 import trio
 
 from peer import cli
-from peer.daemon.daemon import running
-from peer.settings.config import load
+from peer.daemon.daemon import running_daemon
+from peer.settings.config import load_settings
 from protocol.api import TrainRequest
 from tests.waiting import patience
 from training.data.default_text import default_text
@@ -43,16 +43,16 @@ async def make(folder: Path) -> None:
         text.write_bytes(default_text()[:TEXT_BYTES])
         said = ["--data-dir", str(directory), "--network", "kept", "--listen", "127.0.0.1:0"]
         assert await trio.to_thread.run_sync(cli.main, ["init", *said]) == 0
-        config = load({"data_directory": directory, "name": "anna"}, {"HOME": scratch}).config
-        async with running(config) as daemon:
+        config = load_settings({"data_directory": directory, "name": "anna"}, {"HOME": scratch}).config
+        async with running_daemon(config) as daemon:
             await daemon.api.run_test_round()
             for number, request in enumerate(JOBS):
                 await daemon.api.start_job(replace(request, data=str(text)))
                 while sum(job.state == "finished" for job in await daemon.api.jobs()) < number + 2:
                     with trio.move_on_after(0.2):
-                        await daemon.driver.applied.wait()
+                        await daemon.driver.block_applied.wait()
             while daemon.driver.ledger.certified_root != daemon.driver.state.state_root:
-                await daemon.driver.applied.wait()
+                await daemon.driver.block_applied.wait()
             await daemon.api.export_run(str(folder / "export"))
         keep = shutil.ignore_patterns("texts", "*.lock", "*.sock", "*.safetensors")
         shutil.copytree(directory, folder / "peer", ignore=keep)

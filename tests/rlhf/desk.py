@@ -21,6 +21,6 @@ class WorldDesk:
     def height(self) -> int:
         return self.world.state.height
 
-    async def block_above(self, height: int) -> None:
+    async def wait_for_block_above(self, height: int) -> None:
         while self.height <= height:  # noqa: ASYNC110
             await trio.sleep(0.01)

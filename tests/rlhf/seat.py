@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from peer.worker.main import Jobs
+from peer.worker.main import WorkerRequestHandler
 from protocol.verdicts import Verdict
 from rlhf.data.preference_sets import PromptRecord, encode_records
 from training import worker_protocol
@@ -29,22 +29,22 @@ class Seat:
         self.model = ReplicatedModel.initial(JOB, spec)
         self.model.save(folder / "model")
 
-    def worker(self, file: str | None = None, micro_batch: int = 1 << 30) -> Jobs:
-        jobs = Jobs(BACKEND, lambda: None, micro_batch)
-        opened = jobs.answer(worker_protocol.OpenJobRequest(JOB, self.spec.encode(), file or self.set, None))
+    def worker(self, file: str | None = None, micro_batch: int = 1 << 30) -> WorkerRequestHandler:
+        jobs = WorkerRequestHandler(BACKEND, lambda: None, micro_batch)
+        opened = jobs.handle_request(worker_protocol.OpenJobRequest(JOB, self.spec.encode(), file or self.set, None))
         assert isinstance(opened, worker_protocol.OpenJobReply) and opened.train_tokens and opened.held_out_tokens
         return jobs
 
-    def propose(self, jobs: Jobs) -> worker_protocol.ProposeReply:
-        done = jobs.answer(
+    def propose(self, jobs: WorkerRequestHandler) -> worker_protocol.ProposeReply:
+        done = jobs.handle_request(
             worker_protocol.ProposeRequest(JOB, 0, TRAINER, str(self.folder / "model"), None, None, str(self.folder / "m"))
         )
         assert isinstance(done, worker_protocol.ProposeReply)
         (self.folder / "m.payload").rename(self.folder / "payload")
         return done
 
-    def audited(self, jobs: Jobs) -> Verdict:
+    def audited(self, jobs: WorkerRequestHandler) -> Verdict:
         files = (str(self.folder / "payload"), None, None, None)
-        found = jobs.answer(worker_protocol.AuditRequest(JOB, 0, TRAINER, str(self.folder / "model"), *files))
+        found = jobs.handle_request(worker_protocol.AuditRequest(JOB, 0, TRAINER, str(self.folder / "model"), *files))
         assert isinstance(found, worker_protocol.AuditReply)
         return found.verdict

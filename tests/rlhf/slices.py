@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from peer.worker.main import Jobs
+from peer.worker.main import WorkerRequestHandler
 from training.worker_protocol import GenerateReply, GenerateRequest
 
 
-def whole(jobs: Jobs, request: GenerateRequest) -> GenerateReply:
+def whole(jobs: WorkerRequestHandler, request: GenerateRequest) -> GenerateReply:
     told = ""
     while True:
-        done = jobs.answer(replace(request, text_number=1, told_characters=len(told)))
+        done = jobs.handle_request(replace(request, text_number=1, told_characters=len(told)))
         assert isinstance(done, GenerateReply)
         told += done.text
         if done.is_over:

@@ -10,7 +10,7 @@ import pytest
 
 from ledger.jobs import ModelReference
 from peer import features
-from peer.worker.main import Jobs
+from peer.worker.main import WorkerRequestHandler
 from protocol import codec
 from protocol.errors import FolkmootError
 from rlhf.objectives.ppo import PpoSettings
@@ -28,7 +28,7 @@ BASE = JobSpec(name="base", model=ModelSpec(context=16, width=16, layers=1, hidd
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install()
+    features.install_objectives()
 
 
 @pytest.fixture
@@ -44,9 +44,9 @@ def first(folder: Path, root: bytes, directory: Path | None) -> DeclaringEngine:
     spec = replace(
         BASE, name="ppo", objective="ppo", settings=own, local_steps=4, base=ModelReference(OF_BASE, 1, root)
     ).validated()
-    jobs = Jobs(BACKEND, lambda: None, 1)
+    jobs = WorkerRequestHandler(BACKEND, lambda: None, 1)
     path = str(directory) if directory else None
-    jobs.answer(worker_protocol.OpenJobRequest(JOB, spec.encode(), str(folder / "text"), None, base=path))
+    jobs.handle_request(worker_protocol.OpenJobRequest(JOB, spec.encode(), str(folder / "text"), None, base=path))
     engine = jobs._engine(JOB)
     assert isinstance(engine, DeclaringEngine)
     return engine

@@ -110,7 +110,7 @@ STEERED = replace(SPEC, audit=AuditMode.FULL, settings=codec.encode(replace(OWN,
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install()
+    features.install_objectives()
 
 
 def after_round(model: ReplicatedModel, *sums: int) -> ReplicatedModel:

@@ -18,14 +18,14 @@ from string import ascii_lowercase, digits
 import pytest
 import trio
 
+from curation.demo.simulated_annotators import ServingPeerClient, SimulatedAnnotator
 from curation.rpc import ImportRequest
+from curation.service.annotation_service import ADDRESS_FILE
 from curation.tasks.task_pages import task_id
 from ledger.core.genesis import Founder, Genesis
-from peer.demo.crowd import Person, Site
-from peer.export.tracing import trace
+from peer.export.exported_pair_trace import trace_pair_in_export
 from peer.features import founding_modules, roles
-from peer.serving.part import ADDRESS
-from peer.settings.datadir import DataDirectory
+from peer.settings.data_directory import DataDirectory
 from protocol import codec
 from protocol.api import JobView, TrainRequest
 from protocol.errors import UserError
@@ -44,7 +44,7 @@ TINY = {"model.width": "16", "model.layers": "1", "model.hidden": "16", "model.c
 PAIRS = {f"q{number}: ": number % 3 for number in range(12)}  # by prompt, what people say: the first, the second, a tie
 OF_PROJECT = {"reward.rounds": "2", "reward.local_steps": "2", "reward.batch": "4"}
 OPEN = ("--sign-up", "open")
-SERVES = Path("parts", "serve", ADDRESS)
+SERVES = Path("parts", "serve", ADDRESS_FILE)
 OF_SETS = {"local_steps": "2", "batch": "4"}
 TERMS = {"prompt_tokens": "4", "response_tokens": "8", "epochs": "2", "local_steps": "4", "batch": "8"}
 REFUSED = {  # base, reward, other fields
@@ -70,7 +70,7 @@ REFUSED = {  # base, reward, other fields
 @pytest.fixture
 def network(tmp_path: Path) -> Iterator[list[Daemon]]:
     identities = [Identity.generate() for _ in NAMES]
-    registers = roles()["full"].registers
+    registers = roles()["full"].registered_roles
     founders = {one.public: Founder(name, registers) for one, name in zip(identities, NAMES, strict=True)}
     genesis = Genesis("lab", int(time.time() * 1000), secrets.token_bytes(16), dict(sorted(founders.items())), founding_modules())
     for name, identity in zip(NAMES, identities, strict=True):
@@ -132,7 +132,7 @@ async def test_a_trained_model_learns_responses_and_pairs_and_is_tuned_and_who_i
         job = await first.client.start_rlhf_training("base", "rule:vowels", ROUNDS, "", TERMS | {"kl_target": "0.5"})
         view = await finished(first, job)
         status = await first.client.rlhf_status()
-        (figures,) = await first.client.rlhf_figures()
+        (figures,) = await first.client.policy_metrics()
         compared = await first.client.compare_policy("The ", 20, 1.0, 0)
         await first.client.export_model(str(tmp_path / "ppo"), job, "transformers")
         assert json.loads((tmp_path / "ppo" / "generation_config.json").read_text())["eos_token_id"] == 10, (
@@ -283,7 +283,7 @@ async def test_plans_go_from_preferences_to_a_tuned_policy_and_from_a_project_to
             await trio.sleep(0.05)
         decided, seen = zip(*[(await daemon.client.rlhf_status()).stages for daemon in left], strict=True)
         compared = [await first.client.compare_policy("q1: ", 64, 1.0, seed) for seed in range(4)]
-        (figures,) = await first.client.rlhf_figures()
+        (figures,) = await first.client.policy_metrics()
         policy = next(view for view in await first.client.jobs() if view.job == seen[0].job)
         (author.directory / SERVES).unlink()  # of the one that was killed
         author.start("run", *PLACES, "--no-evaluate", *OPEN, "--bootstrap", (await first.answers()).address)
@@ -319,7 +319,10 @@ async def people_compare(daemon: Daemon, truth: dict[str, int]) -> None:
     while not address.exists():  # noqa: ASYNC110
         await trio.sleep(0.02)
     host, _, port = address.read_text().removeprefix("http://").rpartition(":")
-    people = [Person(f"p{n}", Identity(bytes([n]) * 32), 1.0, Site(host, int(port)), truth, 0.0) for n in range(4)]
+    people = [
+        SimulatedAnnotator(f"p{n}", Identity(bytes([n]) * 32), 1.0, ServingPeerClient(host, int(port)), truth, 0.0)
+        for n in range(4)
+    ]
     async with trio.open_nursery() as crowd:
         for person in people:
             crowd.start_soon(person.take_part, trio.CapacityLimiter(4))
@@ -347,7 +350,7 @@ async def project_teaches_a_reward_model(network: list[Daemon], folder: Path, pr
     with pytest.raises(UserError, match="is in no set of 2 jobs with"):
         await first.client.trace_pair("00" * 32)
     await first.client.export_run(str(folder / "export"))
-    offline = await trio.to_thread.run_sync(trace, folder / "export", traces[0].pair)
+    offline = await trio.to_thread.run_sync(trace_pair_in_export, folder / "export", traces[0].pair)
     assert offline == traces[0], "whoever has the export needs no peer"
     drawn = [draw for trace in traces for draw in trace.draws]
     assert {draw.job for draw in drawn} == {reward} and {draw.round for draw in drawn} == {0, 1}

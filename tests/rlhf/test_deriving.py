@@ -19,9 +19,7 @@ from curation.tasks.answers import Answer
 from curation.tasks.task_pages import AnnotationTask, PageEntry, TaskPageBlob, page_merkle_root, redact_entry, task_id
 from ledger.jobs import ModelReference
 from peer import features
-from peer.daemon import endurance
-from peer.driver import deriving
-from peer.driver.deriving import Deriving
+from peer.daemon import restart_policy
 from protocol import codec
 from protocol.errors import MissingBlobError, UserError
 from rlhf.data.preference_sets import PreferencePair, encode_records
@@ -30,6 +28,8 @@ from rlhf.ledger import tuning_plans
 from rlhf.ledger.preference_set_attestation import AttestPreferenceSet, PreferenceSetSource
 from rlhf.ledger.rlhf_module import RlhfState, outdated_sets, sets_in_use
 from rlhf.pair_trace import read_preference_set
+from rlhf.services import preference_dataset_builder
+from rlhf.services.preference_dataset_builder import PreferenceDatasetBuilder
 from tests.ledger.world import PEOPLE
 from tests.rlhf import test_sets
 from tests.rlhf.desk import WorldDesk
@@ -71,34 +71,34 @@ class Desk(WorldDesk):
 
     def __init__(self, world: Paged, folder: Path, *blobs: bytes) -> None:
         super().__init__(world, VOTER.public)
-        self.folder, self.texts = folder, folder
+        self.folder, self.text_folder = folder, folder
         self.blobs = {hashlib.sha256(blob).digest(): blob for blob in blobs}
         self.said = list[Any]()
         self.told = list[str]()
         self.asked, self.came = trio.Event(), trio.Event()
 
-    async def fetch(self, digest: bytes, size_max: int, sources: Iterable[bytes] = ()) -> None:
+    async def fetch_blob(self, digest: bytes, size_max: int, sources: Iterable[bytes] = ()) -> None:
         self.asked.set()
         while digest not in self.blobs:
             await self.came.wait()
             await trio.lowlevel.checkpoint()
 
-    def read(self, digest: bytes, size_max: int) -> bytes:
+    def read_blob(self, digest: bytes, size_max: int) -> bytes:
         if digest not in self.blobs:
             raise MissingBlobError(digest.hex())
         return self.blobs[digest]
 
-    def delete(self, digest: bytes) -> None:
+    def delete_blob(self, digest: bytes) -> None:
         self.blobs.pop(digest, None)
 
-    def keep(self, data: bytes) -> bytes:
+    def add_blob(self, data: bytes) -> bytes:
         self.blobs[hashlib.sha256(data).digest()] = data
         return hashlib.sha256(data).digest()
 
-    def tell(self, text: str) -> None:
+    def log_event(self, text: str) -> None:
         self.told.append(text)
 
-    async def submit(self, kind: str, content: Any) -> None:
+    async def submit_transaction(self, kind: str, content: Any) -> None:
         assert kind == "rlhf/set"
         refused = self.world.refused(VOTER, kind, content)
         if refused:
@@ -109,7 +109,7 @@ class Desk(WorldDesk):
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install()
+    features.install_objectives()
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ async def said(desk: Desk, until: int = 1) -> list[bytes | None]:
     """What this peer says, up to so many times."""
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(Deriving(desk).run)  # type: ignore[arg-type]
+            nursery.start_soon(PreferenceDatasetBuilder(desk).run)  # type: ignore[arg-type]
             while len(desk.said) < until:  # noqa: ASYNC110
                 await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
@@ -144,7 +144,7 @@ async def test_a_voter_confirms_a_set_that_it_derived_and_keeps_it_for_others(
 ) -> None:
     named, desk = naming(world, world.pairs(), monkeypatch, tokens), Desk(world, tmp_path, world.first)
     assert await said(desk) == [named]
-    assert read_preference_set(named, desk.read) == world.pairs()
+    assert read_preference_set(named, desk.read_blob) == world.pairs()
     assert "the set" in desk.told[0] and "of 6 pairs, as a plan says" in desk.told[0]
 
 
@@ -152,18 +152,18 @@ async def test_a_voter_derives_a_set_again_after_a_fault_of_its_disk(
     world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named, desk, told = naming(world, world.pairs(), monkeypatch), Desk(world, tmp_path, world.first), list[str]()
-    monkeypatch.setattr(endurance, "RETRY_SECONDS", 0.01)
-    keep = desk.keep
+    monkeypatch.setattr(restart_policy, "RETRY_SECONDS", 0.01)
+    keep = desk.add_blob
 
     def fail(data: bytes) -> bytes:
-        monkeypatch.setattr(desk, "keep", keep)
+        monkeypatch.setattr(desk, "add_blob", keep)
         raise OSError(errno.ENOSPC, "no space is left")
 
-    monkeypatch.setattr(desk, "keep", fail)
-    part = Deriving(desk)  # type: ignore[arg-type]
+    monkeypatch.setattr(desk, "add_blob", fail)
+    part = PreferenceDatasetBuilder(desk)  # type: ignore[arg-type]
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(endurance.endure, "the part sets", part.run, told.append)
+            nursery.start_soon(restart_policy.restart_on_fault, "the part sets", part.run, told.append)
             while not desk.said:  # noqa: ASYNC110
                 await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
@@ -196,14 +196,14 @@ async def test_a_voter_says_what_it_found_where_a_plan_names_something_else(
 
 
 async def test_a_voter_waits_for_the_tasks(world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deriving, "FETCHING_SECONDS", 0.02)
+    monkeypatch.setattr(preference_dataset_builder, "FETCHING_SECONDS", 0.02)
     named, desk = naming(world, world.pairs(), monkeypatch), Desk(world, tmp_path)
     async with trio.open_nursery() as nursery:
 
         async def arrives() -> None:
             await desk.asked.wait()
             assert not desk.said
-            desk.keep(world.first)
+            desk.add_blob(world.first)
             desk.came.set()
 
         nursery.start_soon(arrives)
@@ -214,10 +214,10 @@ async def test_a_plan_whose_tasks_never_come_holds_no_thread_and_is_forgotten_wh
     world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else one member would take all threads of every voter, by plans that it begins and cancels."""
-    monkeypatch.setattr(deriving, "FETCHING_SECONDS", 0.02)
+    monkeypatch.setattr(preference_dataset_builder, "FETCHING_SECONDS", 0.02)
     naming(world, world.pairs(), monkeypatch)
     desk = Desk(world, tmp_path)
-    work = Deriving(desk)  # type: ignore[arg-type]
+    work = PreferenceDatasetBuilder(desk)  # type: ignore[arg-type]
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(work.run)
@@ -236,19 +236,19 @@ async def test_a_page_that_is_redacted_while_it_is_fetched_is_not_waited_for(
     world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plan ends by that, and so does the voter's work; it derives what is left where somebody asks again."""
-    monkeypatch.setattr(deriving, "FETCHING_SECONDS", 0.02)
+    monkeypatch.setattr(preference_dataset_builder, "FETCHING_SECONDS", 0.02)
     naming(world, world.pairs(), monkeypatch)
     desk = Desk(world, tmp_path)
     source = world.source
 
     async def redacts() -> None:
         await desk.asked.wait()
-        desk.keep(world.redact_in_page(0))
+        desk.add_blob(world.redact_in_page(0))
 
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(redacts)
-            assert await deriving.derived(desk, source) == world.pairs(without=0)  # type: ignore[arg-type]
+            assert await preference_dataset_builder.derive_pairs(desk, source) == world.pairs(without=0)  # type: ignore[arg-type]
     assert world.now_plan.phase == "cancelled"
 
 
@@ -264,7 +264,7 @@ async def test_who_has_no_vote_says_nothing(world: Paged, tmp_path: Path, monkey
     naming(world, world.pairs(), monkeypatch)
     desk = Desk(world, tmp_path, world.first)
     desk.me = PEOPLE[7].public
-    assert not Deriving(desk)._due()  # type: ignore[arg-type]
+    assert not PreferenceDatasetBuilder(desk)._due()  # type: ignore[arg-type]
 
 
 # Redacted texts -----------------------------------------------------------------------------------------------------------
@@ -273,14 +273,14 @@ async def test_who_has_no_vote_says_nothing(world: Paged, tmp_path: Path, monkey
 async def until(desk: Desk, condition: Callable[[], bool]) -> None:
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(Deriving(desk).run)  # type: ignore[arg-type]
+            nursery.start_soon(PreferenceDatasetBuilder(desk).run)  # type: ignore[arg-type]
             while not condition():  # noqa: ASYNC110
                 await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
 
 
 def text_of(desk: Desk) -> Path:
-    return text_path(desk.texts, preference_set_manifest(desk.world.pairs()))
+    return text_path(desk.text_folder, preference_set_manifest(desk.world.pairs()))
 
 
 def held(desk: Desk, named: bytes) -> list[bool]:
@@ -292,7 +292,7 @@ def held(desk: Desk, named: bytes) -> list[bool]:
 def decided_and_redacted(world: Paged, desk: Desk) -> None:
     for who in PEOPLE[:3]:
         world.decide(world.found(who, world.claim.set))
-    preference_set_manifest(world.pairs(), world.source.tokens, desk.keep)
+    preference_set_manifest(world.pairs(), world.source.tokens, desk.add_blob)
     text_of(desk).write_bytes(b"as a trainer assembled it")
     world.redact_in_page(0)
 
@@ -305,7 +305,7 @@ async def test_a_set_of_which_a_pair_is_redacted_is_deleted_when_no_job_needs_it
     reward, policy = (tuning_plans.stage_job_id(world.key, stage) for stage in range(2))
     for job in (reward, policy):
         assert outdated_sets(world.state.module_state(RlhfState)) == {named} and named in sets_in_use(world.state)
-        await Deriving(desk)._forget()  # type: ignore[arg-type]
+        await PreferenceDatasetBuilder(desk)._delete_outdated_sets()  # type: ignore[arg-type]
         assert all(held(desk, named)), "it is being learned from, or rewards by it"
         world.close(job)
         assert (named in sets_in_use(world.state)) == (job == reward), "also in the block between the stages"
@@ -342,7 +342,7 @@ async def test_what_another_set_has_stays(world: Paged, tmp_path: Path, monkeypa
     """The same pairs, cut into the tokens of another base: a job of them runs."""
     named, desk = naming(world, world.pairs(), monkeypatch), Desk(world, tmp_path, world.first)
     decided_and_redacted(world, desk)
-    other = preference_set_manifest(world.pairs(), b"t" * 32, desk.keep).digest
-    monkeypatch.setattr(deriving, "sets_in_use", lambda state: {other})
+    other = preference_set_manifest(world.pairs(), b"t" * 32, desk.add_blob).digest
+    monkeypatch.setattr(preference_dataset_builder, "sets_in_use", lambda state: {other})
     await until(desk, lambda: named not in desk.blobs)
-    assert held(desk, named) == [False, True, True] and read_preference_set(other, desk.read) == world.pairs()
+    assert held(desk, named) == [False, True, True] and read_preference_set(other, desk.read_blob) == world.pairs()

@@ -11,13 +11,13 @@ import pytest
 import tokenizers
 
 from peer import features
-from peer.export.found import Found
-from peer.export.taking import write as exported
+from peer.export.model_export import write_model_files as exported
+from peer.export.model_provenance import ExportableModel
 from protocol import codec
 from protocol.sampling import SamplingOptions
 from rlhf.data.preference_sets import PreferencePair
 from rlhf.data.tokenized_responses import InstructionExample, tokenize_responses
-from rlhf.objectives.supervised import DpoTerms, InstructTerms, open_responses
+from rlhf.objectives.supervised_objectives import DpoTerms, InstructTerms, open_responses
 from tests.rlhf.seat import JOB, TRAINER, write
 from training.data.tokenizer import ByteTokenizer
 from training.engines.engine import Engine
@@ -49,7 +49,7 @@ SPEC = JobSpec(
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install()
+    features.install_objectives()
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_a_newline_ends_an_answer_where_somebody_asks(learned: tuple[Engine, Flo
 def test_the_exported_model_says_with_which_token_it_ends(
     learned: tuple[Engine, Float32Array], tmp_path: Path, format: str
 ) -> None:
-    found = Found("lab", "", JOB, SPEC, 2, bytes(32), learned[1], None, "a test")
+    found = ExportableModel("lab", "", JOB, SPEC, 2, bytes(32), learned[1], None, "a test")
     exported(found, tmp_path / "out", format)
     if format == "gguf":
         return

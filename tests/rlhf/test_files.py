@@ -16,7 +16,7 @@ from rlhf.data.jsonl import MISFITS_NAMED_MAX, InvalidLines, read_records
 from rlhf.data.preference_sets import PreferencePair, read_preference_file, split_held_out
 from rlhf.data.tokenized_responses import read_examples, tokenize_responses
 from rlhf.objectives.reward_model import REWARD
-from rlhf.objectives.supervised import DpoTerms, InstructTerms
+from rlhf.objectives.supervised_objectives import DpoTerms, InstructTerms
 from rlhf.record_preparation import TruncationSide, count_stop_texts, preparation_notes, prepare_records
 from tests.rlhf.test_supervised import OF
 from training.data.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer, train_bpe
@@ -30,7 +30,7 @@ CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install()
+    features.install_objectives()
 
 
 def lines(*rows: Any) -> io.BytesIO:

@@ -11,14 +11,14 @@ import trio
 from trio.testing import MockClock
 
 from peer import features
-from peer.api.rlhf import RlhfAnswers
-from peer.daemon.endurance import endure
-from peer.driver.measuring import Measuring
+from peer.api.handlers.rlhf_handler import RlhfRpcHandler
+from peer.daemon.restart_policy import restart_on_fault
 from peer.worker.supervisor import WorkerFailed
 from protocol.errors import UserError
 from rlhf.ledger import tuning_plans
 from rlhf.pair_accuracy import PairAccuracy
 from rlhf.rpc import StageView
+from rlhf.services.final_model_evaluator import FinalModelEvaluator
 from storage.ledger_store import LedgerStore
 from tests.ledger.world import PEOPLE
 from tests.rlhf.desk import WorldDesk
@@ -47,7 +47,7 @@ class Desk(WorldDesk):
             raise UserError(self.problem)
         return StageView("reward", job, "finished", 2, 2, "", held_out_accuracy=self.halves / 192, held_out_pairs=96)
 
-    async def submit(self, kind: str, content: Any) -> None:
+    async def submit_transaction(self, kind: str, content: Any) -> None:
         assert kind == "rlhf/accuracy"
         if self.refused:
             self.refused -= 1
@@ -58,14 +58,14 @@ class Desk(WorldDesk):
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install()
+    features.install_objectives()
 
 
 async def run(desk: Desk, *more: Desk) -> None:
     """All that these peers have to do."""
     async with trio.open_nursery() as nursery:
         for each in (desk, *more):
-            nursery.start_soon(Measuring(each).run)
+            nursery.start_soon(FinalModelEvaluator(each).run)
         await trio.sleep(15)
         nursery.cancel_scope.cancel()
 
@@ -104,7 +104,7 @@ async def test_a_measurement_that_failed_is_tried_again(tmp_path: Path, fault: E
     desk = Desk(world)
     desk.faults = [fault]
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(endure, "the part", Measuring(desk).run, lambda text: None)
+        nursery.start_soon(restart_on_fault, "the part", FinalModelEvaluator(desk).run, lambda text: None)
         await trio.sleep(15)
         nursery.cancel_scope.cancel()
     assert world.plan(key).reports.keys() == {VOTER.public}
@@ -126,7 +126,7 @@ async def test_each_finished_job_is_measured_once(tmp_path: Path, autojump_clock
     reward, policy = (tuning_plans.stage_job_id(key, stage) for stage in range(2))
     desk = Desk(world)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(Measuring(desk).run)
+        nursery.start_soon(FinalModelEvaluator(desk).run)
         await trio.sleep(1)
         assert desk.measured == []
         world.close(reward)
@@ -145,7 +145,7 @@ class Worker:
     def __init__(self, store: LedgerStore, failures: int) -> None:
         self.store, self.failures, self.asked = store, failures, 0
 
-    async def measure(self, place: tuple[bytes, int]) -> None:
+    async def evaluate_model(self, place: tuple[bytes, int]) -> None:
         self.asked += 1
         if self.asked <= self.failures:
             raise WorkerFailed("out of memory")
@@ -157,11 +157,11 @@ async def test_a_model_that_the_worker_failed_to_measure_gives_no_figures_and_is
     _, reward = trained(world)
     store = LedgerStore(tmp_path / "ledger.db", world.chain)
     worker = Worker(store, failures=2)
-    workshop = SimpleNamespace(role=SimpleNamespace(computing=worker), view=lambda place, job: place)
+    workshop = SimpleNamespace(participant=SimpleNamespace(worker_client=worker), make_context=lambda place, job: place)
     host = SimpleNamespace(round_directory=lambda *place: tmp_path)
-    driver = SimpleNamespace(workshop=workshop, state=world.state, store=store, host=host)
+    driver = SimpleNamespace(round_executor=workshop, state=world.state, store=store, host=host)
     peer: Any = SimpleNamespace(driver=driver, config=SimpleNamespace(evaluate=True))
-    answers = RlhfAnswers(peer)
+    answers = RlhfRpcHandler(peer)
     # Figures of an earlier round are no figures of the last model.
     store.save_measurements(
         bytes.fromhex(reward), 1, {"held_out_accuracy": 0.5, "held_out_pairs": 96.0, "evaluation_seconds": 1.0}

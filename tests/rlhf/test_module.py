@@ -33,7 +33,7 @@ class Objectives:
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install()
+    features.install_objectives()
 
 
 def closed(job: bytes, number: int, *figures: tuple[int, int, int, int]) -> Any:

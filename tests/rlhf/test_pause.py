@@ -24,7 +24,7 @@ MARKS = {JobPhase.RUNNING: "", JobPhase.PAUSED: "=", JobPhase.FINISHED: "."}
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install()
+    features.install_objectives()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from peer import features
-from peer.worker.main import Jobs
+from peer.worker.main import WorkerRequestHandler
 from protocol import codec
 from protocol.messages import Proposal
 from protocol.sampling import SamplingOptions
@@ -53,7 +53,7 @@ SPEC = JobSpec(
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install()
+    features.install_objectives()
 
 
 @dataclass
@@ -69,9 +69,9 @@ class World:
         self.model.save(self.folder / "model")
         self.jobs = self.worker()
 
-    def worker(self, micro_batch: int = 1 << 30) -> Jobs:
-        jobs = Jobs(BACKEND, lambda: None, micro_batch)
-        jobs.answer(worker_protocol.OpenJobRequest(JOB, self.spec.encode(), str(self.folder / "text"), None))
+    def worker(self, micro_batch: int = 1 << 30) -> WorkerRequestHandler:
+        jobs = WorkerRequestHandler(BACKEND, lambda: None, micro_batch)
+        jobs.handle_request(worker_protocol.OpenJobRequest(JOB, self.spec.encode(), str(self.folder / "text"), None))
         return jobs
 
     def propose(self, declared: worker_protocol.DeclarationFiles | None = None) -> worker_protocol.ProposeReply:
@@ -79,7 +79,7 @@ class World:
         request = worker_protocol.ProposeRequest(
             JOB, 0, TRAINER, str(self.folder / "model"), None, None, **out, declared=declared
         )
-        done = self.jobs.answer(request)
+        done = self.jobs.handle_request(request)
         assert isinstance(done, worker_protocol.ProposeReply)
         (self.folder / "m.payload").rename(self.folder / "payload")
         return done
@@ -88,13 +88,13 @@ class World:
         files = {bytes.fromhex(file.name): str(file) for file in (self.folder / "declared").iterdir()}
         return worker_protocol.DeclarationFiles(done.declaration, files)
 
-    def audited(self, done: worker_protocol.ProposeReply, jobs: Jobs | None = None) -> worker_protocol.AuditReply:
+    def audited(self, done: worker_protocol.ProposeReply, jobs: WorkerRequestHandler | None = None) -> worker_protocol.AuditReply:
         files = {"payload": str(self.folder / "payload"), "buffer": None}
         request = worker_protocol.AuditRequest(
             JOB, 0, TRAINER, str(self.folder / "model"), **files, previous_buffer=None, previous_payload=None,
             declared=self.declared(done),
         )  # fmt: skip
-        found = (jobs or self.worker()).answer(request)
+        found = (jobs or self.worker()).handle_request(request)
         assert isinstance(found, worker_protocol.AuditReply)
         return found
 

@@ -13,7 +13,7 @@ import torch
 
 from ledger.jobs import ModelReference
 from peer import features
-from peer.worker.main import Jobs
+from peer.worker.main import WorkerRequestHandler
 from protocol import codec
 from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
@@ -55,7 +55,7 @@ SPEC = replace(REWARD, name="ppo", objective="ppo", data=None, settings=codec.en
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install()
+    features.install_objectives()
 
 
 def some_pairs() -> list[PreferencePair]:
@@ -142,25 +142,27 @@ class World:
         self.spec = replace(SPEC, settings=codec.encode(own)).validated()
         ReplicatedModel.initial(JOB, self.spec).save(self.folder / "model")
 
-    def worker(self, text: str = "set", named: bytes | None = None, words: str = "words") -> Jobs:
-        jobs = Jobs(BACKEND, lambda: None, 1 << 30)
+    def worker(self, text: str = "set", named: bytes | None = None, words: str = "words") -> WorkerRequestHandler:
+        jobs = WorkerRequestHandler(BACKEND, lambda: None, 1 << 30)
         other = {"required_model": str(self.folder / "read"), "other_text": str(self.folder / text), "other_tokens": named}
         files = dict.fromkeys(PPO.required_files(self.spec), str(self.folder / words))
-        jobs.answer(worker_protocol.OpenJobRequest(JOB, self.spec.encode(), None, None, **other, files=files))
+        jobs.handle_request(worker_protocol.OpenJobRequest(JOB, self.spec.encode(), None, None, **other, files=files))
         return jobs
 
-    def propose(self, jobs: Jobs) -> worker_protocol.ProposeReply:
+    def propose(self, jobs: WorkerRequestHandler) -> worker_protocol.ProposeReply:
         out = {"buffer_out": str(self.folder / "m"), "declared_out": str(self.folder / "declared")}
-        done = jobs.answer(worker_protocol.ProposeRequest(JOB, 0, TRAINER, str(self.folder / "model"), None, None, **out))
+        done = jobs.handle_request(worker_protocol.ProposeRequest(JOB, 0, TRAINER, str(self.folder / "model"), None, None, **out))
         assert isinstance(done, worker_protocol.ProposeReply)
         (self.folder / "m.payload").rename(self.folder / "payload")
         return done
 
-    def audited(self, jobs: Jobs, done: worker_protocol.ProposeReply) -> worker_protocol.AuditReply:
+    def audited(self, jobs: WorkerRequestHandler, done: worker_protocol.ProposeReply) -> worker_protocol.AuditReply:
         declared = {bytes.fromhex(file.name): str(file) for file in (self.folder / "declared").iterdir()}
         files = (str(self.folder / "payload"), str(self.folder / "m"), None, None)
         said = worker_protocol.DeclarationFiles(done.declaration, declared)
-        found = jobs.answer(worker_protocol.AuditRequest(JOB, 0, TRAINER, str(self.folder / "model"), *files, declared=said))
+        found = jobs.handle_request(
+            worker_protocol.AuditRequest(JOB, 0, TRAINER, str(self.folder / "model"), *files, declared=said)
+        )
         assert isinstance(found, worker_protocol.AuditReply)
         return found
 

@@ -12,7 +12,7 @@ import torch
 
 from ledger.jobs import ModelReference
 from peer import features
-from peer.worker.main import Jobs
+from peer.worker.main import WorkerRequestHandler
 from protocol import codec
 from protocol.errors import StorageError, UserError
 from protocol.verdicts import Verdict, verdict_label
@@ -51,7 +51,7 @@ SPEC = JobSpec(
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install()
+    features.install_objectives()
 
 
 def some_pairs(count: int = 60) -> list[PreferencePair]:
@@ -184,8 +184,8 @@ def test_a_policy_is_rewarded_by_the_model_that_its_job_reads(tmp_path: Path) ->
     ReplicatedModel.initial(TRAINER, spec).save(tmp_path / "model")
     (tmp_path / "text").write_bytes(default_text()[:20_000])
 
-    def worker(reward: str, by: str | None = None) -> Jobs:
-        jobs, text = Jobs(BACKEND, lambda: None, 1 << 30), write(tmp_path / "set", some_pairs())
+    def worker(reward: str, by: str | None = None) -> WorkerRequestHandler:
+        jobs, text = WorkerRequestHandler(BACKEND, lambda: None, 1 << 30), write(tmp_path / "set", some_pairs())
         opening = worker_protocol.OpenJobRequest(
             TRAINER,
             jobs_of[by or reward].encode(),
@@ -194,11 +194,11 @@ def test_a_policy_is_rewarded_by_the_model_that_its_job_reads(tmp_path: Path) ->
             required_model=str(tmp_path / reward),
             other_text=text,
         )
-        jobs.answer(opening)
+        jobs.handle_request(opening)
         return jobs
 
     out = {name: str(tmp_path / name) for name in ("buffer_out", "declared_out")}
-    done = worker("reward").answer(
+    done = worker("reward").handle_request(
         worker_protocol.ProposeRequest(TRAINER, 0, TRAINER, str(tmp_path / "model"), None, None, **out)
     )
     assert isinstance(done, worker_protocol.ProposeReply)
@@ -209,7 +209,7 @@ def test_a_policy_is_rewarded_by_the_model_that_its_job_reads(tmp_path: Path) ->
     audit = worker_protocol.AuditRequest(TRAINER, 0, TRAINER, str(tmp_path / "model"), *files, declared=declared)
     with pytest.raises(StorageError, match="holds another model"):  # whoever went on would call honest trainers liars
         worker("other", by="reward")
-    verdicts = [found.verdict for found in (worker(of).answer(audit) for of in ("reward", "other"))]  # type: ignore[union-attr]
+    verdicts = [found.verdict for found in (worker(of).handle_request(audit) for of in ("reward", "other"))]  # type: ignore[union-attr]
     assert verdicts[0] is Verdict.ACCEPT and verdict_label(verdicts[1], spec.resolved_objective.reason_labels) == "figures"
 
 

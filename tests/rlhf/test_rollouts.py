@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from peer.api.supervised import newline
+from peer.api.supervised_jobs import find_newline_token
 from protocol.errors import RemoteProtocolError, UserError
 from rlhf.data.prompt_sampling import TextWindows
 from rlhf.data.rollouts import (
@@ -121,11 +121,11 @@ def test_prompts_are_windows_of_the_whole_text() -> None:
 
 def test_a_response_ends_with_the_newline_of_its_tokenizer() -> None:
     bpe = BpeTokenizer(train_bpe(iter([default_text()[:20_000]]), 300))
-    assert bpe.decode([newline("base", bpe)]) == b"\n"
-    assert newline("base", ByteTokenizer()) == PpoSettings(reward="rule:vowels").stop
+    assert bpe.decode([find_newline_token("base", bpe)]) == b"\n"
+    assert find_newline_token("base", ByteTokenizer()) == PpoSettings(reward="rule:vowels").stop
 
 
 def test_where_several_tokens_have_a_newline_a_person_says_which_one_ends_a_response() -> None:
     bpe = BpeTokenizer(train_bpe(iter([b"    \n\n   \n" * 50]), 259))
     with pytest.raises(UserError, match=r"its tokenizer has 2 tokens with a newline.*--set stop=TOKEN \(\d+ is a newline"):
-        newline("base", bpe)
+        find_newline_token("base", bpe)

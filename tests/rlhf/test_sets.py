@@ -106,7 +106,7 @@ class Compared(Tuned, Room):
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install()
+    features.install_objectives()
 
 
 @pytest.fixture

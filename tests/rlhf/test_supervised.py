@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from peer import features
-from peer.worker.main import Jobs
+from peer.worker.main import WorkerRequestHandler
 from protocol import codec
 from protocol.blob_digest import blob_digest
 from protocol.errors import StorageError, UserError
 from protocol.verdicts import Verdict
 from rlhf.data.preference_sets import PromptRecord
 from rlhf.data.tokenized_responses import InstructionExample, read_examples, response_batch, tokenize_responses
-from rlhf.objectives.supervised import NATS, DpoTerms, InstructTerms, open_responses
+from rlhf.objectives.supervised_objectives import NATS, DpoTerms, InstructTerms, open_responses
 from tests.rlhf.seat import JOB, TRAINER, Seat, write
 from tests.rlhf.test_reward import SPEC, some_pairs
 from training import worker_protocol
@@ -36,7 +36,7 @@ OF = {
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install()
+    features.install_objectives()
 
 
 def some_examples(count: int = 60) -> list[InstructionExample]:
@@ -165,10 +165,10 @@ def test_the_reference_of_a_job_that_starts_from_parameters_is_these(tmp_path: P
     opening = worker_protocol.OpenJobRequest(
         JOB, spec.encode(), write(tmp_path / "set", some_examples()), None, files={spec.start: str(tmp_path / "start")}
     )
-    engine = Jobs(BACKEND, lambda: None, 1 << 30)
-    engine.answer(opening)
+    engine = WorkerRequestHandler(BACKEND, lambda: None, 1 << 30)
+    engine.handle_request(opening)
     reference = engine._engine(JOB).first_parameters
     assert reference is not None and np.array_equal(reference, values)
     (tmp_path / "start").write_bytes(float32_bytes(values[::-1]))
     with pytest.raises(StorageError, match="does not hold the parameters"):
-        Jobs(BACKEND, lambda: None, 1 << 30).answer(opening)
+        WorkerRequestHandler(BACKEND, lambda: None, 1 << 30).handle_request(opening)

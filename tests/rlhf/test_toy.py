@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from peer import features
-from peer.api.tuning import toy_spec
+from peer.api.tuning_plan_builder import build_toy_spec
 from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
 from rlhf.objectives import rule_rewards
@@ -33,8 +33,8 @@ FIGURES |= {"distinct_2", "tokens", "length_correlation"}  # of the last round
 
 @pytest.fixture(scope="module")
 def spec() -> JobSpec:
-    features.install()
-    return toy_spec("rule:bigram", 2, "toy", {"seed": "100"}, 0)
+    features.install_objectives()
+    return build_toy_spec("rule:bigram", 2, "toy", {"seed": "100"}, 0)
 
 
 def test_a_first_model_is_its_own_reference(spec: JobSpec) -> None:
@@ -67,13 +67,13 @@ def test_the_prompt_is_told_from_the_same_token_in_a_response(spec: JobSpec) -> 
 
 def test_without_a_base_only_a_reward_with_a_vocabulary_of_its_own_will_do() -> None:
     with pytest.raises(UserError, match=r"'rule:vowels' needs --base JOB.*; without one there is rule:bigram"):
-        toy_spec("rule:vowels", 2, "toy", {}, 0)
+        build_toy_spec("rule:vowels", 2, "toy", {}, 0)
 
 
 @pytest.mark.real("processes")
 @pytest.mark.long
 def test_a_demo_tunes_and_names_who_trained_on_another_reward(tmp_path: Path) -> None:
-    features.install()
+    features.install_objectives()
     words = ("--rlhf", "toy", "--attack", "other-reward", "--rounds", "2", "--set", "batch=32")
     status, report, told = demo(tmp_path, *words)
     assert status == 0, told

@@ -25,7 +25,7 @@ EVERYWHERE = [(at.number, trainer, step) for at in ROUNDS for trainer in TRAINER
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install()
+    features.install_objectives()
 
 
 def drawn(pair: PreferencePair, spec: JobSpec = SPEC) -> set[tuple[int, bytes, int]]:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import trio
 
-from features.words import Asked
-from peer.api.rlhf import RlhfAnswers
-from peer.commands.grammar import parse
-from peer.commands.words import words
+from features.commands import CommandContext
+from peer.api.handlers.rlhf_handler import RlhfRpcHandler
+from peer.commands.definitions import all_commands
+from peer.commands.prompt_parser import parse_line
 from protocol.errors import UserError
 from rlhf.commands import _show_status, rlhf
 from rlhf.pair_accuracy import PairAccuracy
@@ -26,7 +26,7 @@ def say(*typed: str) -> None:
     parser, nothing = argparse.ArgumentParser(), {}
     rlhf.add_arguments(parser)
     unused: Any = None
-    trio.run(rlhf.do, Asked(unused, parser.parse_args(["start", *typed]), print, unused, unused, nothing, unused))
+    trio.run(rlhf.run, CommandContext(unused, parser.parse_args(["start", *typed]), print, unused, unused, nothing, unused))
 
 
 @pytest.mark.parametrize(
@@ -44,9 +44,9 @@ def test_a_tuning_is_said_clearly(typed: tuple[str, ...], problem: str) -> None:
 
 
 def test_train_rlhf_at_the_prompt_is_rlhf_start() -> None:
-    said = parse(words(), "train rlhf --base base --reward rule:vowels")
+    said = parse_line(all_commands(), "train rlhf --base base --reward rule:vowels")
     assert said is not None and (said.command, said.do, said.base, said.reward) == ("rlhf", "start", "base", "rule:vowels")
-    language = parse(words(), "train --name rlhf")
+    language = parse_line(all_commands(), "train --name rlhf")
     assert language is not None and (language.command, language.name) == ("train", "rlhf")
 
 
@@ -112,7 +112,8 @@ def test_status_counts_rounds_of_a_policy_from_1() -> None:
 
 @pytest.mark.parametrize(("begun", "way"), [([], "begin with `rlhf start`"), ([(b"job", None)], "`rlhf status` says how far")])
 async def test_whoever_compares_too_early_is_told_what_to_do(begun: list[Any], way: str) -> None:
-    worker = SimpleNamespace(role=SimpleNamespace(computing=True))
-    asked: Any = SimpleNamespace(peer=SimpleNamespace(driver=SimpleNamespace(workshop=worker, host=None)), _tuned=lambda: begun)
+    executor = SimpleNamespace(participant=SimpleNamespace(worker_client=True))
+    driver = SimpleNamespace(round_executor=executor, host=None)
+    asked: Any = SimpleNamespace(peer=SimpleNamespace(driver=driver), _tuned=lambda: begun)
     with pytest.raises(UserError, match=f"no model has been tuned yet: {way}"):
-        await RlhfAnswers.compare_policy(asked, "The ", 1, 1.0, 0)
+        await RlhfRpcHandler.compare_policy(asked, "The ", 1, 1.0, 0)

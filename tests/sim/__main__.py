@@ -7,8 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from features.arguments import whole_number
-from peer.commands.arguments import Parser
+from features.command_arguments import parse_integer_in
+from peer.commands.command_line_parser import CommandLineParser
 from protocol.errors import UserError
 from tests.sim import campaign, heartbeats, shrink
 from tests.sim.plan import BLOCKS
@@ -53,7 +53,7 @@ def _one(options: argparse.Namespace) -> int:
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = Parser(
+    parser = CommandLineParser(
         prog="python -m tests.sim",
         description=f"Whole networks of real peers in virtual time: one seed is one history of at least {BLOCKS} blocks.",
         epilog=EXAMPLES,
@@ -64,11 +64,13 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--partitions", type=_span, metavar="FIRST:LAST", help="partition scenarios to run")
     about = f"hours of pings to run, on clean links and on bad ones ({':'.join(map(str, heartbeats.SEEDS))})"
     parser.add_argument("--heartbeats", type=_span, nargs="?", const=heartbeats.SEEDS, metavar="FIRST:LAST", help=about)
-    parser.add_argument("--n", type=whole_number(2), help="founding voters (4; of partitions 4 and 7 by turns, of heartbeats 7)")
+    parser.add_argument(
+        "--n", type=parse_integer_in(2), help="founding voters (4; of partitions 4 and 7 by turns, of heartbeats 7)"
+    )
     parser.add_argument("--seed", type=int, help="run this one and say what happens in it")
     parser.add_argument("--keep", type=_numbers, metavar="N,N,…", help="with --seed: only the faults of these numbers")
     parser.add_argument("--shrink", action="store_true", help="with --seed: the fewest faults that still break the same rule")
-    parser.add_argument("--jobs", type=whole_number(1), default=1, help="processes (1)")
+    parser.add_argument("--jobs", type=parse_integer_in(1), default=1, help="processes (1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, every 20 s and at the end")
     parser.add_argument("--resume", action="store_true", help="with --json: go on where FILE ends")
     parser.add_argument("--verbose", action="store_true", help="a line for every history")

@@ -202,13 +202,13 @@ class Withholds(Auditor):
 
     def started(self, node: Node) -> None:
         nonces = node.rounds._nonces
-        honest = nonces.added_to
+        honest = nonces.with_nonce
 
         def added_to(ballot: Ballot) -> Ballot:
             said = honest(ballot)
             return replace(said, reveal=None if ballot.round % 2 else said.commitment and said.commitment[:16])
 
-        nonces.added_to = added_to  # type: ignore[method-assign]
+        nonces.with_nonce = added_to  # type: ignore[method-assign]
 
     def finding(self, due: AuditDuty) -> ReplayFinding | None:
         return None

@@ -1,6 +1,6 @@
 """Pings on clean and on bad links, in virtual time: nobody who speaks is suspected, and whoever falls silent is, soon.
 
-The peers are real networks (`transport.emulation.memory_network`) and real `Hearing`; an hour takes half a minute.
+The peers are real networks (`transport.emulation.memory_network`) and real `LivenessMonitor`; an hour takes half a minute.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trio._core import _run
 from trio.testing import MockClock
 
 from benchmarks import provenance
-from peer.driver.hearing import Hearing
+from peer.runtime.membership.liveness_reports import LivenessMonitor
 from protocol.identity import Identity, peer_id
 from tests.transport.helpers import MemoryBlobs
 from transport.emulation.memory_network import LinkConditions, MemoryNetwork, Mesh
@@ -77,7 +77,7 @@ async def _one(seed: int, n: int, conditions: LinkConditions, seconds: float) ->
     keys = sorted(Identity(bytes([number]) * 32).public for number in range(1, n + 1))
     members: Any = SimpleNamespace(voters=tuple(keys), is_current_key=lambda key: True)
     networks = [mesh.network(key, MemoryBlobs()) for key in keys]
-    hearings = [Hearing(network, lambda: members) for network in networks]
+    hearings = [LivenessMonitor(network, lambda: members) for network in networks]
     async with trio.open_nursery() as nursery:
         for network, hearing in zip(networks, hearings, strict=True):
             await nursery.start(network.run)
@@ -86,7 +86,7 @@ async def _one(seed: int, n: int, conditions: LinkConditions, seconds: float) ->
         mesh.blackhole(silent := keys[seed % n])
         others = [network for network in networks if network.me != silent]
         await _fall_silent(others, silent, outcome)
-        rows = [hearing.matrix() for hearing in hearings if hearing is not hearings[seed % n]]
+        rows = [hearing.liveness_matrix() for hearing in hearings if hearing is not hearings[seed % n]]
         for matrix, (a, b) in ((m, pair) for m in rows for pair in permutations(keys, 2) if pair[0] != silent):
             told = matrix[peer_id(a)][peer_id(b)]
             outcome.unknown += told is None or (told >= SUSPECTED_SECONDS[0]) != (b == silent)

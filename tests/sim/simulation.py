@@ -31,14 +31,14 @@ from ledger.core.module import Refused
 from ledger.jobs import JobPhase
 from ledger.ledger_state import BlockBody, LedgerRules, LedgerState, StateTransition, decode_body
 from ledger.snapshots.snapshot_assembly import RestoredSnapshot
-from peer.node.early import RoundKey
-from peer.node.node import AppliedBlock, Do, Item, Node, RoundClosed, RoundOpened
-from peer.node.rounds import Measured
+from peer.node.future_messages import RoundKey
+from peer.node.node import AppliedBlock, Node, NodeInput, RoundEnded, RoundOpened, StepAction
+from peer.node.open_rounds import RoundTimings
 from protocol import codec
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.identity import Signed, Signer
 from protocol.limits import CLOCK_AHEAD_SECONDS
-from protocol.messages import AGREEMENT_MESSAGES, ROUND_ENVELOPES, Proposal, ProposeEnvelope
+from protocol.messages import AGREEMENT_MESSAGES, GOSSIP_MESSAGES, Proposal, ProposeEnvelope
 from protocol.messages import LightBlock as ChainLink
 from protocol.verdicts import Verdict
 from rounds.round_state import OpenRoundState
@@ -53,7 +53,7 @@ from tests.sim.network import WEATHER, Link, Network
 from tests.sim.plan import Fault, Plan
 from tests.sim.progress import Newcomer, Progress
 from tests.sim.strategies import STRATEGIES, Liar, Strategy
-from tests.sim.transfers import HashedModels, Restoring, Snapshots, is_about_snapshots
+from tests.sim.transfers import HashedModels, Restoring, Snapshots, is_snapshot_message
 from tests.sim.wire import decoding_once
 from transport.network import DataReceived, PeerConnected, PeerDisconnected
 
@@ -107,7 +107,7 @@ class Peer:
     strategy: Strategy | None = None  # of a liar
     disk: Disk = field(default_factory=Disk)
     node: Node | None = None  # None: it does not run
-    inbox: list[Item] = field(default_factory=list)
+    inbox: list[NodeInput] = field(default_factory=list)
     busy: bool = False  # in a turn: between writing and sending
     waking: bool = False  # a turn begins in a moment
     life: int = 0  # counts starts: what was scheduled for an earlier life is void
@@ -204,7 +204,7 @@ class Peer:
         self._apply_next()
         self.after(0.05, self.submit)
 
-    def _new_node(self, ledger: LedgerApplication, restart: RestartState, measured: Measured | None = None) -> Node:
+    def _new_node(self, ledger: LedgerApplication, restart: RestartState, measured: RoundTimings | None = None) -> Node:
         anchor_height = self.anchor.height if self.anchor else 0
         verifier, disk = self.simulation.verifier, self.disk
         node = Node(self.signer, self.rules, ledger, restart, verifier, disk.spoken, disk.accepted_in, anchor_height, measured)
@@ -254,7 +254,7 @@ class Peer:
         self.judging, self.reexecuting, self.applying, self.waking, self.deadline = set(), set(), False, False, None
         self.to_apply = self.disk.decided_above(state.height)
         self.snapshots = Snapshots(self, state)
-        waiting = [item for item in self.inbox if isinstance(item, DataReceived | Do)]
+        waiting = [item for item in self.inbox if isinstance(item, DataReceived | StepAction)]
         self.inbox = [*self.simulation.connections(self), *waiting]
         self.author.restarted()
         self.work()
@@ -262,7 +262,7 @@ class Peer:
 
     # Turns -----------------------------------------------------------------------------------------------------------
 
-    def give(self, item: Item) -> None:
+    def give(self, item: NodeInput) -> None:
         if self.node is not None:
             self.inbox.append(item)
             self.wake()
@@ -306,11 +306,11 @@ class Peer:
         else:
             self._synced(turn)
 
-    def _turn(self, node: Node, items: list[Item], now: float) -> StepEffects | None:
+    def _turn(self, node: Node, items: list[NodeInput], now: float) -> StepEffects | None:
         if self.is_honest:
-            return node.turn(items, now)
+            return node.step(items, now)
         try:
-            return node.turn(items, now)
+            return node.step(items, now)
         except Exception:  # a liar whose lies trip up its own code has crashed
             self.stop()
             return None
@@ -359,10 +359,10 @@ class Peer:
         for change in node.take_round_changes():
             if isinstance(change, RoundOpened):
                 self._open_round(change)
-            elif isinstance(change, RoundClosed):
+            elif isinstance(change, RoundEnded):
                 self.judging = {entry for entry in self.judging if entry[0] != change.key}
                 self.reexecuting = {entry for entry in self.reexecuting if entry[0] != change.key}
-        for signer, message in node.heard:
+        for signer, message in node.counted_messages:
             if isinstance(message, Proposal):
                 self._judge_later((message.job, message.round), signer, message)
         for key, book in node.ledger.rounds.items():
@@ -434,7 +434,7 @@ class Peer:
 
     def _open_round(self, opened: RoundOpened) -> None:
         job, number = opened.key
-        if self.key in opened.job.trainers and not opened.spoken:
+        if self.key in opened.job.trainers and not opened.has_proposed:
             payload = audits.payload_of(job, number, self.key, opened.job.model_root)
             if self.strategy is not None:
                 payload = self.strategy.payload(payload)
@@ -449,8 +449,8 @@ class Peer:
         node = self.node
         assert node is not None
         place = proposal.job, proposal.round
-        opening = node.rounds.opening(*place, self.author.auditor.own_loss(*place, self.key))
-        self.give(Do(lambda: node.rounds.publish(proposal, self.now(), opening)))
+        opening = node.rounds.make_loss_opening(*place, self.author.auditor.own_loss(*place, self.key))
+        self.give(StepAction(lambda: node.rounds.publish_proposal(proposal, self.now(), opening)))
 
     def _judge_later(self, key: RoundKey, trainer: bytes, proposal: Proposal) -> None:
         if (key, trainer) in self.judging:
@@ -467,7 +467,7 @@ class Peer:
         if job is None or job.phase is not JobPhase.RUNNING or job.round != key[1]:
             return
         verdict = Verdict.STALE if proposal.model_root != job.model_root else Verdict.ACCEPT
-        self.give(Do(lambda: node.rounds.judge(key, trainer, verdict, self.now())))
+        self.give(StepAction(lambda: node.rounds.record_verdict(key, trainer, verdict, self.now())))
 
     def _reexecute_later(self, key: RoundKey, trainer: bytes, book: OpenRoundState) -> None:
         if (key, trainer) in self.reexecuting:
@@ -481,7 +481,7 @@ class Peer:
     def _begin(self, key: RoundKey, trainer: bytes, proposal: Proposal) -> None:
         node = self.node
         assert node is not None
-        self.give(Do(lambda: node.rounds.begin(key, trainer)))
+        self.give(StepAction(lambda: node.rounds.record_replay_start(key, trainer)))
         self.after(self.simulation.draw(REPLAY_SECONDS), self._found, key, trainer, proposal)
 
     def _found(self, key: RoundKey, trainer: bytes, proposal: Proposal) -> None:
@@ -490,7 +490,7 @@ class Peer:
         verdict = self._finding(key, trainer, proposal)
         if self.strategy is not None:
             verdict = self.strategy.finding(verdict)
-        self.give(Do(lambda: node.rounds.find(key, trainer, verdict, self.now())))
+        self.give(StepAction(lambda: node.rounds.record_replay_verdict(key, trainer, verdict, self.now())))
 
     def _finding(self, key: RoundKey, trainer: bytes, proposal: Proposal) -> Verdict:
         """Some updates lie at the edge of what re-execution tolerates: a second re-execution may come to another result."""
@@ -784,7 +784,7 @@ class Simulation:
         said, expected = Counter[tuple[int, int]](), {peer.number for peer in self.expected}
 
         def pass_on(sender: int, receiver: int, data: bytes) -> bool:
-            if sender in expected and receiver in expected and not is_about_snapshots(data):
+            if sender in expected and receiver in expected and not is_snapshot_message(data):
                 said[sender, receiver] += 1
             return True
 
@@ -972,7 +972,7 @@ class Simulation:
         self.flush(peer)
         self._outbox = outbox
 
-    def connections(self, peer: Peer) -> list[Item]:
+    def connections(self, peer: Peer) -> list[NodeInput]:
         return [PeerConnected(self.peers[link.receiver].key) for link in self.network.links[peer.number] if link.up]
 
     def _lie(self, peer: Peer, to: bytes, message: Any, seconds: float) -> None:
@@ -992,19 +992,19 @@ class Simulation:
         is_watched, is_honest = sender.is_honest and sender.key in self.watched, receiver.is_honest
         hears_liars = is_honest and len(self.honest) < len(self.peers)
         for data in messages:
-            if is_about_snapshots(data):
+            if is_snapshot_message(data):
                 if receiver.snapshots is not None:
                     receiver.snapshots.received(sender.key, data)
                 continue
             if is_watched:
                 self.invariants.on_delivered(
-                    sender.key, receiver.key, codec.decode_message(data, (*AGREEMENT_MESSAGES, *ROUND_ENVELOPES))
+                    sender.key, receiver.key, codec.decode_message(data, (*AGREEMENT_MESSAGES, *GOSSIP_MESSAGES))
                 )
             if is_honest and data.startswith(PROPOSED, 1):
                 self.invariants.on_offered(receiver.key, data)
             if hears_liars:
                 with contextlib.suppress(RemoteProtocolError):
-                    message = codec.decode_message(data, (*AGREEMENT_MESSAGES, *ROUND_ENVELOPES))
+                    message = codec.decode_message(data, (*AGREEMENT_MESSAGES, *GOSSIP_MESSAGES))
                     self.progress.on_heard(receiver.key, receiver.disk.last, message)
             if receiver.strategy is None or receiver.strategy.hears(sender.key, data):
                 receiver.inbox.append(DataReceived(sender.key, data))

@@ -1,4 +1,5 @@
-"""Snapshots around a simulated node, as `peer.driver.transfer` has them around a real one: serving them, and fetching one.
+"""Snapshots around a simulated node, as `peer.runtime.sync.state_sync` has them around a real one: serving them, and fetching
+one.
 
 The real shelf, queue and transfer; only the model is a hash, whose one part is the root itself.
 """
@@ -19,7 +20,7 @@ from ledger.snapshots.snapshot_server import (
     SnapshotStore,
     models_in_state,
 )
-from peer.driver.transfer import PAUSE_SECONDS, is_about_snapshots
+from peer.runtime.sync.state_sync import RETRY_SECONDS, is_snapshot_message
 from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.messages import SNAPSHOT_MESSAGES, GetSnapshot, GetSnapshotPart
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from peer.node.node import Node
     from tests.sim.simulation import Peer
 
-__all__ = ["HashedModels", "Snapshots", "is_about_snapshots"]
+__all__ = ["HashedModels", "Snapshots", "is_snapshot_message"]
 
 ModelKey = tuple[bytes, int]  # job, round
 SHORTEST_WAIT_SECONDS = 0.001
@@ -223,7 +224,7 @@ class Snapshots:
             if self._transfer.restored is None:
                 self._transfer.discard_parts()
         self._transfer, self._deadline = None, float("inf")
-        self._not_before = self._peer.now() + PAUSE_SECONDS
+        self._not_before = self._peer.now() + RETRY_SECONDS
 
 
 Restoring = tuple[RestoredSnapshot, tuple[Any, ...]]

@@ -15,7 +15,7 @@ from protocol import codec
 from protocol.identity import Signer
 from protocol.messages import (
     AGREEMENT_MESSAGES,
-    ROUND_ENVELOPES,
+    GOSSIP_MESSAGES,
     SNAPSHOT_MESSAGES,
     Decision,
     GossipEnvelope,
@@ -38,7 +38,7 @@ CRASHED_BEFORE_SECONDS = 10.0  # most heights that are split have been decided b
 BLOCKS = 24
 
 SPOKEN = (ProposeEnvelope, Vote, TimeoutEnvelope, Prepared, ViewEnded, GossipEnvelope, Decision)
-ANYTHING = (*AGREEMENT_MESSAGES, *ROUND_ENVELOPES, *SNAPSHOT_MESSAGES)
+ANYTHING = (*AGREEMENT_MESSAGES, *GOSSIP_MESSAGES, *SNAPSHOT_MESSAGES)
 
 
 def expand(seed: int, n: int, twins: int | None = None) -> Plan:

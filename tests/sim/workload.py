@@ -37,9 +37,9 @@ from ledger.members import (
     rotation_preimage,
     token_preimage,
 )
-from peer.node.node import Do
-from peer.node.rounds import Effects
-from peer.node.sealing import Sealing
+from peer.node.loss_sealer import LossSealer
+from peer.node.node import StepAction
+from peer.node.open_rounds import RoundEffects
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Signer, sign_message
@@ -87,7 +87,7 @@ class Fetching:
 
 @dataclass
 class Author:
-    """What one peer puts forward, as its operator and `peer.driver.membership` would."""
+    """What one peer puts forward, as its operator and `peer.runtime.membership.membership` would."""
 
     signer: Signer
     random: random.Random
@@ -141,20 +141,22 @@ class Author:
                     return "member/approve", ApproveVoter(candidate)
         if self.wishes:
             return self.wishes.popleft()
-        sealing = Sealing(self.signer, chain_id)
+        sealing = LossSealer(self.signer, chain_id)
         openings = self.openings(state) if self.auditor.opens() else []
         due_now = first_duty_of_each_trainer(audit_duties(me, state), members)
         self.fetching.go_on(self.now(), due_now)
         is_judge = bool(due_now) and due_now[0].is_dispute
         if openings and not is_judge and self.random.random() < OPENED_SHARE:
             job, number, trainer = openings[0].job, openings[0].round, openings[0].trainer
-            kept = Sealing(self.formers.get(trainer, self.signer), chain_id)  # with the key of then, as its file has it
-            return LOSS_OPENING_KIND, kept.opening(job, number, self.auditor.own_loss(job, number, trainer))
+            kept = LossSealer(self.formers.get(trainer, self.signer), chain_id)  # with the key of then, as its file has it
+            return LOSS_OPENING_KIND, kept.make_opening(job, number, self.auditor.own_loss(job, number, trainer))
         for due in due_now:
             finding = self._found(due, state)
             if finding is not None:
                 loss = (
-                    sealing.sealed(due, self.auditor.loss(due)) if finding is ReplayFinding.MATCH and not due.is_dispute else None
+                    sealing.seal_loss(due, self.auditor.loss(due))
+                    if finding is ReplayFinding.MATCH and not due.is_dispute
+                    else None
                 )
                 return said_of(due, finding, loss)
         for due in self.volunteering(state):
@@ -229,11 +231,11 @@ def rotate(chain_id: bytes, old: bytes, successor: Signer) -> tuple[str, RotateK
 
 
 def submit(peer: Peer, signed: Signed) -> None:
-    """As `peer.driver.author` does it: only what would be accepted now."""
+    """As `peer.runtime.transaction_submitter` does it: only what would be accepted now."""
     node = peer.node
     assert node is not None
 
-    def put() -> Effects | None:
+    def put() -> RoundEffects | None:
         try:
             node.rules.apply_transaction(node.state, signed)
         except (Refused, RemoteProtocolError):
@@ -241,6 +243,6 @@ def submit(peer: Peer, signed: Signed) -> None:
             return None
         node.ledger.mempool.add_transaction(signed)
         peer.simulation.note_submitted(peer, signed)
-        return Effects(sends=[signed])
+        return RoundEffects(sends=[signed])
 
-    peer.give(Do(put))
+    peer.give(StepAction(put))

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from curation.import_export.proof_verifier import verify_folder
-from peer.api.tuning import read_words
-from peer.export.proving import verify
-from peer.export.replaying import audit
-from peer.settings.config import load
+from peer.api.tuning_plan_builder import pack_word_file
+from peer.export.export_replay import audit_export
+from peer.export.row_proof_file import verify_row_proof
+from peer.settings.config import load_settings
 from protocol.errors import UserError
 from storage.regular_files import open_regular, read_regular, require_writable_kind
 from training.data import text_files, token_shards
@@ -107,11 +107,11 @@ READERS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
     "sums of a model": (_pipe, huggingface_model.sha256_sums),
     "shards": (_shards, token_shards.make_manifest),
     "tokenizer": (_tokenizer, token_shards.make_manifest),
-    "words": (_pipe, lambda folder: read_words(str(folder / "pipe"))),
-    "settings": (_pipe, lambda folder: load({}, {}, folder / "pipe")),
-    "proof": (_pipe, lambda folder: verify(folder / "pipe", "", None)),
+    "words": (_pipe, lambda folder: pack_word_file(str(folder / "pipe"))),
+    "settings": (_pipe, lambda folder: load_settings({}, {}, folder / "pipe")),
+    "proof": (_pipe, lambda folder: verify_row_proof(folder / "pipe", "", None)),
     "labels": (lambda folder: os.mkfifo(folder / "project.proof"), lambda folder: verify_folder(folder, "")),
-    "export": (_export, audit),
+    "export": (_export, audit_export),
 }
 
 

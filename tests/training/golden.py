@@ -43,7 +43,7 @@ from training.job_spec import (
     JobSpec,
     OuterOptimizerKind,
 )
-from training.objectives.scratch import ScratchObjective
+from training.objectives.builtin_objectives import ScratchObjective
 from training.replicated import aggregate, codec, error_feedback, feedback_buffer, momentum_estimates, outer_optimizer
 from training.replicated.learning_rate_schedule import inner_rate
 from training.replicated.parameter_init import initial_parameters

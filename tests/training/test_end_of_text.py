@@ -11,11 +11,11 @@ import pytest
 import tokenizers
 
 from peer import features
-from peer.export.found import Found
-from peer.export.taking import write
+from peer.export.model_export import write_model_files
+from peer.export.model_provenance import ExportableModel
 from protocol import codec
 from protocol.errors import RemoteProtocolError
-from rlhf.objectives.supervised import DpoTerms, InstructTerms
+from rlhf.objectives.supervised_objectives import DpoTerms, InstructTerms
 from tests.training.formats.test_formats import Reader
 from training.data.tokenizer import END_OF_TEXT, load_tokenizer, train_bpe
 from training.formats import huggingface_model
@@ -30,7 +30,7 @@ LITERAL = f"a{END_OF_TEXT} b {END_OF_TEXT}\n{END_OF_TEXT}"
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install()
+    features.install_objectives()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -68,12 +68,12 @@ def test_a_special_token_that_texts_could_become_is_refused() -> None:
 # Files for other programs --------------------------------------------------------------------------------------------
 
 
-def found_of(kind: str, objective: str = "language", settings: bytes = b"") -> Found:
+def found_of(kind: str, objective: str = "language", settings: bytes = b"") -> ExportableModel:
     blob, vocabulary = KINDS[kind]
     model = ModelSpec(vocabulary=vocabulary, context=8, width=8, layers=1, heads=2, kv_heads=1, hidden=8)
     spec = JobSpec(name=kind, objective=objective, data=bytes(32), model=model, settings=settings)
     values = np.arange(layout_of(spec).size, dtype=np.float32) / 1e4
-    return Found("lab", "", bytes(32), spec, 1, bytes(32), values, blob, "a test")
+    return ExportableModel("lab", "", bytes(32), spec, 1, bytes(32), values, blob, "a test")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -83,7 +83,7 @@ def test_every_exported_file_names_the_end_of_text_alike(tmp_path: Path, kind: s
     terms = {"instruct": InstructTerms(stop=end), "dpo": DpoTerms(stop=end)}.get(objective)
     found = found_of(kind, objective, codec.encode(terms) if terms else b"")
     folder = tmp_path / "out"
-    write(found, folder, "transformers")
+    write_model_files(found, folder, "transformers")
     for name in ("config.json", "generation_config.json"):
         assert json.loads((folder / name).read_text())["eos_token_id"] == end
     config = json.loads((folder / "tokenizer_config.json").read_text())
@@ -95,7 +95,7 @@ def test_every_exported_file_names_the_end_of_text_alike(tmp_path: Path, kind: s
     ours = load_tokenizer(*KINDS[kind])
     assert theirs.encode(LITERAL).ids == ours.encode(LITERAL.encode()).tolist()
     assert f"| a text ends with | token {end}, `&lt;|endoftext" in (folder / "README.md").read_text().replace("\\|", "|")
-    write(found, tmp_path / "gguf", "gguf")
+    write_model_files(found, tmp_path / "gguf", "gguf")
     fields = Reader((tmp_path / "gguf" / "model.gguf").read_bytes()).fields
     assert fields["tokenizer.ggml.eos_token_id"] == end and fields["tokenizer.ggml.tokens"][end] == END_OF_TEXT
     assert [number for number, kind in enumerate(fields["tokenizer.ggml.token_type"]) if kind == 3] == [end]
@@ -103,7 +103,7 @@ def test_every_exported_file_names_the_end_of_text_alike(tmp_path: Path, kind: s
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_exported_model_comes_back_with_its_end_of_text(tmp_path: Path, kind: str) -> None:
-    write(found_of(kind), tmp_path / "out", "transformers")
+    write_model_files(found_of(kind), tmp_path / "out", "transformers")
     own = huggingface_model.open_huggingface_model(tmp_path / "out")
     blob, vocabulary = KINDS[kind]
     assert (own.stop, own.model.vocabulary, own.tokenizer is None) == (vocabulary - 1, vocabulary, blob is None)
@@ -114,10 +114,10 @@ def test_an_exported_model_comes_back_with_its_end_of_text(tmp_path: Path, kind:
 
 
 def test_a_job_with_another_stop_exports_that_one(tmp_path: Path) -> None:
-    write(found_of("bytes", "instruct", codec.encode(InstructTerms(stop=10))), tmp_path / "out", "transformers")
+    write_model_files(found_of("bytes", "instruct", codec.encode(InstructTerms(stop=10))), tmp_path / "out", "transformers")
     assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"] == 10
     old = replace(found_of("bytes").spec, model=replace(found_of("bytes").spec.model, vocabulary=256))
     values = np.zeros(layout_of(old).size, dtype=np.float32)
-    write(replace(found_of("bytes"), spec=old, parameters=values), tmp_path / "old", "transformers")
+    write_model_files(replace(found_of("bytes"), spec=old, parameters=values), tmp_path / "old", "transformers")
     assert json.loads((tmp_path / "old" / "config.json").read_text())["eos_token_id"] is None
     assert "eos_token" not in json.loads((tmp_path / "old" / "tokenizer_config.json").read_text())

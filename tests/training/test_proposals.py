@@ -16,7 +16,7 @@ from protocol.messages import Proposal
 from protocol.verdicts import Verdict
 from training import worker_protocol
 from training.job_spec import NORM_START_MAX, TOLERANCE_MIN, Compression, FeedbackMemory, JobSpec
-from training.objectives.scratch import ScratchObjective
+from training.objectives.builtin_objectives import ScratchObjective
 from training.replay import proposal_replay
 from training.replay.inner_state import RELATIVE_ERROR_MAX
 from training.replicated import codec, feedback_buffer, momentum_estimates

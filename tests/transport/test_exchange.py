@@ -11,7 +11,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from peer.driver.turns import AT_ONCE_MAX
+from peer.runtime.audits.audit_scheduler import FETCHING_AUDITS_MAX
 from protocol.errors import RemoteProtocolError
 from protocol.limits import BLOB_CHUNK_BYTES
 from protocol.messages import BlobChunk, BlobElsewhere, GetBlob, HasBlob, NoBlob
@@ -337,7 +337,7 @@ async def test_a_holder_that_drips_bytes_is_left_for_another(links: Links, autoj
     assert (LIVE, digest(blob)) in links.asked
 
 
-SLOW = [bytes([n]) * (8 * BLOB_CHUNK_BYTES) for n in range(AT_ONCE_MAX)]
+SLOW = [bytes([n]) * (8 * BLOB_CHUNK_BYTES) for n in range(FETCHING_AUDITS_MAX)]
 
 
 async def drip(links: Links, blob: bytes) -> None:

@@ -13,8 +13,8 @@ import trio
 
 from curation.rpc import CurationRpc, ImportRequest, ImportView
 from peer import cli
-from peer.daemon.daemon import Daemon, running
-from peer.settings.config import load
+from peer.daemon.daemon import Daemon, running_daemon
+from peer.settings.config import load_settings
 from tests.waiting import PATIENCE_SECONDS, patience
 from tests.web.client import Person, Reply, Site
 
@@ -39,9 +39,9 @@ class Room:
     async def running(self, **more: Any) -> AsyncIterator[Daemon]:
         """It may serve nobody."""
         flags = {"data_directory": self.directory, "role": "annotator", "web_listen": "127.0.0.1:0", "sign_up": "open", **more}
-        config = load(flags, {"HOME": str(self.folder)}).config
+        config = load_settings(flags, {"HOME": str(self.folder)}).config
         with patience(120.0):  # projects, people and their answers
-            async with running(config) as daemon:
+            async with running_daemon(config) as daemon:
                 yield daemon
 
     async def project(self, daemon: Daemon, tasks: int = 3, votes: int = 1, name: str = "moods", gold: int = 0) -> ImportView:

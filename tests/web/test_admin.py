@@ -12,13 +12,13 @@ import trio
 
 from curation.import_export.task_import import TaskWithGold
 from curation.ledger.curation_state import CurationState, ProjectPhase
-from peer.serving.doors import Doors
-from peer.serving.founding import Founding
+from curation.service.access_control import AccessControl
+from curation.service.projects.project_author import ProjectAuthor
 from tests.waiting import patience
 from tests.web.client import Person, Reply, Site
 from tests.web.room import Room, assigned, enrolled, said
 from tests.web.test_routes import disputed, founded, operator
-from web.problems import Problem
+from web.problem_details import HttpProblem
 
 pytestmark = pytest.mark.real("sockets")
 
@@ -49,17 +49,17 @@ async def test_of_a_file_that_is_refused_nothing_is_kept_until_somebody_looks_fo
             reply = await said(site.ask, "POST", f"/api/v1/projects/{view.project}/tasks?format=csv", b"none", token)
             assert reply.code == "misfit"
             with patience():
-                while any(type(thing) is Problem for thing in gc.get_objects()):  # noqa: ASYNC110 - nothing tells
+                while any(type(thing) is HttpProblem for thing in gc.get_objects()):  # noqa: ASYNC110 - nothing tells
                     await trio.sleep(0.05)
         finally:
             gc.enable()
 
 
 async def test_what_failed_stands_in_the_log_as_what_nobody_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fails(founding: Founding, project: bytes, phase: ProjectPhase) -> None:
+    async def fails(founding: ProjectAuthor, project: bytes, phase: ProjectPhase) -> None:
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(Founding, "move", fails)
+    monkeypatch.setattr(ProjectAuthor, "set_phase", fails)
     room = Room(tmp_path)
     async with room.serving() as (daemon, site):
         token, view = await operator(daemon), await room.project(daemon)
@@ -90,7 +90,7 @@ async def test_a_token_is_exchanged_for_a_session_that_ends_with_it(tmp_path: Pa
         assert (await said(site.ask, "POST", f"{ADMIN}/sign-out", None, "", again)).status == 200
         assert (await said(site.ask, "GET", f"{ADMIN}/health", None, "", again)).code == "unauthorized"
         last = browser(site, await signed_in(site, token))
-        assert await daemon.api.web_revoke() == 1  # type: ignore[attr-defined]
+        assert await daemon.api.revoke_operator_tokens() == 1  # type: ignore[attr-defined]
         assert (await said(site.ask, "GET", f"{ADMIN}/health", None, "", last)).code == "unauthorized"
 
 
@@ -176,10 +176,10 @@ async def test_the_log_names_who_did_what_outlives_a_restart_and_is_bounded(
             ("sign in", "done"),
             ("make", "done"),
         ]
-        doors = Doors(room.directory / "parts" / "serve")
-        names = [doors.operator_of(token) for token in (second, second, first)]
+        doors = AccessControl(room.directory / "parts" / "serve")
+        names = [doors.find_operator(token) for token in (second, second, first)]
         assert [entry["operator"] for entry in entries] == names and names[0] != names[2]
-        monkeypatch.setattr("peer.serving.operators.ENTRIES_MAX", 2)
+        monkeypatch.setattr("curation.service.operators.operator_log.ENTRIES_MAX", 2)
         await said(site.ask, "POST", f"/api/v1/projects/{project}/open", None, first)
         assert [action for action, *_ in await log(site, first)] == ["open", "pause"]
         older = (await said(site.get, f"{ADMIN}/log?limit=1&before={entries[0]['number']}", first)).body["entries"]
@@ -300,18 +300,18 @@ async def test_a_large_body_of_a_stranger_is_not_read(tmp_path: Path) -> None:
 
 
 async def test_an_import_goes_on_when_it_takes_longer_than_a_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add, go_on = Founding.add, trio.Event()
+    add, go_on = ProjectAuthor.add_tasks, trio.Event()
 
-    async def takes_long(founding: Founding, project: bytes, tasks: list[TaskWithGold]) -> None:
+    async def takes_long(founding: ProjectAuthor, project: bytes, tasks: list[TaskWithGold]) -> None:
         await go_on.wait()
         await add(founding, project, tasks)
 
-    monkeypatch.setattr(Founding, "add", takes_long)
+    monkeypatch.setattr(ProjectAuthor, "add_tasks", takes_long)
     async with Room(tmp_path).serving() as (daemon, site):
         token = await operator(daemon)
         project = await empty(site, token)
         path, data = f"/api/v1/projects/{project}/tasks?format=jsonl", b'{"text": "one"}\n' * 3_000
-        monkeypatch.setattr("peer.serving.importing.DECIDED_SECONDS", 0.0)
+        monkeypatch.setattr("curation.service.operators.import_queue.DECISION_WAIT_SECONDS", 0.0)
         assert (await said(site.ask, "POST", path, data, token)).status == 202
         assert (await said(site.ask, "POST", path, data, token)).code == "too-many"
         go_on.set()
@@ -325,7 +325,7 @@ async def test_an_import_that_a_stop_cuts_off_is_noted_and_its_first_part_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = Room(tmp_path)
-    monkeypatch.setattr("peer.serving.importing.DECIDED_SECONDS", 0.0)
+    monkeypatch.setattr("curation.service.operators.import_queue.DECISION_WAIT_SECONDS", 0.0)
     async with room.serving() as (daemon, site):
         token = await operator(daemon)
         project = await empty(site, token)

@@ -13,10 +13,10 @@ import trio
 from curation.ledger.curation_state import AssignmentState, CurationState, Redaction, page_key
 from curation.ledger.transaction_types import AnswerCommitment, AnswerOpening, ReleaseAssignment
 from curation.rpc import CurationRpc
-from peer.driver.author import Author
-from peer.serving import annotating, gathering
-from peer.serving.gathering import Gatherer, Statement
-from peer.serving.reading import Reading
+from curation.service.annotators import annotator_api, statement_batcher
+from curation.service.annotators.statement_batcher import Statement, StatementBatcher
+from curation.service.public.public_api import PublicApi
+from peer.runtime.transaction_submitter import TransactionSubmitter
 from tests.waiting import patience
 from tests.web.client import Person, Reply, Site, committed, receipt_holds
 from tests.web.room import Room, assigned, enrolled, said, settled
@@ -181,7 +181,7 @@ async def test_a_lease_of_a_closed_project_is_not_shown_and_takes_the_place_of_n
         (ann,) = await enrolled(site, "ann")
         assert len(await assigned(site, ann, 7)) == 7
         second = await room.project(daemon, tasks=2, name="second")
-        await api.move_project("first", "closed")
+        await api.set_project_phase("first", "closed")
         assert [task["project"] for task in await assigned(site, ann)] == [second.project]
         assert [task["project"] for task in await assigned(site, ann, 8)] == [second.project], "it has eight leases"
 
@@ -204,7 +204,7 @@ async def test_a_project_whose_tasks_are_not_here_takes_no_leases(room: Room) ->
 
 
 async def test_sixty_answers_a_minute_are_enough_whatever_the_session(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(annotating, "ANSWERS_PER_MINUTE", 3)
+    monkeypatch.setattr(annotator_api, "ANSWERS_PER_MINUTE", 3)
     async with room.serving() as (daemon, site):
         await room.project(daemon, tasks=6)
         (ann,) = await enrolled(site, "ann")
@@ -226,14 +226,14 @@ async def test_what_is_not_decided_in_time_is_accepted_and_what_cannot_be_is_tol
         await room.project(daemon, tasks=2)
         (ann,) = await enrolled(site, "ann")
         (task,) = await assigned(site, ann)
-        hindered, go_on = Gatherer._decide, trio.Event()
+        hindered, go_on = StatementBatcher._decide, trio.Event()
 
-        async def later(gatherer: Gatherer, taken: list[Any]) -> None:
+        async def later(gatherer: StatementBatcher, taken: list[Any]) -> None:
             await go_on.wait()
             await hindered(gatherer, taken)
 
-        monkeypatch.setattr(annotating, "DECIDED_SECONDS", 1.0)
-        monkeypatch.setattr(Gatherer, "_decide", later)
+        monkeypatch.setattr(annotator_api, "DECISION_WAIT_SECONDS", 1.0)
+        monkeypatch.setattr(StatementBatcher, "_decide", later)
         reply = await said(ann.submit, site, task["assignment"], (1,))
         assert (reply.status, reply.body) == (202, {"annotation": task["assignment"]})
         assert problem(await said(ann.submit, site, task["assignment"], (0,))) == (409, "already-answered"), (
@@ -254,9 +254,9 @@ async def test_what_is_not_decided_in_time_is_accepted_and_what_cannot_be_is_tol
 
 
 async def test_a_restart_between_commitment_and_opening_loses_nothing(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    put = Gatherer.put
+    put = StatementBatcher.add_statement
 
-    def without_openings(gatherer: Gatherer, statement: Any, *done: trio.Event) -> trio.Event:
+    def without_openings(gatherer: StatementBatcher, statement: Any, *done: trio.Event) -> trio.Event:
         return trio.Event() if isinstance(statement, AnswerOpening) else put(gatherer, statement, *done)
 
     async with room.serving() as (daemon, site):
@@ -267,11 +267,11 @@ async def test_a_restart_between_commitment_and_opening_loses_nothing(room: Room
         assert (await said(ann.submit, site, first[1]["assignment"], (0,), b"2" * 16)).status == 201
         second = {task["task"]: task["assignment"] for task in await assigned(site, bob, 2)}
         assert second.keys() == {task["task"] for task in first}
-        monkeypatch.setattr(Gatherer, "put", without_openings)
+        monkeypatch.setattr(StatementBatcher, "add_statement", without_openings)
         assert (await said(bob.submit, site, second[first[0]["task"]], (1,), b"3" * 16)).status == 201
         reply = await said(site.annotation, first[0]["assignment"])
         assert (reply.body["state"], reply.body["label"]) == ("committed", None), "all are committed, nothing is opened"
-    monkeypatch.setattr(Gatherer, "put", put)
+    monkeypatch.setattr(StatementBatcher, "add_statement", put)
     async with room.serving() as (daemon, site):
         assert (await settled(site, first[0]["assignment"])).body["label"] == [1]
         assert (await said(bob.submit, site, second[first[1]["task"]], (0,), b"4" * 16)).status == 201
@@ -281,17 +281,17 @@ async def test_a_restart_between_commitment_and_opening_loses_nothing(room: Room
 
 
 async def test_a_restart_before_the_commitment_is_decided_loses_nothing(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    decide = Gatherer._decide
+    decide = StatementBatcher._decide
 
-    async def without_commits(gatherer: Gatherer, taken: list[Any]) -> None:
+    async def without_commits(gatherer: StatementBatcher, taken: list[Any]) -> None:
         await decide(gatherer, [(said, done) for said, done in taken if not isinstance(said, AnswerCommitment)])
 
     async with room.serving() as (daemon, site):
         await room.project(daemon, tasks=2)
         (ann,) = await enrolled(site, "ann")
         first, second = await assigned(site, ann, 2)
-        monkeypatch.setattr(Gatherer, "_decide", without_commits)
-        monkeypatch.setattr(annotating, "DECIDED_SECONDS", 0.5)
+        monkeypatch.setattr(StatementBatcher, "_decide", without_commits)
+        monkeypatch.setattr(annotator_api, "DECISION_WAIT_SECONDS", 0.5)
         assert (await said(ann.submit, site, first["assignment"], (1,))).status == 202
     async with room.serving() as (_, site):
         await said(ann.token, site, anew=True)
@@ -299,7 +299,7 @@ async def test_a_restart_before_the_commitment_is_decided_loses_nothing(room: Ro
             "not lost, not changed"
         )
         assert (await said(ann.submit, site, second["assignment"], (0,))).status == 202
-    monkeypatch.setattr(Gatherer, "_decide", decide)
+    monkeypatch.setattr(StatementBatcher, "_decide", decide)
     async with room.serving() as (_, site):
         assert (await settled(site, first["assignment"])).body["label"] == [1]
         assert (await settled(site, second["assignment"])).body["label"] == [0]
@@ -308,19 +308,19 @@ async def test_a_restart_before_the_commitment_is_decided_loses_nothing(room: Ro
 async def test_two_that_wait_for_one_answer_are_told_alike_that_it_was_passed_over(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit, entered, go_on, replies = annotating.Annotating.submit, list[int](), trio.Event(), list[tuple[int, str]]()
+    submit, entered, go_on, replies = annotator_api.AnnotatorApi.submit_answer, list[int](), trio.Event(), list[tuple[int, str]]()
 
-    async def counted(site: annotating.Annotating, *given: Any, **named: Any) -> Any:
+    async def counted(site: annotator_api.AnnotatorApi, *given: Any, **named: Any) -> Any:
         entered.append(1)
         return await submit(site, *given, **named)
 
-    monkeypatch.setattr(annotating.Annotating, "submit", counted)
+    monkeypatch.setattr(annotator_api.AnnotatorApi, "submit_answer", counted)
     async with room.serving() as (daemon, site):
         await room.project(daemon, tasks=1)
         (ann,) = await enrolled(site, "ann")
         (task,) = await assigned(site, ann)
 
-        async def passes_over(gatherer: Gatherer, taken: list[Any]) -> None:
+        async def passes_over(gatherer: StatementBatcher, taken: list[Any]) -> None:
             await go_on.wait()
             for statement, done in taken:
                 gatherer._events.pop(statement, None)
@@ -329,7 +329,7 @@ async def test_two_that_wait_for_one_answer_are_told_alike_that_it_was_passed_ov
         async def ask() -> None:
             replies.append(problem(await said(ann.submit, site, task["assignment"], (1,))))
 
-        monkeypatch.setattr(Gatherer, "_decide", passes_over)
+        monkeypatch.setattr(StatementBatcher, "_decide", passes_over)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
             nursery.start_soon(ask)
@@ -340,10 +340,10 @@ async def test_two_that_wait_for_one_answer_are_told_alike_that_it_was_passed_ov
 
 
 async def test_a_slip_in_a_call_costs_that_call_and_not_the_peer(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def slips(site: Reading) -> Any:
+    async def slips(site: PublicApi) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Reading, "stats", slips)
+    monkeypatch.setattr(PublicApi, "network_stats", slips)
     async with room.serving() as (_, site):
         assert problem(await said(site.get, "/api/stats")) == (500, "internal")
         assert (await said(site.get, "/api/leaderboard")).status == 200
@@ -363,7 +363,7 @@ async def test_a_lease_whose_page_is_nowhere_does_not_block_its_annotator(room: 
         page = state.pages.get_record(page_key(project, 0))
         assert page is not None and lease is not None
         nowhere = Redaction(project, 0, 1 - lease.number, page.digest, b"n" * 32, 99)
-        await Author(daemon.driver).submit("curation/redact", nowhere)
+        await TransactionSubmitter(daemon.driver).submit("curation/redact", nowhere)
         (other,) = await assigned(site, ann)
         assert {first["project"], other["project"]} == projects
         assert await assigned(site, ann) == [other]
@@ -408,20 +408,20 @@ async def test_where_a_chosen_project_has_no_task_left_nothing_is_decided(room: 
         await room.project(daemon, tasks=4, name="second")
         (ann,) = await enrolled(site, "ann")
         held = await assigned(site, ann, 1, 1, chosen)
-        monkeypatch.delattr(Gatherer, "put")  # whoever wishes for a lease fails
+        monkeypatch.delattr(StatementBatcher, "add_statement")  # whoever wishes for a lease fails
         assert await assigned(site, ann, 2, 1, chosen) == held
 
 
 def first_release(monkeypatch: pytest.MonkeyPatch) -> trio.Event:
     """An event that is set once a release waits to be decided."""
-    put, waits = Gatherer.put, trio.Event()
+    put, waits = StatementBatcher.add_statement, trio.Event()
 
-    def noted(gatherer: Gatherer, statement: Statement, done: trio.Event | None = None) -> trio.Event:
+    def noted(gatherer: StatementBatcher, statement: Statement, done: trio.Event | None = None) -> trio.Event:
         if isinstance(statement, ReleaseAssignment):
             waits.set()
         return put(gatherer, statement, done)
 
-    monkeypatch.setattr(Gatherer, "put", noted)
+    monkeypatch.setattr(StatementBatcher, "add_statement", noted)
     return waits
 
 
@@ -433,7 +433,7 @@ async def test_no_more_leases_are_given_back_than_a_chosen_project_needs(room: R
         (ann,) = await enrolled(site, "ann")
         await assigned(site, ann, 8, 8)
         chosen = (await room.project(daemon, tasks=6, name="second")).project
-        monkeypatch.setattr(gathering, "GATHER_SECONDS", 1.0)
+        monkeypatch.setattr(statement_batcher, "BATCH_LINGER_SECONDS", 1.0)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(assigned, site, ann, 3, 3, chosen)
             await waits.wait()
@@ -455,7 +455,7 @@ async def test_a_lease_that_is_being_given_back_is_no_task(room: Room, monkeypat
         (task,) = await assigned(site, ann)
         rows = daemon.driver.state.module_state(CurationState).assignments
         before = rows.get_record(bytes.fromhex(task["assignment"]))
-        monkeypatch.setattr(gathering, "GATHER_SECONDS", 1.0)
+        monkeypatch.setattr(statement_batcher, "BATCH_LINGER_SECONDS", 1.0)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(said, ann.release, site, task["assignment"])
             await waits.wait()
@@ -471,7 +471,7 @@ async def test_an_answer_waits_for_the_release_of_its_lease(room: Room, monkeypa
         await room.project(daemon, tasks=1)
         (ann,) = await enrolled(site, "ann")
         (task,) = await assigned(site, ann)
-        monkeypatch.setattr(gathering, "GATHER_SECONDS", 1.0)
+        monkeypatch.setattr(statement_batcher, "BATCH_LINGER_SECONDS", 1.0)
         replies: list[Reply] = []
 
         async def release() -> None:
@@ -486,8 +486,8 @@ async def test_an_answer_waits_for_the_release_of_its_lease(room: Room, monkeypa
 
 
 async def test_an_annotator_gives_back_so_many_leases_at_once(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(annotating, "RETURNS_AT_ONCE", 2)
-    monkeypatch.setattr(annotating, "RETURN_SECONDS", 3_600.0)
+    monkeypatch.setattr(annotator_api, "GIVE_BACK_BURST", 2)
+    monkeypatch.setattr(annotator_api, "GIVE_BACK_INTERVAL_SECONDS", 3_600.0)
     async with room.serving() as (daemon, site):
         await room.project(daemon, tasks=8)
         ann, bob = await enrolled(site, "ann", "bob")

@@ -11,9 +11,9 @@ import pytest
 
 from curation.ledger.curation_state import CurationState
 from curation.rpc import CurationRpc
+from curation.service.annotators import custodial_api
+from curation.service.annotators.custodial_accounts import CustodialAccounts
 from peer.daemon.daemon import Daemon
-from peer.serving import custody
-from peer.serving.accounts import Accounts
 from tests.web.client import Person, Reply, Site
 from tests.web.room import Room, assigned, said
 
@@ -93,7 +93,7 @@ async def test_what_fits_no_account_is_refused_and_keeps_no_name(tmp_path: Path)
         ):  # fmt: skip
             assert (await signed(site, "up", name, passphrase)).code == code
         assert (await signed(site, "in")).code == "unauthorized", "the name that was not invited is free again"
-        code = await cast(CurationRpc, daemon.api).web_invite()
+        code = await cast(CurationRpc, daemon.api).create_annotator_invitation()
         assert (await signed(site, "up", passphrase="another one", invitation=code)).status == 201
 
 
@@ -102,7 +102,7 @@ async def test_defence_wrong_passphrases_wait_longer_and_longer(tmp_path: Path, 
     async with Room(tmp_path).serving() as (_, site):
         assert (await signed(site, "up")).status == 201
         for free in (2, -3):  # so the second one costs half a minute: the next one comes before that, however busy the machine is
-            monkeypatch.setattr(custody, "WRONG_FREE", free)
+            monkeypatch.setattr(custodial_api, "WRONG_PASSPHRASES_FREE", free)
             assert (await signed(site, "in", passphrase=f"wrong horse {free}")).code == "unauthorized"
         assert (await signed(site, "in", passphrase="wrong horse")).code == "too-many"
         reply = await signed(site, "in")
@@ -111,10 +111,10 @@ async def test_defence_wrong_passphrases_wait_longer_and_longer(tmp_path: Path, 
 
 
 def test_defence_a_stolen_file_of_accounts_holds_no_key_and_nobody_else_reads_it(tmp_path: Path) -> None:
-    accounts = Accounts(tmp_path)
-    made = accounts.make("ann", PASSPHRASE)
-    assert made is not None and made.public == getattr(accounts.open("ann", PASSPHRASE), "public", None)
-    assert accounts.open("ann", "wrong") is None and accounts.open("bob", PASSPHRASE) is None
+    accounts = CustodialAccounts(tmp_path)
+    made = accounts.create_account("ann", PASSPHRASE)
+    assert made is not None and made.public == getattr(accounts.open_account("ann", PASSPHRASE), "public", None)
+    assert accounts.open_account("ann", "wrong") is None and accounts.open_account("bob", PASSPHRASE) is None
     accounts.close()
     for file in tmp_path.glob("accounts.sqlite*"):
         assert made.seed not in file.read_bytes() and PASSPHRASE.encode() not in file.read_bytes()

@@ -14,7 +14,7 @@ from tests.browser.test_admin import sign_in
 from tests.browser.test_annotate import address
 from tests.web.room import Room, enrolled
 from tests.web.test_routes import founded, operator
-from web.pages import PAGES
+from web.html_pages import PAGES
 
 pytestmark = [NEEDED, pytest.mark.real("browser")]
 CORPUS = Path(__file__).with_name("xss.txt").read_text("utf-8").split("\n")[:-1]

@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 import trio
 
-from peer import bridge
 from tests.peer.processes import Daemon, command, daemons, poll
 from tests.waiting import in_time
 from tests.web.client import Person, Site
 from tests.web.half_requests import connected, strangers
 from tests.web.room import Room, said
-from web import connections
+from web import asyncio_bridge, connection_limits
 
 pytestmark = pytest.mark.real("descriptors of a daemon's process run out, by real sockets")
 
@@ -107,23 +106,23 @@ async def test_a_connection_that_waits_too_long_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: bytes, bound: str
 ) -> None:
     for name in ("HEADER_SECONDS", "REQUEST_SECONDS"):
-        monkeypatch.setattr(connections, name, 0.5 if name == bound else 3_600.0)
-    monkeypatch.setattr(bridge, "SWEEP_SECONDS", 0.1)
+        monkeypatch.setattr(connection_limits, name, 0.5 if name == bound else 3_600.0)
+    monkeypatch.setattr(asyncio_bridge, "SWEEP_SECONDS", 0.1)
     async with Room(tmp_path).serving() as (_, site):
         assert await said(ends, site, half)
         assert (await said(site.get, "/annotate")).status == 200
 
 
 async def test_a_connection_that_is_gone_leaves_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = list[connections.Places]()
+    made = list[connection_limits.ConnectionSlots]()
 
-    class Places(connections.Places):
+    class Places(connection_limits.ConnectionSlots):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             made.append(self)
 
-    monkeypatch.setattr(bridge, "Places", Places)
-    monkeypatch.setattr(bridge, "SWEEP_SECONDS", 3_600.0)
+    monkeypatch.setattr(asyncio_bridge, "ConnectionSlots", Places)
+    monkeypatch.setattr(asyncio_bridge, "SWEEP_SECONDS", 3_600.0)
     async with Room(tmp_path).serving() as (_, site):
         for _ in range(3):
             assert (await said(site.get, "/annotate")).status == 200

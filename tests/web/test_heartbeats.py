@@ -11,10 +11,10 @@ import trio
 
 from curation.ledger.curation_state import AssignmentState, CurationState
 from curation.ledger.transaction_types import ReleaseAssignment
-from peer.serving.annotating import Annotating
-from peer.serving.gathering import Gatherer
-from peer.serving.heartbeats import HEARTBEAT_SECONDS_MAX, Heartbeats
-from peer.serving.vault import Kept, Vault
+from curation.service.annotators.annotator_api import AnnotatorApi
+from curation.service.annotators.answer_store import AnswerStore, UnopenedAnswer
+from curation.service.annotators.lease_heartbeats import HEARTBEAT_SECONDS_MAX, LeaseHeartbeats
+from curation.service.annotators.statement_batcher import StatementBatcher
 from tests.waiting import patience_seconds
 from tests.web.room import Room, assigned, enrolled, said
 from tests.web.test_routes import founded, operator
@@ -23,20 +23,20 @@ A, B = bytes([1] * 32), bytes([2] * 32)
 
 
 def test_an_assignment_lapses_once_a_while_after_its_last_heartbeat() -> None:
-    beats = Heartbeats()
+    beats = LeaseHeartbeats()
     assert beats.seconds_left(0.0) == HEARTBEAT_SECONDS_MAX  # a first one may come at once
-    beats.beat([A, B], 0.0)
-    beats.beat([A], 30.0)
-    assert beats.lapsed(HEARTBEAT_SECONDS_MAX - 1) == []
+    beats.record_heartbeats([A, B], 0.0)
+    beats.record_heartbeats([A], 30.0)
+    assert beats.pop_lapsed(HEARTBEAT_SECONDS_MAX - 1) == []
     assert beats.seconds_left(HEARTBEAT_SECONDS_MAX - 1) == 1.0
-    assert beats.lapsed(HEARTBEAT_SECONDS_MAX) == [B] and beats.lapsed(HEARTBEAT_SECONDS_MAX) == []
-    assert beats.lapsed(30.0 + HEARTBEAT_SECONDS_MAX) == [A]
+    assert beats.pop_lapsed(HEARTBEAT_SECONDS_MAX) == [B] and beats.pop_lapsed(HEARTBEAT_SECONDS_MAX) == []
+    assert beats.pop_lapsed(30.0 + HEARTBEAT_SECONDS_MAX) == [A]
     assert HEARTBEAT_SECONDS_MAX < 60
 
 
 @pytest.mark.real("sockets")
 async def test_a_task_of_a_closed_page_goes_to_somebody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peer.serving.heartbeats.HEARTBEAT_SECONDS_MAX", 0.3)
+    monkeypatch.setattr("curation.service.annotators.lease_heartbeats.HEARTBEAT_SECONDS_MAX", 0.3)
     async with Room(tmp_path).serving() as (daemon, site):
         await founded(site, await operator(daemon), tasks=[{"text": "one"}, {"text": "two"}])
         ann, bob = await enrolled(site, "ann", "bob")
@@ -45,7 +45,7 @@ async def test_a_task_of_a_closed_page_goes_to_somebody_else(tmp_path: Path, mon
         foreign = await said(site.ask, "POST", "/api/v1/heartbeat", {"assignments": [watched]}, other)
         assert (foreign.status, foreign.body) == (200, {"assignments": []})
         with monkeypatch.context() as patch:
-            patch.setattr(Annotating, "_is_me", lambda self, peer: False)
+            patch.setattr(AnnotatorApi, "_is_me", lambda self, peer: False)
             others = await said(site.ask, "POST", "/api/v1/heartbeat", {"assignments": [silent]}, ann.token(site))
         assert others.body == {"assignments": []}, "a lease that another peer took is that peer's to release"
         reply = await said(site.ask, "POST", "/api/v1/heartbeat", {"assignments": [watched]}, ann.token(site))
@@ -61,29 +61,29 @@ async def test_a_task_of_a_closed_page_goes_to_somebody_else(tmp_path: Path, mon
 
 @pytest.mark.real("sockets, and a disk that is slow")
 async def test_a_lease_whose_answer_is_on_its_way_is_not_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peer.serving.heartbeats.HEARTBEAT_SECONDS_MAX", 0.1)
-    keeps, lapsed, keep, put = threading.Event(), threading.Event(), Vault.keep, Gatherer.put
+    monkeypatch.setattr("curation.service.annotators.lease_heartbeats.HEARTBEAT_SECONDS_MAX", 0.1)
+    keeps, lapsed, keep, put = threading.Event(), threading.Event(), AnswerStore.store_answer, StatementBatcher.add_statement
     released = list[ReleaseAssignment]()
 
-    class Watched(Heartbeats):
-        def lapsed(self, now: float) -> list[bytes]:
-            found = super().lapsed(now)
+    class Watched(LeaseHeartbeats):
+        def pop_lapsed(self, now: float) -> list[bytes]:
+            found = super().pop_lapsed(now)
             if found:
                 lapsed.set()
             return found
 
-    def keep_late(self: Vault, kept: Kept) -> None:
+    def keep_late(self: AnswerStore, kept: UnopenedAnswer) -> None:
         keeps.set()
         assert lapsed.wait(patience_seconds())
         keep(self, kept)
 
-    def put_watched(self: Gatherer, statement: Any, *more: Any) -> trio.Event:
+    def put_watched(self: StatementBatcher, statement: Any, *more: Any) -> trio.Event:
         released.extend([statement] if isinstance(statement, ReleaseAssignment) else [])
         return put(self, statement, *more)
 
-    monkeypatch.setattr("peer.serving.annotating.Heartbeats", Watched)
-    monkeypatch.setattr(Vault, "keep", keep_late)
-    monkeypatch.setattr(Gatherer, "put", put_watched)
+    monkeypatch.setattr("curation.service.annotators.annotator_api.LeaseHeartbeats", Watched)
+    monkeypatch.setattr(AnswerStore, "store_answer", keep_late)
+    monkeypatch.setattr(StatementBatcher, "add_statement", put_watched)
     async with Room(tmp_path).serving() as (daemon, site):
         await founded(site, await operator(daemon), tasks=[{"text": "one"}])
         (ann,) = await enrolled(site, "ann")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, web
 
-from web.listening import Listening
+from web.event_stream import EventStreams
 
 
 def look(height: int) -> dict[str, Any]:
@@ -21,7 +21,7 @@ class Looks:
     def __init__(self) -> None:
         self.asked: asyncio.Queue[asyncio.Future[dict[str, Any]]] = asyncio.Queue()
 
-    async def news(self, after: int) -> dict[str, Any]:
+    async def wait_for_block(self, after: int) -> dict[str, Any]:
         answer = asyncio.get_running_loop().create_future()
         await self.asked.put(answer)
         found: dict[str, Any] = await answer
@@ -32,14 +32,14 @@ class Looks:
 def test_whoever_listens_already_misses_nothing_that_comes_with_the_look_of_another() -> None:
     async def listen() -> None:
         looks: Any = Looks()
-        listening = Listening(looks, {})
+        listening = EventStreams(looks, {})
         app = web.Application()
 
         async def stream(request: web.Request) -> web.StreamResponse:
-            return await listening.stream(request, False)
+            return await listening.stream_events(request, False)
 
         app.router.add_get("/", stream)
-        app.on_shutdown.append(listening.end)
+        app.on_shutdown.append(listening.close_streams)
         runner = web.AppRunner(app)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from web.connections import FILE_SECONDS, HEADER_SECONDS, REQUEST_SECONDS, Place, Places
+from web.connection_limits import FILE_SECONDS, HEADER_SECONDS, REQUEST_SECONDS, ConnectionSlot, ConnectionSlots
 
 
 @dataclass
@@ -18,14 +18,14 @@ class Port:
     most: int = 8
     proxies: tuple[str, ...] = ()
     now: float = 0.0
-    open: dict[int, Place] = field(default_factory=dict)
+    open: dict[int, ConnectionSlot] = field(default_factory=dict)
     closed: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.places = Places(self.most, self.proxies, lambda: self.now)
+        self.places = ConnectionSlots(self.most, self.proxies, lambda: self.now)
 
-    def come(self, host: str, number: int) -> Place:
-        self.open[number] = place = self.places.take(host, lambda: self.closed.append(number))
+    def come(self, host: str, number: int) -> ConnectionSlot:
+        self.open[number] = place = self.places.acquire_slot(host, lambda: self.closed.append(number))
         return place
 
 
@@ -38,11 +38,11 @@ def test_a_host_at_its_bound_loses_its_own_oldest_connection() -> None:
 
 def test_a_connection_that_waits_goes_before_one_that_has_a_request() -> None:
     port = Port(most=8)
-    port.come("a", 0).begin(REQUEST_SECONDS)
+    port.come("a", 0).begin_request(REQUEST_SECONDS)
     port.come("a", 1)
     port.come("a", 2)
     assert port.closed == [1]
-    port.open[2].begin(REQUEST_SECONDS)
+    port.open[2].begin_request(REQUEST_SECONDS)
     port.come("a", 3)
     assert port.closed == [1, 0], "where all have requests the oldest goes"
 
@@ -81,16 +81,16 @@ def test_a_proxy_with_three_quarters_of_all_places_or_less_gives_way_to_nobody()
 def test_a_connection_ends_where_header_or_request_take_too_long() -> None:
     port = Port()
     port.come("a", 0)
-    port.come("b", 1).begin(REQUEST_SECONDS)
-    port.come("c", 2).begin(FILE_SECONDS)
-    port.come("d", 3).begin(float("inf"))
+    port.come("b", 1).begin_request(REQUEST_SECONDS)
+    port.come("c", 2).begin_request(FILE_SECONDS)
+    port.come("d", 3).begin_request(float("inf"))
     for now, closed in ((HEADER_SECONDS, []), (HEADER_SECONDS + 1, [0]), (REQUEST_SECONDS + 1, [0, 1])):
         port.now = now
-        port.places.sweep()
+        port.places.close_overdue()
         assert port.closed == closed
-    port.open[2].finish()
+    port.open[2].finish_request()
     port.now += HEADER_SECONDS + 1
-    port.places.sweep()
+    port.places.close_overdue()
     assert port.closed == [0, 1, 2] and len(port.places) == 1
 
 
@@ -100,8 +100,8 @@ def test_places_are_bounded_whatever_comes(steps: list[tuple[str, str]]) -> None
     for number, (host, what) in enumerate(steps):
         place = port.come(host, number)
         if what == "begin":
-            place.begin(REQUEST_SECONDS)
+            place.begin_request(REQUEST_SECONDS)
         elif what == "leave":
-            port.places.leave(place)
+            port.places.release_slot(place)
         there = Counter(place.host for place in port.places._open)
         assert there.total() <= 6 and max(there.values(), default=0) <= 1

@@ -23,8 +23,8 @@ from curation.tasks.answers import QuestionKind
 from ledger.core.module import BlobReplacement
 from peer import cli
 from peer.daemon.daemon import Daemon
-from peer.driver import author as authors
-from peer.driver.keeping import Keeping
+from peer.runtime import transaction_submitter as authors
+from peer.runtime.storage.blob_pinning import BlobPinner
 from tests.peer.processes import peer
 from tests.transport.helpers import until
 from tests.web.client import Person, Site
@@ -67,10 +67,10 @@ async def contested(author: Author) -> tuple[ImportView, list[Person], list[str]
     leases = [(await assigned(author.site, who))[0]["assignment"] for who in people]
     for who, lease, answer in zip(people, leases, ((0,), (1,)), strict=True):
         assert (await said(who.submit, author.site, lease, answer)).status == 201
-    applied = author.daemon.driver.applied  # as it is before somebody looks
+    applied = author.daemon.driver.block_applied  # as it is before somebody looks
     while (await author.daemon.api.projects())[0].review == 0:  # type: ignore[attr-defined]
         await applied.wait()
-        applied = author.daemon.driver.applied
+        applied = author.daemon.driver.block_applied
     return view, people, leases
 
 
@@ -82,7 +82,7 @@ async def test_the_author_says_the_label_of_a_task_that_waits_for_it(author: Aut
     assert "has 1 task, from 0 on" in await author.types("tasks", "review", "moods", "1", "--label", "sad")
     assert "is no task that anybody had" in await author.types("tasks", "review", "moods", "--label", "sad")
     assert "say the label of task 0 with --label" in await author.types("tasks", "review", "moods", "0")
-    (waiting,) = await author.daemon.api.waiting_tasks(view.project)  # type: ignore[attr-defined]
+    (waiting,) = await author.daemon.api.tasks_in_review(view.project)  # type: ignore[attr-defined]
     assert waiting.skips == {}, "a vote has no reason"
     assert await author.types("tasks", "review", waiting.task, "--label", "sad") == "task 0 of 'moods': sad"
     assert await author.types("tasks", "review", "moods") == "no task of this project waits for its author"
@@ -100,7 +100,7 @@ async def test_the_author_reads_why_people_skipped_a_task(author: Author) -> Non
         assert (await said(person.skip, author.site, lease["assignment"], reason)).status == (400 if number == 3 else 200)
         if number == 3:
             assert (await said(person.skip, author.site, lease["assignment"], "two texts")).status == 200
-    (waiting,) = await author.daemon.api.waiting_tasks(view.project)  # type: ignore[attr-defined]
+    (waiting,) = await author.daemon.api.tasks_in_review(view.project)  # type: ignore[attr-defined]
     assert waiting.skips == {"unclear": 2, "harmful": 1, "two texts": 1}
     assert "2 × unclear, 1 × harmful, 1 × two texts" in await author.types("tasks", "review", "moods")
 
@@ -209,7 +209,7 @@ async def test_gold_is_said_at_the_close_and_is_the_label(author: Author, monkey
         assert (await settled(site, tasks[f"text {number}"])).body["label"] == [1 - number % 2]
     assert await author.types("tasks", "close", "moods") == f"project {view.project[:8]} (moods) is closed"
     while curation(daemon).closing:
-        await daemon.driver.applied.wait()
+        await daemon.driver.block_applied.wait()
     labels = [(await said(site.annotation, tasks[f"text {number}"])).body["label"] for number in range(3)]
     assert labels == [[0], [1], [1]]
 
@@ -322,7 +322,7 @@ async def test_wrong_lines_of_a_file_stand_below_one_another(author: Author) -> 
 async def test_a_blob_that_is_too_large_is_no_guidelines_no_page_and_stays(tmp_path: Path) -> None:
     """A member may name any blob as its own: a model of 400 MB that its peer has, too. No stranger's call reads it."""
     async with Room(tmp_path).serving() as (daemon, site):
-        author, blobs, made = authors.Author(daemon.driver), daemon.driver.blobs, list[bytes]()
+        author, blobs, made = authors.TransactionSubmitter(daemon.driver), daemon.driver.blobs, list[bytes]()
         large = blobs.add_bytes(bytes(GUIDELINES_BYTES_MAX + 1))
         asked = ProjectSpec("moods", QuestionKind.LABEL, ("glad", "sad"), False, 0, large, 1, 1, False)
         project = project_id(daemon.driver.signer.public, (await author.submit("curation/found", CreateProject(asked))).nonce)
@@ -333,7 +333,7 @@ async def test_a_blob_that_is_too_large_is_no_guidelines_no_page_and_stays(tmp_p
             made.append(old)
             return b"new"
 
-        await Keeping(daemon.driver)._replace(BlobReplacement(large, GUIDELINES_BYTES_MAX, make))
+        await BlobPinner(daemon.driver)._replace(BlobReplacement(large, GUIDELINES_BYTES_MAX, make))
         assert not made and blobs.size(large) is not None
-        await Keeping(daemon.driver)._replace(BlobReplacement(large, GUIDELINES_BYTES_MAX + 1, make))
+        await BlobPinner(daemon.driver)._replace(BlobReplacement(large, GUIDELINES_BYTES_MAX + 1, make))
         assert len(made) == 1 and blobs.size(large) is None

@@ -29,8 +29,8 @@ async def proven(folder: Path) -> tuple[Path, str]:
             assert (await said(person.submit, site, assignment, [0])).status == 201
         for _, assignment in answers:
             await settled(site, assignment)
-        await api.move_project(project.project, "paused")  # its block certifies the labels
-        view = await api.prove_tasks(project.project, str(folder / "labels"))
+        await api.set_project_phase(project.project, "paused")  # its block certifies the labels
+        view = await api.export_task_proofs(project.project, str(folder / "labels"))
         await api.export_tasks(project.project, str(folder / "plain.jsonl"))
         assert view.tasks == TASKS
         return folder / "labels", (await daemon.api.status()).chain_id

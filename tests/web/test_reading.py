@@ -12,10 +12,10 @@ import pytest
 import trio
 
 from curation.ledger.curation_state import Annotator
+from curation.service.public import public_api
+from curation.service.public.public_api import OPEN_EXPORTS_MAX, LeaderboardCache
 from ledger.tables import MemoryBucketStore, Table
 from ledger.tables.sparse_merkle_tree import BUCKET_ROWS_MAX
-from peer.serving import reading
-from peer.serving.reading import FILES_MAX, Leaders
 from tests.web.client import Reply, Site
 from tests.web.room import Room, assigned, enrolled, said, settled
 
@@ -45,12 +45,14 @@ def test_the_leaders_are_those_with_most_points_and_of_a_block_only_what_it_chan
         return decoded(table, data)
 
     monkeypatch.setattr(Table, "_decoded", counted)
-    leaders, table = Leaders(), annotators()
+    leaders, table = LeaderboardCache(), annotators()
 
     def check(table: Table[Annotator]) -> None:
         rows = sorted(table.items(), key=lambda item: (-item[1].points, -item[1].accepted, item[0]))
         read.clear()
-        assert [(row["annotator"], row["points"]) for row in leaders.of(table)] == [(key.hex(), row.points) for key, row in rows]
+        assert [(row["annotator"], row["points"]) for row in leaders.top_annotators(table)] == [
+            (key.hex(), row.points) for key, row in rows
+        ]
 
     check(table)
     assert len(read) == COUNT
@@ -59,7 +61,7 @@ def test_the_leaders_are_those_with_most_points_and_of_a_block_only_what_it_chan
     key, last = min(table.items(), key=lambda item: item[1].points)
     table = table.with_row(key, replace(last, points=1_000))
     check(table)
-    assert 0 < len(read) <= BUCKET_ROWS_MAX and leaders.of(table)[0]["name"] == last.name
+    assert 0 < len(read) <= BUCKET_ROWS_MAX and leaders.top_annotators(table)[0]["name"] == last.name
 
 
 async def together(site: Site, path: str, count: int) -> list[Reply]:
@@ -85,9 +87,9 @@ async def test_whatever_follows_from_the_height_is_made_once_a_height(tmp_path: 
 
         return count
 
-    monkeypatch.setattr(reading, "project_alpha", counted("stats", reading.project_alpha))
-    monkeypatch.setattr(Leaders, "of", counted("leaderboard", Leaders.of))
-    monkeypatch.setattr(reading, "agreement", counted("agreement", reading.agreement))
+    monkeypatch.setattr(public_api, "project_alpha", counted("stats", public_api.project_alpha))
+    monkeypatch.setattr(LeaderboardCache, "top_annotators", counted("leaderboard", LeaderboardCache.top_annotators))
+    monkeypatch.setattr(public_api, "compute_agreement", counted("agreement", public_api.compute_agreement))
     room = Room(tmp_path)
     async with room.serving() as (daemon, site):
         project = (await room.project(daemon, tasks=2)).project
@@ -121,15 +123,15 @@ async def test_files_are_written_one_at_a_time_and_others_are_told_to_come_again
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entered, go_on = threading.Event(), threading.Event()
-    export = reading.export
+    export = public_api.write_export
 
     def slow(*arguments: Any) -> None:
         entered.set()
         assert go_on.wait(60)
         export(*arguments)
 
-    monkeypatch.setattr(reading, "export", slow)
-    monkeypatch.setattr(reading, "TURN_SECONDS", 0.1)
+    monkeypatch.setattr(public_api, "write_export", slow)
+    monkeypatch.setattr(public_api, "TURN_WAIT_SECONDS", 0.1)
     room = Room(tmp_path)
     async with room.serving() as (daemon, site):
         project = (await room.project(daemon)).project
@@ -144,7 +146,7 @@ async def test_files_are_written_one_at_a_time_and_others_are_told_to_come_again
             second = await said(site.export, project)
             assert (second.status, second.code, second.headers["retry-after"]) == (429, "too-many", "10")
             assert (await said(site.get, "/api/stats")).status == 200, "the peer answers meanwhile"
-            monkeypatch.setattr(reading, "TURN_SECONDS", 60.0)
+            monkeypatch.setattr(public_api, "TURN_WAIT_SECONDS", 60.0)
             go_on.set()
         assert [reply.status for reply in replies] == [200]
         assert (await said(site.export, project)).status == 200
@@ -156,7 +158,7 @@ async def test_a_file_is_gone_when_it_is_sent_or_nobody_wants_it(tmp_path: Path,
     async with room.serving() as (daemon, site):
         project = (await room.project(daemon)).project
         path = f"/api/v1/projects/{project}/export"
-        for method in ("GET", "HEAD") * FILES_MAX:
+        for method in ("GET", "HEAD") * OPEN_EXPORTS_MAX:
             reply = await said(site.ask, method, path)
             assert reply.status == 200 and reply.headers["content-type"] == "application/jsonl; charset=utf-8"
         monkeypatch.setattr(threading.BoundedSemaphore, "acquire", lambda self, blocking: False)

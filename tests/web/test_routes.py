@@ -12,14 +12,17 @@ import trio
 from aiohttp import web
 
 from curation.rpc import CurationRpc
+from curation.service.access_control import AccessControl
+from curation.service.annotators.annotator_api import AnnotatorApi
+from curation.service.http_routes import HTTP_ROUTES
+from curation.service.operators.project_api import ProjectApi
 from peer.daemon.daemon import Daemon
-from peer.serving.annotating import Annotating
-from peer.serving.doors import Doors
-from peer.serving.operating import Operating
 from tests.web.client import Person, Site
 from tests.web.room import Room, assigned, enrolled, said
-from web.app import application
-from web.routes import ANNOTATOR, OPERATOR, ROUTES, Route
+from web.app import make_application
+from web.routes import ANNOTATOR, CORE_ROUTES, OPERATOR, Route
+
+ROUTES = (*HTTP_ROUTES, *CORE_ROUTES)
 
 TASKS = [{"text": f"text {number}", "suggestion": "sad"} for number in range(4)]
 PROJECT = {"name": "moods", "kind": "label", "options": ["glad", "sad"], "guidelines": "Be fair.", "tasks": TASKS}
@@ -27,7 +30,7 @@ PROJECT = {"name": "moods", "kind": "label", "options": ["glad", "sad"], "guidel
 
 async def operator(daemon: Daemon) -> str:
     api: CurationRpc = daemon.api  # type: ignore[assignment]
-    return await api.web_token()
+    return await api.create_web_token()
 
 
 async def disputed(site: Site, task: dict[str, Any], first: Person, second: Person) -> None:
@@ -59,21 +62,21 @@ async def test_every_route_answers_as_it_is_declared(tmp_path: Path) -> None:
         spare = min({0, 1, 2} - {int(task["text"].split()[1]) for task in (contested, other)})
         challenge = (await said(ann.challenge, site)).body
         bodies = {
-            "enrol": {"key": ann.key.hex(), "name": "ann", "signature": enrolment(ann, site)},
-            "challenge": {"key": ann.key.hex()},
+            "enrol_annotator": {"key": ann.key.hex(), "name": "ann", "signature": enrolment(ann, site)},
+            "create_challenge": {"key": ann.key.hex()},
             "sign_up": {"name": "bob", "passphrase": "correct horse"},
             "sign_in": {"name": "bob", "passphrase": "correct horse"},
-            "session": {"key": ann.key.hex(), **challenge, "signature": session(ann, site, **challenge)},
-            "submit": ann.statement(site, first, (1,), b"s" * 16),
+            "create_session": {"key": ann.key.hex(), **challenge, "signature": session(ann, site, **challenge)},
+            "submit_answer": ann.statement(site, first, (1,), b"s" * 16),
             "heartbeat": {"assignments": []},
-            "skip": {"reason": "unclear"},
-            "found": {**PROJECT, "name": "more"},
-            "add": {"tasks": TASKS},
+            "skip_task": {"reason": "unclear"},
+            "create_project": {**PROJECT, "name": "more"},
+            "add_tasks": {"tasks": TASKS},
             "operator_sign_in": {"token": token},
-            "check": b'{"text": "one"}\n',
-            "redact": {"task": spare},
-            "decide": {"answer": [1]},
-            "train": {"name": "proverbs", "rounds": 3, "overrides": {"liars": "0"}},
+            "preview_import": b'{"text": "one"}\n',
+            "redact_task": {"task": spare},
+            "decide_task": {"answer": [1]},
+            "start_job": {"name": "proverbs", "rounds": 3, "overrides": {"liars": "0"}},
         }
         ids = {
             "project": project,
@@ -84,28 +87,28 @@ async def test_every_route_answers_as_it_is_declared(tmp_path: Path) -> None:
             "height": 2,
             "task": contested["task"],
         }
-        for route in sorted(ROUTES, key=lambda route: route.call == "sign_out"):  # the token is good until then
-            if route.call == "events":
+        for route in sorted(ROUTES, key=lambda route: route.operation == "sign_out"):  # the token is good until then
+            if route.operation == "events":
                 continue
-            ids["assignment"] = more["assignment"] if route.call == "release" else second
-            path = route.path.format(**ids, name={"static": "annotate.js", "vendor": "preact.mjs"}.get(route.call))
-            path += {"check": "?format=jsonl&kind=label&options=glad%0Asad"}.get(route.call, "")
-            body = bodies.get(route.call)
-            if route.who:
+            ids["assignment"] = more["assignment"] if route.operation == "release_task" else second
+            path = route.path.format(**ids, name={"static": "annotate.js", "vendor": "preact.mjs"}.get(route.operation))
+            path += {"preview_import": "?format=jsonl&kind=label&options=glad%0Asad"}.get(route.operation, "")
+            body = bodies.get(route.operation)
+            if route.token_owner:
                 for wrong in ("", "x" * 32):
                     reply = await said(site.ask, route.method, path, body, wrong)
                     assert (reply.status, reply.code) == (401, "unauthorized"), route
-            if route.who == OPERATOR:
+            if route.token_owner == OPERATOR:
                 reply = await said(site.ask, route.method, path, body, tokens[ANNOTATOR])
                 assert (reply.status, reply.code) == (403, "forbidden"), route
-            reply = await said(site.ask, route.method, path, body, tokens.get(route.who, ""))
-            if route.call == "invite":
+            reply = await said(site.ask, route.method, path, body, tokens.get(route.token_owner, ""))
+            if route.operation == "create_invitation":
                 assert reply.code == "refused", "sign-up is open here"
                 continue
             assert reply.status in route.replies, (route, reply)
-            ids |= {"job": reply.body["job"]} if route.call == "train" else {}
+            ids |= {"job": reply.body["job"]} if route.operation == "start_job" else {}
             declared = route.replies[reply.status]
-            assert set(declared.names.split()) <= set(reply.body if declared.names else ()), route
+            assert set(declared.field_names.split()) <= set(reply.body if declared.field_names else ()), route
             content_type = reply.headers["content-type"].partition(";")[0]
             assert declared.content_type in (content_type, "application/octet-stream"), route
             assert (await said(site.ask, "DELETE", path)).code == "method", route
@@ -124,19 +127,21 @@ def test_the_application_has_the_routes_that_are_declared_and_no_other() -> None
         def __getattr__(self, name: str) -> Any:
             return None
 
-    app: web.Application = application(Any_())  # type: ignore[arg-type]
+    app: web.Application = make_application(Any_(), HTTP_ROUTES)  # type: ignore[arg-type]
     found = {(route.method, route.resource.canonical) for route in app.router.routes() if route.resource}
     declared = {(route.method, route.path) for route in ROUTES}
     assert found == declared | {("HEAD", path) for method, path in declared if method == "GET"} | {("*", "/{path}")}
 
 
 def call_of(route: Route) -> Any:
-    return getattr(Operating, route.call, None) or getattr(Annotating, route.call, None)
+    return getattr(ProjectApi, route.operation, None) or getattr(AnnotatorApi, route.operation, None)
 
 
-@pytest.mark.parametrize("route", list(filter(call_of, ROUTES)), ids=lambda route: route.call)
+@pytest.mark.parametrize("route", list(filter(call_of, ROUTES)), ids=lambda route: route.operation)
 def test_the_site_takes_what_is_declared(route: Route) -> None:
-    fields = {field.name for field in (*route.ids, *route.query, *route.body)} | ({"token"} if route.who else set())
+    fields = {field.name for field in (*route.path_fields, *route.query_fields, *route.body_fields)} | (
+        {"token"} if route.token_owner else set()
+    )
     fields |= ({"file"} if route.upload else set()) | ({"host"} if route.by_host else set())
     assert set(inspect.signature(call_of(route)).parameters) - {"self"} == fields
 
@@ -196,17 +201,17 @@ async def test_an_operator_makes_a_project_adds_to_it_and_ends_it(tmp_path: Path
 
 
 async def test_tokens_end_with_their_day_and_when_they_are_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    doors = Doors(tmp_path)
-    first, second = doors.operator(), doors.operator()
-    assert doors.operator_of(first) and doors.operator_of(second) and not doors.operator_of(first[:-1])
+    doors = AccessControl(tmp_path)
+    first, second = doors.create_operator_token(), doors.create_operator_token()
+    assert doors.find_operator(first) and doors.find_operator(second) and not doors.find_operator(first[:-1])
     assert (tmp_path / "doors.sqlite").stat().st_mode & 0o077 == 0
     assert first.encode() not in (tmp_path / "doors.sqlite").read_bytes()
-    monkeypatch.setattr("peer.serving.doors.OPERATOR_MS", 0)
-    assert not doors.operator_of(doors.operator())
+    monkeypatch.setattr("curation.service.access_control.OPERATOR_TOKEN_MS", 0)
+    assert not doors.find_operator(doors.create_operator_token())
     doors.close()
-    again = Doors(tmp_path)
-    assert again.operator_of(first), "a restart ends none"
-    assert again.revoke_operators() >= 2 and not again.operator_of(first)
+    again = AccessControl(tmp_path)
+    assert again.find_operator(first), "a restart ends none"
+    assert again.revoke_operators() >= 2 and not again.find_operator(first)
     again.close()
 
 
@@ -218,7 +223,7 @@ async def test_a_code_enrols_one_annotator_for_ever(tmp_path: Path) -> None:
         api: CurationRpc = daemon.api  # type: ignore[assignment]
         assert (await said(ann.enrol, site, "sesame")).status == 201
         assert (await said(bob.enrol, site, "sesame")).code == "forbidden"
-        made = await api.web_invite()
+        made = await api.create_annotator_invitation()
         assert (await said(bob.enrol, site, made)).status == 201
         assert (await said(eve.enrol, site, made)).code == "forbidden"
     async with room.serving("invited", sign_up_codes=("sesame",)) as (_, site):

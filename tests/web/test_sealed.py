@@ -16,12 +16,12 @@ from curation.ledger.curation_module import serving_peers
 from curation.ledger.curation_state import AssignmentState, CurationState
 from curation.ledger.sealed_answers import seal_recipients
 from curation.rpc import CurationRpc, ImportRequest
+from curation.service.annotation_service import AnnotationService
+from curation.service.annotators import annotator_api, answer_openings
 from ledger.members import MembersState
-from peer.driver.desk import DriverDesk
 from peer.features import founding_modules
-from peer.serving import annotating, opening
-from peer.serving.part import Serve
-from peer.settings.config import Config, load
+from peer.runtime.service_context import DriverServiceContext
+from peer.settings.config import Config, load_settings
 from tests.peer.network import Seat, network, service_of
 from tests.waiting import PATIENCE_SECONDS, patience
 from tests.web.client import Person, Site
@@ -48,19 +48,21 @@ class Server:
         return self.seat.driver.state.module_state(CurationState)
 
 
-def desk_of(seat: Seat, config: Config) -> DriverDesk:
-    return DriverDesk("serve", config, seat.driver, seat.author, seat.folder, seat.identity.unseal, service_of(seat), seat.folder)
+def desk_of(seat: Seat, config: Config) -> DriverServiceContext:
+    return DriverServiceContext(
+        "serve", config, seat.driver, seat.author, seat.folder, seat.identity.unseal, service_of(seat), seat.folder
+    )
 
 
 async def served(seat: Seat, nursery: trio.Nursery, **more: Any) -> Server:
     flags = {"data_directory": seat.folder, "role": "annotator", "web_listen": "127.0.0.1:0", "sign_up": "open", **more}
-    config = load(flags, {"HOME": str(seat.folder)}).config
+    config = load_settings(flags, {"HOME": str(seat.folder)}).config
     desk = desk_of(seat, config)
     scope = trio.CancelScope()
 
     async def run() -> None:
         with scope:
-            await Serve(desk).run()
+            await AnnotationService(desk).run()
 
     nursery.start_soon(run)
     host, _, port = (await seat.event("serve", SAYS)).removeprefix(SAYS).rstrip("/").rpartition(":")
@@ -77,8 +79,9 @@ async def servers(folder: Path) -> AsyncIterator[list[Server]]:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "SEAL_MS", SEAL_MS)
-    monkeypatch.setattr(annotating, "DECIDED_SECONDS", PATIENCE_SECONDS)  # one of four is gone, perhaps the one whose turn it is
+    monkeypatch.setattr(answer_openings, "SEAL_DELAY_MS", SEAL_MS)
+    # one of four is gone, perhaps the one whose turn it is
+    monkeypatch.setattr(annotator_api, "DECISION_WAIT_SECONDS", PATIENCE_SECONDS)
 
 
 async def two_with_one_task(folder: Path, first: Server, second: Server) -> list[tuple[Person, str]]:
@@ -118,7 +121,7 @@ async def test_a_killed_peer_loses_no_answer_that_it_carried(tmp_path: Path) -> 
 async def test_a_seal_that_does_not_open_is_told_and_the_next_one_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forged: bytes | str
 ) -> None:
-    seal = opening.seal
+    seal = answer_openings.seal
     async with servers(tmp_path) as made:
         first, second = made[:2]
         (ann, anns), (bob, bobs) = await two_with_one_task(tmp_path, first, second)
@@ -129,18 +132,18 @@ async def test_a_seal_that_does_not_open_is_told_and_the_next_one_does(
                 return seal(key, data)
             return seal(key, data[:-1] + b"\0") if isinstance(forged, str) else forged
 
-        look = opening.Openings.look
+        look = answer_openings.AnswerOpenings.process_due_openings
 
-        async def look_in_turn(openings: opening.Openings, state: CurationState, now_ms: int) -> None:
+        async def look_in_turn(openings: answer_openings.AnswerOpenings, state: CurationState, now_ms: int) -> None:
             """The time of the honest one comes when the liar has tried, however late that is."""
-            has_tried = any(DOES_NOT_OPEN in event.text for event in await liar.seat.events.after(0, 0.0))
+            has_tried = any(DOES_NOT_OPEN in event.text for event in await liar.seat.events.wait_for_events(0, 0.0))
             is_too_soon = openings._desk.me == honest.seat.public and not has_tried
             await look(openings, state, 0 if is_too_soon else now_ms)
 
         with monkeypatch.context() as lies:
-            lies.setattr(opening, "seal", sealed)
+            lies.setattr(answer_openings, "seal", sealed)
             assert (await said(ann.submit, first.site, anns, (1,))).status == 201
-        monkeypatch.setattr(opening.Openings, "look", look_in_turn)
+        monkeypatch.setattr(answer_openings.AnswerOpenings, "process_due_openings", look_in_turn)
         await first.kill()
         assert (await said(bob.submit, second.site, bobs, (1,))).status == 201
         assert (await settled(honest.site, anns)).body["label"] == [1]

@@ -10,58 +10,58 @@ import trio.lowlevel
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.serving import sharing
-from peer.serving.custody import Custody
-from peer.serving.sharing import FairTable, Rate, Turns
+from curation.service import rate_limits
+from curation.service.annotators.custodial_api import CustodialApi
+from curation.service.rate_limits import FairHostQueue, FairTable, HostRateLimiter
 from protocol.identity import Identity
-from web.problems import Problem
+from web.problem_details import HttpProblem
 
 IDENTITY = Identity(bytes(32))
 
 
 def test_a_host_takes_some_at_once_and_then_one_after_the_other() -> None:
     now = [0.0]
-    rate = Rate(3, 10.0, lambda: now[0])
+    rate = HostRateLimiter(3, 10.0, lambda: now[0])
     for _ in range(3):
-        rate.take("a", "sign-ups")
-    with pytest.raises(Problem) as problem:
-        rate.take("a", "sign-ups")
+        rate.acquire("a", "sign-ups")
+    with pytest.raises(HttpProblem) as problem:
+        rate.acquire("a", "sign-ups")
     assert problem.value.retry_after == 11
-    rate.take("b", "sign-ups")
+    rate.acquire("b", "sign-ups")
     now[0] = 10.0
-    rate.take("a", "sign-ups")
-    with pytest.raises(Problem):
-        rate.take("a", "sign-ups")
+    rate.acquire("a", "sign-ups")
+    with pytest.raises(HttpProblem):
+        rate.acquire("a", "sign-ups")
     now[0] = 1_000.0
     for _ in range(3):
-        rate.take("a", "sign-ups")
-    with pytest.raises(Problem):
-        rate.take("a", "sign-ups")
+        rate.acquire("a", "sign-ups")
+    with pytest.raises(HttpProblem):
+        rate.acquire("a", "sign-ups")
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.0, 5.0)), max_size=60))
 def test_no_host_takes_more_than_its_rate(takes: list[tuple[str, float]]) -> None:
     now, taken = [0.0], {"a": 0, "b": 0, "c": 0}
-    rate = Rate(4, 10.0, lambda: now[0])
+    rate = HostRateLimiter(4, 10.0, lambda: now[0])
     for host, later in takes:
         now[0] += later
         try:
-            rate.take(host, "sign-ups")
-        except Problem:
+            rate.acquire(host, "sign-ups")
+        except HttpProblem:
             continue
         taken[host] += 1
     assert all(count <= 4 + now[0] / 10.0 for count in taken.values())
 
 
 def test_the_host_that_was_here_longest_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing, "HOSTS_MAX", 2)
-    rate, turns = Rate(1, 10.0, lambda: 0.0), Turns(64, 8)
+    monkeypatch.setattr(rate_limits, "HOSTS_MAX", 2)
+    rate, turns = HostRateLimiter(1, 10.0, lambda: 0.0), FairHostQueue(64, 8)
     for host in "abc":
-        rate.take(host, "sign-ups")
-        turns.know(host)
-    rate.take("a", "sign-ups")
-    with pytest.raises(Problem):
-        rate.take("c", "sign-ups")
+        rate.acquire(host, "sign-ups")
+        turns.trust_host(host)
+    rate.acquire("a", "sign-ups")
+    with pytest.raises(HttpProblem):
+        rate.acquire("c", "sign-ups")
     assert list(turns._known) == ["b", "c"]
 
 
@@ -90,17 +90,17 @@ def test_a_table_is_bounded_for_all_and_for_each_owner(steps: list[tuple[int, st
         assert sum(map(len, table._owned.values())) == len(table) and all(table._owned.values())
 
 
-async def take_turn(turns: Turns, host: str, order: list[str]) -> None:
+async def take_turn(turns: FairHostQueue, host: str, order: list[str]) -> None:
     try:
-        async with turns.turn(host):
+        async with turns.hold_turn(host):
             order.append(host)
             await trio.sleep(0.1)
-    except Problem:
+    except HttpProblem:
         order.append(f"{host} refused")
 
 
 async def test_hosts_take_turns() -> None:
-    turns, order = Turns(64, 8), list[str]()
+    turns, order = FairHostQueue(64, 8), list[str]()
     async with trio.open_nursery() as nursery:
         for number in range(12):
             nursery.start_soon(take_turn, turns, "stranger", order)
@@ -113,8 +113,8 @@ async def test_hosts_take_turns() -> None:
 
 
 async def test_strangers_of_many_hosts_do_not_keep_a_known_host_out() -> None:
-    turns, order = Turns(16, 4), list[str]()
-    turns.know("owner")
+    turns, order = FairHostQueue(16, 4), list[str]()
+    turns.trust_host("owner")
     async with trio.open_nursery() as nursery:
         for number in range(40):
             nursery.start_soon(take_turn, turns, f"stranger {number}", order)
@@ -126,7 +126,7 @@ async def test_strangers_of_many_hosts_do_not_keep_a_known_host_out() -> None:
 
 
 async def test_a_turn_that_is_cancelled_goes_on_to_the_next() -> None:
-    turns, order = Turns(16, 4), list[str]()
+    turns, order = FairHostQueue(16, 4), list[str]()
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(take_turn, turns, "a", order)
@@ -139,14 +139,14 @@ async def test_a_turn_that_is_cancelled_goes_on_to_the_next() -> None:
 
 
 async def test_a_waiter_that_is_called_after_its_cancellation_hands_its_turn_on() -> None:
-    turns, order, scope = Turns(16, 4), list[str](), trio.CancelScope()
+    turns, order, scope = FairHostQueue(16, 4), list[str](), trio.CancelScope()
 
     async def give_up() -> None:
         with scope:
             await take_turn(turns, "b", order)
 
     with trio.fail_after(10):
-        async with trio.open_nursery() as nursery, turns.turn("a"):
+        async with trio.open_nursery() as nursery, turns.hold_turn("a"):
             nursery.start_soon(give_up)
             await trio.testing.wait_all_tasks_blocked()
             nursery.start_soon(take_turn, turns, "c", order)
@@ -156,16 +156,16 @@ async def test_a_waiter_that_is_called_after_its_cancellation_hands_its_turn_on(
 
 
 async def test_of_the_host_with_most_waiters_the_newest_is_sent_away() -> None:
-    turns, served, refused = Turns(4, 3), list[str](), list[str]()
+    turns, served, refused = FairHostQueue(4, 3), list[str](), list[str]()
 
     async def come(host: str, name: str) -> None:
         try:
-            async with turns.turn(host):
+            async with turns.hold_turn(host):
                 served.append(name)
-        except Problem:
+        except HttpProblem:
             refused.append(name)
 
-    async with trio.open_nursery() as nursery, turns.turn("first"):
+    async with trio.open_nursery() as nursery, turns.hold_turn("first"):
         for name in ("a1", "a2", "a3", "b1", "c1"):
             nursery.start_soon(come, name[0], name)
             await trio.testing.wait_all_tasks_blocked()
@@ -174,12 +174,12 @@ async def test_of_the_host_with_most_waiters_the_newest_is_sent_away() -> None:
 
 async def test_each_wrong_passphrase_after_the_fifth_doubles_the_wait_for_this_name_at_this_host() -> None:
     none: Any = None
-    custody = Custody(none, none, none)
+    custody = CustodialApi(none, none, none)
     for wait in (0, 0, 0, 0, 1, 2, 4, 8, 16, 32, 64, 64):
         custody._require_patience("ann", "stranger")
         custody._count_wrong("ann", "stranger")
         if wait:
-            with pytest.raises(Problem) as problem:
+            with pytest.raises(HttpProblem) as problem:
                 custody._require_patience("ann", "stranger")
             assert problem.value.retry_after == 1 + wait
         custody._require_patience("ann", "owner")
@@ -189,7 +189,7 @@ async def test_each_wrong_passphrase_after_the_fifth_doubles_the_wait_for_this_n
 
 async def test_a_host_where_a_passphrase_was_right_goes_first_from_then_on() -> None:
     none: Any = None
-    custody = Custody(none, none, none)
+    custody = CustodialApi(none, none, none)
     assert await custody._opened(lambda name, passphrase: None, "ann", "wrong", "stranger") is None
     assert await custody._opened(lambda name, passphrase: IDENTITY, "ann", "right", "owner") is IDENTITY
     assert list(custody._turns._known) == ["owner"]

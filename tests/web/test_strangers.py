@@ -11,11 +11,14 @@ from random import Random
 import pytest
 
 from curation.rpc import CurationRpc
+from curation.service.http_routes import HTTP_ROUTES
 from tests.fuzz import http
 from tests.web.client import Person, Site
 from tests.web.room import Room, said
-from web.pages import PAGES
-from web.routes import ROUTES, Route
+from web.html_pages import PAGES
+from web.routes import CORE_ROUTES, Route
+
+ROUTES = (*HTTP_ROUTES, *CORE_ROUTES)
 
 SECONDS = 2.0
 
@@ -26,7 +29,7 @@ async def test_no_request_is_the_peer_s_error(tmp_path: Path, caplog: pytest.Log
     async with room.serving() as (daemon, site):
         api: CurationRpc = daemon.api  # type: ignore[assignment]
         view = await room.project(daemon, tasks=200)
-        known = await said(http.known_at, site, view.project, await api.web_token())
+        known = await said(http.known_at, site, view.project, await api.create_web_token())
         seen = await http.hammer(known, SECONDS, seed=1)
         if seen.requests <= 50:  # a busy machine
             seen = await http.hammer(known, 10 * SECONDS, seed=1)
@@ -71,4 +74,6 @@ def test_every_call_is_among_what_strangers_send() -> None:
         return any(method == route.method and pattern.fullmatch(path) for method, path in sent)
 
     pages = {page.path for page in PAGES}
-    assert [route.path for route in ROUTES if not is_sent(route) and route.path not in pages and route.call != "vendor"] == []
+    assert [
+        route.path for route in ROUTES if not is_sent(route) and route.path not in pages and route.operation != "vendor"
+    ] == []

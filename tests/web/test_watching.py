@@ -20,10 +20,9 @@ import trio
 
 from consensus.block import decode_header, header_digest
 from consensus.voter_set import VoterSet, verify_certificate
-from peer import bridge
-from peer.api import causes
-from peer.api.blocks import BlockAnswers
-from peer.serving.live import Live
+from curation.service.public.live_feed import LiveFeed
+from peer.api import alerts
+from peer.api.handlers.block_handler import BlockRpcHandler
 from protocol import codec
 from protocol.api import BlockView, StatusView
 from protocol.codec import Key
@@ -33,7 +32,8 @@ from protocol.messages import Certificate, Commit
 from protocol.prometheus_metrics import why_unhealthy
 from tests.web.client import Reply, Site
 from tests.web.room import Room, assigned, enrolled, said
-from web.listening import Listening
+from web import asyncio_bridge
+from web.event_stream import EventStreams
 
 pytestmark = pytest.mark.real("sockets")
 
@@ -113,10 +113,10 @@ async def test_whoever_comes_again_goes_on_where_it_stopped(tmp_path: Path) -> N
         api: Any = daemon.api
         async with listening(site) as stream:
             first = [await said(event, stream) for _ in range(3)][-1]
-            await api.move_project(view.project, "paused")
+            await api.set_project_phase(view.project, "paused")
             seen = await said(until, stream, "project")
         assert int(seen[0]) > int(first[0]) and seen[2]["state"] == "paused"
-        await api.move_project(view.project, "open")  # nobody listens
+        await api.set_project_phase(view.project, "open")  # nobody listens
         async with listening(site, **{"Last-Event-ID": first[0]}) as stream:
             again = await said(until, stream, "project")
             assert again == seen, "what it had not seen, with the numbers that it had"
@@ -147,22 +147,24 @@ async def test_live_events_come_to_those_who_ask_and_say_what_changed(tmp_path: 
             known = {block["height"] for block in first["blocks"]}
             assert known.isdisjoint(block["height"] for block in changed.get("blocks", ()))
             api: Any = daemon.api
-            await api.move_project(view.project, "closed")
+            await api.set_project_phase(view.project, "closed")
             kinds = [(await said(event, another))[1] for _ in range(5)]
             assert set(kinds) <= {"block", "project", "settled"}
         assert (await said(site.get, "/api/v1/events?live=2")).code == "malformed"
 
 
 async def test_all_who_watch_cost_one_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks, look = 0, Live._look
+    looks, look = 0, LiveFeed._look
 
-    async def counted(live: Live) -> None:
+    async def counted(live: LiveFeed) -> None:
         nonlocal looks
         looks += 1
         await look(live)
 
-    monkeypatch.setattr(Live, "_look", counted)
-    monkeypatch.setattr("peer.serving.live.LOOK_SECONDS", 1_000.0)  # no look by the clock while they come
+    monkeypatch.setattr(LiveFeed, "_look", counted)
+    monkeypatch.setattr(
+        "curation.service.public.live_feed.LOOK_INTERVAL_SECONDS", 1_000.0
+    )  # no look by the clock while they come
     async with Room(tmp_path).serving() as (_, site), AsyncExitStack() as stack:
         streams = [await stack.enter_async_context(listening(site, "?live=1")) for _ in range(20)]
         for stream in streams:
@@ -173,8 +175,8 @@ async def test_all_who_watch_cost_one_look(tmp_path: Path, monkeypatch: pytest.M
 async def test_a_look_that_fails_has_seen_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Room(tmp_path).serving() as (daemon, _):
         desk: Any = SimpleNamespace(api=daemon.api, height=1, state=daemon.api, time_ms=0)
-        live, told = Live(desk), 0
-        monkeypatch.setattr(Live, "_labels_a_minute", lambda live: None)
+        live, told = LiveFeed(desk), 0
+        monkeypatch.setattr(LiveFeed, "_labels_a_minute", lambda live: None)
         await live._look()
         api: Any = daemon.api
         first, event = live._now, replace((await api.events(0, 1.0))[-1], kind="measured", number=10**6)
@@ -198,7 +200,7 @@ async def test_a_look_that_fails_has_seen_nothing(tmp_path: Path, monkeypatch: p
 
 
 async def test_strangers_hear_nothing_of_this_machine_s_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(causes, "DISK_WARNING_BYTES", 1 << 60)
+    monkeypatch.setattr(alerts, "DISK_WARNING_BYTES", 1 << 60)
     async with Room(tmp_path).serving() as (daemon, site):
         assert [alert.cause for alert in await daemon.api.alerts()] == ["disk-low"]
         assert (await said(site.get, "/api/v1/live")).body["alerts"] == []
@@ -224,9 +226,9 @@ async def test_a_block_comes_as_it_was_hashed_and_signed(tmp_path: Path) -> None
 
 
 async def test_strangers_who_ask_for_blocks_take_one_thread_of_the_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    room, running, most, read = Room(tmp_path), 0, 0, BlockAnswers._block
+    room, running, most, read = Room(tmp_path), 0, 0, BlockRpcHandler._block
 
-    def counted(answers: BlockAnswers, *asked: Any) -> BlockView:
+    def counted(answers: BlockRpcHandler, *asked: Any) -> BlockView:
         nonlocal running, most
         running += 1
         most = max(most, running)
@@ -236,7 +238,7 @@ async def test_strangers_who_ask_for_blocks_take_one_thread_of_the_peer(tmp_path
 
     async with room.serving() as (daemon, site):
         await room.project(daemon)
-        monkeypatch.setattr(BlockAnswers, "_block", counted)
+        monkeypatch.setattr(BlockRpcHandler, "_block", counted)
         replies: list[Reply] = []
 
         async def ask() -> None:
@@ -249,8 +251,8 @@ async def test_strangers_who_ask_for_blocks_take_one_thread_of_the_peer(tmp_path
 
 
 async def test_listeners_are_counted_and_a_silent_stream_has_a_pulse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("web.listening.LISTENERS_MAX", 1)
-    monkeypatch.setattr("web.listening.BEAT_SECONDS", 0.1)
+    monkeypatch.setattr("web.event_stream.LISTENERS_MAX", 1)
+    monkeypatch.setattr("web.event_stream.KEEPALIVE_SECONDS", 0.1)
     async with Room(tmp_path).serving() as (_, site):
         assert (await said(site.ask, "HEAD", "/api/v1/events")).status == 200
         async with listening(site) as stream:
@@ -267,7 +269,7 @@ async def test_listeners_are_counted_and_a_silent_stream_has_a_pulse(tmp_path: P
 
 
 async def test_listeners_that_come_at_once_are_counted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("web.listening.LISTENERS_MAX", 1)
+    monkeypatch.setattr("web.event_stream.LISTENERS_MAX", 1)
     async with Room(tmp_path).serving() as (_, site):
         streams: list[HTTPResponse] = []
 
@@ -283,16 +285,16 @@ async def test_listeners_that_come_at_once_are_counted_too(tmp_path: Path, monke
 
 
 async def test_a_listener_that_does_not_read_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("web.listening.WAITING_MAX", 2)
-    monkeypatch.setattr("web.listening._Event.text", f"data: {'x' * (1 << 22)}\n\n")  # one alone is more than sockets hold
-    room, dropped, tell = Room(tmp_path), threading.Event(), Listening._tell
+    monkeypatch.setattr("web.event_stream.LISTENER_QUEUE_MAX", 2)
+    monkeypatch.setattr("web.event_stream._Event.text", f"data: {'x' * (1 << 22)}\n\n")  # one alone is more than sockets hold
+    room, dropped, tell = Room(tmp_path), threading.Event(), EventStreams._tell
 
-    def noted(listening: Listening, events: Any) -> None:
+    def noted(listening: EventStreams, events: Any) -> None:
         if any(listener.queue.full() for listener in listening._listeners.values()):
             dropped.set()
         tell(listening, events)
 
-    monkeypatch.setattr(Listening, "_tell", noted)
+    monkeypatch.setattr(EventStreams, "_tell", noted)
     async with room.serving() as (daemon, site):
         with socket.create_connection((site.host, site.port), timeout=60) as slow:
             slow.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -300,7 +302,7 @@ async def test_a_listener_that_does_not_read_is_dropped(tmp_path: Path, monkeypa
             api: Any = daemon.api
             states = itertools.cycle(("paused", "open"))
             while not dropped.is_set():  # one look may see what several moves have changed
-                await api.move_project(view.project, next(states))
+                await api.set_project_phase(view.project, next(states))
 
             def drained() -> int:
                 count = 0
@@ -312,14 +314,14 @@ async def test_a_listener_that_does_not_read_is_dropped(tmp_path: Path, monkeypa
 
 
 async def test_a_peer_that_stops_ends_its_streams_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridge, "SHUTDOWN_SECONDS", 30.0)  # after which streams are cut off
+    monkeypatch.setattr(asyncio_bridge, "SHUTDOWN_SECONDS", 30.0)  # after which streams are cut off
     async with trio.open_nursery() as nursery:
         async with Room(tmp_path).serving() as (_, site):
             stream = await said(opened, site)
             assert (await said(event, stream))[1] == "block"
             nursery.start_soon(said, stream.read)  # to its end
             stopped = trio.current_time()
-        assert trio.current_time() - stopped < bridge.SHUTDOWN_SECONDS
+        assert trio.current_time() - stopped < asyncio_bridge.SHUTDOWN_SECONDS
     stream.close()
 
 
@@ -343,7 +345,7 @@ async def test_health_and_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         halted = replace(status, state="halted", halted="HALTED: the disk forgets")
         assert why_unhealthy(halted) == "halted: HALTED: the disk forgets"
         assert "3 heights" in why_unhealthy(replace(status, state="behind", behind=3))
-        monkeypatch.setattr("peer.api.this_peer.why_halted", lambda *given: "HALTED: another machine signs")
+        monkeypatch.setattr("peer.api.handlers.local_peer_handler.why_halted", lambda *given: "HALTED: another machine signs")
         while (ill := await said(site.get, "/healthz")).status == 200:  # noqa: ASYNC110
             await trio.sleep(0.05)  # the peer looks at itself once a second
         assert (ill.status, ill.code) == (503, "unhealthy") and "another machine" in ill.body["detail"]

@@ -1,1 +1,1 @@
-"""What a job trains on: text, shards, tokens."""
+"""Texts, shards, tokenizers and tokens of jobs."""

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
-from features.tables import counted
+from features.text_tables import pluralize
 from protocol.errors import UserError
 from storage.csv_files import ENDINGS as TABLES
 from storage.csv_files import SEPARATORS, describe_columns, open_csv
@@ -414,7 +414,7 @@ def _table(stream: BinaryIO, file: Path, column: str, findings: TextFileReport) 
     for number, row in rows:
         # A separator in a text without quotes would cut the text.
         if len(row) < len(names) or any(cell.strip() for cell in row[len(names) :]):
-            cells = f"{counted(len(row), 'cell')} and the header {len(names)}"
+            cells = f"{pluralize(len(row), 'cell')} and the header {len(names)}"
             raise UserError(f"{printable_path(file)}:{number}: the row has {cells}: quote texts that hold the separator")
         yield f":{number}", row[place]
 

@@ -1,1 +1,1 @@
-"""What computes gradients, in the worker process alone."""
+"""Engines, which compute gradients in the worker process."""

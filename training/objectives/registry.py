@@ -1,13 +1,14 @@
-"""The objectives that this program knows, by name. Features add theirs when the program starts (`peer.features.install`)."""
+"""The objectives that this program knows, by name. Features add theirs when the program starts
+(`peer.features.install_objectives`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from protocol.verdicts import OBJECTIVE_CODES_MAX, VERDICT_MEANINGS, ReplayFinding, Verdict
-from training.objectives.language import LanguageObjective
+from training.objectives.builtin_objectives import LanguageObjective, ScratchObjective
 from training.objectives.objective import Objective
-from training.objectives.scratch import ScratchObjective
 
 OBJECTIVES: tuple[Objective, ...] = (LanguageObjective(), ScratchObjective())  # of this package
 

@@ -1,1 +1,1 @@
-"""What a trainer commits to, and how somebody else computes it again."""
+"""What a trainer commits to, and its re-execution."""

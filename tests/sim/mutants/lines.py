@@ -18,13 +18,13 @@ import peer.features
 from consensus.pbft.message_handlers import ReplicaMessageHandlers
 from ledger.audits.state_machine import AuditStateMachine
 from ledger.jobs import JobsModule
-from peer.doctor import files
-from peer.driver.absence import Absence
-from peer.driver.answering import Answering
-from peer.driver.driver import Driver
-from peer.driver.hearing import Hearing
+from peer.doctor import data_directory_checks
 from peer.node.node import Node
 from peer.roles import voter
+from peer.runtime.driver import Driver
+from peer.runtime.membership.inactivity import InactivityTracker
+from peer.runtime.membership.liveness_reports import LivenessMonitor
+from peer.runtime.sync.block_server import BlockServer
 from rounds import round_state, vouch_set
 from rounds.vouch_set import VouchSet
 from rounds.vouch_state import VouchState
@@ -298,7 +298,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "silent-forever",
         "whoever was silent once stays so",
-        Hearing.look,
+        LivenessMonitor.exchange_reports,
         "self._heard_at.keys() - heard",
         "self._silent | (self._heard_at.keys() - heard)",
         "tests/peer/test_hearing.py::test_silence_and_its_end_are_told_once",
@@ -388,7 +388,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "blocks-for-nothing",
         "what is read for askers is charged to nobody",
-        Answering.run,
+        BlockServer.run,
         "self._network.charge_cpu(request.to, seconds)",
         "pass",
         "tests/peer/test_answering.py::test_who_asks_for_much_is_answered_at_its_own_pace_and_holds_up_nobody",
@@ -446,7 +446,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "silence-in-a-partition",
         "a peer counts days in which it heard no quorum",
-        Absence.look,
+        InactivityTracker.observe_members,
         "hears_quorum and self._heard_quorum, hears_quorum",
         "True, True",
         f"{ABSENCE}a_peer_that_hears_no_quorum_counts_nothing",
@@ -454,15 +454,15 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "silence-forgotten",
         "a restart forgets for how long a member was silent",
-        Absence.recall,
-        "load(self._file, lambda text: self._tell(text, self._network.me))",
+        InactivityTracker.load_saved,
+        "load_silences(self._file, lambda text: self._tell(text, self._network.me))",
         "{}",
         f"{ABSENCE}a_restart_forgets_no_silence_and_adds_none",
     ),
     ChangedLine(
         "silence-lowers-f",
         "a peer wants a member retired without which f falls",
-        Absence._subject,
+        InactivityTracker._member_to_retire,
         "if lowers_tolerance(members, key)",
         "if False",
         f"{ABSENCE}f_never_falls_by_itself_and_the_operator_is_told_once_a_day",
@@ -470,7 +470,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "silence-above-people",
         "a peer replaces the wish of its operator",
-        Absence._subject,
+        InactivityTracker._member_to_retire,
         "(mine.lower_tolerance or mine.subject not in lasting)",
         "False",
         f"{ABSENCE}what_a_person_has_said_stays",
@@ -528,7 +528,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "doctor-blind-to-keys",
         "others of the machine can read the key, and the doctor is silent",
-        files.of_key,
+        data_directory_checks.check_key,
         "if mode & 0o077:",
         "if mode & 0o007:",
         "tests/peer/test_doctor.py::test_an_open_key_is_named_with_its_mode",

@@ -181,7 +181,7 @@ class Trouble(Simulation):
 
     def _check_joined(self, peer: Peer, life: int, height: int, view: int) -> None:
         """More voters than there can be liars had given up a view: so must have whoever heard of it."""
-        if peer.life != life or peer.node is None or peer.node.replica.height != height or not peer.node.may_speak:
+        if peer.life != life or peer.node is None or peer.node.replica.height != height or not peer.node.may_sign_round_messages:
             return
         if peer.node.replica.view <= view and self.invariants.gave_up(peer.key, height) < view:
             raise Violation("join", f"peer {peer.number} is at {height}.{peer.node.replica.view}, others gave up view {view}")

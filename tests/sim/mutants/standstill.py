@@ -12,7 +12,7 @@ from consensus.pbft.vote_set import HeightVoteSet
 from consensus.voter_set import VoterSet
 from ledger.blocks.application import LedgerApplication
 from ledger.members import MembersState, VoterChange
-from peer.node.rounds import Rounds
+from peer.node.open_rounds import OpenRounds
 from protocol.messages import Ballot
 from rounds.round_state import OpenRoundState
 from tests.sim.mutants.agreement import with_liar
@@ -33,12 +33,12 @@ def _no_ballots(planter: Planter) -> None:
 
 def _one_casts_no_ballots(planter: Planter) -> None:
     """As after a start at which a peer takes its rounds for muted."""
-    real = Rounds._is_mute
+    real = OpenRounds._is_mute
 
-    def is_mute(self: Rounds, book: OpenRoundState) -> bool:
+    def is_mute(self: OpenRounds, book: OpenRoundState) -> bool:
         return self._signer.public == min(book.terms.voters) or real(self, book)
 
-    planter.replace(Rounds, "_is_mute", is_mute)
+    planter.replace(OpenRounds, "_is_mute", is_mute)
 
 
 def _no_closings(planter: Planter) -> None:

@@ -30,7 +30,7 @@ from ledger.snapshots.snapshot_download import SnapshotDownload
 from ledger.tables import RangeProof, Table, TableAssembly
 from ledger.tables.sparse_merkle_tree import build_tree, path_of
 from peer.node.node import Node
-from peer.node.rounds import Rounds
+from peer.node.open_rounds import OpenRounds
 from protocol import codec
 from protocol.messages import Ballot, Commit, SnapshotContent, Timeout
 from rounds import round_state, vouch_set
@@ -75,22 +75,22 @@ def _certificate_not_durable(planter: Planter) -> None:
 
 
 def _round_votes_not_durable(planter: Planter) -> None:
-    real = Rounds._say
+    real = OpenRounds._sign_message
 
-    def say(self: Rounds, book: Any, message: Any, now: float) -> Any:
+    def say(self: OpenRounds, book: Any, message: Any, now: float) -> Any:
         return dataclasses.replace(real(self, book, message, now), records=[])
 
-    planter.replace(Rounds, "_say", say)
+    planter.replace(OpenRounds, "_sign_message", say)
 
 
 def _accepted_not_durable(planter: Planter) -> None:
-    real = Rounds._say
+    real = OpenRounds._sign_message
 
-    def say(self: Rounds, book: Any, message: Any, now: float) -> Any:
+    def say(self: OpenRounds, book: Any, message: Any, now: float) -> Any:
         said = real(self, book, message, now)
         return dataclasses.replace(said, records=[dataclasses.replace(record, accepted=()) for record in said.records])
 
-    planter.replace(Rounds, "_say", say)
+    planter.replace(OpenRounds, "_sign_message", say)
 
 
 def _forgets(**nothing: Any) -> Any:
@@ -131,8 +131,8 @@ def _silence_shortened(planter: Planter) -> None:
 
 def _rounds_unchecked(planter: Planter) -> None:
     """In rounds everybody speaks at once, and does not hear what others remember of it."""
-    planter.replace(Node, "may_speak", property(lambda self: True))
-    planter.replace(Rounds, "_recall", lambda *_: None)
+    planter.replace(Node, "may_sign_round_messages", property(lambda self: True))
+    planter.replace(OpenRounds, "_restore_own_message", lambda *_: None)
 
 
 def _spoken_forgotten(planter: Planter) -> None:
@@ -141,7 +141,8 @@ def _spoken_forgotten(planter: Planter) -> None:
     planter.replace(Disk, "accepted_in", lambda *_: ())
 
 
-# That `Rounds.mute` does nothing shows nowhere here. After a rollback it is a second lock on the same door: what others name is
+# That `OpenRounds.mute_round` does nothing shows nowhere here. After a rollback it is a second lock on the same door: what others
+# name is
 # put into the book as said, and nothing is said twice that is there; what nobody names is not known to be forgotten. It is
 # needed for what the book refuses, a ballot on a model that was wrong here and was restored while the round is still open: a
 # snapshot comes with every eighth height, and the round is over by then. `tests/peer/test_rounds.py` shows that one.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from consensus.effects import RestartState, StepEffects
 from protocol import codec
 from protocol.identity import Signed, Signer, sign_message
-from protocol.messages import AGREEMENT_MESSAGES, ROUND_ENVELOPES
+from protocol.messages import AGREEMENT_MESSAGES, GOSSIP_MESSAGES
 from protocol.verdicts import Verdict
 from tests.sim.keys import FastSigner, another
 
@@ -121,7 +121,7 @@ class Strategy:
 def opened(data: bytes) -> Any:
     """A wire message; None if the bytes are none."""
     try:
-        return codec.decode_message(data, (*AGREEMENT_MESSAGES, *ROUND_ENVELOPES))
+        return codec.decode_message(data, (*AGREEMENT_MESSAGES, *GOSSIP_MESSAGES))
     except Exception:
         return None
 

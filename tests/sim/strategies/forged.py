@@ -25,11 +25,11 @@ from protocol.messages import (
     EvidenceMessage,
     GossipEnvelope,
     InclusionList,
-    OwnStatements,
     Prepare,
     Prepared,
     Propose,
     ProposeEnvelope,
+    RememberedStatements,
     SnapshotContent,
     SnapshotOffer,
     SnapshotPart,
@@ -555,14 +555,14 @@ class LyingStatus(AtEveryHeight):
             lies = (
                 Status(replica.height + 10**6, 0),
                 Status(0, 10**6),
-                OwnStatements(2**50, ()),
-                OwnStatements(replica.height, (Signed(made_up.body, key, made_up.signature),)),
-                OwnStatements(0, ()),
+                RememberedStatements(2**50, ()),
+                RememberedStatements(replica.height, (Signed(made_up.body, key, made_up.signature),)),
+                RememberedStatements(0, ()),
             )
             self.liar.send(key, self.liar.random.choice(lies), 0.0)
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
-        return (OwnStatements(message.height + 10**6, ()),) if isinstance(message, OwnStatements) else (message,)
+        return (RememberedStatements(message.height + 10**6, ()),) if isinstance(message, RememberedStatements) else (message,)
 
 
 class FalseNotices(AtEveryHeight):

@@ -16,7 +16,7 @@ from protocol.messages import (
     CutOff,
     GetBlock,
     GetDecisions,
-    GetOwnStatements,
+    GetRememberedStatements,
     GetRound,
     GossipEnvelope,
     Prepare,
@@ -54,7 +54,7 @@ class Flood(AtEveryHeight):
                 GetRound(digest, later),
                 GetDecisions(1, 32),
                 GetBlock(height, digest),
-                GetOwnStatements(),
+                GetRememberedStatements(),
                 Status(height, view),
             )
             self.liar.tell(self.liar.random.choice(messages))

@@ -14,8 +14,8 @@ from protocol.messages import (
     BlockBytes,
     CutOff,
     GossipEnvelope,
-    OwnStatements,
     ProposeEnvelope,
+    RememberedStatements,
     TimeoutEnvelope,
     Vote,
     Vouch,
@@ -147,7 +147,7 @@ class CensoredHeight(Strategy):
     """Remembers nothing that others said when it is asked what it heard."""
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
-        return (OwnStatements(message.height, ()),) if isinstance(message, OwnStatements) else (message,)
+        return (RememberedStatements(message.height, ()),) if isinstance(message, RememberedStatements) else (message,)
 
 
 class Veto(Strategy):

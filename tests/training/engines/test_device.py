@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from peer import features
-from peer.worker.supervisor import Worker
+from peer.worker.supervisor import WorkerSupervisor
 from protocol.errors import UserError
 from rlhf.pytorch import reward_model
 from tests.rlhf.test_reward import SPEC as REWARD
@@ -62,7 +62,7 @@ def test_keys_and_values_for_each_head_give_what_shared_ones_give() -> None:
 
 
 def test_the_score_of_a_reward_model_is_where_it_is() -> None:
-    features.install()
+    features.install_objectives()
     model = GPT(REWARD, META)
     x_BS, last_B = (torch.zeros(shape, dtype=torch.int64, device=META) for shape in ((2, 16), (2,)))
     assert reward_model.text_scores(model, x_BS, last_B).device == META
@@ -82,8 +82,8 @@ def test_a_setting_that_can_be_no_device_is_refused_before_any_engine_starts() -
 
 
 def test_what_the_daemon_says_of_resources_is_what_the_worker_reads() -> None:
-    assert Worker(EngineResources()).arguments()[-2:] == ["--engine", "pytorch"]
-    said = Worker(EngineResources(threads=3, device="cuda:1")).arguments()
+    assert WorkerSupervisor(EngineResources()).arguments()[-2:] == ["--engine", "pytorch"]
+    said = WorkerSupervisor(EngineResources(threads=3, device="cuda:1")).arguments()
     assert said[said.index("--threads") :] == ["--threads", "3", "--device", "cuda:1"]
 
 

@@ -16,8 +16,8 @@ import pytest
 import trio
 
 from peer import features
-from peer.api.memory import children_of
-from peer.worker.supervisor import Worker, WorkerDied
+from peer.api.process_memory import child_processes
+from peer.worker.supervisor import WorkerDied, WorkerSupervisor
 from protocol import codec
 from protocol.errors import UserError
 from protocol.verdicts import Verdict
@@ -142,7 +142,7 @@ def test_clipped_gradients_and_muon_are_those_of_one_process(
 def test_a_reward_models_head_is_trained_as_by_one_process_and_an_output_layer_without_a_loss_stays(
     crew: RankProcesses, text: Path, parallel: ParallelMode
 ) -> None:
-    features.install()
+    features.install_objectives()
     spec = replace(REWARD, model=replace(REWARD.model, tied=False), audit=AuditMode.FULL)
     found, tokenizer = tokenized_pairs.tokenize_pairs(spec, some_pairs(), ByteTokenizer()), ByteTokenizer()
     engines = engine_in(crew, text, spec, parallel, found), TorchEngine(spec, found, tokenizer)
@@ -160,7 +160,7 @@ def test_every_example_is_in_one_share_with_its_weight_and_all_exchange_gradient
 
 
 def test_what_several_processes_cannot_train_yet_is_refused_in_one_line(crew: RankProcesses, text: Path) -> None:
-    features.install()
+    features.install_objectives()
     nothing = TokenizedText.without_text(ByteTokenizer().token_bytes)
     with pytest.raises(UserError, match="parallel 'ddp' cannot train the objective 'ppo' yet: start this peer with parallel off"):
         engine_in(crew, text, JobSpec(name="p", objective=PPO.name), ParallelMode.DDP, nothing)
@@ -179,14 +179,14 @@ async def test_a_killed_process_ends_the_worker_and_the_next_round_has_the_train
     model, buffer = str(tmp_path / "model"), str(tmp_path / "buffer")
     ReplicatedModel.initial(JOB, TEN).save(tmp_path / "model")
     worker, asked = (
-        Worker(EngineResources(threads=1, gpus=2, parallel=ParallelMode.FSDP)),
+        WorkerSupervisor(EngineResources(threads=1, gpus=2, parallel=ParallelMode.FSDP)),
         worker_protocol.ProposeRequest(JOB, 0, TRAINER, model, None, None, buffer),
     )
     with patience(120.0):
         async with trio.open_nursery() as nursery:
             await nursery.start(worker.run)
             await worker.ask(worker_protocol.OpenJobRequest(JOB, replace(TEN, local_steps=10_000).encode(), str(text), None))
-            (rank,) = children_of(worker.pid or 0)
+            (rank,) = child_processes(worker.pid or 0)
 
             async def killed() -> None:
                 with pytest.raises(WorkerDied):
@@ -199,7 +199,7 @@ async def test_a_killed_process_ends_the_worker_and_the_next_round_has_the_train
             await worker.ask(worker_protocol.OpenJobRequest(JOB, TEN.encode(), str(text), None))
             done = await worker.ask(asked)
             assert worker.restarts == 1 and done.payload_bytes > 0
-            leader, (rank,) = worker.pid, children_of(worker.pid or 0)
+            leader, (rank,) = worker.pid, child_processes(worker.pid or 0)
             assert leader is not None
             os.kill(leader, signal.SIGKILL)
             with patience(120.0):

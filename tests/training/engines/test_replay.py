@@ -15,7 +15,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from peer.worker.main import Jobs
+from peer.worker.main import WorkerRequestHandler
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.messages import Proposal
 from protocol.verdicts import Verdict
@@ -350,10 +350,13 @@ def test_whatever_inner_state_a_trainer_commits_to_or_goes_on_from_an_audit_ends
 
 
 def test_a_worker_opens_no_job_of_which_it_makes_other_tokens(text: Path) -> None:
-    jobs, named = Jobs(BACKEND, lambda: None, 1 << 30), data.tokens_digest(open_tokens(SPEC, text, ByteTokenizer()))
-    assert jobs.answer(worker_protocol.OpenJobRequest(JOB, SPEC.encode(), str(text), None, False, named))
+    jobs, named = (
+        WorkerRequestHandler(BACKEND, lambda: None, 1 << 30),
+        data.tokens_digest(open_tokens(SPEC, text, ByteTokenizer())),
+    )
+    assert jobs.handle_request(worker_protocol.OpenJobRequest(JOB, SPEC.encode(), str(text), None, False, named))
     with pytest.raises(UserError, match="other tokens"):
-        jobs.answer(worker_protocol.OpenJobRequest(JOB, SPEC.encode(), str(text), None, False, bytes(32)))
+        jobs.handle_request(worker_protocol.OpenJobRequest(JOB, SPEC.encode(), str(text), None, False, bytes(32)))
 
 
 def test_what_auditors_compare_of_muon_is_what_muon_does() -> None:

@@ -15,7 +15,7 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageErro
 from protocol.verdicts import Verdict
 from tests.training.replicated.support import JOB, ODD, SMALL, buffer, committed, proposed, round_of, trainer
 from training.job_spec import BITS, Compression, InnerStatePolicy, JobSpec, OuterOptimizerKind
-from training.objectives.scratch import ScratchObjective
+from training.objectives.builtin_objectives import ScratchObjective
 from training.replicated import aggregate, codec, error_feedback, feedback_buffer, model_directory, outer_optimizer
 from training.replicated.model_state import NORM_ROUNDS
 from training.replicated.parameter_init import initial_parameters

@@ -1,1 +1,1 @@
-"""The fast half of training: PyTorch, float32 on processors, nobody needs its exact bits. Only the worker process imports it."""
+"""The PyTorch engine: model, inner optimizers, text generation. Only the worker process imports it."""

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 import torch
 
-from features.lazily import named
+from features.lazy_import import import_object
 from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import Tokenizer
 from training.engine_resources import EngineResources, ParallelMode
@@ -40,11 +40,11 @@ class TorchBackend:
         if resources.parallel is ParallelMode.OFF:
             device.configure_device(self._device)
             return
-        self._crew = named(f"{PARALLEL}:start_rank_processes")(resources, command)
+        self._crew = import_object(f"{PARALLEL}:start_rank_processes")(resources, command)
 
     def run_rank(self, resources: EngineResources, rank: int, store: Path, orders: BinaryIO) -> None:
         start_torch_threads(resources.threads or None)
-        named(f"{PARALLEL}:run_rank")(resources, rank, store, orders)
+        import_object(f"{PARALLEL}:run_rank")(resources, rank, store, orders)
 
     def describe_worker(self) -> WorkerInfo:
         versions = {"python": platform.python_version(), "numpy": np.__version__, "torch": str(torch.__version__)}
@@ -56,7 +56,9 @@ class TorchBackend:
 
     def open_engine(self, spec: JobSpec, tokens: TokenizedText, tokenizer: Tokenizer, first: Float32Array | None) -> TorchEngine:
         if self._crew is not None:
-            engine: TorchEngine = named(f"{PARALLEL}:ParallelEngine")(spec, tokens, tokenizer, first, self._crew, self._resources)
+            engine: TorchEngine = import_object(f"{PARALLEL}:ParallelEngine")(
+                spec, tokens, tokenizer, first, self._crew, self._resources
+            )
             return engine
         kind = TorchDeclaringEngine if NAME in spec.resolved_objective.declarer_classes else TorchEngine
         return kind(spec, tokens, tokenizer, first, self._device, self._resources)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from features.lazily import named
+from features.lazy_import import import_object
 from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import Tokenizer
 from training.engine_resources import EngineResources
@@ -54,7 +54,7 @@ class TorchDeclaringEngine(TorchEngine):
         resources: EngineResources = DEFAULT_RESOURCES,
     ) -> None:
         super().__init__(spec, tokens, tokenizer, first, device, resources)
-        self._declarer: TorchDeclarer = named(spec.resolved_objective.declarer_classes[NAME])(self)
+        self._declarer: TorchDeclarer = import_object(spec.resolved_objective.declarer_classes[NAME])(self)
 
     def make_declaration(
         self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: OnProgress = lambda: None

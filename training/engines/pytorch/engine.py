@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from features.lazily import named
+from features.lazy_import import import_object
 from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
 from training.data.token_sequences import TokenizedText
@@ -97,13 +97,15 @@ class TorchEngine:
         self.device = device
         self._resources = resources
         self._is_strict = True  # until an operation of the job has no algorithm for equal bits
-        loss = named(spec.resolved_objective.loss_functions[NAME])
+        loss = import_object(spec.resolved_objective.loss_functions[NAME])
         self._loss = compile_loss(loss, spec.name) if resources.compile else loss
         self._measure = (
-            named(spec.resolved_objective.metric_functions[NAME]) if NAME in spec.resolved_objective.metric_functions else None
+            import_object(spec.resolved_objective.metric_functions[NAME])
+            if NAME in spec.resolved_objective.metric_functions
+            else None
         )
         self._refer = (
-            named(spec.resolved_objective.reference_functions[NAME])
+            import_object(spec.resolved_objective.reference_functions[NAME])
             if NAME in spec.resolved_objective.reference_functions
             else None
         )

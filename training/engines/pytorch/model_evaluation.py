@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from features.as_json import answered
+from features.json_output import print_json_result
 from protocol.errors import UserError
 from training.data.text_files import read_text
 from training.data.tokenizer import load_tokenizer
@@ -65,7 +65,7 @@ def _whole(path: Path) -> bytes:
 
 def main() -> int:
     folder, text, tokens = sys.argv[1:]
-    return answered(lambda: evaluate_model(Path(folder), Path(text), int(tokens)))
+    return print_json_result(lambda: evaluate_model(Path(folder), Path(text), int(tokens)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""An engine of several processes, one for each device: this one leads, the others obey (`parts.py`). They are one trainer.
+"""An engine of several processes, one for each device: this one leads, the others obey (`rank_models.py`). They are one trainer.
 
 The others are started by the command line of this process and end with it: their standard input, by which orders come, is closed
 then, however it ended. If one of them ends, or fails where the others wait for it, this process ends, too: its supervisor starts

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from features.lazily import named
+from features.lazy_import import import_object
 from protocol.codec import Between, Count, Length
 from protocol.limits import TRANSACTION_BYTES_MAX
 from protocol.messages import Name
@@ -184,7 +184,11 @@ class _LossModule(nn.Module):
 
     def __init__(self, gpt: _ModuleGPT, recompute: bool) -> None:
         super().__init__()
-        self.gpt, self.loss, self.head_names = gpt, named(gpt.job.resolved_objective.loss_functions[NAME]), list(gpt.heads)
+        self.gpt, self.loss, self.head_names = (
+            gpt,
+            import_object(gpt.job.resolved_objective.loss_functions[NAME]),
+            list(gpt.heads),
+        )
         self.embedding, self.final_norm = gpt.embedding_VC, gpt.final_norm_C
         self.output = None if gpt.spec.tied else gpt.output_VC
         self.heads = nn.ParameterList(gpt.heads.values())

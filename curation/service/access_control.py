@@ -1,0 +1,116 @@
+"""Who may come in at this peer: operators with a token, annotators with an invitation; and which annotators may not any more.
+
+Tokens and invitations are random and kept as hashes, in a file that nobody but this peer's user reads. A code that enrolled
+somebody is used up. An operator's browser has a session: another secret, which ends with the token that began it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from pathlib import Path
+from typing import Final
+
+from curation.service.sqlite_database import open_database
+
+TOKEN_BYTES: Final = 24
+INVITATION_BYTES: Final = 12
+OPERATOR_TOKEN_MS: Final = 86_400_000  # a token is valid that long
+SESSIONS_MAX: Final = 32  # of one token; the oldest goes
+OPERATOR_ID_DIGITS: Final = 8  # of the hash of a token: they name the operator, and open nothing
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS operators (token BLOB PRIMARY KEY, until_ms INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS sessions (number INTEGER PRIMARY KEY, session BLOB UNIQUE NOT NULL, operator BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS codes (code BLOB PRIMARY KEY, annotator BLOB) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS refused (annotator BLOB PRIMARY KEY) WITHOUT ROWID;
+"""
+
+
+NO_INVITATION_NEEDED: Final = (
+    "nobody needs an invitation here: sign_up is open; a peer that runs with `--sign-up invited` asks for one"
+)
+
+
+class AccessControl:
+    """Every method that changes something waits for the disk."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "doors.sqlite"
+        path.touch(mode=0o600)
+        self._database = open_database(path, _SCHEMA)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def create_operator_token(self) -> str:
+        """A token for an operator."""
+        token, now_ms = secrets.token_urlsafe(TOKEN_BYTES), _now_ms()
+        self._database.execute("DELETE FROM operators WHERE until_ms <= ?", (now_ms,))
+        self._database.execute("DELETE FROM sessions WHERE operator NOT IN (SELECT token FROM operators)")
+        self._database.execute("INSERT INTO operators VALUES (?, ?)", (_hash(token), now_ms + OPERATOR_TOKEN_MS))
+        return token
+
+    def find_operator(self, secret: str) -> str:
+        """Which operator has this token or session, in SHORT_DIGITS digits; empty if nobody has, or it is over."""
+        known = "token = ? OR token = (SELECT operator FROM sessions WHERE session = ?)"
+        query, digest = f"SELECT token FROM operators WHERE until_ms > ? AND ({known})", _hash(secret)
+        found = self._database.execute(query, (_now_ms(), digest, digest)).fetchone()
+        return found[0].hex()[:OPERATOR_ID_DIGITS] if found else ""
+
+    def begin_operator_session(self, token: str) -> tuple[str, int] | None:
+        """A session for whoever has the token, and its milliseconds; None if nobody has."""
+        digest, now_ms = _hash(token), _now_ms()
+        query = "SELECT until_ms FROM operators WHERE token = ? AND until_ms > ?"
+        found = self._database.execute(query, (digest, now_ms)).fetchone()
+        if found is None:
+            return None
+        session = secrets.token_urlsafe(TOKEN_BYTES)
+        self._database.execute("INSERT INTO sessions (session, operator) VALUES (?, ?)", (_hash(session), digest))
+        newest = "SELECT number FROM sessions WHERE operator = ? ORDER BY number DESC LIMIT ?"
+        outdated = f"DELETE FROM sessions WHERE operator = ? AND number NOT IN ({newest})"
+        self._database.execute(outdated, (digest, digest, SESSIONS_MAX))
+        return session, found[0] - now_ms
+
+    def end_operator_session(self, session: str) -> None:
+        self._database.execute("DELETE FROM sessions WHERE session = ?", (_hash(session),))
+
+    def revoke_operators(self) -> int:
+        """How many tokens there were. Sessions end with them."""
+        self._database.execute("DELETE FROM sessions")
+        return self._database.execute("DELETE FROM operators").rowcount
+
+    def create_invitation(self) -> str:
+        """A code that enrols one annotator."""
+        code = secrets.token_urlsafe(INVITATION_BYTES)
+        self._database.execute("INSERT INTO codes VALUES (?, NULL)", (_hash(code),))
+        return code
+
+    def redeem_invitation(self, code: str, annotator: bytes, codes: tuple[str, ...]) -> bool:
+        """Whether this annotator comes in with the code, which is used then; `codes`: those of the settings."""
+        if code in codes:
+            self._database.execute("INSERT OR IGNORE INTO codes VALUES (?, NULL)", (_hash(code),))
+        used = "UPDATE codes SET annotator = ? WHERE code = ? AND (annotator IS NULL OR annotator = ?)"
+        return self._database.execute(used, (annotator, _hash(code), annotator)).rowcount == 1
+
+    def restore_invitation(self, annotator: bytes) -> None:
+        """The network did not enrol it: its code admits somebody else."""
+        self._database.execute("UPDATE codes SET annotator = NULL WHERE annotator = ?", (annotator,))
+
+    def refuse_annotator(self, annotator: bytes) -> None:
+        """This peer gives it no tasks any more."""
+        self._database.execute("INSERT OR IGNORE INTO refused VALUES (?)", (annotator,))
+
+    def allow_annotator(self, annotator: bytes) -> None:
+        self._database.execute("DELETE FROM refused WHERE annotator = ?", (annotator,))
+
+    def is_refused(self, annotator: bytes) -> bool:
+        return self._database.execute("SELECT 1 FROM refused WHERE annotator = ?", (annotator,)).fetchone() is not None
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _hash(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()

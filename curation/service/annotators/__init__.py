@@ -1,0 +1,1 @@
+"""What annotators ask: sessions, tasks, answers; answers that are not opened yet."""

@@ -1,0 +1,165 @@
+"""Answers from their commitment to their opening: this peer keeps those that it carries, and seals each for two others.
+
+It opens its own as soon as that is asked for. It opens another peer's, which was sealed for it, where nobody else has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import trio
+
+from curation.ledger.curation_module import serving_peers
+from curation.ledger.curation_state import Assignment, AssignmentState, CurationState, ProjectPhase, TaskRow, TaskStage
+from curation.ledger.sealed_answers import OpeningSecret, seal_recipients
+from curation.ledger.state_changes import CurationChanges
+from curation.ledger.transaction_types import AnswerCommitment, AnswerOpening
+from curation.limits import OPENING_MS
+from curation.service.annotators.answer_store import AnswerStore, UnopenedAnswer
+from curation.service.annotators.statement_batcher import StatementBatcher
+from curation.tasks.answers import answer_commitment
+from curation.tasks.task_pages import task_id
+from features.services import ServiceContext
+from ledger.members import MembersState
+from protocol import codec
+from protocol.errors import RemoteProtocolError
+from protocol.identity import seal, short_id
+
+SEAL_DELAY_MS = 5_000  # the first peer with a seal waits that long for the carrier, the second one twice as long
+
+
+@dataclass
+class PendingCommitment:
+    """A commitment that waits for its decision. Until then no other answer takes its place, here or in the vault."""
+
+    commitment: bytes
+    done: trio.Event = field(default_factory=trio.Event)
+
+
+@dataclass
+class _DueOpening:
+    """An opening that is asked for."""
+
+    since_ms: int
+    seals: int = 0  # whose time has come
+
+
+class AnswerOpenings:
+    def __init__(self, desk: ServiceContext, gatherer: StatementBatcher) -> None:
+        self._desk, self._gatherer = desk, gatherer
+        self._vault = AnswerStore(desk.folder / "answers.sqlite")
+        self._kept = {kept.assignment: kept for kept in self._vault.load_answers()}
+        self._former = list(self._kept.values())  # of the peer's last run: it is not known yet whether they were decided
+        self._pending = {kept.assignment: PendingCommitment(kept.commitment) for kept in self._former}
+        self._next = 0  # place in the queue of openings: those before it were seen
+        self._asked: dict[bytes, _DueOpening] = {}  # by assignment, until it is opened or forfeited
+        self._false: set[bytes] = set()  # peers that sealed what does not open
+
+    def pending_commitment(self, assignment: bytes) -> PendingCommitment | None:
+        found = self._pending.get(assignment)
+        return found if found is not None and not found.done.is_set() else None
+
+    async def commit_answer(self, kept: UnopenedAnswer) -> PendingCommitment:
+        """Keeps an answer, and has its commitment carried."""
+        pending = self._pending[kept.assignment] = PendingCommitment(kept.commitment)
+        try:
+            await trio.to_thread.run_sync(self._vault.store_answer, kept)
+        except BaseException:
+            pending.done.set()
+            raise
+        self._kept[kept.assignment] = kept
+        self._gatherer.add_statement(self._commit(kept), pending.done)
+        return pending
+
+    def _commit(self, kept: UnopenedAnswer) -> AnswerCommitment:
+        secret = codec.encode(OpeningSecret(kept.salt, kept.answer))
+        seals = tuple(seal(key, secret) or b"" for key in self._keepers(kept.assignment, self._desk.me))
+        row = self._desk.state.module_state(CurationState).assignments.get_record(kept.assignment)
+        assert row is not None, "only leased assignments are answered"
+        return AnswerCommitment(kept.assignment, row.annotator, kept.commitment, kept.signature, seals)
+
+    def _keepers(self, assignment: bytes, carrier: bytes) -> tuple[bytes, ...]:
+        members = self._desk.state.module_state(MembersState)
+        return seal_recipients(serving_peers(members), assignment, members.current_key(carrier))
+
+    def forget_answer(self, assignment: bytes) -> None:
+        """Forgets an answer, unless another one has taken its place."""
+        if self.pending_commitment(assignment) is None and self._kept.pop(assignment, None) is not None:
+            self._vault.delete_answers([assignment])
+
+    @property
+    def has_due_openings(self) -> bool:
+        """Whether some are asked for, so that a seal's time may come."""
+        return bool(self._asked)
+
+    async def process_due_openings(self, state: CurationState, now_ms: int) -> None:
+        """At a new block, or because time has passed."""
+        self._pending = {key: pending for key, pending in self._pending.items() if not pending.done.is_set()}
+        over = self._carry_on(state)
+        for due in CurationChanges(state, b"").queue_entries("openings", self._next):
+            self._asked[due.assignment] = _DueOpening(due.due_ms - OPENING_MS)
+        self._next = state.openings.last
+        for assignment, asked in list(self._asked.items()):
+            row = state.assignments.get_record(assignment)
+            assert row is not None
+            if row.state is not AssignmentState.COMMITTED:
+                del self._asked[assignment]
+                over.append(assignment)
+                continue
+            kept = self._kept.get(assignment)
+            if kept is not None and load_task_row(state, row).stage is TaskStage.OPENING:
+                self._gatherer.add_statement(AnswerOpening(assignment, kept.salt, kept.answer))
+            while asked.seals < len(row.seals) and now_ms >= asked.since_ms + SEAL_DELAY_MS * (asked.seals + 1):
+                self._unseal(assignment, row, asked.seals)
+                asked.seals += 1
+        forgotten = [assignment for assignment in over if self._kept.pop(assignment, None) is not None]
+        if forgotten:
+            await trio.to_thread.run_sync(self._vault.delete_answers, forgotten)
+
+    def _carry_on(self, state: CurationState) -> list[bytes]:
+        """Has commitments carried that were on their way when the peer ended. Which of them are over."""
+        unknown, over = [], []
+        for kept in self._former:
+            row, pending = state.assignments.get_record(kept.assignment), self._pending[kept.assignment]
+            if row is None:
+                unknown.append(kept)  # this peer has not caught up yet
+            elif is_commitment_possible(state, row):
+                self._gatherer.add_statement(self._commit(kept), pending.done)
+            else:
+                pending.done.set()
+                if row.commitment != kept.commitment or row.state is not AssignmentState.COMMITTED:
+                    over.append(kept.assignment)
+        self._former = unknown
+        return over
+
+    def _unseal(self, assignment: bytes, row: Assignment, place: int) -> None:
+        """Opens another peer's answer, if that seal is for this peer. It tries seals of others, too: members come and go."""
+        data = self._desk.unseal(row.seals[place])
+        try:
+            secret = codec.decode(OpeningSecret, data) if data is not None else None
+        except RemoteProtocolError:
+            secret = None
+        if secret is not None and answer_commitment(assignment, secret.salt, tuple(secret.answer)) == row.commitment:
+            self._gatherer.add_statement(AnswerOpening(assignment, secret.salt, tuple(secret.answer)))
+        elif data is not None or self._keepers(assignment, row.peer)[place : place + 1] == (self._desk.me,):
+            if row.peer not in self._false:
+                self._desk.log_event(f"{short_id(row.peer)} sealed answers for this peer that do not open what it carried")
+            self._false.add(row.peer)
+
+
+def is_commitment_possible(state: CurationState, row: Assignment) -> bool:
+    """Whether a commitment of this assignment can be decided."""
+    project, task = state.projects.get_record(row.project), load_task_row(state, row)
+    assert project is not None
+    if (
+        row.state not in (AssignmentState.LEASED, AssignmentState.EXPIRED, AssignmentState.RELEASED)
+        or project.phase is ProjectPhase.CLOSED
+    ):
+        return False
+    return task.stage is TaskStage.BEGUN and (row.state is AssignmentState.LEASED or task.places_taken < task.votes_asked)
+
+
+def load_task_row(state: CurationState, row: Assignment) -> TaskRow:
+    task = state.tasks.get_record(task_id(row.project, row.number))
+    assert task is not None
+    return task

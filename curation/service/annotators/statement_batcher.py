@@ -1,0 +1,137 @@
+"""Statements of annotators, gathered into batches: at most so many a second, and each statement in one of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import trio
+
+from curation.ledger.curation_module import signed_statement
+from curation.ledger.transaction_types import (
+    AnswerCommitment,
+    AnswerOpening,
+    EnrolmentEntry,
+    LeaseRequest,
+    ReleaseAssignment,
+    SkipAssignment,
+    StatementBatch,
+)
+from curation.limits import BATCH_MAX
+from features.services import ServiceContext
+from protocol import codec
+from protocol.errors import UserError
+from protocol.identity import Ed25519Verifier, signing_preimage
+from protocol.limits import TRANSACTION_BYTES_MAX
+
+BATCH_LINGER_SECONDS = 0.05  # a statement waits that long for others; the batch then lingers, see `CurationModule.lingers`
+BATCH_BYTES_MAX = TRANSACTION_BYTES_MAX - 1_024  # of the statements of a batch
+WAITING_STATEMENTS_MAX = 8 * BATCH_MAX  # statements that wait for a decision
+
+Statement = EnrolmentEntry | LeaseRequest | AnswerCommitment | AnswerOpening | SkipAssignment | ReleaseAssignment
+_FIELDS: dict[type, str] = {
+    EnrolmentEntry: "enrolments",
+    LeaseRequest: "leases",
+    AnswerCommitment: "commits",
+    AnswerOpening: "openings",
+    SkipAssignment: "skips",
+    ReleaseAssignment: "releases",
+}
+
+
+class StatementBatcher:
+    def __init__(self, desk: ServiceContext) -> None:
+        self._desk, self._verifier = desk, Ed25519Verifier()
+        self._waiting: deque[tuple[Statement, trio.Event]] = deque()
+        self._events: dict[Statement, trio.Event] = {}  # of all that are not decided yet
+        self._given_back: dict[bytes, trio.Event] = {}  # the same, by assignment, of skips and releases
+        self._there_is_one = trio.Event()
+
+    @property
+    def is_full(self) -> bool:
+        """Nothing is decided, it seems: more of what strangers say would only fill the memory."""
+        return len(self._events) >= WAITING_STATEMENTS_MAX
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self._events)
+
+    def add_statement(self, statement: Statement, done: trio.Event | None = None) -> trio.Event:
+        """Set when the batch with this statement is decided, whether the statement acted or not.
+
+        The same statement again, while the first one waits, is the first one.
+        """
+        known = self._events.get(statement)
+        if known is not None and done is None:
+            return known
+        done = trio.Event() if done is None else done
+        self._events[statement] = done
+        if isinstance(statement, SkipAssignment | ReleaseAssignment):
+            self._given_back[statement.assignment] = done
+        self._waiting.append((statement, done))
+        self._there_is_one.set()
+        return done
+
+    def pending_release(self, assignment: bytes) -> trio.Event | None:
+        """The event of a skip or release of this assignment, as long as it is not decided."""
+        return self._given_back.get(assignment)
+
+    def request_empty_batch(self) -> None:
+        """There may be something that only a batch sees, such as a lease that expired: an empty one will do."""
+        self._there_is_one.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._there_is_one.wait()
+            await trio.sleep(BATCH_LINGER_SECONDS)
+            self._there_is_one = trio.Event()
+            taken = self._taken()
+            if self._waiting:
+                self._there_is_one.set()
+            await self._decide(taken)
+
+    def _taken(self) -> list[tuple[Statement, trio.Event]]:
+        """Those that waited longest, as many as a batch may have, and a transaction takes."""
+        taken: list[tuple[Statement, trio.Event]] = []
+        left = BATCH_BYTES_MAX
+        while self._waiting and len(taken) < BATCH_MAX:
+            left -= len(codec.encode(self._waiting[0][0]))
+            if left < 0:
+                break
+            taken.append(self._waiting.popleft())
+        return taken
+
+    async def _decide(self, taken: list[tuple[Statement, trio.Event]]) -> None:
+        by_field: dict[str, list[Any]] = {name: [] for name in _FIELDS.values()}
+        for statement, _ in taken:
+            by_field[_FIELDS[type(statement)]].append(statement)
+        batch = StatementBatch(**{name: tuple(items) for name, items in by_field.items()})
+        try:
+            await self._desk.submit_transaction("curation/batch", batch)
+        except UserError as error:
+            self._desk.log_event(f"a batch of {batch.size} statements was not decided: {error}")
+            false = await trio.to_thread.run_sync(self._false, taken)
+            self._drop(false)
+            if left := [entry for entry in taken if entry not in false]:
+                self._waiting.extendleft(reversed(left))
+                self._there_is_one.set()
+                await trio.sleep(1.0)
+            return
+        self._drop(taken)
+
+    def _drop(self, entries: list[tuple[Statement, trio.Event]]) -> None:
+        for statement, done in entries:
+            self._events.pop(statement, None)
+            if isinstance(statement, SkipAssignment | ReleaseAssignment):
+                self._given_back.pop(statement.assignment, None)
+            done.set()
+
+    def _false(self, taken: list[tuple[Statement, trio.Event]]) -> list[tuple[Statement, trio.Event]]:
+        """Those with a false signature. One of them would refuse every batch that holds it."""
+        return [entry for entry in taken if not self._has_true_signature(entry[0])]
+
+    def _has_true_signature(self, part: Statement) -> bool:
+        if isinstance(part, AnswerOpening | SkipAssignment | ReleaseAssignment):
+            return True  # nobody signs these
+        signer, message, signature = signed_statement(self._desk.me, part)
+        return self._verifier.verify(signer, signing_preimage(message.TAG, self._desk.chain_id, codec.encode(message)), signature)

@@ -1,0 +1,1 @@
+"""What operators ask: projects, imports, reviews, people."""

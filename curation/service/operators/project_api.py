@@ -1,0 +1,217 @@
+"""What operators of this peer ask by HTTP, with a token of `peer web token`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Final
+
+import trio
+
+from curation.import_export.task_import import InvalidTasks, ParsedTasks, TaskWithGold, parse_tasks, read_tasks
+from curation.ledger.curation_state import CurationState, Project, ProjectPhase, ProjectSpec, TextFormat
+from curation.service.operators.import_queue import TASKS_MAX, ImportQueue
+from curation.service.operators.operator_log import Operators, wait_for_decision
+from curation.service.projects.import_records import already_imported_note
+from curation.service.projects.project_author import ProjectAuthor, require_equal_item_counts
+from curation.tasks.answer_parser import AnswerSchema
+from curation.tasks.answers import QuestionKind, options_problem
+from features.services import ServiceContext
+from features.text_tables import pluralize
+from ledger.members import MembersState
+from protocol.errors import UserError
+from storage.csv_files import ENDINGS
+from web.api_backend import Json
+from web.problem_details import HttpProblem
+
+FILE_NAME_CHARACTERS_MAX: Final = 64  # that are shown
+PREVIEW_TASKS_MAX: Final = 5  # tasks of a file that is checked
+ACTIONS: Final = {ProjectPhase.PAUSED: "pause", ProjectPhase.OPEN: "open", ProjectPhase.CLOSED: "close"}
+
+
+class ProjectApi:
+    def __init__(self, desk: ServiceContext, operators: Operators, imports: ImportQueue) -> None:
+        self._desk, self._operators, self._imports = desk, operators, imports
+        self._founding = ProjectAuthor(desk)
+
+    async def require_operator(self, token: str) -> None:
+        """Before the application reads a large body."""
+        self._operators.require_operator(token)
+
+    async def list_projects(self, token: str) -> Json:
+        self._operators.require_operator(token)
+        return {"projects": [self._view(bytes.fromhex(row.project)) for row in self._founding.project_views()]}
+
+    async def show_project(self, token: str, project: bytes) -> Json:
+        self._operators.require_operator(token)
+        self._row(project)
+        return self._view(project)
+
+    async def create_project(
+        self,
+        token: str,
+        name: str,
+        kind: str,
+        options: tuple[str, ...],
+        many: bool,
+        votes: int,
+        price: int,
+        guidelines: str,
+        suggests_first: bool,
+        display: str,
+        items: int,
+        gold_from: str,
+        tasks: Sequence[Json],
+    ) -> Json:
+        operator = self._operators.require_operator(token)
+        asked_kind = QuestionKind(kind)
+        about = f"project {name!r}" + (f", {pluralize(len(tasks), 'task')}" if tasks else "")
+        async with self._operators.log_action(operator, "make", about):
+            if problem := options_problem(asked_kind, options, many):
+                raise HttpProblem("misfit", problem)
+            # An empty array is a mistake.
+            read = ParsedTasks([], ()) if tasks == () else _read(tasks, asked_kind, options, many, gold_from)
+            items = len(read.tasks[0].task.items) if read.tasks else items
+            asked = ProjectSpec(name, asked_kind, options, many, items, None, votes, price, suggests_first, TextFormat(display))
+            made = await wait_for_decision(self._founding.create_project(asked, guidelines.encode(), read.tasks))
+            return self._view(made) | _notes(read.notes)
+
+    async def add_tasks(
+        self,
+        token: str,
+        project: bytes,
+        format: str,
+        check: int,
+        name: str,
+        gold_from: str,
+        again: int,
+        tasks: Sequence[Json] = (),
+        file: bytes = b"",
+    ) -> Json | tuple[int, Json]:
+        operator, asked = self._operators.require_operator(token), self._row(project).spec
+        if format:
+            shown = _file_name(name, format)
+            question = AnswerSchema(asked.kind, tuple(asked.options), asked.many)
+            if check:
+                return 200, await self._checked(shown, file, question, gold_from, project)
+            return await self._import(operator, project, question, shown, file, gold_from, bool(again))
+        async with self._operators.log_action(operator, "add tasks", f"{len(tasks)} to project {asked.name!r}"):
+            read = _read(tasks, asked.kind, tuple(asked.options), asked.many, gold_from)
+            await self._founding.forget_import(project, read.tasks)
+            await wait_for_decision(self._founding.add_tasks(project, read.tasks))
+        return self._view(project) | _notes(read.notes)
+
+    async def _import(
+        self, operator: str, project: bytes, question: AnswerSchema, name: str, file: bytes, gold_from: str, again: bool
+    ) -> tuple[int, Json]:
+        asked, founding = self._row(project).spec, self._founding
+        try:
+            read = await trio.to_thread.run_sync(_read_file, name, file, question, gold_from)
+            require_equal_item_counts(read.tasks, asked.items)
+        except UserError as error:
+            async with self._operators.log_action(operator, "import", f"{name} into project {asked.name!r}"):
+                raise HttpProblem("misfit", str(error)) from None
+        if again:
+            await founding.forget_import(project, read.tasks)
+        before, count = await founding.count_added_tasks(project, read.tasks), len(read.tasks)
+        notes = [already_imported_note(name, asked.name, before, count, "again=1")] if before else list(read.notes)
+        if before == count:
+            raise HttpProblem("already-imported", notes[0])
+        about = f"{pluralize(count, 'task')} into project {asked.name!r}"
+        is_done = await self._imports.import_tasks(operator, project, read.tasks, about)
+        return 201 if is_done else 202, self._view(project) | _notes(notes)
+
+    async def preview_import(
+        self, token: str, format: str, kind: str, options: str, many: int, name: str, gold_from: str, file: bytes
+    ) -> Json:
+        self._operators.require_operator(token)
+        question = AnswerSchema(QuestionKind(kind), tuple(options.split("\n")) if options else (), bool(many))
+        if problem := options_problem(*question):
+            raise HttpProblem("misfit", problem)
+        return await self._checked(_file_name(name, format), file, question, gold_from, None)
+
+    async def _checked(self, name: str, file: bytes, question: AnswerSchema, gold_from: str, project: bytes | None) -> Json:
+        """What an import of this file would do, into a project that there is or into a new one."""
+        given: list[TaskWithGold] = []
+        problems: list[str] = []
+        notes: list[str] = []
+        try:
+            read = await trio.to_thread.run_sync(_read_file, name, file, question, gold_from)
+            given, notes = read.tasks, list(read.notes)
+            require_equal_item_counts(given, self._row(project).spec.items if project else len(given[0].task.items))
+        except InvalidTasks as error:
+            problems = error.problems
+        except UserError as error:
+            problems = [str(error)]
+        before = await self._founding.count_added_tasks(project, given) if project and not problems else 0
+        if project and before:
+            notes = [already_imported_note(name, self._row(project).spec.name, before, len(given), "again=1")]
+        elif not problems:
+            others = await self._founding.find_projects_with(given)
+            notes += [f"project {asked.name!r} already has these tasks" for asked in others.values()]
+        shown = [
+            {"text": task.text, "items": list(task.items), "suggestion": task.suggestion, "gold": gold}
+            for task, gold in given[:PREVIEW_TASKS_MAX]
+        ]
+        count = 0 if problems else len(given)
+        items = len(given[0].task.items) if given else 0
+        found = {"count": count, "items": items, "preview": shown, "problems": problems}
+        return found | ({"already": before} if before else {}) | _notes(notes)
+
+    async def redact_task(self, token: str, project: bytes, task: int, reason: str) -> Json:
+        operator, row = self._operators.require_operator(token), self._row(project)
+        if task >= row.tasks:
+            raise HttpProblem("not-found", f"the project has {row.tasks} tasks, from 0 on")
+        about = f"task {task} of {row.spec.name!r}" + (f": {reason}" if reason else "")
+        async with self._operators.log_action(operator, "redact", about):
+            return {"said": await wait_for_decision(self._founding.redact_task(project, task))}
+
+    async def pause_project(self, token: str, project: bytes) -> Json:
+        return await self._move(token, project, ProjectPhase.PAUSED)
+
+    async def open_project(self, token: str, project: bytes) -> Json:
+        return await self._move(token, project, ProjectPhase.OPEN)
+
+    async def close_project(self, token: str, project: bytes) -> Json:
+        return await self._move(token, project, ProjectPhase.CLOSED)
+
+    async def _move(self, token: str, project: bytes, phase: ProjectPhase) -> Json:
+        operator, asked = self._operators.require_operator(token), self._row(project).spec
+        async with self._operators.log_action(operator, ACTIONS[phase], f"project {asked.name!r}"):
+            await wait_for_decision(self._founding.set_phase(project, phase))
+        return self._view(project)
+
+    def _row(self, project: bytes) -> Project:
+        found: Project | None = self._desk.state.module_state(CurationState).projects.get_record(project)
+        if found is None:
+            raise HttpProblem("not-found", "no such project")
+        return found
+
+    def _view(self, project: bytes) -> Json:
+        row = self._row(project)
+        asked, members = row.spec, self._desk.state.module_state(MembersState)
+        more = {"options": list(asked.options), "many": asked.many, "items": asked.items, "price": asked.price}
+        is_mine = members.current_key(row.author) == self._desk.me
+        return dataclasses.asdict(self._founding.project_view(project)) | more | {"is_mine": is_mine}
+
+
+def _notes(notes: Sequence[str]) -> Json:
+    return {"notes": list(notes)} if notes else {}
+
+
+def _file_name(name: str, format: str) -> str:
+    """What a file is called to whoever sent it, unless its end says another format to whoever reads it."""
+    is_apt = name and name.lower().endswith(ENDINGS) == (format == "csv")
+    return name[-FILE_NAME_CHARACTERS_MAX:] if is_apt else f"tasks.{format}"
+
+
+def _read_file(name: str, file: bytes, question: AnswerSchema, gold_from: str) -> ParsedTasks:
+    return read_tasks(name, file, *question, TASKS_MAX, gold_from=gold_from)
+
+
+def _read(tasks: Sequence[Json], kind: QuestionKind, options: tuple[str, ...], many: bool, gold_from: str) -> ParsedTasks:
+    rows = ((f"task {number}", row) for number, row in enumerate(tasks, 1))
+    try:
+        return parse_tasks("tasks", rows, kind, options, many, gold_from=gold_from)
+    except UserError as error:
+        raise HttpProblem("misfit", str(error)) from None

@@ -1,0 +1,227 @@
+"""What the author of a project sees of its tasks: those first that need it. And how its annotators label, against its labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+import trio
+
+from curation.estimation.annotator_agreement import value_count
+from curation.ledger.curation_module import reviews_left
+from curation.ledger.curation_state import (
+    Annotator,
+    Assignment,
+    AssignmentState,
+    CurationState,
+    Project,
+    TaskPageRow,
+    TaskRow,
+    TaskStage,
+)
+from curation.service.http_routes import REVIEW_STATES
+from curation.service.operators.operator_log import Operators, wait_for_decision
+from curation.service.projects.project_author import ProjectAuthor
+from curation.service.projects.task_export import project_pages, read_task_page, task_votes
+from curation.tasks.answers import PAIR_ANSWERS, QuestionKind, answer_problem
+from curation.tasks.task_pages import AnnotationTask, TaskPageBlob, task_id
+from features.services import ServiceContext
+from web.api_backend import Json
+from web.problem_details import HttpProblem
+
+SCANNED_TASKS_MAX: Final = 10_000  # tasks that one call looks at, about a second; the next one goes on there
+PAIR_WORDS: Final = ("A is better", "B is better", *PAIR_ANSWERS[2:])  # as the pages say it
+CONFUSIONS_MAX: Final = 50  # annotators whose table is shown: those with most answers
+
+
+class ReviewState(Enum):
+    """How much a task needs its author, the most first."""
+
+    WAITING = "waiting"  # its author decides
+    SKIPPED = "skipped"
+    DISPUTED = "disputed"  # votes differ
+    BEGUN = "begun"
+    SETTLED = "settled"
+    DECIDED = "decided"  # by its author
+    FRESH = "fresh"  # nobody had it yet
+    REDACTED = "redacted"
+
+
+REVIEW_ORDER: Final = [ReviewState(state) for state in REVIEW_STATES]
+assert list(ReviewState) == REVIEW_ORDER
+Cursor = tuple[int, int]  # place in NEEDS, number of a task
+
+
+@dataclass(frozen=True)
+class _ReviewFilter:
+    needs: list[ReviewState]
+    search: str  # in the text, folded
+    label: int | None
+    annotator: str  # a name, folded, or the beginning of a key
+
+
+class ReviewApi:
+    def __init__(self, desk: ServiceContext, operators: Operators) -> None:
+        self._desk, self._operators = desk, operators
+
+    @property
+    def _state(self) -> CurationState:
+        found: CurationState = self._desk.state.module_state(CurationState)
+        return found
+
+    def _row(self, project: bytes) -> Project:
+        found = self._state.projects.get_record(project)
+        if found is None:
+            raise HttpProblem("not-found", "no such project")
+        return found
+
+    async def list_review_tasks(
+        self,
+        token: str,
+        project: bytes,
+        state: str,
+        search: str,
+        label: str,
+        annotator: str,
+        after: Cursor | tuple[()],
+        limit: int,
+    ) -> Json:
+        self._operators.require_operator(token)
+        needs = [ReviewState(state)] if state else REVIEW_ORDER
+        wanted = _ReviewFilter(needs, search.casefold(), int(label) if label else None, annotator.casefold())
+        look = _ReviewScan(self._state, project, self._row(project), self._desk)
+        found, following = await trio.to_thread.run_sync(look.found, wanted, after or (0, 0), limit)
+        return {"tasks": found, "next": following and f"{following[0]}:{following[1]}"}
+
+    async def decide_task(self, token: str, project: bytes, task: bytes, answer: tuple[int, ...]) -> Json:
+        operator, row = self._operators.require_operator(token), self._state.tasks.get_record(task)
+        asked = self._row(project).spec
+        if row is None or row.project != project:
+            raise HttpProblem("not-found", "nobody had such a task of this project")
+        problem = answer_problem(asked.kind, len(asked.options), asked.many, asked.items, answer)
+        if problem:
+            raise HttpProblem("misfit", f"{list(answer)} is no answer to this task: {problem}")
+        async with self._operators.log_action(operator, "decide", f"task {row.number} of {asked.name!r}: {list(answer)}"):
+            await wait_for_decision(ProjectAuthor(self._desk).decide_task(task, answer))
+        return {"task": task.hex(), "label": list(answer)}
+
+    async def confusion_matrices(self, token: str, project: bytes) -> Json:
+        self._operators.require_operator(token)
+        return await trio.to_thread.run_sync(_confusions, self._state, project, self._row(project))
+
+
+class _ReviewScan:
+    """One look at a project's tasks; it may run beside the peer."""
+
+    def __init__(self, state: CurationState, key: bytes, project: Project, desk: ServiceContext) -> None:
+        self._state, self._key, self._project, self._desk = state, key, project, desk
+        self._waiting = reviews_left(state, key, desk.time_ms)
+        self._page: tuple[TaskPageRow, TaskPageBlob | None] | None = None
+
+    def found(self, wanted: _ReviewFilter, after: Cursor, limit: int) -> tuple[list[Json], Cursor | None]:
+        """At most so many tasks, and where to go on; None: there are no more."""
+        found: list[Json] = []
+        looked = 0
+        place, first = after
+        for place in range(place, len(REVIEW_ORDER)):  # noqa: B020 - it goes on where the cursor is
+            if REVIEW_ORDER[place] in wanted.needs and (REVIEW_ORDER[place] is not ReviewState.WAITING or self._waiting):
+                for page, number, row in self._rows(first):
+                    if len(found) == limit or looked == SCANNED_TASKS_MAX:
+                        return found, (place, number)
+                    looked += 1
+                    cast = _cast(self._state, number, self._key, row)
+                    if self._need(row, cast) is REVIEW_ORDER[place]:
+                        shown = self._shown(page, number, row, cast)
+                        if self._fits(wanted, shown):
+                            found.append(shown)
+            first = 0
+        return found, None
+
+    def _rows(self, first: int) -> Iterator[tuple[TaskPageRow, int, TaskRow | None]]:
+        for page in project_pages(self._state, self._key, self._project):
+            for number in range(max(first, page.first), page.first + page.count):
+                yield page, number, self._state.tasks.get_record(task_id(self._key, number))
+
+    def _text(self, page: TaskPageRow, number: int) -> AnnotationTask | None:
+        if self._page is None or self._page[0] != page:
+            self._page = page, read_task_page(self._project, page, self._desk.read_blob)
+        shown = self._page[1]
+        return shown.entries[number - page.first].task if shown else None
+
+    def _shown(self, page: TaskPageRow, number: int, row: TaskRow | None, cast: list[Assignment]) -> Json:
+        text = self._text(page, number)
+        return {
+            "task": task_id(self._key, number).hex(),
+            "number": number,
+            "state": self._need(row, cast).value,
+            "text": text.text if text else None,
+            "items": list(text.items) if text else [],
+            "suggestion": list(text.suggestion) if text and text.suggestion is not None else None,
+            "label": list(row.label) if row and row.label is not None else None,
+            "is_reviewed": row.is_reviewed if row else False,
+            "height": row.height if row else 0,
+            "skips": row.skipped if row else 0,
+            "votes": [self._vote(vote) for vote in cast if vote.state not in (AssignmentState.EXPIRED, AssignmentState.RELEASED)],
+        }
+
+    def _need(self, row: TaskRow | None, cast: list[Assignment]) -> ReviewState:
+        if row is None:
+            return ReviewState.FRESH
+        if row.is_redacted:
+            return ReviewState.REDACTED
+        if row.is_reviewed:
+            return ReviewState.DECIDED
+        if row.stage is TaskStage.REVIEW and self._waiting:
+            return ReviewState.WAITING
+        if row.stage is not TaskStage.SETTLED and row.skipped:
+            return ReviewState.SKIPPED
+        if len({tuple(vote.answer) for vote in cast if vote.answer is not None}) > 1:
+            return ReviewState.DISPUTED
+        return ReviewState.SETTLED if row.stage is TaskStage.SETTLED else ReviewState.BEGUN
+
+    def _vote(self, vote: Assignment) -> Json:
+        person: Annotator | None = self._state.annotators.get_record(vote.annotator)
+        answer = None if vote.answer is None else list(vote.answer)
+        name = person.name if person else ""
+        said = {"annotator": vote.annotator.hex(), "name": name, "state": vote.state.value, "answer": answer}
+        return said | {"reason": vote.reason} if vote.state is AssignmentState.SKIPPED else said
+
+    def _fits(self, wanted: _ReviewFilter, shown: Json) -> bool:
+        texts = (shown["text"] or "", *shown["items"])
+        if wanted.search and not any(wanted.search in text.casefold() for text in texts):
+            return False
+        said = [shown["label"]] if shown["label"] is not None else [vote["answer"] or [] for vote in shown["votes"]]
+        if wanted.label is not None and not any(wanted.label in answer for answer in said):
+            return False
+        people = ((vote["name"].casefold(), vote["annotator"]) for vote in shown["votes"])
+        who = wanted.annotator
+        return not who or any(who == name or key.startswith(who) for name, key in people)
+
+
+def _cast(state: CurationState, number: int, project: bytes, row: TaskRow | None) -> list[Assignment]:
+    return [vote for vote in task_votes(state, task_id(project, number), row) if vote is not None] if row else []
+
+
+def _confusions(state: CurationState, key: bytes, project: Project) -> Json:
+    """Of all together, and of each annotator: counts[label][answer], over settled tasks."""
+    asked = project.spec
+    kind, many = asked.kind, asked.many
+    of = 0 if kind is QuestionKind.RANKING else value_count(kind, len(asked.options), many)
+    names = ["left out", "chosen"] if many else list(PAIR_WORDS if kind is QuestionKind.PAIR else asked.options)
+    found: list[dict[str, Any]] = []
+    for annotator, person in state.annotators.items() if of else ():
+        skill = state.skills.get_record(key + annotator)
+        if skill is not None and skill.counts:
+            # Where an answer is of many options, there is a table for each: they are added.
+            table = [sum(skill.counts[place :: of * of]) for place in range(of * of)]
+            found.append({"annotator": annotator.hex(), "name": person.name, "count": sum(table), "counts": table})
+    together = [sum(row["counts"][place] for row in found) for place in range(of * of)]
+    found.sort(key=lambda row: (-row["count"], row["annotator"]))
+    shown = [row | {"counts": _square(row["counts"], of)} for row in found[:CONFUSIONS_MAX]]
+    return {"values": names[:of], "counts": _square(together, of), "annotators": shown}
+
+
+def _square(table: list[int], of: int) -> list[list[int]]:
+    return [table[of * row : of * (row + 1)] for row in range(of)]

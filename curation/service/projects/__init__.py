@@ -1,0 +1,1 @@
+"""Projects of this peer: their pages, gold answers, imports and exports."""

@@ -1,0 +1,1 @@
+"""What anybody may ask: leaderboards, exports, live figures, health."""

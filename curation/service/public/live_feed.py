@@ -1,0 +1,144 @@
+"""What the page `/live` shows: one look at the peer for all who watch, without what is only its operator's."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from contextlib import suppress
+from typing import Final
+
+import trio
+
+from curation.ledger.curation_state import CurationState
+from features.json_output import to_json_value
+from features.services import ServiceContext
+from protocol.api import AlertCause, PeerView
+from protocol.errors import UserError
+from web.api_backend import Json
+from web.problem_details import HttpProblem
+
+CHANGE_WAIT_SECONDS: Final = 10.0  # a call waits that long for a change
+LOOK_INTERVAL_SECONDS_MIN: Final = 0.25  # between two looks at one height
+LOOK_INTERVAL_SECONDS: Final = 1.0  # between two looks when nothing is told
+MINUTE_MS: Final = 60_000
+ROUNDS, VOTES, BLOCKS = 200, 6, 10  # that are shown
+# Addresses, paths and processes are nobody's business, nor alerts that say what only this machine's operator mends.
+OPERATOR_ONLY_CAUSES: Final = (AlertCause.DISK_LOW, AlertCause.NO_ROOM, AlertCause.WORKER_GONE)
+STATUS_FIELDS: Final = (
+    "peer name network chain_id role version height view state_root voter voters tolerated quorum links halted waiting "
+    "suspended unaudited disputed failed state behind late"
+)
+JOB_FIELDS: Final = "job name objective state round taken rounds model_root audit accepted rejected suspended limited place"
+ROUND_FIELDS: Final = "job round height verdicts vouchers ballots stepped model_root held_out_bits_per_byte seconds decision_ms"
+PEER_FIELDS: Final = "peer name roles member voter me record gone"
+VOTE_FIELDS: Final = "job round phase height quorum voters trainers proposed votes vouches"
+BLOCK_FIELDS: Final = "height digest time_ms proposer view signers voters_count quorum certified_root own_root"
+
+
+class LiveFeed:
+    def __init__(self, desk: ServiceContext) -> None:
+        self._desk = desk
+        self._looking, self._reading = trio.Lock(), trio.Lock()
+        self._looked, self._seen, self._height = -math.inf, 0, -1  # when, up to which event, at which height
+        self._number, self._now = 0, Json()
+        self._labels: deque[tuple[int, int]] = deque()  # of the last minute: time of the block, all labels by then
+
+    async def run_label_counter(self) -> None:
+        while True:
+            height, labels = self._desk.height, self._state.annotations
+            if not self._labels or self._labels[-1][1] != labels:
+                self._labels.append((self._desk.time_ms, labels))
+            while len(self._labels) > 1 and self._labels[1][0] < _now_ms() - MINUTE_MS:
+                self._labels.popleft()
+            await self._desk.wait_for_block_above(height)
+
+    async def block_proof(self, height: int) -> Json:
+        """For strangers one at a time: each takes a thread, and the votes need some, too."""
+        try:
+            async with self._reading:
+                return _only("height header certificate voters", await self._desk.api.block(height))
+        except UserError as error:
+            raise HttpProblem("not-found", str(error)) from None
+
+    async def live_snapshot(self) -> Json:
+        async with self._looking:
+            if trio.current_time() - self._looked > LOOK_INTERVAL_SECONDS:
+                await self._look()
+            return self._now
+
+    async def wait_for_change(self, after: int) -> Json:
+        """The newest look, once it is another one than that of this number, or after some seconds."""
+        if after < 0:
+            await self.live_snapshot()
+        with trio.move_on_after(CHANGE_WAIT_SECONDS):
+            while self._number <= after:
+                async with self._looking:
+                    await self._wait()
+                    await self._look()
+        return {"number": self._number, **self._now}
+
+    async def _wait(self) -> None:
+        """For something to happen: a new block is looked at at once, all else a moment later."""
+        await self._desk.api.events(self._seen, LOOK_INTERVAL_SECONDS)
+        with trio.move_on_at(self._looked + LOOK_INTERVAL_SECONDS_MIN):
+            await self._desk.wait_for_block_above(self._height)
+
+    async def _look(self) -> None:
+        """A look that fails, or that is cancelled, has seen nothing: the next one looks at the same again."""
+        api, was, height = self._desk.api, self._now, self._desk.height
+        events = await api.events(self._seen, 0.0)
+        kinds = {event.kind for event in events}
+        status = await api.status()
+        alerts = [alert for alert in await api.alerts() if alert.cause not in OPERATOR_ONLY_CAUSES]
+        now = was | {"status": _only(STATUS_FIELDS, status), "alerts": to_json_value(alerts)}
+        now["peers"] = [_peer(view) for view in await api.peers()]
+        now["labels"] = self._labels_a_minute()
+        if height != self._height:
+            now["jobs"] = [_only(JOB_FIELDS, job) for job in await api.jobs()]
+            now["blocks"] = await self._blocks(was.get("blocks", []), status.height)
+        if not was or kinds & {"round", "measured"}:
+            now["rounds"] = [_only(ROUND_FIELDS, view) for view in await api.rounds(ROUNDS)]
+            now["samples"] = to_json_value(await api.saved_samples())
+            now["votes"] = [_only(VOTE_FIELDS, view) for view in await api.votes(VOTES)]
+        elif kinds & {"proposal", "ballot", "cut-off", "applied"}:
+            closed = (view for view in was["votes"] if view["height"] is not None)
+            now["votes"] = [*closed, *(_only(VOTE_FIELDS, view) for view in await api.votes(0))]
+        self._seen, self._height = events[-1].number if events else self._seen, height
+        self._looked = trio.current_time()
+        if now != was:
+            self._now, self._number = now, self._number + 1
+
+    async def _blocks(self, known: list[Json], height: int) -> list[Json]:
+        first = max([1, height - BLOCKS + 1, *(view["height"] + 1 for view in known)])
+        for number in range(first, height + 1):
+            with suppress(UserError):  # a snapshot was restored, and it is older
+                known = [*known, _only(BLOCK_FIELDS, await self._desk.api.block(number))]
+        return known[-BLOCKS:]
+
+    def _labels_a_minute(self) -> int | None:
+        """None: there is nothing to label."""
+        if not self._state.open or not self._labels:
+            return None
+        since = _now_ms() - MINUTE_MS
+        before = [labels for at, labels in self._labels if at < since] or [self._labels[0][1]]
+        return self._state.annotations - before[-1]
+
+    @property
+    def _state(self) -> CurationState:
+        found: CurationState = self._desk.state.module_state(CurationState)
+        return found
+
+
+def _only(names: str, view: object) -> Json:
+    return {name: to_json_value(getattr(view, name)) for name in names.split()}
+
+
+def _peer(view: PeerView) -> Json:
+    link = view.link
+    trip = round(link.round_trip_ms, 1) if link is not None and link.round_trip_ms is not None else None
+    return _only(PEER_FIELDS, view) | {"is_linked": link is not None, "round_trip_ms": trip}
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,87 @@
+"""Arguments of words and commands: each is declared once, as argparse takes it, and what several words share stands here."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from protocol.codec import COUNT_MAX
+from protocol.errors import UserError
+
+LIST_ROWS_DEFAULT = 20  # of a list, unless told otherwise
+
+
+class Argument:
+    def __init__(self, *names: str, **settings: Any) -> None:
+        """As `add_argument` of argparse takes them."""
+        self._names, self._settings = names, settings
+
+    def add_to(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(*self._names, **self._settings)
+
+
+def parse_integer_in(low: int, high: int | None = None) -> Callable[[str], int]:
+    """A type for argparse: integers in low..high, whose name is what argparse says of anything else."""
+    most = COUNT_MAX if high is None else high
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if not low <= value <= most:
+            is_less = high is None and value < low
+            raise argparse.ArgumentTypeError(f"{value} is less than {low}" if is_less else f"{value} is outside {low}..{most}")
+        return value
+
+    return read
+
+
+def parse_count(text: str) -> int:
+    """A type for argparse: a number, or one with K, M or B behind it for thousands, millions or billions."""
+    unit = {"K": 10**3, "M": 10**6, "B": 10**9}.get(text[-1:].upper(), 1)
+    try:
+        value = int(text) if unit == 1 else round(float(text[:-1]) * unit)
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 300M") from None
+    if not 1 <= value <= COUNT_MAX:
+        raise argparse.ArgumentTypeError(f"{value} is outside 1..{COUNT_MAX}")
+    return value
+
+
+def parse_non_negative(text: str) -> float:
+    """A type for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of 0 or more")
+    return value
+
+
+SKIP_BAD = Argument("--skip-bad", action="store_true", help="leave out lines of the file that cannot be learned, and count them")
+TRUNCATE = Argument(
+    "--truncate", choices=("left", "right"), default="", help="cut texts to the context, at the left (of prompts) or right"
+)
+JSON = Argument("--json", action="store_true", help="one JSON document, for programs")
+LAST_COUNT = Argument("last", nargs="?", type=parse_integer_in(1), default=LIST_ROWS_DEFAULT, metavar="N", help="how many")
+
+
+def member_argument(name: str, metavar: str) -> Argument:
+    """Whom a word is about."""
+    return Argument(name, metavar=metavar, help="a member's name, or its peer id, of which the first characters are enough")
+
+
+def parse_set_options(items: Sequence[str]) -> dict[str, str]:
+    """The values that `--set` gives, by field. Raises `UserError`."""
+    overrides: dict[str, str] = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not equals or not name:
+            raise UserError(f"--set {item!r}: write FIELD=VALUE, such as --set local_steps=10")
+        if overrides.setdefault(name, value) != value:
+            raise UserError(f"both --set {name}={overrides[name]} and --set {name}={value}: say one")
+    return overrides

@@ -1,0 +1,80 @@
+"""Calls: what people and programs ask a running peer. Each is declared once, as a method of a `Protocol` class.
+
+Its name, the types of its arguments and of its answer are those of the method, and its docstring says what it is about. The
+client's stub, the server's dispatch and the decoding of both directions follow from that. A method that gives an `AsyncGenerator`
+answers in parts; whoever stops reading closes it (`contextlib.aclosing`), which ends the call.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from protocol import codec
+from protocol.errors import RemoteProtocolError
+
+
+@dataclass(frozen=True, slots=True)
+class RpcMethod:
+    name: str
+    about: str
+    signature: inspect.Signature  # without `self`
+    argument_types: Mapping[str, Any]  # the type of each argument
+    result_type: Any  # that of the answer, or of each of its parts
+    is_streamed: bool = False  # the answer comes in parts, as they are made
+
+    def encode_arguments(self, *arguments: Any, **named: Any) -> list[Any]:
+        """For the wire, as the method itself would take them."""
+        bound = self.signature.bind(*arguments, **named)
+        bound.apply_defaults()
+        return [codec.to_plain(_of_kind(kind, bound.arguments[name])) for name, kind in self.argument_types.items()]
+
+    def decode_arguments(self, plain: Any) -> list[Any]:
+        """Raises `RemoteProtocolError` for anything but arguments of the declared types."""
+        if not isinstance(plain, list) or len(plain) != len(self.argument_types):
+            raise RemoteProtocolError("mistyped", f"expected the arguments {tuple(self.argument_types)}")
+        return [codec.from_plain(kind, item) for kind, item in zip(self.argument_types.values(), plain, strict=True)]
+
+    def decode_result(self, plain: Any) -> Any:
+        return None if self.result_type is type(None) else codec.from_plain(self.result_type, plain)
+
+
+def _of_kind(kind: Any, value: Any) -> Any:
+    """Python takes a whole number where a float is declared; on the wire they differ."""
+    return float(value) if kind is float else value
+
+
+def collect_methods(*protocols: type) -> dict[str, RpcMethod]:
+    """The calls that these classes declare, by name."""
+    found: dict[str, RpcMethod] = {}
+    for protocol in protocols:
+        for name, function in public_methods(protocol):
+            assert name not in found, f"two declarations of the call {name!r}"
+            hints = typing.get_type_hints(function, include_extras=True)
+            result = hints.pop("return")
+            signature = inspect.signature(function)
+            without_self = signature.replace(parameters=list(signature.parameters.values())[1:])
+            assert list(without_self.parameters) == list(hints), f"the call {name!r} has an argument without a type"
+            is_streamed = typing.get_origin(result) is AsyncGenerator
+            of_each = typing.get_args(result)[0] if is_streamed else result
+            found[name] = RpcMethod(name, inspect.getdoc(function) or "", without_self, hints, of_each, is_streamed)
+    return found
+
+
+def public_methods(kind: type) -> Iterator[tuple[str, Any]]:
+    return ((name, function) for name, function in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_"))
+
+
+def combine_handlers(parts: Sequence[object]) -> SimpleNamespace:
+    """One object that answers all calls of these parts, each by the part that has it."""
+    roof = SimpleNamespace()
+    for part in parts:
+        for name, _ in public_methods(type(part)):
+            assert name in vars(type(part)), f"{type(part).__name__} inherits the declaration of {name!r} and does not answer it"
+            assert not hasattr(roof, name), f"two parts answer the call {name!r}"
+            setattr(roof, name, getattr(part, name))
+    return roof

@@ -1,0 +1,1 @@
+"""Answers to calls, by topic."""

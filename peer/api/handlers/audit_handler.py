@@ -1,0 +1,202 @@
+"""Calls about sampled audits and challenges."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from ledger.audits.audit_state import (
+    CHALLENGES_OPEN_MAX,
+    VOLUNTEER_KIND,
+    AuditDuty,
+    AuditLogEntry,
+    AuditResult,
+    AuditVolunteering,
+    JobAudits,
+    MemberAuditRecord,
+    ProposalKey,
+    audit_duties,
+    auditable_proposals_of_others,
+)
+from ledger.ledger_state import LedgerState
+from peer.api.name_resolution import resolve_peer
+from peer.api.running_peer import RunningPeer
+from peer.runtime.audits.auditor import CHALLENGE_MARGIN, describe_audit_entry, finding_label
+from protocol.api import AuditRecordView, AuditRpc, AuditsView, AuditView, SuspensionView
+from protocol.errors import UserError
+from protocol.identity import peer_id, short_id
+from protocol.units import display_round_number
+from protocol.verdicts import ReplayFinding
+from training.job_spec import JobSpec
+
+
+@dataclass(frozen=True)
+class AuditRpcHandler(AuditRpc):
+    peer: RunningPeer
+
+    async def audits(self, last: int) -> AuditsView:
+        state = self.peer.driver.state
+        log = state.audits.log[-max(1, last) :]
+        standings = tuple(audit_record_view(key, standing) for key, standing in sorted(state.audits.member_records.items()))
+        return AuditsView(standings, tuple(_audit(entry, state) for entry in log), list_suspensions(state))
+
+    async def challenge_trainer(self, trainer: str, round: int | None) -> str:
+        self.peer.require_member()
+        if self.peer.driver.round_executor.participant.worker_client is None:
+            raise UserError("this peer has no worker to re-execute with: ask one with --role trainer")
+        due = await self._to_audit(
+            self.peer.driver.state.members.current_key(resolve_peer(trainer, self.peer.driver.state.members)), round
+        )
+        entry = self._reported(due)
+        if entry is None:
+            self.peer.asked_audits.append(place := (due.job, due.proposal_key))
+            try:
+                await self._volunteer(due)
+                while place in self._awaited():
+                    await self.peer.driver.block_applied.wait()
+            finally:
+                self.peer.asked_audits.remove(place)
+            entry = self._reported(due)
+        if entry is None:
+            lost, undone = "the log has lost what this peer reported", "the round was undone before this peer reported"
+            why = lost if self._is_in_model(due) else undone
+            raise UserError(f"{why}: `audits` shows what was found")
+        if entry.result is AuditResult.LAPSED:
+            raise UserError(describe_audit_entry(entry, self.peer.driver.state))
+        return _told(entry, self.peer.driver.state)
+
+    async def _volunteer(self, due: AuditDuty) -> None:
+        """For the proposal's round, unless this peer has to report on it anyway."""
+        place, applied = (due.job, due.proposal_key), self.peer.driver.block_applied
+        if place in self._awaited():
+            return
+        try:
+            await self.peer.submitter.submit(VOLUNTEER_KIND, AuditVolunteering(due.job, due.round), math.inf)
+        except UserError:
+            await applied.wait()  # this peer may have volunteered for another person, or by itself
+            if place not in self._awaited() and self._reported(due) is None:
+                raise
+
+    async def _to_audit(self, trainer: bytes, round: int | None) -> AuditDuty:
+        """The newest proposal of this trainer, in that round, that this peer has reported on, has to, or may volunteer for.
+
+        This waits while reports of an earlier volunteering are missing: the ledger takes no new one before them.
+        """
+        me = self.peer.me
+        while True:
+            applied, state = self.peer.driver.block_applied, self.peer.driver.state
+            awaited, jobs = self._awaited(), state.audits.jobs
+            left = {
+                (due.job, due.proposal_key) for due in self.peer.driver.rules.audits_module.proposals_to_volunteer_for(me, state)
+            }
+            busy = {job for (job, (number, _)), mine in awaited.items() if mine in jobs[job].rounds[number].volunteers}
+            others = [
+                due for due in auditable_proposals_of_others(me, state) if state.members.current_key(due.trainer) == trainer
+            ]
+            found = [due for due in others if round in (None, due.round)]
+            for due in sorted(found, key=lambda due: (state.jobs.jobs[due.job].started_height, due.round), reverse=True):
+                if (due.job, due.proposal_key) in left | awaited.keys() or self._reported(due) is not None:
+                    return due
+                volunteers = map(state.members.current_key, jobs[due.job].rounds[due.round].volunteers)
+                if due.job in busy and me not in volunteers:
+                    break
+            else:
+                raise UserError(self._why_not(trainer, round))
+            await applied.wait()
+
+    def _why_not(self, trainer: bytes, round: int | None) -> str:
+        """The reason for a person. `round` None: any."""
+        state, which = self.peer.driver.state, "" if round is None else f" in round {display_round_number(round)}"
+        what = f"{short_id(trainer)} proposed{which}"
+        if trainer == self.peer.me:
+            return "a peer re-executes others' proposals, not its own"
+        if not state.audits.jobs:
+            return "no job with audit=sampled goes on: `rounds` shows who re-executed the updates of others"
+        kept = (
+            (number, key) for audits in state.audits.jobs.values() for number, of in audits.rounds.items() for key in of.proposals
+        )
+        if not any(state.members.current_key(key) == trainer and round in (None, number) for number, key in kept):
+            when = "while its audit_window is open, unless they were re-executed before the vote or the round was undone"
+            return f"nothing that {what} is kept for audits: accepted proposals of a closed round are, {when}"
+        must = f"in good standing, with fewer than {CHALLENGES_OPEN_MAX} disputes open, and not apart from the trainer"
+        return f"what {what} is not for this peer to re-execute: it must be undisputed, and this peer {must}; once for a round"
+
+    def _awaited(self) -> dict[tuple[bytes, ProposalKey], bytes]:
+        """Job and place of the proposals on which this peer has to report, and its key of that round."""
+        return {
+            (due.job, due.proposal_key): due.auditor
+            for due in audit_duties(self.peer.me, self.peer.driver.state)
+            if not due.is_dispute
+        }
+
+    def _is_in_model(self, due: AuditDuty) -> bool:
+        job = self.peer.driver.state.jobs.jobs.get(due.job)
+        return job is not None and not any(of.first <= due.round <= of.last for of in job.undone_rounds)
+
+    def _reported(self, due: AuditDuty) -> AuditLogEntry | None:
+        """This peer's last report on that proposal; None where the log has none, or has lost it."""
+        current, results = (
+            self.peer.driver.state.members.current_key,
+            (AuditResult.PASSED, AuditResult.CHALLENGED, AuditResult.LAPSED),
+        )
+        for entry in reversed(self.peer.driver.state.audits.log):
+            is_mine = entry.result in results and current(entry.auditor) == self.peer.me
+            if is_mine and (entry.job, entry.round, entry.trainer) == (due.job, *due.proposal_key):
+                return entry
+        return None
+
+
+def _told(entry: AuditLogEntry, state: LedgerState) -> str:
+    said, job = describe_audit_entry(entry, state), state.jobs.jobs.get(entry.job)
+    if job is not None:
+        spec = JobSpec.decode(job.spec)
+        meaning = {reason.label: reason.meaning for reason in spec.resolved_objective.rejection_reasons}.get(
+            finding_label(entry, state)
+        )
+        if meaning is not None:
+            said = f"{said}: {meaning}"
+        elif entry.relative_error_ppm or entry.finding is ReplayFinding.MATCH:  # it was replayed
+            error, most = (entry.relative_error_ppm or 0) / 1e6, CHALLENGE_MARGIN * spec.replay_tolerance
+            said = f"{said}; the re-executed update differs by {100 * error:.2g} % of its length, up to {100 * most:.2g} % pass"
+    return f"{said}; the others judge that, `audits` shows what they find" if entry.result is AuditResult.CHALLENGED else said
+
+
+def list_suspensions(state: LedgerState) -> tuple[SuspensionView, ...]:
+    """Who may not train in running jobs, and why, however much was logged since."""
+    found = []
+    for key, job in state.jobs.running().items():
+        audits = state.audits.jobs.get(key, JobAudits())
+        for trainer, until in sorted(audits.suspended.items()):
+            if until > job.round:
+                # a lazy auditor is suspended as a trainer, too
+                cause = replace(audits.suspension_causes[trainer], trainer=trainer)
+                found.append(SuspensionView(until, _audit(cause, state)))
+    return tuple(found)
+
+
+def audit_record_view(key: bytes, standing: MemberAuditRecord) -> AuditRecordView:
+    return AuditRecordView(
+        peer_id(key),
+        rewards=standing.rewards,
+        lost=standing.rewards_lost,
+        suspensions=standing.suspensions,
+        reports=standing.reports,
+        lapsed=standing.lapsed,
+        upheld=standing.upheld,
+        refuted=standing.refuted,
+        wrong=standing.wrong_losses,
+    )
+
+
+def _audit(entry: AuditLogEntry, state: LedgerState) -> AuditView:
+    members = state.members
+    return AuditView(
+        height=entry.height,
+        job=entry.job.hex(),
+        round=entry.round,
+        trainer=peer_id(members.current_key(entry.trainer)),
+        auditor=peer_id(members.current_key(entry.auditor)),
+        result=entry.result.value,
+        finding=finding_label(entry, state),
+        relative_error=None if entry.relative_error_ppm is None else entry.relative_error_ppm / 1e6,
+    )

@@ -1,0 +1,340 @@
+"""Calls about jobs and their rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import trio
+
+from consensus.voter_set import VoterSet
+from features.lazy_import import import_object
+from ledger.audits.audit_state import JobAudits
+from ledger.jobs import (
+    MISSED_VOUCHES_MAX,
+    WRONG_VOUCH_ROUNDS,
+    WRONG_VOUCHES_MAX,
+    Job,
+    JobPhase,
+    QueuedJob,
+    RequestRollback,
+    StartJob,
+    StopJob,
+    VouchRecord,
+    job_id,
+)
+from ledger.ledger_state import LedgerState, decode_body
+from ledger.model_anchors import format_undone_rounds
+from peer.api.job_builder import LOCAL_DATA, build_job_spec
+from peer.api.machine_time import describe_machine_time
+from peer.api.name_resolution import resolve_job
+from peer.api.running_peer import RunningPeer
+from peer.api.supervised_jobs import build_instruct_spec
+from protocol import codec
+from protocol.api import JobRpc, JobView, RoundView, RoundVotesView, TrainRequest
+from protocol.errors import UserError
+from protocol.identity import Signed, peer_id
+from protocol.limits import TRAINERS_MAX
+from protocol.messages import Ballot, Vouch
+from protocol.units import display_round_number
+from protocol.verdicts import Verdict, verdict_label, verdict_label_by_name
+from rlhf.record_preparation import preparation_notes
+from rounds.round_state import OpenRoundState, is_round_settled
+from storage.ledger_store import StoredRound
+from training.data.text_files import TextFileReport
+from training.data.text_files import printable_path as shown_path
+from training.job_disk_space import job_disk_space
+from training.job_spec import JobSpec
+from training.replicated.aggregate import is_plain_mean
+from training.replicated.tensor_layout import layout_of
+
+ROUNDS_SHOWN_MAX = 10_000
+JOBS_WITH_FINDINGS_MAX = 16  # kept for lists of the jobs: those that this peer started last
+VOTES_SHOWN_MAX = 100  # each is read from the block that closed the round
+
+
+@dataclass(frozen=True)
+class JobRpcHandler(JobRpc):
+    peer: RunningPeer
+    findings: dict[str, tuple[str, ...]] = field(default_factory=dict)  # job -> notes on the text files that it was made of
+
+    async def jobs(self) -> tuple[JobView, ...]:
+        """The jobs that wait stand behind the others, in the order of the line."""
+        state = self.peer.driver.state
+        jobs = sorted(state.jobs.jobs.items(), key=lambda item: item[1].started_height)
+        started = [_job(key, job, state, state.audits.jobs.get(key, JobAudits()), self.peer) for key, job in jobs]
+        line = enumerate(state.jobs.queue, start=1)
+        views = (*started, *(_in_line(waiting, state, place, self.peer) for place, waiting in line))
+        return tuple(replace(view, notes=(*view.notes, *self.findings.get(view.job, ()))) for view in views)
+
+    async def rounds(self, last: int) -> tuple[RoundView, ...]:
+        store = self.peer.driver.store
+        stored = await trio.to_thread.run_sync(store.closed_rounds, max(1, min(last, ROUNDS_SHOWN_MAX)))
+        measured = {job: await trio.to_thread.run_sync(store.measurements, job) for job in {item.job for item in stored}}
+        views = []
+        for item in stored:
+            during, after = (measured[item.job].get(number, {}) for number in (item.round, item.round + 1))
+            views.append(
+                RoundView(
+                    job=item.job.hex(),
+                    round=item.round,
+                    height=item.height,
+                    verdicts={peer_id(trainer): verdict for trainer, verdict in item.verdicts.items()},
+                    ballots=tuple(peer_id(voter) for voter in item.ballots),
+                    stepped=item.stepped,
+                    plain_mean=item.stepped and self._is_plain_mean(item),
+                    model_root=item.model_root.hex(),
+                    held_out_bits_per_byte=after.get("held_out_bits_per_byte"),
+                    training_nats=during.get("training_nats"),
+                    seconds=during.get("seconds"),
+                    decision_ms=during.get("decision_ms"),
+                    training_loss=during.get("training_loss"),
+                    vouchers={peer_id(trainer): tuple(map(peer_id, voters)) for trainer, voters in item.vouchers.items()},
+                    undone=self._is_undone(item),
+                )
+            )
+        return tuple(views)
+
+    async def votes(self, last: int) -> tuple[RoundVotesView, ...]:
+        store = self.peer.driver.store
+        stored = await trio.to_thread.run_sync(store.closed_rounds, max(0, min(last, VOTES_SHOWN_MAX)))
+        closed = [await trio.to_thread.run_sync(self._closed_votes, item) for item in stored]
+        return (*filter(None, closed), *map(self._open_votes, self.peer.driver.rounds.books.values()))
+
+    def _closed_votes(self, item: StoredRound) -> RoundVotesView | None:
+        """From the block that closed the round; None where this peer has not that block."""
+        decided = self.peer.driver.store.get_decision(item.height)
+        if decided is None:
+            return None
+        closing = next(closing for closing in decode_body(decided.decode().body).round_certificates if closing.job == item.job)
+        ballots = [(signed.signer, codec.decode_message(signed.body, (Ballot,))) for signed in closing.ballots]
+        return RoundVotesView(
+            job=item.job.hex(),
+            round=item.round,
+            phase="closed",
+            height=item.height,
+            quorum=0,
+            voters=(),
+            trainers=(),
+            proposed=tuple({peer_id(judgement.trainer): None for _, ballot in ballots for judgement in ballot.judgements}),
+            votes=self._said(item.job, ballots),
+            vouches=self._said(item.job, _opened_vouches(closing.vouches)),
+        )
+
+    def _open_votes(self, book: OpenRoundState) -> RoundVotesView:
+        terms, driver = book.terms, self.peer.driver
+        waits = not book.ballots and not book.proposals.keys() >= book.awaited_trainers
+        phase = (
+            "training"
+            if waits
+            else "closing"
+            if len(book.ballots) >= terms.quorum and is_round_settled(terms, book.ballots, book.vouching.vouches)
+            else "voting"
+        )
+        return RoundVotesView(
+            job=terms.job.hex(),
+            round=terms.round,
+            phase=phase,
+            height=None,
+            quorum=terms.quorum,
+            voters=tuple(map(peer_id, sorted(terms.voters))),
+            trainers=tuple(map(peer_id, sorted(terms.trainers & book.awaited_trainers | book.proposals.keys()))),
+            proposed=tuple(map(peer_id, sorted(book.proposals))),
+            votes=self._said(terms.job, book.ballots.items()),
+            seconds=max(0.0, driver.now() - book.opened_at),
+            vouches=self._said(terms.job, _opened_vouches(book.vouching.signed.values())),
+        )
+
+    def _said(self, job: bytes, messages: Iterable[tuple[bytes, Ballot | Vouch]]) -> dict[str, dict[str, str]]:
+        """By voter and trainer, the labels of the verdicts in these messages. Of two on one trainer the first counts."""
+        known = self.peer.driver.state.jobs.jobs.get(job)
+        own = JobSpec.decode(known.spec).resolved_objective.reason_labels if known else ()
+        said: dict[str, dict[str, str]] = {}
+        for voter, message in sorted(messages, key=lambda item: item[0]):
+            for judged in message.judgements:
+                said.setdefault(peer_id(voter), {}).setdefault(peer_id(judged.trainer), verdict_label(judged.verdict, own))
+        return said
+
+    def _is_undone(self, stored: StoredRound) -> bool:
+        job = self.peer.driver.state.jobs.jobs.get(stored.job)
+        return job is not None and any(
+            of.first <= stored.round <= of.last and stored.height <= of.height for of in job.undone_rounds
+        )
+
+    def _is_plain_mean(self, closed: StoredRound) -> bool:
+        job = self.peer.driver.state.jobs.jobs.get(closed.job)
+        accepted = sum(verdict == Verdict.ACCEPT.label for verdict in closed.verdicts.values())
+        return job is not None and is_plain_mean(accepted, (spec := JobSpec.decode(job.spec)).rule, spec.liars)
+
+    async def start_job(self, request: TrainRequest) -> str:
+        self.peer.require_member()
+        findings = TextFileReport()
+        try:
+            if request.examples:
+                spec = await trio.to_thread.run_sync(build_instruct_spec, self.peer, request)
+            else:
+                spec = await trio.to_thread.run_sync(build_job_spec, self.peer, request, findings)
+        except OSError as error:  # of the text that was named
+            raise UserError(
+                f"{shown_path(request.examples or request.data)} cannot be read: {error.strerror}; name another file or folder"
+            ) from None
+        transaction = await self.peer.submitter.submit("job/start", StartJob(spec.encode()))
+        job = job_id(self.peer.me, transaction).hex()
+        if findings.report_lines():
+            self.findings[job] = findings.report_lines()
+        if len(self.findings) > JOBS_WITH_FINDINGS_MAX:
+            del self.findings[next(iter(self.findings))]
+        return job
+
+    async def run_test_round(self) -> str:
+        self.peer.require_member()
+        spec = JobSpec(name="test", objective="scratch", rounds=1, liars=0)
+        transaction = await self.peer.submitter.submit("job/start", StartJob(spec.encode()))
+        return job_id(self.peer.me, transaction).hex()
+
+    async def cancel_job(self, job: str) -> str:
+        before = self.peer.driver.state.jobs
+        live: dict[bytes, Job | QueuedJob] = {**before.unfinished(), **{waiting.job: waiting for waiting in before.queue}}
+        key = resolve_job(job, live, "jobs that run or wait")
+        await self.peer.submitter.submit("job/stop", StopJob(key))
+        jobs = self.peer.driver.state.jobs
+        line = {waiting.job: waiting for waiting in jobs.queue}
+        after = line.get(key) or jobs.jobs.get(key)
+        if after is None:
+            return f"job {live[key].name!r} waits no more"
+        if isinstance(after, Job) and after.phase is JobPhase.FINISHED:
+            return f"job {after.name!r} is ended"
+        voters = VoterSet(self.peer.driver.state.members.voters)
+        want = f"{len(after.stop_requests)} of the {voters.quorum} voters needed want job {after.name!r} to end"
+        return f"{want}; its author can end it alone, the others have to say the same"
+
+    async def request_rollback(self, job: str, round: int) -> str:
+        key = resolve_job(job, self.peer.driver.state.jobs.unfinished(), "jobs that go on")
+        before = self.peer.driver.state.jobs.jobs[key]
+        await self.peer.submitter.submit("job/rollback", RequestRollback(key, round, before.last_rollback))
+        after, voters = self.peer.driver.state.jobs.jobs[key], VoterSet(self.peer.driver.state.members.voters)
+        if after.undone_rounds != before.undone_rounds:
+            return f"job {after.name!r}: {format_undone_rounds(after.undone_rounds[-1])}"
+        if self.peer.me not in after.rollback_requests:
+            return f"this peer asks for no rollback of job {after.name!r} any more"
+        same = sum(number == round for number in after.rollback_requests.values())
+        ask = f"{same} of the {voters.quorum} voters needed ask that job {after.name!r} goes back to @{round}"
+        return f"{ask}; the others have to ask for the same"
+
+
+def _opened_vouches(vouches: Iterable[Signed]) -> list[tuple[bytes, Vouch]]:
+    """Each with its signer; their signatures were verified."""
+    return [(signed.signer, codec.decode_message(signed.body, (Vouch,))) for signed in vouches]
+
+
+def _shown(reasons: Mapping[str, int], own: Sequence[str]) -> dict[str, int]:
+    return {verdict_label_by_name(reason, own): count for reason, count in reasons.items()}
+
+
+def _job(key: bytes, job: Job, state: LedgerState, audits: JobAudits, peer: RunningPeer) -> JobView:
+    spec = JobSpec.decode(job.spec)
+    is_over = job.phase is JobPhase.FINISHED
+    return JobView(
+        job=key.hex(),
+        name=job.name,
+        objective=spec.objective,
+        state=job.phase.value,
+        round=job.round,
+        rounds=job.rounds,
+        model_root=job.model_root.hex(),
+        audit=spec.audit.value,
+        data=_data(spec),
+        accepted={peer_id(trainer): count for trainer, count in job.accepted.items()},
+        rejected={
+            peer_id(trainer): _shown(reasons, spec.resolved_objective.reason_labels) for trainer, reasons in job.rejected.items()
+        },
+        started_height=job.started_height,
+        suspended={peer_id(trainer): until for trainer, until in suspended_trainers(job, audits).items()},
+        audits_open=_open_audits(audits),
+        origin=_origin(spec, state),
+        precision=spec.precision.value,
+        parameters=layout_of(spec).size,
+        disk_bytes=0 if is_over else _disk_bytes(spec, job.trainers, peer),
+        notes=preparation_notes(spec),
+        limited={} if is_over else limited_reexecutors(job),
+        machine_time="" if is_over else describe_machine_time(key, job, spec),
+        taken=job.rounds_in_model,
+        anchors=tuple(anchor.round for anchor in job.anchors),
+        final=state.final_round(key),
+        undone=tuple(format_undone_rounds(undone) for undone in job.undone_rounds),
+    )
+
+
+def suspended_trainers(job: Job, audits: JobAudits) -> dict[bytes, int]:
+    """By member, the first round in which it trains again."""
+    after_audits = {trainer: until for trainer, until in audits.suspended.items() if until > job.round}
+    before_votes = job.suspended_trainers
+    both = sorted(after_audits.keys() | before_votes.keys())
+    return {key: max(after_audits.get(key, 0), before_votes.get(key, 0)) for key in both}
+
+
+def limited_reexecutors(job: Job) -> dict[str, str]:
+    """The re-executors that are not asked in the open round, or are asked last: until when, and why."""
+    limits = {peer_id(key): _limit(record, job.round) for key, record in sorted(job.vouch_records.items())}
+    return {peer: text for peer, text in limits.items() if text}
+
+
+def _limit(record: VouchRecord, round: int) -> str:
+    if record.suspended_until > round:
+        why = f"it vouched falsely in {WRONG_VOUCHES_MAX} of {WRONG_VOUCH_ROUNDS} rounds"
+        return f"is not asked to re-execute until round {display_round_number(record.suspended_until)}: {why}"
+    if record.assigned_last_until > round:
+        why = f"it gave no vouch in {MISSED_VOUCHES_MAX} closings in a row"
+        return f"is asked last to re-execute until round {display_round_number(record.assigned_last_until)}: {why}"
+    return ""
+
+
+def _in_line(waiting: QueuedJob, state: LedgerState, place: int, peer: RunningPeer) -> JobView:
+    spec = JobSpec.decode(waiting.spec)
+    trainers = [key for key, member in state.members.members.items() if spec.resolved_objective.role in member.roles]
+    return JobView(
+        job=waiting.job.hex(),
+        name=waiting.name,
+        objective=spec.objective,
+        state="waiting",
+        round=0,
+        rounds=spec.rounds,
+        model_root="",
+        audit=spec.audit.value,
+        data=_data(spec),
+        accepted={},
+        rejected={},
+        started_height=waiting.since,
+        place=place,
+        origin=_origin(spec, state),
+        precision=spec.precision.value,
+        parameters=layout_of(spec).size,
+        disk_bytes=_disk_bytes(spec, trainers, peer),
+        held=_held(waiting, spec, VoterSet(state.members.voters)),
+        notes=preparation_notes(spec),
+    )
+
+
+def _disk_bytes(spec: JobSpec, trainers: Sequence[bytes], peer: RunningPeer) -> int:
+    room = job_disk_space(spec, min(len(trainers), TRAINERS_MAX), peer.me in trainers)
+    return room.total_bytes(spec.rounds, peer.driver.payload_bytes)
+
+
+def _held(waiting: QueuedJob, spec: JobSpec, voters: VoterSet) -> str:
+    return f"{len(voters.members & set(waiting.start_model_holders))} of {voters.quorum}" if spec.start is not None else ""
+
+
+def _data(spec: JobSpec) -> str:
+    return spec.data.hex() if spec.data else LOCAL_DATA if spec.resolved_objective.reads_text else ""
+
+
+def _origin(spec: JobSpec, state: LedgerState) -> str:
+    told: str = (
+        import_object(spec.resolved_objective.data_origin)(state, spec.data) if spec.resolved_objective.data_origin else ""
+    )
+    return told
+
+
+def _open_audits(audits: JobAudits) -> int:
+    reports = [drawn for of in audits.rounds.values() for drawn in of.proposals.values()]
+    return sum(len(drawn.pending_auditors) for drawn in reports) + len(audits.disputes)

@@ -1,0 +1,240 @@
+"""Calls about this peer itself: its state, what it counts, what happened, and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import trio
+
+from consensus.voter_set import VoterSet
+from features.peer_names import PeerNames
+from ledger.audits.audit_state import JobAudits
+from ledger.jobs import JobsState
+from ledger.ledger_state import LedgerState
+from ledger.network_governance import NetworkState
+from peer import features
+from peer.api.alerts import AlertInputs, find_alerts
+from peer.api.handlers.audit_handler import audit_record_view
+from peer.api.handlers.job_handler import limited_reexecutors, suspended_trainers
+from peer.api.process_memory import child_processes, process_memory_mb
+from peer.api.running_peer import RunningPeer
+from peer.api.training_failures import find_failed_trainings, find_stalled_jobs
+from peer.runtime.audits.auditor import suspension_reason
+from peer.runtime.membership.membership import NOT_DECIDED
+from peer.runtime.telemetry.health import heights_behind, peer_state, why_stalled
+from peer.runtime.telemetry.node_observer import fork_text, why_halted, why_waiting
+from peer.worker.supervisor import WorkerSupervisor
+from protocol.api import (
+    AlertView,
+    DeviceView,
+    DialView,
+    DiskView,
+    EngineView,
+    EventView,
+    LocalPeerRpc,
+    OptionalServiceView,
+    StatsView,
+    StatusView,
+)
+from protocol.identity import peer_id
+from transport.network import DialInfo, Priority
+
+VERSION = version("folkmoot")  # of the program that runs, read once: looking it up opens files
+
+
+@dataclass(frozen=True)
+class LocalPeerRpcHandler(LocalPeerRpc):
+    peer: RunningPeer
+
+    async def status(self) -> StatusView:
+        driver, members = self.peer.driver, self.peer.driver.state.members
+        voters, member = VoterSet(members.voters), members.members.get(driver.signer.public)
+        links = self.peer.network.connected_peers()
+        problem = driver.observer.membership_problem or (NOT_DECIDED if member is None else "")
+        halted = why_halted(driver.replica, member, problem, driver.rules.why_version_unsupported(driver.state))
+        waiting, suspended = self._why_waiting(), suspension_reason(driver.signer.public, driver.state)
+        behind, ago = heights_behind(driver.node, links), await self._seconds_since_decision()
+        return StatusView(
+            peer=peer_id(driver.signer.public),
+            name=self._name(),
+            network=self.peer.genesis.network,
+            chain_id=driver.chain_id.hex(),
+            role=self.peer.config.role,
+            version=VERSION,
+            address=(self.peer.addresses() or (self.peer.network.address,))[0],
+            unreached=tuple(_dial(dial, driver.events.names) for dial in self.peer.network.unreached_addresses()),
+            data_directory=str(self.peer.config.data_directory),
+            process=os.getpid(),
+            height=driver.state.height,
+            view=driver.replica.view,
+            state_root=driver.state.state_root.hex(),
+            voter=driver.signer.public in voters,
+            voters=len(voters),
+            tolerated=voters.faults_tolerated,
+            quorum=voters.quorum,
+            links=len(links),
+            halted=halted,
+            uptime_seconds=time.monotonic() - self.peer.started,
+            waiting=waiting,
+            suspended=suspended,
+            disputed=fork_text(driver.replica),
+            failed=driver.observer.failure,
+            unaudited=unaudited_jobs(driver.state),
+            state=peer_state(halted, waiting, behind, ago, suspended),
+            decided_seconds_ago=ago,
+            behind=behind,
+            limited=describe_own_limits(driver.signer.public, driver.state.jobs),
+            no_room=driver.round_executor.disk_space.shortage_text,
+            parameters_max=driver.state.module_state(NetworkState).parameters_max,
+            reachable=self.peer.network.reachability,
+            listening=self.peer.network.addresses,
+            told=self.peer.network.announced_addresses,
+            asides=tuple(OptionalServiceView(aside.name, aside.works, aside.text) for aside in self.peer.optional_services),
+            late=driver.observer.straggler_text(driver.state.jobs.running()),
+        )
+
+    def _why_waiting(self) -> str:
+        driver, hearing, heard = self.peer.driver, self.peer.liveness_monitor, self.peer.network.live_peers()
+        waiting = hearing.partition_text(driver.events.names) or why_waiting(driver.node, heard)
+        stalled = why_stalled(driver.node, heard, driver.observer.pending_work_seconds, driver.now())
+        gaps = hearing.gaps_text(driver.events.names) if stalled else ""
+        return waiting or "; ".join(filter(None, (stalled, gaps)))
+
+    async def _seconds_since_decision(self) -> float | None:
+        """Seconds since the last decision; after a restart since the time in its block."""
+        driver, at = self.peer.driver, self.peer.driver.observer.last_decision_at
+        if at is None:
+            last = await trio.to_thread.run_sync(driver.store.get_decision, driver.state.height)
+            at = None if last is None else last.decode().time_ms / 1_000
+        return None if at is None else max(0.0, driver.now() - at)
+
+    def _name(self) -> str:
+        """The name that the operator gave this peer; without one, the name that the network knows."""
+        member = self.peer.driver.state.members.members.get(self.peer.me)
+        return self.peer.config.name or (member.name if member else "")
+
+    async def stats(self) -> StatsView:
+        driver, traffic = self.peer.driver, self.peer.network.traffic()
+        first = driver.observer.first_decision_at
+        refused = dict(self.peer.network.refusal_counts())
+        for reason, count in driver.node.refusal_counts.items():
+            refused[reason] = refused.get(reason, 0) + count
+        evidence = await trio.to_thread.run_sync(driver.store.evidence)
+        known = driver.state.audits.member_records
+        worker = self.peer.worker.pid if self.peer.worker else None
+        processes = [os.getpid(), *(() if worker is None else (worker, *child_processes(worker)))]
+        return StatsView(
+            status=await self.status(),
+            decisions=driver.observer.decisions,
+            decision_ms_p50=_percentile(tuple(driver.observer.decision_seconds), 50),
+            decision_ms_p99=_percentile(tuple(driver.observer.decision_seconds), 99),
+            seconds_to_first_decision=None if first is None else first - driver.observer.started_at,
+            bytes_sent=_by_kind(traffic.sent, traffic.blobs_sent, traffic.audit_bytes_sent),
+            bytes_received=_by_kind(traffic.received, traffic.blobs_received, traffic.audit_bytes_received),
+            refused=refused,
+            evidence=tuple(f"{peer_id(first.signer)}" for first, _ in evidence),
+            transactions_pending=len(driver.ledger.mempool),
+            worker=_worker_state(self.peer.worker),
+            memory_mb=sum(map(process_memory_mb, processes)),
+            expelled=tuple(peer_id(key) for key in driver.state.members.members if driver.state.members.is_expelled(key)),
+            standing=audit_record_view(driver.signer.public, known[driver.signer.public])
+            if driver.signer.public in known
+            else None,
+        )
+
+    async def events(self, after: int, wait_seconds: float) -> tuple[EventView, ...]:
+        return await self.peer.driver.events.wait_for_events(after, min(wait_seconds, 60.0))
+
+    async def alerts(self) -> tuple[AlertView, ...]:
+        state, folder = self.peer.driver.state, self.peer.config.data_directory
+        members = state.members.members
+        look = AlertInputs(
+            status=await self.status(),
+            worker=_worker_state(self.peer.worker),
+            free_bytes=(await trio.to_thread.run_sync(shutil.disk_usage, folder)).free,
+            expelled={peer_id(key): member.expelled for key, member in members.items() if member.expelled is not None},
+            suspended=_suspended(state),
+            failed=tuple(find_failed_trainings(state, state.height)),
+            without_progress=tuple(find_stalled_jobs(state, state.height)),
+            unheard=[peer_id(key) for key in state.members.voters if key not in {self.peer.me, *self.peer.network.live_peers()}],
+        )
+        return self.peer.alerts.update_alerts(find_alerts(look), time.time_ns() // 1_000_000)
+
+    async def disk_usage(self) -> DiskView:
+        folder = Path(self.peer.config.data_directory)
+        usage = await trio.to_thread.run_sync(shutil.disk_usage, folder)
+        return DiskView(await trio.to_thread.run_sync(_used_bytes, folder), usage.free, usage.total)
+
+    async def engines(self) -> tuple[EngineView, ...]:
+        worker = self.peer.worker
+        said = await worker.refresh_description() if worker else None
+        devices = tuple(DeviceView(*dataclasses.astuple(device)) for device in said.devices) if said else ()
+        about = (said.threads, said.versions, devices) if said else ()
+        return tuple(
+            EngineView(name, True, _worker_state(worker), *about)
+            if worker and name == self.peer.config.engine
+            else EngineView(name, False, "")
+            for name in features.engines()
+        )
+
+    async def stop_peer(self) -> None:
+        self.peer.stop_daemon()
+
+
+def describe_own_limits(me: bytes, jobs: JobsState) -> str:
+    """The running jobs in which this peer is not asked to re-execute, or is asked last; empty if there are none."""
+    texts = ((job.name, limited_reexecutors(job).get(peer_id(me))) for job in jobs.running().values())
+    return "; ".join(f"in {name} this peer {text}" for name, text in texts if text)
+
+
+def unaudited_jobs(state: LedgerState) -> tuple[str, ...]:
+    """Names of running jobs whose updates nobody re-executes, neither before a ballot nor after a round."""
+    return tuple(job.name for key, job in state.jobs.running().items() if not job.fully_audited and key not in state.audits.jobs)
+
+
+def _suspended(state: LedgerState) -> dict[str, str]:
+    """By trainer, a running job in which it may not train for now."""
+    audits = state.audits.jobs
+    running = ((job, audits.get(key, JobAudits())) for key, job in state.jobs.running().items())
+    return {peer_id(who): job.name for job, of_job in running for who in suspended_trainers(job, of_job)}
+
+
+def _used_bytes(folder: Path) -> int:
+    """Files come and go meanwhile."""
+    used = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            used += path.lstat().st_size
+    return used
+
+
+def _worker_state(worker: WorkerSupervisor | None) -> str:
+    if worker is None:
+        return ""
+    restarts = f", restarted {worker.restarts} times" if worker.restarts else ""
+    return (f"{worker.description.engine}, {worker.description.threads} threads" if worker.description else "starting") + restarts
+
+
+def _dial(dial: DialInfo, names: PeerNames) -> DialView:
+    peer = peer_id(dial.peer) if dial.peer is not None else ""
+    return DialView(dial.address, peer, dial.reason, dial.tries, dial.next_seconds, names.replace_ids(str(dial)))
+
+
+def _by_kind(counts: tuple[int, int, int], blobs: int, reveals: int) -> dict[str, int]:
+    return {priority.name.lower(): counts[priority] for priority in Priority} | {"blobs": blobs, "reveals": reveals}
+
+
+def _percentile(seconds: Sequence[float], percent: int) -> float | None:
+    """In milliseconds; the nearest rank."""
+    if not seconds:
+        return None
+    ordered = sorted(seconds)
+    return 1_000 * ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]

@@ -1,0 +1,101 @@
+"""Calls about what the network runs, and how it moves on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from consensus.voter_set import VoterSet
+from features.feature import Feature
+from ledger.network_governance import PARAMETERS_LIMIT, ModuleUpgrade, NetworkLimit, NetworkModule, NetworkModuleV2, NetworkState
+from peer import features
+from peer.api.running_peer import RunningPeer
+from protocol.api import LimitView, LivenessMatrix, ModuleView, NetworkRpc
+from protocol.errors import UserError
+from protocol.limits import PARAMETERS_ALLOWED_MAX
+
+UPGRADE_HEIGHTS = 100  # from now to an upgrade whose height nobody names: minutes of a network that trains
+
+
+@dataclass(frozen=True)
+class NetworkRpcHandler(NetworkRpc):
+    peer: RunningPeer
+
+    async def voter_liveness(self) -> LivenessMatrix:
+        return self.peer.liveness_monitor.liveness_matrix()
+
+    async def modules(self) -> tuple[ModuleView, ...]:
+        network = self._network
+        mine, views = _known(), []
+        for name in dict.fromkeys((*(running.name for running in network.modules), *mine)):
+            feature, knows = mine.get(name, (None, ()))
+            due = next((upgrade for upgrade in network.due_upgrades if upgrade.module == name), None)
+            wishes = tuple(self._wish(wish, count) for wish, count in self._wishes(name).items())
+            views.append(
+                ModuleView(
+                    module=name,
+                    feature=feature.name if feature else "",
+                    about=feature.about if feature else "",
+                    runs=network.module_version(name),
+                    knows=knows,
+                    due_version=due.version if due else 0,
+                    due_height=due.height if due else 0,
+                    wishes=wishes,
+                )
+            )
+        return tuple(views)
+
+    @property
+    def _network(self) -> NetworkState:
+        return self.peer.driver.state.module_state(NetworkState)
+
+    def _wishes(self, module: str) -> Counter[ModuleUpgrade]:
+        return Counter(wish for wish in self._network.upgrade_votes.values() if wish.module == module)
+
+    def _wish(self, wish: ModuleUpgrade, count: int) -> str:
+        needed = VoterSet(self.peer.driver.state.members.voters).quorum
+        return f"{count} of the {needed} voters needed want {wish.version} from height {wish.height}"
+
+    async def request_upgrade(self, module: str, version: int, height: int) -> str:
+        self.peer.require_member()
+        known = _known()
+        _, versions = known.get(module, (None, ()))
+        if version not in versions:
+            has = f"it knows {module} {', '.join(map(str, versions))}" if versions else f"it knows {', '.join(known)}"
+            raise UserError(f"this program has no {module} {version} ({has}): it could not go on itself after that upgrade")
+        wish = ModuleUpgrade(module, version, height or self.peer.driver.state.height + UPGRADE_HEIGHTS)
+        await self.peer.submitter.submit("network/upgrade", wish)
+        if wish in self._network.due_upgrades:
+            return f"decided: the network runs {module} {version} from height {wish.height} on; peers that lack it stop before"
+        return self._wish(wish, self._wishes(module)[wish])
+
+    async def limits(self) -> tuple[LimitView, ...]:
+        wishes = tuple(self._limit_wish(wish, count) for wish, count in Counter(self._network.limit_votes.values()).items())
+        return (LimitView(PARAMETERS_LIMIT, self._network.parameters_max, wishes),)
+
+    async def set_limit(self, name: str, most: int) -> str:
+        self.peer.require_member()
+        version, needed = self._network.module_version(NetworkModule.name), NetworkModuleV2.version
+        if name != PARAMETERS_LIMIT:
+            raise UserError(f"{name!r} is no limit that voters set; say `limit {PARAMETERS_LIMIT} N`")
+        if most > PARAMETERS_ALLOWED_MAX:
+            raise UserError(f"{PARAMETERS_LIMIT} {most}: {PARAMETERS_ALLOWED_MAX} are the most that voters can allow")
+        if version < needed:
+            way_out = f"`upgrade {NetworkModule.name} {needed}`, said by a quorum of voters, brings them"
+            raise UserError(f"this network runs {NetworkModule.name} {version}, in which voters set no limits: {way_out}")
+        wish = NetworkLimit(name, most)
+        await self.peer.submitter.submit("network/limit", wish)
+        if self._network.parameters_max == most:
+            return f"decided: models of jobs have {most} {name} at most from now on"
+        return self._limit_wish(wish, Counter(self._network.limit_votes.values())[wish])
+
+    def _limit_wish(self, wish: NetworkLimit, count: int) -> str:
+        needed = VoterSet(self.peer.driver.state.members.voters).quorum
+        return f"{count} of the {needed} voters needed want models of at most {wish.most} {wish.name}"
+
+
+def _known() -> dict[str, tuple[Feature, tuple[int, ...]]]:
+    """By module: the feature of this program that brings it, and the versions that it knows."""
+    return {
+        name: (feature, versions) for feature in features.FEATURES for name, versions in features.versions_of(feature).items()
+    }

@@ -1,0 +1,391 @@
+"""Calls of RLHF: jobs that tune a model, how far they are, what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import trio
+
+from consensus.voter_set import VoterSet
+from curation.ledger.curation_module import runs_curation
+from curation.ledger.curation_state import CurationState
+from curation.service.curation_rpc_handler import resolve_project
+from curation.tasks.answers import QuestionKind
+from features.text_tables import pluralize
+from ledger.jobs import Job, JobPhase, QueuedJob, job_id
+from ledger.network_governance import NetworkState
+from peer.api.job_builder import BLOB_FETCH_SECONDS_MAX, fetch_job_blob, parse_field
+from peer.api.running_peer import RunningPeer
+from peer.api.tuning_plan_builder import BuiltPlan, TuningPlanBuilder, pack_word_file
+from peer.roles import text_stream
+from peer.roles.round_context import EVALUATION_SECONDS
+from peer.worker.supervisor import WorkerFailed
+from protocol.errors import StorageError, UserError
+from protocol.sampling import SamplingOptions
+from rlhf.api.preference_source import describe_preference_source
+from rlhf.api.training_lineage import jobs_with_preferences
+from rlhf.data.preference_set_statistics import CONTRADICTORY, IDENTICAL, PAIRS, WORD_COUNT
+from rlhf.data.preference_sets import NO_PROJECT, PreferencePair
+from rlhf.ledger import tuning_plans
+from rlhf.ledger.preference_set_attestation import PreferenceSetSource
+from rlhf.ledger.rlhf_module import RlhfModule, RlhfState
+from rlhf.objectives import policy_monitors
+from rlhf.objectives.kl_controller import current_beta
+from rlhf.objectives.policy_monitors import PolicyHistory
+from rlhf.objectives.ppo import MODULE, PpoSettings
+from rlhf.objectives.registry import PAIR_OBJECTIVES
+from rlhf.objectives.reward_model import ACCURACY, CALIBRATION
+from rlhf.objectives.supervised_objectives import DPO, INSTRUCT, NATS
+from rlhf.pair_accuracy import PairAccuracy
+from rlhf.pair_trace import trace_pair
+from rlhf.record_preparation import TruncationSide, preparation_notes
+from rlhf.rpc import FINISHED, MEASURING, CompareView, PairTraceView, PolicyMetricsView, RlhfRpc, RlhfView, StageView
+from rlhf.services.preference_dataset_builder import derive_pairs
+from training import worker_protocol
+from training.job_spec import JobSpec
+from training.replicated.replicated_model import ReplicatedModel
+
+PREFERENCE_SETS_SERVICE = "sets"  # the part at whose desk sets are derived
+PAUSED = "paused"  # a plan that goes on later
+EVALUATION_FAILED = "evaluation_failed"  # figure of a model that the worker could not measure
+PREFERENCE_SET_STATISTICS = (WORD_COUNT, IDENTICAL, CONTRADICTORY)
+MEASURED_OBJECTIVES = (*PAIR_OBJECTIVES, INSTRUCT.name)  # objectives whose models are measured
+
+
+@dataclass(frozen=True)
+class RlhfRpcHandler(RlhfRpc):
+    peer: RunningPeer
+
+    async def start_rlhf_training(
+        self,
+        base: str,
+        reward: str = "",
+        ppo_iterations: int = 10,
+        name: str = "",
+        overrides: dict[str, str] | None = None,
+        preferences: str = "",
+        reward_epochs: int = 3,
+        project: str = "",
+        words: str = "",
+        algorithm: str = "",
+        skip_bad: bool = False,
+        truncate: str = "",
+        anyway: bool = False,
+    ) -> str:
+        self.peer.require_member()
+        if not self._is_run():
+            raise UserError(f"this network does not run the module {MODULE}: `upgrade {MODULE} 1`, said by a quorum, brings it")
+        if [reward, preferences, project].count("") != 2:
+            raise UserError("say what is rewarded: --reward rule:NAME, --project PROJECT or --preferences FILE, one of them")
+        said, is_dpo = dict(overrides or {}), algorithm == DPO.name
+        if is_dpo and (reward or words):
+            raise UserError(f"dpo takes no {'--reward' if reward else '--words'}: it learns from pairs, and samples nothing")
+        if anyway and (is_dpo or reward or not ppo_iterations):
+            raise UserError("--anyway: no policy is tuned by a reward model, so none has to be better than chance: leave it out")
+        if algorithm and not is_dpo:
+            said["algorithm"] = algorithm
+        listed = await trio.to_thread.run_sync(pack_word_file, words) if words else b""
+        cut = parse_field(TruncationSide, "--truncate", truncate)
+        if (skip_bad or cut) and not preferences:
+            raise UserError("--skip-bad and --truncate are about a file: say them with --preferences FILE")
+        tuning = TuningPlanBuilder(self.peer, base, name, ppo_iterations, reward_epochs, said, listed, skip_bad, cut, anyway)
+        if reward:
+            tuning.check_rule(reward)
+            return await self._begun(tuning.build_rule_plan, reward)
+        if not is_dpo:
+            tuning.check_preferences()
+        source, found = await self._decided(project) if project else (None, preferences)
+        return await self._begun(tuning.build_dpo_plan if is_dpo else tuning.build_reward_model_plan, found, source)
+
+    async def _begun(self, make: Callable[..., BuiltPlan], *how: Any) -> str:
+        """The first job of a plan that is made in a thread, once it is decided."""
+        begin, odd = await trio.to_thread.run_sync(make, *how)
+        transaction = await self.peer.submitter.submit("rlhf/start", begin)
+        job = tuning_plans.stage_job_id(job_id(self.peer.me, transaction), 0)
+        self.peer.driver.store.queue_measurements(job, 0, odd)
+        return job.hex()
+
+    async def cancel_rlhf_training(self, job: str = "") -> str:
+        key, plan = self._plan_of(job) if job else self._own_plan()
+        await self.peer.submitter.submit("rlhf/cancel", tuning_plans.CancelPlan(key))
+        after = self.peer.driver.state.module_state(RlhfState).plans.get(key)
+        if after is None or after.phase is not tuning_plans.PlanPhase.RUNNING:
+            return f"ended; {plan.current.objective} was its last stage"
+        needed = VoterSet(self.peer.driver.state.members.voters).quorum
+        return f"{len(after.stop_requests)} of the {needed} voters needed want the plan to end; the others have to say the same"
+
+    async def pause_rlhf_training(self) -> str:
+        key, plan = self._own_plan()
+        await self.peer.submitter.submit("rlhf/pause", tuning_plans.PausePlan(key))
+        return f"paused: once the open round of {plan.current.objective} is closed, none begins; `rlhf resume` lets it go on"
+
+    async def resume_rlhf_training(self) -> str:
+        key, plan = self._own_plan()
+        await self.peer.submitter.submit("rlhf/resume", tuning_plans.ResumePlan(key))
+        return f"{plan.current.objective} goes on"
+
+    def _own_plan(self) -> tuple[bytes, tuning_plans.TuningPlan]:
+        """This member's. Raises `UserError`."""
+        running = self.peer.driver.state.module_state(RlhfState).running_plans() if self._is_run() else {}
+        members = self.peer.driver.state.members
+        for key, plan in running.items():
+            if members.current_key(plan.author) == self.peer.me:
+                return key, plan
+        raise UserError("no plan of yours goes on: `cancel JOB` ends a job, said by its author")
+
+    def _plan_of(self, job: str) -> tuple[bytes, tuning_plans.TuningPlan]:
+        """The one that has come to this job, which may not have begun. Raises `UserError`."""
+        running = self.peer.driver.state.module_state(RlhfState).running_plans() if self._is_run() else {}
+        found = [(key, plan) for key, plan in running.items() if plan.current.job.hex().startswith(job)]
+        if len(found) != 1:
+            there = ", ".join(plan.current.job.hex()[:8] for plan in running.values()) or "none"
+            raise UserError(f"{job!r} fits {len(found) or 'no'} plans that go on (their jobs are: {there})")
+        return found[0]
+
+    async def _decided(self, text: str) -> tuple[PreferenceSetSource, list[PreferencePair]]:
+        """What people have decided of a project's pairs up to now. Raises `UserError`."""
+        state = self.peer.driver.state
+        if not runs_curation(state):
+            raise UserError("this network does not run the module curation: `upgrade curation 1`, said by a quorum, brings it")
+        curation = state.module_state(CurationState)
+        project, row = resolve_project(text, curation)
+        if row.spec.kind is not QuestionKind.PAIR:
+            raise UserError(NO_PROJECT.format(f"--project {text!r}"))
+        if project in curation.closing:
+            raise UserError(f"--project {text!r} is being closed, which may change its labels: say it again when that is done")
+        source = PreferenceSetSource(project, state.height)
+        with trio.move_on_after(BLOB_FETCH_SECONDS_MAX):
+            found = await derive_pairs(self.peer.service_context(PREFERENCE_SETS_SERVICE), source)
+            if not found:
+                raise UserError(f"--project {text!r}: no pair of it is decided yet, but for redacted and bad ones")
+            return source, found
+        raise UserError(f"--project {text!r}: nobody who is here has all tasks of {row.spec.name!r}")
+
+    async def rlhf_status(self) -> RlhfView:
+        known = self.peer.driver.state.module_state(RlhfState).plans.values() if self._is_run() else ()
+        plan = max(known, key=lambda plan: plan.start_height, default=None)
+        planned = {stage.job for plan in known for stage in plan.stages}
+        lone = [(key, job) for key, job in self._tuned() if key not in planned]
+        if plan is not None and (not lone or plan.start_height >= _began(lone[-1][1])):
+            state = PAUSED if plan.phase is tuning_plans.PlanPhase.RUNNING and plan.paused_at is not None else plan.phase.value
+            stages = [await self._measured(self._planned(plan, stage)) for stage in plan.stages]
+            return RlhfView(MEASURING if state == FINISHED and stages[-1].state == MEASURING else state, tuple(stages))
+        stages = [await self._measured(_stage(key, job)) for key, job in lone[-1:]]
+        return RlhfView(stages[-1].state if stages else "none", tuple(stages))
+
+    def _planned(self, plan: tuning_plans.TuningPlan, stage: tuning_plans.PlanStage) -> StageView:
+        jobs = self.peer.driver.state.jobs
+        live = jobs.jobs.get(stage.job) or next((waiting for waiting in jobs.queue if waiting.job == stage.job), None)
+        failed = tuning_plans.failure_text(plan) if stage == plan.current else ""
+        if live is not None:
+            return replace(_told(_stage(stage.job, live), stage), failed=failed)
+        if stage.root is not None:  # the job is forgotten
+            view = StageView(stage.objective, stage.job.hex(), FINISHED, stage.rounds, stage.rounds, stage.root.hex())
+            return replace(_told(view, stage), failed=failed)
+        state = "failed" if failed else "waiting" if stage.spec else "forgotten"
+        view = StageView(stage.objective, stage.job.hex(), state, 0, stage.rounds, "", failed=failed)
+        if plan.phase is not tuning_plans.PlanPhase.RUNNING:
+            return view
+        return replace(view, refused=self._why_waiting(plan, stage))
+
+    def _why_waiting(self, plan: tuning_plans.TuningPlan, stage: tuning_plans.PlanStage) -> str:
+        """Why a stage that is due has not begun; empty: it is not due."""
+        state = self.peer.driver.state
+        if stage == plan.current:
+            return RlhfModule(self.peer.driver.host).start_refusal(plan, state, state.height + 1)
+        if not tuning_plans.awaits_reports(plan, state.jobs):
+            return ""
+        needed = VoterSet(state.members.voters).faults_tolerated + 1
+        better = sum(found.is_better_than_chance for found in plan.reports.values())
+        reports = (
+            f"{better} of {pluralize(len(plan.reports), 'voter')} that measured the reward model found it better than chance"
+        )
+        return f"{reports}, {needed} have to agree"
+
+    async def _measured(self, stage: StageView) -> StageView:
+        """With the figures of the newest model that this peer has measured, and where its preferences come from."""
+        found = await trio.to_thread.run_sync(self.peer.driver.store.measurements, bytes.fromhex(stage.job))
+        told = add_metrics(stage, found)
+        is_known = stage.state == FINISHED and bytes.fromhex(stage.job) in self.peer.driver.state.jobs.jobs
+        if is_known and self._measures(stage.objective) and not _is_measured(found.get(stage.round, {})):
+            told = replace(told, state=MEASURING)
+        if stage.objective not in PAIR_OBJECTIVES:
+            return told
+        return replace(told, preferences=describe_preference_source(self.peer.driver.state, bytes.fromhex(stage.job)))
+
+    def _measures(self, objective: str) -> bool:
+        """Whether this peer measures the last model of such a job, unless somebody asks it not to."""
+        has_worker = self.peer.driver.round_executor.participant.worker_client is not None
+        return has_worker and self.peer.config.evaluate and objective in MEASURED_OBJECTIVES
+
+    async def measure_last_model(self, job: str, asked: bool) -> StageView:
+        driver, key = self.peer.driver, bytes.fromhex(job)
+        computing, known = driver.round_executor.participant.worker_client, driver.state.jobs.jobs.get(key)
+        if computing is None:
+            raise UserError("this peer has no worker to measure with: ask one with --role rlhf or full")
+        if known is None or known.phase is not JobPhase.FINISHED:
+            raise UserError(f"job {job[:8]} is not among the finished ones")
+        place = key, known.round
+        found = await trio.to_thread.run_sync(driver.store.measurements, key)
+        stage = _stage(key, known)
+        figures = found.get(known.round, {})
+        # An asked measurement becomes a voter's report, so a former failure is tried again.
+        is_due = EVALUATION_SECONDS not in figures if asked else self._measures(stage.objective) and not _is_measured(figures)
+        if is_due:
+            problem = "it is not here"
+            if driver.host.round_directory(*place).exists():
+                try:
+                    await computing.evaluate_model(driver.round_executor.make_context(place, known))
+                except WorkerFailed as error:
+                    problem = str(error)
+            found = await trio.to_thread.run_sync(driver.store.measurements, key)
+            if EVALUATION_SECONDS not in found.get(known.round, {}):
+                await trio.to_thread.run_sync(driver.store.save_measurements, *place, {EVALUATION_FAILED: 1.0})
+                raise UserError(f"the last model of job {job[:8]} cannot be measured: {problem}")
+        return add_metrics(stage, found)
+
+    async def policy_metrics(self) -> tuple[PolicyMetricsView, ...]:
+        if not self._is_run():
+            return ()
+        known = self.peer.driver.state.module_state(RlhfState).jobs
+        found = [(key, job) for key, job in self._tuned()[-1:] if isinstance(job, Job) and key in known]
+        return tuple([await trio.to_thread.run_sync(self._figures, key, job, known[key]) for key, job in found])
+
+    def _figures(self, key: bytes, job: Job, course: PolicyHistory) -> PolicyMetricsView:
+        spec, found = JobSpec.decode(job.spec), policy_monitors.metrics_view(key, job.spec, course.rounds[-1])
+        own: PpoSettings = spec.decoded_settings
+        beta = None
+        if job.phase is not JobPhase.FINISHED:
+            with contextlib.suppress(StorageError):  # the job went on meanwhile
+                beta = current_beta(
+                    ReplicatedModel.open(self.peer.driver.host.round_directory(key, job.round)).state.steering, own.beta
+                )
+        stop = own.kl_stop if job.rounds < spec.rounds else None
+        return replace(found, beta=beta, kl_stop=stop, warning=policy_monitors.diversity_warning(course, job.spec))
+
+    def _is_run(self) -> bool:
+        return self.peer.driver.state.module_state(NetworkState).module_version(MODULE) > 0
+
+    def _tuned(self) -> list[tuple[bytes, Job | QueuedJob]]:
+        """Jobs of this feature's objectives, the newest last."""
+        jobs = self.peer.driver.state.jobs
+        started = sorted(jobs.jobs.items(), key=lambda item: item[1].started_height)
+        found: list[tuple[bytes, Job | QueuedJob]] = [*started, *((waiting.job, waiting) for waiting in jobs.queue)]
+        return [(key, job) for key, job in found if JobSpec.decode(job.spec).resolved_objective.module == MODULE]
+
+    async def trace_pair(self, pair: str) -> PairTraceView:
+        def read(digest: bytes, size_max: int) -> bytes:
+            return fetch_job_blob(self.peer, digest, size_max, "the set")
+
+        def trace() -> PairTraceView:
+            return trace_pair(
+                list(jobs_with_preferences(state.jobs, self.peer.driver.store)), state.module_state(RlhfState).sets, read, pair
+            )
+
+        if not self._is_run():
+            raise UserError("this network tunes no models, so nobody has drawn a pair")
+        state = self.peer.driver.state
+        return await trio.to_thread.run_sync(trace)
+
+    async def compare_policy(self, prompt: str, tokens: int, temperature: float, seed: int) -> CompareView:
+        workshop, host = self.peer.driver.round_executor, self.peer.driver.host
+        if workshop.participant.worker_client is None:
+            raise UserError("this peer has no worker to generate with: ask one with --role rlhf or full")
+        begun = self._tuned()
+        tuned = [
+            (key, job) for key, job in begun if isinstance(job, Job) and JobSpec.decode(job.spec).resolved_objective.makes_text
+        ]
+        if not tuned:
+            way = "`rlhf status` says how far the plan is" if begun else "begin with `rlhf start`"
+            raise UserError(f"no model has been tuned yet: {way}")
+        key, job = tuned[-1]
+        opened = workshop.make_context((key, job.round), job)
+        how = SamplingOptions(max_tokens=tokens, temperature=temperature, seed=seed).validated()
+        ask = partial(workshop.participant.worker_client.ask_worker, opened)
+        told: dict[str, str] = {}
+        withheld: list[str] = []
+        for name, directory in (("policy", str(host.round_directory(key, job.round))), ("reference", None)):
+            try:
+                done = await text_stream.generate_text(
+                    ask,
+                    worker_protocol.GenerateRequest(
+                        key, directory, prompt, how, opened.spec.resolved_objective.stop_token(opened.spec)
+                    ),
+                )
+            except WorkerFailed:
+                if opened.base_directory is None or opened.base_directory.exists():
+                    raise
+                base = opened.base_directory.parent.name[:8]
+                raise UserError(f"the reference is gone: the model of job {base} was kept until the tuning was over") from None
+            told[name] = done.text
+            withheld += [name] * done.is_withheld
+        return CompareView(key.hex(), job.round, **told, withheld=tuple(withheld))
+
+
+def _began(job: Job | QueuedJob) -> int:
+    """The height at which it was decided."""
+    return job.started_height if isinstance(job, Job) else job.since
+
+
+def _stage(key: bytes, job: Job | QueuedJob) -> StageView:
+    spec = JobSpec.decode(job.spec)
+    if isinstance(job, QueuedJob):
+        return StageView(spec.objective, key.hex(), "waiting", 0, spec.rounds, "", notes=preparation_notes(spec))
+    root = job.model_root.hex()
+    view = StageView(
+        spec.objective, key.hex(), job.phase.value, job.rounds_in_model, spec.rounds, root, notes=preparation_notes(spec)
+    )
+    rounds = tuning_plans.failed_rounds(job)
+    if not rounds:
+        return view
+    return replace(
+        view,
+        state="failed",
+        failed=tuning_plans.no_progress_text(rounds, tuning_plans.rejections(job), spec.resolved_objective.reason_labels),
+    )
+
+
+def _told(view: StageView, stage: tuning_plans.PlanStage) -> StageView:
+    """With the accuracy that the voters have decided."""
+    return _with_accuracy(view, stage.accuracy, stage.rounds) if stage.accuracy is not None else view
+
+
+def _with_accuracy(view: StageView, found: PairAccuracy, rounds: int) -> StageView:
+    return replace(
+        view,
+        measured_rounds=rounds,
+        held_out_accuracy=found.share,
+        held_out_pairs=found.pairs,
+        held_out_interval=found.interval,
+    )
+
+
+def add_metrics(stage: StageView, found: Mapping[int, Mapping[str, float]]) -> StageView:
+    """All figures of a model are of the same rounds; those of the set are of any."""
+    of_set = {
+        name: value
+        for _, figures in sorted(found.items())
+        for name, value in figures.items()
+        if name in PREFERENCE_SET_STATISTICS
+    }
+    words, *odd = (of_set.get(name) for name in PREFERENCE_SET_STATISTICS)
+    identical, contradictory = (None if count is None else int(count) for count in odd)
+    stage = replace(stage, word_count_accuracy=words, identical_pairs=identical, contradictory_pairs=contradictory)
+    measured = [number for number, figures in found.items() if not {ACCURACY, CALIBRATION, NATS}.isdisjoint(figures)]
+    if not measured:
+        return stage
+    figures = found[max(measured)]
+    stage = replace(stage, measured_rounds=max(measured), held_out_nats=figures.get(NATS))
+    if ACCURACY not in figures:
+        return stage
+    accuracy = PairAccuracy.from_share(figures[ACCURACY], int(figures[PAIRS]))
+    return replace(_with_accuracy(stage, accuracy, max(measured)), calibration_error=figures.get(CALIBRATION))
+
+
+def _is_measured(figures: Mapping[str, float]) -> bool:
+    """Whether these are all figures of a model, or cannot be found."""
+    return EVALUATION_SECONDS in figures or EVALUATION_FAILED in figures

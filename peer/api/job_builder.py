@@ -1,0 +1,264 @@
+"""From what a person typed to the job that is put on the log: its fields, and its text as blobs."""
+
+from __future__ import annotations
+
+import enum
+import tempfile
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import trio
+
+from consensus.voter_set import VoterSet
+from ledger.core.genesis import TRAINER
+from ledger.network_governance import NetworkState
+from peer.api.initial_model import InitialModel, resolve_initial_model
+from peer.api.running_peer import RunningPeer
+from peer.settings.config import suggest_nearest
+from protocol import codec
+from protocol.api import TrainRequest
+from protocol.errors import UserError
+from protocol.limits import AUDIT_WINDOW_MS_MAX, BLOB_PART_BYTES
+from training import corpus as data
+from training.data import default_text, token_shards, tokenizer
+from training.data.text_files import TextFileReport, printable_path, read_text
+from training.job_spec import AuditMode, JobSpec, complete_fields
+from training.safe_settings import unsafe_reason
+from training.transformer import BYTE_VOCABULARIES, BYTES_WITH_END, ModelSpec
+
+BUILT_IN_DATA = ""  # `TrainRequest.data` for the text inside every Python
+LOCAL_DATA = "local"
+BLOB_FETCH_SECONDS_MAX = 30.0  # for a tokenizer of some megabytes
+# They follow from what else was said.
+FIELDS_NOT_SET_BY_NAME = frozenset(
+    {"data", "tokenizer", "model", "objective", "name", "base", "settings", "start", "parts", "preparation"}
+)
+
+
+def build_job_spec(peer: RunningPeer, request: TrainRequest, findings: TextFileReport) -> JobSpec:
+    """Makes the job's blobs: shards, manifest, tokenizer, parameters. `UserError` for a text, a model or values of no use."""
+    start = resolve_initial_model(peer, request) if request.base else None
+    spec = _job_spec(peer, request, start, findings)
+    return spec if start is None else start.publish_parameters(peer, spec)
+
+
+def _job_spec(peer: RunningPeer, request: TrainRequest, start: InitialModel | None, findings: TextFileReport) -> JobSpec:
+    said = parse_overrides(request.overrides) | ({"rounds": request.rounds} if request.rounds else {})
+    if request.data == LOCAL_DATA:
+        said["audit"] = AuditMode.OFF  # nobody else has the text
+    spec = replace(
+        JobSpec(name=request.name or "text", data=bytes(32), liars=byzantine_trainers_max(peer)), **complete_fields(said)
+    )
+    if start is None and "model.vocabulary" not in request.overrides:
+        of_bytes = request.vocabulary in BYTE_VOCABULARIES
+        known = request.vocabulary if of_bytes else max(request.vocabulary, BYTES_WITH_END)
+        spec = replace(spec, model=replace(spec.model, vocabulary=known))
+    spec = add_compression_warmup_rounds(peer, spec, said) if start is None else _on_start(request, spec, start)
+    if request.data == LOCAL_DATA:
+        if request.vocabulary > BYTES_WITH_END:
+            raise UserError(f"--vocabulary {request.vocabulary}: with local data the tokens are bytes; leave it out")
+        if peer.worker is not None and not peer.config.local_data:
+            raise UserError("this peer has no text of its own: name it with `peer run --local-data PATH`")
+        spec = check_job_spec(peer, replace(spec, data=None))
+        require_safe_settings(peer, spec, request)
+        if peer.worker is not None:
+            own = peer.config.local_data
+            data.require_enough_text(spec, sum(map(len, read_text(Path(own).expanduser(), findings=findings))), own)
+        return spec
+    keep = peer.driver.blobs.add_bytes
+    if request.data and token_shards.is_token_folder(Path(request.data).expanduser()):
+        return _job_on_tokens(peer, spec, request, keep, start, said)
+    spec = add_audits(peer, spec, request, said)
+    pieces, bpe = _pieces(request), None
+    if spec.tokenizer is not None:  # that of the model it starts from
+        bpe = tokenizer.BpeTokenizer(fetch_job_blob(peer, spec.tokenizer))
+    elif request.vocabulary > BYTES_WITH_END:
+        made = tokenizer.train_bpe(pieces(TextFileReport()), request.vocabulary)
+        bpe = tokenizer.BpeTokenizer(made)
+        spec = replace(spec, tokenizer=keep(made), model=replace(spec.model, vocabulary=request.vocabulary))
+    check_job_spec(peer, spec)
+    manifest = data.split_into_shards(pieces(findings), keep)
+    data.require_enough_text(spec, manifest.size, request.data or "the built-in text")
+    if bpe is not None:
+        manifest = replace(manifest, tokens=_digest_of_tokens(peer, spec, manifest, bpe))
+    return check_job_spec(peer, replace(spec, data=keep(manifest.encode())))
+
+
+def check_job_spec(peer: RunningPeer, spec: JobSpec) -> JobSpec:
+    """Its large objects have parts, if the network knows such jobs. Raises `UserError` for values that cannot be used."""
+    is_large = spec.object_bytes_max > BLOB_PART_BYTES
+    return replace(spec, parts=is_large and peer.driver.state.module_state(NetworkState).has_jobs_v3).validated()
+
+
+def add_compression_warmup_rounds(peer: RunningPeer, spec: JobSpec, said: Container[str]) -> JobSpec:
+    """A job that starts anew, its first rounds said with more bits where that was measured to help. It is unchanged if a person
+    has said how many rounds (`said`: the fields that a person set), or if the network does not know such jobs.
+    """
+    is_free = "opening_rounds" not in said and peer.driver.state.module_state(NetworkState).has_jobs_v3
+    return replace(spec, opening_rounds=spec.usual_opening_rounds) if is_free else spec
+
+
+def add_final_full_audit_rounds(peer: RunningPeer, spec: JobSpec, said: Container[str]) -> JobSpec:
+    """The job, its last rounds re-executed before the vote; unchanged as above."""
+    is_free = "closing_rounds" not in said and peer.driver.state.module_state(NetworkState).has_jobs_v3
+    return replace(spec, closing_rounds=spec.usual_closing_rounds) if is_free else spec
+
+
+def add_audits(peer: RunningPeer, spec: JobSpec, request: TrainRequest, said: Mapping[str, Any]) -> JobSpec:
+    """The job, whose model is known, with audits. Raises `UserError` if they were not measured to hold against its liars."""
+    spec = add_final_full_audit_rounds(peer, choose_sampled_audits(peer, spec, said), said)
+    require_safe_settings(peer, spec, request)
+    return spec
+
+
+def choose_sampled_audits(peer: RunningPeer, spec: JobSpec, said: Mapping[str, Any]) -> JobSpec:
+    """The job with sampled audits, unless a person set `audit`, or they were not measured to hold, or would take too long.
+
+    Anybody can invite trainers, and only voters are approved. So all trainers without a vote count as liars.
+    """
+    if "audit" in said or not spec.liars:
+        return spec
+    usual = replace(JobSpec(name="usual"), **complete_fields({**said, "audit": AuditMode.SAMPLED}))
+    sampled = replace(spec, audit=usual.audit, audit_rate=usual.audit_rate, rule=usual.rule)
+    sampled = add_final_full_audit_rounds(peer, sampled, said)
+    state, trainers = peer.driver.state, count_trainers(peer)
+    strangers = sum(TRAINER in member.roles for key, member in state.members.members.items() if key not in state.members.voters)
+    judged = replace(sampled, liars=max(spec.liars, byzantine_trainers_max(peer)) + strangers)
+    if unsafe_reason(judged, trainers) is not None or sampled.problem() is not None:
+        return spec
+    window_ms = peer.driver.rules.jobs_module.audit_window_ms(sampled.encode(), state.members)
+    return sampled if window_ms <= AUDIT_WINDOW_MS_MAX else spec
+
+
+def _on_start(request: TrainRequest, spec: JobSpec, start: InitialModel) -> JobSpec:
+    """The job with the model and the tokenizer of what it starts from. Raises `UserError`."""
+    others = [name for name in request.overrides if name.startswith("model.")]
+    if start.base is None and others == ["model.context"]:  # how far its training sequences reach is the job's
+        return start.apply_to_spec(spec, replace(start.model, context=spec.model.context))
+    own_bytes = request.vocabulary == start.model.vocabulary and start.tokenizer is None
+    if (request.vocabulary and not own_bytes) or (others and spec.model != start.model):
+        said = f"--set {others[0]}={request.overrides[others[0]]}" if others else f"--vocabulary {request.vocabulary}"
+        raise UserError(f"{said}: the model is that of {start.name}; leave it out")
+    return start.apply_to_spec(spec, start.model)
+
+
+def fetch_job_blob(
+    peer: RunningPeer, digest: bytes, size_max: int = tokenizer.TOKENIZER_BYTES_MAX, what: str = "the tokenizer"
+) -> bytes:
+    """A blob of a job that this peer may lack; this runs in a thread. Raises `UserError`."""
+
+    async def fetch() -> bool:
+        with trio.move_on_after(BLOB_FETCH_SECONDS_MAX):
+            await peer.driver.network.fetch_blob(digest, size_max, ())
+            return True
+        return False
+
+    if not trio.from_thread.run(fetch):
+        raise UserError(f"nobody who is here has {what} {digest.hex()[:16]} of that job: ask a peer that trained it")
+    return peer.driver.blobs.read_blob(digest, size_max)
+
+
+def _digest_of_tokens(peer: RunningPeer, spec: JobSpec, manifest: data.DataManifest, bpe: tokenizer.BpeTokenizer) -> bytes:
+    """Once here, so that everybody else can tell that it works on the same ones."""
+    with tempfile.TemporaryDirectory(prefix="tokens-", dir=peer.driver.store.path.parent) as folder:
+        text = Path(folder) / "text"
+        data.assemble_text(manifest, peer.driver.blobs.read_range, text)
+        return data.tokens_digest(data.open_tokens(spec, text, bpe))
+
+
+def byzantine_trainers_max(peer: RunningPeer, role: str = TRAINER) -> int:
+    """How many of those who train by this role may lie."""
+    return min(VoterSet(peer.driver.state.members.voters).faults_tolerated, max(0, (count_trainers(peer, role) - 1) // 2))
+
+
+def count_trainers(peer: RunningPeer, role: str = TRAINER) -> int:
+    return sum(role in member.roles for member in peer.driver.state.members.members.values())
+
+
+def require_safe_settings(peer: RunningPeer, spec: JobSpec, request: TrainRequest) -> None:
+    """`UserError` for a job that was not measured to hold against its liars. The log takes any: old ones go on."""
+    is_accepted = request.accept_risk and spec.audit is AuditMode.SAMPLED
+    problem = None if is_accepted else unsafe_reason(spec, count_trainers(peer))
+    if problem:
+        raise UserError(f"job {spec.name!r}: {problem}")
+
+
+def parse_overrides(texts: dict[str, str], others: Iterable[str] = ()) -> dict[str, Any]:
+    """Typed values of job fields that a person typed; model fields as `model.width`. Raise `UserError`, which also names the
+    fields that the caller reads itself, `others`.
+    """
+    overrides: dict[str, Any] = {}
+    model: dict[str, Any] = {}
+    for name, text in texts.items():
+        owner, target, field = (ModelSpec, model, name[6:]) if name.startswith("model.") else (JobSpec, overrides, name)
+        kinds = get_type_hints(owner)
+        if field not in kinds or field in FIELDS_NOT_SET_BY_NAME:
+            free = [
+                *sorted(others),
+                *sorted(set(get_type_hints(JobSpec)) - FIELDS_NOT_SET_BY_NAME),
+                *(f"model.{name}" for name in get_type_hints(ModelSpec)),
+            ]
+            raise UserError(f"{name!r} is not a field of a job{suggest_nearest(name, free)}")
+        target[field] = parse_field(kinds[field], name, text)
+    if model:
+        overrides["model"] = replace(ModelSpec(), **model)
+    return overrides
+
+
+def parse_field(kind: Any, name: str, text: str) -> Any:
+    """The value that a person typed. Raises `UserError`."""
+    if type(None) in get_args(kind):
+        if text == "none":
+            return None
+        kind = get_args(kind)[0]
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise UserError(f"{name} = {text!r} is neither true nor false")
+        return text.lower() == "true"
+    try:
+        value = kind(text)
+    except ValueError:
+        if issubclass(kind, enum.Enum):
+            raise UserError(f"{name} = {text!r} is none of {', '.join(kind)}") from None
+        raise UserError(f"{name} = {text!r} is not a {'whole ' if kind is int else ''}number") from None
+    if kind is int and abs(value) > codec.INTEGER_MAX:
+        raise UserError(f"{name} = {printable_path(text)} is too large: no whole number is beyond {codec.INTEGER_MAX}")
+    return value
+
+
+def _job_on_tokens(
+    peer: RunningPeer,
+    spec: JobSpec,
+    request: TrainRequest,
+    keep: Callable[[bytes], bytes],
+    start: InitialModel | None,
+    said: Mapping[str, Any],
+) -> JobSpec:
+    """A job whose text is tokenized already, with that tokenizer and its vocabulary."""
+    if request.column:
+        raise UserError(f"--column {request.column}: {request.data} is tokenized already; leave it out")
+    if request.vocabulary:
+        raise UserError(f"--vocabulary {request.vocabulary}: {request.data} is tokenized already, and brings its own")
+    folder = token_shards.open_token_folder(Path(request.data).expanduser())
+    asked = request.overrides.get("model.vocabulary")
+    if asked is not None and spec.model.vocabulary != folder.vocabulary:
+        raise UserError(f"--set model.vocabulary={asked}: the tokens of {request.data} are of {folder.vocabulary}; leave it out")
+    made = None if folder.tokenizer is None else keep(folder.tokenizer)
+    if start is not None and (made != spec.tokenizer or folder.vocabulary > spec.model.vocabulary):
+        raise UserError(f"the tokens of {request.data} are another tokenizer's than those of {start.name}: give the text itself")
+    known = folder.vocabulary if start is None else start.model.vocabulary
+    spec = add_audits(peer, replace(spec, tokenizer=made, model=replace(spec.model, vocabulary=known)), request, said)
+    spec = check_job_spec(peer, spec)
+    if folder.tokens < data.text_bytes_min(spec):
+        few = f"{request.data} has {folder.tokens} tokens, but context {spec.model.context}"
+        raise UserError(f"{few} needs at least {data.text_bytes_min(spec)}; give more")
+    manifest = data.split_into_shards(folder.iter_shard_bytes(), keep, tokenized=True)
+    return check_job_spec(peer, replace(spec, data=keep(manifest.encode())))
+
+
+def _pieces(request: TrainRequest) -> Callable[[TextFileReport], Iterator[bytes]]:
+    if request.data == BUILT_IN_DATA:
+        return lambda findings: iter([default_text.default_text()])
+    return lambda findings: read_text(Path(request.data).expanduser(), request.column, findings)

@@ -1,0 +1,80 @@
+"""The running parts of the daemon, as the calls of the API find them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+import trio
+
+from features.services import ServiceContext
+from ledger.audits.audit_state import ProposalKey
+from ledger.core.genesis import Genesis
+from peer import features
+from peer.api.alerts import AlertTracker
+from peer.runtime.driver import Driver
+from peer.runtime.membership.liveness_reports import LivenessMonitor
+from peer.runtime.transaction_submitter import TransactionSubmitter
+from peer.settings.config import Config
+from peer.settings.invitation_book import InvitationBook
+from peer.worker.supervisor import WorkerSupervisor
+from protocol.errors import UserError
+from transport.discovery.optional_service import OptionalService
+from transport.swarm import Swarm
+
+CONCURRENT_TEXTS_MAX: Final = 4  # that people wait for at once: the worker keeps what each has of the model
+
+
+@dataclass
+class RunningPeer:
+    config: Config
+    genesis: Genesis
+    driver: Driver
+    network: Swarm
+    addresses: Callable[[], tuple[str, ...]]  # where others reach this peer, as far as it knows
+    worker: WorkerSupervisor | None
+    stop_daemon: Callable[[], None]
+    set_candidacy: Callable[[bool], None]  # whether this peer, where it does not vote, asks to
+    asked_audits: list[tuple[bytes, ProposalKey]]  # jobs and places of proposals that people want replayed first
+    submitter: TransactionSubmitter
+    liveness_monitor: LivenessMonitor
+    invitations: InvitationBook
+    started: float
+    service_context: Callable[[str], ServiceContext]  # of a part
+    optional_services: Sequence[OptionalService] = ()
+    alerts: AlertTracker = field(default_factory=AlertTracker)
+    text_slots: trio.Semaphore = field(default_factory=lambda: trio.Semaphore(CONCURRENT_TEXTS_MAX))
+
+    @property
+    def me(self) -> bytes:
+        return self.driver.signer.public
+
+    @property
+    def now_ms(self) -> int:
+        """The later one of this clock and the last block's: an idle network's time stands still."""
+        return max(time.time_ns() // 1_000_000, self.driver.state.time_ms)
+
+    @contextmanager
+    def text_slot(self) -> Iterator[None]:
+        """`UserError` where too many texts are made already."""
+        try:
+            self.text_slots.acquire_nowait()
+        except trio.WouldBlock:
+            raise UserError(f"{CONCURRENT_TEXTS_MAX} texts are being made at this peer: wait until one of them ends") from None
+        try:
+            yield
+        finally:
+            self.text_slots.release()
+
+    def runs_service(self, name: str) -> bool:
+        return name in features.roles()[self.config.role].services
+
+    def require_member(self) -> None:
+        members = self.driver.state.members
+        if members.is_expelled(self.me):
+            raise UserError("this peer was expelled: the network has proof that its key signed what no honest peer signs")
+        if not members.is_current_key(self.me):
+            raise UserError("this peer is not a member yet: it follows the log until its admission is decided")

@@ -1,0 +1,174 @@
+"""Jobs that learn from a set of responses, made of what a person typed."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from peer.api.initial_model import InitialModel, resolve_initial_model
+from peer.api.job_builder import (
+    add_final_full_audit_rounds,
+    byzantine_trainers_max,
+    check_job_spec,
+    count_trainers,
+    fetch_job_blob,
+    parse_field,
+    parse_overrides,
+    require_safe_settings,
+)
+from peer.api.running_peer import RunningPeer
+from protocol import codec
+from protocol.api import TrainRequest
+from protocol.errors import UserError
+from rlhf.data import preference_sets, tokenized_pairs, tokenized_responses
+from rlhf.data.jsonl import InvalidLines
+from rlhf.data.preference_sets import PromptRecord
+from rlhf.objectives import job_presets
+from rlhf.objectives.supervised_objectives import INSTRUCT, SupervisedObjective
+from rlhf.record_preparation import TruncationSide, count_stop_texts, prepare_records
+from training import corpus
+from training.data import text_files
+from training.data.tokenizer import Tokenizer, load_tokenizer
+from training.job_spec import JobSpec, complete_fields
+from training.objectives.objective import Objective
+from training.transformer import BYTE_VOCABULARIES
+
+EPOCHS_DEFAULT = 3  # unless it is said how many rounds
+
+
+def build_instruct_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
+    """Of `train --from MODEL FILE`. Makes the blobs of the set. `UserError` for a file or values that cannot be used."""
+    shown = text_files.printable_path(request.examples)
+    if not request.base:
+        raise UserError(f"{shown}: prompts and responses are learned by a model that is there: say --from JOB or FOLDER")
+    for argument, value in (("--data", request.data), ("--vocabulary", request.vocabulary)):
+        if value and value not in BYTE_VOCABULARIES:
+            raise UserError(f"{argument} {value}: the responses of {shown} are what is learned; leave it out")
+    start = resolve_initial_model(peer, request)
+    if request.vocabulary and start.tokenizer is not None:
+        raise UserError(f"--vocabulary {request.vocabulary}: the tokens are those of {start.name}; leave it out")
+    truncate = parse_field(TruncationSide, "--truncate", request.truncate)
+    spec, said = build_supervised_spec(
+        peer, INSTRUCT, start, request.name or INSTRUCT.name, request.overrides, job_presets.INSTRUCT_JOB
+    )
+    require_safe_settings(peer, spec, request)
+    file, misfits = Path(request.examples).name, InvalidLines(request.skip_bad)
+    with text_files.open_unpacked(Path(request.examples)) as stream:
+        read = tokenized_responses.read_examples(file, stream, misfits)
+    tokenizer = load_job_tokenizer(peer, spec)
+    found, preparation = prepare_records(file, spec, read, tokenizer, misfits, truncate)
+    spec = replace(
+        spec, preparation=replace(preparation, holding_stop=count_stop_texts(found, tokenizer, spec.decoded_settings.stop))
+    )
+    tokens = tokenize_set(peer, spec, found, file)
+    spec, _ = attach_set(peer, spec, found, tokens, request.rounds or said.get("rounds"), EPOCHS_DEFAULT)
+    return start.publish_parameters(peer, spec)
+
+
+def build_supervised_spec(
+    peer: RunningPeer,
+    kind: Objective,
+    start: InitialModel,
+    name: str,
+    overrides: dict[str, str],
+    preset: dict[str, Any],
+    field: str = "",
+) -> tuple[JobSpec, dict[str, Any]]:
+    """A job of this objective without its set, and what was said of fields that all jobs have. What people say begins with
+    `field`. Raises `UserError`.
+    """
+    own, said = (
+        parse_objective_overrides(overrides, kind.settings_type, frozenset())
+        if kind.settings_type
+        else ({}, parse_overrides(overrides))
+    )
+    if "model" in said:
+        raise UserError(f"--set {field}model.…: the model is that of {start.name}; leave it out")
+    if isinstance(kind, SupervisedObjective) and "stop" not in own:
+        own["stop"] = default_stop_token(peer, start, learns_to_end=kind is INSTRUCT)
+    spec = JobSpec(
+        name=name,
+        objective=kind.name,
+        data=bytes(32),
+        liars=byzantine_trainers_max(peer, kind.role),
+        settings=codec.encode(kind.settings_type(**own)) if kind.settings_type else b"",
+    )
+    spec = add_final_full_audit_rounds(
+        peer, replace(start.apply_to_spec(spec, start.model), **complete_fields(preset | said)), said
+    )
+    return check_job_spec(peer, spec), said
+
+
+def load_job_tokenizer(peer: RunningPeer, model: JobSpec | InitialModel) -> Tokenizer:
+    """Raises `UserError` where nobody has it."""
+    blob = None if model.tokenizer is None else fetch_job_blob(peer, model.tokenizer)
+    return load_tokenizer(blob, model.model.vocabulary)
+
+
+def tokenize_set(peer: RunningPeer, spec: JobSpec, records: Sequence[PromptRecord], file: str) -> Any:
+    """What the job's trainers make of a set. Raises `UserError`, naming the file."""
+    encode: Any = (
+        tokenized_responses.tokenize_responses
+        if isinstance(spec.resolved_objective, SupervisedObjective)
+        else tokenized_pairs.tokenize_pairs
+    )
+    try:
+        return encode(spec, records, load_job_tokenizer(peer, spec))
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
+
+
+def attach_set(
+    peer: RunningPeer, spec: JobSpec, records: Sequence[PromptRecord], tokens: Any, rounds: int | None, epochs: int
+) -> tuple[JobSpec, corpus.DataManifest]:
+    """The job on this set, whose blobs are made, for so many rounds or else epochs."""
+    digest = None if spec.tokenizer is None else corpus.tokens_digest(tokens)
+    manifest = tokenized_pairs.preference_set_manifest(records, digest, peer.driver.blobs.add_bytes)
+    at_once = {"trainers": count_trainers(peer, spec.resolved_objective.role), "steps": spec.local_steps, "batch": spec.batch}
+    rounds = rounds or preference_sets.rounds_for_epochs(epochs, len(tokens.trained), **at_once)
+    return check_job_spec(peer, replace(spec, rounds=rounds, data=manifest.digest)), manifest
+
+
+def parse_objective_overrides(
+    overrides: dict[str, str], terms: type, apart: frozenset[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fields of an objective's record but for those that are said `apart`, and fields of the job. Raises `UserError`."""
+    kinds = typing.get_type_hints(terms)
+    names = {field.name for field in dataclasses.fields(terms)} - apart
+    own = {key: parse_field(kinds[key], key, text) for key, text in overrides.items() if key in names}
+    return own, parse_overrides({key: text for key, text in overrides.items() if key not in names}, names)
+
+
+def default_stop_token(peer: RunningPeer, start: InitialModel, learns_to_end: bool) -> int:
+    """The token that ends a response unless a person names another.
+
+    | the model that the job starts from | token |
+    |---|---|
+    | has learned to end a text | the same one |
+    | has a token for the end of a text, and the job shows it | that one |
+    | otherwise | a newline |
+
+    Raises `UserError` where no token is a newline alone.
+    """
+    if start.stop is not None:
+        return start.stop
+    tokenizer = load_job_tokenizer(peer, start)
+    if learns_to_end and tokenizer.end_of_text is not None:
+        return tokenizer.end_of_text
+    return find_newline_token(start.name, tokenizer)
+
+
+def find_newline_token(base: str, pieces: Tokenizer) -> int:
+    """The one token with a newline. Raises `UserError` where there are several: none of them ends every line."""
+    found = [token for token in range(pieces.vocabulary) if b"\n" in pieces.decode([token])]
+    (alone,) = pieces.encode(b"\n")
+    if len(found) > 1:
+        many = f"{base}: its tokenizer has {len(found)} tokens with a newline"
+        raise UserError(
+            f"{many}: say which one ends a response, --set stop=TOKEN ({alone} is a newline alone), or --set stop=none"
+        )
+    return int(alone)

@@ -1,0 +1,270 @@
+"""A plan to tune a model, made of what a person asks for: specifications of jobs, and the blobs that they name.
+
+All of it runs in a thread: sets of preferences are read and turned into tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from features.text_tables import pluralize
+from ledger.jobs import ModelReference
+from ledger.network_governance import NetworkState
+from peer.api.initial_model import initial_model_from_job, resolve_base_job
+from peer.api.job_builder import byzantine_trainers_max, check_job_spec
+from peer.api.running_peer import RunningPeer
+from peer.api.supervised_jobs import attach_set, build_supervised_spec, default_stop_token, load_job_tokenizer, tokenize_set
+from peer.api.supervised_jobs import parse_objective_overrides as parsed_terms
+from protocol import codec
+from protocol.errors import UserError
+from rlhf.data import preference_sets, tokenized_pairs
+from rlhf.data.jsonl import InvalidLines
+from rlhf.data.preference_sets import PreferencePair
+from rlhf.ledger import tuning_plans
+from rlhf.ledger.preference_set_attestation import PreferenceSetSource
+from rlhf.moderation import blocklist
+from rlhf.objectives import job_presets
+from rlhf.objectives.ppo import MODEL_REWARD, MODULE, ROLE, RULE_PREFIX, PpoSettings, PromptSourceKind
+from rlhf.objectives.reward_model import LAST, MEAN, MEAN_REWARD, REWARDS, RewardModelObjective, TrainableParameters
+from rlhf.objectives.rule_rewards import RULES
+from rlhf.objectives.supervised_objectives import DPO
+from rlhf.pair_accuracy import can_beat_chance
+from rlhf.record_preparation import TruncationSide, count_stop_texts, prepare_records
+from storage.regular_files import read_regular
+from training.data import text_files
+from training.job_spec import JobSpec, PreparationCounts, complete_fields
+
+FIELDS_NOT_SET_BY_NAME = frozenset({"reward", "reward_model", "words"})  # of a policy's terms: `--set` does not say them
+REWARD_PREFIX = "reward."  # begins what `--set` says of the job that trains a reward model
+SCORE_FIELD = "score"  # which of `REWARDS`
+PROMPTS_CHECKED_MAX = 1_000  # before a list that blocks all of them is refused: some seconds
+UNTRAINED_BASE = ModelReference(bytes(32), 1, bytes(32))  # in the place of a reward model that is not trained yet
+
+
+class BuiltPlan(NamedTuple):
+    begin: tuning_plans.StartPlan
+    odd_pairs: Mapping[str, float]  # pairs of its set: `rlhf.data.preference_set_statistics.odd_pairs`
+
+
+@dataclass(frozen=True)
+class TuningPlanBuilder:
+    """What a person asks for. Every method raises `UserError` for a base, values or preferences that cannot be used."""
+
+    peer: RunningPeer
+    base: str  # a finished job, by name or id; empty: a first model, where the reward has a vocabulary of its own
+    name: str
+    iterations: int  # rounds of the policy; 0: a reward model alone
+    epochs: int  # over the preferences
+    overrides: dict[str, str]  # other values; those of the reward model begin with OF_REWARD
+    blocklist: bytes  # a packed list of those that no text of the policy may hold; empty: none
+    skip_bad: bool = False  # leave out lines of a file that cannot be used
+    truncate: TruncationSide = TruncationSide.NOTHING  # which end of long texts of a file is cut off
+    ignore_accuracy: bool = False  # the policy starts, whatever the accuracy of its reward model
+
+    @property
+    def reward_overrides(self) -> dict[str, str]:
+        return {key.removeprefix(REWARD_PREFIX): text for key, text in self.overrides.items() if key.startswith(REWARD_PREFIX)}
+
+    @property
+    def policy_overrides(self) -> dict[str, str]:
+        return {key: text for key, text in self.overrides.items() if not key.startswith(REWARD_PREFIX)}
+
+    def check_rule(self, reward: str) -> None:
+        if reward == MODEL_REWARD:
+            raise UserError("--reward 'model': a plan trains it: leave --reward out, and say --project or --preferences")
+        if self.reward_overrides:
+            raise UserError(f"--set {REWARD_PREFIX}{next(iter(self.reward_overrides))}=…: a rule is not trained: leave it out")
+        if not self.iterations:
+            raise UserError("--ppo-iterations 0 would tune nothing by a rule: take 1 at least")
+
+    def check_preferences(self) -> None:
+        if self.blocklist and not self.iterations:
+            raise UserError("--words: no policy is tuned, and a reward model says nothing: leave it out")
+        if self.policy_overrides and not self.iterations:
+            raise UserError(
+                f"--set {next(iter(self.policy_overrides))}=…: no policy is tuned; of the reward model say `{REWARD_PREFIX}…`"
+            )
+
+    def build_rule_plan(self, reward: str) -> BuiltPlan:
+        return BuiltPlan(tuning_plans.StartPlan(self._policy(reward).encode()), {})
+
+    def build_reward_model_plan(self, given: str | list[PreferencePair], source: PreferenceSetSource | None) -> BuiltPlan:
+        """A reward model, and then the policy. The set is given as pairs, or as the name of a file with them."""
+        called = f"{self.name}-reward" if self.name else "reward"
+        of = initial_model_from_job(self.peer, self.base, "--base")
+        knows_means = self.peer.driver.state.module_state(NetworkState).module_version(MODULE) >= MEAN_REWARD.version
+        kind, rest = parse_reward_overrides(self.reward_overrides, MEAN if knows_means else LAST)
+        keeps_layers = kind is MEAN_REWARD and rest.get("learns", TrainableParameters.WORDS) == TrainableParameters.WORDS
+        usual = job_presets.MEAN_REWARD_JOB if keeps_layers else job_presets.REWARD_JOB
+        spec, said = build_supervised_spec(self.peer, kind, of, called, rest, usual, REWARD_PREFIX)
+        found, file, preparation = self._prepared(given, spec)
+        tokens = tokenize_set(self.peer, spec, found, file)
+        if self.blocklist and self.policy_overrides.get("prompts") != PromptSourceKind.TEXT:
+            _require_prompt(preference_sets.split_held_out(found, spec.held_out_permille)[0], self.blocklist)
+        if self.iterations and not self.ignore_accuracy:
+            _require_measurable(tokens)
+        policy = self._policy(MODEL_REWARD, tokens) if self.iterations else None
+        if preparation is not None:
+            stop = policy.decoded_settings.stop if policy else None
+            counts = replace(preparation, holding_stop=count_stop_texts(found, load_job_tokenizer(self.peer, spec), stop))
+            spec, policy = replace(spec, preparation=counts), replace(policy, preparation=counts) if policy else None
+        spec, manifest = attach_set(self.peer, spec, found, tokens, said.get("rounds"), self.epochs)
+        source = replace(source, tokens=manifest.tokens) if source else None
+        begin = tuning_plans.StartPlan(
+            spec.encode(), _without_model(policy).encode() if policy else b"", source, self.ignore_accuracy
+        )
+        return BuiltPlan(begin, tokens.statistics.odd)
+
+    def build_dpo_plan(self, given: str | list[PreferencePair], source: PreferenceSetSource | None) -> BuiltPlan:
+        """One job, which learns from the pairs itself."""
+        of = initial_model_from_job(self.peer, self.base, "--base")
+        spec, said = build_supervised_spec(self.peer, DPO, of, self.name or DPO.name, self.overrides, job_presets.DPO_JOB)
+        found, file, preparation = self._prepared(given, spec)
+        if preparation is not None:
+            stopping = count_stop_texts(found, load_job_tokenizer(self.peer, spec), spec.decoded_settings.stop)
+            spec = replace(spec, preparation=replace(preparation, holding_stop=stopping))
+        tokens = tokenize_set(self.peer, spec, found, file)
+        spec, manifest = attach_set(self.peer, spec, found, tokens, said.get("rounds"), self.epochs)
+        begin = tuning_plans.StartPlan(spec.encode(), b"", replace(source, tokens=manifest.tokens) if source else None)
+        return BuiltPlan(begin, tokens.statistics.odd)
+
+    def _prepared(
+        self, given: str | list[PreferencePair], spec: JobSpec
+    ) -> tuple[list[PreferencePair], str, PreparationCounts | None]:
+        """The pairs, the name of their source for people, and counts of a file. Pairs of a project stay as they were derived."""
+        if not isinstance(given, str):
+            return given, "--project", None
+        file, misfits = Path(given).name, InvalidLines(self.skip_bad)
+        read = _read(given, misfits)
+        found, counts = prepare_records(file, spec, read, load_job_tokenizer(self.peer, spec), misfits, self.truncate)
+        return found, file, counts
+
+    def _policy(self, reward: str, learned: tokenized_pairs.TokenizedPairs | None = None) -> JobSpec:
+        """Makes the blob of the listed words. What learns from the pairs is left open."""
+        name, liars = self.name or "ppo", byzantine_trainers_max(self.peer, ROLE)
+        if not self.base:
+            if self.blocklist:
+                raise UserError("--words: the toy says no text, so it says no words: leave it out")
+            return build_toy_spec(reward, self.iterations, name, self.policy_overrides, liars)
+        start, _, before = resolve_base_job(self.peer, self.base, "--base")
+        said_of_own, said = parse_ppo_overrides(self.policy_overrides)
+        if "stop" not in said_of_own:
+            of = initial_model_from_job(self.peer, self.base, "--base")
+            said_of_own["stop"] = default_stop_token(self.peer, of, learns_to_end=False)
+        usual = job_presets.PPO_TERMS if reward == MODEL_REWARD else job_presets.RULE_TERMS
+        words = hashlib.sha256(self.blocklist).digest() if self.blocklist else None
+        own = PpoSettings(reward=reward, words=words, **usual | said_of_own)
+        if learned is not None:
+            own = replace(own, reward_model=UNTRAINED_BASE, **_of_set(learned, before, own) | said_of_own)
+        if problem := own.settings_problem():
+            raise UserError(f"job {name!r}: {problem}")
+        if problem := self._prompt_problem(own, before, learned):
+            raise UserError(problem)
+        if "model" in said:
+            raise UserError("--set model.…: the model is that of the base; leave it out")
+        spec = JobSpec(
+            name=name,
+            objective="ppo",
+            base=start,
+            model=before.model,
+            tokenizer=before.tokenizer,
+            data=before.data if own.prompts is PromptSourceKind.TEXT else None,
+            held_out_permille=before.held_out_permille,
+            settings=codec.encode(own),
+            liars=liars,
+        )
+        spec = check_job_spec(
+            self.peer, replace(spec, **complete_fields(job_presets.PPO_JOB | {"rounds": self.iterations} | said))
+        )
+        if self.blocklist:
+            self.peer.driver.blobs.add_bytes(self.blocklist)
+        return spec
+
+    def _prompt_problem(self, own: PpoSettings, before: JobSpec, learned: tokenized_pairs.TokenizedPairs | None) -> str:
+        if own.prompts is PromptSourceKind.SET and learned is not None and len(learned.prompts) < 2:
+            return "no pair that is trained on has a prompt: `--set prompts=text` takes windows of the base's text instead"
+        if own.prompts is PromptSourceKind.TEXT and before.data is None:
+            return f"--base {self.base!r}: that job's text is local, so no prompts can be drawn that everybody knows"
+        return ""
+
+
+def _require_measurable(learned: tokenized_pairs.TokenizedPairs) -> None:
+    """`UserError` where so few pairs are held out that no reward model could be told from chance."""
+    decided = int((learned.held_out_split.p != 0.5).sum())
+    if not can_beat_chance(decided):
+        few = (
+            f"{pluralize(decided, 'pair')} of {len(learned.train_split) + len(learned.held_out_split)} "
+            "would measure the reward model"
+        )
+        way = "give pairs of more prompts, a larger --set reward.held_out_permille=N, or --anyway"
+        raise UserError(f"{few}, too few to tell it from chance: {way}")
+
+
+def parse_reward_overrides(of_reward: dict[str, str], usual: str = MEAN) -> tuple[RewardModelObjective, dict[str, str]]:
+    """The objective of the reward model, `usual` if nothing is said of it, and the values of its fields. Raises `UserError`."""
+    read = of_reward.get(SCORE_FIELD, usual)
+    if read not in REWARDS:
+        raise UserError(f"--set {REWARD_PREFIX}{SCORE_FIELD}={read}: a score is read at one of {', '.join(REWARDS)}")
+    return REWARDS[read], {key: text for key, text in of_reward.items() if key != SCORE_FIELD}
+
+
+def build_toy_spec(reward: str, rounds: int, name: str, overrides: dict[str, str], liars: int) -> JobSpec:
+    """A job without a base: the reward has a vocabulary of its own, the reference is the first model. Raises `UserError`."""
+    rule = RULES.get(reward.removeprefix(RULE_PREFIX))
+    if rule is None or rule.vocabulary is None:
+        alone = ", ".join(RULE_PREFIX + known.name for known in RULES.values() if known.vocabulary is not None)
+        raise UserError(
+            f"--reward {reward!r} needs --base JOB, a finished job whose model is tuned; without one there is {alone}"
+        )
+    own, said = parse_ppo_overrides(overrides)
+    settings = codec.encode(PpoSettings(reward=reward, **job_presets.TOY_TERMS | own))
+    spec = JobSpec(name=name, objective="ppo", model=job_presets.TOY_MODEL, settings=settings, liars=liars)
+    return replace(spec, **complete_fields(job_presets.TOY_JOB | {"rounds": rounds} | said)).validated()
+
+
+def parse_ppo_overrides(overrides: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fields of the objective, and fields of the job. Raises `UserError`."""
+    return parsed_terms(overrides, PpoSettings, FIELDS_NOT_SET_BY_NAME)
+
+
+def _read(file: str, misfits: InvalidLines) -> list[PreferencePair]:
+    try:
+        with text_files.open_unpacked(Path(file).expanduser()) as stream:
+            return preference_sets.read_preference_file(Path(file).name, stream, misfits)
+    except OSError as error:
+        raise UserError(f"--preferences {text_files.printable_path(file)} cannot be read: {error.strerror}") from None
+
+
+def _of_set(learned: tokenized_pairs.TokenizedPairs, base: JobSpec, own: PpoSettings) -> dict[str, Any]:
+    """What is said of prompts where a reward model learns from pairs, unless somebody sets something else."""
+    longest = int(np.diff(learned.prompts).max(initial=1))
+    return {"prompts": PromptSourceKind.SET, "prompt_tokens": max(1, min(longest, base.model.context - own.response_tokens))}
+
+
+def pack_word_file(file: str) -> bytes:
+    """A packed list."""
+    from rlhf.moderation.word_matcher import parse_word_list
+
+    try:
+        return blocklist.pack_entries(parse_word_list(Path(file).name, read_regular(Path(file).expanduser())))
+    except OSError as error:
+        raise UserError(f"--words {text_files.printable_path(file)} cannot be read: {error.strerror}") from None
+
+
+def _require_prompt(trained: list[PreferencePair], listed: bytes) -> None:
+    """`UserError` where the list blocks every prompt that could be drawn, as far as some of them tell."""
+    texts, known = tokenized_pairs.prompt_texts(trained)[:PROMPTS_CHECKED_MAX], blocklist.Blocklist(listed)
+    if texts and all(known.blocks_text(text.encode()) for text in texts):
+        raise UserError(
+            f"--words blocks each of {pluralize(len(texts), 'prompt')} that were looked at: nothing would be answered"
+        )
+
+
+def _without_model(policy: JobSpec) -> JobSpec:
+    return replace(policy, settings=codec.encode(replace(policy.decoded_settings, reward_model=None)))

@@ -1,0 +1,94 @@
+"""Words about this peer itself."""
+
+from __future__ import annotations
+
+from features.command_arguments import LAST_COUNT, Argument, parse_integer_in
+from features.commands import CommandContext, listing_command
+from peer.commands import view_tables
+from protocol.api import AlertView, BlockView, DiskView, EngineView, EventView, PeerApi, PeerState, StatsView, StatusView
+
+# The exit status of `peer status`; 2 is an error, such as that no peer runs there.
+EXIT_STATUS = {
+    PeerState.WORKING: 0,
+    PeerState.SUSPENDED: 0,
+    PeerState.BEHIND: 3,
+    PeerState.WAITING: 3,
+    PeerState.SILENT: 3,
+    PeerState.JOINING: 3,
+    PeerState.HALTED: 4,
+    PeerState.EXPELLED: 4,
+}
+
+
+async def _show_stats(asked: CommandContext[PeerApi], stats: StatsView) -> None:
+    asked.show(view_tables.stats(stats))
+
+
+@listing_command("decisions, traffic, refusals, memory", _show_stats)
+async def stats(asked: CommandContext[PeerApi]) -> StatsView:
+    return await asked.api.stats()
+
+
+async def _show_status(asked: CommandContext[PeerApi], status: StatusView) -> None:
+    asked.show(view_tables.status(status))
+
+
+@listing_command("who and where this peer is", _show_status, exit_status=lambda view: EXIT_STATUS[PeerState(view.state)])
+async def status(asked: CommandContext[PeerApi]) -> StatusView:
+    return await asked.api.status()
+
+
+async def _show_events(asked: CommandContext[PeerApi], events: tuple[EventView, ...]) -> None:
+    known = await asked.load_names()
+    for event in events:
+        asked.show(view_tables.event_line(event, known))
+
+
+@listing_command("what happened last", _show_events, LAST_COUNT)
+async def log(asked: CommandContext[PeerApi]) -> tuple[EventView, ...]:
+    return await asked.api.events(-asked.options.last, 0.0)
+
+
+async def _show_alerts(asked: CommandContext[PeerApi], alerts: tuple[AlertView, ...]) -> None:
+    asked.show(view_tables.alerts(alerts, await asked.load_names()) if alerts else "nothing to worry about")
+
+
+@listing_command("what its operator should know, the gravest first", _show_alerts)
+async def alerts(asked: CommandContext[PeerApi]) -> tuple[AlertView, ...]:
+    return await asked.api.alerts()
+
+
+async def _show_block(asked: CommandContext[PeerApi], block: BlockView) -> None:
+    asked.show(view_tables.block(block, await asked.load_names()))
+
+
+HEIGHT = Argument(
+    "height", nargs="?", type=parse_integer_in(1), default=0, metavar="HEIGHT", help="which block (default: the last)"
+)
+
+
+@listing_command("a decided block: header, certificate, voters", _show_block, HEIGHT)
+async def block(asked: CommandContext[PeerApi]) -> BlockView:
+    return await asked.api.block(asked.options.height)
+
+
+async def _show_disk(asked: CommandContext[PeerApi], disk: DiskView) -> None:
+    asked.show(view_tables.disk(disk))
+
+
+@listing_command("how much of the disk is used and free", _show_disk)
+async def disk(asked: CommandContext[PeerApi]) -> DiskView:
+    return await asked.api.disk_usage()
+
+
+async def _show_engines(asked: CommandContext[PeerApi], engines: tuple[EngineView, ...]) -> None:
+    asked.show(view_tables.engines(engines))
+    if devices := [device for engine in engines for device in engine.devices]:
+        asked.show(view_tables.devices(devices))
+    elif not any(engine.in_use for engine in engines):
+        asked.show("this peer has no worker: it computes with none of them")
+
+
+@listing_command("what this peer computes with: engine, devices, memory, versions", _show_engines)
+async def engines(asked: CommandContext[PeerApi]) -> tuple[EngineView, ...]:
+    return await asked.api.engines()

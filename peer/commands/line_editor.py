@@ -1,0 +1,132 @@
+"""A line editor at the bottom of the terminal. prompt_toolkit blocks, so it has a thread; cancelling ends the prompt."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import io
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import trio
+from prompt_toolkit import PromptSession
+from prompt_toolkit.application import run_in_terminal
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.document import Document
+from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+END_SECONDS_MAX = 2.0  # to give the terminal back; where that is gone, prompt_toolkit may wait for it for ever
+
+
+class CommandCompleter(Completer):
+    """The first word is a command, later ones may be its options."""
+
+    def __init__(self, commands: Mapping[str, tuple[str, ...]]) -> None:
+        self._commands = commands
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
+        before = document.text_before_cursor.split(" ")
+        choices = self._commands if len(before) == 1 else self._commands.get(before[0], ())
+        for choice in choices:
+            if choice.startswith(before[-1]) and choice not in before[:-1]:
+                yield Completion(choice, start_position=-len(before[-1]))
+
+
+class LineEditor(io.TextIOBase):
+    """Also the stream to print to: what is written appears above the line that is being typed, and leaves it intact."""
+
+    def __init__(self, text: str, history: Path | None, completions: Mapping[str, tuple[str, ...]], **session: Any) -> None:
+        self._session: PromptSession[str] = PromptSession(
+            text,
+            history=FileHistory(str(history)) if history else InMemoryHistory(),
+            **session,
+        )
+        self._text, self._words, self._history = text, CommandCompleter(completions), self._session.default_buffer.history
+        self._cancelled = False
+        self._is_reading = False  # the thread has the terminal: only its loop may write there
+        self._written: deque[str] = deque()  # while it was starting or busy
+        self._context: contextvars.Context | None = None  # in which prompt_toolkit finds the running application
+
+    async def read_line(self, dropped: Callable[[str], bool], other: str = "") -> str | None:
+        """One line; None at Ctrl-D. Ctrl-C drops the line; `dropped`, which gets it, says whether it ends the prompt as well.
+
+        Behind another prompt no command is typed: none is completed, and the line is not remembered.
+        """
+        self._session.message, self._session.completer = other or self._text, None if other else self._words
+        self._session.default_buffer.history = InMemoryHistory() if other else self._history
+        while True:
+            self._cancelled = False
+            line, typed = None, None
+            async with trio.open_nursery() as nursery:
+                with trio.CancelScope(shield=True) as reading:
+                    nursery.start_soon(self._end_when_cancelled, reading)
+                    self._is_reading = True
+                    try:
+                        line, typed = await trio.to_thread.run_sync(self._read, abandon_on_cancel=True)
+                    finally:
+                        self._is_reading = False
+                        self._write_waiting()
+                nursery.cancel_scope.cancel()
+            if typed is None or dropped(typed):
+                return line
+
+    def _read(self) -> tuple[str | None, str | None]:
+        """In the thread: a line, or None at Ctrl-D; and None, or what had been typed when Ctrl-C was pressed."""
+        try:
+            return self._session.prompt(pre_run=self._begin), None
+        except (EOFError, OSError):  # the latter: the terminal is gone
+            return None, None
+        except KeyboardInterrupt:
+            return None, self._session.default_buffer.text
+
+    def _begin(self) -> None:
+        self._context = contextvars.copy_context()
+        self._end_if_cancelled()
+        if self._written:
+            self._write_above()
+
+    async def _end_when_cancelled(self, reading: trio.CancelScope) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            # The thread either runs the application by now, or looks at the flag before it waits for a key.
+            self._cancelled = True
+            self._soon(self._end_if_cancelled)
+            reading.deadline = trio.current_time() + END_SECONDS_MAX
+
+    def _soon(self, do: Callable[[], None]) -> None:
+        """In the thread, if it runs the application."""
+        loop = self._session.app.loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: the prompt has ended
+                loop.call_soon_threadsafe(do, context=self._context)
+
+    def _end_if_cancelled(self) -> None:
+        future = self._session.app.future
+        if self._cancelled and future is not None and not future.done():
+            self._session.app.exit(exception=EOFError())
+
+    # Writing
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self._written.append(text)
+        if self._is_reading:
+            self._soon(self._write_above)  # or `_begin` does it, or the end of the line
+        else:
+            self._write_waiting()
+        return len(text)
+
+    def _write_above(self) -> None:
+        run_in_terminal(self._write_waiting)
+
+    def _write_waiting(self) -> None:
+        with contextlib.suppress(OSError):  # the terminal is gone, which SIGHUP tells
+            while self._written:
+                sys.stdout.write(self._written.popleft())
+            sys.stdout.flush()

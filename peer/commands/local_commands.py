@@ -1,0 +1,325 @@
+"""What `peer identity`, `rekey`, `init`, `join`, `run`, `audit`, `verify`, `shards` and `doctor` do."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import secrets
+import shlex
+import signal
+import sys
+import time
+from functools import partial
+from logging.handlers import WatchedFileHandler
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from consensus.voter_set import VoterSet
+from features.lazy_import import garbage_collection_paused
+from features.peer_names import PeerNames
+from features.text_tables import pluralize
+from ledger.core.genesis import Founder, Genesis
+from peer.commands.command_line_parser import settings_from_options
+from peer.commands.log_handlers import make_formatter, make_handler
+from peer.commands.standard_streams import detach_descriptors, program_name, terminal_descriptors
+from peer.features import founding_modules
+from peer.settings.config import Config, ResolvedSettings, format_toml_value, load_settings, setting_value
+from peer.settings.data_directory import DataDirectory, storage_errors
+from peer.settings.invitation import InvitationString, parse_invitation
+from protocol import codec
+from protocol.addresses import format_listen_addresses
+from protocol.errors import LostVotesError, UserError
+from protocol.identity import Identity, parse_peer_id, peer_id, short_id
+from protocol.limits import NAME_CHARACTERS_MAX
+from protocol.name_validation import name_problem
+from storage import durable_files
+from storage.regular_files import require_writable_kind
+
+if TYPE_CHECKING:
+    from peer.daemon.daemon import MakeParticipant
+
+
+def _config(options: argparse.Namespace) -> Config:
+    return settings_from_options(options).config
+
+
+def _identity(directory: DataDirectory) -> Identity:
+    return directory.load_identity() if directory.identity_key.exists() else directory.create_identity()
+
+
+def show_identity(options: argparse.Namespace) -> None:
+    directory = DataDirectory.create(_config(options).data_directory)
+    print(peer_id(_identity(directory).public))
+
+
+def rekey_peer(options: argparse.Namespace) -> None:
+    """Gives a stopped peer a new key. Where its vote log is lost, it begins the log anew, as only a new key may."""
+    config = _config(options)
+    directory = DataDirectory.open(config.data_directory)
+    with directory.lock():
+        genesis, old = Genesis.decode(directory.read_genesis()), directory.load_identity_to_replace()
+        lost = None
+        try:
+            voters = _voters(directory, genesis)
+        except LostVotesError as error:
+            if not config.bootstrap:
+                _require_others(directory, genesis, old)
+            print(error)
+            directory.begin_key_replacement()
+            lost = directory.archive_state()
+        else:
+            if not directory.next_key.exists():  # else that was asked before a crash, which may have left an empty log
+                _require_not_needed(voters, old)
+            directory.begin_key_replacement()
+        new = directory.replace_identity()
+    print(f"old key     {peer_id(old.public)}, kept in {directory.former_key.name} until the network has decided the change")
+    print(f"new key     {peer_id(new.public)}")
+    if lost is not None:
+        print(f"set aside   {lost}: the peer gets everything again from the others")
+    where = _place(options) + (f" --bootstrap {shlex.quote(options.bootstrap)}" if options.bootstrap else "")
+    print(f"next        {program_name()} run{where}: it asks for the change, and votes with the new key two heights after that")
+
+
+def _voters(directory: DataDirectory, genesis: Genesis) -> VoterSet:
+    """Those of now, as far as this peer knows."""
+    from peer.features import rules_of
+    from storage.ledger_store import LedgerStore
+    from training.model_store import JobModelStore
+
+    with contextlib.closing(LedgerStore(directory.ledger, genesis.chain_id)) as store:
+        encoded = store.encoded_state()
+    rules = rules_of(genesis, JobModelStore(directory.models))
+    return VoterSet(rules.restore_state(encoded).members.voters)
+
+
+def _require_not_needed(voters: VoterSet, old: Identity) -> None:
+    """`UserError` if nothing can be decided without the old key's vote, which it no longer gives."""
+    if old.public in voters and voters.quorum == len(voters):
+        raise UserError(f"all {len(voters)} voters are needed to decide that this key is replaced: let others vote first")
+
+
+def _require_others(directory: DataDirectory, genesis: Genesis, old: Identity) -> None:
+    """`UserError` if the log is lost, the founders cannot decide without the old key, and no later member is known here."""
+    from peer.settings import address_book_file
+
+    founders = genesis.voters
+    later = {
+        address_book_file.peer_of_entry(line) for line in address_book_file.load_addresses(directory.addresses)
+    } - founders.members
+    if old.public not in founders or founders.quorum < len(founders) or later:
+        return
+    alone = (
+        "this peer founded its network alone" if len(founders) == 1 else f"all {len(founders)} founders of this network decide"
+    )
+    lost = f"{directory.ledger} is lost, and {alone}, so nobody could decide that its key is replaced: nothing is changed"
+    way = f"found a new network with `peer init --network {shlex.quote(genesis.network)} --data-dir NEW`"
+    raise UserError(f"{lost}; {way}, or if others vote by now, name one with `peer rekey --bootstrap PEER@HOST:PORT`")
+
+
+def init_network(options: argparse.Namespace) -> None:
+    """Writes the genesis and, where there is none, an identity."""
+    config = _config(options)
+    network = options.network.strip()
+    if not 1 <= len(network) <= NAME_CHARACTERS_MAX:
+        raise UserError(f"--network {options.network!r}: a name has 1 to {NAME_CHARACTERS_MAX} characters")
+    if problem := name_problem(network):
+        raise UserError(f"--network {options.network!r} {problem}")
+    others = [parse_peer_id(text) for text in options.voter]
+    for at, key in enumerate(others):
+        if key in others[:at]:
+            raise UserError(f"--voter {options.voter[at]} is there twice")
+    directory = DataDirectory.create(config.data_directory)
+    me = _identity(directory)
+    founders = {key: Founder(short_id(key), ()) for key in others}
+    founders[me.public] = Founder(config.name or short_id(me.public), ())
+    modules = founding_modules()
+    genesis = Genesis(network, int(time.time() * 1000), secrets.token_bytes(16), dict(sorted(founders.items())), modules)
+    directory.write_genesis(codec.encode(genesis))
+    _keep_settings(options, directory, ())
+    print(f"network     {network}\nchain id    {genesis.chain_id.hex()}\npeer id     {peer_id(me.public)}")
+    print(f"voters      {len(founders)}, of which {genesis.voters.faults_tolerated} may lie; {genesis.voters.quorum} decide")
+    print(f"data in     {directory.path}")
+    place = _place(options)
+    print(f"next        {program_name()} run{place}    # it keeps this terminal")
+    print(f"then        {program_name()} invite{place}    # in a second one: a string for everybody else")
+    print(f"they        {program_name()} join STRING")
+    if genesis.voters.quorum > 1:
+        print(f"            nothing is decided before {genesis.voters.quorum} of the {len(founders)} founders run")
+
+
+def _place(options: argparse.Namespace) -> str:
+    """What the next command must say, too, to mean the same peer."""
+    return f" --data-dir {shlex.quote(options.data_directory)}" if options.data_directory else ""
+
+
+def join_network(options: argparse.Namespace) -> int:
+    """Takes an invitation, follows the log until the network has admitted this peer, and goes on as `peer run`."""
+    config = _config(options)
+    invitation = parse_invitation(options.invite)
+    directory = DataDirectory.create(config.data_directory)
+    with directory.lock():  # a peer that runs there keeps its own files
+        me = _identity(directory)
+        genesis = codec.encode(invitation.genesis)
+        if not (directory.genesis.exists() and directory.read_genesis() == genesis):  # the same command may be given again
+            directory.write_genesis(genesis)
+        with storage_errors(directory.path), durable_files.atomic_write(directory.path / "invitation", 0o600) as stream:
+            stream.write(options.invite.strip().encode() + b"\n")
+        _keep_settings(options, directory, _addresses(config, invitation))
+    options.bootstrap = ",".join(_addresses(config, invitation))
+    print(f"joining {invitation.genesis.network} as {peer_id(me.public)}, data in {directory.path}", flush=True)
+    return run_peer(options)
+
+
+def _addresses(config: Config, invitation: InvitationString) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*config.bootstrap, *invitation.addresses)))
+
+
+def _keep_settings(options: argparse.Namespace, directory: DataDirectory, bootstrap: tuple[str, ...]) -> None:
+    """What a later `peer run` needs to be the same peer: whom to dial, and what the command line said. Other settings stay."""
+    settings, file = settings_from_options(options), directory.settings_file
+    said = _settings_from(settings, "command line")
+    said.pop("data_directory", None)
+    if bootstrap:
+        said["bootstrap"] = bootstrap
+    written = _settings_from(load_settings({}, {}, file), str(file)) if file.exists() else {}
+    if written | said != written:
+        with storage_errors(file), durable_files.atomic_write(file) as stream:
+            stream.write("".join(f"{name} = {format_toml_value(value)}\n" for name, value in (written | said).items()).encode())
+
+
+def _settings_from(settings: ResolvedSettings, origin: str) -> dict[str, Any]:
+    return {name: setting_value(settings.config, name) for name, where in settings.origins.items() if where == origin}
+
+
+def run_peer(options: argparse.Namespace) -> int:
+    return run_peer_with_config(_config(options), options.console)
+
+
+def run_peer_with_config(config: Config, console: bool, make_round_work: MakeParticipant | None = None) -> int:
+    on_terminal = console and sys.stdin.isatty() and sys.stdout.isatty()
+    _log_to(config, Path(config.data_directory) / "peer.log" if on_terminal else None)
+    return trio.run(partial(_run, config, on_terminal, make_round_work), strict_exception_groups=True)
+
+
+async def _run(config: Config, on_terminal: bool, make_round_work: MakeParticipant | None) -> int:
+    with garbage_collection_paused():
+        from peer.commands import console
+        from peer.daemon.daemon import running_daemon, tune_garbage_collector, wait_for_stop
+
+    hung_up = partial(_end_with_terminal, terminal_descriptors()) if on_terminal or _logs_to_terminal(config) else _reopen_log
+    async with running_daemon(config, make_round_work) as daemon:
+        tune_garbage_collector()
+        status = await daemon.api.status()
+        where = format_listen_addresses(status.listening, status.told)
+        ready = partial(logging.getLogger("peer").info, "%s %s, network %s", status.peer, where, status.network)
+        if on_terminal:
+            async with trio.open_nursery() as nursery:
+
+                async def prompt() -> None:
+                    await console.run_console(daemon.api, attached=False, history=DataDirectory(config.data_directory).history)
+                    daemon.stopped.set()
+
+                nursery.start_soon(prompt)
+                await wait_for_stop(daemon, (signal.SIGTERM,), hung_up, ready)  # SIGINT is the prompt's
+                nursery.cancel_scope.cancel()
+        else:
+            await wait_for_stop(daemon, (signal.SIGINT, signal.SIGTERM), hung_up, ready)
+    return 0
+
+
+# When the terminal closes ---------------------------------------------------------------------------------------------
+
+
+def _logs_to_terminal(config: Config) -> bool:
+    return not config.log_file and sys.stderr.isatty()
+
+
+def _end_with_terminal(streams: tuple[int, ...]) -> bool:
+    """SIGHUP, where the prompt or the log is in front of a person: the peer ends as with `quit`."""
+    detach_descriptors(streams)
+    return False
+
+
+def _reopen_log() -> bool:
+    """SIGHUP for a daemon: the peer goes on. A log file that was moved away is made anew."""
+    for lines in logging.getLogger().handlers:
+        if isinstance(lines, WatchedFileHandler):
+            with contextlib.suppress(OSError):  # which the next line tells
+                lines.reopenIfNeeded()
+    logging.getLogger("peer").info("SIGHUP: the log is reopened, the peer goes on")
+    return True
+
+
+def _log_to(config: Config, file: Path | None) -> None:
+    """To the file of the settings, else to standard error, or into `file` while the prompt has the terminal."""
+    file = Path(config.log_file).expanduser() if config.log_file else file
+    with storage_errors(file or Path("standard error")):
+        if file is not None:
+            require_writable_kind(file)
+        lines = make_handler(file)
+    lines.setFormatter(make_formatter(config.log_format))
+    logging.basicConfig(level=config.log_level.upper(), handlers=[lines], force=True)
+
+
+def run_audit(options: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from peer.export.export_replay import audit_export as replay
+
+    with Progress(transient=True, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("replaying blocks", total=None)
+        found = replay(Path(options.directory), lambda done, total: progress.update(task, completed=done, total=total))
+    print(f"network {found.network}, chain id {found.chain_id}")
+    print(f"{found.blocks} blocks with {found.signatures} valid commit signatures")
+    print(f"{found.rounds} rounds with {found.proposals} accepted updates")
+    for job, root in found.models.items():
+        print(f"job {found.names[job]} ({job[:16]}): model root {root} reproduced")
+    for job, vouched in found.vouch_counts.items():
+        known = PeerNames(found.members)
+        who = ", ".join(f"{known[peer]} {count}" for peer, count in vouched.vouchers.most_common())
+        print(f"job {job[:16]}: {pluralize(vouched.updates, 'update')} re-executed before the vote, vouched for by {who}")
+    for job, (before, rounds) in found.initial_models.items():
+        print(f"job {job[:16]} starts from job {before[:16]}@{rounds}, reproduced")
+    print(f"certified state root {found.state_root} reproduced")
+    print("the export is sound: every certificate verified, every block replayed, nothing missing, changed or added")
+    return 0
+
+
+def verify_row_proof(options: argparse.Namespace) -> int:
+    from features.json_output import to_json
+    from peer.commands import view_tables
+    from peer.commands.table_renderer import make_printer
+    from peer.export.row_proof_file import verify_row_proof as check
+
+    genesis = Path(options.genesis) if options.genesis else None
+    found = check(Path(options.file), options.chain_id or "", genesis, options.unknown_module)
+    if options.json:
+        print(to_json(found))
+    else:
+        make_printer()(view_tables.proven_row(found))
+    return 0
+
+
+def describe_token_shards(options: argparse.Namespace) -> int:
+    from training.data.token_shards import make_manifest
+
+    print(make_manifest(Path(options.directory)))
+    return 0
+
+
+def run_doctor(options: argparse.Namespace) -> int:
+    from features.json_output import to_json
+    from peer.commands.table_renderer import make_printer
+    from peer.doctor.doctor import examine_peer, findings_table
+    from peer.doctor.findings import EXIT_STATUS, gravest_level
+
+    findings = trio.run(examine_peer, partial(settings_from_options, options))
+    if options.json:
+        print(to_json(findings))
+    else:
+        make_printer()(findings_table(findings))
+    return EXIT_STATUS[gravest_level(findings)]

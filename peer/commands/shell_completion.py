@@ -1,0 +1,190 @@
+"""Scripts that complete `peer` in a shell, made from the grammar of the command line.
+
+`peer console WORD` completes as `peer WORD` does, since both have the same arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from peer.commands.command_line_parser import CommandLineParser
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+class PathCompletion(enum.Enum):
+    """Values that the shell itself completes."""
+
+    DIRECTORY = "directory"
+    FILE = "file"
+
+
+PATH_METAVARS = {"DIR": PathCompletion.DIRECTORY, "FILE": PathCompletion.FILE, "PATH": PathCompletion.FILE}
+COMMAND_METAVAR = "COMMAND"  # the metavar of what is itself the name of a command of `peer`
+
+
+@dataclass(frozen=True, slots=True)
+class ValueSpec:
+    """The value of an option, or a command's first argument. Without choices and place it is any text."""
+
+    metavar: str
+    choices: tuple[str, ...]
+    place: PathCompletion | None
+    is_line: bool = False  # the first of the words that somebody types at the prompt
+
+
+@dataclass(frozen=True, slots=True)
+class OptionSpec:
+    names: tuple[str, ...]
+    about: str
+    value: ValueSpec | None  # None: it takes none
+
+
+@dataclass(frozen=True, slots=True)
+class CommandSpec:
+    name: str
+    about: str
+    options: tuple[OptionSpec, ...]
+    value: ValueSpec | None
+
+
+def completion_script(shell: str, parser: CommandLineParser, words: Iterable[str]) -> str:
+    """`words` are those of the prompt."""
+    commands = tuple(_commands(parser, tuple(words)))
+    lines = {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](commands)
+    return "\n".join([*lines, ""])
+
+
+# What there is to complete -------------------------------------------------------------------------------------------
+
+
+def _commands(parser: CommandLineParser, words: tuple[str, ...]) -> Iterator[CommandSpec]:
+    abouts = parser.command_help()
+
+    def value(action: argparse.Action) -> ValueSpec:
+        metavar = str(action.metavar or action.dest).split()[0]
+        if action.nargs == argparse.REMAINDER:
+            return ValueSpec(metavar, words, None, is_line=True)
+        choices = tuple(abouts) if metavar == COMMAND_METAVAR else tuple(map(str, action.choices or ()))
+        return ValueSpec(metavar, choices, PATH_METAVARS.get(metavar))
+
+    for name, command in parser.commands().items():
+        options, values = [], []
+        for action in command._actions:
+            if action.option_strings:
+                takes = None if action.nargs == 0 else value(action)
+                options.append(OptionSpec(tuple(action.option_strings), action.help or "", takes))
+            else:
+                values.append(value(action))
+        yield CommandSpec(name, abouts[name], tuple(options), values[0] if values else None)
+
+
+# Shells --------------------------------------------------------------------------------------------------------------
+
+
+def _bash(commands: tuple[CommandSpec, ...]) -> Iterator[str]:
+    names = " ".join(command.name for command in commands)
+    first = " ".join(word for command in commands if command.value and command.value.is_line for word in command.value.choices)
+    yield '# Completes `peer` in bash: eval "$(peer completion bash)", for instance in ~/.bashrc.'
+    yield "_peer() {"
+    yield '    local current="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD - 1]}" command="${COMP_WORDS[1]}"'
+    yield '    local words="" place="" word'
+    yield "    ((COMP_CWORD == 1)) && command="
+    yield "    if [[ $command == console ]]; then  # its first word that is a command has the arguments of that command"
+    yield '        for word in "${COMP_WORDS[@]:2:COMP_CWORD-2}"; do'
+    yield f'            [[ " {first} " == *" $word "* ]] && command="$word" && break'
+    yield "        done"
+    yield "    fi"
+    yield '    case "$command" in'
+    yield f'        "") words="{names}" ;;'
+    for command in commands:
+        words = [name for option in command.options for name in option.names]
+        words += command.value.choices if command.value else ()
+        place = f" place={command.value.place.value}" if command.value and command.value.place else ""
+        yield f'        {command.name}) words="{" ".join(words)}"{place} ;;'
+    yield "    esac"
+    yield '    case "$command $previous" in'
+    for command in commands:
+        for option in command.options:
+            if option.value is not None:
+                patterns = "|".join(f'"{command.name} {name}"' for name in option.names)
+                place = option.value.place.value if option.value.place else ""
+                yield f'        {patterns}) words="{" ".join(option.value.choices)}" place={place} ;;'
+    yield "    esac"
+    yield "    local IFS=$'\\n'"
+    yield '    case "$place" in'
+    yield '        directory) compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -d -- "$current")) ;;'
+    yield '        file) compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- "$current")) ;;'
+    yield "        *) COMPREPLY=() ;;"
+    yield "    esac"
+    yield "    IFS=$' \\t\\n'"
+    yield '    COMPREPLY+=($(compgen -W "$words" -- "$current"))'
+    yield "}"
+    yield "complete -F _peer peer"
+
+
+def _zsh(commands: tuple[CommandSpec, ...]) -> Iterator[str]:
+    described = [shlex.quote(f"{command.name}:{command.about}") for command in commands]
+    yield "#compdef peer"
+    yield "# Completes `peer` in zsh: source <(peer completion zsh), behind compinit in ~/.zshrc."
+    yield "_peer_commands() {"
+    yield "    local -a commands"
+    yield f"    commands=({' '.join(described)})"
+    yield "    _describe command commands"
+    yield "}"
+    yield "_peer_arguments() {"
+    yield "    case $words[1] in"
+    for command in commands:
+        rules = [rule for option in command.options for rule in _zsh_option(option)]
+        if command.value is not None and command.value.is_line:
+            rules += [shlex.quote(f"1{_zsh_value(command.value)}"), shlex.quote("*:: :_peer_arguments")]
+        elif command.value is not None:
+            rules.append(shlex.quote(f"*{_zsh_value(command.value)}"))
+        yield f"        {command.name}) _arguments {' '.join(rules)} ;;"
+    yield "    esac"
+    yield "}"
+    yield "_peer() { _arguments '1: :_peer_commands' '*:: :_peer_arguments' }"
+    yield "compdef _peer peer"
+
+
+def _zsh_option(option: OptionSpec) -> Iterator[str]:
+    about = option.about.replace("[", "\\[").replace("]", "\\]").replace(":", "\\:")
+    for name in option.names:
+        yield shlex.quote(f"{name}[{about}]{_zsh_value(option.value) if option.value else ''}")
+
+
+def _zsh_value(value: ValueSpec) -> str:
+    actions = {PathCompletion.DIRECTORY: "_directories", PathCompletion.FILE: "_files", None: f"({' '.join(value.choices)})"}
+    return f":{value.metavar.replace(':', ' ')}:{actions[value.place]}"
+
+
+def _fish(commands: tuple[CommandSpec, ...]) -> Iterator[str]:
+    yield "# Completes `peer` in fish: peer completion fish > ~/.config/fish/completions/peer.fish"
+    yield "complete -c peer -f"
+    for command in commands:
+        yield f"complete -c peer -n __fish_use_subcommand -a {command.name} -d {_fish_text(command.about)}"
+    for command in commands:
+        behind = f"complete -c peer -n {_fish_text(f'__fish_seen_subcommand_from {command.name}')}"
+        for option in command.options:
+            names = " ".join(f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in option.names)
+            value = f" -x{_fish_value(option.value)}" if option.value else ""
+            yield f"{behind} {names}{value} -d {_fish_text(option.about)}"
+        if command.value is not None and (chosen := _fish_value(command.value)):
+            yield f"{behind}{chosen}"
+
+
+def _fish_value(value: ValueSpec) -> str:
+    if value.place is not None:
+        return (
+            " -a '(__fish_complete_directories)'" if value.place is PathCompletion.DIRECTORY else " -a '(__fish_complete_path)'"
+        )
+    return f" -a {_fish_text(' '.join(value.choices))}" if value.choices else ""
+
+
+def _fish_text(text: str) -> str:
+    """In fish a backslash quotes inside single quotes."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

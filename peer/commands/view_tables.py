@@ -1,0 +1,479 @@
+"""What a peer says of itself, as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from features.peer_names import SHORT_ID_LENGTH, PeerNames
+from features.text_tables import Column, KeyValueTable, TextTable, pluralize
+from protocol.addresses import format_listen_addresses
+from protocol.api import (
+    AlertView,
+    AuditRecordView,
+    AuditView,
+    BlockView,
+    DeviceView,
+    DiskView,
+    EngineView,
+    EventView,
+    InvitationView,
+    JobView,
+    LimitView,
+    LinkView,
+    LivenessMatrix,
+    ModuleView,
+    PeerView,
+    RoundView,
+    RoundVotesView,
+    StatsView,
+    StatusView,
+    SuspensionView,
+)
+from protocol.units import display_round_number, format_round_progress
+from protocol.verdicts import DIVERGING, Verdict
+
+if TYPE_CHECKING:
+    from peer.export.row_proof_file import RowVerdict
+
+REACH_SIGNS = "a row says whom a voter hears: +, or for how long it was silent; ?: nobody here can say, or never heard"
+NOT_CHECKED = " (that this field is a table, the file alone says: this program does not know the module)"
+REACHABILITY_TEXTS = {  # by `StatusView.reachable`
+    "direct": "others have dialed this peer",
+    "relayed": "others cannot dial this peer, and reach it over members that it has dialed",
+    "unknown": "too few have said whether they can dial this peer",
+}
+ACCEPT, UNSURE = Verdict.ACCEPT.label, Verdict.UNJUDGED.label  # of a vouch; all other verdicts reject
+NEUTRAL_REASONS = ("absent", "unjudged")  # says nothing against the trainer's work
+
+
+def shorten_id(text: str) -> str:
+    return text[:SHORT_ID_LENGTH]
+
+
+def _optional(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def format_milliseconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0f} ms"
+
+
+def format_seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f} s"
+
+
+def _megabytes(amounts: Mapping[str, int]) -> str:
+    return ", ".join(f"{kind} {amount / 1e6:.2f} MB" for kind, amount in amounts.items()) or "nothing"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items())) or "none"
+
+
+def status(view: StatusView) -> KeyValueTable:
+    return KeyValueTable(
+        {
+            "peer id": view.peer,
+            "name": view.name or "–",
+            "network": f"{view.network} (chain {shorten_id(view.chain_id)})",
+            "role": view.role + (", votes" if view.voter else ", does not vote"),
+            "state": format_state(view),
+            "height": f"{view.height}, view {view.view}",
+            "decided": _decided(view),
+            "state root": view.state_root,
+            **({"too late": view.late} if view.late else {}),
+            **({"re-executes": view.limited} if view.limited else {}),
+            **({"no room": view.no_room} if view.no_room else {}),
+            "unaudited": _unaudited(view),
+            "largest model": f"{view.parameters_max} parameters are allowed",
+            "voters": f"{view.voters}; {view.quorum} decide, {view.tolerated} may lie",
+            "links": view.links,
+            "address": format_listen_addresses(view.listening, view.told),
+            "reachable": f"{view.reachable}: {REACHABILITY_TEXTS[view.reachable]}",
+            **{aside.name: aside.text for aside in view.asides},
+            "unreached": "\n".join(dial.text for dial in view.unreached) or "–",
+            "data": view.data_directory,
+            "process": f"{view.process}, up {_duration(view.uptime_seconds)}, version {view.version}",
+        }
+    )
+
+
+def format_state(view: StatusView) -> str:
+    behind = f"behind by {pluralize(view.behind or 0, 'height')}" if view.state == "behind" else ""
+    work = view.halted or view.waiting or behind or view.suspended or view.state
+    return "; ".join(filter(None, (work, view.disputed, view.failed)))
+
+
+def _decided(view: StatusView) -> str:
+    ago = "nothing yet" if view.decided_seconds_ago is None else f"{_duration(view.decided_seconds_ago)} ago"
+    known = view.behind is not None
+    behind = f"behind by {pluralize(view.behind or 0, 'height')}" if known else "no voter is here to say how far the others are"
+    return ago if view.behind == 0 else f"{ago}; {behind}"
+
+
+def _unaudited(view: StatusView) -> str:
+    what = "nobody re-executes the updates; votes check their form and norm only"
+    return f"{', '.join(view.unaudited)}: {what}" if view.unaudited else "none of the running jobs"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def format_age(seconds: float) -> str:
+    """As a person would say it."""
+    for unit, name in ((86_400, "days"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * unit or (seconds >= unit and name != "days"):
+            return f"{int(seconds // unit)} {name}"
+    return f"{int(seconds)} s"
+
+
+def stats(view: StatsView) -> KeyValueTable:
+    return KeyValueTable(
+        {
+            "height": f"{view.status.height}, view {view.status.view}",
+            "state root": view.status.state_root,
+            "decisions": view.decisions,
+            "decision time": f"p50 {_optional(view.decision_ms_p50, '.0f')} ms, p99 {_optional(view.decision_ms_p99, '.0f')} ms",
+            "first decision": f"{_optional(view.seconds_to_first_decision, '.1f')} s after start",
+            "sent": _megabytes(view.bytes_sent),
+            "received": _megabytes(view.bytes_received),
+            "refused": _counts(view.refused),
+            "evidence": "; ".join(view.evidence) or "none",
+            "expelled": "; ".join(view.expelled) or "nobody",
+            "audits": _standing(view.standing) if view.standing else "none of this peer, and none by it",
+            "unaudited": _unaudited(view.status),
+            "pending": f"{view.transactions_pending} transactions",
+            "worker": view.worker or "none",
+            "memory": f"{view.memory_mb:.0f} MB",
+            "state": format_state(view.status),
+        }
+    )
+
+
+def proven_row(found: RowVerdict) -> KeyValueTable:
+    at = _moment(found.certified_ms)
+    return KeyValueTable(
+        {
+            "network": f"{found.network}, chain id {found.chain_id}",
+            "trust from": found.trust,
+            "state": f"after height {found.height}, root {found.state_root}",
+            "certified": f"by block {found.certified_by} of {at}, which {found.signatures} of {found.voters} "
+            f"voters signed; {pluralize(found.links, 'change')} of the voters since the genesis",
+            "table": f"{found.table}, {pluralize(found.rows, 'row')}" + ("" if found.is_table else NOT_CHECKED),
+            "key": _bytes(found.key),
+            "value": _row(found) if found.has_row else "none: this key has no row",
+        }
+    )
+
+
+def alerts(found: Iterable[AlertView], names: PeerNames) -> TextTable:
+    table = TextTable("severity", "cause", Column("what", wraps=True), Column("since", drop_order=1))
+    for alert in found:
+        text = names.replace_ids(alert.text)
+        what = f"{names[alert.about]} {text}" if alert.about else text
+        table.add_row(alert.severity, alert.cause, what, _moment(alert.since_ms))
+    return table
+
+
+def disk(view: DiskView) -> KeyValueTable:
+    free = f"{_mebibytes(view.free_bytes)} of {_mebibytes(view.total_bytes)}"
+    return KeyValueTable({"data directory": _mebibytes(view.used_bytes), "free": free})
+
+
+def engines(views: Iterable[EngineView]) -> TextTable:
+    table = TextTable("engine", "in use", Column("worker", wraps=True), Column("versions", wraps=True))
+    for view in views:
+        versions = ", ".join(f"{name} {version}" for name, version in view.versions.items())
+        table.add_row(view.engine, _yes(view.in_use), view.state or "–", versions or "–")
+    return table
+
+
+def devices(views: Iterable[DeviceView]) -> TextTable:
+    amounts = (Column(title, is_number=True) for title in ("memory", "free", "of the worker"))
+    table = TextTable("device", Column("what", truncates=True), "in use", *amounts)
+    for view in views:
+        sizes = ("–" if size is None else f"{size} MB" for size in (view.memory_mb, view.free_mb, view.held_mb))
+        table.add_row(view.device, view.about, _yes(view.in_use), *sizes)
+    return table
+
+
+def _yes(is_so: bool) -> str:
+    return "yes" if is_so else "–"
+
+
+def block(view: BlockView, names: PeerNames) -> KeyValueTable:
+    own = {view.certified_root: "the same", "": "not kept"}.get(view.own_root, view.own_root)
+    return KeyValueTable(
+        {
+            "height": f"{view.height}, decided in view {view.view}",
+            "digest": view.digest,
+            "time": _moment(view.time_ms),
+            "proposed by": names[view.proposer],
+            "signed by": f"{' '.join(names[peer] for peer in view.signers)}; {view.quorum} of {view.voters_count} decide",
+            "certified root": f"{view.certified_root} after height {view.height - 1}",
+            "this peer's": own,
+            "body": f"{view.body_bytes} bytes",
+            "header": view.header,
+            "certificate": view.certificate,
+            "voters": view.voters,
+        }
+    )
+
+
+def votes(found: Iterable[RoundVotesView], names: PeerNames) -> TextTable:
+    table = TextTable("round", "phase", "voter", Column("says", wraps=True))
+    for view in found:
+        which, phase = (
+            f"{display_round_number(view.round)} {shorten_id(view.job)}",
+            view.phase + (f" at {view.height}" if view.height else ""),
+        )
+        for voter in sorted(view.votes.keys() | view.vouches.keys()):
+            ballot = [f"{names[who]}: {verdict}" for who, verdict in view.votes.get(voter, {}).items()] or ["no ballot yet"]
+            table.add_row(which, phase, names[voter], "; ".join([*ballot, *_vouches(view.vouches.get(voter, {}), names)]))
+        if not view.votes and not view.vouches:
+            table.add_row(which, phase, "–", "no ballot yet")
+    return table
+
+
+def _vouches(verdicts: Mapping[str, str], names: PeerNames) -> Iterator[str]:
+    """`vouches for anna, ben`, `rejects liar (replay)`, `unsure of cora`: the verdicts of one re-executor."""
+    accepted = [names[who] for who, verdict in verdicts.items() if verdict == ACCEPT]
+    unsure = [names[who] for who, verdict in verdicts.items() if verdict == UNSURE]
+    rejected = [f"{names[who]} ({verdict})" for who, verdict in verdicts.items() if verdict not in (ACCEPT, UNSURE)]
+    for what, trainers in (("vouches for", accepted), ("rejects", rejected), ("unsure of", unsure)):
+        if trainers:
+            yield f"{what} {', '.join(trainers)}"
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count >> 20} MiB"
+
+
+def _moment(ms: int) -> str:
+    """A time that somebody else wrote: it may be none that a calendar has."""
+    try:
+        return f"{datetime.fromtimestamp(ms / 1000).astimezone():%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError, OSError):
+        return f"{ms} ms after 1970"
+
+
+def _row(found: RowVerdict) -> str:
+    """No character of a stranger's moves the cursor: what cannot be printed is escaped."""
+    if found.record is None:
+        return f"0x{found.value} (this program does not know its type)"
+    record: Any = found.record
+    return ", ".join(f"{name} {value!r}" for name, value in record.items()) if isinstance(record, dict) else repr(record)
+
+
+def _bytes(hex: str) -> str:
+    """As text too, if it is any."""
+    text = bytes.fromhex(hex).decode(errors="replace")
+    return f"0x{hex} ({text!r})" if text.isprintable() and "\N{REPLACEMENT CHARACTER}" not in text else f"0x{hex}"
+
+
+def _standing(view: AuditRecordView) -> str:
+    trained = f"{view.rewards} rewards, {view.lost} lost, {view.suspensions} suspensions"
+    audited = f"{view.reports} reports, {view.wrong} with a wrong loss, {view.lapsed} lapsed"
+    challenged = f"{view.upheld} challenges upheld, {view.refuted} refuted"
+    return f"{trained}; {audited}, {challenged}"
+
+
+def audit_records(views: Iterable[AuditRecordView], names: PeerNames) -> TextTable:
+    peer = Column("peer", truncates=True)
+    table = TextTable(peer, "rewards", "lost", "suspensions", "reports", "lapsed", "upheld", "refuted", "wrong")
+    for view in views:
+        counts = (view.rewards, view.lost, view.suspensions, view.reports, view.lapsed, view.upheld, view.refuted, view.wrong)
+        table.add_row(names[view.peer], *map(str, counts))
+    return table
+
+
+def audits(views: Iterable[AuditView], names: PeerNames) -> TextTable:
+    trainer, auditor = Column("trainer", truncates=True), Column("auditor", truncates=True)
+    error = Column("relative error", drop_order=2)
+    table = TextTable("round", Column("height", drop_order=1), trainer, auditor, "result", "finding", error)
+    for view in views:
+        table.add_row(
+            f"{display_round_number(view.round)} {shorten_id(view.job)}",
+            str(view.height),
+            names[view.trainer],
+            names[view.auditor],
+            view.result,
+            view.finding or "–",
+            _optional(view.relative_error, ".1e"),
+        )
+    return table
+
+
+def suspensions(views: Iterable[SuspensionView], names: PeerNames) -> TextTable:
+    trainer, auditor = Column("suspended", truncates=True), Column("found by", truncates=True)
+    table = TextTable(trainer, "until round", "in job", "because of round", auditor, Column("finding", wraps=True))
+    for view in views:
+        cause = view.cause
+        finding = cause.finding or "–"
+        table.add_row(
+            names[cause.trainer],
+            str(display_round_number(view.until)),
+            shorten_id(cause.job),
+            str(display_round_number(cause.round)),
+            names[cause.auditor],
+            f"{cause.result}: {finding}" if cause.result in ("shunned", "lazy") else finding,
+        )
+    return table
+
+
+def peers(views: Sequence[PeerView]) -> TextTable:
+    names = {view.peer: view.name for view in views}
+    traffic = (Column("linked for", drop_order=3), Column("sent", drop_order=2), Column("received", drop_order=1))
+    who = (Column("name", truncates=True), "peer id", Column("part", wraps=True))
+    measured = (Column("round trip", drop_order=5), Column("Mbit/s", drop_order=4))
+    table = TextTable(*who, "link", *measured, *traffic, Column("record", wraps=True))
+    for view in views:
+        part = view.gone or ("voter" if view.voter else "member" if view.member else "guest")
+        part += " (leader)" if view.leader else ""
+        part += f" {pluralize(len(view.approvals), 'approval')}" if view.approvals and not view.voter else ""
+        part += f" (silent for {view.link.silent_seconds:.0f} s)" if view.link and view.link.silent_seconds is not None else ""
+        link = view.link
+        table.add_row(
+            (view.name or "–") + " (me)" * view.me,
+            shorten_id(view.peer),
+            f"{part} {','.join(view.roles)}",
+            _way(link, names) if link else "–",
+            f"{_optional(link.round_trip_ms, '.1f')} ms" if link else "–",
+            _optional(link.mbit_per_second, ".3g") if link else "–",
+            format_age(link.connected_seconds) if link else "–",
+            f"{link.bytes_sent / 1e6:.2f} MB" if link else "–",
+            f"{link.bytes_received / 1e6:.2f} MB" if link else "–",
+            view.record,
+        )
+    return table
+
+
+def _way(link: LinkView, names: Mapping[str, str]) -> str:
+    if link.by:
+        return f"relayed by {names.get(link.by) or shorten_id(link.by)}"
+    return f"{'→' if link.outgoing else '←'}{link.address}"
+
+
+def reachability(found: LivenessMatrix, names: PeerNames, me: str) -> TextTable:
+    found = {me: found[me], **found}  # this peer's own row first
+    numbers = {peer: str(number) for number, peer in enumerate(found, 1)}
+    heard = sorted({peer for row in found.values() for peer in row}, key=list(found).index)
+    columns = (Column(numbers[peer], len(heard) - place, is_number=True) for place, peer in enumerate(heard))
+    table = TextTable(Column("no.", is_number=True), Column("observer", truncates=True), *columns)
+    for observer, row in found.items():
+        cells = ("·" if peer == observer else _silence(row[peer]) for peer in heard)
+        table.add_row(numbers[observer], names[observer], *cells)
+    return table
+
+
+def _silence(seconds: float | None) -> str:
+    return "?" if seconds is None else f"{seconds:.0f} s" if seconds else "+"
+
+
+def invitations(views: Iterable[InvitationView]) -> TextTable:
+    table = TextTable("token", "state", "made", "expires", Column("addresses", wraps=True))
+    for view in views:
+        made, expires = (
+            f"{datetime.fromtimestamp(ms / 1000).astimezone():%Y-%m-%d %H:%M}" for ms in (view.made_ms, view.expires_ms)
+        )
+        table.add_row(shorten_id(view.token), view.state, made, expires, " ".join(view.addresses))
+    return table
+
+
+def features(views: Iterable[ModuleView]) -> TextTable:
+    table = TextTable("module", "feature", "runs", "knows", Column("upgrade", wraps=True))
+    for view in views:
+        due = [f"{view.due_version} from height {view.due_height}"] if view.due_version else []
+        knows = ", ".join(map(str, view.knows)) or "–"
+        table.add_row(view.module, view.feature or "–", str(view.runs or "–"), knows, "; ".join([*due, *view.wishes]) or "–")
+    return table
+
+
+def limits(views: Iterable[LimitView]) -> TextTable:
+    table = TextTable("limit", "at most", Column("wishes", wraps=True))
+    for view in views:
+        table.add_row(view.name, str(view.most), "; ".join(view.wishes) or "–")
+    return table
+
+
+def jobs(views: Sequence[JobView], names: PeerNames) -> TextTable:
+    beside = (Column("audit", drop_order=3), Column("data", drop_order=1), Column("model root", drop_order=2))
+    table = TextTable("job", Column("name", truncates=True), "state", "round", Column("proposals", wraps=True), *beside)
+    for view in views:
+        told = {
+            "accepted": [f"{names[peer]} {count}" for peer, count in view.accepted.items()],
+            "rejected": _by_trainer(view.rejected, names, lambda reason: reason not in (*NEUTRAL_REASONS, DIVERGING)),
+            DIVERGING: [f"{names[peer]} {of[DIVERGING]}" for peer, of in view.rejected.items() if DIVERGING in of],
+            "not judged": _by_trainer(view.rejected, names, lambda reason: reason in NEUTRAL_REASONS),
+            "suspended": [f"{names[peer]} until {display_round_number(number)}" for peer, number in view.suspended.items()],
+            "undone": list(view.undone),
+            "re-executors": [f"{names[peer]} {text}" for peer, text in view.limited.items()],
+        }
+        table.add_row(
+            shorten_id(view.job),
+            view.name,
+            format_job_state(view),
+            f"– of {view.rounds}" if view.place else format_round_progress(view.taken, view.rounds),
+            "; ".join(f"{what}: {', '.join(trainers)}" for what, trainers in told.items() if trainers) or "–",
+            view.audit if view.precision == "fp32" else f"{view.audit} ({view.precision})",
+            view.data if view.data == "local" else shorten_id(view.data) or "–",
+            shorten_id(view.model_root) or "–",
+        )
+    return table
+
+
+def format_job_state(view: JobView) -> str:
+    if view.place:
+        return f"waits, number {view.place}" + (f"; {view.held} voters hold its model" if view.held else "")
+    if view.state == "settling":
+        return "trained; audits may still undo rounds"
+    return "stopped" if view.state == "finished" and view.taken < view.rounds else view.state
+
+
+def _by_trainer(counts: Mapping[str, Mapping[str, int]], names: PeerNames, belongs: Callable[[str], bool]) -> list[str]:
+    chosen = {peer: {reason: n for reason, n in reasons.items() if belongs(reason)} for peer, reasons in counts.items()}
+    return [f"{names[peer]} ({_counts(reasons)})" for peer, reasons in chosen.items() if reasons]
+
+
+PLAIN_MEAN = " (plain mean)"  # no statistic stood against an update that lies: re-execution alone did
+
+
+def rounds(views: Iterable[RoundView], names: PeerNames) -> TextTable:
+    figures = (Column("held-out bits/byte"), Column("seconds", drop_order=4), Column("decision", drop_order=2))
+    who = (Column("verdicts", wraps=True), Column("ballots of", wraps=True))
+    table = TextTable("round", *who, *figures, Column("height", drop_order=1), Column("model root", drop_order=3))
+    for view in views:
+        table.add_row(
+            f"{display_round_number(view.round)} {shorten_id(view.job)}",
+            format_verdicts(view, names) + PLAIN_MEAN * view.plain_mean,
+            " ".join(names[peer] for peer in view.ballots),
+            _optional(view.held_out_bits_per_byte, ".3f"),
+            _optional(view.seconds, ".1f"),
+            format_milliseconds(view.decision_ms),
+            str(view.height),
+            shorten_id(view.model_root) + " (no step)" * (not view.stepped) + " (undone)" * view.undone,
+        )
+    return table
+
+
+def format_verdicts(view: RoundView, names: PeerNames) -> str:
+    """`accept: anna (ben, cora vouch) ben (anna vouches); replay: liar`."""
+    by_verdict: dict[str, list[str]] = {}
+    for peer, verdict in view.verdicts.items():
+        by_verdict.setdefault(verdict, []).append(names[peer] + _vouchers(view.vouchers.get(peer, ()), names))
+    return "; ".join(f"{verdict}: {' '.join(peers)}" for verdict, peers in by_verdict.items())
+
+
+def _vouchers(voters: Sequence[str], names: PeerNames) -> str:
+    return f" ({', '.join(names[voter] for voter in voters)} {'vouches' if len(voters) == 1 else 'vouch'})" if voters else ""
+
+
+def event_line(view: EventView, names: PeerNames) -> str:
+    # Local time, because that is what the reader's clock shows.
+    time = datetime.fromtimestamp(view.at_ms / 1000).astimezone()
+    return f"{time:%H:%M:%S} {view.kind:<9} {names.replace_ids(view.text)}"

@@ -1,0 +1,165 @@
+"""What the demo found, read from every peer's disk after it stopped."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import mean
+
+from consensus.quorum import faults_tolerated, quorum
+from ledger.model_anchors import format_undone_rounds
+from peer.demo.demo_peers import Demo, count_bytes_sent
+from peer.demo.outcome_checks import PeerOutcomes, check_loss, check_outcomes, check_policy_value
+from peer.demo.peer_disk import PeerDisk, open_peer_disks, roots_equal
+from peer.demo.rlhf_result import RlhfResult
+from peer.roles.round_context import REPLAYS
+from protocol.identity import peer_id, short_id
+from protocol.verdicts import verdict_label_by_name
+
+
+@dataclass(frozen=True)
+class DemoReport:
+    """`report.json`. Peers are named as in the demo; the peer ids are in `peers`."""
+
+    passed: bool
+    failures: list[str]
+    peers: dict[str, str]
+    voters: int
+    tolerated: int
+    quorum: int
+    malicious: list[str]
+    attack: str
+    seed: int
+    rounds: int
+    honest_roots_equal: bool
+    state_roots: dict[str, str]  # read from each peer's disk, liars included
+    model_roots: dict[str, str]
+    heights: dict[str, int]
+    heldout_bits_per_byte: list[float]  # before training, then after each measured round
+    heldout_rounds: list[int]
+    baseline_bits_per_byte: float | None  # at the best of the rates tried; null without --baseline
+    baseline_rates: dict[str, float]
+    accepted: dict[str, int]
+    rejected: dict[str, dict[str, int]]
+    decision_ms_p50: float | None
+    decision_ms_p99: float | None
+    bytes_sent_per_peer_per_round: float | None  # mean over the honest peers: every copy, vote and retry, and audit reveals
+    bytes_sent: dict[
+        str, dict[str, int]
+    ]  # by kind; "blobs" is the part of "bulk" that is served by digest, "reveals" of that what audits ask for
+    replays_per_round: dict[str, float]  # of each honest peer with a worker: re-executions before the vote, in rounds with any
+    pss_mb_per_peer: dict[str, float]  # the most seen: daemon and worker
+    refused: dict[str, dict[str, int]]
+    evidence: dict[str, list[str]]
+    expelled: dict[str, int]  # by decided evidence; at which height
+    audit: str
+    suspensions: dict[str, int]  # of those that had any, as the next
+    false_challenges: dict[str, int]
+    undone: list[str]  # which rounds' steps convictions took out of the model, and why
+    rlhf: RlhfResult | None  # with --rlhf, of a job that ended
+    seconds_total: float
+    seconds_to_first_decision: float | None
+
+
+def make_report(
+    demo: Demo, job: str, finished: bool, seconds: float, baseline: dict[float, float], rlhf: RlhfResult | None = None
+) -> DemoReport:
+    """`baseline`: held-out bits per byte of one process alone, by its rate; `rlhf`: of a job that tuned something."""
+    with open_peer_disks(demo.peers) as disks:
+        honest = [disk for peer in demo.honest if (disk := disks[peer.name]) is not None]
+        watched = disks[demo.watched.name]
+        assert watched is not None
+        held_out, outcome = watched.held_out(job), _outcome(demo, watched, job)
+        equal = len(honest) == len(demo.honest) and roots_equal(honest)
+        failures = check_outcomes(demo, equal, finished, outcome)
+        failures += check_policy_value(rlhf) if demo.options.rlhf else check_loss(demo, held_out)
+        stats = {peer.name: peer.stats for peer in demo.peers if peer.stats is not None}
+        watching, names = stats.get(demo.watched.name), _names(demo)
+        return DemoReport(
+            passed=not failures,
+            failures=failures,
+            peers={name: key for key, name in names.items()},
+            voters=len(demo.peers),
+            tolerated=faults_tolerated(len(demo.peers)),
+            quorum=quorum(len(demo.peers)),
+            malicious=[peer.name for peer in demo.peers if peer.lies],
+            attack=demo.options.attack,
+            seed=demo.options.seed,
+            rounds=watched.job(job).round,
+            honest_roots_equal=equal,
+            state_roots={name: disk.state.state_root.hex() if disk else "" for name, disk in disks.items()},
+            model_roots={name: disk.job(job).model_root.hex() if disk else "" for name, disk in disks.items()},
+            heights={name: disk.state.height if disk else 0 for name, disk in disks.items()},
+            heldout_bits_per_byte=[value for _, value in sorted(held_out.items())],
+            heldout_rounds=sorted(held_out),
+            baseline_bits_per_byte=min(baseline.values(), default=None),
+            baseline_rates={str(rate): bits for rate, bits in baseline.items()},
+            accepted=outcome.accepted,
+            rejected=outcome.rejected,
+            decision_ms_p50=watching.decision_ms_p50 if watching else None,
+            decision_ms_p99=watching.decision_ms_p99 if watching else None,
+            bytes_sent_per_peer_per_round=_bytes_per_round(demo, watched.job(job).round),
+            bytes_sent={name: dict(item.bytes_sent) for name, item in stats.items()},
+            replays_per_round=replays_per_round(
+                {peer.name: disk.figures(job, REPLAYS) for peer in demo.honest if peer.trains and (disk := disks[peer.name])}
+            ),
+            pss_mb_per_peer={peer.name: round(peer.memory_mb, 1) for peer in demo.peers},
+            refused={name: dict(item.refused) for name, item in stats.items()},
+            evidence={name: [names.get(key, key) for key in item.evidence] for name, item in stats.items()},
+            expelled=outcome.expelled,
+            audit=watched.spec(job).audit.value,
+            suspensions=outcome.suspensions,
+            false_challenges={name: standing.refuted for name, standing in outcome.audit_records.items() if standing.refuted},
+            undone=[
+                format_undone_rounds(of, lambda key: names.get(peer_id(key), short_id(key)))
+                for of in watched.job(job).undone_rounds
+            ],
+            rlhf=rlhf,
+            seconds_total=round(seconds, 2),
+            seconds_to_first_decision=_first_decision(demo),
+        )
+
+
+def replays_per_round(replays: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
+    """The mean of each peer. `replays`: by peer and round."""
+    rounds = set().union(*replays.values())
+    return {name: round(sum(counts.values()) / len(rounds), 3) for name, counts in replays.items()} if rounds else {}
+
+
+def _names(demo: Demo) -> dict[str, str]:
+    return {peer_id(peer.identity.public): peer.name for peer in demo.peers}
+
+
+def _outcome(demo: Demo, disk: PeerDisk, job: str) -> PeerOutcomes:
+    names, state = _names(demo), disk.state
+    view, own = disk.job(job), disk.spec(job).resolved_objective.reason_labels
+    suspensions = Counter({key: standing.suspensions for key, standing in state.audits.member_records.items()})
+    suspensions.update({key: record.suspensions for key, record in view.trainer_records.items()})
+    return PeerOutcomes(
+        accepted={names[peer_id(key)]: count for key, count in view.accepted.items()},
+        rejected={
+            names[peer_id(key)]: {verdict_label_by_name(reason, own): count for reason, count in reasons.items()}
+            for key, reasons in view.rejected.items()
+        },
+        expelled={
+            names[peer_id(key)]: member.expelled for key, member in state.members.members.items() if member.expelled is not None
+        },
+        audit_records={names[peer_id(key)]: standing for key, standing in state.audits.member_records.items()},
+        suspensions={names[peer_id(key)]: count for key, count in sorted(suspensions.items()) if count},
+    )
+
+
+def _bytes_per_round(demo: Demo, rounds: int) -> float | None:
+    spent = [count_bytes_sent(peer) - peer.bytes_sent_before for peer in demo.honest if peer.stats is not None]
+    return round(mean(spent) / rounds) if spent and rounds else None
+
+
+def _first_decision(demo: Demo) -> float | None:
+    """Since the demo's own start; the processes tell their start by how long they are up."""
+    times = []
+    for peer in demo.honest:
+        if peer.stats is not None and peer.stats.seconds_to_first_decision is not None:
+            started = peer.stats_time - peer.stats.status.uptime_seconds
+            times.append(started + peer.stats.seconds_to_first_decision - demo.started)
+    return round(min(times), 2) if times else None

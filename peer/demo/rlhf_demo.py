@@ -1,0 +1,165 @@
+"""`peer demo --rlhf toy|text`: what such a demo does in its own way. Everything else is as in every demo.
+
+The toy is one job. Text is three, one after another: a base that learns a text, a reward model that learns preferences, and a
+policy that is tuned by it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Final, cast
+
+import trio
+
+from peer.api.job_builder import parse_field, parse_overrides
+from peer.api.tuning_plan_builder import REWARD_PREFIX, build_toy_spec, parse_ppo_overrides, parse_reward_overrides
+from peer.demo.demo_peers import TEXT, Demo
+from peer.demo.peer_disk import PeerDisk
+from peer.demo.report_files import path_errors_as_user_errors, write_text
+from peer.demo.rlhf_result import RlhfResult
+from peer.settings.data_directory import storage_errors
+from protocol.api import TrainRequest
+from protocol.errors import UserError
+from rlhf.data import preference_sets
+from rlhf.demo import synthetic_preferences
+from rlhf.objectives.kl_controller import current_beta
+from rlhf.objectives.ppo import PpoSettings, PromptSourceKind
+from rlhf.rpc import PolicyMetricsView, RlhfRpc
+from storage.regular_files import open_regular
+from training.data import default_text
+from training.formats import checkpoint
+from training.replicated.replicated_model import ReplicatedModel
+
+REWARD: Final = "rule:bigram"
+ROUNDS: Final = {"toy": 40, TEXT: 20}
+BASE_PREFIX: Final = "base."  # begins what `--set` says of the base, as `REWARD_PREFIX` does of the reward model
+SHARED_FIELDS: Final = ("seed", "liars", "audit")  # what `--set` says of these holds for all three jobs
+EXAMPLES: Final = 3_000  # preferences, where nobody gives any
+EPOCHS: Final = 3
+BEGIN_SECONDS_MAX: Final = 60.0  # until the next stage begins: two blocks
+POLICY_FILE, REFERENCE_FILE, REWARD_MODEL_FILE = "policy.safetensors", "reference.safetensors", "reward.safetensors"
+SAMPLES, PREFERENCES, TOKENIZER = "samples.jsonl", "preferences.jsonl", "tokenizer.json"
+
+
+def check_demo(demo: Demo) -> None:
+    """What no job can have is told before anything starts. Raises `UserError`."""
+    options = demo.options
+    rounds = options.rounds or ROUNDS[options.rlhf]
+    if options.rlhf != TEXT:
+        build_toy_spec(REWARD, rounds, "demo", demo.overrides, 0)
+        return
+    base, reward, policy = _said(demo)
+    _taken(base, "vocabulary", 0)
+    _taken(reward, "epochs", EPOCHS)
+    parse_overrides(base)
+    parse_overrides(parse_reward_overrides(reward)[1])
+    parse_ppo_overrides(policy)
+    if options.preferences:
+        path = Path(options.preferences)
+        with (
+            path_errors_as_user_errors("--preferences", path, "name a file of JSONL that can be read"),
+            open_regular(path) as stream,
+        ):
+            preference_sets.read_preference_file(path.name, stream)
+
+
+async def start_first_job(demo: Demo) -> str:
+    """The first job."""
+    options, calls = demo.options, demo.watched.client
+    if options.rlhf != TEXT:
+        rounds = options.rounds or ROUNDS[options.rlhf]
+        return await cast(RlhfRpc, calls).start_rlhf_training("", REWARD, rounds, "demo", demo.overrides)
+    said, _, _ = _said(demo)
+    rounds, vocabulary = _taken(said, "rounds", 0), _taken(said, "vocabulary", 0)
+    return await calls.start_job(TrainRequest("base", options.data or "", rounds, vocabulary, said, accept_risk=True))
+
+
+async def wait_for_next_job(demo: Demo, job: str) -> str:
+    """The job that goes on from this one, which is finished; empty where none does. Raises `UserError` if it does not begin."""
+    if demo.options.rlhf != TEXT:
+        return ""
+    calls = cast(RlhfRpc, demo.watched.client)
+    stages = [stage.job for stage in (await calls.rlhf_status()).stages]
+    if job in stages[-1:]:
+        return ""
+    then = stages[1] if stages else await _tune(demo, calls, job)
+    with trio.move_on_after(BEGIN_SECONDS_MAX):
+        while all(view.job != then for view in await demo.watched.client.jobs()):  # noqa: ASYNC110
+            await trio.sleep(0.1)
+        return then
+    raise UserError(f"the stage after job {job[:8]} does not begin: the plan is {(await calls.rlhf_status()).state}")
+
+
+async def _tune(demo: Demo, calls: RlhfRpc, base: str) -> str:
+    options, (_, reward, policy) = demo.options, _said(demo)
+    epochs = _taken(reward, "epochs", EPOCHS)
+    # The prompts of the demo's own figures are windows of held-out text: the policy answers such ones, too.
+    said = {"prompts": PromptSourceKind.TEXT.value} | policy | {f"{REWARD_PREFIX}{name}": text for name, text in reward.items()}
+    file = options.preferences
+    if not file:
+        path = demo.folder / PREFERENCES
+        made = synthetic_preferences.synthetic_pairs(default_text.default_text(), EXAMPLES)
+        path.write_text("".join(json.dumps(pair) + "\n" for pair in made))
+        file = str(path)
+    return await calls.start_rlhf_training(base, "", options.rounds or ROUNDS[TEXT], "demo", said, file, epochs, anyway=True)
+
+
+def _said(demo: Demo) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """The fields of the three jobs of text: of the base, of the reward model, of the policy."""
+    said = demo.overrides
+    parts: dict[str, dict[str, str]] = {BASE_PREFIX: {}, REWARD_PREFIX: {}, "": {}}
+    for name, text in said.items():
+        prefix = next((prefix for prefix in (BASE_PREFIX, REWARD_PREFIX) if name.startswith(prefix)), "")
+        parts[prefix][name.removeprefix(prefix)] = text
+    common = {name: said[name] for name in SHARED_FIELDS if name in said}
+    return common | parts[BASE_PREFIX], common | parts[REWARD_PREFIX], parts[""]
+
+
+def _taken(said: dict[str, str], name: str, usual: int) -> int:
+    """A number that is no field of a job; it is taken out. Raises `UserError`."""
+    return cast(int, parse_field(int, name, said.pop(name, str(usual))))
+
+
+async def evaluate_policy(demo: Demo, job: str, watched: tuple[PolicyMetricsView, ...]) -> RlhfResult:
+    """Writes the models and responses of them into the demo's folder. A process of its own computes: this one loads no torch."""
+    module, beta, arguments = await trio.to_thread.run_sync(_write, demo, bytes.fromhex(job))
+    found = json.loads((await trio.run_process([sys.executable, "-m", module, *arguments], capture_stdout=True)).stdout)
+    write_text(demo.folder / SAMPLES, "".join(json.dumps(sample) + "\n" for sample in found["samples"]))
+    spec, _, origin = checkpoint.read_checkpoint(demo.folder / POLICY_FILE)
+    own: PpoSettings = spec.decoded_settings
+    seen = {name: getattr(watched[-1], name) for name in ("distinct_2", "tokens", "length_correlation")} if watched else {}
+    return RlhfResult(algorithm=own.algorithm.value, beta=beta, rounds=origin.round, **found["figures"], **seen)
+
+
+def _write(demo: Demo, job: bytes) -> tuple[str, float, list[str]]:
+    """The module that measures, the beta that its value counts, and what the module takes."""
+    disk = PeerDisk(demo.watched.directory)
+    try:
+        policy = disk.model(job)
+        spec = policy.spec
+        base = disk.model(spec.base.job) if spec.base else None
+        first = ReplicatedModel.initial(job, spec, base)
+        files = [_saved(demo, POLICY_FILE, policy), _saved(demo, REFERENCE_FILE, first)]
+        read = spec.resolved_objective.required_model(spec)
+        if read is None or base is None:
+            return "rlhf.pytorch.toy_evaluation", spec.decoded_settings.beta, files
+        beta = current_beta(policy.state.steering, spec.decoded_settings.beta)  # that of the next round, if there were one
+        reward = disk.model(read.job)
+        files += [_saved(demo, REWARD_MODEL_FILE, reward), *(str(disk.text(of)) for of in (base.spec, reward.spec))]
+        if spec.tokenizer is not None:
+            with storage_errors(demo.folder / TOKENIZER):
+                (demo.folder / TOKENIZER).write_bytes(disk.blob(spec.tokenizer))
+            files.append(str(demo.folder / TOKENIZER))
+        return "rlhf.pytorch.policy_evaluation", beta, [str(beta), *files]
+    finally:
+        disk.close()
+
+
+def _saved(demo: Demo, name: str, model: ReplicatedModel) -> str:
+    path = demo.folder / name
+    checkpoint.write_checkpoint(
+        path, model.spec, model.parameters, checkpoint.CheckpointOrigin(model.job, model.round, model.root)
+    )
+    return str(path)

@@ -1,0 +1,141 @@
+"""Whether this peer can be reached, and reaches others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+import trio
+
+from features.text_tables import pluralize
+from peer.doctor.dial_check import DialResult, dial_peer
+from peer.doctor.findings import DoctorFinding, fault, ok, warning
+from protocol.addresses import format_address, format_listen_error, parse_address
+from protocol.errors import UserError
+from protocol.identity import parse_peer_id, short_id
+from transport.discovery.reachability import ReachabilityState
+
+DIALS_MAX: Final = 16  # addresses that are dialed, the named ones first: the book holds 64
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # by wildcard
+
+
+async def check_free_port(check: str, address: str, setting: str) -> DoctorFinding:
+    """Whether a peer that is started now could listen there."""
+    host, port = parse_address(address)
+    try:
+        for listener in await trio.open_tcp_listeners(port, host=host):
+            await listener.aclose()
+    except OSError as error:
+        why, _, way = format_listen_error(error).partition("; ")
+        return fault(check, f"{address} cannot be listened on: {why}", f"{way} with --{setting}")
+    return ok(check, f"{address} is free")
+
+
+async def check_own_port(address: str, chain_id: bytes, me: bytes) -> list[DoctorFinding]:
+    """Whether the running peer answers where it listens."""
+    host, port = parse_address(address)
+    here = await dial_peer(format_address(LOOPBACK.get(host, host), port), chain_id, me)
+    if here.peer is None:
+        return [fault("port", f"{here.address}, where this peer listens: {here.why}", "look at its log; start it again")]
+    return [ok("port", f"{here.address} answers")]
+
+
+def check_listen_settings(wanted: Sequence[str], listening: Sequence[str]) -> list[DoctorFinding]:
+    """Whether the running peer listens where the settings say now. At port 0 the system has chosen one."""
+    left = list(listening)
+    for address in wanted:
+        host, port = parse_address(address)
+        found = next((one for one in left if parse_address(one) == (host, port or parse_address(one)[1])), None)
+        if found is None:
+            text = f"the settings name {address}, and the peer that runs listens at {', '.join(listening) or 'none'}"
+            return [warning("port", text, "start the peer again, or ask with the settings that it runs with")]
+        left.remove(found)
+    return []
+
+
+async def check_advertised_addresses(
+    told: Sequence[str], chain_id: bytes, me: bytes, *, are_reached: bool
+) -> list[DoctorFinding]:
+    """Whether the running peer answers where others are told to dial it. `are_reached`: they say that they reach it."""
+    found = []
+    for answer in await _called(told[:DIALS_MAX], chain_id):
+        if answer.peer is None and are_reached:
+            found.append(ok("port", f"{answer.address} does not answer from inside, and others reach this peer"))
+        elif answer.peer is None:
+            text = f"{answer.address}, which others are told to dial: {answer.why}"
+            way = "forward that port to this machine, or correct --advertise; some routers let nobody inside dial their outside"
+            found.append(warning("port", text, way))
+        elif answer.peer != me:
+            text = f"at {answer.address}, which others are told to dial, peer {short_id(answer.peer)} answers"
+            found.append(fault("port", text, "correct --advertise, or the forwarding of that port"))
+        else:
+            found.append(ok("port", f"{answer.address} answers"))
+    return found
+
+
+def check_reachability(said: str) -> list[DoctorFinding]:
+    """What other peers have found who dialed back. Too few have, at first."""
+    if said == ReachabilityState.DIRECT:
+        return [ok("port", "others reach this peer, as they say")]
+    if said == ReachabilityState.RELAYED:
+        advice = "forward its port in the router, open it in the firewall, name the outside with --advertise"
+        return [warning("port", "others do not reach this peer, as they say: it links where it dials, or over members", advice)]
+    return []
+
+
+async def check_other_peers(
+    addresses: Sequence[str], chain_id: bytes, me: bytes | None, *, links: int | None, alone: bool
+) -> list[DoctorFinding]:
+    """Whether those answer whom this peer dials first.
+
+    `links`: that it has; None: it does not run. `alone`: it is the only voter, and needs nobody.
+    """
+    answers = await _called(addresses[:DIALS_MAX], chain_id)
+    if links is None and (copies := [answer.address for answer in answers if answer.peer is not None and answer.peer == me]):
+        text = f"at {copies[0]} a peer runs with this peer's key"
+        return [fault("peers", text, "never start both: they would contradict each other, and be expelled")]
+    others = [answer for answer in answers if answer.peer is None or answer.peer != me]
+    reached = [answer for answer in others if answer.peer is not None]
+    if not others:
+        if alone:
+            return [ok("peers", "this peer is the only voter: it needs nobody")]
+        return [warning("peers", "no address of another peer is known here", "name one with --bootstrap, or wait to be dialed")]
+    lost = [warning("peers", f"{answer.address}: {answer.why}", answer.advice) for answer in others if answer.peer is None]
+    if reached:
+        return [ok("peers", f"{len(reached)} of {len(others)} addresses answer"), *lost]
+    none, advice = f"none of {len(others)} addresses answers", "mend what the next lines say"
+    if links:  # those peers have dialed this one
+        return [warning("peers", f"{none}; the peer has {pluralize(links, 'link')} all the same", advice), *lost]
+    return [fault("peers", none, advice), *lost]
+
+
+async def _called(addresses: Iterable[str], chain_id: bytes) -> list[DialResult]:
+    """All at once."""
+    answers: dict[str, DialResult] = {}
+
+    async def dial(text: str) -> None:
+        peer, _, address = text.rpartition("@")
+        try:
+            expected = parse_peer_id(peer) if peer else None
+        except UserError as error:
+            answers[text] = DialResult(text, None, str(error), "write PEERID@HOST:PORT, or the address alone")
+        else:
+            answer = await dial_peer(address, chain_id, expected)
+            if expected is not None and answer.peer is None:
+                answer = replace(answer, address=f"{address} ({short_id(expected)})")
+            answers[text] = answer
+
+    wanted = tuple(dict.fromkeys(addresses))
+    async with trio.open_nursery() as nursery:
+        for text in wanted:
+            nursery.start_soon(dial, text)
+    return [answers[text] for text in wanted]
+
+
+def dial_candidates(bootstrap: Iterable[str], remembered: Iterable[str]) -> tuple[str, ...]:
+    """Each place once, the named ones first."""
+    places: dict[str, str] = {}
+    for text in (*bootstrap, *remembered):
+        places.setdefault(text.rpartition("@")[2], text)
+    return tuple(places.values())

@@ -1,0 +1,362 @@
+"""Checks an export offline: replays it from the genesis and says what it proves, or names the first file that is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from consensus.block import Block, block_digest, decode_block
+from consensus.voter_set import CachingVerifier, VoterSet, verify_certificate
+from ledger.core.genesis import Genesis
+from ledger.ledger_state import StateTransition, decode_body
+from peer.export.run_export import (
+    EXPORT_FORMAT,
+    EXPORT_FORMAT_MIN,
+    GENESIS,
+    MANIFEST,
+    ExportSummary,
+    block_path,
+    certified_rounds,
+    initial_model_digests,
+    list_files,
+    model_path,
+    payload_path,
+    set_path,
+    tokenizer_path,
+    write_manifest,
+    write_models,
+)
+from peer.features import rules_of
+from peer.settings.data_directory import storage_errors
+from protocol import codec
+from protocol.blob_digest import BlobHasher, blob_digest, hash_pieces
+from protocol.errors import FolkmootError, StorageError, UserError
+from protocol.identity import Ed25519Verifier, peer_id
+from protocol.messages import Commit, Decision, Proposal
+from storage.regular_files import open_regular, read_regular
+from training import parameter_blob
+from training.corpus import read_manifest
+from training.job_spec import JobSpec
+from training.model_store import JobModelStore
+
+WRONG_DIGEST = "its bytes do not have the digest it is named after"
+Progress = Callable[[int, int], None]  # (blocks checked, blocks in all)
+
+
+@dataclass(slots=True)
+class VouchCounts:
+    """Accepted updates of one job that were re-executed before the vote, as far as voters signed that."""
+
+    updates: int = 0
+    vouchers: Counter[str] = field(default_factory=Counter)  # peer id -> updates it vouches for
+
+    def add_update(self, vouchers: Collection[bytes]) -> None:
+        """One accepted update, and the voters that vouch for it."""
+        if vouchers:
+            self.updates += 1
+            self.vouchers.update(map(peer_id, vouchers))
+
+
+@dataclass(frozen=True, slots=True)
+class ExportVerdict:
+    """What the export proves."""
+
+    network: str
+    chain_id: str
+    blocks: int
+    signatures: int
+    rounds: int
+    proposals: int
+    state_root: str  # certified, and reproduced
+    models: dict[str, str]  # job -> model root, reproduced
+    names: dict[str, str]  # of these jobs
+    # job that names parameters by their digest -> job and round of the model that has them
+    initial_models: dict[str, tuple[str, int]]
+    vouch_counts: dict[str, VouchCounts]  # by job that had updates re-executed before the vote
+    members: dict[str, str]  # peer id -> name
+
+
+def audit_export(
+    folder: Path, progress: Progress = lambda done, total: None, seen: Callable[[StateTransition], None] = lambda transition: None
+) -> ExportVerdict:
+    """Raises `UserError` naming the first file that is missing, changed or does not belong. `seen` is told of each block."""
+    if not (folder / GENESIS).is_file():
+        raise UserError(f"{folder} is no export: it has no {GENESIS} (make one with `peer export FOLDER`)")
+    try:
+        with storage_errors(Path(tempfile.gettempdir())), tempfile.TemporaryDirectory(prefix="folkmoot-audit-") as scratch:
+            return _ExportReplay(folder, Path(scratch), _readable_format(folder)).run(progress, seen)
+    except _BadFile as found:
+        raise UserError(f"{folder / _first_wrong_file(folder, found.name)}: {found}") from None
+
+
+def _readable_format(folder: Path) -> int:
+    """The export's. Raises `UserError` for one that this program does not read. What is no manifest is told later."""
+    try:
+        format = json.loads(read_regular(folder / MANIFEST))["format"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return EXPORT_FORMAT
+    if type(format) is int and not EXPORT_FORMAT_MIN <= format <= EXPORT_FORMAT:
+        reads = (
+            f"formats {EXPORT_FORMAT_MIN} to {EXPORT_FORMAT}" if EXPORT_FORMAT_MIN < EXPORT_FORMAT else f"format {EXPORT_FORMAT}"
+        )
+        way_out = "install a newer one" if format > EXPORT_FORMAT else "audit it with the program that wrote it"
+        raise UserError(f"{folder / MANIFEST}: the export has format {format}, this program reads {reads}: {way_out}")
+    return format if type(format) is int else EXPORT_FORMAT
+
+
+def _first_wrong_file(folder: Path, found: str) -> str:
+    """The file to blame for what the replay stumbled over in `found`: whichever the manifest itself knows to be another.
+
+    A changed genesis, say, shows first in the block after it. The manifest proves nothing, it only helps to say where to look.
+    """
+    if found == MANIFEST:
+        return found
+    try:
+        files = json.loads(read_regular(folder / MANIFEST))["files"]
+        wrong = [name for name, digest in sorted(files.items()) if _digest(folder / name) != digest]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return found
+    return found if found in wrong or not wrong else wrong[0]
+
+
+def _digest(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+class _ExportReplay:
+    def __init__(self, folder: Path, scratch: Path, format: int) -> None:
+        self._folder, self._scratch, self._format = folder, scratch, format
+        self._host = JobModelStore(scratch / "models")
+        self._verifier = CachingVerifier(Ed25519Verifier())
+        self._expected = {MANIFEST, GENESIS}
+        with self._blaming(GENESIS):
+            self._genesis = Genesis.decode(self._read(GENESIS))
+            self._rules = rules_of(self._genesis, self._host, self._verifier)
+            self._state = self._rules.genesis_state()
+        self._parent = self._genesis.chain_id
+        self._signatures = self._rounds = self._proposals = 0
+        blobs = (folder / payload_path(bytes(32))).parent
+        self._sizes = {file.stat().st_size for file in blobs.glob("*")}  # a model that a job starts from is one of these files
+        self._models: dict[bytes, tuple[str, int]] = {}  # by the digest of the parameters: the job, and the round
+        self._starts: dict[str, tuple[str, int]] = {}
+        self._vouched = defaultdict[str, VouchCounts](VouchCounts)
+
+    def run(self, progress: Progress, seen: Callable[[StateTransition], None]) -> ExportVerdict:
+        total = self._heights()
+        if not total:
+            raise _BadFile(block_path(1), "the export holds no first block")
+        block: Block | None = None
+        for height in range(1, total + 1):
+            with self._blaming(block_path(height)):
+                block, transition = self._check_block(height)
+                self._state = transition.finish_state(self._step(transition))
+                seen(transition)
+            progress(height, total)
+        assert block is not None
+        return self._conclude(block)
+
+    def _heights(self) -> int:
+        """How many blocks there are without a gap; what lies behind one does not belong to the export."""
+        return next(height for height in itertools.count() if not (self._folder / block_path(height + 1)).is_file())
+
+    def _check_block(self, height: int) -> tuple[Block, StateTransition]:
+        decision = codec.decode(Decision, self._read(block_path(height)))
+        block, state = decode_block(decision.block), self._state
+        voters = VoterSet(state.members.voters)
+        vote = verify_certificate(decision.certificate, Commit, voters, self._genesis.chain_id, self._verifier)
+        expected = (
+            height,
+            block_digest(decision.block),
+            self._parent,
+            state.state_root,
+            voters.hash,
+            VoterSet(state.members.upcoming).hash,
+        )
+        if (vote.height, vote.block, block.parent, block.state_root, block.voters, block.next_voters) != expected:
+            raise UserError("it does not follow the block before it")
+        if block.height != height or (block.time_ms <= state.time_ms and height > 1):
+            raise UserError("its height or time does not follow the block before it")
+        self._check_parent_certificate(block)
+        for digest in initial_model_digests(block.body):
+            if (self._folder / payload_path(digest)).is_file():  # else its job never began, or that is told where it begins
+                self._check_start(digest)
+        self._signatures += len(decision.certificate.signatures)
+        self._parent = vote.block
+        return block, self._rules.apply_block(state, block)
+
+    def _check_parent_certificate(self, block: Block) -> None:
+        certificate, voters = block.parent_certificate, VoterSet(self._state.members.previous)
+        if certificate is None:
+            if block.height > 1:
+                raise UserError("it carries no certificate of its parent")
+            return
+        vote = verify_certificate(certificate, Commit, voters, self._genesis.chain_id, self._verifier)
+        if (vote.height, vote.block) != (block.height - 1, block.parent):
+            raise UserError("it carries the certificate of another block")
+
+    def _step(self, transition: StateTransition) -> dict[bytes, bytes]:
+        roots = {}
+        for job in transition.started_jobs:
+            encoded = transition.state.jobs.jobs[job].spec
+            spec = JobSpec.decode(encoded)
+            self._check_set(spec)
+            self._check_tokenizer(spec)
+            if spec.start is not None:
+                self._check_start(spec.start)
+                if (found := self._models.get(spec.start)) is not None:
+                    self._starts[job.hex()] = found
+            roots[job] = self._host.create_model(job, encoded, self._part)
+        for closed in transition.closed_rounds:
+            self._rounds += 1
+            self._proposals += len(closed.proposals)
+            for vouchers in closed.outcome.vouchers.values():
+                self._vouched[closed.job.hex()].add_update(vouchers)
+            if closed.job in transition.rolled_back:  # its step is undone, and its payloads belong to the export all the same
+                for signed in closed.proposals:
+                    self._payload(codec.decode_message(signed.body, (Proposal,)).payload)
+        for closed in transition.model_steps:
+            roots[closed.job] = self._host.apply_round(closed, self._payload)
+        for job, back in transition.rolled_back.items():
+            roots[job] = self._host.roll_back(job, back.anchor.round, back.round)
+        for job in roots.keys() - set(transition.started_jobs):
+            state = transition.state.jobs.jobs[job]
+            self._record_model(job, state.round, spec := JobSpec.decode(state.spec))
+            self._host.prune_models(job, state.round, spec, anchors=[anchor.round for anchor in state.anchors])
+        return roots
+
+    def _record_model(self, job: bytes, number: int, spec: JobSpec) -> None:
+        """A later job may start from this model."""
+        if spec.resolved_objective.makes_text and 4 * spec.model.parameters in self._sizes:
+            digest = hash_pieces(parameter_blob.iter_parameters(self._host.open_model(job, number))).digest()
+            self._models.setdefault(digest, (job.hex(), number))
+
+    def _check_set(self, spec: JobSpec) -> None:
+        """An export may lack it."""
+        if spec.resolved_objective.data_exported and spec.data and (self._folder / set_path(spec.data)).is_file():
+            for shard in read_manifest(spec.data, lambda digest, size_max: self._blob(set_path(digest), digest)).shards:
+                self._blob(set_path(shard), shard)
+
+    def _check_start(self, digest: bytes) -> None:
+        """It may be large: it is read in pieces."""
+        name = payload_path(digest)
+        self._expected.add(name)
+        hasher = BlobHasher()
+        try:
+            with open_regular(self._folder / name) as stream:
+                hasher.update_from_stream(stream)
+        except OSError as error:
+            raise _BadFile(name, error.strerror or "cannot be read") from None
+        if hasher.digest() != digest:
+            raise _BadFile(name, WRONG_DIGEST)
+
+    def _part(self, digest: bytes, offset: int, length: int) -> bytes:
+        with open_regular(self._folder / payload_path(digest)) as stream:
+            stream.seek(offset)
+            return stream.read(length)
+
+    def _check_tokenizer(self, spec: JobSpec) -> None:
+        """An export may lack it."""
+        if spec.tokenizer and (self._folder / tokenizer_path(spec.tokenizer)).is_file():
+            self._blob(tokenizer_path(spec.tokenizer), spec.tokenizer)
+
+    def _payload(self, digest: bytes) -> bytes:
+        return self._blob(payload_path(digest), digest)
+
+    def _blob(self, name: str, digest: bytes) -> bytes:
+        data = self._read(name)
+        if digest not in (blob_digest(data), blob_digest(data, in_parts=False)):
+            raise _BadFile(name, WRONG_DIGEST)
+        return data
+
+    def _conclude(self, last: Block) -> ExportVerdict:
+        """Everything else in the folder follows from the replay, byte for byte."""
+        state = self._state
+        closings = decode_body(last.body).round_certificates if last.state_root != state.state_root else ()
+        rounds = certified_rounds(state, {closing.job for closing in closings})
+        made = self._scratch / "export"
+        made.mkdir()
+        models = write_models(made, self._host, state, rounds)
+        for job in models:
+            self._require_same(model_path(bytes.fromhex(job)), made, "it is not the model that the blocks give")
+        self._expected |= {model_path(bytes.fromhex(job)) for job in models}
+        self._require_no_other_files()
+        genesis = self._genesis
+        summary = ExportSummary(genesis.network, genesis.chain_id.hex(), state.height, last.state_root.hex(), models)
+        self._check_manifest(summary)
+        roots = {job: str(model["root"]) for job, model in models.items()}
+        return ExportVerdict(
+            genesis.network,
+            genesis.chain_id.hex(),
+            state.height,
+            self._signatures,
+            self._rounds,
+            self._proposals,
+            last.state_root.hex(),
+            roots,
+            {job: state.jobs.jobs[bytes.fromhex(job)].name for job in models},
+            self._starts,
+            {job: vouched for job, vouched in self._vouched.items() if vouched.updates},
+            {peer_id(key): member.name for key, member in state.members.members.items()},
+        )
+
+    def _check_manifest(self, summary: ExportSummary) -> None:
+        """Written again from what was found, it must have the same bytes."""
+        text = self._read(MANIFEST)
+        made = self._scratch / "manifest"
+        made.mkdir()
+        for name in self._expected - {MANIFEST}:
+            (made / name).parent.mkdir(parents=True, exist_ok=True)
+            (made / name).symlink_to((self._folder / name).resolve())
+        write_manifest(made, summary, self._format)
+        if (made / MANIFEST).read_bytes() != text:
+            raise _BadFile(self._missing(text) or MANIFEST, "the manifest does not list what the export holds")
+
+    def _missing(self, manifest: bytes) -> str | None:
+        """A file that the manifest lists beside all that are there: the manifest is whole, and the file was taken away."""
+        try:
+            listed = set(json.loads(manifest)["files"])
+        except (ValueError, KeyError, TypeError):
+            return None
+        missing = listed - self._expected
+        return min(missing) if missing and listed >= self._expected - {MANIFEST} else None
+
+    def _require_same(self, name: str, made: Path, complaint: str) -> None:
+        if (made / name).read_bytes() != self._read(name):
+            raise _BadFile(name, complaint)
+
+    def _require_no_other_files(self) -> None:
+        for name in list_files(self._folder):
+            if name not in self._expected:
+                raise _BadFile(name, "it does not belong to this export")
+
+    def _read(self, name: str) -> bytes:
+        self._expected.add(name)
+        try:
+            return read_regular(self._folder / name)
+        except OSError as error:
+            raise _BadFile(name, error.strerror or "cannot be read") from None
+
+    @contextmanager
+    def _blaming(self, name: str) -> Iterator[None]:
+        """Whatever is wrong in here is wrong with this file, unless the error names another."""
+        try:
+            yield
+        except (_BadFile, StorageError):
+            raise
+        except FolkmootError as error:
+            raise _BadFile(name, str(error)) from None
+
+
+class _BadFile(FolkmootError):
+    """Something is wrong, and this is the file in which the replay met it."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(text)
+        self.name = name

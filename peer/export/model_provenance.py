@@ -1,0 +1,205 @@
+"""A model to take home, and what is known of it: from a running peer, from the data directory of one that is stopped, or from an
+export. numpy only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from features.lazy_import import import_object
+from ledger.core.genesis import Genesis
+from ledger.jobs import Job
+from ledger.ledger_state import LedgerState
+from peer.export.run_export import MANIFEST, tokenizer_path
+from peer.features import install_objectives, rules_of
+from peer.settings.data_directory import DataDirectory
+from protocol.api import NEWEST
+from protocol.errors import MissingBlobError, UserError
+from protocol.verdicts import ABSENT
+from storage.disk_blob_store import DiskBlobStore
+from storage.ledger_store import LedgerStore
+from training.data.tokenizer import TOKENIZER_BYTES_MAX
+from training.formats import checkpoint
+from training.job_spec import JobSpec
+from training.model_store import JobModelStore
+from training.replicated.replicated_model import ReplicatedModel
+from training.replicated.tensor_layout import Float32Array
+
+ROUNDS_SHOWN_MAX: Final = 8
+ReadTokenizer = Callable[[bytes], bytes]  # by digest
+
+
+@dataclass(frozen=True)
+class ExportableModel:
+    """A model, and what is known of it."""
+
+    network: str
+    chain_id: str
+    job: bytes
+    spec: JobSpec
+    round: int  # rounds applied
+    root: bytes
+    parameters: Float32Array
+    tokenizer: bytes | None
+    source_text: str  # for the card
+    data_origin: str = ""  # of the data, in words
+    accepted: int | None = None  # proposals; None: not known
+    rejected: int | None = None
+    absent: int | None = None  # updates that did not come, or came too late
+    figures: Mapping[str, float] = field(default_factory=dict)
+    rounds_in_model: int | None = None  # rounds in the model, without those that were undone; None: not known
+    newer_round: int = 0  # rounds applied to the newest model, if audits may still undo that
+
+
+def model_from_state(
+    state: LedgerState, genesis: Genesis, store: LedgerStore, host: JobModelStore, read_tokenizer: ReadTokenizer, text: str
+) -> ExportableModel:
+    """From what a peer has on its disk. `text` is JOB, JOB@ROUND or empty. Raises `UserError`."""
+    key, number, newer = choose_model(state, host, text)
+    job = state.jobs.jobs[key]
+    spec, model = JobSpec.decode(job.spec), open_decided_model(host, store, key, job, number)
+    not_accepted = sum(map(Counter, job.rejected.values()), Counter[str]())
+    return ExportableModel(
+        network=genesis.network,
+        chain_id=genesis.chain_id.hex(),
+        job=key,
+        spec=spec,
+        round=model.round,
+        root=model.root,
+        parameters=model.parameters,
+        tokenizer=None if spec.tokenizer is None else read_tokenizer(spec.tokenizer),
+        source_text="a peer's own disk",
+        data_origin=import_object(spec.resolved_objective.data_origin)(state, spec.data)
+        if spec.resolved_objective.data_origin
+        else "",
+        accepted=sum(job.accepted.values()),
+        rejected=not_accepted.total() - not_accepted[ABSENT],
+        absent=not_accepted[ABSENT],
+        figures=store.measurements(key).get(model.round, {}),
+        rounds_in_model=model.rounds_in_model,
+        newer_round=newer,
+    )
+
+
+def choose_model(state: LedgerState, host: JobModelStore, text: str) -> tuple[bytes, int, int]:
+    """The job that JOB, JOB@ROUND or JOB@newest names, and the round whose model is meant, which is here. Without a round it is
+    the newest final one, and a newer one's round comes with it, or 0. Empty: the newest job that makes text. Raises `UserError`.
+    """
+    jobs = state.jobs.jobs
+    is_newest = text.endswith(NEWEST)
+    name, number = _asked(text.removesuffix(NEWEST), {job.name for job in jobs.values()})
+    specs = {key: JobSpec.decode(job.spec) for key, job in jobs.items()}
+    key = _chosen(name, specs, {key: job.started_height for key, job in jobs.items()})
+    newest, newer = jobs[key].round, 0
+    if number is None:
+        number = newest if is_newest else state.final_round(key)
+        newer = newest if number < newest else 0
+    _require_kept(host, key, jobs[key], number)
+    return key, number, newer
+
+
+def _require_kept(host: JobModelStore, key: bytes, job: Job, number: int) -> None:
+    kept = host.stored_rounds(key)
+    if number not in kept:
+        shown = [str(round) for round in kept[-ROUNDS_SHOWN_MAX:]]
+        are = f"this peer keeps {'…, ' * (len(kept) > len(shown))}{', '.join(shown)}" if kept else "this peer keeps none"
+        raise UserError(f"the model of job {job.name!r} at round {number} is not here: {are}")
+
+
+def open_decided_model(host: JobModelStore, store: LedgerStore, key: bytes, job: Job, number: int) -> ReplicatedModel:
+    """The model of a job after so many rounds, if this peer keeps it and it is the decided one. Raises `UserError`."""
+    _require_kept(host, key, job, number)
+    model = host.open_verified_model(key, number)
+    closed = None if number == job.round else store.closed_round(key, number - 1)
+    decided = job.model_root if number == job.round else closed.model_root if closed else model.root
+    if model.root != decided:
+        raise UserError(
+            f"{host.round_directory(key, number)} holds another model than the network decided: take one of another round"
+        )
+    return model
+
+
+def model_from_data_directory(folder: Path, text: str) -> ExportableModel:
+    """From the data directory of a peer that does not run."""
+    directory = DataDirectory(folder)
+    genesis = Genesis.decode(directory.read_genesis())
+    host = JobModelStore(directory.models)
+
+    def read(digest: bytes) -> bytes:
+        try:
+            return DiskBlobStore(directory.blobs, directory.buffers).read_blob(digest, TOKENIZER_BYTES_MAX)
+        except MissingBlobError:
+            raise UserError(f"this peer lacks the tokenizer {digest.hex()[:16]} of the job: run it, and ask it then") from None
+
+    with directory.lock(), contextlib.closing(LedgerStore(directory.ledger, genesis.chain_id)) as store:
+        encoded = store.encoded_state()
+        if encoded is None:
+            raise UserError(f"{directory.path}: nothing has been decided yet, so there is no model")
+        return model_from_state(rules_of(genesis, host).restore_state(encoded), genesis, store, host, read, text)
+
+
+def model_from_export(folder: Path, text: str) -> ExportableModel:
+    """From what `peer export` wrote. It is read as it is: `peer audit` checks it."""
+    install_objectives()  # objectives of features
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        rounds = {bytes.fromhex(job): int(model["round"]) for job, model in manifest["models"].items()}
+        network, chain_id = str(manifest["network"]), str(manifest["chain_id"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{folder} is no export, or a damaged one: make one with `peer export FOLDER`") from None
+    read = {job: checkpoint.read_checkpoint(folder / f"{job.hex()}.safetensors") for job in rounds}
+    specs = {job: spec for job, (spec, _, _) in read.items()}
+    name, number = _asked(text.removesuffix(NEWEST), {spec.name for spec in specs.values()})
+    key = _chosen(name, specs, {job: place for place, job in enumerate(specs)})
+    spec, parameters, origin = read[key]
+    if number not in (None, origin.round):
+        raise UserError(f"the model of job {spec.name!r} at round {number} is not here: the export has {origin.round}")
+    return ExportableModel(
+        network=network,
+        chain_id=chain_id,
+        job=key,
+        spec=spec,
+        round=origin.round,
+        root=origin.model_root,
+        parameters=parameters,
+        tokenizer=None if spec.tokenizer is None else _exported_tokenizer(folder, spec.tokenizer),
+        source_text="an export, which `peer audit` checks",
+    )
+
+
+def _exported_tokenizer(folder: Path, digest: bytes) -> bytes:
+    try:
+        return (folder / tokenizer_path(digest)).read_bytes()
+    except OSError:
+        text = f"{folder} has no {tokenizer_path(digest)}"
+        raise UserError(f"{text}: whoever exported it lacked it, or had an older program; take the model from a peer") from None
+
+
+def _asked(text: str, names: set[str]) -> tuple[str, int | None]:
+    """The job and the round that `JOB@ROUND` means; a job may be called like that."""
+    job, at, number = text.rpartition("@")
+    if text in names or not at:
+        return text, None
+    if not re.fullmatch(r"\d{1,9}", number):
+        raise UserError(f"--job {text!r}: say JOB or JOB@ROUND, where ROUND is a number")
+    return job, int(number)
+
+
+def _chosen(text: str, specs: Mapping[bytes, JobSpec], order: Mapping[bytes, int]) -> bytes:
+    if not text:
+        with_text = [key for key, spec in specs.items() if spec.resolved_objective.needs_worker and spec.has_text]
+        if not with_text:
+            raise UserError("no model of text has been trained yet: start one with `train`")
+        return max(with_text, key=lambda key: (order[key], key))
+    found = [key for key, spec in specs.items() if text == spec.name or key.hex().startswith(text.lower())]
+    if len(found) != 1:
+        known = ", ".join(f"{key.hex()[:8]} {spec.name!r}" for key, spec in specs.items()) or "none"
+        raise UserError(f"{text!r} fits {len(found) or 'no'} jobs (there are: {known})")
+    return found[0]

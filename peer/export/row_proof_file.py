@@ -1,0 +1,157 @@
+"""The file that shows one row of a table: written by a peer, checked by anybody, without a peer or a network."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from features.json_output import to_json_value
+from ledger.core.genesis import Genesis
+from ledger.ledger_state import LedgerState
+from ledger.row_proofs import PROOF_FILE_BYTES_MAX, VerifiedRow, chain_id_of_proof, make_row_proof, verify_row_proof_file
+from peer.features import known_modules
+from protocol import codec
+from protocol.api import RowProofView
+from protocol.errors import RemoteProtocolError, UserError
+from protocol.identity import Ed25519Verifier
+from protocol.limits import MESSAGE_BYTES_MAX, ROW_KEY_BYTES_MAX
+from protocol.messages import LightBlock
+from storage.regular_files import open_regular
+
+
+def write_row_proof(
+    genesis: Genesis, state: LedgerState, links: tuple[LightBlock, ...], table: str, key: bytes, path: Path
+) -> RowProofView:
+    """Writes a new file, whose content this peer has checked itself. Raises `UserError`."""
+    if table not in state.tables:
+        known = f"it has {', '.join(state.tables)}" if state.tables else "none of its modules holds one"
+        raise UserError(f"this network has no table {table!r}: {known}")
+    if not 1 <= len(key) <= ROW_KEY_BYTES_MAX:
+        raise UserError(f"a key of {len(key)} bytes: those of tables have 1 to {ROW_KEY_BYTES_MAX}")
+    data = make_row_proof(genesis, state, links, table, key)
+    found = _checked(data, "this proof")
+    _write(path, data)
+    row_bytes = len(codec.encode(state.tables[table].prove_key(key)))
+    return RowProofView(str(path), found.height, found.value is not None, len(data), row_bytes)
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        with open(path, "xb") as stream:
+            try:
+                stream.write(data)
+                stream.flush()
+            except OSError:
+                path.unlink(missing_ok=True)
+                raise
+    except FileExistsError:
+        raise UserError(f"{path} exists: name a new file") from None
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class RowVerdict:
+    """All that a file proves, for people and programs. Bytes are in hex."""
+
+    network: str
+    chain_id: str
+    trust: str  # where the chain id comes from, in words
+    height: int  # the row is that of the state after it
+    state_root: str
+    certified_by: int  # height of the block that names this root
+    certified_ms: int  # the time in that block
+    signatures: int
+    voters: int
+    links: int  # changes of the voters between the genesis and that block
+    table: str
+    is_table: bool  # False: this program does not know the module, so that the file alone says that the field is a table
+    rows: int
+    key: str
+    has_row: bool
+    value: str  # empty where there is no row
+    record: Any  # the value as the fields of its type; None where there is no row, or this program does not know the type
+
+
+def verify_row_proof(path: Path, trusted: str, genesis: Path | None, unknown_module: bool = False) -> RowVerdict:
+    """Checks a file. Raises `UserError`, which names what does not fit.
+
+    `trusted` is the chain id that the caller knows, in hex; `genesis` is a file that has it. Both may be missing. With
+    `unknown_module` the caller takes the file's word that a field is a table, where this program does not know the module.
+    """
+    data = _read(path, PROOF_FILE_BYTES_MAX)
+    chain_id, trust = _chain_of(data, str(path)), ""
+    if genesis is not None:
+        _require_same(path, chain_id, _chain_id(genesis), str(genesis))
+        trust = f"the genesis in {genesis}"
+    if trusted:
+        if not re.fullmatch("[0-9a-fA-F]{64}", trusted):
+            raise UserError(f"--chain-id {trusted!r} is no chain id, which has 64 hexadecimal digits")
+        _require_same(path, chain_id, trusted.lower(), "--chain-id")
+        trust = trust or "the chain id that you gave"
+    found = _checked(data, str(path))
+    module, field = found.table.split("/")
+    if not (found.is_known or unknown_module):
+        lacks = f"this program does not know {module} {found.version}"
+        way_out = "install one that does, or take the file's word with --unknown-module"
+        raise UserError(f"{path}: {lacks} and cannot tell whether its field {field} is a table: {way_out}")
+    assert found.genesis.chain_id.hex() == chain_id
+    header = found.certified.header
+    return RowVerdict(
+        network=found.genesis.network,
+        chain_id=chain_id,
+        trust=trust or "the file alone: compare the chain id with one from somebody you trust, or say --genesis or --chain-id",
+        height=found.height,
+        state_root=header.state_root.hex(),
+        certified_by=header.height,
+        certified_ms=header.time_ms,
+        signatures=len(found.certified.certificate.signatures),
+        voters=len(found.voters),
+        links=found.voter_set_change_count,
+        table=found.table,
+        is_table=found.is_known,
+        rows=found.root.rows,
+        key=found.key.hex(),
+        has_row=found.value is not None,
+        value=found.value.hex() if found.value is not None else "",
+        record=to_json_value(found.record),
+    )
+
+
+def _chain_of(data: bytes, what: str) -> str:
+    try:
+        return chain_id_of_proof(data).hex()
+    except RemoteProtocolError as error:
+        raise UserError(f"{what} proves nothing: {error}") from None
+
+
+def _checked(data: bytes, what: str) -> VerifiedRow:
+    try:
+        return verify_row_proof_file(data, known_modules(), Ed25519Verifier())
+    except RemoteProtocolError as error:
+        raise UserError(f"{what} proves nothing: {error}") from None
+
+
+def _chain_id(path: Path) -> str:
+    try:
+        return Genesis.decode(_read(path, MESSAGE_BYTES_MAX)).chain_id.hex()
+    except RemoteProtocolError as error:
+        raise UserError(f"{path} is no genesis: {error}") from None
+
+
+def _require_same(path: Path, found: str, trusted: str, where: str) -> None:
+    if found != trusted:
+        raise UserError(f"{path} proves nothing here: it is of the chain {found[:16]}…, {where} is of {trusted[:16]}…")
+
+
+def _read(path: Path, size_max: int) -> bytes:
+    try:
+        with open_regular(path) as stream:
+            data = stream.read(size_max + 1)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    if len(data) > size_max:
+        raise UserError(f"{path} has more than {size_max} bytes")
+    return data

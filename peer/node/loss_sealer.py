@@ -1,0 +1,69 @@
+"""The loss that a trainer hides until reports are in, and an auditor until the trainer opens:
+`ledger.audits.loss_commitments`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from ledger.audits.audit_state import AuditDuty
+from ledger.audits.loss_commitments import LossOpening, SealedLoss, commit_loss, seal_loss
+from ledger.ledger_state import LedgerState
+from ledger.network_governance import NetworkState
+from protocol.identity import Signer, derive_secret
+from protocol.limits import PLAIN_BLOB_BYTES_MAX
+from protocol.messages import Proposal
+
+OPENING_DOMAIN, SEALED_LOSS_DOMAIN = "audit-opening", "audit-loss"  # the tags of no message
+_ROUND_BYTES: Final = 8
+
+
+class LossSealer:
+    """Secrets are derived from the secret key and the place, so a peer that proposes again after a crash has the same."""
+
+    def __init__(self, signer: Signer, chain_id: bytes) -> None:
+        self._signer, self._chain_id = signer, chain_id
+        self._committing: frozenset[bytes] = frozenset()
+        self._is_large_known = False
+
+    def update_state(self, state: LedgerState) -> None:
+        network = state.module_state(NetworkState)
+        self._committing = frozenset(state.audits.jobs if network.has_audits_v2 else ())
+        self._is_large_known = network.has_jobs_v3
+
+    def requires_commitment(self, job: bytes) -> bool:
+        """Whether proposals of this job commit to a loss."""
+        return job in self._committing
+
+    def is_supported(self, message: object) -> bool:
+        """Whether other programs can read this message of an open round: before the upgrades they know neither commitments nor
+        payloads of more than 512 MiB.
+        """
+        if not isinstance(message, Proposal):
+            return True
+        is_small = self._is_large_known or message.payload_bytes <= PLAIN_BLOB_BYTES_MAX
+        return is_small and (message.loss is None or self.requires_commitment(message.job))
+
+    def with_commitment(self, proposal: Proposal, opening: LossOpening | None) -> Proposal:
+        """With a commitment to what `opening` will open, if this job's proposals commit to anything."""
+        if opening is None or not self.requires_commitment(proposal.job):
+            return proposal
+        job, number = proposal.job, proposal.round
+        assert (opening.job, opening.round, opening.trainer) == (job, number, self._signer.public)
+        return replace(proposal, loss=commit_loss(job, number, opening.trainer, opening.secret, opening.loss))
+
+    def make_opening(self, job: bytes, number: int, loss: int) -> LossOpening:
+        """With the secret of this round. The peer keeps all of it: after a change of its key it cannot make the secret again."""
+        own = self._of(OPENING_DOMAIN, job + number.to_bytes(_ROUND_BYTES, "big"))
+        return LossOpening(job, number, self._signer.public, own, loss)
+
+    def seal_loss(self, due: AuditDuty, loss: int) -> SealedLoss | None:
+        """The loss of a report. None where the proposal commits to none."""
+        if due.proposal.loss is None:
+            return None
+        own = self._of(SEALED_LOSS_DOMAIN, due.job + due.round.to_bytes(_ROUND_BYTES, "big") + due.trainer)
+        return seal_loss(loss, due.job, due.round, due.trainer, due.auditor, due.proposal.loss, own)
+
+    def _of(self, domain: str, body: bytes) -> bytes:
+        return derive_secret(self._signer, domain, self._chain_id, body)

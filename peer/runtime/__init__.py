@@ -1,0 +1,1 @@
+"""The running peer: the driver carries out the node's effects and feeds it inputs."""

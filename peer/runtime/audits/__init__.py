@@ -1,0 +1,1 @@
+"""Audits of accepted proposals: downloads, replays, reports, and their schedule."""

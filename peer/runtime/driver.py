@@ -1,0 +1,527 @@
+"""The heart of the daemon: one task through which everything that changes the peer's mind goes, in order.
+
+Messages, timers and results of slow work come into one inbox. Each batch of them is one turn of the `Node`, which decides; here
+it is made durable with one fsync, then sent. Slow work (applying a block, judging a payload, training) runs beside it and reports
+back through the inbox, so that it never delays a vote.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import trio
+
+from consensus.effects import OutgoingMessage, SendMessage, StepEffects, execute_effects_in_thread, load_restart_state
+from consensus.light_client import TrustedBlock, make_light_block
+from consensus.pbft.replica import Replica
+from consensus.voter_set import CachingVerifier, VoterSet
+from ledger.blocks.application import LedgerApplication
+from ledger.core.genesis import Genesis
+from ledger.jobs import ClosedRound
+from ledger.ledger_state import FAILURES_KEPT, LedgerState, StateTransition, decode_body
+from ledger.snapshots.snapshot_assembly import RestoredSnapshot
+from peer.features import rules_of
+from peer.node.node import AppliedBlock, Node, NodeInput, RoundChange, RoundEnded, StepAction
+from peer.node.open_rounds import OpenRounds, RoundEffects, RoundTimings
+from peer.roles.round_context import RoundParticipant
+from peer.runtime.rounds.round_executor import RoundExecutor
+from peer.runtime.signature_preverifier import LARGE_BYTES, SignaturePreverifier
+from peer.runtime.sync.block_server import BlockServer
+from peer.runtime.sync.state_sync import StateSync, first_divergent_height, is_snapshot_message
+from peer.runtime.telemetry.event_log import EventLog
+from peer.runtime.telemetry.node_observer import NodeObserver, fork_text, key_rotations
+from protocol import codec
+from protocol.errors import RemoteProtocolError, StorageError
+from protocol.identity import Ed25519Verifier, Signer, short_id
+from protocol.limits import MESSAGE_BYTES_MAX
+from protocol.messages import Decision, GetRound, LightBlock, Proposal
+from protocol.units import display_round_number
+from protocol.verdicts import Verdict, find_verdict_by_label
+from storage.disk_blob_store import DiskBlobStore
+from storage.ledger_store import LedgerStore, StoredRound
+from training import parameter_blob
+from training.job_spec import JobSpec
+from training.model_store import ClosedRoundOutcome, JobModelStore
+from transport.network import DataReceived, DuplicateIdentity, Network, NetworkEvent, PeerConnected, PeerDisconnected, Priority
+
+log = logging.getLogger("peer")
+
+# Items that wait for the driver, and bytes of messages among them; then the network is not read, which slows the senders down.
+INBOX_MAX, INBOX_BYTES_MAX = 512, 4 * MESSAGE_BYTES_MAX
+LAG_HEIGHTS_MAX = 2  # decided and not applied: with more this peer was away, and what it missed says nothing of its pace
+BATCH_MAX = 64  # items in one turn: bounds how long a vote waits for the fsync
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitedAction(StepAction):
+    """Something another task wants done inside the driver; `done` is set when its effects are durable and sent."""
+
+    done: trio.Event
+
+
+@dataclass(slots=True)
+class _PendingRestore:
+    restored: RestoredSnapshot
+    links: tuple[LightBlock, ...]
+    repairs: bool  # it takes the place of a state that is wrong, however high that one is
+    done: trio.Event
+    is_taken: bool = False
+
+
+class Driver:
+    """`run` it once. Between turns, other tasks may read everything here; they change things only through `run_action`."""
+
+    def __init__(
+        self,
+        signer: Signer,
+        genesis: Genesis,
+        store: LedgerStore,
+        blobs: DiskBlobStore,
+        host: JobModelStore,
+        network: Network,
+        role: RoundParticipant,
+        event_log: EventLog,
+        anchor: TrustedBlock | None = None,
+        payload_bytes: int = 0,
+    ) -> None:
+        """`anchor` is a block that is known to be decided: what others say must lead to it. Of each job payloads of so many bytes
+        stay; 0: all.
+        """
+        self.signer, self.store, self.blobs, self.host = signer, store, blobs, host
+        self.network, self.events = network, event_log
+        self.payload_bytes, self.running_exports = payload_bytes, 0  # exports that copy payloads now: none is deleted meanwhile
+        self._verifier = CachingVerifier(Ed25519Verifier())
+        self.rules = rules_of(genesis, host, self._verifier)
+        self._anchor_height = anchor.height if anchor else 0
+        self._started_wall, self._started = time.time(), trio.current_time()
+        self._slept_before, self._slept = _seconds_slept(), 0.0
+        self.node = self._restored_node()
+        self.observer = NodeObserver(event_log, self.now, self.state)
+        self.round_executor = RoundExecutor(
+            signer.public,
+            role,
+            self.rounds,
+            store,
+            blobs,
+            host,
+            network,
+            event_log,
+            call=self.run_action,
+            now=self.now,
+            state=lambda: self.state,
+            payload_bytes=payload_bytes,
+        )
+        self.state_sync = StateSync(
+            self.rules,
+            self._verifier,
+            store,
+            host,
+            network,
+            event_log,
+            anchor,
+            now=self.now,
+            state=lambda: self.state,
+            install=self.restore_state,
+            drop=self._drop,
+        )
+        self._answering = BlockServer(store, network)
+        self._inbox_send, self._inbox = trio.open_memory_channel[NodeInput](INBOX_MAX)
+        self._inbox_bytes, self._inbox_room = 0, trio.Event()
+        self._verification = SignaturePreverifier(self.rules, network, lambda: self.state, self._deliver)
+        self._decided = trio.Event()  # set and replaced when there is more to apply
+        self._deadline: float | None = None
+        self.block_applied = trio.Event()  # set and replaced when a block was applied
+        self._applying, self._applying_ended = trio.CancelScope(), trio.Event()
+        self._restores: _PendingRestore | None = None
+        self._copied: DuplicateIdentity | None = None  # a restored node must know it, too
+
+    def _restored_node(self, measured: RoundTimings | None = None) -> Node:
+        """As the store says that this peer stopped."""
+        ledger = self._restored_ledger()
+        spoken = partial(self.store.round_votes, self.signer.public)
+        restart = load_restart_state(self.store, ledger.state.height)
+        accepted = self.store.accepted_proposals
+        known = self._anchor_height, measured, time.thread_time
+        return Node(self.signer, self.rules, ledger, restart, self._verifier, spoken, accepted, *known)
+
+    def _restored_ledger(self) -> LedgerApplication:
+        state = self.rules.restore_state(self.store.encoded_state())
+        self.store.rows.attach_tables(state.tables)
+        last = self.store.get_decision(state.height)
+        return LedgerApplication(self.rules, state, last.decode().state_root if last else state.state_root)
+
+    def now(self) -> float:
+        """Seconds since the epoch by a clock that nobody sets, that never goes back, and that does not stop with the machine."""
+        self._slept = max(self._slept, _seconds_slept() - self._slept_before)
+        return self._started_wall + (trio.current_time() - self._started) + self._slept
+
+    @property
+    def chain_id(self) -> bytes:
+        return self.node.chain_id
+
+    @property
+    def ledger(self) -> LedgerApplication:
+        return self.node.ledger
+
+    @property
+    def rounds(self) -> OpenRounds:
+        return self.node.rounds
+
+    @property
+    def replica(self) -> Replica:
+        return self.node.replica
+
+    @property
+    def state(self) -> LedgerState:
+        return self.node.state
+
+    # Tasks
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        await trio.to_thread.run_sync(self._recover_models)
+        async with trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(self._listen)
+            self._nursery.start_soon(self._verification.run)
+            await self._nursery.start(self.round_executor.run)
+            await self._nursery.start(self.state_sync.run)
+            await self._step([])
+            self._nursery.start_soon(self._apply_decided)
+            self._nursery.start_soon(self._answering.run)
+            task_status.started()
+            while True:
+                items = await self._next_items()
+                self._note_links(items)
+                await self._step(items)
+                if self._restores is not None:
+                    await self._install_pending_restore(self._restores)
+
+    async def run_action(self, do: Callable[[], RoundEffects | None]) -> None:
+        """Runs `do` inside the driver's next turn; returns when what it said is durable and sent."""
+        done = trio.Event()
+        await self._inbox_send.send(AwaitedAction(do, done))
+        await done.wait()
+
+    async def _listen(self) -> None:
+        async for event in self.network.events:
+            if isinstance(event, DataReceived) and is_snapshot_message(event.data):
+                self.state_sync.receive_message(event.peer, event.data)
+                self.network.worked(event.peer, 0.0)  # what is read for it comes later
+            elif isinstance(event, DataReceived) and self._verification.should_preverify(event):
+                self._verification.enqueue_message(event)
+            else:
+                await self._deliver(event)
+
+    async def _deliver(self, event: NetworkEvent) -> None:
+        while self._inbox_bytes > INBOX_BYTES_MAX:
+            await self._inbox_room.wait()
+        self._inbox_bytes += len(event.data) if isinstance(event, DataReceived) else 0
+        await self._inbox_send.send(event)
+
+    def _release_inbox_bytes(self, item: NodeInput) -> NodeInput:
+        if isinstance(item, DataReceived):
+            self._inbox_bytes -= len(item.data)
+            room, self._inbox_room = self._inbox_room, trio.Event()
+            room.set()
+        return item
+
+    async def _next_items(self) -> list[NodeInput]:
+        """What is there, at least one item unless the deadline expires first."""
+        await trio.lowlevel.checkpoint()
+        items = self._items_here()
+        if not items:
+            wait = float("inf") if self._deadline is None else max(0.0, self._deadline - self.now())
+            with trio.move_on_after(wait):
+                items.append(self._release_inbox_bytes(await self._inbox.receive()))
+                items += self._items_here()
+        return items
+
+    def _items_here(self, count_max: int = BATCH_MAX) -> list[NodeInput]:
+        items: list[NodeInput] = []
+        while len(items) < count_max:
+            try:
+                items.append(self._release_inbox_bytes(self._inbox.receive_nowait()))
+            except trio.WouldBlock:
+                break
+        return items
+
+    # One turn
+
+    async def _step(self, items: list[NodeInput]) -> None:
+        started = time.thread_time()
+        turn = self.node.step(items, self.now())
+        self._deadline = turn.deadline
+        spent = [(peer, seconds) for peer, times in self.node.processor_seconds.items() for seconds in times]
+        # What a turn costs beside its messages they pay in equal parts, unless this peer had something of its own to do in it.
+        rest = (time.thread_time() - started - sum(seconds for _, seconds in spent)) / max(1, len(items))
+        rest *= all(isinstance(item, DataReceived | PeerConnected | PeerDisconnected) for item in items)
+        for peer, seconds in spent:
+            self.network.worked(peer, seconds + rest)
+        for item in items:
+            if isinstance(item, PeerConnected):
+                self.network.charge_cpu(item.peer, rest)
+        for fault in turn.faults:
+            self._drop(fault.peer, fault.error)
+        self.state_sync.check_trusted_block(turn.decided_blocks)
+        said = replace(turn, sends=tuple(send for send in turn.sends if isinstance(send, SendMessage)))
+        await execute_effects_in_thread(said, self.store, self, trio.to_thread.run_sync)
+        for send in turn.sends:
+            if not isinstance(send, SendMessage):
+                self._answering.enqueue_request(send)
+        await trio.lowlevel.checkpoint_if_cancelled()  # the thread ends whatever happens; the workshop may be closed by then
+        changes = self.node.take_round_changes()
+        self._observe_step(turn, changes)
+        self._follow_rounds(changes, items)
+        for item in items:
+            if isinstance(item, AwaitedAction):
+                item.done.set()
+        self.round_executor.judge_proposals()
+        self.state_sync.start_if_needed(self.replica)
+
+    def send(self, to: tuple[bytes, ...] | None, message: OutgoingMessage) -> None:
+        data = codec.encode(message)
+        priority = Priority.CONTROL if isinstance(message, (GetRound, Decision)) else Priority.VOTE
+        if to is None:
+            self.network.broadcast(data, priority)
+        else:
+            for peer in to:
+                self.network.send(peer, data, priority)
+
+    def _note_links(self, items: Sequence[NodeInput]) -> None:
+        for item in items:
+            if isinstance(item, DuplicateIdentity):
+                self._copied = item
+            elif isinstance(item, PeerConnected | PeerDisconnected):
+                what = "connected to" if isinstance(item, PeerConnected) else "lost the link to"
+                self._log_about_peer("peer", f"{what} {short_id(item.peer)}", item.peer)
+
+    def _drop(self, peer: bytes, error: RemoteProtocolError) -> None:
+        self._log_about_peer("warning", f"dropped {short_id(peer)}: {error}", peer, reason=error.reason)
+        self.network.ban_peer(peer, error)
+
+    def _log_about_peer(self, kind: str, text: str, peer: bytes, **fields: str) -> None:
+        """An event, unless it is about a stranger: they could push out all that a person should see."""
+        if self.node.is_stranger(peer):
+            log.debug("%s, a stranger", text)
+        else:
+            self.events.add(kind, text, peer=peer, **fields)
+
+    def _observe_step(self, turn: StepEffects, changes: Sequence[RoundChange]) -> None:
+        opened = {change.key for change in changes if not isinstance(change, RoundEnded)}
+        for signer, message in self.node.counted_messages:
+            if signer != self.signer.public or (message.job, message.round) not in opened:  # else it is old, and from the disk
+                self.observer.report_round_message(signer, message)
+        for evidence in turn.evidence:
+            self.observer.report_evidence(evidence)
+        self.observer.record_step(turn)
+        self.observer.record_pending_work(self.replica.awaits_decision)
+        self.observer.report_refusal(self.replica.height, self.replica.block_refusal)
+        self.observer.report_state_root_split(self.replica.state_root_split)
+        self.observer.report_fork(fork_text(self.replica))
+        self.observer.report_vote_lockout(self.replica.height, self.replica.no_votes_below)
+        self.observer.report_duplicate_identity(self.replica.duplicate_identity_reason)
+        self.observer.report_unknown_upgrade(self.rules.why_version_unsupported(self.state))
+        self.observer.report_muted_rounds(self.rounds.muted)
+        failures, self.rules.transaction_failures = self.rules.transaction_failures, deque(maxlen=FAILURES_KEPT)
+        self.observer.report_failures(f"height {self.replica.height}", failures)
+        for _, reason in self.node.dropped_transactions:
+            log.debug("our transaction left the pool: %s", reason)
+        if turn.decided_blocks:
+            decided, self._decided = self._decided, trio.Event()
+            decided.set()
+
+    # Decisions
+
+    async def _apply_decided(self) -> None:
+        """Applies blocks in order, also those that were decided but not applied when the process ended."""
+        try:
+            with self._applying:
+                await self._apply_after(self.state)
+        finally:
+            self._applying_ended.set()
+
+    async def _apply_after(self, state: LedgerState) -> None:
+        while True:
+            more = self._decided
+            while (decided := await trio.to_thread.run_sync(self.store.get_decision, state.height + 1)) is not None:
+                await self.state_sync.wait_to_apply()
+                block = decided.decode()
+                if block.state_root != state.state_root:
+                    return  # nothing can be built on a wrong state: it is restored, and then this begins anew
+                last = self.rules.last_supported_height(state)
+                if last is not None and block.height > last:
+                    return  # a newer program, which can apply it, begins here
+                if len(block.body) > LARGE_BYTES:  # an observer, or a peer that was away, has verified none of it
+                    await trio.to_thread.run_sync(self._verify_ahead, block.body)
+                transition = self.rules.apply_block(state, block)
+                before, state = state, transition.finish_state(await self._step_models(transition))
+                rounds = [_stored_round(closed, state) for closed in transition.closed_rounds]
+                # Where a block changed many rows of tables, they are hashed now: beside the loop.
+                encoded = await trio.to_thread.run_sync(self.rules.encode_state, state)
+                link = make_light_block(decided, VoterSet(state.members.voters))
+                save = partial(self.store.save_state, tables=state.tables)
+                await trio.to_thread.run_sync(save, state.height, state.state_root, encoded, rounds, link)
+                for key in before.jobs.jobs.keys() - state.jobs.jobs.keys():
+                    if not self.rules.jobs_module.has_trained(before.jobs.jobs[key]):  # else it is not ours to delete
+                        self.host.discard_job(key)
+                await self._inbox_send.send(AppliedBlock(decided, transition, state))
+            await more.wait()
+
+    def _verify_ahead(self, body: bytes) -> None:
+        with contextlib.suppress(RemoteProtocolError):  # `apply` finds it
+            self.rules.preverify_signatures(decode_body(body))
+
+    async def _step_models(self, transition: StateTransition) -> dict[bytes, bytes]:
+        """The model roots after a block. Waits as long as it takes for payloads: q voters have said that they hold them."""
+        roots: dict[bytes, bytes] = {}
+        for job in transition.started_jobs:
+            begun = transition.state.jobs.jobs[job]
+            await self._fetch_start(JobSpec.decode(begun.spec), transition.state.members.voters)
+            await self.round_executor.disk_space.check_job(job, begun)
+            roots[job] = await trio.to_thread.run_sync(self.host.create_model, job, begun.spec, self.blobs.read_range)
+        for job, back in transition.rolled_back.items():
+            roots[job] = await trio.to_thread.run_sync(self.host.roll_back, job, back.anchor.round, back.round)
+        for closed in transition.model_steps:
+            for signed in closed.proposals:
+                proposal = codec.decode_message(signed.body, (Proposal,))
+                self.blobs.pin_blob(proposal.payload)  # also before, or it might go while it seems to be here
+                await self.network.fetch_blob(proposal.payload, proposal.payload_bytes, (signed.signer, *closed.ballots))
+                self.blobs.pin_blob(proposal.payload)
+            roots[closed.job] = await trio.to_thread.run_sync(self.host.apply_round, closed, self.blobs.read_range)
+        return roots
+
+    async def _fetch_start(self, spec: JobSpec, voters: Sequence[bytes]) -> None:
+        """The parameters of the first model, if they are a blob: q of these voters have said that they hold it."""
+        if spec.start is not None:
+            await self.network.fetch_blob(spec.start, parameter_blob.blob_bytes(spec), voters)
+            self.blobs.pin_blob(spec.start)
+
+    def _recover_models(self) -> None:
+        """If the machine stopped, the last models may not have reached the disk."""
+        for name, job in self.state.jobs.jobs.items():
+            judged = partial(_judged_round, self.store, name, job.spec)
+            computed = self.host.recover_model(name, job.round, job.model_root, judged, self.blobs.read_range)
+            if computed:
+                self.events.add("warning", f"computed {computed} rounds of {job.name} again that were not on the disk", job=name)
+
+    # Snapshots
+
+    async def restore_state(self, restored: RestoredSnapshot, links: tuple[LightBlock, ...], repairs: bool) -> bool:
+        """Goes on from this state; returns when that is done. False: blocks were quicker, and the node began anew without it."""
+        self._restores = restores = _PendingRestore(restored, links, repairs, trio.Event())
+        await self.run_action(lambda: None)  # the driver looks between two turns
+        await restores.done.wait()
+        return restores.is_taken
+
+    async def _install_pending_restore(self, restores: _PendingRestore) -> None:
+        """Installs a snapshot, and begins anew from the disk, as after a restart, but knowing how long rounds take."""
+        self._restores = None
+        self._applying.cancel()
+        await self._applying_ended.wait()
+        restores.is_taken = await trio.to_thread.run_sync(self._install, restores)
+        self.node = self._restored_node(self.node.rounds.measured)
+        self.round_executor.replace_rounds(self.rounds)
+        self.observer.record_restored_state(self.state, self.signer.public)
+        self._applying, self._applying_ended = trio.CancelScope(), trio.Event()
+        self._nursery.start_soon(self._apply_decided)
+        here = self._items_here(INBOX_MAX)
+        self._note_links(here)
+        waiting = [item for item in here if isinstance(item, DataReceived | StepAction)]
+        copied = [self._copied] if self._copied else []
+        await self._step([*copied, *map(PeerConnected, sorted(self.network.connected_peers())), *waiting])
+        applied, self.block_applied = self.block_applied, trio.Event()
+        applied.set()
+        restores.done.set()
+
+    def _install(self, restores: _PendingRestore) -> bool:
+        """The models first: until the store names them, nobody looks at them."""
+        restored = restores.restored
+        if restored.is_overtaken(max(self.store.state_roots(), default=0), restores.repairs):
+            return False
+        restored.install_models()
+        state, disproved = restored.state, first_divergent_height(self.store, restored)
+        encoded = self.rules.encode_state(state)
+        proof = restored.decisions, state.height, state.state_root, encoded, restored.headers, restores.links, disproved
+        self.store.restore_snapshot(*proof, tables=state.tables)
+        return True
+
+    # Rounds
+
+    def _follow_rounds(self, changes: Sequence[RoundChange], items: list[NodeInput]) -> None:
+        rounds = {change.key: change for change in changes if isinstance(change, RoundEnded)}
+        for change in changes:
+            if isinstance(change, RoundEnded):
+                self.round_executor.close_round(change.key)
+            else:
+                if change.renewed:
+                    self.observer.report_renewed_round(change.key, change.job)
+                self.round_executor.open_round(change.key, change.job, change.has_proposed)
+        for item in items:
+            if isinstance(item, AppliedBlock):
+                self.state_sync.add_applied_state(item.state)
+                self.observer.report_failures(f"height {item.state.height}", item.transition.failures)
+                for key in item.transition.started_jobs:
+                    self.observer.report_started_job(key, item.state)
+                for closed in item.transition.closed_rounds:
+                    self._note_closed(closed, item.state, rounds.get((closed.job, closed.round)))
+                for key in item.transition.ended_jobs:
+                    if key in item.state.jobs.jobs:
+                        self.round_executor.finish_job((key, item.state.jobs.jobs[key].round), item.state.jobs.jobs[key])
+                body = decode_body(item.decided.decode().body)
+                for evidence in body.evidence:
+                    self.observer.report_expulsion(evidence)
+                for old, new in key_rotations(body.transactions):
+                    self.observer.report_rotation(old, new)
+                self.observer.record_applied_block(item.state)
+        if any(isinstance(item, AppliedBlock) for item in items):
+            applied, self.block_applied = self.block_applied, trio.Event()
+            applied.set()
+
+    def _note_closed(self, closed: ClosedRound, state: LedgerState, round: RoundEnded | None) -> None:
+        figures = self.observer.record_closed_round(closed, state, round.opened_at if round else None)
+        if round is not None and self.replica.height <= state.height + LAG_HEIGHTS_MAX:
+            self.observer.check_straggling(closed, state, self.signer.public, round)
+        self.store.queue_measurements(closed.job, closed.round, figures)
+
+
+def _seconds_slept() -> float:
+    """For how long this machine has slept since it was started, which trio's clock leaves out; a little less where we are held up
+    between the two readings. Zero where only one clock is there."""
+    with_sleep = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+    return with_sleep - time.monotonic()
+
+
+def _judged_round(store: LedgerStore, job: bytes, spec: bytes, number: int) -> ClosedRoundOutcome:
+    """What a round's model step needs, from what `_stored_round` has kept and the block that closed it."""
+    stored = store.closed_round(job, number)
+    decided = store.get_decision(stored.height) if stored else None
+    if stored is None or decided is None:
+        raise StorageError(
+            f"the block that closed round {display_round_number(number)} of job {job.hex()[:8]} is not here: restore a snapshot"
+        )
+    closings = decode_body(decided.decode().body).round_certificates
+    (proposals,) = (closing.proposals for closing in closings if (closing.job, closing.round) == (job, number))
+    own = JobSpec.decode(spec).resolved_objective.reason_labels
+    verdicts = {trainer: find_verdict_by_label(text, own) for trainer, text in stored.verdicts.items()}
+    rejected = {trainer: verdict for trainer, verdict in verdicts.items() if verdict not in (None, Verdict.ACCEPT)}
+    absent = frozenset(trainer for trainer, verdict in verdicts.items() if verdict is None)
+    return ClosedRoundOutcome(job, number, proposals, rejected, absent)
+
+
+def _stored_round(closed: ClosedRound, state: LedgerState) -> StoredRound:
+    outcome = closed.outcome
+    verdicts = dict.fromkeys(outcome.accepted, "accept") | dict.fromkeys(outcome.absent, "absent")
+    job = state.jobs.jobs[closed.job]
+    spec = JobSpec.decode(job.spec)
+    verdicts |= {
+        trainer: outcome.rejection_reason(trainer, spec.resolved_objective.reason_labels) for trainer in outcome.rejected
+    }
+    stepped = len(outcome.accepted) >= spec.accepted_min
+    return StoredRound(
+        closed.job, closed.round, state.height, verdicts, closed.ballots, stepped, job.model_root, outcome.vouchers
+    )

@@ -1,0 +1,1 @@
+"""This peer's place among the members: joining, liveness, inactivity, peer classes."""

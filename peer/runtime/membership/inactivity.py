@@ -1,0 +1,149 @@
+"""For how long this peer itself has heard nothing of which member, and its wish to retire whoever is silent for so many days.
+
+Only where the operator has set days. No clock counts and no other peer's word. What retires a member is wishes of a quorum, each
+of a voter that has seen all that silence itself. At each look:
+
+| since the look before, this peer                    | a member that was heard of | one that was not            |
+|-----------------------------------------------------|----------------------------|-----------------------------|
+| ran, and heard a quorum of the voters at both looks | is silent for 0 s          | is silent for a look longer |
+| ran, and heard fewer at one of them                 | is silent for 0 s          | stays as silent as it was   |
+| was off, or stood still                             | –                          | stays as silent as it was   |
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Set
+from pathlib import Path
+
+import trio
+
+from consensus.voter_set import VoterSet
+from ledger.members import MembersState, RetireMember, lowers_tolerance, retirement_vote_count
+from peer.runtime.transaction_submitter import TransactionSubmitter
+from peer.settings.data_directory import storage_errors
+from peer.settings.invitation import DAY_MS
+from protocol.errors import UserError
+from protocol.identity import parse_peer_id, peer_id, short_id
+from protocol.limits import MEMBERS_MAX
+from storage import durable_files
+from transport.network import Network
+
+OBSERVE_SECONDS = 30  # twice the silence after which a peer counts as not heard, unless settings say otherwise
+SAVE_OBSERVATIONS = 120  # an hour is lost at most when a peer ends
+DAY_SECONDS = DAY_MS // 1_000
+RETIREMENT_DAYS = 1  # a person's counts for seven; this one is said again while the silence lasts, and goes soon when it ends
+
+
+class InactivityTracker:
+    """`run` it beside the driver. `signers`: takes the keys that have signed what was decided since the last call."""
+
+    def __init__(
+        self,
+        network: Network,
+        members: Callable[[], MembersState],
+        signers: Callable[[], Collection[bytes]],
+        author: TransactionSubmitter,
+        days: int,
+        file: Path,
+        tell: Callable[[str, bytes], None],
+    ) -> None:
+        self._network, self._members, self._signers = network, members, signers
+        self._author, self._seconds_max, self._file, self._tell = author, days * DAY_SECONDS, file, tell
+        self._silent: dict[bytes, int] = {}  # seconds
+        self._nonces: dict[bytes, int] = {}
+        self._heard_quorum = False
+        self._saved: Mapping[bytes, int] = {}
+        self._unsaved = 0  # looks
+        self._told: dict[tuple[bytes, str], int] = {}  # what was told of whom -> after how many days, last
+
+    async def run(self) -> None:
+        self.load_saved()
+        while True:
+            subject = self.observe_members()
+            if self._is_unsaved():
+                await trio.to_thread.run_sync(self.save)
+            if subject is not None and not self._author.has_pending:
+                await self._submit_retirement(subject)
+            await trio.sleep(OBSERVE_SECONDS)
+
+    def load_saved(self) -> None:
+        """What was seen before a restart."""
+        self._silent = load_silences(self._file, lambda text: self._tell(text, self._network.me))
+        self._saved = dict(self._silent)
+
+    def _is_unsaved(self) -> bool:
+        """Silence may be forgotten for an hour, its end never."""
+        return self._unsaved >= SAVE_OBSERVATIONS or bool(self._saved.keys() - self._silent.keys())
+
+    def save(self) -> None:
+        self._saved, self._unsaved = dict(self._silent), 0
+        with storage_errors(self._file), durable_files.atomic_write(self._file) as stream:
+            stream.write("".join(f"{peer_id(key)} {seconds}\n" for key, seconds in self._saved.items()).encode())
+
+    def observe_members(self) -> bytes | None:
+        """Takes in whom this peer hears; the member to wish about now."""
+        members, me = self._members(), self._network.me
+        voters = VoterSet(members.voters)
+        hears_quorum = len((self._network.live_peers() | {me}) & voters.members) >= voters.quorum
+        counts, self._heard_quorum = hears_quorum and self._heard_quorum, hears_quorum
+        heard = {me, *self._network.live_peers(), *self._signers(), *self._have_said(members)}
+        silent = {
+            key for key in members.members if key not in heard and members.is_current_key(key) and not members.has_no_duties(key)
+        }
+        self._told = {(key, what): days for (key, what), days in self._told.items() if key in silent}
+        self._silent = {
+            key: self._silent.get(key, 0) + OBSERVE_SECONDS * counts for key in silent if counts or key in self._silent
+        }
+        self._unsaved += counts
+        return self._member_to_retire(members) if counts else None
+
+    def _have_said(self, members: MembersState) -> Set[bytes]:
+        """Members of which something was decided since the look before."""
+        before, self._nonces = self._nonces, {key: member.nonce for key, member in members.members.items()}
+        return {key for key, nonce in self._nonces.items() if before.get(key, nonce) != nonce}
+
+    def _member_to_retire(self, members: MembersState) -> bytes | None:
+        """The one about which most voters wish, then the smallest key: so that the voters come to agree."""
+        me, lasting = self._network.me, {key for key, seconds in self._silent.items() if seconds >= self._seconds_max}
+        lasting -= set(members.resigning_voters)
+        mine = members.retirement_votes.get(me)
+        if me not in members.voters or (mine is not None and (mine.lower_tolerance or mine.subject not in lasting)):
+            return None  # or its operator has said something else
+        for key, seconds in self._silent.items():  # time for people to ask what is wrong
+            if key not in lasting and seconds >= max(DAY_SECONDS, self._seconds_max / 2):
+                self._tell_of(key, f"after {self._seconds_max // DAY_SECONDS} days it wants it retired")
+        for key in sorted(key for key in lasting if lowers_tolerance(members, key)):
+            lasting.remove(key)
+            command = f"`peer retire {short_id(key)} --lower-tolerance`"
+            self._tell_of(key, f"f falls without it, so this takes a person: {command}, or another voter first")
+        subject = min(lasting, key=lambda key: (-retirement_vote_count(members, key), key), default=None)
+        return None if mine is not None and mine.subject == subject else subject
+
+    def _tell_of(self, key: bytes, what: str) -> None:
+        days = self._silent[key] // DAY_SECONDS
+        if self._told.get((key, what)) != days:
+            self._told[key, what] = days
+            self._tell(f"this peer has heard nothing of {short_id(key)} for {days} days: {what}", key)
+
+    async def _submit_retirement(self, subject: bytes) -> None:
+        self._tell_of(subject, "it wants it retired, as `retire_after_days` says")
+        expires = time.time_ns() // 1_000_000 + RETIREMENT_DAYS * DAY_MS
+        try:
+            await self._author.submit("member/retire", RetireMember(subject, False, expires))
+        except UserError as error:
+            self._tell_of(subject, str(error))
+
+
+def load_silences(file: Path, tell: Callable[[str], None]) -> dict[bytes, int]:
+    """Seconds by key. Of what cannot be read the silence begins anew."""
+    with storage_errors(file):
+        lines = file.read_text(errors="replace").splitlines()[:MEMBERS_MAX] if file.exists() else []
+    found: dict[bytes, int] = {}
+    for line in lines:
+        peer, _, seconds = line.partition(" ")
+        try:
+            found[parse_peer_id(peer)] = int(seconds)
+        except (UserError, ValueError):
+            tell(f"{file}: {line[:80]!r} is no PEER SECONDS: that silence is counted anew")
+    return found

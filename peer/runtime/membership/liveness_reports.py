@@ -1,0 +1,140 @@
+"""Whom this peer hears, whom other voters say that they hear, and what people are told of that. Nothing here decides anything."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Set
+
+import trio
+
+from consensus.voter_set import VoterSet
+from features.peer_names import PeerNames
+from features.text_tables import pluralize
+from ledger.members import MembersState
+from protocol.api import LivenessMatrix
+from protocol.identity import peer_id, short_id
+from protocol.limits import VOTERS_MAX
+from protocol.messages import LivenessReport
+from transport.network import LinkInfo, Network
+
+REPORT_SECONDS = 1.0  # between looks, and so between two reports over one link
+NAMED_MAX = 12  # of one side of a partition
+GAPS_MAX = 4  # voters whose gaps are told in one line; `peer reach` has all
+
+Links = Mapping[bytes, LinkInfo]
+
+
+class LivenessMonitor:
+    """`run` it beside the driver."""
+
+    def __init__(
+        self, network: Network, members: Callable[[], MembersState], tell: Callable[[str, bytes], None] = lambda text, peer: None
+    ) -> None:
+        """`tell` hears, with the key it is about, when a voter falls silent and when it is heard again."""
+        self._network, self._members, self._tell = network, members, tell
+        self._silent: Set[bytes] = frozenset()  # voters, as `tell` heard
+        self._heard_at: dict[bytes, float] = {}  # voter -> when it was last heard here
+        self._deaf_since: dict[tuple[bytes, bytes], float] = {}  # (observer, voter) -> when it first said that it hears it not
+
+    async def run(self) -> None:
+        while True:
+            self.exchange_reports()
+            await trio.sleep(REPORT_SECONDS)
+
+    def exchange_reports(self) -> None:
+        """Takes in what the links say, and tells the other members where that changes what they were told."""
+        (voters, links), members = self._take_in(), self._members()
+        heard = self._heard(voters, links)
+        before, self._silent = self._silent, self._heard_at.keys() - heard
+        for peer in sorted(self._silent - before):
+            self._tell(f"{short_id(peer)} is silent: nothing came for {trio.current_time() - self._heard_at[peer]:.0f} s", peer)
+        for peer in sorted(before & heard):
+            self._tell(f"{short_id(peer)} is heard again", peer)
+        if self._network.me in voters:
+            self._network.send_liveness_report(
+                LivenessReport(voters.hash, encode_heard(voters, heard)), {peer for peer in links if members.is_current_key(peer)}
+            )
+
+    def _take_in(self) -> tuple[VoterSet, Links]:
+        now, voters, links = trio.current_time(), VoterSet(self._members().voters), self._links()
+        self._heard_at |= {peer: now - link.silent_seconds for peer, link in links.items()}
+        self._heard_at = {peer: at for peer, at in self._heard_at.items() if peer in voters}
+        deaf = {(who, peer) for who, heard in self._reports(voters, links).items() for peer in voters.members - heard}
+        self._deaf_since = {pair: self._deaf_since.get(pair, now) for pair in deaf}
+        return voters, links
+
+    def _links(self) -> Links:
+        return {link.peer: link for link in self._network.links()}
+
+    def _heard(self, voters: VoterSet, links: Links) -> frozenset[bytes]:
+        """Voters that are not suspected here. A link that has just ended may be made again: silence is what counts."""
+        after = trio.current_time() - self._network.keepalive.suspect_seconds
+        recent = {peer for peer, at in self._heard_at.items() if peer not in links and at > after}
+        linked = {peer for peer, link in links.items() if not link.suspected}
+        return voters.members & (linked | recent | {self._network.me})
+
+    def _reports(self, voters: VoterSet, links: Links) -> dict[bytes, frozenset[bytes]]:
+        """Whom other voters say that they hear, as far as these are heard themselves."""
+        found = {peer: link.liveness_report for peer, link in links.items() if peer in voters and not link.suspected}
+        return {
+            peer: decode_heard(voters, said.heard_voters) for peer, said in found.items() if said and said.voters == voters.hash
+        }
+
+    def liveness_matrix(self) -> LivenessMatrix:
+        """A row for this peer: the seconds since it last heard each voter. A row for each other voter: 0 for those that it says
+        it hears, and for others the seconds since it said so, with the silence that came before."""
+        voters, links = self._take_in()
+        now, me, reports = trio.current_time(), self._network.me, self._reports(voters, links)
+        borne = self._network.keepalive.suspect_seconds
+
+        def seconds(observer: bytes, peer: bytes) -> float | None:
+            if observer == me:
+                return now - self._heard_at[peer] if peer in self._heard_at else None
+            if observer not in reports:
+                return None
+            return 0.0 if peer in reports[observer] else now - self._deaf_since[observer, peer] + borne
+
+        rows = sorted(voters.members | {me})
+        return {peer_id(a): {peer_id(b): seconds(a, b) for b in voters.keys if a != b} for a in rows}
+
+    def partition_text(self, names: PeerNames) -> str:
+        """Names both sides, at a voter that is left with too few and has heard one of the others before; empty elsewhere."""
+        (voters, links), me = self._take_in(), self._network.me
+        here, needed = (self._network.live_peers() | {me}) & voters.members, voters.quorum
+        silent = self._heard_at.keys() - self._heard(voters, links)
+        if me not in voters or len(here) >= needed or not silent:
+            return ""
+        more = "1 more comes" if len(here) + 1 == needed else f"{needed - len(here)} more come"
+        return (
+            f"partition: {len(here)} of {len(voters)} voters here ({_named(here, names)}), {needed} are needed: "
+            f"nothing is decided until {more}; not heard: {_named(voters.members - here, names)}"
+        )
+
+    def gaps_text(self, names: PeerNames) -> str:
+        """Which voters that are heard here say that they do not hear others that are, too; empty where none does."""
+        voters, links = self._take_in()
+        heard = self._heard(voters, links)
+        reports = self._reports(voters, links)
+        deaf = [(names[peer_id(who)], heard - said) for who, said in sorted(reports.items()) if heard - said]
+        told = [f"{who} does not hear {_named(peers, names)}" for who, peers in deaf[:GAPS_MAX]]
+        return "; ".join(
+            told + [f"{pluralize(len(deaf) - GAPS_MAX, 'other')} with gaps: see `peer reach`"] * (len(deaf) > GAPS_MAX)
+        )
+
+
+def encode_heard(voters: VoterSet, heard: frozenset[bytes]) -> bytes:
+    number = sum(1 << place for place, key in enumerate(voters.keys) if key in heard)
+    return number.to_bytes(-(-len(voters) // 8), "little")
+
+
+@functools.lru_cache(maxsize=2 * VOTERS_MAX)  # each report is looked at every second
+def decode_heard(voters: VoterSet, bits: bytes) -> frozenset[bytes]:
+    """Bits beyond the last voter mean nothing."""
+    number = int.from_bytes(bits, "little")
+    return frozenset(key for place, key in enumerate(voters.keys) if number >> place & 1)
+
+
+def _named(peers: Iterable[bytes], names: PeerNames) -> str:
+    called = [names[peer_id(peer)] for peer in sorted(peers)]
+    more = [f"{len(called) - NAMED_MAX} more"] if len(called) > NAMED_MAX else []
+    return ", ".join(called[:NAMED_MAX] + more)

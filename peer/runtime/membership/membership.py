@@ -1,0 +1,158 @@
+"""Keeps this peer's membership as its operator configured it: admission, roles, standing as a voter, approvals by policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import trio
+
+from ledger.members import (
+    ADMIT_KIND,
+    ApproveVoter,
+    RegisterRoles,
+    RenameMember,
+    RotateKey,
+    StandAsVoter,
+    lowers_tolerance,
+    rotation_preimage,
+)
+from peer.runtime.driver import Driver
+from peer.runtime.transaction_submitter import TransactionSubmitter
+from peer.settings.invitation import InvitationString, make_admission
+from protocol.errors import UserError
+from protocol.identity import short_id
+
+JOIN_RETRY_SECONDS = 1.0  # a newcomer looks this often whether somebody is there to hand its admission to; blocks may not come
+NOT_DECIDED = "its admission is not decided yet"
+
+
+@dataclass
+class Membership:
+    driver: Driver
+    submitter: TransactionSubmitter
+    name: str
+    roles: tuple[str, ...]
+    wants_to_vote: bool  # wants to vote
+    approve_invited: int  # approvals this voter gives by itself
+    invitation: InvitationString | None
+    former_submitter: TransactionSubmitter | None = None  # speaks for the key that ours replaces, until that is decided
+    forget_former: Callable[[], None] = lambda: None
+    _told: frozenset[bytes] = field(default_factory=frozenset)
+    _told_wanted: frozenset[bytes] = frozenset()
+    _told_retired: dict[bytes, int] | None = None  # when who was, as far as this peer has looked
+    _has_said_name: bool = False  # once a start: two peers with one key and two names would else never stop
+
+    async def run(self) -> None:
+        """After every block, does the one next thing that is missing."""
+        while True:
+            applied = self.driver.block_applied
+            try:
+                await self._do_next_step()
+            except UserError as error:
+                self.driver.observer.report_membership_problem(str(error))
+            self._tell_candidates()
+            self._tell_retirements()
+            with trio.move_on_after(float("inf") if self._is_member else JOIN_RETRY_SECONDS):
+                await applied.wait()
+
+    @property
+    def _is_member(self) -> bool:
+        return self.driver.signer.public in self.driver.state.members.members
+
+    @property
+    def _is_to_vote(self) -> bool:
+        members = self.driver.state.members
+        return any(members.current_key(key) == self.driver.signer.public for key in members.upcoming)
+
+    def _tell_candidates(self) -> None:
+        """The operator of a voter learns of candidates that it may approve."""
+        members, me = self.driver.state.members, self.driver.signer.public
+        standing = frozenset(members.candidates)
+        for candidate in sorted(standing - self._told):
+            if me in members.voters:
+                text = f"{short_id(candidate)} stands as a voter: `peer approve {short_id(candidate)}` approves it"
+                self.driver.events.add("member", text, peer=candidate)
+        self._told = standing
+
+    def _tell_retirements(self) -> None:
+        """Operators of voters learn of wishes to retire a member. All operators learn of members that were retired."""
+        members, me = self.driver.state.members, self.driver.signer.public
+        wanted = frozenset(wish.subject for wish in members.retirement_votes.values())
+        for subject in sorted(wanted - self._told_wanted):
+            mine = members.retirement_votes.get(me)
+            if me in members.voters and (mine is None or mine.subject != subject):
+                command = f"peer retire {short_id(subject)}" + (
+                    " --lower-tolerance" if lowers_tolerance(members, subject) else ""
+                )
+                instead = f", instead of your wish about {short_id(mine.subject)}" if mine else ""
+                text = f"another voter wants {short_id(subject)} retired: `{command}` says so, too{instead}"
+                self.driver.events.add("member", text, peer=subject)
+        self._told_wanted = wanted
+        retired = {key: member.retired for key, member in members.members.items() if member.retired is not None}
+        for key, height in sorted(retired.items()):
+            if self._told_retired is not None and self._told_retired.get(key) != height:
+                self.driver.events.add("member", f"{short_id(key)} was retired at height {height}: it stays a member", peer=key)
+        self._told_retired = retired
+
+    async def _do_next_step(self) -> None:
+        state, me = self.driver.state, self.driver.signer.public
+        member = state.members.members.get(me)
+        if state.members.is_expelled(me):
+            raise UserError("this peer was expelled: the network has proof that its key signed what no honest peer signs")
+        if self.former_submitter is not None and self.former_submitter.signer.public in state.members.members:
+            await self._replace(self.former_submitter)
+        elif member is None:
+            await self._join()
+        elif member.roles != self.roles:
+            await self.submitter.submit("member/register", RegisterRoles(self.roles))
+        elif self.name and member.name != self.name and not self._has_said_name:
+            await self.submitter.submit("member/name", RenameMember(self.name))
+            self._has_said_name = True
+        elif self.wants_to_vote and not self._is_to_vote and me not in state.members.candidates and state.certified_roots:
+            height = max(state.certified_roots)
+            await self.submitter.submit("member/stand", StandAsVoter(height, state.certified_roots[height]))
+            self.driver.events.add("member", f"{short_id(me)} stands as a voter; a quorum must `peer approve` it")
+        elif me in state.members.voters:
+            await self._approve()
+
+    async def _replace(self, former: TransactionSubmitter) -> None:
+        """Our key comes in the place of `former`'s. It may be that this was decided already, or that the old one was expelled."""
+        me, old, members = self.driver.signer, former.signer.public, self.driver.state.members
+        if members.is_current_key(old):
+            signature = me.sign(rotation_preimage(self.driver.chain_id, old))
+            await former.submit("member/rotate", RotateKey(me.public, signature))
+        elif members.current_key(old) == me.public:
+            self.former_submitter = None
+            self.forget_former()
+        else:
+            raise UserError(f"the old key {short_id(old)} cannot be replaced: it was expelled, or has another successor")
+
+    async def _join(self) -> None:
+        if self.invitation is None:
+            return
+        witness = self.driver.observer
+        witness.membership_problem = witness.membership_problem or NOT_DECIDED
+        is_known = self.invitation.invitation.signer in self.driver.state.members.voters
+        if not is_known or not self.driver.network.connected_peers():
+            return
+        if self.submitter.has_pending:  # what this peer asked for before a restart, which others have told it
+            return
+        me = self.driver.signer.public
+        try:
+            await self.submitter.submit(ADMIT_KIND, make_admission(self.invitation, me, self.name or short_id(me)), math.inf)
+        except UserError:
+            if not self.submitter.has_pending:  # else they told it while this was on its way
+                raise
+
+    async def _approve(self) -> None:
+        """Policy: approves candidates that a voter invited and none retired since, up to the number that the operator set."""
+        state, me = self.driver.state.members, self.driver.signer.public
+        invited = {key for key, member in state.members.items() if member.invited_by is not None and member.retired is None}
+        given = sum(key in state.voters for key in invited) + sum(me in approvals for approvals in state.candidates.values())
+        for candidate, approvals in sorted(state.candidates.items()):
+            if given < self.approve_invited and me not in approvals and candidate in invited:
+                await self.submitter.submit("member/approve", ApproveVoter(candidate))
+                self.driver.events.add("member", f"approved {short_id(candidate)} by policy", peer=candidate)
+                return

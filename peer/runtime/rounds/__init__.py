@@ -1,0 +1,1 @@
+"""Training rounds: proposals, replays, loss spikes, and the pace of audit data."""

@@ -1,0 +1,1 @@
+"""Blocks and snapshots for peers that are behind."""

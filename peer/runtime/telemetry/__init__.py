@@ -1,0 +1,1 @@
+"""Event log, health, alerts and warnings for people."""

@@ -1,0 +1,78 @@
+"""In what state a peer is: one word for programs, one line for people. Nothing here decides anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+
+from consensus.voter_set import VoterSet
+from peer.node.node import Node
+from protocol.api import PeerState
+from protocol.units import display_round_number
+
+STALLED_SECONDS = 30.0  # about six views fail meanwhile: a leader or two that died, or a busy machine, take less
+BEHIND_MIN = 4  # heights: one that is being applied, and two whose votes are on their way, are normal
+BEHIND_SECONDS = 10.0  # fewer heights count too if nothing was decided here for so long
+
+
+# How `peer.runtime.telemetry.node_observer.why_halted` begins.
+HALT_STATES = {
+    "EXPELLED": PeerState.EXPELLED,
+    "HALTED": PeerState.HALTED,
+    "silent": PeerState.SILENT,
+    "not a member": PeerState.JOINING,
+}
+
+
+def peer_state(halted: str, waiting: str, behind: int | None, decided_seconds_ago: float | None, suspended: str) -> PeerState:
+    if halted:
+        return next(state for beginning, state in HALT_STATES.items() if halted.startswith(beginning))
+    if waiting:
+        return PeerState.WAITING
+    if is_behind(behind, decided_seconds_ago):
+        return PeerState.BEHIND
+    return PeerState.SUSPENDED if suspended else PeerState.WORKING
+
+
+def is_behind(behind: int | None, decided_seconds_ago: float | None) -> bool:
+    if not behind:
+        return False
+    return behind >= BEHIND_MIN or decided_seconds_ago is None or decided_seconds_ago >= BEHIND_SECONDS
+
+
+def heights_behind(node: Node, links: Set[bytes]) -> int | None:
+    """How many heights the voters have decided that are not applied here; None: no voter is there that could say.
+
+    One liar can claim any height: f + 1 voters must claim it, or all that are linked, where those are fewer.
+    """
+    voters = VoterSet(node.state.members.voters)
+    others = voters.members - {node.me}
+    linked = links & others
+    if others and not linked:
+        return None
+    claimed = node.replica.height_claimed_by(linked, min(voters.faults_tolerated + 1, len(linked)))
+    return max(claimed, node.replica.height) - (node.state.height + 1)
+
+
+def why_stalled(node: Node, links: Set[bytes], awaits_seconds: float, now: float) -> str:
+    """What a peer waits for although a quorum is linked; empty if for nothing.
+
+    `awaits_seconds`: for how long there has been work for the voters since the last decision.
+    """
+    voters = VoterSet(node.state.members.voters)
+    linked = links & voters.members
+    if node.me not in voters and not linked:
+        return f"waiting for the voters: none of {len(voters)} is here"
+    if awaits_seconds >= STALLED_SECONDS:
+        here = f"{len(linked | ({node.me} & voters.members))} of {len(voters)} voters are here"
+        return f"waiting for a decision: height {node.replica.height} has not come for {awaits_seconds:.0f} s ({here})"
+    return next(_open_rounds(node, links, now), "")
+
+
+def _open_rounds(node: Node, links: Set[bytes], now: float) -> Iterator[str]:
+    for key, book in node.rounds.books.items():
+        terms, name = book.terms, node.state.jobs.jobs[key].name
+        which = f"round {display_round_number(terms.round)} of {name!r}, open for {now - book.opened_at:.0f} s"
+        if book.proposals and now >= book.cut_off_due_at + STALLED_SECONDS:
+            yield f"waiting for the ballots of {which}: {len(book.ballots)} of {terms.quorum} needed are here"
+        elif not book.proposals and not terms.trainers & (links | {node.me}) and now >= book.opened_at + STALLED_SECONDS:
+            yield f"waiting for a trainer of {which}: none of {len(terms.trainers)} is here"

@@ -1,0 +1,344 @@
+"""What the driver saw, for people: the event log's lines, and how long decisions took. Nothing here decides anything."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+
+from consensus.effects import DecidedBlock, StepEffects, StoredBlock
+from consensus.evidence import Evidence
+from consensus.pbft.replica import Replica
+from consensus.voter_set import VoterSet
+from ledger.core.deterministic_failures import ModuleFailure
+from ledger.jobs import ClosedRound, Job
+from ledger.ledger_state import LedgerState
+from ledger.members import Member, RotateKey
+from peer.node.future_messages import RoundKey, RoundMessage
+from peer.node.node import Node, RoundEnded
+from peer.runtime.telemetry.block_events import admission_event, block_events, member_names
+from peer.runtime.telemetry.event_log import EventLog
+from peer.runtime.telemetry.risk_warnings import (
+    NO_AUDITS_WITHOUT_TOLERANCE_RISK,
+    SAMPLED_AUDITS_RISK,
+    SAMPLED_AUDITS_WITHOUT_TOLERANCE_RISK,
+)
+from peer.runtime.telemetry.straggler import StragglerDetector
+from protocol import codec
+from protocol.identity import Signed, peer_id, short_id
+from protocol.messages import Ballot, CutOff, Judgement, Proposal, Transaction, Vouch
+from protocol.units import display_round_number
+from protocol.verdicts import DIVERGING, Verdict, verdict_label
+from training.job_spec import AuditMode, JobSpec
+
+COMPARE_PEERS = "people have to compare their peers: see 'When peers do not hold the same state' in the guide"
+COMPARE_BLOCKS = "compare the blocks of that height with people you trust, over another way"
+REPORT_IT = "this is a bug, met by every peer alike: report it with this line"
+FAILURES_REPORTED_MAX = 64  # remembered, so that each is told once
+DECISION_TIMES_KEPT = 10_000  # for percentiles
+
+
+class NodeObserver:
+    def __init__(self, event_log: EventLog, now: Callable[[], float], state: LedgerState | None = None) -> None:
+        self.events, self._now = event_log, now
+        self.started_at = now()
+        self.decisions = 0
+        self.first_decision_at: float | None = None
+        self.last_decision_at: float | None = None
+        self._awaits_since: float | None = None
+        self._late: dict[bytes, StragglerDetector] = {}  # by job
+        self.decision_seconds: deque[float] = deque(maxlen=DECISION_TIMES_KEPT)
+        self._first_seen: dict[int, float] = {}  # when a block of this height was first stored here
+        self._decided_in: dict[int, float] = {}
+        self._refusal: str | None = None
+        self._dispute: str | None = None
+        self._disputed = ""
+        self.failure = ""  # the last one
+        self._failures: dict[str, None] = {}  # those that were told
+        self._silent_below = 0
+        self._is_copied = False
+        self._unknown = ""
+        self._muted: Set[RoundKey] = frozenset()
+        self._signers: set[bytes] = set()
+        self._before = state  # the last one that was applied
+        self.membership_problem = ""  # why this peer is not yet what its operator wants
+        if state is not None:
+            self.events.names = member_names(state.members)
+
+    def record_step(self, turn: StepEffects) -> None:
+        for record in turn.records:
+            if isinstance(record, StoredBlock):
+                self._first_seen.setdefault(record.height, self._now())
+        for decided in turn.decided_blocks:
+            self._decided(decided)
+
+    def _decided(self, decided: DecidedBlock) -> None:
+        self.first_decision_at = self.first_decision_at or self._now()
+        self._awaits_since = None
+        self.decisions += 1
+        signers = sorted(decided.certificate.signatures)
+        self._signers.update(signers)
+        text = f"height {decided.height} decided by {len(signers)} signatures"
+        seen = self._first_seen.pop(decided.height, None)
+        fields = {"height": decided.height, "signers": " ".join(map(short_id, signers)), "seen": seen is not None}
+        self.events.add_detail("decided", text, **fields)
+        # A decision without votes here was made while this peer was away: its block says when.
+        self.last_decision_at = self._now() if seen is not None else decided.decode().time_ms / 1_000
+        if seen is not None:
+            self._decided_in[decided.height] = self._now() - seen
+            self.decision_seconds.append(self._now() - seen)
+        self._first_seen = {height: at for height, at in self._first_seen.items() if height > decided.height}
+
+    def take_signers(self) -> Set[bytes]:
+        """The keys whose signatures stand under what was decided since the last call."""
+        taken, self._signers = self._signers, set()
+        return taken
+
+    def record_pending_work(self, decision: bool) -> None:
+        """Whether there is work for the voters after this turn."""
+        if not decision:
+            self._awaits_since = None
+        elif self._awaits_since is None:
+            self._awaits_since = self._now()
+
+    @property
+    def pending_work_seconds(self) -> float:
+        """For how long there has been work without a decision; 0 if there is none."""
+        return 0.0 if self._awaits_since is None else self._now() - self._awaits_since
+
+    def report_evidence(self, evidence: Evidence) -> None:
+        text = f"{short_id(evidence.signer)} signed two things that exclude each other"
+        self.events.add("evidence", text, peer=evidence.signer)
+
+    def report_refusal(self, height: int, refusal: str | None) -> None:
+        if refusal is not None and refusal != self._refusal:
+            self.events.add("warning", f"not preparing the block proposed for height {height}: {refusal}")
+        self._refusal = refusal
+
+    def report_state_root_split(self, dispute: str | None) -> None:
+        if dispute is not None and dispute != self._dispute:
+            self.events.add("warning", f"{dispute}; {COMPARE_PEERS}")
+        self._dispute = dispute
+
+    def report_fork(self, disputed: str) -> None:
+        if disputed and disputed != self._disputed:
+            self.events.add("warning", disputed)
+        self._disputed = disputed
+
+    def report_expulsion(self, evidence: Evidence) -> None:
+        text = f"{short_id(evidence.signer)} was expelled: it signed {_what(evidence)}"
+        self.events.add("member", text, peer=evidence.signer)
+
+    def report_rotation(self, old: bytes, new: bytes) -> None:
+        self.events.add("member", f"{short_id(new)} is now the key of {short_id(old)}", peer=new)
+
+    def report_failures(self, where: str, failures: Iterable[ModuleFailure]) -> None:
+        """A bug of the program. What `status` shows of it stays until this peer is restarted."""
+        for failure in failures:
+            self.failure = f"FAILED: {where}: {failure}"
+            if str(failure) not in self._failures:
+                self._failures[str(failure)] = None
+                self.events.add("warning", f"{self.failure}; {REPORT_IT}")
+        while len(self._failures) > FAILURES_REPORTED_MAX:
+            del self._failures[next(iter(self._failures))]
+
+    def report_vote_lockout(self, height: int, below: int) -> None:
+        if height < below and below != self._silent_below:
+            self._silent_below = below
+            self.events.add("warning", vote_lockout_text(below))
+
+    def report_duplicate_identity(self, what: str | None) -> None:
+        if what is not None and not self._is_copied:
+            self.events.add("warning", f"HALTED: {duplicate_identity_text(what)}")
+        self._is_copied = what is not None
+
+    def report_unknown_upgrade(self, what: str) -> None:
+        """Tells the operator of an upgrade that is due, long before it acts."""
+        if what and what != self._unknown:
+            self.events.add("warning", what)
+        self._unknown = what
+
+    def report_muted_rounds(self, rounds: Set[RoundKey]) -> None:
+        for job, number in sorted(rounds - self._muted):
+            text = (
+                f"saying nothing more in round {display_round_number(number)}: a message of ours in it is missing from this disk"
+            )
+            self.events.add("warning", text, job=job, round=number)
+        self._muted = rounds
+
+    def report_membership_problem(self, problem: str) -> None:
+        if problem != self.membership_problem:
+            self.events.add("warning", f"membership: {problem}")
+        self.membership_problem = problem
+
+    def report_round_message(self, signer: bytes, message: RoundMessage) -> None:
+        fields = {"peer": signer, "job": message.job, "round": message.round}
+        text = f"round {display_round_number(message.round)}: {short_id(signer)} {self._words(message)}"
+        self.events.add_detail(message.TAG, text, **fields)
+
+    def _words(self, message: RoundMessage) -> str:
+        match message:
+            case Proposal():
+                return "proposes"
+            case Ballot():
+                verdicts = (f"{short_id(j.trainer)}: {self._label(message.job, j.verdict)}" for j in message.judgements)
+                return f"votes {', '.join(verdicts)}"
+            case Vouch():
+                return ", ".join(self._vouch(message.job, judgement) for judgement in message.judgements)
+            case CutOff():
+                return "wants to close"
+
+    def _vouch(self, job: bytes, judgement: Judgement) -> str:
+        name, verdict = short_id(judgement.trainer), judgement.verdict
+        if verdict is Verdict.ACCEPT:
+            return f"vouches for {name}"
+        return f"is unsure of {name}" if verdict is Verdict.UNJUDGED else f"rejects {name} ({self._label(job, verdict)})"
+
+    def _label(self, job: bytes, verdict: Verdict) -> str:
+        return verdict_label(verdict, self._labels(job))
+
+    def _labels(self, job: bytes) -> tuple[str, ...]:
+        known = self._before.jobs.jobs.get(job) if self._before else None
+        return JobSpec.decode(known.spec).resolved_objective.reason_labels if known else ()
+
+    def record_closed_round(self, closed: ClosedRound, state: LedgerState, opened: float | None) -> dict[str, float]:
+        """A closed round's figures, as far as they were measured; `opened`: when it was opened here."""
+        outcome = closed.outcome
+        parts = [f"accepted {short_id(trainer)}" for trainer in outcome.accepted]
+        own = self._labels(closed.job)
+        parts += [_refused(trainer, outcome.rejection_reason(trainer, own)) for trainer in outcome.rejected]
+        parts += [f"absent {short_id(trainer)}" for trainer in sorted(outcome.absent)]
+        root = state.jobs.jobs[closed.job].model_root
+        fields = {"job": closed.job, "round": closed.round, "root": root, "height": state.height}
+        self.events.add("round", f"round {display_round_number(closed.round)}: {', '.join(parts)}", **fields)
+        decided_in = self._decided_in.pop(state.height, None)
+        if decided_in is None:  # a replayed round: it took its time before we came
+            return {}
+        figures = {"decision_ms": 1_000 * decided_in}
+        return figures if opened is None else figures | {"seconds": self._now() - opened}
+
+    def check_straggling(self, closed: ClosedRound, state: LedgerState, me: bytes, round: RoundEnded) -> None:
+        """Tells a trainer whose updates come too late, once in a while."""
+        running = state.jobs.running()
+        self._late = {key: late for key, late in self._late.items() if key in running}
+        if closed.job in running:
+            late = self._late.setdefault(closed.job, StragglerDetector())
+            if late.record_round(closed.outcome, me, round.has_proposed, self._now() - round.opened_at):
+                self.events.add("warning", late.describe_cause(running[closed.job].name), job=closed.job, round=closed.round)
+
+    def straggler_text(self, running: Mapping[bytes, Job]) -> str:
+        """Why this trainer's updates come too late, for each running job where they do; empty if for none."""
+        return "; ".join(
+            filter(None, (late.describe_cause(running[key].name) for key, late in self._late.items() if key in running))
+        )
+
+    def report_started_job(self, key: bytes, state: LedgerState) -> None:
+        job = state.jobs.jobs[key]
+        spec = JobSpec.decode(job.spec)
+        caveats = [SAMPLED_AUDITS_RISK] * (spec.audit is AuditMode.SAMPLED)
+        if not spec.liars:
+            caveats += {
+                AuditMode.SAMPLED: [SAMPLED_AUDITS_WITHOUT_TOLERANCE_RISK],
+                AuditMode.OFF: [NO_AUDITS_WITHOUT_TOLERANCE_RISK],
+            }.get(spec.audit, [])
+        for caveat in caveats:
+            self.events.add("warning", f"job {job.name}: {caveat}", job=key, author=peer_id(job.author))
+
+    def report_renewed_round(self, key: RoundKey, job: Job) -> None:
+        text = (
+            f"round {display_round_number(key[1])} of {job.name} goes on with {len(job.voters)} voters: too few "
+            "of its first ones are left"
+        )
+        self.events.add("job", text, job=key[0], round=key[1])
+
+    def record_applied_block(self, state: LedgerState) -> None:
+        self._learn_names(state)
+        text = f"height {state.height} applied, state root {state.state_root.hex()[:16]}"
+        self.events.add_detail("applied", text, height=state.height, root=state.state_root)
+        if self._before is not None and self._before.height + 1 == state.height:  # else a snapshot came in between
+            for item in block_events(self._before, state):
+                if item.kind == "member":
+                    self.events.add("member", item.text, peer=item.about)
+                elif not _is_test(state.jobs.jobs[item.about]):  # that one tells its phases itself
+                    self.events.add(item.kind, item.text, job=item.about)
+        self._before = state
+        self._decided_in = {height: seconds for height, seconds in self._decided_in.items() if height > state.height}
+
+    def record_restored_state(self, state: LedgerState, me: bytes) -> None:
+        """A snapshot has come in between. Of all that happened up to it, only this peer's own admission is told."""
+        self._learn_names(state)
+        item = admission_event(me, self._before.members, state.members) if self._before is not None else None
+        if item is not None:
+            self.events.add("member", item.text, peer=me)
+        self._before = state
+
+    def _learn_names(self, state: LedgerState) -> None:
+        if self._before is None or self._before.members.members is not state.members.members:
+            self.events.names = member_names(state.members)
+
+
+def _is_test(job: Job) -> bool:
+    return not JobSpec.decode(job.spec).resolved_objective.needs_worker
+
+
+def key_rotations(transactions: Iterable[Signed]) -> Iterator[tuple[bytes, bytes]]:
+    """(old key, new key) of those among a decided block's transactions that replace one."""
+    for signed in transactions:
+        transaction = codec.decode_message(signed.body, (Transaction,))
+        if transaction.kind == "member/rotate":
+            yield signed.signer, codec.decode(RotateKey, transaction.content).new_key
+
+
+def why_halted(replica: Replica, member: Member | None, membership_problem: str = "", unknown: str = "") -> str:
+    """Why a peer, which is this member, signs nothing, or nothing that counts; empty if it works."""
+    if member is not None and member.expelled is not None:
+        return f"EXPELLED at height {member.expelled}: the chain holds two statements of this key that exclude each other"
+    if replica.divergence is not None:
+        return f"HALTED: {replica.divergence}; the certified state is being restored"
+    if replica.duplicate_identity_reason is not None:
+        return f"HALTED: {duplicate_identity_text(replica.duplicate_identity_reason)}"
+    if replica.is_outdated:
+        return f"HALTED: {unknown}"
+    if replica.state_root_split is not None:
+        return f"HALTED: {replica.state_root_split}; {COMPARE_PEERS}"
+    if replica.height < replica.no_votes_below:
+        return vote_lockout_text(replica.no_votes_below)
+    return f"not a member: {membership_problem}" if member is None and membership_problem else ""
+
+
+def fork_text(replica: Replica) -> str:
+    """Why people must look at the network although this peer works; empty if they need not."""
+    return f"DISPUTED: {replica.fork_proof}; {COMPARE_BLOCKS}" if replica.fork_proof is not None else ""
+
+
+def why_waiting(node: Node, links: Set[bytes]) -> str:
+    """The voters for which a peer that could sign waits; empty if for none."""
+    voters = VoterSet(node.state.members.voters)
+    here = len((links | {node.me}) & set(voters.keys))
+    if node.replica.is_voter and here < voters.quorum:
+        return f"waiting for a quorum: {here} of {len(voters)} voters are here, {voters.quorum} are needed"
+    is_working = node.state.height + 1 >= node.replica.height and not why_halted(node.replica, None)
+    if is_working and not node.may_sign_round_messages:
+        return f"waiting for a quorum: {voters.quorum} voters must first say what they heard this peer sign"
+    return ""
+
+
+def duplicate_identity_text(what: str) -> str:
+    return (
+        f"another machine has this peer's key (it {what}): is a copy of this data directory running? This peer signs nothing "
+        "more. Stop one of the two for good, then start the other again"
+    )
+
+
+def vote_lockout_text(below: int) -> str:
+    return f"silent until height {below}: signatures of ours are missing from this disk (was it restored from a backup?)"
+
+
+def _refused(trainer: bytes, reason: str) -> str:
+    name = short_id(trainer)
+    return f"{reason} {name}" if reason in (Verdict.UNJUDGED.label, DIVERGING) else f"rejected {name} ({reason})"
+
+
+def _what(evidence: Evidence) -> str:
+    """Two messages that exclude each other, in words."""
+    first, second = (str(codec.unpack(signed.body, len(signed.body))[0]) for signed in (evidence.first, evidence.second))
+    return f"two different {first}s" if first == second else f"a {first} and a {second} that exclude each other"

@@ -1,0 +1,269 @@
+"""The data directory: everything of one peer, and the only place it writes to.
+
+identity.key    secret Ed25519 seed, mode 0600          ledger.sqlite   blocks, certificates, own votes
+identity.old    the seed before it, until the network knows the new one
+identity.next   the seed to come, while `peer rekey` works: nobody signs with any as long as it is there
+genesis         founding block of the network           blobs/          payloads and data, by digest
+peer.toml       settings                                models/         parameters, memory-mapped
+peer.lock       held by the running daemon              control.sock    where consoles attach
+parts/          what parts keep, such as open answers
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import os
+import shlex
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from protocol.errors import StorageError, UserError
+from protocol.identity import Identity
+from storage.crash_points import crash_points
+from storage.durable_files import lock_file, sync_directory
+
+SEED_CHARACTERS = 64  # 32 bytes, hexadecimal
+STARTING_SECONDS_MAX = 120  # a large ledger on a busy machine takes a minute
+OTHERS_ACCESS_BITS = 0o077  # access of everybody but the owner: keys, accounts and answers of people are inside
+PID_CHARACTERS_MAX = 32  # of the lock file; the largest process id on Linux has seven digits
+
+_REASONS = {
+    errno.ENOSPC: "the disk is full; free some space and start again",
+    errno.EDQUOT: "the disk quota is used up; free some space and start again",
+    errno.EROFS: "the file system is read-only; mount it writable or choose another --data-dir",
+    errno.EACCES: "permission denied; check the owner of the data directory",
+    errno.EPERM: "permission denied; check the owner of the data directory",
+    errno.EEXIST: "it is not a directory; choose another --data-dir",
+    errno.ENOTDIR: "a part of the path is not a directory; choose another --data-dir",
+}
+
+
+@contextlib.contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turns what the operating system says about `path` into a line for a person."""
+    try:
+        yield
+    except OSError as error:
+        reason = _REASONS.get(error.errno or 0) or error.strerror or str(error)
+        raise StorageError(f"{error.filename or path}: {reason}") from None
+
+
+def _require_private(path: Path) -> None:
+    """Takes the access of others away, and says so. `UserError` for a directory of another user, and `OSError`."""
+    found = path.stat()
+    if found.st_uid != os.geteuid():
+        way = "run as that user, or choose another --data-dir"
+        raise UserError(f"data directory {path} belongs to user {found.st_uid}, this is user {os.geteuid()}: {way}")
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & OTHERS_ACCESS_BITS:
+        path.chmod(mode & ~OTHERS_ACCESS_BITS)
+        told = (
+            f"data directory {path} had mode {mode:04o}, so others of this machine could open it; now "
+            f"{mode & ~OTHERS_ACCESS_BITS:04o}"
+        )
+        with contextlib.suppress(OSError):
+            print(f"peer: {told}", file=sys.stderr)
+
+
+class DataDirectory:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.identity_key = path / "identity.key"
+        self.addresses = path / "addresses"
+        self.former_key = path / "identity.old"
+        self.next_key = path / "identity.next"
+        self.genesis = path / "genesis"
+        self.ledger = path / "ledger.sqlite"
+        self.blobs = path / "blobs"
+        self.buffers = path / "buffers"
+        self.models = path / "models"
+        self.control_socket = path / "control.sock"
+        self.lock_file = path / "peer.lock"
+        self.settings_file = path / "peer.toml"
+        self.history = path / "console_history"
+
+    @classmethod
+    def create(cls, path: Path) -> DataDirectory:
+        """Makes the directory and its folders where they are missing; what is there stays."""
+        directory = cls(path)
+        with storage_errors(path):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _require_private(path)
+            directory.blobs.mkdir(exist_ok=True)
+            directory.models.mkdir(exist_ok=True)
+        return directory
+
+    @classmethod
+    def open(cls, path: Path) -> DataDirectory:
+        """The directory of a peer that exists already, or `UserError`."""
+        if not path.is_dir():
+            raise UserError(f"no data directory at {path}: make one with `peer init` or `peer join`, or name it with --data-dir")
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise UserError(f"data directory {path} cannot be written by this user; check its owner and mode")
+        if not cls(path).identity_key.exists():
+            raise UserError(f"{path} holds no identity.key: make one with `peer init` or `peer join`")
+        return cls.create(path)
+
+    def create_identity(self) -> Identity:
+        """Makes the peer's key. Raises `UserError` if there is one."""
+        identity = Identity.generate()
+        self.write_identity(identity)
+        return identity
+
+    def write_identity(self, identity: Identity) -> None:
+        try:
+            self._create(self.identity_key, identity.seed.hex().encode() + b"\n", 0o600)
+        except FileExistsError:
+            raise UserError(f"{self.identity_key} exists; this peer has an identity already") from None
+
+    def begin_key_replacement(self) -> None:
+        """Makes a new key and a second name for the old one. From here until `replace_identity`, `load_identity` refuses, also
+        after a crash: what the old key signed may go meanwhile. After a crash, the same calls go on with the same new key."""
+        if not self.next_key.exists():
+            self._create(self.next_key, Identity.generate().seed.hex().encode() + b"\n", 0o600)
+        if not self.former_key.exists():
+            with storage_errors(self.former_key):
+                os.link(self.identity_key, self.former_key)
+                sync_directory(self.path)
+
+    def replace_identity(self) -> Identity:
+        """Puts the new key in its place; returns it."""
+        with storage_errors(self.identity_key):
+            os.replace(self.next_key, self.identity_key)
+            sync_directory(self.path)
+        return self.load_identity()
+
+    def load_former_identity(self) -> Identity | None:
+        """The key before this one, as long as the network may not know the new one."""
+        return self._load_key(self.former_key) if self.former_key.exists() else None
+
+    def forget_former_identity(self) -> None:
+        with storage_errors(self.former_key):
+            self.former_key.unlink(missing_ok=True)
+
+    def archive_state(self) -> Path:
+        """Moves what the peer knew into a folder of its own, which is returned: its next key begins anew, with its blobs.
+
+        Between `begin_key_replacement` and `replace_identity` only. After a crash on the way, the same call goes on: the mark
+        that votes were cast goes last, so that the store refuses until then.
+        """
+        assert self.next_key.exists()
+        number = next(n for n in itertools.count() if not (self.path / f"lost-{n}").exists())
+        folder = self.path / f"lost-{number}"
+        with storage_errors(folder):
+            folder.mkdir()
+            for file in (self.models, *sorted(self.path.glob(f"{self.ledger.name}*"))):
+                file.rename(folder / file.name)
+            self.models.mkdir()
+            sync_directory(self.path)
+        return folder
+
+    def load_identity(self) -> Identity:
+        """The peer's key. Raises `UserError` if it is missing, damaged, readable by others, or about to be replaced."""
+        if self.next_key.exists():
+            raise UserError(f"{self.next_key}: a change of this peer's key was cut off; give `peer rekey` again, which goes on")
+        return self._load_key(self.identity_key)
+
+    def load_identity_to_replace(self) -> Identity:
+        """The peer's key, also where a crash cut off its replacement.
+
+        Raises `UserError` while the network has not decided about the replacement before.
+        """
+        present, former = self._load_key(self.identity_key), self.load_former_identity()
+        if former is not None and former.seed != present.seed:
+            text = "is of a change that is not decided yet: run the peer until it is (the guide says what to do if it cannot run)"
+            raise UserError(f"{self.former_key} {text}")
+        return present
+
+    def _load_key(self, path: Path) -> Identity:
+        try:
+            with storage_errors(path), open(path, "rb") as file:
+                mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+                text = file.read(SEED_CHARACTERS + 2)
+        except StorageError as error:
+            if not path.exists():
+                raise UserError(f"{self.path} holds no {path.name}: make one with `peer init` or `peer join`") from None
+            raise error
+        if mode & OTHERS_ACCESS_BITS:
+            raise UserError(f"{path} has mode {mode:04o}, so others can use this key; mend it: chmod 600 {path}")
+        try:
+            seed = bytes.fromhex(text.decode("ascii"))
+        except ValueError:
+            seed = b""
+        if len(seed) != SEED_CHARACTERS // 2:
+            raise UserError(f"{path} is damaged: expected {SEED_CHARACTERS} hexadecimal digits; restore it from a copy")
+        return Identity(seed)
+
+    def write_genesis(self, data: bytes) -> None:
+        """Raises `UserError` if this peer belongs to a network already."""
+        try:
+            self._create(self.genesis, data, 0o644)
+        except FileExistsError:
+            raise UserError(f"{self.genesis} exists: this peer belongs to a network already; use another --data-dir") from None
+
+    def read_genesis(self) -> bytes:
+        if not self.genesis.exists():
+            raise UserError(f"{self.path} belongs to no network yet: run `peer init` or `peer join` first")
+        with storage_errors(self.genesis):
+            return self.genesis.read_bytes()
+
+    def _create(self, path: Path, data: bytes, mode: int) -> None:
+        """Writes a new file so that after a crash it is there whole or not at all. Raises `FileExistsError`."""
+        draft = path.with_name(f"{path.name}.{os.getpid()}.new")
+        with storage_errors(path), crash_points(path.name):
+            draft.unlink(missing_ok=True)
+            try:
+                descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+                with open(descriptor, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                try:
+                    os.link(draft, path)  # unlike a rename, a link never replaces a file
+                except FileExistsError:
+                    exists = True
+                else:
+                    exists = False
+            finally:
+                draft.unlink(missing_ok=True)
+            sync_directory(path.parent)
+        if exists:
+            raise FileExistsError(path)
+
+    def starting_process(self) -> int | None:
+        """The process that has begun with this directory in the last minutes, and lives. For one that cannot be asked yet."""
+        try:
+            if time.time() - self.lock_file.stat().st_mtime > STARTING_SECONDS_MAX:
+                return None  # its number may be another process's by now
+            process = int(self.lock_file.read_text())
+            os.kill(process, 0)
+        except (OSError, ValueError):
+            return None
+        return process
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Held as long as a daemon works on this directory; the operating system drops it with the process."""
+        with storage_errors(self.lock_file):
+            descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                lock_file(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, self.path)
+            except BlockingIOError:
+                holder = os.pread(descriptor, PID_CHARACTERS_MAX, 0).decode("ascii", "replace").strip() or "unknown"
+                raise UserError(
+                    f"a peer runs on {self.path} already (process {holder}); "
+                    f"attach with `peer console --data-dir {shlex.quote(str(self.path))}`"
+                ) from None
+            with storage_errors(self.lock_file):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+            yield
+        finally:
+            os.close(descriptor)

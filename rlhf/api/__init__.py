@@ -1,0 +1,1 @@
+"""Answers to calls about preferences and the jobs that learned from them."""

@@ -1,0 +1,245 @@
+"""Two event loops: aiohttp's asyncio in a thread of its own, and the peer's Trio. Here alone they meet.
+
+A handler awaits a call; Trio runs it and hands the result back. What the site raises arrives at the handler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
+from typing import Any, cast
+
+import trio
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from protocol.addresses import host_subnet
+from web.api_backend import ApiBackend
+from web.app import make_application
+from web.connection_limits import ConnectionSlots, LimitedRequestHandler
+from web.problem_details import HttpProblem
+from web.routes import Route
+
+SHUTDOWN_SECONDS = 1.0
+HANDSHAKE_SECONDS = 10.0  # of TLS
+SWEEP_SECONDS = 1.0  # between looks for connections that are too late
+BACKLOG = 128  # connections that wait in the kernel
+ACCEPT_SECONDS = 0.002  # for each one: a flood takes a tenth of a processor, and 500 come in a second
+ACCEPT_RETRY_SECONDS = 0.1  # until the kernel is asked again that had no descriptor for another connection
+
+log = logging.getLogger("site")
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """A stranger's malformed request, or one that it left, is no news: it would fill the log."""
+    return not (
+        record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | web.RequestPayloadError | ConnectionError)
+    )
+
+
+log.addFilter(_is_ours)
+
+
+class HttpAcceptor:
+    """Takes connections from the kernel at a bounded rate and gives each a place."""
+
+    def __init__(self, server: web.Server, places: ConnectionSlots, tls: Callable[[], ssl.SSLContext | None]) -> None:
+        """`tls`: the context of the next connection."""
+        self._server, self._places, self._tls = server, places, tls
+        self._serving: set[asyncio.Task[None]] = set()
+
+    async def run(self, listeners: Collection[socket.socket]) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._sweep())
+            for listener in listeners:
+                tasks.create_task(self._accept(listener))
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            self._places.close_overdue()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop, is_told = asyncio.get_running_loop(), False
+        while True:
+            try:
+                connection, address = await loop.sock_accept(listener)
+            except OSError as error:  # no descriptor is left, or the caller is gone
+                if not is_told:
+                    log.error("cannot accept a connection: %s", error)
+                is_told = True
+                await asyncio.sleep(ACCEPT_RETRY_SECONDS)
+                continue
+            is_told = False
+            serving = loop.create_task(self._serve(connection, host_subnet(address[0].partition("%")[0])))
+            self._serving.add(serving)
+            serving.add_done_callback(self._serving.discard)
+            await asyncio.sleep(ACCEPT_SECONDS)
+
+    async def _serve(self, connection: socket.socket, host: str) -> None:
+        """Returns once the library serves the connection, or it failed before."""
+        task = asyncio.current_task()
+        assert task is not None
+        place = self._places.acquire_slot(host, task.cancel)
+        loop, tls = asyncio.get_running_loop(), self._tls()
+        timeout = None if tls is None else HANDSHAKE_SECONDS
+        try:
+            await loop.connect_accepted_socket(
+                lambda: LimitedRequestHandler(self._places, place, self._server, loop=loop, logger=log),
+                connection,
+                ssl=tls,
+                ssl_handshake_timeout=timeout,
+            )
+            return
+        except (OSError, asyncio.CancelledError):  # of TLS, or it gave way
+            pass
+        except Exception:  # a fault of ours costs this connection alone
+            log.exception("a connection could not be served")
+        self._places.release_slot(place)
+        connection.close()
+
+
+class AsyncioBridge:
+    """Serves a site on an address until `run` is cancelled."""
+
+    def __init__(
+        self,
+        site: Any,
+        routes: tuple[Route, ...],
+        host: str,
+        port: int,
+        connections_max: int,
+        names: Collection[str] = (),
+        tls: ssl.SSLContext | None = None,
+        proxies: Collection[str] = (),
+    ) -> None:
+        """`names`: of this host, beside its addresses. `proxies`: for `web.proxy_headers`. Without `tls` it speaks plain HTTP."""
+        self._site, self._routes, self._host, self._port, self._names = site, routes, host, port, names
+        self._calls_max = connections_max  # one for each connection: the bounds of hosts hold there
+        self.tls = tls  # another context is for connections that come then
+        self._places, self._proxies = ConnectionSlots(connections_max, frozenset(map(host_subnet, proxies))), proxies
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended = threading.Event()
+        self._running = 0
+
+    async def run(self, *, task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED) -> None:
+        """Starts with the address that it listens on. Raises `OSError` if it cannot listen there."""
+        opened = await trio.open_tcp_listeners(self._port, host=self._host, backlog=BACKLOG)
+        listeners = [socket.socket(fileno=listener.socket.detach()) for listener in opened]
+        address = listeners[0].getsockname()[:2]
+        send, receive = trio.open_memory_channel[Exception | None](2)
+        self._token = trio.lowlevel.current_trio_token()
+        async with trio.open_nursery() as self._nursery:
+            thread = threading.Thread(target=self._serve, args=(listeners, send), name="site", daemon=True)
+            thread.start()
+            try:
+                error = await receive.receive()
+                if error is None:
+                    task_status.started(address)
+                    error = await receive.receive()  # the thread ends before it is asked to
+            finally:
+                self._stop()
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(self._ended.wait, 2 * SHUTDOWN_SECONDS)
+        assert error is not None
+        raise error  # outside the nursery, which would wrap it
+
+    # In the thread of asyncio ----------------------------------------------------------------------------------------
+
+    def _serve(self, listeners: list[socket.socket], send: trio.MemorySendChannel[Exception | None]) -> None:
+        try:
+            asyncio.run(self._listen(listeners, send))
+        except Exception as error:  # a fault of ours: the part ends with it
+            log.exception("the thread of the site ended")
+            with contextlib.suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(send.send_nowait, error)
+        finally:
+            for listener in listeners:
+                listener.close()
+            self._ended.set()
+
+    async def _listen(self, listeners: list[socket.socket], send: trio.MemorySendChannel[Exception | None]) -> None:
+        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+        app = make_application(cast(ApiBackend, _SiteProxy(self)), self._routes, self._names, self._proxies)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS, logger=log)
+        await runner.setup()
+        assert runner.server is not None
+        accepting = asyncio.create_task(HttpAcceptor(runner.server, self._places, lambda: self.tls).run(listeners))
+        ending = asyncio.create_task(self._end.wait())
+        try:
+            self._token.run_sync_soon(send.send_nowait, None)
+            await asyncio.wait((accepting, ending), return_when=asyncio.FIRST_COMPLETED)
+            if accepting.done():
+                accepting.result()
+        finally:
+            accepting.cancel()
+            ending.cancel()
+            await runner.cleanup()
+
+    def _stop(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._end.set)
+
+    async def call_site(self, name: str, /, *arguments: Any, **named: Any) -> Any:
+        assert self._loop is not None
+        if self._running >= self._calls_max:
+            raise HttpProblem("too-many", "this peer answers others at the moment", 1)
+        self._running += 1
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        try:
+            self._token.run_sync_soon(self._start, partial(getattr(self._site, name), *arguments, **named), answer)
+            return await answer
+        except trio.RunFinishedError:
+            raise HttpProblem("stopping", "this peer is stopping") from None
+        finally:
+            self._running -= 1
+            del answer  # its error holds this frame, and so what was asked, such as a file
+
+    # In Trio's thread ------------------------------------------------------------------------------------------------
+
+    def _start(self, do: Callable[[], Awaitable[Any]], answer: asyncio.Future[Any]) -> None:
+        self._nursery.start_soon(self._answer, do, answer)
+
+    async def _answer(self, do: Callable[[], Awaitable[Any]], answer: asyncio.Future[Any]) -> None:
+        try:
+            result, error = await do(), None
+        except HttpProblem as problem:
+            result, error = None, problem
+        except Exception:  # a slip of ours over what one stranger asked: the peer goes on, and its log says what it was
+            log.exception("a call of the site failed")
+            result, error = None, HttpProblem("internal", "this peer made a mistake: its operator finds it in the log")
+        except BaseException:
+            self._reply(answer, None, HttpProblem("stopping", "this peer is stopping"))
+            raise
+        self._reply(answer, result, error)
+        del do, answer, error  # the error holds this frame: cycles are looked for seldom
+
+    def _reply(self, answer: asyncio.Future[Any], result: Any, error: HttpProblem | None) -> None:
+        if self._loop is None or self._loop.is_closed():
+            return
+        self._loop.call_soon_threadsafe(partial(_resolve_future, answer, result, error))
+
+
+def _resolve_future(answer: asyncio.Future[Any], result: Any, error: HttpProblem | None) -> None:
+    if answer.done():  # whoever asked is gone
+        return
+    if error is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(result)
+
+
+class _SiteProxy:
+    """The site, as handlers see it."""
+
+    def __init__(self, bridge: AsyncioBridge) -> None:
+        self._bridge = bridge
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        return partial(self._bridge.call_site, name)

@@ -1,0 +1,85 @@
+"""What a foreign page, or a foreign name of this host, must not do with the browser of somebody who is signed in here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from ipaddress import ip_address
+from typing import Final
+
+from aiohttp import web
+
+from web.problem_details import HttpProblem
+
+COOKIE_NAMES: Final = {"annotator": "folkmoot", "operator": "folkmoot-operator"}  # one browser may be both
+CSRF_HEADER: Final = "X-Folkmoot"  # that no form sends, and no foreign script without asking first
+HOST_PATTERN: Final = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::(?P<port>[0-9]{1,5}))?")
+PORT_MAX: Final = 65_535
+SECURE_COOKIE_PREFIX: Final = "__Host-"  # a cookie with this prefix is set over TLS alone, and by this very host
+SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
+
+
+def require_host(request: web.Request, names: Collection[str]) -> None:
+    """Against DNS rebinding: a name that leads to this address for a moment, so that its page speaks to this peer as its own.
+
+    An address cannot be made to lead elsewhere. Of names, this machine's own counts, and those of the settings.
+    """
+    said = request.headers.getall("Host", ())
+    if len(said) != 1 or not (found := HOST_PATTERN.fullmatch(said[0])) or int(found["port"] or 0) > PORT_MAX:
+        raise HttpProblem("misdirected", "a request has one Host header: a name or an address, and perhaps `:` and a port")
+    host = (found["address"] or found["name"]).lower().removesuffix(".")
+    if found["address"] and not _is_address(host):
+        raise HttpProblem("misdirected", "the address in the Host header is none")
+    if host != "localhost" and host not in names and not _is_address(host):
+        raise HttpProblem("misdirected", "this peer does not have the name in the Host header: add it to `web_names`")
+    if request.host.lower() not in (host, said[0].lower()):  # of an absolute address, which goes before the header
+        raise HttpProblem("misdirected", "the address of the request is of another host than its Host header")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def cookie_name(who: str, is_secure: bool) -> str:
+    """The name of the cookie of an annotator or an operator."""
+    return f"{SECURE_COOKIE_PREFIX if is_secure else ''}{COOKIE_NAMES[who]}"
+
+
+def read_token(request: web.Request, who: str, is_secure: bool) -> str:
+    """Of a header that a program sets; or of the cookie, which a browser sends with whatever page asks.
+
+    An annotator who asks what is an operator's is told so: it comes with the annotator's cookie.
+    """
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token:
+        return token
+    token = request.cookies.get(cookie_name(who, is_secure)) or request.cookies.get(cookie_name("annotator", is_secure), "")
+    if not token:
+        raise HttpProblem("unauthorized", "say `Authorization: Bearer` and a token, or sign in")
+    if request.method not in SAFE_METHODS:
+        if request.headers.get(CSRF_HEADER) != "1":
+            raise HttpProblem("forbidden", f"a call with the cookie that changes something says `{CSRF_HEADER}: 1`")
+        if "Origin" not in request.headers:
+            raise HttpProblem("forbidden", "a call with the cookie that changes something says its Origin")
+        require_own_origin(request)
+    return token
+
+
+def require_own_origin(request: web.Request) -> None:
+    """Where a browser says which page asks, it is one of this peer's. The scheme may be another behind a proxy that ends TLS."""
+    origin = request.headers.get("Origin")
+    if origin is not None and origin.partition("://")[2] != request.headers.get("Host"):
+        raise HttpProblem("forbidden", "this call comes from a page of another site")
+
+
+def set_session_cookie(response: web.StreamResponse, who: str, is_secure: bool, token: str, seconds: int) -> None:
+    name = cookie_name(who, is_secure)
+    response.set_cookie(name, token, max_age=seconds, path="/", httponly=True, samesite="Strict", secure=is_secure)
+
+
+def delete_session_cookie(response: web.StreamResponse, who: str, is_secure: bool) -> None:
+    response.del_cookie(cookie_name(who, is_secure), path="/", httponly=True, samesite="Strict", secure=is_secure)

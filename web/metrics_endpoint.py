@@ -1,0 +1,140 @@
+"""The part `metrics`: `/healthz` and `/metrics` on loopback, for programs of this machine that watch the peer.
+
+HTTP/1.1 as far as monitors need it: one GET, one answer, and the connection ends. It runs in Trio's loop without a library, so
+that every role can have it.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from http import HTTPStatus
+from typing import Final
+
+import trio
+
+from features.services import ServiceContext
+from ledger.members import MembersState
+from protocol.addresses import format_address, parse_address
+from protocol.errors import RemoteProtocolError
+from protocol.prometheus_metrics import (
+    CONTENT_TYPE,
+    PrometheusMetric,
+    format_exposition,
+    format_labels,
+    link_metrics,
+    peer_metrics,
+    why_unhealthy,
+)
+from web.stats_cache import StatsCache
+
+LISTEN_SETTING = "metrics"  # the setting
+ADDRESS_FILE = "address"  # a file: where it is served, while it is
+REQUEST_BYTES_MAX: Final = 8_192  # monitors send some hundred
+REQUEST_SECONDS_MAX: Final = 5.0  # from connecting until the answer is taken; the asker runs on this machine
+CONNECTIONS_MAX: Final = 16  # at once; a monitor has one
+
+log = logging.getLogger("metrics")
+
+Reply = tuple[HTTPStatus, str]
+
+
+class MetricsEndpoint:
+    def __init__(self, desk: ServiceContext) -> None:
+        self._desk, self._stats, self._open = desk, StatsCache(desk.api).stats, 0
+
+    async def run(self) -> None:
+        written = self._desk.folder / ADDRESS_FILE
+        written.unlink(missing_ok=True)
+        if not (listen := str(self._desk.get_setting(LISTEN_SETTING))):
+            return
+        host, port = parse_address(listen)
+        try:
+            listeners = await trio.open_tcp_listeners(port, host=host)
+        except OSError as error:
+            # A monitor is no reason to end a voter: `peer doctor` and the log say that it is missing.
+            why = (error.strerror or str(error)).lower()
+            self._desk.log_warning(f"metrics are not served at {listen}: {why}; name another address with --metrics, or port 0")
+            return
+        address = format_address(host, listeners[0].socket.getsockname()[1])
+        written.write_text(address)
+        self._desk.log_event(f"metrics are served at http://{address}/metrics")
+        await trio.serve_listeners(self._answer, listeners)
+
+    async def _answer(self, stream: trio.SocketStream) -> None:
+        async with stream:
+            if self._open >= CONNECTIONS_MAX:
+                return
+            self._open += 1
+            try:
+                with trio.move_on_after(REQUEST_SECONDS_MAX):
+                    await stream.send_all(await self._response(stream))
+            except trio.BrokenResourceError:
+                pass  # the asker has gone
+            finally:
+                self._open -= 1
+
+    async def _response(self, stream: trio.SocketStream) -> bytes:
+        is_head = False
+        try:
+            method, path = _asked(await _head(stream))
+            is_head = method == "HEAD"
+            status, text = await self._reply(method, path)
+            body = text.encode()
+        except RemoteProtocolError as error:
+            status, body = HTTPStatus.BAD_REQUEST, f"{error}\n".encode()
+        except trio.BrokenResourceError:
+            raise  # the asker has gone
+        except Exception:  # an answer that fails is no reason to end a voter
+            log.exception("the answer to a monitor failed")
+            status, body = HTTPStatus.INTERNAL_SERVER_ERROR, b"the peer failed; its log says why\n"
+        lines = (
+            f"HTTP/1.1 {status.value} {status.phrase}",
+            f"Content-Type: {CONTENT_TYPE}; charset=utf-8",
+            f"Content-Length: {len(body)}",
+            *(("Allow: GET, HEAD",) if status is HTTPStatus.METHOD_NOT_ALLOWED else ()),
+            "Connection: close",
+        )
+        return "".join(f"{line}\r\n" for line in (*lines, "")).encode() + (b"" if is_head else body)
+
+    async def _reply(self, method: str, path: str) -> Reply:
+        if method not in ("GET", "HEAD"):
+            return HTTPStatus.METHOD_NOT_ALLOWED, f"{method} is not answered here\n"
+        if path == "/healthz":
+            why = why_unhealthy((await self._stats()).status)
+            return (HTTPStatus.SERVICE_UNAVAILABLE, f"{why}\n") if why else (HTTPStatus.OK, "ok\n")
+        if path == "/metrics":
+            return HTTPStatus.OK, format_exposition(await self._metrics())
+        return HTTPStatus.NOT_FOUND, "here are /healthz and /metrics\n"
+
+    async def _metrics(self) -> tuple[PrometheusMetric, ...]:
+        members = len(self._desk.state.module_state(MembersState).members)
+        stats, alerts = await self._stats(), await self._desk.api.alerts()
+        free = (await trio.to_thread.run_sync(shutil.disk_usage, self._desk.folder)).free
+        told = {format_labels(cause=alert.cause, severity=alert.severity, about=alert.about): 1 for alert in alerts}
+        return (
+            *peer_metrics(stats, members),
+            *link_metrics(await self._desk.api.peers()),
+            PrometheusMetric("alert", "1 for each thing that the operator should know, as `peer alerts` shows it", told),
+            PrometheusMetric("disk_free_bytes", "on the disk of the data directory", {"": free}),
+        )
+
+
+async def _head(stream: trio.abc.ReceiveStream) -> bytes:
+    """A request up to the empty line. Raises `RemoteProtocolError` if that does not come, or too late in the bytes."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        if len(data) > REQUEST_BYTES_MAX:
+            raise RemoteProtocolError("oversized", f"a request of more than {REQUEST_BYTES_MAX} bytes")
+        if not (part := await stream.receive_some(REQUEST_BYTES_MAX)):
+            raise RemoteProtocolError("cut-short", "the request ended before its empty line")
+        data += part
+    return data
+
+
+def _asked(head: bytes) -> tuple[str, str]:
+    """Method and path."""
+    words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+    if len(words) != 3 or not words[2].startswith("HTTP/1."):
+        raise RemoteProtocolError("malformed", "no request of HTTP/1")
+    return words[0], words[1].partition("?")[0]

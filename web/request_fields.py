@@ -1,0 +1,139 @@
+"""What a call of the HTTP API is sent: each field by name and kind. A kind reads a value, and says what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from web.problem_details import HttpProblem
+
+Schema = dict[str, Any]
+REQUIRED: Final = object()  # in the place of a default: the field has to be there
+
+
+@dataclass(frozen=True, slots=True)
+class FieldType:
+    description: str  # what it takes, after "is"
+    schema: Schema  # the same, in JSON Schema
+    is_valid: Callable[[Any], bool]
+    convert: Callable[[Any], Any] = lambda value: value  # of what fits
+
+
+@dataclass(frozen=True, slots=True)
+class RequestField:
+    name: str
+    kind: FieldType
+    about: str = ""
+    default: Any = REQUIRED
+
+    def parse_value(self, given: Any) -> Any:
+        """Raises `HttpProblem` for what is not of the kind."""
+        if not self.kind.is_valid(given):
+            raise HttpProblem("malformed", f"{self.name} is {self.kind.description}")
+        return self.kind.convert(given)
+
+
+def hex_type(size: int) -> FieldType:
+    def fits(value: Any) -> bool:
+        return isinstance(value, str) and len(value) == 2 * size and set(value) <= set("0123456789abcdef")
+
+    schema = {"type": "string", "pattern": f"^[0-9a-f]{{{2 * size}}}$"}
+    return FieldType(f"{size} bytes in lower-case hex", schema, fits, bytes.fromhex)
+
+
+def _is_whole(value: Any, low: int, high: int) -> bool:
+    return type(value) is int and low <= value <= high
+
+
+def integer_type(low: int, high: int) -> FieldType:
+    schema = {"type": "integer", "minimum": low, "maximum": high}
+    return FieldType(f"a whole number from {low} to {high}", schema, lambda value: _is_whole(value, low, high))
+
+
+def query_integer_type(low: int, high: int) -> FieldType:
+    """The text of a URL."""
+
+    def fits(value: Any) -> bool:
+        return value.isascii() and value.isdecimal() and len(value) <= len(str(high)) and low <= int(value) <= high
+
+    kind = integer_type(low, high)
+    return FieldType(kind.description, kind.schema, fits, int)
+
+
+def integers_type(most: int, high: int) -> FieldType:
+    def fits(value: Any) -> bool:
+        return isinstance(value, list) and len(value) <= most and all(_is_whole(item, 0, high) for item in value)
+
+    schema = {"type": "array", "maxItems": most, "items": integer_type(0, high).schema}
+    return FieldType(f"an array of at most {most} whole numbers from 0 to {high}", schema, fits, tuple)
+
+
+def hex_list_type(most: int, size: int) -> FieldType:
+    one = hex_type(size)
+
+    def fits(value: Any) -> bool:
+        return isinstance(value, list) and len(value) <= most and all(map(one.is_valid, value))
+
+    schema = {"type": "array", "maxItems": most, "items": one.schema}
+    return FieldType(
+        f"an array of at most {most}, each {one.description}", schema, fits, lambda value: tuple(map(bytes.fromhex, value))
+    )
+
+
+def is_unicode(text: str) -> bool:
+    """JSON may write halves of characters: no text."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def choice_type(*values: str) -> FieldType:
+    return FieldType("one of " + ", ".join(filter(None, values)), {"enum": list(values)}, lambda value: value in values)
+
+
+LINE: Final = FieldType(
+    "a line of text, all of its characters printable",
+    {"type": "string", "minLength": 1},
+    lambda value: isinstance(value, str) and value != "" and value.isprintable(),
+)
+TEXT: Final = FieldType("text", {"type": "string"}, lambda value: isinstance(value, str) and is_unicode(value))
+FLAG: Final = FieldType("true or false", {"type": "boolean"}, lambda value: isinstance(value, bool))
+TEXTS: Final = FieldType(
+    "an array of texts",
+    {"type": "array", "items": LINE.schema},
+    lambda value: isinstance(value, list) and all(map(LINE.is_valid, value)),
+    tuple,
+)
+
+
+def _reads_cursor(value: Any) -> bool:
+    place, _, number = value.partition(":")
+    return all(part.isascii() and part.isdecimal() and len(part) <= 7 for part in (place, number))
+
+
+CURSOR: Final = FieldType(
+    "`next` of another reply",
+    {"type": "string", "pattern": "^[0-9]{1,7}:[0-9]{1,7}$"},
+    _reads_cursor,
+    lambda value: tuple(map(int, value.split(":"))),
+)
+TEXTS_BY_NAME: Final = FieldType(
+    "an object of at most 32 texts",
+    {"type": "object", "maxProperties": 32, "additionalProperties": LINE.schema},
+    lambda value: isinstance(value, dict) and len(value) <= 32 and all(map(LINE.is_valid, (*value, *value.values()))),
+)
+OBJECTS: Final = FieldType(
+    "an array of JSON objects",
+    {"type": "array", "items": {"type": "object"}},
+    lambda value: isinstance(value, list) and all(isinstance(item, dict) for item in value),
+)
+
+
+def parse_fields(fields: Sequence[RequestField], given: Any) -> dict[str, Any]:
+    """Values by name, from a mapping; what it has beside them is passed over. Raises `HttpProblem`."""
+    found = {}
+    for field in fields:
+        if field.name not in given and field.default is not REQUIRED:
+            found[field.name] = field.default
+        else:
+            found[field.name] = field.parse_value(given.get(field.name))
+    return found
