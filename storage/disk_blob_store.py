@@ -179,7 +179,7 @@ class DiskBlobStore:
     def lacks_part(self, digest: bytes, part: bytes) -> bool:
         return any(of == digest and self._parts.lacks_part(of, index) for of, index in self._parts.part_positions(part))
 
-    def settle(self, digest: bytes) -> None:
+    def complete_object(self, digest: bytes) -> None:
         """An object whose parts have come is held from here on; one that is gone lacks all again."""
         self._parts.complete_object(digest, self.path(digest))
 

@@ -14,7 +14,7 @@ import yaml
 
 from peer.settings.config import load_settings
 from scenarios import deploy
-from tests.rooms import PROJECT, ROOMS, ROOT
+from tests.packages import PACKAGES, PROJECT, ROOT
 
 DEPLOY = ROOT / "deploy"
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
@@ -71,7 +71,7 @@ def test_health_is_asked_where_metrics_are_served() -> None:
 def test_images_are_built_from_all_rooms_and_all_packages_but_two() -> None:
     lines = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
     wanted = {line.removeprefix("!") for line in lines if line.startswith("!")}
-    assert wanted == {*ROOMS, "pyproject.toml", "constraints.txt", "README.md", "LICENSE", "deploy/start.sh"}
+    assert wanted == {*PACKAGES, "pyproject.toml", "constraints.txt", "README.md", "LICENSE", "deploy/start.sh"}
     assert {PROJECT["project"]["readme"], *PROJECT["project"]["license-files"]} <= wanted
     [script] = re.findall(r'python -c "(import tomllib.*?)" ', DOCKERFILE.replace("\\\n", ""))
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -14,7 +14,6 @@ import re
 import subprocess
 import sys
 import textwrap
-import tomllib
 import types
 import typing
 from collections.abc import Iterable
@@ -76,7 +75,7 @@ from rlhf.objectives.reward_model import MeanRewardSettings
 from rlhf.objectives.supervised_objectives import DpoTerms, InstructTerms
 from rounds.round_state import RoundCertificate
 from tests.ledger.world import PlainJobs
-from tests.rooms import ROOMS
+from tests.packages import PACKAGES
 from training import random_stream
 from training.corpus import DataManifest
 from training.data.token_sequences import batch_offsets
@@ -97,7 +96,7 @@ PROTOCOL = sorted((DOCS / "protocol").glob("*.md"))
 DECISIONS = DOCS / "decisions"
 ARCHITECTURE = DOCS / "architecture.md"
 ROUTES = (*HTTP_ROUTES, *routes.CORE_ROUTES)
-PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"])
+PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md")])
 MODULES = modules_of(PlainJobs())
 
 
@@ -461,8 +460,7 @@ def shown(value: str) -> list[str]:
 
 def folder_rows() -> list[str]:
     """Each folder of the product, with the first line of its docstring."""
-    tops = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["root_packages"]
-    found = (path.parent for top in sorted(tops) for path in sorted((ROOT / top).rglob("__init__.py")))
+    found = (path.parent for top in sorted(PACKAGES) for path in sorted((ROOT / top).rglob("__init__.py")))
     return [f"| `{folder.relative_to(ROOT)}/` | {first_line(folder)} |" for folder in found]
 
 
@@ -603,7 +601,7 @@ def test_every_role_is_in_the_guide_and_no_other() -> None:
 
 
 def test_every_reason_for_refusing_something_is_explained_in_the_guide() -> None:
-    source = "\n".join(path.read_text() for package in ROOMS for path in (ROOT / package).rglob("*.py"))
+    source = "\n".join(path.read_text() for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
     used = set(re.findall(r'(?:RemoteProtocolError|\.refuse)\(\s*"([a-z-]+)"', source))
     section = (DOCS / "guide.md").read_text().split("\n## What `refused` counts\n")[1].split("\n## ")[0]
     explained = set(re.findall(r"^\| `([a-z-]+)` \|", section, re.MULTILINE))
@@ -613,12 +611,17 @@ def test_every_reason_for_refusing_something_is_explained_in_the_guide() -> None
 
 def test_every_decision_is_listed_once_and_has_its_four_parts() -> None:
     files = sorted(path.name for path in DECISIONS.glob("[0-9]*.md"))
-    listed = re.findall(r"\]\((\d{4}-[a-z0-9-]+\.md)\)", (DECISIONS / "README.md").read_text())
-    assert listed == files
+    index = (DECISIONS / "README.md").read_text()
+    assert sorted(re.findall(r"\]\((\d{4}-[a-z0-9-]+\.md)\)", index)) == files
     assert [name[:4] for name in files] == [f"{number:04}" for number in range(1, len(files) + 1)]
     for name in files:
-        parts = re.findall(r"^\*\*(\w+)\.\*\*", (DECISIONS / name).read_text(), re.MULTILINE)
+        page = (DECISIONS / name).read_text()
+        parts = re.findall(r"^\*\*(\w+)\.\*\*", page, re.MULTILINE)
         assert parts == ["Context", "Alternatives", "Decision", "Consequences"], name
+        said = re.match(r"# \d+\. .+\n\nStatus: (accepted|superseded by \[\d+\])", page)
+        assert said, f"{name} says no status behind its title"
+        is_superseded = said[1] != "accepted"
+        assert is_superseded == (re.search(rf"\({name}\) \(superseded by [\d, ]+\)", index) is not None), name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

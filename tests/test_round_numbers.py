@@ -61,8 +61,8 @@ def indices(path: Path) -> Iterator[str]:
 def test_no_text_names_a_round_by_its_index() -> None:
     found = {
         f"{path.relative_to(ROOT)}: {value}"
-        for room in PRODUCT
-        for path in (ROOT / room).rglob("*.py")
+        for package in PRODUCT
+        for path in (ROOT / package).rglob("*.py")
         for value in indices(path)
     }
     assert found == OTHERS, found ^ OTHERS

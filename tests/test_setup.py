@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tests.rooms import PROJECT, ROOMS
+from tests.packages import PACKAGES, PROJECT
 
 ROOT = Path(__file__).parents[1]
 EXTRAS = ("dev", "web", "upnp", "mdns", "data")
@@ -71,8 +71,9 @@ def test_make_setup_installs_the_extras() -> None:
 def test_files_that_are_no_code_are_shipped() -> None:
     """setuptools takes modules by itself, and of all else only what is named."""
     named = PROJECT["tool"]["setuptools"]["package-data"]
-    shipped = {file for room, patterns in named.items() for pattern in patterns for file in (ROOT / room).glob(pattern)}
-    files = (file for room in ROOMS for file in (ROOT / room).rglob("*") if "__pycache__" not in file.parts)  # others write there
+    shipped = {file for package, patterns in named.items() for pattern in patterns for file in (ROOT / package).glob(pattern)}
+    found = (file for package in PACKAGES for file in (ROOT / package).rglob("*"))
+    files = (file for file in found if "__pycache__" not in file.parts)  # others write there
     assert {file for file in files if file.is_file() and file.suffix != ".py"} == shipped
 
 

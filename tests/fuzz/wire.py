@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from tests.rooms import ROOMS
+from tests.packages import PACKAGES
 
 # They decode nothing that a peer sends.
 WITH_TORCH = ("training.engines.pytorch", "rlhf.pytorch", "rlhf.pytorch.losses", "peer.worker.main")
@@ -21,7 +21,7 @@ WITH_TORCH = ("training.engines.pytorch", "rlhf.pytorch", "rlhf.pytorch.losses",
 @functools.cache
 def modules() -> tuple[ModuleType, ...]:
     found = []
-    for package in ROOMS:
+    for package in PACKAGES:
         top = importlib.import_module(package)
         names = (info.name for info in pkgutil.walk_packages(top.__path__, f"{package}."))
         found += [importlib.import_module(name) for name in names if not name.startswith(WITH_TORCH)]

@@ -8,7 +8,7 @@ from typing import Any
 
 from ledger.ledger_state import LedgerRules, LedgerState
 from peer.node.node import Node
-from tests.rooms import ROOMS
+from tests.packages import PACKAGES
 
 SKIPPED = (LedgerState, LedgerRules)
 WITHOUT_PARTS = frozenset({int, float, bool, str, type(None)})
@@ -43,7 +43,7 @@ def sizes(node: Node) -> dict[str, int]:
         elif isinstance(value, (list, tuple, set, frozenset, deque)):
             total["elements"] += len(value)
             stack += value
-        elif type(value).__module__.split(".")[0] in ROOMS:
+        elif type(value).__module__.split(".")[0] in PACKAGES:
             stack += _fields(value)
     return total
 

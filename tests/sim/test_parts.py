@@ -26,7 +26,7 @@ from protocol.identity import Signed, sign_message
 from protocol.limits import CLOCK_AHEAD_SECONDS
 from protocol.messages import Transaction
 from protocol.verdicts import ReplayFinding
-from tests.rooms import ROOMS
+from tests.packages import PACKAGES
 from tests.sim import campaign, invariants, progress, twins
 from tests.sim.__main__ import main
 from tests.sim.disk import Disk, frame, read
@@ -168,7 +168,7 @@ def test_what_checks_is_written_apart_from_the_code_that_it_checks(checker: Modu
             imported.add(node.module)
         elif isinstance(node, ast.Import):
             imported |= {alias.name for alias in node.names}
-    ours = {*ROOMS, "tests"} - {"protocol"}
+    ours = {*PACKAGES, "tests"} - {"protocol"}
     assert {name for name in imported if name.split(".")[0] in ours} <= {invariants.__name__}
 
 

@@ -17,7 +17,7 @@ from storage import crash_points
 from storage.crash_points import CRASH_POINT_VARIABLE, POINTS, WRITES
 from storage.ledger_store import LedgerStore
 from tests.ledger.tables.records import Note
-from tests.rooms import ROOMS, ROOT
+from tests.packages import PACKAGES, ROOT
 from tests.storage.records import CHAIN
 from tests.waiting import run_process
 
@@ -25,7 +25,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from storage.ledger_store import LedgerStore
-from tests.rooms import ROOMS, ROOT
+from tests.packages import PACKAGES, ROOT
 from tests.storage.records import CHAIN, decided, vote, vouch_record
 store = LedgerStore(Path(sys.argv[1]), CHAIN)
 for height in (1, 2, 3):
@@ -64,7 +64,7 @@ def test_without_the_variable_nothing_is_armed() -> None:
 
 
 def test_every_write_that_the_code_names_is_listed_and_every_listed_one_is_named() -> None:
-    text = "".join(file.read_text() for room in ROOMS for file in (ROOT / room).rglob("*.py"))
+    text = "".join(file.read_text() for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
     named = set(re.findall(r'crash_points\("([\w.-]+)"\)', text))
     made = {write for write in WRITES if write.startswith(("append-", "file-", "identity.")) or write == "genesis"}
     assert named | made == WRITES.keys() and len(POINTS) == 2 * len(WRITES)

@@ -48,7 +48,7 @@ def files(folder: Path) -> list[str]:
 def begin(blobs: DiskBlobStore, parts: BlobPartList = PARTS) -> None:
     """The list of an object comes, and it begins to come."""
     come(blobs, parts.blob_digest, parts.encode())
-    blobs.settle(parts.blob_digest)
+    blobs.complete_object(parts.blob_digest)
 
 
 def come(blobs: DiskBlobStore, digest: bytes, data: bytes, of: bytes | None = None) -> None:
@@ -80,7 +80,7 @@ def test_an_object_comes_as_its_list_and_then_its_parts_and_is_held_when_all_are
     assert blobs.missing_parts(DIGEST) is None
     come(blobs, DIGEST, PARTS.encode())
     assert lacking(blobs) == {} and files(tmp_path) == [f"kept/parts/{DIGEST.hex()}"], "the list alone fills no disk"
-    blobs.settle(DIGEST)
+    blobs.complete_object(DIGEST)
     assert lacking(blobs) == ALL and blobs.size(DIGEST) is None
     assert blobs.read_piece(DIGEST, 0, 9999) == PARTS.encode(), "others may have the list at once"
     for index in (3, 1, 0, 2):
@@ -90,7 +90,7 @@ def test_an_object_comes_as_its_list_and_then_its_parts_and_is_held_when_all_are
         assert not blobs.lacks_part(DIGEST, PARTS.digests[index])
         assert blobs.read_piece(PARTS.digests[index], 10, 20) == part(index)[10:30], "and each part as soon as it is here"
     assert lacking(blobs) == {} and blobs.size(DIGEST) is None
-    blobs.settle(DIGEST)
+    blobs.complete_object(DIGEST)
     assert (blobs.size(DIGEST), blobs.read_range(DIGEST)) == (len(DATA), DATA)
     assert files(tmp_path) == [f"kept/{DIGEST.hex()}", f"kept/parts/{DIGEST.hex()}"]
     again = blobs_in(tmp_path)
@@ -106,7 +106,7 @@ def test_equal_parts_come_once(blobs: DiskBlobStore) -> None:
     come(blobs, parts.digests[0], bytes(PART), parts.blob_digest)
     assert blobs.missing_parts(parts.blob_digest).lacking == {parts.digests[3]: 3}  # type: ignore[union-attr]
     come(blobs, parts.digests[3], b"end", parts.blob_digest)
-    blobs.settle(parts.blob_digest)
+    blobs.complete_object(parts.blob_digest)
     assert blobs.read_range(parts.blob_digest) == data
 
 
@@ -122,7 +122,7 @@ def test_after_a_restart_what_was_there_does_not_lack(blobs: DiskBlobStore, tmp_
         come(again, PARTS.digests[index], part(index), DIGEST)
     last = blobs_in(tmp_path)
     assert lacking(last) == {} and last.size(DIGEST) is None
-    last.settle(DIGEST)
+    last.complete_object(DIGEST)
     assert last.read_range(DIGEST) == DATA
 
 
@@ -265,7 +265,7 @@ def test_an_object_that_is_gone_can_come_again(blobs: DiskBlobStore) -> None:
     blobs.add_bytes(DATA, in_parts=True)
     blobs.path(DIGEST).unlink()
     assert lacking(blobs) == {}, "its list is here, and nothing else is known of it"
-    blobs.settle(DIGEST)
+    blobs.complete_object(DIGEST)
     assert lacking(blobs) == ALL
 
 

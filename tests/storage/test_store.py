@@ -35,7 +35,7 @@ from storage.crash_points import CRASH_POINT_VARIABLE
 from storage.high_water_mark import HighWaterMark
 from storage.ledger_store import MEASUREMENTS_MAX, LedgerStore, ReadOnlyStore, StoredRound
 from storage.row_checksums import insert_row
-from tests.rooms import ROOT
+from tests.packages import ROOT
 from tests.sim.keys import FastSigner
 from tests.storage.records import (
     CHAIN,

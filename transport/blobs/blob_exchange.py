@@ -304,7 +304,7 @@ class BlobExchange:
             elif wanted.lacking:
                 await self._fetch_parts(digest, wanted.lacking, sources, goal)
             else:
-                await self._run_blocking(partial(self._blobs.settle, digest))
+                await self._run_blocking(partial(self._blobs.complete_object, digest))
 
     async def _fetch_parts(
         self, digest: bytes, lacking: Mapping[bytes, int], sources: tuple[bytes, ...], goal: _ObjectDownload

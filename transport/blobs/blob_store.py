@@ -49,7 +49,7 @@ class BlobStore(Protocol):
     def lacks_part(self, digest: bytes, part: bytes) -> bool:
         """Whether this part of an object still has to come."""
 
-    def settle(self, digest: bytes) -> None:
+    def complete_object(self, digest: bytes) -> None:
         """An object whose parts have come is held from here on; one that is gone lacks all again. May run in a worker thread."""
 
     def sweep_partial(self, wanted: Collection[bytes]) -> None:

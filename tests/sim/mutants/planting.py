@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from tests.rooms import ROOMS
+from tests.packages import PACKAGES
 from tests.sim.campaign import Result, run_one
 from tests.sim.mutants.scenarios import CALM, Scenario
 from tests.sim.simulation import Simulation
@@ -27,7 +27,7 @@ class Planter:
 
     def everywhere(self, function: Any, value: Any) -> None:
         """In each module of the production code that has imported it; the checker keeps the right one."""
-        for module in [module for key, module in sys.modules.items() if key.split(".")[0] in ROOMS]:
+        for module in [module for key, module in sys.modules.items() if key.split(".")[0] in PACKAGES]:
             for name in [name for name, held in vars(module).items() if held is function]:
                 self.replace(module, name, value)
 

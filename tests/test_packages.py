@@ -1,4 +1,4 @@
-"""Every room of the house is where rooms are named: what is forgotten there would be checked by nobody, or not be shipped."""
+"""Every list of packages names all of them: a package that one forgets would be checked by nobody, or not be shipped."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from typing import Any
 
 import pytest
 
-from tests.rooms import PROJECT, ROOMS, ROOT
+from tests.packages import PACKAGES, PROJECT, ROOT
 from tests.waiting import run_process
 
 NOT_SHIPPED = {"tests", "scenarios", "benchmarks"}
 CONTRACTS: dict[str, dict[str, Any]] = {contract["name"]: contract for contract in PROJECT["tool"]["importlinter"]["contracts"]}
 
 
-def test_every_package_is_a_room_is_shipped_and_is_typed() -> None:
+def test_every_package_is_checked_shipped_and_typed() -> None:
     packages = {file.parent.name for file in ROOT.glob("*/__init__.py")} - NOT_SHIPPED
-    assert packages == set(ROOMS)
+    assert packages == set(PACKAGES)
     assert {name.removesuffix("*") for name in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]} == packages
     assert set(PROJECT["tool"]["mypy"]["files"]) == packages | {"scenarios"}
 
 
 def test_every_folder_of_modules_is_a_package() -> None:
-    folders = {file.parent for room in ROOMS for file in (ROOT / room).rglob("*.py")}
+    folders = {file.parent for package in PACKAGES for file in (ROOT / package).rglob("*.py")}
     assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
 
 
-def test_every_room_has_its_place_in_the_order_and_is_in_every_contract_about_all() -> None:
+def test_every_package_has_its_layer_and_is_in_every_contract_about_all() -> None:
     layers = CONTRACTS["Imports point down only"]["layers"]
     named = [name for layer in layers for name in re.split(r" \| ", layer)]
-    assert {name for name in named if not name.startswith("(")} == set(ROOMS)
+    assert {name for name in named if not name.startswith("(")} == set(PACKAGES)
     about_all = [contract for contract in CONTRACTS.values() if contract["type"] in ("forbidden", "acyclic_siblings")]
     lists = [contract.get("ancestors") or contract["source_modules"] for contract in about_all]
-    assert sum(set(ROOMS) <= set(names) for names in lists) == 3, "circles, torch, and the event loop are about every room"
+    assert sum(set(PACKAGES) <= set(names) for names in lists) == 3, "circles, torch, and the event loop are about every package"
 
 
 PLANTED = {
@@ -55,7 +55,7 @@ PLANTED = {
     "handlers in what is decided": ("curation/estimation/online_dawid_skene.py", "import aiohttp"),
     "training in what people say": ("curation/estimation/online_dawid_skene.py", "from training.job_spec import JobSpec"),
     "chance in the pairs of a step": ("rlhf/data/preference_sets.py", "import random"),
-    "a new room of the peer without a place": ("peer/attic/__init__.py", ""),
+    "a new folder of the peer without a layer": ("peer/attic/__init__.py", ""),
 }
 
 
@@ -63,12 +63,12 @@ PLANTED = {
 @pytest.mark.parametrize("fault", PLANTED)
 def test_the_contracts_notice(fault: str, tmp_path: Path) -> None:
     name, line = PLANTED[fault]
-    for room in ROOMS:
-        (tmp_path / room).symlink_to(ROOT / room)
+    for package in PACKAGES:
+        (tmp_path / package).symlink_to(ROOT / package)
     (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
-    room = name.split("/")[0]
-    (tmp_path / room).unlink()
-    shutil.copytree(ROOT / room, tmp_path / room)
+    package = name.split("/")[0]
+    (tmp_path / package).unlink()
+    shutil.copytree(ROOT / package, tmp_path / package)
     file = tmp_path / name
     file.parent.mkdir(exist_ok=True)
     file.write_text((file.read_text() if file.exists() else '"""New."""\n') + f"\n\n{line}\n")
