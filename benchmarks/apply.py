@@ -70,7 +70,7 @@ class Case:
     def spec(self) -> JobSpec:
         steps = 1 if self.outer is OuterOptimizerKind.ADAMW else 15
         common: dict[str, Any] = {"name": "apply", "audit": AuditMode.OFF, "local_steps": steps, **MODES[self.mode]}
-        return JobSpec(model=MODELS[self.size], rule=self.rule, outer=self.outer, liars=self.liars, **common)
+        return JobSpec(model=MODELS[self.size], rule=self.rule, outer=self.outer, byzantine_max=self.liars, **common)
 
     def __str__(self) -> str:
         threads = f", {self.threads} threads" * (self.threads > 1)
@@ -322,7 +322,7 @@ def _parts(model: ReplicatedModel, accepted: list[AcceptedProposal]) -> dict[str
         return [codec.decode_payload(item.payload, model.header(item.trainer), layout) for item in accepted]
 
     updates = decode()
-    plan = aggregate.plan_aggregation(updates, spec.rule, spec.liars)
+    plan = aggregate.plan_aggregation(updates, spec.rule, spec.byzantine_max)
 
     def move() -> None:
         for block in layout.blocks:
@@ -333,7 +333,7 @@ def _parts(model: ReplicatedModel, accepted: list[AcceptedProposal]) -> dict[str
     work: dict[str, Callable[[], object]] = {
         "decode": decode,
         "norms": lambda: [update.norm_squared() for update in updates],
-        "plan": lambda: aggregate.plan_aggregation(updates, spec.rule, spec.liars),
+        "plan": lambda: aggregate.plan_aggregation(updates, spec.rule, spec.byzantine_max),
         "values": lambda: [len(values) for values in plan.iter_aggregate(layout.blocks)],
         "outer step": move,
         "hash": lambda: [model_leaf_hash(vector[block.elements]) for vector in model.vectors.values() for block in layout.blocks],

@@ -161,7 +161,7 @@ def digits_row(seeds: Sequence[int], rounds: int, place: tuple[str, str, str]) -
 @lru_cache(maxsize=1)  # tasks of one world follow each other
 def clean_world(base: JobSpec, text: Path, peers: int, liars: int, seed: int) -> tuple[on_gpt.World, on_gpt.Outcome]:
     """What all attacks of so many peers with this seed share, and the clean run."""
-    world = on_gpt.World(with_settings(base, [f"seed={seed}", f"liars={liars}"]), text, peers, liars)
+    world = on_gpt.World(with_settings(base, [f"seed={seed}", f"byzantine_max={liars}"]), text, peers, liars)
     return world, on_gpt.attacked(world, on_gpt.CLEAN, AuditMode.OFF)
 
 
@@ -430,7 +430,7 @@ def verdicts(digits: list[Digits], gpt: list[Gpt], detection: list[Detection]) -
 
 
 def _may_start(row: Gpt) -> bool:
-    fields = {**MEASURED[row.preset], "audit": AuditMode(row.audit), "liars": row.liars}
+    fields = {**MEASURED[row.preset], "audit": AuditMode(row.audit), "byzantine_max": row.liars}
     return safe_settings.unsafe_reason(JobSpec(name="attacks", data=bytes(32), **fields), row.peers) is None
 
 

@@ -94,7 +94,7 @@ class Column:
         assert self.estimates
         mode = {"compression": self.mode.compression, "bits": self.mode.bits, "keep": self.mode.keep}
         length = {"rounds": rounds, "warmup_rounds": round(WARMUP * rounds)}
-        return JobSpec(name="digits", data=bytes(32), **{**ESTIMATES, **mode, **length, "liars": self.liars})
+        return JobSpec(name="digits", data=bytes(32), **{**ESTIMATES, **mode, **length, "byzantine_max": self.liars})
 
 
 def sparse(keep: int) -> codec.PayloadMode:
@@ -188,7 +188,7 @@ class Federation:
         gradients = digits.gradients(self.parameters, x, y)
         if self.spec:
             norms = np.linalg.norm(gradients, axis=1, keepdims=True)
-            gradients /= np.maximum(1, norms / np.float32(self.spec.clip))
+            gradients /= np.maximum(1, norms / np.float32(self.spec.gradient_clip))
         beta = np.float32(self.spec.feedback_decay if self.spec else MOMENTUM)
         self.momentum = beta * self.momentum + (1 - beta) * gradients
         return np.float32(FEEDBACK_DECAY) * self.left + self.momentum

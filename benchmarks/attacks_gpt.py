@@ -74,7 +74,7 @@ class Plan:
 
     def rounds(self, spec: JobSpec, audit: AuditMode) -> tuple[int, int]:
         """(the first round in which late liars propose anything, the closing rounds)"""
-        usual = replace(spec, audit=audit).usual_closing_rounds
+        usual = replace(spec, audit=audit).usual_final_full_audit_rounds
         closing = self.closing if audit is AuditMode.SAMPLED and self.closing is not None else usual
         return spec.rounds - closing - (math.ceil(LATE_SHARE * spec.rounds) if self.late is None else self.late), closing
 

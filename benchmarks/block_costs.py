@@ -315,7 +315,7 @@ def limit(net: Network) -> Iterator[Signed]:
 
 def _full_line(net: Network, start: bytes | None = None) -> None:
     """Jobs in line, but for one place."""
-    spec = (replace(SAMPLED, start=start) if start else SAMPLED).encode()
+    spec = (replace(SAMPLED, initial_model=start) if start else SAMPLED).encode()
     line = tuple(
         QueuedJob(hashlib.sha256(b"waiting %d" % number).digest(), spec, "waiting", net.voters[number].public, 1)
         for number in range(31)

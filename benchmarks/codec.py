@@ -5,8 +5,8 @@ same for all, and every rate below is the best of a grid, on a seed that is not 
 an edge, then at half its distances, and what is left at an edge is named. Rows of a preset are not tuned: they are what `train
 --preset` starts. Rows with opening rounds are not tuned, either: they take the rates of `BEST_OF_DENSE`. Ours with local steps
 are aggregated as a plain mean, like the rivals and as jobs are whose audits are full, but for the rows in which one may lie:
-they pay for the robust rule of a job with liars=1 too, as all rows of a gradient a round do for theirs. Rivals: fp32 DiLoCo
-(arXiv:2311.08105), also with Muon as its inner optimizer (MuLoCo, arXiv:2505.23725), the format of SparseLoCo
+they pay for the robust rule of a job with byzantine_max=1 too, as all rows of a gradient a round do for theirs. Rivals: fp32
+DiLoCo (arXiv:2311.08105), also with Muon as its inner optimizer (MuLoCo, arXiv:2505.23725), the format of SparseLoCo
 (arXiv:2508.15706: top 64 of 4096, 2-bit values, 12-bit indices), FedAvg, one process that sees every batch: fp32 with H=1, and
 one trainer alone with its own batches: whoever does worse gains nothing by training with others.
 Bytes are those of one payload, header included for ours, per parameter and round. `--resume` goes on where an ended run of the
@@ -65,7 +65,8 @@ PRESET = "preset"
 MUON = ", Muon"  # inside a round, instead of AdamW
 # Kept moments bridge the rounds until an element is said.
 OF_SPARSE = {"compression": Compression.SPARSE, "keep": 64, "inner_state": InnerStatePolicy.KEEP, "beta1": 0.9}
-# Ours under the robust rule of a job with liars=1; a job that says nothing has that. Centered clipping asks for no such number.
+# Ours under the robust rule of a job with byzantine_max=1; a job that says nothing has that. Centered clipping asks for no such
+# number.
 ONE_MAY_LIE = ", one may lie"
 OPENED = ", opening"  # the first rounds say four bits of every element
 # (inner optimizer, who may lie): inner rate, outer rate and outer momentum of dense one bit, tuned: docs/results/codec.json. The
@@ -105,7 +106,7 @@ class Budget:
     def spec(self, local_steps: int, seed: int, **settings: Any) -> JobSpec:
         rounds = max(1, self.steps // local_steps)
         values = {**settings, "local_steps": local_steps, "rounds": rounds, "warmup_rounds": round(WARMUP * rounds), "seed": seed}
-        return with_settings(JobSpec(name="codec", data=bytes(32), **{"liars": 0, **values}), list(self.changes))
+        return with_settings(JobSpec(name="codec", data=bytes(32), **{"byzantine_max": 0, **values}), list(self.changes))
 
 
 Tuned = Mapping[str, float]
@@ -153,7 +154,7 @@ def opened(inner: str, lied: str) -> Method:
     rates = dict(zip(("inner_rate", "outer_rate", "outer_momentum"), BEST_OF_DENSE[inner, lied], strict=True))
     settings = (
         without(PRESETS["local"])
-        | {"inner": InnerOptimizerKind.MUON if inner else InnerOptimizerKind.ADAMW, "liars": int(bool(lied))}
+        | {"inner": InnerOptimizerKind.MUON if inner else InnerOptimizerKind.ADAMW, "byzantine_max": int(bool(lied))}
         | rates
     )
 
@@ -164,7 +165,7 @@ def opened(inner: str, lied: str) -> Method:
 
 
 def as_usual(spec: JobSpec) -> JobSpec:
-    return replace(spec, opening_rounds=spec.usual_opening_rounds)
+    return replace(spec, compression_warmup_rounds=spec.usual_compression_warmup_rounds)
 
 
 def shipped(preset: str, name: str = "", **settings: Any) -> Method:
@@ -172,8 +173,8 @@ def shipped(preset: str, name: str = "", **settings: Any) -> Method:
     spec = complete_fields({**MEASURED[preset], **settings})
 
     def run(budget: Budget, seed: int, tuned: Tuned) -> tuple[float, float]:
-        made = budget.spec(spec["local_steps"], seed, **{**without(spec), "liars": 1})
-        return train(budget, made if "opening_rounds" in settings else as_usual(made))
+        made = budget.spec(spec["local_steps"], seed, **{**without(spec), "byzantine_max": 1})
+        return train(budget, made if "compression_warmup_rounds" in settings else as_usual(made))
 
     return Method(f"{PRESET} {preset}{name}", spec["local_steps"], run, {})
 
@@ -315,16 +316,16 @@ METHODS = (
     Method(ALONE, 1, one_trainer(InnerOptimizerKind.ADAMW)),
     Method(f"{ALONE}{MUON}", 1, one_trainer(InnerOptimizerKind.MUON), {"inner_rate": MUON_RATES}),
     *map(shipped, MEASURED),
-    shipped("local", ", no opening", opening_rounds=0),
+    shipped("local", ", no opening", compression_warmup_rounds=0),
     shipped("local", ", audits sampled", audit=AuditMode.SAMPLED),
     ours("ours per-step 8-bit", 1, "per-step", outer=False, bits=8),
     ours(FOUR_BIT, 1, "per-step", outer=False, bits=4),
     Method(DILOCO, 15, run_diloco(15), DILOCO_GRID),
     ours(DENSE, 15, "local"),
-    ours(f"{DENSE}{ONE_MAY_LIE}", 15, "local", liars=1),
+    ours(f"{DENSE}{ONE_MAY_LIE}", 15, "local", byzantine_max=1),
     Method(f"{DILOCO}{MUON}", 15, run_diloco(15, InnerOptimizerKind.MUON), MULOCO_GRID),
     ours(f"{DENSE}{MUON}", 15, "local", inner=InnerOptimizerKind.MUON),
-    ours(f"{DENSE}{MUON}{ONE_MAY_LIE}", 15, "local", inner=InnerOptimizerKind.MUON, liars=1),
+    ours(f"{DENSE}{MUON}{ONE_MAY_LIE}", 15, "local", inner=InnerOptimizerKind.MUON, byzantine_max=1),
     *itertools.starmap(opened, BEST_OF_DENSE),
     ours(SPARSE, 15, "local", **OF_SPARSE),
     Method("FedAvg", 15, run_fedavg(15), FEDAVG_GRID),

@@ -163,7 +163,7 @@ def plain(spec: JobSpec, device: torch.device, compile: bool) -> Callable[[int],
                 with autocast_context(spec, device):
                     loss = net(*examples) * (len(part) / spec.batch)
                 loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), spec.clip)
+            nn.utils.clip_grad_norm_(model.parameters(), spec.gradient_clip)
             optimizer.step()
 
     return steps

@@ -67,7 +67,7 @@ class Job:
         self.waits = dict[int, int]()  # until when a griefer does not lie again
 
     def run(self) -> Job:
-        closing = self.spec.rounds - self.spec.usual_closing_rounds
+        closing = self.spec.rounds - self.spec.usual_final_full_audit_rounds
         while self.taken < ROUNDS or self.pending:
             if 0 < self.taken < closing:
                 for griefer in self._lying():
@@ -90,7 +90,9 @@ class Job:
     def _lie(self, griefer: int) -> None:
         """It lies again once nobody can be drawn for this lie any more."""
         self.waits[griefer] = self.round + self.spec.audit_window + 1
-        rate = sortition.audit_rate_of_round(self.spec.audit_rate, self.taken, self.spec.rounds, self.spec.usual_closing_rounds)
+        rate = sortition.audit_rate_of_round(
+            self.spec.audit_rate, self.taken, self.spec.rounds, self.spec.usual_final_full_audit_rounds
+        )
         chance = min(1.0, rate * self.spec.auditors / (self.peers - 1)) * (1 - LAPSES)
         if any(self.chance.random() < chance for _ in range(self.peers - self.griefers)):
             self.pending.append((self.round + 1 + DISPUTE_ROUNDS, griefer, self.taken))

@@ -52,12 +52,14 @@ from training.replicated.tensor_layout import Float32Array, layout_of
 
 def _ppo(**terms: Any) -> JobSpec:
     own = codec.encode(PpoSettings(reward="rule:vowels", **terms))
-    return JobSpec(name="replay", objective="ppo", data=bytes(32), settings=own, **complete_fields(PPO_JOB))
+    return JobSpec(name="replay", objective="ppo", data=bytes(32), objective_settings=own, **complete_fields(PPO_JOB))
 
 
 def _mean(learns: TrainableParameters) -> JobSpec:
     own = codec.encode(MeanRewardSettings(learns=learns))
-    return JobSpec(name="replay", objective=MEAN_REWARD.name, data=bytes(32), settings=own, **complete_fields(REWARD_JOB))
+    return JobSpec(
+        name="replay", objective=MEAN_REWARD.name, data=bytes(32), objective_settings=own, **complete_fields(REWARD_JOB)
+    )
 
 
 JOB, TRAINER, OTHER = bytes(range(32)), b"\x01" * 32, b"\x02" * 32
@@ -187,7 +189,7 @@ def declared(
     engine: Any, parameters: Float32Array, number: int, blob: bytes | None = None, trainer: bytes = TRAINER
 ) -> tuple[Declaration | None, bytes]:
     """What the steps of a round go by, and the responses that are committed to: new ones if none are given."""
-    if engine.spec.kind.declaration is None:
+    if engine.spec.resolved_objective.declaration_type is None:
         return None, b""
     place = JOB, number, trainer
     with tempfile.TemporaryDirectory(prefix="folkmoot-replay-") as folder:
@@ -198,7 +200,7 @@ def declared(
             path.write_bytes(blob)
             made = Declaration(RolloutDeclaration(digest, *[0] * 6), {digest: path})
         (file,) = made.files.values()
-        return engine.derived(parameters, *place, made), file.read_bytes()
+        return engine.derive_step_data(parameters, *place, made), file.read_bytes()
 
 
 def replay(spec: JobSpec, rounds: int, kept: dict[str, Float32Array], device: str, variant: Variant) -> tuple[float, float]:

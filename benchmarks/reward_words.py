@@ -128,7 +128,7 @@ def accuracy(
     said = {"score": "last", "epochs": EPOCHS, "learns": "words"} | said
     kind, epochs, learns = REWARDS[said.pop("score")], said.pop("epochs"), said.pop("learns")
     own = b"" if kind.settings_type is None else codec.encode(kind.settings_type(learns=TrainableParameters(learns)))
-    spec = JobSpec(name="reward", objective=kind.name, model=base.spec.model, data=bytes(32), settings=own)
+    spec = JobSpec(name="reward", objective=kind.name, model=base.spec.model, data=bytes(32), objective_settings=own)
     spec = replace(spec, **complete_fields(job_presets.REWARD_JOB | said))
     both = tokenized_pairs.tokenize_pairs(spec, [*learned], ByteTokenizer())
     rounds = preference_sets.rounds_for_epochs(

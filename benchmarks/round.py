@@ -57,8 +57,8 @@ MODEL = ModelSpec(width=128, layers=5, heads=4, kv_heads=4, hidden=344)  # 1,022
 BASE = JobSpec(name="benchmark", model=MODEL, data=bytes(32))
 # Each with one inner step: there are no states to keep, and an audit replays the whole update.
 JOBS = {
-    "dense 1 bit": {"audit": "off", "liars": "0"},
-    "sparse 64": {"audit": "off", "liars": "0", "compression": "sparse", "keep": "64"},
+    "dense 1 bit": {"audit": "off", "byzantine_max": "0"},
+    "sparse 64": {"audit": "off", "byzantine_max": "0", "compression": "sparse", "keep": "64"},
     "4 bits, AdamW": {"audit": "sampled", "bits": "4", "outer": "adamw", "audit_rate": "0.1"},
     "dense 1 bit, all audited": {"audit": "full"},
 }

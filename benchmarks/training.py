@@ -338,7 +338,7 @@ def overrides(spec: JobSpec) -> dict[str, str]:
     model = {f"model.{name}": str(value) for name, value in asdict(spec.model).items()}
     free = {name: str(value) for name, value in fields.items() if name not in ("name", "data", "model", "rounds", "tokenizer")}
     # Rounds before the closing ones are measured: of a job as short as this those would be a third.
-    usual = {name: str(getattr(spec, name)) for name in ("liars", "opening_rounds", "closing_rounds")}
+    usual = {name: str(getattr(spec, name)) for name in ("byzantine_max", "compression_warmup_rounds", "final_full_audit_rounds")}
     return free | model | usual
 
 
@@ -408,9 +408,9 @@ MEASURED: dict[str, Callable[[Task], Row]] = {
     "ours-h1-100ms": lambda task: ours("ours-h1-100ms", task, round_trip=FAR),
     "ours-h15": lambda task: ours("ours-h15", task, **SPARSE_H15, audit="full"),
     "ours-h15-dense": lambda task: ours("ours-h15-dense", task, **DENSE_H15),
-    "ours-h15-dense-audit-off": lambda task: ours("ours-h15-dense-audit-off", task, **DENSE_H15, audit="off", liars=0),
+    "ours-h15-dense-audit-off": lambda task: ours("ours-h15-dense-audit-off", task, **DENSE_H15, audit="off", byzantine_max=0),
     "ours-h1-audit-full": lambda task: ours("ours-h1-audit-full", task, audit="full"),
-    "ours-h15-audit-off": lambda task: ours("ours-h15-audit-off", task, **SPARSE_H15, audit="off", liars=0),
+    "ours-h15-audit-off": lambda task: ours("ours-h15-audit-off", task, **SPARSE_H15, audit="off", byzantine_max=0),
 }
 
 

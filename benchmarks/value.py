@@ -139,7 +139,7 @@ class Network:
     def spec(self, rounds: int, seed: int, rates: Rates, changes: Sequence[str] = ()) -> JobSpec:
         """The job as `train --preset` starts it, with these rates; its closing rounds are counted by `replays` alone."""
         fields = parse_overrides(preset_overrides(self.preset, {}))
-        fields |= {"audit": AuditMode.SAMPLED if self.audit == SAMPLED else AuditMode.FULL, "liars": self.liars}
+        fields |= {"audit": AuditMode.SAMPLED if self.audit == SAMPLED else AuditMode.FULL, "byzantine_max": self.liars}
         fields |= {"rounds": rounds, "seed": seed, **rates}
         whole = {"name": "value", "data": bytes(32), **complete_fields(fields), "warmup_rounds": round(WARMUP * rounds)}
         return as_usual(with_settings(JobSpec(**whole), changes))
@@ -149,7 +149,7 @@ class Network:
         if self.audit != SAMPLED:
             return rounds * (self.liars if self.audit == VOUCHED else self.n - 1)
         spec = self.spec(rounds, 0, {})
-        closing = min(rounds, spec.usual_closing_rounds)
+        closing = min(rounds, spec.usual_final_full_audit_rounds)
         rates = [sortition.audit_rate_of_round(spec.audit_rate, taken, rounds, closing) for taken in range(1, rounds - closing)]
         return sum(rates) * spec.auditors + (1 + closing) * self.liars
 

@@ -1,4 +1,4 @@
-"""Words of curation."""
+"""Commands of curation."""
 
 from __future__ import annotations
 

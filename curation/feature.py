@@ -61,11 +61,13 @@ CURATION = Feature(
     rpc_handler="curation.service.curation_rpc_handler:CurationRpcHandler",
     settings=(
         Setting("web_listen", "HOST:PORT where annotators are served; port 0: a free one", "127.0.0.1:7780", _address_problem),
-        Setting("web_names", "names of this host that browsers may say, beside its addresses and localhost", ()),
-        Setting("web_proxies", "addresses of reverse proxies that name their clients in X-Forwarded-For", (), _proxies_problem),
+        Setting("web_host_names", "names of this host that browsers may say, beside its addresses and localhost", ()),
+        Setting(
+            "web_trusted_proxies", "addresses of reverse proxies that name their clients in X-Forwarded-For", (), _proxies_problem
+        ),
         Setting("web_tls_cert", "a file with the certificate chain (PEM): annotators are served over https", ""),
         Setting("web_tls_key", "a file with the certificate's private key (PEM)", ""),
         Setting("sign_up", "who may enrol as an annotator here: open or invited", "invited", _sign_up_problem),
-        Setting("sign_up_codes", "invitations that annotators show where sign_up is invited", ()),
+        Setting("sign_up_invitations", "invitations that annotators show where sign_up is invited", ()),
     ),
 )

@@ -1,4 +1,4 @@
-"""Arguments of words and commands: each is declared once, as argparse takes it, and what several words share stands here."""
+"""Arguments that several commands share, each declared once, as argparse takes it."""
 
 from __future__ import annotations
 

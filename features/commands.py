@@ -1,4 +1,4 @@
-"""Words: what a person types, at the prompt and as `peer WORD`. Each is declared once, as an object of this module.
+"""Commands: what a person types, at the prompt and as `peer COMMAND`. Each is declared once, as an object of this module.
 
 The prompt, the command line, the help, `--json` and the completion of shells follow from the declaration. Whoever declares words
 imports nothing heavy at the top of the module: `peer --help` reads all declarations, and is to answer at once.
@@ -17,12 +17,12 @@ from features.json_output import to_json
 from features.peer_names import PeerNames
 from features.text_tables import Printable, Verbatim
 
-A = TypeVar("A")  # the calls that a word makes: a `Protocol` class
+A = TypeVar("A")  # the calls that a command makes: a `Protocol` class
 R = TypeVar("R")  # what its call answers
 
 
 class UserInput(Protocol):
-    """Whoever types, for words that go on asking."""
+    """Whoever types, for commands that go on asking."""
 
     async def read_line(self, prompt: str) -> str | None:
         """What is typed behind this prompt; None: nothing more comes."""
@@ -33,7 +33,7 @@ class UserInput(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CommandContext(Generic[A]):
-    """A word that was said, with all that it may use."""
+    """A command that was typed, with all that it may use."""
 
     api: A
     options: argparse.Namespace  # its arguments
@@ -51,9 +51,9 @@ class Command:
     name: str
     about: str  # one line of the help
     arguments: tuple[Argument, ...]
-    run: Callable[[CommandContext[Any]], Awaitable[int | None]]  # returns the exit status that `peer WORD` has
+    run: Callable[[CommandContext[Any]], Awaitable[int | None]]  # returns the exit status that `peer COMMAND` has
     only_at_prompt: bool = False  # else it is a command of `peer`, too
-    alias: tuple[str, ...] = ()  # two words: a line of the prompt that begins with them means one that begins with `meaning`
+    alias: tuple[str, ...] = ()  # two words: a line of the prompt that begins with them means one that begins with `alias_target`
     alias_target: tuple[str, ...] = ()
 
     @property
@@ -69,13 +69,13 @@ def command(
     about: str,
     *arguments: Argument,
     only_at_prompt: bool = False,
-    phrase: tuple[str, ...] = (),
-    meaning: tuple[str, ...] = (),
+    alias: tuple[str, ...] = (),
+    alias_target: tuple[str, ...] = (),
 ) -> Callable[[Callable[[CommandContext[A]], Awaitable[int | None]]], Command]:
-    """Declares a word, by what it does. It is called as the function is."""
+    """Declares a command, by what it does. It is called as the function is."""
 
     def declare(do: Callable[[CommandContext[A]], Awaitable[int | None]]) -> Command:
-        return Command(do.__name__, about, arguments, do, only_at_prompt, phrase, meaning)
+        return Command(do.__name__, about, arguments, do, only_at_prompt, alias, alias_target)
 
     return declare
 
@@ -86,7 +86,7 @@ def listing_command(
     *arguments: Argument,
     exit_status: Callable[[R], int] = lambda answer: 0,
 ) -> Callable[[Callable[[CommandContext[A]], Awaitable[R]]], Command]:
-    """Declares a word that asks for something and shows it: to people as `show` does, to programs, with `--json`, as it is."""
+    """Declares a command that asks for something and shows it: to people as `show` does, to programs, with `--json`, as it is."""
 
     def declare(ask: Callable[[CommandContext[A]], Awaitable[R]]) -> Command:
         async def do(asked: CommandContext[A]) -> int:
@@ -103,5 +103,5 @@ def listing_command(
 
 
 def commands_in(module: ModuleType) -> Iterator[Command]:
-    """The words that a module declares, in their order."""
+    """The commands that a module declares, in their order."""
     return (value for value in vars(module).values() if isinstance(value, Command))

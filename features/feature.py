@@ -67,7 +67,7 @@ class Feature:
     roles: tuple[Role, ...] = ()
     # name -> `module:name` of what makes it (`features.services.ServiceFactory`)
     services: Mapping[str, str] = field(default_factory=dict)
-    services_everywhere: tuple[str, ...] = ()  # names of parts that run at every peer, whatever its role
+    services_everywhere: tuple[str, ...] = ()  # names of services that run at every peer, whatever its role
     settings: tuple[Setting, ...] = ()
     rpc: str = ""  # `module:class` of the protocol that declares them, as `features.rpc` says
     # `module:function`: takes the states before and after a block as `StateReader`s, gives `EventLine`.

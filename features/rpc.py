@@ -70,7 +70,7 @@ def public_methods(kind: type) -> Iterator[tuple[str, Any]]:
 
 
 def combine_handlers(parts: Sequence[object]) -> SimpleNamespace:
-    """One object that answers all calls of these parts, each by the part that has it."""
+    """One object that answers all calls of these handlers, each by the one that has it."""
     roof = SimpleNamespace()
     for part in parts:
         for name, _ in public_methods(type(part)):

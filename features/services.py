@@ -1,4 +1,4 @@
-"""Parts: what a peer does beside agreeing, such as serving annotators. A part works at a desk, and sees nothing else."""
+"""Services: what a peer does beside agreeing, such as serving annotators. A service sees its `ServiceContext` alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from protocol.messages import Transaction
 
 
 class ServiceContext(Protocol):
-    """What a part may see and do."""
+    """What a service may see and do."""
 
     @property
     def me(self) -> bytes:
@@ -21,7 +21,7 @@ class ServiceContext(Protocol):
 
     @property
     def folder(self) -> Path:
-        """This folder outlives a restart. Nobody but the part writes there."""
+        """This folder outlives a restart. Nobody but the service writes there."""
 
     @property
     def text_folder(self) -> Path:
@@ -58,7 +58,7 @@ class ServiceContext(Protocol):
         """Since this peer applied it."""
 
     def sign(self, statement: object) -> Signed:
-        """A statement of the part, with a tag that no message of the protocol has."""
+        """A statement of the service, with a tag that no message of the protocol has."""
 
     def unseal(self, sealed: bytes) -> bytes | None:
         """What somebody sealed for this peer's key; None if it was not."""
@@ -68,7 +68,7 @@ class ServiceContext(Protocol):
         """The height of the last applied block."""
 
     async def wait_for_block_above(self, height: int) -> None:
-        """Returns when a block above this height is applied, at once if one was while the part did something else."""
+        """Returns when a block above this height is applied, at once if one was while the service did something else."""
 
     async def wait_for_reload(self) -> None:
         """Returns at the next SIGHUP, if the peer goes on: files that the settings name may be others then."""

@@ -85,8 +85,8 @@ class AuditTerms:
 
 JOBS_V1 = ModuleVersion("jobs", 1)
 JOBS_V2 = ModuleVersion("jobs", 2)  # specifications may say `memory`
-# Specifications may say `start`, `licence`, `closing_rounds`, `precision`, `parts`, `opening_rounds`, and what
-# `ModelSpec.is_first_form` lacks.
+# Specifications may say `initial_model`, `licence`, `final_full_audit_rounds`, `precision`, `multipart_objects`,
+# `compression_warmup_rounds`, and what `ModelSpec.is_first_form` lacks.
 JOBS_V3 = ModuleVersion("jobs", 3)
 
 
@@ -524,7 +524,7 @@ class JobsModule(Module[JobsState]):
         if network.has_audits_v2 and window_ms > AUDIT_WINDOW_MS_MAX:
             takes = f"an audit of it may take {window_ms / 60_000:.0f} minutes over the least link that it allows"
             most = f"{AUDIT_WINDOW_MS_MAX // 60_000} are allowed"
-            raise Refused(f"{takes}, and {most}: take a smaller model, another audit, or a higher least_uplink")
+            raise Refused(f"{takes}, and {most}: take a smaller model, another audit, or a higher uplink_mbit_min")
 
     def audit_window_ms(self, spec: bytes, members: MembersState) -> int:
         """How long a sampled audit may take over the least link; 0 if the job has none."""

@@ -76,18 +76,18 @@ def roles() -> dict[str, Role]:
     able = [role for role in together if not role.needs_package or find_spec(role.needs_package)]
     registers = tuple(sorted({name for role in able for name in role.registered_roles}))
     of_roles = tuple(dict.fromkeys(name for role in together for name in role.services))
-    assert set(of_roles) <= services().keys(), "a role names a part that no feature brings"
+    assert set(of_roles) <= services().keys(), "a role names a service that no feature brings"
     assert FULL_ROLE not in found, "a feature calls a role as all of them together are called"
     return {**found, FULL_ROLE: Role(FULL_ROLE, "all of these", registers, of_roles, any(role.needs_worker for role in together))}
 
 
 def services() -> dict[str, str]:
-    """By name, what makes each part."""
+    """By name, what makes each service."""
     return _by_name("part", (item for feature in FEATURES for item in feature.services.items()))
 
 
 def services_everywhere() -> tuple[str, ...]:
-    """The parts that run at every peer."""
+    """The services that run at every peer."""
     return tuple(name for feature in FEATURES for name in feature.services_everywhere)
 
 
@@ -97,7 +97,7 @@ def engines() -> dict[str, str]:
 
 
 def event_sources() -> Iterator[Callable[[StateReader, StateReader], Iterable[EventLine]]]:
-    """What tells the news of each feature."""
+    """What gives the event lines of each feature."""
     return (import_object(feature.event_lines) for feature in FEATURES if feature.event_lines)
 
 

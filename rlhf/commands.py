@@ -1,4 +1,4 @@
-"""Words of RLHF."""
+"""Commands of RLHF."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ ABOUT_ALGORITHMS = "of `rlhf start`: ppo (default); grpo: without a value head; 
         help="of `rlhf filter` and `start`: words that block a text, one a line, * for any letters",
     ),
     JSON,
-    phrase=("train", "rlhf"),
-    meaning=("rlhf", "start"),
+    alias=("train", "rlhf"),
+    alias_target=("rlhf", "start"),
 )
 async def rlhf(asked: CommandContext[RlhfRpc]) -> None:
     options = asked.options

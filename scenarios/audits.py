@@ -29,7 +29,7 @@ from scenarios.trials import COUNT, Trial, arguments, conduct_apart
 
 JOB = {**SMALL_JOB, "local_steps": "5", "batch": "128", "micro_batch": "32", "audit": "sampled", "audit_rate": "1"}
 OPENING_ROUNDS = 1
-JOB["opening_rounds"] = str(OPENING_ROUNDS)
+JOB["compression_warmup_rounds"] = str(OPENING_ROUNDS)
 JOB["proposal_seconds"] = "10"  # a job that settles waits so long, times its window, for auditors that say nothing
 JOB_SECONDS_MAX = 240.0
 DOWN_ROUNDS = 1  # closed while the auditor is down

@@ -34,7 +34,7 @@ LEAVE_SECONDS_MAX = 60.0  # until it is decided
 VOTER_SECONDS_MAX = 300.0  # for a newcomer on a bad link, while others come and go
 END_SECONDS_MAX = 180.0  # until all that are there hold the last height
 POLL_SECONDS = 0.5
-JOB = {**SMALL_JOB, "liars": "0", "audit": "off"}
+JOB = {**SMALL_JOB, "byzantine_max": "0", "audit": "off"}
 
 
 @dataclass

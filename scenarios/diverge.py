@@ -28,8 +28,8 @@ from scenarios.trials import COUNT, Trial, arguments, conduct_apart
 
 ROUNDS = 100  # of the job that ends before
 TRIALS = {
-    "full": {"audit": "full", "norm_start": "8"},
-    "sampled": {"audit": "sampled", "norm_start": "8"},
+    "full": {"audit": "full", "initial_norm": "8"},
+    "sampled": {"audit": "sampled", "initial_norm": "8"},
     "not a number": {"audit": "full", "local_steps": "20"},
 }
 SMALL_MODEL = {name: value for name, value in SMALL_JOB.items() if name.startswith("model.")}
@@ -54,7 +54,7 @@ async def attempt(options: argparse.Namespace, peers: Network, trial: Trial) -> 
     if way_out is None:
         trial.problems.append(f"the alert names no way out: {alerts}")
         return
-    fields |= {"inner": way_out[2], "inner_rate": way_out[3], "liars": str((options.peers - 1) // 3)}
+    fields |= {"inner": way_out[2], "inner_rate": way_out[3], "byzantine_max": str((options.peers - 1) // 3)}
     base = way_out[1] if len(refused) == len(closed) else ""
     fields |= {} if base else SMALL_MODEL
     request = TrainRequest("again", "", options.rounds, 0, fields, base=base, accept_risk=True)

@@ -34,7 +34,9 @@ async def one(goes: str, options: argparse.Namespace) -> Trial:
     trial = Trial(f"a voter {goes}")
     liars = 1 if goes == "is expelled" else 0
     async with network.running(4, liars, attack="equivocate", seed=options.seed) as peers:
-        await peers.train({**SMALL_JOB, "local_steps": str(STEPS), "audit": "off", "liars": "0", "seed": str(options.seed)})
+        await peers.train(
+            {**SMALL_JOB, "local_steps": str(STEPS), "audit": "off", "byzantine_max": "0", "seed": str(options.seed)}
+        )
         watch = Watch(peers.honest[0])
         if not liars:
             await watch.until_round(0)

@@ -41,7 +41,7 @@ HEAD = 64  # features of a head, as GPT-2 has them
 HIDDEN_STEP = 16
 JOB = {
     "audit": "off",
-    "liars": "0",
+    "byzantine_max": "0",
     "local_steps": "1",
     "inner": "adamw",
     "batch": "2",

@@ -23,7 +23,7 @@ from scenarios.trials import COUNT, arguments, report
 LINKED_SECONDS_MAX = 180.0  # twenty starts of Python, and 190 handshakes, on two cores
 HEIGHT_SECONDS_MAX = 30.0
 LOOK_SECONDS = 1.0  # between looks at the memory
-JOB = {**SMALL_JOB, "liars": "0", "audit": "off"}
+JOB = {**SMALL_JOB, "byzantine_max": "0", "audit": "off"}
 
 
 @dataclass

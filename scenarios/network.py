@@ -157,7 +157,7 @@ class Network:
     # Asking ----------------------------------------------------------------------------------------------------------
 
     async def train(self, overrides: dict[str, str], rounds: int = ROUNDS_ENDLESS, vocabulary: int = 0) -> str:
-        settings = {"liars": str((len(self.peers) - 1) // 3), **overrides}
+        settings = {"byzantine_max": str((len(self.peers) - 1) // 3), **overrides}
         return await self.demo.watched.client.start_job(
             TrainRequest("scenario", "", rounds, vocabulary, settings, accept_risk=True)
         )

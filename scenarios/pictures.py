@@ -87,7 +87,7 @@ async def pictures(folder: Path, seed: int) -> int:
 
     async with network.running(4, 1, seed=seed, attack="sign-flip", dress=dress) as peers:
         shown = peers.peers[SERVES]
-        await shown.client.start_job(TrainRequest("sentences", "", 200, 0, {**JOB, "seed": str(seed), "liars": "1"}))
+        await shown.client.start_job(TrainRequest("sentences", "", 200, 0, {**JOB, "seed": str(seed), "byzantine_max": "1"}))
         await _import(shown, truth)
         crowd = make_annotators(PEOPLE, [ServingPeerClient("127.0.0.1", port)], truth, seed)
         limiter = trio.CapacityLimiter(PEOPLE)

@@ -33,7 +33,7 @@ POLL_SECONDS = 0.02
 
 
 async def attempt(options: argparse.Namespace, victim: str | None, peers: Network, trial: Trial) -> None:
-    fields = {**JOB, "seed": str(options.seed), "audit_window": str(options.window), "closing_rounds": "4"}
+    fields = {**JOB, "seed": str(options.seed), "audit_window": str(options.window), "final_full_audit_rounds": "4"}
     job, watched = await peers.train(fields, options.rounds), peers.demo.watched
     await until(watched, job, lambda view: view.round >= 1)
     joins = [await join(peers, 0, keeps=False)] if victim is None else []

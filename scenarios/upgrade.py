@@ -44,7 +44,7 @@ async def one(number: int, options: argparse.Namespace) -> Trial:
     old = (options.seed + number) % 4
     with tempfile.TemporaryDirectory(prefix="folkmoot-upgrade-") as scratch:
         async with network.running(4, seed=options.seed + number, dress=partial(program, version=1)) as peers:
-            await peers.train({**SMALL_JOB, "audit": "off", "liars": "0", "seed": str(options.seed)})
+            await peers.train({**SMALL_JOB, "audit": "off", "byzantine_max": "0", "seed": str(options.seed)})
             tally.install(2)  # what this process reads disks with
             try:
                 await upgraded(peers, peers.peers[old], trial, Path(scratch) / "export")

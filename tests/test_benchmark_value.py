@@ -76,9 +76,9 @@ def test_a_network_has_the_rule_of_its_audits_and_a_schedule_of_its_rounds(
     preset: str, audit: str, rule: AggregationRule
 ) -> None:
     spec = Network(preset, audit, 7).spec(200, 3, value.GRIDS[preset][0])
-    assert (spec.rule, spec.liars, spec.seed) == (rule, 2, 3)
+    assert (spec.rule, spec.byzantine_max, spec.seed) == (rule, 2, 3)
     assert (spec.rounds, spec.warmup_rounds, spec.inner_rate) == (200, 10, value.GRIDS[preset][0]["inner_rate"])
-    assert spec.opening_rounds == spec.usual_opening_rounds
+    assert spec.compression_warmup_rounds == spec.usual_compression_warmup_rounds
 
 
 def test_both_sides_are_tuned_on_as_many_settings() -> None:

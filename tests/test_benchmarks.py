@@ -607,12 +607,12 @@ def test_a_preset_is_measured_as_it_is_shipped_with_the_rule_that_its_audits_cal
 
     def nats(name: str, **settings: object) -> float:
         local = codec.without(complete_fields(PRESETS["local"]))
-        spec = budget.spec(10, 0, **{**local, "liars": 1, "opening_rounds": 3, **settings})
+        spec = budget.spec(10, 0, **{**local, "byzantine_max": 1, "compression_warmup_rounds": 3, **settings})
         return abs(codec.train(budget, spec)[0] - methods[name].run(budget, 0, {})[0])
 
     assert nats("preset local", rule=AggregationRule.MEAN) == 0 < nats("preset local", rule=AggregationRule.ARC_NNM_TRIM)
     assert (
-        nats("preset local, no opening", rule=AggregationRule.MEAN, opening_rounds=0)
+        nats("preset local, no opening", rule=AggregationRule.MEAN, compression_warmup_rounds=0)
         == 0
         < nats("preset local, no opening", rule=AggregationRule.MEAN)
     )
@@ -1005,7 +1005,7 @@ def test_lapses_and_lazy_auditors_delay_a_suspension() -> None:
 
 def world(text: Path) -> attacks_gpt.World:
     torch.set_num_threads(1)
-    spec = JobSpec(name="liars", data=bytes(32), model=TINY, rounds=4, local_steps=2, batch=2, micro_batch=2, liars=1)
+    spec = JobSpec(name="liars", data=bytes(32), model=TINY, rounds=4, local_steps=2, batch=2, micro_batch=2, byzantine_max=1)
     return attacks_gpt.World(replace(spec, suspension_rounds=2), text, 4, 1)
 
 
@@ -1051,7 +1051,7 @@ def test_without_audits_well_formed_lies_move_the_model(text: Path) -> None:
 def trigger_world(text: Path) -> attacks_gpt.World:
     torch.set_num_threads(1)
     model = ModelSpec(width=32, layers=1, heads=2, kv_heads=1, hidden=64, context=32)
-    fields = {"rounds": 8, "local_steps": 5, "bits": 4, "rule": AggregationRule.MEAN, "liars": 1, "audit": AuditMode.OFF}
+    fields = {"rounds": 8, "local_steps": 5, "bits": 4, "rule": AggregationRule.MEAN, "byzantine_max": 1, "audit": AuditMode.OFF}
     return attacks_gpt.World(JobSpec(name="trigger", data=bytes(32), model=model, **fields), text, 4, 1)
 
 

@@ -40,7 +40,7 @@ from training.objectives import registry
 from training.objectives.objective import Objective, RejectionReason
 from training.replicated.replicated_model import ReplicatedModel
 
-LETTERS = JobSpec(name="letters", objective="letters", data=bytes(32), rounds=2, liars=0, norm_start=1e6, local_steps=2)
+LETTERS = JobSpec(name="letters", objective="letters", data=bytes(32), rounds=2, byzantine_max=0, initial_norm=1e6, local_steps=2)
 SAMPLED = replace(LETTERS, audit=AuditMode.SAMPLED, local_steps=1, auditors=3, audit_window=20)
 TEXT = default_text()[:20_000]
 ME = bytes(32)

@@ -433,7 +433,7 @@ def of_rlhf() -> dict[str, str]:
     features.install_objectives()
     given = [InstructionExample(b"1", "ab", "xy"), InstructionExample(b"2", "c", "z\n")]
     of_given = tokenized_responses.tokenize_responses(
-        dataclasses.replace(set_, objective="instruct", settings=encode(InstructTerms())), given, ByteTokenizer()
+        dataclasses.replace(set_, objective="instruct", objective_settings=encode(InstructTerms())), given, ByteTokenizer()
     )
     numbers = tokenized_responses.response_batch(of_given.train, of_given.train_split, np.array([0, 1]))
     learned = [bytes(array.astype(np.uint8).ravel()).hex() for array in numbers]
@@ -582,7 +582,7 @@ def test_every_field_that_a_person_may_set_is_in_the_guide_with_its_default() ->
         found |= zip(names.replace("`", "").split(", "), defaults.split(", "), strict=False)
     spec = JobSpec(name="job", **complete_fields({}))
     # these follow from the network; rounds have an argument
-    elsewhere = {*FIELDS_NOT_SET_BY_NAME, "liars", "audit", "rule", "rounds"}
+    elsewhere = {*FIELDS_NOT_SET_BY_NAME, "byzantine_max", "audit", "rule", "rounds"}
     free = {field.name: said(getattr(spec, field.name)) for field in dataclasses.fields(spec) if field.name not in elsewhere}
     assert {name: found.get(name) for name in free} == free
     rewards = ("reward", "reward_model", "words")  # they have arguments of their own

@@ -52,8 +52,8 @@ from training.objectives import registry
 from training.replicated import feedback_buffer
 from training.replicated.replicated_model import ReplicatedModel
 
-LETTERS = JobSpec(name="letters", objective="letters", data=bytes(32), rounds=1, liars=0)
-JOB = JobSpec(name="ones", objective="ones", rounds=1, liars=0, settings=codec.encode(Sizes(5000)))
+LETTERS = JobSpec(name="letters", objective="letters", data=bytes(32), rounds=1, byzantine_max=0)
+JOB = JobSpec(name="ones", objective="ones", rounds=1, byzantine_max=0, objective_settings=codec.encode(Sizes(5000)))
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_an_objective_s_own_record_is_part_of_what_is_checked(feature: None, tmp
     assert JOB.validated().decoded_settings == Sizes(5000)
     for settings, why in ((codec.encode(Sizes(9000)), "size 9000 is outside"), (b"\xc0", "Sizes")):
         with pytest.raises(RemoteProtocolError, match=why):
-            JobSpec.decode(replace(JOB, settings=settings).encode())
+            JobSpec.decode(replace(JOB, objective_settings=settings).encode())
     assert JobModelStore(tmp_path).terms_of_spec(JOB.encode()).requires[0].name == "notes"
     assert JobModelStore(tmp_path).terms_of_spec(LETTERS.encode()).role == "clerk"
     with pytest.raises(RemoteProtocolError, match="has no settings"):
@@ -171,7 +171,7 @@ def test_all_that_features_name_is_there(feature: None) -> None:
     [
         (Feature(name="twin", about="", roles=(Role("scribe", ""),)), "role called 'scribe'"),
         (Feature(name="twin", about="", roles=(Role("full", ""),)), "as all of them together"),
-        (Feature(name="twin", about="", roles=(Role("reader", "", services=("reader",)),)), "a part that no feature brings"),
+        (Feature(name="twin", about="", roles=(Role("reader", "", services=("reader",)),)), "a service that no feature brings"),
         (Feature(name="twin", about="", services={"scribe": ""}, roles=()), "part called 'scribe'"),
         (Feature(name="twin", about="", settings=(Setting("listen", "", ""),)), "the peer's own"),
     ],

@@ -27,18 +27,18 @@ class JobDiskSpace:
     own: int  # what trainers go on from, and what audits may ask for
     round: int  # payloads of each round
     opening: int = 0  # what those of each opening round have more
-    opening_rounds: int = 0
+    compression_warmup_rounds: int = 0
 
     def payload_bytes(self, rounds: int, bytes_max: int = 0) -> int:
         """Of the first so many rounds, where `bytes_max` of them may stay; 0: all."""
         kept = min(rounds, self.rounds_kept(bytes_max)) if bytes_max else rounds
-        return self.round * kept + self.opening * min(kept, self.opening_rounds)
+        return self.round * kept + self.opening * min(kept, self.compression_warmup_rounds)
 
     def rounds_kept(self, bytes_max: int) -> int:
         """Of which the payloads stay, even if all of the opening rounds are among them."""
         openings = bytes_max // (self.round + self.opening)
-        if openings > self.opening_rounds:
-            return max(ROUNDS_MIN, (bytes_max - self.opening * self.opening_rounds) // self.round)
+        if openings > self.compression_warmup_rounds:
+            return max(ROUNDS_MIN, (bytes_max - self.opening * self.compression_warmup_rounds) // self.round)
         return max(ROUNDS_MIN, openings)
 
     def total_bytes(self, rounds: int, payload_bytes_max: int = 0) -> int:
@@ -52,10 +52,10 @@ def job_disk_space(spec: JobSpec, trainers: int, trains: bool) -> JobDiskSpace:
     anchors = spec.rounds_audited // spec.anchor_rounds + 1 if spec.rounds_audited else 0
     models = (max(ROUNDS_KEPT, spec.rounds_audited + 1) + EXTRA_MODELS + anchors) * spec.model_bytes
     first, last = (trainers * payload_bytes_max(layout, PayloadMode.of_round(spec, number)) for number in (0, spec.rounds))
-    payloads = last, max(0, first - last), spec.opening_rounds
+    payloads = last, max(0, first - last), spec.compression_warmup_rounds
     if not trains:
         return JobDiskSpace(models, 0, *payloads)
-    is_full = spec.audit is AuditMode.FULL or spec.closing_rounds > 0
+    is_full = spec.audit is AuditMode.FULL or spec.final_full_audit_rounds > 0
     shown = trainers if is_full else 1  # those of others are fetched by whoever re-executes them
     own = BUFFERS * shown * (feedback_buffer.buffer_bytes(spec) + 8 * layout.size * spec.keeps_inner_state)
     if spec.audit is AuditMode.SAMPLED:

@@ -71,13 +71,13 @@ FLOATS_MAX: Final = {
     "inner_rate": 10.0,
     "outer_rate": 10.0,
     "weight_decay": 100.0,
-    "clip": 1e6,
-    "norm_start": NORM_START_MAX,
+    "gradient_clip": 1e6,
+    "initial_norm": NORM_START_MAX,
     "proposal_seconds": 86_400.0,
     "replay_tolerance": TOLERANCE_MAX,
 }
 # Below them honest work differs between processors by more than auditors may allow.
-FLOATS_MIN: Final = {"inner_rate": INNER_RATE_MIN, "clip": CLIP_MIN, "replay_tolerance": TOLERANCE_MIN}
+FLOATS_MIN: Final = {"inner_rate": INNER_RATE_MIN, "gradient_clip": CLIP_MIN, "replay_tolerance": TOLERANCE_MIN}
 
 
 class AuditMode(enum.StrEnum):
@@ -184,7 +184,7 @@ class JobSpec:
     beta1: float = 0.6  # an inner state that starts anew each round must not average over more than a few steps
     beta2: float = 0.95
     weight_decay: float = 0.1
-    clip: float = 1.0  # largest gradient norm of an inner step
+    gradient_clip: float = 1.0  # largest gradient norm of an inner step
     compression: Compression = Compression.DENSE
     bits: Annotated[int, Between(1, 8)] = 1  # of each element that a payload says
     keep: Annotated[int, Between(KEEP_MIN, KEEP_MAX)] = 64  # elements of each full chunk that a sparse payload says
@@ -192,7 +192,7 @@ class JobSpec:
     outer_rate: float = 1.4  # not of AdamW, which follows `inner_rate`; of sign, by how much each parameter moves
     outer_momentum: float = 0.5  # of nesterov and sign
     feedback_decay: float = 0.95  # of the error feedback e; with estimates of the trainer's momentum v
-    liars: Annotated[int, Between(0, 200)] = 1  # b: lying trainers the aggregation tolerates
+    byzantine_max: Annotated[int, Between(0, 200)] = 1  # b: lying trainers the aggregation tolerates
     rule: AggregationRule = AggregationRule.ARC_NNM_TRIM
     accepted_min: Annotated[int, Between(1, TRAINERS_MAX)] = 1  # fewer accepted proposals: the round takes no step
     audit: AuditMode = AuditMode.FULL
@@ -201,22 +201,24 @@ class JobSpec:
     audit_window: Annotated[int, Between(1, AUDIT_WINDOW_MAX)] = 3  # rounds that buffers are kept for, and volunteers may audit
     replay_tolerance: float = TOLERANCE_MIN  # of ‖Δ‖; wrong data differ by about 1
     suspension_rounds: Annotated[int, Between(1, SUSPENSION_ROUNDS_MAX)] = 20  # of a first lie, then doubled; also of records
-    norm_start: float = 32.0  # the median accepted norm before the first round; decides between two later
+    initial_norm: float = 32.0  # the median accepted norm before the first round; decides between two later
     proposal_seconds: float = 60.0  # longest wait for a round's proposals; peers adapt below it
-    settings: Annotated[bytes, Length(0, SETTINGS_BYTES_MAX)] = b""  # encoding of the objective's own record, if it has one
+    objective_settings: Annotated[bytes, Length(0, SETTINGS_BYTES_MAX)] = (
+        b""  # encoding of the objective's own record, if it has one
+    )
     memory: FeedbackMemory = codec.added_field(FeedbackMemory.RESIDUAL)
     # Mbit/s: with sampled audits, a trainer with a slower uplink may be suspended as if it withheld its buffers.
-    least_uplink: Annotated[int, Between(1, UPLINK_MBIT_MAX)] = codec.added_field(UPLINK_MBIT_MIN)
+    uplink_mbit_min: Annotated[int, Between(1, UPLINK_MBIT_MAX)] = codec.added_field(UPLINK_MBIT_MIN)
     precision: Precision = codec.added_field(Precision.FP32)
     # Blob of the initial parameters (`training.parameter_blob`), if these are no job's model.
-    start: Digest | None = codec.added_field(None)
+    initial_model: Digest | None = codec.added_field(None)
     licence: Name | None = codec.added_field(None)  # under which the model may be used; None: not named
     # What a proposal commits to is named by the list of its parts where it is larger than one (`protocol.blob_digest`).
-    parts: bool = codec.added_field(False)
+    multipart_objects: bool = codec.added_field(False)
     # Sampled: the last rounds, whose proposals are re-executed before the vote: a dispute of theirs would end too late to help.
-    closing_rounds: Annotated[int, Between(0, ROUNDS_MAX)] = codec.added_field(0)
+    final_full_audit_rounds: Annotated[int, Between(0, ROUNDS_MAX)] = codec.added_field(0)
     # The first rounds, whose payloads say `OPENING_BITS` of every element, whatever those of later rounds say.
-    opening_rounds: Annotated[int, Between(0, ROUNDS_MAX)] = codec.added_field(0)
+    compression_warmup_rounds: Annotated[int, Between(0, ROUNDS_MAX)] = codec.added_field(0)
     preparation: PreparationCounts | None = codec.added_field(None)  # of a set from a file; None: no file was changed
 
     @property
@@ -230,10 +232,10 @@ class JobSpec:
     def decoded_settings(self) -> Any:
         """The objective's own record; None if it has none. Raises `RemoteProtocolError` for other bytes."""
         kind = self.resolved_objective.settings_type
-        if kind is None and self.settings:
+        if kind is None and self.objective_settings:
             what = f"objective {self.objective!r} has no settings"
-            raise RemoteProtocolError("bad-job", f"{what}, {len(self.settings)} bytes were given")
-        return None if kind is None else codec.decode(kind, self.settings)
+            raise RemoteProtocolError("bad-job", f"{what}, {len(self.objective_settings)} bytes were given")
+        return None if kind is None else codec.decode(kind, self.objective_settings)
 
     def decode_declaration(self, encoded: bytes) -> Any:
         """The objective's own record in a proposal; None if it has none. Raises `RemoteProtocolError` for one that is unsound."""
@@ -303,13 +305,13 @@ class JobSpec:
         return ANCHOR_ROUNDS_MAX if self.local_steps == 1 else ANCHOR_ROUNDS
 
     @property
-    def usual_closing_rounds(self) -> int:
+    def usual_final_full_audit_rounds(self) -> int:
         """How many `train` sets, unless a person does."""
         is_sampled = self.audit is AuditMode.SAMPLED and self.resolved_objective.needs_worker
         return min(CLOSING_ROUNDS, self.rounds // 3) if is_sampled else 0
 
     @property
-    def usual_opening_rounds(self) -> int:
+    def usual_compression_warmup_rounds(self) -> int:
         """How many `train` sets in a job that starts anew, unless a person does: one bit, several local steps were measured."""
         is_one_bit = self.compression is Compression.DENSE and self.bits == 1 and self.memory is FeedbackMemory.RESIDUAL
         is_measured = is_one_bit and self.outer is OuterOptimizerKind.NESTEROV and self.local_steps > 1
@@ -338,7 +340,7 @@ class JobSpec:
             return error.detail
 
     def _number_problem(self) -> str | None:
-        positive = ("inner_rate", "clip", "outer_rate", "norm_start", "proposal_seconds", "replay_tolerance")
+        positive = ("inner_rate", "gradient_clip", "outer_rate", "initial_norm", "proposal_seconds", "replay_tolerance")
         for name, value in FLOATS_MAX.items():
             if not getattr(self, name) <= value:  # also if it is not a number
                 return f"{name} must be at most {value:g}, is {getattr(self, name)}"
@@ -360,18 +362,24 @@ class JobSpec:
         return None
 
     def _combination_problem(self) -> str | None:
-        if self.start is not None and self.base is not None:
+        if self.initial_model is not None and self.base is not None:
             return "both base and start name a model to start from: say one"
-        if self.start is not None and not self.resolved_objective.starts_from_parameters:
+        if self.initial_model is not None and not self.resolved_objective.starts_from_parameters:
             way_out = "train a language job on them, or learn responses, and start from that job"
             return f"objective {self.objective!r} starts from no parameters of its own: {way_out}"
         if self.bits not in BITS:
             return f"bits must be 1, 2, 4 or 8, not {self.bits}"
-        if self.opening_rounds > self.rounds:
-            return f"opening_rounds {self.opening_rounds} is more than rounds {self.rounds}: take bits {OPENING_BITS} for all"
-        if self.opening_rounds and self.bits * self._share_said >= OPENING_BITS:
+        if self.compression_warmup_rounds > self.rounds:
+            return (
+                f"compression_warmup_rounds {self.compression_warmup_rounds} is more than rounds "
+                f"{self.rounds}: take bits {OPENING_BITS} for all"
+            )
+        if self.compression_warmup_rounds and self.bits * self._share_said >= OPENING_BITS:
             whole = f"{OPENING_BITS} bits an element"
-            return f"opening_rounds {self.opening_rounds} gains nothing where all rounds say {whole} or more: leave it out"
+            return (
+                f"compression_warmup_rounds {self.compression_warmup_rounds} gains nothing where all "
+                f"rounds say {whole} or more: leave it out"
+            )
         if self.says_whole_bytes and self.commits_to_buffer:
             both = f"dense bits 8 with feedback_decay {self.feedback_decay:g}"
             return f"{both} would commit to a buffer that repeats the payload: take feedback_decay 0, or fewer bits"
@@ -401,18 +409,24 @@ class JobSpec:
         if self.precision is Precision.BF16 and self.is_reexecuted:
             differ = "honest replays in bf16 differ by .13 of an update, and small lies by .011"
             return f"precision 'bf16' with audit {self.audit.value!r}: {differ}; take audit 'off', or precision 'fp32'"
-        if self.audit is not AuditMode.SAMPLED and self.least_uplink != UPLINK_MBIT_MIN:
-            return f"least_uplink {self.least_uplink} says nothing with audit {self.audit.value!r}: leave it out"
-        if self.audit is not AuditMode.SAMPLED and self.closing_rounds:
-            return f"closing_rounds {self.closing_rounds} says nothing with audit {self.audit.value!r}: leave it out"
-        if self.closing_rounds > self.rounds:
-            return f"closing_rounds {self.closing_rounds} is more than rounds {self.rounds}: take audit 'full' to re-execute all"
+        if self.audit is not AuditMode.SAMPLED and self.uplink_mbit_min != UPLINK_MBIT_MIN:
+            return f"uplink_mbit_min {self.uplink_mbit_min} says nothing with audit {self.audit.value!r}: leave it out"
+        if self.audit is not AuditMode.SAMPLED and self.final_full_audit_rounds:
+            return (
+                f"final_full_audit_rounds {self.final_full_audit_rounds} says nothing with audit "
+                f"{self.audit.value!r}: leave it out"
+            )
+        if self.final_full_audit_rounds > self.rounds:
+            return (
+                f"final_full_audit_rounds {self.final_full_audit_rounds} is more than rounds "
+                f"{self.rounds}: take audit 'full' to re-execute all"
+            )
         if self.audit is AuditMode.SAMPLED and (problem := self._sampled_problem()):
             return problem
-        limit = BLOB_BYTES_MAX if self.parts else PLAIN_BLOB_BYTES_MAX
+        limit = BLOB_BYTES_MAX if self.multipart_objects else PLAIN_BLOB_BYTES_MAX
         if self.object_bytes_max > limit:
             size = f"its largest object has {self.object_bytes_max} bytes, and others can get {limit} at most"
-            upgrade = "" if self.parts else ", or `peer upgrade jobs 3` first"
+            upgrade = "" if self.multipart_objects else ", or `peer upgrade jobs 3` first"
             return f"{size}: take a smaller model, or inner_state 'reset'{upgrade}"
         return None
 
@@ -434,10 +448,11 @@ class JobSpec:
             return None
         if self.feedback_decay == 1:
             return "memory 'estimates' with feedback_decay 1 would never learn of an update: take 0.8, or less"
-        least = 2 * self.liars + 1
+        least = 2 * self.byzantine_max + 1
         if least > self.estimates_max:
             fit = f"{self.estimates_max} estimates of {self.model.parameters} bytes are within {ESTIMATES_BYTES_MAX >> 30} GiB"
-            return f"memory 'estimates' with liars {self.liars} needs {least} trainers, and {fit}: take a smaller model"
+            what = f"memory 'estimates' with byzantine_max {self.byzantine_max}"
+            return f"{what} needs {least} trainers, and {fit}: take a smaller model"
         return None
 
     @property
@@ -530,7 +545,7 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         "beta1": 0.9,
         "feedback_decay": 0.0,
         "rule": AggregationRule.CENTERED_CLIPPING,
-        "norm_start": 1.0,  # no gradient is longer than `clip`
+        "initial_norm": 1.0,  # no gradient is longer than `gradient_clip`
         "audit": AuditMode.SAMPLED,
         "audit_rate": AUDIT_RATE,
         "auditors": 2,
@@ -553,7 +568,7 @@ ESTIMATES: Final[dict[str, Any]] = {
     "beta1": 0.0,
     "feedback_decay": 0.8,
     "rule": AggregationRule.ARC_NNM_TRIM,
-    "norm_start": 1.0,  # no gradient is longer than `clip`
+    "initial_norm": 1.0,  # no gradient is longer than `gradient_clip`
     "audit": AuditMode.OFF,
     "memory": FeedbackMemory.ESTIMATES,
 }

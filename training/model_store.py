@@ -111,7 +111,7 @@ class JobModelStore:
     def create_model(self, job: bytes, spec: bytes, read: Read | None = None) -> bytes:
         """`read` is needed for a job that starts from a blob, which is here."""
         decoded, directory = JobSpec.decode(spec), self.round_directory(job, 0)
-        if decoded.start is not None:
+        if decoded.initial_model is not None:
             assert read is not None
             self._models[job] = ReplicatedModel.create_from_values(
                 directory, job, decoded, partial(parameter_blob.read_block_values, decoded, read)
@@ -287,7 +287,7 @@ def _terms(spec: bytes, kind: Objective, answer_ms: int) -> JobTerms:
         suspension_rounds=job.suspension_rounds,
         audits=_audit_terms(job, answer_ms) if job.audit is AuditMode.SAMPLED else None,
         base=job.base,
-        start=job.start,
+        start=job.initial_model,
         read=kind.required_model(job),
         # An objective may have vectors beside the model's.
         parameters=max(job.model.parameters, layout_from_shapes(kind.tensor_shapes(job, job.decoded_settings)).size),
@@ -296,7 +296,14 @@ def _terms(spec: bytes, kind: Objective, answer_ms: int) -> JobTerms:
 
 
 # Fields that came with version 3 of the module `jobs`.
-FIELDS_OF_JOBS_VERSION_3 = ("start", "licence", "precision", "closing_rounds", "parts", "opening_rounds")
+FIELDS_OF_JOBS_VERSION_3 = (
+    "initial_model",
+    "licence",
+    "precision",
+    "final_full_audit_rounds",
+    "multipart_objects",
+    "compression_warmup_rounds",
+)
 
 
 def _requires(job: JobSpec) -> tuple[ModuleVersion, ...]:
@@ -315,7 +322,7 @@ def audit_download_bytes_max(job: JobSpec) -> int:
 
 def _audit_terms(job: JobSpec, answer_ms: int) -> AuditTerms:
     # Half of the least uplink is for what audits ask for: so many bits in a millisecond.
-    reveal_ms = math.ceil(8 * audit_download_bytes_max(job) / (job.least_uplink * 500))
-    version = 1 if job.least_uplink == UPLINK_MBIT_MIN else 2
+    reveal_ms = math.ceil(8 * audit_download_bytes_max(job) / (job.uplink_mbit_min * 500))
+    version = 1 if job.uplink_mbit_min == UPLINK_MBIT_MIN else 2
     rounds = job.audit_window, job.suspension_rounds
-    return AuditTerms(job.audit_rate, job.auditors, *rounds, answer_ms, reveal_ms, version, job.closing_rounds)
+    return AuditTerms(job.audit_rate, job.auditors, *rounds, answer_ms, reveal_ms, version, job.final_full_audit_rounds)

@@ -51,11 +51,11 @@ def read_block_values(spec: JobSpec, read: Read, block: TensorBlock) -> Float32A
 def read_all_values(spec: JobSpec, path: Path) -> Float32Array:
     """All of them, of a file. `StorageError` if it is not what the job names."""
     found = np.fromfile(path, dtype="<f4")
-    if len(found) != layout_of(spec).size or blob_digest(float32_bytes(found), spec.parts) != spec.start:
+    if len(found) != layout_of(spec).size or blob_digest(float32_bytes(found), spec.multipart_objects) != spec.initial_model:
         raise StorageError(f"{path} does not hold the parameters that job {spec.name!r} starts from")
     return found
 
 
 def _values(spec: JobSpec, read: Read, block: TensorBlock) -> Float32Array:
-    assert spec.start is not None
-    return np.frombuffer(read(spec.start, 4 * block.elements.start, 4 * block.size), dtype="<f4")
+    assert spec.initial_model is not None
+    return np.frombuffer(read(spec.initial_model, 4 * block.elements.start, 4 * block.size), dtype="<f4")

@@ -29,10 +29,19 @@ LOST_MAX: Final = 2.0  # points of accuracy
 WORSE_MAX: Final = 1.05  # times the held-out loss of a language model
 POISONED_MAX: Final = 1.03  # the same with sampled audits, which find a liar after the fact
 OFF: Final = "audit 'off'"
-NOBODY_LIES: Final = "liars 0, which says that nobody lies"
+NOBODY_LIES: Final = "byzantine_max 0, which says that nobody lies"
 ACCEPTED: Final = "say --accept-risk"
 # Of `ESTIMATES`.
-MEASURED_FIELDS: Final = ("memory", "local_steps", "outer", "inner_state", "beta1", "feedback_decay", "rule", "opening_rounds")
+MEASURED_FIELDS: Final = (
+    "memory",
+    "local_steps",
+    "outer",
+    "inner_state",
+    "beta1",
+    "feedback_decay",
+    "rule",
+    "compression_warmup_rounds",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,24 +98,42 @@ SAFE_WITH_SAMPLED_AUDITS: Final = (
 )
 # How fields of a job with sampled audits compare to those of a preset. All other fields are free.
 FIELDS_EQUAL: Final = (
-    *("inner", "inner_state", "beta1", "beta2", "weight_decay", "clip", "compression", "bits", "outer", "outer_momentum"),
-    *("feedback_decay", "rule", "replay_tolerance", "norm_start", "memory", "precision"),
+    *(
+        "inner",
+        "inner_state",
+        "beta1",
+        "beta2",
+        "weight_decay",
+        "gradient_clip",
+        "compression",
+        "bits",
+        "outer",
+        "outer_momentum",
+    ),
+    *("feedback_decay", "rule", "replay_tolerance", "initial_norm", "memory", "precision"),
 )
-FIELDS_AT_MOST: Final = ("local_steps", "inner_rate", "outer_rate", "opening_rounds")
-FIELDS_AT_LEAST: Final = ("audit_window", "suspension_rounds", "closing_rounds")
+FIELDS_AT_MOST: Final = ("local_steps", "inner_rate", "outer_rate", "compression_warmup_rounds")
+FIELDS_AT_LEAST: Final = ("audit_window", "suspension_rounds", "final_full_audit_rounds")
 
 
 def unsafe_reason(spec: JobSpec, trainers: int) -> str | None:
     """Why a job that so many trainers would begin may not be started as it is, and the way out; None if it may."""
-    if not spec.liars or spec.audit is AuditMode.FULL:
+    if not spec.byzantine_max or spec.audit is AuditMode.FULL:
         return None
     if spec.audit is AuditMode.SAMPLED:
         why = _found_late(spec, trainers) if spec.resolved_objective.makes_text else None
-        return None if why is None else f"audit 'sampled' with liars {spec.liars}: {why}; take audit 'full', or {ACCEPTED}"
+        return (
+            None
+            if why is None
+            else f"audit 'sampled' with byzantine_max {spec.byzantine_max}: {why}; take audit 'full', or {ACCEPTED}"
+        )
     if spec.data is None and spec.resolved_objective.reads_text:
-        return f"{OFF} with liars {spec.liars}: where each has its own text no rule was measured to hold; take {NOBODY_LIES}"
+        return (
+            f"{OFF} with byzantine_max {spec.byzantine_max}: where each has its own text no rule was "
+            f"measured to hold; take {NOBODY_LIES}"
+        )
     why = _why(spec, trainers)
-    return None if why is None else f"{OFF} with liars {spec.liars}: {why}; take audit 'full', or {NOBODY_LIES}"
+    return None if why is None else f"{OFF} with byzantine_max {spec.byzantine_max}: {why}; take audit 'full', or {NOBODY_LIES}"
 
 
 def _why(spec: JobSpec, trainers: int) -> str | None:
@@ -127,7 +154,7 @@ def _why(spec: JobSpec, trainers: int) -> str | None:
 
 
 def _is_measured(rows: Sequence[SafeWithoutAudits | SafeWithSampledAudits], spec: JobSpec, trainers: int) -> bool:
-    return any(spec.liars <= row.liars and trainers >= row.trainers for row in rows)
+    return any(spec.byzantine_max <= row.liars and trainers >= row.trainers for row in rows)
 
 
 def _more(rows: Sequence[SafeWithoutAudits | SafeWithSampledAudits], trainers: int) -> str:
@@ -139,7 +166,11 @@ def _found_late(spec: JobSpec, trainers: int) -> str | None:
     preset = "per-step" if spec.outer is OuterOptimizerKind.ADAMW else "local"
     fields = complete_fields(PRESETS[preset] | {"audit": AuditMode.SAMPLED, "rounds": spec.rounds})
     usual = JobSpec(name="measured", data=bytes(32), **fields)
-    measured = replace(usual, opening_rounds=usual.usual_opening_rounds, closing_rounds=usual.usual_closing_rounds)
+    measured = replace(
+        usual,
+        compression_warmup_rounds=usual.usual_compression_warmup_rounds,
+        final_full_audit_rounds=usual.usual_final_full_audit_rounds,
+    )
     others = [name for name in FIELDS_EQUAL if getattr(spec, name) != getattr(measured, name)]
     others += [name for name in FIELDS_AT_MOST if getattr(spec, name) > getattr(measured, name)]
     others += [name for name in FIELDS_AT_LEAST if getattr(spec, name) < getattr(measured, name)]

@@ -155,7 +155,7 @@ class OpenJobRequest(WorkerRequest[OpenJobReply]):
     required_model: Path | None = None  # the same of the job that it reads, if there is one
     other_text: Path | None = None  # of that job, as `text`
     other_tokens: Digest | None = None  # of that job, as `tokens`
-    # Those of `Objective.files`, and the job's `start` where its objective refers to the first model.
+    # Those of `Objective.files`, and the job's `initial_model` where its objective refers to the first model.
     files: Annotated[dict[Digest, Path], Length(0, FILES_MAX)] = field(default_factory=dict)
 
 

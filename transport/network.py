@@ -1,4 +1,4 @@
-"""What the rest of a peer sees of the network. `swarm.Swarm` (TCP) and `memory.MemoryNetwork` both are one."""
+"""What the rest of a peer sees of the network. `swarm.Swarm` (TCP) and `memory_network.MemoryNetwork` both are one."""
 
 from __future__ import annotations
 

@@ -40,4 +40,4 @@ class ApiBackend(Protocol):
         """The newest state, once there is a block above this height, or after some seconds."""
 
     async def wait_for_change(self, after: int) -> Json:
-        """What `live` says and its `number`, once that is above this one, or after some seconds."""
+        """What `live_snapshot` says and its `number`, once that is above this one, or after some seconds."""

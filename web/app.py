@@ -155,7 +155,7 @@ def _guarded(names: Collection[str], proxies: Collection[str]) -> Any:
         connection_limits.set_reply_deadline(request, connection_limits.REQUEST_SECONDS)
         if not told and (proxy := proxy_headers.find_unnamed_proxy(request, proxies)):
             told.append(proxy)
-            log.warning("a reverse proxy asks from %s, and all its clients count as one: name it in `web_proxies`", proxy)
+            log.warning("a reverse proxy asks from %s, and all its clients count as one: name it in `web_trusted_proxies`", proxy)
         try:
             browser_security.require_host(request, names)
             response = await handler(request)

@@ -155,7 +155,7 @@ class AsyncioBridge:
     def _serve(self, listeners: list[socket.socket], send: trio.MemorySendChannel[Exception | None]) -> None:
         try:
             asyncio.run(self._listen(listeners, send))
-        except Exception as error:  # a fault of ours: the part ends with it
+        except Exception as error:  # a fault of ours: the service ends with it
             log.exception("the thread of the site ended")
             with contextlib.suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(send.send_nowait, error)

@@ -31,7 +31,7 @@ def require_host(request: web.Request, names: Collection[str]) -> None:
     if found["address"] and not _is_address(host):
         raise HttpProblem("misdirected", "the address in the Host header is none")
     if host != "localhost" and host not in names and not _is_address(host):
-        raise HttpProblem("misdirected", "this peer does not have the name in the Host header: add it to `web_names`")
+        raise HttpProblem("misdirected", "this peer does not have the name in the Host header: add it to `web_host_names`")
     if request.host.lower() not in (host, said[0].lower()):  # of an absolute address, which goes before the header
         raise HttpProblem("misdirected", "the address of the request is of another host than its Host header")
 

@@ -1,4 +1,4 @@
-"""The part `metrics`: `/healthz` and `/metrics` on loopback, for programs of this machine that watch the peer.
+"""The service `metrics`: `/healthz` and `/metrics` on loopback, for programs of this machine that watch the peer.
 
 HTTP/1.1 as far as monitors need it: one GET, one answer, and the connection ends. It runs in Trio's loop without a library, so
 that every role can have it.

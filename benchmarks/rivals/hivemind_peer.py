@@ -82,7 +82,7 @@ def _optimizer(work: Work, replica: Replica, dht: Any, done: Done) -> Any:
         leaf.grad = replica.gradients[tensor.elements].view(tensor.shape)
         groups[tensor.decayed].append(leaf)
     spec = replica.spec
-    ClippedAdamW.clip = spec.clip
+    ClippedAdamW.clip = spec.gradient_clip
     patience = {"request_timeout": REQUEST_SHARE * work.matchmaking_seconds}
     averager = partial(hivemind.optim.grad_averager.GradientAverager, **patience)  # gets no `averager_opts`
     return hivemind.Optimizer(

@@ -52,7 +52,7 @@ class AccessControl:
         return token
 
     def find_operator(self, secret: str) -> str:
-        """Which operator has this token or session, in SHORT_DIGITS digits; empty if nobody has, or it is over."""
+        """Which operator has this token or session, in OPERATOR_ID_DIGITS digits; empty if nobody has, or it is over."""
         known = "token = ? OR token = (SELECT operator FROM sessions WHERE session = ?)"
         query, digest = f"SELECT token FROM operators WHERE until_ms > ? AND ({known})", _hash(secret)
         found = self._database.execute(query, (_now_ms(), digest, digest)).fetchone()

@@ -1,4 +1,4 @@
-"""The part `serve`: a site for annotators, and what it needs of this peer."""
+"""The service `serve`: a site for annotators, and what it needs of this peer."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class AnnotationService:
             return
         listen = str(self.desk.get_setting(LISTEN_SETTING))
         host, port = parse_address(listen)
-        names = tuple(str(name).lower() for name in self.desk.get_setting("web_names"))
-        proxies = tuple(str(ip_address(proxy)) for proxy in self.desk.get_setting("web_proxies"))
+        names = tuple(str(name).lower() for name in self.desk.get_setting("web_host_names"))
+        proxies = tuple(str(ip_address(proxy)) for proxy in self.desk.get_setting("web_trusted_proxies"))
         served = assemble_api(self.desk)
         bridge = AsyncioBridge(served.backend, HTTP_ROUTES, host, port, self.desk.http_connections_max, names, tls, proxies)
         async with trio.open_nursery() as nursery:

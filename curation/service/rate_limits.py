@@ -14,7 +14,7 @@ from web.problem_details import HttpProblem
 K = TypeVar("K")
 V = TypeVar("V")
 HOSTS_MAX: Final = 10_000  # remembered; the one that was here longest ago is forgotten
-PROXY_HINT: Final = "behind a reverse proxy its operator sets `web_proxies`"
+PROXY_HINT: Final = "behind a reverse proxy its operator sets `web_trusted_proxies`"
 
 
 class HostRateLimiter:

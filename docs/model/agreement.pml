@@ -1,4 +1,4 @@
-/* The agreement core of consensus/replica.py at one height: PBFT, two phases, timeout certificates.
+/* The agreement core of consensus/pbft/replica.py at one height: PBFT, two phases, timeout certificates.
 
    HONEST voters run the rules; LIARS more are one set of keys without any rule. Two things keep the model small:
 

@@ -207,7 +207,7 @@ class AuditsModule(Module[AuditsState]):
         """The ended job whose audits make room for another's. A job with an open dispute goes last, a scratch job first: it paid
         nobody. Among equals the author who began most of these jobs loses its oldest.
         """
-        # One silent auditor keeps a job here for AFTERMATH_HEIGHTS. A liar that wants the audits of a job over sooner has to
+        # One silent auditor keeps a job here for POST_JOB_AUDIT_HEIGHTS. A liar that wants the audits of a job over sooner has to
         # start WINDING_UP_MAX others with real work in them, and no dispute may be open in that job.
         begun = Counter(members.current_key(job.author) for job in winding.values())
 
@@ -821,7 +821,7 @@ class AuditStateMachine:
         self._commitments = dict(sorted({**kept, **new}.items()))
 
     def _bound(self) -> None:
-        """Beyond DRAWN_MAX the oldest proposals go: first those that nobody has to report on, then the others."""
+        """Beyond AUDITABLE_PROPOSALS_MAX the oldest proposals go: first those that nobody has to report on, then the others."""
         self._tidy()
         excess = sum(len(audits.proposals) for audits in self._rounds.values()) - AUDITABLE_PROPOSALS_MAX
         for forget in (self._forget_unawaited, self._lapse):

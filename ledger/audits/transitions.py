@@ -17,7 +17,7 @@ class AuditStage(enum.StrEnum):
     AWAITED = "drawn proposal: an auditor's report is awaited"  # in `AuditableProposal.pending_auditors`
     UNDISPUTED = "proposal that is kept: undisputed"  # in no `Dispute`
     OPEN = "dispute: open"  # in `JobAudits.disputes`
-    SEALED = "report with a sealed loss"  # in `JobAudits.unopened`
+    SEALED = "report with a sealed loss"  # in `JobAudits.unopened_losses`
     TRAINS = "trainer: trains"  # not in `JobAudits.suspended`
     SUSPENDED = "trainer: suspended"  # there
     OVER = "over"  # in no table any more

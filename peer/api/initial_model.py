@@ -51,7 +51,7 @@ class InitialModel:
                 hashed = self.write(spec, stream)
             write_list(file, hashed.part_list)
             peer.driver.blobs.adopt_file(file, hashed.digest())
-        return replace(spec, start=hashed.digest()).validated()
+        return replace(spec, initial_model=hashed.digest()).validated()
 
 
 def resolve_initial_model(peer: RunningPeer, request: TrainRequest) -> InitialModel:

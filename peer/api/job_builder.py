@@ -33,7 +33,18 @@ LOCAL_DATA = "local"
 BLOB_FETCH_SECONDS_MAX = 30.0  # for a tokenizer of some megabytes
 # They follow from what else was said.
 FIELDS_NOT_SET_BY_NAME = frozenset(
-    {"data", "tokenizer", "model", "objective", "name", "base", "settings", "start", "parts", "preparation"}
+    {
+        "data",
+        "tokenizer",
+        "model",
+        "objective",
+        "name",
+        "base",
+        "objective_settings",
+        "initial_model",
+        "multipart_objects",
+        "preparation",
+    }
 )
 
 
@@ -49,7 +60,7 @@ def _job_spec(peer: RunningPeer, request: TrainRequest, start: InitialModel | No
     if request.data == LOCAL_DATA:
         said["audit"] = AuditMode.OFF  # nobody else has the text
     spec = replace(
-        JobSpec(name=request.name or "text", data=bytes(32), liars=byzantine_trainers_max(peer)), **complete_fields(said)
+        JobSpec(name=request.name or "text", data=bytes(32), byzantine_max=byzantine_trainers_max(peer)), **complete_fields(said)
     )
     if start is None and "model.vocabulary" not in request.overrides:
         of_bytes = request.vocabulary in BYTE_VOCABULARIES
@@ -89,21 +100,21 @@ def _job_spec(peer: RunningPeer, request: TrainRequest, start: InitialModel | No
 def check_job_spec(peer: RunningPeer, spec: JobSpec) -> JobSpec:
     """Its large objects have parts, if the network knows such jobs. Raises `UserError` for values that cannot be used."""
     is_large = spec.object_bytes_max > BLOB_PART_BYTES
-    return replace(spec, parts=is_large and peer.driver.state.module_state(NetworkState).has_jobs_v3).validated()
+    return replace(spec, multipart_objects=is_large and peer.driver.state.module_state(NetworkState).has_jobs_v3).validated()
 
 
 def add_compression_warmup_rounds(peer: RunningPeer, spec: JobSpec, said: Container[str]) -> JobSpec:
     """A job that starts anew, its first rounds said with more bits where that was measured to help. It is unchanged if a person
     has said how many rounds (`said`: the fields that a person set), or if the network does not know such jobs.
     """
-    is_free = "opening_rounds" not in said and peer.driver.state.module_state(NetworkState).has_jobs_v3
-    return replace(spec, opening_rounds=spec.usual_opening_rounds) if is_free else spec
+    is_free = "compression_warmup_rounds" not in said and peer.driver.state.module_state(NetworkState).has_jobs_v3
+    return replace(spec, compression_warmup_rounds=spec.usual_compression_warmup_rounds) if is_free else spec
 
 
 def add_final_full_audit_rounds(peer: RunningPeer, spec: JobSpec, said: Container[str]) -> JobSpec:
     """The job, its last rounds re-executed before the vote; unchanged as above."""
-    is_free = "closing_rounds" not in said and peer.driver.state.module_state(NetworkState).has_jobs_v3
-    return replace(spec, closing_rounds=spec.usual_closing_rounds) if is_free else spec
+    is_free = "final_full_audit_rounds" not in said and peer.driver.state.module_state(NetworkState).has_jobs_v3
+    return replace(spec, final_full_audit_rounds=spec.usual_final_full_audit_rounds) if is_free else spec
 
 
 def add_audits(peer: RunningPeer, spec: JobSpec, request: TrainRequest, said: Mapping[str, Any]) -> JobSpec:
@@ -118,14 +129,14 @@ def choose_sampled_audits(peer: RunningPeer, spec: JobSpec, said: Mapping[str, A
 
     Anybody can invite trainers, and only voters are approved. So all trainers without a vote count as liars.
     """
-    if "audit" in said or not spec.liars:
+    if "audit" in said or not spec.byzantine_max:
         return spec
     usual = replace(JobSpec(name="usual"), **complete_fields({**said, "audit": AuditMode.SAMPLED}))
     sampled = replace(spec, audit=usual.audit, audit_rate=usual.audit_rate, rule=usual.rule)
     sampled = add_final_full_audit_rounds(peer, sampled, said)
     state, trainers = peer.driver.state, count_trainers(peer)
     strangers = sum(TRAINER in member.roles for key, member in state.members.members.items() if key not in state.members.voters)
-    judged = replace(sampled, liars=max(spec.liars, byzantine_trainers_max(peer)) + strangers)
+    judged = replace(sampled, byzantine_max=max(spec.byzantine_max, byzantine_trainers_max(peer)) + strangers)
     if unsafe_reason(judged, trainers) is not None or sampled.problem() is not None:
         return spec
     window_ms = peer.driver.rules.jobs_module.audit_window_ms(sampled.encode(), state.members)

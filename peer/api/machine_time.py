@@ -36,5 +36,5 @@ def replays_per_round(key: bytes, job: Job, spec: JobSpec) -> float:
     if spec.audit is not AuditMode.SAMPLED:
         return vouched if spec.audit is AuditMode.FULL else 0.0
     drawn = spec.audit_rate * spec.auditors * len(job.trainers) / max(1, len(job.reexecutors))
-    closing = spec.closing_rounds / spec.rounds
+    closing = spec.final_full_audit_rounds / spec.rounds
     return drawn * (1 - closing) + vouched * closing

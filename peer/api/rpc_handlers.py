@@ -1,4 +1,4 @@
-"""What a running peer answers: every call of `PeerApi`, by the part that knows about it."""
+"""What a running peer answers: every call of `PeerApi`, by a handler of its topic."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class RunningPeer:
     liveness_monitor: LivenessMonitor
     invitations: InvitationBook
     started: float
-    service_context: Callable[[str], ServiceContext]  # of a part
+    service_context: Callable[[str], ServiceContext]  # of a service
     optional_services: Sequence[OptionalService] = ()
     alerts: AlertTracker = field(default_factory=AlertTracker)
     text_slots: trio.Semaphore = field(default_factory=lambda: trio.Semaphore(CONCURRENT_TEXTS_MAX))

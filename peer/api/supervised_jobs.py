@@ -94,8 +94,8 @@ def build_supervised_spec(
         name=name,
         objective=kind.name,
         data=bytes(32),
-        liars=byzantine_trainers_max(peer, kind.role),
-        settings=codec.encode(kind.settings_type(**own)) if kind.settings_type else b"",
+        byzantine_max=byzantine_trainers_max(peer, kind.role),
+        objective_settings=codec.encode(kind.settings_type(**own)) if kind.settings_type else b"",
     )
     spec = add_final_full_audit_rounds(
         peer, replace(start.apply_to_spec(spec, start.model), **complete_fields(preset | said)), said

@@ -61,7 +61,7 @@ class TuningPlanBuilder:
     name: str
     iterations: int  # rounds of the policy; 0: a reward model alone
     epochs: int  # over the preferences
-    overrides: dict[str, str]  # other values; those of the reward model begin with OF_REWARD
+    overrides: dict[str, str]  # other values; those of the reward model begin with REWARD_PREFIX
     blocklist: bytes  # a packed list of those that no text of the policy may hold; empty: none
     skip_bad: bool = False  # leave out lines of a file that cannot be used
     truncate: TruncationSide = TruncationSide.NOTHING  # which end of long texts of a file is cut off
@@ -176,8 +176,8 @@ class TuningPlanBuilder:
             tokenizer=before.tokenizer,
             data=before.data if own.prompts is PromptSourceKind.TEXT else None,
             held_out_permille=before.held_out_permille,
-            settings=codec.encode(own),
-            liars=liars,
+            objective_settings=codec.encode(own),
+            byzantine_max=liars,
         )
         spec = check_job_spec(
             self.peer, replace(spec, **complete_fields(job_presets.PPO_JOB | {"rounds": self.iterations} | said))
@@ -224,7 +224,7 @@ def build_toy_spec(reward: str, rounds: int, name: str, overrides: dict[str, str
         )
     own, said = parse_ppo_overrides(overrides)
     settings = codec.encode(PpoSettings(reward=reward, **job_presets.TOY_TERMS | own))
-    spec = JobSpec(name=name, objective="ppo", model=job_presets.TOY_MODEL, settings=settings, liars=liars)
+    spec = JobSpec(name=name, objective="ppo", model=job_presets.TOY_MODEL, objective_settings=settings, byzantine_max=liars)
     return replace(spec, **complete_fields(job_presets.TOY_JOB | {"rounds": rounds} | said)).validated()
 
 
@@ -267,4 +267,4 @@ def _require_prompt(trained: list[PreferencePair], listed: bytes) -> None:
 
 
 def _without_model(policy: JobSpec) -> JobSpec:
-    return replace(policy, settings=codec.encode(replace(policy.decoded_settings, reward_model=None)))
+    return replace(policy, objective_settings=codec.encode(replace(policy.decoded_settings, reward_model=None)))

@@ -40,8 +40,8 @@ USED_ONLY_WITH = (
     ("audit_rate", "audit", ("sampled",)),
     ("auditors", "audit", ("sampled",)),
     ("audit_window", "audit", ("sampled",)),
-    ("least_uplink", "audit", ("sampled",)),
-    ("closing_rounds", "audit", ("sampled",)),
+    ("uplink_mbit_min", "audit", ("sampled",)),
+    ("final_full_audit_rounds", "audit", ("sampled",)),
 )
 FIELD_DEFAULTS = {"compression": "dense", "outer": "nesterov"}
 
@@ -115,15 +115,18 @@ def setting_warnings(request: TrainRequest, said: Mapping[str, str], audit: str)
         if name in said and value not in users:
             yield f"{name}={said[name]} does nothing with {other}={value}: it counts with {' or '.join(users)}"
     rule = aggregation_rule(overrides)
-    if "liars" in said and rule not in RULES_WITH_BYZANTINE_MAX:
-        yield f"liars={said['liars']} does nothing with rule={rule}: it counts with {' or '.join(RULES_WITH_BYZANTINE_MAX)}"
+    if "byzantine_max" in said and rule not in RULES_WITH_BYZANTINE_MAX:
+        yield (
+            f"byzantine_max={said['byzantine_max']} does nothing with rule={rule}: it counts with "
+            f"{' or '.join(RULES_WITH_BYZANTINE_MAX)}"
+        )
     if local:
         yield "each trainer uses its own text, so nobody can re-execute: audits are off, and votes check the form of updates only"
     elif audit == "sampled":
         yield SAMPLED_AUDITS_RISK
-        if overrides.get("liars") == "0":
+        if overrides.get("byzantine_max") == "0":
             yield SAMPLED_AUDITS_WITHOUT_TOLERANCE_RISK
-    if audit == "off" and overrides.get("liars", "0") == "0":  # any other is refused
+    if audit == "off" and overrides.get("byzantine_max", "0") == "0":  # any other is refused
         yield NO_AUDITS_WITHOUT_TOLERANCE_RISK
     if overrides.get("outer") != "adamw":
         return

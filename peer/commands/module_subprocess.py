@@ -1,4 +1,4 @@
-"""A process of its own for words that need what no daemon may import: at the prompt, a word runs inside of the daemon."""
+"""A subprocess for commands that need modules which no daemon may import: at the prompt, commands run in the daemon."""
 
 from __future__ import annotations
 

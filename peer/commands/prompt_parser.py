@@ -1,4 +1,4 @@
-"""The language of the prompt: from a line to a word and its arguments. `peer WORD` on the command line has the same ones."""
+"""The language of the prompt: from a line to a command and its arguments, as in `peer COMMAND`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One running peer: its parts, started inner ones first and stopped in the opposite order.
 
-    control socket and parts of the role  →  driver and membership  →  worker  →  network  →  store
+    control socket and services of the role  →  driver and membership  →  worker  →  network  →  store
 
 People are turned away first, then agreement stops, then what it stands on.
 """
@@ -205,7 +205,7 @@ async def running_daemon(config: Config, make_round_work: MakeParticipant | None
                         agreeing.start_soon(restart_on_fault, "the address book", keep_book, warn)
                         async with trio.open_nursery() as talking:
                             for name, part in parts.items():
-                                talking.start_soon(restart_on_fault, f"the part {name}", part.run, warn)
+                                talking.start_soon(restart_on_fault, f"the service {name}", part.run, warn)
                             await talking.start(control_socket.serve_control_socket, api, directory.path, config.control_socket)
                             yield Daemon(api, driver, stopped, hangup)
                             talking.cancel_scope.cancel()

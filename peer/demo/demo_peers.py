@@ -80,7 +80,11 @@ class Demo:
     def overrides(self) -> dict[str, str]:
         """Fields of the job, as a person would type them: what stands further behind counts."""
         options = self.options
-        overrides = {"audit": "full", "seed": str(options.seed), "liars": str(max(options.malicious, (options.peers - 1) // 3))}
+        overrides = {
+            "audit": "full",
+            "seed": str(options.seed),
+            "byzantine_max": str(max(options.malicious, (options.peers - 1) // 3)),
+        }
         said = job_overrides(options)
         overrides |= preset_overrides(options.preset, said)
         if getattr(options, "algorithm", None):

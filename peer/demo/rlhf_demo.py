@@ -35,7 +35,7 @@ from training.replicated.replicated_model import ReplicatedModel
 REWARD: Final = "rule:bigram"
 ROUNDS: Final = {"toy": 40, TEXT: 20}
 BASE_PREFIX: Final = "base."  # begins what `--set` says of the base, as `REWARD_PREFIX` does of the reward model
-SHARED_FIELDS: Final = ("seed", "liars", "audit")  # what `--set` says of these holds for all three jobs
+SHARED_FIELDS: Final = ("seed", "byzantine_max", "audit")  # what `--set` says of these holds for all three jobs
 EXAMPLES: Final = 3_000  # preferences, where nobody gives any
 EPOCHS: Final = 3
 BEGIN_SECONDS_MAX: Final = 60.0  # until the next stage begins: two blocks

@@ -208,9 +208,9 @@ class _ExportReplay:
             spec = JobSpec.decode(encoded)
             self._check_set(spec)
             self._check_tokenizer(spec)
-            if spec.start is not None:
-                self._check_start(spec.start)
-                if (found := self._models.get(spec.start)) is not None:
+            if spec.initial_model is not None:
+                self._check_start(spec.initial_model)
+                if (found := self._models.get(spec.initial_model)) is not None:
                     self._starts[job.hex()] = found
             roots[job] = self._host.create_model(job, encoded, self._part)
         for closed in transition.closed_rounds:

@@ -151,14 +151,14 @@ def _data(found: ExportableModel) -> str:
 
 
 def _audit(spec: JobSpec) -> str:
-    against = "" if spec.rule is AggregationRule.MEAN else f" against {spec.liars} liars"
+    against = "" if spec.rule is AggregationRule.MEAN else f" against {spec.byzantine_max} liars"
     rule = f"updates were aggregated by {spec.rule.value}{against}"
     match spec.audit:
         case AuditMode.FULL:
             return f"full: {FULL_AUDIT_TEXT}; {rule}"
         case AuditMode.SAMPLED:
             replays = spec.audit_rate * spec.auditors
-            closing = f"; in the last {spec.closing_rounds} rounds as with full" if spec.closing_rounds else ""
+            closing = f"; in the last {spec.final_full_audit_rounds} rounds as with full" if spec.final_full_audit_rounds else ""
             return f"sampled: {replays:g} replays of each accepted proposal on average{closing}; {rule}"
         case _:
             return f"off: nobody re-executed anything; {rule}"

@@ -184,7 +184,7 @@ def _write(
 ) -> RunExportView:
     (folder / PAYLOADS).mkdir()
     (folder / GENESIS).write_bytes(codec.encode(genesis))
-    begun = {JobSpec.decode(job.spec).start for job in state.jobs.jobs.values()}
+    begun = {JobSpec.decode(job.spec).initial_model for job in state.jobs.jobs.values()}
     for height in range(1, state.height + 1):
         decided = _decided(store, height)
         (folder / block_path(height)).write_bytes(codec.encode(Decision(decided.block, decided.certificate)))
@@ -250,7 +250,7 @@ def initial_model_digests(body: bytes) -> dict[bytes, int]:
     transactions = [codec.decode_message(signed.body, (Transaction,)) for signed in decode_body(body).transactions]
     started = [codec.decode(StartJob, said.content) for said in transactions if said.kind == "job/start"]
     specs = [JobSpec.decode(start.spec) for start in started]
-    return {spec.start: parameter_blob.blob_bytes(spec) for spec in specs if spec.start is not None}
+    return {spec.initial_model: parameter_blob.blob_bytes(spec) for spec in specs if spec.initial_model is not None}
 
 
 def missing_payloads(store: LedgerStore, blobs: DiskBlobStore) -> dict[bytes, int]:

@@ -98,8 +98,8 @@ NodeInput = PeerConnected | PeerDisconnected | DuplicateIdentity | DataReceived 
 
 @dataclass(frozen=True, slots=True)
 class RoundOpened:
-    """A round in which the shell may propose, judge and re-execute: `rounds.publish`, `.judge`, `.begin` and `.find`,
-    each inside a `StepAction`.
+    """A round in which the shell may propose, judge and re-execute, each inside a `StepAction`: `rounds.publish_proposal`,
+    `.record_verdict`, `.record_replay_start` and `.record_replay_verdict`.
     """
 
     key: RoundKey
@@ -128,10 +128,10 @@ class Node:
     caching one. `anchor_height` is as for `Replica`, `measured` what the node knew whose state this one's replaces. `processor`
     reads the processor time of this thread; the node only passes on what its messages took.
 
-    The shell calls `turn` once at the start with no items, then whenever something came in or the last turn's `deadline` has
-    passed. Before it calls `turn` again, it must have carried out the turn before: `consensus.effects.persist_effects`, then
-    `deliver`. Then it applies every block of `turn.decided` in order and at its own pace (`rules.apply`, the models' roots,
-    `StateTransition.finish_state`) and reports each with `AppliedBlock`; it drops the peers in `turn.faults`.
+    The shell calls `step` once at the start with no items, then whenever something came in or the last turn's `deadline` has
+    passed. Before it calls `step` again, it must have carried out the turn before: `consensus.effects.persist_effects`, then
+    `deliver`. Then it applies every block of `turn.decided_blocks` in order and at its own pace (`rules.apply_block`, the models'
+    roots, `StateTransition.finish_state`) and reports each with `AppliedBlock`; it drops the peers in `turn.faults`.
     """
 
     def __init__(

@@ -114,7 +114,7 @@ class Liar(Trainer):
         if self.attack != "other-reward":
             return request, await self.ask_worker(round, request)
         own = replace(round.spec.decoded_settings, beta=0.0, kl_target=None)
-        other = replace(round.spec, seed=round.spec.seed + 1, settings=wire.encode(own))
+        other = replace(round.spec, seed=round.spec.seed + 1, objective_settings=wire.encode(own))
         self._job(round).opened = False
         try:
             return request, await self.ask_worker(replace(round, spec=other), request)
@@ -276,11 +276,11 @@ def _with_buffer(
 ) -> ProposeReply:
     if buffer is None:
         return replace(done, buffer_digest=None)
-    return replace(done, buffer_digest=write_object(Path(request.buffer_out), buffer.encode(), round.spec.parts))
+    return replace(done, buffer_digest=write_object(Path(request.buffer_out), buffer.encode(), round.spec.multipart_objects))
 
 
 def _with_payload(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply, payload: bytes) -> ProposeReply:
-    digest = write_object(Path(request.payload_out), payload, round.spec.parts)
+    digest = write_object(Path(request.payload_out), payload, round.spec.multipart_objects)
     return replace(done, payload_digest=digest, payload_bytes=len(payload))
 
 

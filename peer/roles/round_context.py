@@ -122,7 +122,7 @@ class RoundParticipant(Protocol):
         """The cheap checks. Called once for each proposal of the round. The payload is not here yet."""
 
     async def reexecute(self, round: OpenRoundContext, trainer: bytes, proposal: Proposal) -> Verdict:
-        """Called once for each proposal for which this voter is to vouch. It calls `begin` before the re-execution."""
+        """Called once for each proposal for which this voter is to vouch. It calls `record_replay_start` first."""
 
     async def replay(self, round: RoundContext, request: AuditRequest) -> ReplayResult:
         """Called for each sampled audit of this peer, one at a time; what the request names is here."""

@@ -176,8 +176,8 @@ class Trainer(Voter):
             path, base = (str(place) if place else None for place in (text, round.base_directory))
             opening = worker_protocol.OpenJobRequest(round.job, round.spec.encode(), path, tokenizer, tokenized, tokens, base)
             files = dict(round.spec.resolved_objective.required_files(round.spec))
-            if round.spec.start is not None and round.spec.resolved_objective.refers_to_first:
-                files[round.spec.start] = parameter_blob.blob_bytes(round.spec)
+            if round.spec.initial_model is not None and round.spec.resolved_objective.refers_to_first:
+                files[round.spec.initial_model] = parameter_blob.blob_bytes(round.spec)
             for other, size in files.items():
                 await _fetch(round, other, size)
                 opening.files[other] = str(round.blobs.path(other))

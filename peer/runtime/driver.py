@@ -273,7 +273,9 @@ class Driver:
         for send in turn.sends:
             if not isinstance(send, SendMessage):
                 self._answering.enqueue_request(send)
-        await trio.lowlevel.checkpoint_if_cancelled()  # the thread ends whatever happens; the workshop may be closed by then
+        await (
+            trio.lowlevel.checkpoint_if_cancelled()
+        )  # the thread ends whatever happens; the round executor may be closed by then
         changes = self.node.take_round_changes()
         self._observe_step(turn, changes)
         self._follow_rounds(changes, items)
@@ -397,9 +399,9 @@ class Driver:
 
     async def _fetch_start(self, spec: JobSpec, voters: Sequence[bytes]) -> None:
         """The parameters of the first model, if they are a blob: q of these voters have said that they hold it."""
-        if spec.start is not None:
-            await self.network.fetch_blob(spec.start, parameter_blob.blob_bytes(spec), voters)
-            self.blobs.pin_blob(spec.start)
+        if spec.initial_model is not None:
+            await self.network.fetch_blob(spec.initial_model, parameter_blob.blob_bytes(spec), voters)
+            self.blobs.pin_blob(spec.initial_model)
 
     def _recover_models(self) -> None:
         """If the machine stopped, the last models may not have reached the disk."""

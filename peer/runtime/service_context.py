@@ -1,4 +1,4 @@
-"""The desk of a part: a narrow view of the running peer."""
+"""The context of a service: a narrow view of the running peer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROTOCOL_TAGS = frozenset(tag for kind in vars(messages).values() if isinstance(
 
 
 class ReloadSignal:
-    """SIGHUP, for parts that read files again."""
+    """SIGHUP, for services that read files again."""
 
     def __init__(self) -> None:
         self._event = trio.Event()
@@ -97,7 +97,7 @@ class DriverServiceContext:
 
     def sign(self, statement: object) -> Signed:
         tag: str = getattr(statement, "TAG")  # noqa: B009 - of a message
-        assert tag not in PROTOCOL_TAGS, f"a part signs no {tag}"
+        assert tag not in PROTOCOL_TAGS, f"a service signs no {tag}"
         return sign_message(self.driver.signer, self.driver.chain_id, statement)
 
     @property

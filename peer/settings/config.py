@@ -101,7 +101,7 @@ class Config:
 
 
 RESOURCE_SETTINGS = tuple(field.name for field in dataclasses.fields(EngineResources))  # settings by the same names
-_HINTS = {name: kind for name, kind in typing.get_type_hints(Config).items() if name != "of_features"}
+_HINTS = {name: kind for name, kind in typing.get_type_hints(Config).items() if name != "feature_settings"}
 _ABOUT: dict[str, str] = {field.name: field.metadata["about"] for field in dataclasses.fields(Config) if field.metadata}
 
 

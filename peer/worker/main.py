@@ -234,8 +234,8 @@ def _first(request: worker_protocol.OpenJobRequest, spec: JobSpec) -> Float32Arr
     """The parameters of the job's first round, if its objective refers to them."""
     if not spec.resolved_objective.refers_to_first:
         return None
-    if spec.start is not None:
-        return parameter_blob.read_all_values(spec, Path(request.files[spec.start]))
+    if spec.initial_model is not None:
+        return parameter_blob.read_all_values(spec, Path(request.files[spec.initial_model]))
     return ReplicatedModel.initial(request.job, spec, _base(request, spec)).parameters
 
 

@@ -1,7 +1,7 @@
 """Supervises the worker process: starts it, asks it one thing at a time, and starts it again when it dies.
 
-The daemon computes no gradients and never imports torch. What it asks is queued by priority: its own proposal goes before the
-audits that ballots wait for, these before sampled ones, and sampled ones before what nothing waits for, as it comes.
+The daemon computes no gradients and never imports torch. Requests are queued by priority (`training.worker_protocol`): its own
+proposal before audits, audits before evaluations and texts for people. Equal ones go in the order in which they came.
 """
 
 from __future__ import annotations

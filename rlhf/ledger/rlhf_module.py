@@ -260,7 +260,7 @@ def _is_last(spec: JobSpec, found: RoundMedians) -> bool:
     there may be liars is theirs.
     """
     own: PpoSettings = spec.decoded_settings
-    is_theirs = spec.audit is AuditMode.SAMPLED and found.accepted <= 2 * spec.liars
+    is_theirs = spec.audit is AuditMode.SAMPLED and found.accepted <= 2 * spec.byzantine_max
     return not is_theirs and exceeds_kl_stop(nats_per_response(found.k1, PPO.responses_per_round(spec, own)), own.kl_stop)
 
 

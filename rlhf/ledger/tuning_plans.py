@@ -208,10 +208,10 @@ def create_plan(rules: JobSpecRules, key: bytes, author: bytes, said: StartPlan,
 def with_reward_model(spec: bytes, model: ModelReference) -> bytes:
     """The specification of a policy with the model that rewards it. Raises `RemoteProtocolError` if it is none."""
     job = codec.decode(JobSpec, spec)
-    own = codec.decode(PpoSettings, job.settings) if job.objective == PPO.name else None
+    own = codec.decode(PpoSettings, job.objective_settings) if job.objective == PPO.name else None
     if own is None or own.reward != MODEL_REWARD or own.reward_model is not None:
         raise RemoteProtocolError("bad-job", f"its policy says reward {MODEL_REWARD!r}, and leaves out which model")
-    return replace(job, settings=codec.encode(replace(own, reward_model=model))).encode()
+    return replace(job, objective_settings=codec.encode(replace(own, reward_model=model))).encode()
 
 
 def pause_plan(plan: TuningPlan, height: int) -> TuningPlan:

@@ -1,1 +1,1 @@
-"""What every peer does for RLHF beside agreeing: derives preference sets, measures final models, prefetches blobs."""
+"""What peers do for RLHF beside agreeing: derives preference sets, measures final models, prefetches blobs."""

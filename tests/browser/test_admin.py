@@ -115,7 +115,10 @@ async def test_an_operator_makes_a_project_from_a_file_and_its_author_decides_cl
 
 
 async def test_an_operator_invites_refuses_and_allows_and_starts_and_ends_a_job(tmp_path: Path) -> None:
-    async with Room(tmp_path).serving(role="full", sign_up="invited", sign_up_codes=("a",)) as (daemon, site), browser() as page:
+    async with (
+        Room(tmp_path).serving(role="full", sign_up="invited", sign_up_invitations=("a",)) as (daemon, site),
+        browser() as page,
+    ):
         assert (await said(Person("ann").enrol, site, "a")).status == 201
         await sign_in(page, site, await operator(daemon))
         await page.until("document.querySelector('#facts dd').textContent === 'working'")
@@ -141,10 +144,10 @@ async def test_an_operator_invites_refuses_and_allows_and_starts_and_ends_a_job(
         await types_into(page, "overrides", "model.width 64")
         await press_button(page, "Start it")
         await told(page, "overrides is an object")
-        await types_into(page, "overrides", "liars=0\nnonsense = 1")
+        await types_into(page, "overrides", "byzantine_max=0\nnonsense = 1")
         await press_button(page, "Start it")
         await told(page, "'nonsense' is not a field of a job")
-        await types_into(page, "overrides", "liars=0")
+        await types_into(page, "overrides", "byzantine_max=0")
         await press_button(page, "Start it")
         await page.until("document.querySelector('#jobs [data-row]')?.textContent.includes('proverbs')")
         await press_button(page, "cancel")

@@ -28,7 +28,10 @@ async def exported(site: Site, project: str) -> list[dict[str, Any]]:
 
 
 async def test_an_invited_person_labels_by_keys_alone_until_all_is_settled(tmp_path: Path) -> None:
-    async with Room(tmp_path).serving("invited", sign_up_codes=("sesame",)) as (daemon, site), browser(in_a_hurry=True) as page:
+    async with (
+        Room(tmp_path).serving("invited", sign_up_invitations=("sesame",)) as (daemon, site),
+        browser(in_a_hurry=True) as page,
+    ):
         project = await founded(site, await operator(daemon), tasks=[{"text": f"text {number}"} for number in range(6)])
         shown = await page.join(address(site), "ann", "sesame")
         chosen = {}

@@ -63,7 +63,7 @@ def seed_of(backup: dict[str, Any]) -> bytes:
 
 
 async def test_a_key_goes_on_in_a_fresh_browser_with_its_backup_and_passphrase_alone(tmp_path: Path) -> None:
-    async with Room(tmp_path).serving("invited", sign_up_codes=("sesame",)) as (daemon, site):
+    async with Room(tmp_path).serving("invited", sign_up_invitations=("sesame",)) as (daemon, site):
         await founded(site, await operator(daemon), tasks=[{"text": "one"}, {"text": "two"}])
         async with browser(in_a_hurry=True) as page:
             await page.open(f"{address(site)}/annotate#sesame")
@@ -147,7 +147,7 @@ async def test_two_tabs_make_one_key(tmp_path: Path) -> None:
 async def test_over_plain_http_the_peer_signs_for_somebody_who_comes_back_after_its_restart_and_elsewhere(tmp_path: Path) -> None:
     room = Room(tmp_path)
     async with browser(in_a_hurry=True) as page:
-        async with room.serving(web_names=(ELSEWHERE,)) as (daemon, site):
+        async with room.serving(web_host_names=(ELSEWHERE,)) as (daemon, site):
             await founded(site, await operator(daemon), tasks=[{"text": f"text {number}"} for number in range(4)])
             there = f"http://{ELSEWHERE}:{site.port}"
             await page.open(f"{there}/annotate")
@@ -166,7 +166,7 @@ async def test_over_plain_http_the_peer_signs_for_somebody_who_comes_back_after_
             assert await page.errors() == []
             await page.press("1")
         await page.until("document.querySelector('.away')")
-        async with room.serving(web_names=(ELSEWHERE,), web_listen=f"{site.host}:{site.port}") as (_, site):
+        async with room.serving(web_host_names=(ELSEWHERE,), web_listen=f"{site.host}:{site.port}") as (_, site):
             await page.until("location.pathname === '/join' && document.activeElement.value === 'ann'")
             await page.press(Keys.TAB, PASSPHRASE, Keys.ENTER)
             await page.count("settled", 2)  # what waited was sent
@@ -190,7 +190,7 @@ async def test_over_plain_http_the_peer_signs_for_somebody_who_comes_back_after_
 
 
 async def test_two_people_at_one_browser_see_and_send_their_own_answers_alone(tmp_path: Path) -> None:
-    async with Room(tmp_path).serving(web_names=(ELSEWHERE,)) as (daemon, site), browser() as page:
+    async with Room(tmp_path).serving(web_host_names=(ELSEWHERE,)) as (daemon, site), browser() as page:
         await founded(site, await operator(daemon), tasks=[{"text": f"text {number}"} for number in range(6)])
         there = f"http://{ELSEWHERE}:{site.port}"
 

@@ -44,7 +44,7 @@ async def test_no_answer_of_thirty_is_lost_or_doubled_while_a_peer_is_killed_and
         browser(in_a_hurry=True) as anns,
         browser(in_a_hurry=True) as bobs,
     ):
-        invited = {"sign_up": "invited", "sign_up_codes": ("sesame",)}
+        invited = {"sign_up": "invited", "sign_up_invitations": ("sesame",)}
         first, second, third = [await served(seat, nursery, **invited) for seat in made.seats[:3]]
         file = tmp_path / "moods.jsonl"
         file.write_text("".join(json.dumps({"text": f"{1 + number % 2}, says {number}"}) + "\n" for number in range(TASKS)))

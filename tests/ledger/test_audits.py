@@ -455,7 +455,7 @@ def test_a_job_of_which_the_least_link_shows_too_little_in_time_does_not_start(
     if refused is None:
         assert world.start(spec=SAMPLED) in world.state.audits.jobs
     else:
-        with pytest.raises(Refused, match=f"{refused}.*higher least_uplink"):
+        with pytest.raises(Refused, match=f"{refused}.*higher uplink_mbit_min"):
             world.start(spec=SAMPLED)
 
 

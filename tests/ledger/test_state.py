@@ -528,5 +528,5 @@ def test_an_unknown_field_or_foreign_bytes_are_no_body(world: World) -> None:
 
 @pytest.mark.parametrize("norm, fine", [(1e9, True), (1e200, False)])
 def test_a_specification_that_would_overflow_in_every_voter_is_refused(norm: float, fine: bool) -> None:
-    spec = JobSpec(name="x", objective="scratch", norm_start=norm)
+    spec = JobSpec(name="x", objective="scratch", initial_norm=norm)
     assert (spec.problem() is None) == fine

@@ -31,8 +31,8 @@ from training.replicated.error_feedback import buffer_digest
 from training.transformer import ModelSpec
 
 MODEL = ModelSpec(vocabulary=16, context=8, width=8, layers=1, heads=2, kv_heads=1, hidden=8)
-LANGUAGE = JobSpec(name="tiny", tokenizer=bytes(32), data=bytes(32), model=MODEL, rounds=2, liars=0)
-SCRATCH = JobSpec(name="test", objective="scratch", rounds=1, liars=0)
+LANGUAGE = JobSpec(name="tiny", tokenizer=bytes(32), data=bytes(32), model=MODEL, rounds=2, byzantine_max=0)
+SCRATCH = JobSpec(name="test", objective="scratch", rounds=1, byzantine_max=0)
 TIMERS = RoundTimeouts(1.0, 1.0)
 
 

@@ -28,7 +28,7 @@ def started(chain: Chain, seed: int) -> tuple[bytes, bytes]:
     """A job that waits, and what it starts from."""
     values = np.random.default_rng(seed).normal(size=layout_of(LANGUAGE).size).astype("<f4")
     start = chain.blobs.add_bytes(values.tobytes())
-    return chain.start(replace(LANGUAGE, name=f"own {seed}", start=start)), start
+    return chain.start(replace(LANGUAGE, name=f"own {seed}", initial_model=start)), start
 
 
 def exported(chain: Chain, folder: Path) -> Path:

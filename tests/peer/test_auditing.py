@@ -138,13 +138,13 @@ SPEC = JobSpec(
     batch=1,
     micro_batch=1,
     outer_rate=0.1,
-    norm_start=1e6,
-    liars=1,
+    initial_norm=1e6,
+    byzantine_max=1,
     audit=AuditMode.SAMPLED,
     auditors=6,  # half of them in early rounds
     audit_window=40,  # rounds here are over in no time
     held_out_permille=0,
-    least_uplink=1_000,  # audits have no time beside their rounds
+    uplink_mbit_min=1_000,  # audits have no time beside their rounds
 )
 
 
@@ -242,8 +242,8 @@ async def test_every_drawn_proposal_of_honest_trainers_is_replayed_and_passes(tm
 @pytest.mark.parametrize(
     "how",
     [
-        {"audit": AuditMode.FULL, "local_steps": 1, "least_uplink": 2, "inner_state": InnerStatePolicy.KEEP},
-        {"local_steps": 2, "least_uplink": 100},
+        {"audit": AuditMode.FULL, "local_steps": 1, "uplink_mbit_min": 2, "inner_state": InnerStatePolicy.KEEP},
+        {"local_steps": 2, "uplink_mbit_min": 100},
     ],
     ids=str,
 )
@@ -257,7 +257,7 @@ async def test_what_is_larger_than_a_part_is_audited_like_all_else(
     model = replace(MODEL, vocabulary=256, width=512, heads=4, kv_heads=4, layers=7, hidden=1024)
     assert model.parameters > BLOB_PART_BYTES
     async with trainers(tmp_path) as made:
-        job = await made.train(replace(SPEC, model=model, parts=True, **how))
+        job = await made.train(replace(SPEC, model=model, multipart_objects=True, **how))
         await ended(made, job)
         assert set(accepted(made.seats[0], job)) == {seat.public for seat in made.seats}
         state = made.seats[0].driver.state
@@ -324,7 +324,7 @@ async def test_every_peer_says_at_the_start_what_link_sampled_audits_need(tmp_pa
 
 async def test_a_lie_in_the_last_rounds_is_refused_before_the_vote_and_honest_work_is_not(tmp_path: Path) -> None:
     async with trainers(tmp_path, "false-update") as made:
-        job = await made.train(replace(SPEC, closing_rounds=2))
+        job = await made.train(replace(SPEC, final_full_audit_rounds=2))
         await ended(made, job)
         found = made.seats[0].driver.state.jobs.jobs[job]
         assert {who for who, of in found.rejected.items() if "replay" in of} == {made.seats[3].public}

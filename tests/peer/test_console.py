@@ -430,11 +430,11 @@ async def test_who_asks_for_one_bit_under_adamw_is_told_what_that_does_and_the_w
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("--set audit=off liars=0", True),
-        ("--data local --set liars=0", True),
-        ("--set liars=0", False),
+        ("--set audit=off byzantine_max=0", True),
+        ("--data local --set byzantine_max=0", True),
+        ("--set byzantine_max=0", False),
         ("--preset per-step --set audit=off", True),  # the peer refuses it, or its network tolerates no liar
-        ("--set audit=off liars=1", False),
+        ("--set audit=off byzantine_max=1", False),
     ],
 )
 async def test_who_says_that_nobody_lies_is_told_what_one_liar_could_do(
@@ -455,11 +455,14 @@ async def test_who_says_that_nobody_lies_is_told_what_one_liar_could_do(
         ("--data local --set audit=sampled audit_rate=0.3", "audit_rate=0.3 does nothing with audit=off"),
         ("--preset per-step --set audit=full", ""),
         ("--set outer=sgd outer_rate=0.9 audit=sampled audit_rate=0.3", ""),
-        ("--set liars=2", "liars=2 does nothing with rule=mean: it counts with arc-nnm-trim or trimmed-mean or krum"),
-        ("--preset per-step --set liars=2", "liars=2 does nothing with rule=centered-clipping"),
-        ("--set liars=2 audit=sampled", ""),
-        ("--set liars=2 --data local", ""),
-        ("--set liars=2 rule=arc-nnm-trim", ""),
+        (
+            "--set byzantine_max=2",
+            "byzantine_max=2 does nothing with rule=mean: it counts with arc-nnm-trim or trimmed-mean or krum",
+        ),
+        ("--preset per-step --set byzantine_max=2", "byzantine_max=2 does nothing with rule=centered-clipping"),
+        ("--set byzantine_max=2 audit=sampled", ""),
+        ("--set byzantine_max=2 --data local", ""),
+        ("--set byzantine_max=2 rule=arc-nnm-trim", ""),
     ],
 )
 async def test_who_sets_what_does_nothing_is_told(
@@ -474,7 +477,7 @@ async def test_who_sets_what_does_nothing_is_told(
     [
         ("--set audit=sampled", True),
         ("--preset per-step", True),
-        ("--preset per-step --set liars=0", True),
+        ("--preset per-step --set byzantine_max=0", True),
         ("", False),
         ("--preset per-step --set audit=full", False),
         ("--data local --set audit=sampled", False),  # there audits are off
@@ -486,7 +489,7 @@ async def test_who_starts_sampled_audits_is_told_that_they_are_not_for_slow_link
     printed, status, _ = await said(monkeypatch, capsys, f"train {words}\n")
     printed = " ".join(printed.split())
     assert status == 0 and ("audit=sampled needs a steady uplink" in printed) is told
-    assert ("nothing says that one who does is found in time" in printed) is ("liars=0" in words and told)
+    assert ("nothing says that one who does is found in time" in printed) is ("byzantine_max=0" in words and told)
 
 
 async def test_a_test_shows_its_own_phases_until_it_is_done(

@@ -16,7 +16,7 @@ from tests.waiting import patience
 
 pytestmark = pytest.mark.real("a daemon, its worker and their signals")
 RUN = ("run", "--listen", "127.0.0.1:0", "--role", "full")
-TINY = {"model.width": "16", "model.layers": "1", "model.hidden": "16", "liars": "0"}
+TINY = {"model.width": "16", "model.layers": "1", "model.hidden": "16", "byzantine_max": "0"}
 
 
 @pytest.fixture

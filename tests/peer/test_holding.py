@@ -30,7 +30,7 @@ def own(seed: int = 0) -> Float32Array:
 
 
 async def started(seat: Seat, start: bytes) -> bytes:
-    spec = JobSpec(name="own", data=bytes(32), model=MODEL, start=start, liars=0)
+    spec = JobSpec(name="own", data=bytes(32), model=MODEL, initial_model=start, byzantine_max=0)
     with patience():
         return job_id(seat.public, await seat.author.submit("job/start", StartJob(spec.encode())))
 

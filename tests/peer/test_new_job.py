@@ -65,10 +65,10 @@ def test_objects_have_parts_where_they_may_be_large_and_the_network_knows_parts(
 ) -> None:
     assert (spec.object_bytes_max > BLOB_PART_BYTES) is (spec is not SMALL)
     made = check_job_spec(peer_of(jobs), spec)
-    assert made == replace(spec, parts=has_parts)
+    assert made == replace(spec, multipart_objects=has_parts)
     assert (JOBS_V3 in JobModelStore(tmp_path).terms_of_spec(made.encode()).requires) is has_parts
     assert (JobSpec.decode(made.encode()).encode() == spec.encode()) is not has_parts
-    assert not check_job_spec(peer_of(jobs), replace(made, model=SMALL.model)).parts, "also if the model gets smaller"
+    assert not check_job_spec(peer_of(jobs), replace(made, model=SMALL.model)).multipart_objects, "also if the model gets smaller"
 
 
 SAMPLED = replace(SMALL, audit=AuditMode.SAMPLED, rounds=60)
@@ -79,7 +79,7 @@ SAMPLED = replace(SMALL, audit=AuditMode.SAMPLED, rounds=60)
     [
         (SAMPLED, 3, (), 10),
         (replace(SAMPLED, rounds=12), 3, (), 4),
-        (replace(SAMPLED, closing_rounds=2), 3, ("closing_rounds",), 2),
+        (replace(SAMPLED, final_full_audit_rounds=2), 3, ("final_full_audit_rounds",), 2),
         (replace(SAMPLED, local_steps=1), 3, (), 10),
         (SMALL, 3, (), 0),
         (SAMPLED, 2, (), 0),
@@ -89,7 +89,7 @@ def test_the_last_rounds_of_sampled_jobs_are_re_executed_where_the_network_knows
     tmp_path: Path, spec: JobSpec, jobs: int, said: tuple[str, ...], closing: int
 ) -> None:
     made = add_final_full_audit_rounds(peer_of(jobs), spec, said)
-    assert made == replace(spec, closing_rounds=closing)
+    assert made == replace(spec, final_full_audit_rounds=closing)
     assert (JOBS_V3 in JobModelStore(tmp_path).terms_of_spec(made.encode()).requires) is (closing > 0)
 
 
@@ -98,7 +98,7 @@ def test_the_last_rounds_of_sampled_jobs_are_re_executed_where_the_network_knows
     [
         ({}, 3, (), 3),
         ({"rounds": 2}, 3, (), 2),
-        ({"opening_rounds": 9}, 3, ("opening_rounds",), 9),
+        ({"compression_warmup_rounds": 9}, 3, ("compression_warmup_rounds",), 9),
         ({"bits": 4}, 3, (), 0),
         ({"outer": OuterOptimizerKind.ADAMW, "local_steps": 1}, 3, (), 0),
         ({"compression": Compression.SPARSE}, 3, (), 0),
@@ -111,7 +111,7 @@ def test_the_first_rounds_of_one_bit_jobs_say_more_where_the_network_knows_that(
 ) -> None:
     spec = replace(SMALL, **changes)
     made = add_compression_warmup_rounds(peer_of(jobs), spec, said)
-    assert made == replace(spec, opening_rounds=opening)
+    assert made == replace(spec, compression_warmup_rounds=opening)
     assert (JOBS_V3 in JobModelStore(tmp_path).terms_of_spec(made.encode()).requires) is (opening > 0)
     assert JobSpec.decode(made.encode()) == made
 
@@ -125,7 +125,7 @@ def test_who_accepts_the_risk_may_sample_where_liars_are_found_late_and_nobody_m
     with pytest.raises(UserError, match=r"was not measured to hold; take audit 'full', or say --accept-risk"):
         require_safe_settings(peer_of(3), SAMPLED, careful)
     require_safe_settings(peer_of(3), SAMPLED, daring)
-    with pytest.raises(UserError, match="audit 'off' with liars 1"):
+    with pytest.raises(UserError, match="audit 'off' with byzantine_max 1"):
         require_safe_settings(peer_of(3), replace(SMALL, audit=AuditMode.OFF), daring)
 
 
@@ -140,7 +140,7 @@ LARGER, TOO_LARGE = ModelSpec(width=256, layers=6), ModelSpec(width=512, layers=
         (peer_of(3, voters=7), {}, False),
         (peer_of(3, voters=7), GRADIENTS, True),
         (peer_of(3, voters=6), {"rounds": 12, "batch": 4, "inner_rate": 0.01, "local_steps": 5}, True),
-        (peer_of(3), {"opening_rounds": 0}, True),
+        (peer_of(3), {"compression_warmup_rounds": 0}, True),
         (peer_of(3), {"audit_window": 5, "audit_rate": 0.5}, True),
         (peer_of(3), GRADIENTS, True),
         (peer_of(3), {"model": LARGER}, True),
@@ -149,12 +149,12 @@ LARGER, TOO_LARGE = ModelSpec(width=256, layers=6), ModelSpec(width=512, layers=
         (peer_of(3), {"audit": AuditMode.OFF}, False),
         # Nobody may lie, or more may than was measured.
         (peer_of(3, voters=3), {}, False),
-        (peer_of(3), {"liars": 0}, False),
+        (peer_of(3), {"byzantine_max": 0}, False),
         (peer_of(3, silent=1), {}, False),
         (peer_of(3, voters=10), {}, False),
-        (peer_of(3, voters=10), {"liars": 1}, False),
+        (peer_of(3, voters=10), {"byzantine_max": 1}, False),
         (peer_of(3, strangers=1), {}, False),
-        (peer_of(3, strangers=3), {"liars": 1}, False),
+        (peer_of(3, strangers=3), {"byzantine_max": 1}, False),
         (peer_of(3, voters=6, strangers=1), {}, False),  # as 2 liars of 7
         (peer_of(3, voters=6, strangers=1), GRADIENTS, True),
         (peer_of(3, voters=6, strangers=2), {}, False),
@@ -163,12 +163,12 @@ LARGER, TOO_LARGE = ModelSpec(width=256, layers=6), ModelSpec(width=512, layers=
             (peer_of(3), {name: value}, False)
             for name, value in {
                 "local_steps": 30,
-                "opening_rounds": 20,
+                "compression_warmup_rounds": 20,
                 "audit_rate": 0.01,
                 "audit_window": 1,
                 "suspension_rounds": 1,
                 "feedback_decay": 1.0,
-                "norm_start": 1e3,
+                "initial_norm": 1e3,
                 "outer_rate": 5.0,
                 "inner_rate": 0.3,
                 "inner": InnerOptimizerKind.ADAMW,
@@ -187,7 +187,7 @@ def test_audits_are_sampled_where_that_was_measured_to_hold_unless_a_person_says
     peer: Any, said: dict[str, Any], is_sampled: bool
 ) -> None:
     """The job that comes of it may be started, but for one without audits."""
-    spec = replace(SMALL, **complete_fields({"liars": job_builder.byzantine_trainers_max(peer), **said}))
+    spec = replace(SMALL, **complete_fields({"byzantine_max": job_builder.byzantine_trainers_max(peer), **said}))
     made = job_builder.choose_sampled_audits(peer, add_compression_warmup_rounds(peer, spec, said), said)
     assert (made.audit is AuditMode.SAMPLED) is is_sampled and made.problem() is None
     assert is_sampled or made == add_compression_warmup_rounds(peer, spec, said)

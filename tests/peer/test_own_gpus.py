@@ -14,7 +14,7 @@ from tests.waiting import patience
 
 SECONDS_MAX = 300.0  # for what takes fifteen seconds on a machine that has time
 ROUNDS = 12
-JOB = ("--rounds", str(ROUNDS), "--set", "local_steps=5", "batch=4", "audit=off", "liars=0", "proposal_seconds=5")
+JOB = ("--rounds", str(ROUNDS), "--set", "local_steps=5", "batch=4", "audit=off", "byzantine_max=0", "proposal_seconds=5")
 
 
 @pytest.mark.real("processes")

@@ -139,7 +139,7 @@ async def test_a_payload_that_is_too_large_is_not_even_fetched(world: World) -> 
 
 
 async def test_the_first_round_after_the_opening_goes_on_from_a_payload_that_is_longer_than_its_own(tmp_path: Path) -> None:
-    world = World(tmp_path, replace(SCRATCH, opening_rounds=1))
+    world = World(tmp_path, replace(SCRATCH, compression_warmup_rounds=1))
     first = await world.proposed()
     assert await world.verdict(first) is Verdict.ACCEPT
     accepted = AcceptedProposal(ME.public, first, world.round.blobs.read_range(first.payload))
@@ -343,7 +343,7 @@ async def test_measuring_leaves_the_worker_to_training_for_most_of_the_time(
     world: World, tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     host, begun, stored = JobModelStore(tmp_path / "language"), list[float](), list[Mapping[str, float]]()
-    host.create_model(JOB, JobSpec(name="t", data=bytes(32), model=MODEL, norm_start=1e6).encode())
+    host.create_model(JOB, JobSpec(name="t", data=bytes(32), model=MODEL, initial_norm=1e6).encode())
 
     async def measured(figures: Mapping[str, float]) -> None:
         stored.append(figures)
@@ -380,7 +380,7 @@ def test_the_newest_text_of_a_model_is_kept_and_that_of_ten_rounds_before(tmp_pa
 
 
 async def test_what_a_closed_round_left_is_deleted_once_the_worker_is_done_with_it(world: World, tmp_path: Path) -> None:
-    spec = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=2, inner_state=InnerStatePolicy.KEEP, norm_start=1e6)
+    spec = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=2, inner_state=InnerStatePolicy.KEEP, initial_norm=1e6)
     host = JobModelStore(tmp_path / "language")
     host.create_model(JOB, spec.encode())
     (tmp_path / "texts").mkdir()
@@ -419,7 +419,7 @@ async def test_what_a_proposal_commits_to_is_kept_for_audits_and_gone_on_from(
         audit=audit,
         inner_state=InnerStatePolicy.KEEP if keeps else InnerStatePolicy.RESET,
         outer_rate=0.1,
-        norm_start=1e6,
+        initial_norm=1e6,
     )
     host = JobModelStore(tmp_path / "language")
     host.create_model(JOB, spec.encode())
@@ -473,7 +473,7 @@ async def test_what_audits_may_ask_for_is_durable_before_the_proposal_is_sent(
         local_steps=3,
         audit=audit,
         inner_state=kept,
-        norm_start=1e6,
+        initial_norm=1e6,
     )
     host.create_model(JOB, spec.encode())
     role, _ = opened(world, tmp_path, host, 0)
@@ -498,7 +498,7 @@ async def test_what_audits_may_ask_for_is_durable_before_the_proposal_is_sent(
 async def test_without_full_audits_nobody_re_executes_before_the_ballot(world: World, tmp_path: Path) -> None:
     host = JobModelStore(tmp_path / "language")
     host.create_model(
-        JOB, JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=2, audit=AuditMode.SAMPLED, norm_start=1e6).encode()
+        JOB, JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=2, audit=AuditMode.SAMPLED, initial_norm=1e6).encode()
     )
     role, steps = opened(world, tmp_path, host, 0)
     await role.propose(world.round)
@@ -514,7 +514,7 @@ async def test_where_nothing_is_said_again_no_earlier_buffer_is_named_and_so_non
     world: World, tmp_path: Path, decay: float
 ) -> None:
     host = JobModelStore(tmp_path / "language")
-    host.create_model(JOB, JobSpec(name="t", data=bytes(32), model=MODEL, feedback_decay=decay, norm_start=1e6).encode())
+    host.create_model(JOB, JobSpec(name="t", data=bytes(32), model=MODEL, feedback_decay=decay, initial_norm=1e6).encode())
     role, _ = opened(world, tmp_path, host, 0)
     await role.propose(world.round)
     first = world.published[-1]
@@ -539,7 +539,7 @@ async def test_of_the_proposal_before_only_what_the_update_continues_from_is_nam
 ) -> None:
     host = JobModelStore(tmp_path / "language")
     host.create_model(
-        JOB, JobSpec(name="t", data=bytes(32), model=MODEL, memory=memory, feedback_decay=0.8, norm_start=1e6).encode()
+        JOB, JobSpec(name="t", data=bytes(32), model=MODEL, memory=memory, feedback_decay=0.8, initial_norm=1e6).encode()
     )
     role, _ = opened(world, tmp_path, host, 0)
     await role.propose(world.round)
@@ -562,7 +562,7 @@ async def test_a_proposal_that_does_not_commit_to_what_the_job_needs_is_refused(
     world: World, tmp_path: Path, lies: dict[str, Any]
 ) -> None:
     host = JobModelStore(tmp_path / "language")
-    spec = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=2, inner_state=InnerStatePolicy.KEEP, norm_start=1e6)
+    spec = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=2, inner_state=InnerStatePolicy.KEEP, initial_norm=1e6)
     host.create_model(JOB, spec.encode())
     role, _ = opened(world, tmp_path, host, 0)
     await role.propose(world.round)
@@ -586,7 +586,7 @@ async def test_what_passes_the_cheap_checks_is_found_by_a_replay(
     world: World, tmp_path: Path, attack: str, verdict: Verdict
 ) -> None:
     host = JobModelStore(tmp_path / "language")
-    spec = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=3, audit=AuditMode.SAMPLED, norm_start=1e9)
+    spec = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=3, audit=AuditMode.SAMPLED, initial_norm=1e9)
     host.create_model(JOB, spec.encode())
     role, steps = opened(world, tmp_path, host, 0)
     old = np.linspace(-1, 1, layout_of(spec).size, dtype=np.float32)
@@ -602,7 +602,7 @@ async def test_what_passes_the_cheap_checks_is_found_by_a_replay(
 async def test_lies_are_of_levels_too(world: World, tmp_path: Path, attack: str) -> None:
     """Else they would be found by their size, and no test would say that anything else finds them."""
     host, sampled = JobModelStore(tmp_path / "language"), {"audit": AuditMode.SAMPLED, "local_steps": 3}
-    spec = JobSpec(name="t", data=bytes(32), model=MODEL, norm_start=1e9, **sampled)  # type: ignore[arg-type]
+    spec = JobSpec(name="t", data=bytes(32), model=MODEL, initial_norm=1e9, **sampled)  # type: ignore[arg-type]
     host.create_model(JOB, spec.encode())
     role, steps = opened(world, tmp_path, host, 0)
     liar = Liar(steps, tmp_path / "texts", attack=attack, _jobs=role._jobs)  # type: ignore[arg-type]

@@ -34,14 +34,14 @@ def test_a_job_takes_its_models_what_its_trainers_go_on_from_and_the_payloads_of
     long = job_disk_space(spec_of(), 3, trains=False)
     assert long.payload_bytes(10**9, 1_000 * long.round) == 1_000 * long.round, "of older rounds they go"
     assert long.payload_bytes(10**9, 1) == ROUNDS_MIN * long.round and long.payload_bytes(10, 1) == 10 * long.round
-    opened = job_disk_space(spec_of(opening_rounds=2), 3, trains=False)
+    opened = job_disk_space(spec_of(compression_warmup_rounds=2), 3, trains=False)
     assert opened.payload_bytes(1) == 3 * payload_bytes_max(
-        layout_of(LANGUAGE), PayloadMode.of_round(replace(LANGUAGE, opening_rounds=1), 0)
+        layout_of(LANGUAGE), PayloadMode.of_round(replace(LANGUAGE, compression_warmup_rounds=1), 0)
     )
     assert opened.payload_bytes(10) == long.payload_bytes(10) + 2 * (opened.payload_bytes(1) - long.round)
     for opening in (2, 300, 10**6):
         for allowed in (400 * opened.payload_bytes(1), 401 * opened.payload_bytes(1) - 1):
-            kept = job_disk_space(spec_of(opening_rounds=opening), 3, trains=False).payload_bytes(10**9, allowed)
+            kept = job_disk_space(spec_of(compression_warmup_rounds=opening), 3, trains=False).payload_bytes(10**9, allowed)
             assert allowed - opened.payload_bytes(1) < kept <= allowed, "planted: rounds are counted by what later ones say"
     buffer = payload_bytes_max(layout_of(LANGUAGE), ESTIMATE_MODE)
     assert SIZE < buffer < 1.1 * SIZE

@@ -233,8 +233,8 @@ def test_what_cannot_be_trained_on_is_one_line_that_names_it(trainer: Daemon, tm
         (("--set", "inner_rate=nan"), "inner_rate"),
         (("--set", "model.width=31"), "width 31"),
         (("--data", "local", "--set", "model.context=2000000000"), "own.txt is too small: "),
-        (("--data", "local", "--set", "liars=1"), "take liars 0, which says that nobody lies"),
-        (("--set", "audit=off", "liars=1"), "one bit with error feedback falls at 4 liars of 13"),
+        (("--data", "local", "--set", "byzantine_max=1"), "take byzantine_max 0, which says that nobody lies"),
+        (("--set", "audit=off", "byzantine_max=1"), "one bit with error feedback falls at 4 liars of 13"),
         (("--data", "local", "--vocabulary", "512"), "--vocabulary 512: with local data the tokens are bytes; leave it out"),
     ):
         status, out, error = train(trainer, *arguments)

@@ -33,7 +33,7 @@ from training.replicated.tensor_layout import layout_of
 from training.transformer import ModelSpec
 
 SMALL = ModelSpec(context=8, width=8, layers=1, heads=2, kv_heads=1, hidden=8)
-BYTES = JobSpec(name="bytes", data=bytes(32), model=SMALL, rounds=2, liars=0)
+BYTES = JobSpec(name="bytes", data=bytes(32), model=SMALL, rounds=2, byzantine_max=0)
 FIGURES = {"held_out_bits_per_byte": 2.5, "seconds": 7.25}  # of the model, and of the round that begins with it
 
 
@@ -54,7 +54,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
         replace(BYTES, name="bpe", tokenizer=bpe, rounds=1, licence="CC-BY-4.0", model=replace(SMALL, vocabulary=260))
     )
     made.play(second)
-    made.play(made.start(JobSpec(name="test", objective="scratch", rounds=1, liars=0)))
+    made.play(made.start(JobSpec(name="test", objective="scratch", rounds=1, byzantine_max=0)))
     made.settle()
     made.store.save_measurements(first, 2, FIGURES)
     yield made
@@ -238,7 +238,7 @@ def tuned(objective: str, **more: object) -> ExportableModel:
 
 def test_vectors_of_the_objective_are_left_out_and_the_card_says_so(tmp_path: Path) -> None:
     terms = PpoSettings(reward="rule:vowels", prompt_tokens=2, response_tokens=4)
-    view = write_model_files(tuned("ppo", data=None, settings=codec.encode(terms)), tmp_path / "out", "transformers")
+    view = write_model_files(tuned("ppo", data=None, objective_settings=codec.encode(terms)), tmp_path / "out", "transformers")
     assert view.left_out == ("heads.value", "heads.first")
     card = (tmp_path / "out" / "README.md").read_text()
     assert "left out | heads.value, heads.first" in card and "other logits than the job's model" in card
@@ -258,7 +258,7 @@ def test_a_reward_model_gives_scores_in_transformers_and_has_no_place_in_gguf(tm
 
 def test_tokens_that_stand_for_no_text_are_told(tmp_path: Path) -> None:
     terms = PpoSettings(reward="rule:bigram", prompt_tokens=1, response_tokens=4, stop=None)
-    found = tuned("ppo", data=None, settings=codec.encode(terms), model=replace(SMALL, vocabulary=6))
+    found = tuned("ppo", data=None, objective_settings=codec.encode(terms), model=replace(SMALL, vocabulary=6))
     with pytest.raises(UserError, match="6 tokens of job 'tuned' stand for no text"):
         write_model_files(found, tmp_path / "out", "transformers")
     assert not list(tmp_path.iterdir())

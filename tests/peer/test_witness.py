@@ -51,8 +51,8 @@ async def test_a_round_of_which_something_was_forgotten_is_told_once(log: EventL
     ("audit", "liars", "told"),
     [
         (AuditMode.SAMPLED, 1, ["audit=sampled needs a steady uplink of "]),
-        (AuditMode.SAMPLED, 0, ["audit=sampled needs a steady uplink of ", "audits are sampled and liars=0: nobody is "]),
-        (AuditMode.OFF, 0, ["audits are off and liars=0: nobody is assumed to"]),
+        (AuditMode.SAMPLED, 0, ["audit=sampled needs a steady uplink of ", "audits are sampled and byzantine_max=0: nobody is "]),
+        (AuditMode.OFF, 0, ["audits are off and byzantine_max=0: nobody is assumed to"]),
         (AuditMode.OFF, 1, []),
         (AuditMode.FULL, 0, []),
     ],
@@ -60,7 +60,7 @@ async def test_a_round_of_which_something_was_forgotten_is_told_once(log: EventL
 async def test_every_peer_is_told_the_limits_of_a_job_that_starts(
     log: EventLog, audit: AuditMode, liars: int, told: list[str]
 ) -> None:
-    spec = JobSpec(name="text", data=bytes(32), audit=audit, liars=liars)
+    spec = JobSpec(name="text", data=bytes(32), audit=audit, byzantine_max=liars)
     job = SimpleNamespace(name=spec.name, author=LIAR.public, spec=spec.encode())
     NodeObserver(log, lambda: 0.0).report_started_job(CHAIN, SimpleNamespace(jobs=SimpleNamespace(jobs={CHAIN: job})))
     found = await lines(log)

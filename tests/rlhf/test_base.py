@@ -42,7 +42,7 @@ def base(tmp_path: Path) -> ReplicatedModel:
 def first(folder: Path, root: bytes, directory: Path | None) -> DeclaringEngine:
     own = codec.encode(PpoSettings(reward="rule:vowels", prompt_tokens=4, response_tokens=6))
     spec = replace(
-        BASE, name="ppo", objective="ppo", settings=own, local_steps=4, base=ModelReference(OF_BASE, 1, root)
+        BASE, name="ppo", objective="ppo", objective_settings=own, local_steps=4, base=ModelReference(OF_BASE, 1, root)
     ).validated()
     jobs = WorkerRequestHandler(BACKEND, lambda: None, 1)
     path = str(directory) if directory else None

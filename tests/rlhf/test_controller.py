@@ -105,7 +105,7 @@ def test_what_cannot_be_steered_is_no_job(terms: dict[str, float], problem: str)
 
 # In models and replays ----------------------------------------------------------------------------------------------------
 
-STEERED = replace(SPEC, audit=AuditMode.FULL, settings=codec.encode(replace(OWN, kl_target=2.0, beta=0.5)))
+STEERED = replace(SPEC, audit=AuditMode.FULL, objective_settings=codec.encode(replace(OWN, kl_target=2.0, beta=0.5)))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -130,7 +130,12 @@ def test_the_model_of_a_round_has_the_beta_of_that_round() -> None:
     assert after_round(first).state.steering == first.state.steering, "a round that accepts nothing says nothing"
     assert current_beta(after_round(first, 33_600_000).state.steering, 0.5) == 0.51890625
     assert first.root != replace_steering(first, b"").root, "whoever computes another beta has another root"
-    assert after_round(ReplicatedModel.initial(JOB, replace(STEERED, settings=SPEC.settings)), 64_000_000).state.steering == b""
+    assert (
+        after_round(
+            ReplicatedModel.initial(JOB, replace(STEERED, objective_settings=SPEC.objective_settings)), 64_000_000
+        ).state.steering
+        == b""
+    )
 
 
 def replace_steering(model: ReplicatedModel, steering: bytes) -> ReplicatedModel:

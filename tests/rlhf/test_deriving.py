@@ -323,7 +323,7 @@ def test_the_set_of_a_reward_model_that_a_policy_without_a_plan_reads_is_in_use(
     model = ModelReference(reward, world.job(reward).round, world.job(reward).model_root)
     world.decide(world.tx(PEOPLE[0], "rlhf/cancel", tuning_plans.CancelPlan(world.key)))
     assert named not in sets_in_use(world.state)
-    policy = world.start(PEOPLE[1], world.on(POLICY, settings=codec.encode(replace(OWN, reward_model=model))))
+    policy = world.start(PEOPLE[1], world.on(POLICY, objective_settings=codec.encode(replace(OWN, reward_model=model))))
     assert named in sets_in_use(world.state)
     world.close(policy)
     assert named not in sets_in_use(world.state)

@@ -43,7 +43,7 @@ SPEC = JobSpec(
     warmup_rounds=0,
     inner_state=InnerStatePolicy.RESET,
     beta1=0.9,
-    settings=codec.encode(InstructTerms(stop=BYTES)),
+    objective_settings=codec.encode(InstructTerms(stop=BYTES)),
 )
 
 
@@ -112,7 +112,7 @@ def test_the_exported_model_says_with_which_token_it_ends(
 @pytest.mark.parametrize("terms", [InstructTerms(stop=BYTES), DpoTerms(stop=BYTES)])
 def test_every_response_ends_with_the_token_and_none_holds_it(terms: InstructTerms | DpoTerms) -> None:
     is_pair = isinstance(terms, DpoTerms)
-    spec = replace(SPEC, objective="dpo" if is_pair else "instruct", settings=codec.encode(terms))
+    spec = replace(SPEC, objective="dpo" if is_pair else "instruct", objective_settings=codec.encode(terms))
     texts = ("a\n", "<|endoftext|>")
     records = (
         [PreferencePair(b"1", "q", *texts, 1000)]

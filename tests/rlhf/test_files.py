@@ -255,7 +255,7 @@ def spec_of(kind: str, tokenizer: Tokenizer, context: int = 16) -> JobSpec:
     end = tokenizer.end_of_text
     terms = {"instruct": InstructTerms(stop=end), "dpo": DpoTerms(stop=end)}.get(kind)
     settings = codec.encode(terms) if terms else b""
-    return replace(OF["instruct"], objective=kind, model=model, settings=settings, held_out_permille=0)
+    return replace(OF["instruct"], objective=kind, model=model, objective_settings=settings, held_out_permille=0)
 
 
 def long_of(kind: str) -> Any:

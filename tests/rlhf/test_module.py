@@ -53,7 +53,7 @@ def after(state: RlhfState, jobs: dict[bytes, bytes], *facts: Any) -> RlhfState:
 
 
 def test_the_medians_of_the_accepted_stay_until_the_next_round_or_until_the_job_is_forgotten() -> None:
-    jobs = {JOB: SPEC.encode(), OTHER: replace(SPEC, objective="language", settings=b"").encode()}
+    jobs = {JOB: SPEC.encode(), OTHER: replace(SPEC, objective="language", objective_settings=b"").encode()}
     first = after(RlhfState(), jobs, closed(JOB, 0, (10, 1, -5, 7), (30, 2, 9, 1), (20, 9, 0, 2)), closed(OTHER, 0, (1, 1, 1, 1)))
     assert first == RlhfState({JOB: PolicyHistory((RoundMedians(0, 3, 20, 2, 0, 2, 20, -2),))})
     assert after(first, jobs, closed(JOB, 1)) == first, "a round that accepts nothing says nothing"

@@ -189,7 +189,7 @@ def test_what_an_expelled_author_has_paused_ends(world: Tuned) -> None:
 
 
 def test_a_job_that_a_rule_rewards_is_a_plan_that_is_paused_like_others(world: Tuned) -> None:
-    rule = replace(POLICY, settings=codec.encode(replace(OWN, reward="rule:vowels")))
+    rule = replace(POLICY, objective_settings=codec.encode(replace(OWN, reward="rule:vowels")))
     key = world.planned(StartPlan(world.on(rule)))
     job = tuning_plans.stage_job_id(key, 0)
     world.decide(say(world, PausePlan, key), closings=(world.closing(job),))

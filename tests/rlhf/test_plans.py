@@ -40,7 +40,7 @@ SAMPLES = RolloutDeclaration(bytes(32), 100, 0, 0, 0, 0, 0)
 OWN = PpoSettings(reward=MODEL_REWARD, prompt_tokens=4, response_tokens=6, epochs=2)
 BASE = JobSpec(name="base", model=TINY, data=bytes(32), rounds=1)
 REWARD = replace(BASE, name="reward", objective="reward", rounds=2)
-POLICY = replace(BASE, name="policy", objective="ppo", rounds=2, local_steps=4, settings=codec.encode(OWN))
+POLICY = replace(BASE, name="policy", objective="ppo", rounds=2, local_steps=4, objective_settings=codec.encode(OWN))
 
 
 class Tuned(World):
@@ -151,7 +151,7 @@ def test_a_plan_without_a_policy_ends_with_its_reward_model(world: Tuned) -> Non
 def test_a_policy_ends_early_as_finished_when_it_is_as_far_as_it_may_go(world: Tuned, nats: float, rounds: int) -> None:
     """A plan, too, and the job is a whole one: others may start from its model."""
     world.samples = replace(SAMPLES, k1=round(16 * nats * MILLIONTHS))
-    key = world.planned(world.begin(policy=replace(POLICY, settings=codec.encode(replace(OWN, kl_stop=2.0)))))
+    key = world.planned(world.begin(policy=replace(POLICY, objective_settings=codec.encode(replace(OWN, kl_stop=2.0)))))
     world.close(tuning_plans.stage_job_id(key, 0))
     world.decide()
     world.close(tuning_plans.stage_job_id(key, 1))
@@ -165,7 +165,7 @@ def test_figures_that_may_be_the_liars_end_no_job(world: Tuned, audit: str, liar
     """Four accepted proposals: of them two may be false where audits are sampled, and one of those is in the middle."""
     world.samples = replace(SAMPLES, k1=16 * 2 * MILLIONTHS)
     own = codec.encode(replace(OWN, kl_stop=2.0))
-    key = world.planned(world.begin(policy=replace(POLICY, settings=own, audit=AuditMode(audit), liars=liars)))
+    key = world.planned(world.begin(policy=replace(POLICY, objective_settings=own, audit=AuditMode(audit), byzantine_max=liars)))
     world.close(tuning_plans.stage_job_id(key, 0))
     world.decide()
     world.close(tuning_plans.stage_job_id(key, 1))
@@ -249,7 +249,7 @@ def test_what_audits_of_a_policy_read_is_not_forgotten_before_they_are_over(
 
 
 def test_only_networks_that_know_scores_that_are_means_train_for_them(tmp_path: Path) -> None:
-    reward = replace(REWARD, objective="reward-mean", settings=codec.encode(MeanRewardSettings()), weight_decay=0.0)
+    reward = replace(REWARD, objective="reward-mean", objective_settings=codec.encode(MeanRewardSettings()), weight_decay=0.0)
     (world := Tuned(tmp_path / "old")).decide()
     assert "needs rlhf 2" in (world.problem(world.tx(AUTHOR, "rlhf/start", world.begin(reward))) or "")
     world = Tuned(tmp_path / "new", RlhfModuleV2)
@@ -264,13 +264,13 @@ def test_only_networks_that_know_scores_that_are_means_train_for_them(tmp_path: 
 READS = codec.encode(replace(OWN, reward_model=ModelReference(bytes(32), 1, bytes(32))))
 REFUSED: dict[str, tuple[Callable[[Tuned], StartPlan], str]] = {
     "reward": (lambda world: StartPlan(world.on(BASE)), "begins with a job of the objective 'reward'"),
-    "rewarded": (lambda world: StartPlan(world.on(POLICY, settings=READS)), "is that job alone, and a rule rewards it"),
+    "rewarded": (lambda world: StartPlan(world.on(POLICY, objective_settings=READS)), "is that job alone, and a rule rewards it"),
     "base": (lambda world: StartPlan(REWARD.encode()), "starts from another's model"),
     "policy": (lambda world: StartPlan(world.on(REWARD), world.on(REWARD)), "leaves out which model"),
     "its base": (lambda world: StartPlan(world.on(REWARD), POLICY.encode()), "starts from the same model"),
     "sizes": (lambda world: world.begin(policy=replace(POLICY, model=replace(TINY, hidden=32))), "its model has other sizes"),
     "rule": (
-        lambda world: world.begin(policy=replace(POLICY, settings=codec.encode(replace(OWN, reward="rule:vowels")))),
+        lambda world: world.begin(policy=replace(POLICY, objective_settings=codec.encode(replace(OWN, reward="rule:vowels")))),
         "leaves out which model",
     ),
     "steps": (lambda world: world.begin(policy=replace(POLICY, local_steps=3)), "must be a multiple of epochs"),
@@ -303,9 +303,9 @@ def test_a_policy_reads_no_model_but_one_that_the_network_decided(world: Tuned) 
         (replace(model, job=bytes(32)), "not among the finished ones"),
         (ModelReference(world.base, 1, world.job(world.base).model_root), "it is a language job, wanted is reward"),
     ):
-        spec = world.on(POLICY, settings=codec.encode(replace(OWN, reward_model=named)))
+        spec = world.on(POLICY, objective_settings=codec.encode(replace(OWN, reward_model=named)))
         assert why in (world.problem(world.tx(AUTHOR, "job/start", StartJob(spec))) or "")
-    spec = world.on(POLICY, settings=codec.encode(replace(OWN, reward_model=model)))
+    spec = world.on(POLICY, objective_settings=codec.encode(replace(OWN, reward_model=model)))
     assert world.job(world.start(AUTHOR, spec)).phase is JobPhase.RUNNING
 
 

@@ -42,7 +42,7 @@ SPEC = JobSpec(
     objective="ppo",
     model=ModelSpec(context=16, width=16, layers=1, hidden=16),
     data=bytes(32),
-    settings=codec.encode(OWN),
+    objective_settings=codec.encode(OWN),
     local_steps=4,
     batch=8,
     rounds=3,
@@ -177,12 +177,12 @@ def test_bytes_that_are_no_rollouts_are_refused(full: World) -> None:
 )
 def test_what_a_worker_cannot_hold_is_no_job(fields: dict[str, Any], own: dict[str, Any], problem: str) -> None:
     settings, model = codec.encode(replace(OWN, **own)), replace(SPEC.model, context=2_048)
-    spec = replace(SPEC, **fields, settings=settings, model=model)
+    spec = replace(SPEC, **fields, objective_settings=settings, model=model)
     assert problem in str(PPO.spec_problem(spec, spec.decoded_settings))
 
 
 def test_what_a_declaration_names_counts_where_audits_are_answered() -> None:
-    beside = replace(SPEC, settings=codec.encode(replace(OWN, response_tokens=7)))
+    beside = replace(SPEC, objective_settings=codec.encode(replace(OWN, response_tokens=7)))
     assert PPO.declared_bytes_max(SPEC) == 2 * 16 * (1 + 6)
     assert audit_download_bytes_max(beside) - audit_download_bytes_max(SPEC) == 2 * 16
     assert beside.audit_bytes - SPEC.audit_bytes == 2 * 16 * (SPEC.rounds_audited + 1)
@@ -201,7 +201,7 @@ def test_voters_without_torch_refuse_what_no_job_can_declare(full: World) -> Non
 
 
 def test_a_job_begins_with_the_model_of_its_base_and_a_head_of_zeros() -> None:
-    base = ReplicatedModel.initial(JOB, replace(SPEC, objective="language", settings=b"", seed=7))
+    base = ReplicatedModel.initial(JOB, replace(SPEC, objective="language", objective_settings=b"", seed=7))
     model = ReplicatedModel.initial(JOB, SPEC, base)
     views = model.layout.tensor_views(model.parameters)
     assert not views.pop(VALUE_HEAD).any() and views.keys() == base.layout.tensor_views(base.parameters).keys()
@@ -217,7 +217,7 @@ def test_the_gradient_is_the_same_whatever_the_micro_batch(full: World) -> None:
 def test_responses_end_with_the_end_of_text_where_the_job_says_so(tmp_path: Path) -> None:
     own = replace(OWN, stop=BYTES)
     model = replace(SPEC.model, vocabulary=BYTES_WITH_END)
-    world = World(tmp_path, replace(SPEC, model=model, settings=codec.encode(own), batch=256, seed=3))
+    world = World(tmp_path, replace(SPEC, model=model, objective_settings=codec.encode(own), batch=256, seed=3))
     done = world.propose()
     assert world.audited(done).verdict is Verdict.ACCEPT
     said = codec.decode(RolloutDeclaration, done.declaration)
@@ -247,7 +247,7 @@ def test_on_the_toy_a_policy_comes_near_the_best_that_there_is() -> None:
     own = PpoSettings(reward="rule:bigram", prompt_tokens=1, response_tokens=5, stop=None, beta=rule_rewards.TOY_BETA)
     model = ModelSpec(vocabulary=rule_rewards.TOY_VOCABULARY, context=8, width=16, layers=1, hidden=32)
     fields = complete_fields(job_presets.TOY_JOB | {"batch": 32, "inner_rate_floor": 0.1})
-    spec = JobSpec(name="toy", objective="ppo", model=model, settings=codec.encode(own), **fields).validated()
+    spec = JobSpec(name="toy", objective="ppo", model=model, objective_settings=codec.encode(own), **fields).validated()
     first = initial_parameters(spec)
     engine: Any = BACKEND.open_engine(spec, TokenizedText.without_text(ByteTokenizer().token_bytes), ByteTokenizer(), first)
     rewards = rule_rewards.toy_rewards(spec.seed)

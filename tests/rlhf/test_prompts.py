@@ -50,7 +50,7 @@ OWN = PpoSettings(
     response_tokens=6,
     epochs=2,
 )
-SPEC = replace(REWARD, name="ppo", objective="ppo", data=None, settings=codec.encode(OWN), local_steps=4, batch=8)
+SPEC = replace(REWARD, name="ppo", objective="ppo", data=None, objective_settings=codec.encode(OWN), local_steps=4, batch=8)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -139,7 +139,7 @@ class World:
         read.save(self.folder / "read")
         digest = hashlib.sha256(self.words.encode()).digest() if self.words else None
         own = replace(OWN, reward_model=ModelReference(READ, 1, read.root), words=digest)
-        self.spec = replace(SPEC, settings=codec.encode(own)).validated()
+        self.spec = replace(SPEC, objective_settings=codec.encode(own)).validated()
         ReplicatedModel.initial(JOB, self.spec).save(self.folder / "model")
 
     def worker(self, text: str = "set", named: bytes | None = None, words: str = "words") -> WorkerRequestHandler:
@@ -193,7 +193,7 @@ def test_the_set_of_a_reward_model_has_the_tokens_that_were_named(tmp_path: Path
     ],
 )
 def test_a_job_whose_prompts_cannot_be_is_told_why(own: dict[str, object], other: dict[str, object], why: str) -> None:
-    assert why in (replace(SPEC, settings=codec.encode(replace(OWN, **own)), **other).problem() or "")
+    assert why in (replace(SPEC, objective_settings=codec.encode(replace(OWN, **own)), **other).problem() or "")
 
 
 # Words --------------------------------------------------------------------------------------------------------------------
@@ -252,5 +252,5 @@ def test_other_bytes_are_no_list(wrong: bytes) -> None:
 
 def test_the_toy_has_no_words() -> None:
     own = PpoSettings(reward="rule:bigram", prompt_tokens=1, response_tokens=5, stop=None, words=bytes(32))
-    spec = replace(SPEC, model=replace(TINY, vocabulary=6), settings=codec.encode(own))
+    spec = replace(SPEC, model=replace(TINY, vocabulary=6), objective_settings=codec.encode(own))
     assert "a vocabulary of 6 tokens says no text" in (spec.problem() or "")

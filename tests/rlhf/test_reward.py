@@ -66,8 +66,8 @@ def some_pairs(count: int = 60) -> list[PreferencePair]:
     return [pair(number) for number in range(1, count + 1)]
 
 
-MEAN = replace(SPEC, objective="reward-mean", settings=codec.encode(MeanRewardSettings()), weight_decay=0.0)
-ALL_OF_MEAN = replace(MEAN, settings=codec.encode(MeanRewardSettings(learns=TrainableParameters.ALL)))
+MEAN = replace(SPEC, objective="reward-mean", objective_settings=codec.encode(MeanRewardSettings()), weight_decay=0.0)
+ALL_OF_MEAN = replace(MEAN, objective_settings=codec.encode(MeanRewardSettings(learns=TrainableParameters.ALL)))
 ALL_OR_LAST = pytest.mark.parametrize("spec", [SPEC, MEAN], ids=lambda spec: spec.objective)
 
 
@@ -175,7 +175,7 @@ def test_a_policy_is_rewarded_by_the_model_that_its_job_reads(tmp_path: Path) ->
         model.save(tmp_path / name)
         read = ModelReference(JOB, 3, model.root)
         own = PpoSettings(reward="model", reward_model=read, prompt_tokens=4, response_tokens=6, epochs=2)
-        spec = replace(SPEC, objective="ppo", settings=codec.encode(own))
+        spec = replace(SPEC, objective="ppo", objective_settings=codec.encode(own))
         assert spec.problem() is None and spec.resolved_objective.required_model(spec) == read
         return spec
 

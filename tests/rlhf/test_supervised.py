@@ -29,8 +29,8 @@ from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import float32_bytes, layout_of
 
 OF = {
-    "instruct": replace(SPEC, objective="instruct", settings=codec.encode(InstructTerms())),
-    "dpo": replace(SPEC, objective="dpo", settings=codec.encode(DpoTerms(beta=0.5))),
+    "instruct": replace(SPEC, objective="instruct", objective_settings=codec.encode(InstructTerms())),
+    "dpo": replace(SPEC, objective="dpo", objective_settings=codec.encode(DpoTerms(beta=0.5))),
 }
 
 
@@ -114,7 +114,7 @@ def test_only_the_tokens_of_a_response_and_its_stop_are_learned() -> None:
     assert [bytes(row.astype(np.uint8)) for row in x] == [b"abxy", b"cz\0\0"]
     assert [bytes(y[row][mask[row]].astype(np.uint8)) for row in range(2)] == [b"xy\n", b"z\n"]
     assert found.train_split.tokens_mean == 2.5
-    unstopped = replace(OF["instruct"], held_out_permille=0, settings=codec.encode(InstructTerms(stop=None)))
+    unstopped = replace(OF["instruct"], held_out_permille=0, objective_settings=codec.encode(InstructTerms(stop=None)))
     assert bytes(tokenize_responses(unstopped, some, ByteTokenizer()).train) == b"abxycz\n"
 
 
@@ -148,9 +148,9 @@ def test_a_file_without_a_response_is_refused() -> None:
     ("objective", "other", "why"),
     [
         ("instruct", {"data": None}, "learns from a set of responses"),
-        ("dpo", {"settings": codec.encode(DpoTerms(beta=0.0))}, "beta must be positive"),
-        ("dpo", {"settings": codec.encode(DpoTerms(stop=256))}, "stop 256 is no token of a vocabulary of 256"),
-        ("instruct", {"settings": codec.encode(DpoTerms())}, ""),
+        ("dpo", {"objective_settings": codec.encode(DpoTerms(beta=0.0))}, "beta must be positive"),
+        ("dpo", {"objective_settings": codec.encode(DpoTerms(stop=256))}, "stop 256 is no token of a vocabulary of 256"),
+        ("instruct", {"objective_settings": codec.encode(DpoTerms())}, ""),
     ],
 )
 def test_a_job_that_cannot_be_is_told_why(objective: str, other: dict[str, object], why: str) -> None:
@@ -160,10 +160,10 @@ def test_a_job_that_cannot_be_is_told_why(objective: str, other: dict[str, objec
 def test_the_reference_of_a_job_that_starts_from_parameters_is_these(tmp_path: Path) -> None:
     values = np.arange(layout_of(OF["instruct"]).size, dtype=np.float32) / 1e6
     (tmp_path / "start").write_bytes(float32_bytes(values))
-    spec = replace(OF["instruct"], start=blob_digest(float32_bytes(values))).validated()
-    assert spec.start is not None
+    spec = replace(OF["instruct"], initial_model=blob_digest(float32_bytes(values))).validated()
+    assert spec.initial_model is not None
     opening = worker_protocol.OpenJobRequest(
-        JOB, spec.encode(), write(tmp_path / "set", some_examples()), None, files={spec.start: str(tmp_path / "start")}
+        JOB, spec.encode(), write(tmp_path / "set", some_examples()), None, files={spec.initial_model: str(tmp_path / "start")}
     )
     engine = WorkerRequestHandler(BACKEND, lambda: None, 1 << 30)
     engine.handle_request(opening)

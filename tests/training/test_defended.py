@@ -32,7 +32,7 @@ from training.safe_settings import (
     unsafe_reason,
 )
 
-OFF = JobSpec(name="off", data=bytes(32), audit=AuditMode.OFF, local_steps=1, liars=1)
+OFF = JobSpec(name="off", data=bytes(32), audit=AuditMode.OFF, local_steps=1, byzantine_max=1)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ OFF = JobSpec(name="off", data=bytes(32), audit=AuditMode.OFF, local_steps=1, li
         ({**ESTIMATES, "rule": AggregationRule.MEAN}, 4, "rule mean was not measured to hold"),
         ({**ESTIMATES, "outer": OuterOptimizerKind.NESTEROV}, 4, "outer nesterov was not measured to hold"),
         ({**ESTIMATES, "inner_rate": 0.1}, 4, "inner_rate 0.1 was not measured to hold"),
-        ({**ESTIMATES, "opening_rounds": 3}, 4, "opening_rounds 3 was not measured to hold"),
+        ({**ESTIMATES, "compression_warmup_rounds": 3}, 4, "compression_warmup_rounds 3 was not measured to hold"),
         ({**ESTIMATES, "bits": 2}, 4, "dense payloads of 2 bits and keep 64 were not measured to hold"),
         ({"data": None}, 4, "where each has its own text no rule was measured to hold"),
     ],
@@ -57,14 +57,14 @@ OFF = JobSpec(name="off", data=bytes(32), audit=AuditMode.OFF, local_steps=1, li
 def test_what_was_not_shown_to_hold_is_refused_with_the_way_out(fields: dict[str, Any], trainers: int, why: str) -> None:
     problem = unsafe_reason(replace(OFF, **fields), trainers)
     assert problem is not None
-    assert why in problem and problem.endswith("liars 0, which says that nobody lies")
+    assert why in problem and problem.endswith("byzantine_max 0, which says that nobody lies")
     assert ("audit 'full'" in problem) is (replace(OFF, **fields).data is not None)
 
 
 def test_of_a_model_of_text_nothing_held_so_far() -> None:
     job = replace(OFF, **ESTIMATES)
     assert "loss of a language model grows to 1.14 times" in str(unsafe_reason(job, 4))
-    assert "loss of a language model grows to 1.14 times" in str(unsafe_reason(replace(job, liars=4), 13))
+    assert "loss of a language model grows to 1.14 times" in str(unsafe_reason(replace(job, byzantine_max=4), 13))
 
 
 def test_where_updates_are_reexecuted_before_the_vote_nothing_needs_to_hold() -> None:
@@ -72,8 +72,8 @@ def test_where_updates_are_reexecuted_before_the_vote_nothing_needs_to_hold() ->
 
 
 def sampled(preset: str, **fields: Any) -> JobSpec:
-    said = PRESETS[preset] | {"audit": AuditMode.SAMPLED, "liars": 1} | fields
-    return JobSpec(name="sampled", data=bytes(32), **complete_fields({"closing_rounds": 10, **said}))
+    said = PRESETS[preset] | {"audit": AuditMode.SAMPLED, "byzantine_max": 1} | fields
+    return JobSpec(name="sampled", data=bytes(32), **complete_fields({"final_full_audit_rounds": 10, **said}))
 
 
 @pytest.mark.parametrize(
@@ -82,14 +82,14 @@ def sampled(preset: str, **fields: Any) -> JobSpec:
         ("local", {"local_steps": 11}, "local_steps 11 was not measured to hold"),
         ("local", {"inner": InnerOptimizerKind.ADAMW, "bits": 2}, "inner adamw, bits 2 was not measured to hold"),
         ("local", {"rule": AggregationRule.MEAN}, "rule mean was not measured to hold"),
-        ("local", {"closing_rounds": 9}, "closing_rounds 9 was not measured to hold"),
+        ("local", {"final_full_audit_rounds": 9}, "final_full_audit_rounds 9 was not measured to hold"),
         ("local", {"audit_rate": 0.1, "auditors": 1}, "0.1 replays of each update on average are fewer than the 0.25 that hold"),
         ("per-step", {"audit_rate": 0.099}, "0.198 replays of each update on average are fewer than the 0.25 that hold"),
         ("per-step", {"rule": AggregationRule.MEAN, "bits": 8}, "bits 8, rule mean was not measured to hold"),
         (
             "per-step",
             {"outer": OuterOptimizerKind.NESTEROV},
-            "feedback_decay 0.0, rule centered-clipping, norm_start 1.0 was not",
+            "feedback_decay 0.0, rule centered-clipping, initial_norm 1.0 was not",
         ),
     ],
 )
@@ -98,9 +98,9 @@ def test_sampled_audits_that_find_liars_too_late_are_refused_with_the_way_out(
 ) -> None:
     late = sampled(preset, **fields)
     problem = str(unsafe_reason(late, 4))
-    assert problem.startswith("audit 'sampled' with liars 1: ") and why in problem
+    assert problem.startswith("audit 'sampled' with byzantine_max 1: ") and why in problem
     assert problem.endswith("; take audit 'full', or say --accept-risk")
-    assert unsafe_reason(replace(late, liars=0), 4) is None
+    assert unsafe_reason(replace(late, byzantine_max=0), 4) is None
     assert unsafe_reason(replace(late, objective="scratch"), 4) is None, "of other models nothing was measured"
 
 
@@ -112,29 +112,29 @@ def test_of_every_field_it_is_known_how_it_may_differ_from_that_of_a_preset() ->
         "model",
         "tokenizer",
         "base",
-        "start",
+        "initial_model",
         "data",
         "held_out_permille",
         "seed",
-        "settings",
+        "objective_settings",
         "licence",
     }
     free |= {"rounds", "warmup_rounds", "decay_rounds", "inner_rate_floor", "batch", "micro_batch", "keep", "accepted_min"}
-    free |= {"proposal_seconds", "least_uplink", "parts", "preparation"}
-    others = ["liars", "audit", "audit_rate", "auditors"]
+    free |= {"proposal_seconds", "uplink_mbit_min", "multipart_objects", "preparation"}
+    others = ["byzantine_max", "audit", "audit_rate", "auditors"]
     assert sorted([*free, *FIELDS_EQUAL, *FIELDS_AT_MOST, *FIELDS_AT_LEAST, *others]) == sorted(fields)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_sampled_audits_as_a_preset_has_them_or_more_of_them_may_be_named_against_as_many_liars_as_held(preset: str) -> None:
     assert unsafe_reason(sampled(preset), 4) is unsafe_reason(sampled(preset, auditors=3, local_steps=1), 7) is None
-    assert unsafe_reason(sampled(preset, rounds=12, closing_rounds=4), 4) is None
+    assert unsafe_reason(sampled(preset, rounds=12, final_full_audit_rounds=4), 4) is None
     held = ", ".join(f"{row.liars} of {row.trainers}" for row in SAFE_WITH_SAMPLED_AUDITS if row.preset == preset)
     for liars, trainers in ((1, 3), (2, 6), (3, 10)):
         more = f"of {trainers} trainers that is more than was measured to hold ({held})"
-        assert more in str(unsafe_reason(sampled(preset, liars=liars), trainers))
+        assert more in str(unsafe_reason(sampled(preset, byzantine_max=liars), trainers))
     for row in SAFE_WITH_SAMPLED_AUDITS:
-        assert row.preset != preset or unsafe_reason(sampled(preset, liars=row.liars), row.trainers) is None
+        assert row.preset != preset or unsafe_reason(sampled(preset, byzantine_max=row.liars), row.trainers) is None
 
 
 def test_no_row_of_sampled_audits_is_worse_than_counts_as_defended() -> None:
@@ -142,17 +142,17 @@ def test_no_row_of_sampled_audits_is_worse_than_counts_as_defended() -> None:
 
 
 def test_where_nobody_is_said_to_lie_nothing_needs_to_hold() -> None:
-    assert unsafe_reason(replace(OFF, liars=0), 1) is None
-    assert unsafe_reason(replace(OFF, liars=0, data=None), 1) is None
+    assert unsafe_reason(replace(OFF, byzantine_max=0), 1) is None
+    assert unsafe_reason(replace(OFF, byzantine_max=0, data=None), 1) is None
 
 
 def test_a_measured_row_stands_for_no_more_liars_and_no_fewer_trainers_and_elements(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = SafeWithoutAudits(Compression.DENSE, 1, 4096, 7, 2, 0.5), SafeWithoutAudits(Compression.SPARSE, 1, 256, 4, 1, 0.5)
     monkeypatch.setattr(safe_settings, "SAFE_WITHOUT_AUDITS", rows)
     one = replace(OFF, **ESTIMATES, objective="scratch")  # of text nothing held
-    two = replace(one, liars=2)
+    two = replace(one, byzantine_max=2)
     assert unsafe_reason(one, 7) is unsafe_reason(two, 7) is unsafe_reason(two, 8) is None
-    for spec, trainers in ((two, 6), (replace(one, liars=3), 10)):
+    for spec, trainers in ((two, 6), (replace(one, byzantine_max=3), 10)):
         assert "trainers that is more than was measured to hold (2 of 7)" in str(unsafe_reason(spec, trainers))
     few = replace(one, compression=Compression.SPARSE, keep=256)
     assert unsafe_reason(few, 4) is unsafe_reason(replace(few, keep=512), 4) is None

@@ -71,7 +71,7 @@ def test_a_special_token_that_texts_could_become_is_refused() -> None:
 def found_of(kind: str, objective: str = "language", settings: bytes = b"") -> ExportableModel:
     blob, vocabulary = KINDS[kind]
     model = ModelSpec(vocabulary=vocabulary, context=8, width=8, layers=1, heads=2, kv_heads=1, hidden=8)
-    spec = JobSpec(name=kind, objective=objective, data=bytes(32), model=model, settings=settings)
+    spec = JobSpec(name=kind, objective=objective, data=bytes(32), model=model, objective_settings=settings)
     values = np.arange(layout_of(spec).size, dtype=np.float32) / 1e4
     return ExportableModel("lab", "", bytes(32), spec, 1, bytes(32), values, blob, "a test")
 

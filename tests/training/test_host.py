@@ -23,7 +23,7 @@ from training.model_store import ROUNDS_KEPT, ClosedRoundOutcome, JobModelStore
 from training.replicated import model_directory
 
 JOB, TRAINER = bytes([7]) * 32, bytes([1]) * 32
-SPEC = JobSpec(name="test", objective="scratch", rounds=40, liars=0).encode()
+SPEC = JobSpec(name="test", objective="scratch", rounds=40, byzantine_max=0).encode()
 NOTHING = RoundResult({}, {}, frozenset({TRAINER}), frozenset(), {}, frozenset(), frozenset())
 
 
@@ -176,7 +176,7 @@ def test_where_files_cannot_be_locked_the_folder_is_named_and_no_snapshot_is_ask
 
 
 def test_a_finished_job_leaves_no_spare_model(tmp_path: Path) -> None:
-    host, short = JobModelStore(tmp_path), JobSpec(name="test", objective="scratch", rounds=5, liars=0).encode()
+    host, short = JobModelStore(tmp_path), JobSpec(name="test", objective="scratch", rounds=5, byzantine_max=0).encode()
     host.create_model(JOB, short)
     prune_as_a_peer_does(host, range(5), short)
     host.prune_models(JOB, 5, JobSpec.decode(short), is_over=True)

@@ -150,7 +150,7 @@ def test_an_update_of_a_diverged_model_is_proposed_and_refused_as_too_large(
 
 def test_an_update_without_an_encoding_is_not_proposed_where_its_norm_might_be_accepted(tmp_path: Path) -> None:
     """Re-execution would call it false."""
-    model = ReplicatedModel.initial(JOB, replace(SPEC, norm_start=NORM_START_MAX))
+    model = ReplicatedModel.initial(JOB, replace(SPEC, initial_norm=NORM_START_MAX))
     model.save(tmp_path / "model0")
     delta = np.full(model.layout.size, np.nan, dtype=np.float32)
     delta[1:] = 0

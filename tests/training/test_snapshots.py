@@ -18,7 +18,7 @@ from training.transformer import ModelSpec
 
 JOB = b"j" * 32
 MODEL = ModelSpec(vocabulary=4_096, context=8, width=64, layers=1, heads=2, kv_heads=1, hidden=64)
-SPEC = JobSpec(name="several parts", tokenizer=bytes(32), data=bytes(32), model=MODEL, liars=0)
+SPEC = JobSpec(name="several parts", tokenizer=bytes(32), data=bytes(32), model=MODEL, byzantine_max=0)
 
 
 def made(folder: Path) -> tuple[JobModelStore, bytes]:

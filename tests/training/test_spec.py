@@ -66,12 +66,12 @@ def test_bf16_is_for_jobs_that_nobody_audits_and_needs_programs_that_know_it(tmp
 
 
 def test_closing_rounds_are_of_sampled_jobs_and_not_more_than_there_are() -> None:
-    with pytest.raises(UserError, match="closing_rounds 3 says nothing with audit 'full'"):
-        replace(JOB, audit=AuditMode.FULL, closing_rounds=3).validated()
-    sampled = replace(JOB, audit=AuditMode.SAMPLED, closing_rounds=JOB.rounds)
+    with pytest.raises(UserError, match="final_full_audit_rounds 3 says nothing with audit 'full'"):
+        replace(JOB, audit=AuditMode.FULL, final_full_audit_rounds=3).validated()
+    sampled = replace(JOB, audit=AuditMode.SAMPLED, final_full_audit_rounds=JOB.rounds)
     assert sampled.validated() == sampled
     with pytest.raises(UserError, match="is more than rounds"):
-        replace(sampled, closing_rounds=JOB.rounds + 1).validated()
+        replace(sampled, final_full_audit_rounds=JOB.rounds + 1).validated()
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_forms_out_of_bounds_are_refused_by_name(said: dict[str, Any], why: str)
         {"outer": OuterOptimizerKind.ADAMW, "local_steps": 1, "inner": InnerOptimizerKind.MUON},
         {"outer": OuterOptimizerKind.ADAMW, "local_steps": 1, "inner_state": InnerStatePolicy.KEEP},
         {"memory": FeedbackMemory.ESTIMATES, "feedback_decay": 1.0},
-        {"memory": FeedbackMemory.ESTIMATES, "liars": 100},
+        {"memory": FeedbackMemory.ESTIMATES, "byzantine_max": 100},
         {"model": ModelSpec(vocabulary=300)},
         {"model": ModelSpec(width=10, heads=4)},
         {"model": ModelSpec(heads=3, kv_heads=2, width=66)},
@@ -184,7 +184,7 @@ def test_a_person_is_told_which_value_is_wrong() -> None:
     [
         ("replay_tolerance", 1e-3, 9e-4, "replay_tolerance 0.0009 would call honest work .* false: take 0.001 at least"),
         ("inner_rate", 1e-6, 9e-7, "inner_rate 9e-07 would call honest work .* false: take 1e-06 at least"),
-        ("clip", 1e-6, 9e-7, "clip 9e-07 would call honest work .* false: take 1e-06 at least"),
+        ("gradient_clip", 1e-6, 9e-7, "gradient_clip 9e-07 would call honest work .* false: take 1e-06 at least"),
         ("audit_rate", 1e-9, 9e-10, "audit_rate 9e-10 would audit nothing: take 1e-09 at least, or audit 'off'"),
     ],
 )
@@ -218,7 +218,7 @@ def test_an_inner_state_that_no_peer_may_send_is_refused_where_audits_need_it() 
             assert inner_bytes(spec) > PLAIN_BLOB_BYTES_MAX
             with pytest.raises(UserError, match=r"largest object has \d+ bytes.* 536870912 at most: take a .* upgrade jobs 3"):
                 spec.validated()
-            assert replace(spec, parts=True).validated()
+            assert replace(spec, multipart_objects=True).validated()
             assert replace(spec, inner_state=InnerStatePolicy.RESET).validated()
 
 
@@ -368,7 +368,7 @@ def test_muon_gets_a_rate_of_its_own_unless_a_person_says_another() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("name", ["weight_decay", "outer_rate", "beta1", "feedback_decay", "norm_start"])
+@pytest.mark.parametrize("name", ["weight_decay", "outer_rate", "beta1", "feedback_decay", "initial_norm"])
 def test_what_is_no_number_is_told_to_a_person(name: str, value: float) -> None:
     with pytest.raises(UserError, match=name):
         replace(JOB, **{name: value}).validated()  # type: ignore[arg-type]

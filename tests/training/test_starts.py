@@ -33,12 +33,12 @@ def blobs(tmp_path: Path) -> DiskBlobStore:
 
 
 def on(blobs: DiskBlobStore, values: Float32Array) -> JobSpec:
-    return replace(SPEC, start=blobs.add_bytes(values.astype("<f4").tobytes()))
+    return replace(SPEC, initial_model=blobs.add_bytes(values.astype("<f4").tobytes()))
 
 
 def problem(blobs: DiskBlobStore, spec: JobSpec) -> str | None:
-    assert spec.start is not None
-    return parameter_blob.blob_problem(spec, blobs.size(spec.start) or 0, blobs.read_range)
+    assert spec.initial_model is not None
+    return parameter_blob.blob_problem(spec, blobs.size(spec.initial_model) or 0, blobs.read_range)
 
 
 def own() -> Float32Array:
@@ -78,7 +78,7 @@ def test_such_jobs_need_programs_that_know_them(blobs: DiskBlobStore, tmp_path: 
 
 
 def test_a_job_starts_from_one_model_and_only_where_all_its_tensors_are_a_models() -> None:
-    both = replace(SPEC, start=bytes(32), base=ModelReference(bytes(32), 1, bytes(32)))
+    both = replace(SPEC, initial_model=bytes(32), base=ModelReference(bytes(32), 1, bytes(32)))
     assert "say one" in (both.problem() or "")
-    scratch = JobSpec(name="test", objective="scratch", start=bytes(32))
+    scratch = JobSpec(name="test", objective="scratch", initial_model=bytes(32))
     assert "starts from no parameters" in (scratch.problem() or "")

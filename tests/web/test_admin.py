@@ -142,7 +142,7 @@ async def test_a_job_is_started_listed_and_cancelled(tmp_path: Path) -> None:
         token = await operator(daemon)
 
         async def train(**more: Any) -> Reply:
-            body = {"name": "proverbs", "rounds": 300, "overrides": {"liars": "0"}} | more
+            body = {"name": "proverbs", "rounds": 300, "overrides": {"byzantine_max": "0"}} | more
             return await said(site.ask, "POST", f"{ADMIN}/jobs", body, token)
 
         assert (await train(data="/etc/passwd")).code == "malformed", "no path from a request to the disk"

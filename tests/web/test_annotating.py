@@ -154,7 +154,7 @@ async def test_each_refusal_has_its_status_and_code(room: Room) -> None:
 
 
 async def test_a_peer_for_invited_people_asks_for_an_invitation(room: Room) -> None:
-    async with room.serving("invited", sign_up_codes=("open sesame",)) as (_, site):
+    async with room.serving("invited", sign_up_invitations=("open sesame",)) as (_, site):
         assert (await said(lambda: site.network))["sign_up"] == "invited"
         ann = Person("ann")
         assert problem(await said(ann.enrol, site)) == (403, "forbidden")

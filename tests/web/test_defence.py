@@ -83,7 +83,7 @@ async def test_defence_a_foreign_page_signs_nobody_in(tmp_path: Path) -> None:
 
 @pytest.mark.real("sockets")
 async def test_defence_a_name_that_is_not_this_host_s_leads_nowhere(tmp_path: Path) -> None:
-    async with Room(tmp_path).serving(web_names=("label.example",)) as (_, site):
+    async with Room(tmp_path).serving(web_host_names=("label.example",)) as (_, site):
         for host in ("127.0.0.1", f"localhost:{site.port}", "[::1]:80", "label.example", "LABEL.example.:443", "192.168.7.7"):
             assert (await status(site, host)) == 200, host
         for host in ("evil.example", "label.example.evil.example", "127.0.0.1.evil.example", *ODD_HOSTS):

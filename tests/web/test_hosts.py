@@ -67,7 +67,7 @@ async def test_a_host_enrols_so_many_and_others_still_come_in(tmp_path: Path, mo
 
 async def test_where_sign_up_is_invited_the_invitation_is_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(annotator_api, "ENROLMENT_BURST", 1)
-    async with served(tmp_path, "invited", sign_up_codes=("a", "b", "c")) as (_, site):
+    async with served(tmp_path, "invited", sign_up_invitations=("a", "b", "c")) as (_, site):
         for code in "abc":
             assert (await said(Person(code).enrol, site, code)).status == 201
 
@@ -76,7 +76,7 @@ async def test_a_proxy_of_the_settings_says_for_whom_it_asks_and_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(annotator_api, "ENROLMENT_BURST", 1)
-    async with served(tmp_path, web_proxies=(HERE,)) as (_, site):
+    async with served(tmp_path, web_trusted_proxies=(HERE,)) as (_, site):
 
         async def enrol(source: str, forwarded: str) -> int:
             headers = {"X-Forwarded-For": forwarded} if forwarded else {}
@@ -101,7 +101,7 @@ async def test_a_proxy_that_the_settings_do_not_name_is_told_once(tmp_path: Path
     async with served(tmp_path) as (_, site):
         for _ in range(3):
             await said(site.ask, "GET", "/annotate", None, "", {"X-Forwarded-For": "198.51.100.1"})
-        assert caplog.text.count("name it in `web_proxies`") == 1
+        assert caplog.text.count("name it in `web_trusted_proxies`") == 1
 
 
 async def test_strangers_that_guess_do_not_keep_the_owner_of_an_account_out(tmp_path: Path) -> None:

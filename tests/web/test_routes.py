@@ -76,7 +76,7 @@ async def test_every_route_answers_as_it_is_declared(tmp_path: Path) -> None:
             "preview_import": b'{"text": "one"}\n',
             "redact_task": {"task": spare},
             "decide_task": {"answer": [1]},
-            "start_job": {"name": "proverbs", "rounds": 3, "overrides": {"liars": "0"}},
+            "start_job": {"name": "proverbs", "rounds": 3, "overrides": {"byzantine_max": "0"}},
         }
         ids = {
             "project": project,
@@ -219,21 +219,21 @@ async def test_tokens_end_with_their_day_and_when_they_are_taken_back(tmp_path: 
 async def test_a_code_enrols_one_annotator_for_ever(tmp_path: Path) -> None:
     room = Room(tmp_path)
     ann, bob, eve = Person("ann"), Person("bob"), Person("eve")
-    async with room.serving("invited", sign_up_codes=("sesame",)) as (daemon, site):
+    async with room.serving("invited", sign_up_invitations=("sesame",)) as (daemon, site):
         api: CurationRpc = daemon.api  # type: ignore[assignment]
         assert (await said(ann.enrol, site, "sesame")).status == 201
         assert (await said(bob.enrol, site, "sesame")).code == "forbidden"
         made = await api.create_annotator_invitation()
         assert (await said(bob.enrol, site, made)).status == 201
         assert (await said(eve.enrol, site, made)).code == "forbidden"
-    async with room.serving("invited", sign_up_codes=("sesame",)) as (_, site):
+    async with room.serving("invited", sign_up_invitations=("sesame",)) as (_, site):
         for code in ("sesame", made):
             assert (await said(eve.enrol, site, code)).code == "forbidden", "also after a restart"
 
 
 @pytest.mark.real("sockets")
 async def test_what_the_network_did_not_enrol_leaves_its_code_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Room(tmp_path).serving("invited", sign_up_codes=("sesame",)) as (_, site):
+    async with Room(tmp_path).serving("invited", sign_up_invitations=("sesame",)) as (_, site):
         with monkeypatch.context() as full:
             full.setattr("curation.ledger.curation_module.ANNOTATORS_MAX", 0)
             assert (await said(Person("ann").enrol, site, "sesame")).code == "forbidden"

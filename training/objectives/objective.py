@@ -72,7 +72,9 @@ class Declaration:
     record: Any  # of the type `Objective.declaration_type`
     files: Mapping[bytes, Path]  # by digest: what `Objective.declared_blobs` names
     steering: bytes = b""  # of the round's model: `Objective.next_controller_state`
-    step_data: Any = None  # what the engine makes of it and of the round's model before the first step: `DeclaringEngine.derived`
+    step_data: Any = (
+        None  # what the engine makes of it and of the round's model before the first step: `DeclaringEngine.derive_step_data`
+    )
 
 
 @dataclass(frozen=True, slots=True)

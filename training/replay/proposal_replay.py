@@ -80,10 +80,12 @@ def make_proposal(request: ProposeRequest, update: ComputeUpdate, declarer: Engi
         buffer, payload = _encoded(error_feedback.clip_to_encodable(m), request.trainer, model)
         if not model.is_too_large(request.trainer, payload):
             raise
-    payload_digest = write_object(Path(request.payload_out), payload, model.spec.parts)
-    committed_to = None if buffer is None else write_object(Path(request.buffer_out), buffer.encode(), model.spec.parts)
+    payload_digest = write_object(Path(request.payload_out), payload, model.spec.multipart_objects)
+    committed_to = (
+        None if buffer is None else write_object(Path(request.buffer_out), buffer.encode(), model.spec.multipart_objects)
+    )
     digests = payload_digest, len(payload), committed_to
-    kept = last.inner.write(Path(request.inner_out), model.spec.parts) if request.inner_out and last.inner else None
+    kept = last.inner.write(Path(request.inner_out), model.spec.multipart_objects) if request.inner_out and last.inner else None
     seconds, encoded = time.perf_counter() - started, wire.encode(declaration.record) if declaration else b""
     mean = sum(losses) / len(losses)
     loss = mean if math.isfinite(mean) else None, seconds
@@ -231,7 +233,7 @@ def _own_inner(request: ProposeRequest, model: ReplicatedModel) -> tuple[InnerSt
     digest = model.records[request.trainer].inner
     try:
         inner = _previous_inner(request, model.spec)
-        if inner is not None and inner.digest(model.spec.parts) == digest:
+        if inner is not None and inner.digest(model.spec.multipart_objects) == digest:
             return inner, digest
         problem = "other bytes than the record says"
     except (RemoteProtocolError, OSError) as error:

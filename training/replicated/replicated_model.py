@@ -263,8 +263,8 @@ class ReplicatedModel:
         """What a trainer continues from, given its last accepted buffer and payload: e, or its momentum; zero without them."""
         record = None if buffer is None else self.records.get(trainer)
         if self.spec.has_estimates and record is not None and buffer is not None:
-            return momentum_estimates.momentum_after(record, buffer, self.spec.parts)
-        return error_feedback.next_feedback(record, buffer, payload, self.layout, self.spec.parts)
+            return momentum_estimates.momentum_after(record, buffer, self.spec.multipart_objects)
+        return error_feedback.next_feedback(record, buffer, payload, self.layout, self.spec.multipart_objects)
 
     def estimate_vector(self, trainer: bytes) -> Float32Array | None:
         """What everybody knows of a trainer's buffer before its payload; None is zero."""
@@ -281,7 +281,7 @@ class ReplicatedModel:
         """The cheap, exact checks, which every voter can make; re-execution comes after them."""
         if (proposal.job, proposal.round, proposal.model_root) != (self.job, self.round, self.root):
             return Verdict.STALE
-        if (len(payload), blob_digest(payload, self.spec.parts)) != (proposal.payload_bytes, proposal.payload):
+        if (len(payload), blob_digest(payload, self.spec.multipart_objects)) != (proposal.payload_bytes, proposal.payload):
             return Verdict.MALFORMED
         try:
             checked = self._decode(trainer, proposal.payload, payload)
@@ -319,7 +319,7 @@ class ReplicatedModel:
 
     @property
     def _norm_squared_start(self) -> float:
-        return self.spec.norm_start * self.spec.norm_start
+        return self.spec.initial_norm * self.spec.initial_norm
 
     def _continues(self, trainer: bytes, proposal: Proposal) -> bool:
         """Starting again from e = 0 and from fresh inner state is always allowed, and where no record is left the only way; what
@@ -414,7 +414,9 @@ class ReplicatedModel:
         if self.spec.has_estimates:  # of those who said nothing as well
             updates = {trainer: updates.get(trainer) or self._stale(trainer) for trainer in state.records}
             held = {key: _encoded(update) if key in checked else self.estimates[key] for key, update in updates.items()}
-        plan = aggregate.plan_aggregation(list(updates.values()), self.spec.rule, self.spec.liars, each) if stepped else None
+        plan = (
+            aggregate.plan_aggregation(list(updates.values()), self.spec.rule, self.spec.byzantine_max, each) if stepped else None
+        )
         return state, plan, held
 
     def _stale(self, trainer: bytes) -> codec.QuantizedUpdate:
@@ -426,7 +428,7 @@ class ReplicatedModel:
         checked = self._checked.get(item.trainer)
         if checked is not None and (checked.digest, checked.payload) == (item.proposal.payload, item.payload):
             return checked
-        digest = blob_digest(item.payload, self.spec.parts)
+        digest = blob_digest(item.payload, self.spec.multipart_objects)
         if digest != item.proposal.payload:
             raise LocalProtocolError("the payload is not the one that was accepted")
         return self._decode(item.trainer, digest, item.payload)

@@ -168,7 +168,7 @@ class AnnotatorApi:
             return self._enrolled(key, name)
         self._require_room()
         if self._desk.get_setting("sign_up") != "open":
-            codes = tuple(self._desk.get_setting("sign_up_codes"))
+            codes = tuple(self._desk.get_setting("sign_up_invitations"))
             if not await trio.to_thread.run_sync(self._doors.redeem_invitation, invitation, key, codes):
                 raise HttpProblem(
                     "forbidden", "this peer takes invited annotators only: ask its operator for an unused invitation"

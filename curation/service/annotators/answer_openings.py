@@ -30,7 +30,7 @@ SEAL_DELAY_MS = 5_000  # the first peer with a seal waits that long for the carr
 
 @dataclass
 class PendingCommitment:
-    """A commitment that waits for its decision. Until then no other answer takes its place, here or in the vault."""
+    """A commitment that waits for its decision. Until then no other answer takes its place, here or in the answer store."""
 
     commitment: bytes
     done: trio.Event = field(default_factory=trio.Event)

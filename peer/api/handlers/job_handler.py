@@ -164,7 +164,7 @@ class JobRpcHandler(JobRpc):
     def _is_plain_mean(self, closed: StoredRound) -> bool:
         job = self.peer.driver.state.jobs.jobs.get(closed.job)
         accepted = sum(verdict == Verdict.ACCEPT.label for verdict in closed.verdicts.values())
-        return job is not None and is_plain_mean(accepted, (spec := JobSpec.decode(job.spec)).rule, spec.liars)
+        return job is not None and is_plain_mean(accepted, (spec := JobSpec.decode(job.spec)).rule, spec.byzantine_max)
 
     async def start_job(self, request: TrainRequest) -> str:
         self.peer.require_member()
@@ -188,7 +188,7 @@ class JobRpcHandler(JobRpc):
 
     async def run_test_round(self) -> str:
         self.peer.require_member()
-        spec = JobSpec(name="test", objective="scratch", rounds=1, liars=0)
+        spec = JobSpec(name="test", objective="scratch", rounds=1, byzantine_max=0)
         transaction = await self.peer.submitter.submit("job/start", StartJob(spec.encode()))
         return job_id(self.peer.me, transaction).hex()
 
@@ -321,7 +321,9 @@ def _disk_bytes(spec: JobSpec, trainers: Sequence[bytes], peer: RunningPeer) -> 
 
 
 def _held(waiting: QueuedJob, spec: JobSpec, voters: VoterSet) -> str:
-    return f"{len(voters.members & set(waiting.start_model_holders))} of {voters.quorum}" if spec.start is not None else ""
+    return (
+        f"{len(voters.members & set(waiting.start_model_holders))} of {voters.quorum}" if spec.initial_model is not None else ""
+    )
 
 
 def _data(spec: JobSpec) -> str:

@@ -49,7 +49,7 @@ from training import worker_protocol
 from training.job_spec import JobSpec
 from training.replicated.replicated_model import ReplicatedModel
 
-PREFERENCE_SETS_SERVICE = "sets"  # the part at whose desk sets are derived
+PREFERENCE_SETS_SERVICE = "sets"  # the service that derives sets
 PAUSED = "paused"  # a plan that goes on later
 EVALUATION_FAILED = "evaluation_failed"  # figure of a model that the worker could not measure
 PREFERENCE_SET_STATISTICS = (WORD_COUNT, IDENTICAL, CONTRADICTORY)

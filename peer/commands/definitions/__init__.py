@@ -38,6 +38,6 @@ def all_commands() -> dict[str, Command]:
     of_features = (import_object(feature.commands) for feature in FEATURES if feature.commands)
     for topic in (*COMMAND_MODULES, *of_features, prompt_commands):
         for word in commands_in(topic):
-            assert word.name not in found, f"two declarations of the word {word.name!r}"
+            assert word.name not in found, f"two declarations of the command {word.name!r}"
             found[word.name] = word
     return found

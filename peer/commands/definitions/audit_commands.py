@@ -1,4 +1,4 @@
-"""Words about audits and challenges."""
+"""Commands about audits and challenges."""
 
 from __future__ import annotations
 

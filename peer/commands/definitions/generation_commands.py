@@ -1,4 +1,4 @@
-"""Words about what a model says: a text that goes on from a prompt, and a chat."""
+"""Commands about what a model says: a text that goes on from a prompt, and a chat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words about newcomers and addresses: invitations, and dialing somebody at once."""
+"""Commands about newcomers and addresses: invitations, and dialing somebody at once."""
 
 from __future__ import annotations
 

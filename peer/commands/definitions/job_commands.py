@@ -1,4 +1,4 @@
-"""Words about jobs and their rounds."""
+"""Commands about jobs and their rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words about members: who takes part, who votes, who is gone."""
+"""Commands about members: who takes part, who votes, who is gone."""
 
 from __future__ import annotations
 

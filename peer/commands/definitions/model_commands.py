@@ -1,4 +1,4 @@
-"""Words about what was trained: texts that were kept of a model, and everything decided as files."""
+"""Commands about what was trained: texts that were kept of a model, and everything decided as files."""
 
 from __future__ import annotations
 

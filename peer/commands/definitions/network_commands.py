@@ -1,4 +1,4 @@
-"""Words about the network itself: what it runs, and how it moves on."""
+"""Commands about the network itself: what it runs, and how it moves on."""
 
 from __future__ import annotations
 

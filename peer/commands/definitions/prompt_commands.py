@@ -1,4 +1,4 @@
-"""Words about the prompt itself. On the command line `peer help` lists the commands, and there is nothing to quit."""
+"""Commands about the prompt itself. On the command line `peer help` lists the commands, and there is nothing to quit."""
 
 from __future__ import annotations
 

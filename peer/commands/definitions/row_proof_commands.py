@@ -1,4 +1,4 @@
-"""Words about the rows of tables."""
+"""Commands about the rows of tables."""
 
 from __future__ import annotations
 

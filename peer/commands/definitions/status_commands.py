@@ -1,4 +1,4 @@
-"""Words about this peer itself."""
+"""Commands about this peer itself."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class AuditBackpressure:
 
     async def wait_to_propose(self, spec: JobSpec, served_seconds: float) -> None:
         """Returns when this trainer may propose: at once, mostly, and at the latest when its audits of now are over."""
-        least = spec.least_uplink * 1_000_000 / 16  # the half of it that is for audits, in bytes
+        least = spec.uplink_mbit_min * 1_000_000 / 16  # the half of it that is for audits, in bytes
         with trio.move_on_after(2 * served_seconds):
             while self._seconds_owed(least) > BACKLOG_SHARE_MAX * served_seconds or self._is_full(spec):  # noqa: ASYNC110 - links count
                 await trio.sleep(POLL_SECONDS)

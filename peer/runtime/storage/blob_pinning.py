@@ -1,6 +1,6 @@
-"""Keeps the blobs that the modules of the network name (`Module.blobs`): every peer has them, so none is lost with another.
+"""Keeps the blobs that the modules of the network name (`Module.pinned_blobs`): every peer has them, so none is lost.
 
-Blobs that were replaced (`Module.replaced`) go wherever they are.
+Blobs that were replaced (`Module.replaced_blobs`) go wherever they are.
 """
 
 from __future__ import annotations

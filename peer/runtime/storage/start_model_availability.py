@@ -49,8 +49,8 @@ class StartModelAttester:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._cancelled_when_over, key, nursery.cancel_scope)
             await self._fetched(spec)
-            assert spec.start is not None
-            size = self._driver.blobs.size(spec.start) or 0
+            assert spec.initial_model is not None
+            size = self._driver.blobs.size(spec.initial_model) or 0
             problem = await trio.to_thread.run_sync(parameter_blob.blob_problem, spec, size, self._driver.blobs.read_range)
             if problem is not None:
                 text = f"job {spec.name!r} cannot start, and this voter wants it to end: {problem}"
@@ -72,7 +72,7 @@ class StartModelAttester:
 
     async def _fetched(self, spec: JobSpec) -> None:
         """From whoever has it, as soon as this disk has room for it."""
-        assert spec.start is not None
+        assert spec.initial_model is not None
         size, told = parameter_blob.blob_bytes(spec), False
         while True:
             try:
@@ -83,5 +83,5 @@ class StartModelAttester:
                     self._driver.events.add("warning", f"job {spec.name!r} waits for this voter: {error}")
                 told = True
                 await trio.sleep(RETRY_SECONDS)
-        await self._driver.network.fetch_blob(spec.start, size, ())
-        self._driver.blobs.pin_blob(spec.start)
+        await self._driver.network.fetch_blob(spec.initial_model, size, ())
+        self._driver.blobs.pin_blob(spec.initial_model)

@@ -56,7 +56,7 @@ _PREFIXES: Final = tuple(
 )
 
 T = TypeVar("T")
-Install = Callable[[RestoredSnapshot, tuple[LightBlock, ...], bool], Awaitable[bool]]  # see `Driver.restore`
+Install = Callable[[RestoredSnapshot, tuple[LightBlock, ...], bool], Awaitable[bool]]  # see `Driver.restore_state`
 
 
 def is_snapshot_message(data: bytes) -> bool:

@@ -235,7 +235,7 @@ class NodeObserver:
         job = state.jobs.jobs[key]
         spec = JobSpec.decode(job.spec)
         caveats = [SAMPLED_AUDITS_RISK] * (spec.audit is AuditMode.SAMPLED)
-        if not spec.liars:
+        if not spec.byzantine_max:
             caveats += {
                 AuditMode.SAMPLED: [SAMPLED_AUDITS_WITHOUT_TOLERANCE_RISK],
                 AuditMode.OFF: [NO_AUDITS_WITHOUT_TOLERANCE_RISK],

@@ -480,7 +480,7 @@ LINES: tuple[ChangedLine, ...] = (
         "opening-forgotten",
         "a voter forgets that the first rounds say more bits",
         PayloadMode.of_round.__func__,  # type: ignore[attr-defined]
-        "taken < spec.opening_rounds",
+        "taken < spec.compression_warmup_rounds",
         "False",
         f"{OPENING}so_many_first_rounds_say_four_bits_of_every_element_and_all_later_ones_what_the_job_says",
     ),
@@ -488,8 +488,8 @@ LINES: tuple[ChangedLine, ...] = (
         "opening-without-end",
         "one round more than the job says is said with more bits",
         PayloadMode.of_round.__func__,  # type: ignore[attr-defined]
-        "taken < spec.opening_rounds",
-        "taken <= spec.opening_rounds",
+        "taken < spec.compression_warmup_rounds",
+        "taken <= spec.compression_warmup_rounds",
         f"{OPENING}a_trainer_that_goes_on_with_four_bits_after_the_opening_or_says_its_own_in_it_is_refused",
     ),
     ChangedLine(
@@ -652,7 +652,7 @@ LINES: tuple[ChangedLine, ...] = (
         "the prepare certificate of a justification is forgotten by a restart",
         ReplicaMessageHandlers._take_timeouts,
         "self._adopt(book, certificate.high, high)",
-        "book.adopt_high(certificate.high, high)",
+        "book.adopt_prepare_certificate(certificate.high, high)",
         f"{REPLICA}the_certificate_of_a_justification_is_adopted_and_durable",
     ),
     ChangedLine(

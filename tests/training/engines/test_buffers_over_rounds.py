@@ -25,17 +25,17 @@ from training.replicated.codec.payload_header import HEADER_BYTES
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
 from training.replicated.tensor_layout import Float32Array
 
-SEVERAL = {"local_steps": 5, "opening_rounds": 0}
+SEVERAL = {"local_steps": 5, "compression_warmup_rounds": 0}
 OF: dict[str, dict[str, Any]] = {
     "residual": SEVERAL,
     "residual, no audits": {**SEVERAL, "audit": AuditMode.OFF},
     "residual, single steps": {"local_steps": 1, "inner_rate": 1e-3},
-    "residual, opening": {"local_steps": 5, "opening_rounds": 2},
+    "residual, opening": {"local_steps": 5, "compression_warmup_rounds": 2},
     "residual, four bits": {**SEVERAL, "bits": 4},
     "residual, sparse": {**SEVERAL, "compression": Compression.SPARSE, "bits": 2, "keep": 146},
     "estimates": ESTIMATES | {"rounds": 60, "warmup_rounds": 3},
     "estimates, audits": ESTIMATES | {"rounds": 60, "warmup_rounds": 3, "audit": AuditMode.FULL},
-    "estimates, several steps": {**SEVERAL, "memory": FeedbackMemory.ESTIMATES, "norm_start": 1.0},
+    "estimates, several steps": {**SEVERAL, "memory": FeedbackMemory.ESTIMATES, "initial_norm": 1.0},
 }
 NORMS_BEFORE = {2: 1, 4: 2}  # how many times a norm was rejected before these rounds
 LAST = 4

@@ -81,11 +81,13 @@ def test_a_job_that_sends_gradients_gives_the_clipped_gradient_at_the_models_par
     engine = engine_of(text, PER_STEP)
     sent, metrics = engine.local_steps(parameters, JOB, 3, TRAINER)
     assert np.array_equal(engine.read_parameters(), parameters), "no step is taken"
-    assert metrics.gradient_norm > PER_STEP.clip and np.linalg.norm(sent) == pytest.approx(PER_STEP.clip, rel=1e-5)
-    unclipped = delta_of(engine_of(text, replace(PER_STEP, clip=1e6)))
+    assert metrics.gradient_norm > PER_STEP.gradient_clip and np.linalg.norm(sent) == pytest.approx(
+        PER_STEP.gradient_clip, rel=1e-5
+    )
+    unclipped = delta_of(engine_of(text, replace(PER_STEP, gradient_clip=1e6)))
     assert difference(sent * np.float32(metrics.gradient_norm), unclipped) < 1e-6
     delta_of(engine, round=4)
-    assert np.linalg.norm(sent) == pytest.approx(PER_STEP.clip, rel=1e-5), "what was given is not written to again"
+    assert np.linalg.norm(sent) == pytest.approx(PER_STEP.gradient_clip, rel=1e-5), "what was given is not written to again"
 
 
 @pytest.mark.parametrize("inner", InnerOptimizerKind)

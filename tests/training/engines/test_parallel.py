@@ -131,7 +131,7 @@ def test_states_are_gathered_after_each_step_and_a_step_goes_on_from_one(
 def test_clipped_gradients_and_muon_are_those_of_one_process(
     crew: RankProcesses, text: Path, spec: JobSpec, parallel: ParallelMode
 ) -> None:
-    clipped, start = replace(spec, clip=0.1), initial_parameters(spec)
+    clipped, start = replace(spec, gradient_clip=0.1), initial_parameters(spec)
     together, alone = engine_in(crew, text, clipped, parallel), engine_of(text, clipped)
     deltas = [engine.local_steps(start, JOB, 0, TRAINER)[0] for engine in (together, alone)]
     assert difference(*deltas) < 1e-4
@@ -164,7 +164,7 @@ def test_what_several_processes_cannot_train_yet_is_refused_in_one_line(crew: Ra
     nothing = TokenizedText.without_text(ByteTokenizer().token_bytes)
     with pytest.raises(UserError, match="parallel 'ddp' cannot train the objective 'ppo' yet: start this peer with parallel off"):
         engine_in(crew, text, JobSpec(name="p", objective=PPO.name), ParallelMode.DDP, nothing)
-    words = JobSpec(name="r", objective=MEAN_REWARD.name, settings=codec.encode(MeanRewardSettings()))
+    words = JobSpec(name="r", objective=MEAN_REWARD.name, objective_settings=codec.encode(MeanRewardSettings()))
     with pytest.raises(UserError, match="parallel 'fsdp' cannot train a job whose layers stay yet"):
         engine_in(crew, text, words, ParallelMode.FSDP, nothing)
     with pytest.raises(UserError, match="inner 'muon', which needs whole matrices"):

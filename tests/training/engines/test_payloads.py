@@ -45,7 +45,7 @@ class Round:
         text.write_bytes(default_text()[:50_000])
         self.folder, self.spec = (
             folder,
-            JobSpec(**SIZES, **complete_fields({"feedback_decay": 0.0, "opening_rounds": 0} | said)).validated(),
+            JobSpec(**SIZES, **complete_fields({"feedback_decay": 0.0, "compression_warmup_rounds": 0} | said)).validated(),
         )
         self.engine = TorchEngine(self.spec, open_tokens(self.spec, text, ByteTokenizer()), ByteTokenizer())
         self.model = ReplicatedModel.initial(JOB, self.spec)

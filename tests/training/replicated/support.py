@@ -17,7 +17,7 @@ from training.transformer import ModelSpec
 JOB = bytes(range(32))
 RATE = 0.7  # of the outer step, whatever presets take: golden hashes depend on it
 SMALL = JobSpec(
-    name="small", data=bytes(32), model=ModelSpec(vocabulary=70, width=64, layers=1, hidden=96), norm_start=2.0, outer_rate=RATE
+    name="small", data=bytes(32), model=ModelSpec(vocabulary=70, width=64, layers=1, hidden=96), initial_norm=2.0, outer_rate=RATE
 )
 # Sizes that are no multiple of 8, so that every chunk has padding.
 ODD = JobSpec(name="odd", data=bytes(32), model=ModelSpec(vocabulary=7, width=6, layers=1, heads=3, kv_heads=1, hidden=5))

@@ -85,8 +85,8 @@ def test_bytes_that_are_not_what_was_signed_are_malformed(first: ReplicatedModel
 
 
 def test_the_first_limit_is_sixteen_times_the_norm_of_the_job(first: ReplicatedModel) -> None:
-    assert verdict(first, scaled(first, 0, 15.5 * SMALL.norm_start)) is Verdict.ACCEPT
-    assert verdict(first, scaled(first, 0, 16.6 * SMALL.norm_start)) is Verdict.NORM
+    assert verdict(first, scaled(first, 0, 15.5 * SMALL.initial_norm)) is Verdict.ACCEPT
+    assert verdict(first, scaled(first, 0, 16.6 * SMALL.initial_norm)) is Verdict.NORM
 
 
 def test_later_limits_follow_the_accepted_norms(first: ReplicatedModel) -> None:
@@ -100,7 +100,7 @@ def test_a_million_times_the_norm_is_refused_in_every_round(first: ReplicatedMod
     model = first
     for _ in range(3):
         honest = round_of(model, 3)
-        assert verdict(model, scaled(model, 3, 1e6 * SMALL.norm_start)) is Verdict.NORM
+        assert verdict(model, scaled(model, 3, 1e6 * SMALL.initial_norm)) is Verdict.NORM
         model = model.apply_round(honest, {trainer(3): Verdict.NORM})
 
 
@@ -117,7 +117,7 @@ def test_one_liar_of_two_cannot_raise_the_limit_beyond_what_the_job_begins_with(
     for _ in range(3 * NORM_ROUNDS):
         limit = math.sqrt(model.norm_squared_max)
         model = model.apply_round([scaled(model, 0, 0.1), scaled(model, 1, 0.95 * limit)], {})
-    assert math.sqrt(model.norm_squared_max) == NORM_RATIO * SMALL.norm_start
+    assert math.sqrt(model.norm_squared_max) == NORM_RATIO * SMALL.initial_norm
 
 
 def test_one_liar_of_two_raises_no_limit_that_the_other_has_outgrown(first: ReplicatedModel) -> None:
@@ -130,7 +130,7 @@ def test_one_liar_of_two_raises_no_limit_that_the_other_has_outgrown(first: Repl
 def test_one_liar_of_two_cannot_shut_the_other_out_by_saying_next_to_nothing(first: ReplicatedModel) -> None:
     model = first
     for _ in range(2 * NORM_ROUNDS):
-        honest = scaled(model, 0, 8 * SMALL.norm_start)
+        honest = scaled(model, 0, 8 * SMALL.initial_norm)
         assert verdict(model, honest) is Verdict.ACCEPT
         model = model.apply_round([honest, scaled(model, 1, 1e-6)], {})
 
@@ -197,7 +197,7 @@ def test_what_was_accepted_longer_ago_than_a_suspension_takes_is_not_gone_on_fro
 
 def test_a_step_is_aggregation_and_outer_step(first: ReplicatedModel, second: ReplicatedModel) -> None:
     updates = [codec.read_payload(item.payload, first.layout) for item in round_of(first, 3)]
-    gradient = aggregate.aggregate_updates(updates, first.layout, SMALL.rule, SMALL.liars)
+    gradient = aggregate.aggregate_updates(updates, first.layout, SMALL.rule, SMALL.byzantine_max)
     parameters, momentum = np.array(first.parameters), np.array(first.vectors["momentum"])
     outer_optimizer.make_outer_optimizer(SMALL, 0, ()).step(parameters, [momentum], gradient, True)
     assert np.array_equal(second.parameters, parameters) and np.array_equal(second.vectors["momentum"], momentum)
@@ -327,7 +327,7 @@ def test_a_scratch_job_can_be_replayed_by_anybody() -> None:
 
 def test_training_converges_with_a_liar_and_error_feedback() -> None:
     """Descent on ½‖θ − target‖² with honest trainers, one liar that flips its sign, and the whole pipeline in between."""
-    model = ReplicatedModel.initial(JOB, replace(SMALL, norm_start=100.0))
+    model = ReplicatedModel.initial(JOB, replace(SMALL, initial_norm=100.0))
     target = buffer(model.layout, "target", deviation=0.5)
     start = np.linalg.norm(model.parameters - target)
     sent: dict[bytes, tuple[codec.QuantizedUpdate | None, bytes | None]] = {}

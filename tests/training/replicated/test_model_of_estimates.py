@@ -24,7 +24,7 @@ from training.replicated import aggregate, codec, momentum_estimates, outer_opti
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
 from training.replicated.tensor_layout import Float32Array
 
-SPEC = replace(SMALL, audit=AuditMode.OFF, memory=FeedbackMemory.ESTIMATES, suspension_rounds=3, liars=1)
+SPEC = replace(SMALL, audit=AuditMode.OFF, memory=FeedbackMemory.ESTIMATES, suspension_rounds=3, byzantine_max=1)
 
 
 @pytest.fixture
@@ -79,9 +79,9 @@ def test_a_round_moves_the_estimates_by_what_was_said_and_aggregates_them_all(fi
         held.append(moved)
     absent = second.estimate(trainer(4))
     assert absent is not None and bytes(after.estimates[trainer(4)]) == absent.encode(), "it stays as it was"
-    gradient = aggregate.aggregate_updates([*held, absent], second.layout, SPEC.rule, SPEC.liars)
+    gradient = aggregate.aggregate_updates([*held, absent], second.layout, SPEC.rule, SPEC.byzantine_max)
     assert np.array_equal(after.parameters, stepped(second, gradient))
-    without = aggregate.aggregate_updates(held, second.layout, SPEC.rule, SPEC.liars)
+    without = aggregate.aggregate_updates(held, second.layout, SPEC.rule, SPEC.byzantine_max)
     assert not np.array_equal(after.parameters, stepped(second, without))
 
 
@@ -169,7 +169,7 @@ def test_a_round_with_too_few_proposals_takes_no_step_but_what_was_said_is_known
 
 def test_the_norm_of_the_moved_estimate_is_judged(first: ReplicatedModel) -> None:
     """Not that of the payload: small steps in one direction must not lead beyond the limit, and a large one may lead back."""
-    limit = 16 * SPEC.norm_start
+    limit = 16 * SPEC.initial_norm
     assert verdict(first, of_norm(first, 0, 0.95 * limit)) is Verdict.ACCEPT
     assert verdict(first, of_norm(first, 0, 1.05 * limit)) is Verdict.NORM
     model = first.apply_round([of_norm(first, 0, 0.9 * limit)], {})
@@ -201,8 +201,8 @@ def test_no_more_estimates_are_held_than_the_bound_allows(first: ReplicatedModel
     held, new = (next(of for of in range(5) if (trainer(of) in after.records) is known) for known in (True, False))
     assert verdict(after, proposed(after, trainer(held), buffer(first.layout, "m"))) is Verdict.ACCEPT
     assert verdict(after, proposed(after, trainer(new), buffer(first.layout, "m"))) is Verdict.COMMITMENT
-    with pytest.raises(UserError, match=r"liars 2 needs 5 trainers, and 3 estimates of .* bytes are within"):
-        replace(SPEC, tokenizer=bytes(32), liars=2).validated()
+    with pytest.raises(UserError, match=r"byzantine_max 2 needs 5 trainers, and 3 estimates of .* bytes are within"):
+        replace(SPEC, tokenizer=bytes(32), byzantine_max=2).validated()
 
 
 def test_estimates_are_part_of_a_snapshot(third: ReplicatedModel, tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from training.replicated.codec import PayloadMode
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
 
 OPENING = 2
-SPEC = replace(SMALL, opening_rounds=OPENING)
+SPEC = replace(SMALL, compression_warmup_rounds=OPENING)
 SPARSE = replace(SPEC, compression=Compression.SPARSE)
-ESTIMATES = replace(SPEC, memory=FeedbackMemory.ESTIMATES, feedback_decay=0.8, audit=AuditMode.OFF, liars=1)
+ESTIMATES = replace(SPEC, memory=FeedbackMemory.ESTIMATES, feedback_decay=0.8, audit=AuditMode.OFF, byzantine_max=1)
 OWN = {"dense": (SPEC, PayloadMode(Compression.DENSE, 1, 4096)), "sparse": (SPARSE, PayloadMode(Compression.SPARSE, 1, 64))}
 
 
@@ -51,7 +51,7 @@ def test_so_many_first_rounds_say_four_bits_of_every_element_and_all_later_ones_
 @pytest.mark.parametrize("kind", OWN)
 def test_a_trainer_that_goes_on_with_four_bits_after_the_opening_or_says_its_own_in_it_is_refused(kind: str) -> None:
     spec, _ = OWN[kind]
-    never, always = replace(spec, opening_rounds=0), replace(spec, opening_rounds=spec.rounds)
+    never, always = replace(spec, compression_warmup_rounds=0), replace(spec, compression_warmup_rounds=spec.rounds)
     for number in range(OPENING + 2):
         model, is_open = after(spec, number), number < OPENING
         assert verdict(model, in_mode_of(model, always)) is (Verdict.ACCEPT if is_open else Verdict.MALFORMED), number
@@ -63,7 +63,7 @@ def test_what_the_last_opening_round_left_unsaid_is_said_by_the_next_and_it_is_l
     key = trainer(0)
     left = []
     for opening in (OPENING, 0):
-        model = after(replace(spec, opening_rounds=opening), OPENING - 1)
+        model = after(replace(spec, compression_warmup_rounds=opening), OPENING - 1)
         levels = feedback_buffer.make_buffer(buffer(model.layout, "m"), model.header(key), model.spec)
         assert levels is not None
         m = levels.to_dense()
@@ -84,12 +84,14 @@ def test_what_the_last_opening_round_left_unsaid_is_said_by_the_next_and_it_is_l
 
 
 def test_more_opening_rounds_than_there_are_and_those_that_say_less_than_the_others_are_refused() -> None:
-    spec = JobSpec(name="job", data=bytes(32), opening_rounds=OPENING)
-    replace(spec, opening_rounds=spec.rounds).validated()
-    with pytest.raises(UserError, match="opening_rounds 61 is more than rounds 60: take bits 4 for all"):
-        replace(spec, opening_rounds=61).validated()
+    spec = JobSpec(name="job", data=bytes(32), compression_warmup_rounds=OPENING)
+    replace(spec, compression_warmup_rounds=spec.rounds).validated()
+    with pytest.raises(UserError, match="compression_warmup_rounds 61 is more than rounds 60: take bits 4 for all"):
+        replace(spec, compression_warmup_rounds=61).validated()
     of_sparse = {"bits": 8, "compression": Compression.SPARSE}
     for same in ({"bits": 4}, {"bits": 8}, {**of_sparse, "keep": 2048}):
-        with pytest.raises(UserError, match="opening_rounds 2 gains nothing where all rounds say 4 bits an element or more"):
+        with pytest.raises(
+            UserError, match="compression_warmup_rounds 2 gains nothing where all rounds say 4 bits an element or more"
+        ):
             replace(spec, **same).validated()  # type: ignore[arg-type]
     replace(spec, **of_sparse, keep=2047).validated()  # type: ignore[arg-type]

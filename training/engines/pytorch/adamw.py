@@ -20,7 +20,7 @@ class AdamWSettings:
     beta1: float
     beta2: float
     weight_decay: float
-    clip: float  # largest L2 norm of a gradient
+    gradient_clip: float  # largest L2 norm of a gradient
 
 
 class AdamW:
@@ -50,7 +50,7 @@ class AdamW:
     @torch.no_grad()
     def step(self, rate: float) -> float:
         """Clips the gradients, moves the parameters against them, and returns the norm before clipping."""
-        norm = clip_gradients(self._gradients, self.settings.clip)
+        norm = clip_gradients(self._gradients, self.settings.gradient_clip)
         self.steps += 1
         vectors = self._parameters, self._gradients, self._first, self._second
         if self._stretches:

@@ -183,7 +183,7 @@ class TorchEngine:
 
     def _clipped(self) -> tuple[float, Float32Array]:
         """The gradient, and its norm before it was clipped."""
-        norm = clip_gradients(self.model.gradients, self.spec.clip)
+        norm = clip_gradients(self.model.gradients, self.spec.gradient_clip)
         return norm, to_numpy(self.model.gradients).copy()
 
     def _inner_step(
@@ -318,7 +318,7 @@ def autocast_context(spec: JobSpec, device: torch.device) -> AbstractContextMana
 
 
 def adamw_settings(spec: JobSpec) -> AdamWSettings:
-    return AdamWSettings(spec.beta1, spec.beta2, spec.weight_decay, spec.clip)
+    return AdamWSettings(spec.beta1, spec.beta2, spec.weight_decay, spec.gradient_clip)
 
 
 def make_inner_optimizer(spec: JobSpec, model: GPT, decayed: Tensor, moments: Tensor | None, steps: int) -> AdamW | Muon:

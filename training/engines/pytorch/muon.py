@@ -44,7 +44,7 @@ class Muon:
     @torch.no_grad()
     def step(self, rate: float) -> float:
         """Clips the gradients, moves the parameters, and returns the norm before clipping."""
-        norm = clip_gradients(self._gradients, self.settings.clip)
+        norm = clip_gradients(self._gradients, self.settings.gradient_clip)
         self.steps += 1
         self._move_others(rate)
         for tensor in self._matrices:

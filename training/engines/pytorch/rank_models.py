@@ -315,7 +315,7 @@ class DdpRankModel(RankModel):
             moments.copy_(self._told(given, slice(0, len(moments)), moments.shape))
 
     def clip_gradient(self) -> float:
-        return clip_gradients(self._gpt.gradients, self.spec.clip)
+        return clip_gradients(self._gpt.gradients, self.spec.gradient_clip)
 
     def step_optimizer(self, rate: float) -> float:
         return self._optimizer.step(rate)
@@ -378,9 +378,9 @@ class FsdpRankModel(RankModel):
         total = torch.stack([gradient.double().square().sum() for gradient in gradients]).sum()
         dist.all_reduce(total)
         norm = float(total.sqrt())
-        if norm > self.spec.clip:
+        if norm > self.spec.gradient_clip:
             for gradient in gradients:
-                gradient.mul_(self.spec.clip / norm)
+                gradient.mul_(self.spec.gradient_clip / norm)
         return norm
 
     @torch.no_grad()

@@ -20,7 +20,7 @@ from training.replicated.tensor_layout import ElementRun, Float32Array
 
 SUM_BITS: Final = 30  # of the sums of elements over a round's updates, so that rounding up still leaves them inside an int32
 GRID_BITS_MIN: Final = 22  # of the largest element of a round where mixed updates are added in 32 bits, else in 64
-GRID_EXPONENT_MIN: Final = -84  # of the grid: an aggregate is zero or at least `outer.LEAST`, and nothing derived is subnormal
+GRID_EXPONENT_MIN: Final = -84  # of the grid: an aggregate is zero or at least `FLUSH_BELOW`, and nothing derived is subnormal
 COLUMNS: Final = 1 << 14  # worked on at once, at least: two dozen rows of 64 KiB stay in the caches
 COLUMNS_OF_ALL: Final = 1 << 18  # of few updates more: threads wait for one another between short calls
 

@@ -31,7 +31,7 @@ class PayloadMode:
     @classmethod
     def of_round(cls, spec: JobSpec, taken: int) -> PayloadMode:
         """That of every payload in the round after so many."""
-        if taken < spec.opening_rounds:
+        if taken < spec.compression_warmup_rounds:
             return cls(Compression.DENSE, OPENING_BITS, CHUNK)
         return cls(spec.compression, spec.bits, spec.keep if spec.compression is Compression.SPARSE else CHUNK)
 
