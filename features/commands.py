@@ -1,7 +1,7 @@
 """Commands: what a person types, at the prompt and as `peer COMMAND`. Each is declared once, as an object of this module.
 
-The prompt, the command line, the help, `--json` and the completion of shells follow from the declaration. Whoever declares words
-imports nothing heavy at the top of the module: `peer --help` reads all declarations, and is to answer at once.
+The prompt, the command line, the help, `--json` and the completion of shells follow from the declaration. Modules
+of declarations import nothing heavy at their top: `peer --help` reads them all, and must answer at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ R = TypeVar("R")  # what its call answers
 
 
 class UserInput(Protocol):
-    """Whoever types, for commands that go on asking."""
+    """The person at the terminal, for commands that ask again."""
 
     async def read_line(self, prompt: str) -> str | None:
         """What is typed behind this prompt; None: nothing more comes."""

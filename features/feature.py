@@ -27,7 +27,7 @@ def accept_any_value(value: object) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """It stands beside the peer's own settings: in files, variables, flags, and `peer config show`."""
+    """A setting of a feature, in files, variables, flags and `peer config show` like the peer's own."""
 
     name: str  # as in a file; `--my-name` as a flag, PEER_MY_NAME as a variable
     about: str
@@ -49,7 +49,7 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class EventLine:
-    """What a block changed that people want to know."""
+    """A change by a block, as a line of the event log."""
 
     kind: str  # of an event: member, job, figures or warning
     text: str

@@ -1,4 +1,4 @@
-"""What a person is shown, as values: who draws them knows how wide the screen is (`peer/commands/table_renderer.py`)."""
+"""Tables and texts for people, as values. `peer/commands/table_renderer.py` draws them as wide as the screen is."""
 
 from __future__ import annotations
 

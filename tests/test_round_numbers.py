@@ -9,22 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_docs import ROOT
+from tests.packages import PACKAGES, ROOT
 
-PRODUCT = (
-    "consensus",
-    "curation",
-    "features",
-    "ledger",
-    "peer",
-    "protocol",
-    "rlhf",
-    "rounds",
-    "storage",
-    "training",
-    "transport",
-    "web",
-)
 SHOWN = {"display_round_number", "format_round_progress"}
 # Numbers of rounds that a model was trained for, and a duration.
 OTHERS = {
@@ -61,7 +47,7 @@ def indices(path: Path) -> Iterator[str]:
 def test_no_text_names_a_round_by_its_index() -> None:
     found = {
         f"{path.relative_to(ROOT)}: {value}"
-        for package in PRODUCT
+        for package in PACKAGES
         for path in (ROOT / package).rglob("*.py")
         for value in indices(path)
     }

@@ -1,4 +1,4 @@
-"""All that a peer answers to people, put together."""
+"""The HTTP backend: one object that answers all calls of annotators, operators and programs."""
 
 from __future__ import annotations
 
