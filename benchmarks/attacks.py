@@ -45,8 +45,8 @@ from benchmarks.settings import MEASURED, with_settings
 from benchmarks.simulated import text_file
 from benchmarks.verdicts import conclude, verdict
 from consensus.quorum import faults_tolerated
+from demo.network_demo import map_signals_to_interrupt
 from ledger.audits import sortition
-from peer.demo.network_demo import map_signals_to_interrupt
 from protocol.errors import UserError
 from scenarios.trials import COUNT, Parser, duration
 from training import safe_settings

@@ -37,7 +37,7 @@ from benchmarks.provenance import earlier, write
 from benchmarks.settings import MEASURED, with_settings
 from benchmarks.simulated import JOB, InnerStates, Rounds, engine_of, held_out_nats, text_file, trainer_key
 from benchmarks.verdicts import conclude, verdict
-from peer.demo.shutdown_signals import map_signals_to_interrupt
+from demo.shutdown_signals import map_signals_to_interrupt
 from protocol.errors import UserError
 from scenarios.trials import COUNT, Parser
 from training import rate_sweep

@@ -28,9 +28,9 @@ from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from benchmarks.virtual import Costs, Height, Network, limit
 from consensus.quorum import faults_tolerated
-from peer.demo.demo_peers import Demo, DemoPeer
-from peer.demo.network_demo import assign_roles
-from peer.demo.shutdown_signals import map_signals_to_interrupt
+from demo.demo_peers import Demo, DemoPeer
+from demo.network_demo import assign_roles
+from demo.shutdown_signals import map_signals_to_interrupt
 from protocol.api import BULK_TRAFFIC_KINDS
 from scenarios import network as scenario
 from scenarios.trials import COUNT, Parser

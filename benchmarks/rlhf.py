@@ -28,10 +28,10 @@ from rich.table import Table
 from benchmarks import rlhf_text
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
+from demo.rlhf_demo import REWARD, ROUNDS
+from demo.shutdown_signals import map_signals_to_interrupt
 from peer import features
 from peer.api.tuning_plan_builder import build_toy_spec
-from peer.demo.rlhf_demo import REWARD, ROUNDS
-from peer.demo.shutdown_signals import map_signals_to_interrupt
 from rlhf.pytorch import toy_evaluation
 from scenarios.trials import COUNT, Parser
 

@@ -38,10 +38,10 @@ from rich.table import Table
 
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
+from demo.demo_peers import DemoPeer
+from demo.shutdown_signals import map_signals_to_interrupt
 from features.command_arguments import parse_integer_in
 from peer import features
-from peer.demo.demo_peers import DemoPeer
-from peer.demo.shutdown_signals import map_signals_to_interrupt
 from protocol import codec
 from protocol.errors import UserError
 from rlhf.objectives.job_presets import PPO_JOB as PRESET

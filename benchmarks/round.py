@@ -37,9 +37,9 @@ from benchmarks.rivals.processes import reports
 from benchmarks.rivals.work import Work
 from benchmarks.settings import with_settings
 from benchmarks.verdicts import conclude, verdict
-from peer.demo.demo_peers import DemoPeer
-from peer.demo.network_demo import assign_roles
-from peer.demo.shutdown_signals import map_signals_to_interrupt
+from demo.demo_peers import DemoPeer
+from demo.network_demo import assign_roles
+from demo.shutdown_signals import map_signals_to_interrupt
 from peer.settings.data_directory import DataDirectory
 from protocol.api import BULK_TRAFFIC_KINDS
 from protocol.errors import UserError

@@ -24,7 +24,7 @@ from rich.table import Table
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from curation.rpc import CurationRpc, ImportRequest
-from peer.demo.demo_peers import DemoPeer
+from demo.demo_peers import DemoPeer
 from protocol.errors import UserError
 from scenarios import network
 from scenarios.network import SMALL_JOB, Watch

@@ -60,10 +60,10 @@ from benchmarks.settings import with_settings
 from benchmarks.simulated import JOB, Rounds, engine_of, text_file, trainer_key
 from benchmarks.verdicts import conclude, verdict
 from consensus.quorum import faults_tolerated
+from demo.shutdown_signals import map_signals_to_interrupt
 from ledger.audits import sortition
 from peer.api.job_builder import parse_overrides
 from peer.commands.job_fields import preset_overrides
-from peer.demo.shutdown_signals import map_signals_to_interrupt
 from protocol.errors import UserError
 from scenarios.trials import COUNT, Parser, duration
 from training import rate_sweep

@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from features.command_arguments import JSON, parse_integer_in
-from features.lazy_import import garbage_collection_paused
+from features.command_arguments import JSON
+from features.lazy_import import garbage_collection_paused, import_object
 from peer import features
 from peer.commands.command_line_parser import CommandLineParser, settings_from_options
 from peer.commands.definitions import all_commands
-from peer.commands.job_fields import PRESET, SET
 from peer.commands.prompt_parser import parse_line, parse_tokens
 from peer.commands.shell_completion import SHELLS, completion_script
 from peer.commands.standard_streams import EXIT_INTERRUPTED, is_output_closed, mute_output, open_missing_streams
@@ -26,20 +25,6 @@ from protocol.errors import UserError
 from training.engine_resources import EngineResources
 
 VERSION = "0.2.0"
-ATTACKS = (
-    *("sign-flip", "scale", "nan", "garbage", "stale", "copy", "free-rider", "silent", "equivocate"),
-    *("false-update", "withhold", "false-pass", "false-challenge", "lazy"),
-    *("fabricate-rollouts", "choose-tokens", "false-figures", "other-reward"),
-)
-AUDITS = ("full", "sampled")  # of `training.job_spec`, which is imported only where it is used
-DEMO_PEERS_MIN, DEMO_PEERS_MAX = 4, 10  # fewer tolerate no liar; more do not fit the two cores a laptop spares
-DEMO_CROWD, DEMO_CROWD_MAX = 12, 100  # people, each in a thread
-DEMO_ON_TEXT = ("data", "preset", "baseline")
-DEMO_WITH_PEOPLE = ("crowd",)  # flags that need --annotate
-RLHF_DEMOS = ("toy", "text")
-RLHF_ALGORITHMS = ("ppo", "grpo")
-DEMO_WITH_EITHER = ("command", "action", "annotate", "peers", "seed", "json", "report", "keep", "web", "web_port")
-DEMO_AS_COMMANDS = ("command", "action", "commands", "peers", "rounds", "data", "seed", "keep", "web")
 EXIT_USER_ERROR = 2
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)  # what writing to a stream may come to
 
@@ -260,52 +245,8 @@ def _add_offline_commands(command: Callable[..., argparse.ArgumentParser]) -> No
     config.add_argument("what", choices=["show"], metavar="show", help="print every setting as TOML")
     _add_place(config)
     _add_settings(config)
-    demo = command("demo", "a whole network on this machine: real processes, real votes, a real liar", _demo)
-    _add_demo(demo)
-
-
-def _add_demo(demo: argparse.ArgumentParser) -> None:
-    peers = parse_integer_in(DEMO_PEERS_MIN, DEMO_PEERS_MAX)
-    demo.add_argument("--peers", type=peers, default=4, metavar="N", help="how many, 4 to 10 (default 4); all of them vote")
-    demo.add_argument("--malicious", type=parse_integer_in(0), default=1, metavar="K", help="how many of them lie (default 1)")
-    about = "how many train (default: all but the f that may lie)"
-    demo.add_argument("--trainers", type=parse_integer_in(1, DEMO_PEERS_MAX), metavar="T", help=about)
-    demo.add_argument("--attack", choices=ATTACKS, default="sign-flip", metavar="ATTACK", help=f"how: {', '.join(ATTACKS)}")
-    demo.add_argument("--audit", choices=AUDITS, metavar="MODE", help=f"who re-executes: {', '.join(AUDITS)} (default full)")
-    PRESET.add_to(demo)
-    SET.add_to(demo)
-    about = (
-        "tune by rewards. toy: five tokens of six, of which the best policy is known; "
-        "text: a base, a reward model and a policy, one after another"
-    )
-    demo.add_argument("--rlhf", choices=RLHF_DEMOS, metavar="NAME", help=about)
-    about = "with --rlhf: a value head (ppo), or several responses to one prompt compared with one another (default ppo)"
-    demo.add_argument("--algorithm", choices=RLHF_ALGORITHMS, metavar="NAME", help=about)
-    about = "with --rlhf text: JSONL with prompt, chosen, rejected, perhaps p (default: made up from the text inside Python)"
-    demo.add_argument("--preferences", metavar="FILE", help=about)
-    about = "default 60, which takes a minute or two; with --rlhf toy 40, with --rlhf text 20 of the policy"
-    demo.add_argument("--rounds", type=parse_integer_in(1), metavar="R", help=about)
-    demo.add_argument("--seed", type=parse_integer_in(0), default=0, metavar="S", help="of the initialisation and the data order")
-    demo.add_argument("--data", metavar="PATH", help="a text file or a folder of them (default: the text inside Python)")
-    demo.add_argument("--json", metavar="FILE", help="where report.json goes")
-    demo.add_argument("--report", metavar="DIR", help="folder of the report, the picture and the sample")
-    demo.add_argument("--baseline", action="store_true", help="afterwards train the same model alone, for comparison")
-    demo.add_argument("--mixed", action="store_true", help="1 and 2 torch threads mixed, and numpy without AVX on one peer")
-    demo.add_argument("--keep", action="store_true", help="leave the network running until Ctrl-C")
-    demo.add_argument(
-        "--commands", action="store_true", help="run nothing: print the commands that do the same by hand, without a liar"
-    )
-    demo.add_argument(
-        "--beyond-bound", action="store_true", help="allow more liars than the vote tolerates, and see what happens"
-    )
-    demo.add_argument("--annotate", action="store_true", help="instead of training, people label tasks; nobody lies")
-    crowd = parse_integer_in(0, DEMO_CROWD_MAX)
-    demo.add_argument(
-        "--crowd", type=crowd, metavar="N", help="with --annotate: how many simulated people answer (default 12); 0: tasks alone"
-    )
-    about = "of the page; with --annotate of the first peer's, the next ones behind it (default 0: free ports, shown)"
-    demo.add_argument("--web-port", type=parse_integer_in(0, 65_535), metavar="P", help=about)
-    demo.add_argument("--no-web", dest="web", action="store_false", help="no page that shows how it goes")
+    demo = import_object("demo.command_line")  # it stands above the peer, whose processes it starts
+    demo.add_arguments(command("demo", "a whole network on this machine: real processes, real votes, a real liar", demo.run_demo))
 
 
 def _add_commands_about_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -352,59 +293,6 @@ def _help(options: argparse.Namespace) -> None:
 
 def _completion(options: argparse.Namespace) -> None:
     print(completion_script(options.shell, build_parser(), all_commands()), end="")
-
-
-def _demo(options: argparse.Namespace) -> Any:
-    if options.commands:
-        return _demo_as_commands(options)
-    if options.annotate:
-        return _demo_with_people(options)
-    for name in DEMO_WITH_PEOPLE:
-        if getattr(options, name) is not None:
-            raise UserError(f"--{name.replace('_', '-')}: say --annotate with it")
-    for name in DEMO_ON_TEXT:
-        if options.rlhf and getattr(options, name) and (name, options.rlhf) != ("data", "text"):
-            raise UserError(f"--{name} is about training on text: leave it out with --rlhf {options.rlhf}")
-    if options.preferences and options.rlhf != "text":
-        raise UserError(f"--preferences {options.preferences}: say --rlhf text with it")
-    if options.algorithm and not options.rlhf:
-        raise UserError(f"--algorithm {options.algorithm}: say --rlhf with it")
-    tolerated = (options.peers - 1) // 3
-    if options.malicious > tolerated and not options.beyond_bound:
-        raise UserError(
-            f"--malicious {options.malicious}: {options.peers} voters tolerate f = {tolerated} liars (n ≥ 3f + 1); "
-            f"take --peers {min(3 * options.malicious + 1, DEMO_PEERS_MAX)} or say --beyond-bound"
-        )
-    if options.malicious >= options.peers:
-        raise UserError(f"--malicious {options.malicious}: at least one of the {options.peers} peers must be honest")
-    fewest = options.peers - tolerated
-    if options.trainers and not fewest <= options.trainers <= options.peers:
-        raise UserError(f"--trainers {options.trainers}: of {options.peers} peers {fewest} to {options.peers} train")
-    from peer.demo import network_demo
-
-    return network_demo.main(options)
-
-
-def _demo_as_commands(options: argparse.Namespace) -> None:
-    for name, default in vars(build_parser().parse_args(["demo"])).items():
-        if name not in DEMO_AS_COMMANDS and getattr(options, name) != default:
-            raise UserError(f"--{name.replace('_', '-')}: leave it out with --commands, which is about honest training")
-    from peer.commands.standard_streams import program_name
-    from peer.demo.demo_script import make_demo_script
-
-    print(make_demo_script(options, program_name()), end="")
-
-
-def _demo_with_people(options: argparse.Namespace) -> Any:
-    for name, default in vars(build_parser().parse_args(["demo"])).items():
-        if name not in (*DEMO_WITH_EITHER, *DEMO_WITH_PEOPLE) and getattr(options, name) != default:
-            raise UserError(f"--{name.replace('_', '-')} is about training: with --annotate nobody trains")
-    options.crowd = DEMO_CROWD if options.crowd is None else options.crowd
-    if options.crowd == 1:
-        raise UserError("--crowd 1: a task needs two votes at least; take 2 people or more, or 0")
-    from peer.demo import annotation_demo
-
-    return annotation_demo.main(options)
 
 
 def _client(options: argparse.Namespace) -> tuple[Any, Config]:

@@ -31,9 +31,9 @@ import trio
 from consensus.block import decode_block
 from curation.ledger.transaction_types import StatementBatch
 from curation.rpc import CurationRpc, ImportRequest
+from demo import network_demo
+from demo.demo_peers import DemoPeer
 from ledger.ledger_state import decode_body
-from peer.demo import network_demo
-from peer.demo.demo_peers import DemoPeer
 from protocol import codec
 from protocol.api import INVITATION_DAYS
 from protocol.errors import UserError

@@ -17,10 +17,10 @@ from random import Random
 
 import trio
 
+from demo.demo_peers import DemoPeer
+from demo.network_demo import IDLE_SECONDS
+from demo.peer_disk import PeerDisk
 from ledger.audits.audit_state import AuditResult, AuditsState, MemberAuditRecord
-from peer.demo.demo_peers import DemoPeer
-from peer.demo.network_demo import IDLE_SECONDS
-from peer.demo.peer_disk import PeerDisk
 from protocol.api import JobView
 from protocol.identity import peer_id
 from scenarios import network

@@ -25,8 +25,8 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
+from demo.peer_disk import PeerDisk
 from peer.api import control_socket
-from peer.demo.peer_disk import PeerDisk
 from peer.settings.data_directory import DataDirectory
 from protocol.errors import UserError
 from scenarios.trials import Parser, write

@@ -16,7 +16,7 @@ from random import Random
 
 import trio
 
-from peer.demo.demo_peers import DemoPeer
+from demo.demo_peers import DemoPeer
 from peer.settings.data_directory import DataDirectory
 from protocol.api import INVITATION_DAYS
 from protocol.errors import UserError

@@ -18,8 +18,8 @@ from random import Random
 
 import trio
 
+from demo.demo_peers import DemoPeer
 from ledger.snapshots.snapshot_server import SNAPSHOT_LAG_HEIGHTS
-from peer.demo.demo_peers import DemoPeer
 from protocol.api import INVITATION_DAYS
 from protocol.errors import UserError
 from protocol.identity import Identity

@@ -23,10 +23,10 @@ import trio
 
 from benchmarks import dispatch
 from benchmarks.dispatch import Environment
+from demo.demo_peers import DemoPeer
+from demo.peer_disk import PeerDisk
 from ledger.audits.audit_state import AuditResult
 from peer.commands.view_tables import NEUTRAL_REASONS
-from peer.demo.demo_peers import DemoPeer
-from peer.demo.peer_disk import PeerDisk
 from protocol.errors import UserError
 from protocol.verdicts import Verdict, verdict_label
 from scenarios import network

@@ -16,8 +16,8 @@ from random import Random
 
 import trio
 
-from peer.demo import network_demo
-from peer.demo.demo_peers import DemoPeer
+from demo import network_demo
+from demo.demo_peers import DemoPeer
 from protocol.errors import UserError
 from protocol.identity import peer_id
 from scenarios import network

@@ -16,9 +16,9 @@ from functools import partial
 
 import trio
 
+from demo.demo_peers import DemoPeer
+from demo.peer_disk import PeerDisk
 from ledger.jobs import NO_PROGRESS_ROUNDS
-from peer.demo.demo_peers import DemoPeer
-from peer.demo.peer_disk import PeerDisk
 from protocol.api import AlertCause, RoundView, TrainRequest
 from protocol.verdicts import DIVERGING
 from scenarios import network

@@ -22,8 +22,8 @@ from statistics import median
 
 import trio
 
+from demo.demo_peers import DemoPeer
 from peer.api.process_memory import process_memory_mb
-from peer.demo.demo_peers import DemoPeer
 from scenarios import network
 from scenarios.join import Join, join
 from scenarios.network import Network, children

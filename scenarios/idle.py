@@ -11,9 +11,9 @@ from pathlib import Path
 
 import trio
 
+from demo.demo_peers import DemoPeer
 from features.command_arguments import parse_set_options
 from peer.api.process_memory import process_memory_mb
-from peer.demo.demo_peers import DemoPeer
 from protocol.errors import UserError
 from scenarios import network
 from scenarios.network import Network, children

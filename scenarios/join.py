@@ -17,9 +17,9 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
+from demo import network_demo
+from demo.demo_peers import DemoPeer
 from ledger.snapshots.snapshot_server import SNAPSHOT_LAG_HEIGHTS
-from peer.demo import network_demo
-from peer.demo.demo_peers import DemoPeer
 from protocol.api import INVITATION_DAYS
 from protocol.errors import UserError
 from protocol.identity import Identity

@@ -16,9 +16,9 @@ from time import time
 
 import trio
 
+from demo.demo_peers import DemoPeer
 from features.command_arguments import parse_integer_in
 from ledger.jobs import MISSED_VOUCHES_MAX
-from peer.demo.demo_peers import DemoPeer
 from protocol.identity import peer_id
 from scenarios import network
 from scenarios.network import SMALL_JOB, Network, Watch

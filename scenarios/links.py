@@ -31,7 +31,7 @@ import trio
 
 from benchmarks import provenance
 from benchmarks.consensus import scratch_round
-from peer.demo.demo_peers import DemoPeer
+from demo.demo_peers import DemoPeer
 from protocol.errors import UserError
 from scenarios import carried, network, tun
 from scenarios.alarm import hurried

@@ -12,8 +12,8 @@ from functools import partial
 
 import trio
 
+from demo.demo_peers import DemoPeer
 from peer.api.process_memory import process_memory_mb
-from peer.demo.demo_peers import DemoPeer
 from protocol.api import BULK_TRAFFIC_KINDS
 from scenarios import network
 from scenarios.idle import processor_seconds

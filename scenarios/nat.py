@@ -21,8 +21,8 @@ from pathlib import Path
 
 import trio
 
+from demo.demo_peers import DemoPeer
 from peer import cli
-from peer.demo.demo_peers import DemoPeer
 from protocol.addresses import NO_LISTEN_ADDRESS
 from protocol.api import PeerView
 from protocol.errors import UserError

@@ -23,10 +23,10 @@ from typing import Any
 
 import trio
 
-from peer.demo import network_demo
-from peer.demo.demo_peers import DemoPeer
-from peer.demo.peer_disk import PeerDisk
-from peer.demo.shutdown_signals import map_signals_to_interrupt
+from demo import network_demo
+from demo.demo_peers import DemoPeer
+from demo.peer_disk import PeerDisk
+from demo.shutdown_signals import map_signals_to_interrupt
 from peer.settings.data_directory import DataDirectory
 from protocol import codec
 from protocol.addresses import NO_LISTEN_ADDRESS

@@ -9,7 +9,7 @@ from statistics import median
 import trio
 
 from consensus.pbft.pacemaker import TAIL_FACTOR, VIEW_SECONDS_MIN
-from peer.demo.demo_peers import DemoPeer
+from demo.demo_peers import DemoPeer
 from peer.node.open_rounds import REPLAYS_FACTOR
 from protocol.api import RoundView
 from protocol.identity import peer_id

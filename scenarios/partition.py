@@ -17,7 +17,7 @@ from random import Random
 import trio
 
 from consensus.quorum import quorum
-from peer.demo.demo_peers import DemoPeer
+from demo.demo_peers import DemoPeer
 from protocol.api import LivenessMatrix
 from protocol.codec import decode
 from protocol.messages import Certificate

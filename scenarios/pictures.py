@@ -16,7 +16,7 @@ import trio
 
 from curation.demo.simulated_annotators import OPTIONS, ServingPeerClient, make_annotators, make_tasks
 from curation.rpc import CurationRpc, ImportRequest
-from peer.demo.demo_peers import DemoPeer
+from demo.demo_peers import DemoPeer
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 from scenarios import network

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import trio
 
-from peer.demo.demo_peers import DemoPeer
+from demo.demo_peers import DemoPeer
 from scenarios.alarm import Alarm
 from transport.emulation.link_profiles import (
     QUEUE_SECONDS,

@@ -22,11 +22,11 @@ from typing import Any
 
 import trio
 
+from demo import network_demo
+from demo.demo_peers import DemoPeer
+from demo.peer_disk import PeerDisk
 from features.command_arguments import parse_integer_in
 from ledger.snapshots.snapshot_server import SNAPSHOT_LAG_HEIGHTS
-from peer.demo import network_demo
-from peer.demo.demo_peers import DemoPeer
-from peer.demo.peer_disk import PeerDisk
 from protocol.api import INVITATION_DAYS
 from protocol.identity import Identity
 from rlhf.data import preference_sets

@@ -19,8 +19,8 @@ from random import Random
 import trio
 
 from consensus.quorum import faults_tolerated
-from peer.demo import network_demo
-from peer.demo.demo_peers import DemoPeer
+from demo import network_demo
+from demo.demo_peers import DemoPeer
 from peer.settings.data_directory import DataDirectory
 from protocol import codec
 from protocol.errors import UserError

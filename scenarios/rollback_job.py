@@ -15,11 +15,11 @@ from functools import partial
 
 import trio
 
+from demo.demo_peers import DemoPeer
+from demo.peer_disk import PeerDisk
 from ledger.jobs import Job
 from ledger.ledger_state import LedgerState
 from ledger.model_anchors import UndoReason
-from peer.demo.demo_peers import DemoPeer
-from peer.demo.peer_disk import PeerDisk
 from peer.export.export_replay import audit_export
 from protocol.errors import UserError
 from scenarios import network

@@ -13,7 +13,7 @@ from functools import partial
 
 import trio
 
-from peer.demo.demo_peers import DemoPeer
+from demo.demo_peers import DemoPeer
 from peer.settings.data_directory import DataDirectory
 from protocol.api import INVITATION_DAYS
 from protocol.errors import UserError

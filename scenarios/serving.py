@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from peer.demo.demo_peers import DemoPeer
+from demo.demo_peers import DemoPeer
 from scenarios import proxy
 
 VARIABLE = "FOLKMOOT_SERVING"  # its role

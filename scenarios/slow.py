@@ -13,7 +13,7 @@ from functools import partial
 
 import trio
 
-from peer.demo.demo_peers import DemoPeer
+from demo.demo_peers import DemoPeer
 from protocol.identity import peer_id
 from scenarios import network
 from scenarios.network import Network, children, holds

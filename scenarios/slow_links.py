@@ -17,12 +17,12 @@ from functools import partial
 import trio
 
 from consensus.block import decode_block
+from demo.demo_peers import DemoPeer
+from demo.peer_disk import PeerDisk
 from ledger.audits.audit_state import FINDING_KINDS, AuditFinding, AuditsState
 from ledger.jobs import Job
 from ledger.ledger_state import decode_body
 from peer.commands.job_fields import preset_overrides
-from peer.demo.demo_peers import DemoPeer
-from peer.demo.peer_disk import PeerDisk
 from protocol import codec
 from protocol.messages import Transaction
 from protocol.verdicts import ReplayFinding

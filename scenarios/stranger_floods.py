@@ -16,9 +16,9 @@ import trio
 from curation.annotator_statements import EnrolStatement
 from curation.ledger.transaction_types import EnrolmentEntry, StatementBatch
 from curation.limits import BATCH_MAX
+from demo.demo_peers import DemoPeer
 from ledger.members import ADMIT_KIND
 from peer.api.process_memory import process_memory_mb
-from peer.demo.demo_peers import DemoPeer
 from protocol.addresses import parse_address
 from protocol.codec import encode
 from protocol.errors import RemoteProtocolError

@@ -24,8 +24,8 @@ from typing import Any
 
 import trio
 
-from peer.demo.demo_peers import DemoPeer
-from peer.demo.peer_disk import PeerDisk
+from demo.demo_peers import DemoPeer
+from demo.peer_disk import PeerDisk
 from scenarios import network
 from scenarios.network import Network
 from scenarios.stranger_floods import GROWTH_MB_MAX, false_batches, large_messages, memory_mb

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import provenance
+from demo.demo_peers import DemoPeer
 from features.command_arguments import parse_integer_in
-from peer.demo.demo_peers import DemoPeer
 from protocol.errors import UserError
 from scenarios import network
 from scenarios.network import SMALL_JOB, Network

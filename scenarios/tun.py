@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
-from peer.demo.demo_peers import DemoPeer
+from demo.demo_peers import DemoPeer
 from protocol.errors import UserError
 from scenarios.namespace import VARIABLE
 from transport.emulation.link_profiles import CONGESTION_CONTROL, SHIFT_SECONDS, AccessProfile

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import trio
 
+from demo.demo_peers import DemoPeer
+from demo.peer_disk import PeerDisk
 from ledger.network_governance import NetworkState
-from peer.demo.demo_peers import DemoPeer
-from peer.demo.peer_disk import PeerDisk
 from protocol.api import StatusView
 from scenarios import network, tally
 from scenarios.network import SMALL_JOB, Network, voted

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import trio
 
-from peer.demo.demo_peers import DemoPeer
+from demo.demo_peers import DemoPeer
 from peer.settings.data_directory import DataDirectory
 from protocol.api import TrainRequest
 from protocol.errors import UserError

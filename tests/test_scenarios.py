@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.demo.demo_peers import DemoPeer
+from demo.demo_peers import DemoPeer
 from protocol.api import EventView
 from protocol.errors import UserError
 from protocol.identity import Identity

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from peer.demo.network_demo import wait_for_web_address
+from demo.network_demo import wait_for_web_address
 from protocol import codec
 from protocol.codec import Key
 from protocol.messages import Certificate

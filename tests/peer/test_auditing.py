@@ -17,6 +17,7 @@ import trio
 import trio.testing
 
 from consensus.block import decode_header
+from demo.lying_trainer import Liar
 from ledger.audits import state_machine
 from ledger.audits.audit_state import (
     FALSE_CHALLENGES_MAX,
@@ -32,7 +33,6 @@ from ledger.core.genesis import TRAINER
 from ledger.jobs import StartJob, job_id
 from ledger.ledger_state import LedgerState
 from peer.roles import loss_opening_files
-from peer.roles.liar import Liar
 from peer.roles.round_context import OpenRoundContext, ReplayResult, RoundContext, audit_owner
 from peer.roles.trainer import Trainer
 from peer.roles.voter import fetch_audit_data

@@ -20,9 +20,9 @@ from curation.demo.simulated_annotators import (
     make_tasks,
     shuffle_sentence,
 )
+from demo import annotation_demo
+from demo.network_demo import make_directories
 from peer import cli
-from peer.demo import annotation_demo
-from peer.demo.network_demo import make_directories
 from protocol.identity import Identity
 from training.data.default_text import default_text
 

@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 import trio
 
+from demo import shutdown_signals
+from demo.network_demo import BASELINE_RATES, assign_roles, baseline_rates, last_line
+from demo.report_files import prepare_output_paths
 from peer.cli import build_parser, main
-from peer.demo import shutdown_signals
-from peer.demo.network_demo import BASELINE_RATES, assign_roles, baseline_rates, last_line
-from peer.demo.report_files import prepare_output_paths
 from protocol.errors import UserError
 from tests.peer.processes import children, command, demo, environment, import_torch_for_ever, wait_for_ends
 from tests.waiting import PatienceEnded, in_time, patience_seconds

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from demo import report_files
+from demo.demo_peers import Demo
+from demo.live_display import DemoDisplay
+from demo.network_demo import assign_roles
 from peer.cli import build_parser
-from peer.demo import report_files
-from peer.demo.demo_peers import Demo
-from peer.demo.live_display import DemoDisplay
-from peer.demo.network_demo import assign_roles
 from protocol.api import JobView, RoundView
 from protocol.errors import StorageError
 from protocol.identity import peer_id

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from demo import demo_script
+from demo.demo_script import NAMES
 from peer.cli import main
-from peer.demo import demo_script
-from peer.demo.demo_script import NAMES
 from tests.peer.processes import DEMO_SECONDS_MAX, environment, wait
 from tests.test_docs import ROOT
 from tests.waiting import run_process

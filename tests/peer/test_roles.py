@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import trio
 
+from demo.lying_trainer import Liar
 from ledger.audits.loss_commitments import LossOpening
 from peer.roles import loss_opening_files, text_samples
-from peer.roles.liar import Liar
 from peer.roles.round_context import OpenRoundContext
 from peer.roles.trainer import Trainer, _JobProgress
 from peer.roles.voter import Voter, audit_request, read_bounded_blob, vouch_verdict

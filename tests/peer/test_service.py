@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import trio
 
+from demo.peer_disk import PeerDisk
 from ledger.audits.audit_state import AuditResult
 from peer.api.handlers.audit_handler import list_suspensions
 from peer.api.handlers.local_peer_handler import unaudited_jobs
-from peer.demo.peer_disk import PeerDisk
 from protocol.api import JobView
 from protocol.identity import peer_id
 from tests.ledger.court import A, B, C, Court, D

@@ -11,7 +11,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from peer.demo.demo_peers import DemoPeer
+from demo.demo_peers import DemoPeer
 from protocol.identity import Identity
 from scenarios.proxy import Direction, Proxy, running_proxy
 from tests.waiting import patience

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from demo.demo_peers import DemoPeer
 from ledger.core.genesis import Genesis
 from ledger.jobs import Job
 from ledger.ledger_state import LedgerState, decode_body
-from peer.demo.demo_peers import DemoPeer
 from peer.features import rules_of
 from peer.settings.data_directory import DataDirectory
 from protocol import codec

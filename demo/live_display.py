@@ -18,12 +18,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from demo.demo_peers import TEXT, Demo
+from demo.demo_report import DemoReport
+from demo.report_summary import CURVE_WIDTH, render_summary
 from features.text_tables import Column, TextTable
 from peer.commands.job_monitor import round_line, rounds_table
 from peer.commands.table_renderer import WIDTH_WITHOUT_TERMINAL, TerminalOutput, bar_chart, to_renderable, wrap_text
-from peer.demo.demo_peers import TEXT, Demo
-from peer.demo.demo_report import DemoReport
-from peer.demo.report_summary import CURVE_WIDTH, render_summary
 from protocol.api import BULK_TRAFFIC_KINDS, JobView, RoundView
 from protocol.identity import peer_id
 from protocol.units import display_round_number, format_round_progress

@@ -10,10 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from consensus.quorum import quorum
+from demo.demo_report import DemoReport
+from demo.rlhf_result import RlhfResult
 from features.text_tables import pluralize
 from peer.commands.table_renderer import bar_chart, truncate_text
-from peer.demo.demo_report import DemoReport
-from peer.demo.rlhf_result import RlhfResult
 from protocol.verdicts import ABSENT
 from training.objectives import registry
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from peer.demo.demo_peers import Demo
-from peer.demo.demo_report import DemoReport
+from demo.demo_peers import Demo
+from demo.demo_report import DemoReport
 from peer.settings.data_directory import storage_errors
 from protocol.errors import UserError
 from storage.regular_files import require_writable_kind

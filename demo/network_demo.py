@@ -25,16 +25,16 @@ from typing import cast
 import trio
 
 from curation.service.annotation_service import SERVED_AT_PREFIX
+from demo import rlhf_demo
+from demo.demo_peers import TEXT, Demo, DemoPeer, count_bytes_sent, derive_identity
+from demo.demo_report import DemoReport, make_report
+from demo.live_display import DemoDisplay
+from demo.peer_disk import PeerDisk
+from demo.report_files import path_errors_as_user_errors, prepare_output_paths, write_report_files
+from demo.shutdown_signals import is_interrupt, map_signals_to_interrupt, run_until_hangup
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from peer.api.job_builder import parse_overrides
 from peer.commands.standard_streams import EXIT_INTERRUPTED
-from peer.demo import rlhf_demo
-from peer.demo.demo_peers import TEXT, Demo, DemoPeer, count_bytes_sent, derive_identity
-from peer.demo.demo_report import DemoReport, make_report
-from peer.demo.live_display import DemoDisplay
-from peer.demo.peer_disk import PeerDisk
-from peer.demo.report_files import path_errors_as_user_errors, prepare_output_paths, write_report_files
-from peer.demo.shutdown_signals import is_interrupt, map_signals_to_interrupt, run_until_hangup
 from peer.features import founding_modules, install_objectives, roles
 from peer.settings.data_directory import DataDirectory, storage_errors
 from protocol import codec
@@ -220,7 +220,7 @@ async def start_peers(demo: Demo) -> None:
 
 def launch_peer(demo: Demo, peer: DemoPeer, bootstrap: str, command: Sequence[str] = ("run",)) -> None:
     accomplices = ",".join(peer_id(p.identity.public) for p in demo.peers if p.lies) or "-"
-    lies = (*peer.module[:-1], "peer.liar", demo.options.attack, accomplices)
+    lies = (*peer.module[:-1], "demo.liar", demo.options.attack, accomplices)
     module = lies if peer.lies else peer.module
     settings = ["--data-dir", str(peer.directory), "--role", peer.role, "--name", peer.name, *peer.serves]
     settings += ["--listen", peer.address, "--threads", str(peer.threads), "--log-level", "info"]

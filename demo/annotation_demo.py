@@ -17,10 +17,8 @@ from curation.demo.simulated_annotators import OPTIONS, ServingPeerClient, Simul
 from curation.ledger.curation_state import CurationState, TaskStage
 from curation.limits import VOTES_MAX
 from curation.rpc import CurationRpc, ImportRequest, ImportView
-from features.text_tables import Column, TextTable, pluralize
-from peer.commands.table_renderer import make_printer
-from peer.demo.demo_peers import Demo, DemoPeer, derive_identity
-from peer.demo.network_demo import (
+from demo.demo_peers import Demo, DemoPeer, derive_identity
+from demo.network_demo import (
     keep_running,
     make_directories,
     measure_peers,
@@ -29,8 +27,10 @@ from peer.demo.network_demo import (
     stop_peers,
     wait_for_web_address,
 )
-from peer.demo.peer_disk import PeerDisk, all_equal
-from peer.demo.report_files import prepare_output_paths, write_report, write_text
+from demo.peer_disk import PeerDisk, all_equal
+from demo.report_files import prepare_output_paths, write_report, write_text
+from features.text_tables import Column, TextTable, pluralize
+from peer.commands.table_renderer import make_printer
 from protocol.errors import UserError
 from protocol.identity import peer_id
 from training.data.default_text import default_text

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from consensus.quorum import faults_tolerated
+from demo.demo_peers import Demo
+from demo.rlhf_result import RlhfResult
 from features.text_tables import pluralize
 from ledger.audits.audit_state import MemberAuditRecord
-from peer.demo.demo_peers import Demo
-from peer.demo.rlhf_result import RlhfResult
 
 TARGET_BITS_PER_BYTE = 3.6  # with the default flags; otherwise the loss must end below its start
 

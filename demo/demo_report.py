@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from statistics import mean
 
 from consensus.quorum import faults_tolerated, quorum
+from demo.demo_peers import Demo, count_bytes_sent
+from demo.outcome_checks import PeerOutcomes, check_loss, check_outcomes, check_policy_value
+from demo.peer_disk import PeerDisk, open_peer_disks, roots_equal
+from demo.rlhf_result import RlhfResult
 from ledger.model_anchors import format_undone_rounds
-from peer.demo.demo_peers import Demo, count_bytes_sent
-from peer.demo.outcome_checks import PeerOutcomes, check_loss, check_outcomes, check_policy_value
-from peer.demo.peer_disk import PeerDisk, open_peer_disks, roots_equal
-from peer.demo.rlhf_result import RlhfResult
 from peer.roles.round_context import REPLAYS
 from protocol.identity import peer_id, short_id
 from protocol.verdicts import verdict_label_by_name

@@ -1,4 +1,4 @@
-"""`python -m peer.liar ATTACK ACCOMPLICES run …`: a peer that takes part in everything and lies about its updates.
+"""`python -m demo.liar ATTACK ACCOMPLICES run …`: a peer that takes part in everything and lies about its updates.
 
 Only demos and scenarios start it. ACCOMPLICES are peer ids separated by commas, or `-` for none.
 """
@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from demo.lying_trainer import ATTACKS, Liar
 from peer.cli import build_parser
 from peer.commands import local_commands
 from peer.commands.command_line_parser import settings_from_options
-from peer.roles.liar import ATTACKS, Liar
 from peer.runtime.driver import Driver
 from peer.settings.config import Config
 from peer.worker.supervisor import WorkerSupervisor

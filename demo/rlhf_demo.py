@@ -13,12 +13,12 @@ from typing import Final, cast
 
 import trio
 
+from demo.demo_peers import TEXT, Demo
+from demo.peer_disk import PeerDisk
+from demo.report_files import path_errors_as_user_errors, write_text
+from demo.rlhf_result import RlhfResult
 from peer.api.job_builder import parse_field, parse_overrides
 from peer.api.tuning_plan_builder import REWARD_PREFIX, build_toy_spec, parse_ppo_overrides, parse_reward_overrides
-from peer.demo.demo_peers import TEXT, Demo
-from peer.demo.peer_disk import PeerDisk
-from peer.demo.report_files import path_errors_as_user_errors, write_text
-from peer.demo.rlhf_result import RlhfResult
 from peer.settings.data_directory import storage_errors
 from protocol.api import TrainRequest
 from protocol.errors import UserError
