@@ -31,7 +31,7 @@ from benchmarks.verdicts import conclude, verdict
 from demo.rlhf_demo import REWARD, ROUNDS
 from demo.shutdown_signals import map_signals_to_interrupt
 from peer import features
-from peer.api.tuning_plan_builder import build_toy_spec
+from rlhf.api.tuning_plan_builder import build_toy_spec
 from rlhf.pytorch import toy_evaluation
 from scenarios.trials import COUNT, Parser
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from features.command_arguments import parse_set_options
-from peer.api.job_builder import parse_overrides
+from training.api.job_builder import parse_overrides
 from training.job_spec import ESTIMATES, PRESETS, JobSpec, complete_fields
 from training.transformer import ModelSpec
 

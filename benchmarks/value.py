@@ -62,11 +62,11 @@ from benchmarks.verdicts import conclude, verdict
 from consensus.quorum import faults_tolerated
 from demo.shutdown_signals import map_signals_to_interrupt
 from ledger.audits import sortition
-from peer.api.job_builder import parse_overrides
 from peer.commands.job_fields import preset_overrides
 from protocol.errors import UserError
 from scenarios.trials import COUNT, Parser, duration
 from training import rate_sweep
+from training.api.job_builder import parse_overrides
 from training.job_spec import AuditMode, InnerOptimizerKind, JobSpec, complete_fields
 from training.replicated.replicated_model import AcceptedProposal
 

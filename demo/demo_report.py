@@ -13,9 +13,9 @@ from demo.outcome_checks import PeerOutcomes, check_loss, check_outcomes, check_
 from demo.peer_disk import PeerDisk, open_peer_disks, roots_equal
 from demo.rlhf_result import RlhfResult
 from ledger.model_anchors import format_undone_rounds
-from peer.roles.round_context import REPLAYS
 from protocol.identity import peer_id, short_id
 from protocol.verdicts import verdict_label_by_name
+from training.round_context import REPLAYS
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import trio
 
-from peer.roles.round_context import OpenRoundContext, ReplayResult, RoundContext
 from peer.roles.trainer import Trainer
 from peer.roles.voter import fetch_audit_data, proposal_of, propose_request, publish_proposal, store_proposal_files
 from protocol import codec as wire
@@ -32,6 +31,7 @@ from training.replay import proposal_replay
 from training.replay.inner_state import InnerState, OnState
 from training.replicated import codec, feedback_buffer
 from training.replicated.tensor_layout import Float32Array
+from training.round_context import OpenRoundContext, ReplayResult, RoundContext
 from training.transformer import BYTES
 from training.worker_protocol import AuditRequest, DeclarationFiles, ProposeReply, ProposeRequest
 

@@ -33,7 +33,6 @@ from demo.peer_disk import PeerDisk
 from demo.report_files import path_errors_as_user_errors, prepare_output_paths, write_report_files
 from demo.shutdown_signals import is_interrupt, map_signals_to_interrupt, run_until_hangup
 from ledger.core.genesis import TRAINER, Founder, Genesis
-from peer.api.job_builder import parse_overrides
 from peer.commands.standard_streams import EXIT_INTERRUPTED
 from peer.features import founding_modules, install_objectives, roles
 from peer.settings.data_directory import DataDirectory, storage_errors
@@ -46,6 +45,7 @@ from rlhf.objectives.ppo import ROLE
 from rlhf.rpc import PolicyMetricsView, RlhfRpc
 from training import corpus as data
 from training import rate_sweep
+from training.api.job_builder import parse_overrides
 from training.data import text_files, token_shards
 from training.job_spec import JobSpec, complete_fields
 

@@ -17,17 +17,17 @@ from demo.demo_peers import TEXT, Demo
 from demo.peer_disk import PeerDisk
 from demo.report_files import path_errors_as_user_errors, write_text
 from demo.rlhf_result import RlhfResult
-from peer.api.job_builder import parse_field, parse_overrides
-from peer.api.tuning_plan_builder import REWARD_PREFIX, build_toy_spec, parse_ppo_overrides, parse_reward_overrides
 from peer.settings.data_directory import storage_errors
 from protocol.api import TrainRequest
 from protocol.errors import UserError
+from rlhf.api.tuning_plan_builder import REWARD_PREFIX, build_toy_spec, parse_ppo_overrides, parse_reward_overrides
 from rlhf.data import preference_sets
 from rlhf.demo import synthetic_preferences
 from rlhf.objectives.kl_controller import current_beta
 from rlhf.objectives.ppo import PpoSettings, PromptSourceKind
 from rlhf.rpc import PolicyMetricsView, RlhfRpc
 from storage.regular_files import open_regular
+from training.api.job_builder import parse_field, parse_overrides
 from training.data import default_text
 from training.formats import checkpoint
 from training.replicated.replicated_model import ReplicatedModel

@@ -72,4 +72,6 @@ class Feature:
     rpc: str = ""  # `module:class` of the protocol that declares them, as `features.rpc` says
     # `module:function`: takes the states before and after a block as `StateReader`s, gives `EventLine`.
     event_lines: str = ""
+    # `module:function`: takes the state and its height, gives what failed in its last heights, as texts for an alert.
+    failures: str = ""
     rpc_handler: str = ""  # `module:class` of what answers these calls; it is made with the running peer

@@ -266,6 +266,23 @@ class Job:
         return self.phase is JobPhase.FINISHED and self.refused_rounds == NO_PROGRESS_ROUNDS
 
     @property
+    def is_done(self) -> bool:
+        """Whether all its rounds are in its model."""
+        return self.phase is JobPhase.FINISHED and self.rounds_in_model == self.rounds
+
+    @property
+    def failed_rounds(self) -> int:
+        """The number of refused rounds by which it has failed; 0 if it has not."""
+        if self.made_no_progress:
+            return NO_PROGRESS_ROUNDS
+        return self.rounds if self.is_done and not self.accepted else 0
+
+    @property
+    def rejections(self) -> dict[str, int]:
+        """Verdict -> updates, of all trainers together."""
+        return dict(sum(map(Counter, self.rejected.values()), Counter[str]()))
+
+    @property
     def last_closed(self) -> int:
         """The last round of a job that is over, undone or not."""
         return max((self.round - 1, *(undone.last for undone in self.undone_rounds)))

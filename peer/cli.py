@@ -14,13 +14,14 @@ from typing import Any
 
 from features.command_arguments import JSON
 from features.lazy_import import garbage_collection_paused, import_object
+from features.nearest_names import suggest_nearest
 from peer import features
 from peer.commands.command_line_parser import CommandLineParser, settings_from_options
 from peer.commands.definitions import all_commands
 from peer.commands.prompt_parser import parse_line, parse_tokens
 from peer.commands.shell_completion import SHELLS, completion_script
 from peer.commands.standard_streams import EXIT_INTERRUPTED, is_output_closed, mute_output, open_missing_streams
-from peer.settings.config import Config, format_settings, setting_descriptions, suggest_nearest
+from peer.settings.config import Config, format_settings, setting_descriptions
 from protocol.errors import UserError
 from training.engine_resources import EngineResources
 

@@ -58,6 +58,7 @@ FEATURES: list[Feature] = [
     Feature(
         name="training",
         about="language models on text",
+        failures="training.api.training_failures:find_failed_jobs",
         objectives="training.objectives.registry:OBJECTIVES",
         engines={"pytorch": "training.engines.pytorch.backend:BACKEND"},
         roles=(
@@ -99,6 +100,11 @@ def engines() -> dict[str, str]:
 def event_sources() -> Iterator[Callable[[StateReader, StateReader], Iterable[EventLine]]]:
     """What gives the event lines of each feature."""
     return (import_object(feature.event_lines) for feature in FEATURES if feature.event_lines)
+
+
+def failure_sources() -> Iterator[Callable[[StateReader, int], Iterable[str]]]:
+    """What finds the failures of each feature."""
+    return (import_object(feature.failures) for feature in FEATURES if feature.failures)
 
 
 def feature_settings() -> dict[str, Setting]:

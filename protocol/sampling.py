@@ -15,6 +15,8 @@ STOP_CHARACTERS_MAX: Final = 256
 BEAMS_MAX: Final = 16  # each has keys and values of its own
 TURNS_MAX: Final = 64  # of a chat that go along with the next one
 
+WITHHELD_TEXT: Final = "withheld: it holds a word of the list that the job names"  # in the place of a text
+
 Stop = Annotated[str, Length(1, STOP_CHARACTERS_MAX)]
 
 

@@ -13,9 +13,8 @@ from features.lazy_import import import_object
 from features.peer_names import PeerNames
 from features.text_tables import Column, TextTable, Verbatim, pluralize
 from protocol.errors import UserError
-from protocol.sampling import TOKENS_MAX
+from protocol.sampling import TOKENS_MAX, WITHHELD_TEXT
 from protocol.units import display_round_number
-from rlhf.moderation.blocklist import WITHHELD
 from rlhf.rpc import (
     FINISHED,
     MEASURING,
@@ -180,7 +179,7 @@ async def _compare(asked: CommandContext[RlhfRpc]) -> None:
     policy = f"policy (job {compared.job[:SHORT]} after {compared.round} rounds):"
     for head, name, text in ((policy, "policy", compared.policy), ("reference:", "reference", compared.reference)):
         asked.show(head)
-        asked.show(WITHHELD if name in compared.withheld else Verbatim(text or NOTHING))
+        asked.show(WITHHELD_TEXT if name in compared.withheld else Verbatim(text or NOTHING))
 
 
 def _filter(asked: CommandContext[RlhfRpc], words: str, texts: str, is_json: bool) -> None:
@@ -207,7 +206,9 @@ async def _trace(asked: CommandContext[RlhfRpc], pair: str, folder: str, is_json
         raise UserError("rlhf trace: say PAIR, the id of a task as `tasks export` has it, or the number of a file's line")
     if folder:  # without a peer, and in a process of its own: it checks the whole export
         run = import_object("peer.commands.module_subprocess:run_module")
-        found = json.loads(await run("peer.export.exported_pair_trace", pair, _absolute(folder)))
+        found = json.loads(
+            await run("peer.export.export_query", "rlhf.api.exported_pair_trace:ExportedPairTrace", _absolute(folder), pair)
+        )
         traced = PairTraceView(**found | {"draws": tuple(PairDrawView(**draw) for draw in found["draws"])})
     else:
         traced = await asked.api.trace_pair(pair)

@@ -31,7 +31,8 @@ RLHF = Feature(
     commands="rlhf.commands",
     rpc="rlhf.rpc:RlhfRpc",
     event_lines="rlhf.ledger.event_lines:policy_event_lines",
-    rpc_handler="peer.api.handlers.rlhf_handler:RlhfRpcHandler",
+    failures="rlhf.ledger.event_lines:find_failed_plans",
+    rpc_handler="rlhf.api.rlhf_rpc_handler:RlhfRpcHandler",
     roles=(
         Role(
             "rlhf",

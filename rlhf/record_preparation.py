@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from features.text_tables import pluralize
 from protocol.errors import UserError
 from rlhf.data.jsonl import InvalidLines
 from rlhf.data.preference_sets import PreferencePair, PromptRecord, R
 from rlhf.data.tokenized_pairs import record_label
 from rlhf.data.tokenized_responses import append_stop_token
-from rlhf.objectives.supervised_objectives import INSTRUCT, SupervisedObjective
+from rlhf.objectives.supervised_objectives import SupervisedObjective
 from training.data.tokenizer import Tokenizer
 from training.job_spec import JobSpec, PreparationCounts
 
@@ -97,23 +96,3 @@ def _shortened(spec: JobSpec, record: R, tokenizer: Tokenizer, truncate: Truncat
 def _cut(tokenizer: Tokenizer, text: str, kept: slice) -> str:
     """Some of its tokens, as whole characters."""
     return tokenizer.decode(tokenizer.encode(text.encode())[kept].tolist()).decode(errors="ignore")
-
-
-def preparation_notes(spec: JobSpec) -> tuple[str, ...]:
-    """For people: the counts of a set's file, each with the way out."""
-    counts = spec.preparation or PreparationCounts()
-    told = []
-    if counts.left_out:
-        told.append(f"{pluralize(counts.left_out, 'line')} left out: not usable, or labelled as bad")
-    if counts.shortened:
-        told.append(f"{pluralize(counts.shortened, 'line')} shortened to the context of {spec.model.context} tokens")
-    if counts.holding_stop:
-        way_out = (
-            "leave `stop` out with a model that has an end-of-text token"
-            if spec.resolved_objective is INSTRUCT
-            else "teach the model to end its answers first (`train --from JOB FILE`)"
-        )
-        many = pluralize(counts.holding_stop, "response")
-        ends = "with the stop text before the end: answers of the model end there"
-        told.append(f"{many} {ends}; to let them go on, {way_out}, or --set stop=none")
-    return tuple(told)

@@ -224,7 +224,8 @@ async def _greeting(stream: trio.SocketStream) -> tuple[str, str]:
 
 def main() -> int:
     """A peer whose every connection goes through the proxy; the first argument is the module that runs it."""
-    from peer import cli, liar
+    from demo import liar
+    from peer import cli
 
     module, *arguments = sys.argv[1:]
     port, name = os.environ[VARIABLE].split()

@@ -65,7 +65,6 @@ from benchmarks.simulated import text_file
 from benchmarks.virtual import Costs, Network, limit
 from consensus.quorum import faults_tolerated
 from ledger.audits.sortition import EARLY_SHARE
-from peer.api.job_builder import parse_overrides
 from peer.cli import build_parser
 from peer.features import known_modules
 from protocol.errors import RemoteProtocolError, UserError
@@ -76,6 +75,7 @@ from protocol.verdicts import Verdict
 from rounds.round_terms import RoundTerms
 from tests.ledger.chances import EFFECTIVE, escape
 from training import rate_sweep
+from training.api.job_builder import parse_overrides
 from training.job_spec import (
     AUDIT_RATE,
     PRESETS,

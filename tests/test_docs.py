@@ -54,7 +54,6 @@ from ledger.network_governance import NetworkState
 from ledger.row_proofs import RowProof, RowProofFile
 from ledger.tables import Table
 from peer import features
-from peer.api.job_builder import FIELDS_NOT_SET_BY_NAME
 from peer.features import modules_of
 from peer.settings.invitation import InvitationString
 from protocol import limits, merkle, messages
@@ -77,6 +76,7 @@ from rounds.round_state import RoundCertificate
 from tests.ledger.world import PlainJobs
 from tests.packages import PACKAGES
 from training import random_stream
+from training.api.job_builder import FIELDS_NOT_SET_BY_NAME
 from training.corpus import DataManifest
 from training.data.token_sequences import batch_offsets
 from training.data.tokenizer import ByteTokenizer

@@ -28,7 +28,7 @@ from peer.export.row_proof_file import write_row_proof
 from peer.features import FEATURES, founding_modules, known_modules, modules_of, rules_of
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from peer.settings.config import format_settings, load_settings, setting_descriptions
-from peer.worker.supervisor import WorkerFailed, WorkerSupervisor
+from peer.worker.supervisor import WorkerSupervisor
 from protocol import codec
 from protocol.api import EventView
 from protocol.errors import FolkmootError, RemoteProtocolError, UserError
@@ -51,6 +51,7 @@ from training.model_store import JobModelStore
 from training.objectives import registry
 from training.replicated import feedback_buffer
 from training.replicated.replicated_model import ReplicatedModel
+from training.worker_protocol import WorkerFailed
 
 LETTERS = JobSpec(name="letters", objective="letters", data=bytes(32), rounds=1, byzantine_max=0)
 JOB = JobSpec(name="ones", objective="ones", rounds=1, byzantine_max=0, objective_settings=codec.encode(Sizes(5000)))

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 from ledger.audits.loss_commitments import LossMillionths
 from protocol import codec
 from protocol.codec import Count, Digest, Key, Length
-from protocol.errors import RemoteProtocolError
+from protocol.errors import FolkmootError, RemoteProtocolError
 from protocol.limits import DECLARATION_BYTES_MAX, TRANSACTION_BYTES_MAX
 from protocol.messages import Name
 from protocol.sampling import TURNS_MAX, SamplingOptions
@@ -32,6 +32,14 @@ Text = Annotated[str, Length(0, TEXT_BYTES_MAX)]
 R = TypeVar("R")
 _FRAME = struct.Struct(">II")  # bytes of the message, number of the request it belongs to
 FRAME_HEADER_BYTES = _FRAME.size
+
+
+class WorkerDied(FolkmootError):
+    """The worker process ended, or was ended, while it had this request. Asking again is safe."""
+
+
+class WorkerFailed(FolkmootError):
+    """The worker is well but could not do what was asked; the text says why."""
 
 
 # Replies -------------------------------------------------------------------------------------------------------------

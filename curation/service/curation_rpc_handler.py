@@ -10,7 +10,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import trio
 
@@ -39,6 +38,7 @@ from curation.service.projects.task_export import compute_agreement, project_pag
 from curation.tasks.answer_parser import parse_answer
 from curation.tasks.answers import QuestionKind, answer_text, options_problem
 from curation.tasks.task_pages import assignment_id, task_id
+from features.peer_context import PeerContext
 from features.text_tables import pluralize
 from protocol.errors import UserError
 from storage.regular_files import read_regular
@@ -48,16 +48,16 @@ SERVICE_NAME = "serve"
 
 @dataclass(frozen=True)
 class CurationRpcHandler(CurationRpc):
-    peer: Any  # `peer.api.running_peer.RunningPeer`
+    peer: PeerContext
 
     @property
     def _state(self) -> CurationState:
         self._require_run()
-        found: CurationState = self.peer.driver.state.module_state(CurationState)
+        found: CurationState = self.peer.state.module_state(CurationState)
         return found
 
     def _require_run(self) -> None:
-        if not runs_curation(self.peer.driver.state):
+        if not runs_curation(self.peer.state):
             raise UserError("this network does not run the module curation: `upgrade curation 1`, said by a quorum, brings it")
 
     @property
@@ -124,11 +124,11 @@ class CurationRpcHandler(CurationRpc):
     async def vote_to_stop_project(self, project: str) -> str:
         self.peer.require_member()
         key, _ = self._find(project)
-        await self.peer.submitter.submit("curation/stop", VoteToStopProject(key))
+        await self.peer.submit_transaction("curation/stop", VoteToStopProject(key))
         _, after = self._find(key.hex())
         if after.phase is ProjectPhase.CLOSED:
             return f"project {after.spec.name!r} is closed"
-        quorum = VoterSet(self.peer.driver.state.members.voters).quorum
+        quorum = VoterSet(self.peer.state.members.voters).quorum
         want = f"{len(after.stop_requests)} of the {quorum} voters needed want project {after.spec.name!r} to be closed"
         return f"{want}; the others have to say the same"
 
@@ -137,7 +137,7 @@ class CurationRpcHandler(CurationRpc):
         return tuple(self._waiting(self._state, key, row))
 
     def _waiting(self, state: CurationState, key: bytes, row: Project) -> Iterator[TaskInReviewView]:
-        left = reviews_left(state, key, self.peer.driver.state.time_ms)
+        left = reviews_left(state, key, self.peer.state.time_ms)
         for page in project_pages(state, key, row):
             shown = None
             for index in range(page.count if left else 0):
@@ -146,7 +146,7 @@ class CurationRpcHandler(CurationRpc):
                 if found is None or found.stage is not TaskStage.REVIEW:
                     continue
                 left -= 1
-                shown = shown or read_task_page(row, page, self.peer.driver.blobs.read_blob)
+                shown = shown or read_task_page(row, page, self.peer.blobs.read_blob)
                 text = shown.entries[index].task if shown else None
                 votes = [state.assignments.get_record(assignment_id(task, who)) for who in found.annotators]
                 said = Counter(_named(row.spec, as_answer(vote.answer)) for vote in votes if vote and vote.answer is not None)
@@ -165,7 +165,7 @@ class CurationRpcHandler(CurationRpc):
         found = self._state.tasks.get_record(task_id(project, number))
         if found is None or found.stage is not TaskStage.REVIEW:
             raise UserError(f"task {number} does not wait for its author: `tasks review {asked.name}` lists those that do")
-        await self.peer.submitter.submit("curation/review", ReviewTask(task_id(project, number), answer))
+        await self.peer.submit_transaction("curation/review", ReviewTask(task_id(project, number), answer))
         return f"task {number} of {asked.name!r}: {_named(asked, answer)}"
 
     async def redact_task(self, task: str, number: int | None) -> str:
@@ -207,9 +207,7 @@ class CurationRpcHandler(CurationRpc):
 
     def _doors(self) -> closing[AccessControl]:
         if not self.peer.runs_service(SERVICE_NAME):
-            raise UserError(
-                f"this peer serves nobody: its role is {self.peer.config.role}; run it with --role annotator, or full"
-            )
+            raise UserError(f"this peer serves nobody: its role is {self.peer.role}; run it with --role annotator, or full")
         return closing(AccessControl(self.peer.service_context(SERVICE_NAME).folder))
 
     async def export_tasks(self, project: str, path: str, format: str = "jsonl") -> TaskExportView:
@@ -218,7 +216,7 @@ class CurationRpcHandler(CurationRpc):
             raise UserError(
                 f"no task of {row.spec.name!r} is settled yet, so there is nothing to write: `projects` says how far it is"
             )
-        state, read = self._state, self.peer.driver.blobs.read_blob
+        state, read = self._state, self.peer.blobs.read_blob
 
         def write() -> None:
             with open(path, "xb") as file:
@@ -238,11 +236,11 @@ class CurationRpcHandler(CurationRpc):
 
     async def export_task_proofs(self, project: str, directory: str) -> TaskExportView:
         key, _ = self._find(project)
-        proven = await self.peer.driver.state_sync.newest_certified_state()
+        proven = await self.peer.newest_certified_state()
         if proven is None:
             raise UserError("no state is certified yet: the next decided block certifies the one before it")
         state, links = proven
-        read = self.peer.driver.blobs.read_blob
+        read = self.peer.blobs.read_blob
         count = await trio.to_thread.run_sync(
             label_proof_export.write_label_proofs, Path(directory), self.peer.genesis, state, links, key, read
         )

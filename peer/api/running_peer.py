@@ -13,6 +13,8 @@ import trio
 from features.services import ServiceContext
 from ledger.audits.audit_state import ProposalKey
 from ledger.core.genesis import Genesis
+from ledger.jobs import Job
+from ledger.ledger_state import LedgerState
 from peer import features
 from peer.api.alerts import AlertTracker
 from peer.runtime.driver import Driver
@@ -22,6 +24,12 @@ from peer.settings.config import Config
 from peer.settings.invitation_book import InvitationBook
 from peer.worker.supervisor import WorkerSupervisor
 from protocol.errors import UserError
+from protocol.messages import LightBlock, Transaction
+from storage.disk_blob_store import DiskBlobStore
+from storage.ledger_store import LedgerStore
+from training.job_spec import JobSpec
+from training.model_store import JobModelStore
+from training.round_context import OpenRoundContext, WorkerClient
 from transport.discovery.optional_service import OptionalService
 from transport.swarm import Swarm
 
@@ -68,6 +76,53 @@ class RunningPeer:
             yield
         finally:
             self.text_slots.release()
+
+    @property
+    def role(self) -> str:
+        return self.config.role
+
+    @property
+    def local_data(self) -> str:
+        return self.config.local_data
+
+    @property
+    def evaluates_models(self) -> bool:
+        return self.config.evaluate
+
+    @property
+    def state(self) -> LedgerState:
+        return self.driver.state
+
+    @property
+    def store(self) -> LedgerStore:
+        return self.driver.store
+
+    @property
+    def blobs(self) -> DiskBlobStore:
+        return self.driver.blobs
+
+    @property
+    def models(self) -> JobModelStore:
+        return self.driver.host
+
+    @property
+    def worker_client(self) -> WorkerClient | None:
+        return self.driver.round_executor.participant.worker_client
+
+    def make_round_context(self, job: bytes, round: int, of: Job) -> OpenRoundContext:
+        return self.driver.round_executor.make_context((job, round), of)
+
+    def audit_window_ms(self, spec: JobSpec) -> int:
+        return self.driver.rules.jobs_module.audit_window_ms(spec.encode(), self.state.members)
+
+    async def submit_transaction(self, kind: str, content: object) -> Transaction:
+        return await self.submitter.submit(kind, content)
+
+    async def fetch_blob(self, digest: bytes, size_max: int) -> None:
+        await self.network.fetch_blob(digest, size_max, ())
+
+    async def newest_certified_state(self) -> tuple[LedgerState, tuple[LightBlock, ...]] | None:
+        return await self.driver.state_sync.newest_certified_state()
 
     def runs_service(self, name: str) -> bool:
         return name in features.roles()[self.config.role].services

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from peer.settings.config import ResolvedSettings, load_settings, setting_names, suggest_nearest
+from features.nearest_names import suggest_nearest
+from peer.settings.config import ResolvedSettings, load_settings, setting_names
 from protocol.errors import UserError
 
 

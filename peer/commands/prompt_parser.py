@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from features.commands import Command
+from features.nearest_names import suggest_nearest
 from peer.commands.command_line_parser import CommandLineParser
-from peer.settings.config import suggest_nearest
 from protocol.errors import UserError
 
 

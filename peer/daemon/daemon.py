@@ -28,7 +28,6 @@ from peer.api.rpc_handlers import make_peer_api
 from peer.api.running_peer import RunningPeer
 from peer.daemon.host_addresses import host_addresses, make_optional_services, own_addresses
 from peer.daemon.restart_policy import lacks_descriptors, restart_on_fault
-from peer.roles.round_context import RoundParticipant
 from peer.roles.trainer import Trainer
 from peer.roles.voter import Voter
 from peer.runtime.audits.auditor import Auditor
@@ -58,6 +57,7 @@ from storage.disk_blob_store import DiskBlobStore
 from storage.ledger_store import LedgerStore
 from training.data.text_files import read_text
 from training.model_store import JobModelStore
+from training.round_context import RoundParticipant
 from transport.swarm import Swarm
 
 log = logging.getLogger("peer")

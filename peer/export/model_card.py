@@ -7,13 +7,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from peer.export.model_provenance import ExportableModel
-from rlhf.data.preference_set_statistics import CONTRADICTORY, IDENTICAL, PAIRS, WORD_COUNT
-from rlhf.objectives.reward_model import ACCURACY, CALIBRATION
-from rlhf.pair_accuracy import PairAccuracy
-from rlhf.record_preparation import preparation_notes
 from training.data.tokenizer import END_OF_TEXT
 from training.formats.tokenizer_json import BpeVocabulary
 from training.job_spec import AggregationRule, AuditMode, JobSpec
+from training.preparation_notes import preparation_notes
 from training.transformer import FIRST_TOKEN_VECTOR
 
 TRANSFORMERS, GGUF = "transformers", "gguf"
@@ -87,8 +84,8 @@ def _rows(found: ExportableModel, vocabulary: BpeVocabulary, left_out: tuple[str
     if found.accepted is not None:
         yield "proposals", f"{found.accepted} accepted, {found.rejected} rejected, {found.absent} absent"
     yield "audit", _audit(spec)
-    yield "held out", _held_out(found)
-    yield from _of_pairs(found)
+    missing = "not measured by this peer" if found.accepted is not None else "an export has no measurements"
+    yield from spec.resolved_objective.metric_rows(found.figures, missing)
     stop = stop_token(spec, vocabulary)
     if stop is not None:
         yield "a text ends with", f"token {stop}{f', `{END_OF_TEXT}`' if stop == vocabulary.end_of_text else ''}"
@@ -96,17 +93,6 @@ def _rows(found: ExportableModel, vocabulary: BpeVocabulary, left_out: tuple[str
         yield "set", note
     if left_out:
         yield "left out", f"{', '.join(left_out)}: vectors that the objective trained beside the transformer{_of_first(left_out)}"
-
-
-def _held_out(found: ExportableModel) -> str:
-    """Beside these, a peer measures how long its rounds take."""
-    missing = "not measured by this peer" if found.accepted is not None else "an export has no measurements"
-    accuracy = _accuracy(found)
-    told = [] if accuracy is None else [f"accuracy {accuracy}"]
-    for name, value in sorted(found.figures.items()):
-        if name not in (ACCURACY, PAIRS) and (name.startswith("held_out") or name == CALIBRATION):
-            told.append(f"{name.removeprefix('held_out_').replace('_', ' ')} {value:.4g}")
-    return ", ".join(told) or missing
 
 
 def stop_token(spec: JobSpec, vocabulary: BpeVocabulary) -> int | None:
@@ -119,23 +105,6 @@ def _tokens(spec: JobSpec, vocabulary: BpeVocabulary) -> str:
     if spec.tokenizer is not None:
         return f"{spec.model.vocabulary}, tokenizer `{spec.tokenizer.hex()}`"
     return "the 256 bytes" if vocabulary.end_of_text is None else "the 256 bytes and the end of a text"
-
-
-def _accuracy(found: ExportableModel) -> PairAccuracy | None:
-    """Of a model that learned from pairs, if it was measured."""
-    is_measured = ACCURACY in found.figures and PAIRS in found.figures
-    return PairAccuracy.from_share(found.figures[ACCURACY], int(found.figures[PAIRS])) if is_measured else None
-
-
-def _of_pairs(found: ExportableModel) -> Iterator[tuple[str, str]]:
-    """Of the set of preferences that the model learned from."""
-    accuracy, words = _accuracy(found), found.figures.get(WORD_COUNT)
-    if accuracy is not None and words is not None:
-        warning = ": more than this model, which is worse than counting words" if words > accuracy.share else ""
-        yield "word-count model", f"{words:.2f} of the same pairs{warning}"
-    identical, contradictory = (int(found.figures.get(name, 0)) for name in (IDENTICAL, CONTRADICTORY))
-    if identical or contradictory:
-        yield "odd pairs", f"{identical} of identical responses, {contradictory} that contradict one another"
 
 
 def _of_first(left_out: tuple[str, ...]) -> str:

@@ -14,7 +14,6 @@ from peer.export.model_card import GGUF, TRANSFORMERS, model_card, stop_token
 from peer.export.model_provenance import ExportableModel
 from protocol.api import ModelFilesView
 from protocol.errors import UserError
-from rlhf.objectives.reward_model import SCORE_HEAD
 from storage.durable_files import sync_directory
 from training.formats import gguf, huggingface_model, llama_mapping, safetensors_writer
 from training.formats.tokenizer_json import BpeVocabulary, load_vocabulary, tokenizer_config, tokenizer_json
@@ -86,7 +85,7 @@ def _vocabulary(found: ExportableModel, format: str) -> BpeVocabulary:
 
 def _left_out(found: ExportableModel, keeps_score: bool) -> tuple[str, ...]:
     names = [tensor.name for tensor in layout_of(found.spec).tensors if tensor.name.startswith(HEAD)]
-    return tuple(name for name in names if not (keeps_score and name == SCORE_HEAD))
+    return tuple(name for name in names if not (keeps_score and name == found.spec.resolved_objective.score_head))
 
 
 def _tensors(found: ExportableModel) -> dict[str, Float32Array]:
@@ -102,7 +101,9 @@ def _write_transformers(found: ExportableModel, vocabulary: BpeVocabulary, folde
     config = llama_mapping.llama_config(spec.model, stop)
     if not spec.resolved_objective.makes_text:
         config = llama_mapping.sequence_classification_config(config)
-        tensors[llama_mapping.SCORE] = layout_of(spec).tensor_views(found.parameters)[SCORE_HEAD].reshape(1, -1)
+        tensors[llama_mapping.SCORE] = (
+            layout_of(spec).tensor_views(found.parameters)[spec.resolved_objective.score_head].reshape(1, -1)
+        )
     _json(folder / "config.json", config)
     _json(folder / "generation_config.json", {"bos_token_id": None, "eos_token_id": stop, "pad_token_id": stop})
     _json(folder / "tokenizer.json", tokenizer_json(vocabulary))

@@ -11,11 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from features.lazy_import import import_object
 from ledger.core.genesis import Genesis
-from ledger.jobs import Job
 from ledger.ledger_state import LedgerState
 from peer.export.run_export import MANIFEST, tokenizer_path
 from peer.features import install_objectives, rules_of
@@ -25,14 +23,13 @@ from protocol.errors import MissingBlobError, UserError
 from protocol.verdicts import ABSENT
 from storage.disk_blob_store import DiskBlobStore
 from storage.ledger_store import LedgerStore
+from training.api.decided_models import open_decided_model, require_stored_model
 from training.data.tokenizer import TOKENIZER_BYTES_MAX
 from training.formats import checkpoint
 from training.job_spec import JobSpec
 from training.model_store import JobModelStore
-from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import Float32Array
 
-ROUNDS_SHOWN_MAX: Final = 8
 ReadTokenizer = Callable[[bytes], bytes]  # by digest
 
 
@@ -101,29 +98,8 @@ def choose_model(state: LedgerState, host: JobModelStore, text: str) -> tuple[by
     if number is None:
         number = newest if is_newest else state.final_round(key)
         newer = newest if number < newest else 0
-    _require_kept(host, key, jobs[key], number)
+    require_stored_model(host, key, jobs[key], number)
     return key, number, newer
-
-
-def _require_kept(host: JobModelStore, key: bytes, job: Job, number: int) -> None:
-    kept = host.stored_rounds(key)
-    if number not in kept:
-        shown = [str(round) for round in kept[-ROUNDS_SHOWN_MAX:]]
-        are = f"this peer keeps {'…, ' * (len(kept) > len(shown))}{', '.join(shown)}" if kept else "this peer keeps none"
-        raise UserError(f"the model of job {job.name!r} at round {number} is not here: {are}")
-
-
-def open_decided_model(host: JobModelStore, store: LedgerStore, key: bytes, job: Job, number: int) -> ReplicatedModel:
-    """The model of a job after so many rounds, if this peer keeps it and it is the decided one. Raises `UserError`."""
-    _require_kept(host, key, job, number)
-    model = host.open_verified_model(key, number)
-    closed = None if number == job.round else store.closed_round(key, number - 1)
-    decided = job.model_root if number == job.round else closed.model_root if closed else model.root
-    if model.root != decided:
-        raise UserError(
-            f"{host.round_directory(key, number)} holds another model than the network decided: take one of another round"
-        )
-    return model
 
 
 def model_from_data_directory(folder: Path, text: str) -> ExportableModel:

@@ -14,22 +14,23 @@ from typing import TypeVar
 
 import trio
 
-from peer.roles import text_samples, text_stream
-from peer.roles.round_context import EVALUATION_SECONDS, TRAINING_NATS, OpenRoundContext, RoundContext, WorkerClient
+from peer.roles import text_samples
 from peer.roles.voter import Voter, propose_request, publish_proposal, read_bounded_blob
-from peer.worker.supervisor import WorkerDied, WorkerFailed, WorkerSupervisor
+from peer.worker.supervisor import WorkerSupervisor
 from protocol.errors import UserError
 from protocol.limits import DATA_SHARD_BYTES, MESSAGE_BYTES_MAX
-from rlhf.moderation.blocklist import WITHHELD
+from protocol.sampling import WITHHELD_TEXT
 from storage import durable_files
 from storage.multipart_objects import LIST_SUFFIX
 from training import corpus as data
-from training import parameter_blob, worker_protocol
+from training import parameter_blob, text_stream, worker_protocol
 from training.data import text_files
 from training.data.tokenizer import TOKENIZER_BYTES_MAX
 from training.job_disk_space import require_disk_space
 from training.objectives.objective import NATS
 from training.replicated.replicated_model import ReplicatedModel
+from training.round_context import EVALUATION_SECONDS, TRAINING_NATS, OpenRoundContext, RoundContext, WorkerClient
+from training.worker_protocol import WorkerDied, WorkerFailed
 
 R = TypeVar("R")
 log = logging.getLogger("peer")
@@ -147,7 +148,7 @@ class Trainer(Voter):
             if round.model_directory.exists():
                 raise
             return 0.0  # pruned meanwhile
-        text_samples.save_sample(self.text_folder, round.job, round.number, WITHHELD if done.is_withheld else done.text)
+        text_samples.save_sample(self.text_folder, round.job, round.number, WITHHELD_TEXT if done.is_withheld else done.text)
         return trio.current_time() - began
 
     async def ask_worker(self, round: RoundContext, request: worker_protocol.WorkerRequest[R]) -> R:

@@ -12,7 +12,6 @@ import trio
 
 from ledger.audits.loss_commitments import LossOpening
 from peer.roles import loss_opening_files
-from peer.roles.round_context import OpenRoundContext, ReplayResult, RoundContext, WorkerClient
 from protocol.errors import MissingBlobError, RemoteProtocolError, UserError
 from protocol.identity import Signed
 from protocol.messages import Proposal
@@ -23,6 +22,7 @@ from training.replay.inner_state import inner_bytes
 from training.replicated import feedback_buffer
 from training.replicated.codec import PayloadMode, payload_bytes_max
 from training.replicated.error_feedback import FeedbackRecord
+from training.round_context import OpenRoundContext, ReplayResult, RoundContext, WorkerClient
 from training.worker_protocol import AuditReply, AuditRequest, DeclarationFiles, ProposeReply, ProposeRequest
 
 

@@ -29,7 +29,6 @@ from ledger.snapshots.snapshot_assembly import RestoredSnapshot
 from peer.features import rules_of
 from peer.node.node import AppliedBlock, Node, NodeInput, RoundChange, RoundEnded, StepAction
 from peer.node.open_rounds import OpenRounds, RoundEffects, RoundTimings
-from peer.roles.round_context import RoundParticipant
 from peer.runtime.rounds.round_executor import RoundExecutor
 from peer.runtime.signature_preverifier import LARGE_BYTES, SignaturePreverifier
 from peer.runtime.sync.block_server import BlockServer
@@ -48,6 +47,7 @@ from storage.ledger_store import LedgerStore, StoredRound
 from training import parameter_blob
 from training.job_spec import JobSpec
 from training.model_store import ClosedRoundOutcome, JobModelStore
+from training.round_context import RoundParticipant
 from transport.network import DataReceived, DuplicateIdentity, Network, NetworkEvent, PeerConnected, PeerDisconnected, Priority
 
 log = logging.getLogger("peer")

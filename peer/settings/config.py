@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import os
 import tomllib
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from features.nearest_names import suggest_nearest
 from peer import features
 from protocol.addresses import NO_LISTEN_ADDRESS, check_dialable_address, parse_listen_addresses
 from protocol.errors import UserError
@@ -217,19 +217,6 @@ def _read(file: Path) -> dict[str, Any]:
         if key not in setting_names():
             raise UserError(f"{file}: unknown setting {key!r}{suggest_nearest(key, setting_names())}")
     return values
-
-
-SIMILARITY_MIN = 0.65  # of difflib's ratio: a letter missing, wrong or swapped; `leave` is not near `clear`
-
-
-def suggest_nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean …?`, or all the choices where nothing is near; empty where there are none."""
-    known = list(known)
-    if not known:
-        return ""
-    begun = [other for other in known if other.startswith(word)]
-    close = begun if len(begun) == 1 else difflib.get_close_matches(word, known, n=1, cutoff=SIMILARITY_MIN)
-    return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}"
 
 
 def _convert(name: str, value: Any, origin: str, *, typed: bool) -> Any:

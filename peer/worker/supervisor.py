@@ -24,10 +24,11 @@ from typing import Any, TypeVar, cast
 import trio
 
 import peer
-from protocol.errors import FolkmootError, LocalProtocolError, RemoteProtocolError, UserError
+from protocol.errors import LocalProtocolError, RemoteProtocolError, UserError
 from training import worker_protocol
 from training.engine_resources import EngineResources
 from training.job_spec import JobSpec
+from training.worker_protocol import WorkerDied, WorkerFailed
 
 R = TypeVar("R")
 log = logging.getLogger(__name__)
@@ -48,14 +49,6 @@ STDERR_LINE_BYTES_MAX = 4_096
 TRANSIENT_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
 ONE_THREAD = EngineResources(threads=1)
 CODE_FOLDER = Path(peer.__file__).parents[1]  # the folder that all our packages lie in, also where nobody has installed them
-
-
-class WorkerDied(FolkmootError):
-    """The worker process ended, or was ended, while it had this request. Asking again is safe."""
-
-
-class WorkerFailed(FolkmootError):
-    """The worker is well but could not do what was asked; the text says why."""
 
 
 @dataclass(order=True)

@@ -29,17 +29,13 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Final
 
-from features.text_tables import pluralize
 from ledger.core.module import Refused, StateReader
 from ledger.jobs import (
-    NO_PROGRESS_ROUNDS,
     PLANNED_MAX,
-    Job,
     JobHold,
     JobLaunch,
     JobRetained,
@@ -55,11 +51,12 @@ from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.errors import RemoteProtocolError
 from protocol.limits import VOTERS_MAX
 from protocol.messages import Name
-from protocol.verdicts import Verdict, verdict_label_by_name
+from protocol.verdicts import Verdict
 from rlhf.ledger.preference_set_attestation import PreferenceSetClaim, PreferenceSetSource, create_claim
 from rlhf.objectives.ppo import MODEL_REWARD, PPO, PpoSettings
 from rlhf.objectives.registry import OBJECTIVES, PAIR_OBJECTIVES
 from rlhf.pair_accuracy import PairAccuracy, agreed_accuracy
+from training.api.training_failures import no_progress_text
 from training.job_spec import ROUNDS_MAX, SETTINGS_BYTES_MAX, JobSpec
 
 PLANS_RUNNING_MAX: Final = 4  # plans at once, of all members: each holds a base and a reward model on every peer's disk
@@ -236,7 +233,7 @@ def awaits_reports(plan: TuningPlan, jobs: JobsState) -> bool:
     """True if its reward model is trained, and reports on it are missing."""
     job = jobs.jobs.get(plan.current.job)
     is_running = plan.phase is PlanPhase.RUNNING and not plan.current.spec
-    return is_running and not plan.anyway and job is not None and _is_done(job)
+    return is_running and not plan.anyway and job is not None and job.is_done
 
 
 def add_report(
@@ -258,7 +255,7 @@ def add_report(
 def advance_stage(plan: TuningPlan, jobs: JobsState, voters: Sequence[bytes], height: int) -> TuningPlan:
     """Before a block closes rounds: at the next stage, if the current one is over. This block names the root of its model."""
     stage, job = plan.current, jobs.jobs.get(plan.current.job)
-    if plan.phase is not PlanPhase.RUNNING or stage.spec or job is None or not _is_done(job):
+    if plan.phase is not PlanPhase.RUNNING or stage.spec or job is None or not job.is_done:
         return plan
     assert job.opened_height < height, "in the block that closes the last round its model is not computed yet"
     found = None
@@ -307,33 +304,11 @@ def update_after_block(plan: TuningPlan, jobs: JobsState, height: int) -> Tuning
     plan = plan.with_current(replace(stage, spec=b""))
     if job is None or job.phase is not JobPhase.FINISHED:
         return plan
-    if failed := failed_rounds(job):
-        return replace(plan, phase=PlanPhase.FAILED, failure=PlanFailure(height, rejections(job), rounds=failed))
-    if not _is_done(job):
+    if failed := job.failed_rounds:
+        return replace(plan, phase=PlanPhase.FAILED, failure=PlanFailure(height, job.rejections, rounds=failed))
+    if not job.is_done:
         return replace(plan, phase=PlanPhase.CANCELLED)
     return replace(plan, phase=PlanPhase.FINISHED) if plan.stage_index == len(plan.stages) - 1 else plan
-
-
-def failed_rounds(job: Job) -> int:
-    """The number of refused rounds by which a job has failed; 0 if it has not."""
-    if job.made_no_progress:
-        return NO_PROGRESS_ROUNDS
-    return job.rounds if _is_done(job) and not job.accepted else 0
-
-
-def rejections(job: Job) -> dict[str, int]:
-    """Verdict -> updates, of all trainers together."""
-    return dict(sum(map(Counter, job.rejected.values()), Counter[str]()))
-
-
-def no_progress_text(rounds: int, rejected: Mapping[str, int], labels: Sequence[str]) -> str:
-    """For people. `labels` are those of the job's objective."""
-    return f"no update was accepted in {pluralize(rounds, 'round')}: {rejections_text(rejected, labels) or 'nobody trained'}"
-
-
-def rejections_text(rejected: Mapping[str, int], labels: Sequence[str]) -> str:
-    """Counts of rejections as text, such as `8 diverging, 1 replay`."""
-    return ", ".join(f"{count} {verdict_label_by_name(name, labels)}" for name, count in sorted(rejected.items()))
 
 
 def failure_text(plan: TuningPlan) -> str:
@@ -353,7 +328,3 @@ def drop_oldest_plans(plans: dict[bytes, TuningPlan]) -> dict[bytes, TuningPlan]
         (key for key in plans if plans[key].phase is not PlanPhase.RUNNING), key=lambda key: (plans[key].start_height, key)
     )
     return {key: plan for key, plan in plans.items() if key not in over[: max(0, len(over) - PLANS_KEPT_MAX)]}
-
-
-def _is_done(job: Job) -> bool:
-    return job.phase is JobPhase.FINISHED and job.rounds_in_model == job.rounds

@@ -11,7 +11,6 @@ from protocol.errors import UserError
 
 # of a packed list: its entries, with a line break each, as `rlhf.moderation.word_matcher` bounds them
 BYTES_MAX: Final = 10_000 * (4 * 64 + 1)
-WITHHELD: Final = "withheld: it holds a word of the list that the job names"  # in the place of a text
 OPEN_MAX: Final = 4  # lists at once, of as many jobs
 
 

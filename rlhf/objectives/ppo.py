@@ -26,6 +26,7 @@ from training.transformer import BYTES, BYTES_WITH_END, FIRST_TOKEN_VECTOR, HEAD
 
 MODULE: Final = "rlhf"
 ROLE: Final = "rlhf"
+START_COMMAND: Final = "rlhf start"  # what a person types to start a plan
 VALUE_HEAD: Final = f"{HEAD}value"
 RULE_PREFIX: Final = "rule:"  # begins a reward that is a function of the program
 MODEL_REWARD: Final = "model"  # the reward that a finished job of the objective `reward` has learned
@@ -155,6 +156,7 @@ class PpoObjective(Objective):
     """Proximal policy optimization: responses that the policy gives, scored, against a reference."""
 
     name = "ppo"
+    start_command = START_COMMAND
     description = "a reward for a model's own responses, within reach of the model it began as"
     module, version = MODULE, 1
     role = ROLE

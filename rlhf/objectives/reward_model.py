@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -12,14 +12,13 @@ import numpy.typing as npt
 
 from rlhf.data.preference_sets import draw_pairs, draw_pairs_by_epoch
 from rlhf.data.tokenized_pairs import TokenizedPairs, pair_batch
-from rlhf.objectives.ppo import MODULE, PPO, ROLE
+from rlhf.objectives.pair_metrics import ACCURACY, pair_metric_rows
+from rlhf.objectives.ppo import MODULE, PPO, ROLE, START_COMMAND
 from training.data.token_sequences import TokenizedText
 from training.objectives.objective import Declaration, InnerStep, JobSpecProtocol, Objective, Shape
 from training.transformer import BYTE_VOCABULARIES, HEAD, PARAMETERS_TUNED_MAX, tensor_shapes
 
 SCORE_HEAD: Final = f"{HEAD}reward"
-ACCURACY: Final = "held_out_accuracy"
-CALIBRATION: Final = "calibration_error"
 # While the head is zero no gradient passes it. A first round of one step would be so small that all later ones were too large
 # beside it (`training.replicated.replicated_model.NORM_RATIO`).
 STEPS_MIN: Final = 2
@@ -29,6 +28,8 @@ class RewardModelObjective(Objective):
     """A response's score is a head's, at the response's last token, behind its prompt (Ouyang et al. 2022, arXiv:2203.02155)."""
 
     name = "reward"
+    score_head = SCORE_HEAD
+    start_command = START_COMMAND
     description = "a score for responses, from people's preferences"
     module, version = MODULE, 1
     role = ROLE
@@ -54,6 +55,9 @@ class RewardModelObjective(Objective):
         if job.model.parameters + job.model.width > PARAMETERS_TUNED_MAX:
             return f"{job.model.parameters} parameters and a head for scores are more than {PARAMETERS_TUNED_MAX}"
         return None
+
+    def metric_rows(self, metrics: Mapping[str, float], missing: str) -> Iterator[tuple[str, str]]:
+        return pair_metric_rows(metrics, missing)
 
     def tensor_shapes(self, job: JobSpecProtocol, settings: Any) -> Sequence[tuple[str, Shape]]:
         return [*tensor_shapes(job.model), (SCORE_HEAD, (job.model.width,))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
@@ -14,8 +14,8 @@ from protocol.codec import Between
 from rlhf.data.preference_sets import PreferencePair, draw_pairs
 from rlhf.data.tokenized_pairs import open_preference_set
 from rlhf.data.tokenized_responses import InstructionExample, TokenizedResponses, response_batch, tokenize_responses
-from rlhf.objectives.ppo import MODULE, ROLE, WEIGHT_MAX
-from rlhf.objectives.reward_model import ACCURACY
+from rlhf.objectives.pair_metrics import ACCURACY, pair_metric_rows
+from rlhf.objectives.ppo import MODULE, ROLE, START_COMMAND, WEIGHT_MAX
 from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import VOCABULARY_MAX, Tokenizer
 from training.job_spec import JobSpec
@@ -92,6 +92,7 @@ class SupervisedObjective(Objective):
 
 class InstructObjective(SupervisedObjective):
     name = "instruct"
+    example_job_builder = "rlhf.api.supervised_jobs:build_instruct_spec"
     description = "the responses of a file, behind their prompts"
     starts_from_parameters = True
     settings_type = InstructTerms
@@ -117,6 +118,7 @@ class DpoObjective(SupervisedObjective):
     """
 
     name = "dpo"
+    start_command = START_COMMAND
     description = "the better responses of pairs, against a reference"
     role = ROLE
     settings_type = DpoTerms
@@ -130,6 +132,9 @@ class DpoObjective(SupervisedObjective):
         "pytorch": "rlhf.pytorch.supervised_losses:fill_reference_log_probabilities"
     }
     main_metric = ACCURACY
+
+    def metric_rows(self, metrics: Mapping[str, float], missing: str) -> Iterator[tuple[str, str]]:
+        return pair_metric_rows(metrics, missing)
 
     def batch_arrays(
         self, job: JobSpecProtocol, drawn: npt.NDArray[np.int64], data: TokenizedText, declaration: Declaration | None = None

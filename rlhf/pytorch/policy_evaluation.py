@@ -25,9 +25,9 @@ from rlhf.data import rollouts, word_count_baseline
 from rlhf.data.preference_sets import PreferencePair, decode_records, split_held_out
 from rlhf.data.rollouts import RolloutId, is_finished
 from rlhf.data.tokenized_pairs import open_pairs
+from rlhf.objectives.pair_metrics import ACCURACY
 from rlhf.objectives.ppo import PPO, PpoSettings
 from rlhf.objectives.registry import OBJECTIVES
-from rlhf.objectives.reward_model import ACCURACY
 from rlhf.pytorch import rollout_passes
 from rlhf.pytorch.reward_model import NormalizedRewardModel
 from rlhf.pytorch.reward_model import reward_metrics as figures_of_reward

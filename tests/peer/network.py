@@ -15,7 +15,6 @@ from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.jobs import JobPhase, StartJob, job_id
 from peer.api.rpc_handlers import make_peer_api
 from peer.api.running_peer import RunningPeer
-from peer.roles.round_context import RoundParticipant
 from peer.roles.voter import Voter
 from peer.runtime.audits.auditor import Auditor
 from peer.runtime.driver import Driver
@@ -34,6 +33,7 @@ from storage.ledger_store import LedgerStore
 from tests.peer.chain import SCRATCH, genesis_of, identities
 from tests.waiting import patience
 from training.model_store import JobModelStore
+from training.round_context import RoundParticipant
 from transport.emulation.memory_network import Mesh
 
 SECONDS_MAX = 35.0  # for anything that takes well under one when it works; a silent link ends later

@@ -11,13 +11,13 @@ import trio
 
 from ledger.jobs import NO_PROGRESS_ROUNDS
 from peer.api.alerts import DISK_CRITICAL_BYTES, EXPULSION_ALERT_HEIGHTS, HOLD_MS, AlertInputs, AlertTracker, find_alerts
-from peer.api.training_failures import FAILURE_ALERT_HEIGHTS, find_stalled_jobs
 from protocol.api import AlertCause, AlertView, PeerState
 from protocol.verdicts import Verdict
 from tests.peer.chain import LANGUAGE, Chain
 from tests.peer.fake_api import ME, OTHER, STATUS
 from tests.peer.network import network, service_of
 from tests.waiting import patience
+from training.api.training_failures import FAILURE_ALERT_HEIGHTS, find_stalled_jobs
 from training.job_spec import InnerOptimizerKind
 
 WELL = AlertInputs(STATUS, "pytorch, 1 threads", 1 << 40, {}, {})

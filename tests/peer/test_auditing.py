@@ -33,7 +33,6 @@ from ledger.core.genesis import TRAINER
 from ledger.jobs import StartJob, job_id
 from ledger.ledger_state import LedgerState
 from peer.roles import loss_opening_files
-from peer.roles.round_context import OpenRoundContext, ReplayResult, RoundContext, audit_owner
 from peer.roles.trainer import Trainer
 from peer.roles.voter import fetch_audit_data
 from peer.runtime.audits import auditor
@@ -67,6 +66,7 @@ from training import model_store, worker_protocol
 from training.job_spec import AuditMode, InnerStatePolicy, JobSpec
 from training.replay import proposal_replay
 from training.replay.inner_state import InnerState, OnState
+from training.round_context import OpenRoundContext, ReplayResult, RoundContext, audit_owner
 from training.transformer import ModelSpec
 from transport.network import Priority
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.settings.config import format_settings, load_settings, setting_names, suggest_nearest
+from features.nearest_names import suggest_nearest
+from peer.settings.config import format_settings, load_settings, setting_names
 from protocol.errors import UserError
 
 

@@ -20,7 +20,6 @@ from prompt_toolkit.input.base import PipeInput
 from prompt_toolkit.output import DummyOutput
 
 from features.text_tables import TextChunk, Verbatim
-from peer.api.job_builder import parse_overrides
 from peer.commands import console, job_fields, prompt_parser
 from peer.commands.definitions import all_commands
 from peer.commands.line_editor import CommandCompleter, LineEditor
@@ -31,6 +30,7 @@ from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
 from tests.peer import fake_api
 from tests.peer.fake_api import ME, OTHER, FakeApi
+from training.api.job_builder import parse_overrides
 from training.job_spec import ESTIMATES, MUON_RATE, PRESETS, AggregationRule, InnerOptimizerKind, complete_fields
 
 WORDS = all_commands()

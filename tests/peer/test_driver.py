@@ -11,10 +11,8 @@ import trio
 
 from ledger.jobs import ClosedRound
 from ledger.members import RegisterRoles
-from peer.roles.round_context import OpenRoundContext
 from peer.roles.voter import Voter
 from peer.runtime.driver import _stored_round
-from peer.worker.supervisor import WorkerFailed
 from protocol import codec
 from protocol.errors import MissingBlobError, StorageError, UserError
 from protocol.identity import Signed, sign_message
@@ -25,6 +23,8 @@ from storage.disk_blob_store import DiskBlobStore
 from tests.peer.chain import LANGUAGE
 from tests.peer.network import SECONDS_MAX, Seat, accepted, certified, network, one_root, poll
 from tests.waiting import patience
+from training.round_context import OpenRoundContext
+from training.worker_protocol import WorkerFailed
 from transport.network import Priority
 
 

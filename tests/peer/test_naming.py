@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from features.name_resolution import resolve_peer
 from features.peer_names import SHORT_ID_LENGTH, PeerNames
 from ledger.members import Member, MembersState
-from peer.api.name_resolution import resolve_peer
 from protocol.errors import UserError
 from protocol.identity import peer_id, short_id
 from tests.ledger.world import PEOPLE, World

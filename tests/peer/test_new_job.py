@@ -14,13 +14,19 @@ import pytest
 from ledger.core.genesis import TRAINER, ModuleVersion
 from ledger.jobs import JOBS_V3, JobsModule
 from ledger.network_governance import NetworkState
-from peer.api import job_builder, supervised_jobs, tuning_plan_builder
-from peer.api.job_builder import add_compression_warmup_rounds, add_final_full_audit_rounds, check_job_spec, require_safe_settings
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 from protocol.limits import BLOB_PART_BYTES
+from rlhf.api import supervised_jobs, tuning_plan_builder
 from rlhf.data.jsonl import InvalidLines
 from rlhf.objectives.ppo import PpoSettings
+from training.api import job_builder
+from training.api.job_builder import (
+    add_compression_warmup_rounds,
+    add_final_full_audit_rounds,
+    check_job_spec,
+    require_safe_settings,
+)
 from training.job_spec import (
     PRESETS,
     AggregationRule,

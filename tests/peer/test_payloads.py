@@ -16,7 +16,6 @@ import trio.testing
 from ledger.audits.loss_commitments import LossOpening
 from ledger.jobs import JobPhase, StartJob, job_id
 from peer.export.run_export import missing_payloads
-from peer.roles.round_context import OpenRoundContext
 from peer.roles.voter import Voter
 from peer.runtime.storage.payload_pruner import FORGOTTEN_JOB_HEIGHTS, PayloadPruner, first_kept_round
 from protocol.messages import Proposal
@@ -26,6 +25,7 @@ from tests.peer.network import Seat, certified, network
 from tests.waiting import patience
 from training import job_disk_space
 from training.replicated import model_directory
+from training.round_context import OpenRoundContext
 
 KEPT = 20  # rounds, in the place of `ROUNDS_MIN`
 

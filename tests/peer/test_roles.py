@@ -15,7 +15,6 @@ import trio
 from demo.lying_trainer import Liar
 from ledger.audits.loss_commitments import LossOpening
 from peer.roles import loss_opening_files, text_samples
-from peer.roles.round_context import OpenRoundContext
 from peer.roles.trainer import Trainer, _JobProgress
 from peer.roles.voter import Voter, audit_request, read_bounded_blob, vouch_verdict
 from protocol.errors import RemoteProtocolError, UserError
@@ -37,6 +36,7 @@ from training.replicated import feedback_buffer
 from training.replicated.codec import PayloadMode, payload_bytes_max
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
 from training.replicated.tensor_layout import layout_of
+from training.round_context import OpenRoundContext
 from training.transformer import ModelSpec
 
 JOB, ME = bytes(32), Identity(bytes([1]) * 32)

@@ -13,7 +13,6 @@ from ledger.jobs import JobsState, TrainerRecord, VouchRecord
 from peer.api.handlers.job_handler import limited_reexecutors, suspended_trainers
 from peer.api.handlers.local_peer_handler import describe_own_limits
 from peer.commands import view_tables
-from peer.roles.round_context import REPLAYS, OpenRoundContext
 from peer.roles.voter import Voter
 from peer.runtime.audits.auditor import suspension_reason
 from protocol.identity import Signed, peer_id
@@ -24,6 +23,7 @@ from tests.ledger.world import LANGUAGE, PEOPLE, World
 from tests.peer import fake_api
 from tests.peer.network import network, one_root, poll, service_of
 from tests.peer.test_views import KEYS, NAMES, round_view, shown
+from training.round_context import REPLAYS, OpenRoundContext
 
 
 class Slow(Voter):

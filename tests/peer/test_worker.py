@@ -15,19 +15,19 @@ import pytest
 import trio
 import trio.testing
 
-from peer.roles import text_stream
 from peer.worker import supervisor as supervisor
 from peer.worker.main import WorkerRequestHandler
-from peer.worker.supervisor import WorkerDied, WorkerFailed, WorkerSupervisor
+from peer.worker.supervisor import WorkerSupervisor
 from protocol.errors import LocalProtocolError, UserError
 from protocol.sampling import SamplingOptions
 from protocol.verdicts import Verdict
 from tests.waiting import patience, run_process
-from training import worker_protocol
+from training import text_stream, worker_protocol
 from training.data.default_text import default_text
 from training.job_spec import JobSpec
 from training.replicated.replicated_model import ReplicatedModel
 from training.transformer import ModelSpec
+from training.worker_protocol import WorkerDied, WorkerFailed
 
 MODEL = ModelSpec(context=32, width=32, layers=1, heads=2, kv_heads=1, hidden=48)
 SPEC = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=3, batch=4, micro_batch=4, rounds=10)

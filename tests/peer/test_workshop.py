@@ -15,10 +15,8 @@ import trio
 import trio.testing
 
 from peer.node.open_rounds import OpenRounds, RoundEffects
-from peer.roles.round_context import OpenRoundContext
 from peer.runtime.rounds.round_executor import RoundExecutor, _figure
 from peer.runtime.telemetry.event_log import EventLog
-from peer.worker.supervisor import WorkerFailed
 from protocol import codec
 from protocol.identity import Identity, Signed, sign_message
 from protocol.messages import Ballot, Judgement, Proposal, Vouch
@@ -26,6 +24,8 @@ from protocol.verdicts import Verdict
 from rlhf.objectives.ppo import PPO
 from rounds.round_terms import signed_body_digest
 from tests.peer.chain import LANGUAGE, Chain
+from training.round_context import OpenRoundContext
+from training.worker_protocol import WorkerFailed
 
 
 class Busy:

@@ -17,10 +17,11 @@ from rlhf.data.preference_sets import PreferencePair, read_preference_file, spli
 from rlhf.data.tokenized_responses import read_examples, tokenize_responses
 from rlhf.objectives.reward_model import REWARD
 from rlhf.objectives.supervised_objectives import DpoTerms, InstructTerms
-from rlhf.record_preparation import TruncationSide, count_stop_texts, preparation_notes, prepare_records
+from rlhf.record_preparation import TruncationSide, count_stop_texts, prepare_records
 from tests.rlhf.test_supervised import OF
 from training.data.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer, train_bpe
 from training.job_spec import JobSpec, PreparationCounts
+from training.preparation_notes import preparation_notes
 from training.transformer import BYTES, BYTES_WITH_END, ModelSpec
 
 USER = "User: {}\nAssistant: "

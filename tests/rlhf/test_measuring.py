@@ -11,10 +11,9 @@ import trio
 from trio.testing import MockClock
 
 from peer import features
-from peer.api.handlers.rlhf_handler import RlhfRpcHandler
 from peer.daemon.restart_policy import restart_on_fault
-from peer.worker.supervisor import WorkerFailed
 from protocol.errors import UserError
+from rlhf.api.rlhf_rpc_handler import RlhfRpcHandler
 from rlhf.ledger import tuning_plans
 from rlhf.pair_accuracy import PairAccuracy
 from rlhf.rpc import StageView
@@ -23,6 +22,7 @@ from storage.ledger_store import LedgerStore
 from tests.ledger.world import PEOPLE
 from tests.rlhf.desk import WorldDesk
 from tests.rlhf.test_plans import NOVICE, Tuned
+from training.worker_protocol import WorkerFailed
 
 VOTER = PEOPLE[1]
 

@@ -16,12 +16,12 @@ from ledger.core.module import BlockContext, Module, StateChange, StateReader
 from ledger.jobs import NO_PROGRESS_ROUNDS, JobPhase, JobsState, ModelReference, StartJob, StopJob, job_id
 from ledger.ledger_state import LedgerRules, core_modules, newest_module_versions
 from peer import features
-from peer.api.training_failures import FAILURE_ALERT_HEIGHTS, find_failed_trainings, find_stalled_jobs
 from protocol import codec
 from protocol.identity import Signed, sign_message
 from protocol.messages import Proposal
 from protocol.verdicts import Verdict
 from rlhf.ledger import tuning_plans
+from rlhf.ledger.event_lines import find_failed_plans
 from rlhf.ledger.rlhf_module import RlhfModule, RlhfModuleV2, RlhfState
 from rlhf.ledger.tuning_plans import CancelPlan, ReportAccuracy, StartPlan, TuningPlan
 from rlhf.objectives.ppo import MILLIONTHS, MODEL_REWARD, PpoSettings, RolloutDeclaration
@@ -29,6 +29,7 @@ from rlhf.objectives.reward_model import MeanRewardSettings
 from rlhf.pair_accuracy import PairAccuracy
 from tests.ledger.world import BY_KEY, PEOPLE, World
 from tests.sim.keys import FastSigner, FastVerifier
+from training.api.training_failures import FAILURE_ALERT_HEIGHTS, find_failed_jobs, find_stalled_jobs
 from training.job_spec import AuditMode, JobSpec
 from training.model_store import JobModelStore
 from training.transformer import ModelSpec
@@ -350,10 +351,10 @@ def test_a_plan_fails_with_a_stage_of_which_every_round_was_rejected(world: Tune
     assert plan.phase is tuning_plans.PlanPhase.FAILED and plan.failure is not None
     assert plan.failure.height == world.job(tuning_plans.stage_job_id(key, stage)).opened_height
     assert tuning_plans.failure_text(plan) == "no update was accepted in 2 rounds: 8 replay"
-    assert list(find_failed_trainings(world.state, world.state.height)) == [
+    assert list(find_failed_jobs(world.state, world.state.height)) == [
         f"job {REWARD.name if stage == 0 else POLICY.name}: {tuning_plans.failure_text(plan)}"
     ]
-    assert not list(find_failed_trainings(world.state, world.state.height + FAILURE_ALERT_HEIGHTS))
+    assert not list(find_failed_jobs(world.state, world.state.height + FAILURE_ALERT_HEIGHTS))
     assert (tuning_plans.stage_job_id(key, 1) in world.state.jobs.jobs) == (stage == 1)
     world.planned()  # its author has a place again
 
@@ -367,7 +368,7 @@ def test_a_plan_fails_with_a_stage_that_makes_no_progress(world: Tuned, accepted
         world.decide(closings=(world.closing(reward, dict.fromkeys(world.job(reward).trainers, verdict)),))
     assert world.job(reward).phase is JobPhase.FINISHED and world.plan(key).phase is tuning_plans.PlanPhase.FAILED
     assert tuning_plans.failure_text(world.plan(key)) == "no update was accepted in 8 rounds: 32 diverging"
-    assert not list(find_failed_trainings(world.state, world.state.height)), "`no-progress` is its alert"
+    assert not list(find_failed_jobs(world.state, world.state.height)), "`no-progress` is its alert"
     (told,) = find_stalled_jobs(world.state, world.state.height)
     assert told.endswith("lower learning rate than 0.003: `peer rlhf start --set inner_rate=0.0003`")
 
@@ -417,10 +418,10 @@ def test_a_plan_fails_where_its_reward_is_not_better_than_chance(world: Tuned, m
         "its reward model is not better than chance: 0.54 of 96 pairs, interval 0.44–0.64; "
         "give more pairs, or let the policy start with `rlhf start … --anyway`"
     )
-    assert list(find_failed_trainings(world.state, world.state.height)) == [
+    assert list(find_failed_plans(world.state, world.state.height)) == [
         f"plan of job {plan.current.job.hex()[:8]}: {tuning_plans.failure_text(plan)}"
     ]
-    assert not list(find_failed_trainings(world.state, world.state.height + FAILURE_ALERT_HEIGHTS))
+    assert not list(find_failed_plans(world.state, world.state.height + FAILURE_ALERT_HEIGHTS))
     world.decide()
     assert tuning_plans.stage_job_id(measured, 1) not in world.state.jobs.jobs
 

@@ -18,8 +18,9 @@ from protocol.errors import StorageError, UserError
 from protocol.verdicts import Verdict, verdict_label
 from rlhf.data import tokenized_pairs
 from rlhf.data.preference_sets import PreferencePair, draw_pairs, split_held_out
+from rlhf.objectives.pair_metrics import ACCURACY, CALIBRATION
 from rlhf.objectives.ppo import PpoSettings
-from rlhf.objectives.reward_model import ACCURACY, CALIBRATION, REWARD, SCORE_HEAD, MeanRewardSettings, TrainableParameters
+from rlhf.objectives.reward_model import REWARD, SCORE_HEAD, MeanRewardSettings, TrainableParameters
 from rlhf.pytorch import score_pairs
 from rlhf.pytorch.reward_model import NormalizedRewardModel, preference_metrics
 from tests.rlhf.seat import JOB, TRAINER, Seat, write

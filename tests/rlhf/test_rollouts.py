@@ -9,8 +9,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from peer.api.supervised_jobs import find_newline_token
 from protocol.errors import RemoteProtocolError, UserError
+from rlhf.api.supervised_jobs import find_newline_token
 from rlhf.data.prompt_sampling import TextWindows
 from rlhf.data.rollouts import (
     RolloutId,

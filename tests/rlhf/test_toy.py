@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from peer import features
-from peer.api.tuning_plan_builder import build_toy_spec
 from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
+from rlhf.api.tuning_plan_builder import build_toy_spec
 from rlhf.objectives import rule_rewards
 from rlhf.pytorch import toy_evaluation
 from tests.peer.processes import LATE, demo

@@ -11,10 +11,10 @@ import pytest
 import trio
 
 from features.commands import CommandContext
-from peer.api.handlers.rlhf_handler import RlhfRpcHandler
 from peer.commands.definitions import all_commands
 from peer.commands.prompt_parser import parse_line
 from protocol.errors import UserError
+from rlhf.api.rlhf_rpc_handler import RlhfRpcHandler
 from rlhf.commands import _show_status, rlhf
 from rlhf.pair_accuracy import PairAccuracy
 from rlhf.rpc import PolicyMetricsView, PreferencesView, RlhfView, StageView

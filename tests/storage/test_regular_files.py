@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from curation.import_export.proof_verifier import verify_folder
-from peer.api.tuning_plan_builder import pack_word_file
 from peer.export.export_replay import audit_export
 from peer.export.row_proof_file import verify_row_proof
 from peer.settings.config import load_settings
 from protocol.errors import UserError
+from rlhf.api.tuning_plan_builder import pack_word_file
 from storage.regular_files import open_regular, read_regular, require_writable_kind
 from training.data import text_files, token_shards
 from training.formats import checkpoint, huggingface_model, safetensors_reader

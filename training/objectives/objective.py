@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol
@@ -109,11 +109,16 @@ class Objective:
     role: ClassVar[str] = TRAINER  # in the ledger, of those members
     reads_text: ClassVar[bool] = True  # the job names a text, or each trainer has its own
     makes_text: ClassVar[bool] = True  # people can ask its model for text
+    score_head: ClassVar[str] = ""  # the tensor that makes a score of a text; empty: its model gives none
+    start_command: ClassVar[str] = "train"  # what a person types to start such a job
     # `module:function` that makes a job's data of its file, imported by the worker alone: it takes and raises what this one does.
     data_reader: ClassVar[str] = "training.corpus:open_tokens"
     # `module:function` that says where a job's data comes from, of the states of all modules and the data's digest, for people.
     data_origin: ClassVar[str] = ""
-    # The same arguments: whether an export holds the data. Empty: none does.
+    # `module:function` that makes the job of a file with prompts and responses (`training.api.job_builder.build_example_job`).
+    # Empty: jobs of this objective are made in another way.
+    example_job_builder: ClassVar[str] = ""
+    # The same arguments as `data_origin`: whether an export holds the data. Empty: none does.
     data_exported: ClassVar[str] = ""
     # Engine -> `module:function`, imported by the worker alone. It takes the model and `batch_arrays`, and gives the mean over
     # them.
@@ -135,6 +140,15 @@ class Objective:
     # objectives of the finished job whose model the engine is given, where `required_model` names one
     required_objectives: ClassVar[Sequence[str]] = ()
     rejection_reasons: ClassVar[tuple[RejectionReason, ...]] = ()  # of its own, at most `protocol.verdicts.OBJECTIVE_CODES_MAX`
+
+    def metric_rows(self, metrics: Mapping[str, float], missing: str) -> Iterator[tuple[str, str]]:
+        """What the card of a model says of its metrics: names and texts. `missing` is said where it was not measured."""
+        held_out = [
+            f"{name.removeprefix('held_out_').replace('_', ' ')} {value:.4g}"
+            for name, value in sorted(metrics.items())
+            if name.startswith("held_out")
+        ]
+        yield "held out", ", ".join(held_out) or missing
 
     @property
     def reason_labels(self) -> tuple[str, ...]:

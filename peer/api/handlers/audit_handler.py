@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from features.name_resolution import resolve_peer
 from ledger.audits.audit_state import (
     CHALLENGES_OPEN_MAX,
     VOLUNTEER_KIND,
@@ -19,7 +20,6 @@ from ledger.audits.audit_state import (
     auditable_proposals_of_others,
 )
 from ledger.ledger_state import LedgerState
-from peer.api.name_resolution import resolve_peer
 from peer.api.running_peer import RunningPeer
 from peer.runtime.audits.auditor import CHALLENGE_MARGIN, describe_audit_entry, finding_label
 from protocol.api import AuditRecordView, AuditRpc, AuditsView, AuditView, SuspensionView

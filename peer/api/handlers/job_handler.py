@@ -9,6 +9,7 @@ import trio
 
 from consensus.voter_set import VoterSet
 from features.lazy_import import import_object
+from features.name_resolution import resolve_job
 from ledger.audits.audit_state import JobAudits
 from ledger.jobs import (
     MISSED_VOUCHES_MAX,
@@ -25,11 +26,8 @@ from ledger.jobs import (
 )
 from ledger.ledger_state import LedgerState, decode_body
 from ledger.model_anchors import format_undone_rounds
-from peer.api.job_builder import LOCAL_DATA, build_job_spec
 from peer.api.machine_time import describe_machine_time
-from peer.api.name_resolution import resolve_job
 from peer.api.running_peer import RunningPeer
-from peer.api.supervised_jobs import build_instruct_spec
 from protocol import codec
 from protocol.api import JobRpc, JobView, RoundView, RoundVotesView, TrainRequest
 from protocol.errors import UserError
@@ -38,13 +36,14 @@ from protocol.limits import TRAINERS_MAX
 from protocol.messages import Ballot, Vouch
 from protocol.units import display_round_number
 from protocol.verdicts import Verdict, verdict_label, verdict_label_by_name
-from rlhf.record_preparation import preparation_notes
 from rounds.round_state import OpenRoundState, is_round_settled
 from storage.ledger_store import StoredRound
+from training.api.job_builder import LOCAL_DATA, build_example_job, build_job_spec
 from training.data.text_files import TextFileReport
 from training.data.text_files import printable_path as shown_path
 from training.job_disk_space import job_disk_space
 from training.job_spec import JobSpec
+from training.preparation_notes import preparation_notes
 from training.replicated.aggregate import is_plain_mean
 from training.replicated.tensor_layout import layout_of
 
@@ -171,7 +170,7 @@ class JobRpcHandler(JobRpc):
         findings = TextFileReport()
         try:
             if request.examples:
-                spec = await trio.to_thread.run_sync(build_instruct_spec, self.peer, request)
+                spec = await trio.to_thread.run_sync(build_example_job, self.peer, request)
             else:
                 spec = await trio.to_thread.run_sync(build_job_spec, self.peer, request, findings)
         except OSError as error:  # of the text that was named

@@ -26,7 +26,6 @@ from peer.api.handlers.audit_handler import audit_record_view
 from peer.api.handlers.job_handler import limited_reexecutors, suspended_trainers
 from peer.api.process_memory import child_processes, process_memory_mb
 from peer.api.running_peer import RunningPeer
-from peer.api.training_failures import find_failed_trainings, find_stalled_jobs
 from peer.runtime.audits.auditor import suspension_reason
 from peer.runtime.membership.membership import NOT_DECIDED
 from peer.runtime.telemetry.health import heights_behind, peer_state, why_stalled
@@ -45,6 +44,7 @@ from protocol.api import (
     StatusView,
 )
 from protocol.identity import peer_id
+from training.api.training_failures import find_stalled_jobs
 from transport.network import DialInfo, Priority
 
 VERSION = version("folkmoot")  # of the program that runs, read once: looking it up opens files
@@ -162,7 +162,7 @@ class LocalPeerRpcHandler(LocalPeerRpc):
             free_bytes=(await trio.to_thread.run_sync(shutil.disk_usage, folder)).free,
             expelled={peer_id(key): member.expelled for key, member in members.items() if member.expelled is not None},
             suspended=_suspended(state),
-            failed=tuple(find_failed_trainings(state, state.height)),
+            failed=tuple(text for find in features.failure_sources() for text in find(state, state.height)),
             without_progress=tuple(find_stalled_jobs(state, state.height)),
             unheard=[peer_id(key) for key in state.members.voters if key not in {self.peer.me, *self.peer.network.live_peers()}],
         )

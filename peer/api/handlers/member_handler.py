@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import trio
 
 from consensus.voter_set import VoterSet
+from features.name_resolution import resolve_peer
 from features.text_tables import pluralize
 from ledger.members import ApproveVoter, Member, ResignAsVoter, RetireMember, retirement_vote_count, warning_for_removal
-from peer.api.name_resolution import resolve_peer
 from peer.api.running_peer import RunningPeer
 from peer.settings.invitation import DAY_MS
 from protocol.api import LinkMinute, LinkView, MemberRpc, PeerView

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import trio
 
-from peer.api.job_builder import fetch_job_blob
 from peer.api.running_peer import RunningPeer
 from peer.export import model_export
 from peer.export.model_provenance import choose_model, model_from_state
 from peer.export.run_export import export_run, missing_payloads, state_to_export
-from peer.roles import text_samples, text_stream
+from peer.roles import text_samples
 from protocol.api import ModelFilesView, ModelRpc, RunExportView, SampleView, TextPieceView
 from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
-from training import worker_protocol
+from training import text_stream, worker_protocol
+from training.api.job_builder import fetch_job_blob
 
 EXPORT_FETCH_SECONDS_MAX = 600.0  # of all updates that an export lacks: it is told what is missing then
 UPDATE_FETCH_SECONDS_MAX = 20.0  # of one of them, which nobody may hold any more

@@ -13,8 +13,16 @@ from features.commands import CommandContext, command
 from features.text_tables import TextChunk, Verbatim
 from protocol.api import NEWEST, PeerApi
 from protocol.errors import UserError
-from protocol.sampling import BEAMS_MAX, STOP_CHARACTERS_MAX, STOPS_MAX, TOKENS_MAX, TOP_K_MAX, TURNS_MAX, SamplingOptions
-from rlhf.moderation.blocklist import WITHHELD
+from protocol.sampling import (
+    BEAMS_MAX,
+    STOP_CHARACTERS_MAX,
+    STOPS_MAX,
+    TOKENS_MAX,
+    TOP_K_MAX,
+    TURNS_MAX,
+    WITHHELD_TEXT,
+    SamplingOptions,
+)
 
 TEMPERATURE_DEFAULT: Final = 0.8
 ESCAPED: Final = {"n": "\n", "t": "\t", "\\": "\\"}
@@ -111,7 +119,7 @@ async def sample(asked: CommandContext[PeerApi]) -> None:
             made = [piece async for piece in pieces]
         if made and made[0].newer:
             asked.show(describe_final_round(made[0].round, made[0].newer))
-        asked.show(Verbatim("".join(piece.text for piece in made)) if not made or not made[-1].is_withheld else WITHHELD)
+        asked.show(Verbatim("".join(piece.text for piece in made)) if not made or not made[-1].is_withheld else WITHHELD_TEXT)
 
 
 async def _stream(
@@ -131,7 +139,7 @@ async def _stream(
                 if piece.is_checked and not turns:
                     asked.show(BLOCKLIST_NOTICE)
                 if piece.is_withheld:
-                    asked.show(WITHHELD)
+                    asked.show(WITHHELD_TEXT)
                 if piece.text:
                     asked.show(TextChunk(piece.text))
                     is_shown = True

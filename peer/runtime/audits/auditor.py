@@ -40,7 +40,6 @@ from ledger.ledger_state import LedgerState
 from ledger.network_governance import NetworkState
 from peer.node.loss_sealer import LossSealer
 from peer.roles import loss_opening_files
-from peer.roles.round_context import FetchBlob, ReplayResult, RoundContext, audit_owner
 from peer.roles.voter import audit_request
 from peer.runtime.audits.audit_scheduler import AuditKey, AuditScheduler, audit_key
 from peer.runtime.audits.lottery_lock import LotteryLock
@@ -53,6 +52,7 @@ from protocol.units import display_round_number
 from protocol.verdicts import INVALID_UPDATES_REASON, OBJECTIVE_CODES_FIRST, ReplayFinding, verdict_label
 from storage.disk_blob_store import JOB_BYTES
 from training.job_spec import JobSpec
+from training.round_context import FetchBlob, ReplayResult, RoundContext, audit_owner
 
 # an auditor asks at least so long before it says `withheld`, if earlier audits of that trainer took its time
 FETCH_SECONDS_MIN = 10.0

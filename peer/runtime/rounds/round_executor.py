@@ -14,7 +14,6 @@ from ledger.jobs import Job, JobPhase
 from ledger.ledger_state import LedgerState
 from peer.node.future_messages import RoundKey
 from peer.node.open_rounds import OpenRounds, RoundEffects
-from peer.roles.round_context import EVALUATION_SECONDS, REPLAYS, TRAINING_NATS, OpenRoundContext, RoundParticipant
 from peer.runtime.disk_space import CHECK_SECONDS, DiskSpaceMonitor
 from peer.runtime.rounds.audit_backpressure import AuditBackpressure
 from peer.runtime.rounds.loss_spikes import LossHistory
@@ -31,6 +30,7 @@ from storage.durable_files import skip_without_descriptors
 from storage.ledger_store import LedgerStore
 from training.job_spec import JobSpec
 from training.model_store import JobModelStore
+from training.round_context import EVALUATION_SECONDS, REPLAYS, TRAINING_NATS, OpenRoundContext, RoundParticipant
 from transport.network import Network
 
 _OnProposal = Callable[[RoundKey, OpenRoundContext, Signed, Proposal], Awaitable[None]]

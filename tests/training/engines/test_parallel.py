@@ -17,7 +17,7 @@ import trio
 
 from peer import features
 from peer.api.process_memory import child_processes
-from peer.worker.supervisor import WorkerDied, WorkerSupervisor
+from peer.worker.supervisor import WorkerSupervisor
 from protocol import codec
 from protocol.errors import UserError
 from protocol.verdicts import Verdict
@@ -44,6 +44,7 @@ from training.replay.inner_state import InnerState
 from training.replicated.parameter_init import initial_parameters
 from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import Float32Array, layout_of
+from training.worker_protocol import WorkerDied
 
 pytestmark = pytest.mark.real("processes")
 

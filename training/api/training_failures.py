@@ -1,36 +1,27 @@
-"""Trainings that failed: jobs without an accepted update, or without one any more, and plans that ended before their policy."""
+"""Jobs that failed: without an accepted update, or without one any more."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from features.peer_names import SHORT_ID_LENGTH
 from features.text_tables import pluralize
 from ledger.core.module import StateReader
 from ledger.jobs import NO_PROGRESS_ROUNDS, Job, JobsState
-from ledger.network_governance import NetworkState
 from protocol.units import display_round_number
-from protocol.verdicts import DIVERGING
-from rlhf.ledger import tuning_plans
-from rlhf.ledger.rlhf_module import RlhfState
-from rlhf.objectives.ppo import MODULE, PPO
-from rlhf.objectives.registry import PAIR_OBJECTIVES
+from protocol.verdicts import DIVERGING, verdict_label_by_name
 from training.job_spec import INNER_RATE, INNER_RATE_MIN, MUON_RATE, InnerOptimizerKind, JobSpec
+from training.objectives.objective import Objective
 
 FAILURE_ALERT_HEIGHTS = 1_000  # for which a failure is an alert: the state keeps it longer
 
 
-def find_failed_trainings(view: StateReader, height: int) -> Iterator[str]:
+def find_failed_jobs(view: StateReader, height: int) -> Iterator[str]:
     """Those of the last heights, with reasons."""
     for job in view.module_state(JobsState).jobs.values():
-        if tuning_plans.failed_rounds(job) and not job.made_no_progress and height - job.opened_height < FAILURE_ALERT_HEIGHTS:
+        if job.failed_rounds and not job.made_no_progress and height - job.opened_height < FAILURE_ALERT_HEIGHTS:
             labels = JobSpec.decode(job.spec).resolved_objective.reason_labels
-            yield f"job {job.name}: {tuning_plans.no_progress_text(job.rounds, tuning_plans.rejections(job), labels)}"
-    known = view.module_state(RlhfState).plans if view.module_state(NetworkState).module_version(MODULE) else {}
-    for plan in known.values():
-        failure = plan.failure
-        if failure is not None and failure.accuracy is not None and height - failure.height < FAILURE_ALERT_HEIGHTS:
-            yield f"plan of job {plan.current.job.hex()[:SHORT_ID_LENGTH]}: {tuning_plans.failure_text(plan)}"
+            yield f"job {job.name}: {no_progress_text(job.rounds, job.rejections, labels)}"
 
 
 def find_stalled_jobs(view: StateReader, height: int) -> Iterator[str]:
@@ -40,18 +31,16 @@ def find_stalled_jobs(view: StateReader, height: int) -> Iterator[str]:
             spec = JobSpec.decode(job.spec)
             ended = f"job {job.name} ended after round {display_round_number(job.last_closed)}"
             nothing = f"no update was accepted in its last {pluralize(NO_PROGRESS_ROUNDS, 'round')}"
-            of_all = (
-                "of all its updates: "
-                f"{tuning_plans.rejections_text(tuning_plans.rejections(job), spec.resolved_objective.reason_labels)}"
-            )
+            of_all = f"of all its updates: {rejections_text(job.rejections, spec.resolved_objective.reason_labels)}"
             yield f"{ended}: {nothing} ({of_all}); {_way_out(key, job, spec)}"
 
 
 def _way_out(key: bytes, job: Job, spec: JobSpec) -> str:
-    if DIVERGING not in tuning_plans.rejections(job):
+    if DIVERGING not in job.rejections:
         return "`peer rounds` says who was refused, and why"
-    is_planned = spec.objective in (PPO.name, *PAIR_OBJECTIVES)
-    words = "rlhf start" if is_planned else f"train --from {key.hex()[:SHORT_ID_LENGTH]}"
+    command = spec.resolved_objective.start_command
+    is_planned = command != Objective.start_command
+    words = command if is_planned else f"{command} --from {key.hex()[:SHORT_ID_LENGTH]}"
     how = "" if is_planned else ", from its newest model"
     usual = MUON_RATE if spec.inner is InnerOptimizerKind.MUON else INNER_RATE
     rate = f"inner_rate={max(INNER_RATE_MIN, min(usual, spec.inner_rate / 10)):g}"
@@ -60,3 +49,13 @@ def _way_out(key: bytes, job: Job, spec: JobSpec) -> str:
     # Accepted steps may have spoilt the model.
     is_spoilt = "; without --from, if `peer rounds` shows that the loss of that model has grown"
     return way + is_spoilt * (bool(job.accepted) and not is_planned)
+
+
+def no_progress_text(rounds: int, rejected: Mapping[str, int], labels: Sequence[str]) -> str:
+    """For people. `labels` are those of the job's objective."""
+    return f"no update was accepted in {pluralize(rounds, 'round')}: {rejections_text(rejected, labels) or 'nobody trained'}"
+
+
+def rejections_text(rejected: Mapping[str, int], labels: Sequence[str]) -> str:
+    """Counts of rejections as text, such as `8 diverging, 1 replay`."""
+    return ", ".join(f"{count} {verdict_label_by_name(name, labels)}" for name, count in sorted(rejected.items()))

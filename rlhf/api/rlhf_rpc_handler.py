@@ -18,16 +18,11 @@ from curation.tasks.answers import QuestionKind
 from features.text_tables import pluralize
 from ledger.jobs import Job, JobPhase, QueuedJob, job_id
 from ledger.network_governance import NetworkState
-from peer.api.job_builder import BLOB_FETCH_SECONDS_MAX, fetch_job_blob, parse_field
-from peer.api.running_peer import RunningPeer
-from peer.api.tuning_plan_builder import BuiltPlan, TuningPlanBuilder, pack_word_file
-from peer.roles import text_stream
-from peer.roles.round_context import EVALUATION_SECONDS
-from peer.worker.supervisor import WorkerFailed
 from protocol.errors import StorageError, UserError
 from protocol.sampling import SamplingOptions
 from rlhf.api.preference_source import describe_preference_source
 from rlhf.api.training_lineage import jobs_with_preferences
+from rlhf.api.tuning_plan_builder import BuiltPlan, TuningPlanBuilder, pack_word_file
 from rlhf.data.preference_set_statistics import CONTRADICTORY, IDENTICAL, PAIRS, WORD_COUNT
 from rlhf.data.preference_sets import NO_PROJECT, PreferencePair
 from rlhf.ledger import tuning_plans
@@ -35,19 +30,25 @@ from rlhf.ledger.preference_set_attestation import PreferenceSetSource
 from rlhf.ledger.rlhf_module import RlhfModule, RlhfState
 from rlhf.objectives import policy_monitors
 from rlhf.objectives.kl_controller import current_beta
+from rlhf.objectives.pair_metrics import ACCURACY, CALIBRATION
 from rlhf.objectives.policy_monitors import PolicyHistory
 from rlhf.objectives.ppo import MODULE, PpoSettings
 from rlhf.objectives.registry import PAIR_OBJECTIVES
-from rlhf.objectives.reward_model import ACCURACY, CALIBRATION
 from rlhf.objectives.supervised_objectives import DPO, INSTRUCT, NATS
 from rlhf.pair_accuracy import PairAccuracy
 from rlhf.pair_trace import trace_pair
-from rlhf.record_preparation import TruncationSide, preparation_notes
+from rlhf.record_preparation import TruncationSide
 from rlhf.rpc import FINISHED, MEASURING, CompareView, PairTraceView, PolicyMetricsView, RlhfRpc, RlhfView, StageView
 from rlhf.services.preference_dataset_builder import derive_pairs
-from training import worker_protocol
+from training import text_stream, worker_protocol
+from training.api.job_builder import BLOB_FETCH_SECONDS_MAX, fetch_job_blob, parse_field
+from training.api.training_failures import no_progress_text
+from training.api.training_peer import TrainingPeer
 from training.job_spec import JobSpec
+from training.preparation_notes import preparation_notes
 from training.replicated.replicated_model import ReplicatedModel
+from training.round_context import EVALUATION_SECONDS
+from training.worker_protocol import WorkerFailed
 
 PREFERENCE_SETS_SERVICE = "sets"  # the service that derives sets
 PAUSED = "paused"  # a plan that goes on later
@@ -58,7 +59,7 @@ MEASURED_OBJECTIVES = (*PAIR_OBJECTIVES, INSTRUCT.name)  # objectives whose mode
 
 @dataclass(frozen=True)
 class RlhfRpcHandler(RlhfRpc):
-    peer: RunningPeer
+    peer: TrainingPeer
 
     async def start_rlhf_training(
         self,
@@ -104,34 +105,34 @@ class RlhfRpcHandler(RlhfRpc):
     async def _begun(self, make: Callable[..., BuiltPlan], *how: Any) -> str:
         """The first job of a plan that is made in a thread, once it is decided."""
         begin, odd = await trio.to_thread.run_sync(make, *how)
-        transaction = await self.peer.submitter.submit("rlhf/start", begin)
+        transaction = await self.peer.submit_transaction("rlhf/start", begin)
         job = tuning_plans.stage_job_id(job_id(self.peer.me, transaction), 0)
-        self.peer.driver.store.queue_measurements(job, 0, odd)
+        self.peer.store.queue_measurements(job, 0, odd)
         return job.hex()
 
     async def cancel_rlhf_training(self, job: str = "") -> str:
         key, plan = self._plan_of(job) if job else self._own_plan()
-        await self.peer.submitter.submit("rlhf/cancel", tuning_plans.CancelPlan(key))
-        after = self.peer.driver.state.module_state(RlhfState).plans.get(key)
+        await self.peer.submit_transaction("rlhf/cancel", tuning_plans.CancelPlan(key))
+        after = self.peer.state.module_state(RlhfState).plans.get(key)
         if after is None or after.phase is not tuning_plans.PlanPhase.RUNNING:
             return f"ended; {plan.current.objective} was its last stage"
-        needed = VoterSet(self.peer.driver.state.members.voters).quorum
+        needed = VoterSet(self.peer.state.members.voters).quorum
         return f"{len(after.stop_requests)} of the {needed} voters needed want the plan to end; the others have to say the same"
 
     async def pause_rlhf_training(self) -> str:
         key, plan = self._own_plan()
-        await self.peer.submitter.submit("rlhf/pause", tuning_plans.PausePlan(key))
+        await self.peer.submit_transaction("rlhf/pause", tuning_plans.PausePlan(key))
         return f"paused: once the open round of {plan.current.objective} is closed, none begins; `rlhf resume` lets it go on"
 
     async def resume_rlhf_training(self) -> str:
         key, plan = self._own_plan()
-        await self.peer.submitter.submit("rlhf/resume", tuning_plans.ResumePlan(key))
+        await self.peer.submit_transaction("rlhf/resume", tuning_plans.ResumePlan(key))
         return f"{plan.current.objective} goes on"
 
     def _own_plan(self) -> tuple[bytes, tuning_plans.TuningPlan]:
         """This member's. Raises `UserError`."""
-        running = self.peer.driver.state.module_state(RlhfState).running_plans() if self._is_run() else {}
-        members = self.peer.driver.state.members
+        running = self.peer.state.module_state(RlhfState).running_plans() if self._is_run() else {}
+        members = self.peer.state.members
         for key, plan in running.items():
             if members.current_key(plan.author) == self.peer.me:
                 return key, plan
@@ -139,7 +140,7 @@ class RlhfRpcHandler(RlhfRpc):
 
     def _plan_of(self, job: str) -> tuple[bytes, tuning_plans.TuningPlan]:
         """The one that has come to this job, which may not have begun. Raises `UserError`."""
-        running = self.peer.driver.state.module_state(RlhfState).running_plans() if self._is_run() else {}
+        running = self.peer.state.module_state(RlhfState).running_plans() if self._is_run() else {}
         found = [(key, plan) for key, plan in running.items() if plan.current.job.hex().startswith(job)]
         if len(found) != 1:
             there = ", ".join(plan.current.job.hex()[:8] for plan in running.values()) or "none"
@@ -148,7 +149,7 @@ class RlhfRpcHandler(RlhfRpc):
 
     async def _decided(self, text: str) -> tuple[PreferenceSetSource, list[PreferencePair]]:
         """What people have decided of a project's pairs up to now. Raises `UserError`."""
-        state = self.peer.driver.state
+        state = self.peer.state
         if not runs_curation(state):
             raise UserError("this network does not run the module curation: `upgrade curation 1`, said by a quorum, brings it")
         curation = state.module_state(CurationState)
@@ -166,7 +167,7 @@ class RlhfRpcHandler(RlhfRpc):
         raise UserError(f"--project {text!r}: nobody who is here has all tasks of {row.spec.name!r}")
 
     async def rlhf_status(self) -> RlhfView:
-        known = self.peer.driver.state.module_state(RlhfState).plans.values() if self._is_run() else ()
+        known = self.peer.state.module_state(RlhfState).plans.values() if self._is_run() else ()
         plan = max(known, key=lambda plan: plan.start_height, default=None)
         planned = {stage.job for plan in known for stage in plan.stages}
         lone = [(key, job) for key, job in self._tuned() if key not in planned]
@@ -178,7 +179,7 @@ class RlhfRpcHandler(RlhfRpc):
         return RlhfView(stages[-1].state if stages else "none", tuple(stages))
 
     def _planned(self, plan: tuning_plans.TuningPlan, stage: tuning_plans.PlanStage) -> StageView:
-        jobs = self.peer.driver.state.jobs
+        jobs = self.peer.state.jobs
         live = jobs.jobs.get(stage.job) or next((waiting for waiting in jobs.queue if waiting.job == stage.job), None)
         failed = tuning_plans.failure_text(plan) if stage == plan.current else ""
         if live is not None:
@@ -194,9 +195,9 @@ class RlhfRpcHandler(RlhfRpc):
 
     def _why_waiting(self, plan: tuning_plans.TuningPlan, stage: tuning_plans.PlanStage) -> str:
         """Why a stage that is due has not begun; empty: it is not due."""
-        state = self.peer.driver.state
+        state = self.peer.state
         if stage == plan.current:
-            return RlhfModule(self.peer.driver.host).start_refusal(plan, state, state.height + 1)
+            return RlhfModule(self.peer.models).start_refusal(plan, state, state.height + 1)
         if not tuning_plans.awaits_reports(plan, state.jobs):
             return ""
         needed = VoterSet(state.members.voters).faults_tolerated + 1
@@ -208,50 +209,50 @@ class RlhfRpcHandler(RlhfRpc):
 
     async def _measured(self, stage: StageView) -> StageView:
         """With the figures of the newest model that this peer has measured, and where its preferences come from."""
-        found = await trio.to_thread.run_sync(self.peer.driver.store.measurements, bytes.fromhex(stage.job))
+        found = await trio.to_thread.run_sync(self.peer.store.measurements, bytes.fromhex(stage.job))
         told = add_metrics(stage, found)
-        is_known = stage.state == FINISHED and bytes.fromhex(stage.job) in self.peer.driver.state.jobs.jobs
+        is_known = stage.state == FINISHED and bytes.fromhex(stage.job) in self.peer.state.jobs.jobs
         if is_known and self._measures(stage.objective) and not _is_measured(found.get(stage.round, {})):
             told = replace(told, state=MEASURING)
         if stage.objective not in PAIR_OBJECTIVES:
             return told
-        return replace(told, preferences=describe_preference_source(self.peer.driver.state, bytes.fromhex(stage.job)))
+        return replace(told, preferences=describe_preference_source(self.peer.state, bytes.fromhex(stage.job)))
 
     def _measures(self, objective: str) -> bool:
         """Whether this peer measures the last model of such a job, unless somebody asks it not to."""
-        has_worker = self.peer.driver.round_executor.participant.worker_client is not None
-        return has_worker and self.peer.config.evaluate and objective in MEASURED_OBJECTIVES
+        has_worker = self.peer.worker_client is not None
+        return has_worker and self.peer.evaluates_models and objective in MEASURED_OBJECTIVES
 
     async def measure_last_model(self, job: str, asked: bool) -> StageView:
-        driver, key = self.peer.driver, bytes.fromhex(job)
-        computing, known = driver.round_executor.participant.worker_client, driver.state.jobs.jobs.get(key)
-        if computing is None:
+        peer, key = self.peer, bytes.fromhex(job)
+        worker, known = peer.worker_client, peer.state.jobs.jobs.get(key)
+        if worker is None:
             raise UserError("this peer has no worker to measure with: ask one with --role rlhf or full")
         if known is None or known.phase is not JobPhase.FINISHED:
             raise UserError(f"job {job[:8]} is not among the finished ones")
         place = key, known.round
-        found = await trio.to_thread.run_sync(driver.store.measurements, key)
+        found = await trio.to_thread.run_sync(peer.store.measurements, key)
         stage = _stage(key, known)
         figures = found.get(known.round, {})
         # An asked measurement becomes a voter's report, so a former failure is tried again.
         is_due = EVALUATION_SECONDS not in figures if asked else self._measures(stage.objective) and not _is_measured(figures)
         if is_due:
             problem = "it is not here"
-            if driver.host.round_directory(*place).exists():
+            if peer.models.round_directory(*place).exists():
                 try:
-                    await computing.evaluate_model(driver.round_executor.make_context(place, known))
+                    await worker.evaluate_model(peer.make_round_context(*place, known))
                 except WorkerFailed as error:
                     problem = str(error)
-            found = await trio.to_thread.run_sync(driver.store.measurements, key)
+            found = await trio.to_thread.run_sync(peer.store.measurements, key)
             if EVALUATION_SECONDS not in found.get(known.round, {}):
-                await trio.to_thread.run_sync(driver.store.save_measurements, *place, {EVALUATION_FAILED: 1.0})
+                await trio.to_thread.run_sync(peer.store.save_measurements, *place, {EVALUATION_FAILED: 1.0})
                 raise UserError(f"the last model of job {job[:8]} cannot be measured: {problem}")
         return add_metrics(stage, found)
 
     async def policy_metrics(self) -> tuple[PolicyMetricsView, ...]:
         if not self._is_run():
             return ()
-        known = self.peer.driver.state.module_state(RlhfState).jobs
+        known = self.peer.state.module_state(RlhfState).jobs
         found = [(key, job) for key, job in self._tuned()[-1:] if isinstance(job, Job) and key in known]
         return tuple([await trio.to_thread.run_sync(self._figures, key, job, known[key]) for key, job in found])
 
@@ -262,17 +263,17 @@ class RlhfRpcHandler(RlhfRpc):
         if job.phase is not JobPhase.FINISHED:
             with contextlib.suppress(StorageError):  # the job went on meanwhile
                 beta = current_beta(
-                    ReplicatedModel.open(self.peer.driver.host.round_directory(key, job.round)).state.steering, own.beta
+                    ReplicatedModel.open(self.peer.models.round_directory(key, job.round)).state.steering, own.beta
                 )
         stop = own.kl_stop if job.rounds < spec.rounds else None
         return replace(found, beta=beta, kl_stop=stop, warning=policy_monitors.diversity_warning(course, job.spec))
 
     def _is_run(self) -> bool:
-        return self.peer.driver.state.module_state(NetworkState).module_version(MODULE) > 0
+        return self.peer.state.module_state(NetworkState).module_version(MODULE) > 0
 
     def _tuned(self) -> list[tuple[bytes, Job | QueuedJob]]:
         """Jobs of this feature's objectives, the newest last."""
-        jobs = self.peer.driver.state.jobs
+        jobs = self.peer.state.jobs
         started = sorted(jobs.jobs.items(), key=lambda item: item[1].started_height)
         found: list[tuple[bytes, Job | QueuedJob]] = [*started, *((waiting.job, waiting) for waiting in jobs.queue)]
         return [(key, job) for key, job in found if JobSpec.decode(job.spec).resolved_objective.module == MODULE]
@@ -283,17 +284,17 @@ class RlhfRpcHandler(RlhfRpc):
 
         def trace() -> PairTraceView:
             return trace_pair(
-                list(jobs_with_preferences(state.jobs, self.peer.driver.store)), state.module_state(RlhfState).sets, read, pair
+                list(jobs_with_preferences(state.jobs, self.peer.store)), state.module_state(RlhfState).sets, read, pair
             )
 
         if not self._is_run():
             raise UserError("this network tunes no models, so nobody has drawn a pair")
-        state = self.peer.driver.state
+        state = self.peer.state
         return await trio.to_thread.run_sync(trace)
 
     async def compare_policy(self, prompt: str, tokens: int, temperature: float, seed: int) -> CompareView:
-        workshop, host = self.peer.driver.round_executor, self.peer.driver.host
-        if workshop.participant.worker_client is None:
+        worker = self.peer.worker_client
+        if worker is None:
             raise UserError("this peer has no worker to generate with: ask one with --role rlhf or full")
         begun = self._tuned()
         tuned = [
@@ -303,12 +304,12 @@ class RlhfRpcHandler(RlhfRpc):
             way = "`rlhf status` says how far the plan is" if begun else "begin with `rlhf start`"
             raise UserError(f"no model has been tuned yet: {way}")
         key, job = tuned[-1]
-        opened = workshop.make_context((key, job.round), job)
+        opened = self.peer.make_round_context(key, job.round, job)
         how = SamplingOptions(max_tokens=tokens, temperature=temperature, seed=seed).validated()
-        ask = partial(workshop.participant.worker_client.ask_worker, opened)
+        ask = partial(worker.ask_worker, opened)
         told: dict[str, str] = {}
         withheld: list[str] = []
-        for name, directory in (("policy", str(host.round_directory(key, job.round))), ("reference", None)):
+        for name, directory in (("policy", str(self.peer.models.round_directory(key, job.round))), ("reference", None)):
             try:
                 done = await text_stream.generate_text(
                     ask,
@@ -339,13 +340,13 @@ def _stage(key: bytes, job: Job | QueuedJob) -> StageView:
     view = StageView(
         spec.objective, key.hex(), job.phase.value, job.rounds_in_model, spec.rounds, root, notes=preparation_notes(spec)
     )
-    rounds = tuning_plans.failed_rounds(job)
+    rounds = job.failed_rounds
     if not rounds:
         return view
     return replace(
         view,
         state="failed",
-        failed=tuning_plans.no_progress_text(rounds, tuning_plans.rejections(job), spec.resolved_objective.reason_labels),
+        failed=no_progress_text(rounds, job.rejections, spec.resolved_objective.reason_labels),
     )
 
 

@@ -16,13 +16,10 @@ import numpy as np
 from features.text_tables import pluralize
 from ledger.jobs import ModelReference
 from ledger.network_governance import NetworkState
-from peer.api.initial_model import initial_model_from_job, resolve_base_job
-from peer.api.job_builder import byzantine_trainers_max, check_job_spec
-from peer.api.running_peer import RunningPeer
-from peer.api.supervised_jobs import attach_set, build_supervised_spec, default_stop_token, load_job_tokenizer, tokenize_set
-from peer.api.supervised_jobs import parse_objective_overrides as parsed_terms
 from protocol import codec
 from protocol.errors import UserError
+from rlhf.api.supervised_jobs import attach_set, build_supervised_spec, default_stop_token, load_job_tokenizer, tokenize_set
+from rlhf.api.supervised_jobs import parse_objective_overrides as parsed_terms
 from rlhf.data import preference_sets, tokenized_pairs
 from rlhf.data.jsonl import InvalidLines
 from rlhf.data.preference_sets import PreferencePair
@@ -37,6 +34,9 @@ from rlhf.objectives.supervised_objectives import DPO
 from rlhf.pair_accuracy import can_beat_chance
 from rlhf.record_preparation import TruncationSide, count_stop_texts, prepare_records
 from storage.regular_files import read_regular
+from training.api.initial_model import initial_model_from_job, resolve_base_job
+from training.api.job_builder import byzantine_trainers_max, check_job_spec
+from training.api.training_peer import TrainingPeer
 from training.data import text_files
 from training.job_spec import JobSpec, PreparationCounts, complete_fields
 
@@ -56,7 +56,7 @@ class BuiltPlan(NamedTuple):
 class TuningPlanBuilder:
     """What a person asks for. Every method raises `UserError` for a base, values or preferences that cannot be used."""
 
-    peer: RunningPeer
+    peer: TrainingPeer
     base: str  # a finished job, by name or id; empty: a first model, where the reward has a vocabulary of its own
     name: str
     iterations: int  # rounds of the policy; 0: a reward model alone
@@ -98,7 +98,7 @@ class TuningPlanBuilder:
         """A reward model, and then the policy. The set is given as pairs, or as the name of a file with them."""
         called = f"{self.name}-reward" if self.name else "reward"
         of = initial_model_from_job(self.peer, self.base, "--base")
-        knows_means = self.peer.driver.state.module_state(NetworkState).module_version(MODULE) >= MEAN_REWARD.version
+        knows_means = self.peer.state.module_state(NetworkState).module_version(MODULE) >= MEAN_REWARD.version
         kind, rest = parse_reward_overrides(self.reward_overrides, MEAN if knows_means else LAST)
         keeps_layers = kind is MEAN_REWARD and rest.get("learns", TrainableParameters.WORDS) == TrainableParameters.WORDS
         usual = job_presets.MEAN_REWARD_JOB if keeps_layers else job_presets.REWARD_JOB
@@ -183,7 +183,7 @@ class TuningPlanBuilder:
             self.peer, replace(spec, **complete_fields(job_presets.PPO_JOB | {"rounds": self.iterations} | said))
         )
         if self.blocklist:
-            self.peer.driver.blobs.add_bytes(self.blocklist)
+            self.peer.blobs.add_bytes(self.blocklist)
         return spec
 
     def _prompt_problem(self, own: PpoSettings, before: JobSpec, learned: tokenized_pairs.TokenizedPairs | None) -> str:

@@ -12,19 +12,21 @@ from typing import Any, get_args, get_type_hints
 import trio
 
 from consensus.voter_set import VoterSet
+from features.lazy_import import import_object
+from features.nearest_names import suggest_nearest
 from ledger.core.genesis import TRAINER
 from ledger.network_governance import NetworkState
-from peer.api.initial_model import InitialModel, resolve_initial_model
-from peer.api.running_peer import RunningPeer
-from peer.settings.config import suggest_nearest
 from protocol import codec
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 from protocol.limits import AUDIT_WINDOW_MS_MAX, BLOB_PART_BYTES
 from training import corpus as data
+from training.api.initial_model import InitialModel, resolve_initial_model
+from training.api.training_peer import TrainingPeer
 from training.data import default_text, token_shards, tokenizer
 from training.data.text_files import TextFileReport, printable_path, read_text
 from training.job_spec import AuditMode, JobSpec, complete_fields
+from training.objectives.registry import find_objective, objective_names
 from training.safe_settings import unsafe_reason
 from training.transformer import BYTE_VOCABULARIES, BYTES_WITH_END, ModelSpec
 
@@ -48,14 +50,24 @@ FIELDS_NOT_SET_BY_NAME = frozenset(
 )
 
 
-def build_job_spec(peer: RunningPeer, request: TrainRequest, findings: TextFileReport) -> JobSpec:
+def build_job_spec(peer: TrainingPeer, request: TrainRequest, findings: TextFileReport) -> JobSpec:
     """Makes the job's blobs: shards, manifest, tokenizer, parameters. `UserError` for a text, a model or values of no use."""
     start = resolve_initial_model(peer, request) if request.base else None
     spec = _job_spec(peer, request, start, findings)
     return spec if start is None else start.publish_parameters(peer, spec)
 
 
-def _job_spec(peer: RunningPeer, request: TrainRequest, start: InitialModel | None, findings: TextFileReport) -> JobSpec:
+def build_example_job(peer: TrainingPeer, request: TrainRequest) -> JobSpec:
+    """A job of the first objective that learns from a file with prompts and responses. Raises `UserError` as that does."""
+    known = (find_objective(name) for name in objective_names())
+    builders = [kind.example_job_builder for kind in known if kind and kind.example_job_builder]
+    if not builders:
+        raise UserError(f"{request.examples}: this program knows no objective that learns from prompts and responses")
+    spec: JobSpec = import_object(builders[0])(peer, request)
+    return spec
+
+
+def _job_spec(peer: TrainingPeer, request: TrainRequest, start: InitialModel | None, findings: TextFileReport) -> JobSpec:
     said = parse_overrides(request.overrides) | ({"rounds": request.rounds} if request.rounds else {})
     if request.data == LOCAL_DATA:
         said["audit"] = AuditMode.OFF  # nobody else has the text
@@ -70,15 +82,15 @@ def _job_spec(peer: RunningPeer, request: TrainRequest, start: InitialModel | No
     if request.data == LOCAL_DATA:
         if request.vocabulary > BYTES_WITH_END:
             raise UserError(f"--vocabulary {request.vocabulary}: with local data the tokens are bytes; leave it out")
-        if peer.worker is not None and not peer.config.local_data:
+        if peer.worker_client is not None and not peer.local_data:
             raise UserError("this peer has no text of its own: name it with `peer run --local-data PATH`")
         spec = check_job_spec(peer, replace(spec, data=None))
         require_safe_settings(peer, spec, request)
-        if peer.worker is not None:
-            own = peer.config.local_data
+        if peer.worker_client is not None:
+            own = peer.local_data
             data.require_enough_text(spec, sum(map(len, read_text(Path(own).expanduser(), findings=findings))), own)
         return spec
-    keep = peer.driver.blobs.add_bytes
+    keep = peer.blobs.add_bytes
     if request.data and token_shards.is_token_folder(Path(request.data).expanduser()):
         return _job_on_tokens(peer, spec, request, keep, start, said)
     spec = add_audits(peer, spec, request, said)
@@ -97,34 +109,34 @@ def _job_spec(peer: RunningPeer, request: TrainRequest, start: InitialModel | No
     return check_job_spec(peer, replace(spec, data=keep(manifest.encode())))
 
 
-def check_job_spec(peer: RunningPeer, spec: JobSpec) -> JobSpec:
+def check_job_spec(peer: TrainingPeer, spec: JobSpec) -> JobSpec:
     """Its large objects have parts, if the network knows such jobs. Raises `UserError` for values that cannot be used."""
     is_large = spec.object_bytes_max > BLOB_PART_BYTES
-    return replace(spec, multipart_objects=is_large and peer.driver.state.module_state(NetworkState).has_jobs_v3).validated()
+    return replace(spec, multipart_objects=is_large and peer.state.module_state(NetworkState).has_jobs_v3).validated()
 
 
-def add_compression_warmup_rounds(peer: RunningPeer, spec: JobSpec, said: Container[str]) -> JobSpec:
+def add_compression_warmup_rounds(peer: TrainingPeer, spec: JobSpec, said: Container[str]) -> JobSpec:
     """A job that starts anew, its first rounds said with more bits where that was measured to help. It is unchanged if a person
     has said how many rounds (`said`: the fields that a person set), or if the network does not know such jobs.
     """
-    is_free = "compression_warmup_rounds" not in said and peer.driver.state.module_state(NetworkState).has_jobs_v3
+    is_free = "compression_warmup_rounds" not in said and peer.state.module_state(NetworkState).has_jobs_v3
     return replace(spec, compression_warmup_rounds=spec.usual_compression_warmup_rounds) if is_free else spec
 
 
-def add_final_full_audit_rounds(peer: RunningPeer, spec: JobSpec, said: Container[str]) -> JobSpec:
+def add_final_full_audit_rounds(peer: TrainingPeer, spec: JobSpec, said: Container[str]) -> JobSpec:
     """The job, its last rounds re-executed before the vote; unchanged as above."""
-    is_free = "final_full_audit_rounds" not in said and peer.driver.state.module_state(NetworkState).has_jobs_v3
+    is_free = "final_full_audit_rounds" not in said and peer.state.module_state(NetworkState).has_jobs_v3
     return replace(spec, final_full_audit_rounds=spec.usual_final_full_audit_rounds) if is_free else spec
 
 
-def add_audits(peer: RunningPeer, spec: JobSpec, request: TrainRequest, said: Mapping[str, Any]) -> JobSpec:
+def add_audits(peer: TrainingPeer, spec: JobSpec, request: TrainRequest, said: Mapping[str, Any]) -> JobSpec:
     """The job, whose model is known, with audits. Raises `UserError` if they were not measured to hold against its liars."""
     spec = add_final_full_audit_rounds(peer, choose_sampled_audits(peer, spec, said), said)
     require_safe_settings(peer, spec, request)
     return spec
 
 
-def choose_sampled_audits(peer: RunningPeer, spec: JobSpec, said: Mapping[str, Any]) -> JobSpec:
+def choose_sampled_audits(peer: TrainingPeer, spec: JobSpec, said: Mapping[str, Any]) -> JobSpec:
     """The job with sampled audits, unless a person set `audit`, or they were not measured to hold, or would take too long.
 
     Anybody can invite trainers, and only voters are approved. So all trainers without a vote count as liars.
@@ -134,12 +146,12 @@ def choose_sampled_audits(peer: RunningPeer, spec: JobSpec, said: Mapping[str, A
     usual = replace(JobSpec(name="usual"), **complete_fields({**said, "audit": AuditMode.SAMPLED}))
     sampled = replace(spec, audit=usual.audit, audit_rate=usual.audit_rate, rule=usual.rule)
     sampled = add_final_full_audit_rounds(peer, sampled, said)
-    state, trainers = peer.driver.state, count_trainers(peer)
+    state, trainers = peer.state, count_trainers(peer)
     strangers = sum(TRAINER in member.roles for key, member in state.members.members.items() if key not in state.members.voters)
     judged = replace(sampled, byzantine_max=max(spec.byzantine_max, byzantine_trainers_max(peer)) + strangers)
     if unsafe_reason(judged, trainers) is not None or sampled.problem() is not None:
         return spec
-    window_ms = peer.driver.rules.jobs_module.audit_window_ms(sampled.encode(), state.members)
+    window_ms = peer.audit_window_ms(sampled)
     return sampled if window_ms <= AUDIT_WINDOW_MS_MAX else spec
 
 
@@ -156,39 +168,39 @@ def _on_start(request: TrainRequest, spec: JobSpec, start: InitialModel) -> JobS
 
 
 def fetch_job_blob(
-    peer: RunningPeer, digest: bytes, size_max: int = tokenizer.TOKENIZER_BYTES_MAX, what: str = "the tokenizer"
+    peer: TrainingPeer, digest: bytes, size_max: int = tokenizer.TOKENIZER_BYTES_MAX, what: str = "the tokenizer"
 ) -> bytes:
     """A blob of a job that this peer may lack; this runs in a thread. Raises `UserError`."""
 
     async def fetch() -> bool:
         with trio.move_on_after(BLOB_FETCH_SECONDS_MAX):
-            await peer.driver.network.fetch_blob(digest, size_max, ())
+            await peer.fetch_blob(digest, size_max)
             return True
         return False
 
     if not trio.from_thread.run(fetch):
         raise UserError(f"nobody who is here has {what} {digest.hex()[:16]} of that job: ask a peer that trained it")
-    return peer.driver.blobs.read_blob(digest, size_max)
+    return peer.blobs.read_blob(digest, size_max)
 
 
-def _digest_of_tokens(peer: RunningPeer, spec: JobSpec, manifest: data.DataManifest, bpe: tokenizer.BpeTokenizer) -> bytes:
+def _digest_of_tokens(peer: TrainingPeer, spec: JobSpec, manifest: data.DataManifest, bpe: tokenizer.BpeTokenizer) -> bytes:
     """Once here, so that everybody else can tell that it works on the same ones."""
-    with tempfile.TemporaryDirectory(prefix="tokens-", dir=peer.driver.store.path.parent) as folder:
+    with tempfile.TemporaryDirectory(prefix="tokens-", dir=peer.store.path.parent) as folder:
         text = Path(folder) / "text"
-        data.assemble_text(manifest, peer.driver.blobs.read_range, text)
+        data.assemble_text(manifest, peer.blobs.read_range, text)
         return data.tokens_digest(data.open_tokens(spec, text, bpe))
 
 
-def byzantine_trainers_max(peer: RunningPeer, role: str = TRAINER) -> int:
+def byzantine_trainers_max(peer: TrainingPeer, role: str = TRAINER) -> int:
     """How many of those who train by this role may lie."""
-    return min(VoterSet(peer.driver.state.members.voters).faults_tolerated, max(0, (count_trainers(peer, role) - 1) // 2))
+    return min(VoterSet(peer.state.members.voters).faults_tolerated, max(0, (count_trainers(peer, role) - 1) // 2))
 
 
-def count_trainers(peer: RunningPeer, role: str = TRAINER) -> int:
-    return sum(role in member.roles for member in peer.driver.state.members.members.values())
+def count_trainers(peer: TrainingPeer, role: str = TRAINER) -> int:
+    return sum(role in member.roles for member in peer.state.members.members.values())
 
 
-def require_safe_settings(peer: RunningPeer, spec: JobSpec, request: TrainRequest) -> None:
+def require_safe_settings(peer: TrainingPeer, spec: JobSpec, request: TrainRequest) -> None:
     """`UserError` for a job that was not measured to hold against its liars. The log takes any: old ones go on."""
     is_accepted = request.accept_risk and spec.audit is AuditMode.SAMPLED
     problem = None if is_accepted else unsafe_reason(spec, count_trainers(peer))
@@ -240,7 +252,7 @@ def parse_field(kind: Any, name: str, text: str) -> Any:
 
 
 def _job_on_tokens(
-    peer: RunningPeer,
+    peer: TrainingPeer,
     spec: JobSpec,
     request: TrainRequest,
     keep: Callable[[bytes], bytes],

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
+from features.name_resolution import resolve_job
 from ledger.jobs import Job, JobPhase, ModelReference, QueuedJob
-from peer.api.name_resolution import resolve_job
-from peer.api.running_peer import RunningPeer
-from peer.export.model_provenance import open_decided_model
 from protocol.api import TrainRequest
 from protocol.blob_digest import BlobHasher
 from protocol.errors import UserError
 from storage.multipart_objects import write_list
 from training import parameter_blob
+from training.api.decided_models import open_decided_model
+from training.api.training_peer import TrainingPeer
 from training.formats import huggingface_model
 from training.job_disk_space import require_disk_space
 from training.job_spec import JobSpec
@@ -39,24 +39,24 @@ class InitialModel:
     def apply_to_spec(self, spec: JobSpec, model: ModelSpec) -> JobSpec:
         return replace(spec, base=self.base, model=model, tokenizer=self.tokenizer)
 
-    def publish_parameters(self, peer: RunningPeer, spec: JobSpec) -> JobSpec:
+    def publish_parameters(self, peer: TrainingPeer, spec: JobSpec) -> JobSpec:
         """With the blob that it starts from, if that is one, which others can fetch now. Raises `UserError`."""
         if self.write is None:
             return spec
-        folder = peer.driver.store.path.parent
+        folder = peer.store.path.parent
         require_disk_space(folder, parameter_blob.blob_bytes(spec), "first model")
         with tempfile.TemporaryDirectory(prefix="start-", dir=folder) as made:
             file = Path(made) / "parameters"
             with file.open("wb") as stream:
                 hashed = self.write(spec, stream)
             write_list(file, hashed.part_list)
-            peer.driver.blobs.adopt_file(file, hashed.digest())
+            peer.blobs.adopt_file(file, hashed.digest())
         return replace(spec, initial_model=hashed.digest()).validated()
 
 
-def resolve_initial_model(peer: RunningPeer, request: TrainRequest) -> InitialModel:
+def resolve_initial_model(peer: TrainingPeer, request: TrainRequest) -> InitialModel:
     """Of `train --from`. Raises `UserError`."""
-    jobs = peer.driver.state.jobs
+    jobs = peer.state.jobs
     live: dict[bytes, Job | QueuedJob] = {**jobs.jobs, **{waiting.job: waiting for waiting in jobs.queue}}
     is_job = any(_fits(request.base, key, job) for key, job in live.items())
     if request.folder and is_job and "/" not in request.base:
@@ -70,7 +70,7 @@ def resolve_initial_model(peer: RunningPeer, request: TrainRequest) -> InitialMo
     return initial_model_from_job(peer, request.base, "--from")
 
 
-def initial_model_from_job(peer: RunningPeer, text: str, argument: str) -> InitialModel:
+def initial_model_from_job(peer: TrainingPeer, text: str, argument: str) -> InitialModel:
     """The last model of a finished job. Raises `UserError`."""
     base, job, before = resolve_base_job(peer, text, argument)
     return InitialModel(f"job {job.name!r}", before.model, before.tokenizer, base, before.resolved_objective.stop_token(before))
@@ -80,9 +80,9 @@ def _fits(text: str, key: bytes, job: Job | QueuedJob) -> bool:
     return text == job.name or bool(text and key.hex().startswith(text.lower()))
 
 
-def resolve_base_job(peer: RunningPeer, text: str, argument: str) -> tuple[ModelReference, Job, JobSpec]:
+def resolve_base_job(peer: TrainingPeer, text: str, argument: str) -> tuple[ModelReference, Job, JobSpec]:
     """The finished job that a person means as a base. Raises `UserError`."""
-    jobs = peer.driver.state.jobs
+    jobs = peer.state.jobs
     live: dict[bytes, Job | QueuedJob] = {**jobs.unfinished(), **{waiting.job: waiting for waiting in jobs.queue}}
     if any(_fits(text, key, job) for key, job in live.items()):
         raise UserError(f"{argument} {text!r}: that job is not finished yet; `jobs` shows how far it is")
@@ -94,17 +94,17 @@ def resolve_base_job(peer: RunningPeer, text: str, argument: str) -> tuple[Model
     return ModelReference(key, job.round, job.model_root), job, spec
 
 
-def _of_folder(peer: RunningPeer, folder: Path, as_bytes: bool) -> InitialModel:
+def _of_folder(peer: TrainingPeer, folder: Path, as_bytes: bool) -> InitialModel:
     if not huggingface_model.is_model_folder(folder):
         raise UserError(f"--from: {folder} is no folder with a {huggingface_model.CONFIG}, and no job is called so")
     own = huggingface_model.open_huggingface_model(folder, as_bytes)
-    tokenizer = None if own.tokenizer is None else peer.driver.blobs.add_bytes(own.tokenizer)
+    tokenizer = None if own.tokenizer is None else peer.blobs.add_bytes(own.tokenizer)
     return InitialModel(str(folder), own.model, tokenizer, stop=own.stop, write=own.write_parameters)
 
 
-def _of_round(peer: RunningPeer, name: str, number: int) -> InitialModel:
+def _of_round(peer: TrainingPeer, name: str, number: int) -> InitialModel:
     """A job's model after `number` rounds. Every peer keeps a finished job's last one; others are a blob of what is here."""
-    jobs = peer.driver.state.jobs.jobs
+    jobs = peer.state.jobs.jobs
     key = resolve_job(name, jobs, "jobs")
     job, spec = jobs[key], JobSpec.decode(jobs[key].spec)
     if not spec.resolved_objective.makes_text:
@@ -112,11 +112,11 @@ def _of_round(peer: RunningPeer, name: str, number: int) -> InitialModel:
     stop = spec.resolved_objective.stop_token(spec)
     if job.phase is JobPhase.FINISHED and number == job.round:
         return InitialModel(f"job {job.name!r}", spec.model, spec.tokenizer, ModelReference(key, number, job.model_root), stop)
-    final = peer.driver.state.final_round(key)
+    final = peer.state.final_round(key)
     if number > final or any(undone.first < number <= undone.last for undone in job.undone_rounds):
         undo = f"audits may undo, or have undone, the model of job {job.name!r} at round {number}"
         raise UserError(f"--from: {undo}: take round {final}, which is final")
-    model = open_decided_model(peer.driver.host, peer.driver.store, key, job, number)
+    model = open_decided_model(peer.models, peer.store, key, job, number)
     return InitialModel(f"job {job.name!r}", spec.model, spec.tokenizer, stop=stop, write=lambda spec, file: _write(model, file))
 
 

@@ -9,18 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from peer.api.initial_model import InitialModel, resolve_initial_model
-from peer.api.job_builder import (
-    add_final_full_audit_rounds,
-    byzantine_trainers_max,
-    check_job_spec,
-    count_trainers,
-    fetch_job_blob,
-    parse_field,
-    parse_overrides,
-    require_safe_settings,
-)
-from peer.api.running_peer import RunningPeer
 from protocol import codec
 from protocol.api import TrainRequest
 from protocol.errors import UserError
@@ -31,6 +19,18 @@ from rlhf.objectives import job_presets
 from rlhf.objectives.supervised_objectives import INSTRUCT, SupervisedObjective
 from rlhf.record_preparation import TruncationSide, count_stop_texts, prepare_records
 from training import corpus
+from training.api.initial_model import InitialModel, resolve_initial_model
+from training.api.job_builder import (
+    add_final_full_audit_rounds,
+    byzantine_trainers_max,
+    check_job_spec,
+    count_trainers,
+    fetch_job_blob,
+    parse_field,
+    parse_overrides,
+    require_safe_settings,
+)
+from training.api.training_peer import TrainingPeer
 from training.data import text_files
 from training.data.tokenizer import Tokenizer, load_tokenizer
 from training.job_spec import JobSpec, complete_fields
@@ -40,7 +40,7 @@ from training.transformer import BYTE_VOCABULARIES
 EPOCHS_DEFAULT = 3  # unless it is said how many rounds
 
 
-def build_instruct_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
+def build_instruct_spec(peer: TrainingPeer, request: TrainRequest) -> JobSpec:
     """Of `train --from MODEL FILE`. Makes the blobs of the set. `UserError` for a file or values that cannot be used."""
     shown = text_files.printable_path(request.examples)
     if not request.base:
@@ -70,7 +70,7 @@ def build_instruct_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
 
 
 def build_supervised_spec(
-    peer: RunningPeer,
+    peer: TrainingPeer,
     kind: Objective,
     start: InitialModel,
     name: str,
@@ -103,13 +103,13 @@ def build_supervised_spec(
     return check_job_spec(peer, spec), said
 
 
-def load_job_tokenizer(peer: RunningPeer, model: JobSpec | InitialModel) -> Tokenizer:
+def load_job_tokenizer(peer: TrainingPeer, model: JobSpec | InitialModel) -> Tokenizer:
     """Raises `UserError` where nobody has it."""
     blob = None if model.tokenizer is None else fetch_job_blob(peer, model.tokenizer)
     return load_tokenizer(blob, model.model.vocabulary)
 
 
-def tokenize_set(peer: RunningPeer, spec: JobSpec, records: Sequence[PromptRecord], file: str) -> Any:
+def tokenize_set(peer: TrainingPeer, spec: JobSpec, records: Sequence[PromptRecord], file: str) -> Any:
     """What the job's trainers make of a set. Raises `UserError`, naming the file."""
     encode: Any = (
         tokenized_responses.tokenize_responses
@@ -123,11 +123,11 @@ def tokenize_set(peer: RunningPeer, spec: JobSpec, records: Sequence[PromptRecor
 
 
 def attach_set(
-    peer: RunningPeer, spec: JobSpec, records: Sequence[PromptRecord], tokens: Any, rounds: int | None, epochs: int
+    peer: TrainingPeer, spec: JobSpec, records: Sequence[PromptRecord], tokens: Any, rounds: int | None, epochs: int
 ) -> tuple[JobSpec, corpus.DataManifest]:
     """The job on this set, whose blobs are made, for so many rounds or else epochs."""
     digest = None if spec.tokenizer is None else corpus.tokens_digest(tokens)
-    manifest = tokenized_pairs.preference_set_manifest(records, digest, peer.driver.blobs.add_bytes)
+    manifest = tokenized_pairs.preference_set_manifest(records, digest, peer.blobs.add_bytes)
     at_once = {"trainers": count_trainers(peer, spec.resolved_objective.role), "steps": spec.local_steps, "batch": spec.batch}
     rounds = rounds or preference_sets.rounds_for_epochs(epochs, len(tokens.trained), **at_once)
     return check_job_spec(peer, replace(spec, rounds=rounds, data=manifest.digest)), manifest
@@ -143,7 +143,7 @@ def parse_objective_overrides(
     return own, parse_overrides({key: text for key, text in overrides.items() if key not in names}, names)
 
 
-def default_stop_token(peer: RunningPeer, start: InitialModel, learns_to_end: bool) -> int:
+def default_stop_token(peer: TrainingPeer, start: InitialModel, learns_to_end: bool) -> int:
     """The token that ends a response unless a person names another.
 
     | the model that the job starts from | token |
