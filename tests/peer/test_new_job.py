@@ -57,9 +57,10 @@ def peer_of(jobs: int, voters: int = 4, strangers: int = 0, silent: int = 0) -> 
         round_voters=tuple(keys[:voters]),
     )
     state = {NetworkState: NetworkState((ModuleVersion("jobs", jobs),))}
-    rules = SimpleNamespace(jobs_module=JobsModule(JobModelStore(Path())))
+    jobs_module = JobsModule(JobModelStore(Path()))
     return SimpleNamespace(
-        driver=SimpleNamespace(state=SimpleNamespace(module_state=state.__getitem__, members=members), rules=rules)
+        state=SimpleNamespace(module_state=state.__getitem__, members=members),
+        audit_window_ms=lambda spec: jobs_module.audit_window_ms(spec.encode(), members),
     )
 
 

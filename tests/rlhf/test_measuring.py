@@ -157,10 +157,9 @@ async def test_a_model_that_the_worker_failed_to_measure_gives_no_figures_and_is
     _, reward = trained(world)
     store = LedgerStore(tmp_path / "ledger.db", world.chain)
     worker = Worker(store, failures=2)
-    workshop = SimpleNamespace(participant=SimpleNamespace(worker_client=worker), make_context=lambda place, job: place)
-    host = SimpleNamespace(round_directory=lambda *place: tmp_path)
-    driver = SimpleNamespace(round_executor=workshop, state=world.state, store=store, host=host)
-    peer: Any = SimpleNamespace(driver=driver, config=SimpleNamespace(evaluate=True))
+    models = SimpleNamespace(round_directory=lambda *place: tmp_path)
+    peer: Any = SimpleNamespace(state=world.state, store=store, models=models, worker_client=worker, evaluates_models=True)
+    peer.make_round_context = lambda job, round, of: (job, round)
     answers = RlhfRpcHandler(peer)
     # Figures of an earlier round are no figures of the last model.
     store.save_measurements(

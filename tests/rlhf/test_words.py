@@ -112,8 +112,6 @@ def test_status_counts_rounds_of_a_policy_from_1() -> None:
 
 @pytest.mark.parametrize(("begun", "way"), [([], "begin with `rlhf start`"), ([(b"job", None)], "`rlhf status` says how far")])
 async def test_whoever_compares_too_early_is_told_what_to_do(begun: list[Any], way: str) -> None:
-    executor = SimpleNamespace(participant=SimpleNamespace(worker_client=True))
-    driver = SimpleNamespace(round_executor=executor, host=None)
-    asked: Any = SimpleNamespace(peer=SimpleNamespace(driver=driver), _tuned=lambda: begun)
+    asked: Any = SimpleNamespace(peer=SimpleNamespace(worker_client=True), _tuned=lambda: begun)
     with pytest.raises(UserError, match=f"no model has been tuned yet: {way}"):
         await RlhfRpcHandler.compare_policy(asked, "The ", 1, 1.0, 0)
