@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -19,10 +19,8 @@ import numpy as np
 
 from peer.cli import build_parser, settings_from_options
 from peer.commands import local_commands
+from peer.daemon.daemon import ParticipantContext
 from peer.roles.trainer import Trainer
-from peer.runtime.driver import Driver
-from peer.settings.config import Config
-from peer.worker.supervisor import WorkerSupervisor
 from protocol.errors import UserError
 from training import random_stream
 from training.replay import proposal_replay
@@ -61,10 +59,11 @@ def work() -> None:
     worker_main.main(Free)
 
 
-def make_round_work(config: Config, worker: WorkerSupervisor | None, texts: Path, driver: Callable[[], Driver]) -> Trainer:
-    assert worker is not None, "who proposes trains"
-    worker.command = [sys.executable, "-m", "benchmarks.free", WORKER]
-    return Trainer(worker, texts, Path(config.local_data) if config.local_data else None)
+def make_free_trainer(context: ParticipantContext) -> Trainer:
+    assert context.worker is not None, "who proposes trains"
+    context.worker.command = [sys.executable, "-m", "benchmarks.free", WORKER]
+    local = context.config.local_data
+    return Trainer(context.worker, context.text_folder, Path(local) if local else None)
 
 
 @contextmanager
@@ -91,7 +90,7 @@ def main() -> int:
     options = build_parser().parse_args(sys.argv[1:])
     with fsyncs_noted():
         return local_commands.run_peer_with_config(
-            settings_from_options(options).config, console=False, make_round_work=make_round_work
+            settings_from_options(options).config, console=False, make_participant=make_free_trainer
         )
 
 

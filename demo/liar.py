@@ -6,16 +6,13 @@ Only demos and scenarios start it. ACCOMPLICES are peer ids separated by commas,
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
 from demo.lying_trainer import ATTACKS, Liar
 from peer.cli import build_parser
 from peer.commands import local_commands
 from peer.commands.command_line_parser import settings_from_options
-from peer.runtime.driver import Driver
-from peer.settings.config import Config
-from peer.worker.supervisor import WorkerSupervisor
+from peer.daemon.daemon import ParticipantContext
 from protocol import codec
 from protocol.errors import UserError
 from protocol.identity import parse_peer_id, sign_message
@@ -23,17 +20,11 @@ from protocol.messages import GossipEnvelope, Proposal
 from transport.network import Priority
 
 
-class Equivocator:
+async def equivocate(context: ParticipantContext, first: Proposal, second: Proposal) -> None:
     """Shows one half of the network another proposal than the other half, behind the back of the driver's one way out."""
-
-    def __init__(self, driver: Callable[[], Driver]) -> None:
-        self._driver = driver
-
-    async def __call__(self, first: Proposal, second: Proposal) -> None:
-        driver = self._driver()
-        for number, peer in enumerate(sorted(driver.network.connected_peers())):
-            signed = sign_message(driver.signer, driver.chain_id, (first, second)[number % 2])
-            driver.network.send(peer, codec.encode(GossipEnvelope(signed)), Priority.VOTE)
+    for number, peer in enumerate(sorted(context.network.connected_peers())):
+        signed = sign_message(context.signer, context.chain_id, (first, second)[number % 2])
+        context.network.send(peer, codec.encode(GossipEnvelope(signed)), Priority.VOTE)
 
 
 def main(arguments: list[str]) -> int:
@@ -43,13 +34,12 @@ def main(arguments: list[str]) -> int:
     options = build_parser().parse_args(rest)
     keys = frozenset(parse_peer_id(text) for text in accomplices.split(",") if text != "-")
 
-    def make_round_work(config: Config, worker: WorkerSupervisor | None, texts: Path, driver: Callable[[], Driver]) -> Liar:
-        assert worker is not None, "a liar trains"
-        return Liar(worker, texts, attack=attack, accomplices=keys, equivocate=Equivocator(driver))
+    def make_liar(context: ParticipantContext) -> Liar:
+        assert context.worker is not None, "a liar trains"
+        lies = partial(equivocate, context)
+        return Liar(context.worker, context.text_folder, attack=attack, accomplices=keys, equivocate=lies)
 
-    return local_commands.run_peer_with_config(
-        settings_from_options(options).config, console=False, make_round_work=make_round_work
-    )
+    return local_commands.run_peer_with_config(settings_from_options(options).config, console=False, make_participant=make_liar)
 
 
 if __name__ == "__main__":

@@ -266,6 +266,13 @@ class RunningModules:
         assert len(self.by_kind) == sum(len(module.contents) for module in modules), "a kind belongs to one module"
 
 
+@dataclass(slots=True)
+class AppliedState:
+    """The state after the last applied block. All parts of a peer that read it hold this one object."""
+
+    current: LedgerState
+
+
 class LedgerRules:
     """The transition rules of one network. `modules` are those that this program knows, in every version."""
 

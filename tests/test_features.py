@@ -377,7 +377,7 @@ async def test_a_running_peer_has_its_role_its_part_its_blob_its_objective_and_i
             notes, me = driver.state.module_state(NotesState), driver.signer.public
             assert notes.written == {me: 1} and notes.last is not None and driver.blobs.read_range(notes.last) == b"milk"
             assert driver.state.members.members[me].roles == ("scribe",)
-            assert (directory / "parts" / "scribe" / "written").exists()
+            assert (directory / "services" / "scribe" / "written").exists()
             author = TransactionSubmitter(driver)
             await author.submit("job/start", StartJob(JOB.encode()))
             while any(job.phase is not JobPhase.FINISHED for job in driver.state.jobs.jobs.values()):

@@ -29,10 +29,10 @@ from protocol.addresses import (
 )
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import WIRE_VERSIONS, Signer, short_id
-from protocol.messages import GuestInvitation, PeerAddresses
+from protocol.messages import PeerAddresses
 from transport.blobs.blob_store import BlobStore
 from transport.connections.close_reason import LinkClosedByPeer, raise_if_closed
-from transport.connections.connection_manager import LINKS_MAX, AcceptGuest, ConnectionManager, IsPeerAllowed, PeerLink
+from transport.connections.connection_manager import LINKS_MAX, ConnectionManager, PeerLink
 from transport.connections.inbound_queue import UNREAD_BYTES_MAX
 from transport.connections.resolver import ThreadedResolver
 from transport.dialer import HANDSHAKE_SECONDS, Dialer, describe_handshake_error
@@ -43,11 +43,12 @@ from transport.discovery.peer_records import PeerRecordBook
 from transport.discovery.reachability import ReachabilityState, RelayMode
 from transport.legacy_addresses import LegacyAddressGossip
 from transport.network import DialInfo, DuplicateIdentity
+from transport.peer_policy import EVERYBODY_IS_MEMBER, PeerPolicy
 from transport.quotas.accept_limiter import BACKLOG, AcceptLimiter
 from transport.quotas.connection_eviction import HALF_OPEN_MAX, HalfOpenSlot, HalfOpenTable
 from transport.quotas.cpu_quota import CpuAccount
 from transport.quotas.memory_quota import MemoryAccount
-from transport.quotas.peer_class import PeerClass, PeerClassOf
+from transport.quotas.peer_class import PeerClass
 from transport.relay.circuit_session import CircuitSession
 from transport.relay.relay_client import CircuitStream, RelayClient
 from transport.relay.relay_watchdog import SILENT_SECONDS
@@ -86,18 +87,13 @@ class Swarm(ConnectionManager):
         listen: str,
         bootstrap: Sequence[str],
         blobs: BlobStore,
+        policy: PeerPolicy = EVERYBODY_IS_MEMBER,
         *,
         remembered: Sequence[str] = (),
         advertise: Sequence[str] = (),
-        allow: IsPeerAllowed = lambda peer: True,
-        standing_of: PeerClassOf = lambda peer: PeerClass.MEMBER,
-        welcome: AcceptGuest = lambda peer, shown: None,
-        guest: Callable[[], GuestInvitation | None] = lambda: None,
         tell: Callable[[str], None] = log.info,
         random: Random | None = None,
         versions: Sequence[int] = WIRE_VERSIONS,
-        members: Callable[[bytes], bool] = lambda peer: True,
-        has_gone: Callable[[bytes], bool] = lambda peer: False,
         hosts: Callable[[], Iterable[str]] = tuple,
         pace: KeepaliveConfig = KeepaliveConfig(),
         relay: RelayMode = RelayMode.ON,
@@ -106,20 +102,17 @@ class Swarm(ConnectionManager):
         """`listen`: "host:port", port 0 for any free one; several with commas; or "none". `advertise`: where others reach this
         peer, if not there; `tell` hears what a person should know, each thing once. `bootstrap`: as `connect` takes it.
         `remembered`: "peer id@host:port", as `peer_addresses` said earlier; `bootstrap` goes before them. `hosts`: of this
-        machine, that others may reach it at where it listens on all. `guest`: what this peer shows to others while it is no
-        member. `welcome`: others have shown it. `relay`: forward between `members`. `has_gone`: who was one,
-        and nobody waits for. `connections_max`: accepted ones at once, as many as the process has descriptors for.
+        machine, that others may reach it at where it listens on all. `relay`: forward between members. `connections_max`:
+        accepted ones at once, as many as the process has descriptors for.
 
         Raises `UserError` for an address that is none.
         """
         super().__init__(
             identity.public,
             blobs,
-            allow,
+            policy,
             trio.to_thread.run_sync,
             pace,
-            standing_of=standing_of,
-            welcome=welcome,
             processor=time.thread_time,
             clock=time.perf_counter,
         )
@@ -127,13 +120,13 @@ class Swarm(ConnectionManager):
         self._identity, self._chain_id, self._versions = identity, chain_id, versions
         self._random = random or Random(secrets.randbits(64))
         self._static = KeyPair.from_private(secrets.token_bytes(32))  # one for each start, see `PeerAuthenticated.incarnation`
-        self.records = PeerRecordBook(identity, chain_id, allow=allow, members=members)
+        self.records = PeerRecordBook(identity, chain_id, allow=policy.is_allowed, members=policy.is_member)
         self._book = AddressBook(
             self.me,
             [*map(parse_bootstrap, bootstrap), *(parse_bootstrap(known, remembered=True) for known in remembered)],
             self._links,
             is_stranger=self._is_outsider,
-            has_gone=has_gone,
+            has_gone=policy.has_gone,
             is_own=self._own.__contains__,
             added=lambda entry: self._dialer.keep_dialing(entry),
             tell=tell,
@@ -153,7 +146,6 @@ class Swarm(ConnectionManager):
             self._is_outsider,
             self._random,
         )
-        self._guest = guest
         self._connections_max = connections_max
         self._half_open = HalfOpenTable(min(HALF_OPEN_MAX, max(1, connections_max // 4)))
         self._member_hosts: OrderedDict[str, None] = OrderedDict()  # from which members were linked, the last one at the end
@@ -163,7 +155,7 @@ class Swarm(ConnectionManager):
             self.me,
             self._links,
             self._serve_circuit,
-            serves=members,
+            serves=policy.is_member,
             relaying=relay if listen != NO_LISTEN_ADDRESS else RelayMode.OFF,
             reachable=lambda: self.reachability,
             refuse=self.count_refusal,
@@ -446,7 +438,7 @@ class Swarm(ConnectionManager):
             while not messages:
                 events = await self._receive(stream, session, link.cpu_account)
                 messages = [event for event in events if isinstance(event, Message)]
-                if link.inbox.held > UNREAD_BYTES_MAX[self._standing_of(link.peer)]:  # nobody has counted it so far
+                if link.inbox.held > UNREAD_BYTES_MAX[self._policy.classify(link.peer)]:  # nobody has counted it so far
                     raise RemoteProtocolError("oversized", "a link that begins with a large message")
         if not messages:
             raise RemoteProtocolError("handshake-timeout", "the handshake was not confirmed")
@@ -475,7 +467,7 @@ class Swarm(ConnectionManager):
         self._discovery.on_linked(link)
 
     def _show_invitation(self, link: SessionLink) -> None:
-        shown = self._guest()
+        shown = self._policy.own_invitation()
         if shown is not None:
             link.queue_message(shown, Priority.CONTROL)
 
@@ -559,7 +551,7 @@ class Swarm(ConnectionManager):
     # Dialing ---------------------------------------------------------------------------------------------------------
 
     def _may_dial(self, peer: bytes) -> bool:
-        return self._allow(peer) and self._bans.banned_until(peer) <= trio.current_time()
+        return self._policy.is_allowed(peer) and self._bans.banned_until(peer) <= trio.current_time()
 
     def _versions_for(self, address: str) -> Sequence[int]:
         """Up to the newest, or to the one in which the attempt before was answered."""
@@ -623,7 +615,7 @@ class Swarm(ConnectionManager):
             return False
 
     def _is_outsider(self, peer: bytes) -> bool:
-        return self._standing_of(peer) is PeerClass.STRANGER
+        return self._policy.classify(peer) is PeerClass.STRANGER
 
 
 @contextlib.contextmanager

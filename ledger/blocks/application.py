@@ -18,7 +18,7 @@ from ledger.blocks.mempool import (
 )
 from ledger.core.module import Refused
 from ledger.jobs import JobPhase
-from ledger.ledger_state import BlockBody, LedgerRules, LedgerState, decode_body
+from ledger.ledger_state import AppliedState, BlockBody, LedgerRules, LedgerState, decode_body
 from protocol import codec
 from protocol.identity import Signed, short_id
 from protocol.limits import EVIDENCE_PER_BLOCK_MAX, TRANSACTIONS_PER_BLOCK_MAX
@@ -38,12 +38,12 @@ PENDING_EVIDENCE_MAX = 16 * EVIDENCE_PER_BLOCK_MAX
 class LedgerApplication:
     """Implements `consensus.application.Application`. Everything in it refers to the last applied block."""
 
-    def __init__(self, rules: LedgerRules, state: LedgerState, certified_root: bytes) -> None:
+    def __init__(self, rules: LedgerRules, applied: AppliedState, certified_root: bytes) -> None:
         self.rules = rules
-        self.state = state
+        self.applied = applied
         self.certified_root = certified_root  # the root that the last decided block names
         self.rounds: dict[bytes, OpenRoundState] = {}
-        self.mempool = Mempool(state.height, rules.transaction_traits)
+        self.mempool = Mempool(applied.current.height, rules.transaction_traits)
         self.inclusion_lists = InclusionListSet()
         self._deferred: dict[tuple[bytes, int], float] = {}  # rounds -> time from which this peer's blocks may close them
         self._now = 0.0
@@ -55,9 +55,13 @@ class LedgerApplication:
         self._certification: tuple[LedgerState, bool] | None = None
         self._settling: tuple[LedgerState, bool] | None = None
 
+    @property
+    def state(self) -> LedgerState:
+        return self.applied.current
+
     def advance_state(self, state: LedgerState, certified_root: bytes) -> None:
         assert state.height == self.state.height + 1
-        self.state, self.certified_root = state, certified_root
+        self.applied.current, self.certified_root = state, certified_root
         self.mempool.height = state.height
         self.inclusion_lists.prune_lists(state.members, state.height)
         self.pending_evidence = {key: evidence for key, evidence in self.pending_evidence.items() if self._would_expel(key)}

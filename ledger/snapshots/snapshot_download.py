@@ -63,18 +63,18 @@ class TrustBasis:
 
 
 def make_trust_basis(
-    rules: LedgerRules, verifier: Verifier, state: LedgerState | None, last: DecidedBlock | None, invited: TrustedBlock | None
+    rules: LedgerRules, state: LedgerState | None, last: DecidedBlock | None, invited: TrustedBlock | None
 ) -> TrustBasis:
     """A peer trusts the `last` block that it decided, and its applied state; None stands for a wrong one.
 
     Below the block that its invitation names it trusts neither: retired voters could have led it there.
     """
     if invited is not None and invited.height > (last.height if last else 0):
-        return TrustBasis(rules.chain_id, verifier, 0, rules.genesis.voters, invited)
+        return TrustBasis(rules.chain_id, rules.verifier, 0, rules.genesis.voters, invited)
     anchor = TrustedBlock(last.height, last.digest) if last else None
     if state is None:
-        return TrustBasis(rules.chain_id, verifier, 0, rules.genesis.voters, anchor)
-    return TrustBasis(rules.chain_id, verifier, state.height, VoterSet(state.members.voters), anchor)
+        return TrustBasis(rules.chain_id, rules.verifier, 0, rules.genesis.voters, anchor)
+    return TrustBasis(rules.chain_id, rules.verifier, state.height, VoterSet(state.members.voters), anchor)
 
 
 def request_order(peers: Iterable[bytes], voters: VoterSet, last: bytes) -> list[bytes]:

@@ -6,24 +6,29 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 import trio
 
-from features.services import ServiceContext
-from ledger.audits.audit_state import ProposalKey
 from ledger.core.genesis import Genesis
 from ledger.jobs import Job
 from ledger.ledger_state import LedgerState
 from peer import features
 from peer.api.alerts import AlertTracker
+from peer.runtime.audits.auditor import Auditor
 from peer.runtime.driver import Driver
 from peer.runtime.membership.liveness_reports import LivenessMonitor
+from peer.runtime.membership.membership import Membership
+from peer.runtime.service_context import DriverServiceContext, ReloadSignal
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from peer.settings.config import Config
+from peer.settings.data_directory import DataDirectory
 from peer.settings.invitation_book import InvitationBook
 from peer.worker.supervisor import WorkerSupervisor
+from protocol.api import PeerApi
 from protocol.errors import UserError
+from protocol.identity import Identity
 from protocol.messages import LightBlock, Transaction
 from storage.disk_blob_store import DiskBlobStore
 from storage.ledger_store import LedgerStore
@@ -38,32 +43,56 @@ CONCURRENT_TEXTS_MAX: Final = 4  # that people wait for at once: the worker keep
 
 @dataclass
 class RunningPeer:
+    """`api` is set once, by whoever makes this."""
+
     config: Config
-    genesis: Genesis
+    directory: DataDirectory
+    identity: Identity
     driver: Driver
     network: Swarm
-    addresses: Callable[[], tuple[str, ...]]  # where others reach this peer, as far as it knows
     worker: WorkerSupervisor | None
-    stop_daemon: Callable[[], None]
-    set_candidacy: Callable[[bool], None]  # whether this peer, where it does not vote, asks to
-    asked_audits: list[tuple[bytes, ProposalKey]]  # jobs and places of proposals that people want replayed first
     submitter: TransactionSubmitter
+    membership: Membership
+    auditor: Auditor
     liveness_monitor: LivenessMonitor
-    invitations: InvitationBook
-    started: float
-    service_context: Callable[[str], ServiceContext]  # of a service
+    addresses: Callable[[], tuple[str, ...]]  # where others reach this peer, as far as it knows
     optional_services: Sequence[OptionalService] = ()
+    stopped: trio.Event = field(default_factory=trio.Event)  # somebody asked for the end
+    reload_signal: ReloadSignal = field(default_factory=ReloadSignal)
     alerts: AlertTracker = field(default_factory=AlertTracker)
     text_slots: trio.Semaphore = field(default_factory=lambda: trio.Semaphore(CONCURRENT_TEXTS_MAX))
+    started: float = field(default_factory=time.monotonic)
+    api: PeerApi = field(init=False)
 
     @property
     def me(self) -> bytes:
         return self.driver.signer.public
 
     @property
+    def genesis(self) -> Genesis:
+        return self.driver.rules.genesis
+
+    @property
     def now_ms(self) -> int:
         """The later one of this clock and the last block's: an idle network's time stands still."""
         return max(time.time_ns() // 1_000_000, self.driver.state.time_ms)
+
+    @cached_property
+    def invitations(self) -> InvitationBook:
+        return InvitationBook(self.directory.path / "invitations")
+
+    def service_context(self, service: str, /) -> DriverServiceContext:
+        return DriverServiceContext(
+            service,
+            self.config,
+            self.driver,
+            self.submitter,
+            self.directory.path / "services",
+            self.identity.unseal,
+            self.api,
+            self.directory.texts,
+            self.reload_signal,
+        )
 
     @contextmanager
     def text_slot(self) -> Iterator[None]:

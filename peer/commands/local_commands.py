@@ -198,19 +198,19 @@ def run_peer(options: argparse.Namespace) -> int:
     return run_peer_with_config(_config(options), options.console)
 
 
-def run_peer_with_config(config: Config, console: bool, make_round_work: MakeParticipant | None = None) -> int:
+def run_peer_with_config(config: Config, console: bool, make_participant: MakeParticipant | None = None) -> int:
     on_terminal = console and sys.stdin.isatty() and sys.stdout.isatty()
     _log_to(config, Path(config.data_directory) / "peer.log" if on_terminal else None)
-    return trio.run(partial(_run, config, on_terminal, make_round_work), strict_exception_groups=True)
+    return trio.run(partial(_run, config, on_terminal, make_participant), strict_exception_groups=True)
 
 
-async def _run(config: Config, on_terminal: bool, make_round_work: MakeParticipant | None) -> int:
+async def _run(config: Config, on_terminal: bool, make_participant: MakeParticipant | None) -> int:
     with garbage_collection_paused():
         from peer.commands import console
-        from peer.daemon.daemon import running_daemon, tune_garbage_collector, wait_for_stop
+        from peer.daemon.daemon import make_honest_participant, running_daemon, tune_garbage_collector, wait_for_stop
 
     hung_up = partial(_end_with_terminal, terminal_descriptors()) if on_terminal or _logs_to_terminal(config) else _reopen_log
-    async with running_daemon(config, make_round_work) as daemon:
+    async with running_daemon(config, make_participant or make_honest_participant) as daemon:
         tune_garbage_collector()
         status = await daemon.api.status()
         where = format_listen_addresses(status.listening, status.told)

@@ -7,52 +7,54 @@ People are turned away first, then agreement stops, then what it stands on.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
 import signal
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import trio
 
+from consensus.voter_set import CachingVerifier
 from features.lazy_import import import_object
 from ledger.core.genesis import Genesis
+from ledger.ledger_state import AppliedState
 from peer import features
-from peer.api import control_socket
+from peer.api.control_socket import serve_control_socket
 from peer.api.rpc_handlers import make_peer_api
 from peer.api.running_peer import RunningPeer
 from peer.daemon.host_addresses import host_addresses, make_optional_services, own_addresses
 from peer.daemon.restart_policy import lacks_descriptors, restart_on_fault
+from peer.features import rules_of
 from peer.roles.trainer import Trainer
 from peer.roles.voter import Voter
 from peer.runtime.audits.auditor import Auditor
-from peer.runtime.driver import Driver
+from peer.runtime.driver import Driver, load_state
 from peer.runtime.membership.inactivity import InactivityTracker
 from peer.runtime.membership.liveness_reports import LivenessMonitor
 from peer.runtime.membership.membership import Membership
-from peer.runtime.membership.peer_classifier import PeerClassifier, make_guest_invitation
-from peer.runtime.service_context import DriverServiceContext, ReloadSignal
+from peer.runtime.membership.peer_classifier import PeerClassifier
+from peer.runtime.service_context import ReloadSignal
 from peer.runtime.storage.blob_pinning import BlobPinner
 from peer.runtime.storage.payload_pruner import PayloadPruner
 from peer.runtime.storage.start_model_availability import StartModelAttester
 from peer.runtime.telemetry.event_log import EventLog
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from peer.runtime.upgrade_events import UpgradeReporter
-from peer.settings import address_book_file
+from peer.settings.address_book_file import load_addresses, save_addresses_periodically
 from peer.settings.config import Config, why_unlinked
 from peer.settings.data_directory import DataDirectory
 from peer.settings.file_descriptors import connection_limits, descriptor_limit, raise_descriptor_limit
 from peer.settings.invitation import InvitationString, parse_invitation
-from peer.settings.invitation_book import InvitationBook
 from peer.worker.supervisor import WorkerSupervisor
 from protocol.api import PeerApi
 from protocol.errors import RemoteProtocolError, StorageError, UserError
-from protocol.identity import Ed25519Verifier
+from protocol.identity import Ed25519Verifier, Signer
 from storage.disk_blob_store import DiskBlobStore
 from storage.ledger_store import LedgerStore
 from training.data.text_files import read_text
@@ -66,7 +68,28 @@ ALERT_SECONDS = 1.0  # between looks at what the operator should know
 STOP_SECONDS = 5.0  # for the parts to end after they were asked to
 
 
-MakeParticipant = Callable[[Config, WorkerSupervisor | None, Path, Callable[[], Driver]], RoundParticipant]
+@dataclass(frozen=True, slots=True)
+class ParticipantContext:
+    """What the part of a peer that takes part in rounds may need."""
+
+    config: Config
+    worker: WorkerSupervisor | None
+    text_folder: Path
+    network: Swarm
+    signer: Signer
+    chain_id: bytes
+
+
+MakeParticipant = Callable[[ParticipantContext], RoundParticipant]
+
+
+def make_honest_participant(context: ParticipantContext) -> RoundParticipant:
+    if context.worker is None:
+        return Voter()
+    local = Path(context.config.local_data).expanduser() if context.config.local_data else None
+    if local is not None:
+        next(read_text(local))  # what cannot be read is told now, not when the others wait for it
+    return Trainer(context.worker, context.text_folder, local, context.config.evaluate)
 
 
 @dataclass
@@ -76,67 +99,66 @@ class Daemon:
     api: PeerApi
     driver: Driver
     stopped: trio.Event  # somebody asked for the end
-    reload_signal: ReloadSignal = field(default_factory=ReloadSignal)
+    reload_signal: ReloadSignal
 
 
 @asynccontextmanager
-async def running_daemon(config: Config, make_round_work: MakeParticipant | None = None) -> AsyncIterator[Daemon]:
+async def running_daemon(config: Config, make_participant: MakeParticipant = make_honest_participant) -> AsyncIterator[Daemon]:
     """A peer that has caught up with its own disk and listens; it stops when the block ends. Raises `UserError`."""
     raise_descriptor_limit()
     directory = DataDirectory.open(config.data_directory)
     with directory.lock():
-        signer = directory.load_identity()
         genesis = read_genesis(directory)
-        host, events = JobModelStore(directory.models, config.threads), EventLog()
-        book = directory.addresses
-        remembered = address_book_file.load_addresses(book, lambda text: events.add("warning", text))
-        if unlinked := why_unlinked(config, remembered):
-            raise UserError(unlinked)
-        store = LedgerStore(directory.ledger, genesis.chain_id)
-        blobs = DiskBlobStore(directory.blobs, directory.buffers)
-        texts = directory.path / "texts"
-        texts.mkdir(exist_ok=True)
-        invitation = _invitation(directory)
-        standings = PeerClassifier(signer.public, genesis.chain_id, Ed25519Verifier(), lambda: driver.state)
+        with contextlib.closing(LedgerStore(directory.ledger, genesis.chain_id)) as store:
+            peer = _assemble_peer(config, directory, genesis, store, make_participant)
+            async with _running_tasks(peer):
+                yield Daemon(peer.api, peer.driver, peer.stopped, peer.reload_signal)
 
-        def has_gone(peer: bytes) -> bool:
-            return driver.state.members.is_departed_key(peer)
 
-        network = Swarm(
-            signer,
-            genesis.chain_id,
-            config.listen,
-            config.bootstrap,
-            blobs,
-            remembered=remembered,
-            advertise=config.advertise,
-            standing_of=standings,
-            welcome=standings.admit_guest,
-            guest=lambda: make_guest_invitation(invitation, signer.public, driver.state),
-            tell=lambda text: events.add("peer", text),
-            members=lambda peer: driver.state.members.is_current_key(peer),
-            has_gone=has_gone,
-            hosts=host_addresses,
-            pace=config.keepalive,
-            relay=config.relay,
-            connections_max=connection_limits(descriptor_limit()).peers,
-        )
-        role = features.roles()[config.role]
-        worker = WorkerSupervisor(config.resources, engine=config.engine) if role.needs_worker else None
-        round_work = (make_round_work or make_participant)(config, worker, texts, lambda: driver)
-        anchor = invitation.anchor if invitation else None
-        driver = Driver(
-            signer, genesis, store, blobs, host, network, round_work, events, anchor, config.payloads_gb * 1_000_000_000
-        )
-        author, stopped, hangup = TransactionSubmitter(driver), trio.Event(), ReloadSignal()
-        beside = make_optional_services(config, genesis.chain_id, network, lambda text: events.add("peer", text))
-        hearing = LivenessMonitor(network, lambda: driver.state.members, lambda text, peer: events.add("peer", text, peer=peer))
-        absence = _absence(config, directory, driver, author)
-        auditing = Auditor(driver, author)
-        former = directory.load_former_identity()
-        membership = Membership(
+def _assemble_peer(
+    config: Config, directory: DataDirectory, genesis: Genesis, store: LedgerStore, make_participant: MakeParticipant
+) -> RunningPeer:
+    """All parts, from the disk upwards. Nothing runs yet."""
+    identity, events = directory.load_identity(), EventLog()
+    models, blobs = JobModelStore(directory.models, config.threads), DiskBlobStore(directory.blobs, directory.buffers)
+    rules = rules_of(genesis, models, CachingVerifier(Ed25519Verifier()))
+    applied = AppliedState(load_state(rules, store))
+    invitation = _invitation(directory)
+    remembered = load_addresses(directory.addresses, lambda text: events.add("warning", text))
+    if unlinked := why_unlinked(config, remembered):
+        raise UserError(unlinked)
+    network = Swarm(
+        identity,
+        genesis.chain_id,
+        config.listen,
+        config.bootstrap,
+        blobs,
+        PeerClassifier(identity.public, genesis.chain_id, Ed25519Verifier(), applied, invitation),
+        remembered=remembered,
+        advertise=config.advertise,
+        tell=lambda text: events.add("peer", text),
+        hosts=host_addresses,
+        pace=config.keepalive,
+        relay=config.relay,
+        connections_max=connection_limits(descriptor_limit()).peers,
+    )
+    role = features.roles()[config.role]
+    worker = WorkerSupervisor(config.resources, engine=config.engine) if role.needs_worker else None
+    participant = make_participant(ParticipantContext(config, worker, directory.texts, network, identity, genesis.chain_id))
+    anchor, payload_bytes = invitation.anchor if invitation else None, config.payloads_gb * 1_000_000_000
+    driver = Driver(identity, rules, applied, store, blobs, models, network, participant, events, anchor, payload_bytes)
+    submitter, former = TransactionSubmitter(driver), directory.load_former_identity()
+    peer = RunningPeer(
+        config=config,
+        directory=directory,
+        identity=identity,
+        driver=driver,
+        network=network,
+        worker=worker,
+        submitter=submitter,
+        membership=Membership(
             driver,
-            author,
+            submitter,
             config.name,
             role.registered_roles,
             config.stand,
@@ -144,113 +166,85 @@ async def running_daemon(config: Config, make_round_work: MakeParticipant | None
             invitation,
             TransactionSubmitter(driver, former) if former else None,
             directory.forget_former_identity,
-        )
-
-        def desk(part: str) -> DriverServiceContext:
-            return DriverServiceContext(part, config, driver, author, directory.path / "parts", signer.unseal, api, texts, hangup)
-
-        api = make_peer_api(
-            RunningPeer(
-                config=config,
-                genesis=genesis,
-                driver=driver,
-                network=network,
-                addresses=lambda: own_addresses(network.addresses, config.advertise, network.external_address),
-                worker=worker,
-                stop_daemon=stopped.set,
-                set_candidacy=lambda stands: setattr(membership, "wants_to_vote", stands),
-                asked_audits=auditing.asked,
-                submitter=author,
-                liveness_monitor=hearing,
-                optional_services=beside,
-                invitations=InvitationBook(directory.path / "invitations"),
-                started=time.monotonic(),
-                service_context=desk,
-            )
-        )
-
-        def warn(text: str) -> None:
-            events.add_warning("warning", text)
-
-        parts = {
-            name: import_object(features.services()[name])(desk(name))
-            for name in (*role.services, *features.services_everywhere())
-        }
-        try:
-            async with trio.open_nursery() as outer:
-                await outer.start(network.run)
-                for aside in beside:
-                    outer.start_soon(restart_on_fault, aside.name, aside.run, warn)
-                async with trio.open_nursery() as computing:
-                    if worker is not None:
-                        computing.start_soon(worker.run)
-                    async with trio.open_nursery() as agreeing:
-                        await agreeing.start(driver.run)
-                        agreeing.start_soon(membership.run)
-                        agreeing.start_soon(UpgradeReporter(driver).run)
-                        agreeing.start_soon(hearing.run)
-                        for what, run in {
-                            "the store of shared files": BlobPinner(driver).run,
-                            "the check of first models": StartModelAttester(driver, author).run,
-                            "the deletion of old payloads": PayloadPruner(driver).run,
-                            "auditing": auditing.run,
-                        }.items():
-                            agreeing.start_soon(restart_on_fault, what, run, warn, lacks_descriptors)
-                        if absence is not None:
-                            agreeing.start_soon(restart_on_fault, "the count of silent days", absence.run, warn)
-                        agreeing.start_soon(restart_on_fault, "the look for alerts", partial(_watch, api), warn)
-                        keep_book = partial(
-                            address_book_file.save_addresses_periodically, book, lambda: _of_members(network, driver), has_gone
-                        )
-                        agreeing.start_soon(restart_on_fault, "the address book", keep_book, warn)
-                        async with trio.open_nursery() as talking:
-                            for name, part in parts.items():
-                                talking.start_soon(restart_on_fault, f"the service {name}", part.run, warn)
-                            await talking.start(control_socket.serve_control_socket, api, directory.path, config.control_socket)
-                            yield Daemon(api, driver, stopped, hangup)
-                            talking.cancel_scope.cancel()
-                        agreeing.cancel_scope.cancel()
-                    computing.cancel_scope.cancel()
-                outer.cancel_scope.cancel()
-        finally:
-            store.close()
+        ),
+        auditor=Auditor(driver, submitter),
+        liveness_monitor=LivenessMonitor(network, applied, lambda text, peer: events.add("peer", text, peer=peer)),
+        addresses=lambda: own_addresses(network.addresses, config.advertise, network.external_address),
+        optional_services=make_optional_services(config, genesis.chain_id, network, lambda text: events.add("peer", text)),
+    )
+    peer.api = make_peer_api(peer)
+    return peer
 
 
-def _absence(config: Config, directory: DataDirectory, driver: Driver, author: TransactionSubmitter) -> InactivityTracker | None:
-    """None: the operator has set no days."""
-    if not config.retire_after_days:
-        return None
+@asynccontextmanager
+async def _running_tasks(peer: RunningPeer) -> AsyncIterator[None]:
+    driver, network = peer.driver, peer.network
+
+    def warn(text: str) -> None:
+        driver.events.add_warning("warning", text)
+
+    role = features.roles()[peer.config.role]
+    services = {
+        name: import_object(features.services()[name])(peer.service_context(name))
+        for name in (*role.services, *features.services_everywhere())
+    }
+    beside_agreement = {
+        "the store of shared files": BlobPinner(driver).run,
+        "the check of first models": StartModelAttester(driver, peer.submitter).run,
+        "the deletion of old payloads": PayloadPruner(driver).run,
+        "auditing": peer.auditor.run,
+    }
+    watchers: dict[str, Callable[[], Awaitable[None]]] = {
+        "the look for alerts": partial(_watch_alerts, peer.api),
+        "the address book": partial(save_addresses_periodically, peer.directory.addresses, network, driver.applied),
+    }
+    if peer.config.retire_after_days:
+        watchers["the count of silent days"] = _inactivity_tracker(peer).run
+    async with trio.open_nursery() as outer:
+        await outer.start(network.run)
+        for optional in peer.optional_services:
+            outer.start_soon(restart_on_fault, optional.name, optional.run, warn)
+        async with trio.open_nursery() as computing:
+            if peer.worker is not None:
+                computing.start_soon(peer.worker.run)
+            async with trio.open_nursery() as agreeing:
+                await agreeing.start(driver.run)
+                agreeing.start_soon(peer.membership.run)
+                agreeing.start_soon(UpgradeReporter(driver).run)
+                agreeing.start_soon(peer.liveness_monitor.run)
+                for what, run in beside_agreement.items():
+                    agreeing.start_soon(restart_on_fault, what, run, warn, lacks_descriptors)
+                for what, watch in watchers.items():
+                    agreeing.start_soon(restart_on_fault, what, watch, warn)
+                async with trio.open_nursery() as talking:
+                    for name, service in services.items():
+                        talking.start_soon(restart_on_fault, f"the service {name}", service.run, warn)
+                    await talking.start(serve_control_socket, peer.api, peer.directory.path, peer.config.control_socket)
+                    yield
+                    talking.cancel_scope.cancel()
+                agreeing.cancel_scope.cancel()
+            computing.cancel_scope.cancel()
+        outer.cancel_scope.cancel()
+
+
+def _inactivity_tracker(peer: RunningPeer) -> InactivityTracker:
+    driver = peer.driver
     return InactivityTracker(
         driver.network,
-        lambda: driver.state.members,
+        driver.applied,
         driver.observer.take_signers,
-        author,
-        config.retire_after_days,
-        directory.path / "silences",
+        peer.submitter,
+        peer.config.retire_after_days,
+        peer.directory.path / "silences",
         lambda text, peer: driver.events.add("member", text, peer=peer),
     )
 
 
-async def _watch(api: PeerApi) -> None:
+async def _watch_alerts(api: PeerApi) -> None:
     """So that an alert is dated when it comes, whoever asks for it and whenever."""
     while True:
         await api.alerts()
         await trio.sleep(ALERT_SECONDS)
-
-
-def _of_members(network: Swarm, driver: Driver) -> dict[bytes, str]:
-    return {peer: address for peer, address in network.peer_addresses().items() if peer in driver.state.members.members}
-
-
-def make_participant(
-    config: Config, worker: WorkerSupervisor | None, texts: Path, driver: Callable[[], Driver]
-) -> RoundParticipant:
-    if worker is None:
-        return Voter()
-    local = Path(config.local_data).expanduser() if config.local_data else None
-    if local is not None:
-        next(read_text(local))  # what cannot be read is told now, not when the others wait for it
-    return Trainer(worker, texts, local, config.evaluate)
 
 
 def read_genesis(directory: DataDirectory) -> Genesis:

@@ -150,7 +150,7 @@ async def _of_running(
         *own,
         *optional_services.check_running_services(status.asides),
         *await http_endpoints.check_served_endpoints(
-            config, features.roles()[status.role], directory.path / "parts", status.peer
+            config, features.roles()[status.role], directory.path / "services", status.peer
         ),
         *await check_other_peers(
             _known(config, directory), chain_id, key, links=status.links, alone=status.voter and status.voters == 1

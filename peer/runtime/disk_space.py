@@ -13,7 +13,7 @@ from pathlib import Path
 import trio
 
 from ledger.jobs import Job
-from ledger.ledger_state import LedgerState
+from ledger.ledger_state import AppliedState
 from peer.runtime.telemetry.event_log import EventLog
 from protocol.units import format_bytes
 from training.job_disk_space import job_disk_space
@@ -40,7 +40,7 @@ class DiskSpaceMonitor:
     folder: Path  # of all data
     host: JobModelStore
     events: EventLog
-    state: Callable[[], LedgerState]
+    applied: AppliedState
     payload_bytes: int = 0  # of a job's old rounds that stay; 0: all
     free: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free
     _lacks: dict[bytes, DiskShortage] = field(default_factory=dict)  # by job
@@ -48,7 +48,7 @@ class DiskSpaceMonitor:
     @property
     def shortage_text(self) -> str:
         """For people: what does not fit; empty where everything does."""
-        going_on = self.state().jobs.unfinished()
+        going_on = self.applied.current.jobs.unfinished()
         return "; ".join(lack.text for key, lack in self._lacks.items() if key in going_on)
 
     def is_short_for(self, key: bytes) -> bool:
@@ -58,7 +58,7 @@ class DiskSpaceMonitor:
     async def check_job(self, key: bytes, job: Job) -> None:
         """What has changed is told."""
         found = await trio.to_thread.run_sync(self._lack, key, job)
-        going_on, before = self.state().jobs.unfinished(), self._lacks.get(key)
+        going_on, before = self.applied.current.jobs.unfinished(), self._lacks.get(key)
         self._lacks = {of: lack for of, lack in self._lacks.items() if of != key and of in going_on}
         if found is None and before is not None:
             self.events.add("job", f"job {job.name} fits on this peer's disk now", job=key)

@@ -20,13 +20,11 @@ import trio
 from consensus.effects import OutgoingMessage, SendMessage, StepEffects, execute_effects_in_thread, load_restart_state
 from consensus.light_client import TrustedBlock, make_light_block
 from consensus.pbft.replica import Replica
-from consensus.voter_set import CachingVerifier, VoterSet
+from consensus.voter_set import VoterSet
 from ledger.blocks.application import LedgerApplication
-from ledger.core.genesis import Genesis
 from ledger.jobs import ClosedRound
-from ledger.ledger_state import FAILURES_KEPT, LedgerState, StateTransition, decode_body
+from ledger.ledger_state import FAILURES_KEPT, AppliedState, LedgerRules, LedgerState, StateTransition, decode_body
 from ledger.snapshots.snapshot_assembly import RestoredSnapshot
-from peer.features import rules_of
 from peer.node.node import AppliedBlock, Node, NodeInput, RoundChange, RoundEnded, StepAction
 from peer.node.open_rounds import OpenRounds, RoundEffects, RoundTimings
 from peer.runtime.rounds.round_executor import RoundExecutor
@@ -37,7 +35,7 @@ from peer.runtime.telemetry.event_log import EventLog
 from peer.runtime.telemetry.node_observer import NodeObserver, fork_text, key_rotations
 from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
-from protocol.identity import Ed25519Verifier, Signer, short_id
+from protocol.identity import Signer, short_id
 from protocol.limits import MESSAGE_BYTES_MAX
 from protocol.messages import Decision, GetRound, LightBlock, Proposal
 from protocol.units import display_round_number
@@ -80,7 +78,8 @@ class Driver:
     def __init__(
         self,
         signer: Signer,
-        genesis: Genesis,
+        rules: LedgerRules,
+        applied: AppliedState,
         store: LedgerStore,
         blobs: DiskBlobStore,
         host: JobModelStore,
@@ -96,8 +95,7 @@ class Driver:
         self.signer, self.store, self.blobs, self.host = signer, store, blobs, host
         self.network, self.events = network, event_log
         self.payload_bytes, self.running_exports = payload_bytes, 0  # exports that copy payloads now: none is deleted meanwhile
-        self._verifier = CachingVerifier(Ed25519Verifier())
-        self.rules = rules_of(genesis, host, self._verifier)
+        self.rules, self.applied = rules, applied
         self._anchor_height = anchor.height if anchor else 0
         self._started_wall, self._started = time.time(), trio.current_time()
         self._slept_before, self._slept = _seconds_slept(), 0.0
@@ -112,28 +110,24 @@ class Driver:
             host,
             network,
             event_log,
-            call=self.run_action,
-            now=self.now,
-            state=lambda: self.state,
-            payload_bytes=payload_bytes,
+            self,
+            applied,
+            payload_bytes,
         )
         self.state_sync = StateSync(
-            self.rules,
-            self._verifier,
+            rules,
             store,
             host,
             network,
             event_log,
             anchor,
-            now=self.now,
-            state=lambda: self.state,
-            install=self.restore_state,
-            drop=self._drop,
+            applied,
+            self,
         )
         self._answering = BlockServer(store, network)
         self._inbox_send, self._inbox = trio.open_memory_channel[NodeInput](INBOX_MAX)
         self._inbox_bytes, self._inbox_room = 0, trio.Event()
-        self._verification = SignaturePreverifier(self.rules, network, lambda: self.state, self._deliver)
+        self._verification = SignaturePreverifier(rules, network, applied, self._deliver)
         self._decided = trio.Event()  # set and replaced when there is more to apply
         self._deadline: float | None = None
         self.block_applied = trio.Event()  # set and replaced when a block was applied
@@ -143,18 +137,14 @@ class Driver:
 
     def _restored_node(self, measured: RoundTimings | None = None) -> Node:
         """As the store says that this peer stopped."""
-        ledger = self._restored_ledger()
+        state = self.applied.current
+        last = self.store.get_decision(state.height)
+        ledger = LedgerApplication(self.rules, self.applied, last.decode().state_root if last else state.state_root)
         spoken = partial(self.store.round_votes, self.signer.public)
-        restart = load_restart_state(self.store, ledger.state.height)
+        restart = load_restart_state(self.store, state.height)
         accepted = self.store.accepted_proposals
         known = self._anchor_height, measured, time.thread_time
-        return Node(self.signer, self.rules, ledger, restart, self._verifier, spoken, accepted, *known)
-
-    def _restored_ledger(self) -> LedgerApplication:
-        state = self.rules.restore_state(self.store.encoded_state())
-        self.store.rows.attach_tables(state.tables)
-        last = self.store.get_decision(state.height)
-        return LedgerApplication(self.rules, state, last.decode().state_root if last else state.state_root)
+        return Node(self.signer, self.rules, ledger, restart, self.rules.verifier, spoken, accepted, *known)
 
     def now(self) -> float:
         """Seconds since the epoch by a clock that nobody sets, that never goes back, and that does not stop with the machine."""
@@ -266,7 +256,7 @@ class Driver:
             if isinstance(item, PeerConnected):
                 self.network.charge_cpu(item.peer, rest)
         for fault in turn.faults:
-            self._drop(fault.peer, fault.error)
+            self.drop_peer(fault.peer, fault.error)
         self.state_sync.check_trusted_block(turn.decided_blocks)
         said = replace(turn, sends=tuple(send for send in turn.sends if isinstance(send, SendMessage)))
         await execute_effects_in_thread(said, self.store, self, trio.to_thread.run_sync)
@@ -302,7 +292,7 @@ class Driver:
                 what = "connected to" if isinstance(item, PeerConnected) else "lost the link to"
                 self._log_about_peer("peer", f"{what} {short_id(item.peer)}", item.peer)
 
-    def _drop(self, peer: bytes, error: RemoteProtocolError) -> None:
+    def drop_peer(self, peer: bytes, error: RemoteProtocolError) -> None:
         self._log_about_peer("warning", f"dropped {short_id(peer)}: {error}", peer, reason=error.reason)
         self.network.ban_peer(peer, error)
 
@@ -426,6 +416,7 @@ class Driver:
         self._applying.cancel()
         await self._applying_ended.wait()
         restores.is_taken = await trio.to_thread.run_sync(self._install, restores)
+        self.applied.current = load_state(self.rules, self.store)
         self.node = self._restored_node(self.node.rounds.measured)
         self.round_executor.replace_rounds(self.rounds)
         self.observer.record_restored_state(self.state, self.signer.public)
@@ -489,6 +480,13 @@ class Driver:
         if round is not None and self.replica.height <= state.height + LAG_HEIGHTS_MAX:
             self.observer.check_straggling(closed, state, self.signer.public, round)
         self.store.queue_measurements(closed.job, closed.round, figures)
+
+
+def load_state(rules: LedgerRules, store: LedgerStore) -> LedgerState:
+    """The state after the last block that this peer has applied; that of the genesis where it has applied none."""
+    state = rules.restore_state(store.encoded_state())
+    store.rows.attach_tables(state.tables)
+    return state
 
 
 def _seconds_slept() -> float:

@@ -18,7 +18,7 @@ import trio
 
 from consensus.block import decode_block
 from ledger.blocks.mempool import PENDING_BYTES_PER_MEMBER_MAX
-from ledger.ledger_state import BlockBody, LedgerRules, LedgerState, decode_body
+from ledger.ledger_state import AppliedState, BlockBody, LedgerRules, decode_body
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.messages import BlockBytes, GossipEnvelope
@@ -39,10 +39,10 @@ class SignaturePreverifier:
         self,
         rules: LedgerRules,
         network: Network,
-        state: Callable[[], LedgerState],
+        applied: AppliedState,
         deliver: Callable[[DataReceived], Awaitable[object]],
     ) -> None:
-        self._rules, self._network, self._state, self._deliver = rules, network, state, deliver
+        self._rules, self._network, self._applied, self._deliver = rules, network, applied, deliver
         self._waiting: OrderedDict[bytes, deque[DataReceived]] = OrderedDict()  # by peer, whose turn it is first
         self._bytes_of: dict[bytes, int] = {}
         self._more = trio.Event()
@@ -55,7 +55,7 @@ class SignaturePreverifier:
     def should_preverify(self, event: DataReceived) -> bool:
         """Whether a message is verified here first. Strangers' messages are few and small."""
         is_large = len(event.data) > LARGE_BYTES and event.data.startswith(_PREFIXES)
-        return is_large and self._state().members.is_current_key(event.peer)
+        return is_large and self._applied.current.members.is_current_key(event.peer)
 
     def enqueue_message(self, event: DataReceived) -> None:
         size, of_peer = len(event.data), self._bytes_of.get(event.peer, 0)
@@ -106,5 +106,5 @@ class SignaturePreverifier:
         message: Any = codec.decode_message(data, PREVERIFIED_KINDS)
         if not isinstance(message, GossipEnvelope):
             return decode_body(decode_block(message.block).body)
-        is_member = message.signed.signer in self._state().members.members
+        is_member = message.signed.signer in self._applied.current.members.members
         return BlockBody((), (), (message.signed,) if is_member else ())

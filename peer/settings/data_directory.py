@@ -83,6 +83,7 @@ class DataDirectory:
         self.blobs = path / "blobs"
         self.buffers = path / "buffers"
         self.models = path / "models"
+        self.texts = path / "texts"  # of jobs, put together from their shards
         self.control_socket = path / "control.sock"
         self.lock_file = path / "peer.lock"
         self.settings_file = path / "peer.toml"
@@ -97,6 +98,7 @@ class DataDirectory:
             _require_private(path)
             directory.blobs.mkdir(exist_ok=True)
             directory.models.mkdir(exist_ok=True)
+            directory.texts.mkdir(exist_ok=True)
         return directory
 
     @classmethod

@@ -19,7 +19,7 @@ from protocol.messages import LINK_MESSAGES, AgedPeerRecord, PeerRecord, PeerRec
 from tests.fuzz.checks import profile
 from tests.fuzz.mutations import mutate
 from tests.fuzz.strategies import strategy_of
-from tests.transport.helpers import ALICE, CHAIN, MemoryBlobs, make_session
+from tests.transport.helpers import ALICE, CHAIN, MemoryBlobs, PolicyDouble, make_session
 from transport.quotas.peer_class import PeerClass
 from transport.session_links import TcpLink
 from transport.swarm import Swarm
@@ -52,7 +52,9 @@ def hear_anything(values: int, number: int) -> None:
 
 
 async def _hear(heard: list[Said]) -> None:
-    network = Swarm(ALICE, CHAIN, "127.0.0.1:0", [], MemoryBlobs(b"held"), standing_of=lambda peer: PeerClass.STRANGER)
+    network = Swarm(
+        ALICE, CHAIN, "127.0.0.1:0", [], MemoryBlobs(b"held"), PolicyDouble(standing_of=lambda peer: PeerClass.STRANGER)
+    )
     network._dial = _nobody_is_there  # type: ignore[method-assign]
     async with trio.open_nursery() as nursery:
         await nursery.start(network.run)

@@ -45,7 +45,6 @@ from tests.consensus.certificates import certificate_of
 from tests.ledger.notebook import notes
 from tests.ledger.snapshots import Chain, Fetch, Server, assert_restored, honestly, lived
 from tests.ledger.world import BY_KEY, PEOPLE
-from tests.sim.keys import FastVerifier
 
 HEIGHTS_A_SECOND = 5  # a network on one machine that trains
 A, B, C, D, E = (bytes([letter]) * 32 for letter in b"abcde")
@@ -739,7 +738,7 @@ def test_whoever_took_blocks_of_another_history_still_comes_to_the_one_of_its_in
     true = lived(40)
     false = led_astray(true)
     state = None if applied is None else false.states[applied]
-    basis = make_trust_basis(true.rules, FastVerifier(), state, false.decided.get(decided), true.anchor(30))
+    basis = make_trust_basis(true.rules, state, false.decided.get(decided), true.anchor(30))
     fetch = Fetch(true, {A: Server(false.shelf()), B: Server(true.shelf(), delay=0.1)}, basis).run()
     assert_restored(fetch, true)
     assert fetch.blamed == {A: "foreign-chain"}
@@ -748,10 +747,10 @@ def test_whoever_took_blocks_of_another_history_still_comes_to_the_one_of_its_in
 def test_whoever_has_decided_the_block_of_its_invitation_trusts_its_own_last_one(chain: Chain) -> None:
     last, invited = chain.decided[30], chain.anchor(30)
     for state, known in ((chain.states[25], 25), (None, 0)):
-        basis = make_trust_basis(chain.rules, FastVerifier(), state, last, invited)
+        basis = make_trust_basis(chain.rules, state, last, invited)
         assert (basis.height, basis.anchor) == (known, invited)
         assert basis.voters.keys == chain.states[known].members.voters
-        assert make_trust_basis(chain.rules, FastVerifier(), state, chain.decided[31], invited).anchor == chain.anchor(31)
+        assert make_trust_basis(chain.rules, state, chain.decided[31], invited).anchor == chain.anchor(31)
 
 
 def test_a_proof_that_leaves_the_trusted_block_out_is_refused() -> None:

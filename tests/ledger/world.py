@@ -14,7 +14,15 @@ from ledger.blocks.application import LedgerApplication
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.core.module import Module
 from ledger.jobs import AuditTerms, Job, JobsModule, JobTerms, StartJob, job_id
-from ledger.ledger_state import BlockBody, LedgerRules, LedgerState, core_modules, decode_body, newest_module_versions
+from ledger.ledger_state import (
+    AppliedState,
+    BlockBody,
+    LedgerRules,
+    LedgerState,
+    core_modules,
+    decode_body,
+    newest_module_versions,
+)
 from ledger.members import AdmitMember, Invitation, RotateKey, StandAsVoter, rotation_preimage, token_preimage
 from ledger.network_governance import AUDITS_VERSION_2
 from protocol import codec
@@ -100,7 +108,9 @@ class World:
         self.commits = audits_version >= AUDITS_VERSION_2
         self.losses: dict[bytes, int | None] = {}  # of trainers that commit to others, or to none
         self.chain = self.genesis.chain_id
-        self.ledger = LedgerApplication(self.rules, self.rules.genesis_state(), self.rules.genesis_state().state_root)
+        self.ledger = LedgerApplication(
+            self.rules, AppliedState(self.rules.genesis_state()), self.rules.genesis_state().state_root
+        )
 
     @property
     def state(self) -> LedgerState:

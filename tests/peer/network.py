@@ -11,23 +11,26 @@ from unittest import mock
 import trio
 
 from consensus.light_client import TrustedBlock
+from consensus.voter_set import CachingVerifier
 from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.jobs import JobPhase, StartJob, job_id
+from ledger.ledger_state import AppliedState
 from peer.api.rpc_handlers import make_peer_api
 from peer.api.running_peer import RunningPeer
+from peer.features import rules_of
 from peer.roles.voter import Voter
 from peer.runtime.audits.auditor import Auditor
-from peer.runtime.driver import Driver
+from peer.runtime.driver import Driver, load_state
 from peer.runtime.membership.liveness_reports import LivenessMonitor
-from peer.runtime.service_context import DriverServiceContext
+from peer.runtime.membership.membership import Membership
 from peer.runtime.storage.start_model_availability import StartModelAttester
 from peer.runtime.telemetry.event_log import EventLog
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from peer.settings.config import Config
-from peer.settings.invitation_book import InvitationBook
+from peer.settings.data_directory import DataDirectory
 from protocol.api import PeerApi
 from protocol.errors import StorageError
-from protocol.identity import Identity
+from protocol.identity import Ed25519Verifier, Identity
 from storage.disk_blob_store import DiskBlobStore
 from storage.ledger_store import LedgerStore
 from tests.peer.chain import SCRATCH, genesis_of, identities
@@ -67,11 +70,22 @@ class Seat:
         self.network = self.mesh.network(self.public, serve(self.blobs))
         host = JobModelStore(self.folder / "models")
         self.events = EventLog()
+        rules = rules_of(self.genesis, host, CachingVerifier(Ed25519Verifier()))
+        self.applied = AppliedState(load_state(rules, self.store))
         self.driver = Driver(
-            self.identity, self.genesis, self.store, self.blobs, host, self.network, role or Voter(), self.events, self.anchor
+            self.identity,
+            rules,
+            self.applied,
+            self.store,
+            self.blobs,
+            host,
+            self.network,
+            role or Voter(),
+            self.events,
+            self.anchor,
         )
         self.author = TransactionSubmitter(self.driver)
-        self.hearing = LivenessMonitor(self.network, lambda: self.driver.state.members)
+        self.hearing = LivenessMonitor(self.network, self.applied)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         self._scope, self.ended = trio.CancelScope(), trio.Event()
@@ -131,31 +145,24 @@ class Seat:
 
 
 def service_of(seat: Seat) -> PeerApi:
-    return make_peer_api(running(seat))
+    return running(seat).api
 
 
 def running(seat: Seat) -> RunningPeer:
-    def desk(part: str) -> DriverServiceContext:
-        return DriverServiceContext(
-            part, peer.config, seat.driver, seat.author, seat.folder, seat.identity.unseal, make_peer_api(peer), seat.folder
-        )
-
     peer = RunningPeer(
         config=Config(data_directory=seat.folder),
-        genesis=seat.genesis,
+        directory=DataDirectory(seat.folder),
+        identity=seat.identity,
         driver=seat.driver,
         network=seat.network,  # type: ignore[arg-type]
         addresses=lambda: ("127.0.0.1:7700",),
         worker=None,
-        stop_daemon=lambda: None,
-        set_candidacy=lambda stands: None,
-        asked_audits=seat.auditing.asked,
         submitter=seat.author,
+        membership=Membership(seat.driver, seat.author, "", (), False, 0, None),
+        auditor=seat.auditing,
         liveness_monitor=seat.hearing,
-        invitations=InvitationBook(seat.folder / "invitations"),
-        started=0.0,
-        service_context=desk,
     )
+    peer.api = make_peer_api(peer)
     return peer
 
 

@@ -51,7 +51,7 @@ class Voters:
         author: Any = SimpleNamespace(has_pending=False, submit=partial(self.submit, person))
         file = self.folder / short_id(person.public)
         peer = InactivityTracker(
-            network, lambda: self.members, lambda: self.signed, author, DAYS, file, lambda text, key: self.told.append(text)
+            network, self.world.ledger.applied, lambda: self.signed, author, DAYS, file, lambda text, key: self.told.append(text)
         )
         peer.load_saved()
         return peer
@@ -219,7 +219,7 @@ async def test_voters_retire_a_stopped_one_by_their_own_transactions(tmp_path: P
         peers = [
             InactivityTracker(
                 seat.network,
-                lambda seat=seat: seat.driver.state.members,
+                seat.applied,
                 seat.driver.observer.take_signers,
                 seat.author,
                 DAYS,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -30,7 +31,12 @@ async def test_members_addresses_are_on_disk_soon_and_forgotten_ones_stay(
     file, known, gone = tmp_path / "addresses", {key(1): "127.0.0.1:1"}, set[bytes]()
     assert address_book_file.load_addresses(file) == ()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(address_book_file.save_addresses_periodically, file, lambda: known, gone.__contains__)
+        members = SimpleNamespace(members=known, is_departed_key=gone.__contains__)
+        network, applied = (
+            SimpleNamespace(peer_addresses=lambda: known),
+            SimpleNamespace(current=SimpleNamespace(members=members)),
+        )
+        nursery.start_soon(address_book_file.save_addresses_periodically, file, network, applied)
         await trio.sleep(SAVE_SECONDS / 2)
         assert address_book_file.load_addresses(file) == (entry(1, 1),)
         known.clear()

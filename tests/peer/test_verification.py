@@ -54,7 +54,7 @@ async def _serving(made: Network) -> tuple[Seat, Seat]:
 def _watched(seat: Seat, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[tuple[bytes, float]]]:
     """Threads in which this peer verifies what it has not verified before, and the seconds that it charges links for."""
     threads, spent = list[int](), list[tuple[bytes, float]]()
-    verifier, charged = seat.driver._verifier._verifier, seat.network.charge_cpu
+    verifier, charged = seat.driver.rules.verifier._verifier, seat.network.charge_cpu
 
     class Watched:
         def verify(self, public: bytes, data: bytes, signature: bytes) -> bool:
@@ -65,7 +65,7 @@ def _watched(seat: Seat, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], li
         spent.append((peer, seconds))
         charged(peer, seconds)
 
-    monkeypatch.setattr(seat.driver._verifier, "_verifier", Watched())
+    monkeypatch.setattr(seat.driver.rules.verifier, "_verifier", Watched())
     monkeypatch.setattr(seat.network, "charge_cpu", spend)
     return threads, spent
 
@@ -111,7 +111,7 @@ async def test_what_waits_for_verification_is_bounded_for_each_link(tmp_path: Pa
             delivered.append(event)
 
         delivered: list[Any] = []
-        queue = SignaturePreverifier(receiver.driver.rules, receiver.network, lambda: receiver.driver.state, deliver)
+        queue = SignaturePreverifier(receiver.driver.rules, receiver.network, receiver.applied, deliver)
         event = DataReceived(sender.public, codec.encode(GossipEnvelope(_batch(sender, _enrolments(sender, 200)))))
         assert queue.should_preverify(event) and not queue.should_preverify(DataReceived(bytes(32), event.data)), (
             "strangers' are few and small"

@@ -17,13 +17,13 @@ from string import ascii_lowercase, digits
 
 import pytest
 import trio
+from peer.export.exported_pair_trace import trace_pair_in_export
 
 from curation.demo.simulated_annotators import ServingPeerClient, SimulatedAnnotator
 from curation.rpc import ImportRequest
 from curation.service.annotation_service import ADDRESS_FILE
 from curation.tasks.task_pages import task_id
 from ledger.core.genesis import Founder, Genesis
-from peer.export.exported_pair_trace import trace_pair_in_export
 from peer.features import founding_modules, roles
 from peer.settings.data_directory import DataDirectory
 from protocol import codec

@@ -11,13 +11,14 @@ from dataclasses import asdict, dataclass, field
 from itertools import permutations, product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import trio
 from trio._core import _run
 from trio.testing import MockClock
 
 from benchmarks import provenance
+from ledger.ledger_state import AppliedState
 from peer.runtime.membership.liveness_reports import LivenessMonitor
 from protocol.identity import Identity, peer_id
 from tests.transport.helpers import MemoryBlobs
@@ -76,8 +77,9 @@ async def _one(seed: int, n: int, conditions: LinkConditions, seconds: float) ->
     mesh, outcome = Mesh(seed, conditions), Outcome()
     keys = sorted(Identity(bytes([number]) * 32).public for number in range(1, n + 1))
     members: Any = SimpleNamespace(voters=tuple(keys), is_current_key=lambda key: True)
+    applied = AppliedState(cast(Any, SimpleNamespace(members=members)))
     networks = [mesh.network(key, MemoryBlobs()) for key in keys]
-    hearings = [LivenessMonitor(network, lambda: members) for network in networks]
+    hearings = [LivenessMonitor(network, applied) for network in networks]
     async with trio.open_nursery() as nursery:
         for network, hearing in zip(networks, hearings, strict=True):
             await nursery.start(network.run)

@@ -168,13 +168,13 @@ class Snapshots:
     def _when_behind(self, node: Node) -> tuple[TrustBasis, int]:
         decided = node.replica.height - 1
         last = self._peer.disk.get_decision(decided)
-        basis = make_trust_basis(node.rules, self._peer.simulation.verifier, node.state, last, self._peer.anchor)
+        basis = make_trust_basis(node.rules, node.state, last, self._peer.anchor)
         return basis, decided + SNAPSHOT_HEIGHTS + 1
 
     def _after_divergence(self, node: Node) -> tuple[TrustBasis, int]:
         """Of a state that is wrong nothing is trusted; but the decided blocks are."""
         last = self._peer.disk.decided[self._peer.disk.last]
-        basis = make_trust_basis(node.rules, self._peer.simulation.verifier, None, last, self._peer.anchor)
+        basis = make_trust_basis(node.rules, None, last, self._peer.anchor)
         return basis, max(SNAPSHOT_HEIGHT_MIN, node.state.height)
 
     def _begin(self, basis: TrustBasis, wanted: int) -> None:

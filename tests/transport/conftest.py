@@ -15,7 +15,7 @@ from protocol.addresses import parse_address
 from protocol.codec import encode
 from protocol.identity import Identity
 from protocol.messages import Ping
-from tests.transport.helpers import ALICE, BOB, CHAIN, MemoryBlobs, UnhurriedClock, linked, make_session
+from tests.transport.helpers import ALICE, BOB, CHAIN, MemoryBlobs, PolicyDouble, UnhurriedClock, linked, make_session
 from transport.emulation.memory_network import Mesh
 from transport.network import Network, Priority
 from transport.swarm import Swarm
@@ -63,7 +63,7 @@ class SwarmWorld(World):
     def make(self, identity: Identity, blobs: MemoryBlobs, **options: object) -> Network:
         options.setdefault("bootstrap", [network.address for network in self.networks])
         listen = options.pop("listen", "127.0.0.1:0")
-        network = Swarm(identity, CHAIN, listen=listen, blobs=blobs, **options)
+        network = Swarm(identity, CHAIN, listen=listen, blobs=blobs, policy=PolicyDouble.take(options), **options)
         network._processor = lambda: 0.0  # how much strangers may spend is in test_effort; a slow machine would charge them more
         return network
 
@@ -91,7 +91,7 @@ class MemoryWorld(World):
         self.mesh = Mesh(seed=1)
 
     def make(self, identity: Identity, blobs: MemoryBlobs, **options: object) -> Network:
-        return self.mesh.network(identity.public, blobs, **options)
+        return self.mesh.network(identity.public, blobs, PolicyDouble.take(options), **options)
 
 
 @asynccontextmanager

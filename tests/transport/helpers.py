@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import trio
 
 from protocol.errors import RemoteProtocolError
 from protocol.identity import WIRE_VERSIONS, Identity
+from protocol.messages import GuestInvitation
 from transport.network import Network, NetworkEvent
+from transport.peer_policy import PeerPolicy
+from transport.quotas.peer_class import PeerClass
 from transport.wire.framing import Message
 from transport.wire.noise import KeyPair
 from transport.wire.noise_session import NoiseSession, PeerAuthenticated
@@ -156,3 +162,34 @@ async def next_event(network: Network, *kinds: type[NetworkEvent]) -> NetworkEve
 async def linked(*networks: Network) -> None:
     """Return when every two of these networks are connected."""
     await until(lambda: all(network.connected_peers() >= {other.me for other in networks} - {network.me} for network in networks))
+
+
+@dataclass
+class PolicyDouble(PeerPolicy):
+    """Each answer by a function of its own."""
+
+    allow: Callable[[bytes], bool] = lambda peer: True
+    standing_of: Callable[[bytes], PeerClass] = lambda peer: PeerClass.MEMBER
+    members: Callable[[bytes], bool] = lambda peer: True
+    welcome: Callable[[bytes, GuestInvitation], None] = lambda peer, shown: None
+    guest: Callable[[], GuestInvitation | None] = lambda: None
+
+    @classmethod
+    def take(cls, options: dict[str, Any]) -> PolicyDouble:
+        """Of those of these options that are its own."""
+        return cls(**{field.name: options.pop(field.name) for field in dataclasses.fields(cls) if field.name in options})
+
+    def classify(self, peer: bytes) -> PeerClass:
+        return self.standing_of(peer)
+
+    def is_allowed(self, peer: bytes) -> bool:
+        return self.allow(peer)
+
+    def is_member(self, peer: bytes) -> bool:
+        return self.members(peer)
+
+    def admit_guest(self, peer: bytes, shown: GuestInvitation) -> None:
+        self.welcome(peer, shown)
+
+    def own_invitation(self) -> GuestInvitation | None:
+        return self.guest()

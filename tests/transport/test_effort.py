@@ -14,7 +14,7 @@ import trio.testing
 from protocol.codec import encode
 from protocol.identity import Signed
 from protocol.messages import GetBlob, GuestInvitation, Ping
-from tests.transport.helpers import MemoryBlobs, digest
+from tests.transport.helpers import MemoryBlobs, PolicyDouble, digest
 from transport.connections.connection_manager import PeerLink
 from transport.connections.inbound_queue import STRANGER_MESSAGES_IN_PROGRESS_MAX, InboundQueue
 from transport.dialer import HANDSHAKE_SECONDS
@@ -228,7 +228,7 @@ async def test_what_a_question_for_a_blob_takes_of_the_disk_is_its_asker_s_and_t
             return super().read_piece(digest, offset, length)
 
     blob = bytes(100_000)
-    network = Mesh(seed=1).network(b"a" * 32, SlowDisk(blob), standing_of=lambda peer: PeerClass[peer.decode()])
+    network = Mesh(seed=1).network(b"a" * 32, SlowDisk(blob), PolicyDouble(standing_of=lambda peer: PeerClass[peer.decode()]))
     network._clock = lambda: gone
     asked = Message(Channel.LINK, Priority.CONTROL, encode(GetBlob(digest(blob), 0)))
 
@@ -309,7 +309,7 @@ async def test_what_a_newcomer_said_before_it_showed_its_invitation_waits_for_no
 ) -> None:
     """It goes on talking, so that something of it is always there: it would stay among the strangers for as long as it does."""
     standing = PeerClass.STRANGER
-    network = Mesh(seed=1).network(b"a" * 32, MemoryBlobs(), standing_of=lambda peer: standing)
+    network = Mesh(seed=1).network(b"a" * 32, MemoryBlobs(), PolicyDouble(standing_of=lambda peer: standing))
     network.cpu_quota.strangers.spend(1_000.0, trio.current_time())
     newcomer = link_of(b"n", PeerClass.STRANGER)
     network.events.put(PeerConnected(b"n"), newcomer)

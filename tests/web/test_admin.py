@@ -176,7 +176,7 @@ async def test_the_log_names_who_did_what_outlives_a_restart_and_is_bounded(
             ("sign in", "done"),
             ("make", "done"),
         ]
-        doors = AccessControl(room.directory / "parts" / "serve")
+        doors = AccessControl(room.directory / "services" / "serve")
         names = [doors.find_operator(token) for token in (second, second, first)]
         assert [entry["operator"] for entry in entries] == names and names[0] != names[2]
         monkeypatch.setattr("curation.service.operators.operator_log.ENTRIES_MAX", 2)

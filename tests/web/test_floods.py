@@ -33,7 +33,7 @@ async def served(folder: Path, descriptors_max: int | None = None, *more: str) -
     with daemons([directory]) as (daemon,):
         daemon.start("run", *SERVING, *more, descriptors_max=descriptors_max)
         await daemon.answers()
-        address = directory / "parts" / "serve" / "address"
+        address = directory / "services" / "serve" / "address"
 
         async def is_served() -> bool:
             return address.is_file() and bool(address.read_text())
@@ -73,7 +73,7 @@ async def test_silent_connections_to_any_port_leave_descriptors_for_the_ledger(t
     """Peers, monitors, and people: each port has its share."""
     async with served(tmp_path, 256, "--metrics", "127.0.0.1:0") as (daemon, site):
         listening = (await daemon.client.status()).listening[0]
-        monitors = (daemon.directory / "parts" / "metrics" / "address").read_text()
+        monitors = (daemon.directory / "services" / "metrics" / "address").read_text()
         ports = [int(address.rpartition(":")[2]) for address in (listening, monitors)]
         with (
             strangers(ports[0], 300, 30, "silent") as peers,

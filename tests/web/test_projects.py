@@ -270,7 +270,7 @@ async def test_an_import_that_was_cut_off_goes_on(author: Author, monkeypatch: p
     file.write_text("text\n" + "same\n" * 7)
     await author.types("tasks", "import", str(file), "--options", "glad,sad", "--name", "other")
     ((key, _),) = curation(author.daemon).projects.items()
-    folder = author.room.directory / "parts" / "serve"
+    folder = author.room.directory / "services" / "serve"
     with closing(sqlite3.connect(folder / "imported.sqlite")) as database, database:
         # As if the peer had ended before the page at 4 was decided.
         database.execute("DELETE FROM imported WHERE first > 4")

@@ -42,10 +42,11 @@ from transport.connections.close_reason import CLOSING_SECONDS, LinkClosedByPeer
 from transport.connections.inbound_queue import InboundQueue
 from transport.connections.upload_shaper import UploadShaper
 from transport.network import DataReceived, LinkInfo, PeerConnected, PeerDisconnected, Traffic
+from transport.peer_policy import PeerPolicy
 from transport.quotas.connection_eviction import choose_link_to_evict
 from transport.quotas.cpu_quota import LINK_SHARES, STRANGER_WAIT_SECONDS_MAX, CpuAccount, CpuQuota
 from transport.quotas.memory_quota import STRANGERS_MAX, MemoryAccount, MemoryQuota
-from transport.quotas.peer_class import PeerClass, PeerClassOf
+from transport.quotas.peer_class import PeerClass
 from transport.wire.failure_detector import PROBE_SECONDS, KeepaliveConfig, LinkFailureDetector
 from transport.wire.framing import MESSAGE_OVERHEAD_BYTES, ByPriority, Channel, Inbox, Message, Outbox, Priority
 from transport.wire.link_measurements import LinkHistory, LinkMeter, TcpInfo
@@ -60,9 +61,6 @@ LINKS_MAX = 512  # VOTERS_MAX and as many others
 
 ANSWER_SECONDS_MAX = 1.0  # that a question for a blob costs: if it took longer, this process was stopped meanwhile
 CHUNK_HEAD_BYTES = 64  # of an encoded BlobChunk: its tag and digest stand first
-
-IsPeerAllowed = Callable[[bytes], bool]
-AcceptGuest = Callable[[bytes, GuestInvitation], None]  # raises `RemoteProtocolError` for what is no invitation
 
 
 class BanList:
@@ -260,12 +258,10 @@ class ConnectionManager:
         self,
         me: bytes,
         blobs: BlobStore,
-        allow: IsPeerAllowed,
+        policy: PeerPolicy,
         run_blocking: RunBlocking,
         pace: KeepaliveConfig = KeepaliveConfig(),
         *,
-        standing_of: PeerClassOf,
-        welcome: AcceptGuest = lambda peer, shown: None,
         processor: Callable[[], float] = lambda: 0.0,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
@@ -274,10 +270,9 @@ class ConnectionManager:
         """
         self.me, self.keepalive = me, pace
         self.memory_quota, self.cpu_quota = MemoryQuota(), CpuQuota()
-        self._standing_of, self._welcome = standing_of, welcome
         self._processor, self._clock = processor, clock
         self.events = InboundQueue(self.cpu_quota.strangers_wait_seconds)
-        self._allow = allow
+        self._policy = policy
         self._links: dict[bytes, PeerLink] = {}
         self._uplink = UploadShaper(self._links)
         self._histories: OrderedDict[bytes, LinkHistory] = OrderedDict()  # by peer, who was linked last at the end
@@ -293,7 +288,7 @@ class ConnectionManager:
             connected=self.connected_peers,
             takes_turns=self._takes_turns,
             recall=self._recall,
-            is_stranger=lambda peer: standing_of(peer) is PeerClass.STRANGER,
+            is_stranger=lambda peer: policy.classify(peer) is PeerClass.STRANGER,
             run_blocking=run_blocking,
         )
 
@@ -360,7 +355,7 @@ class ConnectionManager:
             raise RemoteProtocolError("self", "this is my own address")
         if self._bans.banned_until(peer) > trio.current_time():
             raise RemoteProtocolError("banned", short_id(peer))
-        if not self._allow(peer):
+        if not self._policy.is_allowed(peer):
             raise RemoteProtocolError("not-allowed", short_id(peer))
 
     def attach(self, link: PeerLink) -> None:
@@ -419,7 +414,7 @@ class ConnectionManager:
 
     def update_peer_class(self, link: PeerLink) -> None:
         """Sees who the peer is now: a stranger may have become a member."""
-        standing = self._standing_of(link.peer)
+        standing = self._policy.classify(link.peer)
         if standing is not link.peer_class:
             if link.peer_class is PeerClass.STRANGER:
                 self.events.promote_peer(link.peer)
@@ -507,7 +502,7 @@ class ConnectionManager:
 
     def _take_slot(self, link: PeerLink) -> None:
         """Another link gives way where there are too many. Raises `RemoteProtocolError` where none does."""
-        link.peer_class = self._standing_of(link.peer)
+        link.peer_class = self._policy.classify(link.peer)
         links = self._links.values()
         strangers = [other for other in links if other.peer_class is PeerClass.STRANGER]
         below = (
@@ -557,7 +552,7 @@ class ConnectionManager:
             case CircuitDeliveryReport():
                 link.on_arrived(message)
             case GuestInvitation():
-                self._welcome(link.peer, message)
+                self._policy.admit_guest(link.peer, message)
                 self.update_peer_class(link)
             case LinkClosing():
                 raise LinkClosedByPeer(message.reason)

@@ -22,11 +22,11 @@ from protocol.identity import WIRE_VERSION, short_id
 from protocol.messages import Ping, Pong
 from transport.blobs.blob_store import BlobStore
 from transport.connections.close_reason import LinkClosedByPeer
-from transport.connections.connection_manager import ConnectionManager, IsPeerAllowed, PeerLink
+from transport.connections.connection_manager import ConnectionManager, PeerLink
 from transport.discovery.reachability import ReachabilityState
 from transport.emulation.link_profiles import SEGMENT_BYTES, SHIFT_SECONDS, AccessLink, AccessProfile, NetworkPath, TcpFlow
 from transport.network import DialInfo
-from transport.quotas.peer_class import PeerClass, PeerClassOf
+from transport.peer_policy import EVERYBODY_IS_MEMBER, PeerPolicy
 from transport.wire.failure_detector import KeepaliveConfig
 from transport.wire.framing import FRAME_PLAINTEXT_MAX, Channel, Inbox, Outbox, Priority
 from transport.wire.link_measurements import TcpInfo
@@ -63,13 +63,12 @@ class Mesh:
         self,
         me: bytes,
         blobs: BlobStore,
-        allow: IsPeerAllowed = lambda peer: True,
+        policy: PeerPolicy = EVERYBODY_IS_MEMBER,
         *,
         pace: KeepaliveConfig = KeepaliveConfig(),
-        standing_of: PeerClassOf = lambda peer: PeerClass.MEMBER,
     ) -> MemoryNetwork:
         """A member of this mesh; it is reachable while its `run` runs, and may be run again after it ended."""
-        return MemoryNetwork(self, me, blobs, allow, pace, standing_of)
+        return MemoryNetwork(self, me, blobs, policy, pace)
 
     def set_conditions(self, one: bytes, other: bytes, conditions: LinkConditions) -> None:
         """For links made from now on."""
@@ -211,10 +210,8 @@ class MemoryNetwork(ConnectionManager):
     addresses: tuple[str, ...] = ()
     announced_addresses: tuple[str, ...] = ()
 
-    def __init__(
-        self, mesh: Mesh, me: bytes, blobs: BlobStore, allow: IsPeerAllowed, pace: KeepaliveConfig, standing_of: PeerClassOf
-    ) -> None:
-        super().__init__(me, blobs, allow, _inline, pace, standing_of=standing_of)
+    def __init__(self, mesh: Mesh, me: bytes, blobs: BlobStore, policy: PeerPolicy, pace: KeepaliveConfig) -> None:
+        super().__init__(me, blobs, policy, _inline, pace)
         self._mesh = mesh
         self.version = WIRE_VERSION  # the highest that it speaks
         self._nursery: trio.Nursery | None = None

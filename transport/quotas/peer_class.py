@@ -1,9 +1,8 @@
-"""Who somebody is to this peer, as far as links ask: by the decided state, or by an invitation that was shown."""
+"""Classes of peers, by which links give way."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 
 
 class PeerClass(enum.IntEnum):
@@ -13,6 +12,3 @@ class PeerClass(enum.IntEnum):
     GUEST = 1  # holds an invitation of a voter that admits it; there are no more of them than open invitations
     MEMBER = 2
     VOTER = 3
-
-
-PeerClassOf = Callable[[bytes], PeerClass]

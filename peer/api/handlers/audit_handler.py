@@ -49,13 +49,13 @@ class AuditRpcHandler(AuditRpc):
         )
         entry = self._reported(due)
         if entry is None:
-            self.peer.asked_audits.append(place := (due.job, due.proposal_key))
+            self.peer.auditor.asked.append(place := (due.job, due.proposal_key))
             try:
                 await self._volunteer(due)
                 while place in self._awaited():
                     await self.peer.driver.block_applied.wait()
             finally:
-                self.peer.asked_audits.remove(place)
+                self.peer.auditor.asked.remove(place)
             entry = self._reported(due)
         if entry is None:
             lost, undone = "the log has lost what this peer reported", "the round was undone before this peer reported"

@@ -186,7 +186,7 @@ class LocalPeerRpcHandler(LocalPeerRpc):
         )
 
     async def stop_peer(self) -> None:
-        self.peer.stop_daemon()
+        self.peer.stopped.set()
 
 
 def describe_own_limits(me: bytes, jobs: JobsState) -> str:

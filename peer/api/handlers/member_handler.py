@@ -86,11 +86,11 @@ class MemberRpcHandler(MemberRpc):
 
     async def resign_as_voter(self) -> str:
         warning = warning_for_removal(len(self.peer.driver.state.members.voters))
-        self.peer.set_candidacy(False)  # first: the peer must not ask for its vote again as soon as it is without
+        self.peer.membership.wants_to_vote = False  # first: the peer must not ask for its vote again as soon as it is without
         try:
             await self.peer.submitter.submit("member/leave", ResignAsVoter())
         except UserError:
-            self.peer.set_candidacy(self.peer.config.stand)
+            self.peer.membership.wants_to_vote = self.peer.config.stand
             raise
         text = "this peer stops voting in two heights; start it with --no-stand, or it asks for its vote again"
         return text + (f"; {warning}" if warning else "")

@@ -19,6 +19,7 @@ from pathlib import Path
 import trio
 
 from consensus.voter_set import VoterSet
+from ledger.ledger_state import AppliedState
 from ledger.members import MembersState, RetireMember, lowers_tolerance, retirement_vote_count
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from peer.settings.data_directory import storage_errors
@@ -41,14 +42,14 @@ class InactivityTracker:
     def __init__(
         self,
         network: Network,
-        members: Callable[[], MembersState],
+        applied: AppliedState,
         signers: Callable[[], Collection[bytes]],
         author: TransactionSubmitter,
         days: int,
         file: Path,
         tell: Callable[[str, bytes], None],
     ) -> None:
-        self._network, self._members, self._signers = network, members, signers
+        self._network, self._applied, self._signers = network, applied, signers
         self._author, self._seconds_max, self._file, self._tell = author, days * DAY_SECONDS, file, tell
         self._silent: dict[bytes, int] = {}  # seconds
         self._nonces: dict[bytes, int] = {}
@@ -83,7 +84,7 @@ class InactivityTracker:
 
     def observe_members(self) -> bytes | None:
         """Takes in whom this peer hears; the member to wish about now."""
-        members, me = self._members(), self._network.me
+        members, me = self._applied.current.members, self._network.me
         voters = VoterSet(members.voters)
         hears_quorum = len((self._network.live_peers() | {me}) & voters.members) >= voters.quorum
         counts, self._heard_quorum = hears_quorum and self._heard_quorum, hears_quorum

@@ -10,7 +10,7 @@ import trio
 from consensus.voter_set import VoterSet
 from features.peer_names import PeerNames
 from features.text_tables import pluralize
-from ledger.members import MembersState
+from ledger.ledger_state import AppliedState
 from protocol.api import LivenessMatrix
 from protocol.identity import peer_id, short_id
 from protocol.limits import VOTERS_MAX
@@ -28,10 +28,10 @@ class LivenessMonitor:
     """`run` it beside the driver."""
 
     def __init__(
-        self, network: Network, members: Callable[[], MembersState], tell: Callable[[str, bytes], None] = lambda text, peer: None
+        self, network: Network, applied: AppliedState, tell: Callable[[str, bytes], None] = lambda text, peer: None
     ) -> None:
         """`tell` hears, with the key it is about, when a voter falls silent and when it is heard again."""
-        self._network, self._members, self._tell = network, members, tell
+        self._network, self._applied, self._tell = network, applied, tell
         self._silent: Set[bytes] = frozenset()  # voters, as `tell` heard
         self._heard_at: dict[bytes, float] = {}  # voter -> when it was last heard here
         self._deaf_since: dict[tuple[bytes, bytes], float] = {}  # (observer, voter) -> when it first said that it hears it not
@@ -43,7 +43,7 @@ class LivenessMonitor:
 
     def exchange_reports(self) -> None:
         """Takes in what the links say, and tells the other members where that changes what they were told."""
-        (voters, links), members = self._take_in(), self._members()
+        (voters, links), members = self._take_in(), self._applied.current.members
         heard = self._heard(voters, links)
         before, self._silent = self._silent, self._heard_at.keys() - heard
         for peer in sorted(self._silent - before):
@@ -56,7 +56,7 @@ class LivenessMonitor:
             )
 
     def _take_in(self) -> tuple[VoterSet, Links]:
-        now, voters, links = trio.current_time(), VoterSet(self._members().voters), self._links()
+        now, voters, links = trio.current_time(), VoterSet(self._applied.current.members.voters), self._links()
         self._heard_at |= {peer: now - link.silent_seconds for peer, link in links.items()}
         self._heard_at = {peer: at for peer, at in self._heard_at.items() if peer in voters}
         deaf = {(who, peer) for who, heard in self._reports(voters, links).items() for peer in voters.members - heard}

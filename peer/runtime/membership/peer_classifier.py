@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 
-from ledger.ledger_state import LedgerState
+from ledger.ledger_state import AppliedState, LedgerState
 from ledger.members import Invitation, token_preimage
 from peer.settings.invitation import InvitationString, make_admission
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Verifier, open_signed
 from protocol.messages import GuestInvitation
+from transport.peer_policy import PeerPolicy
 from transport.quotas.peer_class import PeerClass
 
 GUESTS_MAX = 64  # at once; the first of them is a stranger again
 
 
-class PeerClassifier:
-    def __init__(self, me: bytes, chain_id: bytes, verifier: Verifier, state: Callable[[], LedgerState]) -> None:
-        self._me, self._chain_id, self._verifier, self._state = me, chain_id, verifier, state
+class PeerClassifier(PeerPolicy):
+    def __init__(
+        self,
+        me: bytes,
+        chain_id: bytes,
+        verifier: Verifier,
+        applied: AppliedState,
+        invitation: InvitationString | None = None,
+    ) -> None:
+        """`invitation`: with which this peer asks to be admitted."""
+        self._invitation = invitation
+        self._me, self._chain_id, self._verifier, self._applied = me, chain_id, verifier, applied
         self._seen: LedgerState | None = None
         self._voters = frozenset[bytes]()
         self._guests: OrderedDict[bytes, tuple[bytes, Invitation]] = OrderedDict()  # token -> guest, and what it showed
 
-    def __call__(self, peer: bytes) -> PeerClass:
-        state = self._state()
+    def classify(self, peer: bytes) -> PeerClass:
+        state = self._applied.current
         members = state.members
         if state is not self._seen:
             self._look(state)
@@ -39,7 +48,7 @@ class PeerClassifier:
 
         Raises `RemoteProtocolError` for what no honest peer shows.
         """
-        members = self._state().members
+        members = self._applied.current.members
         inviter = shown.invitation.signer
         if inviter not in members.voters or not members.is_current_key(inviter):
             return
@@ -47,7 +56,7 @@ class PeerClassifier:
         if not self._verifier.verify(invitation.token, token_preimage(self._chain_id, peer), shown.token_signature):
             raise RemoteProtocolError("bad-signature", "invitation token")
         self._guests[invitation.token] = peer, invitation
-        self._look(self._state())
+        self._look(self._applied.current)
 
     def _look(self, state: LedgerState) -> None:
         """Forgets guests whose invitation was used, or admits nobody any more."""
@@ -59,10 +68,14 @@ class PeerClassifier:
         while len(self._guests) > GUESTS_MAX:
             self._guests.popitem(last=False)
 
+    def is_member(self, peer: bytes) -> bool:
+        return self._applied.current.members.is_current_key(peer)
 
-def make_guest_invitation(invitation: InvitationString | None, me: bytes, state: LedgerState) -> GuestInvitation | None:
-    """What this peer shows: None where it is a member, or has no invitation."""
-    if invitation is None or me in state.members.members:
-        return None
-    shown = make_admission(invitation, me, "")
-    return GuestInvitation(shown.invitation, shown.token_signature)
+    def has_gone(self, peer: bytes) -> bool:
+        return self._applied.current.members.is_departed_key(peer)
+
+    def own_invitation(self) -> GuestInvitation | None:
+        if self._invitation is None or self._me in self._applied.current.members.members:
+            return None
+        shown = make_admission(self._invitation, self._me, "")
+        return GuestInvitation(shown.invitation, shown.token_signature)

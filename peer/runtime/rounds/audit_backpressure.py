@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from itertools import pairwise
 
 import trio
 
 from ledger.audits.audit_state import awaited_auditors, proposals_to_serve
 from ledger.jobs import RUNNING_MAX
-from ledger.ledger_state import LedgerState
+from ledger.ledger_state import AppliedState
 from protocol.limits import BLOB_CHUNK_BYTES
 from training.job_spec import AUDIT_BYTES_MAX, JobSpec
 from training.model_store import audit_download_bytes_max
@@ -103,8 +103,8 @@ def audit_bytes_of(spec: bytes) -> int:
 class AuditBackpressure:
     """`run` it once; `wait_to_propose` is awaited before each proposal."""
 
-    def __init__(self, me: bytes, network: Network, state: Callable[[], LedgerState]) -> None:
-        self._me, self._network, self._state = me, network, state
+    def __init__(self, me: bytes, network: Network, applied: AppliedState) -> None:
+        self._me, self._network, self._applied = me, network, applied
         self._uplink = AuditBacklog()
 
     async def run(self) -> None:
@@ -114,7 +114,7 @@ class AuditBackpressure:
 
     def _shown(self) -> tuple[Mapping[bytes, int], Mapping[bytes, Audits]]:
         """What each auditor got, and what it is to get."""
-        state, awaited = self._state(), dict[bytes, Audits]()
+        state, awaited = self._applied.current, dict[bytes, Audits]()
         for auditor, due in awaited_auditors(self._me, state).items():
             awaited[auditor] = {(job, place): audit_bytes_of(state.jobs.jobs[job].spec) for job, place in due}
         return self._network.audit_bytes_sent_by_peer(), awaited
@@ -133,4 +133,4 @@ class AuditBackpressure:
     def _is_full(self, spec: JobSpec) -> bool:
         """Whether the buffers of another round are too much for the disk."""
         of_round = spec.audit_bytes // (spec.rounds_audited + 1)
-        return (len(proposals_to_serve(self._me, self._state())) + 1) * of_round > AUDIT_BYTES_MAX
+        return (len(proposals_to_serve(self._me, self._applied.current)) + 1) * of_round > AUDIT_BYTES_MAX

@@ -6,12 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
+from typing import Protocol
 
 import trio
 
 from ledger.audits.loss_commitments import LossOpening
 from ledger.jobs import Job, JobPhase
-from ledger.ledger_state import LedgerState
+from ledger.ledger_state import AppliedState
 from peer.node.future_messages import RoundKey
 from peer.node.open_rounds import OpenRounds, RoundEffects
 from peer.runtime.disk_space import CHECK_SECONDS, DiskSpaceMonitor
@@ -34,13 +35,20 @@ from training.round_context import EVALUATION_SECONDS, REPLAYS, TRAINING_NATS, O
 from transport.network import Network
 
 _OnProposal = Callable[[RoundKey, OpenRoundContext, Signed, Proposal], Awaitable[None]]
-RunAction = Callable[[Callable[[], RoundEffects | None]], Awaitable[None]]
+
+
+class ActionRunner(Protocol):
+    """The driver, as slow work reports to it."""
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+
+    async def run_action(self, do: Callable[[], RoundEffects | None]) -> None:
+        """Runs `do` between two turns; returns when what it said is durable and sent."""
 
 
 class RoundExecutor:
-    """`run` it once; `open_round` and `close_round` follow the applied state. What a role finds out reaches the driver through
-    `call`.
-    """
+    """`run` it once; `open_round` and `close_round` follow the applied state. What a role finds out goes to the driver."""
 
     def __init__(
         self,
@@ -52,16 +60,15 @@ class RoundExecutor:
         host: JobModelStore,
         network: Network,
         event_log: EventLog,
-        call: RunAction,
-        now: Callable[[], float],
-        state: Callable[[], LedgerState],
+        driver: ActionRunner,
+        applied: AppliedState,
         payload_bytes: int = 0,
     ) -> None:
         self.participant = role
         self._me, self._rounds, self._store, self._blobs, self._host = me, rounds, store, blobs, host
-        self._network, self._events, self._call, self._now = network, event_log, call, now
-        self._state, self._showing = state, AuditBackpressure(me, network, state)
-        self.disk_space = DiskSpaceMonitor(me, store.path.parent, host, event_log, state, payload_bytes)
+        self._network, self._events, self._driver = network, event_log, driver
+        self._applied, self._audit_backpressure = applied, AuditBackpressure(me, network, applied)
+        self.disk_space = DiskSpaceMonitor(me, store.path.parent, host, event_log, applied, payload_bytes)
         self._open: dict[RoundKey, OpenRoundContext] = {}
         self._working: dict[RoundKey, trio.Nursery] = {}
         self._checking: set[tuple[RoundKey, bytes]] = set()
@@ -71,7 +78,7 @@ class RoundExecutor:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as self._nursery:
-            self._nursery.start_soon(self._showing.run)
+            self._nursery.start_soon(self._audit_backpressure.run)
             task_status.started()
             await trio.sleep_forever()
 
@@ -104,12 +111,12 @@ class RoundExecutor:
         """What a role sees of the job's open round, or of a finished job."""
 
         async def publish(proposal: Proposal, opening: LossOpening | None) -> None:
-            await self._call(lambda: self._rounds.publish_proposal(proposal, self._now(), opening))
+            await self._driver.run_action(lambda: self._rounds.publish_proposal(proposal, self._driver.now(), opening))
 
         async def begin(trainer: bytes) -> None:
             self._replays[key] += 1
             self._store.queue_measurements(*key, {REPLAYS: self._replays[key]})
-            await self._call(lambda: self._rounds.record_replay_start(key, trainer))
+            await self._driver.run_action(lambda: self._rounds.record_replay_start(key, trainer))
 
         async def measured(figures: Mapping[str, float]) -> None:
             if TRAINING_NATS in figures:
@@ -128,7 +135,9 @@ class RoundExecutor:
         async def ready() -> None:
             audits = self._host.terms_of_spec(job.spec).audits
             if audits is not None:
-                await self._showing.wait_to_propose(JobSpec.decode(job.spec), audits.served_ms(len(job.reexecutors)) / 1_000)
+                await self._audit_backpressure.wait_to_propose(
+                    JobSpec.decode(job.spec), audits.served_ms(len(job.reexecutors)) / 1_000
+                )
 
         return OpenRoundContext(
             me=self._me,
@@ -185,7 +194,7 @@ class RoundExecutor:
 
     def _audited(self, job: bytes) -> frozenset[int]:
         """The rounds of which proposals may still be replayed."""
-        audits = self._state().audits.jobs.get(job)
+        audits = self._applied.current.audits.jobs.get(job)
         return frozenset(audits.rounds) if audits else frozenset()
 
     def delete_expired_files(self) -> None:
@@ -231,12 +240,12 @@ class RoundExecutor:
         verdict = await self._verdict(
             "checking", partial(self.participant.check_proposal, signed=signed, proposal=proposal), opened
         )
-        await self._call(lambda: self._rounds.record_verdict(key, signed.signer, verdict, self._now()))
+        await self._driver.run_action(lambda: self._rounds.record_verdict(key, signed.signer, verdict, self._driver.now()))
 
     async def _reexecute(self, key: RoundKey, opened: OpenRoundContext, signed: Signed, proposal: Proposal) -> None:
         work = partial(self.participant.reexecute, trainer=signed.signer, proposal=proposal)
         verdict = await self._verdict("re-executing", work, opened)
-        await self._call(lambda: self._rounds.record_replay_verdict(key, signed.signer, verdict, self._now()))
+        await self._driver.run_action(lambda: self._rounds.record_replay_verdict(key, signed.signer, verdict, self._driver.now()))
 
     async def _verdict(
         self, what: str, work: Callable[[OpenRoundContext], Awaitable[Verdict]], opened: OpenRoundContext

@@ -11,17 +11,17 @@ import math
 import shutil
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import trio
 
 from consensus.effects import DecidedBlock
 from consensus.light_client import TrustedBlock
 from consensus.pbft.replica import Replica
-from ledger.ledger_state import LedgerRules, LedgerState, module_digest
+from ledger.ledger_state import AppliedState, LedgerRules, LedgerState, module_digest
 from ledger.snapshots.snapshot_assembly import RestoredSnapshot
 from ledger.snapshots.snapshot_download import DownloadStep, SnapshotDownload, TrustBasis, make_trust_basis, request_order
 from ledger.snapshots.snapshot_server import (
@@ -34,7 +34,6 @@ from ledger.snapshots.snapshot_server import (
 from peer.runtime.telemetry.event_log import EventLog
 from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
-from protocol.identity import Verifier
 from protocol.messages import SNAPSHOT_MESSAGES, GetSnapshot, GetSnapshotPart, LightBlock
 from storage.durable_files import atomic_write
 from storage.ledger_store import LedgerStore
@@ -56,7 +55,19 @@ _PREFIXES: Final = tuple(
 )
 
 T = TypeVar("T")
-Install = Callable[[RestoredSnapshot, tuple[LightBlock, ...], bool], Awaitable[bool]]  # see `Driver.restore_state`
+
+
+class StateRestorer(Protocol):
+    """The driver, as the download of a snapshot sees it."""
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+
+    async def restore_state(self, restored: RestoredSnapshot, links: tuple[LightBlock, ...], repairs: bool) -> bool:
+        """Goes on from this state; returns when that is done. False: blocks were quicker, and the node began anew without it."""
+
+    def drop_peer(self, peer: bytes, error: RemoteProtocolError) -> None:
+        """Ends the connection with a peer, and bans it."""
 
 
 def is_snapshot_message(data: bytes) -> bool:
@@ -71,20 +82,17 @@ class StateSync:
     def __init__(
         self,
         rules: LedgerRules,
-        verifier: Verifier,
         store: LedgerStore,
         host: JobModelStore,
         network: Network,
         event_log: EventLog,
         anchor: TrustedBlock | None,
-        now: Callable[[], float],
-        state: Callable[[], LedgerState],
-        install: Install,
-        drop: Callable[[bytes, RemoteProtocolError], None],
+        applied: AppliedState,
+        driver: StateRestorer,
     ) -> None:
-        self._rules, self._verifier = rules, verifier
+        self._rules = rules
         self._store, self._host, self._network, self._events = store, host, network, event_log
-        self._anchor, self._now, self._state, self._install, self._drop = anchor, now, state, install, drop
+        self._anchor, self._applied, self._driver = anchor, applied, driver
         self._shelf, self._queue = SnapshotStore(store, host), SnapshotRequestQueue()
         self._news: deque[LedgerState] = deque()  # applied, and not on the shelf yet
         self._inbox: deque[tuple[bytes, bytes]] = deque()
@@ -117,7 +125,7 @@ class StateSync:
 
     def start_if_needed(self, replica: Replica) -> None:
         """Whether a snapshot is needed now."""
-        if self._transfer is not None or self._wanted is not None or self._now() < self._not_before:
+        if self._transfer is not None or self._wanted is not None or self._driver.now() < self._not_before:
             return
         self._repairs = replica.divergence is not None
         if replica.divergence is not None:
@@ -129,7 +137,7 @@ class StateSync:
 
     async def wait_to_apply(self) -> None:
         """Returns when it is worth while to apply another block."""
-        with trio.move_on_after(max(0.0, self._begun + APPLY_PAUSE_SECONDS_MAX - self._now())):
+        with trio.move_on_after(max(0.0, self._begun + APPLY_PAUSE_SECONDS_MAX - self._driver.now())):
             await self._clear.wait()
 
     def check_trusted_block(self, decided: Iterable[DecidedBlock]) -> None:
@@ -142,7 +150,7 @@ class StateSync:
                 )
 
     def _when_behind(self, decided: int) -> tuple[TrustBasis, int]:
-        basis = make_trust_basis(self._rules, self._verifier, self._state(), self._store.get_decision(decided), self._anchor)
+        basis = make_trust_basis(self._rules, self._applied.current, self._store.get_decision(decided), self._anchor)
         return basis, decided + SNAPSHOT_HEIGHTS + 1  # which is there if the claims are true, and is proven if it is offered
 
     def _after_divergence(self, reason: str) -> tuple[TrustBasis, int]:
@@ -152,12 +160,12 @@ class StateSync:
             self._diagnose(reason)
         decided = self._store.get_decision(self._store.decided_height)
         assert decided is not None, "a decided block showed the divergence"
-        basis = make_trust_basis(self._rules, self._verifier, None, decided, self._anchor)
-        return basis, max(SNAPSHOT_HEIGHT_MIN, self._state().height)
+        basis = make_trust_basis(self._rules, None, decided, self._anchor)
+        return basis, max(SNAPSHOT_HEIGHT_MIN, self._applied.current.height)
 
     def _diagnose(self, reason: str) -> None:
         try:
-            folder = save_divergence_report(self._store.path.parent, self._rules, self._state(), reason)
+            folder = save_divergence_report(self._store.path.parent, self._rules, self._applied.current, reason)
             self._events.add("warning", f"{reason}; restoring the certified state, what was here is kept in {folder}")
         except OSError as error:
             self._events.add("warning", f"{reason}; restoring the certified state, no diagnostic could be kept: {error.strerror}")
@@ -172,7 +180,7 @@ class StateSync:
     # The one task ----------------------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        state = self._state()
+        state = self._applied.current
         task_status.started()
         await trio.to_thread.run_sync(self._shelf.add_initial_state, state)
         try:
@@ -197,22 +205,22 @@ class StateSync:
     def _wait_seconds(self) -> float:
         wait = self._queue.wait_seconds()
         if self._transfer is not None:
-            wait = min(wait, LINK_POLL_SECONDS, max(0.0, self._transfer.deadline - self._now()))
+            wait = min(wait, LINK_POLL_SECONDS, max(0.0, self._transfer.deadline - self._driver.now()))
         return wait
 
     def _update_links(self) -> None:
         while self._news:
-            self._shelf.add_applied_state(self._news.popleft(), self._now())
+            self._shelf.add_applied_state(self._news.popleft(), self._driver.now())
         links, before = self._network.connected_peers(), self._links
         self._links = links
         for peer in self._queue.askers - links:  # also of whom a message was taken after the link had broken
             self._queue.remove_peer(peer)
         if self._transfer is not None:
             for peer in before - links:
-                self._apply_step(self._transfer.remove_peer(peer, self._now()))
+                self._apply_step(self._transfer.remove_peer(peer, self._driver.now()))
         if self._transfer is not None:
             for peer in links - before:
-                self._apply_step(self._transfer.add_peer(peer, self._now()))
+                self._apply_step(self._transfer.add_peer(peer, self._driver.now()))
 
     async def _take_messages(self) -> None:
         for _ in range(len(self._inbox)):
@@ -221,29 +229,31 @@ class StateSync:
             try:
                 message: Any = codec.decode_message(data, SNAPSHOT_MESSAGES)
                 if isinstance(message, (GetSnapshot, GetSnapshotPart)):
-                    self._queue.add_request(peer, message, self._now())
+                    self._queue.add_request(peer, message, self._driver.now())
                 elif self._transfer is not None:
-                    self._apply_step(await trio.to_thread.run_sync(self._transfer.handle_answer, peer, message, self._now()))
+                    self._apply_step(
+                        await trio.to_thread.run_sync(self._transfer.handle_answer, peer, message, self._driver.now())
+                    )
             except RemoteProtocolError as error:
-                self._drop(peer, error)
+                self._driver.drop_peer(peer, error)
 
     async def _serve(self) -> None:
         """One request; the loop comes back at once if there are more."""
-        request = self._queue.pop_request(self._now())
+        request = self._queue.pop_request(self._driver.now())
         if request is None:
             return
         peer, message = request
         try:
-            answer, seconds = await trio.to_thread.run_sync(_timed, self._shelf.answer_request, message, self._now())
+            answer, seconds = await trio.to_thread.run_sync(_timed, self._shelf.answer_request, message, self._driver.now())
         except RemoteProtocolError as error:
-            self._drop(peer, error)
+            self._driver.drop_peer(peer, error)
         else:
             self._network.charge_cpu(peer, seconds)
             self._network.send(peer, codec.encode(answer), Priority.BULK)
 
     def _apply_step(self, step: DownloadStep) -> None:
         for fault in step.faults:
-            self._drop(fault.peer, fault.error)
+            self._driver.drop_peer(fault.peer, fault.error)
         for peer, request in step.sends:
             self._network.send(peer, codec.encode(request), Priority.CONTROL)
 
@@ -255,27 +265,27 @@ class StateSync:
         transfer = self._transfer
         if transfer is None:
             return
-        if transfer.deadline <= self._now():
-            self._apply_step(await trio.to_thread.run_sync(transfer.handle_tick, self._now()))
+        if transfer.deadline <= self._driver.now():
+            self._apply_step(await trio.to_thread.run_sync(transfer.handle_tick, self._driver.now()))
         if transfer.conflict is not None:
             self._warn_of_fork(transfer.conflict)
             self._end_transfer()
         elif transfer.restored is not None:
             await self._finish(transfer, transfer.restored)
-        elif self._is_overtaken(transfer) or transfer.has_no_source(self._now()):
+        elif self._is_overtaken(transfer) or transfer.has_no_source(self._driver.now()):
             self._end_transfer()
 
     def _begin(self, basis: TrustBasis, wanted: int) -> None:
         self._wanted = None
-        self._begun = self._now()
+        self._begun = self._driver.now()
         self._transfer = SnapshotDownload(self._rules, self._host, basis, wanted, self._begun)
         self._events.add("snapshot", f"asking for a snapshot of height {wanted} or later", height=wanted)
         for peer in request_order(self._links, basis.voters, self._asked_last):
-            self._apply_step(self._transfer.add_peer(peer, self._now()))
+            self._apply_step(self._transfer.add_peer(peer, self._driver.now()))
 
     def _is_overtaken(self, transfer: SnapshotDownload) -> bool:
         """Decisions one by one were quicker."""
-        return not self._repairs and 0 < transfer.progress[0] <= self._state().height
+        return not self._repairs and 0 < transfer.progress[0] <= self._applied.current.height
 
     async def _finish(self, transfer: SnapshotDownload, restored: RestoredSnapshot) -> None:
         own = [self._store.get_decision(decided.height) for decided in restored.decisions]
@@ -283,7 +293,7 @@ class StateSync:
             self._warn_of_fork(f"height {restored.height} is certified there with another block than here")
             transfer.discard_parts()
         elif await self._install_unless_overtaken(transfer, restored):
-            seconds = self._now() - self._begun
+            seconds = self._driver.now() - self._begun
             text = f"restored the certified state of height {restored.height} in {seconds:.1f} s"
             self._events.add("snapshot", text, height=restored.height, seconds=seconds)
         else:
@@ -292,9 +302,9 @@ class StateSync:
 
     async def _install_unless_overtaken(self, transfer: SnapshotDownload, restored: RestoredSnapshot) -> bool:
         """Installs it, unless blocks were quicker."""
-        if restored.is_overtaken(self._state().height, self._repairs):
+        if restored.is_overtaken(self._applied.current.height, self._repairs):
             return False
-        return await self._install(
+        return await self._driver.restore_state(
             restored, (*self._store.light_blocks(0, transfer.trusted_height), *transfer.light_blocks), self._repairs
         )
 
@@ -308,7 +318,7 @@ class StateSync:
                 self._transfer.discard_parts()
             self._asked_last = self._transfer.asked_last
         self._transfer = None
-        self._not_before = self._now() + RETRY_SECONDS
+        self._not_before = self._driver.now() + RETRY_SECONDS
 
 
 def _timed(function: Callable[..., T], *arguments: Any) -> tuple[T, float]:
