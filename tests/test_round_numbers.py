@@ -19,6 +19,7 @@ OTHERS = {
     "peer/export/model_card.py: found.round",
     "peer/export/model_provenance.py: number",
     "training/api/initial_model.py: final",
+    "training/api/decided_models.py: number",
     "training/api/initial_model.py: number",
     "peer/commands/definitions/model_commands.py: view.round",
     "peer/commands/definitions/generation_commands.py: newer",

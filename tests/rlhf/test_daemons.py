@@ -17,13 +17,13 @@ from string import ascii_lowercase, digits
 
 import pytest
 import trio
-from peer.export.exported_pair_trace import trace_pair_in_export
 
 from curation.demo.simulated_annotators import ServingPeerClient, SimulatedAnnotator
 from curation.rpc import ImportRequest
 from curation.service.annotation_service import ADDRESS_FILE
 from curation.tasks.task_pages import task_id
 from ledger.core.genesis import Founder, Genesis
+from peer.export.export_query import ask_export
 from peer.features import founding_modules, roles
 from peer.settings.data_directory import DataDirectory
 from protocol import codec
@@ -31,6 +31,7 @@ from protocol.api import JobView, TrainRequest
 from protocol.errors import UserError
 from protocol.identity import Identity, peer_id
 from protocol.sampling import SamplingOptions
+from rlhf.api.exported_pair_trace import ExportedPairTrace
 from rlhf.rpc import RlhfView, StageView
 from tests.peer.processes import LATE, Daemon, children, daemons
 from tests.waiting import patience
@@ -350,7 +351,8 @@ async def project_teaches_a_reward_model(network: list[Daemon], folder: Path, pr
     with pytest.raises(UserError, match="is in no set of 2 jobs with"):
         await first.client.trace_pair("00" * 32)
     await first.client.export_run(str(folder / "export"))
-    offline = await trio.to_thread.run_sync(trace_pair_in_export, folder / "export", traces[0].pair)
+    query = ExportedPairTrace(traces[0].pair)
+    offline = await trio.to_thread.run_sync(ask_export, folder / "export", query)
     assert offline == traces[0], "whoever has the export needs no peer"
     drawn = [draw for trace in traces for draw in trace.draws]
     assert {draw.job for draw in drawn} == {reward} and {draw.round for draw in drawn} == {0, 1}
