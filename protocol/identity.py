@@ -23,8 +23,7 @@ from protocol.limits import MESSAGE_BYTES_MAX
 
 M = TypeVar("M")
 
-WIRE_VERSIONS = (2, 3)  # of what peers say on a link: both ends speak the highest that both know, or part
-WIRE_VERSION = WIRE_VERSIONS[-1]
+WIRE_VERSION = 3  # of what peers say on a link: ends of other versions part
 SIGNED_VERSION = 2  # part of all that is signed. It stays: blocks of every later release are verified with it
 
 

@@ -47,7 +47,6 @@ ROW_KEY_BYTES_MAX: Final = 64  # of a table: two digests
 ROW_BYTES_MAX: Final = 16 << 10  # of a record in a table: sixteen of them are read and written at once
 BLOB_HOLDERS_MAX: Final = 3  # of a blob, named to a peer that asks for it: as many questions a liar can cause
 NAME_CHARACTERS_MAX: Final = 64  # names people give to networks, jobs and peers
-ADDRESSES_MAX: Final = 64  # one peer-exchange message
 ADDRESS_CHARACTERS_MAX: Final = 256  # HOST:PORT; names of the DNS have at most 253 characters, real ones far fewer
 CLOSE_REASON_CHARACTERS_MAX: Final = 32  # why a link is closed: a word or two that a table explains
 PARAMETERS_ALLOWED: Final = 1 << 27  # of a model until voters say otherwise: what programs allow that do not ask them

@@ -16,7 +16,6 @@ from protocol.codec import Between, Count, Digest, Key, Length, SignatureBytes
 from protocol.identity import Signed
 from protocol.limits import (
     ADDRESS_CHARACTERS_MAX,
-    ADDRESSES_MAX,
     ADVERTISED_MAX,
     AUDIT_NONCE_BYTES,
     BLOB_BYTES_MAX,
@@ -451,20 +450,6 @@ class HasBlob:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerAddress:
-    peer: Key
-    address: Address
-
-
-@dataclass(frozen=True, slots=True)
-class PeerAddresses:
-    """Peers I know how to reach; sent after the handshake and when the list grows."""
-
-    TAG: ClassVar[str] = "addresses"
-    known: Annotated[tuple[PeerAddress, ...], Length(0, ADDRESSES_MAX)]
-
-
-@dataclass(frozen=True, slots=True)
 class PeerRecord:
     """Where the signer is reached, for peers of one scope. Of one signer and scope the highest sequence holds."""
 
@@ -561,7 +546,7 @@ class GuestInvitation:
     token_signature: SignatureBytes  # by the invitation's token, over what `member/admit` has, so that it names me
 
 
-# Links: circuits through a third peer, from wire version 3 on ---------------------------------------------------------
+# Links: circuits through a third peer ---------------------------------------------------------------------------------
 
 CircuitId = Annotated[bytes, Length(16, 16)]  # drawn by whoever opens the circuit; the same on both links of the relay
 CircuitPriority = Annotated[int, Between(0, 2)]  # the priority of what is inside
@@ -662,11 +647,15 @@ AGREEMENT_MESSAGES = (
 )
 GOSSIP_MESSAGES = (GossipEnvelope, GetRound, EvidenceMessage)
 SNAPSHOT_MESSAGES = (GetSnapshot, SnapshotOffer, NoSnapshot, GetSnapshotPart, SnapshotPart)
-# By wire version.
-LINK_MESSAGES_BY_VERSION: dict[int, tuple[type, ...]] = {2: (GetBlob, BlobChunk, NoBlob, PeerAddresses, Ping, Pong)}
 CIRCUIT_MESSAGES = (ReserveRelay, RelayReservations, OpenCircuit, IncomingCircuit, CircuitData, CircuitCredit, CloseCircuit)
-LINK_MESSAGES_BY_VERSION[3] = (
-    *LINK_MESSAGES_BY_VERSION[2],
+LINK_MESSAGES = (
+    GetBlob,
+    BlobChunk,
+    NoBlob,
+    BlobElsewhere,
+    HasBlob,
+    Ping,
+    Pong,
     PeerRecords,
     GetPeerRecords,
     ObservedAddress,
@@ -675,8 +664,7 @@ LINK_MESSAGES_BY_VERSION[3] = (
     LivenessReport,
     LinkClosing,
     GuestInvitation,
-    BlobElsewhere,
-    HasBlob,
+    *CIRCUIT_MESSAGES,
+    CircuitMigrated,
+    CircuitDeliveryReport,
 )
-LINK_MESSAGES_BY_VERSION[3] += (*CIRCUIT_MESSAGES, CircuitMigrated, CircuitDeliveryReport)
-LINK_MESSAGES = LINK_MESSAGES_BY_VERSION[3]

@@ -33,10 +33,8 @@ class SessionLink(PeerLink):
 
     def __init__(self, peer: bytes, address: str, dialed: bool, session: NoiseSession, incarnation: bytes) -> None:
         super().__init__(peer, address, dialed, session.outbox, session.inbox)
-        self.incarnation, self.version = incarnation, session.version
+        self.incarnation = incarnation
         self.error: RemoteProtocolError | None = None  # what ended it, before it was in use or without a ban
-        # addresses in all of its messages; of them, its own that were passed on
-        self.addresses_heard = self.addresses_passed_on = 0
         self.idle_scope = trio.CancelScope()
         self.ended = trio.Event()
 

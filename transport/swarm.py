@@ -28,8 +28,7 @@ from protocol.addresses import (
     parse_address,
 )
 from protocol.errors import RemoteProtocolError, UserError
-from protocol.identity import WIRE_VERSIONS, Signer, short_id
-from protocol.messages import PeerAddresses
+from protocol.identity import Signer, short_id
 from transport.blobs.blob_store import BlobStore
 from transport.connections.close_reason import LinkClosedByPeer, raise_if_closed
 from transport.connections.connection_manager import LINKS_MAX, ConnectionManager, PeerLink
@@ -41,7 +40,6 @@ from transport.discovery.own_addresses import OwnAddresses
 from transport.discovery.peer_discovery import PeerDiscovery
 from transport.discovery.peer_records import PeerRecordBook
 from transport.discovery.reachability import ReachabilityState, RelayMode
-from transport.legacy_addresses import LegacyAddressGossip
 from transport.network import DialInfo, DuplicateIdentity
 from transport.peer_policy import EVERYBODY_IS_MEMBER, PeerPolicy
 from transport.quotas.accept_limiter import BACKLOG, AcceptLimiter
@@ -56,7 +54,7 @@ from transport.session_links import RelayedLink, SessionLink, TcpLink, remote_ad
 from transport.wire.failure_detector import KeepaliveConfig
 from transport.wire.framing import Message, Priority
 from transport.wire.noise import KeyPair
-from transport.wire.noise_session import NoiseSession, PeerAuthenticated, WireVersionMismatch
+from transport.wire.noise_session import NoiseSession, PeerAuthenticated
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +91,6 @@ class Swarm(ConnectionManager):
         advertise: Sequence[str] = (),
         tell: Callable[[str], None] = log.info,
         random: Random | None = None,
-        versions: Sequence[int] = WIRE_VERSIONS,
         hosts: Callable[[], Iterable[str]] = tuple,
         pace: KeepaliveConfig = KeepaliveConfig(),
         relay: RelayMode = RelayMode.ON,
@@ -117,7 +114,7 @@ class Swarm(ConnectionManager):
             clock=time.perf_counter,
         )
         self._own = OwnAddresses(listen, advertise, hosts)
-        self._identity, self._chain_id, self._versions = identity, chain_id, versions
+        self._identity, self._chain_id = identity, chain_id
         self._random = random or Random(secrets.randbits(64))
         self._static = KeyPair.from_private(secrets.token_bytes(32))  # one for each start, see `PeerAuthenticated.incarnation`
         self.records = PeerRecordBook(identity, chain_id, allow=policy.is_allowed, members=policy.is_member)
@@ -133,9 +130,6 @@ class Swarm(ConnectionManager):
             random=self._random,
         )
         self._dialer = Dialer(self._book, self._links, self._may_dial, partial(self._serve_connection, dialed=True))
-        self._hearsay = LegacyAddressGossip(
-            self.me, self._book, self.records, self._links, lambda: self._own.announced, self._is_outsider
-        )
         self._discovery = PeerDiscovery(
             self.records,
             self._links,
@@ -234,8 +228,6 @@ class Swarm(ConnectionManager):
                 self._book.record_end(address, farewell.detail, was_linked=False)
                 self._book.record_refusal(address)
         except RemoteProtocolError as error:
-            if dialed and isinstance(error, WireVersionMismatch) and self._dials_again(address, error):
-                return
             if error.reason != "self":
                 # A dial that came to no link is told by `AddressBook.schedule_retry`, at fewer and fewer of its tries.
                 entry = self._book.get(address) if dialed else None
@@ -267,7 +259,7 @@ class Swarm(ConnectionManager):
         with place or contextlib.nullcontext() as half_open:
             await self._serve_at(stream, address, expected, half_open)
 
-    def _session(self, initiator: bool, expected: bytes | None, versions: Sequence[int]) -> NoiseSession:
+    def _session(self, initiator: bool, expected: bytes | None) -> NoiseSession:
         ephemeral = KeyPair.from_private(secrets.token_bytes(32))
         return NoiseSession(
             self._identity,
@@ -276,7 +268,6 @@ class Swarm(ConnectionManager):
             static=self._static,
             ephemeral=ephemeral,
             expected=expected,
-            versions=versions,
         )
 
     async def _serve_at(
@@ -288,7 +279,7 @@ class Swarm(ConnectionManager):
         if payer is not None:
             with trio.move_on_at(deadline):
                 await self._wait_for_handshake_turn(stream, payer, deadline)  # before anything is computed
-        session = self._session(dialed, expected, self._versions_for(address) if dialed else self._versions)
+        session = self._session(dialed, expected)
         established, early = await self._shake_hands(stream, session, deadline, payer)
         if established.peer == self.me:
             self._meet_own_key(address, established.incarnation, dialed)
@@ -317,7 +308,6 @@ class Swarm(ConnectionManager):
             static=self._static,
             ephemeral=KeyPair.from_private(secrets.token_bytes(32)),
             expected=peer,
-            versions=self._versions,
             credit=stream.credit_of,
         )
         link: RelayedLink | None = None
@@ -463,7 +453,6 @@ class Swarm(ConnectionManager):
             self._book.record_success(link.address)
         if self.me < link.peer:
             self._show_invitation(link)
-        self._hearsay.on_linked(link)
         self._discovery.on_linked(link)
 
     def _show_invitation(self, link: SessionLink) -> None:
@@ -553,16 +542,6 @@ class Swarm(ConnectionManager):
     def _may_dial(self, peer: bytes) -> bool:
         return self._policy.is_allowed(peer) and self._bans.banned_until(peer) <= trio.current_time()
 
-    def _versions_for(self, address: str) -> Sequence[int]:
-        """Up to the newest, or to the one in which the attempt before was answered."""
-        version = self._book.take_opening_version(address)
-        return [one for one in self._versions if version is None or one <= version]
-
-    def _dials_again(self, address: str, error: WireVersionMismatch) -> bool:
-        """At once, in the older version of whoever answered, if this peer speaks it."""
-        is_older = error.version in self._versions and error.version < error.ours
-        return is_older and self._book.retry_with_version(address, error.version)
-
     async def connect(self, text: str) -> bytes:
         return await self._dialer.connect(text)
 
@@ -576,11 +555,9 @@ class Swarm(ConnectionManager):
     # Addresses -------------------------------------------------------------------------------------------------------
 
     def peer_addresses(self) -> dict[bytes, str]:
-        return self._hearsay.peer_addresses()
-
-    def on_addresses(self, link: PeerLink, addresses: PeerAddresses) -> None:
-        assert isinstance(link, SessionLink)
-        self._hearsay.on_addresses(link, addresses)
+        """Where peers are reached: where this peer reached them, or else where their records say."""
+        said = {peer: addresses[0] for peer in self.records.peers() if (addresses := self.records.addresses(peer))}
+        return said | {link.peer: link.address for link in self._links.values() if link.dialed}
 
     def on_discovery(self, link: PeerLink, message: Any) -> None:
         self._discovery.on_message(link, message)
@@ -608,7 +585,7 @@ class Swarm(ConnectionManager):
         """Whether this very peer answers there; the connection ends with the handshake."""
         try:
             async with await self._dialer.open_stream(address) as stream:
-                session = self._session(True, peer, self._versions)
+                session = self._session(True, peer)
                 await self._shake_hands(stream, session, trio.current_time() + HANDSHAKE_SECONDS, None)
                 return True
         except (OSError, trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError, RemoteProtocolError):

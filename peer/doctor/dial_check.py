@@ -9,7 +9,6 @@ import errno
 import os
 import secrets
 import socket
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,10 +16,10 @@ import trio
 
 from protocol.addresses import parse_address
 from protocol.errors import RemoteProtocolError
-from protocol.identity import WIRE_VERSIONS, Identity
+from protocol.identity import Identity
 from transport.wire.framing import Message
 from transport.wire.noise import KeyPair
-from transport.wire.noise_session import NoiseSession, PeerAuthenticated, WireVersionMismatch
+from transport.wire.noise_session import NoiseSession, PeerAuthenticated
 
 DIAL_SECONDS_MAX: Final = 5.0  # for connection and handshake together: slower links are no use to a vote either
 READ_BYTES: Final = 4_096  # a handshake has a tenth of that
@@ -44,20 +43,13 @@ class DialResult:
     advice: str = ""
 
 
-async def dial_peer(
-    address: str, chain_id: bytes, expected: bytes | None = None, versions: Sequence[int] = WIRE_VERSIONS
-) -> DialResult:
+async def dial_peer(address: str, chain_id: bytes, expected: bytes | None = None) -> DialResult:
     """Who answers at HOST:PORT in this network. `expected`: anybody else counts as nobody."""
     host, port = parse_address(address)
     try:
         with trio.fail_after(DIAL_SECONDS_MAX):
             async with await trio.open_tcp_stream(host, port) as stream:
-                return DialResult(address, await _shaken(stream, chain_id, expected, versions))
-    except WireVersionMismatch as error:
-        older = [version for version in versions if version <= error.version < error.ours]
-        if error.version in older:  # as the peer itself does
-            return await dial_peer(address, chain_id, expected, older)
-        return DialResult(address, None, error.detail, ADVICE[error.reason])
+                return DialResult(address, await _shaken(stream, chain_id, expected))
     except trio.TooSlowError:
         return DialResult(address, None, f"no answer within {DIAL_SECONDS_MAX:g} s", FIREWALL_ADVICE)
     except RemoteProtocolError as error:
@@ -68,10 +60,10 @@ async def dial_peer(
         return DialResult(address, None, *_of_error(error))
 
 
-async def _shaken(stream: trio.SocketStream, chain_id: bytes, expected: bytes | None, versions: Sequence[int]) -> bytes:
+async def _shaken(stream: trio.SocketStream, chain_id: bytes, expected: bytes | None) -> bytes:
     static, ephemeral = (KeyPair.from_private(secrets.token_bytes(32)) for _ in range(2))
     me = Identity.generate()
-    session = NoiseSession(me, chain_id, initiator=True, static=static, ephemeral=ephemeral, expected=expected, versions=versions)
+    session = NoiseSession(me, chain_id, initiator=True, static=static, ephemeral=ephemeral, expected=expected)
     events: list[PeerAuthenticated | Message] = []
     while not events:
         await stream.send_all(session.data_to_send())

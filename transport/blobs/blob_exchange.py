@@ -246,19 +246,18 @@ class BlobExchange:
         drop: Callable[[bytes, RemoteProtocolError], None],
         connected: Callable[[], frozenset[bytes]],
         run_blocking: RunBlocking,
-        takes_turns: Callable[[bytes], bool] = lambda peer: False,
         recall: Callable[[bytes, bytes], None] = lambda peer, digest: None,
         is_stranger: Callable[[bytes], bool] = lambda peer: False,
     ) -> None:
-        """`takes_turns`: whether the link to a peer knows the messages about turns. `recall`: what waits to be sent of a blob."""
+        """`recall`: what waits to be sent of a blob."""
         self._me, self._blobs = me, blobs
         self._send, self._drop, self._connected, self._run_blocking = send, drop, connected, run_blocking
         self._transfers: dict[bytes, _Transfer] = {}
         self._goals: dict[bytes, _ObjectDownload] = {}
         self._paces: dict[bytes, DownloadWindow] = {}  # by holder
         self._left = trio.Event()  # somebody does not wait any more
-        self._takes_turns, self._recall = takes_turns, recall
-        self.server = BlobServer(blobs, send, self._transfers.__contains__, takes_turns, is_stranger)
+        self._recall = recall
+        self.server = BlobServer(blobs, send, self._transfers.__contains__, is_stranger)
         self._silent: set[bytes] = set()  # asked in vain, and not heard from since
         self._turns, self._reveals = trio.CapacityLimiter(TRANSFERS_MAX), trio.CapacityLimiter(AUDIT_TRANSFERS_MAX)
         self._nursery: trio.Nursery | None = None
@@ -612,7 +611,7 @@ class BlobExchange:
         # What is under way was asked for before: this pull ends when it may be asked for again.
         transfer.moved = transfer.under_way.get((holder, transfer.offset), transfer.asked)
         transfer.lacked = transfer.is_left = False
-        if not transfer.is_audit_data and self._takes_turns(holder):
+        if not transfer.is_audit_data:
             transfer.asked_peers.add(holder)
         transfer.awaited.clear()
         patience = self._answer_timeout(transfer, holder)

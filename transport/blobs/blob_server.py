@@ -30,12 +30,10 @@ class BlobServer:
         blobs: BlobStore,
         send: SendBlobMessage,
         comes: Callable[[bytes], bool],
-        takes_turns: Callable[[bytes], bool],
         is_stranger: Callable[[bytes], bool],
     ) -> None:
-        """`comes`: whether this peer is getting a blob. `takes_turns`: whether a peer's link knows the messages about turns."""
-        self._blobs, self._send, self._comes = blobs, send, comes
-        self._takes_turns, self._is_stranger = takes_turns, is_stranger
+        """`comes`: whether this peer is getting a blob."""
+        self._blobs, self._send, self._comes, self._is_stranger = blobs, send, comes, is_stranger
         self._serving = UploadQueue(is_stranger)
         self._served = trio.Event()  # who is served now, or waits, has changed
         self.bytes_sent = 0
@@ -64,8 +62,6 @@ class BlobServer:
                 self.audit_bytes_sent += len(chunk.chunk)
                 if not self._is_stranger(peer):  # who has as many keys as it likes
                     self.audit_bytes_by_peer[peer] += len(chunk.chunk)
-            if not self._takes_turns(peer) and request.offset + len(chunk.chunk) == size:  # it never says that it has it
-                self.release_slot(request.digest, peer)
         else:  # also if the queue is full: "not now" is said at once, rather than left to be found out by a deadline
             self._send(peer, NoBlob(request.digest), Priority.CONTROL)
 
@@ -90,15 +86,13 @@ class BlobServer:
     def _must_wait(self, peer: bytes, digest: bytes, size: int | None) -> bool:
         """Whether it has to wait for its turn. What only audits ask for is sent at once: its asker has a deadline."""
         is_coming = size is None and self._comes(digest)
-        waits_in_turn = self._takes_turns(peer) or self._is_stranger(peer)
-        if not waits_in_turn or not (is_coming or (size or 0) >= QUEUED_BYTES_MIN) or self._blobs.is_audit_data(digest):
+        if not (is_coming or (size or 0) >= QUEUED_BYTES_MIN) or self._blobs.is_audit_data(digest):
             return False
         answer = self._serving.request_slot(digest, peer, size, trio.current_time())
         if answer is UploadDecision.ELSEWHERE:
             told = BlobElsewhere(digest, size is not None, self._serving.other_holders(digest, peer))
-            if not self._send(peer, told, Priority.CONTROL):  # a stranger of wire version 2 hears "not now", and asks again
+            if not self._send(peer, told, Priority.CONTROL):  # its queue is full: who was told nothing waits for no turn
                 self.release_slot(digest, peer)
-                self._send(peer, NoBlob(digest), Priority.CONTROL)
         # said at once: over a narrow uplink the first chunk takes longer than the asker's patience
         elif answer is UploadDecision.SLOT:
             self._send(peer, HasBlob(digest), Priority.CONTROL)

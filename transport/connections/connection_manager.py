@@ -13,10 +13,10 @@ import trio
 from protocol.addresses import AddressScope, host_subnet, parse_address, scope_of
 from protocol.codec import decode_message, encode
 from protocol.errors import RemoteProtocolError
-from protocol.identity import WIRE_VERSION, short_id
+from protocol.identity import short_id
 from protocol.messages import (
     CIRCUIT_MESSAGES,
-    LINK_MESSAGES_BY_VERSION,
+    LINK_MESSAGES,
     BlobChunk,
     BlobElsewhere,
     CircuitDeliveryReport,
@@ -31,7 +31,6 @@ from protocol.messages import (
     LivenessReport,
     NoBlob,
     ObservedAddress,
-    PeerAddresses,
     PeerRecords,
     Ping,
     Pong,
@@ -91,7 +90,6 @@ class PeerLink:
         self.peer, self.address, self.dialed = peer, address, dialed
         self.host = host_subnet(parse_address(address)[0])  # for budgets of hosts
         self.outbox, self.inbox = outbox, inbox
-        self.version = WIRE_VERSION  # what both ends speak
         # Of the network, once it is attached.
         self.peer_class, self.memory_account, self.cpu_account = (
             PeerClass.MEMBER,
@@ -132,9 +130,7 @@ class PeerLink:
         return True
 
     def queue_message(self, message: Any, priority: Priority) -> bool:
-        """False: it is not queued, or the peer's wire version does not know it."""
-        if not isinstance(message, LINK_MESSAGES_BY_VERSION[self.version]):
-            return False
+        """Queue a message of the link's own; False: that queue is full."""
         return self.queue_bytes(Channel.LINK, encode(message), priority)
 
     async def wait_until_sendable(self) -> None:
@@ -168,7 +164,7 @@ class PeerLink:
             return
         self.closed = True
         self.all_read.set()
-        if reason and LinkClosing in LINK_MESSAGES_BY_VERSION[self.version]:
+        if reason:
             self.outbox.finish_with(Channel.LINK, encode(LinkClosing(reason)))
             self._output.set()
             self.scope.deadline = trio.current_time() + CLOSING_SECONDS
@@ -286,7 +282,6 @@ class ConnectionManager:
             send=self._post,
             drop=self.ban_peer,
             connected=self.connected_peers,
-            takes_turns=self._takes_turns,
             recall=self._recall,
             is_stranger=lambda peer: policy.classify(peer) is PeerClass.STRANGER,
             run_blocking=run_blocking,
@@ -474,7 +469,7 @@ class ConnectionManager:
                 link.read_wait_seconds += trio.current_time() - started
         else:
             with self.measure_cpu(link.cpu_account):
-                said: Any = decode_message(message.data, LINK_MESSAGES_BY_VERSION[link.version])
+                said: Any = decode_message(message.data, LINK_MESSAGES)
                 if not isinstance(said, GetBlob):
                     self._on_link_message(link, said)
             if isinstance(said, GetBlob):
@@ -489,11 +484,8 @@ class ConnectionManager:
         if link.cpu_account.wait_seconds() > 0:
             link.read_wait_seconds += await self.cpu_quota.wait_for_link(link.cpu_account, link.peer_class)
 
-    def on_addresses(self, link: PeerLink, addresses: PeerAddresses) -> None:
-        """Only a network that dials cares."""
-
     def on_discovery(self, link: PeerLink, message: Any) -> None:
-        """As `on_addresses`."""
+        """Only a network that dials cares."""
 
     def on_circuit_message(self, link: PeerLink, message: Any) -> None:
         """One of `CIRCUIT_MESSAGES`. Only a network that relays cares."""
@@ -537,8 +529,6 @@ class ConnectionManager:
                 self._exchange.on_blob_elsewhere(link.peer, message)
             case HasBlob():
                 self._exchange.on_has_blob(link.peer, message)
-            case PeerAddresses():
-                self.on_addresses(link, message)
             case PeerRecords() | GetPeerRecords() | ObservedAddress() | DialBack() | DialBackFailed():
                 self.on_discovery(link, message)
             case Ping():
@@ -559,19 +549,12 @@ class ConnectionManager:
             case _ if isinstance(message, CIRCUIT_MESSAGES):
                 self.on_circuit_message(link, message)
 
-    def _takes_turns(self, peer: bytes) -> bool:
-        link = self._links.get(peer)
-        return link is not None and BlobElsewhere in LINK_MESSAGES_BY_VERSION[link.version]
-
     def _recall(self, peer: bytes, digest: bytes) -> None:
         """Chunks of this blob that have not begun to leave are not sent."""
         if peer in self._links:
             self._links[peer].outbox.withdraw_waiting(Priority.BULK, lambda data: digest in data[:CHUNK_HEAD_BYTES])
 
     def _post(self, peer: bytes, message: Any, priority: Priority) -> bool:
-        link = self._links.get(peer)
-        if link is not None and not isinstance(message, LINK_MESSAGES_BY_VERSION[link.version]):
-            return False
         return self._push(peer, Channel.LINK, encode(message), priority)
 
     def _push(self, peer: bytes, channel: Channel, data: bytes, priority: Priority) -> bool:

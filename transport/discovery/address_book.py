@@ -7,7 +7,7 @@ It has no socket and reads no clock. `transport/dialer.py` dials its entries; `t
 | the operator | BOOK_MAX with all others | never, however often it fails |
 | an earlier life of this peer | BOOK_MAX with all others | the first failure once its peer has left or was retired; else never |
 | a member | SOURCE_BOOK_MAX for each | FAILURES_MAX failures in a row, the first of a peer that has left |
-| a peer of the local network | FOUND_MAX for all | FAILURES_MAX failures in a row |
+| a peer of the local network | LOCAL_BOOK_MAX for all | FAILURES_MAX failures in a row |
 | a stranger | STRANGERS_BOOK_MAX for all | the first failure |
 
 An address where this peer itself answers is forgotten at once. So is one where another peer answers than it was heard to be.
@@ -23,17 +23,18 @@ from typing import Final
 
 import trio
 
-from protocol.addresses import parse_address
+from protocol.addresses import AddressScope, parse_address
 from protocol.errors import UserError
 from protocol.identity import parse_peer_id
-from protocol.limits import ADDRESSES_MAX
+from protocol.limits import ADVERTISED_MAX
 from transport.connections.connection_manager import PeerLink
 from transport.network import DialInfo
 
 BOOK_MAX: Final = 2048  # addresses: 200 voters with ten each, each a task that waits
-SOURCE_BOOK_MAX: Final = 256  # of one member: it may know 200 voters of wire version 2
+SOURCE_BOOK_MAX: Final = 2 * len(AddressScope) * ADVERTISED_MAX  # of one member: its records, and those that they replaced
 STRANGERS_BOOK_MAX: Final = 128
 LOCAL_BOOK_MAX: Final = 64  # on the local network, where anybody may say anything
+OWN_BOOK_MAX: Final = 64  # said to be of our key, and found to lead to this process: each costs a dial
 SOURCE_DIALS_MAX: Final = 4  # at once, to addresses of one source: who names dead ones holds up itself
 
 BACKOFF_SECONDS: Final = 0.2  # a pause before dialing lies between 0 and this, twice as much after each failure, at most
@@ -66,7 +67,6 @@ class AddressEntry:
     reason: str = ""  # why the last attempt failed; empty: it did not
     linked: bool = False  # the last attempt has led to a link
     reported_reason: str = ""  # the reason that was told last
-    version: int | None = None  # an older one, to open the next attempt with: the last attempt was answered in it
     next_at: float = 0.0  # when it is dialed again
     retry_now: trio.Event = field(default_factory=trio.Event)  # somebody does not want to wait until then
     attempt_ended_event: trio.Event = field(default_factory=trio.Event)  # an attempt has come to a link, or to its end
@@ -151,16 +151,11 @@ class AddressBook:
         link = self._links.get(entry.peer) if entry.peer is not None else None
         return link is not None and link.dialed and link.address == entry.address and wanted.peer in (None, link.peer)
 
-    def add_heard(self, address: str, peer: bytes, by: bytes, *, first_hand: bool = False) -> None:
-        """`by` says that `peer` is there; `first_hand`: of itself, over its link."""
-        if peer != self._me:
-            self._learn(address, peer, self._source(by), first_hand)
-        elif not self._is_own(address) and address not in self._mine:
-            # Our own key is said to be there. That is this process, or nobody any more, or a machine that should not have it.
-            self._learn(address, peer, self._source(by))
-
     def add_signed(self, address: str, peer: bytes) -> None:
-        """A signed record says so. Several may claim one address; who only claims it gives way."""
+        """A record that `peer` has signed says so. Several may claim one address; who only claims it gives way."""
+        # Our own key is said to be there: that is this process, or nobody any more, or a machine that should not have it.
+        if peer == self._me and (self._is_own(address) or address in self._mine):
+            return
         entry = self._entries.get(address)
         if (
             entry is not None
@@ -169,7 +164,7 @@ class AddressBook:
             and self._is_linked_elsewhere(entry)
         ):
             self.remove_address(address)
-        self.add_heard(address, peer, by=peer)
+        self._learn(address, peer, self._source(peer))
 
     def _is_linked_elsewhere(self, entry: AddressEntry) -> bool:
         """Whether the peer needs no dial there."""
@@ -189,11 +184,9 @@ class AddressBook:
             self._members[peer] = AddressSource(SOURCE_BOOK_MAX)
         return self._members[peer]
 
-    def _learn(self, address: str, peer: bytes | None, source: AddressSource, first_hand: bool = False) -> None:
+    def _learn(self, address: str, peer: bytes | None, source: AddressSource) -> None:
         entry = self._entries.get(address)
         if entry is not None:
-            if first_hand and not entry.is_persistent:
-                entry.peer = peer
             if entry.source is self._strangers and source is not self._strangers:  # a member is believed more
                 self._strangers.address_count, source.address_count, entry.source = (
                     self._strangers.address_count - 1,
@@ -216,23 +209,6 @@ class AddressBook:
 
     # What came of an attempt ---------------------------------------------------------------------------------------------
 
-    def take_opening_version(self, address: str) -> int | None:
-        """In which the next attempt begins, once; None: the newest."""
-        entry = self._entries.get(address)
-        if entry is None:
-            return None
-        version, entry.version = entry.version, None
-        return version
-
-    def retry_with_version(self, address: str, version: int) -> bool:
-        """Whoever answers there speaks an older wire version, and is dialed again at once."""
-        entry = self._entries.get(address)
-        if entry is None:
-            return False
-        entry.version = version
-        entry.retry_now.set()
-        return True
-
     def confirm_peer(self, address: str, peer: bytes) -> None:
         """This peer has proved that it is there."""
         entry = self._entries.get(address)
@@ -241,7 +217,7 @@ class AddressBook:
 
     def record_own_address(self, address: str) -> None:
         """This process answered there itself."""
-        if len(self._mine) < ADDRESSES_MAX:
+        if len(self._mine) < OWN_BOOK_MAX:
             self._mine[address] = None
 
     def record_success(self, address: str) -> None:

@@ -18,11 +18,6 @@ class OwnAddresses:
     def first_listening(self) -> str:
         return self.listening[0] if self.listening else NO_LISTEN_ADDRESS
 
-    @property
-    def announced(self) -> tuple[str, ...]:
-        """A wildcard may be among them."""
-        return self._advertised or self.listening
-
     def __contains__(self, address: str) -> bool:
         return address in self.listening or address in self._advertised
 
@@ -38,7 +33,7 @@ class OwnAddresses:
         """At which others reach this peer at that host, or at any; None: it listens at none of that IP version."""
         if self.external_address is not None and parse_address(self.external_address)[0] == host:
             return parse_address(self.external_address)[1]
-        for own, port in map(parse_address, self.announced):
+        for own, port in map(parse_address, self._advertised or self.listening):
             if host is None or not is_ip(own) or (":" in own) == (":" in host):
                 return port
         return None

@@ -1,4 +1,4 @@
-"""How peers find one another over links of wire version 3: own records go out, those of others come in and are passed on."""
+"""How peers find one another: own records go out, those of others come in and are passed on."""
 
 from __future__ import annotations
 
@@ -74,8 +74,6 @@ class PeerDiscovery:
 
     def on_linked(self, link: PeerLink) -> None:
         """A link is in use from now on."""
-        if link.version < 3:
-            return
         if link.local_host is not None and link.local_host not in self._hosts:
             self._hosts.add(link.local_host)
             self._announce(trio.current_time())
@@ -124,7 +122,7 @@ class PeerDiscovery:
                 is_stale = True
         if is_stale:
             self._send(link, self.book.records_for_scope(link.address_scope, now, [link.peer]))
-        others = [other for other in self._links.values() if other is not link and other.version >= 3]
+        others = [other for other in self._links.values() if other is not link]
         others = [other for other in others if other.peer_class is not PeerClass.STRANGER]  # they ask, and draw no copies
         for other in self._random.sample(others, min(FANOUT, len(others))) if new else ():
             self._send(other, self.book.records_for_scope(other.address_scope, now, new.keys() - {other.peer}))
@@ -235,7 +233,7 @@ class PeerDiscovery:
             self._request_dial_back()
             self._hosts = {link.local_host for link in self._links.values() if link.local_host is not None}
             before = trio.current_time() - ANSWER_SECONDS
-            able = [link for link in self._links.values() if link.version >= 3 and link.since < before]
+            able = [link for link in self._links.values() if link.since < before]
             if able:
                 self._random.choice(able).queue_message(GetPeerRecords(), Priority.CONTROL)
             if ticks % DIAL_AGAIN_TICKS == 0:

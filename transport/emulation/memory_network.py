@@ -18,7 +18,7 @@ from typing import Any
 import trio
 
 from protocol.errors import RemoteProtocolError
-from protocol.identity import WIRE_VERSION, short_id
+from protocol.identity import short_id
 from protocol.messages import Ping, Pong
 from transport.blobs.blob_store import BlobStore
 from transport.connections.close_reason import LinkClosedByPeer
@@ -213,7 +213,6 @@ class MemoryNetwork(ConnectionManager):
     def __init__(self, mesh: Mesh, me: bytes, blobs: BlobStore, policy: PeerPolicy, pace: KeepaliveConfig) -> None:
         super().__init__(me, blobs, policy, _inline, pace)
         self._mesh = mesh
-        self.version = WIRE_VERSION  # the highest that it speaks
         self._nursery: trio.Nursery | None = None
         self._dialing: set[bytes] = set()
 
@@ -274,7 +273,6 @@ class MemoryNetwork(ConnectionManager):
 
     def _make_link(self, other: MemoryNetwork, conditions: LinkConditions) -> tuple[MemoryLink, MemoryLink]:
         link, other_link = self._make_end(other, conditions, dialed=True), other._make_end(self, conditions, dialed=False)
-        link.version = other_link.version = min(self.version, other.version)
         link.connect_to(other_link)
         self.attach(link)
         other.attach(other_link)

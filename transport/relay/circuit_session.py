@@ -17,7 +17,6 @@ from transport.wire.framing import TAG_BYTES, Message, Priority
 from transport.wire.noise import CipherState, KeyPair
 from transport.wire.noise_session import NoiseSession, PeerAuthenticated
 
-CIRCUIT_VERSION_MIN: Final = 3  # of the wire: the first that knows circuits
 CREDIT_BYTES_MIN: Final = 1 << 10  # with less credit nothing is sent: slivers cost more than they fill
 
 
@@ -34,7 +33,6 @@ class CircuitSession(NoiseSession):
         static: KeyPair,
         ephemeral: KeyPair,
         expected: bytes,
-        versions: Sequence[int],
         credit: Callable[[Priority], int],
     ) -> None:
         super().__init__(
@@ -44,7 +42,6 @@ class CircuitSession(NoiseSession):
             static=static,
             ephemeral=ephemeral,
             expected=expected,
-            versions=[version for version in versions if version >= CIRCUIT_VERSION_MIN],
             context=b"circuit" + name,
         )
         self._credit = credit

@@ -1,10 +1,9 @@
 """One encrypted connection: bytes in, events out. Sans-IO; after an error it is dead.
 
-Both sides open with a preamble in clear: magic, wire version, and a tag of the chain. The initiator opens with the version that
-it wants to speak; the responder answers with that one, or with its own highest if it does not know it, and then both part. The
-preamble also lets a person be told *why* two peers do not talk; nothing is trusted because of it. The Noise prologue says the
-same in full, so a preamble changed on the way, or a side that claims one version and speaks another, fails the handshake. The
-three handshake messages have fixed lengths; after them come frames: `length u16, ciphertext`.
+Both sides open with a preamble in clear: magic, wire version, and a tag of the chain. Peers of different wire versions, or of
+different chains, part. The preamble lets a person be told *why* two peers do not talk; nothing is trusted because of it. The
+Noise prologue says the same in full, so a preamble changed on the way fails the handshake. The three handshake messages have
+fixed lengths; after them come frames: `length u16, ciphertext`.
 
 Who is it? The encrypted payloads of messages 2 and 3 carry an Ed25519 key and its signature over (context, chain id, role,
 handshake hash). That hash covers the prologue, both ephemeral keys and the ciphertext of the signer's static key. The keys that
@@ -21,12 +20,12 @@ open this ciphertext follow from the two ephemeral keys, so the hash stands for 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.identity import WIRE_VERSIONS, Ed25519Verifier, Signer, Verifier, short_id, signing_preimage
+from protocol.identity import WIRE_VERSION, Ed25519Verifier, Signer, Verifier, short_id, signing_preimage
 from transport.wire.framing import FRAME_PLAINTEXT_MAX, TAG_BYTES, Inbox, Message, Outbox
 from transport.wire.noise import DH_BYTES, CipherState, HandshakeState, KeyPair
 
@@ -49,14 +48,6 @@ def chain_tag(chain_id: bytes) -> bytes:
     return hashlib.sha256(chain_id).digest()[:CHAIN_TAG_BYTES]
 
 
-class WireVersionMismatch(RemoteProtocolError):
-    """The peer wants to speak `version`; whoever dialed it may dial again with that, if it knows it."""
-
-    def __init__(self, version: int, ours: int) -> None:
-        super().__init__("wrong-version", f"wire version {version}, ours is {ours}")
-        self.version, self.ours = version, ours
-
-
 @dataclass(frozen=True, slots=True)
 class PeerAuthenticated:
     """The peer has proven its key, and nobody else can read or write on this connection."""
@@ -66,9 +57,8 @@ class PeerAuthenticated:
 
 
 class NoiseSession:
-    """`expected`: the only key to talk to. `versions`: all that are known, ascending. `context`: part of the prologue,
-    so that both ends mean the same way of carrying it. The key pairs are arguments so
-    that the core holds no randomness; the ephemeral one must be fresh for each session."""
+    """`expected`: the only key to talk to. `context`: part of the prologue, so that both ends mean the same way of carrying it.
+    The key pairs are arguments so that the core holds no randomness; the ephemeral one must be fresh for each session."""
 
     def __init__(
         self,
@@ -80,7 +70,6 @@ class NoiseSession:
         ephemeral: KeyPair,
         expected: bytes | None = None,
         verifier: Verifier | None = None,
-        versions: Sequence[int] = WIRE_VERSIONS,
         context: bytes = b"",
     ) -> None:
         self.outbox, self.inbox = Outbox(), Inbox()
@@ -88,7 +77,6 @@ class NoiseSession:
         self._identity, self._chain_id = identity, chain_id
         self._initiator, self._expected, self._context = initiator, expected, context
         self._verifier = verifier or Ed25519Verifier()
-        self._versions, self.version = versions, versions[-1]  # a responder takes the initiator's
         self._static, self._ephemeral = static, ephemeral
         self._ciphers: tuple[CipherState, CipherState] | None = None  # to send, to receive
         self._buffer = bytearray()
@@ -133,7 +121,7 @@ class NoiseSession:
     # Handshake -------------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        prologue = MAGIC + self.version.to_bytes(2, "big") + self._chain_id + self._context
+        prologue = MAGIC + WIRE_VERSION.to_bytes(2, "big") + self._chain_id + self._context
         self._handshake = HandshakeState(
             initiator=self._initiator, prologue=prologue, static=self._static, ephemeral=self._ephemeral
         )
@@ -142,7 +130,7 @@ class NoiseSession:
             self._write_handshake()
 
     def _preamble(self) -> bytes:
-        return MAGIC + self.version.to_bytes(2, "big") + chain_tag(self._chain_id)
+        return MAGIC + WIRE_VERSION.to_bytes(2, "big") + chain_tag(self._chain_id)
 
     def _read_preamble(self) -> list[PeerAuthenticated | Message] | None:
         theirs = bytes(self._buffer[:PREAMBLE_BYTES])
@@ -153,10 +141,9 @@ class NoiseSession:
             return None
         version = int.from_bytes(theirs[len(MAGIC) : len(MAGIC) + 2], "big")
         if not self._initiator:
-            self.version = version if version in self._versions else self.version
             self._open()  # also to a peer that is refused now: it reads there why
-        if version != self.version:
-            raise WireVersionMismatch(version, self.version)
+        if version != WIRE_VERSION:
+            raise RemoteProtocolError("wrong-version", f"the peer speaks wire version {version}, this one {WIRE_VERSION}")
         if theirs != self._preamble():
             raise RemoteProtocolError("wrong-chain", "the peer belongs to another network")
         self._take(PREAMBLE_BYTES)
