@@ -116,6 +116,7 @@ def describe_handshake_error(error: RemoteProtocolError) -> str:
     words = {
         "self": "this is this peer itself",
         "wrong-peer": "another peer than expected answers there",
+        "wrong-version": error.detail,
         "not-folkmoot": "something else than a peer answers there",
         "bad-tag": "whoever answers belongs to another network, or is no peer",
         "handshake-timeout": f"no handshake within {HANDSHAKE_SECONDS:g} s",

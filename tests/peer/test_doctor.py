@@ -7,7 +7,7 @@ import os
 import resource
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +22,9 @@ from peer.doctor.doctor import _of_status, examine_peer
 from peer.doctor.findings import EXIT_STATUS, DoctorFinding, FindingLevel, gravest_level, ok, warning
 from peer.settings.config import load_settings
 from peer.settings.data_directory import DataDirectory
+from protocol.addresses import format_address
 from protocol.api import AlertCause, AlertSeverity, AlertView, BlockView, EventView, OptionalServiceView
-from protocol.identity import WIRE_VERSIONS, peer_id
+from protocol.identity import WIRE_VERSION, peer_id
 from scenarios.gateway import Router, running
 from storage.ledger_store import LedgerStore
 from tests.peer.fake_api import BLOCK, ME, OTHER, STATUS
@@ -32,6 +33,7 @@ from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, MemoryBlobs
 from transport.discovery.reachability import ReachabilityState
 from transport.discovery.upnp import Gateway
 from transport.swarm import Swarm
+from transport.wire.noise_session import MAGIC, chain_tag
 
 VOTER, TRAINER = features.roles()["voter"], features.roles()["trainer"]
 CONFIG = load_settings({}, {}).config
@@ -241,8 +243,8 @@ async def test_a_running_peer_that_does_not_answer_is_named(directory: DataDirec
 
 
 @asynccontextmanager
-async def answering(chain: bytes = CHAIN, versions: Sequence[int] = WIRE_VERSIONS) -> AsyncIterator[Swarm]:
-    swarm = Swarm(ALICE, chain, "127.0.0.1:0", (), MemoryBlobs(), versions=versions)
+async def answering(chain: bytes = CHAIN) -> AsyncIterator[Swarm]:
+    swarm = Swarm(ALICE, chain, "127.0.0.1:0", (), MemoryBlobs())
     async with trio.open_nursery() as nursery:
         await nursery.start(swarm.run)
         yield swarm
@@ -279,11 +281,15 @@ async def test_a_call_tells_who_answers_or_why_nobody_does(monkeypatch: pytest.M
 
 
 @pytest.mark.real("sockets")
-async def test_a_peer_of_the_wire_version_before_answers_and_one_of_an_unknown_version_is_named() -> None:
-    async with answering(versions=(2,)) as swarm:
-        assert (await dial_check.dial_peer(swarm.address, CHAIN)).peer == ALICE.public
-    async with answering(versions=(1,)) as swarm:
-        assert (await dial_check.dial_peer(swarm.address, CHAIN)).advice == dial_check.ADVICE["wrong-version"]
+async def test_a_peer_of_another_wire_version_is_named_with_both_versions() -> None:
+    preamble = MAGIC + (WIRE_VERSION + 1).to_bytes(2, "big") + chain_tag(CHAIN)
+    async with trio.open_nursery() as nursery:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, lambda stream: stream.send_all(preamble), [listener])
+        found = await dial_check.dial_peer(format_address(*listener.socket.getsockname()), CHAIN)
+        nursery.cancel_scope.cancel()
+    assert found.peer is None and found.why == f"the peer speaks wire version {WIRE_VERSION + 1}, this one {WIRE_VERSION}"
+    assert found.advice == dial_check.ADVICE["wrong-version"]
 
 
 @pytest.mark.real("sockets")

@@ -18,7 +18,7 @@ from ledger.jobs import StartJob, job_id
 from peer.settings.data_directory import DataDirectory
 from protocol import codec
 from protocol.api import JobView, PeerApi
-from protocol.identity import WIRE_VERSIONS, Identity, Signed, peer_id, sign_message
+from protocol.identity import Identity, Signed, peer_id, sign_message
 from protocol.messages import (
     NO_VIEW,
     Ballot,
@@ -149,22 +149,6 @@ async def test_another_chain_is_refused(target: Target) -> None:
     async with connection(target.address, bytes(32)) as hostile:
         await hostile.write(hostile.session.data_to_send())
         await closed_for(target, "wrong-chain", hostile, before)
-
-
-@pytest.mark.real("sockets")
-async def test_a_version_that_was_changed_on_the_way_fails_the_handshake(target: Target) -> None:
-    """Somebody between the two makes our version look like an older one: the prologues differ."""
-    before = await target.refused("handshake")
-    async with connection(target.address, target.chain_id) as hostile:
-        data = bytearray(hostile.session.data_to_send())
-        data[MAGIC_BYTES + 1] = WIRE_VERSIONS[0]
-        await hostile.write(bytes(data))
-        received = b""
-        with patience():
-            while len(received) < 18 + 32 + 48 + 96 + 16:
-                received += await hostile.stream.receive_some(1 << 16)
-        await hostile.write(bytes(32 + 16 + 96 + 16))
-        await closed_for(target, "handshake", hostile, before)
 
 
 @pytest.mark.real("processes")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import trio
 
 from protocol.errors import RemoteProtocolError
-from protocol.identity import WIRE_VERSIONS, Identity
+from protocol.identity import Identity
 from protocol.messages import GuestInvitation
 from transport.network import Network, NetworkEvent
 from transport.peer_policy import PeerPolicy
@@ -119,11 +119,10 @@ def make_session(
     chain: bytes = CHAIN,
     expected: bytes | None = None,
     ephemeral: int = 0,
-    versions: Sequence[int] = WIRE_VERSIONS,
 ) -> NoiseSession:
     static = KeyPair.from_private(hashlib.sha256(me.seed + b"static").digest())
     fresh = KeyPair.from_private(hashlib.sha256(me.seed + bytes([initiator, ephemeral])).digest())
-    return NoiseSession(me, chain, initiator=initiator, static=static, ephemeral=fresh, expected=expected, versions=versions)
+    return NoiseSession(me, chain, initiator=initiator, static=static, ephemeral=fresh, expected=expected)
 
 
 def exchange_bytes(one: NoiseSession, other: NoiseSession) -> list[tuple[NoiseSession, PeerAuthenticated | Message]]:

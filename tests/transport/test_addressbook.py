@@ -101,28 +101,28 @@ def test_each_source_has_a_share_of_the_book_and_takes_none_of_others(by: bytes 
         if by is None:
             desk.book.add_local(address(number))
         else:
-            desk.book.add_heard(address(number), OTHER, by=by)
+            desk.book.add_signed(address(number), by)
     assert len(desk.book) == len(desk.added) == most
-    desk.book.add_heard(address(9999), OTHER, by=OTHER)
+    desk.book.add_signed(address(9999), OTHER)
     assert address(9999) in desk.book
     desk.book.remove_address(address(0))
     if by is not None:
-        desk.book.add_heard(address(9998), OTHER, by=by)
+        desk.book.add_signed(address(9998), by)
         assert address(9998) in desk.book, "one has become free"
 
 
 def test_strangers_share_one_part_of_the_book_however_many_keys_they_make() -> None:
     desk = Desk()
     for number in range(STRANGERS_BOOK_MAX):
-        desk.book.add_heard(address(number), OTHER, by=STRANGER)
-    desk.book.add_heard(address(9999), OTHER, by=ERIN.public)
+        desk.book.add_signed(address(number), STRANGER)
+    desk.book.add_signed(address(9999), ERIN.public)
     assert address(9999) not in desk.book
 
 
 def test_a_full_book_takes_nothing_more_and_tells_the_operator_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(address_book, "BOOK_MAX", 1)
     desk = Desk((parse_bootstrap("h:1"),))
-    desk.book.add_heard("h:2", OTHER, by=MEMBER)
+    desk.book.add_signed("h:2", MEMBER)
     with pytest.raises(UserError, match="h:3: this peer knows 1 addresses already"):
         desk.book.add_configured("h:3")
     assert desk.book.add_configured("h:1") is desk.entry("h:1") and len(desk.book) == 1
@@ -130,9 +130,8 @@ def test_a_full_book_takes_nothing_more_and_tells_the_operator_so(monkeypatch: p
 
 def test_what_a_member_names_too_no_longer_counts_among_those_of_strangers() -> None:
     desk = Desk()
-    desk.book.add_heard("h:1", OTHER, by=STRANGER)
-    desk.book.add_heard("h:1", OTHER, by=MEMBER)
-    desk.book.add_heard("h:1", OTHER, by=STRANGER)
+    for peer in (STRANGER, MEMBER, STRANGER):
+        desk.book.add_signed("h:1", peer)
     desk.fail("h:1")
     assert "h:1" in desk.book and desk.added == ["h:1"]
 
@@ -147,7 +146,7 @@ def test_whatever_happens_each_source_counts_just_its_own_addresses(steps: list[
         where, by = f"h:{number + 1}", (MEMBER, OTHER, STRANGER, ERIN.public)[who]
         match step:
             case "learn":
-                desk.book.add_heard(where, by, by=by, first_hand=bool(number % 2))
+                desk.book.add_signed(where, by)
             case "found":
                 desk.book.add_local(where)
             case "insist":
@@ -168,7 +167,7 @@ def test_who_has_left_is_dialed_once_more_unless_the_operator_names_it() -> None
     """Discovery dials it again where its record says that it is, as it dials strangers, for as long as that record holds."""
     names = [f"{peer_id(peer)}@h:{number}" for number, peer in enumerate((OTHER, MEMBER, ERIN.public), 1)]
     desk = Desk((parse_bootstrap(names[0]), *(parse_bootstrap(name, remembered=True) for name in names[1:])))
-    desk.book.add_heard(address(1), MEMBER, by=OTHER)
+    desk.book.add_signed(address(1), MEMBER)
     for number in range(1, 4):
         desk.fail(f"h:{number}", 2 * FAILURES_MAX)
     desk.fail(address(1))
@@ -196,7 +195,6 @@ def test_the_address_of_my_own_key_is_dialed_where_it_may_be_another_machine() -
     desk = Desk()
     desk.book.record_own_address("10.0.0.2:7700")
     for where in (OWN, "10.0.0.2:7700", "10.0.0.3:7700"):
-        desk.book.add_heard(where, ME, by=MEMBER)
         desk.book.add_signed(where, ME)
         desk.book.add_local(where)
     assert desk.added == ["10.0.0.3:7700"]
@@ -218,18 +216,9 @@ def test_whoever_only_claims_an_address_gives_way_to_the_signed_record_of_anothe
     assert desk.entry("h:1").peer == (OTHER if gives_way else MEMBER)
 
 
-def test_only_the_peer_itself_says_that_it_has_taken_the_place_of_another() -> None:
-    desk = Desk()
-    desk.book.add_heard("h:1", MEMBER, by=MEMBER)
-    desk.book.add_heard("h:1", OTHER, by=STRANGER)
-    assert desk.entry("h:1").peer == MEMBER
-    desk.book.add_heard("h:1", OTHER, by=OTHER, first_hand=True)
-    assert desk.entry("h:1").peer == OTHER
-
-
 def test_the_operator_is_believed_unless_the_wanted_peer_is_linked_over_this_very_address() -> None:
     desk = Desk()
-    desk.book.add_heard("h:1", MEMBER, by=MEMBER)
+    desk.book.add_signed("h:1", MEMBER)
     desk.link(MEMBER, "h:1")
     linked = desk.entry("h:1")
     assert desk.book.add_configured("h:1") is desk.book.add_configured(f"{peer_id(MEMBER)}@h:1") is linked
@@ -253,7 +242,7 @@ def test_an_address_where_somebody_else_answers_is_forgotten_if_it_was_only_hear
 ) -> None:
     pinned = f"{peer_id(OTHER)}@h:1"
     desk = Desk({"operator": (parse_bootstrap(pinned),), "remembered": (parse_bootstrap(pinned, remembered=True),)}.get(who, ()))
-    desk.book.add_heard("h:1", OTHER, by=MEMBER)
+    desk.book.add_signed("h:1", OTHER)
     freed = desk.book.record_wrong_peer("h:1", reason)
     assert ("h:1" in desk.book, freed is not None) == (stays, is_free)
     if stays:
@@ -269,7 +258,7 @@ def test_an_address_that_fails_so_often_in_a_row_is_forgotten(by: bytes | None, 
     if by is None:
         desk.book.add_local("h:1")
     else:
-        desk.book.add_heard("h:1", OTHER, by=by)
+        desk.book.add_signed("h:1", by)
     desk.fail("h:1", failures)
     assert "h:1" in desk.book
     if failures:
@@ -284,7 +273,7 @@ def test_an_address_that_fails_so_often_in_a_row_is_forgotten(by: bytes | None, 
 def test_what_the_operator_names_is_never_forgotten() -> None:
     desk = Desk((parse_bootstrap("h:1"),))
     desk.fail("h:1", 10 * FAILURES_MAX)
-    desk.book.add_heard("h:2", OTHER, by=STRANGER)
+    desk.book.add_signed("h:2", STRANGER)
     desk.book.add_configured("h:2")
     desk.fail("h:2", 10 * FAILURES_MAX)
     assert "h:1" in desk.book and "h:2" in desk.book
@@ -306,7 +295,7 @@ def test_dialing_backs_off_with_full_jitter() -> None:
 
 def test_a_person_hears_of_a_failure_at_1_2_4_8_tries_of_another_reason_and_of_the_end() -> None:
     desk = Desk((parse_bootstrap("h:1"),), Highs())
-    desk.book.add_heard("h:2", OTHER, by=MEMBER)
+    desk.book.add_signed("h:2", OTHER)
     desk.fail("h:1", 8)
     desk.fail("h:2", 8)
     desk.fail("h:1", reason="no such name")
@@ -339,13 +328,6 @@ def test_the_end_of_a_link_or_of_one_more_to_the_same_peer_is_no_failure() -> No
     assert not desk.entry("h:1").reason
 
 
-def test_the_next_attempt_and_no_other_begins_in_the_version_that_was_answered() -> None:
-    desk = Desk((parse_bootstrap("h:1"),))
-    assert desk.book.retry_with_version("h:1", 2) and desk.entry("h:1").retry_now.is_set()
-    assert [desk.book.take_opening_version("h:1") for _ in range(2)] == [2, None]
-    assert not desk.book.retry_with_version("h:2", 2)
-
-
 @pytest.mark.parametrize(
     ("peer", "named", "stays"),
     [(STRANGER, False, False), (OTHER, False, True), (STRANGER, True, True)],
@@ -353,7 +335,8 @@ def test_the_next_attempt_and_no_other_begins_in_the_version_that_was_answered()
 )
 def test_a_stranger_that_was_told_no_is_forgotten_though_a_member_has_named_it(peer: bytes, named: bool, stays: bool) -> None:
     desk = Desk()
-    desk.book.add_heard(address(1), peer, by=MEMBER)
+    for signer in (peer, MEMBER):
+        desk.book.add_signed(address(1), signer)
     desk.entry(address(1)).is_persistent = named
     desk.book.record_refusal(address(1))
     assert (address(1) in desk.book) == stays

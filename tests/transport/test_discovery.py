@@ -16,23 +16,26 @@ import trio.testing
 
 from protocol.addresses import AddressScope, parse_address
 from protocol.identity import Identity, sign_message
-from protocol.messages import AgedPeerRecord, GetPeerRecords, PeerAddress, PeerAddresses, PeerRecord, PeerRecords
+from protocol.limits import ADVERTISED_MAX, PEER_RECORDS_MAX
+from protocol.messages import AgedPeerRecord, GetPeerRecords, PeerRecord, PeerRecords
 from tests.transport.conftest import SwarmWorld
-from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, DAVE, DEADLINE_SECONDS, linked, until
+from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, DAVE, DEADLINE_SECONDS, linked, next_event, until
 from tests.transport.test_swarm import free_address
 from tests.waiting import patience
 from transport import dialer
 from transport.connections import connection_manager
 from transport.discovery import address_book
-from transport.discovery.address_book import SOURCE_DIALS_MAX
+from transport.discovery.address_book import SOURCE_BOOK_MAX, SOURCE_DIALS_MAX, STRANGERS_BOOK_MAX
+from transport.discovery.peer_records import CHANGES_BURST
+from transport.network import DataReceived, DuplicateIdentity
 from transport.quotas.peer_class import PeerClass
 from transport.wire.framing import Priority
 
 EVE = Identity(bytes([9]) * 32)
 
 
-def record(of: Identity, *addresses: str, sequence: int = 1) -> AgedPeerRecord:
-    return AgedPeerRecord(sign_message(of, CHAIN, PeerRecord(sequence, AddressScope.LOOPBACK, addresses, ())), 0)
+def record(of: Identity, *addresses: str, sequence: int = 1, scope: AddressScope = AddressScope.LOOPBACK) -> AgedPeerRecord:
+    return AgedPeerRecord(sign_message(of, CHAIN, PeerRecord(sequence, scope, addresses, ())), 0)
 
 
 @pytest.mark.real("sockets")
@@ -151,22 +154,45 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return dialed
 
 
+def junk_of_a_member(number: int) -> AgedPeerRecord:
+    """One record after another, as many as are taken at once; of a peer that is not linked, so its addresses are dialed."""
+    addresses = [f"198.51.100.{host}:{number + 1}" for host in range(ADVERTISED_MAX)]
+    return record(EVE, *addresses, sequence=number, scope=AddressScope.PRIVATE)
+
+
+def junk_of_a_stranger(number: int) -> AgedPeerRecord:
+    """Another key each time."""
+    return record(Identity(bytes([number, 255] * 16)), f"198.51.100.{number}:1", scope=AddressScope.PRIVATE)
+
+
 @pytest.mark.real("sockets")
-@pytest.mark.parametrize(("who", "book_max"), [(PeerClass.STRANGER, 128), (PeerClass.MEMBER, 256)])
+@pytest.mark.parametrize(
+    ("junk", "count", "book_max"),
+    [(junk_of_a_member, CHANGES_BURST, SOURCE_BOOK_MAX), (junk_of_a_stranger, 2 * PEER_RECORDS_MAX + 8, STRANGERS_BOOK_MAX)],
+)
 async def test_who_names_addresses_that_lead_nowhere_holds_up_no_dial_of_others(
-    tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch, hanging: Counter[str], who: PeerClass, book_max: int
+    tcp: SwarmWorld,
+    monkeypatch: pytest.MonkeyPatch,
+    hanging: Counter[str],
+    junk: Callable[[int], AgedPeerRecord],
+    count: int,
+    book_max: int,
 ) -> None:
     monkeypatch.setattr(dialer, "DIAL_SECONDS", 2 * DEADLINE_SECONDS)  # no dial that hangs ends by itself
+    members = {ALICE.public, BOB.public, CAROL.public} | ({EVE.public} if junk is junk_of_a_member else set())
+    standing_of = lambda peer: PeerClass.MEMBER if peer in members else PeerClass.STRANGER  # noqa: E731
     with patience():
-        alice = await tcp.start(ALICE, bootstrap=[], standing_of=standing(bob=who))
-        bob = await tcp.start(BOB, bootstrap=[alice.address], versions=(2,))
+        alice = await tcp.start(ALICE, bootstrap=[], members=members.__contains__, standing_of=standing_of)
+        bob = await tcp.start(BOB, bootstrap=[alice.address])
         await linked(alice, bob)
-        for part in range(8):
-            junk = [PeerAddress(EVE.public, f"198.51.100.{n}:{part + 1}") for n in range(64)]
-            bob._links[alice.me].queue_message(PeerAddresses(tuple(junk)), Priority.CONTROL)
-        await until(lambda: alice._links[bob.me].addresses_heard >= 8 * 64)
+        records = tuple(map(junk, range(count)))
+        for start in range(0, count, PEER_RECORDS_MAX):
+            part = PeerRecords(records[start : start + PEER_RECORDS_MAX])
+            bob._links[alice.me].queue_message(part, Priority.CONTROL)
+        named = lambda: sum(entry.address.startswith("198.51.100.") for entry in alice._book.entries())  # noqa: E731
+        await until(lambda: named() >= book_max)
         await trio.testing.wait_all_tasks_blocked()
-        assert len(hanging) <= 2 + SOURCE_DIALS_MAX and len(alice._book) <= book_max + 1
+        assert len(hanging) <= 2 + SOURCE_DIALS_MAX and named() <= book_max
         carol = await tcp.start(CAROL, bootstrap=[])
         assert await alice.connect(carol.address) == carol.me
 
@@ -242,6 +268,38 @@ async def test_an_address_that_is_claimed_again_and_again_leaves_no_task_behind(
             await until(lambda sequence=sequence: alice.refusal_counts().get("wrong-peer") == sequence)
             await until(lambda: alice._book.get(carol.address).peer == carol.me)
         await until(lambda: len(alice._dialer._nursery.child_tasks) <= tasks)
+
+
+@pytest.mark.real("sockets")
+async def test_whoever_is_said_to_be_at_an_address_must_prove_it_there(tcp: SwarmWorld) -> None:
+    """Bob dials Alice's address, which Dave's record names, and meets Alice."""
+    with patience():
+        alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
+        carol = await tcp.start(CAROL, bootstrap=[bob.address])
+        await linked(bob, carol)
+        carol._links[bob.me].queue_message(PeerRecords((record(DAVE, alice.address),)), Priority.CONTROL)
+        await until(lambda: bob.refusal_counts().get("wrong-peer"))
+        assert alice.address not in bob._book and bob.connected_peers() == {carol.me}
+
+
+@pytest.mark.real("sockets")
+async def test_what_is_said_of_my_own_key_and_leads_to_myself_is_no_other_machine_and_dialed_once(tcp: SwarmWorld) -> None:
+    with patience():
+        alice = await tcp.start(ALICE, bootstrap=[], listen="0.0.0.0:0")
+        port = parse_address(alice.address)[1]
+        bob = await tcp.start(BOB, bootstrap=[f"127.0.0.1:{port}"])
+        await linked(alice, bob)
+        mine = f"127.0.0.2:{port}"
+        bob._links[alice.me].queue_message(PeerRecords((record(ALICE, mine, sequence=100),)), Priority.CONTROL)
+        await until(lambda: mine in alice._book._mine)
+        assert mine not in alice._book
+        bob._links[alice.me].queue_message(PeerRecords((record(ALICE, mine, sequence=200),)), Priority.CONTROL)
+        assert bob.send(alice.me, b"after it", Priority.CONTROL)
+        assert await next_event(alice, DataReceived) == DataReceived(bob.me, b"after it")
+        assert mine not in alice._book
+        assert not [
+            event for line in alice.events._members.values() for event in line.events if isinstance(event, DuplicateIdentity)
+        ]
 
 
 @pytest.mark.real("sockets")

@@ -30,7 +30,8 @@ from transport.blobs.blob_exchange import (
     BlobExchange,
     DownloadWindow,
 )
-from transport.blobs.upload_queue import UploadDecision, UploadQueue
+from transport.blobs.blob_server import BlobServer
+from transport.blobs.upload_queue import UPLOAD_SLOTS, UploadDecision, UploadQueue
 from transport.wire.framing import Priority
 
 ME, FROZEN, LIVE = ALICE.public, BOB.public, CAROL.public
@@ -64,8 +65,8 @@ class Links:
             run_blocking=_run_here,
         )
 
-    def _send(self, peer: bytes, message: GetBlob | BlobChunk | NoBlob, priority: Priority) -> bool:
-        if isinstance(message, NoBlob):
+    def _send(self, peer: bytes, message: GetBlob | BlobChunk | NoBlob | BlobElsewhere | HasBlob, priority: Priority) -> bool:
+        if isinstance(message, NoBlob | HasBlob):
             return True
         assert isinstance(message, GetBlob)
         self.asked.append((peer, message.digest))
@@ -456,15 +457,11 @@ def test_an_answer_a_second_late_is_none_that_waited_in_a_queue() -> None:
     assert pace.window == (WINDOW_CHUNKS_START + 2) // 2
 
 
-@pytest.mark.parametrize("version", [2, 3])
-async def test_strangers_of_either_wire_version_get_a_blob_one_after_the_other(version: int) -> None:
-    """Whoever cannot be told to wait hears that it is not there now."""
+async def test_strangers_get_a_blob_one_after_the_other() -> None:
     blob, answers = bytes(8 * BLOB_CHUNK_BYTES * 20), list[tuple[bytes, type]]()
     name = digest(blob)
 
     def send(peer: bytes, message: object, priority: Priority) -> bool:
-        if version == 2 and isinstance(message, BlobElsewhere | HasBlob):
-            return False
         answers.append((peer, type(message)))
         return True
 
@@ -475,7 +472,6 @@ async def test_strangers_of_either_wire_version_get_a_blob_one_after_the_other(v
         drop=lambda peer, error: None,
         connected=lambda: frozenset({FROZEN, LIVE}),
         run_blocking=_run_here,
-        takes_turns=lambda peer: version == 3,
         is_stranger=lambda peer: True,
     )
     first, *others = (GetBlob(name, offset) for offset in range(0, len(blob), BLOB_CHUNK_BYTES))
@@ -483,13 +479,31 @@ async def test_strangers_of_either_wire_version_get_a_blob_one_after_the_other(v
     for request in (first, *others):
         exchange.server.on_get_blob(LIVE, request)
     assert (FROZEN, BlobChunk) in answers and (LIVE, BlobChunk) not in answers
-    assert (LIVE, BlobElsewhere if version == 3 else NoBlob) in answers
+    assert (LIVE, BlobElsewhere) in answers
     for request in others:
         exchange.server.on_get_blob(FROZEN, request)
-    if version == 3:
-        exchange.on_has_blob(FROZEN, HasBlob(name))
+    exchange.on_has_blob(FROZEN, HasBlob(name))
     exchange.server.on_get_blob(LIVE, first)
     assert (LIVE, BlobChunk) in answers
+
+
+async def test_whoever_cannot_be_told_to_wait_waits_for_no_turn() -> None:
+    """Its queue is full: it asks again."""
+    blob, name, sent = bytes(UPLOAD_SLOTS << 20), digest(bytes(UPLOAD_SLOTS << 20)), list[tuple[bytes, type]]()
+    peers = [bytes([number]) * 32 for number in range(UPLOAD_SLOTS + 1)]
+
+    def send(peer: bytes, message: object, priority: Priority) -> bool:
+        sent.append((peer, type(message)))
+        return not isinstance(message, BlobElsewhere)
+
+    server = BlobServer(MemoryBlobs(blob), send, lambda wanted: False, lambda peer: False)
+    for peer in peers:
+        server.on_get_blob(peer, GetBlob(name, 0))
+    assert sent[-1] == (peers[-1], BlobElsewhere)
+    server.on_peer_has(name, peers[0])
+    assert sent[-1] == (peers[-1], BlobElsewhere), "no turn is kept for it"
+    server.on_get_blob(peers[-1], GetBlob(name, 0))
+    assert sent[-2:] == [(peers[-1], HasBlob), (peers[-1], BlobChunk)]
 
 
 def test_a_stranger_that_keeps_its_place_for_too_long_is_not_served_beside_the_places() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import RemoteProtocolError
-from protocol.identity import WIRE_VERSIONS, Identity
+from protocol.identity import Identity
 from protocol.limits import CIRCUIT_RECORD_BYTES_MAX, RELAY_RESERVATIONS_MAX
 from protocol.messages import CircuitCredit, CircuitData, CloseCircuit, IncomingCircuit, OpenCircuit
 from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, exchange_bytes
@@ -435,7 +435,6 @@ def sessions(one: bytes = ONE, other: bytes = ONE, answers: Identity = BOB) -> t
             static=static,
             ephemeral=fresh,
             expected=peer.public,
-            versions=WIRE_VERSIONS,
             credit=lambda lane: WINDOW_BYTES[lane],
         )
 

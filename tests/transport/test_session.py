@@ -12,10 +12,10 @@ from protocol.identity import Identity
 from protocol.limits import BLOB_BYTES_MAX, BLOB_CHUNK_BYTES, MESSAGE_BYTES_MAX
 from protocol.messages import BlobChunk
 from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, digest, exchange_bytes, joined_sessions, make_session
-from transport.wire import framing
+from transport.wire import framing, noise_session
 from transport.wire.framing import FRAME_PLAINTEXT_MAX, QUEUE_BYTES_MAX, Channel, Inbox, Message, Outbox, Priority
 from transport.wire.noise import KeyPair
-from transport.wire.noise_session import HANDSHAKE_BYTES, PREAMBLE_BYTES, NoiseSession, PeerAuthenticated, WireVersionMismatch
+from transport.wire.noise_session import HANDSHAKE_BYTES, PREAMBLE_BYTES, NoiseSession, PeerAuthenticated
 
 
 def send(session: NoiseSession, data: bytes, priority: Priority = Priority.CONTROL) -> bytes:
@@ -151,29 +151,34 @@ def test_a_chain_cannot_be_disguised_by_rewriting_the_preamble() -> None:
     assert refusal(initiator, rewritten(answer, to_responder[:PREAMBLE_BYTES])) == "handshake"
 
 
-def test_both_speak_the_highest_version_that_both_know() -> None:
-    for opens, knows in itertools.product(((2,), (2, 3)), repeat=2):
-        version = min(opens[-1], knows[-1])
-        initiator, responder = make_session(ALICE, True, versions=opens), make_session(BOB, False, versions=knows)
-        if opens[-1] > version:
-            with pytest.raises(WireVersionMismatch):
-                responder.receive(initiator.data_to_send())
-            with pytest.raises(WireVersionMismatch) as heard:
-                initiator.receive(responder.data_to_send())
-            assert heard.value.version == version
-            initiator, responder = make_session(ALICE, True, versions=(version,)), make_session(BOB, False, versions=knows)
-        exchange_bytes(initiator, responder)
-        assert initiator.version == responder.version == version
-        assert (initiator.peer, responder.peer) == (BOB.public, ALICE.public)
+@pytest.mark.parametrize("newer_opens", [True, False])
+def test_peers_of_two_versions_part_and_each_says_which_one_the_other_speaks(
+    newer_opens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def receive(session: NoiseSession, data: bytes, ours: int, theirs: int) -> None:
+        monkeypatch.setattr(noise_session, "WIRE_VERSION", ours)
+        with pytest.raises(RemoteProtocolError, match=f"the peer speaks wire version {theirs}, this one {ours}") as caught:
+            session.receive(data)
+        assert caught.value.reason == "wrong-version" and session.peer is None
+
+    opens, answers = (4, 3) if newer_opens else (3, 4)
+    monkeypatch.setattr(noise_session, "WIRE_VERSION", opens)
+    initiator, responder = make_session(ALICE, True), make_session(BOB, False)
+    receive(responder, initiator.data_to_send(), answers, opens)
+    receive(initiator, responder.data_to_send(), opens, answers)
 
 
-def test_a_version_cannot_be_downgraded_inside_a_handshake() -> None:
-    """Each of two newer peers is told on the way that the other one speaks the older version."""
-    newer, responder = make_session(ALICE, True), make_session(BOB, False)
-    first, old_preamble = newer.data_to_send(), make_session(ALICE, True, versions=(2,)).data_to_send()[:PREAMBLE_BYTES]
-    responder.receive(rewritten(first, old_preamble))
-    assert responder.version == 2
-    assert refusal(newer, rewritten(responder.data_to_send(), first[:PREAMBLE_BYTES])) == "handshake"
+def test_a_version_cannot_be_disguised_by_rewriting_the_preamble(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the two is told on the way that the other one speaks its own version."""
+    responder, preamble = make_session(BOB, False), make_session(ALICE, True).data_to_send()[:PREAMBLE_BYTES]
+    monkeypatch.setattr(noise_session, "WIRE_VERSION", 4)
+    newer = make_session(ALICE, True)
+    first = newer.data_to_send()
+    monkeypatch.undo()
+    responder.receive(rewritten(first, preamble))
+    answer = responder.data_to_send()
+    monkeypatch.setattr(noise_session, "WIRE_VERSION", 4)
+    assert refusal(newer, rewritten(answer, first[:PREAMBLE_BYTES])) == "handshake"
 
 
 class Forger:

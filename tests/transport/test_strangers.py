@@ -310,15 +310,6 @@ async def test_a_stranger_reads_that_it_gave_way(tcp: SwarmWorld, monkeypatch: p
         assert decode_message(last.data, (LinkClosing,)) == LinkClosing("gave-way")
 
 
-@pytest.mark.real("sockets")
-async def test_to_a_peer_of_the_version_before_no_reason_is_sent(tcp: SwarmWorld) -> None:
-    with patience():
-        alice = await tcp.start(ALICE, allow=lambda peer: False)
-        bob = await tcp.start(BOB, bootstrap=[alice.address], versions=(2,))
-        await until(lambda: bob.unreached_addresses())
-        assert bob.unreached_addresses()[0].reason.startswith("the other side ended the connection")
-
-
 def test_of_a_reason_that_a_stranger_made_up_nothing_is_shown_but_a_word() -> None:
     assert describe_close_reason("some-new-reason") == "it closed the link: some-new-reason"
     assert describe_close_reason("\x1b[2J") == "it closed the link: for a reason that is no word"

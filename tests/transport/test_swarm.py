@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import trio
 
-from protocol.addresses import NO_LISTEN_ADDRESS, format_address, parse_address
+from protocol.addresses import NO_LISTEN_ADDRESS, format_address
 from protocol.errors import RemoteProtocolError, UserError
-from protocol.identity import Identity, peer_id
-from protocol.messages import PeerAddress, PeerAddresses
+from protocol.identity import WIRE_VERSION, Identity, peer_id
+from protocol.messages import ObservedAddress
 from tests.transport.conftest import SwarmWorld
 from tests.transport.helpers import (
     ALICE,
@@ -39,6 +39,7 @@ from transport.network import DataReceived, DuplicateIdentity, PeerConnected, Pe
 from transport.quotas import connection_eviction
 from transport.swarm import Swarm
 from transport.wire.failure_detector import KeepaliveConfig
+from transport.wire.noise_session import MAGIC, chain_tag
 
 # No test beside this one takes a port of this host meanwhile.
 OWN_HOST = str(ipaddress.ip_address("127.0.0.0") + os.getpid() % (1 << 24))
@@ -81,24 +82,24 @@ async def dial_each_other(tcp: SwarmWorld) -> None:
 
 
 @pytest.mark.real("sockets")
-@pytest.mark.parametrize("old_dials", [True, False])
-async def test_a_peer_of_the_version_before_is_linked_at_once_and_hears_nothing_newer(tcp: SwarmWorld, old_dials: bool) -> None:
-    told: list[str] = []
-    versions = {BOB: (2,), ALICE: (2, 3)}
-    dials, listens = (BOB, ALICE) if old_dials else (ALICE, BOB)
-    listener = tcp.make(listens, MemoryBlobs(), versions=versions[listens], listen=free_address(), tell=told.append)
-    dialer = tcp.make(dials, MemoryBlobs(), versions=versions[dials], bootstrap=[listener.address], tell=told.append)
-    old, new = (dialer, listener) if old_dials else (listener, dialer)
+async def test_a_peer_of_another_wire_version_reads_which_one_is_spoken_here_and_a_person_reads_both(tcp: SwarmWorld) -> None:
+    preamble = MAGIC + (WIRE_VERSION + 1).to_bytes(2, "big") + chain_tag(CHAIN)
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    address = format_address(*listener.socket.getsockname())
     with patience():
         async with trio.open_nursery() as nursery:
-            await nursery.start(listener.run)
-            await nursery.start(dialer.run)
-            await linked(old, new)
-            assert [link.version for link in new._links.values()] == [2]
-            assert new.send(BOB.public, b"hello")
-            assert [await old.events.receive() for _ in range(2)] == [PeerConnected(new.me), DataReceived(new.me, b"hello")]
-            assert not new.refusal_counts() and not new.unreached_addresses() and not [line for line in told if "cannot" in line]
+            nursery.start_soon(trio.serve_listeners, lambda stream: stream.send_all(preamble), [listener])
+            alice = await tcp.start(ALICE, bootstrap=[address])
+            await until(lambda: bool(alice.unreached_addresses()))
             nursery.cancel_scope.cancel()
+        assert (
+            alice.unreached_addresses()[0].reason == f"the peer speaks wire version {WIRE_VERSION + 1}, this one {WIRE_VERSION}"
+        )
+        before = alice.refusal_counts()["wrong-version"]
+        stream = await tcp.connect(alice)
+        await stream.send_all(preamble)
+        assert b"".join([bytes(data) async for data in stream]) == MAGIC + WIRE_VERSION.to_bytes(2, "big") + chain_tag(CHAIN)
+        assert alice.refusal_counts()["wrong-version"] > before and not alice.connected_peers()
 
 
 # Dials that fail ------------------------------------------------------------------------------------------------------
@@ -214,6 +215,15 @@ async def test_what_is_advertised_is_told_to_others_in_the_place_of_where_a_peer
 
 
 @pytest.mark.real("sockets")
+async def test_where_a_peer_was_reached_counts_more_than_what_it_says(tcp: SwarmWorld) -> None:
+    with patience():
+        bob = await tcp.start(BOB, advertise=["bob.example.org:7700"])
+        alice = await tcp.start(ALICE, bootstrap=[bob.address])
+        await until(lambda: alice.records.addresses(bob.me) == ("bob.example.org:7700",))
+        assert alice.peer_addresses() == {bob.me: bob.address}
+
+
+@pytest.mark.real("sockets")
 async def test_ten_that_all_dial_each_other_are_fully_linked_without_a_flap(tcp: SwarmWorld) -> None:
     identities = [Identity(bytes([n]) * 32) for n in range(10, 20)]
     addresses = [free_address() for _ in identities]
@@ -247,19 +257,6 @@ async def test_a_peer_that_listens_everywhere_is_found_at_the_host_it_is_seen_at
         bob = await tcp.start(BOB, listen="0.0.0.0:0", bootstrap=[alice.address])
         carol = await tcp.start(CAROL, bootstrap=[alice.address])
         await linked(alice, bob, carol)
-
-
-@pytest.mark.real("sockets")
-async def test_hearsay_is_not_passed_on_and_must_prove_itself(tcp: SwarmWorld) -> None:
-    """Alice's own address is announced by Carol as Dave's: Bob dials it, meets Alice, and forgets the claim."""
-    with patience():
-        alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
-        carol = await tcp.start(CAROL, bootstrap=[bob.address])
-        await linked(bob, carol)
-        carol._links[bob.me].queue_message(PeerAddresses((PeerAddress(DAVE.public, alice.address),)), Priority.CONTROL)
-        await until(lambda: bob.refusal_counts().get("wrong-peer"))
-        assert alice.address not in bob._book
-        assert DAVE.public not in bob.peer_addresses()
 
 
 @pytest.mark.real("sockets")
@@ -452,25 +449,6 @@ async def test_two_machines_with_one_key_meet_through_a_peer_that_knows_both(tcp
 
 
 @pytest.mark.real("sockets")
-async def test_what_is_said_of_my_own_key_and_leads_to_myself_is_no_other_machine_and_dialed_once(tcp: SwarmWorld) -> None:
-    with patience():
-        alice = await tcp.start(ALICE, bootstrap=[], listen="0.0.0.0:0")
-        bob = await tcp.start(BOB, bootstrap=[f"127.0.0.1:{parse_address(alice.address)[1]}"])
-        await linked(alice, bob)
-        mine = f"127.0.0.2:{parse_address(alice.address)[1]}"
-        bob._links[alice.me].queue_message(PeerAddresses((PeerAddress(ALICE.public, mine),)), Priority.CONTROL)
-        await until(lambda: mine in alice._book._mine)
-        assert mine not in alice._book
-        bob._links[alice.me].queue_message(PeerAddresses((PeerAddress(ALICE.public, mine),)), Priority.CONTROL)
-        assert bob.send(alice.me, b"after it")
-        assert await next_event(alice, DataReceived) == DataReceived(bob.me, b"after it")
-        assert mine not in alice._book
-        assert not [
-            event for line in alice.events._members.values() for event in line.events if isinstance(event, DuplicateIdentity)
-        ]
-
-
-@pytest.mark.real("sockets")
 async def test_a_busy_port_is_one_clear_line(tcp: SwarmWorld) -> None:
     alice = await tcp.start(ALICE)
     with pytest.raises(UserError) as caught:
@@ -518,8 +496,7 @@ async def test_a_host_that_is_not_ours_is_one_clear_line() -> None:
 async def test_addresses_that_are_none_cost_the_connection(tcp: SwarmWorld) -> None:
     with patience():
         alice, bob = await tcp.pair()
-        bad = PeerAddresses((PeerAddress(CAROL.public, "nowhere"),))
-        alice._links[bob.me].queue_message(bad, Priority.CONTROL)
+        alice._links[bob.me].queue_message(ObservedAddress("nowhere"), Priority.CONTROL)
         await next_event(bob, PeerDisconnected)
         assert bob.refusal_counts() == {"bad-address": 1}
 
@@ -538,12 +515,12 @@ async def test_dropping_a_stranger_is_counted_and_keeps_it_out(tcp: SwarmWorld, 
 
 @pytest.mark.real("sockets")
 async def test_connect_meets_whoever_is_at_the_address_now_not_whom_it_was_heard_to_be(tcp: SwarmWorld) -> None:
-    """Carol tells Alice that Dave is where Bob has come since; Alice has no link with Dave."""
+    """A record says that Dave is where Bob has come since; Alice has no link with Dave."""
     with patience():
         alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
         carol = await tcp.start(CAROL, bootstrap=[alice.address])
         await linked(alice, carol)
-        alice._book.add_heard(bob.address, DAVE.public, by=carol.me)
+        alice._book.add_signed(bob.address, DAVE.public)
         assert await alice.connect(bob.address) == bob.me
         assert bob.me in alice.connected_peers()
 
@@ -555,7 +532,7 @@ async def test_connect_dials_although_whom_it_knew_there_is_linked_from_elsewher
         alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
         carol = await tcp.start(CAROL, bootstrap=[alice.address])
         await linked(alice, carol)
-        alice._book.add_heard(bob.address, carol.me, by=carol.me, first_hand=True)
+        alice._book.add_signed(bob.address, carol.me)
         await trio.testing.wait_all_tasks_blocked()
         assert await alice.connect(bob.address) == bob.me
         assert alice.connected_peers() == {bob.me, carol.me}

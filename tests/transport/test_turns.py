@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-import pytest
 import trio
 from trio.testing import MockClock
 
@@ -31,9 +30,7 @@ Spoil = Callable[[list[MemoryNetwork]], None]
 
 
 async def last_comes(
-    version: int,
     *,
-    older: Iterable[int] = (),
     uplink: float = UPLINK / 10,
     receivers: Iterable[int] = range(1, 13),
     named: Iterable[int] = (0,),
@@ -48,7 +45,6 @@ async def last_comes(
             world.mesh.set_profile(peer.public, steady_profile("", UPLINK if number else uplink, 100.0, 30.0))
             network = await world.start(peer, MemoryBlobs(*() if number else (BLOB,)))
             assert isinstance(network, MemoryNetwork)
-            network.version = 2 if number in older else version  # of the links that follow
             networks.append(network)
         await linked(*networks)
         spoil(networks)
@@ -65,20 +61,16 @@ def copies(count: int) -> float:
 
 
 async def test_the_last_of_twelve_has_it_in_half_the_time_or_less(autojump_clock: MockClock) -> None:
-    assert await last_comes(3) <= copies(12) / 2
+    assert await last_comes() <= copies(12) / 2
 
 
 async def test_a_fast_uplink_serves_all_at_once_when_that_is_known(autojump_clock: MockClock) -> None:
-    assert await last_comes(3, uplink=100 * UPLINK) < 1.0
+    assert await last_comes(uplink=100 * UPLINK) < 1.0
 
 
-@pytest.mark.large  # two whole fan-outs
-async def test_peers_of_an_older_program_get_it_and_pass_it_on(autojump_clock: MockClock) -> None:
-    assert await last_comes(3, older=range(1, 13, 3)) < await last_comes(2)
-
-
-async def test_askers_of_an_older_program_have_no_more_queued_than_memory_for_links(autojump_clock: MockClock) -> None:
-    """They are served at once, and nothing that waits for them is taken back: they ask again and again, and take nothing."""
+async def test_who_asks_again_and_again_and_takes_nothing_has_no_more_queued_than_memory_for_links(
+    autojump_clock: MockClock,
+) -> None:
     budget, chunk = 1 << 20, GetBlob(DIGEST, 0)
     async with open_world(MemoryWorld) as world:
         assert isinstance(world, MemoryWorld)
@@ -87,9 +79,7 @@ async def test_askers_of_an_older_program_have_no_more_queued_than_memory_for_li
         holder = networks[0]
         assert isinstance(holder, MemoryNetwork)
         holder.memory_quota = MemoryQuota(members=budget)
-        for number, network in enumerate(networks):
-            assert isinstance(network, MemoryNetwork)
-            network.version = 3 if number == 0 else 2
+        for network in networks:
             await world.serve(network)
         await linked(*networks)
         most, link = 0, holder._links
@@ -152,7 +142,7 @@ async def test_a_liar_that_names_peers_without_the_blob_costs_a_few_questions(au
         for accomplice in networks[2:5]:
             lie(accomplice, lambda peer: None)
 
-    seconds = await last_comes(3, uplink=UPLINK, receivers=[12], named=[1], spoil=spoil)
+    seconds = await last_comes(uplink=UPLINK, receivers=[12], named=[1], spoil=spoil)
     assert seconds < 3 * FIRST_ANSWER_SECONDS + 12 * SEARCH_SECONDS + 1.0
 
 
@@ -171,7 +161,7 @@ async def test_turns_that_are_none_are_taken_once(autojump_clock: MockClock) -> 
         networks[0]._exchange.server.on_get_blob = lambda peer, request: None  # type: ignore[method-assign]
 
     with trio.move_on_after(20):
-        await last_comes(3, receivers=[12], named=[1], spoil=spoil)
+        await last_comes(receivers=[12], named=[1], spoil=spoil)
     assert 2 <= len(asked) <= 2 + 20 / 2
 
 
@@ -183,7 +173,7 @@ async def test_receivers_that_take_and_keep_places_delay_others_once(autojump_cl
             for number in range(2):  # and nothing more: a window would be four
                 liar._post(KEYS[0], GetBlob(DIGEST, number), Priority.CONTROL)
 
-    assert await last_comes(3, receivers=range(4, 13), spoil=spoil) < copies(9)
+    assert await last_comes(receivers=range(4, 13), spoil=spoil) < copies(9)
 
 
 # Places, without a network -----------------------------------------------------------------------------------------------
