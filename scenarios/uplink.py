@@ -1,8 +1,8 @@
 """`python -m scenarios.uplink`: one peer with a narrow uplink has a file that all others want: does it carry one copy for each?
 
 Thirteen voters over a proxy; the first one's uplink is a tenth of the others'. It starts a job from a model of its own
-(`peer train --from FOLDER`), which every voter fetches and checks before the job may begin. Two networks do so: one speaks wire
-version 2 only, and there every receiver is served at once; the other one speaks the version of today.
+(`peer train --from FOLDER`), which every voter fetches and checks before the job may begin. The last one must have it in half the
+time that this uplink takes for a copy for each at least.
 """
 
 from __future__ import annotations
@@ -25,19 +25,15 @@ from demo.demo_peers import DemoPeer
 from peer.settings.data_directory import DataDirectory
 from protocol.api import TrainRequest
 from protocol.errors import UserError
-from protocol.identity import WIRE_VERSIONS
-from scenarios import network, proxy
+from scenarios import network
 from scenarios.network import Network
 from scenarios.proxy import Proxy, running_proxy
 from scenarios.trials import Trial, arguments, duration, report, table_of
 from training.formats import safetensors_writer
 from transport.emulation.link_profiles import steady_profile
-from transport.swarm import Swarm
 
-VERSION = "FOLKMOOT_WIRE_VERSION"  # the highest that a peer of this scenario speaks
-DIRECT = 2  # before receivers were told of one another
 PEERS, NARROW = 13, 10
-SHARE_MAX = 0.5  # of the time of direct-only
+SHARE_MAX = 0.5  # of the time that a copy for each takes over the narrow uplink, were nothing else on it
 DOWN_MBIT, ROUND_TRIP_MS = 100.0, 30.0
 LINKED_SECONDS_MAX = 120.0
 FETCHED_SECONDS_MAX = 900.0
@@ -80,25 +76,26 @@ def write_model(folder: Path) -> int:
     return sum(map(prod, shapes.values()))
 
 
-async def case(options: argparse.Namespace, version: int, model: Path, size: int) -> Trial:
-    trial = Trial("every receiver at once" if version == DIRECT else "three at a time, and passed on")
-    folder = options.keep / str(version) if options.keep else None
+async def case(options: argparse.Namespace, model: Path, size: int) -> Trial:
+    trial = Trial("three at a time, and passed on")
     async with running_proxy() as through:
-        dressed = partial(dress, through, options.uplink, version)
-        async with network.running(options.peers, seed=options.seed, folder=folder, dress=dressed) as peers:
+        dressed = partial(dress, through, options.uplink)
+        async with network.running(options.peers, seed=options.seed, folder=options.keep, dress=dressed) as peers:
             if not await network.holds(partial(are_linked, peers), LINKED_SECONDS_MAX):
                 raise UserError(f"not all are linked after {LINKED_SECONDS_MAX:.0f} s")
             await fetch(peers, model, size, trial)
             trial.figures["sent by it, MB"] = (await peers.peers[0].client.stats()).bytes_sent["blobs"] / 1e6
+    if not trial.problems:
+        direct = (options.peers - 1) * size * 8 / (options.uplink / NARROW * 1e6)
+        trial.figures |= {"a copy for each": direct, "share": (share := trial.figures["last"] / direct)}
+        trial.require(share <= SHARE_MAX, f"the last receiver has it after {share:.0%} of the time of a copy for each")
     return trial
 
 
-def dress(through: Proxy, uplink: float, version: int, peer: DemoPeer) -> None:
+def dress(through: Proxy, uplink: float, peer: DemoPeer) -> None:
     """The first one is who starts the job."""
     peer.trains = peer.number == 0
     through.dress(peer, steady_profile("", uplink if peer.number else uplink / NARROW, DOWN_MBIT, ROUND_TRIP_MS))
-    peer.module = ("scenarios.uplink", *peer.module)
-    peer.environment[VERSION] = str(version)
 
 
 async def are_linked(peers: Network) -> bool:
@@ -134,31 +131,13 @@ async def run(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="folkmoot-uplink-") as folder:
         model = Path(folder, "model")
         size = 4 * write_model(model)
-        trials = []
-        for version in (DIRECT, WIRE_VERSIONS[-1]):
-            trials.append(await case(options, version, model, size))
-            print(f"{trials[-1].what}: {trials[-1].problems or trials[-1].figures}", file=sys.stderr, flush=True)
-    direct, turns = trials
-    if not any(trial.problems for trial in trials):
-        turns.figures["share"] = share = turns.figures["last"] / direct.figures["last"]
-        turns.require(share <= SHARE_MAX, f"the last receiver has it after {share:.0%} of the time")
-    failures = [f"{trial.what}: {problem}" for trial in trials for problem in trial.problems]
+        trial = await case(options, model, size)
+    failures = [f"{trial.what}: {problem}" for problem in trial.problems]
     title = f"{size / 1e6:.1f} MB to {options.peers - 1} peers, {options.uplink:g} Mbit/s, of one with a tenth of that; seconds"
-    return report(options, title, *table_of(trials), failures, {"trials": [asdict(trial) for trial in trials], "bytes": size})
-
-
-def speak(version: int) -> None:
-    """From now on every swarm of this process speaks no later version."""
-    defaults = Swarm.__init__.__kwdefaults__
-    assert defaults is not None
-    defaults["versions"] = tuple(known for known in WIRE_VERSIONS if known <= version)
+    return report(options, title, *table_of([trial]), failures, {"trials": [asdict(trial)], "bytes": size})
 
 
 def main() -> int:
-    if sys.argv[1:2] == [proxy.__name__]:  # a peer of the scenario
-        del sys.argv[1]
-        speak(int(os.environ[VERSION]))
-        return proxy.main()
     parser = arguments("uplink", __doc__, peers=PEERS)
     parser.add_argument("--uplink", type=duration, default=40.0, metavar="MBIT", help="of all but one peer, whose is a tenth")
     return network.main(partial(run, parser.parse_args()))
