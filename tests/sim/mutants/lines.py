@@ -38,6 +38,7 @@ from transport.blobs.upload_queue import UploadQueue
 from transport.connections.connection_manager import ConnectionManager
 from transport.connections.inbound_queue import InboundQueue
 from transport.connections.upload_shaper import UploadShaper
+from transport.discovery.address_book import AddressBook
 from transport.discovery.peer_discovery import PeerDiscovery
 from transport.discovery.peer_records import PeerRecordBook
 from transport.discovery.reachability import Reachability
@@ -132,6 +133,14 @@ LINES: tuple[ChangedLine, ...] = (
         " and len(strangers) < STRANGERS_MAX",
         "",
         f"{NETWORK}records.py::test_strangers_fill_their_own_room_alone_and_cost_no_signature_beyond",
+    ),
+    ChangedLine(
+        "member-fills-address-book",
+        "one member names as many addresses as it likes",
+        AddressBook._learn,
+        " and source.address_count < source.book_max",
+        "",
+        f"{NETWORK}addressbook.py::test_each_source_has_a_share_of_the_book_and_takes_none_of_others",
     ),
     ChangedLine(
         "reached-as-one-says",
@@ -271,6 +280,14 @@ LINES: tuple[ChangedLine, ...] = (
         f"{NETWORK}relay.py::test_a_relay_is_not_taken_for_the_far_end",
     ),
     ChangedLine(
+        "any-wire-version",
+        "a peer of another wire version is not refused for it",
+        NoiseSession._read_preamble,
+        "version != WIRE_VERSION",
+        "False",
+        f"{NETWORK}session.py::test_peers_of_two_versions_part_and_each_says_which_one_the_other_speaks",
+    ),
+    ChangedLine(
         "identity-unproven",
         "a peer may claim any key",
         NoiseSession._check_identity,
@@ -292,7 +309,7 @@ LINES: tuple[ChangedLine, ...] = (
         "what a peer says that it hears changes whom this one counts as heard",
         ConnectionManager.live_peers,
         "if not link.failure_detector.is_suspected(now)",
-        "if not link.failure_detector.is_suspected(now) and (link.hears is None or any(link.hears.bits))",
+        "if not link.failure_detector.is_suspected(now) and (link.liveness_report is None or any(link.liveness_report.heard_voters))",
         "tests/peer/test_hearing.py::test_what_the_others_say_changes_a_table_and_nothing_else",
     ),
     ChangedLine(
