@@ -309,7 +309,8 @@ LINES: tuple[ChangedLine, ...] = (
         "what a peer says that it hears changes whom this one counts as heard",
         ConnectionManager.live_peers,
         "if not link.failure_detector.is_suspected(now)",
-        "if not link.failure_detector.is_suspected(now) and (link.liveness_report is None or any(link.liveness_report.heard_voters))",
+        "if not link.failure_detector.is_suspected(now)"
+        " and (link.liveness_report is None or any(link.liveness_report.heard_voters))",
         "tests/peer/test_hearing.py::test_what_the_others_say_changes_a_table_and_nothing_else",
     ),
     ChangedLine(
