@@ -34,7 +34,7 @@ from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from protocol.messages import Proposal
 from scenarios.trials import Parser
-from training.job_spec import AggregationRule, AuditMode, Compression, JobSpec, OuterOptimizerKind
+from training.job_spec import BITS, AggregationRule, AuditMode, JobSpec, OuterOptimizerKind
 from training.replicated import aggregate, codec, model_directory, outer_optimizer
 from training.replicated.model_state import model_leaf_hash
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
@@ -49,10 +49,6 @@ MODELS = {
     "100M": ModelSpec(vocabulary=5_500, width=1_024, layers=8, heads=16, kv_heads=8, hidden=2_816),
     "300M": ModelSpec(vocabulary=16_384, width=1_024, layers=24, heads=16, kv_heads=8, hidden=2_816),
 }
-MODES = {
-    "sparse k=64": {"compression": Compression.SPARSE, "bits": 1, "keep": 64},
-    **{f"dense {bits} bit": {"compression": Compression.DENSE, "bits": bits} for bits in (1, 2, 4, 8)},
-}
 SHARED = 0.5  # of an honest update's deviation, the part that all have in common
 RUNS = 3  # of each part, but for the largest model's; the median counts
 
@@ -62,34 +58,32 @@ class Case:
     n: int  # accepted proposals
     liars: int
     size: str
-    mode: str
+    bits: int  # of a level
     rule: AggregationRule = AggregationRule.ARC_NNM_TRIM
     outer: OuterOptimizerKind = OuterOptimizerKind.NESTEROV
     threads: int = 1
 
     def spec(self) -> JobSpec:
         steps = 1 if self.outer is OuterOptimizerKind.ADAMW else 15
-        common: dict[str, Any] = {"name": "apply", "audit": AuditMode.OFF, "local_steps": steps, **MODES[self.mode]}
+        common: dict[str, Any] = {"name": "apply", "audit": AuditMode.OFF, "local_steps": steps, "bits": self.bits}
         return JobSpec(model=MODELS[self.size], rule=self.rule, outer=self.outer, byzantine_max=self.liars, **common)
 
     def __str__(self) -> str:
         threads = f", {self.threads} threads" * (self.threads > 1)
-        return f"{self.n} × {self.size}, {self.mode}, {self.rule.value}, {self.outer.value}{threads}"
+        return f"{self.n} × {self.size}, {self.bits} bit, {self.rule.value}, {self.outer.value}{threads}"
 
 
 CASES = (
-    Case(4, 1, "1M", "dense 4 bit", outer=OuterOptimizerKind.ADAMW),
-    Case(4, 1, "1M", "dense 1 bit"),
-    Case(4, 1, "1M", "sparse k=64"),
-    *(Case(13, 4, "4.2M", mode) for mode in MODES),
-    *(Case(13, 4, "4.2M", "sparse k=64", rule) for rule in AggregationRule if rule is not AggregationRule.ARC_NNM_TRIM),
-    *(Case(100, 33, "1M", mode) for mode in ("sparse k=64", "dense 1 bit")),
+    Case(4, 1, "1M", 4, outer=OuterOptimizerKind.ADAMW),
+    Case(4, 1, "1M", 1),
+    *(Case(13, 4, "4.2M", bits) for bits in BITS),
+    *(Case(13, 4, "4.2M", 1, rule) for rule in AggregationRule if rule is not AggregationRule.ARC_NNM_TRIM),
+    Case(100, 33, "1M", 1),
 )
 LARGE = (
-    Case(4, 1, "100M", "dense 1 bit"),
-    Case(4, 1, "100M", "sparse k=64"),
-    Case(4, 1, "300M", "sparse k=64"),
-    Case(4, 1, "300M", "sparse k=64", threads=2),
+    Case(4, 1, "100M", 1),
+    Case(4, 1, "300M", 1),
+    Case(4, 1, "300M", 1, threads=2),
 )
 
 
@@ -97,7 +91,7 @@ LARGE = (
 class Row:
     n: int
     parameters: int
-    mode: str
+    bits: int
     rule: str
     outer: str
     payload_bytes: int  # of one proposal
@@ -176,9 +170,9 @@ AIMS = (
 
 def beside_one_thread(rows: list[Row]) -> Iterator[str]:
     """What several threads are worth, of cases that ran with one as well."""
-    alone = {(row.n, row.parameters, row.mode, row.rule, row.outer): row for row in rows if row.threads == 1}
+    alone = {(row.n, row.parameters, row.bits, row.rule, row.outer): row for row in rows if row.threads == 1}
     for row in rows:
-        one = alone.get((row.n, row.parameters, row.mode, row.rule, row.outer))
+        one = alone.get((row.n, row.parameters, row.bits, row.rule, row.outer))
         if row.threads > 1 and one is not None:
             ratio, about = one.total_wall_seconds / row.total_wall_seconds, f"{row.n} on {row.parameters / 1e6:.0f}M"
             yield verdict(ratio >= 1.5, f"{about}, {row.threads} threads: ≥ 1.5 × as fast as one: {ratio:.3g}")
@@ -245,7 +239,7 @@ def measure(case: Case, folder: Path) -> Row:
     return Row(
         n=case.n,
         parameters=model.layout.size,
-        mode=case.mode,
+        bits=case.bits,
         rule=case.rule.value,
         outer=case.outer.value,
         payload_bytes=max(len(item.payload) for item in accepted),
@@ -370,11 +364,11 @@ def show(rows: list[Row]) -> None:
     console = Console(width=170)
     table = Table(title="one round, after the vote: milliseconds of one core's time, and of the clock")
     parts = tuple(rows[0].seconds)
-    about_it = ("n", "parameters", "mode", "rule", "outer", "threads", "kB each", "encode one")
+    about_it = ("n", "parameters", "bits", "rule", "outer", "threads", "kB each", "encode one")
     for heading in (*about_it, *parts, "total", "wall", "MB more", "RssAnon"):
         table.add_column(heading, justify="right")
     for row in rows:
-        of_job = (str(row.n), f"{row.parameters / 1e6:.2f}M", row.mode, row.rule, row.outer)
+        of_job = (str(row.n), f"{row.parameters / 1e6:.2f}M", str(row.bits), row.rule, row.outer)
         about = (*of_job, str(row.threads), f"{row.payload_bytes / 1e3:.0f}")
         times = (row.encode_seconds, *row.seconds.values(), row.total_seconds, row.total_wall_seconds)
         figures = (f"{1e3 * value:.0f}" for value in times)

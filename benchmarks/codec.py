@@ -3,7 +3,7 @@
 One process trains for everybody, one trainer after another; the model, the text, the batches and the number of samples are the
 same for all, and every rate below is the best of a grid, on a seed that is not reported; a grid goes on where its best lies at
 an edge, then at half its distances, and what is left at an edge is named. Rows of a preset are not tuned: they are what `train
---preset` starts. Rows with opening rounds are not tuned, either: they take the rates of `BEST_OF_DENSE`. Ours with local steps
+--preset` starts. Rows with opening rounds are not tuned, either: they take the rates of `BEST_OF_ONE_BIT`. Ours with local steps
 are aggregated as a plain mean, like the rivals and as jobs are whose audits are full, but for the rows in which one may lie:
 they pay for the robust rule of a job with byzantine_max=1 too, as all rows of a gradient a round do for theirs. Rivals: fp32
 DiLoCo (arXiv:2311.08105), also with Muon as its inner optimizer (MuLoCo, arXiv:2505.23725), the format of SparseLoCo
@@ -42,7 +42,7 @@ from protocol.errors import UserError
 from scenarios.trials import COUNT, Parser
 from training import rate_sweep
 from training.engines.pytorch.engine import TorchEngine
-from training.job_spec import PRESETS, AuditMode, Compression, InnerOptimizerKind, InnerStatePolicy, JobSpec, complete_fields
+from training.job_spec import PRESETS, AuditMode, InnerOptimizerKind, JobSpec, complete_fields
 from training.replay.inner_state import InnerState
 from training.replicated.learning_rate_schedule import inner_rate
 from training.replicated.parameter_init import initial_parameters
@@ -59,19 +59,17 @@ RATES = ("inner_rate", "outer_rate")  # their grids go on beyond an edge; a mome
 KEEP = (0.0, 1.0)  # whether the moments of the inner optimizer outlive a round; without, they average over less
 SPARSELOCO_KEEP = 64
 SPARSELOCO_DECAY = 0.95
-FP32_EVERY_STEP, DILOCO, DENSE, FOUR_BIT = "all samples, one process", "DiLoCo fp32", "ours dense 1-bit", "ours per-step 4-bit"
-ALONE, SPARSE = "one trainer alone", "ours sparse k=64"
+FP32_EVERY_STEP, DILOCO, ONE_BIT, FOUR_BIT = "all samples, one process", "DiLoCo fp32", "ours 1-bit", "ours per-step 4-bit"
+ALONE = "one trainer alone"
 PRESET = "preset"
 MUON = ", Muon"  # inside a round, instead of AdamW
-# Kept moments bridge the rounds until an element is said.
-OF_SPARSE = {"compression": Compression.SPARSE, "keep": 64, "inner_state": InnerStatePolicy.KEEP, "beta1": 0.9}
 # Ours under the robust rule of a job with byzantine_max=1; a job that says nothing has that. Centered clipping asks for no such
 # number.
 ONE_MAY_LIE = ", one may lie"
 OPENED = ", opening"  # the first rounds say four bits of every element
-# (inner optimizer, who may lie): inner rate, outer rate and outer momentum of dense one bit, tuned: docs/results/codec.json. The
+# (inner optimizer, who may lie): inner rate, outer rate and outer momentum of one bit, tuned: docs/results/codec.json. The
 # last are of a trial with an opening on the tuning seed: the momentum of .8 that was tuned without one loses .08 there.
-BEST_OF_DENSE = {
+BEST_OF_ONE_BIT = {
     ("", ""): (0.00424, 1.64, 0.5),
     ("", ONE_MAY_LIE): (0.003, 1.39, 0.5),
     (MUON, ""): (0.0339, 1.16, 0.5),
@@ -151,7 +149,7 @@ def ours(
 
 def opened(inner: str, lied: str) -> Method:
     """Dense one bit after opening rounds."""
-    rates = dict(zip(("inner_rate", "outer_rate", "outer_momentum"), BEST_OF_DENSE[inner, lied], strict=True))
+    rates = dict(zip(("inner_rate", "outer_rate", "outer_momentum"), BEST_OF_ONE_BIT[inner, lied], strict=True))
     settings = (
         without(PRESETS["local"])
         | {"inner": InnerOptimizerKind.MUON if inner else InnerOptimizerKind.ADAMW, "byzantine_max": int(bool(lied))}
@@ -161,7 +159,7 @@ def opened(inner: str, lied: str) -> Method:
     def run(budget: Budget, seed: int, tuned: Tuned) -> tuple[float, float]:
         return train(budget, as_usual(budget.spec(15, seed, **settings)))
 
-    return Method(f"{DENSE}{inner}{OPENED}{lied}", 15, run, {})
+    return Method(f"{ONE_BIT}{inner}{OPENED}{lied}", 15, run, {})
 
 
 def as_usual(spec: JobSpec) -> JobSpec:
@@ -321,16 +319,14 @@ METHODS = (
     ours("ours per-step 8-bit", 1, "per-step", outer=False, bits=8),
     ours(FOUR_BIT, 1, "per-step", outer=False, bits=4),
     Method(DILOCO, 15, run_diloco(15), DILOCO_GRID),
-    ours(DENSE, 15, "local"),
-    ours(f"{DENSE}{ONE_MAY_LIE}", 15, "local", byzantine_max=1),
+    ours(ONE_BIT, 15, "local"),
+    ours(f"{ONE_BIT}{ONE_MAY_LIE}", 15, "local", byzantine_max=1),
     Method(f"{DILOCO}{MUON}", 15, run_diloco(15, InnerOptimizerKind.MUON), MULOCO_GRID),
-    ours(f"{DENSE}{MUON}", 15, "local", inner=InnerOptimizerKind.MUON),
-    ours(f"{DENSE}{MUON}{ONE_MAY_LIE}", 15, "local", inner=InnerOptimizerKind.MUON, byzantine_max=1),
-    *itertools.starmap(opened, BEST_OF_DENSE),
-    ours(SPARSE, 15, "local", **OF_SPARSE),
+    ours(f"{ONE_BIT}{MUON}", 15, "local", inner=InnerOptimizerKind.MUON),
+    ours(f"{ONE_BIT}{MUON}{ONE_MAY_LIE}", 15, "local", inner=InnerOptimizerKind.MUON, byzantine_max=1),
+    *itertools.starmap(opened, BEST_OF_ONE_BIT),
     Method("FedAvg", 15, run_fedavg(15), FEDAVG_GRID),
     Method(DILOCO, 30, run_diloco(30), DILOCO_GRID),
-    ours(SPARSE, 30, "local", **OF_SPARSE),
     Method("SparseLoCo format", 30, run_sparseloco(30), {"inner_rate": INNER_RATES, "outer_rate": OUTER_RATES}),
 )
 
@@ -427,7 +423,7 @@ def verdicts(rows: list[Row], tuned: bool) -> Iterator[str]:
     found = {(row.name, row.local_steps): row.heldout_nats for row in rows}
     rates = "tuned" if tuned else "untuned"
     for inner, opening, lied in itertools.product(("", MUON), ("", OPENED), ("", ONE_MAY_LIE)):
-        name, rival = f"{DENSE}{inner}{opening}{lied}", f"{DILOCO}{inner}"
+        name, rival = f"{ONE_BIT}{inner}{opening}{lied}", f"{DILOCO}{inner}"
         if {(name, 15), (rival, 15)} <= found.keys():
             more, most = found[name, 15] - found[rival, 15], OPENED_MORE_MAX if opening and not lied else NATS_MORE_MAX
             text = f"{name}, H=15: within +{most} nat of {rates} {rival} (aim +{NATS_MORE_AIM}): {more:+.3f}"

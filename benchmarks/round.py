@@ -57,10 +57,9 @@ MODEL = ModelSpec(width=128, layers=5, heads=4, kv_heads=4, hidden=344)  # 1,022
 BASE = JobSpec(name="benchmark", model=MODEL, data=bytes(32))
 # Each with one inner step: there are no states to keep, and an audit replays the whole update.
 JOBS = {
-    "dense 1 bit": {"audit": "off", "byzantine_max": "0"},
-    "sparse 64": {"audit": "off", "byzantine_max": "0", "compression": "sparse", "keep": "64"},
+    "1 bit": {"audit": "off", "byzantine_max": "0"},
     "4 bits, AdamW": {"audit": "sampled", "bits": "4", "outer": "adamw", "audit_rate": "0.1"},
-    "dense 1 bit, all audited": {"audit": "full"},
+    "1 bit, all audited": {"audit": "full"},
 }
 MATCHMAKING_SECONDS = (0.5, 1.0, 3.0)  # the least that forms whole groups counts; hivemind's default is 5
 RIVAL_RUNS = 3  # with each: one average that fails ends a run, and nothing of it counts

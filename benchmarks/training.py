@@ -8,7 +8,7 @@ global batch: H of them make one of our rounds.
 Bytes are what a peer sends for one update (a round of ours), measured for all by the kernel's counters of TCP sockets. AuditMode
 reveals, which our daemon counts, are taken off and stand in a column of their own. Who was stopped after `--seconds` has no loss:
 it has seen fewer samples than the others. Sampled audits are a fifth of a replay for each proposal, or a tenth of one with
-15 steps; `ours-h15` and `audit-full` re-execute everything, and `audit-off` nothing. Rows that a bound compares take turns, of
+15 steps; `audit-full` re-executes everything, and `audit-off` nothing. Rows that a bound compares take turns, of
 which the median counts, and are compared seed by seed. `--resume` keeps the whole seeds that an ended run of the same commit and
 settings has left in its file, so that all rows of a seed are of one run, and looks for hivemind's fastest variant anew.
 """
@@ -57,7 +57,7 @@ from protocol.errors import FolkmootError, UserError
 from scenarios import network as scenario
 from scenarios.proxy import Proxy, running_proxy
 from scenarios.trials import COUNT, Parser, duration
-from training.job_spec import PRESETS, AuditMode, Compression, InnerOptimizerKind, InnerStatePolicy, JobSpec
+from training.job_spec import PRESETS, AuditMode, InnerOptimizerKind, JobSpec
 from training.model_store import JobModelStore
 from training.transformer import ModelSpec
 from transport.emulation.link_profiles import steady_profile
@@ -66,7 +66,7 @@ MODEL = ModelSpec(width=128, layers=4, heads=4, kv_heads=4, hidden=348, context=
 BASE = JobSpec(name="benchmark", data=bytes(32), model=MODEL)
 PEERS = 4  # unless said otherwise
 GLOBAL_BATCH = 128  # sequences
-LOCAL_STEPS = 15  # of ours-h15
+LOCAL_STEPS = 15  # of ours-h15-1bit
 WARMUP = 0.05  # of all steps
 WARM_UPDATES = 2  # not timed: first calls are slow everywhere
 # Of hivemind: seconds of matchmaking, and how it is set up. Most updates a second in short trials count.
@@ -78,20 +78,20 @@ MATCHMAKING_H15 = 1.0  # of hivemind with local steps: its averages are in the b
 FAR = 0.1  # seconds of a round trip, between continents; nothing else of these links is slow
 WARM_SECONDS_MAX = 120.0  # for the first rounds of ours, in which nothing is ready
 LAPSED_MAX = 0.05  # of the audits that came to an end: beyond it a speed is that of audits that were not made
-RATIOS_MIN = {("ours-h1", "gloo"): 0.6, ("ours-h15-audit-off", "without-network"): 0.9}  # the second with audits apart
+RATIOS_MIN = {("ours-h1", "gloo"): 0.6, ("ours-h15-1bit-audit-off", "without-network"): 0.9}  # the second with audits apart
 PINNED_MIN = RATIOS_MIN | {("ours-h1", "gloo"): 0.5}  # gloo has nothing but its one process on a core
 COMPARED = (
     *RATIOS_MIN,
     ("ours-h1-audit-full", "gloo"),
     ("hivemind", "gloo"),
     ("hivemind-h15", "without-network"),
-    ("ours-h15", "without-network"),
-    ("ours-h15-dense", "without-network"),
-    ("ours-h15-dense", "ours-h15-dense-audit-off"),
+    ("ours-h15-1bit", "without-network"),
+    ("ours-h15-1bit", "ours-h15-1bit-audit-off"),
+    ("ours-h15-1bit-audit-full", "without-network"),
 )
 TURNS = 3  # of the pairs of RATIOS_MIN in each seed, one after the other: the speed of a shared machine changes within minutes
-MEGABYTES_MAX = {"ours-h1": 1.5, "ours-h15": 0.1}
-AUDITED_MEGABYTES_MAX = {"ours-h1": 2.0, "ours-h15-dense": 1.0}  # what audits show with it
+MEGABYTES_MAX = {"ours-h1": 1.5}
+AUDITED_MEGABYTES_MAX = {"ours-h1": 2.0, "ours-h15-1bit": 1.0}  # what audits show with it
 WORSE_MAX = 1.02  # held-out, of 4-bit gradients against the float32 ones that gloo averages
 HEADINGS = ("", "samples/s", "kB/peer/update", "audit kB", "audits (lapsed)", "held-out nats", "roots", "updates")
 
@@ -395,9 +395,13 @@ DEFAULT = JobSpec(name="default")
 OF_AUDITS = {"audit", "audit_rate", "auditors", "audit_window"}
 OF_UPDATES = {name: getattr(DEFAULT, name) for name in PRESETS["per-step"] if name not in OF_AUDITS}
 # Rivals have AdamW. One of ten updates is replayed.
-DENSE_H15 = {**OF_UPDATES, **PRESETS["local"], "inner": InnerOptimizerKind.ADAMW, "local_steps": LOCAL_STEPS, "audit_rate": 0.05}
-# Fewest bytes: kept moments bridge the rounds until an element is said.
-SPARSE_H15 = {**DENSE_H15, "compression": Compression.SPARSE, "keep": 64, "inner_state": InnerStatePolicy.KEEP, "beta1": 0.9}
+ONE_BIT_H15 = {
+    **OF_UPDATES,
+    **PRESETS["local"],
+    "inner": InnerOptimizerKind.ADAMW,
+    "local_steps": LOCAL_STEPS,
+    "audit_rate": 0.05,
+}
 MEASURED: dict[str, Callable[[Task], Row]] = {
     "single": single,
     "without-network": alone,
@@ -406,11 +410,10 @@ MEASURED: dict[str, Callable[[Task], Row]] = {
     "hivemind-h15": hivemind_h15,
     "ours-h1": lambda task: ours("ours-h1", task),
     "ours-h1-100ms": lambda task: ours("ours-h1-100ms", task, round_trip=FAR),
-    "ours-h15": lambda task: ours("ours-h15", task, **SPARSE_H15, audit="full"),
-    "ours-h15-dense": lambda task: ours("ours-h15-dense", task, **DENSE_H15),
-    "ours-h15-dense-audit-off": lambda task: ours("ours-h15-dense-audit-off", task, **DENSE_H15, audit="off", byzantine_max=0),
+    "ours-h15-1bit": lambda task: ours("ours-h15-1bit", task, **ONE_BIT_H15),
+    "ours-h15-1bit-audit-off": lambda task: ours("ours-h15-1bit-audit-off", task, **ONE_BIT_H15, audit="off", byzantine_max=0),
     "ours-h1-audit-full": lambda task: ours("ours-h1-audit-full", task, audit="full"),
-    "ours-h15-audit-off": lambda task: ours("ours-h15-audit-off", task, **SPARSE_H15, audit="off", byzantine_max=0),
+    "ours-h15-1bit-audit-full": lambda task: ours("ours-h15-1bit-audit-full", task, **ONE_BIT_H15, audit="full"),
 }
 
 

@@ -94,7 +94,7 @@ def train_network(spec: JobSpec, text: Path) -> dict[str, Any]:
         "heldout_bits_per_byte": measured,
         "step_ms": 1000 * step,
         "demo_compute_seconds": spec.rounds * spec.local_steps * runs * step / CORES,
-        "payload_bytes": codec.payload_bytes_max(layout_of(spec), codec.PayloadMode.of_round(spec, spec.rounds)),
+        "payload_bytes": codec.payload_bytes(layout_of(spec), spec.bits),
     }
 
 

@@ -13,7 +13,7 @@ from training.transformer import ModelSpec
 
 def test_a_round_is_measured_as_a_whole_and_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(apply.MODELS, "tiny", ModelSpec(width=16, layers=1, heads=2, kv_heads=1, hidden=16))
-    case = apply.Case(4, 1, "tiny", "sparse k=64", outer=OuterOptimizerKind.ADAMW)
+    case = apply.Case(4, 1, "tiny", 4, outer=OuterOptimizerKind.ADAMW)
     apply.make(case, tmp_path, seed=1)
     row = apply.measure(case, tmp_path)
     assert row.root == ReplicatedModel.open(tmp_path / "next").root.hex()
@@ -24,7 +24,7 @@ def test_a_round_is_measured_as_a_whole_and_in_parts(tmp_path: Path, monkeypatch
 
 def test_every_bound_of_a_round_is_held_and_missed() -> None:
     def row(n: int, parameters: int, seconds: float, megabytes: float, outer: str = "nesterov") -> apply.Row:
-        common = {"mode": "", "rule": "arc-nnm-trim", "outer": outer, "payload_bytes": 1}
+        common = {"bits": 1, "rule": "arc-nnm-trim", "outer": outer, "payload_bytes": 1}
         times = {"total_seconds": seconds, "total_wall_seconds": seconds, "encode_seconds": 0.0, "encode_wall_seconds": 0.0}
         return apply.Row(n, parameters, **common, **times, peak_extra_megabytes=1.0, encode_extra_megabytes=megabytes)
 

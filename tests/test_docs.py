@@ -80,7 +80,7 @@ from training.api.job_builder import FIELDS_NOT_SET_BY_NAME
 from training.corpus import DataManifest
 from training.data.token_sequences import batch_offsets
 from training.data.tokenizer import ByteTokenizer
-from training.job_spec import Compression, JobSpec, complete_fields
+from training.job_spec import JobSpec, complete_fields
 from training.replicated import codec, momentum_estimates, outer_optimizer
 from training.replicated.error_feedback import FeedbackRecord, accumulate_feedback, buffer_digest
 from training.replicated.model_directory import ModelManifest
@@ -356,9 +356,9 @@ def of_ledger() -> dict[str, str]:
 def of_training() -> dict[str, str]:
     layout = layout_from_shapes([("a", (3, 3)), ("b", (5,))])
     job, root = hashlib.sha256(b"job").digest(), hashlib.sha256(b"root").digest()
-    header = codec.PayloadHeader(job, 2, SIGNER.public, root, 10, 8, codec.PayloadMode(Compression.DENSE, 1, 4096))
+    header = codec.PayloadHeader(job, 2, SIGNER.public, root, 10, 8, 1)
     m = accumulate_feedback(np.full(14, 0.5, np.float32), np.arange(-7, 7, dtype=np.float32) * np.float32(1 / 8), 0.95)
-    buffer = codec.quantize_vector(dataclasses.replace(header, mode=momentum_estimates.ESTIMATE_MODE), m, layout)
+    buffer = codec.quantize_vector(dataclasses.replace(header, bits=momentum_estimates.ESTIMATE_BITS), m, layout)
     payload = codec.encode_payload(header, buffer.to_dense(), layout)
     e = buffer.to_dense() - codec.decode_payload(payload, header, layout).to_dense()
     parameters, momentum, gradient = (np.array([value], np.float32) for value in (1.0, 0.25, 0.125))

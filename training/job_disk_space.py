@@ -12,7 +12,7 @@ from protocol.units import format_bytes
 from training.job_spec import AuditMode, JobSpec
 from training.model_store import ROUNDS_KEPT
 from training.replicated import feedback_buffer
-from training.replicated.codec import PayloadMode, payload_bytes_max
+from training.replicated.codec import payload_bytes
 from training.replicated.tensor_layout import layout_of
 
 EXTRA_MODELS = 2  # models beside those of the last rounds: the last durable one, and the next one while it is written
@@ -51,7 +51,7 @@ def job_disk_space(spec: JobSpec, trainers: int, trains: bool) -> JobDiskSpace:
     # Anchors of the rounds that audits may reach, as long as windows take no longer than their rounds.
     anchors = spec.rounds_audited // spec.anchor_rounds + 1 if spec.rounds_audited else 0
     models = (max(ROUNDS_KEPT, spec.rounds_audited + 1) + EXTRA_MODELS + anchors) * spec.model_bytes
-    first, last = (trainers * payload_bytes_max(layout, PayloadMode.of_round(spec, number)) for number in (0, spec.rounds))
+    first, last = (trainers * payload_bytes(layout, spec.payload_bits(number)) for number in (0, spec.rounds))
     payloads = last, max(0, first - last), spec.compression_warmup_rounds
     if not trains:
         return JobDiskSpace(models, 0, *payloads)

@@ -46,8 +46,6 @@ AUDIT_RATE: Final = 0.125  # of sampled audits, unless said otherwise: with two 
 ANCHOR_ROUNDS: Final = 8  # from one durable model to the next: a rollback undoes seven rounds more than it has to at most
 ANCHOR_ROUNDS_MAX: Final = 16  # of one step: a disk may take longer for a durable model than such a round takes
 WARMUP_ROUNDS: Final = 2  # unless said otherwise, however short the job is
-KEEP_MIN: Final = 4  # elements of a chunk of 4096: fewer say less than the scale that they share costs
-KEEP_MAX: Final = 4_096  # all of them
 AUDIT_BYTES_MAX: Final = 64 << 30  # a volunteer's disk; a job must not fill it unasked
 ESTIMATES_BYTES_MAX: Final = 4 << 30  # of one model, a byte a parameter and trainer; a voter's disk has two or three of them
 SUSPENSION_ROUNDS_MAX: Final = 100_000
@@ -84,11 +82,6 @@ class AuditMode(enum.StrEnum):
     FULL = "full"  # some voters with a worker re-execute each proposal before the vote, and vouch for it
     SAMPLED = "sampled"  # some proposals are drawn after the round, and replayed whole
     OFF = "off"  # nobody re-executes: the aggregation rule alone stands against liars
-
-
-class Compression(enum.StrEnum):
-    DENSE = "dense"  # a payload says something of every element
-    SPARSE = "sparse"  # of the `keep` largest of each chunk
 
 
 class FeedbackMemory(enum.StrEnum):
@@ -185,9 +178,7 @@ class JobSpec:
     beta2: float = 0.95
     weight_decay: float = 0.1
     gradient_clip: float = 1.0  # largest gradient norm of an inner step
-    compression: Compression = Compression.DENSE
-    bits: Annotated[int, Between(1, 8)] = 1  # of each element that a payload says
-    keep: Annotated[int, Between(KEEP_MIN, KEEP_MAX)] = 64  # elements of each full chunk that a sparse payload says
+    bits: Annotated[int, Between(1, 8)] = 1  # of each element, in a payload after the opening rounds
     outer: OuterOptimizerKind = OuterOptimizerKind.NESTEROV
     outer_rate: float = 1.4  # not of AdamW, which follows `inner_rate`; of sign, by how much each parameter moves
     outer_momentum: float = 0.5  # of nesterov and sign
@@ -217,7 +208,7 @@ class JobSpec:
     multipart_objects: bool = codec.added_field(False)
     # Sampled: the last rounds, whose proposals are re-executed before the vote: a dispute of theirs would end too late to help.
     final_full_audit_rounds: Annotated[int, Between(0, ROUNDS_MAX)] = codec.added_field(0)
-    # The first rounds, whose payloads say `OPENING_BITS` of every element, whatever those of later rounds say.
+    # The first rounds, whose payloads say `OPENING_BITS` of every element.
     compression_warmup_rounds: Annotated[int, Between(0, ROUNDS_MAX)] = codec.added_field(0)
     preparation: PreparationCounts | None = codec.added_field(None)  # of a set from a file; None: no file was changed
 
@@ -269,15 +260,9 @@ class JobSpec:
         """Whether voters hold an estimate of each trainer's momentum, and aggregate those."""
         return self.memory is FeedbackMemory.ESTIMATES
 
-    @property
-    def _share_said(self) -> float:
-        """Of a chunk's elements, by a payload after the opening rounds."""
-        return self.keep / KEEP_MAX if self.compression is Compression.SPARSE else 1.0
-
-    @property
-    def says_whole_bytes(self) -> bool:
-        """Whether payloads have the form of a buffer: levels of eight bits of all elements."""
-        return self.compression is Compression.DENSE and self.bits == 8
+    def payload_bits(self, taken: int) -> int:
+        """Of each level in every payload of the round after so many."""
+        return OPENING_BITS if taken < self.compression_warmup_rounds else self.bits
 
     @property
     def commits_to_buffer(self) -> bool:
@@ -313,7 +298,7 @@ class JobSpec:
     @property
     def usual_compression_warmup_rounds(self) -> int:
         """How many `train` sets in a job that starts anew, unless a person does: one bit, several local steps were measured."""
-        is_one_bit = self.compression is Compression.DENSE and self.bits == 1 and self.memory is FeedbackMemory.RESIDUAL
+        is_one_bit = self.bits == 1 and self.memory is FeedbackMemory.RESIDUAL
         is_measured = is_one_bit and self.outer is OuterOptimizerKind.NESTEROV and self.local_steps > 1
         return min(OPENING_ROUNDS, self.rounds) if is_measured else 0
 
@@ -374,14 +359,14 @@ class JobSpec:
                 f"compression_warmup_rounds {self.compression_warmup_rounds} is more than rounds "
                 f"{self.rounds}: take bits {OPENING_BITS} for all"
             )
-        if self.compression_warmup_rounds and self.bits * self._share_said >= OPENING_BITS:
+        if self.compression_warmup_rounds and self.bits >= OPENING_BITS:
             whole = f"{OPENING_BITS} bits an element"
             return (
                 f"compression_warmup_rounds {self.compression_warmup_rounds} gains nothing where all "
                 f"rounds say {whole} or more: leave it out"
             )
-        if self.says_whole_bytes and self.commits_to_buffer:
-            both = f"dense bits 8 with feedback_decay {self.feedback_decay:g}"
+        if self.bits == 8 and self.commits_to_buffer:
+            both = f"bits 8 with feedback_decay {self.feedback_decay:g}"
             return f"{both} would commit to a buffer that repeats the payload: take feedback_decay 0, or fewer bits"
         # A job of one round keeps the usual warm-up: nobody has to say that it needs none.
         if self.warmup_rounds > max(self.rounds, WARMUP_ROUNDS):
@@ -524,7 +509,6 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
     # Few bytes: one bit of everything, after ten steps of one's own. At an outer rate of .7 one trainer alone learns more.
     "local": {
         "local_steps": 10,
-        "compression": Compression.DENSE,
         "bits": 1,
         "outer": OuterOptimizerKind.NESTEROV,
         "outer_rate": 1.4,
@@ -538,7 +522,6 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         "local_steps": 1,
         "rounds": 600,
         "warmup_rounds": 30,
-        "compression": Compression.DENSE,
         "bits": 4,
         "outer": OuterOptimizerKind.ADAMW,
         "inner_state": InnerStatePolicy.RESET,
@@ -560,7 +543,6 @@ ESTIMATES: Final[dict[str, Any]] = {
     "local_steps": 1,
     "rounds": 600,
     "warmup_rounds": 30,
-    "compression": Compression.DENSE,
     "bits": 1,
     "outer": OuterOptimizerKind.ADAMW,
     "inner_state": InnerStatePolicy.RESET,
@@ -592,7 +574,7 @@ def complete_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
     One bit gives all elements of a chunk one size, of which AdamW's second moment learns nothing (1-bit Adam, arXiv:2102.02888);
     an estimate has levels of eight bits, and its momentum takes the place of AdamW's first moment.
-    Dense payloads of eight bits leave nothing for error feedback.
+    Payloads of eight bits leave nothing for error feedback.
     The warm-up of gradients is that of `per-step`, of fewer rounds the same share. `sign` and Muon have rates of their own.
     Jobs with usual steps have Muon, which learns more in the same time (`benchmarks.value`). With kept moments it was not tried.
 
@@ -611,8 +593,8 @@ def complete_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
         ("memory", FeedbackMemory.ESTIMATES): {name: ESTIMATES[name] for name in fields_set_by_estimates(fields)},
     }
     said = [follows.get((name, fields.get(name)), {}) for name in ("outer", "inner", "memory")]
-    is_exact = fields.get("bits") == 8 and fields.get("compression", Compression.DENSE) == Compression.DENSE
-    decay = {"feedback_decay": 0.0} if is_exact and fields.get("memory") != FeedbackMemory.ESTIMATES else {}
+    is_exact = fields.get("bits") == 8 and fields.get("memory") != FeedbackMemory.ESTIMATES
+    decay = {"feedback_decay": 0.0} if is_exact else {}
     is_sampled = fields.get("audit") == AuditMode.SAMPLED
     sampled = {"audit_rate": AUDIT_RATE} if is_sampled else {}
     return said[0] | said[1] | said[2] | rule | sampled | decay | dict(fields)

@@ -34,7 +34,6 @@ ARGUMENTS = {"rounds": "rounds", "vocabulary": "model.vocabulary", "audit": "aud
 
 # A field, the field that decides whether it counts, and with which of its values.
 USED_ONLY_WITH = (
-    ("keep", "compression", ("sparse",)),
     ("outer_rate", "outer", ("nesterov", "sgd", "sign")),
     ("outer_momentum", "outer", ("nesterov", "sign")),
     ("audit_rate", "audit", ("sampled",)),
@@ -43,7 +42,6 @@ USED_ONLY_WITH = (
     ("uplink_mbit_min", "audit", ("sampled",)),
     ("final_full_audit_rounds", "audit", ("sampled",)),
 )
-FIELD_DEFAULTS = {"compression": "dense", "outer": "nesterov"}
 
 RULES_WITH_BYZANTINE_MAX = ("arc-nnm-trim", "trimmed-mean", "krum")  # they ask for the number; the others get along without it
 
@@ -109,7 +107,7 @@ def setting_warnings(request: TrainRequest, said: Mapping[str, str], audit: str)
     """Warns of settings that are possible, but seldom meant. `said` are the fields that the person named, without a preset;
     `audit` is the job's audit mode.
     """
-    overrides, local = {**FIELD_DEFAULTS, **request.overrides, "audit": audit}, request.data == "local"
+    overrides, local = {"outer": "nesterov", **request.overrides, "audit": audit}, request.data == "local"
     for name, other, users in USED_ONLY_WITH:
         value = overrides[other]
         if name in said and value not in users:

@@ -20,7 +20,7 @@ from training.job_spec import AuditMode, JobSpec
 from training.replay import proposal_replay
 from training.replay.inner_state import inner_bytes
 from training.replicated import feedback_buffer
-from training.replicated.codec import PayloadMode, payload_bytes_max
+from training.replicated.codec import payload_bytes
 from training.replicated.error_feedback import FeedbackRecord
 from training.round_context import OpenRoundContext, ReplayResult, RoundContext, WorkerClient
 from training.worker_protocol import AuditReply, AuditRequest, DeclarationFiles, ProposeReply, ProposeRequest
@@ -43,9 +43,8 @@ class Voter:
 
     async def check_proposal(self, round: OpenRoundContext, signed: Signed, proposal: Proposal) -> Verdict:
         """The cheap, exact checks that every voter makes alike."""
-        if proposal.payload_bytes > payload_bytes_max(
-            round.model.layout, PayloadMode.of_round(round.spec, round.model.rounds_in_model)
-        ):
+        bits = round.spec.payload_bits(round.model.rounds_in_model)
+        if proposal.payload_bytes > payload_bytes(round.model.layout, bits):
             return Verdict.MALFORMED
         try:
             round.blobs.add_round_reference(proposal.payload, round.job, round.number)
@@ -180,8 +179,8 @@ async def audit_request(round: RoundContext, trainer: bytes, proposal: Proposal)
         if digest is not None:
             await fetch_audit_data(round, digest, size, trainer)
     if record and "previous_payload" in previous:
-        modes = (PayloadMode.of_round(round.spec, taken) for taken in (0, round.spec.rounds))  # it may be of an opening round
-        size_max = max(payload_bytes_max(round.model.layout, mode) for mode in modes)
+        bits = max(round.spec.payload_bits(taken) for taken in (0, round.spec.rounds))  # it may be of an opening round
+        size_max = payload_bytes(round.model.layout, bits)
         await round.fetch(previous["previous_payload"], size_max, (trainer,))
     for digest in (proposal.inner, proposal.inner_from) if round.spec.keeps_inner_state else ():
         if digest is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from rlhf.objectives.rule_rewards import TOY_BETA, TOY_LENGTH, TOY_VOCABULARY
-from training.job_spec import Compression, InnerOptimizerKind, InnerStatePolicy, OuterOptimizerKind
+from training.job_spec import InnerOptimizerKind, InnerStatePolicy, OuterOptimizerKind
 from training.transformer import ModelSpec
 
 # The update that the trainers agree on is taken as it is: a policy moves, and what was left unsaid of an older one, or its
@@ -16,7 +16,6 @@ PPO_JOB: Final[dict[str, Any]] = {
     "local_steps": 4,
     "batch": 64,
     "micro_batch": 64,
-    "compression": Compression.DENSE,
     "bits": 8,
     "feedback_decay": 0.0,
     "inner": InnerOptimizerKind.ADAMW,

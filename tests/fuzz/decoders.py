@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import io
-import itertools
 import json
 import sqlite3
 import tempfile
@@ -44,10 +43,10 @@ from training.corpus import DataManifest
 from training.data.text_files import read_text
 from training.data.tokenizer import load_tokenizer
 from training.formats import checkpoint
-from training.job_spec import BITS, Compression, JobSpec
+from training.job_spec import BITS, JobSpec
 from training.replicated import codec as payloads
 from training.replicated.parameter_init import initial_parameters
-from training.replicated.tensor_layout import CHUNK, TensorLayout, layout_from_shapes, layout_of
+from training.replicated.tensor_layout import TensorLayout, layout_from_shapes, layout_of
 from training.transformer import ModelSpec
 from transport.network import DataReceived
 from transport.wire.framing import Channel, Inbox, Outbox, Priority
@@ -184,16 +183,14 @@ def _invitations() -> Decoder:
 
 
 def _payloads() -> Iterator[Decoder]:
-    """In every mode: of one chunk, and of a layout with short chunks and several blocks."""
-    for compression, bits, keep in itertools.product(Compression, BITS, (4, 64, 1024, 4096)):
-        if compression is Compression.SPARSE or keep == CHUNK:
-            mode = payloads.PayloadMode(compression, bits, keep)
-            yield _payload(mode, layout_of(SCRATCH), "one chunk")
-            yield _payload(mode, layout_from_shapes([("a", (3, 7)), ("b", (5000,)), ("c", (1,))]), "short chunks")
+    """With levels of any bits: of one chunk, and of a layout with short chunks and several blocks."""
+    for bits in BITS:
+        yield _payload(bits, layout_of(SCRATCH), "one chunk")
+        yield _payload(bits, layout_from_shapes([("a", (3, 7)), ("b", (5000,)), ("c", (1,))]), "short chunks")
 
 
-def _payload(mode: payloads.PayloadMode, layout: TensorLayout, what: str) -> Decoder:
-    header = payloads.PayloadHeader(bytes(32), 3, b"t" * 32, b"r" * 32, 10, 8, mode)
+def _payload(bits: int, layout: TensorLayout, what: str) -> Decoder:
+    header = payloads.PayloadHeader(bytes(32), 3, b"t" * 32, b"r" * 32, 10, 8, bits)
     m = random_stream.irwin_hall_integers(layout.size, "fuzz").astype(np.float32)
     examples = [payloads.encode_payload(header, m * np.float32(scale), layout) for scale in (0, 1e-3, 1e-9)]
 
@@ -202,7 +199,7 @@ def _payload(mode: payloads.PayloadMode, layout: TensorLayout, what: str) -> Dec
         assert update.to_dense().shape == (layout.size,) and update.norm_squared() >= 0
         return update
 
-    name = f"payload {mode.compression.value} {mode.bits} {mode.keep}, {what}"
+    name = f"payload {bits} bits, {what}"
     return Decoder(name, st.sampled_from(examples), decode, payloads.QuantizedUpdate.encode, bytes_factor=STATE_BYTES_FACTOR)
 
 

@@ -447,8 +447,6 @@ async def test_who_says_that_nobody_lies_is_told_what_one_liar_could_do(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("--set keep=8", "keep=8 does nothing with compression=dense: it counts with sparse"),
-        ("--set compression=sparse keep=8", ""),
         ("--preset per-step --set outer_rate=0.3", "outer_rate=0.3 does nothing with outer=adamw"),
         ("--set outer=sgd outer_momentum=0.9", "outer_momentum=0.9 does nothing with outer=sgd: it counts with nesterov or sign"),
         ("--set audit_rate=0.3", "audit_rate=0.3 does nothing with audit=full"),

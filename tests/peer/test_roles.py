@@ -33,7 +33,7 @@ from training.model_store import JobModelStore
 from training.replay import proposal_replay
 from training.replay.inner_state import InnerState, OnState
 from training.replicated import feedback_buffer
-from training.replicated.codec import PayloadMode, payload_bytes_max
+from training.replicated.codec import payload_bytes
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
 from training.replicated.tensor_layout import layout_of
 from training.round_context import OpenRoundContext
@@ -130,10 +130,8 @@ async def test_an_own_payload_is_lent_to_its_round_like_those_of_others(world: W
 
 
 async def test_a_payload_that_is_too_large_is_not_even_fetched(world: World) -> None:
-    large = replace(
-        await world.proposed(),
-        payload_bytes=payload_bytes_max(world.round.model.layout, PayloadMode.of_round(world.round.spec, 0)) + 1,
-    )
+    bits = world.round.spec.payload_bits(0)
+    large = replace(await world.proposed(), payload_bytes=payload_bytes(world.round.model.layout, bits) + 1)
     assert await world.verdict(large) is Verdict.MALFORMED
     assert world.fetched == []
 

@@ -15,13 +15,13 @@ from peer.runtime.rounds import round_executor
 from tests.peer.chain import LANGUAGE, Chain
 from tests.peer.test_workshop import Busy, shop_of
 from training.job_disk_space import ROUNDS_MIN, job_disk_space
-from training.job_spec import AuditMode, InnerStatePolicy, JobSpec, OuterOptimizerKind
-from training.replicated.codec import PayloadMode, payload_bytes_max
-from training.replicated.momentum_estimates import ESTIMATE_MODE
+from training.job_spec import OPENING_BITS, AuditMode, InnerStatePolicy, JobSpec, OuterOptimizerKind
+from training.replicated.codec import payload_bytes
+from training.replicated.momentum_estimates import ESTIMATE_BITS
 from training.replicated.tensor_layout import layout_of
 
 SIZE = layout_of(LANGUAGE).size
-PAYLOAD = payload_bytes_max(layout_of(LANGUAGE), PayloadMode.of_round(LANGUAGE, 0))
+PAYLOAD = payload_bytes(layout_of(LANGUAGE), LANGUAGE.bits)
 
 
 def spec_of(**fields: object) -> JobSpec:
@@ -35,15 +35,13 @@ def test_a_job_takes_its_models_what_its_trainers_go_on_from_and_the_payloads_of
     assert long.payload_bytes(10**9, 1_000 * long.round) == 1_000 * long.round, "of older rounds they go"
     assert long.payload_bytes(10**9, 1) == ROUNDS_MIN * long.round and long.payload_bytes(10, 1) == 10 * long.round
     opened = job_disk_space(spec_of(compression_warmup_rounds=2), 3, trains=False)
-    assert opened.payload_bytes(1) == 3 * payload_bytes_max(
-        layout_of(LANGUAGE), PayloadMode.of_round(replace(LANGUAGE, compression_warmup_rounds=1), 0)
-    )
+    assert opened.payload_bytes(1) == 3 * payload_bytes(layout_of(LANGUAGE), OPENING_BITS)
     assert opened.payload_bytes(10) == long.payload_bytes(10) + 2 * (opened.payload_bytes(1) - long.round)
     for opening in (2, 300, 10**6):
         for allowed in (400 * opened.payload_bytes(1), 401 * opened.payload_bytes(1) - 1):
             kept = job_disk_space(spec_of(compression_warmup_rounds=opening), 3, trains=False).payload_bytes(10**9, allowed)
             assert allowed - opened.payload_bytes(1) < kept <= allowed, "planted: rounds are counted by what later ones say"
-    buffer = payload_bytes_max(layout_of(LANGUAGE), ESTIMATE_MODE)
+    buffer = payload_bytes(layout_of(LANGUAGE), ESTIMATE_BITS)
     assert SIZE < buffer < 1.1 * SIZE
     assert job_disk_space(spec_of(), 3, trains=True).own == 2 * buffer
     assert job_disk_space(spec_of(feedback_decay=0.0), 3, trains=True).own == 0

@@ -177,17 +177,14 @@ async def test_token_shards_train_as_their_manifest_says(trainer: Daemon, tmp_pa
     assert (status, out) == (2, "") and "1.bin is missing" in error and error.count("\n") == 1
 
 
-SPARSE = ("local", "compression=sparse", "inner_state=keep", "beta1=0.9")
-
-
 @pytest.mark.real("processes")
 @pytest.mark.parametrize(
     "settings",
     [
         ("per-step",),
         ("per-step", "memory=estimates", "audit=full"),
-        (*SPARSE, "audit=full", "inner=muon"),
-        ("local", "compression=sparse", "audit=sampled"),
+        ("local", "inner_state=keep", "beta1=0.9", "audit=full", "inner=muon"),
+        ("local", "audit=sampled"),
     ],
     ids=str,
 )

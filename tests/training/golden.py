@@ -38,8 +38,6 @@ from training.job_spec import (
     ESTIMATES,
     PRESETS,
     AggregationRule,
-    Compression,
-    InnerStatePolicy,
     JobSpec,
     OuterOptimizerKind,
 )
@@ -48,7 +46,7 @@ from training.replicated import aggregate, codec, error_feedback, feedback_buffe
 from training.replicated.learning_rate_schedule import inner_rate
 from training.replicated.parameter_init import initial_parameters
 from training.replicated.replicated_model import ReplicatedModel
-from training.replicated.tensor_layout import CHUNK, Float32Array, layout_of
+from training.replicated.tensor_layout import Float32Array, layout_of
 from training.transformer import ModelSpec
 
 GOLDEN = Path(__file__).with_name("golden.json")
@@ -59,18 +57,12 @@ SPECS = {
     "default": JobSpec(name="default", data=bytes(32)),
     "one head": JobSpec(name="wide", data=bytes(32), seed=7, model=ModelSpec(width=32, layers=2, heads=1, kv_heads=1, hidden=40)),
 }
-OF_SPARSE = {"compression": Compression.SPARSE, "inner_state": InnerStatePolicy.KEEP, "beta1": 0.9}
 SETTINGS: dict[str, dict[str, Any]] = {
     "local": PRESETS["local"] | {"outer_rate": RATE},
-    "sparse": {"local_steps": 30, **OF_SPARSE},
     "per-step": PRESETS["per-step"],
     "estimates": ESTIMATES | {"outer_rate": RATE},
 }
-MODES = (
-    *(codec.PayloadMode(Compression.DENSE, bits, CHUNK) for bits in BITS),
-    *(codec.PayloadMode(Compression.SPARSE, bits, keep) for bits, keep in ((1, 64), (4, 512), (8, 4))),
-)
-AGGREGATED = (MODES[0], MODES[2], MODES[4])  # dense of one bit and of four, sparse
+AGGREGATED_BITS = (1, 4)
 
 Named = Iterator[tuple[str, bytes]]
 
@@ -113,21 +105,17 @@ def schedules() -> Named:
 
 
 def payloads() -> Named:
-    for mode in MODES:
-        expected = header(mode=mode)
+    for bits in BITS:
+        expected = header(bits=bits)
         for name, layout in (("ragged", RAGGED), ("small", layout_of(SMALL)), ("odd", layout_of(ODD))):
             for number, deviation in enumerate((1e-2, 3e4, 1e-20)):
                 m = buffer(layout, "payload", number, deviation=deviation)
                 m[: layout.chunk_lengths[0]] *= np.float32(0.37 * number)  # the first chunk is zero once
                 payload = codec.encode_payload(expected, m, layout)
                 update = codec.decode_payload(payload, expected, layout)
-                yield f"payload of {name} at {deviation}, {_told(mode)}", payload
+                yield f"payload of {name} at {deviation}, {bits} bit", payload
                 said = _little(update.to_dense()) + struct.pack("<d", update.norm_squared())
-                yield f"decoded {name} at {deviation}, {_told(mode)}", said
-
-
-def _told(mode: codec.PayloadMode) -> str:
-    return f"{mode.compression} {mode.bits} bit" + (f", {mode.keep} kept" if mode.compression is Compression.SPARSE else "")
+                yield f"decoded {name} at {deviation}, {bits} bit", said
 
 
 def feedback_steps() -> Named:
@@ -142,27 +130,27 @@ def feedback_steps() -> Named:
 
 def estimated() -> Named:
     """Estimates after a few payloads, each of which says a part of another vector."""
-    for mode in MODES:
+    for bits in BITS:
         estimate = None
         for number in range(ROUNDS):
             said = momentum_estimates.payload_target(buffer(RAGGED, "meant", number), estimate)
-            estimate = momentum_estimates.update_estimate(estimate, update(said, RAGGED, number, mode))
-            yield f"estimate {number}, {_told(mode)}", estimate.encode()
+            estimate = momentum_estimates.update_estimate(estimate, update(said, RAGGED, number, bits))
+            yield f"estimate {number}, {bits} bit", estimate.encode()
 
 
 def aggregates() -> Named:
-    for mode in AGGREGATED:
+    for bits in AGGREGATED_BITS:
         for count, liars in ((1, 1), (2, 1), (5, 1), (13, 4)):
-            updates = [_update(number, mode) for number in range(count)]
-            yield f"gram of {count}, {_told(mode)}", str(aggregate.gram_matrix(updates)).encode()
+            updates = [_update(number, bits) for number in range(count)]
+            yield f"gram of {count}, {bits} bit", str(aggregate.gram_matrix(updates)).encode()
             for rule in AggregationRule:
                 aggregated = aggregate.aggregate_updates(updates, RAGGED, rule, liars)
-                yield f"{rule} of {count}, {liars} lie, {_told(mode)}", _little(aggregated)
+                yield f"{rule} of {count}, {liars} lie, {bits} bit", _little(aggregated)
 
 
-def _update(number: int, mode: codec.PayloadMode) -> codec.QuantizedUpdate:
+def _update(number: int, bits: int) -> codec.QuantizedUpdate:
     """Of different lengths, so that some are clipped and the grid is not that of any one."""
-    return update(buffer(RAGGED, "aggregate", number, deviation=0.01 * (1 + number % 5) ** 2), RAGGED, number, mode)
+    return update(buffer(RAGGED, "aggregate", number, deviation=0.01 * (1 + number % 5) ** 2), RAGGED, number, bits)
 
 
 def outer_steps() -> Named:

@@ -14,7 +14,6 @@ from training.job_spec import (
     PRESETS,
     AggregationRule,
     AuditMode,
-    Compression,
     InnerOptimizerKind,
     JobSpec,
     OuterOptimizerKind,
@@ -40,17 +39,16 @@ OFF = JobSpec(name="off", data=bytes(32), audit=AuditMode.OFF, local_steps=1, by
     [
         ({}, 4, "one bit with error feedback falls at 4 liars of 13"),
         (PRESETS["local"], 4, "one bit with error feedback falls"),
-        ({"compression": Compression.SPARSE}, 7, "sparse payloads with error feedback fall"),
         (
             {**PRESETS["per-step"], "audit": AuditMode.OFF},
             13,
-            "memory residual, beta1 0.9, feedback_decay 0.0, rule centered-clipping was not measured to hold",
+            "memory residual, bits 4, beta1 0.9, feedback_decay 0.0, rule centered-clipping was not measured to hold",
         ),
         ({**ESTIMATES, "rule": AggregationRule.MEAN}, 4, "rule mean was not measured to hold"),
         ({**ESTIMATES, "outer": OuterOptimizerKind.NESTEROV}, 4, "outer nesterov was not measured to hold"),
         ({**ESTIMATES, "inner_rate": 0.1}, 4, "inner_rate 0.1 was not measured to hold"),
         ({**ESTIMATES, "compression_warmup_rounds": 3}, 4, "compression_warmup_rounds 3 was not measured to hold"),
-        ({**ESTIMATES, "bits": 2}, 4, "dense payloads of 2 bits and keep 64 were not measured to hold"),
+        ({**ESTIMATES, "bits": 2}, 4, "bits 2 was not measured to hold"),
         ({"data": None}, 4, "where each has its own text no rule was measured to hold"),
     ],
 )
@@ -119,7 +117,7 @@ def test_of_every_field_it_is_known_how_it_may_differ_from_that_of_a_preset() ->
         "objective_settings",
         "licence",
     }
-    free |= {"rounds", "warmup_rounds", "decay_rounds", "inner_rate_floor", "batch", "micro_batch", "keep", "accepted_min"}
+    free |= {"rounds", "warmup_rounds", "decay_rounds", "inner_rate_floor", "batch", "micro_batch", "accepted_min"}
     free |= {"proposal_seconds", "uplink_mbit_min", "multipart_objects", "preparation"}
     others = ["byzantine_max", "audit", "audit_rate", "auditors"]
     assert sorted([*free, *FIELDS_EQUAL, *FIELDS_AT_MOST, *FIELDS_AT_LEAST, *others]) == sorted(fields)
@@ -146,17 +144,13 @@ def test_where_nobody_is_said_to_lie_nothing_needs_to_hold() -> None:
     assert unsafe_reason(replace(OFF, byzantine_max=0, data=None), 1) is None
 
 
-def test_a_measured_row_stands_for_no_more_liars_and_no_fewer_trainers_and_elements(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = SafeWithoutAudits(Compression.DENSE, 1, 4096, 7, 2, 0.5), SafeWithoutAudits(Compression.SPARSE, 1, 256, 4, 1, 0.5)
-    monkeypatch.setattr(safe_settings, "SAFE_WITHOUT_AUDITS", rows)
+def test_a_measured_row_stands_for_no_more_liars_and_no_fewer_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safe_settings, "SAFE_WITHOUT_AUDITS", (SafeWithoutAudits(7, 2, 0.5),))
     one = replace(OFF, **ESTIMATES, objective="scratch")  # of text nothing held
     two = replace(one, byzantine_max=2)
     assert unsafe_reason(one, 7) is unsafe_reason(two, 7) is unsafe_reason(two, 8) is None
     for spec, trainers in ((two, 6), (replace(one, byzantine_max=3), 10)):
         assert "trainers that is more than was measured to hold (2 of 7)" in str(unsafe_reason(spec, trainers))
-    few = replace(one, compression=Compression.SPARSE, keep=256)
-    assert unsafe_reason(few, 4) is unsafe_reason(replace(few, keep=512), 4) is None
-    assert "keep 255 were not measured to hold" in str(unsafe_reason(replace(few, keep=255), 4))
 
 
 def test_no_row_lost_more_than_counts_as_defended() -> None:

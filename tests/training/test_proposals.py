@@ -15,7 +15,7 @@ from protocol.errors import LocalProtocolError
 from protocol.messages import Proposal
 from protocol.verdicts import Verdict
 from training import worker_protocol
-from training.job_spec import NORM_START_MAX, TOLERANCE_MIN, Compression, FeedbackMemory, JobSpec
+from training.job_spec import NORM_START_MAX, TOLERANCE_MIN, FeedbackMemory, JobSpec
 from training.objectives.builtin_objectives import ScratchObjective
 from training.replay import proposal_replay
 from training.replay.inner_state import RELATIVE_ERROR_MAX
@@ -125,7 +125,6 @@ def test_a_model_of_another_round_and_feedback_out_of_nothing_are_our_own_mistak
         {"bits": 1},
         {"bits": 4},
         {"bits": 8, "feedback_decay": 0.0},
-        {"compression": Compression.SPARSE},
     ],
     ids=str,
 )
@@ -163,11 +162,11 @@ def test_an_update_without_an_encoding_is_not_proposed_where_its_norm_might_be_a
 SIZE = feedback_buffer.buffer_bytes(SPEC)
 HEAD = codec.payload_header.HEADER_BYTES
 # its one scale is the largest one
-LARGEST = codec.payload_header.pack_header(momentum_estimates.ESTIMATE_MODE, bytes(32), codec.EXPONENT_MAX) + b"\xff"
+LARGEST = codec.payload_header.pack_header(momentum_estimates.ESTIMATE_BITS, bytes(32), codec.EXPONENT_MAX) + b"\xff"
 HEADS = st.sampled_from(
     [
         LARGEST,
-        codec.payload_header.pack_header(momentum_estimates.ESTIMATE_MODE, bytes(32), codec.EXPONENT_MIN) + b"\0",
+        codec.payload_header.pack_header(momentum_estimates.ESTIMATE_BITS, bytes(32), codec.EXPONENT_MIN) + b"\0",
         bytes(HEAD + 1),
     ]
 )

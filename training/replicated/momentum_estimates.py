@@ -5,7 +5,7 @@ to g, and the rule aggregates the estimates:
 
     said = v − g        payload = codec(said)        g' = code8(g + decoded payload)
 
-An estimate is stored as an update in the codec's dense form of eight bits: the rule takes it as it takes any update. One float32
+An estimate is stored as an update with levels of eight bits: the rule takes it as it takes any update. One float32
 addition and the codec's exact encoder make g', so all voters have the same bytes. Rounding errors do not add up: the trainer
 holds g', too, and its next payload contains the error.
 """
@@ -18,21 +18,13 @@ from typing import Final
 import numpy as np
 
 from protocol.errors import LocalProtocolError
-from training.job_spec import Compression
-from training.replicated.codec import (
-    PayloadMode,
-    QuantizedUpdate,
-    dense_body,
-    payload_bytes_max,
-    payload_header,
-    quantization_levels,
-    quantization_scales,
-)
-from training.replicated.codec.payload_header import HEADER_BYTES
+from training.replicated.codec import QuantizedUpdate, payload_bytes, quantization_levels, quantization_scales
+from training.replicated.codec.payload import quantize_into
+from training.replicated.codec.payload_header import HEADER_BYTES, pack_header
 from training.replicated.error_feedback import FeedbackRecord, apply_halvings, buffer_digest, residual_of
-from training.replicated.tensor_layout import CHUNK, Float32Array, TensorBlock, TensorLayout
+from training.replicated.tensor_layout import Float32Array, TensorBlock, TensorLayout
 
-ESTIMATE_MODE: Final = PayloadMode(Compression.DENSE, 8, CHUNK)
+ESTIMATE_BITS: Final = 8  # of a level
 WHOLE_MAX: Final = 1 << 22  # elements of a sum that is held, in 16 MiB; blocks of a longer one are made three times
 
 Allocate = Callable[[int], quantization_levels.Bytes]  # an array of so many bytes, with anything in it
@@ -44,7 +36,7 @@ def allocate_in_memory(size: int) -> quantization_levels.Bytes:
 
 def estimate_bytes(layout: TensorLayout) -> int:
     """Bytes of every estimate."""
-    return payload_bytes_max(layout, ESTIMATE_MODE)
+    return payload_bytes(layout, ESTIMATE_BITS)
 
 
 def momentum_after(record: FeedbackRecord, buffer: QuantizedUpdate, in_parts: bool = False) -> Float32Array:
@@ -84,6 +76,6 @@ def update_estimate(
     encoded = room(estimate_bytes(layout))
     codes, packed = encoded[HEADER_BYTES : HEADER_BYTES + chunks], encoded[HEADER_BYTES + chunks :]
     values = total if layout.size > WHOLE_MAX else lambda block: whole[block.elements]
-    exponent, codes[:] = dense_body.encode_dense_into(packed, values, layout, ESTIMATE_MODE)
-    encoded[:HEADER_BYTES] = np.frombuffer(payload_header.pack_header(ESTIMATE_MODE, payload.origin, exponent), np.uint8)
-    return QuantizedUpdate(ESTIMATE_MODE, payload.origin, layout, exponent, codes, packed, encoded)
+    exponent, codes[:] = quantize_into(packed, values, layout, ESTIMATE_BITS)
+    encoded[:HEADER_BYTES] = np.frombuffer(pack_header(ESTIMATE_BITS, payload.origin, exponent), np.uint8)
+    return QuantizedUpdate(ESTIMATE_BITS, payload.origin, layout, exponent, codes, packed, encoded)

@@ -74,7 +74,7 @@ class _CheckedPayload:
 
     @property
     def bytes(self) -> int:
-        return len(self.payload) + (len(self.update.packed) if self.update.mode == momentum_estimates.ESTIMATE_MODE else 0)
+        return len(self.payload) + (len(self.update.packed) if self.update.bits == momentum_estimates.ESTIMATE_BITS else 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

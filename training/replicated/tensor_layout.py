@@ -2,7 +2,7 @@
 
 A *chunk* (at most 4096 elements of one tensor) shares one scale in the codec. A *block* (at most 16 chunks of one tensor) is what
 streaming code works on at a time, and one leaf of the model root. A *stretch* (at most 64 blocks) is one thread's at a time.
-Sparse updates are worked on in *runs* of blocks. Names and shapes are those of the torch model.
+Small blocks are worked on together, in *runs* of blocks. Names and shapes are those of the torch model.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -25,7 +24,6 @@ from training.transformer import LAYERS_MAX, PARAMETERS_MAX
 CHUNK: Final = 4096  # elements that share a scale (DeMo and SparseLoCo use the same)
 BLOCK: Final = 16 * CHUNK  # elements streamed at once: a dozen arrays of 256 KiB stay in the cache
 THREAD_BLOCKS: Final = 64  # blocks: a dozen milliseconds of work, and memory for a few hundred of them in the largest models
-RUN: Final = THREAD_BLOCKS * BLOCK  # elements that sparse updates are worked on together in: a byte for each
 TENSORS_MAX: Final = 9 * (LAYERS_MAX + 1)  # every one of them may end in a shorter chunk, and so in a shorter block
 CHUNKS_MAX: Final = PARAMETERS_MAX // CHUNK + TENSORS_MAX
 BLOCKS_MAX: Final = PARAMETERS_MAX // BLOCK + TENSORS_MAX
@@ -103,30 +101,12 @@ class TensorLayout:
         return tuple(self.blocks[start : start + THREAD_BLOCKS] for start in range(0, len(self.blocks), THREAD_BLOCKS))
 
     @functools.cached_property
-    def block_edges(self) -> npt.NDArray[np.int64]:
-        """(blocks + 1,): chunks before each block."""
-        return np.array([0, *(block.chunks.stop for block in self.blocks)])
-
-    @functools.cached_property
     def slots_by_name(self) -> Mapping[str, TensorInfo]:
         return {tensor.name: tensor for tensor in self.tensors}
 
     @functools.cached_property
     def chunk_lengths(self) -> npt.NDArray[np.int64]:
         return np.array([length for tensor in self.tensors for length in _cut(tensor.size, CHUNK)], dtype=np.int64)
-
-    @functools.cached_property
-    def chunk_starts(self) -> npt.NDArray[np.int64]:
-        """(chunks + 1,): elements before each chunk."""
-        return np.concatenate([[0], np.cumsum(self.chunk_lengths)])
-
-
-def group_blocks(blocks: Sequence[ElementRun], before: npt.NDArray[np.int64], entries: int) -> Iterator[Sequence[ElementRun]]:
-    """Consecutive blocks with about so many entries together, or one with more; `before`: (blocks,), entries before each."""
-    starts = np.array([block.elements.start for block in blocks])
-    begins = np.flatnonzero(np.diff(before // entries, prepend=-1) | np.diff(starts // RUN, prepend=-1))
-    for start, stop in pairwise([*begins.tolist(), len(blocks)]):
-        yield blocks[start:stop]
 
 
 @functools.lru_cache(maxsize=8)

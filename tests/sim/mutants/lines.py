@@ -32,7 +32,6 @@ from training.job_spec import JobSpec
 from training.replay import proposal_replay
 from training.replicated import error_feedback
 from training.replicated.codec import payload, quantization_cells
-from training.replicated.codec.payload_header import PayloadMode
 from training.replicated.replicated_model import ReplicatedModel
 from transport.blobs.upload_queue import UploadQueue
 from transport.connections.connection_manager import ConnectionManager
@@ -497,24 +496,24 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "opening-forgotten",
         "a voter forgets that the first rounds say more bits",
-        PayloadMode.of_round.__func__,  # type: ignore[attr-defined]
-        "taken < spec.compression_warmup_rounds",
+        JobSpec.payload_bits,
+        "taken < self.compression_warmup_rounds",
         "False",
         f"{OPENING}so_many_first_rounds_say_four_bits_of_every_element_and_all_later_ones_what_the_job_says",
     ),
     ChangedLine(
         "opening-without-end",
         "one round more than the job says is said with more bits",
-        PayloadMode.of_round.__func__,  # type: ignore[attr-defined]
-        "taken < spec.compression_warmup_rounds",
-        "taken <= spec.compression_warmup_rounds",
+        JobSpec.payload_bits,
+        "taken < self.compression_warmup_rounds",
+        "taken <= self.compression_warmup_rounds",
         f"{OPENING}a_trainer_that_goes_on_with_four_bits_after_the_opening_or_says_its_own_in_it_is_refused",
     ),
     ChangedLine(
-        "any-mode-is-right",
+        "any-bits-are-right",
         "a payload may say as many bits as its trainer likes",
         payload.decode_payload,
-        "unpack_header(payload)[:2] != (expected.mode, expected.origin)",
+        "unpack_header(payload)[:2] != (expected.bits, expected.origin)",
         "unpack_header(payload)[1] != expected.origin",
         f"{OPENING}a_trainer_that_goes_on_with_four_bits_after_the_opening_or_says_its_own_in_it_is_refused",
     ),
@@ -564,15 +563,15 @@ LINES: tuple[ChangedLine, ...] = (
         "levels-without-signs",
         "a buffer may turn its elements round",
         quantization_cells._outside_levels,
-        "said * np.sign(levels)",
-        "np.abs(said)",
+        "values * np.sign(levels)",
+        "np.abs(values)",
         f"{BUFFERS}a_negative_level_is_of_negative_values_and_an_empty_chunk_of_tiny_ones",
     ),
     ChangedLine(
         "scales-of-any-size",
         "a buffer may say whatever is larger than its scale can",
         quantization_cells._squares,
-        "np.repeat(high, kept) if bits == 8 else np.inf",
+        "np.repeat(high, lengths) if bits == 8 else np.inf",
         "np.inf",
         f"{BUFFERS}levels_that_have_nothing_but_the_signs_are_far_away",
     ),
@@ -580,17 +579,9 @@ LINES: tuple[ChangedLine, ...] = (
         "payload-scales-unread",
         "a payload of few bits may say any norm",
         quantization_cells._squares,
-        "_outside_scales(magnitudes, kept, low, high, bits) if bits < 8 else 0.0",
+        "_outside_scales(np.abs(values), lengths, low, high, bits) if bits < 8 else 0.0",
         "0.0",
         f"{CELLS}scales_of_another_vector_are_far_away",
-    ),
-    ChangedLine(
-        "payload-entries-unread",
-        "a sparse payload may leave out what is large",
-        quantization_cells._squares,
-        "0.0 if positions is None else _outside_support(np.abs(v), positions, codes > 0)",
-        "0.0",
-        f"{CELLS}entries_that_are_not_the_largest_are_far_away",
     ),
     ChangedLine(
         "payload-unread",
@@ -636,9 +627,9 @@ LINES: tuple[ChangedLine, ...] = (
         "buffer-of-the-payloads-bytes",
         "a buffer and a payload are one file, which is deleted with the buffer",
         JobSpec._combination_problem,
-        "if self.says_whole_bytes and self.commits_to_buffer:",
+        "if self.bits == 8 and self.commits_to_buffer:",
         "if False:",
-        "tests/training/test_spec.py::test_dense_payloads_of_eight_bits_carry_nothing_over",
+        "tests/training/test_spec.py::test_payloads_of_eight_bits_carry_nothing_over",
     ),
     ChangedLine(
         "another-residual",

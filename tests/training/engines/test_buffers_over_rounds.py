@@ -17,7 +17,7 @@ from training.corpus import open_tokens
 from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.engine import TorchEngine
-from training.job_spec import ESTIMATES, AuditMode, Compression, FeedbackMemory, JobSpec, complete_fields
+from training.job_spec import ESTIMATES, AuditMode, FeedbackMemory, JobSpec, complete_fields
 from training.replay import proposal_replay
 from training.replay.inner_state import RELATIVE_ERROR_MAX
 from training.replicated import codec, error_feedback, feedback_buffer
@@ -32,7 +32,7 @@ OF: dict[str, dict[str, Any]] = {
     "residual, single steps": {"local_steps": 1, "inner_rate": 1e-3},
     "residual, opening": {"local_steps": 5, "compression_warmup_rounds": 2},
     "residual, four bits": {**SEVERAL, "bits": 4},
-    "residual, sparse": {**SEVERAL, "compression": Compression.SPARSE, "bits": 2, "keep": 146},
+    "residual, two bits": {**SEVERAL, "bits": 2},
     "estimates": ESTIMATES | {"rounds": 60, "warmup_rounds": 3},
     "estimates, audits": ESTIMATES | {"rounds": 60, "warmup_rounds": 3, "audit": AuditMode.FULL},
     "estimates, several steps": {**SEVERAL, "memory": FeedbackMemory.ESTIMATES, "initial_norm": 1.0},

@@ -19,7 +19,7 @@ from training.corpus import open_tokens
 from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.engine import TorchEngine
-from training.job_spec import AuditMode, Compression, FeedbackMemory, JobSpec, complete_fields
+from training.job_spec import AuditMode, FeedbackMemory, JobSpec, complete_fields
 from training.objectives.objective import InnerStep
 from training.replay import proposal_replay
 from training.replay.inner_state import InnerState
@@ -31,7 +31,7 @@ SAID: dict[str, dict[str, Any]] = {
     "one bit": {"local_steps": 5},
     "one step": {"local_steps": 1, "inner_rate": 1e-3},
     "four bits": {"local_steps": 5, "bits": 4},
-    "sparse": {"local_steps": 5, "compression": Compression.SPARSE, "bits": 2, "keep": 146},
+    "two bits": {"local_steps": 5, "bits": 2},
     "estimates": {"local_steps": 5, "memory": FeedbackMemory.ESTIMATES},
     "sampled": {"local_steps": 5, "audit": AuditMode.SAMPLED},
 }

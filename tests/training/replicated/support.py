@@ -8,10 +8,10 @@ import numpy as np
 
 from protocol.messages import Proposal
 from training import random_stream
-from training.job_spec import Compression, JobSpec
+from training.job_spec import JobSpec
 from training.replicated import codec, error_feedback, feedback_buffer, momentum_estimates
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
-from training.replicated.tensor_layout import CHUNK, Float32Array, TensorLayout, layout_from_shapes
+from training.replicated.tensor_layout import Float32Array, TensorLayout, layout_from_shapes
 from training.transformer import ModelSpec
 
 JOB = bytes(range(32))
@@ -29,11 +29,8 @@ def trainer(number: int) -> bytes:
     return hashlib.sha256(b"trainer %d" % number).digest()
 
 
-DENSE = codec.PayloadMode(Compression.DENSE, 1, CHUNK)
-
-
-def header(number: int = 0, mode: codec.PayloadMode = DENSE) -> codec.PayloadHeader:
-    return codec.PayloadHeader(JOB, 3, trainer(number), b"b" * 32, 15, 8, mode)
+def header(number: int = 0, bits: int = 1) -> codec.PayloadHeader:
+    return codec.PayloadHeader(JOB, 3, trainer(number), b"b" * 32, 15, 8, bits)
 
 
 def buffer(layout: TensorLayout, *seed: object, deviation: float = 0.01) -> Float32Array:
@@ -43,14 +40,14 @@ def buffer(layout: TensorLayout, *seed: object, deviation: float = 0.01) -> Floa
     )
 
 
-def update(m: Float32Array, layout: TensorLayout, number: int = 0, mode: codec.PayloadMode = DENSE) -> codec.QuantizedUpdate:
-    expected = header(number, mode)
+def update(m: Float32Array, layout: TensorLayout, number: int = 0, bits: int = 1) -> codec.QuantizedUpdate:
+    expected = header(number, bits)
     return codec.decode_payload(codec.encode_payload(expected, m, layout), expected, layout)
 
 
 def committed(m: Float32Array, layout: TensorLayout = RAGGED) -> codec.QuantizedUpdate:
     """The buffer of `m`."""
-    return codec.quantize_vector(header(mode=momentum_estimates.ESTIMATE_MODE), m, layout)
+    return codec.quantize_vector(header(bits=momentum_estimates.ESTIMATE_BITS), m, layout)
 
 
 def proposed(model: ReplicatedModel, key: bytes, m: Float32Array) -> AcceptedProposal:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from protocol.errors import LocalProtocolError
 from protocol.limits import TRAINERS_MAX
-from tests.training.replicated.support import DENSE, RAGGED, buffer, update
+from tests.training.replicated.support import RAGGED, buffer, update
 from training import random_stream
-from training.job_spec import AggregationRule, Compression
+from training.job_spec import BITS, AggregationRule
 from training.replicated import aggregate, codec
 from training.replicated.aggregate import robust_rules, selection_network
 from training.replicated.tensor_layout import BLOCK, CHUNK, Float32Array, layout_from_shapes
@@ -23,23 +23,13 @@ TOY = layout_from_shapes([("a", (3,)), ("b", (9,)), ("c", (8,))])
 Matrix = npt.NDArray[np.float64]
 
 
-# Modes that have every kind of level, of scale and of support.
-MODES = [
-    codec.PayloadMode(Compression.DENSE, 1, CHUNK),
-    codec.PayloadMode(Compression.DENSE, 2, CHUNK),
-    codec.PayloadMode(Compression.DENSE, 4, CHUNK),
-    codec.PayloadMode(Compression.DENSE, 8, CHUNK),
-    codec.PayloadMode(Compression.SPARSE, 1, 64),
-    codec.PayloadMode(Compression.SPARSE, 4, 512),
-    codec.PayloadMode(Compression.SPARSE, 8, 4),
-]
-every_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: f"{mode.compression.value}-{mode.bits}-{mode.keep}")
+every_width = pytest.mark.parametrize("bits", BITS)
 
 
-def updates(count: int, *seed: object, common: float = 0.0, mode: codec.PayloadMode = DENSE) -> list[codec.QuantizedUpdate]:
+def updates(count: int, *seed: object, common: float = 0.0, bits: int = 1) -> list[codec.QuantizedUpdate]:
     """`common` is the part that all have in common, as honest trainers on the same text do."""
     shared = buffer(RAGGED, "common", *seed) * np.float32(common)
-    return [update(buffer(RAGGED, i, *seed) + shared, RAGGED, i, mode) for i in range(count)]
+    return [update(buffer(RAGGED, i, *seed) + shared, RAGGED, i, bits) for i in range(count)]
 
 
 def ordered(items: list[codec.QuantizedUpdate]) -> Matrix:
@@ -118,11 +108,11 @@ def test_it_agrees_with_the_rule_in_floating_point(rule: AggregationRule, count:
     require_close(rule, items, liars)
 
 
-@every_mode
+@every_width
 @pytest.mark.parametrize("rule", AggregationRule)
-def test_it_does_so_whatever_payloads_say(rule: AggregationRule, mode: codec.PayloadMode) -> None:
-    items = updates(6, "modes", common=1.0, mode=mode)
-    items[0] = update(buffer(RAGGED, "loud", deviation=0.1), RAGGED, 0, mode)
+def test_it_does_so_whatever_payloads_say(rule: AggregationRule, bits: int) -> None:
+    items = updates(6, "widths", common=1.0, bits=bits)
+    items[0] = update(buffer(RAGGED, "loud", deviation=0.1), RAGGED, 0, bits)
     require_close(rule, items, 2)
 
 
@@ -144,10 +134,10 @@ def test_silence_of_all_is_silence(rule: AggregationRule) -> None:
     assert not aggregate.aggregate_updates(items, RAGGED, rule, 1).any()
 
 
-@every_mode
+@every_width
 @pytest.mark.parametrize("rule", AggregationRule)
-def test_no_rule_and_no_mode_depends_on_the_order(rule: AggregationRule, mode: codec.PayloadMode) -> None:
-    items = updates(5, "orders", mode=mode)
+def test_no_rule_depends_on_the_order_whatever_payloads_say(rule: AggregationRule, bits: int) -> None:
+    items = updates(5, "orders", bits=bits)
     results = {
         aggregate.aggregate_updates(order, RAGGED, rule, 2).tobytes() for order in (items, items[::-1], items[2:] + items[:2])
     }
@@ -155,13 +145,12 @@ def test_no_rule_and_no_mode_depends_on_the_order(rule: AggregationRule, mode: c
 
 
 def test_who_alone_says_something_of_a_coordinate_does_not_own_it() -> None:
-    """A mean over those that have selected it would let one liar write whatever it likes there."""
-    sparse = codec.PayloadMode(Compression.SPARSE, 1, 4)
+    """A mean over those that do not say zero would let one liar write whatever it likes there."""
     layout = layout_from_shapes([("tensor", (CHUNK,))])
     rows = np.zeros((4, CHUNK), dtype=np.float32)
     for number, row in enumerate(rows):
         row[8 * number : 8 * number + 4] = 1.0
-    items = [update(row, layout, number, sparse) for number, row in enumerate(rows)]
+    items = [update(row, layout, number, 8) for number, row in enumerate(rows)]
     assert aggregate.aggregate_updates(items, layout, AggregationRule.MEAN, 1)[:32].max() == pytest.approx(0.25, rel=0.05)
     for rule in (AggregationRule.MEDIAN, AggregationRule.TRIMMED_MEAN):
         assert not aggregate.aggregate_updates(items, layout, rule, 1).any()
@@ -187,7 +176,7 @@ def test_they_are_so_for_many_rows(count: int, f: int) -> None:
 @pytest.mark.parametrize("liars", [1, 66, 99])
 def test_the_most_trainers_that_a_round_may_have_overflow_nothing(rule: AggregationRule, liars: int) -> None:
     layout = layout_from_shapes([("tensor", (3,))])
-    items = [update(np.full(3, 3.0, dtype=np.float32), layout, number, MODES[3]) for number in range(TRAINERS_MAX)]
+    items = [update(np.full(3, 3.0, dtype=np.float32), layout, number, 8) for number in range(TRAINERS_MAX)]
     # 15 bits of a scale
     assert aggregate.aggregate_updates(items, layout, rule, liars) == pytest.approx(items[0].to_dense(), rel=2e-5)
 
@@ -231,9 +220,9 @@ def test_equal_distances_do_not_make_the_result_depend_on_the_order() -> None:
     assert len(results) == 1
 
 
-@every_mode
-def test_dot_products_are_exact(mode: codec.PayloadMode) -> None:
-    items = [*updates(3, "gram", mode=mode), update(buffer(RAGGED, "tiny", deviation=1e-9), RAGGED, 3, mode)]
+@every_width
+def test_dot_products_are_exact(bits: int) -> None:
+    items = [*updates(3, "gram", bits=bits), update(buffer(RAGGED, "tiny", deviation=1e-9), RAGGED, 3, bits)]
     units = [[int(x) for x in np.ldexp(item.to_dense().astype(np.float64), -item.exponent)] for item in items]
     products = aggregate.gram_matrix(items)
     for (i, left), (j, right) in itertools.product(enumerate(units), enumerate(units)):
@@ -242,8 +231,8 @@ def test_dot_products_are_exact(mode: codec.PayloadMode) -> None:
 
 def test_dot_products_of_the_largest_levels_and_scales_are_exact() -> None:
     layout = layout_from_shapes([("tensor", (16 * CHUNK + 5,))])
-    item = update(np.full(layout.size, 1.99, dtype=np.float32), layout, 0, MODES[3])
-    assert abs(int(item.entries(layout.blocks[0]).levels[0])) == codec.LEVEL_MAX
+    item = update(np.full(layout.size, 1.99, dtype=np.float32), layout, 0, 8)
+    assert abs(int(item.levels_of(layout.blocks[0])[0])) == codec.LEVEL_MAX
     element = codec.LEVEL_MAX * int(item.scales[0])
     assert aggregate.gram_matrix([item, item]) == [[layout.size * element**2] * 2] * 2
 
@@ -359,12 +348,11 @@ def test_a_loud_liar_cannot_turn_the_step_around() -> None:
     assert float(aggregate.aggregate_updates([*honest, loud], RAGGED, ARC, 0) @ truth) < 0
 
 
-@pytest.mark.parametrize("mode", [DENSE, codec.PayloadMode(Compression.SPARSE, 1, 512)], ids=["dense", "sparse"])
-def test_an_update_more_takes_a_few_bytes_for_each_element_of_a_block(mode: codec.PayloadMode) -> None:
+def test_an_update_more_takes_a_few_bytes_for_each_element_of_a_block() -> None:
     layout = layout_from_shapes([("long", (2 * BLOCK,))])
 
     def peak(count: int) -> int:
-        updates = [update(buffer(layout, "memory", number), layout, number, mode) for number in range(count)]
+        updates = [update(buffer(layout, "memory", number), layout, number) for number in range(count)]
         tracemalloc.start()
         try:
             aggregate.aggregate_updates(updates, layout, AggregationRule.ARC_NNM_TRIM, count // 3)

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import RemoteProtocolError
-from training.job_spec import AuditMode, Compression, FeedbackMemory, JobSpec
+from training.job_spec import AuditMode, FeedbackMemory, JobSpec
 from training.replicated import codec, feedback_buffer
 from training.replicated.codec import quantization_cells
-from training.replicated.momentum_estimates import ESTIMATE_MODE
+from training.replicated.momentum_estimates import ESTIMATE_BITS
 from training.replicated.tensor_layout import Float32Array, TensorLayout, layout_from_shapes
 from training.transformer import ModelSpec
 
 RAGGED = layout_from_shapes([("a", (2, 4096)), ("b", (13,)), ("c", (4095,))])
-HEADER = codec.PayloadHeader(bytes(32), 3, b"t" * 32, bytes(32), 10, 8, ESTIMATE_MODE)
+HEADER = codec.PayloadHeader(bytes(32), 3, b"t" * 32, bytes(32), 10, 8, ESTIMATE_BITS)
 SEEDS = st.integers(0, 2**32 - 1)
 SCALES = st.sampled_from([1e-30, 1e-9, 3e-4, 1.0, 7e4])
 SHAPES = st.sampled_from(["normal", "heavy", "few", "one sign"])
@@ -120,9 +120,7 @@ def test_a_negative_level_is_of_negative_values_and_an_empty_chunk_of_tiny_ones(
 @pytest.mark.parametrize(
     "change", [{}, {"memory": FeedbackMemory.ESTIMATES, "feedback_decay": 0.8}, {"audit": AuditMode.OFF}], ids=str
 )
-def test_a_buffer_is_read_as_it_was_written_and_nothing_else_is_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
-) -> None:
+def test_a_buffer_is_read_as_it_was_written_and_nothing_else_is_one(tmp_path: Path, change: dict[str, Any]) -> None:
     spec = replace(JobSpec(name="job", data=bytes(32)), **change).validated()
     model = feedback_buffer.layout_of(spec)
     m = np.random.default_rng(3).standard_normal(model.size, dtype=np.float32)
@@ -134,15 +132,11 @@ def test_a_buffer_is_read_as_it_was_written_and_nothing_else_is_one(
     assert told is not None and told.encode() == made.encode(), "what levels say is said by the same ones"
     assert np.array_equal(again.to_dense(), made.to_dense()) and again.encode() == made.encode()
     assert float(np.linalg.norm(made.to_dense() - m)) < 0.02 * float(np.linalg.norm(m))
-    sparse = codec.encode_payload(replace(HEADER, mode=codec.PayloadMode(Compression.SPARSE, 8, 4096)), m, model)
-    for wrong in (made.encode()[:-1], sparse, m.tobytes(), bytes(feedback_buffer.buffer_bytes(spec))):
+    of_four_bits = codec.encode_payload(replace(HEADER, bits=4), m, model)
+    for wrong in (made.encode()[:-1], of_four_bits, m.tobytes(), bytes(feedback_buffer.buffer_bytes(spec))):
         (tmp_path / "m").write_bytes(wrong)
         with pytest.raises(RemoteProtocolError):
             feedback_buffer.read_buffer(tmp_path / "m", spec)
-    monkeypatch.setattr(feedback_buffer, "buffer_bytes", lambda spec: len(sparse))
-    (tmp_path / "m").write_bytes(sparse)
-    with pytest.raises(RemoteProtocolError, match="a sparse payload of 8 bits"):
-        feedback_buffer.read_buffer(tmp_path / "m", spec)
 
 
 def test_a_job_that_carries_nothing_over_has_no_buffer() -> None:
@@ -153,10 +147,10 @@ def test_a_job_that_carries_nothing_over_has_no_buffer() -> None:
     ) == (0, None)
 
 
-@pytest.mark.parametrize(("compression", "bits", "keep"), [(Compression.DENSE, 1, 64), (Compression.SPARSE, 8, 4096)])
-def test_buffers_and_payloads_have_fewer_bytes_than_parameters(compression: Compression, bits: int, keep: int) -> None:
-    """Sparse payloads of whole chunks are the largest, and tensors of few elements have the most scales."""
+@pytest.mark.parametrize(("bits", "decay"), [(1, 0.95), (8, 0.0)])
+def test_buffers_and_payloads_have_fewer_bytes_than_parameters(bits: int, decay: float) -> None:
+    """Tensors of few elements have the most scales."""
     for model in (ModelSpec(), ModelSpec(width=8, heads=2, kv_heads=1, hidden=1, layers=64)):
-        spec = JobSpec(name="job", data=bytes(32), model=model, compression=compression, bits=bits, keep=keep).validated()
-        payload = codec.payload_bytes_max(feedback_buffer.layout_of(spec), codec.PayloadMode.of_round(spec, spec.rounds))
+        spec = JobSpec(name="job", data=bytes(32), model=model, bits=bits, feedback_decay=decay).validated()
+        payload = codec.payload_bytes(feedback_buffer.layout_of(spec), bits)
         assert model.parameters < max(feedback_buffer.buffer_bytes(spec), payload) <= spec.object_bytes_max

@@ -5,33 +5,26 @@ import pytest
 
 from protocol.errors import LocalProtocolError
 from tests.training.replicated.support import RAGGED, buffer, header, update
-from training.job_spec import AggregationRule, Compression
+from training.job_spec import AggregationRule
 from training.replicated import aggregate, codec, momentum_estimates
-from training.replicated.tensor_layout import CHUNK
-
-MODES = (
-    codec.PayloadMode(Compression.DENSE, 1, CHUNK),
-    codec.PayloadMode(Compression.SPARSE, 1, 256),
-    momentum_estimates.ESTIMATE_MODE,
-)
 
 
 def test_an_estimate_is_the_canonical_payload_of_the_sum() -> None:
-    held, more = (update(buffer(RAGGED, number), RAGGED, 0, MODES[0]) for number in range(2))
+    held, more = (update(buffer(RAGGED, number), RAGGED) for number in range(2))
     begun = momentum_estimates.update_estimate(None, held)
     after = momentum_estimates.update_estimate(begun, more)
     total = begun.to_dense() + more.to_dense()
-    assert after.encode() == codec.encode_payload(header(0, momentum_estimates.ESTIMATE_MODE), total, RAGGED)
+    assert after.encode() == codec.encode_payload(header(0, momentum_estimates.ESTIMATE_BITS), total, RAGGED)
     assert codec.read_payload(after.encode(), RAGGED).encode() == after.encode()
 
 
-@pytest.mark.parametrize(("mode", "least"), [*zip(MODES, (0.15, 0.01, 0.01), strict=True)], ids=str)
-def test_an_estimate_comes_near_what_is_meant_though_each_payload_says_little(mode: codec.PayloadMode, least: float) -> None:
+@pytest.mark.parametrize(("bits", "least"), [(1, 0.15), (momentum_estimates.ESTIMATE_BITS, 0.01)])
+def test_an_estimate_comes_near_what_is_meant_though_each_payload_says_little(bits: int, least: float) -> None:
     """At one bit it stands still once the mean of what is missing is less than half of an estimate's level."""
     meant, estimate = buffer(RAGGED, "meant"), None
     for _ in range(60):
         estimate = momentum_estimates.update_estimate(
-            estimate, update(momentum_estimates.payload_target(meant, estimate), RAGGED, 0, mode)
+            estimate, update(momentum_estimates.payload_target(meant, estimate), RAGGED, 0, bits)
         )
     assert np.linalg.norm(meant - estimate.to_dense()) < least * np.linalg.norm(meant)
 
@@ -39,7 +32,7 @@ def test_an_estimate_comes_near_what_is_meant_though_each_payload_says_little(mo
 def test_the_next_payload_says_what_eight_bits_could_not_hold() -> None:
     """Otherwise rounding would add up: the trainer sees the estimate as the voters hold it."""
     meant = buffer(RAGGED, "meant")
-    estimate = momentum_estimates.update_estimate(None, update(meant, RAGGED, 0, momentum_estimates.ESTIMATE_MODE))
+    estimate = momentum_estimates.update_estimate(None, update(meant, RAGGED, 0, momentum_estimates.ESTIMATE_BITS))
     assert np.array_equal(momentum_estimates.payload_target(meant, estimate), meant - estimate.to_dense())
 
 
@@ -52,6 +45,6 @@ def test_estimates_are_aggregated_as_updates_are() -> None:
 
 
 def test_a_sum_that_is_too_large_is_no_estimate() -> None:
-    large = update(np.full(RAGGED.size, 2.0**38.5, dtype=np.float32), RAGGED, 0, momentum_estimates.ESTIMATE_MODE)
+    large = update(np.full(RAGGED.size, 2.0**38.5, dtype=np.float32), RAGGED, 0, momentum_estimates.ESTIMATE_BITS)
     with pytest.raises(LocalProtocolError):
         momentum_estimates.update_estimate(momentum_estimates.update_estimate(None, large), large)

@@ -10,16 +10,13 @@ import pytest
 from protocol.errors import UserError
 from protocol.verdicts import Verdict
 from tests.training.replicated.support import JOB, SMALL, buffer, proposed, round_of, trainer
-from training.job_spec import OPENING_BITS, AuditMode, Compression, FeedbackMemory, JobSpec
+from training.job_spec import OPENING_BITS, AuditMode, FeedbackMemory, JobSpec
 from training.replicated import codec, feedback_buffer
-from training.replicated.codec import PayloadMode
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
 
 OPENING = 2
 SPEC = replace(SMALL, compression_warmup_rounds=OPENING)
-SPARSE = replace(SPEC, compression=Compression.SPARSE)
 ESTIMATES = replace(SPEC, memory=FeedbackMemory.ESTIMATES, feedback_decay=0.8, audit=AuditMode.OFF, byzantine_max=1)
-OWN = {"dense": (SPEC, PayloadMode(Compression.DENSE, 1, 4096)), "sparse": (SPARSE, PayloadMode(Compression.SPARSE, 1, 64))}
 
 
 def after(spec: JobSpec, rounds: int) -> ReplicatedModel:
@@ -29,8 +26,8 @@ def after(spec: JobSpec, rounds: int) -> ReplicatedModel:
     return model
 
 
-def in_mode_of(model: ReplicatedModel, spec: JobSpec) -> AcceptedProposal:
-    """A sound proposal for this round of the job, but for a payload in the mode of `spec`."""
+def with_bits_of(model: ReplicatedModel, spec: JobSpec) -> AcceptedProposal:
+    """A sound proposal for this round of the job, but for a payload with the bits that `spec` says."""
     return proposed(replace(model, state=replace(model.state, spec=spec)), trainer(0), buffer(model.layout, "any"))
 
 
@@ -38,24 +35,20 @@ def verdict(model: ReplicatedModel, item: AcceptedProposal) -> Verdict:
     return model.check_proposal(item.trainer, item.proposal, item.payload)
 
 
-@pytest.mark.parametrize("kind", OWN)
-def test_so_many_first_rounds_say_four_bits_of_every_element_and_all_later_ones_what_the_job_says(kind: str) -> None:
-    spec, own = OWN[kind]
-    modes = [PayloadMode.of_round(spec, number) for number in range(spec.rounds)]
-    assert modes == [PayloadMode(Compression.DENSE, OPENING_BITS, 4096)] * OPENING + [own] * (spec.rounds - OPENING)
+def test_so_many_first_rounds_say_four_bits_of_every_element_and_all_later_ones_what_the_job_says() -> None:
+    bits = [SPEC.payload_bits(number) for number in range(SPEC.rounds)]
+    assert bits == [OPENING_BITS] * OPENING + [1] * (SPEC.rounds - OPENING)
     for number in range(OPENING + 2):
-        payloads = [item.payload for item in round_of(after(spec, number), 2)]
-        assert {codec.read_payload(payload, after(spec, 0).layout).mode for payload in payloads} == {modes[number]}
+        payloads = [item.payload for item in round_of(after(SPEC, number), 2)]
+        assert {codec.read_payload(payload, after(SPEC, 0).layout).bits for payload in payloads} == {bits[number]}
 
 
-@pytest.mark.parametrize("kind", OWN)
-def test_a_trainer_that_goes_on_with_four_bits_after_the_opening_or_says_its_own_in_it_is_refused(kind: str) -> None:
-    spec, _ = OWN[kind]
-    never, always = replace(spec, compression_warmup_rounds=0), replace(spec, compression_warmup_rounds=spec.rounds)
+def test_a_trainer_that_goes_on_with_four_bits_after_the_opening_or_says_its_own_in_it_is_refused() -> None:
+    never, always = replace(SPEC, compression_warmup_rounds=0), replace(SPEC, compression_warmup_rounds=SPEC.rounds)
     for number in range(OPENING + 2):
-        model, is_open = after(spec, number), number < OPENING
-        assert verdict(model, in_mode_of(model, always)) is (Verdict.ACCEPT if is_open else Verdict.MALFORMED), number
-        assert verdict(model, in_mode_of(model, never)) is (Verdict.MALFORMED if is_open else Verdict.ACCEPT), number
+        model, is_open = after(SPEC, number), number < OPENING
+        assert verdict(model, with_bits_of(model, always)) is (Verdict.ACCEPT if is_open else Verdict.MALFORMED), number
+        assert verdict(model, with_bits_of(model, never)) is (Verdict.MALFORMED if is_open else Verdict.ACCEPT), number
 
 
 @pytest.mark.parametrize("spec", [SPEC, ESTIMATES], ids=["residual", "estimates"])
@@ -88,10 +81,8 @@ def test_more_opening_rounds_than_there_are_and_those_that_say_less_than_the_oth
     replace(spec, compression_warmup_rounds=spec.rounds).validated()
     with pytest.raises(UserError, match="compression_warmup_rounds 61 is more than rounds 60: take bits 4 for all"):
         replace(spec, compression_warmup_rounds=61).validated()
-    of_sparse = {"bits": 8, "compression": Compression.SPARSE}
-    for same in ({"bits": 4}, {"bits": 8}, {**of_sparse, "keep": 2048}):
+    for bits in (4, 8):
         with pytest.raises(
             UserError, match="compression_warmup_rounds 2 gains nothing where all rounds say 4 bits an element or more"
         ):
-            replace(spec, **same).validated()  # type: ignore[arg-type]
-    replace(spec, **of_sparse, keep=2047).validated()  # type: ignore[arg-type]
+            replace(spec, bits=bits).validated()

@@ -14,7 +14,7 @@ import pytest
 from protocol.errors import StorageError
 from protocol.verdicts import Verdict
 from tests.training.replicated.support import JOB, ODD, round_of
-from training.job_spec import ESTIMATES, Compression
+from training.job_spec import ESTIMATES
 from training.replicated import codec, model_directory, momentum_estimates
 from training.replicated.aggregate.gram import HALF, gram_matrix, sum_halves
 from training.replicated.codec.quantization_levels import TOP
@@ -24,11 +24,11 @@ from training.replicated.tensor_layout import BLOCK, CHUNK, THREAD_BLOCKS, layou
 from training.thread_map import default_thread_count, thread_map
 from training.transformer import PARAMETERS_MAX
 
-# Many small tensors behind one of several blocks: three stretches, and spans of sparse payloads that end inside of them.
+# Many small tensors behind one of several blocks: three stretches, and runs of blocks that end inside of them.
 MANY = replace(ODD, model=replace(ODD.model, vocabulary=22_000, layers=15))
 SETTINGS: dict[str, dict[str, Any]] = {
-    "dense": {"compression": Compression.DENSE, "bits": 1},
-    "sparse": {"compression": Compression.SPARSE, "bits": 2, "keep": 1_024},
+    "one bit": {"bits": 1},
+    "two bits": {"bits": 2},
     "estimates": ESTIMATES,
 }
 
@@ -98,10 +98,9 @@ def test_what_fails_in_a_thread_fails_for_all_and_leaves_nothing(tmp_path: Path,
 def test_the_largest_products_of_the_largest_model_are_summed_exactly() -> None:
     """One stretch of nothing but the largest level and scale, counted as often as the largest model has stretches."""
     layout = layout_from_shapes([("largest", (THREAD_BLOCKS * BLOCK,))])
-    mode = codec.PayloadMode(Compression.DENSE, 8, CHUNK)
     levels, codes = np.full(layout.size, TOP[8], dtype=np.uint8), np.full(THREAD_BLOCKS * BLOCK // CHUNK, 255, dtype=np.uint8)
-    update = codec.QuantizedUpdate(mode, bytes(32), layout, 0, codes, levels)
-    negative = codec.QuantizedUpdate(mode, bytes(31) + b"-", layout, 0, codes, (-levels.view(np.int8)).view(np.uint8))
+    update = codec.QuantizedUpdate(8, bytes(32), layout, 0, codes, levels)
+    negative = codec.QuantizedUpdate(8, bytes(31) + b"-", layout, 0, codes, (-levels.view(np.int8)).view(np.uint8))
     square = layout.size * (TOP[8] * int(update.scales[0])) ** 2
     assert gram_matrix([update, negative]) == [[square, -square], [-square, square]]
 

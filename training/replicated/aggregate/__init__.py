@@ -3,10 +3,8 @@
 An update is an integer level per element and an integer scale per chunk under one exponent. Dot products of updates are exact
 integers (`gram_matrix`). From them, and before any coordinate is looked at, a rule says with which integer factor each update
 takes part and which ones it is mixed with (`robust_rules`). The factors rescale the chunks' scales onto one grid of integers
-(`plan_aggregation`); mixing, trimming and summing then add and compare integers, block by block (`level_columns`,
-`selection_network`). Only the last division and the conversion to float32 round, once each. The divisor depends on how many
-updates there are, never on how many of them say something of a coordinate: else one liar would own a coordinate that nobody else
-has selected.
+(`plan_aggregation`); mixing, trimming and summing then add and compare integers, block by block (`level_matrix`,
+`selection_network`). Only the last division and the conversion to float32 round, once each.
 """
 
 from __future__ import annotations

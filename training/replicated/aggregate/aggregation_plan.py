@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.limits import TRAINERS_MAX
-from training.replicated.aggregate.level_columns import LevelColumns, Row, columns_of, group_runs, level_max
+from training.replicated.aggregate.level_matrix import LevelMatrix, Row, group_blocks
 from training.replicated.aggregate.robust_rules import FACTOR_BITS, UpdateCombination
 from training.replicated.aggregate.selection_network import select_middle
 from training.replicated.codec import LEVEL_MAX, SCALE_BITS, QuantizedUpdate
+from training.replicated.codec.quantization_levels import TOP
 from training.replicated.outer_optimizer import FLUSH_BELOW
 from training.replicated.tensor_layout import ElementRun, Float32Array
 
@@ -33,9 +34,7 @@ assert math.ldexp(1.0, GRID_EXPONENT_MIN) / TRAINERS_MAX**2 >= FLUSH_BELOW
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AggregationPlan:
-    """`iter_aggregate` streams over blocks. Memory: every update's levels, of 8 bits, in a few blocks with few entries or in
-    one.
-    """
+    """`iter_aggregate` streams over blocks. Memory: every update's levels, of 8 bits, in a few small blocks or in one."""
 
     updates: tuple[QuantizedUpdate, ...]  # ascending by origin: the result does not depend on the order they came in
     scales: tuple[npt.NDArray[np.int32], ...]  # of each update's chunks with its factor, in units of 2^exponent
@@ -47,15 +46,16 @@ class AggregationPlan:
 
     def iter_aggregate(self, blocks: Sequence[ElementRun]) -> Iterator[Float32Array]:
         """The aggregate over each of these consecutive blocks, or runs of blocks. Any thread may ask."""
-        for some in group_runs(self.updates, blocks):
-            run = ElementRun.of_blocks(some)
-            columns = columns_of(self.updates, run)
-            yield from columns.scatter_values(self._mean(columns, [scales[run.chunks] for scales in self.scales]), some)
+        for some in group_blocks(blocks, len(self.updates)):
+            mean, first = self._mean(ElementRun.of_blocks(some)), some[0].elements.start
+            for block in some:
+                yield mean[block.elements.start - first : block.elements.stop - first].astype(np.float32)
 
-    def _mean(self, columns: LevelColumns, scales: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.float64]:
-        mean, step = np.empty(len(columns.levels[0])), max(COLUMNS, COLUMNS_OF_ALL // len(scales))
-        for chunks, part in columns.iter_parts():
-            rows, combined = [columns.scaled_levels(row, of[chunks], chunks, part) for row, of in enumerate(scales)], mean[part]
+    def _mean(self, run: ElementRun) -> npt.NDArray[np.float64]:
+        levels, scales = LevelMatrix.of_run(self.updates, run), [scales[run.chunks] for scales in self.scales]
+        mean, step = np.empty(run.size), max(COLUMNS, COLUMNS_OF_ALL // len(scales))
+        for chunks, part in levels.iter_parts():
+            rows, combined = [levels.scaled_row(row, of[chunks], chunks, part) for row, of in enumerate(scales)], mean[part]
             for start in range(0, len(combined), step):
                 at = slice(start, start + step)
                 combined[at] = self._combined([row[at] for row in rows])
@@ -95,7 +95,7 @@ def plan_on_grid(updates: Sequence[QuantizedUpdate], combination: UpdateCombinat
     least = min(update.exponent for update in updates)
     largest = [int(u.scales.max()) * factor << u.exponent - least for u, factor in zip(updates, factors, strict=True)]
     bound, sums = _largest_sum(largest, combination)
-    excess = max(0, (bound * level_max(updates[0])).bit_length() - SUM_BITS)
+    excess = max(0, (bound * TOP[updates[0].bits]).bit_length() - SUM_BITS)
     exponent = max(GRID_EXPONENT_MIN, least - FACTOR_BITS + excess)
     scales = tuple(_rescale(update, factor, exponent) for update, factor in zip(updates, factors, strict=True))
     return AggregationPlan(updates, scales, exponent, combination.outsiders, combination.trimmed, combination.divisor, sums)

@@ -14,8 +14,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from training.replicated.aggregate.level_columns import columns_of, group_runs, level_max
+from training.replicated.aggregate.level_matrix import LevelMatrix, group_blocks
 from training.replicated.codec import LEVEL_MAX, SCALE_BITS, QuantizedUpdate
+from training.replicated.codec.quantization_levels import TOP, Levels
 from training.replicated.parallel_map import ParallelMap, serial_map
 from training.replicated.tensor_layout import BLOCK, THREAD_BLOCKS, ElementRun, TensorBlock
 
@@ -33,7 +34,7 @@ Int64Array = npt.NDArray[np.int64]
 
 def gram_matrix(updates: Sequence[QuantizedUpdate], each: ParallelMap = serial_map) -> Integers:
     """Dot products of all pairs in units of 2^(exponent_i + exponent_j), exactly. Memory, of each thread: as `Plan.values`, and
-    five times as many integers of 8 bytes as `LevelColumns.iter_parts` allows.
+    five times as many integers of 8 bytes as `LevelMatrix.iter_parts` allows.
     """
     return sum_halves(each(partial(_of_stretch, updates), updates[0].layout.stretches))
 
@@ -46,27 +47,27 @@ def sum_halves(parts: Iterable[Int64Array]) -> Integers:
 
 def _of_stretch(updates: Sequence[QuantizedUpdate], stretch: Sequence[TensorBlock]) -> Int64Array:
     """(2, updates, updates): the sums of products with the lower and with the upper half of the scales'."""
-    width = FLOAT32_MAX // level_max(updates[0]) ** 2
+    width = FLOAT32_MAX // TOP[updates[0].bits] ** 2
     sums = np.zeros((2, len(updates), len(updates)), dtype=np.int64)
-    for run in map(ElementRun.of_blocks, group_runs(updates, stretch)):
-        columns, scales = columns_of(updates, run), np.stack([update.scales[run.chunks] for update in updates], axis=1)
-        for chunks, part in columns.iter_parts():
-            products = _level_products([row[part] for row in columns.levels], columns.counts[chunks], width)
+    for run in map(ElementRun.of_blocks, group_blocks(stretch, len(updates))):
+        levels, scales = LevelMatrix.of_run(updates, run), np.stack([update.scales[run.chunks] for update in updates], axis=1)
+        for chunks, part in levels.iter_parts():
+            products = _level_products([row[part] for row in levels.rows], levels.lengths[chunks], width)
             pairs = scales[chunks, :, np.newaxis] * scales[chunks, np.newaxis, :]
             sums[0] += np.sum(products * (pairs & (1 << HALF) - 1), axis=0)
             sums[1] += np.sum(products * (pairs >> HALF), axis=0)
     return sums
 
 
-def _level_products(levels: Sequence[npt.NDArray[np.int8]], counts: Int64Array, width: int) -> Int64Array:
-    """(chunks, updates, updates): of the levels alone, of which each chunk has `counts`. At most `width` columns at a time are
+def _level_products(levels: Sequence[Levels], lengths: Int64Array, width: int) -> Int64Array:
+    """(chunks, updates, updates): of the levels alone, of which each chunk has `lengths`. At most `width` columns at a time are
     multiplied in float32; to that end every chunk is filled up with zeros to the same number of columns.
     """
-    rows, chunks, widest = len(levels), len(counts), int(counts.max())
+    rows, chunks, widest = len(levels), len(lengths), int(lengths.max())
     pieces = max(1, -(-widest // width))
     piece = -(-widest // pieces)
     filled = np.zeros((rows, chunks * pieces * piece), dtype=np.int8)
-    at = _filled_up(counts, pieces * piece)
+    at = _filled_up(lengths, pieces * piece)
     for row, said in zip(filled, levels, strict=True):
         row[at] = said
     factors = filled.reshape(rows, chunks * pieces, piece).transpose(1, 0, 2).astype(np.float32)
@@ -77,8 +78,8 @@ def _level_products(levels: Sequence[npt.NDArray[np.int8]], counts: Int64Array, 
     return products.astype(np.int64).reshape(chunks, pieces, rows, rows).sum(axis=1)
 
 
-def _filled_up(counts: Int64Array, width: int) -> slice | Int64Array:
+def _filled_up(lengths: Int64Array, width: int) -> slice | Int64Array:
     """Where the columns of chunks are when each chunk has `width` of them."""
-    starts = np.cumsum(counts) - counts
-    gaps = width * np.arange(len(counts)) - starts
-    return np.arange(counts.sum()) + np.repeat(gaps, counts) if gaps.any() else slice(int(counts.sum()))
+    starts = np.cumsum(lengths) - lengths
+    gaps = width * np.arange(len(lengths)) - starts
+    return np.arange(lengths.sum()) + np.repeat(gaps, lengths) if gaps.any() else slice(int(lengths.sum()))

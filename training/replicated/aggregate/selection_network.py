@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from training.replicated.aggregate.level_columns import Row
+from training.replicated.aggregate.level_matrix import Row
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,11 @@
 """The payload of a trainer's update, in one canonical byte string (docs/protocol/codec.md): numpy only, same bits everywhere.
 
-Every element, or the largest of every chunk, as one level of 1 to 8 bits; one scale per chunk; one exponent. With one bit it is
-the scaled sign of EF-signSGD (Karimireddy 2019, arXiv:1901.09847).
+Every element as one level of 1 to 8 bits; one scale per chunk; one exponent. With one bit it is the scaled sign of EF-signSGD
+(Karimireddy 2019, arXiv:1901.09847).
 """
 
-from training.replicated.codec.level_entries import LevelEntries
-from training.replicated.codec.payload import decode_payload, encode_payload, payload_bytes_max, quantize_vector, read_payload
-from training.replicated.codec.payload_header import PayloadHeader, PayloadMode
+from training.replicated.codec.payload import decode_payload, encode_payload, payload_bytes, quantize_vector, read_payload
+from training.replicated.codec.payload_header import PayloadHeader
 from training.replicated.codec.quantization_levels import LEVEL_MAX
 from training.replicated.codec.quantization_scales import EXPONENT_MAX, EXPONENT_MIN, SCALE_BITS
 from training.replicated.codec.quantized_update import QuantizedUpdate
@@ -16,13 +15,11 @@ __all__ = [
     "EXPONENT_MIN",
     "LEVEL_MAX",
     "SCALE_BITS",
-    "LevelEntries",
     "PayloadHeader",
-    "PayloadMode",
     "QuantizedUpdate",
     "decode_payload",
     "encode_payload",
-    "payload_bytes_max",
+    "payload_bytes",
     "quantize_vector",
     "read_payload",
 ]

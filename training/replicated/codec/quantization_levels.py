@@ -64,8 +64,8 @@ def pack_levels(codes: Bytes, bits: int) -> Bytes:
     return words.astype(np.uint8)
 
 
-def quantize_levels(part: Float32Array, units: Float32Array, bits: int, least: int = 0) -> Bytes:
-    """The code of the level next to each element / its scale, and at least `least` of its sign; zero counts as positive.
+def quantize_levels(part: Float32Array, units: Float32Array, bits: int) -> Bytes:
+    """The code of the level next to each element / its scale; zero counts as positive.
 
     `units` are `level_units` the scales. Quotients in float32 are on the same side as exact ones of every edge between two
     levels: an edge times its unit has thirteen bits, so it is a float32, from which |m| is at least one place away, or none; and
@@ -81,7 +81,7 @@ def quantize_levels(part: Float32Array, units: Float32Array, bits: int, least: i
         negative *= 1 << bits - 1
         negative |= ratios.astype(np.uint8)
         return negative
-    magnitudes = np.maximum(np.rint(ratios, out=ratios), least, out=ratios).astype(np.uint8)
+    magnitudes = np.rint(ratios, out=ratios).astype(np.uint8)
     return (magnitudes ^ -negative) + negative  # two's complement
 
 

@@ -12,13 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-CHUNK = 4096
 ORIGIN = struct.Struct("<32sQ32s32sII")
-HEADER = struct.Struct("<BBH32sb")
+HEADER = struct.Struct("<B32sb")
 TOP = {1: 1, 2: 3, 4: 15, 8: 127}
 RANGE = {2: 2, 4: 4}
 LEAST, MOST = -84, 12
-DENSE, SPARSE = 1, 2
 
 
 class Malformed(Exception):
@@ -30,19 +28,15 @@ class Said:
     """All that a payload says."""
 
     lengths: Sequence[int]  # of the chunks, which the layout knows
-    fields: tuple[int, int, int, bytes]  # compression, bits, keep, origin
+    fields: tuple[int, bytes]  # bits, origin
     exponent: int
     codes: list[int]
-    supports: list[list[int]]  # of each chunk; empty where its scale is zero, and not written in a dense payload
-    levels: list[list[int]]  # of each chunk's elements, or of its support
+    levels: list[list[int]]  # of each chunk's elements; empty where its scale is zero
 
     def values(self) -> list[Fraction]:
         values: list[Fraction] = []
-        for length, code, support, levels in zip(self.lengths, self.codes, self.supports, self.levels, strict=True):
-            chunk = [Fraction(0)] * length
-            for position, level in zip(support, levels, strict=True):
-                chunk[position] = level * scale_of(code) * Fraction(2) ** self.exponent
-            values += chunk
+        for length, code, levels in zip(self.lengths, self.codes, self.levels, strict=True):
+            values += [level * scale_of(code) * Fraction(2) ** self.exponent for level in levels or [0] * length]
         return values
 
 
@@ -55,37 +49,13 @@ def scale_of(code: int) -> int:
     return (16 + code % 16) * 2 ** (code // 16) if code else 0
 
 
-def kept(length: int, keep: int) -> int:
-    return max(1, length * keep // CHUNK)
-
-
-def rice(keep: int) -> int:
-    return min(range(12), key=lambda p: (keep * (p + 1) + (CHUNK - keep) // 2**p, p))
-
-
 # Writing -------------------------------------------------------------------------------------------------------------
 
 
 def write(said: Said) -> bytes:
-    compression, bits, keep, *_ = said.fields
-    body = _dense(said, bits) if compression == DENSE else _sparse(said, bits, rice(keep))
-    return HEADER.pack(*said.fields, said.exponent) + bytes(said.codes) + body
-
-
-def _dense(said: Said, bits: int) -> bytes:
-    chunks = zip(said.lengths, said.levels, strict=True)
-    return b"".join(_bytes("".join(_form(level, bits) for level in levels) or "0" * bits * length) for length, levels in chunks)
-
-
-def _sparse(said: Said, bits: int, p: int) -> bytes:
-    remainders = quotients = ""
-    for support in said.supports:
-        for before, position in zip([-1, *support], support, strict=False):
-            gap = position - before - 1
-            remainders += _binary(gap % 2**p, p)
-            quotients += "0" * (gap // 2**p) + "1"
-    levels = "".join(_form(level, bits) for chunk in said.levels for level in chunk)
-    return _bytes(remainders) + _bytes(levels) + _bytes(quotients)
+    (bits, _), chunks = said.fields, zip(said.lengths, said.levels, strict=True)
+    forms = ("".join(_form(level, bits) for level in levels) or "0" * bits * length for length, levels in chunks)
+    return HEADER.pack(*said.fields, said.exponent) + bytes(said.codes) + b"".join(map(_bytes, forms))
 
 
 def _form(level: int, bits: int) -> str:
@@ -120,47 +90,19 @@ def read(payload: bytes, lengths: Sequence[int]) -> Said:
 
 def _read(payload: bytes, lengths: Sequence[int]) -> Said:
     *fields, exponent = HEADER.unpack_from(payload)
-    compression, bits, keep, *_ = fields
-    if compression not in (DENSE, SPARSE) or bits not in TOP:
-        raise Malformed("mode")
-    if not (4 if compression == SPARSE else CHUNK) <= keep <= CHUNK:
-        raise Malformed("keep")
+    bits, _ = fields
+    if bits not in TOP:
+        raise Malformed("bits")
     codes = list(payload[HEADER.size : HEADER.size + len(lengths)])
     if len(codes) < len(lengths):
         raise Malformed("short")
     body = "".join(f"{byte:08b}" for byte in payload[HEADER.size + len(lengths) :])
-    parts = _read_dense(body, codes, lengths, bits) if compression == DENSE else _read_sparse(body, codes, lengths, bits, keep)
-    return Said(lengths, (*fields,), exponent, codes, *parts)
-
-
-def _read_dense(body: str, codes: list[int], lengths: Sequence[int], bits: int) -> tuple[list[list[int]], list[list[int]]]:
     levels, at = [], 0
-    for length in lengths:
-        levels.append([_level(body[at + i * bits : at + (i + 1) * bits]) for i in range(length)])
+    for code, length in zip(codes, lengths, strict=True):
+        part = [_level(body[at + i * bits : at + (i + 1) * bits]) for i in range(length)]
+        levels.append(part if code else [])
         at += -(-length * bits // 8) * 8
-    supports = [list(range(length)) if code else [] for code, length in zip(codes, lengths, strict=True)]
-    return supports, [part if code else [] for code, part in zip(codes, levels, strict=True)]
-
-
-def _read_sparse(
-    body: str, codes: list[int], lengths: Sequence[int], bits: int, keep: int
-) -> tuple[list[list[int]], list[list[int]]]:
-    p, counts = rice(keep), [kept(length, keep) if code else 0 for code, length in zip(codes, lengths, strict=True)]
-    levels_at = -(-sum(counts) * p // 8) * 8
-    quotients_at = levels_at + -(-sum(counts) * bits // 8) * 8
-    supports, levels, entry = [], [], 0
-    for count in counts:
-        position, support, part = -1, [], []
-        for _ in range(count):
-            end = body.index("1", quotients_at)
-            remainder = int("0" + body[entry * p : entry * p + p], 2)
-            position += (end - quotients_at) * 2**p + remainder + 1
-            support.append(position)
-            part.append(_level(body[levels_at + entry * bits : levels_at + (entry + 1) * bits]))
-            quotients_at, entry = end + 1, entry + 1
-        supports.append(support)
-        levels.append(part)
-    return supports, levels
+    return Said(lengths, (*fields,), exponent, codes, levels)
 
 
 def _level(form: str) -> int:
@@ -170,45 +112,32 @@ def _level(form: str) -> int:
 
 
 def _require_canonical(said: Said) -> None:
-    compression, bits, *_ = said.fields
+    bits, _ = said.fields
     if not LEAST <= said.exponent <= MOST:
         raise Malformed("exponent")
     if max(said.codes) < 240 and (max(said.codes), said.exponent) != (0, LEAST):
         raise Malformed("not normalised")
-    for length, support, levels in zip(said.lengths, said.supports, said.levels, strict=True):
-        if support and support[-1] >= length:
-            raise Malformed("beyond the chunk")
-        if levels and max(map(abs, levels)) != TOP[bits]:
-            raise Malformed("range")
-        if compression == SPARSE and 0 in levels:
-            raise Malformed("a level of zero")
+    if any(levels and max(map(abs, levels)) != TOP[bits] for levels in said.levels):
+        raise Malformed("range")
 
 
 # Choosing what to say ------------------------------------------------------------------------------------------------
 
 
-def said_of(fields: tuple[int, int, int, bytes], m: Sequence[float], lengths: Sequence[int]) -> Said:
+def said_of(fields: tuple[int, bytes], m: Sequence[float], lengths: Sequence[int]) -> Said:
     """What a payload is to say of the elements `m`."""
-    compression, bits, keep, *_ = fields
+    bits, _ = fields
     chunks, start = [], 0
     for length in lengths:
         chunks.append([Fraction(float(x)) for x in m[start : start + length]])
         start += length
-    supports = [_largest(chunk, kept(len(chunk), keep)) if compression == SPARSE else list(range(len(chunk))) for chunk in chunks]
     unit = _unit(max((abs(x) for chunk in chunks for x in chunk), default=Fraction(0)))
-    exponent, codes = _codes(
-        [_scale([chunk[i] for i in support], unit, bits) for chunk, support in zip(chunks, supports, strict=True)], unit, bits
-    )
-    supports = [support if code else [] for support, code in zip(supports, codes, strict=True)]
+    exponent, codes = _codes([_scale(chunk, unit, bits) for chunk in chunks], unit, bits)
     levels = [
-        [_nearest(chunk[i], scale_of(code) * Fraction(2) ** exponent, bits, compression) for i in support]
-        for chunk, support, code in zip(chunks, supports, codes, strict=True)
+        [_nearest(element, scale_of(code) * Fraction(2) ** exponent, bits) for element in chunk] if code else []
+        for chunk, code in zip(chunks, codes, strict=True)
     ]
-    return Said(lengths, fields, exponent, codes, supports, levels)
-
-
-def _largest(chunk: list[Fraction], count: int) -> list[int]:
-    return sorted(sorted(range(len(chunk)), key=lambda i: (-abs(chunk[i]), i))[:count])
+    return Said(lengths, fields, exponent, codes, levels)
 
 
 def _unit(largest: Fraction) -> int:
@@ -247,11 +176,9 @@ def _code(scale: Fraction, half: Fraction) -> int:
     return max(0, 16 * shift + mantissa - 16)
 
 
-def _nearest(element: Fraction, scale: Fraction, bits: int, compression: int) -> int:
+def _nearest(element: Fraction, scale: Fraction, bits: int) -> int:
     """The level next to |element| / scale, of two the larger one, but of two-complement ones the even one."""
     ratio = abs(element) / scale
     level = round(ratio) if bits == 8 else 2 * int(ratio / 2) + 1
-    if compression == SPARSE:
-        level = max(level, 1)
     level = min(level, TOP[bits])
     return -level if element < 0 else level
