@@ -16,7 +16,6 @@ NOUNS = {
     "feed": "of live figures",
     "framing": "of messages on a stream",
     "mapping": "of names onto others",
-    "packing": "of bits into bytes",
     "pinning": "of blobs that no garbage collection takes",
     "sampling": "of tokens, prompts or tasks",
 }
