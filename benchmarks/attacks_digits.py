@@ -159,7 +159,7 @@ class Federation:
             self.powers = outer_optimizer.next_beta_powers(self.spec, self.powers)
         else:
             for number in here:
-                self.left[number] = meant[number] - said[number].to_dense()
+                self.left[number] = meant[number] - said[number].dequantize()
         self.number += 1
 
     def _meant(self) -> Float32Array:
@@ -218,7 +218,7 @@ class Federation:
                 return -math.inf  # no payload says anything that large
 
         def knowledge(liar: int) -> Knowledge:
-            own, dense = meant[liar], [update.to_dense() for update in honest.values()]
+            own, dense = meant[liar], [update.dequantize() for update in honest.values()]
             exact = [meant[number] for number in honest]
             return Knowledge(
                 dense, exact, lambda: own, lambda: own, lambda: own, NO_ROWS, None, self._gradient, loss, self.generator

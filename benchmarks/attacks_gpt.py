@@ -279,7 +279,7 @@ class Run:
         return AcceptedProposal(liar, invented, lie.payload), replace(own, m=m)
 
     def _knowledge(self, liar: bytes, honest: Sequence[tuple[AcceptedProposal, Update]]) -> Knowledge:
-        said = [self.rounds.given(item.trainer, item.payload).to_dense() for item, _ in honest]
+        said = [self.rounds.given(item.trainer, item.payload).dequantize() for item, _ in honest]
 
         def own() -> Float32Array:
             m = self._update(liar).m

@@ -38,7 +38,7 @@ class Row:
     bytes_per_parameter: float  # header included
     read_million_per_second: float  # parameters, in the median of all repeats
     write_million_per_second: float
-    dense_million_per_second: float  # of a decoded update as float32
+    dequantize_million_per_second: float  # of a decoded update as float32
 
 
 @lru_cache(maxsize=1)  # of one seed all bits are measured before the next
@@ -62,7 +62,7 @@ def measure(bits: int, layout: TensorLayout, seed: int, repeats: int) -> Row:
         bytes_per_parameter=len(payload) / layout.size,
         read_million_per_second=speed(lambda: _read(payload, layout)),
         write_million_per_second=speed(lambda: codec.encode_payload(header, m, layout)),
-        dense_million_per_second=speed(update.to_dense),
+        dequantize_million_per_second=speed(update.dequantize),
     )
 
 
@@ -89,10 +89,10 @@ def verdicts(rows: list[Row]) -> Iterator[str]:
 
 def show(rows: list[Row]) -> None:
     console, table = Console(width=130), Table(title="payloads; speeds in million parameters per second of one core")
-    for heading in ("parameters", "bits", "B/parameter", "read", "write", "dense"):
+    for heading in ("parameters", "bits", "B/parameter", "read", "write", "dequantize"):
         table.add_column(heading, justify="right")
     for row in rows:
-        speeds = row.read_million_per_second, row.write_million_per_second, row.dense_million_per_second
+        speeds = row.read_million_per_second, row.write_million_per_second, row.dequantize_million_per_second
         about = f"{row.parameters:,}", str(row.bits), f"{row.bytes_per_parameter:.5f}"
         table.add_row(*about, *(f"{speed:.0f}" for speed in speeds))
     console.print(table)

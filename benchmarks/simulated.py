@@ -88,7 +88,7 @@ class Rounds:
     def committed(self, trainer: bytes, m: Float32Array) -> Float32Array:
         """What the trainer's buffer says of m. `LocalProtocolError` if m has no levels."""
         buffer = self.buffer(trainer, m)
-        return m if buffer is None else buffer.to_dense()
+        return m if buffer is None else buffer.dequantize()
 
     def buffer(self, trainer: bytes, m: Float32Array) -> codec.QuantizedUpdate | None:
         """What the trainer commits to in this round. The m that a buffer says gives the same buffer."""

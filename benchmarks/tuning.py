@@ -71,7 +71,7 @@ class Network:
         self.local_seconds.append(time.process_time() - started)
         m = error_feedback.accumulate_feedback(e, delta, spec.feedback_decay, spec.update_weight)
         buffer = feedback_buffer.make_buffer(m, model.header(trainer), spec)
-        payload = model.encode_payload(trainer, m if buffer is None else buffer.to_dense())
+        payload = model.encode_payload(trainer, m if buffer is None else buffer.dequantize())
         self._last[trainer] = buffer, payload
         digest, record = hashlib.sha256(payload).digest(), model.records.get(trainer)
         previous = record.buffer if record else None

@@ -247,16 +247,16 @@ def _from_zero(request: ProposeRequest) -> ProposeRequest:
 def _encoded(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply, m: Float32Array) -> ProposeReply:
     """A well-formed proposal for whatever m is."""
     buffer = feedback_buffer.make_buffer(m, round.model.header(round.me), round.spec)
-    payload = round.model.encode_payload(round.me, m if buffer is None else buffer.to_dense())
+    payload = round.model.encode_payload(round.me, m if buffer is None else buffer.dequantize())
     return _with_payload(round, request, _with_buffer(round, request, done, buffer), payload)
 
 
 def _decode_update(round: OpenRoundContext, payload: Path, buffer: Path | None) -> Float32Array:
     """m, or what the payload says of it in a job without buffers."""
     if not round.spec.commits_to_buffer:
-        return codec.read_payload(payload.read_bytes(), round.model.layout).to_dense()
+        return codec.read_payload(payload.read_bytes(), round.model.layout).dequantize()
     assert buffer is not None
-    return feedback_buffer.read_buffer(buffer, round.spec).to_dense()
+    return feedback_buffer.read_buffer(buffer, round.spec).dequantize()
 
 
 def _poisoned(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply) -> ProposeReply:

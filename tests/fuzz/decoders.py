@@ -196,7 +196,7 @@ def _payload(bits: int, layout: TensorLayout, what: str) -> Decoder:
 
     def decode(data: bytes) -> payloads.QuantizedUpdate:
         update = payloads.decode_payload(data, header, layout)
-        assert update.to_dense().shape == (layout.size,) and update.norm_squared() >= 0
+        assert update.dequantize().shape == (layout.size,) and update.norm_squared() >= 0
         return update
 
     name = f"payload {bits} bits, {what}"

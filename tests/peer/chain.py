@@ -120,7 +120,7 @@ class Chain:
         m = ScratchObjective().deterministic_update(key, job.round, trainer.public, model.layout.size).astype(np.float32)
         buffer = feedback_buffer.make_buffer(m, model.header(trainer.public), model.spec)
         assert buffer is not None
-        payload = self.blobs.add_bytes(model.encode_payload(trainer.public, buffer.to_dense()))
+        payload = self.blobs.add_bytes(model.encode_payload(trainer.public, buffer.dequantize()))
         size = self.blobs.size(payload)
         assert size is not None
         return sign_message(

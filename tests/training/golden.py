@@ -114,13 +114,13 @@ def payloads() -> Named:
                 payload = codec.encode_payload(expected, m, layout)
                 update = codec.decode_payload(payload, expected, layout)
                 yield f"payload of {name} at {deviation}, {bits} bit", payload
-                said = _little(update.to_dense()) + struct.pack("<d", update.norm_squared())
+                said = _little(update.dequantize()) + struct.pack("<d", update.norm_squared())
                 yield f"decoded {name} at {deviation}, {bits} bit", said
 
 
 def feedback_steps() -> Named:
     levels = committed(buffer(RAGGED, "feedback"))
-    payload = codec.encode_payload(header(), levels.to_dense(), RAGGED)
+    payload = codec.encode_payload(header(), levels.dequantize(), RAGGED)
     for stepped, halvings in ((True, 0), (False, 0), (True, 3)):
         digests = error_feedback.buffer_digest(levels), hashlib.sha256(payload).digest()
         e = error_feedback.next_feedback(error_feedback.FeedbackRecord(*digests, 3, stepped, halvings), levels, payload, RAGGED)

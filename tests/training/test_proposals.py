@@ -48,7 +48,7 @@ def audit_of(folder: Path, round: int, previous: int | None = None) -> worker_pr
 
 def committed(path: Path, spec: JobSpec = SPEC) -> np.ndarray:
     """What the buffer in that file says."""
-    return feedback_buffer.read_buffer(path, spec).to_dense()
+    return feedback_buffer.read_buffer(path, spec).dequantize()
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_a_payload_that_says_something_else_is_far_off_however_near_its_buffer_i
     )
     assert buffer is not None
     (two_rounds / "m0").write_bytes(buffer.encode())
-    (two_rounds / "p0").write_bytes(codec.encode_payload(model.header(TRAINER), -buffer.to_dense(), model.layout))
+    (two_rounds / "p0").write_bytes(codec.encode_payload(model.header(TRAINER), -buffer.dequantize(), model.layout))
     audited = proposal_replay.audit_proposal(audit_of(two_rounds, 0), UPDATE)
     assert (audited.verdict, audited.relative_error) == (Verdict.REPLAY, proposal_replay.RELATIVE_ERROR_MAX)
 
@@ -189,7 +189,7 @@ def continued(folder: Path, blob: bytes, stepped: bool = True, rejected: int = 0
     buffer = feedback_buffer.make_buffer(m, following.header(TRAINER), spec)
     assert buffer is not None
     (folder / "m").write_bytes(buffer.encode())
-    (folder / "p").write_bytes(codec.encode_payload(following.header(TRAINER), buffer.to_dense(), model.layout))
+    (folder / "p").write_bytes(codec.encode_payload(following.header(TRAINER), buffer.dequantize(), model.layout))
     (folder / "before").write_bytes(blob)
     (folder / "p-before").write_bytes(payload)
     paths = (str(folder / name) for name in ("model", "p", "m", "before", "p-before"))
@@ -248,7 +248,7 @@ def test_what_is_sent_moves_the_estimate_towards_the_momentum(two_rounds_of_esti
     wanted = deltas[0] * np.float32(0.25), before * np.float32(0.75) + deltas[1] * np.float32(0.25)
     for model, said, m in zip(models, (before, v), wanted, strict=True):
         levels = feedback_buffer.make_buffer(m, model.header(TRAINER), OF_ESTIMATES)
-        assert levels is not None and np.array_equal(said, levels.to_dense())
+        assert levels is not None and np.array_equal(said, levels.dequantize())
     held = models[1].estimate_vector(TRAINER)
     assert held is not None
     assert (folder / "p1").read_bytes() == codec.encode_payload(models[1].header(TRAINER), v - held, models[1].layout)

@@ -95,7 +95,7 @@ def make_proposal(request: ProposeRequest, update: ComputeUpdate, declarer: Engi
 def _encoded(m: Float32Array, trainer: bytes, model: ReplicatedModel) -> tuple[codec.QuantizedUpdate | None, bytes]:
     """The buffer of `m`, if the job has buffers, and the payload. `LocalProtocolError` if m has no encoding."""
     buffer = feedback_buffer.make_buffer(m, model.header(trainer), model.spec)
-    return buffer, model.encode_payload(trainer, m if buffer is None else buffer.to_dense())
+    return buffer, model.encode_payload(trainer, m if buffer is None else buffer.dequantize())
 
 
 def audit_proposal(request: AuditRequest, update: ComputeUpdate, declarer: EngineDeclarer | None = None) -> AuditReply:

@@ -59,9 +59,9 @@ def next_feedback(
         raise LocalProtocolError("buffer and payload of the record are missing")
     if (buffer_digest(buffer, in_parts), blob_digest(payload, in_parts)) != (record.buffer, record.payload):
         raise LocalProtocolError("buffer and payload are not those of the record")
-    e = buffer.to_dense()
+    e = buffer.dequantize()
     if record.took_step:
-        e -= codec.read_payload(payload, layout).to_dense()
+        e -= codec.read_payload(payload, layout).dequantize()
     return apply_halvings(e, record)
 
 
@@ -114,7 +114,7 @@ def replay_deviation(
     A job without feedback has no buffer, and the payload itself is compared with Δ.
     """
     if buffer is not None:
-        is_said = is_encoding_of(residual_of(buffer.to_dense(), held), payload, header, layout)
+        is_said = is_encoding_of(residual_of(buffer.dequantize(), held), payload, header, layout)
         return buffer_distances(buffer, e, delta, decay, weight) if is_said else (math.inf, 0.0)
     try:
         return payload_distances(codec.decode_payload(payload, header, layout), delta, held)

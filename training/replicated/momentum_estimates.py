@@ -43,12 +43,12 @@ def momentum_after(record: FeedbackRecord, buffer: QuantizedUpdate, in_parts: bo
     """The momentum that a trainer continues from: that of the record's buffer, halved for each NORM rejection since."""
     if buffer_digest(buffer, in_parts) != record.buffer:
         raise LocalProtocolError("the buffer is not that of the record")
-    return apply_halvings(buffer.to_dense(), record)
+    return apply_halvings(buffer.dequantize(), record)
 
 
 def payload_target(target: Float32Array, estimate: QuantizedUpdate | None) -> Float32Array:
     """The vector that a payload encodes: `target` − estimate. A new trainer's estimate is None, which counts as zero."""
-    return residual_of(target, None if estimate is None else estimate.to_dense())
+    return residual_of(target, None if estimate is None else estimate.dequantize())
 
 
 def update_estimate(

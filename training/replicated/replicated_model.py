@@ -269,7 +269,7 @@ class ReplicatedModel:
     def estimate_vector(self, trainer: bytes) -> Float32Array | None:
         """What everybody knows of a trainer's buffer before its payload; None is zero."""
         estimate = self.estimate(trainer)
-        return None if estimate is None else estimate.to_dense()
+        return None if estimate is None else estimate.dequantize()
 
     def encode_payload(self, trainer: bytes, m: Float32Array) -> bytes:
         """The payload of this round that says `m`."""

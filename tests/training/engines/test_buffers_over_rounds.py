@@ -117,7 +117,7 @@ class World:
     def commit(self, blob: bytes) -> None:
         """A buffer, with the payload that follows from it."""
         Path(self.path("m")).write_bytes(blob)
-        said = feedback_buffer.read_buffer(Path(self.path("m")), self.spec).to_dense()
+        said = feedback_buffer.read_buffer(Path(self.path("m")), self.spec).dequantize()
         Path(self.path("payload")).write_bytes(self.model.encode_payload(TRAINER, said))
 
     def levels(self, m: Float32Array) -> bytes:
@@ -185,7 +185,7 @@ def test_one_forged_byte_of_a_buffer_is_found(world: World, how: str) -> None:
 def test_a_payload_that_does_not_follow_from_the_buffer_is_far_off(world: World, of: str) -> None:
     m, header, layout = world.m(world.e()), world.model.header(TRAINER), world.model.layout
     world.commit(world.levels(m))
-    said = feedback_buffer.read_buffer(Path(world.path("m")), world.spec).to_dense()
+    said = feedback_buffer.read_buffer(Path(world.path("m")), world.spec).dequantize()
     if of == "nothing that is held" and not world.spec.has_estimates:
         pytest.skip("nobody holds anything of it")
     wrong = {

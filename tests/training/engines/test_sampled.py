@@ -80,10 +80,10 @@ class World:
         model = self.model(round)
         buffer = feedback_buffer.make_buffer(m, model.header(TRAINER), SPEC)
         Path(self.path("m", round)).write_bytes(buffer.encode())
-        Path(self.path("payload", round)).write_bytes(model.encode_payload(TRAINER, buffer.to_dense()))
+        Path(self.path("payload", round)).write_bytes(model.encode_payload(TRAINER, buffer.dequantize()))
 
     def m(self, round: int = 1) -> Float32Array:
-        return feedback_buffer.read_buffer(Path(self.path("m", round)), SPEC).to_dense()
+        return feedback_buffer.read_buffer(Path(self.path("m", round)), SPEC).dequantize()
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def test_a_residual_that_was_invented_is_found_in_the_round_that_commits_to_it(w
     before, layout = Path(world.path("payload", 0)).read_bytes(), world.model(0).layout
     world.commit(world.m(0) * np.float32(factor), 0)
     after = Path(world.path("payload", 0)).read_bytes()
-    signs = [np.sign(codec.read_payload(payload, layout).to_dense()) for payload in (before, after)]
+    signs = [np.sign(codec.read_payload(payload, layout).dequantize()) for payload in (before, after)]
     assert np.mean(signs[0] == signs[1]) > 0.99
     audited = world.audit(0)
     assert audited.verdict is Verdict.REPLAY and audited.relative_error > 5 * SPEC.replay_tolerance

@@ -53,7 +53,7 @@ def committed(m: Float32Array, layout: TensorLayout = RAGGED) -> codec.Quantized
 def proposed(model: ReplicatedModel, key: bytes, m: Float32Array) -> AcceptedProposal:
     """An honest proposal that continues the trainer's record."""
     buffer = feedback_buffer.make_buffer(m, model.header(key), model.spec)
-    payload = model.encode_payload(key, m if buffer is None else buffer.to_dense())
+    payload = model.encode_payload(key, m if buffer is None else buffer.dequantize())
     record, committed = model.records.get(key), None if buffer is None else error_feedback.buffer_digest(buffer)
     digests = hashlib.sha256(payload).digest(), len(payload), committed, record.buffer if record else None
     return AcceptedProposal(key, Proposal(model.job, model.round, model.root, *digests), payload)

@@ -38,7 +38,7 @@ def ordered(items: list[codec.QuantizedUpdate]) -> Matrix:
 
 
 def dense(items: list[codec.QuantizedUpdate]) -> Matrix:
-    return np.array([item.to_dense() for item in items], dtype=np.float64)
+    return np.array([item.dequantize() for item in items], dtype=np.float64)
 
 
 # The rules as their papers write them, in float64 ----------------------------------------------------------------------
@@ -125,7 +125,7 @@ def require_close(rule: AggregationRule, items: list[codec.QuantizedUpdate], lia
 def test_equal_updates_are_their_own_aggregate(rule: AggregationRule) -> None:
     m = buffer(RAGGED, "equal")
     items = [update(m, RAGGED, number) for number in range(5)]
-    assert np.allclose(aggregate.aggregate_updates(items, RAGGED, rule, 2), items[0].to_dense(), rtol=1e-6, atol=0)
+    assert np.allclose(aggregate.aggregate_updates(items, RAGGED, rule, 2), items[0].dequantize(), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("rule", AggregationRule)
@@ -178,7 +178,7 @@ def test_the_most_trainers_that_a_round_may_have_overflow_nothing(rule: Aggregat
     layout = layout_from_shapes([("tensor", (3,))])
     items = [update(np.full(3, 3.0, dtype=np.float32), layout, number, 8) for number in range(TRAINERS_MAX)]
     # 15 bits of a scale
-    assert aggregate.aggregate_updates(items, layout, rule, liars) == pytest.approx(items[0].to_dense(), rel=2e-5)
+    assert aggregate.aggregate_updates(items, layout, rule, liars) == pytest.approx(items[0].dequantize(), rel=2e-5)
 
 
 def test_two_or_fewer_are_averaged() -> None:
@@ -223,7 +223,7 @@ def test_equal_distances_do_not_make_the_result_depend_on_the_order() -> None:
 @every_width
 def test_dot_products_are_exact(bits: int) -> None:
     items = [*updates(3, "gram", bits=bits), update(buffer(RAGGED, "tiny", deviation=1e-9), RAGGED, 3, bits)]
-    units = [[int(x) for x in np.ldexp(item.to_dense().astype(np.float64), -item.exponent)] for item in items]
+    units = [[int(x) for x in np.ldexp(item.dequantize().astype(np.float64), -item.exponent)] for item in items]
     products = aggregate.gram_matrix(items)
     for (i, left), (j, right) in itertools.product(enumerate(units), enumerate(units)):
         assert products[i][j] == sum(x * y for x, y in zip(left, right, strict=True))

@@ -90,7 +90,7 @@ def test_levels_of_another_vector_are_as_far_away_as_it_is_but_for_rounding(
     seed: int, lie: int, scale: float, shape: str
 ) -> None:
     m, update = drawn(seed, scale, shape), said(drawn(lie, scale, "normal"))
-    told, unit = update.to_dense().astype(np.float64), np.repeat(update.scales * 2.0**update.exponent, RAGGED.chunk_lengths)
+    told, unit = update.dequantize().astype(np.float64), np.repeat(update.scales * 2.0**update.exponent, RAGGED.chunk_lengths)
     rounding = np.where(np.abs(told) == 127 * unit, np.abs(told) / 16, unit / 2)
     distance = float(np.linalg.norm(m.astype(np.float64) - told))
     assert apart(update, m) >= distance - float(np.linalg.norm(rounding)) - 1e-24
@@ -128,10 +128,10 @@ def test_a_buffer_is_read_as_it_was_written_and_nothing_else_is_one(tmp_path: Pa
     assert made is not None
     (tmp_path / "m").write_bytes(made.encode())
     assert (tmp_path / "m").stat().st_size == feedback_buffer.buffer_bytes(spec) < 1.01 * model.size
-    again, told = feedback_buffer.read_buffer(tmp_path / "m", spec), feedback_buffer.make_buffer(made.to_dense(), HEADER, spec)
+    again, told = feedback_buffer.read_buffer(tmp_path / "m", spec), feedback_buffer.make_buffer(made.dequantize(), HEADER, spec)
     assert told is not None and told.encode() == made.encode(), "what levels say is said by the same ones"
-    assert np.array_equal(again.to_dense(), made.to_dense()) and again.encode() == made.encode()
-    assert float(np.linalg.norm(made.to_dense() - m)) < 0.02 * float(np.linalg.norm(m))
+    assert np.array_equal(again.dequantize(), made.dequantize()) and again.encode() == made.encode()
+    assert float(np.linalg.norm(made.dequantize() - m)) < 0.02 * float(np.linalg.norm(m))
     of_four_bits = codec.encode_payload(replace(HEADER, bits=4), m, model)
     for wrong in (made.encode()[:-1], of_four_bits, m.tobytes(), bytes(feedback_buffer.buffer_bytes(spec))):
         (tmp_path / "m").write_bytes(wrong)

@@ -13,7 +13,7 @@ def test_an_estimate_is_the_canonical_payload_of_the_sum() -> None:
     held, more = (update(buffer(RAGGED, number), RAGGED) for number in range(2))
     begun = momentum_estimates.update_estimate(None, held)
     after = momentum_estimates.update_estimate(begun, more)
-    total = begun.to_dense() + more.to_dense()
+    total = begun.dequantize() + more.dequantize()
     assert after.encode() == codec.encode_payload(header(0, momentum_estimates.ESTIMATE_BITS), total, RAGGED)
     assert codec.read_payload(after.encode(), RAGGED).encode() == after.encode()
 
@@ -26,21 +26,21 @@ def test_an_estimate_comes_near_what_is_meant_though_each_payload_says_little(bi
         estimate = momentum_estimates.update_estimate(
             estimate, update(momentum_estimates.payload_target(meant, estimate), RAGGED, 0, bits)
         )
-    assert np.linalg.norm(meant - estimate.to_dense()) < least * np.linalg.norm(meant)
+    assert np.linalg.norm(meant - estimate.dequantize()) < least * np.linalg.norm(meant)
 
 
 def test_the_next_payload_says_what_eight_bits_could_not_hold() -> None:
     """Otherwise rounding would add up: the trainer sees the estimate as the voters hold it."""
     meant = buffer(RAGGED, "meant")
     estimate = momentum_estimates.update_estimate(None, update(meant, RAGGED, 0, momentum_estimates.ESTIMATE_BITS))
-    assert np.array_equal(momentum_estimates.payload_target(meant, estimate), meant - estimate.to_dense())
+    assert np.array_equal(momentum_estimates.payload_target(meant, estimate), meant - estimate.dequantize())
 
 
 def test_estimates_are_aggregated_as_updates_are() -> None:
     held = [momentum_estimates.update_estimate(None, update(buffer(RAGGED, number), RAGGED, number)) for number in range(5)]
     together = aggregate.aggregate_updates(held, RAGGED, AggregationRule.ARC_NNM_TRIM, 1)
     assert np.array_equal(together, aggregate.aggregate_updates(held[::-1], RAGGED, AggregationRule.ARC_NNM_TRIM, 1))
-    middle = np.median([one.to_dense() for one in held], axis=0)
+    middle = np.median([one.dequantize() for one in held], axis=0)
     assert np.linalg.norm(together - middle) < np.linalg.norm(middle)
 
 

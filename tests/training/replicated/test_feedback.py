@@ -22,7 +22,7 @@ from training.replicated.error_feedback import (
 from training.replicated.tensor_layout import Float32Array
 
 BUFFER = committed(buffer(RAGGED, "m"))
-M = BUFFER.to_dense()
+M = BUFFER.dequantize()
 PAYLOAD = codec.encode_payload(header(), M, RAGGED)
 RECORD = FeedbackRecord(buffer_digest(BUFFER), hashlib.sha256(PAYLOAD).digest(), 3, True, 0)
 E_0, DELTA = buffer(RAGGED, "e"), buffer(RAGGED, "delta")
@@ -37,7 +37,7 @@ def judged(
     held: Float32Array | None = None,
 ) -> Verdict:
     levels = m if isinstance(m, codec.QuantizedUpdate) else committed(m)
-    said = levels.to_dense() if held is None else levels.to_dense() - held
+    said = levels.dequantize() if held is None else levels.dequantize() - held
     sent = codec.encode_payload(header(), said, RAGGED) if payload is None else payload
     return judge_deviation(*replay_deviation(sent, levels, e, replay, header(), RAGGED, DECAY, held=held), TOLERANCE_MIN)
 
@@ -47,7 +47,7 @@ def test_a_first_proposal_starts_from_zero() -> None:
 
 
 def test_after_a_step_what_the_payload_left_out_remains() -> None:
-    assert np.array_equal(next_feedback(RECORD, BUFFER, PAYLOAD, RAGGED), M - codec.read_payload(PAYLOAD, RAGGED).to_dense())
+    assert np.array_equal(next_feedback(RECORD, BUFFER, PAYLOAD, RAGGED), M - codec.read_payload(PAYLOAD, RAGGED).dequantize())
 
 
 def test_after_a_round_without_a_step_everything_remains() -> None:
@@ -82,7 +82,7 @@ def test_nothing_is_lost_over_rounds() -> None:
     for number in range(10):
         delta = buffer(RAGGED, "nothing lost", number)
         m = accumulate_feedback(e, delta, 1.0)
-        update = codec.read_payload(codec.encode_payload(header(), m, RAGGED), RAGGED).to_dense()
+        update = codec.read_payload(codec.encode_payload(header(), m, RAGGED), RAGGED).dequantize()
         e, sent, computed = m - update, sent + update, computed + delta
     assert np.allclose(sent + e, computed, atol=1e-6)
 
@@ -105,7 +105,7 @@ def test_the_tolerance_is_a_share_of_the_norm(distance: float, verdict: Verdict)
 
 def test_other_work_is_found() -> None:
     honest = accumulate_feedback(E_0, DELTA, DECAY)
-    m = committed(honest).to_dense()
+    m = committed(honest).dequantize()
     assert judged(honest) is Verdict.ACCEPT
     assert judged(accumulate_feedback(E_0, buffer(RAGGED, "other data"), DECAY)) is Verdict.REPLAY
     assert judged(accumulate_feedback(E_0, -DELTA, DECAY)) is Verdict.REPLAY
@@ -122,13 +122,13 @@ def test_a_payload_follows_from_the_levels_and_not_from_what_was_rounded_to_them
 def test_what_everybody_holds_already_is_not_said_again() -> None:
     honest, held = accumulate_feedback(E_0, DELTA, DECAY), buffer(RAGGED, "held")
     assert judged(honest, held=held) is Verdict.ACCEPT
-    said = codec.encode_payload(header(), committed(honest).to_dense(), RAGGED)
+    said = codec.encode_payload(header(), committed(honest).dequantize(), RAGGED)
     assert judged(honest, held=held, payload=said) is Verdict.REPLAY
 
 
 def test_one_flipped_sign_in_the_payload_is_found() -> None:
     honest = accumulate_feedback(E_0, DELTA, DECAY)
-    payload = bytearray(codec.encode_payload(header(), committed(honest).to_dense(), RAGGED))
+    payload = bytearray(codec.encode_payload(header(), committed(honest).dequantize(), RAGGED))
     payload[-1] ^= 1
     assert judged(honest, payload=bytes(payload)) is Verdict.REPLAY
 

@@ -143,7 +143,7 @@ def test_the_limit_is_exact_with_any_bits(bits: int) -> None:
     assert verdict(model, proposed(model, trainer(0), m * np.float32(16))) is Verdict.ACCEPT
     assert verdict(model, proposed(model, trainer(0), m * np.float32(17))) is Verdict.NORM
     update = codec.read_payload(proposed(model, trainer(0), m * np.float32(16)).payload, model.layout)
-    assert update.norm_squared() == model.norm_squared_max == math.fsum(np.square(update.to_dense(), dtype=np.float64))
+    assert update.norm_squared() == model.norm_squared_max == math.fsum(np.square(update.dequantize(), dtype=np.float64))
 
 
 def test_a_round_of_zeros_does_not_shut_everybody_out(first: ReplicatedModel) -> None:

@@ -63,7 +63,7 @@ def stepped(model: ReplicatedModel, gradient: Float32Array) -> Float32Array:
 def dense(model: ReplicatedModel, number: int) -> Float32Array:
     estimate = model.estimate(trainer(number))
     assert estimate is not None
-    return estimate.to_dense()
+    return estimate.dequantize()
 
 
 def test_a_round_moves_the_estimates_by_what_was_said_and_aggregates_them_all(first: ReplicatedModel) -> None:

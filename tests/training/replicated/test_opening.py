@@ -59,7 +59,7 @@ def test_what_the_last_opening_round_left_unsaid_is_said_by_the_next_and_it_is_l
         model = after(replace(spec, compression_warmup_rounds=opening), OPENING - 1)
         levels = feedback_buffer.make_buffer(buffer(model.layout, "m"), model.header(key), model.spec)
         assert levels is not None
-        m = levels.to_dense()
+        m = levels.dequantize()
         item = proposed(model, key, m)
         next_model = model.apply_round([item], {})
         if spec.has_estimates:
@@ -70,7 +70,7 @@ def test_what_the_last_opening_round_left_unsaid_is_said_by_the_next_and_it_is_l
             unsaid = m - held
         else:
             unsaid = next_model.feedback_of(key, levels, item.payload)
-            assert np.array_equal(unsaid, m - codec.read_payload(item.payload, model.layout).to_dense())
+            assert np.array_equal(unsaid, m - codec.read_payload(item.payload, model.layout).dequantize())
         assert verdict(next_model, proposed(next_model, key, buffer(model.layout, "next") + unsaid)) is Verdict.ACCEPT
         left.append(float(np.linalg.norm(unsaid) / np.linalg.norm(m)))
     assert left[0] < 0.2 < 0.5 < left[1], "of four bits, and of one"

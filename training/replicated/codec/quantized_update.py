@@ -72,13 +72,13 @@ class QuantizedUpdate:
         total = sum(int(level) * int(scale) ** 2 for level, scale in zip(sums, quantization_scales.SCALES, strict=True))
         return math.ldexp(float(total), 2 * self.exponent)
 
-    def to_dense(self) -> Float32Array:
+    def dequantize(self) -> Float32Array:
         """The whole update as float32; exact, since a level times a scale has twelve significant bits."""
         values = quantization_scales.scale_values(self.codes, self.exponent)
-        dense = np.empty(self.layout.size, dtype=np.float32)
+        elements = np.empty(self.layout.size, dtype=np.float32)
         for block in self.layout.blocks:
-            dense[block.elements] = self.scaled_elements(block, values)
-        return dense
+            elements[block.elements] = self.scaled_elements(block, values)
+        return elements
 
     def require_canonical(self) -> None:
         """`RemoteProtocolError` if other scales or levels of as many bytes would say the same."""

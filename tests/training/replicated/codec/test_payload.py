@@ -39,7 +39,7 @@ def read_both(payload: bytes, layout: TensorLayout) -> codec.QuantizedUpdate | N
         assert error.reason == "malformed" and said is None
         return None
     assert said is not None
-    assert said.values() == [Fraction(float(x)) for x in update.to_dense()]
+    assert said.values() == [Fraction(float(x)) for x in update.dequantize()]
     return update
 
 
@@ -104,14 +104,14 @@ def test_an_update_encodes_to_the_payload_it_was_decoded_from(m: Float32Array, b
 @given(toy_buffers, widths)
 def test_the_norm_is_exact(m: Float32Array, bits: int) -> None:
     update = codec.read_payload(codec.encode_payload(header(0, bits), m, TOY), TOY)
-    assert update.norm_squared() == float(sum(Fraction(float(x)) ** 2 for x in update.to_dense()))
+    assert update.norm_squared() == float(sum(Fraction(float(x)) ** 2 for x in update.dequantize()))
 
 
 @each_width
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_there_is_a_level_for_every_element_in_order(bits: int, layout: TensorLayout) -> None:
     update = codec.read_payload(codec.encode_payload(header(0, bits), buffer(layout, "levels"), layout), layout)
-    dense, scales = update.to_dense().astype(np.float64), update.scales * 2.0**update.exponent
+    dense, scales = update.dequantize().astype(np.float64), update.scales * 2.0**update.exponent
     for block in layout.blocks:
         levels = update.levels_of(block)
         assert levels.dtype == np.int8 and np.abs(levels.astype(int)).max() <= codec.LEVEL_MAX
@@ -121,7 +121,7 @@ def test_there_is_a_level_for_every_element_in_order(bits: int, layout: TensorLa
 @each_width
 def test_blocks_are_read_alike_in_any_order_alone_and_together(bits: int) -> None:
     payload = codec.encode_payload(header(0, bits), buffer(SCATTERED, "runs"), SCATTERED)
-    update, expected = codec.read_payload(payload, SCATTERED), codec.read_payload(payload, SCATTERED).to_dense()
+    update, expected = codec.read_payload(payload, SCATTERED), codec.read_payload(payload, SCATTERED).dequantize()
     scales = (update.scales * 2.0**update.exponent).astype(np.float32)
     for number in np.argsort(buffer(layout_from_shapes([("order", (len(SCATTERED.blocks),))]), "order")):
         run = ElementRun.of_blocks(SCATTERED.blocks[number : number + 3])
@@ -131,7 +131,7 @@ def test_blocks_are_read_alike_in_any_order_alone_and_together(bits: int) -> Non
 @each_width
 def test_a_block_with_other_scales_keeps_its_levels(bits: int) -> None:
     update = codec.read_payload(codec.encode_payload(header(0, bits), buffer(RAGGED, "signed"), RAGGED), RAGGED)
-    dense = update.to_dense()
+    dense = update.dequantize()
     for kind in (np.int32, np.int64, np.float32):
         rows = [update.scaled_elements(block, (3 * update.scales).astype(kind)) for block in RAGGED.blocks]
         assert all(row.dtype == kind for row in rows)
@@ -192,7 +192,7 @@ def test_two_payloads_never_say_the_same(bits: int, data: st.DataObject) -> None
         return
     update = read_both(payload, TOY)
     if update is not None:
-        again = seen.setdefault((bits, update.to_dense().tobytes()), payload)
+        again = seen.setdefault((bits, update.dequantize().tobytes()), payload)
         assert again == payload
 
 
@@ -222,7 +222,7 @@ def test_padding_of_a_chunk_is_refused(bits: int) -> None:
 @each_width
 def test_an_update_of_zeros_has_one_form(bits: int) -> None:
     zero = codec.encode_payload(header(0, bits), np.zeros(RAGGED.size, dtype=np.float32), RAGGED)
-    assert not codec.decode_payload(zero, header(0, bits), RAGGED).to_dense().any()
+    assert not codec.decode_payload(zero, header(0, bits), RAGGED).dequantize().any()
     for nothing in (-0.0, -1e-40, 1e-30):
         assert codec.encode_payload(header(0, bits), np.full(RAGGED.size, nothing, dtype=np.float32), RAGGED) == zero
     assert refused(changed(zero, HEADER_BYTES - 1, b"\0"), bits)
@@ -262,7 +262,7 @@ def test_a_chunk_of_scale_zero_has_no_levels(bits: int) -> None:
     with pytest.raises(RemoteProtocolError, match="scale zero"):
         codec.read_payload(reference.write(said), RAGGED)
     said.levels[1] = []
-    assert not codec.read_payload(reference.write(said), RAGGED).to_dense()[CHUNK : 2 * CHUNK].any()
+    assert not codec.read_payload(reference.write(said), RAGGED).dequantize()[CHUNK : 2 * CHUNK].any()
 
 
 @pytest.mark.parametrize("bits", BITS[1:])
@@ -286,7 +286,7 @@ def test_levels_are_within_half_a_step_of_what_they_stand_for(bits: int) -> None
     """But for what lies beyond the scale's range, which is cut off."""
     m = buffer(RAGGED, "steps")
     update = codec.read_payload(codec.encode_payload(header(0, bits), m, RAGGED), RAGGED)
-    dense, top = update.to_dense(), {1: 1, 2: 3, 4: 15, 8: 127}[bits]
+    dense, top = update.dequantize(), {1: 1, 2: 3, 4: 15, 8: 127}[bits]
     steps = np.repeat(update.scales * 2.0**update.exponent, RAGGED.chunk_lengths)
     said = dense != 0
     inside = said & (np.abs(m) < top * steps) & (bits > 1)
@@ -299,7 +299,7 @@ def test_levels_are_within_half_a_step_of_what_they_stand_for(bits: int) -> None
 @given(toy_buffers, widths)
 def test_what_a_payload_does_not_say_is_left_over_exactly(m: Float32Array, bits: int) -> None:
     """Error feedback: e = m − decoded, in float32, loses nothing but that subtraction's rounding."""
-    dense = codec.read_payload(codec.encode_payload(header(0, bits), m, TOY), TOY).to_dense()
+    dense = codec.read_payload(codec.encode_payload(header(0, bits), m, TOY), TOY).dequantize()
     exact = [Fraction(float(a)) - Fraction(float(b)) for a, b in zip(m, dense, strict=True)]
     assert [np.float32(float(x)) for x in exact] == list(m - dense)
 
@@ -336,5 +336,5 @@ def test_payloads_have_their_golden_hashes(bits: int) -> None:
         m = buffer(RAGGED, "payload", number, deviation=deviation)
         payload = codec.encode_payload(header(0, bits), m, RAGGED)
         assert len(payload) == payload_bytes(RAGGED, bits)
-        digest.update(payload + codec.read_payload(payload, RAGGED).to_dense().astype("<f4").tobytes())
+        digest.update(payload + codec.read_payload(payload, RAGGED).dequantize().astype("<f4").tobytes())
     assert digest.hexdigest() == GOLDEN[bits]
