@@ -18,7 +18,7 @@ from benchmarks.verdicts import MISSED
 
 BENCHMARKS = {
     "gpu": "samples a second on a GPU beside torch's plain loop, memory, replays beside a processor's; one line without a GPU",
-    "decoding": "payloads in every mode: bytes, and how fast one core reads and writes them",
+    "decoding": "payloads of any bits: bytes, and how fast one core reads and writes them",
     "rlhf_oracle": "losses and gradients of RLHF beside TRL's own, on random models",
     "generate": "text for people: how fast with what earlier passes left and without, what a proposal waits for it",
     "interop": "models that leave and come in beside transformers 5: logits, tokens, tokenizers, GGUF, bytes",

@@ -85,7 +85,7 @@ def accumulate_feedback(e: Float32Array, delta: Float32Array, decay: float, weig
 
 
 def clip_to_encodable(m: Float32Array) -> Float32Array:
-    """The buffer m, clipped to values that every codec can encode. Not a number becomes the largest value."""
+    """The buffer m, clipped to values that levels of any bits can encode. Not a number becomes the largest value."""
     return np.clip(np.nan_to_num(m, nan=CLIPPED_MAX), -CLIPPED_MAX, CLIPPED_MAX)
 
 
