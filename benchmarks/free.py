@@ -50,9 +50,10 @@ def update(
 def work() -> None:
     """Runs as the worker process."""
     from peer.worker import main as worker_main  # it imports torch, which the peer itself must not
+    from training.engines.worker_context import WorkerContext
 
-    class Free(worker_main.WorkerRequestHandler):
-        def _update(self, job: bytes) -> proposal_replay.ComputeUpdate:
+    class Free(WorkerContext):
+        def update_function(self, job: bytes) -> proposal_replay.ComputeUpdate:
             return update
 
     known()  # before the first round asks for them

@@ -63,6 +63,8 @@ class Feature:
     modules: ModuleFactory = no_modules  # parts of the state, in their order inside a block
     objectives: str = ""  # `module:name` of a tuple of them (`training.objectives.objective`)
     engines: Mapping[str, str] = field(default_factory=dict)  # name -> `module:name` of an `EngineBackend`, for the worker alone
+    # `module:name` of a tuple of `training.worker_protocol.WorkerRequestKind`
+    worker_requests: str = ""
     commands: str = ""  # the module that declares them, as `features.commands` says
     roles: tuple[Role, ...] = ()
     # name -> `module:name` of what makes it (`features.services.ServiceFactory`)

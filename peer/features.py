@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ledger.jobs import JobSpecRules, JobTerms
     from ledger.ledger_state import LedgerRules
     from protocol.identity import Verifier
+    from training.worker_protocol import WorkerRequestKind
 
 T = TypeVar("T")
 FULL_ROLE = "full"  # the role that is all others together
@@ -61,6 +62,7 @@ FEATURES: list[Feature] = [
         failures="training.api.training_failures:find_failed_jobs",
         objectives="training.objectives.registry:OBJECTIVES",
         engines={"pytorch": "training.engines.pytorch.backend:BACKEND"},
+        worker_requests="training.worker_protocol:REQUESTS",
         roles=(
             Role("trainer", "trains, and re-executes what others have trained", registered_roles=("trainer",), needs_worker=True),
         ),
@@ -95,6 +97,12 @@ def services_everywhere() -> tuple[str, ...]:
 def engines() -> dict[str, str]:
     """By name, what makes the engines of each kind."""
     return _by_name("engine", (item for feature in FEATURES for item in feature.engines.items()))
+
+
+def worker_requests() -> dict[str, WorkerRequestKind[Any]]:
+    """By name, the requests that the worker process serves."""
+    kinds = [kind for feature in FEATURES if feature.worker_requests for kind in import_object(feature.worker_requests)]
+    return _by_name("worker request", ((kind.request.TAG, kind) for kind in kinds))
 
 
 def event_sources() -> Iterator[Callable[[StateReader, StateReader], Iterable[EventLine]]]:

@@ -35,6 +35,7 @@ from tests.training.replicated.support import proposed
 from tests.waiting import patience
 from training import corpus, worker_protocol
 from training.data.default_text import default_text
+from training.engines.worker_context import WorkerContext
 from training.job_spec import AuditMode, JobSpec
 from training.objectives import registry
 from training.objectives.objective import Objective, RejectionReason
@@ -61,13 +62,13 @@ class Counting:
     """A worker in this process. It may invent what it has counted, and train by that."""
 
     def __init__(self, invents: bool) -> None:
-        self.jobs = WorkerRequestHandler(KIND, lambda: None, 1 << 30)
+        self.jobs = WorkerRequestHandler(WorkerContext(KIND, lambda: None, 1 << 30))
         self.invents = invents
 
     async def ask(self, request: Any) -> Any:
         reply = await trio.to_thread.run_sync(self.jobs.handle_request, request)
         if isinstance(request, worker_protocol.OpenJobRequest) and self.invents:
-            engine: Any = self.jobs._engines[request.job]
+            engine: Any = self.jobs.context.find_engine(request.job)
             counts = engine._counts
             engine._counts = lambda *place: np.roll(counts(*place), 1)
         return reply
@@ -160,7 +161,7 @@ async def test_an_engine_that_makes_no_declarations_does_not_open_such_a_job(
     text = tmp_path / "text"
     text.write_bytes(TEXT)
     with pytest.raises(UserError, match="engine 'slate' makes no declarations, which the objective 'letters' asks for"):
-        WorkerRequestHandler(KIND, lambda: None, 1 << 30).handle_request(
+        WorkerRequestHandler(WorkerContext(KIND, lambda: None, 1 << 30)).handle_request(
             worker_protocol.OpenJobRequest(bytes(32), LETTERS.encode(), str(text), None)
         )
 

@@ -1,15 +1,17 @@
-"""What the daemon and its worker process say to each other, and how it is framed on their pipes.
+"""Messages of the daemon and its worker process, and their framing on the pipes.
 
-The daemon sends requests, one at a time, and gets one reply each: the one named beside the request, or `RequestFailed`. Meanwhile
-the worker beats while it makes progress, and a `CancelRequest` asks it to drop the request of that number. Paths are absolute;
-files named as outputs are nobody's before the reply: a worker that ends before it may leave a part of one.
+The daemon sends requests, one at a time, and gets one reply each: the one that the request's declaration names, or
+`RequestFailed`. Meanwhile the worker beats while it makes progress, and a `CancelRequest` asks it to drop the request of that
+number. Paths are absolute; files named as outputs are nobody's before the reply: a worker that ends before it may leave a part
+of one. Features declare further requests (`features.feature.Feature.worker_requests`).
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar
 
 from ledger.audits.loss_commitments import LossMillionths
 from protocol import codec
@@ -141,10 +143,22 @@ class DeclarationFiles:
 
 
 class WorkerRequest(Generic[R]):
-    """A request whose reply is an R, or `RequestFailed`. Smaller priorities are answered first."""
+    """A request whose reply is an R, or `RequestFailed`."""
 
     __slots__ = ()
-    PRIORITY: ClassVar[int]
+    TAG: ClassVar[str]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRequestKind(Generic[R]):
+    """The declaration of a request. Its name, and that of its reply, is the tag of the message."""
+
+    request: type[WorkerRequest[R]]
+    reply: type[R]
+    priority: int  # smaller ones are answered first
+    # `module:function`, imported by the worker alone: takes a `training.engines.worker_context.WorkerContext` and the request,
+    # returns the reply.
+    handler: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +166,6 @@ class OpenJobRequest(WorkerRequest[OpenJobReply]):
     """Get ready to compute for a job → Opened. Must come before the others that name it; again after the worker restarted."""
 
     TAG: ClassVar[str] = "open-job"
-    PRIORITY: ClassVar[int] = 0
     job: Digest
     spec: Annotated[bytes, Length(1, TRANSACTION_BYTES_MAX)]  # encoded JobSpec
     text: Path | None  # the training text as one file; a BPE's token files are made beside it. None: the objective reads no text
@@ -172,7 +185,6 @@ class ProposeRequest(WorkerRequest[ProposeReply]):
     """Do `trainer`'s local steps of `round` and make the payload → Proposed. Without a whole previous buffer e is zero."""
 
     TAG: ClassVar[str] = "propose"
-    PRIORITY: ClassVar[int] = 1
     job: Digest
     round: Count
     trainer: Key
@@ -195,7 +207,6 @@ class AuditRequest(WorkerRequest[AuditReply]):
     """Re-execute `trainer`'s proposal → Audited. Previous buffer and payload as the proposal's `feedback` says."""
 
     TAG: ClassVar[str] = "audit"
-    PRIORITY: ClassVar[int] = 2
     job: Digest
     round: Count
     trainer: Key
@@ -214,7 +225,6 @@ class EvaluateRequest(WorkerRequest[EvaluateReply]):
     """The objective's figures of a model → Evaluated."""
 
     TAG: ClassVar[str] = "evaluate"
-    PRIORITY: ClassVar[int] = 4
     job: Digest
     model_directory: Path
 
@@ -226,7 +236,6 @@ class GenerateRequest(WorkerRequest[GenerateReply]):
     """
 
     TAG: ClassVar[str] = "generate"
-    PRIORITY: ClassVar[int] = 4
     job: Digest
     model_directory: Path | None  # None: the model of the first round, where the job's objective refers to it
     prompt: Text
@@ -244,7 +253,6 @@ class PingRequest(WorkerRequest[PongReply]):
     """→ Pong."""
 
     TAG: ClassVar[str] = "ping"
-    PRIORITY: ClassVar[int] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +260,6 @@ class DescribeRequest(WorkerRequest[WorkerInfo]):
     """→ Ready, as it is now."""
 
     TAG: ClassVar[str] = "describe"
-    PRIORITY: ClassVar[int] = 0
 
 
 # Beside requests and replies -----------------------------------------------------------------------------------------
@@ -272,28 +279,26 @@ class CancelRequest:
     TAG: ClassVar[str] = "cancel"
 
 
-Reply = OpenJobReply | ProposeReply | AuditReply | EvaluateReply | GenerateReply | PongReply | WorkerInfo | RequestFailed
-TO_WORKER: tuple[type[Any], ...] = (
-    OpenJobRequest,
-    ProposeRequest,
-    AuditRequest,
-    EvaluateRequest,
-    GenerateRequest,
-    PingRequest,
-    DescribeRequest,
-    CancelRequest,
+# Declarations --------------------------------------------------------------------------------------------------------
+
+_HANDLERS: Final = "training.engines.request_handlers"
+REQUESTS: Final[tuple[WorkerRequestKind[Any], ...]] = (
+    WorkerRequestKind(OpenJobRequest, OpenJobReply, 0, f"{_HANDLERS}:open_job"),
+    WorkerRequestKind(ProposeRequest, ProposeReply, 1, f"{_HANDLERS}:propose"),
+    WorkerRequestKind(AuditRequest, AuditReply, 2, f"{_HANDLERS}:audit"),
+    WorkerRequestKind(EvaluateRequest, EvaluateReply, 4, f"{_HANDLERS}:evaluate"),
+    WorkerRequestKind(GenerateRequest, GenerateReply, 4, f"{_HANDLERS}:generate"),
+    WorkerRequestKind(PingRequest, PongReply, 0, f"{_HANDLERS}:ping"),
+    WorkerRequestKind(DescribeRequest, WorkerInfo, 0, f"{_HANDLERS}:describe"),
 )
-FROM_WORKER: tuple[type[Any], ...] = (
-    WorkerInfo,
-    WorkerHeartbeat,
-    OpenJobReply,
-    ProposeReply,
-    AuditReply,
-    EvaluateReply,
-    GenerateReply,
-    PongReply,
-    RequestFailed,
-)
+
+
+def messages_to_worker(kinds: Iterable[WorkerRequestKind[Any]]) -> tuple[type[Any], ...]:
+    return (CancelRequest, *(kind.request for kind in kinds))
+
+
+def messages_from_worker(kinds: Iterable[WorkerRequestKind[Any]]) -> tuple[type[Any], ...]:
+    return tuple(dict.fromkeys((WorkerInfo, WorkerHeartbeat, RequestFailed, *(kind.reply for kind in kinds))))
 
 
 # Framing -------------------------------------------------------------------------------------------------------------

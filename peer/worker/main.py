@@ -15,34 +15,21 @@ import signal
 import sys
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
-from weakref import WeakValueDictionary
+from typing import Any, BinaryIO, TypeVar
 
 from features.lazy_import import import_object
 from peer import features
-from protocol.errors import FolkmootError, UserError
-from training import parameter_blob, worker_protocol
-from training.data.token_sequences import TokenizedText
-from training.data.tokenizer import Tokenizer, load_tokenizer
+from protocol.errors import FolkmootError, RemoteProtocolError, UserError
+from training import worker_protocol
 from training.engine_resources import EngineResources, add_arguments
-from training.engines.engine import DeclaringEngine, Engine, EngineBackend, RequiredModel
-from training.job_spec import JobSpec
-from training.objectives.objective import Declaration, RejectionReason
-from training.replay import proposal_replay
-from training.replay.inner_state import InnerState, OnState
-from training.replicated.replicated_model import ReplicatedModel
-from training.replicated.tensor_layout import Float32Array
-from training.stop_sequences import StopSequenceDecoder
-from training.text_generation import TextGeneration, TextGenerations
+from training.engines.engine import EngineBackend
+from training.engines.worker_context import WorkerContext
 
+R = TypeVar("R")
 NICENESS = 5
 HEARTBEAT_SECONDS = 1.0  # between signs of progress
-JOBS_MAX = 8  # open at a time; the least recently used is closed
 OOM_SCORE = "500"  # of -1000..1000, see proc(5)
 
 
@@ -60,14 +47,19 @@ class MessagePipes:
         self._current = 0
         self._beaten = 0.0
 
-    def start(self) -> None:
-        threading.Thread(target=self._read, daemon=True).start()
+    def start(self, kinds: tuple[type[Any], ...]) -> None:
+        """Reads messages of these kinds from now on."""
+        threading.Thread(target=self._read, args=(kinds,), daemon=True).start()
 
-    def _read(self) -> None:
+    def _read(self, kinds: tuple[type[Any], ...]) -> None:
         try:
             while header := self._incoming.read(worker_protocol.FRAME_HEADER_BYTES):
                 length, number = worker_protocol.parse_header(header)
-                message = worker_protocol.parse_body(self._incoming.read(length), worker_protocol.TO_WORKER)
+                message: Any
+                try:
+                    message = worker_protocol.parse_body(self._incoming.read(length), kinds)
+                except RemoteProtocolError as error:  # such as a request that no feature of this process declares
+                    message = error
                 if isinstance(message, worker_protocol.CancelRequest):
                     self._cancelled = number
                 else:
@@ -94,207 +86,37 @@ class MessagePipes:
 
 
 class WorkerRequestHandler:
-    """The open jobs, and what is done for each kind of request."""
+    """Answers requests by the handlers that features declare."""
 
-    def __init__(self, kind: EngineBackend, beat: Callable[[], None], micro_batch_max: int) -> None:
-        self.kind, self._beat = kind, beat
-        self._micro_batch_max = micro_batch_max
-        self._engines: OrderedDict[bytes, Engine] = OrderedDict()
-        self._texts = TextGenerations()
-        self._mapped = WeakValueDictionary[bytes, Float32Array]()  # parameters by model root, as long as somebody has them
+    def __init__(self, context: WorkerContext) -> None:
+        self.context = context
+        kinds = features.worker_requests().values()
+        self.requests = worker_protocol.messages_to_worker(kinds)
+        self._handlers = {kind.request: import_object(kind.handler) for kind in kinds}
 
-    def handle_request(self, request: Any) -> worker_protocol.Reply:
-        match request:
-            case worker_protocol.OpenJobRequest():
-                return self._open(request)
-            case worker_protocol.ProposeRequest():
-                return proposal_replay.make_proposal(request, self._update(request.job), self._declarer(request.job))
-            case worker_protocol.AuditRequest():
-                return proposal_replay.audit_proposal(request, self._update(request.job), self._declarer(request.job))
-            case worker_protocol.EvaluateRequest():
-                return self._evaluate(request)
-            case worker_protocol.GenerateRequest():
-                return self._generate(request)
-            case worker_protocol.DescribeRequest():
-                return self.kind.describe_worker()
-            case _:
-                self._texts.drop_all()  # a ping comes when the daemon has had nothing else to ask for a while
-                return worker_protocol.PongReply()
-
-    def _open(self, request: worker_protocol.OpenJobRequest) -> worker_protocol.OpenJobReply:
-        spec = JobSpec.decode(request.spec)
-        if self.kind.name not in spec.resolved_objective.loss_functions:
-            has = ", ".join(spec.resolved_objective.loss_functions) or "none"
-            raise UserError(
-                f"the engine {self.kind.name!r} cannot train the objective {spec.objective!r}: it has losses for {has}"
-            )
-        tokenizer = load_tokenizer(Path(request.tokenizer).read_bytes() if request.tokenizer else None, spec.model.vocabulary)
-        if request.text is None:
-            tokens: TokenizedText = TokenizedText.without_text(tokenizer.token_bytes)
-        else:
-            read = import_object(spec.resolved_objective.data_reader)
-            tokens = read(spec, Path(request.text), tokenizer, self._beat, request.tokenized, request.tokens)
-        engine = self.kind.open_engine(spec, tokens, tokenizer, _first(request, spec))
-        if spec.resolved_objective.declaration_type is not None and not isinstance(engine, DeclaringEngine):
-            raise UserError(
-                f"the engine {self.kind.name!r} makes no declarations, which the objective {spec.objective!r} asks for"
-            )
-        if request.required_model is not None:
-            engine.required_model = _other(spec, request, tokenizer, self._beat)
-        engine.required_files = {digest: Path(path) for digest, path in request.files.items()}
-        engine.micro_batch = min(engine.micro_batch, self._micro_batch_max)
-        self._engines[request.job] = engine
-        while len(self._engines) > JOBS_MAX:
-            self._engines.popitem(last=False)
-        return worker_protocol.OpenJobReply(engine.parameters, len(tokens.train), len(tokens.held_out))
-
-    def _engine(self, job: bytes) -> Engine:
-        if job not in self._engines:
-            raise FolkmootError(f"job {job.hex()[:8]} is not open")
-        self._engines.move_to_end(job)
-        return self._engines[job]
-
-    def _update(self, job: bytes) -> proposal_replay.ComputeUpdate:
-        engine = self._engine(job)
-
-        def update(
-            parameters: Float32Array,
-            job: bytes,
-            round: int,
-            trainer: bytes,
-            inner: InnerState | None,
-            on_state: OnState | None,
-            *,
-            taken: int,
-            declaration: Declaration | None = None,
-        ) -> tuple[Float32Array, Sequence[float]]:
-            place = job, round, trainer
-            delta, metrics = engine.local_steps(parameters, *place, self._beat, inner, on_state, declaration, taken)
-            return delta, metrics.losses
-
-        return update
-
-    def _declarer(self, job: bytes) -> proposal_replay.EngineDeclarer | None:
-        """None: the job's objective has none."""
-        engine = self._engine(job)
-        return _Declarer(engine, self._beat) if isinstance(engine, DeclaringEngine) else None
-
-    def _evaluate(self, request: worker_protocol.EvaluateRequest) -> worker_protocol.EvaluateReply:
-        started = time.perf_counter()
-        figures = self._engine(request.job).compute_metrics(_parameters(request.model_directory), self._beat)
-        return worker_protocol.EvaluateReply(dict(figures), time.perf_counter() - started)
-
-    def _generate(self, request: worker_protocol.GenerateRequest) -> worker_protocol.GenerateReply:
-        return self._texts.next_slice(request, partial(self._begun, request))
-
-    def _shared(self, model_directory: str) -> Float32Array:
-        """One array for all texts of a model: an engine copies parameters when it is given others than before."""
-        model = ReplicatedModel.open(Path(model_directory))
-        return self._mapped.setdefault(model.root, model.parameters)
-
-    def _begun(self, request: worker_protocol.GenerateRequest) -> TextGeneration:
-        engine, prompt = self._engine(request.job), request.prompt.encode()
-        parameters = engine.first_parameters if request.model_directory is None else self._shared(request.model_directory)
-        if parameters is None:
-            raise FolkmootError(f"job {request.job.hex()[:8]} does not refer to its first model")
-        pieces = engine.generate_text(parameters, _with_turns(engine, request), request.sampling, self._beat, request.stop)
-        kind, spec, files = engine.spec.resolved_objective, engine.spec, engine.required_files
-
-        def withholds(text: str) -> bool:
-            return kind.withholds_output(spec, files, prompt, text.encode())
-
-        return TextGeneration(
-            pieces,
-            StopSequenceDecoder(request.sampling.stop),
-            request.told_characters,
-            withholds if kind.moderates_output(spec) else None,
-        )
+    def handle_request(self, request: worker_protocol.WorkerRequest[R]) -> R:
+        """Raises what the handler raises."""
+        reply: R = self._handlers[type(request)](self.context, request)
+        return reply
 
 
-@dataclass(frozen=True, slots=True)
-class _Declarer:
-    engine: DeclaringEngine
-    beat: Callable[[], None]
-
-    def make_declaration(self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path) -> Declaration:
-        return self.engine.make_declaration(parameters, job, round, trainer, folder, self.beat)
-
-    def why_declaration_refused(
-        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, declaration: Declaration
-    ) -> RejectionReason | None:
-        return self.engine.why_declaration_refused(parameters, job, round, trainer, declaration, self.beat)
-
-    def derive_step_data(
-        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, declaration: Declaration
-    ) -> Declaration:
-        return self.engine.derive_step_data(parameters, job, round, trainer, declaration, self.beat)
-
-
-def _first(request: worker_protocol.OpenJobRequest, spec: JobSpec) -> Float32Array | None:
-    """The parameters of the job's first round, if its objective refers to them."""
-    if not spec.resolved_objective.refers_to_first:
-        return None
-    if spec.initial_model is not None:
-        return parameter_blob.read_all_values(spec, Path(request.files[spec.initial_model]))
-    return ReplicatedModel.initial(request.job, spec, _base(request, spec)).parameters
-
-
-def _base(request: worker_protocol.OpenJobRequest, spec: JobSpec) -> ReplicatedModel | None:
-    """Whoever measured by another model would take every honest trainer for a liar."""
-    if spec.base is None:
-        return None
-    if request.base is None:
-        raise FolkmootError(f"the base of job {request.job.hex()[:8]} was not named")
-    return ReplicatedModel.open_decided(Path(request.base), spec.base.root)
-
-
-def _other(
-    spec: JobSpec, request: worker_protocol.OpenJobRequest, tokenizer: Tokenizer, beat: Callable[[], None]
-) -> RequiredModel:
-    """The job that another one reads, whose tokenizer is the same."""
-    read = spec.resolved_objective.required_model(spec)
-    if read is None:
-        raise FolkmootError(f"job {spec.name!r} reads no other job")
-    model = ReplicatedModel.open_decided(Path(request.required_model or ""), read.root)
-    data = import_object(model.spec.resolved_objective.data_reader)(
-        model.spec, Path(request.other_text or ""), tokenizer, beat, named=request.other_tokens
-    )
-    return RequiredModel(model.spec, model.parameters, data)
-
-
-def _with_turns(engine: Engine, request: worker_protocol.GenerateRequest) -> bytes:
-    """The prompt behind as many whole turns as the context can hold beside the text, which has at most half of it.
-
-    A turn ends with the bytes of the job's stop token, or with a line break, as in `rlhf.data.dataset_formats`.
-    """
-    text, context, tokenizer = request.prompt.encode(), engine.spec.model.context, engine.tokenizer
-    end = b"" if request.stop is None else tokenizer.decode([request.stop])
-    room = context - min(request.sampling.max_tokens, context // 2) - len(tokenizer.encode(text))
-    for turn in reversed(request.turns):
-        before = turn.encode() + (end or b"\n")
-        room -= len(tokenizer.encode(before))
-        if room < 0:
-            break
-        text = before + text
-    return text
-
-
-def _parameters(model_directory: str) -> Float32Array:
-    return ReplicatedModel.open(Path(model_directory)).parameters
-
-
-def serve_requests(pipes: MessagePipes, jobs: WorkerRequestHandler) -> None:
+def serve_requests(pipes: MessagePipes, handler: WorkerRequestHandler) -> None:
     """Answers requests for ever."""
     while True:
         request = pipes.next_request()
         try:
-            pipes.send_message(jobs.handle_request(request))  # an answer that is no number has no encoding: that fails here too
+            if isinstance(request, RemoteProtocolError):
+                known = ", ".join(kind.TAG for kind in handler.requests)
+                raise FolkmootError(f"no feature of this worker has such a request ({request}): it has {known}")
+            pipes.send_message(
+                handler.handle_request(request)
+            )  # an answer that is no number has no encoding: that fails here too
         except RequestCancelled:
             pipes.send_message(worker_protocol.RequestFailed("cancelled"))
         except FolkmootError as error:
             pipes.send_message(worker_protocol.RequestFailed(str(error)[: worker_protocol.ERROR_CHARACTERS_MAX]))
         except Exception as error:  # the boundary of the process: the daemon is told, and the next request may well succeed
-            what = "out of memory" if jobs.kind.is_out_of_memory(error) else f"{type(error).__name__}: {error}"
+            what = "out of memory" if handler.context.backend.is_out_of_memory(error) else f"{type(error).__name__}: {error}"
             pipes.send_message(worker_protocol.RequestFailed(what[: worker_protocol.ERROR_CHARACTERS_MAX]))
 
 
@@ -321,7 +143,7 @@ def _end() -> None:
     os._exit(0)
 
 
-def main(make_jobs: Callable[[EngineBackend, Callable[[], None], int], WorkerRequestHandler] = WorkerRequestHandler) -> None:
+def main(make_context: Callable[[EngineBackend, Callable[[], None], int], WorkerContext] = WorkerContext) -> None:
     for number in (
         signal.SIGINT,
         signal.SIGTERM,
@@ -349,10 +171,11 @@ def main(make_jobs: Callable[[EngineBackend, Callable[[], None], int], WorkerReq
     except UserError as error:
         pipes.send_message(worker_protocol.RequestFailed(str(error)[: worker_protocol.ERROR_CHARACTERS_MAX]))
         return
+    handler = WorkerRequestHandler(make_context(kind, pipes.heartbeat, arguments.micro_batch_max))
     gc.freeze()  # what was imported is no garbage
     pipes.send_message(kind.describe_worker())
-    pipes.start()
-    serve_requests(pipes, make_jobs(kind, pipes.heartbeat, arguments.micro_batch_max))
+    pipes.start(handler.requests)
+    serve_requests(pipes, handler)
 
 
 if __name__ == "__main__":

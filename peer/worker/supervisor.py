@@ -1,7 +1,8 @@
 """Supervises the worker process: starts it, asks it one thing at a time, and starts it again when it dies.
 
-The daemon computes no gradients and never imports torch. Requests are queued by priority (`training.worker_protocol`): its own
-proposal before audits, audits before evaluations and texts for people. Equal ones go in the order in which they came.
+The daemon computes no gradients and never imports torch. Requests are queued by the priority that their feature declares
+(`training.worker_protocol`): its own proposal before audits, audits before evaluations and texts for people. Equal ones go in
+the order in which they came.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any, TypeVar, cast
 import trio
 
 import peer
+from peer import features
 from protocol.errors import LocalProtocolError, RemoteProtocolError, UserError
 from training import worker_protocol
 from training.engine_resources import EngineResources
@@ -79,6 +81,9 @@ class WorkerSupervisor:
         self.pid: int | None = None
         self.restarts = 0
         self._resources, self._engine = resources, engine
+        kinds = features.worker_requests().values()
+        self._kinds = {kind.request: kind for kind in kinds}
+        self.replies = worker_protocol.messages_from_worker(kinds)
         self.command = list(command or (sys.executable, "-m", "peer.worker.main"))
         self._backoff_seconds = backoff_seconds
         self._micro_batch_max: int | None = None
@@ -92,13 +97,14 @@ class WorkerSupervisor:
         """The worker's reply. `deadline_seconds` counts from the moment the worker gets the request.
 
         Raises `WorkerDied` if the process ended meanwhile (asking again is safe) and `WorkerFailed` if it could not do it. When
-        cancelled, a waiting request is withdrawn and a running one is dropped at its next step.
+        cancelled, a waiting request is withdrawn and a running one is dropped at its next step. `LocalProtocolError` for a
+        request that no feature declares.
         """
         if self._stopped:
             raise WorkerDied("the worker has been stopped")
         if len(self._queue) >= QUEUE_MAX:
             raise LocalProtocolError(f"{QUEUE_MAX} requests are waiting for the worker")
-        pending = _PendingRequest(request.PRIORITY, next(self._numbers), request, deadline_seconds)
+        pending = self.pending_request(request, next(self._numbers), deadline_seconds)
         heapq.heappush(self._queue, pending)
         self._wake.set()
         try:
@@ -112,6 +118,16 @@ class WorkerSupervisor:
         if isinstance(request, worker_protocol.OpenJobRequest):
             self._record_open_job(request)
         return cast(R, pending.reply)
+
+    def pending_request(
+        self, request: worker_protocol.WorkerRequest[Any], order: int = 0, deadline_seconds: float = REQUEST_SECONDS_MAX
+    ) -> _PendingRequest:
+        """With the priority that is declared. `LocalProtocolError` for a request that no feature declares."""
+        kind = self._kinds.get(type(request))
+        if kind is None:
+            known = ", ".join(known.TAG for known in self._kinds)
+            raise LocalProtocolError(f"no feature of this program has the worker request {request.TAG!r}: it has {known}")
+        return _PendingRequest(kind.priority, order, request, deadline_seconds)
 
     async def refresh_description(self) -> worker_protocol.WorkerInfo | None:
         """What the present process says of itself; while it is busy, what it said last. None while there is none."""
@@ -241,14 +257,11 @@ class _WorkerProcess:
         self.was_ready = True
         task_status.started()
         for job in self._worker.jobs_to_reopen():
-            await self._answer(self._internal_request(job))
+            await self._answer(self._worker.pending_request(job))
         while True:
-            await self._answer(await self._worker.next_request() or self._internal_request(worker_protocol.PingRequest()))
+            next_request = await self._worker.next_request()
+            await self._answer(next_request or self._worker.pending_request(worker_protocol.PingRequest()))
             self.was_useful = True
-
-    @staticmethod
-    def _internal_request(request: Any) -> _PendingRequest:
-        return _PendingRequest(request.PRIORITY, 0, request, REQUEST_SECONDS_MAX)
 
     async def _answer(self, pending: _PendingRequest) -> None:
         """Gives `pending` its reply, or the reason why this session ended."""
@@ -298,7 +311,7 @@ class _WorkerProcess:
         try:
             while True:
                 length, number = worker_protocol.parse_header(await self._read_exactly(worker_protocol.FRAME_HEADER_BYTES))
-                message = worker_protocol.parse_body(await self._read_exactly(length), worker_protocol.FROM_WORKER)
+                message = worker_protocol.parse_body(await self._read_exactly(length), self._worker.replies)
                 if number == self._number:  # anything else belongs to a request that is over
                     await self._send_frames.send(message)
         except EOFError:

@@ -23,7 +23,7 @@ from ledger.core.module import Refused
 from ledger.ledger_state import EMPTY_BODY, UnsupportedModuleVersion, decode_body, newest_module_versions
 from peer.api import control_socket
 from peer.api.rpc_methods import rpc_methods
-from peer.features import modules_of
+from peer.features import modules_of, worker_requests
 from peer.settings import config
 from peer.settings.invitation import invitation_text, make_invitation, parse_invitation
 from protocol import codec
@@ -297,15 +297,15 @@ def _sessions() -> Decoder:
 
 
 def _pipe() -> Decoder:
+    messages = worker_protocol.messages_from_worker(worker_requests().values())
+
     def decode(data: bytes) -> Any:
         # a shorter one is waited for
         header = data[: worker_protocol.FRAME_HEADER_BYTES].ljust(worker_protocol.FRAME_HEADER_BYTES, b"\0")
         length, number = worker_protocol.parse_header(header)
-        return number, worker_protocol.parse_body(
-            data[worker_protocol.FRAME_HEADER_BYTES :][:length], worker_protocol.FROM_WORKER
-        )
+        return number, worker_protocol.parse_body(data[worker_protocol.FRAME_HEADER_BYTES :][:length], messages)
 
-    values = st.one_of(*map(strategy_of, worker_protocol.FROM_WORKER))
+    values = st.one_of(*map(strategy_of, messages))
     return Decoder("worker pipe", st.builds(worker_protocol.encode_frame, st.integers(0, 2**32 - 1), values), decode)
 
 

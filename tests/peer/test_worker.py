@@ -16,7 +16,6 @@ import trio
 import trio.testing
 
 from peer.worker import supervisor as supervisor
-from peer.worker.main import WorkerRequestHandler
 from peer.worker.supervisor import WorkerSupervisor
 from protocol.errors import LocalProtocolError, UserError
 from protocol.sampling import SamplingOptions
@@ -24,6 +23,7 @@ from protocol.verdicts import Verdict
 from tests.waiting import patience, run_process
 from training import text_stream, worker_protocol
 from training.data.default_text import default_text
+from training.engines.worker_context import WorkerContext
 from training.job_spec import JobSpec
 from training.replicated.replicated_model import ReplicatedModel
 from training.transformer import ModelSpec
@@ -38,7 +38,9 @@ SECONDS_MAX = 120.0  # an import of torch on a busy machine, and more
 FAKE = """
 import os, signal, sys, time
 from training import worker_protocol
+from training.engines.worker_context import WorkerContext
 from training.worker_protocol import *
+from training.engines.worker_context import WorkerContext
 log = open(sys.argv[1], "a", buffering=1)
 log.write("start " + " ".join(sys.argv[2:]) + "\\n")
 output = os.fdopen(os.dup(1), "wb")
@@ -47,7 +49,7 @@ def read():
     header = sys.stdin.buffer.read(8)
     if not header: os._exit(0)
     length, number = worker_protocol.parse_header(header)
-    return number, worker_protocol.parse_body(sys.stdin.buffer.read(length), worker_protocol.TO_WORKER)
+    return number, worker_protocol.parse_body(sys.stdin.buffer.read(length), messages_to_worker(REQUESTS))
 send(0, WorkerInfo("fake", 1))
 while True:
     number, request = read()
@@ -358,11 +360,11 @@ def test_texts_of_one_model_share_its_parameters(tmp_path: Path) -> None:
     """Or an engine would copy them at each turn from one text to another."""
     ReplicatedModel.create_initial(tmp_path / "model", JOB, SPEC)
     none: Any = None
-    jobs = WorkerRequestHandler(none, lambda: None, 1)
-    first, second = (jobs._shared(str(tmp_path / "model")) for _ in range(2))
+    context = WorkerContext(none, lambda: None, 1)
+    first, second = (context.shared_parameters(str(tmp_path / "model")) for _ in range(2))
     assert first is second
     del first, second
-    assert not jobs._mapped, "a model that no text has is given back"
+    assert not context._mapped, "a model that no text has is given back"
 
 
 @pytest.mark.real("processes")
@@ -371,7 +373,8 @@ def test_the_real_worker_ends_with_its_pipe_and_keeps_stray_prints_out_of_the_co
     ended = run_process([sys.executable, "-c", script], input=b"", capture_output=True, check=True)
     output, errors = ended.stdout, ended.stderr
     length, _ = worker_protocol.parse_header(output[:8])
-    assert isinstance(worker_protocol.parse_body(output[8 : 8 + length], worker_protocol.FROM_WORKER), worker_protocol.WorkerInfo)
+    messages = worker_protocol.messages_from_worker(worker_protocol.REQUESTS)
+    assert isinstance(worker_protocol.parse_body(output[8 : 8 + length], messages), worker_protocol.WorkerInfo)
     assert b"stray" in errors and b"stray" not in output
 
 

@@ -10,6 +10,7 @@ from protocol.verdicts import Verdict
 from rlhf.data.preference_sets import PromptRecord, encode_records
 from training import worker_protocol
 from training.engines.pytorch.backend import BACKEND
+from training.engines.worker_context import WorkerContext
 from training.job_spec import JobSpec
 from training.replicated.replicated_model import ReplicatedModel
 
@@ -30,7 +31,7 @@ class Seat:
         self.model.save(folder / "model")
 
     def worker(self, file: str | None = None, micro_batch: int = 1 << 30) -> WorkerRequestHandler:
-        jobs = WorkerRequestHandler(BACKEND, lambda: None, micro_batch)
+        jobs = WorkerRequestHandler(WorkerContext(BACKEND, lambda: None, micro_batch))
         opened = jobs.handle_request(worker_protocol.OpenJobRequest(JOB, self.spec.encode(), file or self.set, None))
         assert isinstance(opened, worker_protocol.OpenJobReply) and opened.train_tokens and opened.held_out_tokens
         return jobs

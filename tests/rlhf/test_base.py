@@ -18,6 +18,7 @@ from training import worker_protocol
 from training.data.default_text import default_text
 from training.engines.engine import DeclaringEngine
 from training.engines.pytorch.backend import BACKEND
+from training.engines.worker_context import WorkerContext
 from training.job_spec import JobSpec
 from training.replicated.replicated_model import ReplicatedModel
 from training.transformer import ModelSpec
@@ -44,10 +45,10 @@ def first(folder: Path, root: bytes, directory: Path | None) -> DeclaringEngine:
     spec = replace(
         BASE, name="ppo", objective="ppo", objective_settings=own, local_steps=4, base=ModelReference(OF_BASE, 1, root)
     ).validated()
-    jobs = WorkerRequestHandler(BACKEND, lambda: None, 1)
+    jobs = WorkerRequestHandler(WorkerContext(BACKEND, lambda: None, 1))
     path = str(directory) if directory else None
     jobs.handle_request(worker_protocol.OpenJobRequest(JOB, spec.encode(), str(folder / "text"), None, base=path))
-    engine = jobs._engine(JOB)
+    engine = jobs.context.find_engine(JOB)
     assert isinstance(engine, DeclaringEngine)
     return engine
 

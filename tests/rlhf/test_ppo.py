@@ -29,6 +29,7 @@ from training.data.default_text import default_text
 from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.backend import BACKEND
+from training.engines.worker_context import WorkerContext
 from training.job_spec import AuditMode, JobSpec, complete_fields
 from training.model_store import audit_download_bytes_max
 from training.replicated.parameter_init import initial_parameters
@@ -70,7 +71,7 @@ class World:
         self.jobs = self.worker()
 
     def worker(self, micro_batch: int = 1 << 30) -> WorkerRequestHandler:
-        jobs = WorkerRequestHandler(BACKEND, lambda: None, micro_batch)
+        jobs = WorkerRequestHandler(WorkerContext(BACKEND, lambda: None, micro_batch))
         jobs.handle_request(worker_protocol.OpenJobRequest(JOB, self.spec.encode(), str(self.folder / "text"), None))
         return jobs
 

@@ -31,6 +31,7 @@ from training import worker_protocol
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.backend import BACKEND
 from training.engines.pytorch.model import GPT
+from training.engines.worker_context import WorkerContext
 from training.job_spec import AuditMode, JobSpec
 from training.replicated.parameter_init import initial_parameters
 from training.replicated.replicated_model import ReplicatedModel
@@ -143,7 +144,7 @@ class World:
         ReplicatedModel.initial(JOB, self.spec).save(self.folder / "model")
 
     def worker(self, text: str = "set", named: bytes | None = None, words: str = "words") -> WorkerRequestHandler:
-        jobs = WorkerRequestHandler(BACKEND, lambda: None, 1 << 30)
+        jobs = WorkerRequestHandler(WorkerContext(BACKEND, lambda: None, 1 << 30))
         other = {"required_model": str(self.folder / "read"), "other_text": str(self.folder / text), "other_tokens": named}
         files = dict.fromkeys(PPO.required_files(self.spec), str(self.folder / words))
         jobs.handle_request(worker_protocol.OpenJobRequest(JOB, self.spec.encode(), None, None, **other, files=files))

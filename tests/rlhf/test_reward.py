@@ -29,6 +29,7 @@ from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
 from training.engines.engine import RequiredModel
 from training.engines.pytorch.backend import BACKEND
+from training.engines.worker_context import WorkerContext
 from training.formats import checkpoint
 from training.job_spec import AuditMode, JobSpec
 from training.replicated.replicated_model import ReplicatedModel
@@ -186,7 +187,7 @@ def test_a_policy_is_rewarded_by_the_model_that_its_job_reads(tmp_path: Path) ->
     (tmp_path / "text").write_bytes(default_text()[:20_000])
 
     def worker(reward: str, by: str | None = None) -> WorkerRequestHandler:
-        jobs, text = WorkerRequestHandler(BACKEND, lambda: None, 1 << 30), write(tmp_path / "set", some_pairs())
+        jobs, text = WorkerRequestHandler(WorkerContext(BACKEND, lambda: None, 1 << 30)), write(tmp_path / "set", some_pairs())
         opening = worker_protocol.OpenJobRequest(
             TRAINER,
             jobs_of[by or reward].encode(),

@@ -25,6 +25,7 @@ from tests.rlhf.test_reward import SPEC, some_pairs
 from training import worker_protocol
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.backend import BACKEND
+from training.engines.worker_context import WorkerContext
 from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import float32_bytes, layout_of
 
@@ -165,10 +166,10 @@ def test_the_reference_of_a_job_that_starts_from_parameters_is_these(tmp_path: P
     opening = worker_protocol.OpenJobRequest(
         JOB, spec.encode(), write(tmp_path / "set", some_examples()), None, files={spec.initial_model: str(tmp_path / "start")}
     )
-    engine = WorkerRequestHandler(BACKEND, lambda: None, 1 << 30)
+    engine = WorkerRequestHandler(WorkerContext(BACKEND, lambda: None, 1 << 30))
     engine.handle_request(opening)
-    reference = engine._engine(JOB).first_parameters
+    reference = engine.context.find_engine(JOB).first_parameters
     assert reference is not None and np.array_equal(reference, values)
     (tmp_path / "start").write_bytes(float32_bytes(values[::-1]))
     with pytest.raises(StorageError, match="does not hold the parameters"):
-        WorkerRequestHandler(BACKEND, lambda: None, 1 << 30).handle_request(opening)
+        WorkerRequestHandler(WorkerContext(BACKEND, lambda: None, 1 << 30)).handle_request(opening)

@@ -32,9 +32,11 @@ ANSWERS = [
     worker_protocol.PongReply(),
     worker_protocol.RequestFailed("why"),
 ]
+TO_WORKER = worker_protocol.messages_to_worker(worker_protocol.REQUESTS)
+FROM_WORKER = worker_protocol.messages_from_worker(worker_protocol.REQUESTS)
 
 
-@pytest.mark.parametrize("kinds, messages", [(worker_protocol.TO_WORKER, MESSAGES), (worker_protocol.FROM_WORKER, ANSWERS)])
+@pytest.mark.parametrize("kinds, messages", [(TO_WORKER, MESSAGES), (FROM_WORKER, ANSWERS)])
 def test_every_message_survives_its_frame(kinds: tuple[type, ...], messages: list[object]) -> None:
     assert {type(message) for message in messages} == set(kinds)
     for message in messages:
@@ -48,7 +50,7 @@ def test_a_message_of_the_other_direction_is_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="unknown-message"):
         worker_protocol.parse_body(
             worker_protocol.encode_frame(0, worker_protocol.PingRequest())[worker_protocol.FRAME_HEADER_BYTES :],
-            worker_protocol.FROM_WORKER,
+            FROM_WORKER,
         )
 
 
@@ -82,11 +84,7 @@ def test_the_longest_messages_fit_a_frame_however_large_the_model_is(message: ob
 
 
 def test_what_the_round_waits_for_is_most_urgent_then_audits_then_what_can_be_done_any_time() -> None:
-    assert (
-        worker_protocol.OpenJobRequest.PRIORITY < worker_protocol.ProposeRequest.PRIORITY < worker_protocol.AuditRequest.PRIORITY
-    )
-    assert (
-        worker_protocol.AuditRequest.PRIORITY
-        < worker_protocol.EvaluateRequest.PRIORITY
-        == worker_protocol.GenerateRequest.PRIORITY
-    )
+    priority = {kind.request: kind.priority for kind in worker_protocol.REQUESTS}
+    opening, proposing = priority[worker_protocol.OpenJobRequest], priority[worker_protocol.ProposeRequest]
+    auditing, evaluating = priority[worker_protocol.AuditRequest], priority[worker_protocol.EvaluateRequest]
+    assert opening < proposing < auditing < evaluating == priority[worker_protocol.GenerateRequest]

@@ -29,6 +29,7 @@ from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch import muon
 from training.engines.pytorch.backend import BACKEND
 from training.engines.pytorch.engine import TorchEngine
+from training.engines.worker_context import WorkerContext
 from training.job_spec import InnerOptimizerKind, InnerStatePolicy, JobSpec
 from training.objectives.objective import InnerStep
 from training.replay import inner_state, proposal_replay
@@ -351,7 +352,7 @@ def test_whatever_inner_state_a_trainer_commits_to_or_goes_on_from_an_audit_ends
 
 def test_a_worker_opens_no_job_of_which_it_makes_other_tokens(text: Path) -> None:
     jobs, named = (
-        WorkerRequestHandler(BACKEND, lambda: None, 1 << 30),
+        WorkerRequestHandler(WorkerContext(BACKEND, lambda: None, 1 << 30)),
         data.tokens_digest(open_tokens(SPEC, text, ByteTokenizer())),
     )
     assert jobs.handle_request(worker_protocol.OpenJobRequest(JOB, SPEC.encode(), str(text), None, False, named))
