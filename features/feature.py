@@ -63,6 +63,9 @@ class Feature:
     modules: ModuleFactory = no_modules  # parts of the state, in their order inside a block
     objectives: str = ""  # `module:name` of a tuple of them (`training.objectives.objective`)
     engines: Mapping[str, str] = field(default_factory=dict)  # name -> `module:name` of an `EngineBackend`, for the worker alone
+    # name of an engine -> `module:name` of what it computes of this feature (`training.engine_implementations`), for the worker
+    # alone
+    implementations: Mapping[str, str] = field(default_factory=dict)
     # `module:name` of a tuple of `training.worker_protocol.WorkerRequestKind`
     worker_requests: str = ""
     commands: str = ""  # the module that declares them, as `features.commands` says

@@ -62,6 +62,7 @@ FEATURES: list[Feature] = [
         failures="training.api.training_failures:find_failed_jobs",
         objectives="training.objectives.registry:OBJECTIVES",
         engines={"pytorch": "training.engines.pytorch.backend:BACKEND"},
+        implementations={"pytorch": "training.engines.pytorch.implementations:IMPLEMENTATIONS"},
         worker_requests="training.worker_protocol:REQUESTS",
         roles=(
             Role("trainer", "trains, and re-executes what others have trained", registered_roles=("trainer",), needs_worker=True),
@@ -128,12 +129,17 @@ def _by_name(what: str, items: Iterable[tuple[str, T]]) -> dict[str, T]:
 
 
 def install_objectives() -> None:
-    """Makes the objectives of all features known in this process: each program does so before it reads any job."""
+    """Makes the objectives of all features known in this process, and where engines find what they compute of them: each program
+    does so before it reads any job.
+    """
+    from training import engine_implementations
     from training.objectives import registry
 
     for feature in FEATURES:
         if feature.objectives:
             registry.register_objectives(import_object(feature.objectives))
+        for engine, place in feature.implementations.items():
+            engine_implementations.register_implementations(engine, place)
 
 
 def modules_of(job_rules: JobSpecRules) -> tuple[Module[Any], ...]:

@@ -22,6 +22,7 @@ RLHF = Feature(
     about="tuning a model by rewards for its own responses",
     modules=_modules,
     objectives="rlhf.objectives.registry:OBJECTIVES",
+    implementations={"pytorch": "rlhf.pytorch.implementations:IMPLEMENTATIONS"},
     services={
         "sets": "rlhf.services.preference_dataset_builder:PreferenceDatasetBuilder",
         "ahead": "rlhf.services.blob_prefetcher:BlobPrefetcher",

@@ -39,12 +39,12 @@ from tests.ledger.snapshots import Chain, Fetch, Server
 from tests.ledger.world import PEOPLE, PlainJobs, World
 from tests.notes.feature import NOTES
 from tests.notes.module import Line, NotesState, Write
-from tests.notes.objective import OBJECTIVES, Sizes
+from tests.notes.objective import Sizes
 from tests.peer.network import SECONDS_MAX
 from tests.sim.keys import FastVerifier
 from tests.test_docs import sections
 from tests.waiting import patience
-from training import worker_protocol
+from training import engine_implementations, worker_protocol
 from training.data.default_text import default_text
 from training.job_spec import JobSpec
 from training.model_store import JobModelStore
@@ -58,12 +58,12 @@ JOB = JobSpec(name="ones", objective="ones", rounds=1, byzantine_max=0, objectiv
 
 
 @pytest.fixture
-def feature() -> Iterator[None]:
+def feature(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(registry, "_known", dict(registry._known))
+    monkeypatch.setattr(engine_implementations, "_places", dict(engine_implementations._places))
     FEATURES.append(NOTES)
     yield
     FEATURES.remove(NOTES)
-    for objective in OBJECTIVES:
-        registry._known.pop(objective.name, None)
 
 
 def seen() -> dict[str, bool]:
@@ -148,18 +148,19 @@ def test_all_that_features_name_is_there(feature: None) -> None:
             item.rpc_handler,
             *item.services.values(),
             *item.engines.values(),
+            *item.implementations.values(),
+            item.worker_requests,
         ]
         assert all(import_object(place) is not None for place in named_by_it if place)
     for name, place in features.engines().items():
         assert import_object(place).name == name
     features.install_objectives()
+    implementations = [(engine, import_object(place)) for item in FEATURES for engine, place in item.implementations.items()]
+    assert {engine for engine, _ in implementations} <= features.engines().keys()
+    computed = {name for _, found in implementations for name in found.objectives}
     for objective in map(registry.find_objective, registry.objective_names()):
-        assert objective is not None and bool(objective.loss_functions) == objective.needs_worker, (
-            "a worker trains, or everybody knows"
-        )
-        assert all(
-            callable(import_object(place)) for engine, place in objective.loss_functions.items() if engine in features.engines()
-        )
+        assert objective is not None
+        assert (objective.name in computed) == objective.needs_worker, "a worker trains, or everybody knows"
         trained_by = [role for role in features.roles().values() if objective.role in role.registered_roles]
         assert trained_by and all(role.needs_worker for role in trained_by), "who registers for it can train it"
     for role in features.roles().values():
@@ -322,7 +323,7 @@ async def test_an_engine_of_a_feature_trains_in_a_worker_without_torch(feature: 
         async with trio.open_nursery() as nursery:
             await nursery.start(worker.run)
             assert worker.description is not None and worker.description.engine == "slate alone"
-            with pytest.raises(WorkerFailed, match="'slate' cannot train the objective 'language': it has losses for pytorch"):
+            with pytest.raises(WorkerFailed, match="'slate' cannot compute the objective 'language': it computes letters"):
                 await worker.ask(
                     worker_protocol.OpenJobRequest(bytes(32), replace(LETTERS, objective="language").encode(), text, None)
                 )

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -163,8 +163,6 @@ class PpoObjective(Objective):
     settings_type = PpoSettings
     reads_text = False  # prompts may come from a text, but no trainer has one of its own
     refers_to_first = True
-    loss_functions: ClassVar[Mapping[str, str]] = {"pytorch": "rlhf.pytorch.ppo:ppo_loss"}
-    declarer_classes: ClassVar[Mapping[str, str]] = {"pytorch": "rlhf.pytorch.ppo:PpoDeclarer"}
     declaration_type = RolloutDeclaration
     rejection_reasons = (ROLLOUT, FIGURES)
     required_objectives = ("reward", "reward-mean")  # `rlhf.objectives.reward_model`, which knows this module

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +38,6 @@ class RewardModelObjective(Objective):
     data_reader = "rlhf.data.tokenized_pairs:open_pairs"
     data_origin = "rlhf.ledger.rlhf_module:preference_set_origin"
     data_exported = "rlhf.ledger.rlhf_module:is_exported"
-    loss_functions: ClassVar[Mapping[str, str]] = {"pytorch": "rlhf.pytorch.reward_model:reward_loss"}
-    metric_functions: ClassVar[Mapping[str, str]] = {"pytorch": "rlhf.pytorch.reward_model:reward_metrics"}
     loss_unit = "nats/pair"
     main_metric = ACCURACY
 

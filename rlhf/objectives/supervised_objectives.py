@@ -97,8 +97,6 @@ class InstructObjective(SupervisedObjective):
     starts_from_parameters = True
     settings_type = InstructTerms
     record = InstructionExample
-    loss_functions: ClassVar[Mapping[str, str]] = {"pytorch": "rlhf.pytorch.supervised_losses:instruct_loss"}
-    metric_functions: ClassVar[Mapping[str, str]] = {"pytorch": "rlhf.pytorch.supervised_losses:held_out_nats"}
     main_metric = NATS
 
     def batch_arrays(
@@ -126,11 +124,6 @@ class DpoObjective(SupervisedObjective):
     data_origin = "rlhf.ledger.rlhf_module:preference_set_origin"
     data_exported = "rlhf.ledger.rlhf_module:is_exported"
     loss_unit = "nats/pair"
-    loss_functions: ClassVar[Mapping[str, str]] = {"pytorch": "rlhf.pytorch.supervised_losses:dpo_loss"}
-    metric_functions: ClassVar[Mapping[str, str]] = {"pytorch": "rlhf.pytorch.supervised_losses:dpo_figures"}
-    reference_functions: ClassVar[Mapping[str, str]] = {
-        "pytorch": "rlhf.pytorch.supervised_losses:fill_reference_log_probabilities"
-    }
     main_metric = ACCURACY
 
     def metric_rows(self, metrics: Mapping[str, float], missing: str) -> Iterator[tuple[str, str]]:

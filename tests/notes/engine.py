@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
@@ -13,11 +13,11 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from features.lazy_import import import_object
 from protocol.sampling import SamplingOptions
 from tests.notes.objective import Counted
 from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import Tokenizer
+from training.engine_implementations import EngineImplementations, ObjectiveFunctions, objective_functions
 from training.engine_resources import EngineResources
 from training.engines.engine import EngineBackend, OnProgress, RequiredModel
 from training.job_spec import JobSpec
@@ -27,7 +27,6 @@ from training.replicated.tensor_layout import Float32Array, layout_of
 from training.worker_protocol import WorkerInfo
 
 RATE = np.float32(0.5)
-Gradient = Callable[[Float32Array, Float32Array], tuple[Float32Array, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class Slate:
     spec: JobSpec
     tokens: TokenizedText
     tokenizer: Tokenizer
-    gradient: Gradient
+    functions: ObjectiveFunctions
     micro_batch: int = 1
     first_parameters: Float32Array | None = None
     required_model: RequiredModel | None = None
@@ -66,7 +65,7 @@ class Slate:
         assert declaration is not None
         counts = np.fromfile(declaration.files[declaration.record.counts], "<i8")
         for _ in range(self.spec.local_steps):
-            gradient, loss = self.gradient(now, (counts / counts.sum()).astype(np.float32))
+            gradient, loss = self.functions.loss(now, (counts / counts.sum()).astype(np.float32))
             now = now - RATE * gradient
             losses.append(loss)
             on_step()
@@ -118,11 +117,8 @@ class Slate:
         return np.bincount(seen.ravel(), minlength=self.parameters)
 
     def compute_metrics(self, parameters: Float32Array, on_step: OnProgress = lambda: None) -> Mapping[str, float]:
-        return {
-            self.spec.resolved_objective.main_metric: import_object(self.spec.resolved_objective.metric_functions["slate"])(
-                parameters, self.tokens
-            )
-        }
+        assert self.functions.metrics is not None
+        return self.functions.metrics(parameters, self.tokens)
 
     def generate_text(
         self,
@@ -148,7 +144,7 @@ class Slates:
         return WorkerInfo("slate beside torch" if "torch" in sys.modules else "slate alone", 1)
 
     def open_engine(self, spec: JobSpec, tokens: TokenizedText, tokenizer: Tokenizer, first: Float32Array | None) -> Slate:
-        return Slate(spec, tokens, tokenizer, import_object(spec.resolved_objective.loss_functions[self.name]))
+        return Slate(spec, tokens, tokenizer, objective_functions(self.name, spec.objective))
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return False
@@ -160,10 +156,11 @@ def distance(parameters: Float32Array, shares: Float32Array) -> tuple[Float32Arr
     return gap, float(gap @ gap) / 2
 
 
-def distance_from_all(parameters: Float32Array, tokens: TokenizedText) -> float:
+def distance_from_all(parameters: Float32Array, tokens: TokenizedText) -> Mapping[str, float]:
     """Of the parameters from the shares in the whole text."""
     shares = np.bincount(tokens.train, minlength=len(parameters)) / len(tokens.train)
-    return float(np.linalg.norm(parameters - shares))
+    return {"distance_from_all": float(np.linalg.norm(parameters - shares))}
 
 
 KIND: EngineBackend = Slates()
+IMPLEMENTATIONS = EngineImplementations(objectives={"letters": ObjectiveFunctions(loss=distance, metrics=distance_from_all)})

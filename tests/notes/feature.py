@@ -27,6 +27,7 @@ NOTES = Feature(
     modules=_modules,
     objectives="tests.notes.objective:OBJECTIVES",
     engines={"slate": "tests.notes.engine:KIND"},
+    implementations={"slate": "tests.notes.engine:IMPLEMENTATIONS"},
     roles=(
         Role("scribe", "writes a note", registered_roles=("scribe",), services=("scribe",)),
         Role("clerk", "counts letters", registered_roles=("clerk",), needs_worker=True),

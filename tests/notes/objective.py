@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -54,8 +54,6 @@ class Letters(Objective):
     module, version = "notes", 1
     role = "clerk"
     makes_text = False
-    loss_functions: ClassVar[Mapping[str, str]] = {"slate": "tests.notes.engine:distance"}
-    metric_functions: ClassVar[Mapping[str, str]] = {"slate": "tests.notes.engine:distance_from_all"}
     main_metric = "distance_from_all"
     declaration_type = Counted
     rejection_reasons = (RejectionReason("miscounted", "it met other letters than it says"),)

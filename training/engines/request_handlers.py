@@ -11,6 +11,7 @@ from protocol.errors import FolkmootError, UserError
 from training import parameter_blob, worker_protocol
 from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import Tokenizer, load_tokenizer
+from training.engine_implementations import objective_functions
 from training.engines.engine import DeclaringEngine, Engine, RequiredModel
 from training.engines.worker_context import WorkerContext
 from training.job_spec import JobSpec
@@ -23,9 +24,7 @@ from training.text_generation import TextGeneration
 
 def open_job(context: WorkerContext, request: worker_protocol.OpenJobRequest) -> worker_protocol.OpenJobReply:
     spec, backend = JobSpec.decode(request.spec), context.backend
-    if backend.name not in spec.resolved_objective.loss_functions:
-        has = ", ".join(spec.resolved_objective.loss_functions) or "none"
-        raise UserError(f"the engine {backend.name!r} cannot train the objective {spec.objective!r}: it has losses for {has}")
+    objective_functions(backend.name, spec.objective)  # or the error names both
     tokenizer = load_tokenizer(Path(request.tokenizer).read_bytes() if request.tokenizer else None, spec.model.vocabulary)
     if request.text is None:
         tokens: TokenizedText = TokenizedText.without_text(tokenizer.token_bytes)

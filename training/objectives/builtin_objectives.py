@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,8 +20,6 @@ class LanguageObjective(Objective):
     name = "language"
     description = "next-token prediction on text"
     starts_from_parameters = True
-    loss_functions: ClassVar[Mapping[str, str]] = {"pytorch": "training.engines.pytorch.losses:next_token_loss"}
-    metric_functions: ClassVar[Mapping[str, str]] = {"pytorch": "training.engines.pytorch.losses:held_out_bits"}
 
     def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:
         if job.tokenizer is None and job.model.vocabulary not in BYTE_VOCABULARIES:

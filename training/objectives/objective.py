@@ -96,7 +96,8 @@ class Objective:
     asks of a declaration, and the order of its reasons.
 
     An objective whose update takes no training has `deterministic_update`, and every voter computes it. All others say what a
-    step is made of, which is text unless they say otherwise, and name for each engine that can train them what gives the loss.
+    step is made of, which is text unless they say otherwise. Each engine that can train them registers how it computes the loss
+    (`training.engine_implementations`).
     """
 
     name: ClassVar[str]
@@ -120,21 +121,10 @@ class Objective:
     example_job_builder: ClassVar[str] = ""
     # The same arguments as `data_origin`: whether an export holds the data. Empty: none does.
     data_exported: ClassVar[str] = ""
-    # Engine -> `module:function`, imported by the worker alone. It takes the model and `batch_arrays`, and gives the mean over
-    # them.
-    loss_functions: ClassVar[Mapping[str, str]] = {}
-    # The same for measuring a model: takes the model, the specification, the data and a heartbeat, gives figures by their names
-    # among those of a round.
-    metric_functions: ClassVar[Mapping[str, str]] = {}
-    main_metric: ClassVar[str] = "held_out_bits_per_byte"  # the first of them
+    main_metric: ClassVar[str] = "held_out_bits_per_byte"  # the first figure of a model
     # Record that a proposal has beside what all proposals have. The engine makes it before the steps, and auditors check it.
     declaration_type: ClassVar[type | None] = None
-    # Engine -> `module:class` of what makes and checks declarations there, for engines that ask for one.
-    declarer_classes: ClassVar[Mapping[str, str]] = {}
     loss_unit: ClassVar[str] = NATS  # of what the loss gives, for people
-    # Engine -> `module:function`, called before each step and before each measuring. It takes the engine, what was drawn (None:
-    # what is held out) and a heartbeat, and adds to the data what the model of the first round says of it.
-    reference_functions: ClassVar[Mapping[str, str]] = {}
     refers_to_first: ClassVar[bool] = False  # the engine is given the parameters of the job's first round
     starts_from_parameters: ClassVar[bool] = False  # a job may start from a model of people's own: all its tensors are a model's
     # objectives of the finished job whose model the engine is given, where `required_model` names one

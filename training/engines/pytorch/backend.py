@@ -13,6 +13,7 @@ import torch
 from features.lazy_import import import_object
 from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import Tokenizer
+from training.engine_implementations import objective_functions
 from training.engine_resources import EngineResources, ParallelMode
 from training.engines.engine import EngineBackend
 from training.engines.pytorch import device
@@ -60,7 +61,7 @@ class TorchBackend:
                 spec, tokens, tokenizer, first, self._crew, self._resources
             )
             return engine
-        kind = TorchDeclaringEngine if NAME in spec.resolved_objective.declarer_classes else TorchEngine
+        kind = TorchEngine if objective_functions(NAME, spec.objective).declarer is None else TorchDeclaringEngine
         return kind(spec, tokens, tokenizer, first, self._device, self._resources)
 
     def is_out_of_memory(self, error: BaseException) -> bool:

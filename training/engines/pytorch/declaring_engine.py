@@ -7,9 +7,9 @@ from typing import Protocol
 
 import torch
 
-from features.lazy_import import import_object
 from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import Tokenizer
+from training.engine_implementations import objective_functions
 from training.engine_resources import EngineResources
 from training.engines.engine import OnProgress
 from training.engines.pytorch.device import CPU
@@ -20,7 +20,7 @@ from training.replicated.tensor_layout import Float32Array
 
 
 class TorchDeclarer(Protocol):
-    """What `Objective.declarer_classes` names: it is made with the engine, and computes with the engine's model."""
+    """What `ObjectiveFunctions.declarer` makes with the engine. It computes with the engine's model."""
 
     def make_declaration(
         self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: OnProgress
@@ -54,7 +54,9 @@ class TorchDeclaringEngine(TorchEngine):
         resources: EngineResources = DEFAULT_RESOURCES,
     ) -> None:
         super().__init__(spec, tokens, tokenizer, first, device, resources)
-        self._declarer: TorchDeclarer = import_object(spec.resolved_objective.declarer_classes[NAME])(self)
+        declarer = objective_functions(NAME, spec.objective).declarer
+        assert declarer is not None, spec.objective
+        self._declarer: TorchDeclarer = declarer(self)
 
     def make_declaration(
         self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: OnProgress = lambda: None

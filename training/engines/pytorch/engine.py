@@ -18,11 +18,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from features.lazy_import import import_object
 from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
 from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import Tokenizer
+from training.engine_implementations import objective_functions
 from training.engine_resources import EngineResources
 from training.engines.engine import OnProgress, RequiredModel
 from training.engines.pytorch import sampling
@@ -97,18 +97,9 @@ class TorchEngine:
         self.device = device
         self._resources = resources
         self._is_strict = True  # until an operation of the job has no algorithm for equal bits
-        loss = import_object(spec.resolved_objective.loss_functions[NAME])
-        self._loss = compile_loss(loss, spec.name) if resources.compile else loss
-        self._measure = (
-            import_object(spec.resolved_objective.metric_functions[NAME])
-            if NAME in spec.resolved_objective.metric_functions
-            else None
-        )
-        self._refer = (
-            import_object(spec.resolved_objective.reference_functions[NAME])
-            if NAME in spec.resolved_objective.reference_functions
-            else None
-        )
+        functions = objective_functions(NAME, spec.objective)
+        self._loss = compile_loss(functions.loss, spec.name) if resources.compile else functions.loss
+        self._measure, self._refer = functions.metrics, functions.reference
         self._prepare()
 
     def _prepare(self) -> None:

@@ -33,6 +33,7 @@ from protocol.sampling import SamplingOptions
 from training import worker_protocol
 from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import Tokenizer
+from training.engine_implementations import objective_functions
 from training.engine_resources import EngineResources, ParallelMode
 from training.engines.engine import OnProgress
 from training.engines.pytorch import device as devices
@@ -225,7 +226,8 @@ class ParallelEngine(TorchEngine):
         if kind.freezes_layers(spec):
             stay = f"parallel {mode!r} cannot train a job whose layers stay yet ({spec.objective!r})"
             raise UserError(f"{stay}: start this peer with parallel off")
-        if NAME in kind.declarer_classes or NAME in kind.reference_functions:
+        functions = objective_functions(NAME, spec.objective)
+        if functions.declarer is not None or functions.reference is not None:
             raise UserError(
                 f"parallel {mode!r} cannot train the objective {spec.objective!r} yet: start this peer with parallel off"
             )

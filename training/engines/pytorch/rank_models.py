@@ -25,10 +25,10 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from features.lazy_import import import_object
 from protocol.codec import Between, Count, Length
 from protocol.limits import TRANSACTION_BYTES_MAX
 from protocol.messages import Name
+from training.engine_implementations import objective_functions
 from training.engine_resources import EngineResources, ParallelMode
 from training.engines.pytorch.adamw import adamw_step, clip_gradients
 from training.engines.pytorch.device import to_device, to_numpy
@@ -186,7 +186,7 @@ class _LossModule(nn.Module):
         super().__init__()
         self.gpt, self.loss, self.head_names = (
             gpt,
-            import_object(gpt.job.resolved_objective.loss_functions[NAME]),
+            objective_functions(NAME, gpt.job.objective).loss,
             list(gpt.heads),
         )
         self.embedding, self.final_norm = gpt.embedding_VC, gpt.final_norm_C

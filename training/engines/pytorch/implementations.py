@@ -1,0 +1,12 @@
+"""What PyTorch computes of the objectives and layers of this package."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from training.engine_implementations import EngineImplementations, ObjectiveFunctions
+from training.engines.pytorch.losses import held_out_bits, next_token_loss
+
+IMPLEMENTATIONS: Final = EngineImplementations(
+    objectives={"language": ObjectiveFunctions(loss=next_token_loss, metrics=held_out_bits)},
+)
