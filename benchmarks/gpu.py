@@ -32,7 +32,7 @@ from training.data.tokenizer import ByteTokenizer
 from training.engine_resources import AUTO, EngineResources
 from training.engines.pytorch import device as devices
 from training.engines.pytorch.engine import TorchEngine, autocast_context
-from training.engines.pytorch.model import rotary_tables
+from training.engines.pytorch.layers import rotary_tables
 from training.job_spec import AuditMode, JobSpec, Precision
 from training.replicated.parameter_init import initial_parameters
 from training.replicated.tensor_layout import Float32Array

@@ -61,6 +61,7 @@ FEATURES: list[Feature] = [
         about="language models on text",
         failures="training.api.training_failures:find_failed_jobs",
         objectives="training.objectives.registry:OBJECTIVES",
+        layers="training.layers:LAYERS",
         engines={"pytorch": "training.engines.pytorch.backend:BACKEND"},
         implementations={"pytorch": "training.engines.pytorch.implementations:IMPLEMENTATIONS"},
         worker_requests="training.worker_protocol:REQUESTS",
@@ -129,13 +130,16 @@ def _by_name(what: str, items: Iterable[tuple[str, T]]) -> dict[str, T]:
 
 
 def install_objectives() -> None:
-    """Makes the objectives of all features known in this process, and where engines find what they compute of them: each program
-    does so before it reads any job.
+    """Registers the objectives and layers of all features in this process, and where engines find their implementations.
+
+    Each program does so before it reads any job.
     """
-    from training import engine_implementations
+    from training import engine_implementations, layers
     from training.objectives import registry
 
     for feature in FEATURES:
+        if feature.layers:
+            layers.register_layers(import_object(feature.layers))
         if feature.objectives:
             registry.register_objectives(import_object(feature.objectives))
         for engine, place in feature.implementations.items():

@@ -26,6 +26,7 @@ from protocol.limits import (
 )
 from protocol.messages import Name
 from protocol.name_validation import name_problem
+from training.layers import layer_names
 from training.objectives import registry
 from training.objectives.objective import Objective
 from training.transformer import BYTES, ModelSpec
@@ -316,6 +317,9 @@ class JobSpec:
             return f"its licence {licence}"
         if registry.find_objective(self.objective) is None:
             return f"objective {self.objective!r} is none that this program knows: {', '.join(registry.objective_names())}"
+        layers = self.model.layers_problem()
+        if layers:
+            return layers
         return self._number_problem() or self._own_problem() or self._combination_problem() or self.model.problem()
 
     def _own_problem(self) -> str | None:
@@ -474,7 +478,7 @@ class JobSpec:
     @classmethod
     def decode(cls, data: bytes) -> JobSpec:
         """A valid specification, or `RemoteProtocolError`."""
-        return _decoded(data, registry.objective_names())
+        return _decoded(data, (*registry.objective_names(), *layer_names()))
 
     def validated(self) -> JobSpec:
         """Itself, or `UserError`."""
@@ -489,9 +493,10 @@ class JobSpec:
         return made
 
 
-# Every block asks for the terms of the jobs that the state has, 164 at most. Features may add objectives between two calls.
+# Every block asks for the terms of the jobs that the state has, 164 at most. Features may add objectives and layers between two
+# calls.
 @lru_cache(maxsize=DECODED_KEPT_MAX)
-def _decoded(data: bytes, objectives: tuple[str, ...]) -> JobSpec:
+def _decoded(data: bytes, known: tuple[str, ...]) -> JobSpec:
     spec = codec.decode(JobSpec, data)
     problem = spec.problem()
     if problem:

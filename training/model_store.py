@@ -310,9 +310,10 @@ def _requires(job: JobSpec) -> tuple[ModuleVersion, ...]:
     usual = JobSpec(name=job.name)
     said = any(getattr(job, name) != getattr(usual, name) for name in FIELDS_OF_JOBS_VERSION_3)
     said_of = {JOBS_V2: job.has_estimates, JOBS_V3: said or not job.model.is_first_form}
-    return ModuleVersion(job.resolved_objective.module, job.resolved_objective.version), *(
-        module for module, is_said in said_of.items() if is_said
-    )
+    of_objective = ModuleVersion(job.resolved_objective.module, job.resolved_objective.version)
+    of_layers = (ModuleVersion(kind.module, kind.version) for kind in job.model.layer_kinds if kind.module)
+    of_jobs = (module for module, is_said in said_of.items() if is_said)
+    return tuple(dict.fromkeys((of_objective, *of_layers, *of_jobs)))
 
 
 def audit_download_bytes_max(job: JobSpec) -> int:

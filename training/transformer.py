@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Final
 
 from protocol import codec
 from protocol.codec import Between
 from protocol.limits import PARAMETERS_ALLOWED_MAX, PLAIN_BLOB_BYTES_MAX
+from protocol.messages import Name
+from training.layers import (
+    EMBEDDING_GAIN,
+    BlockKind,
+    LayerKind,
+    LayerParameter,
+    LayerPlace,
+    LinearKind,
+    find_layer,
+    layer_names,
+    linear_deviation,
+)
 
 BYTES: Final = 256  # tokens without a tokenizer; with one every byte is a token, too, so that nothing is unknown
 BYTES_WITH_END: Final = BYTES + 1  # the same, and a token that ends a text and stands for no byte: its id is BYTES
@@ -20,8 +35,11 @@ ROPE_BASE_MIN: Final = 1.0
 ROPE_BASE_MAX: Final = 1e9
 NORM_EPSILON_MIN: Final = 1e-12  # a row of zeros is multiplied by the inverse of its root: a million
 NORM_EPSILON_MAX: Final = 0.1  # rows have mean squares near one: more would be no norm
-LAYERS_MAX: Final = 1_024  # bounds the number of tensors, whatever their size
+LAYERS_MAX: Final = 1_024
+LAYER_TENSORS_MAX: Final = 9 * LAYERS_MAX  # of all layers together: as many as the usual kinds of layers have
+TENSORS_MAX: Final = LAYER_TENSORS_MAX + 9  # with those outside the layers: three of the model, and vectors of its objective
 EMBEDDING: Final = "embedding.weight"
+FINAL_NORM: Final = "final_norm.weight"
 OUTPUT_MATRIX: Final = "lm_head.weight"  # of a model whose output layer is a matrix of its own
 HEAD: Final = "heads."  # begins the names of vectors of `width` features that an objective adds behind `tensor_shapes`
 FIRST_TOKEN_VECTOR: Final = f"{HEAD}first"  # such a vector, which the model adds to the embedding of the first token
@@ -43,14 +61,30 @@ class ModelSpec:
     tied: bool = codec.added_field(True)  # the output layer is the transposed token embedding
     rope_base: float = codec.added_field(10_000.0)  # of rotary positions: Su et al. 2021, section 3.2.2
     norm_epsilon: float = codec.added_field(1e-6)  # added to the mean square of a row
+    # Kinds of layers, by their names (`training.layers`).
+    linear: Name = codec.added_field("dense")
+    attention: Name = codec.added_field("attention")
+    feed_forward: Name = codec.added_field("swiglu")
+
+    def layers_problem(self) -> str | None:
+        """Names a kind of layer that this program does not know there. All else here asks the kinds, so that this comes first."""
+        for place in LayerPlace:
+            name = getattr(self, place.value)
+            if find_layer(name, place) is None:
+                known = ", ".join(other for other in layer_names() if find_layer(other, place))
+                return f"model.{place.value} {name!r} is no layer that this program knows: {known}"
+        return None
 
     def problem(self) -> str | None:
-        if self.width % self.heads or (self.width // self.heads) % 2:
-            return f"width {self.width} must be an even multiple of heads {self.heads}"
-        if self.heads % self.kv_heads:
-            return f"heads {self.heads} must be a multiple of kv_heads {self.kv_heads}"
+        for kind in self.layer_kinds:
+            problem = kind.sizes_problem(self)
+            if problem:
+                return problem
         if self.layers > LAYERS_MAX:
             return f"layers {self.layers} are more than {LAYERS_MAX}"
+        tensors = self.layers * len(layer_parameters(self))
+        if tensors > LAYER_TENSORS_MAX:
+            return f"{tensors} tensors in {self.layers} layers are more than {LAYER_TENSORS_MAX}"
         if self.parameters > PARAMETERS_MAX:
             return f"{self.parameters} parameters are more than {PARAMETERS_MAX}"
         if not ROPE_BASE_MIN <= self.rope_base <= ROPE_BASE_MAX:  # also if it is not a number
@@ -60,12 +94,18 @@ class ModelSpec:
         return None
 
     @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """The kinds in their places. `layers_problem` has found none missing."""
+        found = [find_layer(getattr(self, place.value), place) for place in LayerPlace]
+        kinds = tuple(kind for kind in found if kind is not None)
+        assert len(kinds) == len(LayerPlace), self
+        return kinds
+
+    @property
     def parameters(self) -> int:
         """How many the model has; `tensor_shapes` lists them."""
-        kv_width = self.kv_heads * (self.width // self.heads)
-        layer = 2 * self.width + 2 * self.width * (self.width + kv_width) + 3 * self.width * self.hidden
-        matrices = 1 if self.tied else 2  # of the vocabulary
-        return matrices * self.vocabulary * self.width + self.layers * layer + self.width
+        outside = sum(math.prod(parameter.shape) for parameter in outer_parameters(self))
+        return outside + self.layers * sum(math.prod(parameter.shape) for parameter in layer_parameters(self))
 
     @property
     def is_first_form(self) -> bool:
@@ -74,26 +114,48 @@ class ModelSpec:
         return (self.tied, self.rope_base, self.norm_epsilon) == (usual.tied, usual.rope_base, usual.norm_epsilon)
 
 
+@dataclass(frozen=True, slots=True)
+class ModelTensor:
+    """A tensor of a model, and the number of its layer; None: it is outside the layers."""
+
+    layer: int | None
+    parameter: LayerParameter
+
+
+@lru_cache(maxsize=8)
+def layer_parameters(model: ModelSpec) -> tuple[LayerParameter, ...]:
+    """The tensors of each layer, in the order of the flat vector."""
+    linear, *blocks = model.layer_kinds
+    assert isinstance(linear, LinearKind)
+    found = [parameter for kind in blocks if isinstance(kind, BlockKind) for parameter in kind.parameters(model, linear)]
+    assert len({parameter.name for parameter in found}) == len(found), "two blocks have a tensor of one name"
+    return tuple(found)
+
+
+def outer_parameters(model: ModelSpec) -> tuple[LayerParameter, ...]:
+    """The tensors before and behind the layers: embedding, last norm, and the output layer if it is a matrix of its own."""
+    of_tokens = (model.vocabulary, model.width)
+    deviation = EMBEDDING_GAIN / math.sqrt(model.width)
+    embedding = LayerParameter(
+        EMBEDDING, of_tokens, deviation=deviation, transformers="model.embed_tokens.weight", gguf="token_embd.weight"
+    )
+    norm = LayerParameter(FINAL_NORM, (model.width,), initial=1.0, transformers="model.norm.weight", gguf="output_norm.weight")
+    deviation = linear_deviation(model.width)
+    output = LayerParameter(OUTPUT_MATRIX, of_tokens, deviation=deviation, transformers="lm_head.weight", gguf="output.weight")
+    return (embedding, norm) if model.tied else (embedding, norm, output)
+
+
+@lru_cache(maxsize=8)
+def model_tensors(model: ModelSpec) -> Mapping[str, ModelTensor]:
+    """Its tensors by name, in the order of the flat vector."""
+    embedding, *behind = outer_parameters(model)
+    of_layer = layer_parameters(model)
+    found = {embedding.name: ModelTensor(None, embedding)}
+    for layer in range(model.layers):
+        found |= {f"layers.{layer}.{parameter.name}": ModelTensor(layer, parameter) for parameter in of_layer}
+    return found | {parameter.name: ModelTensor(None, parameter) for parameter in behind}
+
+
 def tensor_shapes(model: ModelSpec) -> list[tuple[str, tuple[int, ...]]]:
     """Names and shapes of its tensors, in the order of the flat vector. Names and shapes are those of the torch model."""
-    layers = [(f"layers.{i}.{name}", shape) for i in range(model.layers) for name, shape in _layer(model)]
-    of_tokens = (model.vocabulary, model.width)
-    output = [] if model.tied else [(OUTPUT_MATRIX, of_tokens)]
-    return [(EMBEDDING, of_tokens), *layers, ("final_norm.weight", (model.width,)), *output]
-
-
-def _layer(model: ModelSpec) -> list[tuple[str, tuple[int, ...]]]:
-    """Weights of linear layers are output × input, as torch has them."""
-    width, hidden = model.width, model.hidden
-    kv_width = model.kv_heads * (width // model.heads)
-    return [
-        ("attention_norm.weight", (width,)),
-        ("query.weight", (width, width)),
-        ("key.weight", (kv_width, width)),
-        ("value.weight", (kv_width, width)),
-        ("output.weight", (width, width)),
-        ("mlp_norm.weight", (width,)),
-        ("gate.weight", (hidden, width)),
-        ("up.weight", (hidden, width)),
-        ("down.weight", (width, hidden)),
-    ]
+    return [(name, tensor.parameter.shape) for name, tensor in model_tensors(model).items()]

@@ -96,7 +96,8 @@ def _tensors(found: ExportableModel) -> dict[str, Float32Array]:
 
 def _write_transformers(found: ExportableModel, vocabulary: BpeVocabulary, folder: Path) -> None:
     spec = found.spec
-    tensors = {str(llama_mapping.llama_tensor_name(name)): values for name, values in _tensors(found).items()}
+    names = llama_mapping.llama_tensor_names(spec.model)
+    tensors = {names[name]: values for name, values in _tensors(found).items()}
     stop = stop_token(spec, vocabulary)
     config = llama_mapping.llama_config(spec.model, stop)
     if not spec.resolved_objective.makes_text:

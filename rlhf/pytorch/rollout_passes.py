@@ -17,7 +17,8 @@ from torch import Tensor
 from rlhf.data.rollouts import RolloutLimits, TokenIds
 from rlhf.pytorch.losses import log_probabilities
 from training.engines.engine import OnProgress
-from training.engines.pytorch.model import GPT, KVCache
+from training.engines.pytorch.layers import KVCache
+from training.engines.pytorch.model import GPT
 from training.replicated.tensor_layout import Float32Array
 
 SAMPLED_AT_ONCE = 64  # responses: one pass over the weights serves them all

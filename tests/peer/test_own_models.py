@@ -123,5 +123,6 @@ async def test_a_model_of_ones_own_is_trained_on_and_a_round_of_it_and_both_audi
         assert np.array_equal(host.open_model(jobs["own"], 2).parameters, host.open_model(jobs["later"], 0).parameters)
         assert np.array_equal(host.open_model(jobs["own"], 0).parameters, host.open_model(jobs["helpful"], 0).parameters)
     blobs = {path.read_bytes() for path in (network[3].directory / "blobs").iterdir()}
-    layout = hosts[3].open_model(jobs["own"], 2).layout
-    assert b"".join(values[llama_mapping.llama_tensor_name(tensor.name) or ""].tobytes() for tensor in layout.tensors) in blobs
+    model = hosts[3].open_model(jobs["own"], 2)
+    names = llama_mapping.llama_tensor_names(model.spec.model)
+    assert b"".join(values[names[tensor.name]].tobytes() for tensor in model.layout.tensors) in blobs

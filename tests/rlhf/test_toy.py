@@ -21,7 +21,8 @@ from tests.peer.processes import LATE, demo
 from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.backend import BACKEND
-from training.engines.pytorch.model import GPT, KVCache
+from training.engines.pytorch.layers import KVCache
+from training.engines.pytorch.model import GPT
 from training.formats import checkpoint
 from training.job_spec import JobSpec
 from training.replicated.parameter_init import initial_parameters

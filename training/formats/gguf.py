@@ -5,7 +5,6 @@ It turns neighbouring features of a head by one angle, and we those half a head 
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO, Final
@@ -18,7 +17,7 @@ from training.data.pretokenizers import llama_cpp_name
 from training.data.tokenizer import byte_alphabet
 from training.formats.tokenizer_json import BpeVocabulary
 from training.replicated.tensor_layout import Float32Array
-from training.transformer import EMBEDDING, OUTPUT_MATRIX, ModelSpec
+from training.transformer import ModelSpec, ModelTensor, model_tensors
 
 MAGIC, VERSION, ALIGNMENT = b"GGUF", 3, 32
 ROWS_AT_ONCE: Final = 1 << 20  # elements that are converted at a time
@@ -26,26 +25,15 @@ UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9  # codes of value
 _PLAIN: Final = {UINT32: "<I", INT32: "<i", FLOAT32: "<f", BOOL: "<?"}
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # types of tokens: text, no text, and text that is found before words are cut
 
-_LAYER: Final = {
-    "attention_norm": "attn_norm",
-    "query": "attn_q",
-    "key": "attn_k",
-    "value": "attn_v",
-    "output": "attn_output",
-    "mlp_norm": "ffn_norm",
-    "gate": "ffn_gate",
-    "up": "ffn_up",
-    "down": "ffn_down",
-}
-_OUTSIDE: Final = {EMBEDDING: "token_embd.weight", "final_norm.weight": "output_norm.weight", OUTPUT_MATRIX: "output.weight"}
-
 Field = tuple[int, Any]  # code and value; of an array the codes of its elements, and those
 
 
-def gguf_name(name: str) -> str | None:
-    """GGUF's name of one of our tensors; None of a vector that an objective has added to the model."""
-    layer = re.fullmatch(r"layers\.(\d+)\.(\w+)\.weight", name)
-    return f"blk.{layer[1]}.{_LAYER[layer[2]]}.weight" if layer else _OUTSIDE.get(name)
+def gguf_name(name: str, tensor: ModelTensor) -> str:
+    """GGUF's name of one of our tensors. `UserError` for a layer that its Llama does not have."""
+    theirs = tensor.parameter.gguf
+    if not theirs:
+        raise UserError(f"GGUF has no place for the tensor {name!r}")
+    return theirs if tensor.layer is None else f"blk.{tensor.layer}.{theirs}"
 
 
 def gguf_metadata(model: ModelSpec, vocabulary: BpeVocabulary, name: str, stop: int | None, is_half: bool) -> dict[str, Field]:
@@ -91,18 +79,18 @@ def write_gguf(
 ) -> None:
     """`tensors` under our names, none but those of `shapes`. Matrices are float16 if `is_half`, norms always float32."""
     header = MAGIC + struct.pack("<IQQ", VERSION, len(tensors), len(fields))
+    known = model_tensors(model)
     header += b"".join(_string(key) + struct.pack("<I", code) + _value(code, value) for key, (code, value) in fields.items())
     offset = 0
     for name, values in tensors:
-        theirs, dtype = gguf_name(name), _dtype(values, is_half)
-        assert theirs is not None, name
+        theirs, dtype = gguf_name(name, known[name]), _dtype(values, is_half)
         sizes = values.shape[::-1]  # the fastest first
         header += _string(theirs) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, int(dtype == np.float16), offset)
         offset += _padded(values.size * dtype.itemsize)
     stream.write(header.ljust(_padded(len(header)), b"\0"))
     for name, values in tensors:
-        heads = {"query": model.heads, "key": model.kv_heads}.get(name.split(".")[-2])
-        _write_tensor(stream, name, values if heads is None else interleave_rope_rows(values, heads), _dtype(values, is_half))
+        heads = known[name].parameter.rotary_heads
+        _write_tensor(stream, name, interleave_rope_rows(values, heads) if heads else values, _dtype(values, is_half))
 
 
 def interleave_rope_rows(values: Float32Array, heads: int) -> Float32Array:

@@ -46,11 +46,11 @@ class HuggingFaceModel:
 
     def write_parameters(self, spec: JobSpec, file: BinaryIO) -> BlobHasher:
         """The parameters in layout order; gives what names it. `UserError` at the first number that is not finite."""
-        hashed = BlobHasher()
+        hashed, theirs = BlobHasher(), llama_mapping.llama_tensor_names(spec.model)
         for tensor in layout_of(spec).tensors:
             for values in self.tensors[tensor.name].iter_blocks():
                 if not np.isfinite(values).all():
-                    where = f"{self.tensors[tensor.name].path}: tensor {llama_mapping.llama_tensor_name(tensor.name)!r}"
+                    where = f"{self.tensors[tensor.name].path}: tensor {theirs[tensor.name]!r}"
                     raise UserError(f"{where} has a number that is not finite")
                 file.write(float32_bytes(values))
                 hashed.update(float32_bytes(values))
@@ -99,10 +99,9 @@ def _tensors(folder: Path, model: ModelSpec) -> dict[str, StoredTensor]:
     """Those of the model and no others, by our names. Raises `UserError`."""
     found = safetensors_reader.read_tensor_index(folder)
     spec = JobSpec(name="own", data=bytes(32), model=model)
-    named = {}
+    named, names = {}, llama_mapping.llama_tensor_names(model)
     for tensor in layout_of(spec).tensors:
-        theirs = llama_mapping.llama_tensor_name(tensor.name)
-        assert theirs is not None, tensor.name
+        theirs = names[tensor.name]
         stored = found.pop(theirs, None)
         if stored is None:
             raise UserError(f"{folder}: tensor {theirs!r} is missing")

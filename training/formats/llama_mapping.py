@@ -6,31 +6,11 @@ The tensors themselves are the same, bit for bit: rotary halves, RMSNorm, SwiGLU
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 from protocol.errors import UserError
-from training.transformer import EMBEDDING, OUTPUT_MATRIX, ModelSpec
-
-_LAYER: Final = {
-    "attention_norm": "input_layernorm",
-    "query": "self_attn.q_proj",
-    "key": "self_attn.k_proj",
-    "value": "self_attn.v_proj",
-    "output": "self_attn.o_proj",
-    "mlp_norm": "post_attention_layernorm",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-}
-_OUTSIDE: Final = {
-    EMBEDDING: "model.embed_tokens.weight",
-    "final_norm.weight": "model.norm.weight",
-    OUTPUT_MATRIX: "lm_head.weight",
-}
-_OUR_LAYER: Final = {theirs: ours for ours, theirs in _LAYER.items()}
-_OUR_OUTSIDE: Final = {theirs: ours for ours, theirs in _OUTSIDE.items()}
+from training.transformer import ModelSpec, ModelTensor, model_tensors
 
 # What a model may have that ours has not; a configuration that says so is refused by the name of its field.
 _ABSENT: Final = ("attention_bias", "mlp_bias", "quantization_config", "sliding_window", "use_sliding_window", "rope_scaling")
@@ -48,20 +28,16 @@ SCORE: Final = "score.weight"  # (1, width): what gives a text a number, in a mo
 _EPSILON, _ROPE_BASE = 1e-6, 10_000.0
 
 
-def llama_tensor_name(name: str) -> str | None:
-    """Llama's name of one of our tensors; None of a vector that an objective has added to the model."""
-    layer = re.fullmatch(r"layers\.(\d+)\.(\w+)\.weight", name)
-    if layer and layer[2] in _LAYER:
-        return f"model.layers.{layer[1]}.{_LAYER[layer[2]]}.weight"
-    return _OUTSIDE.get(name)
+def llama_tensor_names(model: ModelSpec) -> dict[str, str]:
+    """Llama's names of our tensors, by ours. `UserError` for a layer that a Llama does not have."""
+    return {name: _llama_name(name, tensor) for name, tensor in model_tensors(model).items()}
 
 
-def canonical_tensor_name(name: str) -> str | None:
-    """Our name of one of Llama's tensors; None of one that our models do not have, such as a bias."""
-    layer = re.fullmatch(r"model\.layers\.(0|[1-9]\d*)\.([\w.]+)\.weight", name)
-    if layer and layer[2] in _OUR_LAYER:
-        return f"layers.{layer[1]}.{_OUR_LAYER[layer[2]]}.weight"
-    return _OUR_OUTSIDE.get(name)
+def _llama_name(name: str, tensor: ModelTensor) -> str:
+    theirs = tensor.parameter.transformers
+    if not theirs:
+        raise UserError(f"a Llama of transformers has no place for the tensor {name!r}")
+    return theirs if tensor.layer is None else f"model.layers.{tensor.layer}.{theirs}"
 
 
 def llama_config(model: ModelSpec, stop: int | None) -> dict[str, Any]:
@@ -103,7 +79,7 @@ def model_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
             raise UserError(f"{name} {config[name]!r} is something that our models do not have")
     if config.get("hidden_act", ACTIVATION) != ACTIVATION:
         raise UserError(f"hidden_act {config['hidden_act']!r} is not {ACTIVATION!r}")
-    sizes = {ours: _whole(config, theirs) for ours, theirs in _SIZES.items()}
+    sizes: dict[str, Any] = {ours: _whole(config, theirs) for ours, theirs in _SIZES.items()}
     heads = sizes["heads"]
     kv_heads = heads if config.get("num_key_value_heads") is None else _whole(config, "num_key_value_heads")
     model = ModelSpec(

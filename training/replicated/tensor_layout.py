@@ -19,13 +19,12 @@ import numpy.typing as npt
 from protocol.errors import LocalProtocolError
 from training.job_spec import JobSpec
 from training.objectives.objective import Float32Array, Shape
-from training.transformer import LAYERS_MAX, PARAMETERS_MAX
+from training.transformer import PARAMETERS_MAX, TENSORS_MAX
 
 CHUNK: Final = 4096  # elements that share a scale (DeMo and SparseLoCo use the same)
 BLOCK: Final = 16 * CHUNK  # elements streamed at once: a dozen arrays of 256 KiB stay in the cache
 THREAD_BLOCKS: Final = 64  # blocks: a dozen milliseconds of work, and memory for a few hundred of them in the largest models
-TENSORS_MAX: Final = 9 * (LAYERS_MAX + 1)  # every one of them may end in a shorter chunk, and so in a shorter block
-CHUNKS_MAX: Final = PARAMETERS_MAX // CHUNK + TENSORS_MAX
+CHUNKS_MAX: Final = PARAMETERS_MAX // CHUNK + TENSORS_MAX  # every tensor may end in a shorter chunk, and so in a shorter block
 BLOCKS_MAX: Final = PARAMETERS_MAX // BLOCK + TENSORS_MAX
 
 

@@ -24,7 +24,8 @@ from training.data.tokenizer import ByteTokenizer
 from training.engine_resources import EngineResources, ParallelMode, device_problem, parallel_problem
 from training.engines.pytorch import device, engine
 from training.engines.pytorch.engine import TorchEngine
-from training.engines.pytorch.model import GPT, KVCache, repeat_kv_heads
+from training.engines.pytorch.layers import KVCache, repeat_kv_heads
+from training.engines.pytorch.model import GPT
 from training.job_spec import JobSpec
 from training.replicated.parameter_init import initial_parameters
 from training.transformer import ModelSpec

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from training.engines.pytorch.model import GPT, ROWS, _CrossEntropy, rotary_tables
+from training.engines.pytorch.layers import ROWS, rotary_tables
+from training.engines.pytorch.model import GPT, _CrossEntropy
 from training.job_spec import JobSpec
 from training.replicated.parameter_init import initial_parameters
 from training.replicated.tensor_layout import layout_of

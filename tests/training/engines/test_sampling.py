@@ -14,7 +14,8 @@ from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
 from tests.training.engines.test_model import SPEC, model_of, tokens
 from training.engines.pytorch import sampling
-from training.engines.pytorch.model import GPT, ROWS, KVCache
+from training.engines.pytorch.layers import ROWS, KVCache
+from training.engines.pytorch.model import GPT
 from training.engines.pytorch.sampling import DecodingState, beam_search, choose_token, sample_tokens, token_weights
 
 GREEDY = SamplingOptions(max_tokens=20, temperature=0.0)

@@ -29,7 +29,7 @@ from training.engines.pytorch import sampling
 from training.engines.pytorch.adamw import AdamW, AdamWSettings, clip_gradients
 from training.engines.pytorch.device import CPU, deterministic_algorithms, subtract_device_vector, to_device, to_numpy
 from training.engines.pytorch.memory_estimate import sequences_that_fit
-from training.engines.pytorch.model import GPT
+from training.engines.pytorch.model import GPT, NAME
 from training.engines.pytorch.muon import Muon
 from training.job_spec import InnerOptimizerKind, JobSpec, Precision
 from training.objectives.objective import Declaration, InnerStep
@@ -38,7 +38,6 @@ from training.replicated.learning_rate_schedule import inner_rate
 from training.replicated.tensor_layout import Float32Array, layout_of
 
 log = logging.getLogger("peer")
-NAME = "pytorch"
 DEFAULT_RESOURCES = EngineResources()
 PARALLEL_ELEMENTS = 1 << 20  # enough for torch to share them out
 

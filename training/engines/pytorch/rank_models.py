@@ -6,13 +6,12 @@ computes the gradient of its share of a batch, and torch's own DDP or `fully_sha
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -33,14 +32,14 @@ from training.engine_resources import EngineResources, ParallelMode
 from training.engines.pytorch.adamw import adamw_step, clip_gradients
 from training.engines.pytorch.device import to_device, to_numpy
 from training.engines.pytorch.engine import (
-    NAME,
     adamw_settings,
     autocast_context,
     make_inner_optimizer,
     no_subnormal_numbers,
     weight_decay_mask,
 )
-from training.engines.pytorch.model import GPT, KEEPING_INPUTS, KVCache, TransformerLayer
+from training.engines.pytorch.layers import ForwardPass
+from training.engines.pytorch.model import GPT, KEEPING_INPUTS, NAME
 from training.job_spec import BATCH_MAX, JobSpec
 from training.replicated.tensor_layout import Float32Array, layout_of
 from training.transformer import FIRST_TOKEN_VECTOR
@@ -159,24 +158,29 @@ class _ModuleGPT(GPT):
         self.places[id(leaf)] = place
         return leaf
 
-    def _through(self, layer: Any, x_BTC: Tensor, start: int, cache: KVCache | None, index: int, last: int | None) -> Tensor:
-        assert cache is None and last is None, "nothing but losses is computed by several processes"
+    def _through(self, layer: Any, x_BTC: Tensor, at: ForwardPass) -> Tensor:
+        assert at.cache is None and at.last is None, "nothing but losses is computed by several processes"
         return layer(x_BTC)
 
 
 class _LayerModule(nn.Module):
-    """The parameters of a `model.TransformerLayer`, by the same names. `fully_shard` gathers them for as long as it runs."""
+    """The leaves of a layer as parameters, by the same names. `fully_shard` gathers them for as long as it runs."""
 
-    def __init__(self, gpt: _ModuleGPT, layer: TransformerLayer, recompute: bool) -> None:
+    def __init__(self, gpt: _ModuleGPT, layer: Mapping[str, Tensor], recompute: bool) -> None:
         super().__init__()
         self.gpt, self.recompute = gpt, recompute
-        for field in dataclasses.fields(layer):
-            setattr(self, field.name, getattr(layer, field.name))
+        for name, leaf in layer.items():
+            self.register_parameter(name, cast(nn.Parameter, leaf))
+
+    def __getitem__(self, name: str) -> Tensor:
+        """What stands for the leaf at the moment."""
+        leaf: Tensor = getattr(self, name)
+        return leaf
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         if self.recompute:
-            return checkpoint(GPT._through, self.gpt, self, x_BTC, 0, None, 0, None, **KEEPING_INPUTS)
-        return GPT._through(self.gpt, self, x_BTC, 0, None, 0, None)
+            return checkpoint(GPT._through, self.gpt, self, x_BTC, ForwardPass(), **KEEPING_INPUTS)
+        return GPT._through(self.gpt, self, x_BTC, ForwardPass())
 
 
 class _LossModule(nn.Module):

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from protocol.sampling import SamplingOptions
-from training.engines.pytorch.model import GPT, ROWS, KVCache
+from training.engines.pytorch.layers import ROWS, KVCache
+from training.engines.pytorch.model import GPT
 
 TEMPERATURE_MIN = 1e-6  # below it the likeliest token is as good as sure, and quotients overflow
 PASS_TOKENS = 64  # of a prompt, or of a context that slides, in one pass: a proposal may have to wait for the end of a pass
