@@ -8,8 +8,9 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ from peer.settings.config import format_settings, load_settings, setting_descrip
 from peer.worker.supervisor import WorkerSupervisor
 from protocol import codec
 from protocol.api import EventView
-from protocol.errors import FolkmootError, RemoteProtocolError, UserError
+from protocol.errors import FolkmootError, LocalProtocolError, RemoteProtocolError, UserError
 from protocol.verdicts import Verdict, verdict_label
 from storage.ledger_store import LedgerStore
 from tests.fuzz.decoders import decoders
@@ -40,26 +41,43 @@ from tests.ledger.world import PEOPLE, PlainJobs, World
 from tests.notes.feature import NOTES
 from tests.notes.module import Line, NotesState, Write
 from tests.notes.objective import Sizes
+from tests.notes.requests import CountParameters, ParametersCounted
 from tests.peer.network import SECONDS_MAX
 from tests.sim.keys import FastVerifier
 from tests.test_docs import sections
 from tests.waiting import patience
-from training import engine_implementations, worker_protocol
+from training import engine_implementations, layers, worker_protocol
 from training.data.default_text import default_text
+from training.engines.worker_context import WorkerContext
+from training.formats import gguf, llama_mapping
 from training.job_spec import JobSpec
+from training.layers import LayerPlace, layer_names
 from training.model_store import JobModelStore
 from training.objectives import registry
 from training.replicated import feedback_buffer
+from training.replicated.parameter_init import initial_parameters
 from training.replicated.replicated_model import ReplicatedModel
+from training.replicated.tensor_layout import layout_of
+from training.transformer import ModelSpec
 from training.worker_protocol import WorkerFailed
 
 LETTERS = JobSpec(name="letters", objective="letters", data=bytes(32), rounds=1, byzantine_max=0)
+LANGUAGE = JobSpec(name="language", data=bytes(32))
+SQUARES = JobSpec(
+    name="squares",
+    data=bytes(32),
+    model=ModelSpec(context=16, width=16, layers=2, heads=2, kv_heads=1, hidden=24, feed_forward="squares"),
+    rounds=1,
+    local_steps=2,
+    byzantine_max=0,
+)
 JOB = JobSpec(name="ones", objective="ones", rounds=1, byzantine_max=0, objective_settings=codec.encode(Sizes(5000)))
 
 
 @pytest.fixture
 def feature(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(registry, "_known", dict(registry._known))
+    monkeypatch.setattr(layers, "_known", dict(layers._known))
     monkeypatch.setattr(engine_implementations, "_places", dict(engine_implementations._places))
     FEATURES.append(NOTES)
     yield
@@ -86,6 +104,8 @@ def seen() -> dict[str, bool]:
         "objectives": registry.find_objective("ones") is not None,
         "news": any(tells.__module__ == "tests.notes.module" for tells in features.event_sources()),
         "engines": "slate" in features.engines() and "pytorch, slate" in run_help,
+        "layers": "squares" in layer_names() and SQUARES.problem() is None,
+        "worker requests": "count-parameters" in features.worker_requests(),
     }
 
 
@@ -149,6 +169,7 @@ def test_all_that_features_name_is_there(feature: None) -> None:
             *item.services.values(),
             *item.engines.values(),
             *item.implementations.values(),
+            item.layers,
             item.worker_requests,
         ]
         assert all(import_object(place) is not None for place in named_by_it if place)
@@ -157,6 +178,11 @@ def test_all_that_features_name_is_there(feature: None) -> None:
     features.install_objectives()
     implementations = [(engine, import_object(place)) for item in FEATURES for engine, place in item.implementations.items()]
     assert {engine for engine, _ in implementations} <= features.engines().keys()
+    assert {name for _, found in implementations for name in found.layers} == set(layer_names()), "an engine computes each layer"
+    for kind in features.worker_requests().values():
+        handler = import_object(kind.handler)
+        hints = get_type_hints(handler, {**vars(sys.modules[handler.__module__]), "WorkerContext": WorkerContext})
+        assert [*hints.values()] == [WorkerContext, kind.request, kind.reply], kind.handler
     computed = {name for _, found in implementations for name in found.objectives}
     for objective in map(registry.find_objective, registry.objective_names()):
         assert objective is not None
@@ -358,6 +384,81 @@ async def test_an_engine_of_a_feature_trains_in_a_worker_without_torch(feature: 
             measured = await worker.ask(worker_protocol.EvaluateRequest(bytes(32), model))
             assert 0 < measured.figures["distance_from_all"] < 2
             nursery.cancel_scope.cancel()
+
+
+# A layer and a request of the feature ---------------------------------------------------------------------------------
+
+
+def test_a_model_with_a_layer_has_the_tensors_and_bounds_of_the_layer(feature: None, tmp_path: Path) -> None:
+    features.install_objectives()
+    layout = layout_of(SQUARES.validated())
+    names = [tensor.name for tensor in layout.tensors if tensor.name.startswith("layers.1.")]
+    assert names[-4:] == [f"layers.1.{name}.weight" for name in ("squares_norm", "rise", "scale", "fall")]
+    assert layout.size == SQUARES.model.parameters
+    views = layout.tensor_views(initial_parameters(SQUARES))
+    assert (views["layers.0.squares_norm.weight"] == 1).all() and (views["layers.0.scale.weight"] == 0.5).all()
+    assert views["layers.0.fall.weight"].std() == pytest.approx(0.5 * 24**-0.5 * 4**-0.5, rel=0.2)
+    with pytest.raises(UserError, match="hidden 65 is more than 64 squares"):
+        replace(SQUARES, model=replace(SQUARES.model, hidden=65)).validated()
+    requires = JobModelStore(tmp_path).terms_of_spec(SQUARES.encode()).requires
+    assert "notes" in {module.name for module in requires}, "voters that do not know the layer train no model with it"
+    with pytest.raises(UserError, match=r"place for the tensor 'layers\.0\.scale\.weight'"):
+        llama_mapping.llama_tensor_names(SQUARES.model)
+    with pytest.raises(UserError, match=r"place for the tensor 'layers\.0\.scale\.weight'"):
+        gguf.write_gguf(BytesIO(), {}, SQUARES.model, list(views.items()), is_half=False)
+
+
+@pytest.mark.real("processes")
+async def test_the_engine_trains_a_layer_of_the_feature_and_its_worker_serves_the_feature_s_request(
+    feature: None, tmp_path: Path
+) -> None:
+    features.install_objectives()
+    text, model, buffer = (str(tmp_path / name) for name in ("text", "model", "buffer"))
+    Path(text).write_bytes(default_text()[:20_000])
+    ReplicatedModel.initial(bytes(32), SQUARES).save(Path(model))
+    opening = worker_protocol.OpenJobRequest(bytes(32), SQUARES.encode(), text, None)
+    with patience():
+        async with trio.open_nursery() as nursery:
+            worker = WorkerSupervisor(command=[sys.executable, "-m", "tests.notes.worker"])
+            await nursery.start(worker.run)
+            await worker.ask(opening)
+            counted = await worker.ask(CountParameters(bytes(32)))
+            assert counted == ParametersCounted(SQUARES.model.parameters)
+            await worker.ask(worker_protocol.ProposeRequest(bytes(32), 0, b"t" * 32, model, None, None, buffer))
+            audit = worker_protocol.AuditRequest(bytes(32), 0, b"t" * 32, model, f"{buffer}.payload", buffer, None, None)
+            assert (await worker.ask(audit)).verdict is Verdict.ACCEPT
+            update = layout_of(SQUARES).tensor_views(feedback_buffer.read_buffer(Path(buffer), SQUARES).to_dense())
+            assert update["layers.0.scale.weight"].any() and update["layers.1.rise.weight"].any()
+            # The worker of a program without the line, asked by one with it.
+            other = WorkerSupervisor()
+            await nursery.start(other.run)
+            with pytest.raises(WorkerFailed, match=r"'count-parameters'.*: it has .*open-job, propose"):
+                await other.ask(CountParameters(bytes(32)))
+            with pytest.raises(WorkerFailed, match=r"model\.feed_forward 'squares' is no layer that this program knows: swiglu"):
+                await other.ask(opening)
+            nursery.cancel_scope.cancel()
+
+
+async def test_without_the_line_an_unknown_layer_or_request_is_refused_by_name() -> None:
+    with pytest.raises(UserError, match=r"model\.feed_forward 'squares' is no layer that this program knows: swiglu"):
+        SQUARES.validated()
+    with pytest.raises(RemoteProtocolError, match=r"model\.feed_forward 'squares' is no layer that this program knows: swiglu"):
+        JobSpec.decode(SQUARES.encode())
+    with pytest.raises(LocalProtocolError, match="the worker request 'count-parameters': it has open-job, propose"):
+        await WorkerSupervisor().ask(CountParameters(bytes(32)))
+
+
+def test_a_layer_in_another_place_than_its_own_is_refused() -> None:
+    for place, name in ((LayerPlace.LINEAR, "swiglu"), (LayerPlace.ATTENTION, "dense"), (LayerPlace.FEED_FORWARD, "attention")):
+        with pytest.raises(UserError, match=rf"model\.{place.value} '{name}' is no layer"):
+            replace(LANGUAGE, model=replace(LANGUAGE.model, **{place.value: name})).validated()
+
+
+def test_an_engine_without_an_implementation_of_a_layer_names_it(feature: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    features.install_objectives()
+    monkeypatch.setitem(engine_implementations._places, "pytorch", engine_implementations._places["pytorch"][:1])
+    with pytest.raises(UserError, match="'pytorch' cannot compute the layer 'squares': it computes dense, attention, swiglu"):
+        engine_implementations.layer_implementation("pytorch", "squares")
 
 
 @pytest.mark.real("processes")

@@ -104,8 +104,7 @@ class ModelSpec:
     @property
     def parameters(self) -> int:
         """How many the model has; `tensor_shapes` lists them."""
-        outside = sum(math.prod(parameter.shape) for parameter in outer_parameters(self))
-        return outside + self.layers * sum(math.prod(parameter.shape) for parameter in layer_parameters(self))
+        return _count_parameters(self)
 
     @property
     def is_first_form(self) -> bool:
@@ -143,6 +142,12 @@ def outer_parameters(model: ModelSpec) -> tuple[LayerParameter, ...]:
     deviation = linear_deviation(model.width)
     output = LayerParameter(OUTPUT_MATRIX, of_tokens, deviation=deviation, transformers="lm_head.weight", gguf="output.weight")
     return (embedding, norm) if model.tied else (embedding, norm, output)
+
+
+@lru_cache(maxsize=256)  # terms and estimates of every job ask for it
+def _count_parameters(model: ModelSpec) -> int:
+    outside = sum(math.prod(parameter.shape) for parameter in outer_parameters(model))
+    return outside + model.layers * sum(math.prod(parameter.shape) for parameter in layer_parameters(model))
 
 
 @lru_cache(maxsize=8)

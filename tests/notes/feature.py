@@ -27,7 +27,9 @@ NOTES = Feature(
     modules=_modules,
     objectives="tests.notes.objective:OBJECTIVES",
     engines={"slate": "tests.notes.engine:KIND"},
-    implementations={"slate": "tests.notes.engine:IMPLEMENTATIONS"},
+    layers="tests.notes.layers:LAYERS",
+    implementations={"slate": "tests.notes.engine:IMPLEMENTATIONS", "pytorch": "tests.notes.torch_layers:IMPLEMENTATIONS"},
+    worker_requests="tests.notes.requests:REQUESTS",
     roles=(
         Role("scribe", "writes a note", registered_roles=("scribe",), services=("scribe",)),
         Role("clerk", "counts letters", registered_roles=("clerk",), needs_worker=True),

@@ -72,8 +72,8 @@ class TorchAttention(TorchBlock):
 
     @staticmethod
     def saved_floats(spec: ModelSpec) -> int:
-        # Inputs, normalised inputs with and without weights, queries before and behind the rotation, the output of the heads; keys
-        # before and behind the rotation, values; the sums of the attention's weights, and the root of the norm.
+        # Inputs, normalised inputs with and without weights, queries before and behind the rotation, the output of the heads;
+        # keys before and behind the rotation, values; the sums of the attention's weights, and the root of the norm.
         kv_width = spec.kv_heads * spec.width // spec.heads
         return 6 * spec.width + 3 * kv_width + 2 * spec.heads
 
