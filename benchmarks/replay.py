@@ -329,7 +329,7 @@ def main() -> int:
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--replays", nargs="*", default=[], help=argparse.SUPPRESS)
     options = parser.parse_args()
-    features.install_objectives()
+    features.register_features()
     if options.child:
         child(options)
         return 0

@@ -68,7 +68,7 @@ def build_parser() -> Parser:
 
 def main() -> int:
     options = build_parser().parse_args()
-    features.install_objectives()
+    features.register_features()
     torch.set_num_threads(1)
     started, rows = time.time(), list[dict[str, Any]]()
     base = base_model(options.base_rounds)

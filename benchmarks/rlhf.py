@@ -64,7 +64,7 @@ def build_parser() -> Parser:
 def main() -> int:
     options = build_parser().parse_args()
     map_signals_to_interrupt()
-    features.install_objectives()
+    features.register_features()
     if options.text:
         return rlhf_text.run(options)
     options.rounds = options.rounds or ROUNDS["toy"]
@@ -99,7 +99,7 @@ def demo(options: argparse.Namespace, seed: int, attack: str) -> dict[str, Any]:
 
 def alone(options: argparse.Namespace, seed: int) -> dict[str, float]:
     """In a process of its own."""
-    features.install_objectives()
+    features.register_features()
     torch.set_num_threads(1)
     said = dict(setting.partition("=")[::2] for setting in options.set) | {"seed": str(seed), "algorithm": options.algorithm}
     spec = build_toy_spec(REWARD, options.rounds, "alone", said, 0)

@@ -264,7 +264,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=COUNT, default=3, metavar="N", help="of which the median is shown")
     parser.add_argument("--starts", type=parse_integer_in(0), default=5, metavar="N", help="of tuning, among daemons")
     options = parser.parse_args()
-    features.install_objectives()
+    features.register_features()
     map_signals_to_interrupt()
     torch.set_num_threads(1)
     started, rows, seconds = time.time(), list[Row](), list[float]()

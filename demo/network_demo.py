@@ -34,7 +34,7 @@ from demo.report_files import path_errors_as_user_errors, prepare_output_paths, 
 from demo.shutdown_signals import is_interrupt, map_signals_to_interrupt, run_until_hangup
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from peer.commands.standard_streams import EXIT_INTERRUPTED
-from peer.features import founding_modules, install_objectives, roles
+from peer.features import founding_modules, register_features, roles
 from peer.settings.data_directory import DataDirectory, storage_errors
 from protocol import codec
 from protocol.api import JobView, RoundView, TrainRequest
@@ -76,7 +76,7 @@ def main(options: argparse.Namespace) -> int:
     if options.attack in ("false-challenge", "lazy") and not demo.is_sampled:
         raise UserError(f"--attack {options.attack}: only sampled audits draw auditors and have challenges; say --audit sampled")
     # What no job can have is told before anything starts, too.
-    install_objectives()
+    register_features()
     rounds = {"rounds": str(options.rounds)} if options.rounds else {}
     if options.rlhf:
         rlhf_demo.check_demo(demo)

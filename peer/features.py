@@ -129,7 +129,7 @@ def _by_name(what: str, items: Iterable[tuple[str, T]]) -> dict[str, T]:
     return found
 
 
-def install_objectives() -> None:
+def register_features() -> None:
     """Registers the objectives and layers of all features in this process, and where engines find their implementations.
 
     Each program does so before it reads any job.
@@ -189,5 +189,5 @@ def rules_of(genesis: Genesis, job_rules: JobSpecRules, verifier: Verifier | Non
     from ledger.ledger_state import LedgerRules
     from protocol.identity import Ed25519Verifier
 
-    install_objectives()
+    register_features()
     return LedgerRules(genesis, verifier or Ed25519Verifier(), modules_of(job_rules))

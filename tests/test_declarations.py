@@ -50,7 +50,7 @@ ME = bytes(32)
 @pytest.fixture
 def feature(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     FEATURES.append(NOTES)
-    features.install_objectives()
+    features.register_features()
     monkeypatch.setattr(chain, "MODULES", founding_modules())
     yield
     FEATURES.remove(NOTES)

@@ -430,7 +430,7 @@ def of_rlhf() -> dict[str, str]:
     asked = prompt_sampling.draw_prompts(
         place, 4, prompt_sampling.PreferenceSetPrompts(tokenized_pairs.tokenize_pairs(set_, some, ByteTokenizer()), 6)
     )
-    features.install_objectives()
+    features.register_features()
     given = [InstructionExample(b"1", "ab", "xy"), InstructionExample(b"2", "c", "z\n")]
     of_given = tokenized_responses.tokenize_responses(
         dataclasses.replace(set_, objective="instruct", objective_settings=encode(InstructTerms())), given, ByteTokenizer()

@@ -16,7 +16,7 @@ from features.lazy_import import import_object
 from ledger.core.genesis import Genesis
 from ledger.ledger_state import LedgerState
 from peer.export.run_export import MANIFEST, tokenizer_path
-from peer.features import install_objectives, rules_of
+from peer.features import register_features, rules_of
 from peer.settings.data_directory import DataDirectory
 from protocol.api import NEWEST
 from protocol.errors import MissingBlobError, UserError
@@ -123,7 +123,7 @@ def model_from_data_directory(folder: Path, text: str) -> ExportableModel:
 
 def model_from_export(folder: Path, text: str) -> ExportableModel:
     """From what `peer export` wrote. It is read as it is: `peer audit` checks it."""
-    install_objectives()  # objectives of features
+    register_features()  # objectives of features
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         rounds = {bytes.fromhex(job): int(model["round"]) for job, model in manifest["models"].items()}

@@ -150,7 +150,7 @@ def main(make_context: Callable[[EngineBackend, Callable[[], None], int], Worker
         signal.SIGHUP,
     ):  # they reach a whole group; the daemon stops us in its own order
         signal.signal(number, signal.SIG_IGN)
-    features.install_objectives()
+    features.register_features()
     parser = argparse.ArgumentParser(prog="peer.worker.main", description="computes for one peer; started by its daemon")
     parser.add_argument("--engine", choices=tuple(features.engines()), default="pytorch", help="what computes")
     add_arguments(parser)

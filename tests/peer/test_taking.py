@@ -39,7 +39,7 @@ FIGURES = {"held_out_bits_per_byte": 2.5, "seconds": 7.25}  # of the model, and 
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install_objectives()
+    features.register_features()
 
 
 @pytest.fixture(scope="module")

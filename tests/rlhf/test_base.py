@@ -29,7 +29,7 @@ BASE = JobSpec(name="base", model=ModelSpec(context=16, width=16, layers=1, hidd
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install_objectives()
+    features.register_features()
 
 
 @pytest.fixture

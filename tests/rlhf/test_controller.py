@@ -110,7 +110,7 @@ STEERED = replace(SPEC, audit=AuditMode.FULL, objective_settings=codec.encode(re
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install_objectives()
+    features.register_features()
 
 
 def after_round(model: ReplicatedModel, *sums: int) -> ReplicatedModel:

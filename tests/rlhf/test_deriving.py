@@ -109,7 +109,7 @@ class Desk(WorldDesk):
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install_objectives()
+    features.register_features()
 
 
 @pytest.fixture

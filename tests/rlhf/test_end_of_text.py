@@ -49,7 +49,7 @@ SPEC = JobSpec(
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install_objectives()
+    features.register_features()
 
 
 @pytest.fixture(scope="module")

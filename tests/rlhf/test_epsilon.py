@@ -72,7 +72,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    features.install_objectives()
+    features.register_features()
     return World(tmp_path_factory.mktemp("epsilon"))
 
 

@@ -31,7 +31,7 @@ CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install_objectives()
+    features.register_features()
 
 
 def lines(*rows: Any) -> io.BytesIO:

@@ -123,14 +123,14 @@ def test_a_round_is_told_in_one_line() -> None:
 
 
 def test_blocked_responses_are_told_where_there_are_any() -> None:
-    features.install_objectives()
+    features.register_features()
     found = round_medians(0, [RolloutDeclaration(bytes(32), 50, 0, 0, 0, 0, 0, blocked) for blocked in (4, 0, 8)])
     assert found.blocked == 4
     assert metrics_view(b"job", SPEC.encode(), found).summary_line.endswith("distinct-2 0.000, 25% blocked")
 
 
 def test_each_round_is_news_and_a_warning_is_so_once() -> None:
-    features.install_objectives()
+    features.register_features()
     job = SimpleNamespace(spec=SPEC.encode(), name="ppo")
 
     def state(known: PolicyHistory | None, version: int = 1) -> Any:

@@ -58,7 +58,7 @@ class Desk(WorldDesk):
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install_objectives()
+    features.register_features()
 
 
 async def run(desk: Desk, *more: Desk) -> None:

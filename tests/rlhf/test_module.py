@@ -33,7 +33,7 @@ class Objectives:
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install_objectives()
+    features.register_features()
 
 
 def closed(job: bytes, number: int, *figures: tuple[int, int, int, int]) -> Any:

@@ -23,7 +23,7 @@ BOUNDS = RolloutLimits(responses=rollout_passes.SAMPLED_AT_ONCE + 6, tokens_max=
 
 
 def test_responses_of_many_lengths_are_what_each_would_be_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    features.install_objectives()
+    features.register_features()
     monkeypatch.setattr(rollout_passes, "NUMBERS_AT_ONCE", 600)  # a few of them at a time, and of some the noise in parts
     model, random = GPT(FEW), torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -24,7 +24,7 @@ MARKS = {JobPhase.RUNNING: "", JobPhase.PAUSED: "=", JobPhase.FINISHED: "."}
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install_objectives()
+    features.register_features()
 
 
 @pytest.fixture

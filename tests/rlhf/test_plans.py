@@ -97,7 +97,7 @@ class Tuned(World):
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install_objectives()
+    features.register_features()
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ SPEC = replace(REWARD, name="ppo", objective="ppo", data=None, objective_setting
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install_objectives()
+    features.register_features()
 
 
 def some_pairs() -> list[PreferencePair]:

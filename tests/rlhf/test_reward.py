@@ -53,7 +53,7 @@ SPEC = JobSpec(
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install_objectives()
+    features.register_features()
 
 
 def some_pairs(count: int = 60) -> list[PreferencePair]:

@@ -106,7 +106,7 @@ class Compared(Tuned, Room):
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install_objectives()
+    features.register_features()
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ OF = {
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install_objectives()
+    features.register_features()
 
 
 def some_examples(count: int = 60) -> list[InstructionExample]:

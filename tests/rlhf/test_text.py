@@ -123,7 +123,7 @@ def test_a_demo_goes_from_a_text_over_preferences_to_a_policy(tmp_path: Path) ->
     assert found.keys() == FIGURES | {"tokens", "length_correlation", "pair_accuracy", "linear_accuracy"}
     assert found["optimum"] is None and found["gap_closed"] is None and found["linear_accuracy"] > 0.5 and found["kl"] > -1
     assert 0 < found["pair_accuracy"] < 1 and found["value"] == pytest.approx(found["score"] - found["beta"] * found["kl"])
-    features.install_objectives()
+    features.register_features()
     specs = [
         checkpoint.read_checkpoint(tmp_path / "run" / f"{name}.safetensors")[0] for name in ("policy", "reference", "reward")
     ]

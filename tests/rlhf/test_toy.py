@@ -34,7 +34,7 @@ FIGURES |= {"distinct_2", "tokens", "length_correlation"}  # of the last round
 
 @pytest.fixture(scope="module")
 def spec() -> JobSpec:
-    features.install_objectives()
+    features.register_features()
     return build_toy_spec("rule:bigram", 2, "toy", {"seed": "100"}, 0)
 
 
@@ -74,7 +74,7 @@ def test_without_a_base_only_a_reward_with_a_vocabulary_of_its_own_will_do() -> 
 @pytest.mark.real("processes")
 @pytest.mark.long
 def test_a_demo_tunes_and_names_who_trained_on_another_reward(tmp_path: Path) -> None:
-    features.install_objectives()
+    features.register_features()
     words = ("--rlhf", "toy", "--attack", "other-reward", "--rounds", "2", "--set", "batch=32")
     status, report, told = demo(tmp_path, *words)
     assert status == 0, told

@@ -25,7 +25,7 @@ EVERYWHERE = [(at.number, trainer, step) for at in ROUNDS for trainer in TRAINER
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install_objectives()
+    features.register_features()
 
 
 def drawn(pair: PreferencePair, spec: JobSpec = SPEC) -> set[tuple[int, bytes, int]]:

@@ -30,7 +30,7 @@ LITERAL = f"a{END_OF_TEXT} b {END_OF_TEXT}\n{END_OF_TEXT}"
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    features.install_objectives()
+    features.register_features()
 
 
 @pytest.mark.parametrize("kind", KINDS)

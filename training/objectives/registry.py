@@ -1,5 +1,5 @@
 """The objectives that this program knows, by name. Features add theirs when the program starts
-(`peer.features.install_objectives`).
+(`peer.features.register_features`).
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def test_keys_and_values_for_each_head_give_what_shared_ones_give() -> None:
 
 
 def test_the_score_of_a_reward_model_is_where_it_is() -> None:
-    features.install_objectives()
+    features.register_features()
     model = GPT(REWARD, META)
     x_BS, last_B = (torch.zeros(shape, dtype=torch.int64, device=META) for shape in ((2, 16), (2,)))
     assert reward_model.text_scores(model, x_BS, last_B).device == META

@@ -143,7 +143,7 @@ def test_clipped_gradients_and_muon_are_those_of_one_process(
 def test_a_reward_models_head_is_trained_as_by_one_process_and_an_output_layer_without_a_loss_stays(
     crew: RankProcesses, text: Path, parallel: ParallelMode
 ) -> None:
-    features.install_objectives()
+    features.register_features()
     spec = replace(REWARD, model=replace(REWARD.model, tied=False), audit=AuditMode.FULL)
     found, tokenizer = tokenized_pairs.tokenize_pairs(spec, some_pairs(), ByteTokenizer()), ByteTokenizer()
     engines = engine_in(crew, text, spec, parallel, found), TorchEngine(spec, found, tokenizer)
@@ -161,7 +161,7 @@ def test_every_example_is_in_one_share_with_its_weight_and_all_exchange_gradient
 
 
 def test_what_several_processes_cannot_train_yet_is_refused_in_one_line(crew: RankProcesses, text: Path) -> None:
-    features.install_objectives()
+    features.register_features()
     nothing = TokenizedText.without_text(ByteTokenizer().token_bytes)
     with pytest.raises(UserError, match="parallel 'ddp' cannot train the objective 'ppo' yet: start this peer with parallel off"):
         engine_in(crew, text, JobSpec(name="p", objective=PPO.name), ParallelMode.DDP, nothing)
