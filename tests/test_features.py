@@ -389,7 +389,9 @@ async def test_an_engine_of_a_feature_trains_in_a_worker_without_torch(feature: 
 # A layer and a request of the feature ---------------------------------------------------------------------------------
 
 
-def test_a_model_with_a_layer_has_the_tensors_and_bounds_of_the_layer(feature: None, tmp_path: Path) -> None:
+def test_a_model_with_a_layer_has_the_tensors_and_bounds_of_the_layer(
+    feature: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     features.register_features()
     layout = layout_of(SQUARES.validated())
     names = [tensor.name for tensor in layout.tensors if tensor.name.startswith("layers.1.")]
@@ -400,6 +402,9 @@ def test_a_model_with_a_layer_has_the_tensors_and_bounds_of_the_layer(feature: N
     assert views["layers.0.fall.weight"].std() == pytest.approx(0.5 * 24**-0.5 * 4**-0.5, rel=0.2)
     with pytest.raises(UserError, match="hidden 65 is more than 64 squares"):
         replace(SQUARES, model=replace(SQUARES.model, hidden=65)).validated()
+    with monkeypatch.context() as bounded:
+        bounded.setattr("training.transformer.LAYER_TENSORS_MAX", 17)
+        assert SQUARES.problem() == "18 tensors in 2 layers are more than 17"
     requires = JobModelStore(tmp_path).terms_of_spec(SQUARES.encode()).requires
     assert "notes" in {module.name for module in requires}, "voters that do not know the layer train no model with it"
     with pytest.raises(UserError, match=r"place for the tensor 'layers\.0\.scale\.weight'"):

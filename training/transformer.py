@@ -67,19 +67,25 @@ class ModelSpec:
     feed_forward: Name = codec.added_field("swiglu")
 
     def layers_problem(self) -> str | None:
-        """Names a kind of layer that this program does not know there. All else here asks the kinds, so that this comes first."""
+        """Names a kind of layer that this program does not know, or a size that a layer cannot have.
+
+        Everything else asks the kinds for their tensors, so this check comes first.
+        """
         for place in LayerPlace:
             name = getattr(self, place.value)
-            if find_layer(name, place) is None:
+            kind = find_layer(name, place)
+            if kind is None:
                 known = ", ".join(other for other in layer_names() if find_layer(other, place))
                 return f"model.{place.value} {name!r} is no layer that this program knows: {known}"
-        return None
-
-    def problem(self) -> str | None:
-        for kind in self.layer_kinds:
             problem = kind.sizes_problem(self)
             if problem:
                 return problem
+        return None
+
+    def problem(self) -> str | None:
+        problem = self.layers_problem()
+        if problem:
+            return problem
         if self.layers > LAYERS_MAX:
             return f"layers {self.layers} are more than {LAYERS_MAX}"
         tensors = self.layers * len(layer_parameters(self))
