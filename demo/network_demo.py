@@ -24,7 +24,6 @@ from typing import cast
 
 import trio
 
-from curation.service.annotation_service import SERVED_AT_PREFIX
 from demo import rlhf_demo
 from demo.demo_peers import TEXT, Demo, DemoPeer, count_bytes_sent, derive_identity
 from demo.demo_report import DemoReport, make_report
@@ -48,6 +47,7 @@ from training import rate_sweep
 from training.api.job_builder import parse_overrides
 from training.data import text_files, token_shards
 from training.job_spec import JobSpec, complete_fields
+from web.web_service import SERVED_AT_PREFIX
 
 ANY_PORT_FLAGS = ("--web-listen", "127.0.0.1:0")
 START_SECONDS_MAX = 60.0  # a peer's process until it answers; Python and numpy from a cold disk
@@ -192,7 +192,7 @@ async def wait_for_web_address(peer: DemoPeer) -> str:
                 seen = event.number
                 if event.text.startswith(SERVED_AT_PREFIX):
                     return event.text.removeprefix(SERVED_AT_PREFIX)
-                if event.text.startswith("annotators are not served"):
+                if event.text.startswith("web pages are not served"):
                     raise UserError(f"{peer.name}: {event.text}")
     raise UserError(f"{peer.name} serves no annotators; its log is {peer.directory / 'peer.log'}")
 

@@ -81,3 +81,5 @@ class Feature:
     # `module:function`: takes the state and its height, gives what failed in its last heights, as texts for an alert.
     failures: str = ""
     rpc_handler: str = ""  # `module:class` of what answers these calls; it is made with the running peer
+    routes: str = ""  # `module:name` of HTTP routes and what answers them (`web.routes.RouteSet`), for peers that run `serve`
+    pages: str = ""  # `module:name` of pages for people (`web.html_pages.PageSet`), for the same peers

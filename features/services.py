@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from features.feature import Feature
 from ledger.core.module import StateReader
 from protocol.api import PeerApi
 from protocol.identity import Signed
@@ -30,6 +31,10 @@ class ServiceContext(Protocol):
     @property
     def state(self) -> StateReader:
         """The states of all modules after the last applied block."""
+
+    @property
+    def running_features(self) -> Sequence[Feature]:
+        """The features of this program whose modules the network runs, in the order of their list."""
 
     def get_setting(self, name: str) -> Any:
         """One of the feature's own settings."""

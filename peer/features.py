@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from curation.feature import CURATION
 from features.feature import Feature, Role, Setting
 from features.lazy_import import import_object
-from protocol.addresses import is_loopback, parse_address
-from protocol.errors import UserError
 from rlhf.feature import RLHF
+from web.feature import WEB
 
 if TYPE_CHECKING:
     from features.feature import EventLine
@@ -35,25 +34,11 @@ def _core_modules(job_rules: JobSpecRules) -> tuple[Module[Any], ...]:
     return core_modules(job_rules)
 
 
-def _not_loopback(value: object) -> str | None:
-    """Why monitors cannot be served at this address. It says who is here and how this peer is, and asks for no password."""
-    if value == "":
-        return None
-    try:
-        host, _ = parse_address(str(value))
-    except UserError as error:
-        return str(error)
-    return None if is_loopback(host) else "is not on loopback: name 127.0.0.1:PORT, and let a monitor of this machine ask there"
-
-
 FEATURES: list[Feature] = [
     Feature(
         name="core",
         about="members, jobs, their audits, and what the network runs",
         modules=_core_modules,
-        services={"metrics": "web.metrics_endpoint:MetricsEndpoint"},
-        services_everywhere=("metrics",),
-        settings=(Setting("metrics", "HOST:PORT on loopback for monitors; empty: none", "", _not_loopback),),
         roles=(Role("voter", "checks, votes and applies with numpy alone; it never loads torch"),),
     ),
     Feature(
@@ -69,6 +54,7 @@ FEATURES: list[Feature] = [
             Role("trainer", "trains, and re-executes what others have trained", registered_roles=("trainer",), needs_worker=True),
         ),
     ),
+    WEB,
     CURATION,
     RLHF,
 ]

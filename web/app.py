@@ -1,4 +1,4 @@
-"""The aiohttp application: it reads requests as `web.routes` declares them, calls the site, and writes what it says."""
+"""The aiohttp application: it reads requests as `web.routes` declares them, calls their handlers, and writes the replies."""
 
 from __future__ import annotations
 
@@ -6,30 +6,29 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from protocol.prometheus_metrics import CONTENT_TYPE, PrometheusMetric, format_exposition
+from protocol.prometheus_metrics import PrometheusMetric
 from web import browser_security, connection_limits, proxy_headers
-from web.api_backend import ApiBackend, FileReply, Json, TextReply
 from web.event_stream import EventStreams
-from web.html_pages import PAGES, START_PAGE, render_page
+from web.html_pages import VENDOR, render_page
 from web.problem_details import HttpProblem
+from web.replies import FileReply, Json, TextReply
 from web.request_fields import parse_fields
-from web.routes import CORE_ROUTES, ENDS_COOKIE, FILE_BYTES_MAX, OPERATOR, SETS_COOKIE, Route, openapi_document
+from web.routes import BODY_BYTES_MAX, ENDS_COOKIE, FILE_BYTES_MAX, SETS_COOKIE, ClientClass, Route, openapi_document
+from web.server_routes import PROXIES, ServerHandlers, client_host, is_secure
+from web.site import Site, SiteHandlers, bind_method
+from web.stats_cache import StatsCache
 
 VERSION = version("folkmoot")
-BODY_BYTES_MAX = 64 << 10
 UPLOADS_MAX = 2  # files that are in memory at once
-STATIC = Path(__file__).with_name("static")
-VENDOR = Path(__file__).with_name("vendor")
-QUERY_OF_EVENTS = next(route.query_fields for route in CORE_ROUTES if route.operation == "events")
 UNKNOWN_PATH = "/{path:.*}"
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
@@ -41,39 +40,51 @@ SECURITY_HEADERS = {
     "Cache-Control": "no-store",
 }
 HSTS_HEADER = "max-age=31536000"  # a year: a browser that was here once does not come by plain HTTP again
-PROXIES = web.AppKey("proxies", Collection)
 
 log = logging.getLogger("site")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Call = Callable[..., Awaitable[Any]]  # runs a function with these arguments in the thread of the peer
 
 
 def make_application(
-    site: ApiBackend, routes: Iterable[Route], names: Collection[str] = (), proxies: Collection[str] = ()
+    site: Site,
+    handlers: SiteHandlers,
+    stats: StatsCache,
+    call: Call,
+    names: Collection[str] = (),
+    proxies: Collection[str] = (),
 ) -> web.Application:
-    """`routes`: those that `site` answers, beside `CORE_ROUTES`. `names`: of this host, beside its addresses.
+    """The application that serves a site. `handlers` and `stats` belong to the peer's thread: `call` alone runs them.
 
-    `proxies`: addresses of reverse proxies, which say for whom they ask.
+    `names`: of this host, beside its addresses. `proxies`: addresses of reverse proxies, which say for whom they ask.
     """
-    routes = (*routes, *CORE_ROUTES)
+    routes = site.routes
+    clients = {route.client: None for route in routes if route.client}
     answers, uploads = Counter[int](), Counter[str]()
     app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_counted(answers), _guarded(names, proxies)])
     app[PROXIES] = proxies
-    listening = EventStreams(site, SECURITY_HEADERS)
+    listening = EventStreams(handlers.event_feeds, call, SECURITY_HEADERS)
     app.on_shutdown.append(listening.close_streams)
     app.on_response_prepare.append(_headed)
-    own: dict[str, Handler] = {
-        "start": _start,
-        **{page.operation: _text("text/html", render_page(page)) for page in PAGES},
-        "static": _files(STATIC),
-        "vendor": _files(VENDOR),
-        "openapi": _text("application/json", json.dumps(openapi_document(VERSION, routes))),
-        "health": partial(_health, site),
-        "metrics": partial(_metrics, site, answers),
-        "events": partial(_events, listening),
-    }
+    server = ServerHandlers(
+        openapi_text=json.dumps(openapi_document(VERSION, routes)),
+        pages={page.path: render_page(page, page_set, site.pages) for page_set in site.page_sets for page in page_set.pages},
+        static_files=site.static_files,
+        vendor_files={path.name: path for path in VENDOR.iterdir() if path.is_file()},
+        statuses=answers,
+        streams=listening,
+        clients=clients,
+        find_health_problem=partial(call, stats.find_health_problem),
+        read_metrics=partial(call, partial(_read_metrics, handlers, stats)),
+        authorize=partial(call, handlers.authorize),
+    )
     for route in routes:
-        handler = own.get(route.operation) or partial(_answer, route, site, uploads)
+        if route.takes_request:
+            handler: Handler = bind_method(route.handler, (server,))
+        else:
+            ask, authorize = partial(call, handlers.bind(route)), partial(call, handlers.authorize)
+            handler = _RouteAnswerer(route, ask, authorize, clients, uploads).answer
         app.router.add_route(route.method, route.path, handler, expect_handler=_expect)
         if route.method == "GET":
             app.router.add_route("HEAD", route.path, handler, expect_handler=_expect)
@@ -88,10 +99,14 @@ def make_application(
     return app
 
 
+async def _read_metrics(handlers: SiteHandlers, stats: StatsCache) -> tuple[PrometheusMetric, ...]:
+    return (*await stats.metrics(), *handlers.metrics())
+
+
 async def _headed(request: web.Request, response: web.StreamResponse) -> None:
     """Headers of each reply, of streams too."""
     response.headers["Server"] = connection_limits.SERVER_HEADER
-    if _is_secure(request):
+    if is_secure(request):
         response.headers["Strict-Transport-Security"] = HSTS_HEADER
 
 
@@ -105,36 +120,48 @@ def _counted(answers: Counter[int]) -> Any:
     return counted
 
 
-async def _answer(route: Route, site: ApiBackend, uploads: Counter[str], request: web.Request) -> web.StreamResponse:
-    call: Callable[..., Awaitable[Any]] = getattr(site, route.operation)
-    given: dict[str, Any] = (
-        {"token": browser_security.read_token(request, route.token_owner, _is_secure(request))} if route.token_owner else {}
-    )
-    given |= parse_fields(route.path_fields, request.match_info) | parse_fields(route.query_fields, request.query)
-    if route.by_host:
-        given["host"] = _host(request)
-    if route.upload and given["format"]:
-        connection_limits.set_reply_deadline(request, connection_limits.FILE_SECONDS)
-        await site.require_operator(given["token"])
-        given["file"] = await _file(request, uploads)
-    elif route.body_fields:
-        given |= parse_fields(route.body_fields, await _body(request))
-    if route.cookie == SETS_COOKIE:
-        browser_security.require_own_origin(request)
-        given["before"] = request.cookies.get(browser_security.cookie_name(route.cookie_owner, _is_secure(request)), "")
-    said: Json | TextReply | FileReply | tuple[int, Json] = await call(**given)
-    if isinstance(said, FileReply):
-        return _sent(request, said)
-    if isinstance(said, TextReply):
-        return web.Response(text=said.text, content_type=said.content_type, status=route.status)
-    status, body = said if isinstance(said, tuple) else (route.status, said)
-    token = body.pop("token") if route.cookie == SETS_COOKIE else ""
-    response = web.json_response(body, status=status)
-    if route.cookie == SETS_COOKIE:
-        browser_security.set_session_cookie(response, route.cookie_owner, _is_secure(request), token, body["seconds"])
-    elif route.cookie == ENDS_COOKIE:
-        browser_security.delete_session_cookie(response, route.cookie_owner, _is_secure(request))
-    return response
+@dataclass(frozen=True)
+class _RouteAnswerer:
+    """Reads requests of one route as it declares them, calls its handler, and writes the reply."""
+
+    route: Route
+    call: Callable[[str, dict[str, Any]], Awaitable[Any]]  # takes a token and the fields
+    authorize: Callable[[ClientClass, str], Awaitable[object]]
+    clients: Collection[ClientClass]
+    uploads: Counter[str]
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        route, is_secured = self.route, is_secure(request)
+        token = browser_security.read_token(request, route.client, self.clients, is_secured) if route.client else ""
+        given = parse_fields(route.path_fields, request.match_info) | parse_fields(route.query_fields, request.query)
+        if route.by_host:
+            given["host"] = client_host(request)
+        if route.upload and given["format"]:
+            connection_limits.set_reply_deadline(request, connection_limits.FILE_SECONDS)
+            if route.client:
+                await self.authorize(route.client, token)  # before a large body is read
+            given["file"] = await _file(request, self.uploads)
+        elif route.body_fields:
+            given |= parse_fields(route.body_fields, await _body(request, route.body_bytes_max))
+        owner = route.cookie_owner
+        if owner and route.cookie == SETS_COOKIE:
+            browser_security.require_own_origin(request)
+            given["before"] = request.cookies.get(browser_security.cookie_name(owner, is_secured), "")
+        elif owner and route.cookie == ENDS_COOKIE:
+            given["token"] = token
+        said: Json | TextReply | FileReply | tuple[int, Json] = await self.call(token, given)
+        if isinstance(said, FileReply):
+            return _sent(request, said)
+        if isinstance(said, TextReply):
+            return web.Response(text=said.text, content_type=said.content_type, status=route.status)
+        status, body = said if isinstance(said, tuple) else (route.status, said)
+        session = body.pop("token") if route.cookie == SETS_COOKIE else ""
+        response = web.json_response(body, status=status)
+        if owner and route.cookie == SETS_COOKIE:
+            browser_security.set_session_cookie(response, owner, is_secured, session, body["seconds"])
+        elif owner and route.cookie == ENDS_COOKIE:
+            browser_security.delete_session_cookie(response, owner, is_secured)
+        return response
 
 
 def _sent(request: web.Request, file: FileReply) -> web.StreamResponse:
@@ -161,8 +188,6 @@ def _guarded(names: Collection[str], proxies: Collection[str]) -> Any:
             response = await handler(request)
         except HttpProblem as problem:
             response = _problem(problem)
-        except web.HTTPRequestEntityTooLarge:
-            response = _problem(HttpProblem("too-large", f"a body has at most {BODY_BYTES_MAX} bytes"))
         except web.HTTPNotFound:
             response = _problem(HttpProblem("not-found", f"there is nothing at {request.path}"))
         except web.HTTPException as error:
@@ -205,84 +230,23 @@ async def _unknown(request: web.Request) -> web.StreamResponse:
     raise web.HTTPMethodNotAllowed(request.method, allowed) if allowed else web.HTTPNotFound()
 
 
-async def _start(request: web.Request) -> web.StreamResponse:
-    return web.Response(text=f"{START_PAGE.path}\n", status=302, headers={"Location": START_PAGE.path})
-
-
-def _files(folder: Path) -> Handler:
-    """Serves the files that the folder has now: a stranger names one of them, never a path."""
-    files = {path.name: path for path in folder.iterdir() if path.is_file()}
-
-    async def file(request: web.Request) -> web.StreamResponse:
-        if (path := files.get(request.match_info["name"])) is None:
-            raise HttpProblem("not-found", "there is no such file")
-        return web.FileResponse(path)
-
-    return file
-
-
-def _text(content_type: str, text: str) -> Handler:
-    async def document(request: web.Request) -> web.StreamResponse:
-        return web.Response(text=text, content_type=content_type)
-
-    return document
-
-
-async def _events(listening: EventStreams, request: web.Request) -> web.StreamResponse:
-    given = parse_fields(QUERY_OF_EVENTS, request.query)
-    connection_limits.clear_reply_deadline(request)
-    return await listening.stream_events(request, given["live"] == 1, _host(request))
-
-
-async def _health(site: ApiBackend, request: web.Request) -> web.StreamResponse:
-    if problem := await site.health_problem():
-        raise HttpProblem("unhealthy", problem)
-    return web.Response(text="ok\n")
-
-
-async def _metrics(site: ApiBackend, answers: Counter[int], request: web.Request) -> web.StreamResponse:
-    if not proxy_headers.is_local_request(request):
-        await site.require_operator(browser_security.read_token(request, OPERATOR, _is_secure(request)))
-    by_status = {f'status="{status}"': float(count) for status, count in sorted(answers.items())}
-    metrics = (*await site.metrics(), PrometheusMetric("http_calls_total", "by status of the reply", by_status))
-    return web.Response(body=format_exposition(metrics).encode(), headers={"Content-Type": CONTENT_TYPE})
-
-
 # Reading what strangers send ------------------------------------------------------------------------------------------
 
 
 async def _file(request: web.Request, uploads: Counter[str]) -> bytes:
     """A body in memory, of an operator: some of them at once, and one of each host."""
-    host = _host(request)
+    host = client_host(request)
     if uploads.total() >= UPLOADS_MAX or uploads[host]:
         raise HttpProblem("too-many", "another file is being read: try again", 2)
-    data = bytearray()
     uploads[host] += 1
     try:
-        async for part in request.content.iter_chunked(1 << 16):
-            data += part
-            if len(data) > FILE_BYTES_MAX:
-                raise HttpProblem("too-large", f"a file has at most {FILE_BYTES_MAX >> 20} MiB: import it in parts")
-    except (web.RequestPayloadError, HttpProcessingError):
-        raise HttpProblem("malformed", "the body is not encoded as its headers say") from None
+        return await _read(request, FILE_BYTES_MAX, f"a file has at most {FILE_BYTES_MAX >> 20} MiB: import it in parts")
     finally:
         uploads -= Counter([host])
-    return bytes(data)
 
 
-def _is_secure(request: web.Request) -> bool:
-    return proxy_headers.is_secure(request, request.app[PROXIES])
-
-
-def _host(request: web.Request) -> str:
-    return proxy_headers.client_host(request, request.app[PROXIES])
-
-
-async def _body(request: web.Request) -> dict[str, Any]:
-    try:
-        data = await request.read()
-    except (web.RequestPayloadError, HttpProcessingError):
-        raise HttpProblem("malformed", "the body is not encoded as its headers say") from None
+async def _body(request: web.Request, bytes_max: int) -> dict[str, Any]:
+    data = await _read(request, bytes_max, f"a body has at most {bytes_max} bytes")
     try:
         body = json.loads(data)
     except (ValueError, RecursionError):
@@ -290,3 +254,16 @@ async def _body(request: web.Request) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise HttpProblem("malformed", "the body is no JSON object")
     return body
+
+
+async def _read(request: web.Request, bytes_max: int, limit: str) -> bytes:
+    """The body; raises `HttpProblem` with the text `limit` above that many bytes."""
+    data = bytearray()
+    try:
+        async for part in request.content.iter_chunked(1 << 16):
+            data += part
+            if len(data) > bytes_max:
+                raise HttpProblem("too-large", limit)
+    except (web.RequestPayloadError, HttpProcessingError):
+        raise HttpProblem("malformed", "the body is not encoded as its headers say") from None
+    return bytes(data)

@@ -1,6 +1,6 @@
 """Two event loops: aiohttp's asyncio in a thread of its own, and the peer's Trio. Here alone they meet.
 
-A handler awaits a call; Trio runs it and hands the result back. What the site raises arrives at the handler.
+A handler awaits a call; Trio runs it and hands the result back. What the call raises arrives at the handler.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import ssl
 import threading
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import trio
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from protocol.addresses import host_subnet
-from web.api_backend import ApiBackend
 from web.app import make_application
 from web.connection_limits import ConnectionSlots, LimitedRequestHandler
 from web.problem_details import HttpProblem
-from web.routes import Route
+from web.site import Site, SiteHandlers
+from web.stats_cache import StatsCache
 
 SHUTDOWN_SECONDS = 1.0
 HANDSHAKE_SECONDS = 10.0  # of TLS
@@ -110,8 +110,9 @@ class AsyncioBridge:
 
     def __init__(
         self,
-        site: Any,
-        routes: tuple[Route, ...],
+        site: Site,
+        handlers: SiteHandlers,
+        stats: StatsCache,
         host: str,
         port: int,
         connections_max: int,
@@ -120,7 +121,8 @@ class AsyncioBridge:
         proxies: Collection[str] = (),
     ) -> None:
         """`names`: of this host, beside its addresses. `proxies`: for `web.proxy_headers`. Without `tls` it speaks plain HTTP."""
-        self._site, self._routes, self._host, self._port, self._names = site, routes, host, port, names
+        self._site, self._handlers, self._stats = site, handlers, stats
+        self._host, self._port, self._names = host, port, names
         self._calls_max = connections_max  # one for each connection: the bounds of hosts hold there
         self.tls = tls  # another context is for connections that come then
         self._places, self._proxies = ConnectionSlots(connections_max, frozenset(map(host_subnet, proxies))), proxies
@@ -166,7 +168,7 @@ class AsyncioBridge:
 
     async def _listen(self, listeners: list[socket.socket], send: trio.MemorySendChannel[Exception | None]) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        app = make_application(cast(ApiBackend, _SiteProxy(self)), self._routes, self._names, self._proxies)
+        app = make_application(self._site, self._handlers, self._stats, self.call, self._names, self._proxies)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS, logger=log)
         await runner.setup()
         assert runner.server is not None
@@ -186,14 +188,15 @@ class AsyncioBridge:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._end.set)
 
-    async def call_site(self, name: str, /, *arguments: Any, **named: Any) -> Any:
+    async def call(self, do: Callable[..., Awaitable[Any]], /, *arguments: Any, **named: Any) -> Any:
+        """Runs a function in Trio's thread. Raises what it raises, or `HttpProblem` where the peer is busy or stops."""
         assert self._loop is not None
         if self._running >= self._calls_max:
             raise HttpProblem("too-many", "this peer answers others at the moment", 1)
         self._running += 1
         answer: asyncio.Future[Any] = self._loop.create_future()
         try:
-            self._token.run_sync_soon(self._start, partial(getattr(self._site, name), *arguments, **named), answer)
+            self._token.run_sync_soon(self._start, partial(do, *arguments, **named), answer)
             return await answer
         except trio.RunFinishedError:
             raise HttpProblem("stopping", "this peer is stopping") from None
@@ -233,13 +236,3 @@ def _resolve_future(answer: asyncio.Future[Any], result: Any, error: HttpProblem
         answer.set_exception(error)
     else:
         answer.set_result(result)
-
-
-class _SiteProxy:
-    """The site, as handlers see it."""
-
-    def __init__(self, bridge: AsyncioBridge) -> None:
-        self._bridge = bridge
-
-    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
-        return partial(self._bridge.call_site, name)

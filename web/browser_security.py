@@ -10,8 +10,8 @@ from typing import Final
 from aiohttp import web
 
 from web.problem_details import HttpProblem
+from web.routes import ClientClass
 
-COOKIE_NAMES: Final = {"annotator": "folkmoot", "operator": "folkmoot-operator"}  # one browser may be both
 CSRF_HEADER: Final = "X-Folkmoot"  # that no form sends, and no foreign script without asking first
 HOST_PATTERN: Final = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::(?P<port>[0-9]{1,5}))?")
 PORT_MAX: Final = 65_535
@@ -44,20 +44,20 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def cookie_name(who: str, is_secure: bool) -> str:
-    """The name of the cookie of an annotator or an operator."""
-    return f"{SECURE_COOKIE_PREFIX if is_secure else ''}{COOKIE_NAMES[who]}"
+def cookie_name(who: ClientClass, is_secure: bool) -> str:
+    return f"{SECURE_COOKIE_PREFIX if is_secure else ''}{who.cookie_name}"
 
 
-def read_token(request: web.Request, who: str, is_secure: bool) -> str:
+def read_token(request: web.Request, who: ClientClass, known: Collection[ClientClass], is_secure: bool) -> str:
     """Of a header that a program sets; or of the cookie, which a browser sends with whatever page asks.
 
-    An annotator who asks what is an operator's is told so: it comes with the annotator's cookie.
+    A browser without a session of this class shows that of another `known` class: its client is told that the call is for others.
     """
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token:
         return token
-    token = request.cookies.get(cookie_name(who, is_secure)) or request.cookies.get(cookie_name("annotator", is_secure), "")
+    cookies = (request.cookies.get(cookie_name(client, is_secure)) for client in (who, *known))
+    token = next(filter(None, cookies), "")
     if not token:
         raise HttpProblem("unauthorized", "say `Authorization: Bearer` and a token, or sign in")
     if request.method not in SAFE_METHODS:
@@ -76,10 +76,10 @@ def require_own_origin(request: web.Request) -> None:
         raise HttpProblem("forbidden", "this call comes from a page of another site")
 
 
-def set_session_cookie(response: web.StreamResponse, who: str, is_secure: bool, token: str, seconds: int) -> None:
+def set_session_cookie(response: web.StreamResponse, who: ClientClass, is_secure: bool, token: str, seconds: int) -> None:
     name = cookie_name(who, is_secure)
     response.set_cookie(name, token, max_age=seconds, path="/", httponly=True, samesite="Strict", secure=is_secure)
 
 
-def delete_session_cookie(response: web.StreamResponse, who: str, is_secure: bool) -> None:
+def delete_session_cookie(response: web.StreamResponse, who: ClientClass, is_secure: bool) -> None:
     response.del_cookie(cookie_name(who, is_secure), path="/", httponly=True, samesite="Strict", secure=is_secure)

@@ -1,4 +1,4 @@
-"""Server-sent events: one look at the site for all who listen."""
+"""Server-sent events: one look at the peer for all who listen."""
 
 from __future__ import annotations
 
@@ -7,34 +7,31 @@ import json
 import re
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from aiohttp import web
 
-from web.api_backend import ApiBackend, Json
 from web.problem_details import HttpProblem
+from web.replies import Json
+from web.routes import EventFeed
 
 LISTENERS_MAX: Final = 100  # each holds a connection; the host with most of them then loses its oldest
 LISTENERS_OF_HOST_MAX: Final = 20  # tabs of the people of one address
 LISTENER_QUEUE_MAX: Final = 32  # looks that a listener has not read yet: then it is dropped
 REPLAY_EVENTS_MAX: Final = 512  # events, for those who come again
 KEEPALIVE_SECONDS: Final = 15.0  # a comment is sent that often, so that nothing on the way takes the connection for dead
-LIVE: Final = "live"  # the kind of event that comes only to those who ask for it
-
-
-_Said = tuple[str, Json]  # kind and data of an event
 
 
 class _Event(NamedTuple):
     number: int
-    kind: str
+    is_live: bool  # only for listeners that ask for live events
     text: str  # written once, however many hear it, and however often they come again
 
     @classmethod
-    def of(cls, number: int, kind: str, data: Json) -> _Event:
-        return cls(number, kind, f"id: {number}\nevent: {kind}\ndata: {json.dumps(data)}\n\n")
+    def of(cls, number: int, is_live: bool, kind: str, data: Json) -> _Event:
+        return cls(number, is_live, f"id: {number}\nevent: {kind}\ndata: {json.dumps(data)}\n\n")
 
 
 @dataclass
@@ -44,28 +41,25 @@ class _Listener:
     queue: asyncio.Queue[str | None]
 
     def hears(self, event: _Event) -> bool:
-        return self.is_live or event.kind != LIVE
+        return self.is_live or not event.is_live
 
 
 @dataclass
 class _Feed:
-    """Looks at the site again and again, as long as somebody listens."""
-
-    ask: Callable[[Json], Awaitable[Json]]  # what follows this look
-    order: str  # the field that grows from one look to the next
-    events: Callable[[Json, Json], Iterator[_Said]]  # that lead from one look to another
+    declared: EventFeed
     now: Json = field(default_factory=dict)
     looking: asyncio.Task[None] | None = None
 
 
 class EventStreams:
-    def __init__(self, site: ApiBackend, headers: Mapping[str, str]) -> None:
+    def __init__(self, feeds: Iterable[EventFeed], call: Callable[..., Awaitable[Any]], headers: Mapping[str, str]) -> None:
+        """`call` runs a function of a feed in the thread of the peer."""
+        self._call = call
         self._headers = headers
         self._listeners: dict[asyncio.Task[Any], _Listener] = {}
         self._number = time.time_ns() // 1_000_000  # so that events of a process that is started again have higher numbers
         self._kept: deque[_Event] = deque(maxlen=REPLAY_EVENTS_MAX)
-        self._news = _Feed(lambda now: site.wait_for_block(now.get("height", -1)), "height", _news)
-        self._live = _Feed(lambda now: site.wait_for_change(now.get("number", -1)), "number", _changes)
+        self._feeds = [_Feed(feed) for feed in feeds]
 
     async def stream_events(self, request: web.Request, is_live: bool, host: str = "") -> web.StreamResponse:
         # A reverse proxy such as nginx keeps what it reads until a buffer is full, unless it is told not to.
@@ -73,10 +67,11 @@ class EventStreams:
         response = web.StreamResponse(headers={**self._headers, **own})
         if request.method == "HEAD":
             return response
-        feeds = [self._news, self._live] if is_live else [self._news]
+        feeds = [feed for feed in self._feeds if is_live or not feed.declared.is_on_request]
         for feed in feeds:
             if feed.looking is None:
-                self._tell(self._take(feed, await feed.ask({})))  # another may have begun to listen meanwhile
+                now = await self._call(feed.declared.wait_for_look, {})
+                self._tell(self._take(feed, now))  # another may have begun to listen meanwhile
         self._make_room(host)  # nothing is awaited from here until this one is counted
         me, mine = asyncio.current_task(), _Listener(host, is_live, asyncio.Queue(LISTENER_QUEUE_MAX))
         assert me is not None
@@ -119,25 +114,26 @@ class EventStreams:
         number = int(last) if re.fullmatch(r"[0-9]{1,16}", last) else -1
         if self._kept and self._kept[0].number - 1 <= number <= self._number:
             return "".join(event.text for event in self._kept if event.number > number and mine.hears(event))
-        said = (item for feed in feeds for item in feed.events({}, feed.now))
-        return "".join(_Event.of(self._number, kind, data).text for kind, data in said)
+        said = (item for feed in feeds for item in feed.declared.events_between({}, feed.now))
+        return "".join(_Event.of(self._number, False, kind, data).text for kind, data in said)
 
     def _take(self, feed: _Feed, now: Json) -> list[_Event]:
         """The events that lead to this look; none if a later one is known."""
-        if feed.now and now[feed.order] <= feed.now[feed.order]:
+        declared = feed.declared
+        if feed.now and now[declared.order] <= feed.now[declared.order]:
             return []
         events = []
-        for kind, data in feed.events(feed.now, now):
+        for kind, data in declared.events_between(feed.now, now):
             self._number += 1
-            events.append(_Event.of(self._number, kind, data))
+            events.append(_Event.of(self._number, declared.is_on_request, kind, data))
         self._kept += events
         feed.now = now
         return events
 
     async def _look(self, feed: _Feed) -> None:
         try:
-            while any(listener.is_live or feed is self._news for listener in self._listeners.values()):
-                self._tell(self._take(feed, await feed.ask(feed.now)))
+            while any(listener.is_live or not feed.declared.is_on_request for listener in self._listeners.values()):
+                self._tell(self._take(feed, await self._call(feed.declared.wait_for_look, feed.now)))
         except HttpProblem:  # the peer is busy, or stops: whoever comes again goes on
             self._drop()
         finally:
@@ -159,29 +155,6 @@ class EventStreams:
 
     async def close_streams(self, app: web.Application) -> None:
         self._drop()
-        for feed in (self._news, self._live):
+        for feed in self._feeds:
             if feed.looking is not None:
                 feed.looking.cancel()
-
-
-def _news(before: Json, now: Json) -> Iterator[_Said]:
-    yield "block", {name: now[name] for name in ("height", "state_root", "time_ms")}
-    known = {row["project"]: row for row in before.get("projects", ())}
-    for row in now["projects"]:
-        if known.get(row["project"]) != row:
-            yield "project", {"height": now["height"], **row}
-    if before.get("settled") != now["settled"]:
-        yield "settled", {"height": now["height"], "settled": now["settled"]}
-
-
-def _changes(before: Json, now: Json) -> Iterator[_Said]:
-    """What is another than before. Of rounds and blocks, which come and stay, only those that are."""
-    changed = {name: value for name, value in now.items() if name != "number" and (name not in before or before[name] != value)}
-    for name in changed.keys() & {"rounds", "blocks"}:
-        known = {_key(item): item for item in before.get(name, ())}
-        changed[name] = [item for item in changed[name] if known.get(_key(item)) != item]
-    yield LIVE, changed
-
-
-def _key(item: Json) -> tuple[Any, Any]:
-    return item.get("job"), item.get("round", item["height"])

@@ -14,7 +14,6 @@ from typing import Final
 import trio
 
 from features.services import ServiceContext
-from ledger.members import MembersState
 from protocol.addresses import format_address, parse_address
 from protocol.errors import RemoteProtocolError
 from protocol.prometheus_metrics import (
@@ -23,8 +22,6 @@ from protocol.prometheus_metrics import (
     format_exposition,
     format_labels,
     link_metrics,
-    peer_metrics,
-    why_unhealthy,
 )
 from web.stats_cache import StatsCache
 
@@ -41,7 +38,7 @@ Reply = tuple[HTTPStatus, str]
 
 class MetricsEndpoint:
     def __init__(self, desk: ServiceContext) -> None:
-        self._desk, self._stats, self._open = desk, StatsCache(desk.api).stats, 0
+        self._desk, self._stats, self._open = desk, StatsCache(desk), 0
 
     async def run(self) -> None:
         written = self._desk.folder / ADDRESS_FILE
@@ -101,19 +98,18 @@ class MetricsEndpoint:
         if method not in ("GET", "HEAD"):
             return HTTPStatus.METHOD_NOT_ALLOWED, f"{method} is not answered here\n"
         if path == "/healthz":
-            why = why_unhealthy((await self._stats()).status)
+            why = await self._stats.find_health_problem()
             return (HTTPStatus.SERVICE_UNAVAILABLE, f"{why}\n") if why else (HTTPStatus.OK, "ok\n")
         if path == "/metrics":
             return HTTPStatus.OK, format_exposition(await self._metrics())
         return HTTPStatus.NOT_FOUND, "here are /healthz and /metrics\n"
 
     async def _metrics(self) -> tuple[PrometheusMetric, ...]:
-        members = len(self._desk.state.module_state(MembersState).members)
-        stats, alerts = await self._stats(), await self._desk.api.alerts()
+        alerts = await self._desk.api.alerts()
         free = (await trio.to_thread.run_sync(shutil.disk_usage, self._desk.folder)).free
         told = {format_labels(cause=alert.cause, severity=alert.severity, about=alert.about): 1 for alert in alerts}
         return (
-            *peer_metrics(stats, members),
+            *await self._stats.metrics(),
             *link_metrics(await self._desk.api.peers()),
             PrometheusMetric("alert", "1 for each thing that the operator should know, as `peer alerts` shows it", told),
             PrometheusMetric("disk_free_bytes", "on the disk of the data directory", {"": free}),

@@ -1,35 +1,39 @@
-"""Declarations of HTTP calls, and those that every site has.
+"""Declarations of HTTP routes: what a feature names in `Feature.routes`.
 
-The application's routes, the parsing of requests, the OpenAPI document and the table in docs/protocol/curation.md follow from
-them.
+The application, the parsing of requests, the OpenAPI document and the table in docs/protocol/curation.md follow from them. This
+module imports no HTTP library.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from web.event_stream import LISTENERS_MAX, LISTENERS_OF_HOST_MAX
-from web.html_pages import PAGES, START_PAGE
+from features.services import ServiceContext
+from protocol.prometheus_metrics import PrometheusMetric
 from web.problem_details import STATUS_BY_CODE
-from web.request_fields import (
-    FLAG,
-    LINE,
-    REQUIRED,
-    TEXT,
-    RequestField,
-    hex_type,
-    integer_type,
-    query_integer_type,
-)
+from web.replies import Json
+from web.request_fields import FLAG, LINE, REQUIRED, TEXT, RequestField, hex_type, integer_type
 
-ANNOTATOR, OPERATOR = "annotator", "operator"
 SETS_COOKIE, ENDS_COOKIE = "sets", "ends"  # what a call does to the cookie of a session
-TOKEN_LETTERS: Final = {"": "", ANNOTATOR: "T", OPERATOR: "O"}  # of the table
+BODY_BYTES_MAX: Final = 64 << 10  # of a JSON body, unless its route declares another limit
 FILE_BYTES_MAX: Final = 16 << 20
 SIGNATURE_TYPE, KEY_TYPE = hex_type(64), hex_type(32)
 TIME_TYPE: Final = integer_type(0, 2**53 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientClass:
+    """A class of clients that show a token, such as operators. One feature authorizes them (`RouteHandlers.authorizers`)."""
+
+    name: str  # of the security scheme in the OpenAPI document
+    cookie_name: str  # of a browser's session; one browser may have sessions of several classes
+    letter: str  # in the table of the documents
+    argument: str  # of the handler: the identity that the authorizer returns
+
+
+OPERATOR: Final = ClientClass("operator", "folkmoot-operator", "O", "operator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,70 +51,82 @@ class RouteReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    operation: str  # the method of `web.api_backend.ApiBackend`, or of the application itself
+    # A method of a handler object. It takes the declared fields by name, and runs in Trio's thread.
+    handler: Callable[..., Awaitable[Any]]
+    takes_request: bool = False  # the handler is the server's own: it takes aiohttp's request, in the thread of asyncio
+    operation_id: str = ""  # in the OpenAPI document, where several routes have one handler
     method: str
     path: str  # fields stand in braces
     about: str
-    token_owner: str = ""  # whose token it takes
+    client: ClientClass | None = None  # who may call it; None: everybody
+    body_bytes_max: int = BODY_BYTES_MAX
     path_fields: tuple[RequestField, ...] = ()  # in the path
     query_fields: tuple[RequestField, ...] = ()
     body_fields: tuple[RequestField, ...] = ()
     cookie: str = ""
-    cookie_owner: str = ANNOTATOR  # whose cookie
-    by_host: bool = False  # the site is told which host asks, as the argument `host`
+    cookie_owner: ClientClass | None = None  # whose cookie
+    by_host: bool = False  # the handler gets the address of the client, as the argument `host`
     upload: bool = False  # a file is its body, and the argument `file`, where the query names a `format`
     replies: Mapping[int, RouteReply]
     problem_codes: Mapping[str, str] = field(default_factory=dict)  # of problems that are its own, and when
 
+    def __post_init__(self) -> None:
+        assert bool(self.cookie) == (self.cookie_owner is not None), f"{self.path} names one of a cookie and its owner alone"
+
+    @property
+    def operation(self) -> str:
+        """The operation's name in the OpenAPI document."""
+        return self.operation_id or self.handler.__name__
+
     @property
     def status(self) -> int:
-        """Unless the site says otherwise."""
+        """The status of a reply, unless the handler returns another one."""
         return next(iter(self.replies))
+
+
+@dataclass(frozen=True, slots=True)
+class EventFeed:
+    """A source of server-sent events: looks at the peer, one after the other, as long as somebody listens."""
+
+    # Takes the last look, {} at first. Returns a newer one, or the same after some seconds.
+    wait_for_look: Callable[[Json], Awaitable[Json]]
+    order: str  # the field that grows from one look to the next
+    # Takes two looks. Returns kind and data of the events that lead from the first to the second.
+    events_between: Callable[[Json, Json], Iterator[tuple[str, Json]]]
+    is_on_request: bool = False  # only for listeners that ask for `live` events
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouteHandlers:
+    """What answers the routes of one feature at a running peer."""
+
+    objects: tuple[object, ...]  # of the classes whose methods the routes name
+    # Takes a token, and returns the client's identity. Raises `HttpProblem` for any other token.
+    authorizers: Mapping[ClientClass, Callable[[str], object]] = field(default_factory=dict)
+    metrics: Callable[[], tuple[PrometheusMetric, ...]] = tuple  # for `/metrics`
+    event_feeds: tuple[EventFeed, ...] = ()
+    background_tasks: tuple[Callable[[], Awaitable[None]], ...] = ()  # run while the routes are served
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteSet:
+    """The routes of one feature, as `Feature.routes` names them."""
+
+    prefixes: tuple[str, ...]  # each path is one of them or lies below one; no path of another feature does
+    routes: tuple[Route, ...]
+    make_handlers: Callable[[ServiceContext], RouteHandlers]
+
+    def __post_init__(self) -> None:
+        for route in self.routes:
+            assert any(is_below(route.path, prefix) for prefix in self.prefixes), f"{route.path} is below none of {self.prefixes}"
+
+
+def is_below(path: str, prefix: str) -> bool:
+    return path == prefix or path.startswith(f"{prefix}/")
 
 
 def key_path_field(name: str) -> tuple[RequestField, ...]:
     return (RequestField(name, KEY_TYPE),)
-
-
-CORE_ROUTES: Final = (
-    Route(
-        operation="events", method="GET", path="/api/v1/events", about="what happens, as it does",
-        query_fields=(RequestField("live", query_integer_type(0, 1), "1: `live` events, too", default=0),),
-        replies={200: RouteReply("", "a stream of [server-sent events](#events)", "text/event-stream")},
-        problem_codes={"too-many": f"above {LISTENERS_OF_HOST_MAX} streams of one address, {LISTENERS_MAX} in all"},
-    ),
-    Route(
-        operation="openapi", method="GET", path="/api/v1/openapi.json", about="this table, for programs",
-        replies={200: RouteReply("openapi info paths components")},
-    ),
-    Route(
-        operation="health", method="GET", path="/healthz", about="whether this peer works",
-        replies={200: RouteReply("", "`ok`", "text/plain")}, problem_codes={"unhealthy": "with the reason"},
-    ),
-    Route(
-        operation="metrics", method="GET", path="/metrics", about="counts of this peer, for Prometheus",
-        replies={200: RouteReply("", "Prometheus' text format", "text/plain")},
-        problem_codes={"unauthorized": "without `O`, unless a program of this machine asks by itself"},
-    ),
-    Route(
-        operation="start", method="GET", path="/", about="leads to a page for people",
-        replies={302: RouteReply("", f"to `{START_PAGE.path}`", "text/plain")},
-    ),
-    *(
-        Route(
-            operation=page.operation, method="GET", path=page.path, about="a page for people",
-            replies={200: RouteReply("", "HTML", "text/html")},
-        )
-        for page in PAGES
-    ),
-    *(
-        Route(
-            operation=call, method="GET", path=f"/{call}/{{name}}", about="its files", path_fields=(RequestField("name", TEXT),),
-            replies={200: RouteReply("", "a file", "application/octet-stream")}, problem_codes={"not-found": ""},
-        )
-        for call in ("static", "vendor")
-    ),
-)  # fmt: skip
 
 
 # The documents --------------------------------------------------------------------------------------------------------
@@ -123,7 +139,7 @@ def markdown_table(routes: Iterable[Route]) -> list[str]:
 
 def _sends(route: Route) -> str:
     said = [_shown(item) for item in (*route.query_fields, *route.body_fields)]
-    return "; ".join(part for part in (TOKEN_LETTERS[route.token_owner], ", ".join(said)) if part)
+    return "; ".join(part for part in (route.client.letter if route.client else "", ", ".join(said)) if part)
 
 
 def _shown(item: RequestField) -> str:
@@ -152,7 +168,9 @@ def _replies(route: Route) -> str:
 
 def openapi_document(version: str, routes: Iterable[Route]) -> dict[str, Any]:
     paths: dict[str, Any] = {}
+    clients: set[str] = {OPERATOR.name}
     for route in routes:
+        clients |= {route.client.name} if route.client else set()
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
     problem = {
         "type": "object",
@@ -165,15 +183,15 @@ def openapi_document(version: str, routes: Iterable[Route]) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": {"Problem": problem},
-            "securitySchemes": {who: {"type": "http", "scheme": "bearer"} for who in (ANNOTATOR, OPERATOR)},
+            "securitySchemes": {name: {"type": "http", "scheme": "bearer"} for name in sorted(clients)},
         },
     }
 
 
 def _operation(route: Route) -> dict[str, Any]:
     found: dict[str, Any] = {"operationId": route.operation, "summary": route.about}
-    if route.token_owner:
-        found["security"] = [{route.token_owner: []}]
+    if route.client:
+        found["security"] = [{route.client.name: []}]
     placed = [("path", item) for item in route.path_fields] + [("query", item) for item in route.query_fields]
     if placed:
         found["parameters"] = [

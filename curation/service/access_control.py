@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from curation.service.sqlite_database import open_database
+from web.routes import ClientClass
 
+ANNOTATOR: Final = ClientClass("annotator", "folkmoot", "T", "session")
 TOKEN_BYTES: Final = 24
 INVITATION_BYTES: Final = 12
 OPERATOR_TOKEN_MS: Final = 86_400_000  # a token is valid that long

@@ -1,12 +1,8 @@
-"""The HTTP backend: one object that answers all calls of annotators, operators and programs."""
+"""The objects that answer the HTTP calls of annotators, operators and programs."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any
-
-from curation.service.access_control import AccessControl
+from curation.service.access_control import ANNOTATOR, AccessControl
 from curation.service.annotators.annotator_api import AnnotatorApi
 from curation.service.annotators.custodial_accounts import CustodialAccounts
 from curation.service.annotators.custodial_api import CustodialApi
@@ -16,26 +12,21 @@ from curation.service.operators.operator_log import Operators
 from curation.service.operators.project_api import ProjectApi
 from curation.service.operators.review_api import ReviewApi
 from curation.service.projects.page_fetcher import PageFetcher
-from curation.service.public.health_api import HealthApi
+from curation.service.public.block_feed import BlockFeed
 from curation.service.public.live_feed import LiveFeed
 from curation.service.public.public_api import PublicApi
-from features.rpc import combine_handlers
 from features.services import ServiceContext
+from web.routes import OPERATOR, RouteHandlers
 
 
-@dataclass(frozen=True)
-class AssembledApi:
-    backend: Any  # a `web.api_backend.ApiBackend`
-    background_tasks: tuple[Callable[[], Awaitable[None]], ...]  # run for as long as it is served
-
-
-def assemble_api(desk: ServiceContext) -> AssembledApi:
+def make_handlers(desk: ServiceContext) -> RouteHandlers:
     doors, fetching, live = AccessControl(desk.folder), PageFetcher(desk), LiveFeed(desk)
     annotating = AnnotatorApi(desk, doors, fetching)
     operators = Operators(desk.folder, doors, annotating.is_annotator)
     imports = ImportQueue(desk, operators)
-    site = combine_handlers(
-        (
+    blocks = BlockFeed(desk, annotating.gatherer)
+    return RouteHandlers(
+        objects=(
             annotating,
             PublicApi(desk),
             CustodialApi(desk, CustodialAccounts(desk.folder), annotating),
@@ -43,9 +34,15 @@ def assemble_api(desk: ServiceContext) -> AssembledApi:
             ReviewApi(desk, operators),
             AdminApi(desk, doors, operators, lambda: annotating.gatherer.waiting_count),
             live,
-            HealthApi(desk, annotating.gatherer),
-        )
-    )
-    return AssembledApi(
-        site, (annotating.gatherer.run, annotating.run_openings_and_expiry, fetching.run, live.run_label_counter, imports.run)
+        ),
+        authorizers={ANNOTATOR: annotating.require_session, OPERATOR: operators.require_operator},
+        metrics=blocks.metrics,
+        event_feeds=(blocks.event_feed, live.event_feed),
+        background_tasks=(
+            annotating.gatherer.run,
+            annotating.run_openings_and_expiry,
+            fetching.run,
+            live.run_label_counter,
+            imports.run,
+        ),
     )

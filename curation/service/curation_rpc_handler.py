@@ -30,7 +30,6 @@ from curation.ledger.transaction_types import ReviewTask, VoteToStopProject
 from curation.limits import NAME_CHARACTERS_MAX
 from curation.rpc import AgreementView, CurationRpc, ImportRequest, ImportView, ProjectView, TaskExportView, TaskInReviewView
 from curation.service.access_control import NO_INVITATION_NEEDED, AccessControl
-from curation.service.annotation_service import ADDRESS_FILE
 from curation.service.projects import label_proof_export
 from curation.service.projects.import_records import already_imported_note
 from curation.service.projects.project_author import ProjectAuthor
@@ -42,6 +41,7 @@ from features.peer_context import PeerContext
 from features.text_tables import pluralize
 from protocol.errors import UserError
 from storage.regular_files import read_regular
+from web.web_service import ADDRESS_FILE
 
 SERVICE_NAME = "serve"
 

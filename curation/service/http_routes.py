@@ -1,4 +1,4 @@
-"""The HTTP calls of annotators, operators and programs. The service answers each by the method of its name."""
+"""The HTTP calls of annotators, operators and programs. Each names the method that answers it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ from curation.limits import (
     RANKED_MAX,
     VOTES_MAX,
 )
+from curation.service.access_control import ANNOTATOR
+from curation.service.annotators.annotator_api import AnnotatorApi
+from curation.service.annotators.custodial_api import CustodialApi
+from curation.service.api_assembly import make_handlers
+from curation.service.operators.admin_api import AdminApi
+from curation.service.operators.project_api import ProjectApi
+from curation.service.operators.review_api import ReviewApi, ReviewState
+from curation.service.public.live_feed import LiveFeed
+from curation.service.public.public_api import PublicApi
 from web.request_fields import (
     CURSOR,
     FLAG,
@@ -36,7 +45,6 @@ from web.request_fields import (
     query_integer_type,
 )
 from web.routes import (
-    ANNOTATOR,
     ENDS_COOKIE,
     FILE_BYTES_MAX,
     KEY_TYPE,
@@ -46,10 +54,10 @@ from web.routes import (
     TIME_TYPE,
     Route,
     RouteReply,
+    RouteSet,
     key_path_field,
 )
 
-REVIEW_STATES: Final = ("waiting", "skipped", "disputed", "begun", "settled", "decided", "fresh", "redacted")
 PROJECT_REPLY: Final = RouteReply(
     "project name kind state author votes tasks begun settled review options many items price display is_mine",
     short_text="the project, as in the list",
@@ -71,15 +79,15 @@ IMPORT_REPLY: Final = RouteReply(
 GOLD_FROM: Final = RequestField("gold_from", TEXT, "the field of the tasks with the right answers", default="")
 TASKS: Final = RequestField("tasks", OBJECTS, "as lines of a [JSONL file](../guide.md#a-project)")
 DECISION_CODES: Final = {"misfit": "for what fits no project", "refused": "if the network does"}
-HTTP_ROUTES: Final = (
+_ROUTES: Final = (
     Route(
-        operation="network_info", method="GET", path="/api/v1/network", about="which network and peer this is",
+        handler=AnnotatorApi.network_info, method="GET", path="/api/v1/network", about="which network and peer this is",
         replies={200: RouteReply(
             "name wire chain_id peer_key height time_ms sign_up", "; `time_ms` of the last block, `sign_up` `open` or `invited`"
         )},
     ),
     Route(
-        operation="enrol_annotator", method="POST", path="/api/v1/annotators", about="enrols an annotator", by_host=True,
+        handler=AnnotatorApi.enrol_annotator, method="POST", path="/api/v1/annotators", about="enrols an annotator", by_host=True,
         body_fields=(
             RequestField("key", KEY_TYPE), RequestField("name", LINE), RequestField("signature", SIGNATURE_TYPE, "of the Enrol"),
             RequestField("custodial", FLAG, default=False), RequestField("invitation", TEXT, default=""),
@@ -91,12 +99,12 @@ HTTP_ROUTES: Final = (
         },
     ),
     Route(
-        operation="create_challenge", method="POST", path="/api/v1/challenges", about="a nonce for a session",
+        handler=AnnotatorApi.create_challenge, method="POST", path="/api/v1/challenges", about="a nonce for a session",
         by_host=True, body_fields=(RequestField("key", KEY_TYPE),),
         replies={201: RouteReply("nonce expires_ms", "of the session to come, a day ahead. The nonce waits ten minutes")},
     ),
     Route(
-        operation="create_session", method="POST", path="/api/v1/sessions", about="begins a session",
+        handler=AnnotatorApi.create_session, method="POST", path="/api/v1/sessions", about="begins a session",
         body_fields=(
             RequestField("key", KEY_TYPE), RequestField("nonce", hex_type(16)), RequestField("expires_ms", TIME_TYPE),
             RequestField("signature", SIGNATURE_TYPE, "of the Session"),
@@ -108,11 +116,11 @@ HTTP_ROUTES: Final = (
         },
     ),
     Route(
-        operation="sign_up", method="POST", path="/api/v1/sign-up", about="enrols an annotator whose key this peer keeps",
-        by_host=True,
+        handler=CustodialApi.sign_up, method="POST", path="/api/v1/sign-up",
+        about="enrols an annotator whose key this peer keeps", by_host=True,
         body_fields=(RequestField("name", LINE), RequestField("passphrase", TEXT, "8..256 characters"),
             RequestField("invitation", TEXT, default="")),
-        cookie=SETS_COOKIE, replies={201: SIGN_IN_REPLY},
+        cookie=SETS_COOKIE, cookie_owner=ANNOTATOR, replies={201: SIGN_IN_REPLY},
         problem_codes={
             "misfit": "for a name or a passphrase", "already-enrolled": "if the name is taken here",
             "forbidden": "as for annotators, or from another site's page",
@@ -120,26 +128,26 @@ HTTP_ROUTES: Final = (
         },
     ),
     Route(
-        operation="sign_in", method="POST", path="/api/v1/sign-in", about="begins a session of such an annotator",
+        handler=CustodialApi.sign_in, method="POST", path="/api/v1/sign-in", about="begins a session of such an annotator",
         by_host=True,
         body_fields=(RequestField("name", LINE), RequestField("passphrase", TEXT)), cookie=SETS_COOKIE,
-        replies={201: SIGN_IN_REPLY},
+        cookie_owner=ANNOTATOR, replies={201: SIGN_IN_REPLY},
         problem_codes={
             "unauthorized": "for another name or passphrase", "forbidden": "if it is not enrolled, or from another site's page",
             "too-many": "for one address, or after wrong passphrases",
         },
     ),
     Route(
-        operation="sign_out", method="POST", path="/api/v1/sign-out", token_owner=ANNOTATOR, about="ends a session",
+        handler=AnnotatorApi.sign_out, method="POST", path="/api/v1/sign-out", client=ANNOTATOR, about="ends a session",
         cookie=ENDS_COOKIE,
-        replies={200: RouteReply("", "an empty object")},
+        cookie_owner=ANNOTATOR, replies={200: RouteReply("", "an empty object")},
     ),
     Route(
-        operation="session_info", method="GET", path="/api/v1/session", token_owner=ANNOTATOR, about="whose session this is",
+        handler=AnnotatorApi.session_info, method="GET", path="/api/v1/session", client=ANNOTATOR, about="whose session this is",
         replies={200: RouteReply("annotator name custodial")},
     ),
     Route(
-        operation="lease_tasks", method="GET", path="/api/tasks", token_owner=ANNOTATOR, about="tasks for this annotator",
+        handler=AnnotatorApi.lease_tasks, method="GET", path="/api/tasks", client=ANNOTATOR, about="tasks for this annotator",
         query_fields=(
             RequestField("limit", query_integer_type(1, 8), default=1),
             RequestField("project", KEY_TYPE, "of this open project alone", default=b""),
@@ -153,7 +161,7 @@ HTTP_ROUTES: Final = (
         problem_codes={"not-found": "for a `project` that is not open"},
     ),
     Route(
-        operation="heartbeat", method="POST", path="/api/v1/heartbeat", token_owner=ANNOTATOR,
+        handler=AnnotatorApi.heartbeat, method="POST", path="/api/v1/heartbeat", client=ANNOTATOR,
         about="says that somebody looks at these tasks",
         body_fields=(RequestField("assignments", hex_list_type(LEASES_MAX, 32)),),
         replies={200: RouteReply("assignments", (
@@ -162,7 +170,7 @@ HTTP_ROUTES: Final = (
         ))},
     ),
     Route(
-        operation="submit_answer", method="POST", path="/api/submit", token_owner=ANNOTATOR, about="answers a task",
+        handler=AnnotatorApi.submit_answer, method="POST", path="/api/submit", client=ANNOTATOR, about="answers a task",
         body_fields=(
             RequestField("assignment", KEY_TYPE), RequestField("answer", integers_type(16, 255)),
             RequestField("salt", hex_type(16), default=None),
@@ -181,7 +189,7 @@ HTTP_ROUTES: Final = (
         },
     ),
     Route(
-        operation="skip_task", method="POST", path="/api/v1/assignments/{assignment}/skip", token_owner=ANNOTATOR,
+        handler=AnnotatorApi.skip_task, method="POST", path="/api/v1/assignments/{assignment}/skip", client=ANNOTATOR,
         about="gives a task back",
         path_fields=key_path_field("assignment"), body_fields=(RequestField("reason", LINE, "1..64 characters"),),
         replies={200: RouteReply("assignment state", ": `skipped`")},
@@ -192,7 +200,7 @@ HTTP_ROUTES: Final = (
         },
     ),
     Route(
-        operation="release_task", method="POST", path="/api/v1/assignments/{assignment}/release", token_owner=ANNOTATOR,
+        handler=AnnotatorApi.release_task, method="POST", path="/api/v1/assignments/{assignment}/release", client=ANNOTATOR,
         about="gives a task back, which the annotator may get again", path_fields=key_path_field("assignment"),
         replies={200: RouteReply("assignment state", ": `released`")},
         problem_codes={
@@ -202,34 +210,35 @@ HTTP_ROUTES: Final = (
         },
     ),
     Route(
-        operation="annotation_status", method="GET", path="/api/v1/annotations/{annotation}", about="what became of an answer",
-        path_fields=key_path_field("annotation"),
+        handler=AnnotatorApi.annotation_status, method="GET", path="/api/v1/annotations/{annotation}",
+        about="what became of an answer", path_fields=key_path_field("annotation"),
         replies={200: RouteReply("annotation state height label", (
             "; `state` is `committed`, `opened`, `settled` or `forfeited`, `label` null while there is none"
         ))},
         problem_codes={"not-found": ""},
     ),
     Route(
-        operation="network_stats", method="GET", path="/api/stats", about="counts of the network",
+        handler=PublicApi.network_stats, method="GET", path="/api/stats", about="counts of the network",
         replies={200: RouteReply("height state_root annotators annotations settled projects", (
             "; of each project that is not closed `project`, `name`, `kind`, `tasks`, `settled`, `review`, `alpha` (null: not "
             "computed yet)"
         ))},
     ),
     Route(
-        operation="show_leaderboard", method="GET", path="/api/leaderboard", about="annotators by points",
+        handler=PublicApi.show_leaderboard, method="GET", path="/api/leaderboard", about="annotators by points",
         query_fields=(RequestField("limit", query_integer_type(1, 1_000), default=20),),
         replies={200: RouteReply("height rows", "; of each row `rank`, `annotator`, `name`, `accepted`, `points`")},
     ),
     Route(
-        operation="export_project", method="GET", path="/api/v1/projects/{project}/export", about="settled tasks of a project",
-        path_fields=key_path_field("project"), query_fields=(RequestField("format", choice_type(*FORMATS), default="jsonl"),),
+        handler=PublicApi.export_project, method="GET", path="/api/v1/projects/{project}/export",
+        about="settled tasks of a project", path_fields=key_path_field("project"),
+        query_fields=(RequestField("format", choice_type(*FORMATS), default="jsonl"),),
         replies={200: RouteReply("", "the file, see [below](#exports)", "application/octet-stream")},
         problem_codes={"not-found": "", "misfit": "for preferences of a project that is not of pairs",
             "too-many": "beside others"},
     ),
     Route(
-        operation="project_agreement", method="GET", path="/api/v1/projects/{project}/agreement",
+        handler=PublicApi.project_agreement, method="GET", path="/api/v1/projects/{project}/agreement",
         about="how far annotators agree",
         path_fields=key_path_field("project"),
         replies={200: RouteReply("project height alpha pairs", (
@@ -239,17 +248,18 @@ HTTP_ROUTES: Final = (
         problem_codes={"not-found": "", "too-many": "beside others"},
     ),
     Route(
-        operation="guidelines", method="GET", path="/api/v1/projects/{project}/guidelines", about="what annotators read first",
-        path_fields=key_path_field("project"), replies={200: RouteReply("", "the text", "text/plain")},
+        handler=AnnotatorApi.guidelines, method="GET", path="/api/v1/projects/{project}/guidelines",
+        about="what annotators read first", path_fields=key_path_field("project"),
+        replies={200: RouteReply("", "the text", "text/plain")},
         problem_codes={"not-found": "also where this peer does not have the text yet"},
     ),
     Route(
-        operation="list_projects", method="GET", path="/api/v1/projects", token_owner=OPERATOR,
+        handler=ProjectApi.list_projects, method="GET", path="/api/v1/projects", client=OPERATOR,
         about="all projects, closed ones too",
         replies={200: RouteReply("projects", f"; of each `{'`, `'.join(PROJECT_REPLY.field_names.split())}`")},
     ),
     Route(
-        operation="create_project", method="POST", path="/api/v1/projects", token_owner=OPERATOR,
+        handler=ProjectApi.create_project, method="POST", path="/api/v1/projects", client=OPERATOR,
         about="makes a project of this peer",
         body_fields=(
             RequestField("name", LINE), RequestField("kind", choice_type("label", "rating", "pair", "ranking")),
@@ -264,7 +274,7 @@ HTTP_ROUTES: Final = (
         replies={201: IMPORT_REPLY}, problem_codes=DECISION_CODES,
     ),
     Route(
-        operation="add_tasks", method="POST", path="/api/v1/projects/{project}/tasks", token_owner=OPERATOR,
+        handler=ProjectApi.add_tasks, method="POST", path="/api/v1/projects/{project}/tasks", client=OPERATOR,
         about="adds tasks to a project",
         path_fields=key_path_field("project"), upload=True,
         query_fields=(
@@ -284,7 +294,7 @@ HTTP_ROUTES: Final = (
         },
     ),
     Route(
-        operation="preview_import", method="POST", path="/api/v1/projects/check", token_owner=OPERATOR, upload=True,
+        handler=ProjectApi.preview_import, method="POST", path="/api/v1/projects/check", client=OPERATOR, upload=True,
         about="sees what a file is for a project that is still to be made",
         query_fields=(
             RequestField("format", choice_type(*FILE_FORMATS)),
@@ -296,7 +306,7 @@ HTTP_ROUTES: Final = (
         replies={200: PREVIEW_REPLY}, problem_codes={"misfit": "for options", "too-large": ""},
     ),
     Route(
-        operation="redact_task", method="POST", path="/api/v1/projects/{project}/redact", token_owner=OPERATOR,
+        handler=ProjectApi.redact_task, method="POST", path="/api/v1/projects/{project}/redact", client=OPERATOR,
         about="takes a task's text out",
         path_fields=key_path_field("project"),
         body_fields=(
@@ -306,11 +316,11 @@ HTTP_ROUTES: Final = (
         replies={200: RouteReply("said", ", what came of it")}, problem_codes={"not-found": "", "refused": ""},
     ),
     Route(
-        operation="list_review_tasks", method="GET", path="/api/v1/projects/{project}/review", token_owner=OPERATOR,
+        handler=ReviewApi.list_review_tasks, method="GET", path="/api/v1/projects/{project}/review", client=OPERATOR,
         about="tasks and their votes, those first that need the author",
         path_fields=key_path_field("project"),
         query_fields=(
-            RequestField("state", choice_type("", *REVIEW_STATES), default=""),
+            RequestField("state", choice_type("", *(state.value for state in ReviewState)), default=""),
             RequestField("search", TEXT, "in the text", default=""),
             RequestField("label", choice_type("", *map(str, range(OPTIONS_MAX + 1))), "a number of an answer", default=""),
             RequestField("annotator", TEXT, "its name, or the beginning of its key", default=""),
@@ -323,14 +333,14 @@ HTTP_ROUTES: Final = (
         problem_codes={"not-found": ""},
     ),
     Route(
-        operation="decide_task", method="POST", path="/api/v1/projects/{project}/tasks/{task}/decide", token_owner=OPERATOR,
+        handler=ReviewApi.decide_task, method="POST", path="/api/v1/projects/{project}/tasks/{task}/decide", client=OPERATOR,
         about="says the label of a task that waits for its author",
         path_fields=(*key_path_field("project"), *key_path_field("task")),
         body_fields=(RequestField("answer", integers_type(16, 255)),), replies={200: RouteReply("task label")},
         problem_codes={"not-found": "", "misfit": "for an answer that fits not the task", "refused": "if it does not wait"},
     ),
     Route(
-        operation="confusion_matrices", method="GET", path="/api/v1/projects/{project}/confusions", token_owner=OPERATOR,
+        handler=ReviewApi.confusion_matrices, method="GET", path="/api/v1/projects/{project}/confusions", client=OPERATOR,
         about="how annotators answered, against the labels", path_fields=key_path_field("project"),
         replies={200: RouteReply("values counts annotators", (
             "; rows of `counts` are labels, columns answers; of each annotator `annotator`, `name`, `count`, `counts`"
@@ -338,22 +348,24 @@ HTTP_ROUTES: Final = (
         problem_codes={"not-found": ""},
     ),
     Route(
-        operation="show_project", method="GET", path="/api/v1/projects/{project}", token_owner=OPERATOR, about="one project",
+        handler=ProjectApi.show_project, method="GET", path="/api/v1/projects/{project}", client=OPERATOR, about="one project",
         path_fields=key_path_field("project"), replies={200: PROJECT_REPLY}, problem_codes={"not-found": ""},
     ),
     *(
         Route(
-            operation=f"{call}_project", method="POST", path=f"/api/v1/projects/{{project}}/{call}", token_owner=OPERATOR,
+            handler=handler, method="POST", path=f"/api/v1/projects/{{project}}/{call}", client=OPERATOR,
             about=about,
             path_fields=key_path_field("project"), replies={200: PROJECT_REPLY},
             problem_codes={"not-found": "", "refused": "also another peer's project"},
         )
-        for call, about in (
-            ("pause", "gives out no new tasks of it"), ("open", "gives them out again"), ("close", "ends it for ever")
+        for call, handler, about in (
+            ("pause", ProjectApi.pause_project, "gives out no new tasks of it"),
+            ("open", ProjectApi.open_project, "gives them out again"),
+            ("close", ProjectApi.close_project, "ends it for ever"),
         )
     ),
     Route(
-        operation="operator_sign_in", method="POST", path="/api/v1/admin/sign-in",
+        handler=AdminApi.operator_sign_in, method="POST", path="/api/v1/admin/sign-in",
         about="begins a session of an operator's browser",
         body_fields=(RequestField("token", TEXT, "of `peer web token`"),), cookie=SETS_COOKIE, cookie_owner=OPERATOR,
         replies={201: RouteReply("operator seconds",
@@ -361,18 +373,18 @@ HTTP_ROUTES: Final = (
         problem_codes={"unauthorized": "", "forbidden": "from another site's page"},
     ),
     Route(
-        operation="operator_sign_out", method="POST", path="/api/v1/admin/sign-out", token_owner=OPERATOR, about="ends it",
+        handler=AdminApi.operator_sign_out, method="POST", path="/api/v1/admin/sign-out", client=OPERATOR, about="ends it",
         cookie=ENDS_COOKIE,
         cookie_owner=OPERATOR, replies={200: RouteReply("", "an empty object")},
     ),
     Route(
-        operation="admin_health", method="GET", path="/api/v1/admin/health", token_owner=OPERATOR, about="how this peer is",
+        handler=AdminApi.admin_health, method="GET", path="/api/v1/admin/health", client=OPERATOR, about="how this peer is",
         replies={200: RouteReply(
             "state problem height behind decided_seconds_ago links uptime_seconds memory_bytes disk queues versions"
         )},
     ),
     Route(
-        operation="list_alerts", method="GET", path="/api/v1/admin/alerts", token_owner=OPERATOR,
+        handler=AdminApi.list_alerts, method="GET", path="/api/v1/admin/alerts", client=OPERATOR,
         about="what an operator should look at",
         replies={200: RouteReply("alerts", (
             "that are on, the gravest first; of each `severity` (`critical`, `warning`, `info`), `cause`, `about`, `text`, "
@@ -380,7 +392,7 @@ HTTP_ROUTES: Final = (
         ))},
     ),
     Route(
-        operation="list_annotators", method="GET", path="/api/v1/admin/people", token_owner=OPERATOR,
+        handler=AdminApi.list_annotators, method="GET", path="/api/v1/admin/people", client=OPERATOR,
         about="annotators of the network",
         query_fields=(
             RequestField("search", TEXT, "in names, or the beginning of a key", default=""),
@@ -393,22 +405,25 @@ HTTP_ROUTES: Final = (
         ))},
     ),
     Route(
-        operation="create_invitation", method="POST", path="/api/v1/admin/invite", token_owner=OPERATOR,
+        handler=AdminApi.create_invitation, method="POST", path="/api/v1/admin/invite", client=OPERATOR,
         about="makes an invitation",
         replies={201: RouteReply("invitation path", "; it enrols one annotator")},
         problem_codes={"refused": "where sign-up is open: nobody needs one"},
     ),
     *(
         Route(
-            operation=f"{call}_annotator", method="POST", path=f"/api/v1/admin/people/{{annotator}}/{call}",
-            token_owner=OPERATOR, about=about,
+            handler=handler, method="POST", path=f"/api/v1/admin/people/{{annotator}}/{call}",
+            client=OPERATOR, about=about,
             path_fields=key_path_field("annotator"), replies={200: RouteReply("annotator is_refused")},
             problem_codes={"not-found": ""},
         )
-        for call, about in (("refuse", "gives an annotator no more tasks here"), ("allow", "gives it tasks again"))
+        for call, handler, about in (
+            ("refuse", AdminApi.refuse_annotator, "gives an annotator no more tasks here"),
+            ("allow", AdminApi.allow_annotator, "gives it tasks again"),
+        )
     ),
     Route(
-        operation="operator_log", method="GET", path="/api/v1/admin/log", token_owner=OPERATOR,
+        handler=AdminApi.operator_log, method="GET", path="/api/v1/admin/log", client=OPERATOR,
         about="what operators did here, the newest first",
         query_fields=(
             RequestField("before", query_integer_type(0, 2**53 - 1), "that `number`", default=0),
@@ -417,11 +432,11 @@ HTTP_ROUTES: Final = (
         replies={200: RouteReply("entries", "; of each `number`, `at_ms`, `operator`, `action`, `about`, `result`")},
     ),
     Route(
-        operation="list_jobs", method="GET", path="/api/v1/admin/jobs", token_owner=OPERATOR, about="jobs of the network",
+        handler=AdminApi.list_jobs, method="GET", path="/api/v1/admin/jobs", client=OPERATOR, about="jobs of the network",
         replies={200: RouteReply("jobs", "as of `peer jobs --json`")},
     ),
     Route(
-        operation="start_job", method="POST", path="/api/v1/admin/jobs", token_owner=OPERATOR, about="starts a job",
+        handler=AdminApi.start_job, method="POST", path="/api/v1/admin/jobs", client=OPERATOR, about="starts a job",
         body_fields=(
             RequestField("name", LINE), RequestField("data", choice_type("built-in", "local"), default="built-in"),
             RequestField("rounds", integer_type(1, 1_000_000)),
@@ -430,19 +445,19 @@ HTTP_ROUTES: Final = (
         replies={201: RouteReply("job")}, problem_codes={"refused": "also for a field that is none"},
     ),
     Route(
-        operation="cancel_job", method="POST", path="/api/v1/admin/jobs/{job}/cancel", token_owner=OPERATOR,
+        handler=AdminApi.cancel_job, method="POST", path="/api/v1/admin/jobs/{job}/cancel", client=OPERATOR,
         about="asks for a job's end",
         path_fields=key_path_field("job"), replies={200: RouteReply("said", ", what came of it")}, problem_codes={"refused": ""},
     ),
     Route(
-        operation="live_snapshot", method="GET", path="/api/v1/live", about="what the page `/live` shows",
+        handler=LiveFeed.live_snapshot, method="GET", path="/api/v1/live", about="what the page `/live` shows",
         replies={200: RouteReply(
             "status jobs rounds peers alerts votes blocks samples labels",
             "as [below](#live)",
         )},
     ),
     Route(
-        operation="block_proof", method="GET", path="/api/v1/blocks/{height}", about="what shows that a block was decided",
+        handler=LiveFeed.block_proof, method="GET", path="/api/v1/blocks/{height}", about="what shows that a block was decided",
         path_fields=(RequestField("height", query_integer_type(1, 2**53 - 1)),),
         replies={200: RouteReply("height header certificate voters", (
             "; the last three in hex, byte by byte as they are hashed and signed: [how to verify them](#blocks)"
@@ -450,3 +465,5 @@ HTTP_ROUTES: Final = (
         problem_codes={"not-found": "also where this peer has not kept it"},
     ),
 )  # fmt: skip
+PREFIXES: Final = ("/api/v1", "/api/tasks", "/api/submit", "/api/stats", "/api/leaderboard")
+HTTP_ROUTES: Final = RouteSet(prefixes=PREFIXES, routes=_ROUTES, make_handlers=make_handlers)

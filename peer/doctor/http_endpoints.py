@@ -38,9 +38,9 @@ async def check_served_endpoints(config: Config, role: Role, parts: Path, me: st
     if "serve" in role.services:
         written = parts / "serve" / "address"
         if written.exists():
-            found.append(ok("web", f"annotators are served at {written.read_text()}"))
+            found.append(ok("web", f"web pages are served at {written.read_text()}"))
         else:
-            found.append(warning("web", "annotators are not served", "`peer log` says why; perhaps name another --web-listen"))
+            found.append(warning("web", "web pages are not served", "`peer log` says why; perhaps name another --web-listen"))
     return found
 
 

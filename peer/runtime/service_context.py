@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import trio
 
+from features.feature import Feature
 from ledger.core.module import StateReader
+from ledger.network_governance import NetworkState
+from peer.features import FEATURES, versions_of
 from peer.runtime.driver import Driver
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from peer.settings.config import Config
@@ -65,6 +68,11 @@ class DriverServiceContext:
     @property
     def state(self) -> StateReader:
         return self.driver.state
+
+    @property
+    def running_features(self) -> Sequence[Feature]:
+        running = {module.name for module in self.driver.state.module_state(NetworkState).modules}
+        return [feature for feature in FEATURES if versions_of(feature).keys() <= running]
 
     def get_setting(self, name: str) -> Any:
         return self.config.feature_settings[name]

@@ -145,7 +145,7 @@ SERVE = ("run", "--role", "annotator", "--listen", "127.0.0.1:0")
 @pytest.mark.real("processes")
 async def test_a_peer_that_serves_annotators_loads_no_torch_and_alone_needs_aiohttp(daemon: Daemon) -> None:
     await daemon.start(*SERVE, "--web-listen", "127.0.0.1:0").answers()
-    address = (await said(daemon, "annotators are served at http://127.0.0.1:")).rsplit(" ", 1)[1]
+    address = (await said(daemon, "web pages are served at http://127.0.0.1:")).rsplit(" ", 1)[1]
 
     def get() -> bytes:
         with in_time(), urlopen(f"{address}healthz", timeout=patience_seconds()) as reply:
@@ -161,7 +161,7 @@ async def test_where_the_port_for_annotators_is_taken_the_peer_says_so_and_goes_
     """Two peers on one machine have the same default."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         await daemon.start(*SERVE, "--web-listen", f"127.0.0.1:{other.getsockname()[1]}").answers()
-        told = await said(daemon, "annotators are not served at 127.0.0.1:")
+        told = await said(daemon, "web pages are not served at 127.0.0.1:")
     assert told.endswith(": address already in use; name another address with --web-listen, or port 0")
     assert f" WARNING {told}" in daemon.log
     await daemon.client.run_test_round()

@@ -20,7 +20,6 @@ import trio
 
 from curation.demo.simulated_annotators import ServingPeerClient, SimulatedAnnotator
 from curation.rpc import ImportRequest
-from curation.service.annotation_service import ADDRESS_FILE
 from curation.tasks.task_pages import task_id
 from ledger.core.genesis import Founder, Genesis
 from peer.export.export_query import ask_export
@@ -36,6 +35,7 @@ from rlhf.rpc import RlhfView, StageView
 from tests.peer.processes import LATE, Daemon, children, daemons
 from tests.waiting import patience
 from training.transformer import BYTES
+from web.web_service import ADDRESS_FILE
 
 NAMES = ("ada", "bea", "cyd", "liar")
 LIAR = 3

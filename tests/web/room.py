@@ -19,7 +19,7 @@ from tests.waiting import PATIENCE_SECONDS, patience
 from tests.web.client import Person, Reply, Site
 
 T = TypeVar("T")
-SAYS = "annotators are served at http://"
+SAYS = "web pages are served at http://"
 
 
 class Room:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.web.room import Room, said
-from web.html_pages import PAGES, START_PAGE
+from curation.pages.annotation_pages import PAGES
 
 pytestmark = pytest.mark.real("sockets")
 

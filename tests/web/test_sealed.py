@@ -16,7 +16,6 @@ from curation.ledger.curation_module import serving_peers
 from curation.ledger.curation_state import AssignmentState, CurationState
 from curation.ledger.sealed_answers import seal_recipients
 from curation.rpc import CurationRpc, ImportRequest
-from curation.service.annotation_service import AnnotationService
 from curation.service.annotators import annotator_api, answer_openings
 from ledger.members import MembersState
 from peer.features import founding_modules
@@ -26,6 +25,7 @@ from tests.peer.network import Seat, network, service_of
 from tests.waiting import PATIENCE_SECONDS, patience
 from tests.web.client import Person, Site
 from tests.web.room import SAYS, assigned, said, settled
+from web.web_service import WebService
 
 pytestmark = pytest.mark.real("sockets")
 
@@ -62,7 +62,7 @@ async def served(seat: Seat, nursery: trio.Nursery, **more: Any) -> Server:
 
     async def run() -> None:
         with scope:
-            await AnnotationService(desk).run()
+            await WebService(desk).run()
 
     nursery.start_soon(run)
     host, _, port = (await seat.event("serve", SAYS)).removeprefix(SAYS).rstrip("/").rpartition(":")

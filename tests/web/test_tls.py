@@ -50,7 +50,7 @@ def asked(address: str, method: str, path: str, body: Any = None, cookie: str = 
 
 
 def address_in(text: str) -> str:
-    scheme, _, address = text.removeprefix("annotators are served at ").rstrip("/").partition("://")
+    scheme, _, address = text.removeprefix("web pages are served at ").rstrip("/").partition("://")
     assert scheme == "https"
     return address
 
@@ -115,5 +115,5 @@ async def test_what_is_no_certificate_is_named_and_the_peer_goes_on(
 ) -> None:
     async with Room(tmp_path).running(web_tls_cert=certificate, web_tls_key=key) as daemon:
         said_so = await told(daemon)
-        assert said_so.startswith("annotators are not served: ") and what in said_so and "web_tls_cert" in said_so
+        assert said_so.startswith("web pages are not served: ") and what in said_so and "web_tls_cert" in said_so
         assert (await daemon.api.status()).height >= 0

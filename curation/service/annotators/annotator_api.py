@@ -39,8 +39,8 @@ from protocol.codec import Count, Digest
 from protocol.errors import FolkmootError
 from protocol.identity import WIRE_VERSION, Ed25519Verifier, Identity, derive_secret, signing_preimage
 from protocol.name_validation import name_problem
-from web.api_backend import Json, TextReply
 from web.problem_details import HttpProblem
+from web.replies import Json, TextReply
 
 LEASE_WAIT_SECONDS: Final = 3.0  # a call waits that long for a task
 DECISION_WAIT_SECONDS: Final = 10.0  # and for a decision
@@ -76,7 +76,7 @@ class AnnotationReceipt:
 
 
 @dataclass
-class _AnnotatorSession:
+class AnnotatorSession:
     """A session: somebody who has shown that it holds an annotator's key."""
 
     key: bytes
@@ -95,7 +95,7 @@ class AnnotatorApi:
         self._openings = AnswerOpenings(desk, self.gatherer)
         self._verifier = Ed25519Verifier()
         self._challenges = FairTable[bytes, tuple[bytes, int]](CHALLENGES_MAX, CHALLENGES_OF_HOST_MAX)  # nonce -> key, its end
-        self._sessions = FairTable[str, _AnnotatorSession](SESSIONS_MAX, SESSIONS_OF_ANNOTATOR_MAX)
+        self._sessions = FairTable[str, AnnotatorSession](SESSIONS_MAX, SESSIONS_OF_ANNOTATOR_MAX)
         self._enrolments = HostRateLimiter(ENROLMENT_BURST, ENROLMENT_INTERVAL_SECONDS)  # where sign-up is open
         self._returns = HostRateLimiter(GIVE_BACK_BURST, GIVE_BACK_INTERVAL_SECONDS)  # of an annotator
         self._heartbeats = LeaseHeartbeats()
@@ -217,15 +217,15 @@ class AnnotatorApi:
         if self._state.annotators.get_record(key) is None:
             raise HttpProblem("forbidden", "this key is not enrolled")
         self._challenges.pop(nonce)
-        return {"token": self._begin(_AnnotatorSession(key, nonce, expires_ms, signature))}
+        return {"token": self._begin(AnnotatorSession(key, nonce, expires_ms, signature))}
 
     def begin_custodial_session(self, identity: Identity) -> str:
         """The token of a session in which this peer signs for a custodial annotator."""
         nonce, expires_ms = secrets.token_bytes(16), self._now_ms + SESSION_MS
         signature = self.sign_statement(identity, SessionStatement(self._desk.me, nonce, expires_ms))
-        return self._begin(_AnnotatorSession(identity.public, nonce, expires_ms, signature, identity))
+        return self._begin(AnnotatorSession(identity.public, nonce, expires_ms, signature, identity))
 
-    def _begin(self, session: _AnnotatorSession) -> str:
+    def _begin(self, session: AnnotatorSession) -> str:
         token = secrets.token_urlsafe(TOKEN_BYTES)
         self._sessions.put(token, session.key, session)
         return token
@@ -234,19 +234,16 @@ class AnnotatorApi:
         """Of a session, if there is one."""
         self._sessions.pop(token)
 
-    async def sign_out(self, token: str) -> Json:
-        self._session(token)
+    async def sign_out(self, session: AnnotatorSession, token: str) -> Json:
         self.end_session(token)
         return {}
 
-    async def session_info(self, token: str) -> Json:
-        session = self._session(token)
+    async def session_info(self, session: AnnotatorSession) -> Json:
         person = self._person(self._state, session.key)
         return {"annotator": session.key.hex(), "name": person.name, "custodial": session.identity is not None}
 
-    async def lease_tasks(self, token: str, limit: int, project: bytes) -> Json:
+    async def lease_tasks(self, session: AnnotatorSession, limit: int, project: bytes) -> Json:
         """Return leases of one project, or of all, and take new ones up to `limit`."""
-        session = self._session(token)
         if self._doors.is_refused(session.key):
             raise HttpProblem(
                 "forbidden", "the operator of this peer gives you no tasks any more: answers that you gave still count"
@@ -299,8 +296,8 @@ class AnnotatorApi:
                 return
             self.gatherer.add_statement(ReleaseAssignment(assignment))
 
-    async def heartbeat(self, token: str, assignments: tuple[bytes, ...]) -> Json:
-        session, state = self._session(token), self._state
+    async def heartbeat(self, session: AnnotatorSession, assignments: tuple[bytes, ...]) -> Json:
+        state = self._state
         rows = [(key, state.assignments.get_record(key)) for key in assignments if key in self._person(state, session.key).leases]
         held = [key for key, row in rows if row is not None and self._is_me(row.peer)]
         self._heartbeats.record_heartbeats(held, trio.current_time())
@@ -353,9 +350,13 @@ class AnnotatorApi:
         return self._pages[page.digest]
 
     async def submit_answer(
-        self, token: str, assignment: bytes, answer: tuple[int, ...], salt: bytes | None, signature: bytes | None
+        self,
+        session: AnnotatorSession,
+        assignment: bytes,
+        answer: tuple[int, ...],
+        salt: bytes | None,
+        signature: bytes | None,
     ) -> tuple[int, Json]:
-        session = self._session(token)
         if (leaving := self.gatherer.pending_release(assignment)) is not None:
             await self._decided(leaving)  # an answer after a release is accepted as long as the task has a place
         state = self._state
@@ -395,7 +396,7 @@ class AnnotatorApi:
             raise HttpProblem("gone", "the lease was over before the answer was decided")
         return 202, {"annotation": assignment.hex()}
 
-    def _signed_here(self, session: _AnnotatorSession, assignment: bytes, answer: tuple[int, ...]) -> tuple[bytes, bytes]:
+    def _signed_here(self, session: AnnotatorSession, assignment: bytes, answer: tuple[int, ...]) -> tuple[bytes, bytes]:
         """A salt that only the key's holder finds, the same each time the answer is sent; and the signature."""
         if session.identity is None:
             raise HttpProblem(
@@ -406,17 +407,19 @@ class AnnotatorApi:
             session.identity, AnnotationStatement(assignment, answer_commitment(assignment, salt, answer))
         )
 
-    async def skip_task(self, token: str, assignment: bytes, reason: str) -> Json:
+    async def skip_task(self, session: AnnotatorSession, assignment: bytes, reason: str) -> Json:
         if len(reason) > REASON_CHARACTERS_MAX:
             raise HttpProblem("misfit", f"a reason has at most {REASON_CHARACTERS_MAX} characters")
-        return await self._give_back(token, SkipAssignment(assignment, reason), AssignmentState.SKIPPED)
+        return await self._give_back(session, SkipAssignment(assignment, reason), AssignmentState.SKIPPED)
 
-    async def release_task(self, token: str, assignment: bytes) -> Json:
-        return await self._give_back(token, ReleaseAssignment(assignment), AssignmentState.RELEASED)
+    async def release_task(self, session: AnnotatorSession, assignment: bytes) -> Json:
+        return await self._give_back(session, ReleaseAssignment(assignment), AssignmentState.RELEASED)
 
-    async def _give_back(self, token: str, statement: SkipAssignment | ReleaseAssignment, after: AssignmentState) -> Json:
+    async def _give_back(
+        self, session: AnnotatorSession, statement: SkipAssignment | ReleaseAssignment, after: AssignmentState
+    ) -> Json:
         assignment = statement.assignment
-        row = self._mine(self._state, self._session(token), assignment)
+        row = self._mine(self._state, session, assignment)
         if row.state is not after:
             if row.state is not AssignmentState.LEASED:
                 raise HttpProblem("gone", f"this assignment is {row.state.value}")
@@ -428,7 +431,7 @@ class AnnotatorApi:
             if wait := self._returns.try_take(row.annotator.hex()):
                 raise HttpProblem("too-many", f"{GIVE_BACK_BURST} tasks given back at once are enough", wait)
             await self._decided(self.gatherer.add_statement(statement))
-            row = self._mine(self._state, self._session(token), assignment)
+            row = self._mine(self._state, session, assignment)
             if row.state is not after:
                 raise HttpProblem("gone", f"this assignment is {row.state.value}")
         return {"assignment": assignment.hex(), "state": after.value}
@@ -469,7 +472,8 @@ class AnnotatorApi:
     def is_annotator(self, token: str) -> bool:
         return token in self._sessions
 
-    def _session(self, token: str) -> _AnnotatorSession:
+    def require_session(self, token: str) -> AnnotatorSession:
+        """The session of this token. Raises `HttpProblem` if there is none, or its annotator lost its place."""
         session = self._sessions.get(token)
         if session is None or session.expires_ms <= self._now_ms:
             raise HttpProblem("unauthorized", "no session has this token, or it is over: ask for a challenge")
@@ -487,7 +491,7 @@ class AnnotatorApi:
         assert project is not None
         return project
 
-    def _mine(self, state: CurationState, session: _AnnotatorSession, assignment: bytes) -> Assignment:
+    def _mine(self, state: CurationState, session: AnnotatorSession, assignment: bytes) -> Assignment:
         row = state.assignments.get_record(assignment)
         if row is None:
             raise HttpProblem("not-found", "there is no such assignment")

@@ -18,8 +18,8 @@ from ledger.members import MembersState
 from protocol.api import DiskView, TrainRequest
 from protocol.identity import WIRE_VERSION
 from protocol.prometheus_metrics import why_unhealthy
-from web.api_backend import Json
 from web.problem_details import HttpProblem
+from web.replies import Json
 
 DISK_CACHE_SECONDS: Final = 60.0  # the data directory is measured that often at most: it has thousands of files
 REPUTATION_PROJECTS_MAX: Final = 64  # from which a reputation is shown, open ones first
@@ -51,13 +51,12 @@ class AdminApi:
             await trio.to_thread.run_sync(self._doors.end_operator_session, before)
         return {"operator": operator, "seconds": begun[1] // 1_000, "token": begun[0]}
 
-    async def operator_sign_out(self, token: str) -> Json:
-        async with self._operators.log_action(self._operators.require_operator(token), "sign out", ""):
+    async def operator_sign_out(self, operator: str, token: str) -> Json:
+        async with self._operators.log_action(operator, "sign out", ""):
             await trio.to_thread.run_sync(self._doors.end_operator_session, token)
         return {}
 
-    async def admin_health(self, token: str) -> Json:
-        self._operators.require_operator(token)
+    async def admin_health(self, operator: str) -> Json:
         stats, modules = await self._desk.api.stats(), await self._desk.api.modules()
         status = stats.status
         names = ("state", "height", "behind", "decided_seconds_ago", "links", "uptime_seconds")
@@ -79,18 +78,15 @@ class AdminApi:
                 self._measured = trio.current_time(), await self._desk.api.disk_usage()
             return self._measured[1]
 
-    async def list_alerts(self, token: str) -> Json:
-        self._operators.require_operator(token)
+    async def list_alerts(self, operator: str) -> Json:
         return {"alerts": [dataclasses.asdict(alert) for alert in await self._desk.api.alerts()]}
 
-    async def operator_log(self, token: str, before: int, limit: int) -> Json:
-        self._operators.require_operator(token)
+    async def operator_log(self, operator: str, before: int, limit: int) -> Json:
         return {"entries": await trio.to_thread.run_sync(self._operators.list_entries, before, limit)}
 
     # People --------------------------------------------------------------------------------------------------------------
 
-    async def list_annotators(self, token: str, search: str, offset: int, limit: int) -> Json:
-        self._operators.require_operator(token)
+    async def list_annotators(self, operator: str, search: str, offset: int, limit: int) -> Json:
         return await trio.to_thread.run_sync(self._people, self._state, search.casefold(), offset, limit)
 
     def _people(self, state: CurationState, search: str, offset: int, limit: int) -> Json:
@@ -124,21 +120,21 @@ class AdminApi:
             "is_refused": self._doors.is_refused(key),
         }  # fmt: skip
 
-    async def create_invitation(self, token: str) -> Json:
-        async with self._operators.log_action(self._operators.require_operator(token), "invite", "an annotator"):
+    async def create_invitation(self, operator: str) -> Json:
+        async with self._operators.log_action(operator, "invite", "an annotator"):
             if self._desk.get_setting("sign_up") == "open":
                 raise HttpProblem("refused", NO_INVITATION_NEEDED)
             code = await trio.to_thread.run_sync(self._doors.create_invitation)
         return {"invitation": code, "path": f"/join#{code}"}
 
-    async def refuse_annotator(self, token: str, annotator: bytes) -> Json:
-        return await self._let(token, annotator, "refuse", self._doors.refuse_annotator)
+    async def refuse_annotator(self, operator: str, annotator: bytes) -> Json:
+        return await self._let(operator, annotator, "refuse", self._doors.refuse_annotator)
 
-    async def allow_annotator(self, token: str, annotator: bytes) -> Json:
-        return await self._let(token, annotator, "allow", self._doors.allow_annotator)
+    async def allow_annotator(self, operator: str, annotator: bytes) -> Json:
+        return await self._let(operator, annotator, "allow", self._doors.allow_annotator)
 
-    async def _let(self, token: str, annotator: bytes, action: str, do: Callable[[bytes], None]) -> Json:
-        operator, row = self._operators.require_operator(token), self._state.annotators.get_record(annotator)
+    async def _let(self, operator: str, annotator: bytes, action: str, do: Callable[[bytes], None]) -> Json:
+        row = self._state.annotators.get_record(annotator)
         if row is None:
             raise HttpProblem("not-found", "no annotator has this key")
         async with self._operators.log_action(operator, action, f"{row.name} {annotator.hex()[:8]}"):
@@ -147,18 +143,15 @@ class AdminApi:
 
     # Jobs ----------------------------------------------------------------------------------------------------------------
 
-    async def list_jobs(self, token: str) -> Json:
-        self._operators.require_operator(token)
+    async def list_jobs(self, operator: str) -> Json:
         return {"jobs": [dataclasses.asdict(job) for job in await self._desk.api.jobs()]}
 
-    async def start_job(self, token: str, name: str, data: str, rounds: int, overrides: Mapping[str, str]) -> Json:
-        operator = self._operators.require_operator(token)
+    async def start_job(self, operator: str, name: str, data: str, rounds: int, overrides: Mapping[str, str]) -> Json:
         request = TrainRequest(name, LOCAL if data == LOCAL else "", rounds, 0, dict(overrides))
         async with self._operators.log_action(operator, "train", f"{name}: {rounds} rounds on {data} text"):
             return {"job": await wait_for_decision(self._desk.api.start_job(request))}
 
-    async def cancel_job(self, token: str, job: bytes) -> Json:
-        operator = self._operators.require_operator(token)
+    async def cancel_job(self, operator: str, job: bytes) -> Json:
         async with self._operators.log_action(operator, "cancel", f"job {job.hex()[:8]}"):
             return {"said": await wait_for_decision(self._desk.api.cancel_job(job.hex()))}
 

@@ -21,8 +21,8 @@ from features.text_tables import pluralize
 from ledger.members import MembersState
 from protocol.errors import UserError
 from storage.csv_files import ENDINGS
-from web.api_backend import Json
 from web.problem_details import HttpProblem
+from web.replies import Json
 
 FILE_NAME_CHARACTERS_MAX: Final = 64  # that are shown
 PREVIEW_TASKS_MAX: Final = 5  # tasks of a file that is checked
@@ -34,22 +34,16 @@ class ProjectApi:
         self._desk, self._operators, self._imports = desk, operators, imports
         self._founding = ProjectAuthor(desk)
 
-    async def require_operator(self, token: str) -> None:
-        """Before the application reads a large body."""
-        self._operators.require_operator(token)
-
-    async def list_projects(self, token: str) -> Json:
-        self._operators.require_operator(token)
+    async def list_projects(self, operator: str) -> Json:
         return {"projects": [self._view(bytes.fromhex(row.project)) for row in self._founding.project_views()]}
 
-    async def show_project(self, token: str, project: bytes) -> Json:
-        self._operators.require_operator(token)
+    async def show_project(self, operator: str, project: bytes) -> Json:
         self._row(project)
         return self._view(project)
 
     async def create_project(
         self,
-        token: str,
+        operator: str,
         name: str,
         kind: str,
         options: tuple[str, ...],
@@ -63,7 +57,6 @@ class ProjectApi:
         gold_from: str,
         tasks: Sequence[Json],
     ) -> Json:
-        operator = self._operators.require_operator(token)
         asked_kind = QuestionKind(kind)
         about = f"project {name!r}" + (f", {pluralize(len(tasks), 'task')}" if tasks else "")
         async with self._operators.log_action(operator, "make", about):
@@ -78,7 +71,7 @@ class ProjectApi:
 
     async def add_tasks(
         self,
-        token: str,
+        operator: str,
         project: bytes,
         format: str,
         check: int,
@@ -88,7 +81,7 @@ class ProjectApi:
         tasks: Sequence[Json] = (),
         file: bytes = b"",
     ) -> Json | tuple[int, Json]:
-        operator, asked = self._operators.require_operator(token), self._row(project).spec
+        asked = self._row(project).spec
         if format:
             shown = _file_name(name, format)
             question = AnswerSchema(asked.kind, tuple(asked.options), asked.many)
@@ -122,9 +115,8 @@ class ProjectApi:
         return 201 if is_done else 202, self._view(project) | _notes(notes)
 
     async def preview_import(
-        self, token: str, format: str, kind: str, options: str, many: int, name: str, gold_from: str, file: bytes
+        self, operator: str, format: str, kind: str, options: str, many: int, name: str, gold_from: str, file: bytes
     ) -> Json:
-        self._operators.require_operator(token)
         question = AnswerSchema(QuestionKind(kind), tuple(options.split("\n")) if options else (), bool(many))
         if problem := options_problem(*question):
             raise HttpProblem("misfit", problem)
@@ -158,25 +150,25 @@ class ProjectApi:
         found = {"count": count, "items": items, "preview": shown, "problems": problems}
         return found | ({"already": before} if before else {}) | _notes(notes)
 
-    async def redact_task(self, token: str, project: bytes, task: int, reason: str) -> Json:
-        operator, row = self._operators.require_operator(token), self._row(project)
+    async def redact_task(self, operator: str, project: bytes, task: int, reason: str) -> Json:
+        row = self._row(project)
         if task >= row.tasks:
             raise HttpProblem("not-found", f"the project has {row.tasks} tasks, from 0 on")
         about = f"task {task} of {row.spec.name!r}" + (f": {reason}" if reason else "")
         async with self._operators.log_action(operator, "redact", about):
             return {"said": await wait_for_decision(self._founding.redact_task(project, task))}
 
-    async def pause_project(self, token: str, project: bytes) -> Json:
-        return await self._move(token, project, ProjectPhase.PAUSED)
+    async def pause_project(self, operator: str, project: bytes) -> Json:
+        return await self._move(operator, project, ProjectPhase.PAUSED)
 
-    async def open_project(self, token: str, project: bytes) -> Json:
-        return await self._move(token, project, ProjectPhase.OPEN)
+    async def open_project(self, operator: str, project: bytes) -> Json:
+        return await self._move(operator, project, ProjectPhase.OPEN)
 
-    async def close_project(self, token: str, project: bytes) -> Json:
-        return await self._move(token, project, ProjectPhase.CLOSED)
+    async def close_project(self, operator: str, project: bytes) -> Json:
+        return await self._move(operator, project, ProjectPhase.CLOSED)
 
-    async def _move(self, token: str, project: bytes, phase: ProjectPhase) -> Json:
-        operator, asked = self._operators.require_operator(token), self._row(project).spec
+    async def _move(self, operator: str, project: bytes, phase: ProjectPhase) -> Json:
+        asked = self._row(project).spec
         async with self._operators.log_action(operator, ACTIONS[phase], f"project {asked.name!r}"):
             await wait_for_decision(self._founding.set_phase(project, phase))
         return self._view(project)

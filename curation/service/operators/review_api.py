@@ -21,15 +21,14 @@ from curation.ledger.curation_state import (
     TaskRow,
     TaskStage,
 )
-from curation.service.http_routes import REVIEW_STATES
 from curation.service.operators.operator_log import Operators, wait_for_decision
 from curation.service.projects.project_author import ProjectAuthor
 from curation.service.projects.task_export import project_pages, read_task_page, task_votes
 from curation.tasks.answers import PAIR_ANSWERS, QuestionKind, answer_problem
 from curation.tasks.task_pages import AnnotationTask, TaskPageBlob, task_id
 from features.services import ServiceContext
-from web.api_backend import Json
 from web.problem_details import HttpProblem
+from web.replies import Json
 
 SCANNED_TASKS_MAX: Final = 10_000  # tasks that one call looks at, about a second; the next one goes on there
 PAIR_WORDS: Final = ("A is better", "B is better", *PAIR_ANSWERS[2:])  # as the pages say it
@@ -49,8 +48,7 @@ class ReviewState(Enum):
     REDACTED = "redacted"
 
 
-REVIEW_ORDER: Final = [ReviewState(state) for state in REVIEW_STATES]
-assert list(ReviewState) == REVIEW_ORDER
+REVIEW_ORDER: Final = list(ReviewState)
 Cursor = tuple[int, int]  # place in NEEDS, number of a task
 
 
@@ -79,7 +77,7 @@ class ReviewApi:
 
     async def list_review_tasks(
         self,
-        token: str,
+        operator: str,
         project: bytes,
         state: str,
         search: str,
@@ -88,15 +86,14 @@ class ReviewApi:
         after: Cursor | tuple[()],
         limit: int,
     ) -> Json:
-        self._operators.require_operator(token)
         needs = [ReviewState(state)] if state else REVIEW_ORDER
         wanted = _ReviewFilter(needs, search.casefold(), int(label) if label else None, annotator.casefold())
         look = _ReviewScan(self._state, project, self._row(project), self._desk)
         found, following = await trio.to_thread.run_sync(look.found, wanted, after or (0, 0), limit)
         return {"tasks": found, "next": following and f"{following[0]}:{following[1]}"}
 
-    async def decide_task(self, token: str, project: bytes, task: bytes, answer: tuple[int, ...]) -> Json:
-        operator, row = self._operators.require_operator(token), self._state.tasks.get_record(task)
+    async def decide_task(self, operator: str, project: bytes, task: bytes, answer: tuple[int, ...]) -> Json:
+        row = self._state.tasks.get_record(task)
         asked = self._row(project).spec
         if row is None or row.project != project:
             raise HttpProblem("not-found", "nobody had such a task of this project")
@@ -107,8 +104,7 @@ class ReviewApi:
             await wait_for_decision(ProjectAuthor(self._desk).decide_task(task, answer))
         return {"task": task.hex(), "label": list(answer)}
 
-    async def confusion_matrices(self, token: str, project: bytes) -> Json:
-        self._operators.require_operator(token)
+    async def confusion_matrices(self, operator: str, project: bytes) -> Json:
         return await trio.to_thread.run_sync(_confusions, self._state, project, self._row(project))
 
 

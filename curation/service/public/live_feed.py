@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -15,8 +16,9 @@ from features.json_output import to_json_value
 from features.services import ServiceContext
 from protocol.api import AlertCause, PeerView
 from protocol.errors import UserError
-from web.api_backend import Json
 from web.problem_details import HttpProblem
+from web.replies import Json
+from web.routes import EventFeed
 
 CHANGE_WAIT_SECONDS: Final = 10.0  # a call waits that long for a change
 LOOK_INTERVAL_SECONDS_MIN: Final = 0.25  # between two looks at one height
@@ -42,6 +44,7 @@ class LiveFeed:
         self._looking, self._reading = trio.Lock(), trio.Lock()
         self._looked, self._seen, self._height = -math.inf, 0, -1  # when, up to which event, at which height
         self._number, self._now = 0, Json()
+        self.event_feed = EventFeed(self._wait_for_change, "number", _events_between, is_on_request=True)
         self._labels: deque[tuple[int, int]] = deque()  # of the last minute: time of the block, all labels by then
 
     async def run_label_counter(self) -> None:
@@ -67,8 +70,9 @@ class LiveFeed:
                 await self._look()
             return self._now
 
-    async def wait_for_change(self, after: int) -> Json:
-        """The newest look, once it is another one than that of this number, or after some seconds."""
+    async def _wait_for_change(self, last: Json) -> Json:
+        """The newest look and its `number`, once that is above the last one's, or after some seconds."""
+        after = last.get("number", -1)
         if after < 0:
             await self.live_snapshot()
         with trio.move_on_after(CHANGE_WAIT_SECONDS):
@@ -128,6 +132,19 @@ class LiveFeed:
     def _state(self) -> CurationState:
         found: CurationState = self._desk.state.module_state(CurationState)
         return found
+
+
+def _events_between(before: Json, now: Json) -> Iterator[tuple[str, Json]]:
+    """One event, of what differs from the last look. Of rounds and blocks, which come and stay, only those that differ."""
+    changed = {name: value for name, value in now.items() if name != "number" and (name not in before or before[name] != value)}
+    for name in changed.keys() & {"rounds", "blocks"}:
+        known = {_key(item): item for item in before.get(name, ())}
+        changed[name] = [item for item in changed[name] if known.get(_key(item)) != item]
+    yield "live", changed
+
+
+def _key(item: Json) -> tuple[Any, Any]:
+    return item.get("job"), item.get("round", item["height"])
 
 
 def _only(names: str, view: object) -> Json:

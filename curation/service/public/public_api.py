@@ -22,8 +22,8 @@ from curation.service.projects.task_export import compute_agreement, write_expor
 from features.services import ServiceContext
 from ledger.tables import Table
 from protocol.errors import UserError
-from web.api_backend import FileReply, Json
 from web.problem_details import HttpProblem
+from web.replies import FileReply, Json
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""The service `serve`: a site for annotators, and what it needs of this peer."""
+"""The service `serve`: pages and HTTP routes of all features whose modules the network runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from curation.ledger.curation_module import runs_curation
 from features.services import ServiceContext
 from protocol.addresses import parse_address
 
@@ -21,38 +20,40 @@ if TYPE_CHECKING:
 LISTEN_SETTING = "web_listen"
 ADDRESS_FILE = "address"  # a file: where people find this peer, while it serves them
 ANY_HOST = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
-SERVED_AT_PREFIX = "annotators are served at "  # and the address
+SERVED_AT_PREFIX = "web pages are served at "  # and the address
 
 
 @dataclass
-class AnnotationService:
+class WebService:
     desk: ServiceContext
 
     async def run(self) -> None:
         written = self.desk.folder / ADDRESS_FILE
         written.unlink(missing_ok=True)
-        while not runs_curation(self.desk.state):
+        while not (features := [item for item in self.desk.running_features if item.routes or item.pages]):
             await self.desk.wait_for_block_above(self.desk.height)
         try:
             # Only a peer that serves needs aiohttp, and pays for it.
-            from curation.service.api_assembly import assemble_api
-            from curation.service.http_routes import HTTP_ROUTES
             from web.asyncio_bridge import AsyncioBridge
+            from web.site import SiteHandlers, load_site
+            from web.stats_cache import StatsCache
         except ModuleNotFoundError as error:
-            self.desk.log_warning(f"annotators are not served: the package {error.name} is not installed; the extra `web` has it")
+            self.desk.log_warning(f"web pages are not served: the package {error.name} is not installed; the extra `web` has it")
             return
 
         try:
             tls = self._tls()
         except (OSError, ValueError) as error:
-            self.desk.log_warning(f"annotators are not served: {error}; see the settings web_tls_cert and web_tls_key")
+            self.desk.log_warning(f"web pages are not served: {error}; see the settings web_tls_cert and web_tls_key")
             return
         listen = str(self.desk.get_setting(LISTEN_SETTING))
         host, port = parse_address(listen)
         names = tuple(str(name).lower() for name in self.desk.get_setting("web_host_names"))
         proxies = tuple(str(ip_address(proxy)) for proxy in self.desk.get_setting("web_trusted_proxies"))
-        served = assemble_api(self.desk)
-        bridge = AsyncioBridge(served.backend, HTTP_ROUTES, host, port, self.desk.http_connections_max, names, tls, proxies)
+        site = load_site(features)
+        handlers = SiteHandlers(site, self.desk)
+        stats, connections_max = StatsCache(self.desk), self.desk.http_connections_max
+        bridge = AsyncioBridge(site, handlers, stats, host, port, connections_max, names, tls, proxies)
         async with trio.open_nursery() as nursery:
             try:
                 address = await nursery.start(bridge.run)
@@ -60,13 +61,13 @@ class AnnotationService:
                 # Most often a second peer of this machine: both have the default address. It goes on with all else.
                 why = os.strerror(error.errno).lower() if error.errno else str(error)
                 self.desk.log_warning(
-                    f"annotators are not served at {listen}: {why}; name another address with --web-listen, or port 0"
+                    f"web pages are not served at {listen}: {why}; name another address with --web-listen, or port 0"
                 )
                 return
             scheme = "https" if tls else "http"
             shown = f"[{address[0]}]" if ":" in address[0] else address[0]
             written.write_text(f"{scheme}://{(*names, ANY_HOST.get(shown, shown))[0]}:{address[1]}")
-            for beside in served.background_tasks:
+            for beside in handlers.background_tasks:
                 nursery.start_soon(beside)
             if tls is not None:
                 nursery.start_soon(self._follow_certificate, bridge)

@@ -1,0 +1,1 @@
+"""Pages of annotators and operators: templates, scripts and style sheets."""

@@ -1,0 +1,56 @@
+"""The HTTP server as a feature: its services and settings. Each feature declares its own routes and pages."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+from features.feature import Feature, Setting
+from protocol.addresses import is_loopback, parse_address
+from protocol.errors import UserError
+
+
+def _address_problem(value: object) -> str | None:
+    try:
+        parse_address(str(value))
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def _proxies_problem(value: object) -> str | None:
+    assert isinstance(value, tuple)
+    for proxy in value:
+        try:
+            ip_address(proxy)
+        except ValueError:
+            return f"has {proxy!r}, which is no address: name each proxy by its IP address"
+    return None
+
+
+def _not_loopback(value: object) -> str | None:
+    """Why monitors cannot be served at this address. It says who is here and how this peer is, and asks for no password."""
+    if value == "":
+        return None
+    try:
+        host, _ = parse_address(str(value))
+    except UserError as error:
+        return str(error)
+    return None if is_loopback(host) else "is not on loopback: name 127.0.0.1:PORT, and let a monitor of this machine ask there"
+
+
+WEB = Feature(
+    name="web",
+    about="pages and HTTP routes of the other features, and metrics",
+    services={"serve": "web.web_service:WebService", "metrics": "web.metrics_endpoint:MetricsEndpoint"},
+    services_everywhere=("metrics",),
+    settings=(
+        Setting("metrics", "HOST:PORT on loopback for monitors; empty: none", "", _not_loopback),
+        Setting("web_listen", "HOST:PORT where web pages are served; port 0: a free one", "127.0.0.1:7780", _address_problem),
+        Setting("web_host_names", "names of this host that browsers may say, beside its addresses and localhost", ()),
+        Setting(
+            "web_trusted_proxies", "addresses of reverse proxies that name their clients in X-Forwarded-For", (), _proxies_problem
+        ),
+        Setting("web_tls_cert", "a file with the certificate chain (PEM): pages are served over https", ""),
+        Setting("web_tls_key", "a file with the certificate's private key (PEM)", ""),
+    ),
+)

@@ -1,0 +1,130 @@
+"""The routes that every HTTP server has, and the handlers that answer them in the thread of asyncio."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from aiohttp import web
+
+from protocol.prometheus_metrics import CONTENT_TYPE, PrometheusMetric, format_exposition
+from web import browser_security, connection_limits, proxy_headers
+from web.event_stream import LISTENERS_MAX, LISTENERS_OF_HOST_MAX, EventStreams
+from web.html_pages import HtmlPage
+from web.problem_details import HttpProblem
+from web.request_fields import TEXT, RequestField, parse_fields, query_integer_type
+from web.routes import OPERATOR, ClientClass, Route, RouteReply
+
+QUERY_OF_EVENTS: Final = (RequestField("live", query_integer_type(0, 1), "1: `live` events, too", default=0),)
+PROXIES = web.AppKey("proxies", Collection)
+
+
+def is_secure(request: web.Request) -> bool:
+    return proxy_headers.is_secure(request, request.app[PROXIES])
+
+
+def client_host(request: web.Request) -> str:
+    return proxy_headers.client_host(request, request.app[PROXIES])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerHandlers:
+    openapi_text: str
+    pages: Mapping[str, str]  # HTML by path, in the order of the navigation
+    static_files: Mapping[str, Path]  # by name: a stranger names one of them, never a path
+    vendor_files: Mapping[str, Path]
+    statuses: Counter[int]  # of all replies
+    streams: EventStreams
+    clients: Collection[ClientClass]
+    # Run in Trio's thread.
+    find_health_problem: Callable[[], Awaitable[str]]
+    read_metrics: Callable[[], Awaitable[tuple[PrometheusMetric, ...]]]
+    authorize: Callable[[ClientClass, str], Awaitable[object]]
+
+    async def start(self, request: web.Request) -> web.StreamResponse:
+        if not self.pages:
+            raise HttpProblem("not-found", "this peer has no pages")
+        first = next(iter(self.pages))
+        return web.Response(text=f"{first}\n", status=302, headers={"Location": first})
+
+    async def page(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(text=self.pages[request.path], content_type="text/html")
+
+    async def static(self, request: web.Request) -> web.StreamResponse:
+        return _send_file(self.static_files, request)
+
+    async def vendor(self, request: web.Request) -> web.StreamResponse:
+        return _send_file(self.vendor_files, request)
+
+    async def openapi(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(text=self.openapi_text, content_type="application/json")
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        given = parse_fields(QUERY_OF_EVENTS, request.query)
+        connection_limits.clear_reply_deadline(request)
+        return await self.streams.stream_events(request, given["live"] == 1, client_host(request))
+
+    async def health(self, request: web.Request) -> web.StreamResponse:
+        if problem := await self.find_health_problem():
+            raise HttpProblem("unhealthy", problem)
+        return web.Response(text="ok\n")
+
+    async def metrics(self, request: web.Request) -> web.StreamResponse:
+        if not proxy_headers.is_local_request(request):
+            await self.authorize(OPERATOR, browser_security.read_token(request, OPERATOR, self.clients, is_secure(request)))
+        by_status = {f'status="{status}"': float(count) for status, count in sorted(self.statuses.items())}
+        metrics = (*await self.read_metrics(), PrometheusMetric("http_calls_total", "by status of the reply", by_status))
+        return web.Response(body=format_exposition(metrics).encode(), headers={"Content-Type": CONTENT_TYPE})
+
+
+def _send_file(files: Mapping[str, Path], request: web.Request) -> web.StreamResponse:
+    if (path := files.get(request.match_info["name"])) is None:
+        raise HttpProblem("not-found", "there is no such file")
+    return web.FileResponse(path)
+
+
+def _own_route(
+    handler: Callable[[ServerHandlers, web.Request], Awaitable[web.StreamResponse]], path: str, about: str, **more: Any
+) -> Route:
+    return Route(handler=handler, takes_request=True, method="GET", path=path, about=about, **more)
+
+
+def page_route(page: HtmlPage) -> Route:
+    replies = {200: RouteReply("", "HTML", "text/html")}
+    return _own_route(ServerHandlers.page, page.path, "a page for people", operation_id=f"page_{page.name}", replies=replies)
+
+
+_FILE: Final[dict[str, Any]] = {
+    "path_fields": (RequestField("name", TEXT),),
+    "replies": {200: RouteReply("", "a file", "application/octet-stream")},
+    "problem_codes": {"not-found": ""},
+}
+SERVER_ROUTES: Final = (
+    _own_route(
+        ServerHandlers.events, "/api/v1/events", "what happens, as it does", query_fields=QUERY_OF_EVENTS,
+        replies={200: RouteReply("", "a stream of [server-sent events](#events)", "text/event-stream")},
+        problem_codes={"too-many": f"above {LISTENERS_OF_HOST_MAX} streams of one address, {LISTENERS_MAX} in all"},
+    ),
+    _own_route(
+        ServerHandlers.openapi, "/api/v1/openapi.json", "this table, for programs",
+        replies={200: RouteReply("openapi info paths components")},
+    ),
+    _own_route(
+        ServerHandlers.health, "/healthz", "whether this peer works",
+        replies={200: RouteReply("", "`ok`", "text/plain")}, problem_codes={"unhealthy": "with the reason"},
+    ),
+    _own_route(
+        ServerHandlers.metrics, "/metrics", "counts of this peer, for Prometheus",
+        replies={200: RouteReply("", "Prometheus' text format", "text/plain")},
+        problem_codes={"unauthorized": "without `O`, unless a program of this machine asks by itself"},
+    ),
+    _own_route(
+        ServerHandlers.start, "/", "leads to a page for people",
+        replies={302: RouteReply("", "to the first page", "text/plain")},
+    ),
+    _own_route(ServerHandlers.static, "/static/{name}", "its files", **_FILE),
+    _own_route(ServerHandlers.vendor, "/vendor/{name}", "its files", **_FILE),
+)  # fmt: skip

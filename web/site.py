@@ -1,0 +1,137 @@
+"""One HTTP server's routes and pages, of all features that it serves, and the objects that answer them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from features.feature import Feature
+from features.lazy_import import import_object
+from features.services import ServiceContext
+from protocol.prometheus_metrics import PrometheusMetric
+from web.html_pages import STATIC, HtmlPage, PageSet
+from web.problem_details import HttpProblem
+from web.routes import ClientClass, EventFeed, Route, RouteSet, is_below
+from web.server_routes import SERVER_ROUTES, page_route
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    route_sets: tuple[RouteSet, ...]
+    page_sets: tuple[PageSet, ...]
+
+    @property
+    def pages(self) -> tuple[HtmlPage, ...]:
+        return tuple(page for page_set in self.page_sets for page in page_set.pages)
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """Those of the features, then the server's own, then the pages."""
+        of_features = (route for route_set in self.route_sets for route in route_set.routes)
+        return (*of_features, *SERVER_ROUTES, *map(page_route, self.pages))
+
+    @property
+    def static_files(self) -> dict[str, Path]:
+        """By name, the files under `/static/`."""
+        folders = (STATIC, *(page_set.folder / "static" for page_set in self.page_sets))
+        return {path.name: path for folder in folders for path in _files_in(folder)}
+
+
+def load_site(features: Iterable[Feature]) -> Site:
+    """Imports the routes and pages that these features name. Two features that bring the same path are our own bug."""
+    brought = {
+        feature.name: (
+            import_object(feature.routes) if feature.routes else None,
+            import_object(feature.pages) if feature.pages else None,
+        )
+        for feature in features
+    }
+    _require_distinct_paths({name: tuple(_paths(*sets)) for name, sets in brought.items()})
+    route_sets = tuple(route_set for route_set, _ in brought.values() if route_set)
+    page_sets = tuple(page_set for _, page_set in brought.values() if page_set)
+    site = Site(route_sets, page_sets)
+    _require_distinct("route", (f"{route.method} {re.sub(r'{[^}]*}', '{}', route.path)}" for route in site.routes))
+    _require_distinct("operation", (route.operation for route in site.routes))
+    _require_distinct("client class", (client.name for client in {route.client for route in site.routes if route.client}))
+    folders = (STATIC, *(page_set.folder / "static" for page_set in page_sets))
+    _require_distinct("static file", (path.name for folder in folders for path in _files_in(folder)))
+    return site
+
+
+def _paths(route_set: RouteSet | None, page_set: PageSet | None) -> Iterator[str]:
+    yield from route_set.prefixes if route_set else ()
+    yield from (page.path for page in page_set.pages) if page_set else ()
+
+
+def _require_distinct_paths(paths: dict[str, tuple[str, ...]]) -> None:
+    seen: list[tuple[str, str]] = []
+    for name, own in paths.items():
+        for path in own:
+            for other, taken in seen:
+                is_shared = is_below(path, taken) or is_below(taken, path)
+                assert not is_shared, f"the features {other!r} and {name!r} bring the paths {taken} and {path}: one prefix each"
+        seen += [(name, path) for path in own]
+
+
+def _require_distinct(what: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        assert name not in seen, f"two features bring a {what} called {name!r}"
+        seen.add(name)
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else iter(())
+
+
+class SiteHandlers:
+    """What answers the routes of a site at a running peer."""
+
+    def __init__(self, site: Site, desk: ServiceContext) -> None:
+        self._made = [route_set.make_handlers(desk) for route_set in site.route_sets]
+        self._objects = [item for made in self._made for item in made.objects]
+        self._authorizers: dict[ClientClass, Callable[[str], object]] = {}
+        for made in self._made:
+            for client, authorize in made.authorizers.items():
+                assert client not in self._authorizers, f"two features authorize each {client.name}"
+                self._authorizers[client] = authorize
+
+    def bind(self, route: Route) -> Callable[[str, dict[str, Any]], Awaitable[Any]]:
+        """The function that answers a route, for a token and its fields: it authorizes the client first."""
+        answer = bind_method(route.handler, self._objects)
+
+        async def answer_authorized(token: str, fields: dict[str, Any]) -> Any:
+            if route.client is not None:
+                fields = {**fields, route.client.argument: await self.authorize(route.client, token)}
+            return await answer(**fields)
+
+        return answer_authorized
+
+    async def authorize(self, client: ClientClass, token: str) -> object:
+        """The identity of the client with this token. Raises `HttpProblem` if it is none of this class."""
+        if client not in self._authorizers:
+            raise HttpProblem("unauthorized", f"this peer knows no {client.name}: no feature that runs here authorizes one")
+        return self._authorizers[client](token)
+
+    def metrics(self) -> tuple[PrometheusMetric, ...]:
+        return tuple(metric for made in self._made for metric in made.metrics())
+
+    @property
+    def event_feeds(self) -> tuple[EventFeed, ...]:
+        return tuple(feed for made in self._made for feed in made.event_feeds)
+
+    @property
+    def background_tasks(self) -> tuple[Callable[[], Awaitable[None]], ...]:
+        return tuple(task for made in self._made for task in made.background_tasks)
+
+
+def bind_method(function: Callable[..., Awaitable[Any]], objects: Sequence[object]) -> Callable[..., Awaitable[Any]]:
+    """The function as a method of the one object whose class has it."""
+    for item in objects:
+        if getattr(type(item), function.__name__, None) is function:
+            found: Callable[..., Awaitable[Any]] = getattr(item, function.__name__)
+            return found
+    raise AssertionError(f"a route names {function.__qualname__}, and no handler object is of that class")
