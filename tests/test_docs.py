@@ -36,7 +36,6 @@ from curation.ledger import curation_state as curation
 from curation.ledger import transaction_types
 from curation.ledger.curation_module import project_id
 from curation.service.annotators.annotator_api import AnnotationReceipt
-from curation.service.http_routes import HTTP_ROUTES
 from curation.tasks import task_pages
 from curation.tasks.answers import answer_commitment
 from curation.tasks.task_pages import AnnotationTask, assignment_id, task_id, task_leaf
@@ -54,7 +53,7 @@ from ledger.network_governance import NetworkState
 from ledger.row_proofs import RowProof, RowProofFile
 from ledger.tables import Table
 from peer import features
-from peer.features import modules_of
+from peer.features import FEATURES, modules_of
 from peer.settings.invitation import InvitationString
 from protocol import limits, merkle, messages
 from protocol.codec import Between, encode
@@ -89,13 +88,14 @@ from training.replicated.tensor_layout import layout_from_shapes
 from training.transformer import ModelSpec
 from web import routes
 from web.problem_details import STATUS_BY_CODE
+from web.site import load_site
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PROTOCOL = sorted((DOCS / "protocol").glob("*.md"))
 DECISIONS = DOCS / "decisions"
 ARCHITECTURE = DOCS / "architecture.md"
-ROUTES = (*HTTP_ROUTES, *routes.CORE_ROUTES)
+ROUTES = load_site(FEATURES).routes
 PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md")])
 MODULES = modules_of(PlainJobs())
 

@@ -39,6 +39,7 @@ from tests.fuzz.decoders import decoders
 from tests.ledger.snapshots import Chain, Fetch, Server
 from tests.ledger.world import PEOPLE, PlainJobs, World
 from tests.notes.feature import NOTES
+from tests.notes.listing import listed
 from tests.notes.module import Line, NotesState, Write
 from tests.notes.objective import Sizes
 from tests.notes.requests import CountParameters, ParametersCounted
@@ -46,7 +47,7 @@ from tests.peer.network import SECONDS_MAX
 from tests.sim.keys import FastVerifier
 from tests.test_docs import sections
 from tests.waiting import patience
-from training import engine_implementations, layers, worker_protocol
+from training import engine_implementations, worker_protocol
 from training.data.default_text import default_text
 from training.engines.worker_context import WorkerContext
 from training.formats import gguf, llama_mapping
@@ -75,13 +76,9 @@ JOB = JobSpec(name="ones", objective="ones", rounds=1, byzantine_max=0, objectiv
 
 
 @pytest.fixture
-def feature(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(registry, "_known", dict(registry._known))
-    monkeypatch.setattr(layers, "_known", dict(layers._known))
-    monkeypatch.setattr(engine_implementations, "_places", dict(engine_implementations._places))
-    FEATURES.append(NOTES)
-    yield
-    FEATURES.remove(NOTES)
+def feature() -> Iterator[None]:
+    with listed():
+        yield
 
 
 def seen() -> dict[str, bool]:

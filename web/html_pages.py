@@ -27,7 +27,7 @@ class HtmlPage:
 class PageSet:
     """The pages of one feature."""
 
-    # It has `templates/NAME.html`, `static/NAME.js` and `static/NAME.css` of each page. All of `static` is served under `/static/`.
+    # It has `templates/NAME.html`, `static/NAME.js` and `static/NAME.css` of each page. Files of `static` are under `/static/`.
     folder: Path
     pages: tuple[HtmlPage, ...]
     values: Mapping[str, Any] = field(default_factory=dict)  # that the templates show

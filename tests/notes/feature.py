@@ -40,4 +40,6 @@ NOTES = Feature(
     commands="tests.notes.words",
     rpc="tests.notes.words:NoteCalls",
     rpc_handler="tests.notes.words:NoteAnswers",
+    routes="tests.notes.http_routes:ROUTES",
+    pages="tests.notes.http_routes:PAGES",
 )

@@ -5,21 +5,25 @@ from __future__ import annotations
 import platform
 import re
 import socket
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
 import web
 from curation import service
-from curation.service.http_routes import HTTP_ROUTES
+from curation.service.access_control import ANNOTATOR
+from peer.features import FEATURES
+from tests.notes.http_routes import READER
+from tests.notes.listing import listed
 from tests.web.client import Site
-from tests.web.room import Room, said
+from tests.web.room import Room, enrolled, said
 from tests.web.test_custody import browser, signed
 from tests.web.test_routes import operator
-from web.app import BODY_BYTES_MAX
-from web.routes import CORE_ROUTES
-
-ROUTES = (*HTTP_ROUTES, *CORE_ROUTES)
+from web.request_fields import REQUIRED
+from web.routes import OPERATOR, SETS_COOKIE, ClientClass, Route
+from web.site import load_site
 
 PATH = "/api/v1/sign-out"  # a call that changes something
 WEB, SERVICE = Path(web.__file__).parent, Path(service.__file__).parent
@@ -129,19 +133,85 @@ async def test_defence_no_request_names_a_path_of_the_disk(tmp_path: Path) -> No
                 assert reply.status in (400, 404), (folder, name, reply.status)
 
 
+@pytest.fixture
+def notes() -> Iterator[None]:
+    """A feature of others is defended like those of this program."""
+    with listed():
+        yield
+
+
 @pytest.mark.real("sockets")
-async def test_defence_a_large_body_is_not_read(tmp_path: Path) -> None:
+async def test_defence_no_route_of_any_feature_takes_what_it_does_not_declare(notes: None, tmp_path: Path) -> None:
+    """Each route of the list of features: other hosts, other methods, no token, others' tokens, foreign pages, bad bodies."""
     async with Room(tmp_path).serving() as (daemon, site):
-        token = await operator(daemon)
-        for route in ROUTES:
-            if route.method == "POST" and route.body_fields:
-                path = route.path.format(**{field.name: "00" * 32 for field in route.path_fields})
-                reply = await said(site.ask, "POST", path, {"name": "x" * BODY_BYTES_MAX}, token)
-                assert (reply.status, reply.code) == (413, "too-large"), path
+        (ann,) = await enrolled(site, "ann")
+        tokens = {OPERATOR: await operator(daemon), ANNOTATOR: await said(ann.token, site), READER: "hello"}
+        routes = load_site(FEATURES).routes
+        assert {route.client for route in routes} == {None, *tokens}
+        for route in routes:
+            for refusal in refusals(route, tokens):
+                body, token, headers, replies, method, is_file = refusal
+                reply = await said(site.ask, method or route.method, path_of(route, is_file), body, token, headers)
+                assert (reply.status, reply.code) in replies, (route.path, refusal, reply)
+
+
+def path_of(route: Route, is_file: bool) -> str:
+    path = route.path.format(**{field.name: 64 * "0" if field.name != "height" else "1" for field in route.path_fields})
+    return f"{path}?format=jsonl&kind=label" if is_file else path
+
+
+class Refusal(NamedTuple):
+    """A request, and how it is refused."""
+
+    body: Any
+    token: str
+    headers: dict[str, str]
+    replies: tuple[tuple[int, str], ...]
+    method: str = ""  # empty: that of the route
+    is_file: bool = False  # the body is a file
+
+
+def refusals(route: Route, tokens: Mapping[ClientClass, str]) -> Iterator[Refusal]:
+    """Requests that this route refuses."""
+    token = tokens[route.client] if route.client else ""
+    yield Refusal({}, token, {"Host": "evil.example"}, ((421, "misdirected"),))
+    yield Refusal(None, token, {}, ((405, "method"),), "DELETE")
+    if route.body_fields:
+        yield Refusal(b" " * route.body_bytes_max + b"{}", token, {}, ((413, "too-large"),))
+        for bad in (b"{", b"[]", b"\xff", b"null"):
+            yield Refusal(bad, token, {}, ((400, "malformed"),))
+    if route.cookie == SETS_COOKIE:
+        yield Refusal(complete_body(route), token, {"Origin": "http://evil.example"}, ((403, "forbidden"),))
+    if route.client is None:
+        return
+    body = b"{}\n" if route.upload else complete_body(route)
+    yield Refusal(body, "", {}, ((401, "unauthorized"),), is_file=route.upload)
+    for wrong in ("x" * 32, *(other for client, other in tokens.items() if client != route.client)):
+        yield Refusal(body, wrong, {}, ((401, "unauthorized"), (403, "forbidden")), is_file=route.upload)
+    if route.method != "GET":
+        cookie, ours = f"{route.client.cookie_name}={token}", {"X-Folkmoot": "1", "Origin": "http://localhost"}
+        for changed in ({"X-Folkmoot": ""}, {"Origin": ""}, {"Origin": "http://evil.example"}, {"Origin": "null"}):
+            headers = {"Host": "localhost", "Cookie": cookie, **ours, **changed}
+            sent = {name: value for name, value in headers.items() if value}
+            yield Refusal(body, "", sent, ((403, "forbidden"),), is_file=route.upload)
+
+
+def complete_body(route: Route) -> dict[str, Any] | None:
+    """A well-formed body, so that nothing but its sender is wrong."""
+    required = {field.name: value_of(field.kind.schema) for field in route.body_fields if field.default is REQUIRED}
+    return required if route.body_fields else None
+
+
+def value_of(schema: dict[str, Any]) -> Any:
+    if "enum" in schema:
+        return schema["enum"][-1]
+    if pattern := re.fullmatch(r"\^\[0-9a-f\]\{(\d+)\}\$", schema.get("pattern", "")):
+        return int(pattern[1]) * "0"
+    return {"integer": schema.get("minimum", 0), "array": [], "object": {}, "boolean": False, "string": "x"}[schema["type"]]
 
 
 def test_defence_text_never_becomes_markup_and_no_script_asks_another_address() -> None:
-    scripts = list((WEB / "static").glob("*.js"))
+    scripts = [file for file in load_site(FEATURES).static_files.values() if file.suffix == ".js"]
     assert scripts
     for script in scripts:
         assert not MARKUP.search(script.read_text()) and not ADDRESS.search(script.read_text()), script.name

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from curation.limits import NAME_CHARACTERS_MAX, OPTION_CHARACTERS_MAX, OPTIONS_MAX
+from curation.pages.annotation_pages import PAGES
 from tests.browser.browser import NEEDED, Browser, browser
 from tests.browser.test_admin import sign_in
 from tests.browser.test_annotate import address
 from tests.web.room import Room, enrolled
 from tests.web.test_routes import founded, operator
-from web.html_pages import PAGES
 
 pytestmark = [NEEDED, pytest.mark.real("browser")]
 CORPUS = Path(__file__).with_name("xss.txt").read_text("utf-8").split("\n")[:-1]
@@ -75,7 +75,7 @@ async def test_defence_nothing_that_people_write_runs(kind: str, tmp_path: Path)
         await page.count("settled", len(texts))
         await harmless(page)
         await sign_in(page, site, token)
-        others = (*(other.path for other in PAGES), "/admin#projects", "/admin#people", "/admin#log")
+        others = (*(other.path for other in PAGES.pages), "/admin#projects", "/admin#people", "/admin#log")
         for path in others if kind == "label" else ("/review",):  # of pairs, the rest says no more
             await page.open(f"{address(site)}{path}")
             await page.until("document.querySelector('.here') && !document.querySelector('main').textContent.includes('Asking')")

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from aiohttp import ClientSession, web
 
 from web.event_stream import EventStreams
+from web.routes import EventFeed
 
 
 def look(height: int) -> dict[str, Any]:
-    return {"height": height, "state_root": "", "time_ms": 0, "settled": 0, "projects": []}
+    return {"height": height}
 
 
 class Looks:
-    """A site whose looks end when the test says so."""
+    """A feed whose looks end when the test says so."""
 
     def __init__(self) -> None:
         self.asked: asyncio.Queue[asyncio.Future[dict[str, Any]]] = asyncio.Queue()
 
-    async def wait_for_block(self, after: int) -> dict[str, Any]:
+    async def wait_for_look(self, last: dict[str, Any]) -> dict[str, Any]:
         answer = asyncio.get_running_loop().create_future()
         await self.asked.put(answer)
         found: dict[str, Any] = await answer
@@ -31,8 +33,13 @@ class Looks:
 @pytest.mark.real("aiohttp's event loop")
 def test_whoever_listens_already_misses_nothing_that_comes_with_the_look_of_another() -> None:
     async def listen() -> None:
-        looks: Any = Looks()
-        listening = EventStreams(looks, {})
+        looks = Looks()
+
+        async def call(do: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+            return await do(*arguments)
+
+        feed = EventFeed(looks.wait_for_look, "height", lambda before, now: iter([("block", now)]))
+        listening = EventStreams([feed], call, {})
         app = web.Application()
 
         async def stream(request: web.Request) -> web.StreamResponse:

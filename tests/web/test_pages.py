@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.web.room import Room, said
 from curation.pages.annotation_pages import PAGES
+from tests.web.room import Room, said
 
 pytestmark = pytest.mark.real("sockets")
 
@@ -22,8 +22,8 @@ INLINE = re.compile(r"<style|<script(?![^>]* src=\"/)|\sstyle=|\son\w+=|javascri
 async def test_defence_pages_and_their_files_have_a_policy_and_nothing_inline(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (_, site):
         start = await said(site.get, "/")
-        assert (start.status, start.headers["location"]) == (302, START_PAGE.path)
-        for page in PAGES:
+        assert (start.status, start.headers["location"]) == (302, PAGES.pages[0].path)
+        for page in PAGES.pages:
             shown = await said(site.get, page.path)
             assert shown.headers["content-type"] == "text/html; charset=utf-8"
             assert not INLINE.search(shown.text), page

@@ -1,4 +1,4 @@
-"""Every call that `web.routes` declares, at a real peer: who may, what comes back, and what the application and the site have."""
+"""Every route that features declare, at a real peer: who may call it, what comes back, and what the application has."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import trio
 from aiohttp import web
 
 from curation.rpc import CurationRpc
-from curation.service.access_control import AccessControl
-from curation.service.annotators.annotator_api import AnnotatorApi
-from curation.service.http_routes import HTTP_ROUTES
-from curation.service.operators.project_api import ProjectApi
+from curation.service.access_control import ANNOTATOR, AccessControl
 from peer.daemon.daemon import Daemon
+from peer.features import FEATURES
 from tests.web.client import Person, Site
 from tests.web.room import Room, assigned, enrolled, said
 from web.app import make_application
-from web.routes import ANNOTATOR, CORE_ROUTES, OPERATOR, Route
+from web.routes import ENDS_COOKIE, OPERATOR, SETS_COOKIE, Route
+from web.site import load_site
 
-ROUTES = (*HTTP_ROUTES, *CORE_ROUTES)
+SITE = load_site(FEATURES)
+ROUTES = SITE.routes
 
 TASKS = [{"text": f"text {number}", "suggestion": "sad"} for number in range(4)]
 PROJECT = {"name": "moods", "kind": "label", "options": ["glad", "sad"], "guidelines": "Be fair.", "tasks": TASKS}
@@ -94,14 +94,14 @@ async def test_every_route_answers_as_it_is_declared(tmp_path: Path) -> None:
             path = route.path.format(**ids, name={"static": "annotate.js", "vendor": "preact.mjs"}.get(route.operation))
             path += {"preview_import": "?format=jsonl&kind=label&options=glad%0Asad"}.get(route.operation, "")
             body = bodies.get(route.operation)
-            if route.token_owner:
+            if route.client:
                 for wrong in ("", "x" * 32):
                     reply = await said(site.ask, route.method, path, body, wrong)
                     assert (reply.status, reply.code) == (401, "unauthorized"), route
-            if route.token_owner == OPERATOR:
+            if route.client == OPERATOR:
                 reply = await said(site.ask, route.method, path, body, tokens[ANNOTATOR])
                 assert (reply.status, reply.code) == (403, "forbidden"), route
-            reply = await said(site.ask, route.method, path, body, tokens.get(route.token_owner, ""))
+            reply = await said(site.ask, route.method, path, body, tokens[route.client] if route.client else "")
             if route.operation == "create_invitation":
                 assert reply.code == "refused", "sign-up is open here"
                 continue
@@ -124,26 +124,26 @@ def session(person: Person, site: Site, nonce: str, expires_ms: int) -> str:
 
 def test_the_application_has_the_routes_that_are_declared_and_no_other() -> None:
     class Any_:
-        def __getattr__(self, name: str) -> Any:
-            return None
+        event_feeds = ()
 
-    app: web.Application = make_application(Any_(), HTTP_ROUTES)  # type: ignore[arg-type]
+        def __getattr__(self, name: str) -> Any:
+            return lambda *arguments: None
+
+        def __call__(self, *arguments: Any) -> Any: ...
+
+    app: web.Application = make_application(SITE, Any_(), Any_(), Any_())  # type: ignore[arg-type]
     found = {(route.method, route.resource.canonical) for route in app.router.routes() if route.resource}
     declared = {(route.method, route.path) for route in ROUTES}
     assert found == declared | {("HEAD", path) for method, path in declared if method == "GET"} | {("*", "/{path}")}
 
 
-def call_of(route: Route) -> Any:
-    return getattr(ProjectApi, route.operation, None) or getattr(AnnotatorApi, route.operation, None)
-
-
-@pytest.mark.parametrize("route", list(filter(call_of, ROUTES)), ids=lambda route: route.operation)
-def test_the_site_takes_what_is_declared(route: Route) -> None:
-    fields = {field.name for field in (*route.path_fields, *route.query_fields, *route.body_fields)} | (
-        {"token"} if route.token_owner else set()
-    )
+@pytest.mark.parametrize("route", [route for route in ROUTES if not route.takes_request], ids=lambda route: route.operation)
+def test_a_handler_takes_what_its_route_declares(route: Route) -> None:
+    fields = {field.name for field in (*route.path_fields, *route.query_fields, *route.body_fields)}
+    fields |= {route.client.argument} if route.client else set()
+    fields |= {SETS_COOKIE: {"before"}, ENDS_COOKIE: {"token"}}.get(route.cookie, set())
     fields |= ({"file"} if route.upload else set()) | ({"host"} if route.by_host else set())
-    assert set(inspect.signature(call_of(route)).parameters) - {"self"} == fields
+    assert set(inspect.signature(route.handler).parameters) - {"self"} == fields
 
 
 @pytest.mark.real("sockets")

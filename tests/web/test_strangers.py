@@ -11,14 +11,14 @@ from random import Random
 import pytest
 
 from curation.rpc import CurationRpc
-from curation.service.http_routes import HTTP_ROUTES
+from peer.features import FEATURES
 from tests.fuzz import http
 from tests.web.client import Person, Site
 from tests.web.room import Room, said
-from web.html_pages import PAGES
-from web.routes import CORE_ROUTES, Route
+from web.routes import Route
+from web.site import load_site
 
-ROUTES = (*HTTP_ROUTES, *CORE_ROUTES)
+SITE = load_site(FEATURES)
 
 SECONDS = 2.0
 
@@ -73,7 +73,7 @@ def test_every_call_is_among_what_strangers_send() -> None:
         pattern = re.compile(re.sub(r"\{\w+\}", "[^/]+", route.path))
         return any(method == route.method and pattern.fullmatch(path) for method, path in sent)
 
-    pages = {page.path for page in PAGES}
+    pages = {page.path for page in SITE.pages}
     assert [
-        route.path for route in ROUTES if not is_sent(route) and route.path not in pages and route.operation != "vendor"
+        route.path for route in SITE.routes if not is_sent(route) and route.path not in pages and route.operation != "vendor"
     ] == []

@@ -1,0 +1,27 @@
+"""The line of the list of features, for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from peer.features import FEATURES
+from tests.notes.feature import NOTES
+from training import engine_implementations, layers
+from training.objectives import registry
+
+
+@contextmanager
+def listed() -> Iterator[None]:
+    """What the feature registers is forgotten at the end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_known", dict(registry._known))
+        patch.setattr(layers, "_known", dict(layers._known))
+        patch.setattr(engine_implementations, "_places", dict(engine_implementations._places))
+        FEATURES.append(NOTES)
+        try:
+            yield
+        finally:
+            FEATURES.remove(NOTES)
