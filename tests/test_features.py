@@ -38,7 +38,9 @@ from storage.ledger_store import LedgerStore
 from tests.fuzz.decoders import decoders
 from tests.ledger.snapshots import Chain, Fetch, Server
 from tests.ledger.world import PEOPLE, PlainJobs, World
+from tests.notes import http_routes as notes_routes
 from tests.notes.feature import NOTES
+from tests.notes.http_routes import NotesApi, make_handlers
 from tests.notes.listing import listed
 from tests.notes.module import Line, NotesState, Write
 from tests.notes.objective import Sizes
@@ -47,6 +49,7 @@ from tests.peer.network import SECONDS_MAX
 from tests.sim.keys import FastVerifier
 from tests.test_docs import sections
 from tests.waiting import patience
+from tests.web.room import Room, said
 from training import engine_implementations, worker_protocol
 from training.data.default_text import default_text
 from training.engines.worker_context import WorkerContext
@@ -61,6 +64,11 @@ from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import layout_of
 from training.transformer import ModelSpec
 from training.worker_protocol import WorkerFailed
+from web.html_pages import HtmlPage, PageSet
+from web.routes import ClientClass, Route, RouteReply, RouteSet, markdown_table, openapi_document
+from web.site import Site, load_site
+
+NOTES_PATH = "/api/notes/{member}"
 
 LETTERS = JobSpec(name="letters", objective="letters", data=bytes(32), rounds=1, byzantine_max=0)
 LANGUAGE = JobSpec(name="language", data=bytes(32))
@@ -103,6 +111,18 @@ def seen() -> dict[str, bool]:
         "engines": "slate" in features.engines() and "pytorch, slate" in run_help,
         "layers": "squares" in layer_names() and SQUARES.problem() is None,
         "worker requests": "count-parameters" in features.worker_requests(),
+        **seen_on_the_web(load_site(FEATURES)),
+    }
+
+
+def seen_on_the_web(site: Site) -> dict[str, bool]:
+    return {
+        "routes": NOTES_PATH in [route.path for route in site.routes],
+        "OpenAPI": openapi_document("1", site.routes)["paths"].keys() >= {NOTES_PATH, "/notes"},
+        "table of routes": any(NOTES_PATH in row for row in markdown_table(site.routes)),
+        "client class": "R" in {route.client.letter for route in site.routes if route.client},
+        "pages": "/notes" in [page.path for page in site.pages],
+        "static files": "notes.js" in site.static_files,
     }
 
 
@@ -163,6 +183,8 @@ def test_all_that_features_name_is_there(feature: None) -> None:
             item.commands,
             item.rpc,
             item.rpc_handler,
+            item.routes,
+            item.pages,
             *item.services.values(),
             *item.engines.values(),
             *item.implementations.values(),
@@ -208,6 +230,70 @@ def test_no_feature_takes_the_name_of_another_one_s(feature: None, twin: Feature
             features.roles(), setting_descriptions()
     finally:
         FEATURES.remove(twin)
+
+
+TWIN = "tests.test_features:"
+TWIN_ROUTE = Route(
+    handler=NotesApi.count_notes, method="GET", path="/api/twin/notes", about="", replies={200: RouteReply("notes")}
+)
+SAME_OPERATION = RouteSet(prefixes=("/api/twin",), routes=(TWIN_ROUTE,), make_handlers=make_handlers)
+SAME_PREFIX = RouteSet(prefixes=("/api/notes",), routes=(), make_handlers=make_handlers)
+INNER_PREFIX = RouteSet(prefixes=("/api/v1/events/noted",), routes=(), make_handlers=make_handlers)
+OWN_PATH = replace(TWIN_ROUTE, path="/healthz", operation_id="twin")
+SERVERS_PATH = RouteSet(prefixes=("/healthz",), routes=(OWN_PATH,), make_handlers=make_handlers)
+SAME_PAGE = PageSet(Path("elsewhere"), (HtmlPage("notes", "Other notes"),))
+SAME_FILE = PageSet(Path(notes_routes.__file__).parent, ())
+SAME_CLIENT = replace(
+    SAME_OPERATION, routes=(replace(TWIN_ROUTE, operation_id="twin", client=ClientClass("reader", "other", "R", "reader")),)
+)
+
+
+@pytest.mark.parametrize(
+    ("twin", "what"),
+    [
+        ({"routes": f"{TWIN}SAME_PREFIX"}, "'notes' and 'twin' bring the paths /api/notes and /api/notes: one prefix each"),
+        ({"routes": f"{TWIN}INNER_PREFIX"}, "'curation' and 'twin' bring the paths /api/v1 and /api/v1/events/noted"),
+        ({"routes": f"{TWIN}SERVERS_PATH"}, "a route called 'GET /healthz'"),
+        ({"routes": f"{TWIN}SAME_OPERATION"}, "an operation called 'count_notes'"),
+        ({"routes": f"{TWIN}SAME_CLIENT"}, "a client class called 'reader'"),
+        ({"pages": f"{TWIN}SAME_PAGE"}, "'notes' and 'twin' bring the paths /notes and /notes"),
+        ({"pages": f"{TWIN}SAME_FILE"}, "a static file called 'notes"),
+    ],
+)
+def test_no_feature_takes_the_path_of_another_one_s(feature: None, twin: dict[str, str], what: str) -> None:
+    with pytest.raises(AssertionError, match=what):
+        load_site([*FEATURES, Feature(name="twin", about="", **twin)])
+
+
+def test_a_path_outside_the_prefixes_of_its_feature_is_refused() -> None:
+    with pytest.raises(AssertionError, match="/api/twin/notes is below none of"):
+        RouteSet(prefixes=("/api/twi",), routes=(TWIN_ROUTE,), make_handlers=make_handlers)
+
+
+@pytest.mark.real("sockets")
+async def test_a_served_peer_has_its_route_and_its_page(feature: None, tmp_path: Path) -> None:
+    async with Room(tmp_path).serving(first_note="milk") as (_, site):
+        path = NOTES_PATH.format(member="00" * 32)
+        reply = await said(site.ask, "POST", path, {"text": "bread"}, "milk")
+        assert (reply.status, reply.body) == (200, {"reader": "reader of notes", "count": 0, "length": 5})
+        assert (await said(site.ask, "POST", path, {"text": "bread"}, "wine")).code == "unauthorized"
+        assert (await said(site.ask, "POST", path, {"text": 300 * "x"}, "milk")).code == "too-large", "the limit is its own"
+        page = await said(site.get, "/notes")
+        assert "&lt;what&gt; members want to remember" in page.text and 'href="/annotate"' in page.text
+        assert 'href="/notes">Notes</a>' in (await said(site.get, "/annotate")).text
+        assert (await said(site.get, "/static/notes.js")).status == (await said(site.get, "/static/notes.css")).status == 200
+        assert NOTES_PATH in (await said(site.get, "/api/v1/openapi.json")).body["paths"]
+        assert "notes_total 0" in (await said(site.get, "/metrics")).text
+
+
+@pytest.mark.real("sockets")
+async def test_without_the_line_no_peer_serves_its_route_or_its_page(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving() as (_, site):
+        for path in (NOTES_PATH.format(member="00" * 32), "/notes", "/static/notes.js"):
+            assert (await said(site.get, path)).code == "not-found"
+        assert (await said(site.ask, "POST", NOTES_PATH.format(member="00" * 32), {}, "hello")).code == "not-found"
+        assert NOTES_PATH not in (await said(site.get, "/api/v1/openapi.json")).body["paths"]
+        assert "notes" not in (await said(site.get, "/metrics")).text
 
 
 # A table of the feature -----------------------------------------------------------------------------------------------

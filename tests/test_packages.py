@@ -51,7 +51,7 @@ PLANTED = {
     ),
     "a clock in what is decided": ("ledger/audits/sortition.py", "import time"),
     "torch in the daemon": ("peer/runtime/telemetry/block_events.py", "import torch"),
-    "a second event loop": ("curation/service/annotation_service.py", "import asyncio"),
+    "a second event loop": ("curation/service/http_routes.py", "import asyncio"),
     "handlers in what is decided": ("curation/estimation/online_dawid_skene.py", "import aiohttp"),
     "training in what people say": ("curation/estimation/online_dawid_skene.py", "from training.job_spec import JobSpec"),
     "chance in the pairs of a step": ("rlhf/data/preference_sets.py", "import random"),

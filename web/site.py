@@ -53,11 +53,11 @@ def load_site(features: Iterable[Feature]) -> Site:
     route_sets = tuple(route_set for route_set, _ in brought.values() if route_set)
     page_sets = tuple(page_set for _, page_set in brought.values() if page_set)
     site = Site(route_sets, page_sets)
-    _require_distinct("route", (f"{route.method} {re.sub(r'{[^}]*}', '{}', route.path)}" for route in site.routes))
-    _require_distinct("operation", (route.operation for route in site.routes))
-    _require_distinct("client class", (client.name for client in {route.client for route in site.routes if route.client}))
+    _require_distinct("a route", (f"{route.method} {re.sub(r'{[^}]*}', '{}', route.path)}" for route in site.routes))
+    _require_distinct("an operation", (route.operation for route in site.routes))
+    _require_distinct("a client class", (client.name for client in {route.client for route in site.routes if route.client}))
     folders = (STATIC, *(page_set.folder / "static" for page_set in page_sets))
-    _require_distinct("static file", (path.name for folder in folders for path in _files_in(folder)))
+    _require_distinct("a static file", (path.name for folder in folders for path in _files_in(folder)))
     return site
 
 
@@ -79,7 +79,7 @@ def _require_distinct_paths(paths: dict[str, tuple[str, ...]]) -> None:
 def _require_distinct(what: str, names: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in names:
-        assert name not in seen, f"two features bring a {what} called {name!r}"
+        assert name not in seen, f"two features bring {what} called {name!r}"
         seen.add(name)
 
 

@@ -170,10 +170,11 @@ async def test_where_the_port_for_annotators_is_taken_the_peer_says_so_and_goes_
 
 @pytest.mark.real("processes")
 def test_what_every_peer_imports_has_one_event_loop_and_neither_torch_nor_aiohttp() -> None:
-    """The part `serve` is there as well, before it runs."""
+    """The service `serve` is there as well, before it runs, and so are declarations of routes and pages."""
     script = (
-        "import sys, peer.daemon.daemon, curation.service.annotation_service, curation.service.curation_rpc_handler\n"
-        "print([name for name in ('torch', 'aiohttp', 'asyncio', 'web.app', 'web.asyncio_bridge') if name in sys.modules])"
+        "import sys, peer.daemon.daemon, web.web_service, curation.service.curation_rpc_handler\n"
+        "import curation.service.http_routes, curation.pages.annotation_pages\n"
+        "print([name for name in ('torch', 'aiohttp', 'asyncio', 'jinja2', 'web.app') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
