@@ -1,1 +1,1 @@
-"""The interface of features: modules, commands, RPC, services, settings. `peer.features` lists the features."""
+"""The interface of features: modules, commands, RPC, routes, pages, services, settings. `peer.features` lists the features."""

@@ -129,9 +129,9 @@ class SiteHandlers:
 
 
 def bind_method(function: Callable[..., Awaitable[Any]], objects: Sequence[object]) -> Callable[..., Awaitable[Any]]:
-    """The function as a method of the one object whose class has it."""
+    """The function as a method of the object whose class declares it."""
     for item in objects:
-        if getattr(type(item), function.__name__, None) is function:
+        if any(f"{kind.__qualname__}.{function.__name__}" == function.__qualname__ for kind in type(item).__mro__):
             found: Callable[..., Awaitable[Any]] = getattr(item, function.__name__)
             return found
     raise AssertionError(f"a route names {function.__qualname__}, and no handler object is of that class")
