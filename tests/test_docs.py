@@ -87,7 +87,6 @@ from training.replicated.model_state import ModelState
 from training.replicated.tensor_layout import layout_from_shapes
 from training.transformer import ModelSpec
 from web import routes
-from web.problem_details import STATUS_BY_CODE
 from web.site import load_site
 
 ROOT = Path(__file__).parents[1]
@@ -95,7 +94,8 @@ DOCS = ROOT / "docs"
 PROTOCOL = sorted((DOCS / "protocol").glob("*.md"))
 DECISIONS = DOCS / "decisions"
 ARCHITECTURE = DOCS / "architecture.md"
-ROUTES = load_site(FEATURES).routes
+SITE = load_site(FEATURES)
+ROUTES = SITE.routes
 PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md")])
 MODULES = modules_of(PlainJobs())
 
@@ -527,7 +527,7 @@ def test_every_bound_of_curation_is_documented(protocol: str) -> None:
 
 def test_every_problem_of_the_http_api_is_documented_with_its_status(protocol: str) -> None:
     documented = dict(re.findall(r"^\| `([a-z-]+)` \| (\d{3}) \|", protocol, re.MULTILINE))
-    assert documented == {code: str(status) for code, status in {**STATUS_BY_CODE, "method": 405}.items()}
+    assert documented == {code: str(status) for code, status in {**SITE.problem_statuses, "method": 405}.items()}
 
 
 def test_every_call_of_the_http_api_is_documented(protocol: str) -> None:

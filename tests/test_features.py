@@ -118,7 +118,7 @@ def seen() -> dict[str, bool]:
 def seen_on_the_web(site: Site) -> dict[str, bool]:
     return {
         "routes": NOTES_PATH in [route.path for route in site.routes],
-        "OpenAPI": openapi_document("1", site.routes)["paths"].keys() >= {NOTES_PATH, "/notes"},
+        "OpenAPI": openapi_document("1", site.routes, site.problem_statuses)["paths"].keys() >= {NOTES_PATH, "/notes"},
         "table of routes": any(NOTES_PATH in row for row in markdown_table(site.routes)),
         "client class": "R" in {route.client.letter for route in site.routes if route.client},
         "pages": "/notes" in [page.path for page in site.pages],
@@ -241,6 +241,7 @@ SAME_PREFIX = RouteSet(prefixes=("/api/notes",), routes=(), make_handlers=make_h
 INNER_PREFIX = RouteSet(prefixes=("/api/v1/events/noted",), routes=(), make_handlers=make_handlers)
 OWN_PATH = replace(TWIN_ROUTE, path="/healthz", operation_id="twin")
 SERVERS_PATH = RouteSet(prefixes=("/healthz",), routes=(OWN_PATH,), make_handlers=make_handlers)
+SAME_CODE = replace(SAME_PREFIX, prefixes=("/api/twin",), problem_statuses={"gone": 410})
 SAME_PAGE = PageSet(Path("elsewhere"), (HtmlPage("notes", "Other notes"),))
 SAME_FILE = PageSet(Path(notes_routes.__file__).parent, ())
 SAME_CLIENT = replace(
@@ -255,6 +256,7 @@ SAME_CLIENT = replace(
         ({"routes": f"{TWIN}INNER_PREFIX"}, "'curation' and 'twin' bring the paths /api/v1 and /api/v1/events/noted"),
         ({"routes": f"{TWIN}SERVERS_PATH"}, "a route called 'GET /healthz'"),
         ({"routes": f"{TWIN}SAME_OPERATION"}, "an operation called 'count_notes'"),
+        ({"routes": f"{TWIN}SAME_CODE"}, "a problem code called 'gone'"),
         ({"routes": f"{TWIN}SAME_CLIENT"}, "a client class called 'reader'"),
         ({"pages": f"{TWIN}SAME_PAGE"}, "'notes' and 'twin' bring the paths /notes and /notes"),
         ({"pages": f"{TWIN}SAME_FILE"}, "a static file called 'notes"),

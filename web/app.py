@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -62,13 +62,15 @@ def make_application(
     routes = site.routes
     clients = {route.client: None for route in routes if route.client}
     answers, uploads = Counter[int](), Counter[str]()
-    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_counted(answers), _guarded(names, proxies)])
+    app = web.Application(
+        client_max_size=BODY_BYTES_MAX, middlewares=[_counted(answers), _guarded(names, proxies, site.problem_statuses)]
+    )
     app[PROXIES] = proxies
     listening = EventStreams(handlers.event_feeds, call, SECURITY_HEADERS)
     app.on_shutdown.append(listening.close_streams)
     app.on_response_prepare.append(_headed)
     server = ServerHandlers(
-        openapi_text=json.dumps(openapi_document(VERSION, routes)),
+        openapi_text=json.dumps(openapi_document(VERSION, routes, site.problem_statuses)),
         pages={page.path: render_page(page, page_set, site.pages) for page_set in site.page_sets for page in page_set.pages},
         static_files=site.static_files,
         vendor_files={path.name: path for path in VENDOR.iterdir() if path.is_file()},
@@ -174,7 +176,7 @@ def _sent(request: web.Request, file: FileReply) -> web.StreamResponse:
     return web.Response(content_type=file.content_type, charset="utf-8", headers=length)
 
 
-def _guarded(names: Collection[str], proxies: Collection[str]) -> Any:
+def _guarded(names: Collection[str], proxies: Collection[str], problem_statuses: Mapping[str, int]) -> Any:
     told = list[str]()  # the first one
 
     @web.middleware
@@ -187,9 +189,9 @@ def _guarded(names: Collection[str], proxies: Collection[str]) -> Any:
             browser_security.require_host(request, names)
             response = await handler(request)
         except HttpProblem as problem:
-            response = _problem(problem)
+            response = _problem(problem, problem_statuses)
         except web.HTTPNotFound:
-            response = _problem(HttpProblem("not-found", f"there is nothing at {request.path}"))
+            response = _problem(HttpProblem("not-found", f"there is nothing at {request.path}"), problem_statuses)
         except web.HTTPException as error:
             if error.status < 400:
                 raise
@@ -202,8 +204,8 @@ def _guarded(names: Collection[str], proxies: Collection[str]) -> Any:
     return guarded
 
 
-def _problem(problem: HttpProblem) -> web.Response:
-    response = _refusal(problem.status, problem.code, problem.detail)
+def _problem(problem: HttpProblem, problem_statuses: Mapping[str, int]) -> web.Response:
+    response = _refusal(problem_statuses[problem.code], problem.code, problem.detail)
     if problem.retry_after is not None:
         response.headers["Retry-After"] = str(problem.retry_after)
     return response

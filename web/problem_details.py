@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-STATUS_BY_CODE: Final = {  # code -> HTTP status
+# Problem code -> HTTP status. A feature declares codes of its own in `web.routes.RouteSet.problem_statuses`.
+STATUS_BY_CODE: Final = {
     "malformed": 400,
     "unauthorized": 401,
     "forbidden": 403,
     "not-found": 404,
-    "already-answered": 409,
-    "already-enrolled": 409,
-    "already-imported": 409,
     "refused": 409,
     "gone": 410,
     "too-large": 413,
     "misdirected": 421,
     "misfit": 422,
-    "bad-signature": 422,
     "too-many": 429,
     "internal": 500,
     "no-quorum": 503,
@@ -30,7 +27,3 @@ class HttpProblem(Exception):
     def __init__(self, code: str, detail: str, retry_after: int | None = None) -> None:
         super().__init__(detail)
         self.code, self.detail, self.retry_after = code, detail, retry_after
-
-    @property
-    def status(self) -> int:
-        return STATUS_BY_CODE[self.code]

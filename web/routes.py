@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from features.services import ServiceContext
 from protocol.prometheus_metrics import PrometheusMetric
-from web.problem_details import STATUS_BY_CODE
 from web.replies import Json
 from web.request_fields import FLAG, LINE, REQUIRED, TEXT, RequestField, hex_type, integer_type
 
@@ -115,6 +114,7 @@ class RouteSet:
     prefixes: tuple[str, ...]  # each path is one of them or lies below one; no path of another feature does
     routes: tuple[Route, ...]
     make_handlers: Callable[[ServiceContext], RouteHandlers]
+    problem_statuses: Mapping[str, int] = field(default_factory=dict)  # HTTP status of problem codes that are the feature's own
 
     def __post_init__(self) -> None:
         for route in self.routes:
@@ -166,16 +166,17 @@ def _replies(route: Route) -> str:
     ).rstrip(". ")
 
 
-def openapi_document(version: str, routes: Iterable[Route]) -> dict[str, Any]:
+def openapi_document(version: str, routes: Iterable[Route], problem_statuses: Mapping[str, int]) -> dict[str, Any]:
+    """`problem_statuses`: HTTP status of each problem code of these routes."""
     paths: dict[str, Any] = {}
     clients: set[str] = {OPERATOR.name}
     for route in routes:
         clients |= {route.client.name} if route.client else set()
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, problem_statuses)
     problem = {
         "type": "object",
         "required": ["title", "status", "code", "detail"],
-        "properties": {"status": {"type": "integer"}, "code": {"enum": list(STATUS_BY_CODE)}},
+        "properties": {"status": {"type": "integer"}, "code": {"enum": list(problem_statuses)}},
     }
     return {
         "openapi": "3.1.0",
@@ -188,7 +189,7 @@ def openapi_document(version: str, routes: Iterable[Route]) -> dict[str, Any]:
     }
 
 
-def _operation(route: Route) -> dict[str, Any]:
+def _operation(route: Route, problem_statuses: Mapping[str, int]) -> dict[str, Any]:
     found: dict[str, Any] = {"operationId": route.operation, "summary": route.about}
     if route.client:
         found["security"] = [{route.client.name: []}]
@@ -204,7 +205,7 @@ def _operation(route: Route) -> dict[str, Any]:
         schema = {"type": "object", "required": needed, "properties": properties}
         found["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     found["responses"] = {str(status): _response(reply) for status, reply in route.replies.items()}
-    return found | {"responses": found["responses"] | _problems(route)}
+    return found | {"responses": found["responses"] | _problems(route, problem_statuses)}
 
 
 def _response(reply: RouteReply) -> dict[str, Any]:
@@ -214,10 +215,10 @@ def _response(reply: RouteReply) -> dict[str, Any]:
     return {"description": reply.text or "the reply", "content": {reply.content_type: {"schema": schema}}}
 
 
-def _problems(route: Route) -> dict[str, Any]:
+def _problems(route: Route, problem_statuses: Mapping[str, int]) -> dict[str, Any]:
     """Its own by status; of all others, `default`."""
     content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
     by_status: dict[str, list[str]] = {"default": ["a problem"]}
     for code, when in route.problem_codes.items():
-        by_status.setdefault(str(STATUS_BY_CODE[code]), []).append(f"{code} {when}".strip())
+        by_status.setdefault(str(problem_statuses[code]), []).append(f"{code} {when}".strip())
     return {status: {"description": "; ".join(said), "content": content} for status, said in by_status.items()}

@@ -13,7 +13,7 @@ from features.lazy_import import import_object
 from features.services import ServiceContext
 from protocol.prometheus_metrics import PrometheusMetric
 from web.html_pages import STATIC, HtmlPage, PageSet
-from web.problem_details import HttpProblem
+from web.problem_details import STATUS_BY_CODE, HttpProblem
 from web.routes import ClientClass, EventFeed, Route, RouteSet, is_below
 from web.server_routes import SERVER_ROUTES, page_route
 
@@ -32,6 +32,12 @@ class Site:
         """Those of the features, then the server's own, then the pages."""
         of_features = (route for route_set in self.route_sets for route in route_set.routes)
         return (*of_features, *SERVER_ROUTES, *map(page_route, self.pages))
+
+    @property
+    def problem_statuses(self) -> dict[str, int]:
+        """HTTP status by problem code."""
+        of_features = (item for route_set in self.route_sets for item in route_set.problem_statuses.items())
+        return STATUS_BY_CODE | dict(of_features)
 
     @property
     def static_files(self) -> dict[str, Path]:
@@ -55,6 +61,9 @@ def load_site(features: Iterable[Feature]) -> Site:
     site = Site(route_sets, page_sets)
     _require_distinct("a route", (f"{route.method} {re.sub(r'{[^}]*}', '{}', route.path)}" for route in site.routes))
     _require_distinct("an operation", (route.operation for route in site.routes))
+    _require_distinct(
+        "a problem code", (*STATUS_BY_CODE, *(code for route_set in route_sets for code in route_set.problem_statuses))
+    )
     _require_distinct("a client class", (client.name for client in {route.client for route in site.routes if route.client}))
     folders = (STATIC, *(page_set.folder / "static" for page_set in page_sets))
     _require_distinct("a static file", (path.name for folder in folders for path in _files_in(folder)))

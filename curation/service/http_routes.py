@@ -466,4 +466,5 @@ _ROUTES: Final = (
     ),
 )  # fmt: skip
 PREFIXES: Final = ("/api/v1", "/api/tasks", "/api/submit", "/api/stats", "/api/leaderboard")
-HTTP_ROUTES: Final = RouteSet(prefixes=PREFIXES, routes=_ROUTES, make_handlers=make_handlers)
+PROBLEM_STATUSES: Final = {"already-answered": 409, "already-enrolled": 409, "already-imported": 409, "bad-signature": 422}
+HTTP_ROUTES: Final = RouteSet(prefixes=PREFIXES, routes=_ROUTES, make_handlers=make_handlers, problem_statuses=PROBLEM_STATUSES)
