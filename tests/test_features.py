@@ -239,13 +239,16 @@ TWIN_ROUTE = Route(
 SAME_OPERATION = RouteSet(prefixes=("/api/twin",), routes=(TWIN_ROUTE,), make_handlers=make_handlers)
 SAME_PREFIX = RouteSet(prefixes=("/api/notes",), routes=(), make_handlers=make_handlers)
 INNER_PREFIX = RouteSet(prefixes=("/api/v1/events/noted",), routes=(), make_handlers=make_handlers)
-OWN_PATH = replace(TWIN_ROUTE, path="/healthz", operation_id="twin")
-SERVERS_PATH = RouteSet(prefixes=("/healthz",), routes=(OWN_PATH,), make_handlers=make_handlers)
+SERVERS_PREFIX = RouteSet(prefixes=("/static/twin",), routes=(), make_handlers=make_handlers)
+SAME_PATH = replace(
+    SAME_OPERATION, routes=tuple(replace(TWIN_ROUTE, path=f"/api/twin/{{{name}}}", operation_id=name) for name in "ab")
+)
 SAME_CODE = replace(SAME_PREFIX, prefixes=("/api/twin",), problem_statuses={"gone": 410})
 SAME_PAGE = PageSet(Path("elsewhere"), (HtmlPage("notes", "Other notes"),))
 SAME_FILE = PageSet(Path(notes_routes.__file__).parent, ())
-SAME_CLIENT = replace(
-    SAME_OPERATION, routes=(replace(TWIN_ROUTE, operation_id="twin", client=ClientClass("reader", "other", "R", "reader")),)
+SAME_CLIENT, SAME_COOKIE = (
+    replace(SAME_OPERATION, routes=(replace(TWIN_ROUTE, operation_id="twin", client=client),))
+    for client in (ClientClass("reader", "other", "R", "reader"), ClientClass("other", "folkmoot-reader", "R", "reader"))
 )
 
 
@@ -254,12 +257,14 @@ SAME_CLIENT = replace(
     [
         ({"routes": f"{TWIN}SAME_PREFIX"}, "'notes' and 'twin' bring the paths /api/notes and /api/notes: one prefix each"),
         ({"routes": f"{TWIN}INNER_PREFIX"}, "'curation' and 'twin' bring the paths /api/v1 and /api/v1/events/noted"),
-        ({"routes": f"{TWIN}SERVERS_PATH"}, "a route called 'GET /healthz'"),
-        ({"routes": f"{TWIN}SAME_OPERATION"}, "an operation called 'count_notes'"),
-        ({"routes": f"{TWIN}SAME_CODE"}, "a problem code called 'gone'"),
-        ({"routes": f"{TWIN}SAME_CLIENT"}, "a client class called 'reader'"),
+        ({"routes": f"{TWIN}SERVERS_PREFIX"}, "'web' and 'twin' bring the paths /static and /static/twin"),
+        ({"routes": f"{TWIN}SAME_PATH"}, "a route is declared twice: 'GET /api/twin/{}'"),
+        ({"routes": f"{TWIN}SAME_OPERATION"}, "an operation is declared twice: 'count_notes'"),
+        ({"routes": f"{TWIN}SAME_CODE"}, "a problem code is declared twice: 'gone'"),
+        ({"routes": f"{TWIN}SAME_CLIENT"}, "a client class is declared twice: 'reader'"),
+        ({"routes": f"{TWIN}SAME_COOKIE"}, "a cookie is declared twice: 'folkmoot-reader'"),
         ({"pages": f"{TWIN}SAME_PAGE"}, "'notes' and 'twin' bring the paths /notes and /notes"),
-        ({"pages": f"{TWIN}SAME_FILE"}, "a static file called 'notes"),
+        ({"pages": f"{TWIN}SAME_FILE"}, "a static file is declared twice: 'notes"),
     ],
 )
 def test_no_feature_takes_the_path_of_another_one_s(feature: None, twin: dict[str, str], what: str) -> None:

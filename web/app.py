@@ -22,7 +22,7 @@ from web.html_pages import VENDOR, render_page
 from web.problem_details import HttpProblem
 from web.replies import FileReply, Json, TextReply
 from web.request_fields import parse_fields
-from web.routes import BODY_BYTES_MAX, ENDS_COOKIE, FILE_BYTES_MAX, SETS_COOKIE, ClientClass, Route, openapi_document
+from web.routes import ENDS_COOKIE, FILE_BYTES_MAX, SETS_COOKIE, ClientClass, Route, openapi_document
 from web.server_routes import PROXIES, ServerHandlers, client_host, is_secure
 from web.site import Site, SiteHandlers, bind_method
 from web.stats_cache import StatsCache
@@ -62,9 +62,7 @@ def make_application(
     routes = site.routes
     clients = {route.client: None for route in routes if route.client}
     answers, uploads = Counter[int](), Counter[str]()
-    app = web.Application(
-        client_max_size=BODY_BYTES_MAX, middlewares=[_counted(answers), _guarded(names, proxies, site.problem_statuses)]
-    )
+    app = web.Application(middlewares=[_counted(answers), _guarded(names, proxies, site.problem_statuses)])
     app[PROXIES] = proxies
     listening = EventStreams(handlers.event_feeds, call, SECURITY_HEADERS)
     app.on_shutdown.append(listening.close_streams)

@@ -58,7 +58,7 @@ class Route:
     path: str  # fields stand in braces
     about: str
     client: ClientClass | None = None  # who may call it; None: everybody
-    body_bytes_max: int = BODY_BYTES_MAX
+    body_bytes_max: int = BODY_BYTES_MAX  # of a JSON body; a file has FILE_BYTES_MAX
     path_fields: tuple[RequestField, ...] = ()  # in the path
     query_fields: tuple[RequestField, ...] = ()
     body_fields: tuple[RequestField, ...] = ()

@@ -102,6 +102,7 @@ _FILE: Final[dict[str, Any]] = {
     "replies": {200: RouteReply("", "a file", "application/octet-stream")},
     "problem_codes": {"not-found": ""},
 }
+SERVER_PREFIXES: Final = ("/healthz", "/metrics", "/static", "/vendor")  # that no feature may have
 SERVER_ROUTES: Final = (
     _own_route(
         ServerHandlers.events, "/api/v1/events", "what happens, as it does", query_fields=QUERY_OF_EVENTS,

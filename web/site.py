@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from protocol.prometheus_metrics import PrometheusMetric
 from web.html_pages import STATIC, HtmlPage, PageSet
 from web.problem_details import STATUS_BY_CODE, HttpProblem
 from web.routes import ClientClass, EventFeed, Route, RouteSet, is_below
-from web.server_routes import SERVER_ROUTES, page_route
+from web.server_routes import SERVER_PREFIXES, SERVER_ROUTES, page_route
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,47 +49,41 @@ class Site:
 
 def load_site(features: Iterable[Feature]) -> Site:
     """Imports the routes and pages that these features name. Two features that bring the same path are our own bug."""
-    brought = {
-        feature.name: (
-            import_object(feature.routes) if feature.routes else None,
-            import_object(feature.pages) if feature.pages else None,
-        )
-        for feature in features
-    }
-    _require_distinct_paths({name: tuple(_paths(*sets)) for name, sets in brought.items()})
-    route_sets = tuple(route_set for route_set, _ in brought.values() if route_set)
-    page_sets = tuple(page_set for _, page_set in brought.values() if page_set)
-    site = Site(route_sets, page_sets)
+    route_sets: list[RouteSet] = []
+    page_sets: list[PageSet] = []
+    taken = [("web", prefix) for prefix in SERVER_PREFIXES]
+    for feature in features:
+        own: list[str] = []
+        if feature.routes:
+            route_sets.append(import_object(feature.routes))
+            own += route_sets[-1].prefixes
+        if feature.pages:
+            page_sets.append(import_object(feature.pages))
+            own += [page.path for page in page_sets[-1].pages]
+        for path, (other, theirs) in itertools.product(own, taken):
+            is_shared = is_below(path, theirs) or is_below(theirs, path)
+            assert not is_shared, (
+                f"the features {other!r} and {feature.name!r} bring the paths {theirs} and {path}: one prefix each"
+            )
+        taken += [(feature.name, path) for path in own]
+    site = Site(tuple(route_sets), tuple(page_sets))
+    clients = {route.client for route in site.routes if route.client}
     _require_distinct("a route", (f"{route.method} {re.sub(r'{[^}]*}', '{}', route.path)}" for route in site.routes))
     _require_distinct("an operation", (route.operation for route in site.routes))
     _require_distinct(
         "a problem code", (*STATUS_BY_CODE, *(code for route_set in route_sets for code in route_set.problem_statuses))
     )
-    _require_distinct("a client class", (client.name for client in {route.client for route in site.routes if route.client}))
+    _require_distinct("a client class", (client.name for client in clients))
+    _require_distinct("a cookie", (client.cookie_name for client in clients))
     folders = (STATIC, *(page_set.folder / "static" for page_set in page_sets))
     _require_distinct("a static file", (path.name for folder in folders for path in _files_in(folder)))
     return site
 
 
-def _paths(route_set: RouteSet | None, page_set: PageSet | None) -> Iterator[str]:
-    yield from route_set.prefixes if route_set else ()
-    yield from (page.path for page in page_set.pages) if page_set else ()
-
-
-def _require_distinct_paths(paths: dict[str, tuple[str, ...]]) -> None:
-    seen: list[tuple[str, str]] = []
-    for name, own in paths.items():
-        for path in own:
-            for other, taken in seen:
-                is_shared = is_below(path, taken) or is_below(taken, path)
-                assert not is_shared, f"the features {other!r} and {name!r} bring the paths {taken} and {path}: one prefix each"
-        seen += [(name, path) for path in own]
-
-
 def _require_distinct(what: str, names: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in names:
-        assert name not in seen, f"two features bring {what} called {name!r}"
+        assert name not in seen, f"{what} is declared twice: {name!r}"
         seen.add(name)
 
 
