@@ -58,7 +58,7 @@ from curation.tasks.task_pages import assignment_id, task_id
 from ledger.blocks.application import LedgerApplication
 from ledger.blocks.mempool import LINGER_SECONDS
 from ledger.core.genesis import Founder, Genesis
-from ledger.ledger_state import EMPTY_BODY, AppliedState, LedgerRules, LedgerState
+from ledger.ledger_state import EMPTY_BODY, CurrentState, LedgerRules, LedgerState
 from peer.api.process_memory import process_memory_mb
 from peer.daemon.daemon import running_daemon, tune_garbage_collector
 from peer.features import founding_modules, rules_of
@@ -283,7 +283,7 @@ class Chain:
         self.store.rows.attach_tables(state.tables)
         self.last: DecidedBlock | None = self.store.get_decision(state.height)
         assert self.last is not None
-        self.ledger = LedgerApplication(self.rules, AppliedState(state), self.last.decode().state_root)
+        self.ledger = LedgerApplication(self.rules, CurrentState(state), self.last.decode().state_root)
 
     @cached_property
     def chain_id(self) -> bytes:

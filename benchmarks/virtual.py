@@ -37,7 +37,7 @@ from consensus.voter_set import CachingVerifier
 from ledger.blocks.application import LedgerApplication
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.jobs import JobTerms, StartJob
-from ledger.ledger_state import AppliedState, LedgerRules, core_modules, newest_module_versions
+from ledger.ledger_state import CurrentState, LedgerRules, core_modules, newest_module_versions
 from peer.node.future_messages import RoundKey
 from peer.node.node import AppliedBlock, Node, NodeInput, StepAction
 from peer.node.open_rounds import RoundEffects
@@ -210,7 +210,7 @@ class Peer:
         state = rules.genesis_state()
         self.applied = state
         self.journal = Log()
-        ledger = LedgerApplication(rules, AppliedState(state), state.state_root)
+        ledger = LedgerApplication(rules, CurrentState(state), state.state_root)
         self.node = Node(keys, rules, ledger, RestartState(), verifier, lambda job, number: {}, lambda job, number: ())
         self.inbox: deque[NodeInput] = deque()
         self.free = self.uplink_free = 0.0

@@ -8,7 +8,7 @@ from protocol.identity import Signed
 
 
 class Application(Protocol):
-    """Answers must be quick (they run inside a step) and refer to the state after the last `AppliedState` event."""
+    """Answers must be quick (they run inside a step) and refer to the state after the last `CurrentState` event."""
 
     def make_body(self, height: int, now_ms: int) -> bytes | None:
         """The body of a block for `height`, at most `block.BODY_BYTES_MAX` long; None: nothing is worth a block now."""

@@ -55,7 +55,7 @@ class StoredCertificate:
 
 @dataclass(frozen=True, slots=True)
 class DecidedBlock:
-    """`height` is decided. The executor applies it after the turn is durable and answers with `AppliedState`."""
+    """`height` is decided. The executor applies it after the turn is durable and answers with `CurrentState`."""
 
     height: int
     digest: bytes

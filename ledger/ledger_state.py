@@ -267,7 +267,7 @@ class RunningModules:
 
 
 @dataclass(slots=True)
-class AppliedState:
+class CurrentState:
     """The state after the last applied block. All parts of a peer that read it hold this one object."""
 
     current: LedgerState

@@ -18,7 +18,7 @@ from ledger.blocks.mempool import (
 )
 from ledger.core.module import Refused
 from ledger.jobs import JobPhase
-from ledger.ledger_state import AppliedState, BlockBody, LedgerRules, LedgerState, decode_body
+from ledger.ledger_state import BlockBody, CurrentState, LedgerRules, LedgerState, decode_body
 from protocol import codec
 from protocol.identity import Signed, short_id
 from protocol.limits import EVIDENCE_PER_BLOCK_MAX, TRANSACTIONS_PER_BLOCK_MAX
@@ -38,7 +38,7 @@ PENDING_EVIDENCE_MAX = 16 * EVIDENCE_PER_BLOCK_MAX
 class LedgerApplication:
     """Implements `consensus.application.Application`. Everything in it refers to the last applied block."""
 
-    def __init__(self, rules: LedgerRules, applied: AppliedState, certified_root: bytes) -> None:
+    def __init__(self, rules: LedgerRules, applied: CurrentState, certified_root: bytes) -> None:
         self.rules = rules
         self.applied = applied
         self.certified_root = certified_root  # the root that the last decided block names

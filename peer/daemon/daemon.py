@@ -23,7 +23,7 @@ import trio
 from consensus.voter_set import CachingVerifier
 from features.lazy_import import import_object
 from ledger.core.genesis import Genesis
-from ledger.ledger_state import AppliedState
+from ledger.ledger_state import CurrentState
 from peer import features
 from peer.api.control_socket import serve_control_socket
 from peer.api.rpc_handlers import make_peer_api
@@ -122,7 +122,7 @@ def _assemble_peer(
     identity, events = directory.load_identity(), EventLog()
     models, blobs = JobModelStore(directory.models, config.threads), DiskBlobStore(directory.blobs, directory.buffers)
     rules = rules_of(genesis, models, CachingVerifier(Ed25519Verifier()))
-    applied = AppliedState(load_state(rules, store))
+    applied = CurrentState(load_state(rules, store))
     invitation = _invitation(directory)
     remembered = load_addresses(directory.addresses, lambda text: events.add("warning", text))
     if unlinked := why_unlinked(config, remembered):

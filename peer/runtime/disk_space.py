@@ -13,7 +13,7 @@ from pathlib import Path
 import trio
 
 from ledger.jobs import Job
-from ledger.ledger_state import AppliedState
+from ledger.ledger_state import CurrentState
 from peer.runtime.telemetry.event_log import EventLog
 from protocol.units import format_bytes
 from training.job_disk_space import job_disk_space
@@ -40,7 +40,7 @@ class DiskSpaceMonitor:
     folder: Path  # of all data
     host: JobModelStore
     events: EventLog
-    applied: AppliedState
+    applied: CurrentState
     payload_bytes: int = 0  # of a job's old rounds that stay; 0: all
     free: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free
     _lacks: dict[bytes, DiskShortage] = field(default_factory=dict)  # by job

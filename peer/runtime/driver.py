@@ -23,7 +23,7 @@ from consensus.pbft.replica import Replica
 from consensus.voter_set import VoterSet
 from ledger.blocks.application import LedgerApplication
 from ledger.jobs import ClosedRound
-from ledger.ledger_state import FAILURES_KEPT, AppliedState, LedgerRules, LedgerState, StateTransition, decode_body
+from ledger.ledger_state import FAILURES_KEPT, CurrentState, LedgerRules, LedgerState, StateTransition, decode_body
 from ledger.snapshots.snapshot_assembly import RestoredSnapshot
 from peer.node.node import AppliedBlock, Node, NodeInput, RoundChange, RoundEnded, StepAction
 from peer.node.open_rounds import OpenRounds, RoundEffects, RoundTimings
@@ -79,7 +79,7 @@ class Driver:
         self,
         signer: Signer,
         rules: LedgerRules,
-        applied: AppliedState,
+        applied: CurrentState,
         store: LedgerStore,
         blobs: DiskBlobStore,
         host: JobModelStore,

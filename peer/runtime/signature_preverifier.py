@@ -18,7 +18,7 @@ import trio
 
 from consensus.block import decode_block
 from ledger.blocks.mempool import PENDING_BYTES_PER_MEMBER_MAX
-from ledger.ledger_state import AppliedState, BlockBody, LedgerRules, decode_body
+from ledger.ledger_state import BlockBody, CurrentState, LedgerRules, decode_body
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.messages import BlockBytes, GossipEnvelope
@@ -39,7 +39,7 @@ class SignaturePreverifier:
         self,
         rules: LedgerRules,
         network: Network,
-        applied: AppliedState,
+        applied: CurrentState,
         deliver: Callable[[DataReceived], Awaitable[object]],
     ) -> None:
         self._rules, self._network, self._applied, self._deliver = rules, network, applied, deliver

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import trio
 
-from ledger.ledger_state import AppliedState
+from ledger.ledger_state import CurrentState
 from peer.settings.data_directory import storage_errors
 from protocol.addresses import parse_address
 from protocol.errors import UserError
@@ -49,7 +49,7 @@ def _is_readable(line: str) -> bool:
     return True
 
 
-async def save_addresses_periodically(file: Path, network: KnownAddresses, applied: AppliedState) -> None:
+async def save_addresses_periodically(file: Path, network: KnownAddresses, applied: CurrentState) -> None:
     """Writes down where members were reached last, newest first, whenever that has changed; who has gone is left out."""
     while True:
         before, members = load_addresses(file), applied.current.members

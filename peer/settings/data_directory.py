@@ -6,7 +6,7 @@ identity.next   the seed to come, while `peer rekey` works: nobody signs with an
 genesis         founding block of the network           blobs/          payloads and data, by digest
 peer.toml       settings                                models/         parameters, memory-mapped
 peer.lock       held by the running daemon              control.sock    where consoles attach
-parts/          what parts keep, such as open answers
+services/       what services keep, such as open answers
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from consensus.voter_set import VoterSet
 from ledger.blocks.application import LedgerApplication
 from ledger.core.module import Module
 from ledger.jobs import Job
-from ledger.ledger_state import AppliedState, LedgerState
+from ledger.ledger_state import CurrentState, LedgerState
 from ledger.members import ApproveVoter, ResignAsVoter, StandAsVoter
 from ledger.snapshots.snapshot_download import DownloadStep, SnapshotAnswer, SnapshotDownload, SnapshotRequest, TrustBasis
 from ledger.snapshots.snapshot_server import SnapshotStore, models_in_state
@@ -110,7 +110,7 @@ class Chain(World):
         """The same history, which goes on by itself from here."""
         other = Chain()
         other.genesis, other.rules, other.chain = self.genesis, self.rules, self.chain
-        other.ledger = LedgerApplication(self.rules, AppliedState(self.state), self.ledger.certified_root)
+        other.ledger = LedgerApplication(self.rules, CurrentState(self.state), self.ledger.certified_root)
         other.models = MemoryModels(dict(self.models.models))
         other.decided, other.states, other.proof = dict(self.decided), dict(self.states), dict(self.proof)
         other.signers = self.signers

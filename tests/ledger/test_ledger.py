@@ -14,7 +14,7 @@ from ledger.blocks import mempool as pool_module
 from ledger.blocks.application import LedgerApplication
 from ledger.core.genesis import TRAINER
 from ledger.jobs import StartJob
-from ledger.ledger_state import AppliedState, BlockBody, LedgerState, decode_body
+from ledger.ledger_state import BlockBody, CurrentState, LedgerState, decode_body
 from ledger.members import ApproveVoter, RegisterRoles, ResignAsVoter, StandAsVoter
 from protocol import codec
 from protocol.identity import Signed
@@ -257,7 +257,7 @@ def test_whoever_has_work_proposes_a_body_that_every_peer_with_the_same_state_pr
         assert world.ledger.has_work() == (body is not None)
         if body is not None:
             assert len(body) <= BODY_BYTES_MAX
-            other = LedgerApplication(world.rules, AppliedState(world.state), world.ledger.certified_root)
+            other = LedgerApplication(world.rules, CurrentState(world.state), world.ledger.certified_root)
             assert other.why_body_refused(world.state.height + 1, body, b"") is None
     settle(world)
 

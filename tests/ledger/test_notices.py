@@ -12,7 +12,7 @@ from ledger.blocks.application import LedgerApplication
 from ledger.blocks.mempool import INCLUSION_LIST_HEIGHTS_MAX, InclusionListSet, transaction_digest
 from ledger.core.genesis import TRAINER
 from ledger.jobs import StartJob
-from ledger.ledger_state import EMPTY_BODY, AppliedState, BlockBody, decode_body
+from ledger.ledger_state import EMPTY_BODY, BlockBody, CurrentState, decode_body
 from ledger.members import RegisterRoles
 from protocol import codec
 from protocol.errors import RemoteProtocolError
@@ -248,7 +248,7 @@ def test_an_honest_leader_with_the_same_notices_is_never_refused(script: list[tu
         act(world, action, number)
         body = world.ledger.make_body(world.state.height + 1, 0)
         assert world.ledger.has_work() == (body is not None)
-        newcomer = LedgerApplication(world.rules, AppliedState(world.state), world.ledger.certified_root)
+        newcomer = LedgerApplication(world.rules, CurrentState(world.state), world.ledger.certified_root)
         for peer in (world.ledger, newcomer):
             assert body is None or peer.why_body_refused(world.state.height + 1, body, b"") is None
 

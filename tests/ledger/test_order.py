@@ -17,7 +17,7 @@ from ledger.blocks.application import LedgerApplication
 from ledger.core.genesis import TRAINER
 from ledger.core.module import Refused
 from ledger.jobs import Job, JobTerms, StartJob, StopJob
-from ledger.ledger_state import AppliedState, LedgerRules, LedgerState, core_modules, with_sorted_dictionaries
+from ledger.ledger_state import CurrentState, LedgerRules, LedgerState, core_modules, with_sorted_dictionaries
 from ledger.members import ApproveVoter, RegisterRoles, ResignAsVoter, StandAsVoter
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed
@@ -43,7 +43,7 @@ class TwoWays(World):
         super().__init__(FOUNDERS, FOUNDERS)
         self.rules = LedgerRules(self.genesis, FastVerifier(), core_modules(ManyJobs()))
         self.ledger = LedgerApplication(
-            self.rules, AppliedState(self.rules.genesis_state()), self.rules.genesis_state().state_root
+            self.rules, CurrentState(self.rules.genesis_state()), self.rules.genesis_state().state_root
         )
 
     def decide_body(self, body: bytes) -> LedgerState:

@@ -22,7 +22,7 @@ from ledger.blocks.mempool import (
     transaction_digest,
 )
 from ledger.core.module import BlockContext
-from ledger.ledger_state import AppliedState, LedgerRules, LedgerState, OpenedTransaction, TransactionTraits, core_modules
+from ledger.ledger_state import CurrentState, LedgerRules, LedgerState, OpenedTransaction, TransactionTraits, core_modules
 from ledger.members import ApproveVoter, RegisterRoles, RenameMember
 from protocol.identity import Signed
 from protocol.limits import COST_PER_BLOCK_MAX
@@ -56,7 +56,7 @@ def far(world: World, count: int, person: FastSigner = AUTHOR) -> list[Signed]:
 
 def arrived(world: World, transactions: list[Signed]) -> LedgerApplication:
     """At a peer to which they came in this order."""
-    ledger = LedgerApplication(world.rules, AppliedState(world.state), world.ledger.certified_root)
+    ledger = LedgerApplication(world.rules, CurrentState(world.state), world.ledger.certified_root)
     for signed in transactions:
         ledger.mempool.add_transaction(signed)
     return ledger
@@ -77,7 +77,7 @@ def test_pools_that_got_the_same_transactions_in_any_order_hold_and_offer_the_sa
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool_module, "PENDING_PER_MEMBER_MAX", 4)
         patch.setattr(pool_module, "PENDING_BYTES_PER_MEMBER_MAX", 4 * (len(registration(world).body) + SIGNED_BYTES) + 10)
-        first, second = (LedgerApplication(world.rules, AppliedState(world.state), world.ledger.certified_root) for _ in range(2))
+        first, second = (LedgerApplication(world.rules, CurrentState(world.state), world.ledger.certified_root) for _ in range(2))
         for chosen in data.draw(st.lists(st.sets(named, max_size=7), min_size=1, max_size=4)):
             transactions = [one_of(world, kind, ahead) for kind, ahead in sorted(chosen)]
             for ledger in (first, second):
@@ -179,7 +179,7 @@ class CountingRules(LedgerRules):
 def test_refused_transactions_of_one_nonce_cost_a_leader_few_tries(world: World) -> None:
     """A refusal may come after costly work, which no bound of a block counts."""
     rules = CountingRules(world.genesis, world.rules.verifier, core_modules(PlainJobs()))
-    ledger = LedgerApplication(rules, AppliedState(world.state), world.ledger.certified_root)
+    ledger = LedgerApplication(rules, CurrentState(world.state), world.ledger.certified_root)
     approvals = [
         world.tx(AUTHOR, "member/approve", ApproveVoter(bytes([number]) * 32)) for number in range(PENDING_PER_MEMBER_MAX)
     ]
@@ -205,7 +205,7 @@ def crowded(refused: bool) -> tuple[World, CostlyRules, LedgerApplication]:
     """A pool in which ten members have as many transactions of their next nonce as they may, which cost several blocks."""
     world = World(voters=10)
     rules = CostlyRules(world.genesis, world.rules.verifier, core_modules(PlainJobs()))
-    ledger = LedgerApplication(rules, AppliedState(world.state), world.ledger.certified_root)
+    ledger = LedgerApplication(rules, CurrentState(world.state), world.ledger.certified_root)
     contents: list[Any] = [ApproveVoter(bytes([number]) * 32) if refused else RenameMember(f"n{number}") for number in range(256)]
     for person in PEOPLE[:10]:
         for content in contents[:PENDING_PER_MEMBER_MAX]:

@@ -13,7 +13,7 @@ from ledger.blocks.application import LedgerApplication
 from ledger.blocks.compact_blocks import WHOLE_BYTES_MAX, CompactBody, CompactBodyExpander, CompactRoundCertificate, compact_body
 from ledger.blocks.mempool import Mempool, signed_digest
 from ledger.jobs import StartJob
-from ledger.ledger_state import EMPTY_BODY, AppliedState, BlockBody, decode_body
+from ledger.ledger_state import EMPTY_BODY, BlockBody, CurrentState, decode_body
 from ledger.members import RegisterRoles
 from protocol import codec
 from protocol.errors import RemoteProtocolError
@@ -52,7 +52,7 @@ def test_what_is_held_comes_out_as_it_went_in_and_takes_less_on_the_way() -> Non
 
 def test_a_small_body_goes_whole_so_that_nobody_need_hold_anything_for_it() -> None:
     world = World()
-    stranger = LedgerApplication(world.rules, AppliedState(world.state), world.state.state_root)
+    stranger = LedgerApplication(world.rules, CurrentState(world.state), world.state.state_root)
     small = codec.encode(BlockBody((), (), (world.tx(PEOPLE[0], "member/register", RegisterRoles(())),)))
     for body in (EMPTY_BODY, small):
         assert stranger.expand_body(world.ledger.make_compact_body(body)) == body
@@ -61,7 +61,7 @@ def test_a_small_body_goes_whole_so_that_nobody_need_hold_anything_for_it() -> N
 
 def holder(world: World, lacks: str | None = None) -> LedgerApplication:
     """A peer in the same place that holds all the same, but for the first of some parts."""
-    ledger = LedgerApplication(world.rules, AppliedState(world.state), world.state.state_root)
+    ledger = LedgerApplication(world.rules, CurrentState(world.state), world.state.state_root)
     ((key, full),) = world.ledger.rounds.items()
     book = ledger.rounds[key] = OpenRoundState(full.terms, None, 0.0, TIMERS)
     for signed in list(full.proposals.values())[lacks == "proposals" :]:
@@ -83,7 +83,7 @@ def test_a_part_that_is_not_here_is_waited_for() -> None:
         assert holder(world, part).expand_body(compact_body(body)) is None, part
     assert holder(world).expand_body(compact_body(body)) == body
     assert (
-        LedgerApplication(world.rules, AppliedState(world.state), world.state.state_root).expand_body(compact_body(body)) is None
+        LedgerApplication(world.rules, CurrentState(world.state), world.state.state_root).expand_body(compact_body(body)) is None
     ), "no round is open here"
 
 

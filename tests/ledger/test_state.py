@@ -15,7 +15,7 @@ from ledger.audits.audit_state import VOLUNTEER_KIND, AuditFinding, AuditVolunte
 from ledger.blocks.application import LedgerApplication
 from ledger.core.genesis import TRAINER
 from ledger.jobs import MODEL_ROOT_PENDING, RUNNING_MAX, JobPhase, StartJob, StopJob, job_id
-from ledger.ledger_state import EMPTY_BODY, AppliedState, BlockBody, StoredState, decode_body
+from ledger.ledger_state import EMPTY_BODY, BlockBody, CurrentState, StoredState, decode_body
 from ledger.members import RegisterRoles, ResignAsVoter, StandAsVoter
 from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
@@ -105,7 +105,7 @@ def test_two_peers_that_apply_the_same_blocks_have_the_same_root_also_over_a_res
             continue
         left.decide_body(body)
         restored = right.rules.decode_state(right.rules.encode_state(right.state))
-        right.ledger = LedgerApplication(right.rules, AppliedState(restored), right.ledger.certified_root)
+        right.ledger = LedgerApplication(right.rules, CurrentState(restored), right.ledger.certified_root)
         right.decide_body(body)
         assert left.state.state_root == right.state.state_root
 

@@ -15,8 +15,8 @@ from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.core.module import Module
 from ledger.jobs import AuditTerms, Job, JobsModule, JobTerms, StartJob, job_id
 from ledger.ledger_state import (
-    AppliedState,
     BlockBody,
+    CurrentState,
     LedgerRules,
     LedgerState,
     core_modules,
@@ -109,7 +109,7 @@ class World:
         self.losses: dict[bytes, int | None] = {}  # of trainers that commit to others, or to none
         self.chain = self.genesis.chain_id
         self.ledger = LedgerApplication(
-            self.rules, AppliedState(self.rules.genesis_state()), self.rules.genesis_state().state_root
+            self.rules, CurrentState(self.rules.genesis_state()), self.rules.genesis_state().state_root
         )
 
     @property

@@ -13,7 +13,7 @@ from consensus.effects import DecidedBlock
 from ledger.blocks.application import LedgerApplication
 from ledger.core.genesis import TRAINER, Founder, Genesis, ModuleVersion
 from ledger.jobs import StartJob, job_id
-from ledger.ledger_state import AppliedState, LedgerRules, core_modules
+from ledger.ledger_state import CurrentState, LedgerRules, core_modules
 from protocol import codec as wire
 from protocol.identity import Ed25519Verifier, Identity, Signed, sign_message
 from protocol.messages import Ballot, Judgement, Proposal, Transaction, Vouch
@@ -63,7 +63,7 @@ class Chain:
         self.host = JobModelStore(folder / "models")
         self.rules = LedgerRules(self.genesis, Ed25519Verifier(), core_modules(self.host))
         first = self.rules.genesis_state()
-        self.ledger = LedgerApplication(self.rules, AppliedState(first), first.state_root)
+        self.ledger = LedgerApplication(self.rules, CurrentState(first), first.state_root)
         self._last: DecidedBlock | None = None
 
     # Agreement

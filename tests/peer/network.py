@@ -14,7 +14,7 @@ from consensus.light_client import TrustedBlock
 from consensus.voter_set import CachingVerifier
 from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.jobs import JobPhase, StartJob, job_id
-from ledger.ledger_state import AppliedState
+from ledger.ledger_state import CurrentState
 from peer.api.rpc_handlers import make_peer_api
 from peer.api.running_peer import RunningPeer
 from peer.features import rules_of
@@ -71,7 +71,7 @@ class Seat:
         host = JobModelStore(self.folder / "models")
         self.events = EventLog()
         rules = rules_of(self.genesis, host, CachingVerifier(Ed25519Verifier()))
-        self.applied = AppliedState(load_state(rules, self.store))
+        self.applied = CurrentState(load_state(rules, self.store))
         self.driver = Driver(
             self.identity,
             rules,

@@ -21,7 +21,7 @@ from consensus.effects import (
 )
 from ledger.blocks.application import LedgerApplication
 from ledger.core.module import Module
-from ledger.ledger_state import AppliedState, LedgerRules, core_modules
+from ledger.ledger_state import CurrentState, LedgerRules, core_modules
 from peer.node.node import AppliedBlock, Node, NodeInput, StepAction
 from peer.node.open_rounds import RoundEffects
 from protocol import codec
@@ -74,7 +74,7 @@ class Shell:
         rules = LedgerRules(self.pack.genesis, self.pack.verifier, (*core_modules(PlainJobs()), *self.pack.modules()))
         state = rules.genesis_state()
         self._applying = state
-        ledger = LedgerApplication(rules, AppliedState(state), state.state_root)
+        ledger = LedgerApplication(rules, CurrentState(state), state.state_root)
         journal = self.journal
         self.node = Node(
             self.signer, rules, ledger, journal.read_restart_state(), self.pack.verifier, journal.spoken, journal.accepted

@@ -12,7 +12,7 @@ from trio.testing import MockClock
 
 from consensus.voter_set import VoterSet
 from features.peer_names import PeerNames
-from ledger.ledger_state import AppliedState
+from ledger.ledger_state import CurrentState
 from peer.runtime.membership.liveness_reports import LivenessMonitor, decode_heard, encode_heard
 from protocol.identity import Identity, peer_id, short_id
 from protocol.messages import LivenessReport
@@ -30,7 +30,7 @@ async def world(voters: int = 7, strangers: int = 0) -> AsyncIterator[tuple[Mesh
     mesh, keys = Mesh(1), KEYS[: voters + strangers]
     members: Any = SimpleNamespace(voters=tuple(keys[:voters]), is_current_key=lambda key: key in keys[:voters])
     networks = [mesh.network(key, MemoryBlobs()) for key in keys]
-    peers = [(network, LivenessMonitor(network, AppliedState(SimpleNamespace(members=members)))) for network in networks]
+    peers = [(network, LivenessMonitor(network, CurrentState(SimpleNamespace(members=members)))) for network in networks]
     async with trio.open_nursery() as nursery:
         for network, hearing in peers:
             await nursery.start(network.run)
@@ -98,7 +98,7 @@ async def test_a_voter_with_too_few_names_both_sides(autojump_clock: MockClock) 
 async def test_who_was_never_there_is_no_other_side(autojump_clock: MockClock) -> None:
     async with world(voters=2) as (_, peers):
         members = SimpleNamespace(voters=tuple(KEYS), is_current_key=lambda key: True)
-        late = LivenessMonitor(peers[0][0], AppliedState(SimpleNamespace(members=members)))
+        late = LivenessMonitor(peers[0][0], CurrentState(SimpleNamespace(members=members)))
         late.exchange_reports()
         await trio.sleep(60)
         assert late.partition_text(NAMES) == ""

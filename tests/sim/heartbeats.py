@@ -18,7 +18,7 @@ from trio._core import _run
 from trio.testing import MockClock
 
 from benchmarks import provenance
-from ledger.ledger_state import AppliedState
+from ledger.ledger_state import CurrentState
 from peer.runtime.membership.liveness_reports import LivenessMonitor
 from protocol.identity import Identity, peer_id
 from tests.transport.helpers import MemoryBlobs
@@ -77,7 +77,7 @@ async def _one(seed: int, n: int, conditions: LinkConditions, seconds: float) ->
     mesh, outcome = Mesh(seed, conditions), Outcome()
     keys = sorted(Identity(bytes([number]) * 32).public for number in range(1, n + 1))
     members: Any = SimpleNamespace(voters=tuple(keys), is_current_key=lambda key: True)
-    applied = AppliedState(cast(Any, SimpleNamespace(members=members)))
+    applied = CurrentState(cast(Any, SimpleNamespace(members=members)))
     networks = [mesh.network(key, MemoryBlobs()) for key in keys]
     hearings = [LivenessMonitor(network, applied) for network in networks]
     async with trio.open_nursery() as nursery:

@@ -13,7 +13,7 @@ from ledger.blocks.application import LedgerApplication
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.core.module import BlockContext, DecodedTransaction, Module, Refused, StateChange, StateReader
 from ledger.jobs import AuditTerms, ClosedRound, JobRolledBack, JobTerms
-from ledger.ledger_state import AppliedState, LedgerRules, LedgerState, StateTransition, core_modules, newest_module_versions
+from ledger.ledger_state import CurrentState, LedgerRules, LedgerState, StateTransition, core_modules, newest_module_versions
 from ledger.tables import Table
 from protocol import codec
 from protocol.codec import Count, Digest, Key, Length
@@ -104,7 +104,7 @@ def rules_of(genesis: Genesis, verifier: Verifier) -> LedgerRules:
 
 def fresh_ledger(rules: LedgerRules) -> LedgerApplication:
     state = rules.genesis_state()
-    return LedgerApplication(rules, AppliedState(state), state.state_root)
+    return LedgerApplication(rules, CurrentState(state), state.state_root)
 
 
 def finish(transition: StateTransition, before: LedgerState) -> LedgerState:

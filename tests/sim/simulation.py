@@ -29,7 +29,7 @@ from consensus.quorum import faults_tolerated, quorum
 from ledger.blocks.application import LedgerApplication
 from ledger.core.module import Refused
 from ledger.jobs import JobPhase
-from ledger.ledger_state import AppliedState, BlockBody, LedgerRules, LedgerState, StateTransition, decode_body
+from ledger.ledger_state import BlockBody, CurrentState, LedgerRules, LedgerState, StateTransition, decode_body
 from ledger.snapshots.snapshot_assembly import RestoredSnapshot
 from peer.node.future_messages import RoundKey
 from peer.node.node import AppliedBlock, Node, NodeInput, RoundEnded, RoundOpened, StepAction
@@ -187,7 +187,7 @@ class Peer:
         if self is self.simulation.lone:
             self.rules = self.simulation.own_rules()  # what was in memory is gone
         state, root = self._applied_state()
-        ledger = LedgerApplication(self.rules, AppliedState(state), root)
+        ledger = LedgerApplication(self.rules, CurrentState(state), root)
         self.node = self._new_node(ledger, restart)
         self.author.auditor.started(self.node)
         if self.is_honest:
@@ -248,7 +248,7 @@ class Peer:
         self.life += 1
         self.is_wrong = False
         state, root = self._applied_state()
-        ledger = LedgerApplication(self.rules, AppliedState(state), root)
+        ledger = LedgerApplication(self.rules, CurrentState(state), root)
         self.node = self._new_node(ledger, load_restart_state(self.disk, state.height), self.node.rounds.measured)
         self.author.auditor.started(self.node)
         self.judging, self.reexecuting, self.applying, self.waking, self.deadline = set(), set(), False, False, None

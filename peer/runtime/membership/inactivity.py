@@ -19,7 +19,7 @@ from pathlib import Path
 import trio
 
 from consensus.voter_set import VoterSet
-from ledger.ledger_state import AppliedState
+from ledger.ledger_state import CurrentState
 from ledger.members import MembersState, RetireMember, lowers_tolerance, retirement_vote_count
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from peer.settings.data_directory import storage_errors
@@ -42,7 +42,7 @@ class InactivityTracker:
     def __init__(
         self,
         network: Network,
-        applied: AppliedState,
+        applied: CurrentState,
         signers: Callable[[], Collection[bytes]],
         author: TransactionSubmitter,
         days: int,

@@ -10,7 +10,7 @@ import trio
 from consensus.voter_set import VoterSet
 from features.peer_names import PeerNames
 from features.text_tables import pluralize
-from ledger.ledger_state import AppliedState
+from ledger.ledger_state import CurrentState
 from protocol.api import LivenessMatrix
 from protocol.identity import peer_id, short_id
 from protocol.limits import VOTERS_MAX
@@ -28,7 +28,7 @@ class LivenessMonitor:
     """`run` it beside the driver."""
 
     def __init__(
-        self, network: Network, applied: AppliedState, tell: Callable[[str, bytes], None] = lambda text, peer: None
+        self, network: Network, applied: CurrentState, tell: Callable[[str, bytes], None] = lambda text, peer: None
     ) -> None:
         """`tell` hears, with the key it is about, when a voter falls silent and when it is heard again."""
         self._network, self._applied, self._tell = network, applied, tell

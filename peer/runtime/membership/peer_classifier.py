@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from ledger.ledger_state import AppliedState, LedgerState
+from ledger.ledger_state import CurrentState, LedgerState
 from ledger.members import Invitation, token_preimage
 from peer.settings.invitation import InvitationString, make_admission
 from protocol.errors import RemoteProtocolError
@@ -22,7 +22,7 @@ class PeerClassifier(PeerPolicy):
         me: bytes,
         chain_id: bytes,
         verifier: Verifier,
-        applied: AppliedState,
+        applied: CurrentState,
         invitation: InvitationString | None = None,
     ) -> None:
         """`invitation`: with which this peer asks to be admitted."""

@@ -16,7 +16,7 @@ import trio
 
 from ledger.audits.audit_state import awaited_auditors, proposals_to_serve
 from ledger.jobs import RUNNING_MAX
-from ledger.ledger_state import AppliedState
+from ledger.ledger_state import CurrentState
 from protocol.limits import BLOB_CHUNK_BYTES
 from training.job_spec import AUDIT_BYTES_MAX, JobSpec
 from training.model_store import audit_download_bytes_max
@@ -103,7 +103,7 @@ def audit_bytes_of(spec: bytes) -> int:
 class AuditBackpressure:
     """`run` it once; `wait_to_propose` is awaited before each proposal."""
 
-    def __init__(self, me: bytes, network: Network, applied: AppliedState) -> None:
+    def __init__(self, me: bytes, network: Network, applied: CurrentState) -> None:
         self._me, self._network, self._applied = me, network, applied
         self._uplink = AuditBacklog()
 

@@ -12,7 +12,7 @@ import trio
 
 from ledger.audits.loss_commitments import LossOpening
 from ledger.jobs import Job, JobPhase
-from ledger.ledger_state import AppliedState
+from ledger.ledger_state import CurrentState
 from peer.node.future_messages import RoundKey
 from peer.node.open_rounds import OpenRounds, RoundEffects
 from peer.runtime.disk_space import CHECK_SECONDS, DiskSpaceMonitor
@@ -61,7 +61,7 @@ class RoundExecutor:
         network: Network,
         event_log: EventLog,
         driver: ActionRunner,
-        applied: AppliedState,
+        applied: CurrentState,
         payload_bytes: int = 0,
     ) -> None:
         self.participant = role

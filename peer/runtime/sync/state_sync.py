@@ -21,7 +21,7 @@ import trio
 from consensus.effects import DecidedBlock
 from consensus.light_client import TrustedBlock
 from consensus.pbft.replica import Replica
-from ledger.ledger_state import AppliedState, LedgerRules, LedgerState, module_digest
+from ledger.ledger_state import CurrentState, LedgerRules, LedgerState, module_digest
 from ledger.snapshots.snapshot_assembly import RestoredSnapshot
 from ledger.snapshots.snapshot_download import DownloadStep, SnapshotDownload, TrustBasis, make_trust_basis, request_order
 from ledger.snapshots.snapshot_server import (
@@ -87,7 +87,7 @@ class StateSync:
         network: Network,
         event_log: EventLog,
         anchor: TrustedBlock | None,
-        applied: AppliedState,
+        applied: CurrentState,
         driver: StateRestorer,
     ) -> None:
         self._rules = rules
