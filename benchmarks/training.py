@@ -315,14 +315,14 @@ async def _timed(name: str, network: scenario.Network, task: Task, spec: JobSpec
     views = [view for view in await first.client.rounds(spec.rounds) if warm <= view.round <= last]
     accepted = sum(verdict == "accept" for view in views for verdict in view.verdicts.values())
     samples, each = accepted * spec.batch * spec.local_steps, task.peers * (last + 1 - warm)
-    lapsed = sum(standing.lapsed for standing in audits.standings)
+    lapsed = sum(standing.reports_lapsed for standing in audits.records)
     sampled = spec.audit is AuditMode.SAMPLED
     return Row(
         name,
         samples_per_second=samples / seconds,
         bytes_per_peer_per_update=(spent["kernel"] - spent["reveals"]) / each,
         audit_bytes_per_peer_per_update=spent["reveals"] / each,
-        audits=lapsed + sum(standing.reports for standing in audits.standings) if sampled else None,
+        audits=lapsed + sum(standing.reports for standing in audits.records) if sampled else None,
         lapsed=lapsed if sampled else None,
         kernel_bytes_per_peer_per_update=spent["kernel"] / each,
         updates=last + 1 - warm,

@@ -96,15 +96,15 @@ class DemoDisplay:
         return "an audit, or re-execution before the vote, found its update false or withheld"
 
     def _say_who_is_suspended(self, job: JobView) -> None:
-        for key, until in job.suspended.items():
+        for key, until in job.suspended_until.items():
             if self._suspended.get(key) != until:
                 self.print_line(
                     f"{self._names[key]} is suspended until round {display_round_number(until)}: {self._why_suspended}"
                 )
-        self._suspended = dict(job.suspended)
-        for told in job.undone[self._undone :]:
+        self._suspended = dict(job.suspended_until)
+        for told in job.undone_rounds[self._undone :]:
             self.print_line(f"{told}; the model goes on from before them")
-        self._undone = len(job.undone)
+        self._undone = len(job.undone_rounds)
 
     def update(self, job: JobView, rounds: tuple[RoundView, ...]) -> None:
         self._last = job, rounds
@@ -126,8 +126,13 @@ class DemoDisplay:
         title, newest = "held-out bits/byte  ", "  " + (f"{values[-1]:.3f}" if values else "–")
         [bars] = bar_chart(values, min(CURVE_WIDTH, room - len(title) - len(newest)), 1)
         head = Text.assemble((title, "bold"), bars, (newest, "bold green"))
-        counted, taken = f"round {format_round_progress(job.taken, job.rounds)}", f"{time.time() - self._demo.started:.0f} s"
-        bar = ProgressBar(total=job.rounds, completed=job.taken, width=min(CURVE_WIDTH, room - len(counted) - len(taken) - 2))
+        counted, taken = (
+            f"round {format_round_progress(job.rounds_in_model, job.rounds)}",
+            f"{time.time() - self._demo.started:.0f} s",
+        )
+        bar = ProgressBar(
+            total=job.rounds, completed=job.rounds_in_model, width=min(CURVE_WIDTH, room - len(counted) - len(taken) - 2)
+        )
         progress = Table.grid(padding=(0, 1))
         progress.add_row(counted, bar, taken)
         peers = self._peers_table(job)
@@ -161,7 +166,7 @@ class DemoDisplay:
         for peer in self._demo.peers:
             key = peer_id(peer.identity.public)
             reasons = [f"{reason} {count}" for reason, count in job.rejected.get(key, {}).items()]
-            reasons += ["expelled"] * (key in expelled) + ["suspended"] * (key in job.suspended)
+            reasons += ["expelled"] * (key in expelled) + ["suspended"] * (key in job.suspended_until)
             stats = peer.stats
             total = (
                 0 if stats is None else sum(count for kind, count in stats.bytes_sent.items() if kind not in BULK_TRAFFIC_KINDS)

@@ -46,7 +46,7 @@ class LinkView:
     bytes_sent: int
     bytes_received: int
     kind: str = "direct"  # or "relayed"
-    by: str | None = None  # peer id of who forwards it, if it is relayed
+    relay: str | None = None  # peer id of who forwards it, if it is relayed
     mbit_per_second: float | None = None  # that transfers to this peer had when more was waiting than the link carried
     retransmitted: float | None = None  # share of the segments of the last hour; None: the kernel does not say
     silent_seconds: float | None = None  # for which nothing has come, once that is suspicious
@@ -64,8 +64,8 @@ class PeerView:
     me: bool
     link: LinkView | None
     approvals: tuple[str, ...]  # voters that want this member to vote
-    record: str  # what of it was decided last, for people
-    gone: str = ""  # why this key takes part no more: it was expelled, or its owner goes on with another key
+    membership: str  # what of it was decided last, for people
+    departed: str = ""  # why this key takes part no more: it was expelled, or its owner goes on with another key
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ class DialView:
     address: str
     peer: str  # peer id of whom it expects there; empty: whoever answers
     reason: str
-    tries: int  # in a row
-    next_seconds: float
+    attempts: int  # in a row
+    next_attempt_seconds: float
     text: str  # all of it, in one line
 
 
@@ -98,7 +98,7 @@ class OptionalServiceView:
     """What a peer does beside its links because its operator asked for it."""
 
     name: str  # of the setting
-    works: bool
+    is_working: bool
     text: str  # what it does, or why not
 
 
@@ -128,20 +128,20 @@ class StatusView:
     waiting: str = ""  # for whom this peer waits before anything can be decided; empty when for nobody
     suspended: str = ""  # until when and why this peer does not train; empty when it may
     unaudited: tuple[str, ...] = ()  # names of running jobs whose updates nobody re-executes
-    disputed: str = ""  # that another block is certified beside one that is here; empty when none is. It stops nothing
-    failed: str = ""  # the last failure of a module of this program since its start: a bug. It stops nothing
+    fork: str = ""  # that another block is certified beside one that is here; empty when none is. It stops nothing
+    module_failure: str = ""  # the last failure of a module of this program since its start: a bug. It stops nothing
     state: str = "working"  # in one word, of `PeerState`
     decided_seconds_ago: float | None = None  # the last decision that came here; None: none yet
-    unreached: tuple[DialView, ...] = ()  # addresses that this peer dials in vain
-    behind: int | None = 0  # heights that others have decided and this peer has not applied; None: nobody is there to say
-    late: str = ""  # why this trainer's updates come too late, and what helps; empty when they do not
-    limited: str = ""  # running jobs in which this peer is not asked to re-execute, or last: until when, and why
-    no_room: str = ""  # which jobs do not fit on this peer's disk, and what follows; empty when all do
+    unreached_addresses: tuple[DialView, ...] = ()  # addresses that this peer dials in vain
+    heights_behind: int | None = 0  # heights that others have decided and this peer has not applied; None: nobody is there to say
+    straggling: str = ""  # why this trainer's updates come too late, and what helps; empty when they do not
+    reexecution_limits: str = ""  # running jobs in which this peer is not asked to re-execute, or last: until when, and why
+    disk_shortage: str = ""  # which jobs do not fit on this peer's disk, and what follows; empty when all do
     parameters_max: int = 0  # that the network allows a job's model
-    reachable: str = "unknown"  # direct: others can dial this peer; relayed: they cannot; unknown: too few have said
-    listening: tuple[str, ...] = ()  # where this peer accepts connections, with the ports that it has
-    told: tuple[str, ...] = ()  # where others are told to dial it
-    asides: tuple[OptionalServiceView, ...] = ()  # UPnP and mDNS, where they are on
+    reachability: str = "unknown"  # direct: others can dial this peer; relayed: they cannot; unknown: too few have said
+    listen_addresses: tuple[str, ...] = ()  # where this peer accepts connections, with the ports that it has
+    announced_addresses: tuple[str, ...] = ()  # where others are told to dial it
+    optional_services: tuple[OptionalServiceView, ...] = ()  # UPnP and mDNS, where they are on
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class StatsView:
     worker: str  # state of the worker process; empty without one
     memory_mb: float  # PSS of the daemon and its worker, all of its processes
     expelled: tuple[str, ...] = ()  # peer ids
-    standing: AuditRecordView | None = None  # this peer's own; None: no sampled audit has been about it or by it
+    audit_record: AuditRecordView | None = None  # this peer's own; None: no sampled audit has been about it or by it
 
 
 class AlertSeverity(enum.StrEnum):
@@ -218,21 +218,25 @@ class JobView:
     accepted: dict[str, int]  # trainer -> proposals accepted
     rejected: dict[str, dict[str, int]]  # trainer -> reason -> count
     started_height: int
-    suspended: dict[str, int] = field(default_factory=dict)  # trainer -> the first round in which it may train again
+    suspended_until: dict[str, int] = field(default_factory=dict)  # trainer -> the first round in which it may train again
     audits_open: int = 0  # audits not reported yet, and disputes not settled yet
-    place: int = 0  # in the line, from 1 on; 0: it does not wait
-    origin: str = ""  # of data that people decided, or might have
+    queue_position: int = 0  # in the line, from 1 on; 0: it does not wait
+    data_origin: str = ""  # of data that people decided, or might have
     precision: str = "fp32"  # of matrix products; with bf16 nobody can audit
     parameters: int = 0  # of its model
     disk_bytes: int = 0  # that it takes on this peer's disk at most, beside its text; 0: it is over
-    held: str = ""  # of a job that waits for its first model: how many voters hold it, of how many that are needed
+    initial_model_holders: str = (
+        ""  # of a job that waits for its first model: how many voters hold it, of how many that are needed
+    )
     notes: tuple[str, ...] = ()  # counts of the file that its set was made of, for people
-    limited: dict[str, str] = field(default_factory=dict)  # re-executor that is not asked now, or last -> until when, and why
+    reexecution_limits: dict[str, str] = field(
+        default_factory=dict
+    )  # re-executor that is not asked now, or last -> until when, and why
     machine_time: str = ""  # of one machine: own steps and re-execution, for people
-    taken: int = 0  # rounds in its model
-    final: int = 0  # rounds that had begun before its newest final model
+    rounds_in_model: int = 0  # rounds in its model
+    final_round: int = 0  # rounds that had begun before its newest final model
     anchors: tuple[int, ...] = ()  # the models that a rollback may go to, each by the round that began with it
-    undone: tuple[str, ...] = ()  # which rounds are in the model no more, and why, for people
+    undone_rounds: tuple[str, ...] = ()  # which rounds are in the model no more, and why, for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,13 +285,13 @@ class AuditRecordView:
 
     peer: str
     rewards: int  # accepted proposals that nobody found false in time
-    lost: int  # rewards that a suspension cost, or losses that it did not open
+    rewards_lost: int  # rewards that a suspension cost, or losses that it did not open
     suspensions: int
     reports: int  # as a drawn auditor
-    lapsed: int  # audits it did not report on
-    upheld: int  # its challenges that ended in a suspension
-    refuted: int  # its challenges that were found false
-    wrong: int = 0  # its reports whose loss is another than the trainer opened
+    reports_lapsed: int  # audits it did not report on
+    challenges_upheld: int  # its challenges that ended in a suspension
+    challenges_refuted: int  # its challenges that were found false
+    wrong_losses: int = 0  # its reports whose loss is another than the trainer opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,9 +318,9 @@ class SuspensionView:
 
 @dataclass(frozen=True, slots=True)
 class AuditsView:
-    standings: tuple[AuditRecordView, ...]
-    log: tuple[AuditView, ...]  # the oldest first
-    suspended: tuple[SuspensionView, ...] = ()
+    records: tuple[AuditRecordView, ...]
+    results: tuple[AuditView, ...]  # the oldest first
+    suspensions: tuple[SuspensionView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +353,7 @@ class TextPieceView:
     text: str
     is_withheld: bool = False  # people may not see the text: it holds a word of the list that the job names
     is_checked: bool = False  # said first, of a text that is not shown before all of it was compared with such a list
-    newer: int = 0  # said first, if audits may still undo newer models: of the newest, the rounds applied
+    newer_round: int = 0  # said first, if audits may still undo newer models: of the newest, the rounds applied
     round: int = 0  # said with it, of this model
 
 
@@ -382,9 +386,9 @@ class TrainRequest:
     rounds: int
     vocabulary: int  # more than 256: a byte-level BPE of that size is trained on the text
     overrides: dict[str, str]  # further fields of the job specification, as a person typed them
-    base: str = ""  # the finished job whose model it starts from, by its name or the beginning of its id; empty: none
+    initial_model: str = ""  # the finished job whose model it starts from, by its name or the beginning of its id; empty: none
     examples: str = ""  # a path on the peer's machine: JSONL with prompts and responses that the base's model learns; empty: none
-    folder: str = ""  # a path on the peer's machine, if `base` may also be that of a folder with a model; empty: it is none
+    model_folder: str = ""  # a path on the peer's machine, if `base` may also be that of a folder with a model; empty: it is none
     accept_risk: bool = False  # start it also where sampled audits were not measured to find liars in time
     skip_bad: bool = False  # leave out lines of `examples` that cannot be learned
     truncate: str = ""  # left, right: which end of texts in `examples` is cut off to fit the context; empty: none is
@@ -413,8 +417,10 @@ class ModelFilesView:
     format: str
     files: int
     bytes: int
-    left_out: tuple[str, ...]  # vectors of the job that the format has no place for
-    newer: int = 0  # rounds applied to the newest model, if audits may still undo that; 0: it is this one, or a round was named
+    omitted_tensors: tuple[str, ...]  # vectors of the job that the format has no place for
+    newer_round: int = (
+        0  # rounds applied to the newest model, if audits may still undo that; 0: it is this one, or a round was named
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -451,8 +457,8 @@ class ModuleView:
     module: str
     feature: str  # that brings it here; empty if none does
     about: str
-    runs: int  # version; 0: the network has no such module
-    knows: tuple[int, ...]
+    active_version: int  # version; 0: the network has no such module
+    known_versions: tuple[int, ...]
     due_version: int  # 0: no upgrade is decided
     due_height: int
     wishes: tuple[str, ...]  # of voters for upgrades that are not decided, in words
@@ -463,7 +469,7 @@ class LimitView:
     """What the voters allow in this network."""
 
     name: str
-    most: int
+    maximum: int
     wishes: tuple[str, ...]  # of voters for other limits that are not decided, in words
 
 

@@ -22,7 +22,7 @@ def why_unhealthy(status: StatusView) -> str:
     """Why this peer does not take part as it should; empty if it does."""
     if status.state in (PeerState.WORKING, PeerState.SUSPENDED):
         return ""
-    behind = "" if status.behind is None else f"{status.behind} heights behind"
+    behind = "" if status.heights_behind is None else f"{status.heights_behind} heights behind"
     return f"{status.state}: {status.halted or status.waiting or behind}"
 
 
@@ -30,7 +30,7 @@ def peer_metrics(stats: StatsView, members: int) -> tuple[PrometheusMetric, ...]
     status = stats.status
     who = format_labels(peer=status.peer, name=status.name, network=status.network, role=status.role, version=status.version)
     times = {"0.5": stats.decision_ms_p50, "0.99": stats.decision_ms_p99}
-    reachable = {"": float(status.reachable == "direct")} if status.reachable in ("direct", "relayed") else {}
+    reachable = {"": float(status.reachability == "direct")} if status.reachability in ("direct", "relayed") else {}
     ago = {} if status.decided_seconds_ago is None else {"": status.decided_seconds_ago}
 
     def one(name: str, about: str, value: float) -> PrometheusMetric:
@@ -40,9 +40,9 @@ def peer_metrics(stats: StatsView, members: int) -> tuple[PrometheusMetric, ...]
         PrometheusMetric("info", "who this peer is; always 1", {who: 1}),
         one("healthy", "1 if this peer takes part as it should", float(not why_unhealthy(status))),
         one("height", "blocks decided and applied", status.height),
-        one("behind", "heights that others have decided and this peer has not applied", status.behind or 0),
+        one("behind", "heights that others have decided and this peer has not applied", status.heights_behind or 0),
         one("links", "peers that are connected", status.links),
-        one("unreached", "addresses that this peer dials in vain", len(status.unreached)),
+        one("unreached", "addresses that this peer dials in vain", len(status.unreached_addresses)),
         one("members", "members of the network", members),
         one("voters", "voters of the network", status.voters),
         one("quorum", "voters that decide", status.quorum),

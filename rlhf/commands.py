@@ -228,8 +228,8 @@ async def _trace(asked: CommandContext[RlhfRpc], pair: str, folder: str, is_json
         asked.show(table)
     elif not traced.held_out:
         asked.show("nobody has drawn it yet")
-    if traced.unknown:
-        asked.show(f"of {pluralize(traced.unknown, 'round')} this peer has seen nothing: it restored a snapshot")
+    if traced.unknown_rounds:
+        asked.show(f"of {pluralize(traced.unknown_rounds, 'round')} this peer has seen nothing: it restored a snapshot")
 
 
 async def _score(asked: CommandContext[RlhfRpc]) -> None:
@@ -256,8 +256,8 @@ def _whose(of: PreferencesView, state: str) -> str:
     if not of.project:
         return "preferences of a file, not decided by annotators"
     if state == "cancelled":
-        return f"preferences said to be of {project}: {pluralize(of.disagree, 'voter')} derived others; `rlhf start` begins again"
-    heard = f"{pluralize(of.agree, 'voter')} derived these so far, {of.disagree} others"
+        return f"preferences said to be of {project}: {pluralize(of.dissenting_voters, 'voter')} derived others; `rlhf start` begins again"
+    heard = f"{pluralize(of.attesting_voters, 'voter')} derived these so far, {of.dissenting_voters} others"
     return f"it waits until a quorum of the voters has derived its preferences from {project}: {heard}"
 
 
@@ -311,10 +311,12 @@ def _show_status(asked: CommandContext[RlhfRpc], view: RlhfView, figures: tuple[
     if view.state == "cancelled":
         asked.show("the plan is cancelled: no other stage begins")
     for stage in view.stages:
-        if stage.refused:
-            asked.show(f"{stage.job[:SHORT]} does not begin yet: {stage.refused}; each block tries again, `rlhf cancel` gives up")
-        if stage.failed:
-            asked.show(f"{stage.job[:SHORT]} failed: {stage.failed}")
+        if stage.start_refusal:
+            asked.show(
+                f"{stage.job[:SHORT]} does not begin yet: {stage.start_refusal}; each block tries again, `rlhf cancel` gives up"
+            )
+        if stage.failure:
+            asked.show(f"{stage.job[:SHORT]} failed: {stage.failure}")
         for line in _measured(stage):
             asked.show(line)
         _show_notes(asked, stage)

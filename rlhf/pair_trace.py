@@ -63,7 +63,7 @@ def trace_pair(jobs: Sequence[TracedJob], sets: Mapping[bytes, AttestedPreferenc
             set=data.hex(),
             held_out=pair not in split_held_out(pairs, learned.spec.held_out_permille)[0],
             draws=(*(view.draws if view else ()), *iter_pair_draws(learned.job, learned.spec, pairs, pair, learned.rounds)),
-            unknown=(view.unknown if view else 0) + learned.unknown,
+            unknown_rounds=(view.unknown_rounds if view else 0) + learned.unknown,
         )
     if view is None:
         said = "name a task by its id, or the number of a file's line"

@@ -17,8 +17,8 @@ class PreferencesView:
     project: str = ""  # of which they are said to be
     height: int = 0
     redacted: int = 0  # pairs of it that were redacted since
-    agree: int = 0  # voters that have derived this set so far, and others; once it is decided they are forgotten
-    disagree: int = 0
+    attesting_voters: int = 0  # voters that have derived this set so far, and others; once it is decided they are forgotten
+    dissenting_voters: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class StageView:
     held_out_accuracy: float | None = None  # of a reward model or `dpo`, as this peer or else the voters measured it
     calibration_error: float | None = None  # of these: how far its chances are from people's, in the mean
     preferences: PreferencesView | None = None  # of these
-    refused: str = ""  # why its job, which is due, does not begin; each block tries again
+    start_refusal: str = ""  # why its job, which is due, does not begin; each block tries again
     held_out_nats: float | None = None  # of `instruct`: for a token of the held-out responses
     notes: tuple[str, ...] = ()  # counts of the file that its set was made of, for people
     measured_rounds: int | None = None  # that the measured model was trained for; None: nothing is measured
@@ -41,7 +41,7 @@ class StageView:
     word_count_accuracy: float | None = None  # of a word-count model on the same pairs
     identical_pairs: int | None = None  # of the set: pairs of two identical responses
     contradictory_pairs: int | None = None  # of the set: pairs that others contradict
-    failed: str = ""  # why the stage failed
+    failure: str = ""  # why the stage failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class PolicyMetricsView:
     round: int
     accepted: int
     score: float
-    nats: float  # log π − log π_ref: how far the policy is from the reference
-    tokens: float
+    kl_nats: float  # log π − log π_ref: how far the policy is from the reference
+    response_tokens: float
     unfinished: float  # share of responses without the stop token
     distinct_2: float  # share of different pairs among all pairs of neighbouring tokens
     length_correlation: float  # of responses' lengths with their scores
@@ -71,9 +71,11 @@ class PolicyMetricsView:
     @property
     def summary_line(self) -> str:
         """In one line."""
-        length = f"{self.tokens:.1f} tokens ({self.length_correlation:+.2f} with the score), {self.unfinished:.0%} unfinished"
+        length = (
+            f"{self.response_tokens:.1f} tokens ({self.length_correlation:+.2f} with the score), {self.unfinished:.0%} unfinished"
+        )
         blocked = f", {self.blocked:.0%} blocked" if self.blocked else ""
-        nats = f"{self.nats:.2f} nats from the reference"
+        nats = f"{self.kl_nats:.2f} nats from the reference"
         return f"score {self.score:.3f}, {nats}, {length}, distinct-2 {self.distinct_2:.3f}{blocked}"
 
 
@@ -106,7 +108,7 @@ class PairTraceView:
     set: str  # the newest one that has it
     held_out: bool  # nothing is trained on it
     draws: tuple[PairDrawView, ...]
-    unknown: int = 0  # rounds that this peer has not seen, as before a snapshot that it restored
+    unknown_rounds: int = 0  # rounds that this peer has not seen, as before a snapshot that it restored
 
 
 class RlhfRpc(Protocol):

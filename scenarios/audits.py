@@ -73,7 +73,7 @@ async def challenged(options: argparse.Namespace, peers: Network, trial: Trial) 
     trial.figures["of the liar"] = found = await asked.client.challenge_trainer(peer_id(liar.identity.public), None)
     trial.require("mismatch" in found, f"{asked.name} found {found!r} of {liar.name}, which lies")
     # Undone rounds are audited no more, and opening rounds are re-executed before the vote, also those after a rollback.
-    await until(asked, job, lambda view: bool(view.undone) and view.taken > OPENING_ROUNDS)
+    await until(asked, job, lambda view: bool(view.undone_rounds) and view.rounds_in_model > OPENING_ROUNDS)
     trial.figures["of an honest trainer"] = found = await asked.client.challenge_trainer(peer_id(honest.identity.public), None)
     trial.require("passed" in found, f"{asked.name} found {found!r} of {honest.name}, which is honest")
     await concluded(peers, job)
@@ -85,9 +85,9 @@ async def challenged(options: argparse.Namespace, peers: Network, trial: Trial) 
 
 async def said_by(asked: DemoPeer, auditor: DemoPeer) -> tuple[int, int]:
     """(its reports, its audits that lapsed), as far as they are decided."""
-    views = {view.peer: view for view in (await asked.client.audits(1)).standings}
+    views = {view.peer: view for view in (await asked.client.audits(1)).records}
     view = views.get(peer_id(auditor.identity.public))
-    return (view.reports, view.lapsed) if view else (0, 0)
+    return (view.reports, view.reports_lapsed) if view else (0, 0)
 
 
 async def challenges_falsely(options: argparse.Namespace, peers: Network, trial: Trial) -> None:

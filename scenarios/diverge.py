@@ -57,7 +57,7 @@ async def attempt(options: argparse.Namespace, peers: Network, trial: Trial) -> 
     fields |= {"inner": way_out[2], "inner_rate": way_out[3], "byzantine_max": str((options.peers - 1) // 3)}
     base = way_out[1] if len(refused) == len(closed) else ""
     fields |= {} if base else SMALL_MODEL
-    request = TrainRequest("again", "", options.rounds, 0, fields, base=base, accept_risk=True)
+    request = TrainRequest("again", "", options.rounds, 0, fields, initial_model=base, accept_risk=True)
     again = await peers.demo.watched.client.start_job(request)
     for peer in peers.peers:
         await until(peer, again, lambda view: view.state == "finished")

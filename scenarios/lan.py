@@ -325,7 +325,7 @@ async def is_linked(machine: Machine, hosts: set[str]) -> bool:
 
 
 async def stands(machine: Machine, key: str) -> bool:
-    return any(view.peer == key and "stands as a voter" in view.record for view in await machine.client.peers())
+    return any(view.peer == key and "stands as a voter" in view.membership for view in await machine.client.peers())
 
 
 async def votes(machine: Machine) -> bool:
@@ -333,7 +333,7 @@ async def votes(machine: Machine) -> bool:
 
 
 async def says_whom_it_misses(machine: Machine) -> bool:
-    return any(dial.text.startswith("cannot reach 10.77.0.") for dial in (await machine.client.status()).unreached)
+    return any(dial.text.startswith("cannot reach 10.77.0.") for dial in (await machine.client.status()).unreached_addresses)
 
 
 async def has_finished(machine: Machine, job: str) -> bool:

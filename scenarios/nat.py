@@ -88,7 +88,9 @@ async def all_linked(peers: Sequence[DemoPeer]) -> bool:
 
 async def busiest(peers: Network) -> DemoPeer:
     """The relay that carries most circuits."""
-    carried = Counter([view.link.by for peer in hidden_of(peers) for view in await views(peer) if view.link and view.link.by])
+    carried = Counter(
+        [view.link.relay for peer in hidden_of(peers) for view in await views(peer) if view.link and view.link.relay]
+    )
     relay = peers.named(carried.most_common(1)[0][0])
     assert relay is not None
     return relay
@@ -129,7 +131,7 @@ async def hangs(world: World, peers: Network, trial: Trial) -> None:
 
 async def all_avoid(relay: DemoPeer, hidden: Sequence[DemoPeer]) -> bool:
     """Whether these are linked with each other, and none of them over this relay."""
-    by = [view.link.by for peer in hidden for view in await views(peer) if view.link]
+    by = [view.link.relay for peer in hidden for view in await views(peer) if view.link]
     return await all_linked(hidden) and peer_id(relay.identity.public) not in by
 
 

@@ -311,7 +311,7 @@ async def _counts(peers: Network, victim: DemoPeer, trial: Trial) -> None:
     key = peer_id(victim.identity.public)
     for other in _others(peers, victim):
         view = next(view for view in await other.client.peers() if view.peer == key)
-        trial.require(view.voter and not view.gone, f"for {other.name} it is no voter any more: {view.gone}")
+        trial.require(view.voter and not view.departed, f"for {other.name} it is no voter any more: {view.departed}")
 
 
 KINDS: dict[str, Callable[[Random, bool, Network, Trial], Awaitable[None]]] = {

@@ -61,7 +61,7 @@ async def attempt(options: argparse.Namespace, victim: str | None, peers: Networ
 
 async def undone(peer: DemoPeer, job: str) -> None:
     with trio.fail_after(ROLLBACK_SECONDS_MAX):
-        while not (await view_of(peer, job)).undone:  # noqa: ASYNC110 - it is another process
+        while not (await view_of(peer, job)).undone_rounds:  # noqa: ASYNC110 - it is another process
             await trio.sleep(POLL_SECONDS)
 
 

@@ -91,7 +91,7 @@ async def _train(options: argparse.Namespace, peers: Network, trial: Trial, *, i
 
 
 async def _is_convicted(asked: DemoPeer) -> bool:
-    return any(view.suspensions for view in (await asked.client.audits(1)).standings)
+    return any(view.suspensions for view in (await asked.client.audits(1)).records)
 
 
 def _judge(peers: Network, trial: Trial, *, is_attacked: bool) -> None:

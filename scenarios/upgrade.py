@@ -84,7 +84,7 @@ async def upgraded(peers: Network, old: DemoPeer, trial: Trial, export: Path) ->
     # The last wish is decided where it was said, and the first peer may hear of that a moment later.
     await passes(others[0], (await others[-1].client.status()).height)
     row = next(view for view in await others[0].client.modules() if view.module == tally.NAME)
-    trial.require((row.runs, row.due_version, row.due_height) == (1, 2, height), f"`features` says {row}")
+    trial.require((row.active_version, row.due_version, row.due_height) == (1, 2, height), f"`features` says {row}")
     started = trio.current_time()
     await passes(others[0], height + HEIGHTS_AFTER)
     trial.figures["decided until acted"] = trio.current_time() - started

@@ -106,7 +106,7 @@ async def fetch(peers: Network, model: Path, size: int, trial: Trial) -> None:
     """Until every voter has the model that the job starts from."""
     first, *others = peers.peers
     await first.client.start_job(
-        TrainRequest("own", "", 1, 0, {"byzantine_max": "0", "audit": "off"}, base=str(model), folder=str(model))
+        TrainRequest("own", "", 1, 0, {"byzantine_max": "0", "audit": "off"}, initial_model=str(model), model_folder=str(model))
     )
     begun = time.time()
     took = dict[str, float]()

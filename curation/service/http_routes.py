@@ -380,7 +380,7 @@ _ROUTES: Final = (
     Route(
         handler=AdminApi.admin_health, method="GET", path="/api/v1/admin/health", client=OPERATOR, about="how this peer is",
         replies={200: RouteReply(
-            "state problem height behind decided_seconds_ago links uptime_seconds memory_bytes disk queues versions"
+            "state problem height heights_behind decided_seconds_ago links uptime_seconds memory_bytes disk queues versions"
         )},
     ),
     Route(

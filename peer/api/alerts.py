@@ -37,10 +37,10 @@ def find_alerts(look: AlertInputs) -> Iterator[AlertView]:
     status = look.status
     if status.halted and status.state != PeerState.JOINING:
         yield AlertView(AlertCause.HALTED, "", AlertSeverity.CRITICAL, status.halted)
-    if status.disputed:
-        yield AlertView(AlertCause.DISPUTED, "", AlertSeverity.CRITICAL, status.disputed)
-    if status.failed:
-        yield AlertView(AlertCause.MODULE_FAILED, "", AlertSeverity.CRITICAL, status.failed)
+    if status.fork:
+        yield AlertView(AlertCause.DISPUTED, "", AlertSeverity.CRITICAL, status.fork)
+    if status.module_failure:
+        yield AlertView(AlertCause.MODULE_FAILED, "", AlertSeverity.CRITICAL, status.module_failure)
     if status.waiting.startswith(NO_QUORUM_PREFIXES):
         yield AlertView(AlertCause.NO_QUORUM, "", AlertSeverity.CRITICAL, status.waiting)
     elif status.waiting:
@@ -50,12 +50,14 @@ def find_alerts(look: AlertInputs) -> Iterator[AlertView]:
         text = f"{here}; not heard: {', '.join(peer[:SHORT_ID_LENGTH] for peer in look.unheard)}"
         yield AlertView(AlertCause.NO_SPARE, "", AlertSeverity.WARNING, text)
     if status.state == PeerState.BEHIND:
-        yield AlertView(AlertCause.BEHIND, "", AlertSeverity.WARNING, f"this peer is {status.behind} heights behind the others")
+        yield AlertView(
+            AlertCause.BEHIND, "", AlertSeverity.WARNING, f"this peer is {status.heights_behind} heights behind the others"
+        )
     if look.free_bytes < DISK_WARNING_BYTES:
         severity = AlertSeverity.CRITICAL if look.free_bytes < DISK_CRITICAL_BYTES else AlertSeverity.WARNING
         yield AlertView(AlertCause.DISK_LOW, "", severity, f"{look.free_bytes >> 20} MiB are free on the disk of this peer")
-    if status.no_room:
-        yield AlertView(AlertCause.NO_ROOM, "", AlertSeverity.WARNING, status.no_room)
+    if status.disk_shortage:
+        yield AlertView(AlertCause.NO_ROOM, "", AlertSeverity.WARNING, status.disk_shortage)
     if look.worker.startswith("starting") and ("restarted" in look.worker or status.uptime_seconds > WORKER_START_SECONDS_MAX):
         yield AlertView(AlertCause.WORKER_GONE, "", AlertSeverity.WARNING, f"the worker of this peer is gone: {look.worker}")
     if look.failed:

@@ -69,7 +69,7 @@ async def _with_names(api: PeerApi, text: str) -> str:
 
 async def load_peer_names(api: PeerApi) -> PeerNames:
     """The names that people are shown instead of peer ids."""
-    known = {view.peer: (view.name, view.gone) for view in await api.peers()}
+    known = {view.peer: (view.name, view.departed) for view in await api.peers()}
     present = {peer: name for peer, (name, gone) in known.items() if not gone}
     return PeerNames(present, {peer: name for peer, (name, _) in known.items()})
 
@@ -146,7 +146,7 @@ async def _run_prompt(api: PeerApi, prompt: LineEditor, show: Print, quitting: s
     status = await api.status()
     who = f"{status.name} ({view_tables.shorten_id(status.peer)})" if status.name else view_tables.shorten_id(status.peer)
     where, state = (
-        format_listen_addresses(status.listening, status.told),
+        format_listen_addresses(status.listen_addresses, status.announced_addresses),
         (await load_peer_names(api)).replace_ids(view_tables.format_state(status)),
     )
     show(f"network {status.network}, {who} {where}: {state}")

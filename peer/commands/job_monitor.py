@@ -124,7 +124,7 @@ class JobProgress:
         took = [view.seconds for view in self.closed[-PACE_ROUNDS:] if view.seconds is not None]
         if self.job is None or self.job.state != "running" or not took:
             return None
-        return sum(took) / len(took) * (self.job.rounds - self.job.taken)
+        return sum(took) / len(took) * (self.job.rounds - self.job.rounds_in_model)
 
 
 def choose_job(jobs: Sequence[JobView], wanted: str) -> JobView:
@@ -210,7 +210,7 @@ def headline(of: JobProgress) -> str:
     assert of.job is not None
     text = (
         f"job {of.job.name} ({shorten_id(of.job.job)}): {format_job_state(of.job)}, round "
-        f"{format_round_progress(of.job.taken, of.job.rounds)}"
+        f"{format_round_progress(of.job.rounds_in_model, of.job.rounds)}"
     )
     if (left := of.seconds_left) is not None:
         text += f", {format_age(left)} left at this pace"
@@ -240,9 +240,11 @@ def progress_panel(of: JobProgress, names: NameLookup, console: Console) -> Rend
     def lines_of(part: RenderableType) -> int:
         return len(console.render_lines(part, console.options.update(width=room, height=None), pad=False))
 
-    counted_rounds = f"round {format_round_progress(of.job.taken, of.job.rounds)}"
+    counted_rounds = f"round {format_round_progress(of.job.rounds_in_model, of.job.rounds)}"
     pace = "" if of.seconds_left is None else f"{format_age(of.seconds_left)} left"
-    bar = ProgressBar(total=of.job.rounds, completed=of.job.taken, width=max(4, room - len(counted_rounds) - len(pace) - 2))
+    bar = ProgressBar(
+        total=of.job.rounds, completed=of.job.rounds_in_model, width=max(4, room - len(counted_rounds) - len(pace) - 2)
+    )
     progress = Table.grid(padding=(0, 1))
     progress.add_row(counted_rounds, bar, pace)
     below: list[RenderableType] = [
@@ -279,10 +281,12 @@ def _trainers(job: JobView, names: NameLookup) -> TextTable:
     table = TextTable(
         Column("trainer"), Column("accepted", is_number=True), Column("not accepted", wraps=True, style="red"), is_live=True
     )
-    for peer in dict.fromkeys((*job.accepted, *job.rejected, *job.limited)):
+    for peer in dict.fromkeys((*job.accepted, *job.rejected, *job.reexecution_limits)):
         reasons = [f"{reason} {count}" for reason, count in job.rejected.get(peer, {}).items()]
-        reasons += [f"suspended until round {display_round_number(job.suspended[peer])}"] if peer in job.suspended else []
-        reasons += [job.limited[peer]] if peer in job.limited else []
+        reasons += (
+            [f"suspended until round {display_round_number(job.suspended_until[peer])}"] if peer in job.suspended_until else []
+        )
+        reasons += [job.reexecution_limits[peer]] if peer in job.reexecution_limits else []
         table.add_row(names[peer], str(job.accepted.get(peer, 0)), ", ".join(reasons))
     return table
 

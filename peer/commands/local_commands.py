@@ -213,7 +213,7 @@ async def _run(config: Config, on_terminal: bool, make_participant: MakeParticip
     async with running_daemon(config, make_participant or make_honest_participant) as daemon:
         tune_garbage_collector()
         status = await daemon.api.status()
-        where = format_listen_addresses(status.listening, status.told)
+        where = format_listen_addresses(status.listen_addresses, status.announced_addresses)
         ready = partial(logging.getLogger("peer").info, "%s %s, network %s", status.peer, where, status.network)
         if on_terminal:
             async with trio.open_nursery() as nursery:

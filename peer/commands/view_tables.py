@@ -83,17 +83,17 @@ def status(view: StatusView) -> KeyValueTable:
             "height": f"{view.height}, view {view.view}",
             "decided": _decided(view),
             "state root": view.state_root,
-            **({"too late": view.late} if view.late else {}),
-            **({"re-executes": view.limited} if view.limited else {}),
-            **({"no room": view.no_room} if view.no_room else {}),
+            **({"too late": view.straggling} if view.straggling else {}),
+            **({"re-executes": view.reexecution_limits} if view.reexecution_limits else {}),
+            **({"no room": view.disk_shortage} if view.disk_shortage else {}),
             "unaudited": _unaudited(view),
             "largest model": f"{view.parameters_max} parameters are allowed",
             "voters": f"{view.voters}; {view.quorum} decide, {view.tolerated} may lie",
             "links": view.links,
-            "address": format_listen_addresses(view.listening, view.told),
-            "reachable": f"{view.reachable}: {REACHABILITY_TEXTS[view.reachable]}",
-            **{aside.name: aside.text for aside in view.asides},
-            "unreached": "\n".join(dial.text for dial in view.unreached) or "–",
+            "address": format_listen_addresses(view.listen_addresses, view.announced_addresses),
+            "reachable": f"{view.reachability}: {REACHABILITY_TEXTS[view.reachability]}",
+            **{aside.name: aside.text for aside in view.optional_services},
+            "unreached": "\n".join(dial.text for dial in view.unreached_addresses) or "–",
             "data": view.data_directory,
             "process": f"{view.process}, up {_duration(view.uptime_seconds)}, version {view.version}",
         }
@@ -101,16 +101,20 @@ def status(view: StatusView) -> KeyValueTable:
 
 
 def format_state(view: StatusView) -> str:
-    behind = f"behind by {pluralize(view.behind or 0, 'height')}" if view.state == "behind" else ""
+    behind = f"behind by {pluralize(view.heights_behind or 0, 'height')}" if view.state == "behind" else ""
     work = view.halted or view.waiting or behind or view.suspended or view.state
-    return "; ".join(filter(None, (work, view.disputed, view.failed)))
+    return "; ".join(filter(None, (work, view.fork, view.module_failure)))
 
 
 def _decided(view: StatusView) -> str:
     ago = "nothing yet" if view.decided_seconds_ago is None else f"{_duration(view.decided_seconds_ago)} ago"
-    known = view.behind is not None
-    behind = f"behind by {pluralize(view.behind or 0, 'height')}" if known else "no voter is here to say how far the others are"
-    return ago if view.behind == 0 else f"{ago}; {behind}"
+    known = view.heights_behind is not None
+    behind = (
+        f"behind by {pluralize(view.heights_behind or 0, 'height')}"
+        if known
+        else "no voter is here to say how far the others are"
+    )
+    return ago if view.heights_behind == 0 else f"{ago}; {behind}"
 
 
 def _unaudited(view: StatusView) -> str:
@@ -145,7 +149,7 @@ def stats(view: StatsView) -> KeyValueTable:
             "refused": _counts(view.refused),
             "evidence": "; ".join(view.evidence) or "none",
             "expelled": "; ".join(view.expelled) or "nobody",
-            "audits": _standing(view.standing) if view.standing else "none of this peer, and none by it",
+            "audits": _standing(view.audit_record) if view.audit_record else "none of this peer, and none by it",
             "unaudited": _unaudited(view.status),
             "pending": f"{view.transactions_pending} transactions",
             "worker": view.worker or "none",
@@ -277,9 +281,9 @@ def _bytes(hex: str) -> str:
 
 
 def _standing(view: AuditRecordView) -> str:
-    trained = f"{view.rewards} rewards, {view.lost} lost, {view.suspensions} suspensions"
-    audited = f"{view.reports} reports, {view.wrong} with a wrong loss, {view.lapsed} lapsed"
-    challenged = f"{view.upheld} challenges upheld, {view.refuted} refuted"
+    trained = f"{view.rewards} rewards, {view.rewards_lost} lost, {view.suspensions} suspensions"
+    audited = f"{view.reports} reports, {view.wrong_losses} with a wrong loss, {view.reports_lapsed} lapsed"
+    challenged = f"{view.challenges_upheld} challenges upheld, {view.challenges_refuted} refuted"
     return f"{trained}; {audited}, {challenged}"
 
 
@@ -287,7 +291,16 @@ def audit_records(views: Iterable[AuditRecordView], names: PeerNames) -> TextTab
     peer = Column("peer", truncates=True)
     table = TextTable(peer, "rewards", "lost", "suspensions", "reports", "lapsed", "upheld", "refuted", "wrong")
     for view in views:
-        counts = (view.rewards, view.lost, view.suspensions, view.reports, view.lapsed, view.upheld, view.refuted, view.wrong)
+        counts = (
+            view.rewards,
+            view.rewards_lost,
+            view.suspensions,
+            view.reports,
+            view.reports_lapsed,
+            view.challenges_upheld,
+            view.challenges_refuted,
+            view.wrong_losses,
+        )
         table.add_row(names[view.peer], *map(str, counts))
     return table
 
@@ -333,7 +346,7 @@ def peers(views: Sequence[PeerView]) -> TextTable:
     measured = (Column("round trip", drop_order=5), Column("Mbit/s", drop_order=4))
     table = TextTable(*who, "link", *measured, *traffic, Column("record", wraps=True))
     for view in views:
-        part = view.gone or ("voter" if view.voter else "member" if view.member else "guest")
+        part = view.departed or ("voter" if view.voter else "member" if view.member else "guest")
         part += " (leader)" if view.leader else ""
         part += f" {pluralize(len(view.approvals), 'approval')}" if view.approvals and not view.voter else ""
         part += f" (silent for {view.link.silent_seconds:.0f} s)" if view.link and view.link.silent_seconds is not None else ""
@@ -348,14 +361,14 @@ def peers(views: Sequence[PeerView]) -> TextTable:
             format_age(link.connected_seconds) if link else "–",
             f"{link.bytes_sent / 1e6:.2f} MB" if link else "–",
             f"{link.bytes_received / 1e6:.2f} MB" if link else "–",
-            view.record,
+            view.membership,
         )
     return table
 
 
 def _way(link: LinkView, names: Mapping[str, str]) -> str:
-    if link.by:
-        return f"relayed by {names.get(link.by) or shorten_id(link.by)}"
+    if link.relay:
+        return f"relayed by {names.get(link.relay) or shorten_id(link.relay)}"
     return f"{'→' if link.outgoing else '←'}{link.address}"
 
 
@@ -389,15 +402,17 @@ def features(views: Iterable[ModuleView]) -> TextTable:
     table = TextTable("module", "feature", "runs", "knows", Column("upgrade", wraps=True))
     for view in views:
         due = [f"{view.due_version} from height {view.due_height}"] if view.due_version else []
-        knows = ", ".join(map(str, view.knows)) or "–"
-        table.add_row(view.module, view.feature or "–", str(view.runs or "–"), knows, "; ".join([*due, *view.wishes]) or "–")
+        knows = ", ".join(map(str, view.known_versions)) or "–"
+        table.add_row(
+            view.module, view.feature or "–", str(view.active_version or "–"), knows, "; ".join([*due, *view.wishes]) or "–"
+        )
     return table
 
 
 def limits(views: Iterable[LimitView]) -> TextTable:
     table = TextTable("limit", "at most", Column("wishes", wraps=True))
     for view in views:
-        table.add_row(view.name, str(view.most), "; ".join(view.wishes) or "–")
+        table.add_row(view.name, str(view.maximum), "; ".join(view.wishes) or "–")
     return table
 
 
@@ -410,15 +425,15 @@ def jobs(views: Sequence[JobView], names: PeerNames) -> TextTable:
             "rejected": _by_trainer(view.rejected, names, lambda reason: reason not in (*NEUTRAL_REASONS, DIVERGING)),
             DIVERGING: [f"{names[peer]} {of[DIVERGING]}" for peer, of in view.rejected.items() if DIVERGING in of],
             "not judged": _by_trainer(view.rejected, names, lambda reason: reason in NEUTRAL_REASONS),
-            "suspended": [f"{names[peer]} until {display_round_number(number)}" for peer, number in view.suspended.items()],
-            "undone": list(view.undone),
-            "re-executors": [f"{names[peer]} {text}" for peer, text in view.limited.items()],
+            "suspended": [f"{names[peer]} until {display_round_number(number)}" for peer, number in view.suspended_until.items()],
+            "undone": list(view.undone_rounds),
+            "re-executors": [f"{names[peer]} {text}" for peer, text in view.reexecution_limits.items()],
         }
         table.add_row(
             shorten_id(view.job),
             view.name,
             format_job_state(view),
-            f"– of {view.rounds}" if view.place else format_round_progress(view.taken, view.rounds),
+            f"– of {view.rounds}" if view.queue_position else format_round_progress(view.rounds_in_model, view.rounds),
             "; ".join(f"{what}: {', '.join(trainers)}" for what, trainers in told.items() if trainers) or "–",
             view.audit if view.precision == "fp32" else f"{view.audit} ({view.precision})",
             view.data if view.data == "local" else shorten_id(view.data) or "–",
@@ -428,11 +443,13 @@ def jobs(views: Sequence[JobView], names: PeerNames) -> TextTable:
 
 
 def format_job_state(view: JobView) -> str:
-    if view.place:
-        return f"waits, number {view.place}" + (f"; {view.held} voters hold its model" if view.held else "")
+    if view.queue_position:
+        return f"waits, number {view.queue_position}" + (
+            f"; {view.initial_model_holders} voters hold its model" if view.initial_model_holders else ""
+        )
     if view.state == "settling":
         return "trained; audits may still undo rounds"
-    return "stopped" if view.state == "finished" and view.taken < view.rounds else view.state
+    return "stopped" if view.state == "finished" and view.rounds_in_model < view.rounds else view.state
 
 
 def _by_trainer(counts: Mapping[str, Mapping[str, int]], names: PeerNames, belongs: Callable[[str], bool]) -> list[str]:

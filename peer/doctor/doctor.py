@@ -85,7 +85,7 @@ async def _of_peer(settings: ResolvedSettings, role: Role, directory: DataDirect
     try:
         with trio.fail_after(ANSWER_SECONDS):
             status, alerts = await client.status(), await client.alerts()
-            names = PeerNames({view.peer: view.name for view in await client.peers() if not view.gone})
+            names = PeerNames({view.peer: view.name for view in await client.peers() if not view.departed})
             ahead = await clock_offset(client, status.peer)
     except NotRunningError:
         return [*found, *await _of_stopped(config, role, directory, genesis, key)], None
@@ -135,20 +135,20 @@ async def _of_running(
     config, key, chain_id = settings.config, parse_peer_id(status.peer), genesis.chain_id
     # A peer may have been started with `--listen`; where nobody says it again there is nothing to compare.
     own = (
-        check_listen_settings(parse_listen_addresses(config.listen), status.listening)
+        check_listen_settings(parse_listen_addresses(config.listen), status.listen_addresses)
         if settings.origins["listen"] != "default"
         else []
     )
-    own += check_reachability(status.reachable) if status.listening else [DIALS_ONLY]
-    for address in status.listening:
+    own += check_reachability(status.reachability) if status.listen_addresses else [DIALS_ONLY]
+    for address in status.listen_addresses:
         own += await check_own_port(address, chain_id, key)
     # their host may be wrong although others dial back
     own += await check_advertised_addresses(config.advertise, chain_id, key, are_reached=False)
-    found = [address for address in status.told if address not in (*status.listening, *config.advertise)]
-    own += await check_advertised_addresses(found, chain_id, key, are_reached=status.reachable == ReachabilityState.DIRECT)
+    found = [address for address in status.announced_addresses if address not in (*status.listen_addresses, *config.advertise)]
+    own += await check_advertised_addresses(found, chain_id, key, are_reached=status.reachability == ReachabilityState.DIRECT)
     return [
         *own,
-        *optional_services.check_running_services(status.asides),
+        *optional_services.check_running_services(status.optional_services),
         *await http_endpoints.check_served_endpoints(
             config, features.roles()[status.role], directory.path / "services", status.peer
         ),

@@ -22,7 +22,7 @@ ADVICE: Final = {
 
 
 def check_running_services(asides: Iterable[OptionalServiceView]) -> list[DoctorFinding]:
-    return [ok(one.name, one.text) if one.works else warning(one.name, one.text, _advice(one.name)) for one in asides]
+    return [ok(one.name, one.text) if one.is_working else warning(one.name, one.text, _advice(one.name)) for one in asides]
 
 
 async def check_stopped_services(config: Config, make_router: Callable[[], Router] = Gateway) -> list[DoctorFinding]:

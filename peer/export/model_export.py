@@ -66,8 +66,8 @@ def write_model_files(found: ExportableModel, folder: Path, format: str) -> Mode
         format=format,
         files=len(sizes),
         bytes=sum(sizes),
-        left_out=left_out,
-        newer=found.newer_round,
+        omitted_tensors=left_out,
+        newer_round=found.newer_round,
     )
 
 

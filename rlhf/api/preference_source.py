@@ -30,6 +30,6 @@ def describe_preference_source(state: LedgerState, job: bytes) -> PreferencesVie
         project=source.project.hex(),
         height=source.height,
         redacted=decided.redacted if decided else 0,
-        agree=agree,
-        disagree=len(claim.attestations) - agree if claim else 0,
+        attesting_voters=agree,
+        dissenting_voters=len(claim.attestations) - agree if claim else 0,
     )

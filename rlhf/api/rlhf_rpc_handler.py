@@ -183,15 +183,15 @@ class RlhfRpcHandler(RlhfRpc):
         live = jobs.jobs.get(stage.job) or next((waiting for waiting in jobs.queue if waiting.job == stage.job), None)
         failed = tuning_plans.failure_text(plan) if stage == plan.current else ""
         if live is not None:
-            return replace(_told(_stage(stage.job, live), stage), failed=failed)
+            return replace(_told(_stage(stage.job, live), stage), failure=failed)
         if stage.root is not None:  # the job is forgotten
             view = StageView(stage.objective, stage.job.hex(), FINISHED, stage.rounds, stage.rounds, stage.root.hex())
-            return replace(_told(view, stage), failed=failed)
+            return replace(_told(view, stage), failure=failed)
         state = "failed" if failed else "waiting" if stage.spec else "forgotten"
-        view = StageView(stage.objective, stage.job.hex(), state, 0, stage.rounds, "", failed=failed)
+        view = StageView(stage.objective, stage.job.hex(), state, 0, stage.rounds, "", failure=failed)
         if plan.phase is not tuning_plans.PlanPhase.RUNNING:
             return view
-        return replace(view, refused=self._why_waiting(plan, stage))
+        return replace(view, start_refusal=self._why_waiting(plan, stage))
 
     def _why_waiting(self, plan: tuning_plans.TuningPlan, stage: tuning_plans.PlanStage) -> str:
         """Why a stage that is due has not begun; empty: it is not due."""
@@ -346,7 +346,7 @@ def _stage(key: bytes, job: Job | QueuedJob) -> StageView:
     return replace(
         view,
         state="failed",
-        failed=no_progress_text(rounds, job.rejections, spec.resolved_objective.reason_labels),
+        failure=no_progress_text(rounds, job.rejections, spec.resolved_objective.reason_labels),
     )
 
 

@@ -43,7 +43,7 @@ EPOCHS_DEFAULT = 3  # unless it is said how many rounds
 def build_instruct_spec(peer: TrainingPeer, request: TrainRequest) -> JobSpec:
     """Of `train --from MODEL FILE`. Makes the blobs of the set. `UserError` for a file or values that cannot be used."""
     shown = text_files.printable_path(request.examples)
-    if not request.base:
+    if not request.initial_model:
         raise UserError(f"{shown}: prompts and responses are learned by a model that is there: say --from JOB or FOLDER")
     for argument, value in (("--data", request.data), ("--vocabulary", request.vocabulary)):
         if value and value not in BYTE_VOCABULARIES:

@@ -231,7 +231,7 @@ async def test_a_vote_says_whether_its_voter_re_executed_the_update(tmp_path: Pa
         live["peers"] = [me | {"peer": peer, "name": name} for peer, name in names.items()]
         job = {"job": "e" * 64, "name": "demo", "state": "running", "round": 7, "rounds": 9, "accepted": {}, "rejected": {}}
         anna, ben, cora, liar = peers = list(names)
-        job["limited"] = {cora: "is asked last to re-execute until round 28"}
+        job["reexecution_limits"] = {cora: "is asked last to re-execute until round 28"}
         votes = {voter: dict.fromkeys((anna, ben, cora), "accept") | {liar: "replay"} for voter in (anna, ben)}
         vouches = {anna: {ben: "accept", liar: "replay"}, cora: {anna: "unjudged", ben: "accept"}}
         told = {"round": 6, "phase": "closed", "height": 9, "quorum": 0, "voters": [], "trainers": [], "proposed": peers}

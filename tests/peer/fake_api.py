@@ -72,7 +72,7 @@ JOBS = (
         {OTHER: {"replay": 2}},
         1,
         {OTHER: 23},
-        taken=3,
+        rounds_in_model=3,
     ),
 )
 ROUNDS = (RoundView("e" * 64, 2, 11, {ME: "accept", OTHER: "replay"}, (ME, OTHER), True, True, "f" * 64, 2.5, None, 1.25, 40.0),)
@@ -171,7 +171,7 @@ class FakeApi:
         return ROUNDS[-last:]
 
     async def audits(self, last: int) -> AuditsView:
-        return AuditsView(AUDITS.standings, AUDITS.log[-last:], AUDITS.suspended)
+        return AuditsView(AUDITS.records, AUDITS.results[-last:], AUDITS.suspensions)
 
     async def events(self, after: int, wait_seconds: float) -> tuple[EventView, ...]:
         if after < 0:

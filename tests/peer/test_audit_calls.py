@@ -261,5 +261,13 @@ def test_each_count_of_a_members_audits_is_told_under_its_name() -> None:
     record = MemberAuditRecord(rewards=1, rewards_lost=2, suspensions=3, reports=4, lapsed=5, upheld=6, refuted=7, wrong_losses=8)
     told = audit_record_view(A, record)
     assert told == AuditRecordView(
-        peer_id(A), rewards=1, lost=2, suspensions=3, reports=4, lapsed=5, upheld=6, refuted=7, wrong=8
+        peer_id(A),
+        rewards=1,
+        rewards_lost=2,
+        suspensions=3,
+        reports=4,
+        reports_lapsed=5,
+        challenges_upheld=6,
+        challenges_refuted=7,
+        wrong_losses=8,
     )

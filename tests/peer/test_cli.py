@@ -260,14 +260,14 @@ async def test_the_exit_status_of_status_says_whether_the_peer_works(
     state: str,
     expected: int,
 ) -> None:
-    monkeypatch.setattr(fake_api, "STATUS", replace(STATUS, state=state, behind=7, decided_seconds_ago=3700.0))
+    monkeypatch.setattr(fake_api, "STATUS", replace(STATUS, state=state, heights_behind=7, decided_seconds_ago=3700.0))
     await nursery.start(serve_control_socket, FakeApi(), tmp_path)
     status, out, _ = await on_thread(peer, "status", "--data-dir", str(tmp_path))
     assert status == expected and "1 h 1 min ago; behind by 7 heights" in out
     assert (await on_thread(peer, "console", "--data-dir", str(tmp_path), "status"))[0] == expected
     status, out, _ = await on_thread(peer, "status", "--json", "--data-dir", str(tmp_path))
     view = json.loads(out)
-    assert (status, view["state"], view["behind"], view["decided_seconds_ago"]) == (expected, state, 7, 3700.0)
+    assert (status, view["state"], view["heights_behind"], view["decided_seconds_ago"]) == (expected, state, 7, 3700.0)
 
 
 @pytest.mark.real("sockets")

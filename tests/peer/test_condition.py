@@ -172,7 +172,7 @@ async def test_a_cut_off_peer_waits_and_an_idle_one_works(tmp_path: Path) -> Non
         await one_root(made.seats, await voters[0].scratch())
         await poll(lambda: len({seat.driver.state.height for seat in made.seats}) == 1)
         status = await service_of(voters[0]).status()
-        assert (status.state, status.behind) == ("working", 0)
+        assert (status.state, status.heights_behind) == ("working", 0)
         assert status.decided_seconds_ago is not None and status.decided_seconds_ago < 60
         assert (await service_of(observer).status()).state == "joining"
         for seat in voters[2:]:

@@ -287,7 +287,7 @@ async def test_a_dispute_among_histories_is_shown_beside_whatever_the_peer_does(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for waiting in ("", "waiting for a quorum"):
-        monkeypatch.setattr(fake_api, "STATUS", replace(fake_api.STATUS, disputed="DISPUTED: block 12", waiting=waiting))
+        monkeypatch.setattr(fake_api, "STATUS", replace(fake_api.STATUS, fork="DISPUTED: block 12", waiting=waiting))
         assert f"{waiting or 'working'}; DISPUTED: block 12" in (await said(monkeypatch, capsys, "status\n"))[0]
 
 

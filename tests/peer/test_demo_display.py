@@ -42,7 +42,7 @@ def picture(folder: Path, peers: int, liars: int, width: int, height: int) -> li
     )
     out = io.StringIO()
     Console(file=out, width=width, height=height).print(
-        DemoDisplay(demo)._picture(JobView(*job, taken=ROUNDS), rounds, width, height)
+        DemoDisplay(demo)._picture(JobView(*job, rounds_in_model=ROUNDS), rounds, width, height)
     )
     return out.getvalue().splitlines()
 

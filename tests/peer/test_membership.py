@@ -60,7 +60,7 @@ async def says(daemon: Daemon, text: str) -> bool:
 
 
 async def stands(daemon: Daemon, candidate: str) -> bool:
-    return candidate in {view.peer for view in await daemon.client.peers() if "stands as a voter" in view.record}
+    return candidate in {view.peer for view in await daemon.client.peers() if "stands as a voter" in view.membership}
 
 
 async def is_called(daemon: Daemon, key: str, name: str) -> bool:

@@ -80,7 +80,7 @@ def get(path: str) -> bytes:
 
 @pytest.mark.real("sockets")
 async def test_another_parser_reads_every_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    status = dataclasses.replace(STATS.status, network=HOSTILE, decided_seconds_ago=2.5, reachable="relayed")
+    status = dataclasses.replace(STATS.status, network=HOSTILE, decided_seconds_ago=2.5, reachability="relayed")
     desk = Desk(tmp_path)
     stats: StatsView = dataclasses.replace(STATS, status=status, decision_ms_p99=80.0, refused={HOSTILE: 7})
 

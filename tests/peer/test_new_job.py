@@ -222,7 +222,7 @@ def test_what_learns_from_responses_is_held_to_the_same(monkeypatch: pytest.Monk
     monkeypatch.setattr(supervised_jobs, "build_supervised_spec", lambda *arguments: (SAMPLED, {}))
     with pytest.raises(UserError, match="say --accept-risk"):
         supervised_jobs.build_instruct_spec(
-            peer_of(3), TrainRequest("small", "", 0, 0, {}, base="base", examples="nowhere.jsonl")
+            peer_of(3), TrainRequest("small", "", 0, 0, {}, initial_model="base", examples="nowhere.jsonl")
         )
 
 

@@ -65,7 +65,7 @@ async def _is_finished(daemon: Daemon, job: str) -> bool:
 async def _replaced(daemon: Daemon, old: str, new: str) -> bool:
     """Whether this peer knows that the old key votes no more and the new one does."""
     views = {view.peer: view for view in await daemon.client.peers()}
-    return new in views and views[new].voter and views[old].gone == f"now {new[:8]}" and not views[old].voter
+    return new in views and views[new].voter and views[old].departed == f"now {new[:8]}" and not views[old].voter
 
 
 async def _forgot_the_old_key(daemon: Daemon) -> bool:

@@ -105,7 +105,7 @@ def test_the_latest_model_of_text_is_written_with_tokenizer_and_card(chain: Chai
         "tokenizer_config.json",
     ]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
-    assert (view.name, view.round, view.files, view.left_out) == ("bpe", 1, 7, ())
+    assert (view.name, view.round, view.files, view.omitted_tensors) == ("bpe", 1, 7, ())
     card = (tmp_path / "out" / "README.md").read_text()
     for said in (
         view.job,
@@ -241,7 +241,7 @@ def tuned(objective: str, **more: object) -> ExportableModel:
 def test_vectors_of_the_objective_are_left_out_and_the_card_says_so(tmp_path: Path) -> None:
     terms = PpoSettings(reward="rule:vowels", prompt_tokens=2, response_tokens=4)
     view = write_model_files(tuned("ppo", data=None, objective_settings=codec.encode(terms)), tmp_path / "out", "transformers")
-    assert view.left_out == ("heads.value", "heads.first")
+    assert view.omitted_tensors == ("heads.value", "heads.first")
     card = (tmp_path / "out" / "README.md").read_text()
     assert "left out | heads.value, heads.first" in card and "other logits than the job's model" in card
     assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"] == terms.stop

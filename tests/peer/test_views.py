@@ -48,7 +48,8 @@ def peers() -> list[Any]:
     assert link is not None
     far = replace(link, address="192.168.100.200:47700", round_trip_ms=120.4, connected_seconds=200.0, bytes_sent=123_456_789)
     return [
-        replace(fake_api.PEERS[1], peer=peer, name=name, link=far, record="60 proposals accepted") for peer, name in PEERS.items()
+        replace(fake_api.PEERS[1], peer=peer, name=name, link=far, membership="60 proposals accepted")
+        for peer, name in PEERS.items()
     ]
 
 
@@ -63,10 +64,10 @@ TABLES: dict[str, Callable[[], Any]] = {
     "rounds": lambda: view_tables.rounds([round_view()], NAMES),
     "peers": lambda: view_tables.peers(peers()),
     "audits": lambda: view_tables.audits(
-        [replace(item, trainer=KEYS[6], auditor=KEYS[0]) for item in fake_api.AUDITS.log], NAMES
+        [replace(item, trainer=KEYS[6], auditor=KEYS[0]) for item in fake_api.AUDITS.results], NAMES
     ),
     "standings": lambda: view_tables.audit_records([replace(fake_api.STANDING, peer=peer) for peer in KEYS], NAMES),
-    "suspensions": lambda: view_tables.suspensions(fake_api.AUDITS.suspended, NAMES),
+    "suspensions": lambda: view_tables.suspensions(fake_api.AUDITS.suspensions, NAMES),
     "status": lambda: view_tables.status(
         replace(fake_api.STATUS, waiting="waiting for a quorum: 1 of 2 voters are here, 2 are needed")
     ),
@@ -144,7 +145,7 @@ def test_diverging_updates_are_told_apart_from_rejected_ones() -> None:
 def five(view: Any) -> Any:
     """A job or a round with five trainers, of which one was absent."""
     if isinstance(view, JobView):
-        return replace(view, accepted=dict.fromkeys(KEYS[:4], 12), rejected={KEYS[4]: {"absent": 3}}, suspended={})
+        return replace(view, accepted=dict.fromkeys(KEYS[:4], 12), rejected={KEYS[4]: {"absent": 3}}, suspended_until={})
     return replace(view, verdicts=dict.fromkeys(KEYS[:4], "accept") | {KEYS[4]: "absent"}, ballots=KEYS[:5])
 
 
@@ -158,7 +159,7 @@ def test_of_five_trainers_no_row_is_higher_than_three_lines_at_80_columns() -> N
 
 def test_each_line_of_a_value_stands_in_the_column_of_values() -> None:
     unreached = tuple(DialView(f"h:{n}", "", "no route to host", 3, 9.0, f"cannot reach h:{n}: no route to host") for n in (1, 2))
-    lines = shown(view_tables.status(replace(fake_api.STATUS, unreached=unreached)), 80).splitlines()
+    lines = shown(view_tables.status(replace(fake_api.STATUS, unreached_addresses=unreached)), 80).splitlines()
     first, second = (line for line in lines if "cannot reach" in line)
     assert first.split()[0] == "unreached" and second.index("cannot") == first.index("cannot") > 0
 

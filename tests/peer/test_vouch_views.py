@@ -119,7 +119,7 @@ def test_a_re_executor_that_is_not_asked_or_asked_last_is_shown_with_the_reason(
         peer_id(both): "is not asked to re-execute until round 21: it vouched falsely in 3 of 20 rounds",
     }
     (view,) = fake_api.JOBS
-    printed = shown(view_tables.jobs([replace(view, limited={KEYS[0]: told[peer_id(silent)]})], NAMES), 1_000)
+    printed = shown(view_tables.jobs([replace(view, reexecution_limits={KEYS[0]: told[peer_id(silent)]})], NAMES), 1_000)
     assert f"re-executors: {NAMES[KEYS[0]]} {told[peer_id(silent)]}" in printed
 
 
@@ -130,7 +130,7 @@ def test_the_status_of_a_re_executor_says_that_it_is_not_asked() -> None:
     jobs = {key: replace(world.job(key), vouch_records={me: VouchRecord(suspended_until=30)})}
     text = "in language this peer is not asked to re-execute until round 31: it vouched falsely in 3 of 20 rounds"
     assert [describe_own_limits(person, JobsState(jobs)) for person in (me, other)] == [text, ""]
-    printed = " ".join(shown(view_tables.status(replace(fake_api.STATUS, limited=text)), 80).split())
+    printed = " ".join(shown(view_tables.status(replace(fake_api.STATUS, reexecution_limits=text)), 80).split())
     assert f"re-executes {text}" in printed
     assert "re-executes" not in shown(view_tables.status(fake_api.STATUS), 80)
 

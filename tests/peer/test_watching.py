@@ -30,7 +30,7 @@ class Training(FakeApi):
     async def jobs(self) -> tuple[JobView, ...]:
         self.asked.append("jobs")
         closed = min(len(self.asked), JOB.rounds)
-        return (replace(JOB, round=closed, taken=closed, state="finished" if closed == JOB.rounds else "running"),)
+        return (replace(JOB, round=closed, rounds_in_model=closed, state="finished" if closed == JOB.rounds else "running"),)
 
     async def rounds(self, last: int) -> tuple[RoundView, ...]:
         closed = len(self.asked)
@@ -65,7 +65,7 @@ class Unmeasured(Training):
 
     async def jobs(self) -> tuple[JobView, ...]:
         self.asked.append("jobs")
-        return (replace(JOB, round=1, taken=1, state="finished" if len(self.asked) == 30 else "running"),)
+        return (replace(JOB, round=1, rounds_in_model=1, state="finished" if len(self.asked) == 30 else "running"),)
 
     async def rounds(self, last: int) -> tuple[RoundView, ...]:
         return (round_of(0, None),)
@@ -82,7 +82,7 @@ async def test_a_round_without_a_loss_has_its_line_before_others_are_closed(auto
 @pytest.mark.parametrize(("width", "height"), [(50, 12), (80, 24), (200, 60)])
 def test_the_picture_fits_and_says_who_is_waited_for(width: int, height: int) -> None:
     rounds = {number: round_of(number, 8.0 - number / 10) for number in range(70)}
-    seen = JobProgress("", replace(JOB, rounds=80, round=70, taken=70), rounds, VOTES[-1], "told")
+    seen = JobProgress("", replace(JOB, rounds=80, round=70, rounds_in_model=70), rounds, VOTES[-1], "told")
     console = Console(file=io.StringIO(), width=width, height=height)
     console.print(progress_panel(seen, NAMES, console))
     assert isinstance(console.file, io.StringIO)
@@ -96,7 +96,7 @@ def test_the_picture_fits_and_says_who_is_waited_for(width: int, height: int) ->
 
 def test_a_re_executor_that_is_asked_last_has_a_row_with_the_reason() -> None:
     voter = "v" * 52
-    seen = JobProgress("", replace(JOB, limited={voter: "is asked last to re-execute"}), {}, VOTES[-1], "")
+    seen = JobProgress("", replace(JOB, reexecution_limits={voter: "is asked last to re-execute"}), {}, VOTES[-1], "")
     console = Console(file=io.StringIO(), width=120, height=24)
     console.print(progress_panel(seen, {**NAMES, voter: "vera"}, console))
     assert isinstance(console.file, io.StringIO)

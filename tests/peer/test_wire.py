@@ -463,7 +463,7 @@ async def test_who_is_proven_to_have_signed_two_proposals_is_expelled_whoever_sh
 
 async def _shows_expelled(daemon: Daemon, key: str) -> bool:
     view = next(view for view in await daemon.client.peers() if view.peer == key)
-    return view.gone.startswith("expelled at height") and not view.member and not view.voter
+    return view.departed.startswith("expelled at height") and not view.member and not view.voter
 
 
 @pytest.mark.real("sockets")

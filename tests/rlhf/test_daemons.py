@@ -361,7 +361,7 @@ async def project_teaches_a_reward_model(network: list[Daemon], folder: Path, pr
         (status.stages[0].preferences.set, status.stages[0].preferences.height)
     }
     assert not any(trace.draws for trace in traces if trace.held_out) and not any(trace.unknown for trace in traces)
-    assert done.origin.startswith(f"decided by annotators (project {project[:16]}, height ")
+    assert done.data_origin.startswith(f"decided by annotators (project {project[:16]}, height ")
     preferences = status.stages[0].preferences
     assert preferences is not None and preferences.decided_by_annotators and preferences.project == project
     assert preferences.height > 0 and preferences.redacted == preferences.agree == preferences.disagree == 0

@@ -99,7 +99,7 @@ def test_status_counts_identical_and_contradictory_pairs() -> None:
 
 def test_status_says_why_a_stage_failed() -> None:
     failed = told(
-        replace(REWARD, state="failed", failed="no update was accepted in 2 rounds of reward: 8 replay"), state="failed"
+        replace(REWARD, state="failed", failure="no update was accepted in 2 rounds of reward: 8 replay"), state="failed"
     )
     assert "the plan failed" in told(REWARD, replace(REWARD, objective="ppo", state="waiting"), state="failed")
     assert "aaaaaaaa failed: no update was accepted in 2 rounds of reward: 8 replay" in failed

@@ -72,7 +72,7 @@ async def test_half_requests_end_no_peer_and_shut_out_no_visitor(
 async def test_silent_connections_to_any_port_leave_descriptors_for_the_ledger(tmp_path: Path) -> None:
     """Peers, monitors, and people: each port has its share."""
     async with served(tmp_path, 256, "--metrics", "127.0.0.1:0") as (daemon, site):
-        listening = (await daemon.client.status()).listening[0]
+        listening = (await daemon.client.status()).listen_addresses[0]
         monitors = (daemon.directory / "services" / "metrics" / "address").read_text()
         ports = [int(address.rpartition(":")[2]) for address in (listening, monitors)]
         with (

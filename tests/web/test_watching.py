@@ -344,7 +344,7 @@ async def test_health_and_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert (await said(site.get, "/healthz")).text == "ok\n" and not why_unhealthy(status)
         halted = replace(status, state="halted", halted="HALTED: the disk forgets")
         assert why_unhealthy(halted) == "halted: HALTED: the disk forgets"
-        assert "3 heights" in why_unhealthy(replace(status, state="behind", behind=3))
+        assert "3 heights" in why_unhealthy(replace(status, state="behind", heights_behind=3))
         monkeypatch.setattr("peer.api.handlers.local_peer_handler.why_halted", lambda *given: "HALTED: another machine signs")
         while (ill := await said(site.get, "/healthz")).status == 200:  # noqa: ASYNC110
             await trio.sleep(0.05)  # the peer looks at itself once a second

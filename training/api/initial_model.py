@@ -58,16 +58,16 @@ def resolve_initial_model(peer: TrainingPeer, request: TrainRequest) -> InitialM
     """Of `train --from`. Raises `UserError`."""
     jobs = peer.state.jobs
     live: dict[bytes, Job | QueuedJob] = {**jobs.jobs, **{waiting.job: waiting for waiting in jobs.queue}}
-    is_job = any(_fits(request.base, key, job) for key, job in live.items())
-    if request.folder and is_job and "/" not in request.base:
-        both = f"--from {request.base!r}: a job is called so, or its id begins so, and there is such a folder"
-        raise UserError(f"{both}: write ./{request.base} for the folder, or more of the job's id")
-    if request.folder and not is_job:
-        return _of_folder(peer, Path(request.folder), as_bytes=request.vocabulary in BYTE_VOCABULARIES)
-    name, at, number = request.base.rpartition("@")
+    is_job = any(_fits(request.initial_model, key, job) for key, job in live.items())
+    if request.model_folder and is_job and "/" not in request.initial_model:
+        both = f"--from {request.initial_model!r}: a job is called so, or its id begins so, and there is such a folder"
+        raise UserError(f"{both}: write ./{request.initial_model} for the folder, or more of the job's id")
+    if request.model_folder and not is_job:
+        return _of_folder(peer, Path(request.model_folder), as_bytes=request.vocabulary in BYTE_VOCABULARIES)
+    name, at, number = request.initial_model.rpartition("@")
     if at and not is_job and number.isdecimal():
         return _of_round(peer, name, int(number))
-    return initial_model_from_job(peer, request.base, "--from")
+    return initial_model_from_job(peer, request.initial_model, "--from")
 
 
 def initial_model_from_job(peer: TrainingPeer, text: str, argument: str) -> InitialModel:

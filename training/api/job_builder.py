@@ -52,7 +52,7 @@ FIELDS_NOT_SET_BY_NAME = frozenset(
 
 def build_job_spec(peer: TrainingPeer, request: TrainRequest, findings: TextFileReport) -> JobSpec:
     """Makes the job's blobs: shards, manifest, tokenizer, parameters. `UserError` for a text, a model or values of no use."""
-    start = resolve_initial_model(peer, request) if request.base else None
+    start = resolve_initial_model(peer, request) if request.initial_model else None
     spec = _job_spec(peer, request, start, findings)
     return spec if start is None else start.publish_parameters(peer, spec)
 

@@ -117,7 +117,7 @@ function Checked({ checked }) {
 function health() {
   const it = state.health, { disk, queues, versions } = it;
   const facts = [
-    it.problem || it.state, it.height, it.behind ?? "nobody is there to say", it.links, it.decided_seconds_ago?.toFixed(0) ?? "none yet", (it.uptime_seconds / 3600).toFixed(1),
+    it.problem || it.state, it.height, it.heights_behind ?? "nobody is there to say", it.links, it.decided_seconds_ago?.toFixed(0) ?? "none yet", (it.uptime_seconds / 3600).toFixed(1),
     bytes(it.memory_bytes), bytes(disk.used_bytes), `${bytes(disk.free_bytes)} of ${bytes(disk.total_bytes)}`, queues.statements_waiting, queues.transactions_pending,
     `${versions.program}, wire ${versions.wire}`, versions.modules.map(({ module, runs }) => `${module} ${runs}`).join(", "),
   ]; // in the order of the template
@@ -150,7 +150,7 @@ const DRAWS = {
   projects: () => fill("projects", state.projects.map((one) => [one.project, html`<b><bdi>${one.name}</bdi></b>`, one.kind, one.state, one.votes, one.tasks, one.settled, one.review, html`<${Actions} project=${one} />`])),
   people: () => fill("people", state.people.map((one) => [one.annotator, html`<${Named} name=${one.name} id=${one.annotator} />`, one.custodial ? "kept by its peer" : "its own",
     one.answers, one.accepted, percent(one.agreement), percent(one.weight), one.points, html`${one.is_refused ? "refused " : one.is_here ? "serves it " : ""}<${Refusal} person=${one} />`])),
-  jobs: () => fill("jobs", state.jobs.map((job) => [job.job, html`<${Named} name=${job.name} id=${job.job} />`, job.place ? `waits, place ${job.place}` : job.state, `${job.place ? "–" : Math.min(job.taken + 1, job.rounds)} of ${job.rounds}`,
+  jobs: () => fill("jobs", state.jobs.map((job) => [job.job, html`<${Named} name=${job.name} id=${job.job} />`, job.queue_position ? `waits, place ${job.queue_position}` : job.state, `${job.queue_position ? "–" : Math.min(job.rounds_in_model + 1, job.rounds)} of ${job.rounds}`,
     Object.values(job.accepted).reduce((sum, count) => sum + count, 0), job.audit, job.state !== "finished" && html`<${Quiet} does="cancel" run=${() => cancel(job)} />`])),
   log: () => fill("log", state.log.map((one) => [one.number, when(one.at_ms), html`<code>${one.operator}</code>`, one.action, one.about, one.result])),
 };

@@ -40,7 +40,7 @@ const Vouch = ({ is, ballot }) => is && html` <span class="chip vouch" title=${i
 function tellAll(job, rounds) {
   const { status, blocks, labels } = now, measured = rounds.findLast((one) => one.held_out_bits_per_byte !== null);
   tell("bits", measured?.held_out_bits_per_byte.toFixed(3), `after round ${nth(measured?.round)}`);
-  tell("round", job && Math.min(nth(job.taken), job.rounds), html`of ${job?.rounds} of <bdi>${job?.name}</bdi>${job?.state === "running" ? "" : `, ${job?.state}`}`);
+  tell("round", job && Math.min(nth(job.rounds_in_model), job.rounds), html`of ${job?.rounds} of <bdi>${job?.name}</bdi>${job?.state === "running" ? "" : `, ${job?.state}`}`);
   tell("height", status.height, blocks.length ? `decided at ${time(blocks.at(-1).time_ms)}` : "nothing is decided yet");
   tell("labels", labels ?? undefined, "by people, in all projects");
   const { own_root, certified_root, signers, voters_count } = blocks.findLast((one) => one.own_root) ?? {}, isEqual = own_root === certified_root;
@@ -70,8 +70,8 @@ const last = (rounds) => rounds.slice(-SHOWN).reverse().map(({ round, verdicts }
     <span class="quiet small"> ${reasons[verdict]}</span>`)}</li>`);
 
 const outcast = (peer, what) => html`<li key=${peer}><b class="name"><${Name} of=${peer} /></b> <span class="no">${what}</span></li>`;
-const expelled = () => now.peers.filter(({ gone }) => gone.startsWith("expelled")).map(({ peer, gone }) => outcast(peer, gone));
-const suspended = (job) => Object.entries(job?.suspended ?? {}).map(([peer, until]) => outcast(peer, `suspended until round ${nth(until)}`));
+const expelled = () => now.peers.filter(({ departed }) => departed.startsWith("expelled")).map(({ peer, departed }) => outcast(peer, departed));
+const suspended = (job) => Object.entries(job?.suspended_until ?? {}).map(([peer, until]) => outcast(peer, `suspended until round ${nth(until)}`));
 
 // Updates of a trainer: accepted, rejected, and those that did not come.
 function counts(job, peer) {
@@ -79,9 +79,9 @@ function counts(job, peer) {
   return [job?.accepted[peer] ?? 0, Object.values(rejected).reduce((sum, count) => sum + count, 0), absent].join(" / ");
 }
 
-const peers = (job) => now.peers.filter(({ gone }) => !gone).map(({ peer, me, voter, roles, is_linked, round_trip_ms }) => html`<tr key=${peer}>
+const peers = (job) => now.peers.filter(({ departed }) => !departed).map(({ peer, me, voter, roles, is_linked, round_trip_ms }) => html`<tr key=${peer}>
   <th scope="row"><${Name} of=${peer} />${me && html` <span class="chip">this peer</span>`}</th>
-  <td>${[voter && "voter", ...roles].filter(Boolean).join(", ")}${job?.limited?.[peer] && html`<p class="quiet small">${job.limited[peer]}</p>`}</td>
+  <td>${[voter && "voter", ...roles].filter(Boolean).join(", ")}${job?.reexecution_limits?.[peer] && html`<p class="quiet small">${job.reexecution_limits[peer]}</p>`}</td>
   ${cell(counts(job, peer))}
   ${cell(me ? "–" : is_linked ? round_trip_ms : html`<span class="no">no link</span>`)}</tr>`);
 

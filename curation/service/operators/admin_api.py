@@ -59,7 +59,7 @@ class AdminApi:
     async def admin_health(self, operator: str) -> Json:
         stats, modules = await self._desk.api.stats(), await self._desk.api.modules()
         status = stats.status
-        names = ("state", "height", "behind", "decided_seconds_ago", "links", "uptime_seconds")
+        names = ("state", "height", "heights_behind", "decided_seconds_ago", "links", "uptime_seconds")
         return {name: getattr(status, name) for name in names} | {
             "problem": why_unhealthy(status),
             "memory_bytes": int(stats.memory_mb * 1_048_576),
@@ -68,7 +68,9 @@ class AdminApi:
             "versions": {
                 "program": status.version,
                 "wire": WIRE_VERSION,
-                "modules": [{"module": row.module, "runs": row.runs, "knows": list(row.knows)} for row in modules],
+                "modules": [
+                    {"module": row.module, "runs": row.active_version, "knows": list(row.known_versions)} for row in modules
+                ],
             },
         }
 

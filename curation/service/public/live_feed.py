@@ -29,11 +29,14 @@ ROUNDS, VOTES, BLOCKS = 200, 6, 10  # that are shown
 OPERATOR_ONLY_CAUSES: Final = (AlertCause.DISK_LOW, AlertCause.NO_ROOM, AlertCause.WORKER_GONE)
 STATUS_FIELDS: Final = (
     "peer name network chain_id role version height view state_root voter voters tolerated quorum links halted waiting "
-    "suspended unaudited disputed failed state behind late"
+    "suspended unaudited fork module_failure state heights_behind straggling"
 )
-JOB_FIELDS: Final = "job name objective state round taken rounds model_root audit accepted rejected suspended limited place"
+JOB_FIELDS: Final = (
+    "job name objective state round rounds_in_model rounds model_root audit accepted rejected "
+    "suspended_until reexecution_limits queue_position"
+)
 ROUND_FIELDS: Final = "job round height verdicts vouchers ballots stepped model_root held_out_bits_per_byte seconds decision_ms"
-PEER_FIELDS: Final = "peer name roles member voter me record gone"
+PEER_FIELDS: Final = "peer name roles member voter me membership departed"
 VOTE_FIELDS: Final = "job round phase height quorum voters trainers proposed votes vouches"
 BLOCK_FIELDS: Final = "height digest time_ms proposer view signers voters_count quorum certified_root own_root"
 

@@ -178,13 +178,13 @@ def audit_record_view(key: bytes, standing: MemberAuditRecord) -> AuditRecordVie
     return AuditRecordView(
         peer_id(key),
         rewards=standing.rewards,
-        lost=standing.rewards_lost,
+        rewards_lost=standing.rewards_lost,
         suspensions=standing.suspensions,
         reports=standing.reports,
-        lapsed=standing.lapsed,
-        upheld=standing.upheld,
-        refuted=standing.refuted,
-        wrong=standing.wrong_losses,
+        reports_lapsed=standing.lapsed,
+        challenges_upheld=standing.upheld,
+        challenges_refuted=standing.refuted,
+        wrong_losses=standing.wrong_losses,
     )
 
 

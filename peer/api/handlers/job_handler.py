@@ -248,19 +248,19 @@ def _job(key: bytes, job: Job, state: LedgerState, audits: JobAudits, peer: Runn
             peer_id(trainer): _shown(reasons, spec.resolved_objective.reason_labels) for trainer, reasons in job.rejected.items()
         },
         started_height=job.started_height,
-        suspended={peer_id(trainer): until for trainer, until in suspended_trainers(job, audits).items()},
+        suspended_until={peer_id(trainer): until for trainer, until in suspended_trainers(job, audits).items()},
         audits_open=_open_audits(audits),
-        origin=_origin(spec, state),
+        data_origin=_origin(spec, state),
         precision=spec.precision.value,
         parameters=layout_of(spec).size,
         disk_bytes=0 if is_over else _disk_bytes(spec, job.trainers, peer),
         notes=preparation_notes(spec),
-        limited={} if is_over else limited_reexecutors(job),
+        reexecution_limits={} if is_over else limited_reexecutors(job),
         machine_time="" if is_over else describe_machine_time(key, job, spec),
-        taken=job.rounds_in_model,
+        rounds_in_model=job.rounds_in_model,
         anchors=tuple(anchor.round for anchor in job.anchors),
-        final=state.final_round(key),
-        undone=tuple(format_undone_rounds(undone) for undone in job.undone_rounds),
+        final_round=state.final_round(key),
+        undone_rounds=tuple(format_undone_rounds(undone) for undone in job.undone_rounds),
     )
 
 
@@ -304,12 +304,12 @@ def _in_line(waiting: QueuedJob, state: LedgerState, place: int, peer: RunningPe
         accepted={},
         rejected={},
         started_height=waiting.since,
-        place=place,
-        origin=_origin(spec, state),
+        queue_position=place,
+        data_origin=_origin(spec, state),
         precision=spec.precision.value,
         parameters=layout_of(spec).size,
         disk_bytes=_disk_bytes(spec, trainers, peer),
-        held=_held(waiting, spec, VoterSet(state.members.voters)),
+        initial_model_holders=_held(waiting, spec, VoterSet(state.members.voters)),
         notes=preparation_notes(spec),
     )
 

@@ -70,7 +70,7 @@ class LocalPeerRpcHandler(LocalPeerRpc):
             role=self.peer.config.role,
             version=VERSION,
             address=(self.peer.addresses() or (self.peer.network.address,))[0],
-            unreached=tuple(_dial(dial, driver.events.names) for dial in self.peer.network.unreached_addresses()),
+            unreached_addresses=tuple(_dial(dial, driver.events.names) for dial in self.peer.network.unreached_addresses()),
             data_directory=str(self.peer.config.data_directory),
             process=os.getpid(),
             height=driver.state.height,
@@ -85,20 +85,22 @@ class LocalPeerRpcHandler(LocalPeerRpc):
             uptime_seconds=time.monotonic() - self.peer.started,
             waiting=waiting,
             suspended=suspended,
-            disputed=fork_text(driver.replica),
-            failed=driver.observer.failure,
+            fork=fork_text(driver.replica),
+            module_failure=driver.observer.failure,
             unaudited=unaudited_jobs(driver.state),
             state=peer_state(halted, waiting, behind, ago, suspended),
             decided_seconds_ago=ago,
-            behind=behind,
-            limited=describe_own_limits(driver.signer.public, driver.state.jobs),
-            no_room=driver.round_executor.disk_space.shortage_text,
+            heights_behind=behind,
+            reexecution_limits=describe_own_limits(driver.signer.public, driver.state.jobs),
+            disk_shortage=driver.round_executor.disk_space.shortage_text,
             parameters_max=driver.state.module_state(NetworkState).parameters_max,
-            reachable=self.peer.network.reachability,
-            listening=self.peer.network.addresses,
-            told=self.peer.network.announced_addresses,
-            asides=tuple(OptionalServiceView(aside.name, aside.works, aside.text) for aside in self.peer.optional_services),
-            late=driver.observer.straggler_text(driver.state.jobs.running()),
+            reachability=self.peer.network.reachability,
+            listen_addresses=self.peer.network.addresses,
+            announced_addresses=self.peer.network.announced_addresses,
+            optional_services=tuple(
+                OptionalServiceView(aside.name, aside.works, aside.text) for aside in self.peer.optional_services
+            ),
+            straggling=driver.observer.straggler_text(driver.state.jobs.running()),
         )
 
     def _why_waiting(self) -> str:
@@ -145,7 +147,7 @@ class LocalPeerRpcHandler(LocalPeerRpc):
             worker=_worker_state(self.peer.worker),
             memory_mb=sum(map(process_memory_mb, processes)),
             expelled=tuple(peer_id(key) for key in driver.state.members.members if driver.state.members.is_expelled(key)),
-            standing=audit_record_view(driver.signer.public, known[driver.signer.public])
+            audit_record=audit_record_view(driver.signer.public, known[driver.signer.public])
             if driver.signer.public in known
             else None,
         )

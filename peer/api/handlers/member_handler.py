@@ -52,8 +52,8 @@ class MemberRpcHandler(MemberRpc):
             me=key == self.peer.me,
             link=_link(link) if link else None,
             approvals=tuple(peer_id(k) for k in members.candidates.get(key, ())),
-            record=", ".join(seen),
-            gone=_gone(member),
+            membership=", ".join(seen),
+            departed=_gone(member),
         )
 
     def _approvals(self, candidate: bytes) -> str:
@@ -115,7 +115,7 @@ def _link(link: LinkInfo) -> LinkView:
         bytes_sent=sum(link.sent),
         bytes_received=sum(link.received),
         kind=link.kind,
-        by=None if link.relay is None else peer_id(link.relay),
+        relay=None if link.relay is None else peer_id(link.relay),
         mbit_per_second=_mbit(link.history.bytes_per_second(now)),
         retransmitted=link.history.retransmitted(now),
         silent_seconds=link.silent_seconds if link.suspected else None,

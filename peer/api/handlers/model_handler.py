@@ -58,7 +58,7 @@ class ModelRpcHandler(ModelRpc):
         request = worker_protocol.GenerateRequest(key, directory, prompt, how.validated(), stop, turns or ())
         with self.peer.text_slot():
             if newer:
-                yield TextPieceView("", newer=newer, round=number)
+                yield TextPieceView("", newer_round=newer, round=number)
             if kind.moderates_output(spec):
                 yield TextPieceView("", is_checked=True)
             async with aclosing(text_stream.stream_text(partial(computing.ask_worker, opened), request)) as made:

@@ -17,12 +17,12 @@ ROUND = Argument(
 
 
 async def _show_audits(asked: CommandContext[PeerApi], view: AuditsView) -> None:
-    if view.standings:
+    if view.records:
         known = await asked.load_names()
-        asked.show(view_tables.audits(view.log, known))
-        asked.show(view_tables.audit_records(view.standings, known))
-        if view.suspended:
-            asked.show(view_tables.suspensions(view.suspended, known))
+        asked.show(view_tables.audits(view.results, known))
+        asked.show(view_tables.audit_records(view.records, known))
+        if view.suspensions:
+            asked.show(view_tables.suspensions(view.suspensions, known))
     else:
         asked.show("no sampled audit has come to a result yet; `train --set audit=sampled` starts a job that has them")
     if any(job.audit == "full" for job in await asked.api.jobs()):

@@ -117,8 +117,8 @@ async def sample(asked: CommandContext[PeerApi]) -> None:
     else:
         async with aclosing(asked.api.sample_text(options.prompt, how, model_argument(options))) as pieces:
             made = [piece async for piece in pieces]
-        if made and made[0].newer:
-            asked.show(describe_final_round(made[0].round, made[0].newer))
+        if made and made[0].newer_round:
+            asked.show(describe_final_round(made[0].round, made[0].newer_round))
         asked.show(Verbatim("".join(piece.text for piece in made)) if not made or not made[-1].is_withheld else WITHHELD_TEXT)
 
 
@@ -134,8 +134,8 @@ async def _stream(
     try:
         async with aclosing(asked.api.sample_text(prompt, how, model_argument(asked.options), turns)) as pieces:
             async for piece in pieces:
-                if piece.newer and not turns:
-                    asked.show(describe_final_round(piece.round, piece.newer))
+                if piece.newer_round and not turns:
+                    asked.show(describe_final_round(piece.round, piece.newer_round))
                 if piece.is_checked and not turns:
                     asked.show(BLOCKLIST_NOTICE)
                 if piece.is_withheld:

@@ -46,16 +46,18 @@ async def train(asked: CommandContext[PeerApi]) -> None:
     request = build_train_request(asked.options)
     job = await asked.wait_for_decision(asked.api.start_job(request))
     view = next((view for view in await asked.api.jobs() if view.job == job), None)
-    if view is None or not view.place:
+    if view is None or not view.queue_position:
         how = "; `watch` shows how it goes"
-    elif view.held:
+    elif view.initial_model_holders:
         how = ", and starts by itself when enough voters hold its model; `jobs` shows how many do"
     else:
-        how = f", and waits in line as number {view.place}: it starts by itself when its turn comes, `jobs` shows the line"
+        how = (
+            f", and waits in line as number {view.queue_position}: it starts by itself when its turn comes, `jobs` shows the line"
+        )
     asked.show(f"job {job} is decided{how}")
     if view and view.disk_bytes:
         asked.show(f"it takes up to {format_bytes(view.disk_bytes)} of this peer's disk")
-    if no_room := (await asked.api.status()).no_room:
+    if no_room := (await asked.api.status()).disk_shortage:
         asked.show(no_room)
     for note in (view.machine_time, *view.notes) if view else ():
         if note:
@@ -161,7 +163,7 @@ async def watch(asked: CommandContext[PeerApi]) -> int:
     job = await watch_job(
         asked.api, asked.options.job, await asked.load_names(), asked.show, is_terminal() and not asked.is_at_prompt
     )
-    return int(job.taken < job.rounds)
+    return int(job.rounds_in_model < job.rounds)
 
 
 async def _show_rounds(asked: CommandContext[PeerApi], rounds: tuple[RoundView, ...]) -> None:

@@ -14,7 +14,7 @@ LOWER_TOLERANCE = Argument(
 
 async def _show_peers(asked: CommandContext[PeerApi], peers: tuple[PeerView, ...]) -> None:
     asked.show(view_tables.peers(peers))
-    for dial in (await asked.api.status()).unreached:
+    for dial in (await asked.api.status()).unreached_addresses:
         asked.show(dial.text)
 
 

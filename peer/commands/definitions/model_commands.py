@@ -72,8 +72,8 @@ async def evaluate(asked: CommandContext[PeerApi]) -> None:
                 raise UserError(f"{folder} is no folder with a config.json, as `peer model` writes it")
             folder = Path(scratch) / "model"
             view = await asked.api.export_model(str(folder), options.model, MODEL_FORMATS[0])
-            if view.newer and not options.json:
-                asked.show(describe_final_round(view.round, view.newer, f"{options.model}@newest"))
+            if view.newer_round and not options.json:
+                asked.show(describe_final_round(view.round, view.newer_round, f"{options.model}@newest"))
         printed = await run_module("training.engines.pytorch.model_evaluation", str(folder), str(text), str(options.tokens))
     if options.json:
         asked.show(Verbatim(printed.rstrip("\n")))
@@ -120,10 +120,10 @@ async def model(asked: CommandContext[PeerApi]) -> None:
             view = await asked.api.export_model(str(path), model_argument(options), options.format)
         except NotRunningError as error:
             view = await without_a_peer(model_provenance.model_from_data_directory, error.directory)
-    without = f", without {', '.join(view.left_out)}" if view.left_out else ""
+    without = f", without {', '.join(view.omitted_tensors)}" if view.omitted_tensors else ""
     asked.show(
         f"{view.path}: job {view.name!r} at round {view.round}, {view.files} files, {view.bytes / 1e6:.1f} MB{without}\n"
         f"model root {view.model_root}\nREADME.md says where it comes from, and how to open it"
     )
-    if view.newer:
-        asked.show(describe_final_round(view.round, view.newer))
+    if view.newer_round:
+        asked.show(describe_final_round(view.round, view.newer_round))
