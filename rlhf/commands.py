@@ -256,7 +256,8 @@ def _whose(of: PreferencesView, state: str) -> str:
     if not of.project:
         return "preferences of a file, not decided by annotators"
     if state == "cancelled":
-        return f"preferences said to be of {project}: {pluralize(of.dissenting_voters, 'voter')} derived others; `rlhf start` begins again"
+        others = f"{pluralize(of.dissenting_voters, 'voter')} derived others"
+        return f"preferences said to be of {project}: {others}; `rlhf start` begins again"
     heard = f"{pluralize(of.attesting_voters, 'voter')} derived these so far, {of.dissenting_voters} others"
     return f"it waits until a quorum of the voters has derived its preferences from {project}: {heard}"
 
