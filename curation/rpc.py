@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
-
-from protocol import codec
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +20,10 @@ class ImportRequest:
     price: int
     guidelines: str  # a path; empty: none
     suggests_first: bool
-    columns: dict[str, str] = codec.added_field(factory=dict)  # what the file calls some of `COLUMNS`
-    gold_from: str = codec.added_field("")  # the file's field with the right answers; empty: `gold`
-    display: str = codec.added_field("plain")  # of a new project, see `curation.ledger.curation_state.TextFormat`
-    again: bool = codec.added_field(False)  # adds tasks that an earlier import of the same file has added, too
+    columns: dict[str, str] = field(default_factory=dict)  # what the file calls some of `COLUMNS`
+    gold_from: str = ""  # the file's field with the right answers; empty: `gold`
+    display: str = "plain"  # of a new project, see `curation.ledger.curation_state.TextFormat`
+    again: bool = False  # adds tasks that an earlier import of the same file has added, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ class ProjectView:
     begun: int
     settled: int
     review: int
-    display: str = codec.added_field("plain")
+    display: str = "plain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +59,7 @@ class TaskInReviewView:
     text: str
     items: tuple[str, ...]
     votes: dict[str, int]  # how many said which answer
-    skips: dict[str, int] = codec.added_field(factory=dict)  # how many skipped it for which reason
+    skips: dict[str, int] = field(default_factory=dict)  # how many skipped it for which reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -276,11 +276,11 @@ def _with_buffer(
 ) -> ProposeReply:
     if buffer is None:
         return replace(done, buffer_digest=None)
-    return replace(done, buffer_digest=write_object(Path(request.buffer_out), buffer.encode(), round.spec.multipart_objects))
+    return replace(done, buffer_digest=write_object(Path(request.buffer_out), buffer.encode()))
 
 
 def _with_payload(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply, payload: bytes) -> ProposeReply:
-    digest = write_object(Path(request.payload_out), payload, round.spec.multipart_objects)
+    digest = write_object(Path(request.payload_out), payload)
     return replace(done, payload_digest=digest, payload_bytes=len(payload))
 
 

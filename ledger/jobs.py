@@ -71,7 +71,6 @@ class AuditTerms:
     # Of a trainer's least link. 0: a window is counted in rounds alone.
     response_ms: int = 0  # until the first bytes come, whatever is shown
     serving_ms_per_reexecutor: int = 0  # for all that one re-executor fetches of a proposal
-    version: int = 1  # of the module `audits` that knows what these terms follow from
     closing: int = 0  # last rounds of the job, re-executed before the ballot: the job ends without waiting for their audits
 
     def served_ms(self, reexecutors: int) -> int:
@@ -81,13 +80,6 @@ class AuditTerms:
     def window_ms(self, reexecutors: int) -> int:
         """How long a proposal may be reported and judged at least: it is shown, and then what they say has to be heard."""
         return self.served_ms(reexecutors) + self.response_ms
-
-
-JOBS_V1 = ModuleVersion("jobs", 1)
-JOBS_V2 = ModuleVersion("jobs", 2)  # specifications may say `memory`
-# Specifications may say `initial_model`, `licence`, `final_full_audit_rounds`, `precision`, `multipart_objects`,
-# `compression_warmup_rounds`, and what `ModelSpec.is_first_form` lacks.
-JOBS_V3 = ModuleVersion("jobs", 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +105,7 @@ class JobTerms:
     base: ModelReference | None = None
     start: bytes | None = None  # digest of the parameters that it begins with, if those are of no job
     read: ModelReference | None = None  # another finished job, whose model everybody who trains this one reads
-    requires: tuple[ModuleVersion, ...] = (JOBS_V1,)  # the network must run these modules, in these versions or later ones
+    requires: tuple[ModuleVersion, ...] = ()  # the network must run these modules, in these versions or later ones
     parameters: int = 0  # of its model
     suspension_rounds: int = 20  # of a re-executor that vouched falsely, and of a trainer with false updates before votes
     anchor_rounds: int = 8  # from one model that a rollback may go to, to the next
@@ -495,7 +487,12 @@ class JobsModule(Module[JobsState]):
     name = "jobs"
     # A start looks at all members that may train, and at all jobs and their specifications.
     costs: ClassVar[Mapping[str, int]] = {"job/start": 64, "job/stop": 8, "job/hold": 8, "job/rollback": 8}
-    contents: ClassVar[Mapping[str, type]] = {"job/start": StartJob, "job/stop": StopJob, "job/rollback": RequestRollback}
+    contents: ClassVar[Mapping[str, type]] = {
+        "job/start": StartJob,
+        "job/stop": StopJob,
+        "job/rollback": RequestRollback,
+        "job/hold": AttestStartModel,
+    }
     state_type = JobsState
 
     def __init__(self, rules: JobSpecRules) -> None:
@@ -515,6 +512,8 @@ class JobsModule(Module[JobsState]):
                 return StateChange(_stop(state, view.module_state(MembersState), key, author, context.height))
             case RequestRollback():
                 return StateChange(_with_rollback(state, view.module_state(MembersState), said.content, author))
+            case AttestStartModel(key):
+                return StateChange(self._with_start_model_holder(state, view.module_state(MembersState), key, author))
         raise AssertionError(said.content)
 
     def start_job(self, state: JobsState, view: StateReader, key: bytes, spec: bytes, author: bytes, height: int) -> JobsState:
@@ -522,7 +521,7 @@ class JobsModule(Module[JobsState]):
         members, network = view.module_state(MembersState), view.module_state(NetworkState)
         self._require_known(spec, network)
         network.require_parameters_allowed(self.rules.terms_of_spec(spec).parameters)
-        self._require_in_time(spec, members, network)
+        self._require_in_time(spec, members)
         return self._start(state, members, key, spec, author, height)
 
     def _require_known(self, spec: bytes, network: NetworkState) -> None:
@@ -532,16 +531,26 @@ class JobsModule(Module[JobsState]):
                 needs = f"a job like this needs {wanted.name} {wanted.version}"
                 raise Refused(f"{needs}, which this network does not run: `features` shows what it does")
 
-    def _require_in_time(self, spec: bytes, members: MembersState, network: NetworkState) -> None:
+    def _require_in_time(self, spec: bytes, members: MembersState) -> None:
         """Refuses sampled audits for which the least link would take too long, so that nobody is suspended for its link."""
-        audits = self.rules.terms_of_spec(spec).audits
-        if audits is not None and network.module_version("audits") < audits.version:
-            raise Refused(f"its fields need audits {audits.version}, which this network does not run")
         window_ms = self.audit_window_ms(spec, members)
-        if network.has_audits_v2 and window_ms > AUDIT_WINDOW_MS_MAX:
+        if window_ms > AUDIT_WINDOW_MS_MAX:
             takes = f"an audit of it may take {window_ms / 60_000:.0f} minutes over the least link that it allows"
             most = f"{AUDIT_WINDOW_MS_MAX // 60_000} are allowed"
             raise Refused(f"{takes}, and {most}: take a smaller model, another audit, or a higher uplink_mbit_min")
+
+    def _with_start_model_holder(self, state: JobsState, members: MembersState, key: bytes, author: bytes) -> JobsState:
+        """The queued job starts once a quorum of voters holds its initial parameters. Raises `Refused`."""
+        waiting = next((waiting for waiting in state.queue if waiting.job == key), None)
+        if waiting is None or self.rules.terms_of_spec(waiting.spec).start is None:
+            raise Refused("no job in the line starts from such parameters")
+        if author not in members.voters:
+            raise Refused("only voters are asked what they hold")
+        if author in waiting.start_model_holders:
+            raise Refused("this voter has said so")
+        holders = tuple(sorted({*waiting.start_model_holders, author} & set(members.voters)))
+        line = (replace(other, start_model_holders=holders) if other is waiting else other for other in state.queue)
+        return replace(state, queue=tuple(line))
 
     def audit_window_ms(self, spec: bytes, members: MembersState) -> int:
         """How long a sampled audit may take over the least link; 0 if the job has none."""
@@ -882,39 +891,6 @@ class JobsModule(Module[JobsState]):
 
     def has_trained(self, job: Job) -> bool:
         return bool(job.accepted) and self.rules.terms_of_spec(job.spec).needs_worker
-
-
-class JobsModuleV2(JobsModule):
-    """As version 1. Only programs that know jobs whose voters hold estimates are in a network that runs this one."""
-
-    version = JOBS_V2.version
-
-    def upgrade_state(self, old: JobsState, version: int) -> JobsState:
-        return old
-
-
-class JobsModuleV3(JobsModuleV2):
-    """Jobs may also start from parameters that are of no job. They wait in the line until a quorum of voters holds those."""
-
-    version = JOBS_V3.version
-    contents: ClassVar[Mapping[str, type]] = {**JobsModule.contents, "job/hold": AttestStartModel}
-
-    def apply_transaction(
-        self, state: JobsState, said: DecodedTransaction, view: StateReader, context: BlockContext
-    ) -> StateChange:
-        if not isinstance(said.content, AttestStartModel):
-            return super().apply_transaction(state, said, view, context)
-        members, key = view.module_state(MembersState), said.content.job
-        waiting = next((waiting for waiting in state.queue if waiting.job == key), None)
-        if waiting is None or self.rules.terms_of_spec(waiting.spec).start is None:
-            raise Refused("no job in the line starts from such parameters")
-        if said.author not in members.voters:
-            raise Refused("only voters are asked what they hold")
-        if said.author in waiting.start_model_holders:
-            raise Refused("this voter has said so")
-        holders = tuple(sorted({*waiting.start_model_holders, said.author} & set(members.voters)))
-        line = (replace(other, start_model_holders=holders) if other is waiting else other for other in state.queue)
-        return StateChange(replace(state, queue=tuple(line)))
 
 
 def _is_held(waiting: QueuedJob, members: MembersState) -> bool:

@@ -14,10 +14,10 @@ from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from consensus.block import BODY_BYTES_MAX, Block
-from consensus.evidence import STATEMENT_TYPES, Evidence, verify_evidence
+from consensus.evidence import Evidence, verify_evidence
 from ledger import members as membership
 from ledger.audits.audit_state import AuditsState
-from ledger.audits.state_machine import AuditsModule, AuditsModuleV1
+from ledger.audits.state_machine import AuditsModule
 from ledger.core.deterministic_failures import ModuleFailure, is_deterministic, make_module_failure
 from ledger.core.encoding_check import check_encodable
 from ledger.core.genesis import Genesis, ModuleVersion
@@ -30,15 +30,13 @@ from ledger.jobs import (
     JobPhase,
     JobRolledBack,
     JobsModule,
-    JobsModuleV2,
-    JobsModuleV3,
     JobSpecRules,
     JobsState,
     JobStarted,
 )
 from ledger.members import MemberExpelled, MemberRekeyed, MembersModule, MembersState
 from ledger.model_anchors import newest_anchor_before
-from ledger.network_governance import ModuleUpgrade, NetworkModule, NetworkModuleV2, NetworkState
+from ledger.network_governance import ModuleUpgrade, NetworkModule, NetworkState
 from ledger.tables import Table, table_fields
 from protocol import codec, merkle
 from protocol.codec import Count, Digest, Length
@@ -47,7 +45,6 @@ from protocol.identity import Signed, Verifier, open_signed, short_id, signing_p
 from protocol.limits import (
     COST_PER_BLOCK_MAX,
     EVIDENCE_PER_BLOCK_MAX,
-    PLAIN_BLOB_BYTES_MAX,
     TRANSACTION_LIFETIME_HEIGHTS,
     TRANSACTIONS_PENDING_MAX,
     TRANSACTIONS_PER_BLOCK_MAX,
@@ -216,9 +213,7 @@ class StoredState:
 
 def core_modules(job_rules: JobSpecRules) -> tuple[Module[Any], ...]:
     """The modules of every network in all their versions, in their order inside a block."""
-    jobs = JobsModule(job_rules), JobsModuleV2(job_rules), JobsModuleV3(job_rules)
-    audits = AuditsModuleV1(job_rules), AuditsModule(job_rules)
-    return MembersModule(), *jobs, *audits, NetworkModule(), NetworkModuleV2()
+    return MembersModule(), JobsModule(job_rules), AuditsModule(job_rules), NetworkModule()
 
 
 def newest_module_versions(modules: Iterable[Module[Any]]) -> tuple[ModuleVersion, ...]:
@@ -387,7 +382,7 @@ class LedgerRules:
             yield from found
 
     def module_of_class(self, kind: type[M]) -> M:
-        """The module of this class, and not of an earlier version's."""
+        """The module of exactly this class. Other versions of it may be subclasses."""
         (found,) = (module for module in self._known.values() if type(module) is kind)
         return found
 
@@ -590,7 +585,6 @@ class LedgerRules:
     def apply_evidence(self, state: LedgerState, evidence: Evidence) -> LedgerState:
         """Raises `Refused` or `RemoteProtocolError` if the evidence proves nothing, or nothing that would change anything."""
         culprit = verify_evidence(evidence, self.chain_id, self.verifier)
-        _require_known(state, (codec.decode_message(part.body, STATEMENT_TYPES) for part in (evidence.first, evidence.second)))
         return state.with_modules(members=membership.expel_member(state.members, culprit, state.height + 1))
 
     def apply_all_evidence(self, state: LedgerState, evidence: Sequence[Evidence]) -> LedgerState:
@@ -621,7 +615,6 @@ class LedgerRules:
             raise Refused(f"round {display_round_number(closing.round)} of job {closing.job.hex()[:8]} is not open")
         terms = job.round_terms(closing.job)
         ballots, cut_offs, proposals, vouches = self.open_round_certificate(closing)
-        _require_known(state, proposals.values())
         problem = why_round_certificate_invalid(terms, closing, ballots, cut_offs, proposals, vouches)
         if problem:
             raise Refused(f"round {display_round_number(closing.round)}: {problem}")
@@ -842,13 +835,3 @@ def _settled(new: T, old: T | None) -> T:
         return old
     ordered: T = with_sorted_dictionaries(new, old)
     return ordered
-
-
-def _require_known(state: LedgerState, messages: Iterable[object]) -> None:
-    """Programs of earlier versions could not read a block with such a message."""
-    network = state.module_state(NetworkState)
-    for message in messages:
-        if isinstance(message, Proposal) and message.loss is not None and not network.has_audits_v2:
-            raise Refused("a proposal commits to a loss, which this network does not know yet")
-        if isinstance(message, Proposal) and message.payload_bytes > PLAIN_BLOB_BYTES_MAX and not network.has_jobs_v3:
-            raise Refused("a proposal has a payload that is larger than this network knows yet")

@@ -13,7 +13,7 @@ first block that this version acts on. Once a quorum of the voters has one wish,
 
 A peer whose program lacks a version applies all blocks below that height, and signs nothing at it or above.
 
-From version 2 of this module on, voters also set limits of what the network allows: `NetworkLimit` says how.
+Voters also set limits of what the network allows: `NetworkLimit` says how.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from consensus.voter_set import VoterSet
 from ledger.core.genesis import MODULES_MAX, Genesis, ModuleVersion, ModuleVersions
 from ledger.core.module import BlockContext, DecodedTransaction, Module, Refused, StateChange, StateReader
 from ledger.members import MembersState
-from protocol import codec
 from protocol.codec import Between, Count, Key, Length
 from protocol.identity import short_id
 from protocol.limits import (
@@ -40,12 +39,7 @@ from protocol.limits import (
 from protocol.messages import Name
 from protocol.name_validation import check_name
 
-# Of the module `audits`: from it on windows are counted in seconds, too, judges that did not see a step are told apart from those
-# that found it false, proposals commit to losses, and reports carry one.
-AUDITS_VERSION_2 = 2
 PARAMETERS_LIMIT = "parameters"  # of the model of a job that is started: the one limit there is
-# Of the module `jobs`: from it on models may have other forms, and proposals name objects of more than 512 MiB.
-JOBS_VERSION_3 = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +69,12 @@ class NetworkState:
     upgrade_votes: Annotated[dict[Key, ModuleUpgrade], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # by voter
     # one of a module at most, ascending by height and name
     due_upgrades: Annotated[tuple[ModuleUpgrade, ...], Length(0, MODULES_MAX)] = ()
-    parameters_max: Annotated[int, Between(1, PARAMETERS_ALLOWED_MAX)] = codec.added_field(PARAMETERS_ALLOWED)
-    limit_votes: Annotated[dict[Key, NetworkLimit], Length(0, VOTERS_MAX)] = codec.added_field(factory=dict)  # wishes, by voter
+    parameters_max: Annotated[int, Between(1, PARAMETERS_ALLOWED_MAX)] = PARAMETERS_ALLOWED
+    limit_votes: Annotated[dict[Key, NetworkLimit], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # wishes, by voter
 
     def module_version(self, module: str) -> int:
         """The one that runs; 0 if the network has no such module."""
         return next((running.version for running in self.modules if running.name == module), 0)
-
-    @property
-    def has_audits_v2(self) -> bool:
-        return self.module_version("audits") >= AUDITS_VERSION_2
-
-    @property
-    def has_jobs_v3(self) -> bool:
-        """Whether jobs may have the models, and name the objects, that version 3 of `jobs` brought."""
-        return self.module_version("jobs") >= JOBS_VERSION_3
 
     def require_parameters_allowed(self, parameters: int) -> None:
         """Raises `Refused` for a job whose model has too many."""
@@ -121,7 +106,7 @@ class NetworkState:
 class NetworkModule(Module[NetworkState]):
     name = "network"
     costs: ClassVar[Mapping[str, int]] = {"network/upgrade": 4, "network/limit": 4}  # all voters' wishes are looked at
-    contents: ClassVar[Mapping[str, type]] = {"network/upgrade": ModuleUpgrade}
+    contents: ClassVar[Mapping[str, type]] = {"network/upgrade": ModuleUpgrade, "network/limit": NetworkLimit}
     state_type = NetworkState
 
     def genesis_state(self, genesis: Genesis) -> NetworkState:
@@ -130,65 +115,58 @@ class NetworkModule(Module[NetworkState]):
     def apply_transaction(
         self, state: NetworkState, said: DecodedTransaction, view: StateReader, context: BlockContext
     ) -> StateChange:
-        wish, author, members = said.content, said.author, view.module_state(MembersState)
-        if author not in members.voters:
-            raise Refused(f"{short_id(author)} does not vote, so it cannot wish for an upgrade")
-        check_name(wish.module)
-        running = state.module_version(wish.module)
-        if wish.version <= running:
-            raise Refused(f"the network runs {wish.module} {running} already")
-        if not running and len(state.modules) + len(_joining(state)) >= MODULES_MAX:
-            raise Refused(f"the network has {MODULES_MAX} modules, the most it can hold")
-        if any(upgrade.module == wish.module for upgrade in state.due_upgrades):
-            raise Refused(f"an upgrade of {wish.module} is decided already, and has to be over first")
-        first, last = context.height + UPGRADE_NOTICE_HEIGHTS, context.height + UPGRADE_AHEAD_HEIGHTS_MAX
-        if not first <= wish.height <= last:
-            raise Refused(f"height {wish.height} is not within {first} and {last}: name one that leaves operators time")
-        return StateChange(_decided(replace(state, upgrade_votes={**state.upgrade_votes, author: wish}), members))
+        members = view.module_state(MembersState)
+        if isinstance(said.content, NetworkLimit):
+            return StateChange(_with_limit_wish(state, said.content, said.author, VoterSet(members.voters)))
+        return StateChange(_with_upgrade_wish(state, said.content, said.author, members, context.height))
 
     def settle_block(self, state: NetworkState, view: StateReader, context: BlockContext) -> StateChange:
         """Wishes go with their author's vote, and when the next block would be too late for another one like them."""
         voters = view.module_state(MembersState).voters
-        kept = {
+        upgrades = {
             voter: wish
             for voter, wish in state.upgrade_votes.items()
             if voter in voters and wish.height > context.height + UPGRADE_NOTICE_HEIGHTS
         }
-        return StateChange(replace(state, upgrade_votes=kept))
+        limits = {voter: wish for voter, wish in state.limit_votes.items() if voter in voters}
+        return StateChange(replace(state, upgrade_votes=upgrades, limit_votes=limits))
 
 
-class NetworkModuleV2(NetworkModule):
-    version = 2
-    contents: ClassVar[Mapping[str, type]] = {**NetworkModule.contents, "network/limit": NetworkLimit}
+def _with_upgrade_wish(
+    state: NetworkState, wish: ModuleUpgrade, author: bytes, members: MembersState, height: int
+) -> NetworkState:
+    """Raises `Refused`."""
+    if author not in members.voters:
+        raise Refused(f"{short_id(author)} does not vote, so it cannot wish for an upgrade")
+    check_name(wish.module)
+    running = state.module_version(wish.module)
+    if wish.version <= running:
+        raise Refused(f"the network runs {wish.module} {running} already")
+    if not running and len(state.modules) + len(_joining(state)) >= MODULES_MAX:
+        raise Refused(f"the network has {MODULES_MAX} modules, the most it can hold")
+    if any(upgrade.module == wish.module for upgrade in state.due_upgrades):
+        raise Refused(f"an upgrade of {wish.module} is decided already, and has to be over first")
+    first, last = height + UPGRADE_NOTICE_HEIGHTS, height + UPGRADE_AHEAD_HEIGHTS_MAX
+    if not first <= wish.height <= last:
+        raise Refused(f"height {wish.height} is not within {first} and {last}: name one that leaves operators time")
+    return _decided(replace(state, upgrade_votes={**state.upgrade_votes, author: wish}), members)
 
-    def upgrade_state(self, old: NetworkState, version: int) -> NetworkState:
-        return old
 
-    def apply_transaction(
-        self, state: NetworkState, said: DecodedTransaction, view: StateReader, context: BlockContext
-    ) -> StateChange:
-        if not isinstance(said.content, NetworkLimit):
-            return super().apply_transaction(state, said, view, context)
-        wish, author, voters = said.content, said.author, VoterSet(view.module_state(MembersState).voters)
-        if author not in voters.members:
-            raise Refused(f"{short_id(author)} does not vote, so it cannot set a limit")
-        if wish.name != PARAMETERS_LIMIT:
-            raise Refused(f"there is no limit {wish.name!r}: {PARAMETERS_LIMIT!r} is one")
-        others = {voter: other for voter, other in state.limit_votes.items() if voter != author}
-        if wish.most == state.parameters_max:
-            if len(others) == len(state.limit_votes):
-                raise Refused(f"the network allows {wish.most} {PARAMETERS_LIMIT} already")
-            return StateChange(replace(state, limit_votes=others))
-        limits = {**others, author: wish}
-        if sum(limits.get(voter) == wish for voter in voters.members) >= voters.quorum:
-            return StateChange(replace(state, parameters_max=wish.most, limit_votes={}))
-        return StateChange(replace(state, limit_votes=limits))
-
-    def settle_block(self, state: NetworkState, view: StateReader, context: BlockContext) -> StateChange:
-        """Wishes go with their author's vote."""
-        settled, voters = super().settle_block(state, view, context).state, view.module_state(MembersState).voters
-        kept = {voter: wish for voter, wish in settled.limit_votes.items() if voter in voters}
-        return StateChange(replace(settled, limit_votes=kept))
+def _with_limit_wish(state: NetworkState, wish: NetworkLimit, author: bytes, voters: VoterSet) -> NetworkState:
+    """Raises `Refused`."""
+    if author not in voters.members:
+        raise Refused(f"{short_id(author)} does not vote, so it cannot set a limit")
+    if wish.name != PARAMETERS_LIMIT:
+        raise Refused(f"there is no limit {wish.name!r}: {PARAMETERS_LIMIT!r} is one")
+    others = {voter: other for voter, other in state.limit_votes.items() if voter != author}
+    if wish.most == state.parameters_max:
+        if len(others) == len(state.limit_votes):
+            raise Refused(f"the network allows {wish.most} {PARAMETERS_LIMIT} already")
+        return replace(state, limit_votes=others)
+    limits = {**others, author: wish}
+    if sum(limits.get(voter) == wish for voter in voters.members) >= voters.quorum:
+        return replace(state, parameters_max=wish.most, limit_votes={})
+    return replace(state, limit_votes=limits)
 
 
 def _decided(state: NetworkState, members: MembersState) -> NetworkState:

@@ -10,9 +10,6 @@ nothing that is not part of the value. (A general msgpack reader would turn one 
 Types understood: `bool int float str bytes tuple[T, ...] tuple[A, B] dict[K, V] T | None`, enums of int or str, and dataclasses
 of these; `Annotated[T, Length(low, high)]` bounds bytes, text and collections, `Annotated[int, Between(low, high)]` numbers. A
 class that has a `WIRE` type of these travels as a value of it, which `to_wire` gives and `from_wire` takes.
-
-Records grow: a later release may append fields that are `added_field`. At the end of a record, those with their default are left
-out. So the bytes of earlier releases stay valid, and stay the only ones of their value.
 """
 
 from __future__ import annotations
@@ -59,17 +56,6 @@ Key = Annotated[bytes, Length(32, 32)]  # Ed25519 public key: a peer's identity
 SignatureBytes = Annotated[bytes, Length(64, 64)]  # Ed25519
 COUNT_MAX = 2**53 - 1
 Count = Annotated[int, Between(0, COUNT_MAX)]  # heights, views, sizes, milliseconds: exact in every language's double
-
-
-def added_field(default: Any = dataclasses.MISSING, *, factory: Any = dataclasses.MISSING) -> Any:
-    """A field of a record that an earlier release did not have. The default, or what `factory` makes, is what its absence means,
-    for ever.
-    """
-    field: Any = dataclasses.field(default=default, default_factory=factory, metadata=_ADDED, kw_only=False)
-    return field
-
-
-_ADDED = {"added": True}
 
 
 def encode(value: Any) -> bytes:
@@ -225,8 +211,6 @@ def _record_writer(kind: Any) -> Writer:
     names = _field_names(kind)
     tag = getattr(kind, "TAG", None)
     head = [] if tag is None else [tag]
-    if _added_defaults(kind):
-        return functools.partial(_write_grown, head, names, _added_defaults(kind))
     if len(names) < 2:  # `attrgetter` gives a tuple only of several
         return lambda value: head + [to_plain(getattr(value, name)) for name in names]
     values = operator.attrgetter(*names)
@@ -238,32 +222,6 @@ def _record_writer(kind: Any) -> Writer:
         return plain
 
     return write
-
-
-def _write_grown(head: list[Plain], names: tuple[str, ...], defaults: tuple[bytes, ...], value: Any) -> Plain:
-    """Of a record with fields that were added. Bytes are compared: 0 is equal to −0 and to False, but not the same."""
-    plain = [to_plain(getattr(value, name)) for name in names]
-    for default in reversed(defaults):
-        if msgpack.packb(plain[-1], use_bin_type=True) != default:
-            break
-        plain.pop()
-    return head + plain
-
-
-@functools.cache
-def _added_defaults(kind: Any) -> tuple[bytes, ...]:
-    """The encoded defaults of the fields that were added to a record, which are its last ones."""
-    fields = dataclasses.fields(kind)
-    found = [field for field in fields if field.metadata.get("added")]
-    assert not found or fields[-len(found) :] == tuple(found), f"{kind.__name__}: fields are added behind all others"
-    hints = typing.get_type_hints(kind, include_extras=True) if found else {}
-    defaults = []
-    for field in found:
-        factory: Any = field.default_factory
-        default = factory() if field.default is dataclasses.MISSING else field.default
-        defaults.append(encode(default))
-        _whole(_reader(hints[field.name]), defaults[-1], hints[field.name])  # it is a value of the field's own type
-    return tuple(defaults)
 
 
 def _field_names(kind: Any) -> tuple[str, ...]:
@@ -547,27 +505,22 @@ def _record(kind: type) -> Reader:
     readers = [_reader(hints[name]) for name in names]
     tag = getattr(kind, "TAG", None)
     by_name = any(field.kw_only for field in dataclasses.fields(kind))
-    defaults = _added_defaults(kind)
-    least = len(readers) - len(defaults)
 
     def read(data: bytes, at: int) -> tuple[Any, int]:
         count, at = _read_count(data, at)
         if tag is not None:
             count, at = count - 1, _skip_tag(tag, count, data, at)
-        if not least <= count <= len(readers):
-            what = "missing" if count < least else "unknown"
+        if count != len(readers):
+            what = "missing" if count < len(readers) else "unknown"
             raise RemoteProtocolError("mistyped", f"{what} field before byte {at}, {count} instead of {len(readers)}")
         values: list[Any] = []
         try:
-            for reader in readers if count == len(readers) else readers[:count]:
-                start = at
+            for reader in readers:
                 value, at = reader(data, at)
                 values.append(value)
         except RemoteProtocolError as error:
             raise RemoteProtocolError(error.reason, f"{names[len(values)]}: {error.detail}") from None
-        if count > least and data[start:at] == defaults[count - least - 1]:
-            raise RemoteProtocolError("non-canonical", f"{names[count - 1]} has its default, and is left out then")
-        return kind(**dict(zip(names, values, strict=False))) if by_name else kind(*values), at
+        return kind(**dict(zip(names, values, strict=True))) if by_name else kind(*values), at
 
     return read
 

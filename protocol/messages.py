@@ -10,7 +10,6 @@ import enum
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from protocol import codec
 from protocol.addresses import AddressScope
 from protocol.codec import Between, Count, Digest, Key, Length, SignatureBytes
 from protocol.identity import Signed
@@ -239,7 +238,7 @@ class Proposal:
     inner: Digest | None = None  # of the inner optimizer's state after the last step, where a job keeps it
     inner_from: Digest | None = None  # the `inner` of my last accepted proposal, from which the first step goes on; None: fresh
     declaration: Annotated[bytes, Length(0, DECLARATION_BYTES_MAX)] = b""  # encoding of the objective's own record, if it has one
-    loss: LossCommitment | None = codec.added_field(None)  # where audits are sampled, from version 2 of the module `audits` on
+    loss: LossCommitment | None = None  # where audits are sampled and the job needs a worker
 
 
 @dataclass(frozen=True, slots=True)

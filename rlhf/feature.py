@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def _modules(rules: JobSpecRules) -> tuple[Module[Any], ...]:
-    from rlhf.ledger.rlhf_module import RlhfModule, RlhfModuleV2
+    from rlhf.ledger.rlhf_module import RlhfModule
 
-    return RlhfModule(rules), RlhfModuleV2(rules)
+    return (RlhfModule(rules),)
 
 
 RLHF = Feature(

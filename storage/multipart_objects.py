@@ -283,10 +283,10 @@ def write_list(file: Path, parts: BlobPartList | None) -> None:
         file.with_name(f"{file.name}{LIST_SUFFIX}").write_bytes(parts.encode())
 
 
-def write_object(file: Path, data: bytes | memoryview, in_parts: bool) -> bytes:
+def write_object(file: Path, data: bytes | memoryview) -> bytes:
     """Its digest. Who takes the file over makes it durable, and the list that is beside it if it has parts."""
     file.write_bytes(data)
-    hasher = hash_pieces([data], in_parts)
+    hasher = hash_pieces([data])
     write_list(file, hasher.part_list)
     return hasher.digest()
 

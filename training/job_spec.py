@@ -19,7 +19,6 @@ from protocol.limits import (
     AUDITORS_MAX,
     BLOB_BYTES_MAX,
     NAME_CHARACTERS_MAX,
-    PLAIN_BLOB_BYTES_MAX,
     TRAINERS_MAX,
     UPLINK_MBIT_MAX,
     UPLINK_MBIT_MIN,
@@ -198,20 +197,18 @@ class JobSpec:
     objective_settings: Annotated[bytes, Length(0, SETTINGS_BYTES_MAX)] = (
         b""  # encoding of the objective's own record, if it has one
     )
-    memory: FeedbackMemory = codec.added_field(FeedbackMemory.RESIDUAL)
+    memory: FeedbackMemory = FeedbackMemory.RESIDUAL
     # Mbit/s: with sampled audits, a trainer with a slower uplink may be suspended as if it withheld its buffers.
-    uplink_mbit_min: Annotated[int, Between(1, UPLINK_MBIT_MAX)] = codec.added_field(UPLINK_MBIT_MIN)
-    precision: Precision = codec.added_field(Precision.FP32)
+    uplink_mbit_min: Annotated[int, Between(1, UPLINK_MBIT_MAX)] = UPLINK_MBIT_MIN
+    precision: Precision = Precision.FP32
     # Blob of the initial parameters (`training.parameter_blob`), if these are no job's model.
-    initial_model: Digest | None = codec.added_field(None)
-    licence: Name | None = codec.added_field(None)  # under which the model may be used; None: not named
-    # What a proposal commits to is named by the list of its parts where it is larger than one (`protocol.blob_digest`).
-    multipart_objects: bool = codec.added_field(False)
+    initial_model: Digest | None = None
+    licence: Name | None = None  # under which the model may be used; None: not named
     # Sampled: the last rounds, whose proposals are re-executed before the vote: a dispute of theirs would end too late to help.
-    final_full_audit_rounds: Annotated[int, Between(0, ROUNDS_MAX)] = codec.added_field(0)
+    final_full_audit_rounds: Annotated[int, Between(0, ROUNDS_MAX)] = 0
     # The first rounds, whose payloads say `OPENING_BITS` of every element.
-    compression_warmup_rounds: Annotated[int, Between(0, ROUNDS_MAX)] = codec.added_field(0)
-    preparation: PreparationCounts | None = codec.added_field(None)  # of a set from a file; None: no file was changed
+    compression_warmup_rounds: Annotated[int, Between(0, ROUNDS_MAX)] = 0
+    preparation: PreparationCounts | None = None  # of a set from a file; None: no file was changed
 
     @property
     def resolved_objective(self) -> Objective:
@@ -412,11 +409,9 @@ class JobSpec:
             )
         if self.audit is AuditMode.SAMPLED and (problem := self._sampled_problem()):
             return problem
-        limit = BLOB_BYTES_MAX if self.multipart_objects else PLAIN_BLOB_BYTES_MAX
-        if self.object_bytes_max > limit:
-            size = f"its largest object has {self.object_bytes_max} bytes, and others can get {limit} at most"
-            upgrade = "" if self.multipart_objects else ", or `peer upgrade jobs 3` first"
-            return f"{size}: take a smaller model, or inner_state 'reset'{upgrade}"
+        if self.object_bytes_max > BLOB_BYTES_MAX:
+            size = f"its largest object has {self.object_bytes_max} bytes, and others can get {BLOB_BYTES_MAX} at most"
+            return f"{size}: take a smaller model, or inner_state 'reset'"
         return None
 
     def _sampled_problem(self) -> str | None:

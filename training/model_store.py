@@ -11,11 +11,11 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from ledger.core.genesis import ModuleVersion
-from ledger.jobs import JOBS_V2, JOBS_V3, AuditTerms, ClosedRound, JobTerms, ModelReference
+from ledger.jobs import AuditTerms, ClosedRound, JobTerms, ModelReference
 from protocol import codec
 from protocol.errors import StorageError
 from protocol.identity import Signed
-from protocol.limits import AUDIT_RESPONSE_MS, UPLINK_MBIT_MIN
+from protocol.limits import AUDIT_RESPONSE_MS
 from protocol.messages import Proposal
 from protocol.verdicts import Verdict
 from training import parameter_blob
@@ -275,10 +275,11 @@ class JobModelStore:
 @lru_cache(maxsize=DECODED_KEPT_MAX)  # they are asked for at every turn
 def _terms(spec: bytes, kind: Objective, answer_ms: int) -> JobTerms:
     job = JobSpec.decode(spec)
+    of_layers = [ModuleVersion(layer.module, layer.version) for layer in job.model.layer_kinds if layer.module]
     return JobTerms(
         name=job.name,
         objective=job.objective,
-        requires=_requires(job),
+        requires=tuple(dict.fromkeys((ModuleVersion(kind.module, kind.version), *of_layers))),
         rounds=job.rounds,
         audited=job.audit is AuditMode.FULL,
         needs_worker=kind.needs_worker,
@@ -295,27 +296,6 @@ def _terms(spec: bytes, kind: Objective, answer_ms: int) -> JobTerms:
     )
 
 
-# Fields that came with version 3 of the module `jobs`.
-FIELDS_OF_JOBS_VERSION_3 = (
-    "initial_model",
-    "licence",
-    "precision",
-    "final_full_audit_rounds",
-    "multipart_objects",
-    "compression_warmup_rounds",
-)
-
-
-def _requires(job: JobSpec) -> tuple[ModuleVersion, ...]:
-    usual = JobSpec(name=job.name)
-    said = any(getattr(job, name) != getattr(usual, name) for name in FIELDS_OF_JOBS_VERSION_3)
-    said_of = {JOBS_V2: job.has_estimates, JOBS_V3: said or not job.model.is_first_form}
-    of_objective = ModuleVersion(job.resolved_objective.module, job.resolved_objective.version)
-    of_layers = (ModuleVersion(kind.module, kind.version) for kind in job.model.layer_kinds if kind.module)
-    of_jobs = (module for module, is_said in said_of.items() if is_said)
-    return tuple(dict.fromkeys((of_objective, *of_layers, *of_jobs)))
-
-
 def audit_download_bytes_max(job: JobSpec) -> int:
     """What one auditor fetches of a proposal: its buffer, the one before, and what its declaration names."""
     return 2 * feedback_buffer.buffer_bytes(job) + job.resolved_objective.declared_bytes_max(job)
@@ -324,6 +304,5 @@ def audit_download_bytes_max(job: JobSpec) -> int:
 def _audit_terms(job: JobSpec, answer_ms: int) -> AuditTerms:
     # Half of the least uplink is for what audits ask for: so many bits in a millisecond.
     reveal_ms = math.ceil(8 * audit_download_bytes_max(job) / (job.uplink_mbit_min * 500))
-    version = 1 if job.uplink_mbit_min == UPLINK_MBIT_MIN else 2
     rounds = job.audit_window, job.suspension_rounds
-    return AuditTerms(job.audit_rate, job.auditors, *rounds, answer_ms, reveal_ms, version, job.final_full_audit_rounds)
+    return AuditTerms(job.audit_rate, job.auditors, *rounds, answer_ms, reveal_ms, job.final_full_audit_rounds)

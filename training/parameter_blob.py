@@ -51,7 +51,7 @@ def read_block_values(spec: JobSpec, read: Read, block: TensorBlock) -> Float32A
 def read_all_values(spec: JobSpec, path: Path) -> Float32Array:
     """All of them, of a file. `StorageError` if it is not what the job names."""
     found = np.fromfile(path, dtype="<f4")
-    if len(found) != layout_of(spec).size or blob_digest(float32_bytes(found), spec.multipart_objects) != spec.initial_model:
+    if len(found) != layout_of(spec).size or blob_digest(float32_bytes(found)) != spec.initial_model:
         raise StorageError(f"{path} does not hold the parameters that job {spec.name!r} starts from")
     return found
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Final
 
-from protocol import codec
 from protocol.codec import Between
 from protocol.limits import PARAMETERS_ALLOWED_MAX, PLAIN_BLOB_BYTES_MAX
 from protocol.messages import Name
@@ -58,13 +57,13 @@ class ModelSpec:
     heads: Positive = 4  # query heads
     kv_heads: Positive = 2  # key/value heads, shared by heads // kv_heads query heads each
     hidden: Positive = 192  # features inside the SwiGLU
-    tied: bool = codec.added_field(True)  # the output layer is the transposed token embedding
-    rope_base: float = codec.added_field(10_000.0)  # of rotary positions: Su et al. 2021, section 3.2.2
-    norm_epsilon: float = codec.added_field(1e-6)  # added to the mean square of a row
+    tied: bool = True  # the output layer is the transposed token embedding
+    rope_base: float = 10_000.0  # of rotary positions: Su et al. 2021, section 3.2.2
+    norm_epsilon: float = 1e-6  # added to the mean square of a row
     # Kinds of layers, by their names (`training.layers`).
-    linear: Name = codec.added_field("dense")
-    attention: Name = codec.added_field("attention")
-    feed_forward: Name = codec.added_field("swiglu")
+    linear: Name = "dense"
+    attention: Name = "attention"
+    feed_forward: Name = "swiglu"
 
     def layers_problem(self) -> str | None:
         """Names a kind of layer that this program does not know, or a size that a layer cannot have.
@@ -111,12 +110,6 @@ class ModelSpec:
     def parameters(self) -> int:
         """How many the model has; `tensor_shapes` lists them."""
         return _count_parameters(self)
-
-    @property
-    def is_first_form(self) -> bool:
-        """Whether the programs before `tied`, `rope_base` and `norm_epsilon` have such models, too."""
-        usual = ModelSpec()
-        return (self.tied, self.rope_base, self.norm_epsilon) == (usual.tied, usual.rope_base, usual.norm_epsilon)
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,8 +123,6 @@ class JobAudits:
     # Round -> trainer -> the sealed losses of the reports on its proposal, until it opens its own or the time for that is over.
     unopened_losses: UnopenedRounds = field(default_factory=dict)
     loss_comparisons: Annotated[dict[Key, LossComparisons], Length(0, MEMBERS_MAX)] = field(default_factory=dict)  # by auditor
-    # The open round began in version 1: those who proposed then could commit to no losses, and are rewarded all the same.
-    began_unbound: bool = False
 
     @property
     def first_contestable_round(self) -> int | None:
@@ -202,7 +200,7 @@ class AuditFinding:
     trainer: Key  # as in the round
     finding: ReplayFinding
     relative_error_ppm: Count  # of the replayed change, ‖difference‖ / ‖change‖; 0 where nothing could be replayed
-    loss: SealedLoss | None = None  # of a report with the finding MATCH, from version 2 of the module on
+    loss: SealedLoss | None = None  # of a report with the finding MATCH
 
     @property
     def proposal_key(self) -> ProposalKey:

@@ -65,7 +65,6 @@ from ledger.jobs import (
 )
 from ledger.members import MembersState
 from ledger.model_anchors import UndoReason
-from ledger.network_governance import AUDITS_VERSION_2
 from protocol import codec
 from protocol.identity import short_id
 from protocol.messages import LossCommitment, Proposal
@@ -79,12 +78,7 @@ T = TypeVar("T")
 
 
 class AuditsModule(Module[AuditsState]):
-    """In version 1 windows are counted in rounds alone, a judge that did not see the proposal counts as one that found it
-    false, and nothing binds an auditor to its replay.
-    """
-
     name = "audits"
-    version = AUDITS_VERSION_2
     contents: ClassVar[Mapping[str, type]] = {
         **dict.fromkeys(FINDING_KINDS, AuditFinding),
         LOSS_OPENING_KIND: LossOpening,
@@ -99,10 +93,6 @@ class AuditsModule(Module[AuditsState]):
 
     def genesis_state(self, genesis: Genesis) -> AuditsState:
         return AuditsState()
-
-    def upgrade_state(self, old: AuditsState, version: int) -> AuditsState:
-        """The rewards of the round that is open do not go: `JobAudits.began_unbound`."""
-        return replace(old, jobs={key: replace(audits, began_unbound=True) for key, audits in old.jobs.items()})
 
     def apply_transaction(
         self, state: AuditsState, said: DecodedTransaction, view: StateReader, context: BlockContext
@@ -184,7 +174,7 @@ class AuditsModule(Module[AuditsState]):
         if closed.job not in state.jobs:
             return state
         docket = self._docket(state, closed.job, job, members, context.height)
-        docket.apply_round_close(closed.round, context.time_ms if self.version >= AUDITS_VERSION_2 else None)
+        docket.apply_round_close(closed.round, context.time_ms)
         docket.assign_audits(closed)
         return docket.new_state()
 
@@ -237,12 +227,7 @@ class AuditsModule(Module[AuditsState]):
 
     def _docket(self, state: AuditsState, key: bytes, job: Job, members: MembersState, height: int) -> AuditStateMachine:
         terms = self.rules.terms_of_spec(job.spec)
-        return AuditStateMachine(follow_key_rotations(state, members.current_key), key, job, terms, members, height, self.version)
-
-
-class AuditsModuleV1(AuditsModule):
-    version = 1
-    contents: ClassVar[Mapping[str, type]] = dict.fromkeys(FINDING_KINDS, AuditFinding)
+        return AuditStateMachine(follow_key_rotations(state, members.current_key), key, job, terms, members, height)
 
 
 def _without_job(state: AuditsState, key: bytes) -> AuditsState:
@@ -255,17 +240,12 @@ def _without_job(state: AuditsState, key: bytes) -> AuditsState:
 class AuditStateMachine:
     """The audits of one job while a block changes them. Raises `Refused`, and is then thrown away."""
 
-    def __init__(
-        self, state: AuditsState, key: bytes, job: Job, terms: JobTerms, members: MembersState, height: int, version: int
-    ) -> None:
+    def __init__(self, state: AuditsState, key: bytes, job: Job, terms: JobTerms, members: MembersState, height: int) -> None:
         assert terms.audits is not None
-        is_second = version >= AUDITS_VERSION_2
-        self._told_apart = is_second  # judges that did not see a proposal, and those that found it false
         self._state, self._key, self._job, self._members, self._height = state, key, job, members, height
         self._terms: AuditTerms = terms.audits
         self._rounds_ms = round(1_000 * terms.proposal_seconds * terms.audits.window)  # the longest that a window's rounds take
         self._is_rewarded = terms.needs_worker  # everybody knows the update of a scratch job: it costs its trainer nothing
-        self._binds = is_second and terms.needs_worker  # what costs nothing to replay has no loss
         self._closed = job.round - 1  # the last closed round
         audits = state.jobs[key]
         self._rounds, self._disputes = dict(audits.rounds), list(audits.disputes)
@@ -276,7 +256,6 @@ class AuditStateMachine:
             {key: dict(of) for key, of in audits.unopened_losses.items()},
             dict(audits.loss_comparisons),
         )
-        self._began_unbound = audits.began_unbound
         self._standings, self._log = dict(state.member_records), list(state.log)
         self.rollbacks_due: list[RollbackDue] = []  # of updates that are in the model
 
@@ -286,7 +265,7 @@ class AuditStateMachine:
         self._assert_sound()
         unopened = {number: of for number, of in self._unopened.items() if of}
         tables = (self._suspended, self._unheard, self._unvested, self._withheld, self._causes, unopened, self._compared)
-        audits = JobAudits(self._rounds, tuple(self._disputes), self._commitments, *tables, self._began_unbound)
+        audits = JobAudits(self._rounds, tuple(self._disputes), self._commitments, *tables)
         return AuditsState({**self._state.jobs, self._key: audits}, self._standings, tuple(self._log[-AUDIT_LOG_MAX:]))
 
     def _assert_sound(self) -> None:
@@ -369,7 +348,7 @@ class AuditStateMachine:
     def _with_verdict(self, dispute: Dispute, judge: bytes, finding: ReplayFinding) -> Dispute:
         if finding is ReplayFinding.MATCH:
             return replace(dispute, voted_valid=(*dispute.voted_valid, judge))
-        if finding is ReplayFinding.WITHHELD and self._told_apart:
+        if finding is ReplayFinding.WITHHELD:
             return replace(dispute, voted_withheld=(*dispute.voted_withheld, judge))
         return replace(dispute, voted_invalid=(*dispute.voted_invalid, judge))
 
@@ -528,7 +507,7 @@ class AuditStateMachine:
     # Losses. Decision 0061: a loss convicts an auditor alone, and only where more voters contradict it than may lie.
 
     def _require_loss(self, report: AuditFinding, proposal: Proposal) -> None:
-        is_bound = self._binds and report.finding is ReplayFinding.MATCH and proposal.loss is not None
+        is_bound = self._is_rewarded and report.finding is ReplayFinding.MATCH and proposal.loss is not None
         if is_bound and report.loss is None:
             raise Refused("a match carries a sealed loss")
         if not is_bound:
@@ -715,7 +694,7 @@ class AuditStateMachine:
             is_awaited = any(
                 drawn.pending_auditors and self._members.current_key(key) == trainer for key, drawn in audits.proposals.items()
             )
-            if is_awaited and self._told_apart and audits.window_renewals < window_renewals_max(audits.faults):
+            if is_awaited and audits.window_renewals < window_renewals_max(audits.faults):
                 self._rounds[number] = replace(audits, closed_ms=0, window_renewals=audits.window_renewals + 1)
 
     def _lapse(self, number: int, audits: RoundAudits, held_up: frozenset[bytes] = frozenset()) -> None:
@@ -776,11 +755,9 @@ class AuditStateMachine:
         self._remember(closed)
         self._bound()
         for trainer, proposal in accepted.items() if self._is_rewarded else ():
-            is_bound = not self._binds or self._began_unbound or proposal.loss is not None
-            if is_bound and self._is_trusted(trainer):
+            if proposal.loss is not None and self._is_trusted(trainer):
                 person = current(trainer)
                 self._unvested[person] = (*self._unvested.get(person, ()), closed.round)
-        self._began_unbound = False
 
     def _make_up(self, revealed: Mapping[bytes, bytes]) -> None:
         """Re-executors whose ballots were left out draw now for the rounds that they missed.

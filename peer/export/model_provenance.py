@@ -155,7 +155,7 @@ def _exported_tokenizer(folder: Path, digest: bytes) -> bytes:
         return (folder / tokenizer_path(digest)).read_bytes()
     except OSError:
         text = f"{folder} has no {tokenizer_path(digest)}"
-        raise UserError(f"{text}: whoever exported it lacked it, or had an older program; take the model from a peer") from None
+        raise UserError(f"{text}: whoever exported it lacked it; take the model from a peer") from None
 
 
 def _asked(text: str, names: set[str]) -> tuple[str, int | None]:

@@ -10,9 +10,7 @@ from typing import Final
 from ledger.audits.audit_state import AuditDuty
 from ledger.audits.loss_commitments import LossOpening, SealedLoss, commit_loss, seal_loss
 from ledger.ledger_state import LedgerState
-from ledger.network_governance import NetworkState
 from protocol.identity import Signer, derive_secret
-from protocol.limits import PLAIN_BLOB_BYTES_MAX
 from protocol.messages import Proposal
 
 OPENING_DOMAIN, SEALED_LOSS_DOMAIN = "audit-opening", "audit-loss"  # the tags of no message
@@ -25,25 +23,13 @@ class LossSealer:
     def __init__(self, signer: Signer, chain_id: bytes) -> None:
         self._signer, self._chain_id = signer, chain_id
         self._committing: frozenset[bytes] = frozenset()
-        self._is_large_known = False
 
     def update_state(self, state: LedgerState) -> None:
-        network = state.module_state(NetworkState)
-        self._committing = frozenset(state.audits.jobs if network.has_audits_v2 else ())
-        self._is_large_known = network.has_jobs_v3
+        self._committing = frozenset(state.audits.jobs)
 
     def requires_commitment(self, job: bytes) -> bool:
         """Whether proposals of this job commit to a loss."""
         return job in self._committing
-
-    def is_supported(self, message: object) -> bool:
-        """Whether other programs can read this message of an open round: before the upgrades they know neither commitments nor
-        payloads of more than 512 MiB.
-        """
-        if not isinstance(message, Proposal):
-            return True
-        is_small = self._is_large_known or message.payload_bytes <= PLAIN_BLOB_BYTES_MAX
-        return is_small and (message.loss is None or self.requires_commitment(message.job))
 
     def with_commitment(self, proposal: Proposal, opening: LossOpening | None) -> Proposal:
         """With a commitment to what `opening` will open, if this job's proposals commit to anything."""

@@ -162,11 +162,8 @@ class OpenRounds:
             with contextlib.suppress(RemoteProtocolError):  # the round may have been given to others since
                 self._add_message(self.books[key], signed, _decoded(signed, Proposal), now, effects)
         for kept in self._early.pop_round((key, job.round)):
-            message = kept.decode()
-            if not self._sealing.is_supported(message):
-                continue
             try:
-                self._accept_message(self.books[key], kept.signed, message, now, effects)
+                self._accept_message(self.books[key], kept.signed, kept.decode(), now, effects)
             except RemoteProtocolError:
                 continue  # when it came, this peer could not know that it does not belong
         return effects
@@ -251,8 +248,6 @@ class OpenRounds:
             return None
         if signed.signer not in _signers(book.terms, message):
             self._early.add_message(signed, message)  # the next block may give the round to its signer
-        if not self._sealing.is_supported(message):
-            return None
         effects = RoundEffects()
         self._accept_message(book, signed, message, now, effects)
         return effects

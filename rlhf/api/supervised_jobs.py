@@ -23,7 +23,6 @@ from training.api.initial_model import InitialModel, resolve_initial_model
 from training.api.job_builder import (
     add_final_full_audit_rounds,
     byzantine_trainers_max,
-    check_job_spec,
     count_trainers,
     fetch_job_blob,
     parse_field,
@@ -97,10 +96,8 @@ def build_supervised_spec(
         byzantine_max=byzantine_trainers_max(peer, kind.role),
         objective_settings=codec.encode(kind.settings_type(**own)) if kind.settings_type else b"",
     )
-    spec = add_final_full_audit_rounds(
-        peer, replace(start.apply_to_spec(spec, start.model), **complete_fields(preset | said)), said
-    )
-    return check_job_spec(peer, spec), said
+    spec = add_final_full_audit_rounds(replace(start.apply_to_spec(spec, start.model), **complete_fields(preset | said)), said)
+    return spec.validated(), said
 
 
 def load_job_tokenizer(peer: TrainingPeer, model: JobSpec | InitialModel) -> Tokenizer:
@@ -130,7 +127,7 @@ def attach_set(
     manifest = tokenized_pairs.preference_set_manifest(records, digest, peer.blobs.add_bytes)
     at_once = {"trainers": count_trainers(peer, spec.resolved_objective.role), "steps": spec.local_steps, "batch": spec.batch}
     rounds = rounds or preference_sets.rounds_for_epochs(epochs, len(tokens.trained), **at_once)
-    return check_job_spec(peer, replace(spec, rounds=rounds, data=manifest.digest)), manifest
+    return replace(spec, rounds=rounds, data=manifest.digest).validated(), manifest
 
 
 def parse_objective_overrides(

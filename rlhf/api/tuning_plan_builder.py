@@ -15,7 +15,6 @@ import numpy as np
 
 from features.text_tables import pluralize
 from ledger.jobs import ModelReference
-from ledger.network_governance import NetworkState
 from protocol import codec
 from protocol.errors import UserError
 from rlhf.api.supervised_jobs import attach_set, build_supervised_spec, default_stop_token, load_job_tokenizer, tokenize_set
@@ -27,15 +26,15 @@ from rlhf.ledger import tuning_plans
 from rlhf.ledger.preference_set_attestation import PreferenceSetSource
 from rlhf.moderation import blocklist
 from rlhf.objectives import job_presets
-from rlhf.objectives.ppo import MODEL_REWARD, MODULE, ROLE, RULE_PREFIX, PpoSettings, PromptSourceKind
-from rlhf.objectives.reward_model import LAST, MEAN, MEAN_REWARD, REWARDS, RewardModelObjective, TrainableParameters
+from rlhf.objectives.ppo import MODEL_REWARD, ROLE, RULE_PREFIX, PpoSettings, PromptSourceKind
+from rlhf.objectives.reward_model import MEAN, MEAN_REWARD, REWARDS, RewardModelObjective, TrainableParameters
 from rlhf.objectives.rule_rewards import RULES
 from rlhf.objectives.supervised_objectives import DPO
 from rlhf.pair_accuracy import can_beat_chance
 from rlhf.record_preparation import TruncationSide, count_stop_texts, prepare_records
 from storage.regular_files import read_regular
 from training.api.initial_model import initial_model_from_job, resolve_base_job
-from training.api.job_builder import byzantine_trainers_max, check_job_spec
+from training.api.job_builder import byzantine_trainers_max
 from training.api.training_peer import TrainingPeer
 from training.data import text_files
 from training.job_spec import JobSpec, PreparationCounts, complete_fields
@@ -98,8 +97,7 @@ class TuningPlanBuilder:
         """A reward model, and then the policy. The set is given as pairs, or as the name of a file with them."""
         called = f"{self.name}-reward" if self.name else "reward"
         of = initial_model_from_job(self.peer, self.base, "--base")
-        knows_means = self.peer.state.module_state(NetworkState).module_version(MODULE) >= MEAN_REWARD.version
-        kind, rest = parse_reward_overrides(self.reward_overrides, MEAN if knows_means else LAST)
+        kind, rest = parse_reward_overrides(self.reward_overrides)
         keeps_layers = kind is MEAN_REWARD and rest.get("learns", TrainableParameters.WORDS) == TrainableParameters.WORDS
         usual = job_presets.MEAN_REWARD_JOB if keeps_layers else job_presets.REWARD_JOB
         spec, said = build_supervised_spec(self.peer, kind, of, called, rest, usual, REWARD_PREFIX)
@@ -179,9 +177,7 @@ class TuningPlanBuilder:
             objective_settings=codec.encode(own),
             byzantine_max=liars,
         )
-        spec = check_job_spec(
-            self.peer, replace(spec, **complete_fields(job_presets.PPO_JOB | {"rounds": self.iterations} | said))
-        )
+        spec = replace(spec, **complete_fields(job_presets.PPO_JOB | {"rounds": self.iterations} | said)).validated()
         if self.blocklist:
             self.peer.blobs.add_bytes(self.blocklist)
         return spec
@@ -206,9 +202,9 @@ def _require_measurable(learned: tokenized_pairs.TokenizedPairs) -> None:
         raise UserError(f"{few}, too few to tell it from chance: {way}")
 
 
-def parse_reward_overrides(of_reward: dict[str, str], usual: str = MEAN) -> tuple[RewardModelObjective, dict[str, str]]:
-    """The objective of the reward model, `usual` if nothing is said of it, and the values of its fields. Raises `UserError`."""
-    read = of_reward.get(SCORE_FIELD, usual)
+def parse_reward_overrides(of_reward: dict[str, str]) -> tuple[RewardModelObjective, dict[str, str]]:
+    """The objective of the reward model, by default that of means, and the values of its fields. Raises `UserError`."""
+    read = of_reward.get(SCORE_FIELD, MEAN)
     if read not in REWARDS:
         raise UserError(f"--set {REWARD_PREFIX}{SCORE_FIELD}={read}: a score is read at one of {', '.join(REWARDS)}")
     return REWARDS[read], {key: text for key, text in of_reward.items() if key != SCORE_FIELD}

@@ -38,7 +38,6 @@ from rlhf.ledger.tuning_plans import CancelPlan, PausePlan, PlanPhase, ReportAcc
 from rlhf.objectives.kl_controller import exceeds_kl_stop, nats_per_response
 from rlhf.objectives.policy_monitors import PolicyHistory, RoundMedians, round_medians
 from rlhf.objectives.ppo import PPO, PpoSettings, RolloutDeclaration
-from rlhf.objectives.reward_model import MEAN_REWARD
 from training.job_spec import AuditMode, JobSpec
 
 # one of each job and plan
@@ -189,15 +188,6 @@ def _rekeyed(plan: TuningPlan, current: Callable[[bytes], bytes]) -> TuningPlan:
     claim = None if plan.claim is None else replace(plan.claim, attestations=said)
     reports = {current(voter): found for voter, found in plan.reports.items()}
     return replace(plan, claim=claim, stop_requests=tuple(sorted(map(current, plan.stop_requests))), reports=reports)
-
-
-class RlhfModuleV2(RlhfModule):
-    """As version 1. Only programs that know reward models whose score is a mean are in a network that runs this one."""
-
-    version = MEAN_REWARD.version
-
-    def upgrade_state(self, old: RlhfState, version: int) -> RlhfState:
-        return old
 
 
 def _decided(state: RlhfState, view: StateReader, height: int) -> RlhfState:

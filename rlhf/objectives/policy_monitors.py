@@ -14,7 +14,6 @@ from typing import Annotated, Final
 import numpy as np
 import numpy.typing as npt
 
-from protocol import codec
 from protocol.codec import Count, Length
 from protocol.units import display_round_number
 from rlhf.objectives.kl_controller import lower_median
@@ -61,7 +60,7 @@ class RoundMedians:
     score: Figure
     distinct: Share
     correlation: Figure
-    blocked: Count = codec.added_field(0)
+    blocked: Count = 0
 
 
 def round_medians(number: int, said: Sequence[RolloutDeclaration]) -> RoundMedians:

@@ -81,17 +81,17 @@ class PpoSettings:
     clip_range: float = CLIP_RANGE  # of the ratio, and of the value in its own units
     ramp: float = 0.4  # within which gradients fall to zero at these edges; 0 is the textbook, and in a narrow one rounding grows
     value_weight: float = 0.1
-    reward_model: ModelReference | None = codec.added_field(None)  # where `reward` is model
-    algorithm: PolicyAlgorithm = codec.added_field(PolicyAlgorithm.PPO)
-    group: Annotated[int, Between(2, GROUP_MAX)] = codec.added_field(8)  # grpo: responses to each prompt
-    group_scale: AdvantageScale = codec.added_field(AdvantageScale.NONE)  # grpo: by what a group's advantages are divided
+    reward_model: ModelReference | None = None  # where `reward` is model
+    algorithm: PolicyAlgorithm = PolicyAlgorithm.PPO
+    group: Annotated[int, Between(2, GROUP_MAX)] = 8  # grpo: responses to each prompt
+    group_scale: AdvantageScale = AdvantageScale.NONE  # grpo: by what a group's advantages are divided
     # In nats a response. The controller steers beta to it (`rlhf.objectives.kl_controller`); without it beta stays.
-    kl_target: float | None = codec.added_field(None)
-    kl_stop: float | None = codec.added_field(None)  # nats a response, at which the job ends; none: it has all its rounds
-    prompts: PromptSourceKind = codec.added_field(PromptSourceKind.TEXT)
+    kl_target: float | None = None
+    kl_stop: float | None = None  # nats a response, at which the job ends; none: it has all its rounds
+    prompts: PromptSourceKind = PromptSourceKind.TEXT
     # Blob of a blocklist (`rlhf.moderation.blocklist`). Prompts with a listed word are left out, responses with one are not
     # shown.
-    words: Digest | None = codec.added_field(None)
+    words: Digest | None = None
 
     def settings_problem(self) -> str | None:
         if (self.reward == MODEL_REWARD) != (self.reward_model is not None):
@@ -129,7 +129,7 @@ class RolloutDeclaration:
     distinct: Share  # `rlhf.objectives.policy_monitors.distinct_2`
     # of length and score: `rlhf.objectives.policy_monitors.length_score_correlation`
     correlation: Annotated[int, Between(-MILLIONTHS, MILLIONTHS)]
-    blocked: Count = codec.added_field(0)  # responses that hold a listed word
+    blocked: Count = 0  # responses that hold a listed word
 
 
 @dataclass(frozen=True, slots=True)

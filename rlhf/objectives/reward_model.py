@@ -100,7 +100,6 @@ class MeanRewardObjective(RewardModelObjective):
 
     name = "reward-mean"
     description = "a score for responses, the mean over their tokens, from people's preferences"
-    version = 2
     settings_type = MeanRewardSettings
 
     def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:

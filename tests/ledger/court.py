@@ -34,8 +34,6 @@ class Court(World):
         self,
         n: int = 4,
         spec: bytes = LONG,
-        version: int = 2,
-        jobs: int = 3,
         *,
         is_new: bool = False,
         anchor_rounds: int = 8,
@@ -44,7 +42,7 @@ class Court(World):
     ) -> None:
         """`is_new`: round 0 is open."""
         audits = replace(AUDITS, **terms)  # type: ignore[arg-type]
-        super().__init__(n, n, audits, modules, version, jobs, anchor_rounds)
+        super().__init__(n, n, audits, modules, anchor_rounds)
         self.key = self.start(PEOPLE[0], spec)
         self.people = {person.public: person for person in PEOPLE}
         if not is_new:

@@ -444,24 +444,17 @@ def test_the_time_of_a_window_begins_when_its_round_is_closed_and_not_with_an_ol
     assert court.problem(court.said(auditor, due)) is None
 
 
-@pytest.mark.parametrize(
-    ("serving_ms_per_reexecutor", "version", "refused"), [(190_000, 2, None), (191_000, 2, "10 minutes over"), (191_000, 1, None)]
-)
+@pytest.mark.parametrize(("serving_ms_per_reexecutor", "refused"), [(190_000, None), (191_000, "10 minutes over")])
 def test_a_job_of_which_the_least_link_shows_too_little_in_time_does_not_start(
-    serving_ms_per_reexecutor: int, version: int, refused: str | None
+    serving_ms_per_reexecutor: int, refused: str | None
 ) -> None:
     audits = replace(AUDITS, response_ms=15_000, serving_ms_per_reexecutor=serving_ms_per_reexecutor)
-    world = World(4, 4, audits, audits_version=version)
+    world = World(4, 4, audits)
     if refused is None:
         assert world.start(spec=SAMPLED) in world.state.audits.jobs
     else:
         with pytest.raises(Refused, match=f"{refused}.*higher uplink_mbit_min"):
             world.start(spec=SAMPLED)
-
-
-def test_a_network_whose_windows_are_rounds_starts_no_job_that_names_a_least_link() -> None:
-    with pytest.raises(Refused, match="audits 2, which this network does not run"):
-        World(4, 4, replace(AUDITS, version=2), audits_version=1).start(spec=SAMPLED)
 
 
 def test_the_log_keeps_the_last_results_only(court: Court) -> None:

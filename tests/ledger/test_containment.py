@@ -12,7 +12,7 @@ from ledger.blocks.application import ROUND_DEFERRAL_SECONDS
 from ledger.core.encoding_check import check_encodable
 from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.core.module import BlockContext, DecodedTransaction, EmbeddedStatement, Module, Refused, StateChange, StateReader
-from ledger.jobs import JobsModuleV3
+from ledger.jobs import JobsModule
 from ledger.ledger_state import BlockBody, LedgerRules, core_modules
 from ledger.members import MemberRekeyed, MembersModule, RenameMember
 from ledger.network_governance import ModuleUpgrade, NetworkState
@@ -341,14 +341,14 @@ def test_where_jobs_fail_the_round_stays_open_for_everybody_and_is_not_closed_in
     world = World()
     key = world.start()
     closing = world.closing(key)
-    real: Callable[..., StateChange] = getattr(JobsModuleV3, step)
+    real: Callable[..., StateChange] = getattr(JobsModule, step)
 
     def fails(self: Any, state: Any, view: StateReader, context: BlockContext) -> StateChange:
         if any(type(fact).__name__ == "ClosedRound" for fact in context.facts):
             raise KeyError(b"trainer")
         return real(self, state, view, context)
 
-    monkeypatch.setattr(JobsModuleV3, step, fails)
+    monkeypatch.setattr(JobsModule, step, fails)
     before = world.state
     transition = world.rules.compute_transition(
         before, before.height + 1, 5_000, before.state_root, BlockBody((closing,), (), ())

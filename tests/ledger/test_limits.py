@@ -1,19 +1,18 @@
-"""Voters set how large the models of a network's jobs may be. The first limit is what programs before it allowed."""
+"""Voters set how large the models of a network's jobs may be. The first limit is the same in every network."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 import ledger.network_governance
 from consensus.voter_set import VoterSet
-from ledger.core.module import Module, Refused
+from ledger.core.module import Refused
 from ledger.jobs import JobTerms, StartJob
-from ledger.ledger_state import BlockBody, LedgerRules, core_modules, newest_module_versions
+from ledger.ledger_state import BlockBody, LedgerRules, core_modules
 from ledger.members import ResignAsVoter
-from ledger.network_governance import PARAMETERS_LIMIT, NetworkLimit, NetworkModule, NetworkState
+from ledger.network_governance import PARAMETERS_LIMIT, NetworkLimit, NetworkState
 from protocol import codec
 from protocol.identity import Signed
 from protocol.limits import PARAMETERS_ALLOWED, PARAMETERS_ALLOWED_MAX
@@ -30,15 +29,9 @@ class SizedJobs(PlainJobs):
 
 
 class Limited(World):
-    """Of modules up to this version of `network`."""
-
-    def __init__(self, version: int = 2) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        known: tuple[Module[Any], ...] = core_modules(SizedJobs())
-        runs = [module for module in known if module.name != NetworkModule.name or module.version <= version]
-        self.genesis = replace(self.genesis, modules=newest_module_versions(runs))
-        self.rules = LedgerRules(self.genesis, FastVerifier(), known)
-        self.chain = self.genesis.chain_id
+        self.rules = LedgerRules(self.genesis, FastVerifier(), core_modules(SizedJobs()))
         state = self.rules.genesis_state()
         self.ledger = type(self.ledger)(self.rules, state, state.state_root)
 
@@ -56,17 +49,11 @@ class Limited(World):
         return self.rules.why_body_refused(self.state, codec.encode(BlockBody((), (), (signed,)))) or ""
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_network_allows_what_programs_before_it_did_and_no_more(version: int) -> None:
-    world = Limited(version)
+def test_a_new_network_allows_the_first_limit_and_no_more() -> None:
+    world = Limited()
     assert world.refusal(world.start(PARAMETERS_ALLOWED)) == ""
     told = world.refusal(world.start(PARAMETERS_ALLOWED + 1))
     assert "134217729 parameters, and this network allows 134217728: `peer limit parameters N` raises that" in told
-
-
-def test_a_state_without_limits_has_the_bytes_that_it_had() -> None:
-    assert codec.encode(NetworkState(())) == codec.encode([(), {}, ()])
-    assert codec.decode(NetworkState, codec.encode([(), {}, ()])).parameters_max == PARAMETERS_ALLOWED
 
 
 def test_a_quorum_raises_it_and_a_minority_does_not() -> None:
@@ -99,7 +86,6 @@ def test_only_voters_set_limits_that_there_are() -> None:
     assert world.refusal(world.wish(4, 5)), "no member"
     assert world.refusal(world.wish(0, PARAMETERS_ALLOWED_MAX)) == ""
     assert world.refusal(world.wish(0, PARAMETERS_ALLOWED_MAX + 1))
-    assert "unknown-transaction" in Limited(1).refusal(Limited(1).wish(0, 5)), "of the second version"
 
 
 def test_wishes_go_with_their_author_s_vote() -> None:
@@ -121,4 +107,4 @@ def test_planted_bugs_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         test_a_quorum_raises_it_and_a_minority_does_not()
     with monkeypatch.context() as planted, pytest.raises(AssertionError):  # a job above it starts
         planted.setattr(NetworkState, "require_parameters_allowed", lambda state, parameters: None)
-        test_a_network_allows_what_programs_before_it_did_and_no_more(2)
+        test_a_new_network_allows_the_first_limit_and_no_more()

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from consensus.evidence import Evidence
 from consensus.quorum import faults_tolerated
 from consensus.voter_set import VoterSet
 from ledger.audits import state_machine
@@ -44,11 +43,9 @@ from ledger.audits.loss_commitments import (
 from ledger.audits.state_machine import AuditsModule, AuditStateMachine
 from ledger.ledger_state import BlockBody
 from ledger.members import ResignAsVoter
-from ledger.network_governance import ModuleUpgrade, NetworkState
 from protocol import codec
-from protocol.identity import sign_message
-from protocol.limits import AUDIT_WINDOW_MAX, UPGRADE_NOTICE_HEIGHTS, VOTERS_MAX
-from protocol.messages import LossCommitment, Proposal
+from protocol.limits import AUDIT_WINDOW_MAX, VOTERS_MAX
+from protocol.messages import LossCommitment
 from tests.ledger.court import MATCH, MISMATCH, A, B, C, Court
 from tests.ledger.world import AUDITS, LOSS, NEW, PEOPLE
 from tests.sim.keys import FastSigner
@@ -359,45 +356,3 @@ def test_records_follow_keys_of_now() -> None:
     before = court.audits.loss_comparisons[B]
     court.decide(court.rotation(PEOPLE[1], NEW))
     assert court.audits.loss_comparisons[NEW.public] == before and B not in court.audits.loss_comparisons
-
-
-# Versions ------------------------------------------------------------------------------------------------------------------
-
-
-def test_a_network_of_version_1_knows_no_losses_until_it_upgrades() -> None:
-    court = Court(version=1)
-    court.commits = True
-    assert "does not know yet" in (court.problem(closings=(court.closing(court.key),)) or "")
-    job = court.job(court.key)
-    one = Proposal(court.key, job.round, job.model_root, bytes(32), 1, bytes(32), None)
-    sealed_one = replace(one, loss=commit_loss(court.key, 0, A, bytes(32), LOSS))
-    pair = [sign_message(PEOPLE[0], court.chain, said) for said in (one, sealed_one)]
-    assert "does not know yet" in (court.problem(evidence=(Evidence(*pair),)) or ""), "programs of version 1 could not read it"
-    court.commits = False
-    court.ledger.rounds.clear()
-    court.follow()
-    court.round(2)
-    person, due = court.due()[0]
-    seal = SealedLoss(bytes(32), bytes(8))
-    match = AuditFinding(due.job, *due.proposal_key, MATCH, 0)
-    assert "no loss" in (court.problem(court.tx(person, "audit/report", replace(match, loss=seal))) or "")
-    court.report()
-    at = court.state.height + UPGRADE_NOTICE_HEIGHTS + 4
-    for voter in PEOPLE[:3]:
-        court.decide(court.tx(voter, "network/upgrade", ModuleUpgrade("audits", 2, at)))
-    court.round(2)
-    court.report()
-    while court.state.height < at:
-        court.decide()
-    assert court.state.module_state(NetworkState).module_version("audits") == 2 and court.audits.unvested_rounds[A]
-    of_before = court.job(court.key).round
-    court.round(2)
-    assert of_before in court.audits.unvested_rounds[A], "its proposals were made when nobody knew of losses"
-    assert of_before + 1 not in court.audits.unvested_rounds[A], "whoever does not commit now has chosen so"
-    court.commits = True
-    court.round()
-    court.report()
-    assert court.audits.unopened_losses
-    court.round(AUDITS.window)
-    court.open_losses()
-    assert court.standing(A).rewards >= 4 and not any(court.standing(key).wrong_losses for key in court.people)

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from ledger.core.genesis import ModuleVersion
 from ledger.jobs import AttestStartModel, JobTerms, StopJob
 from ledger.ledger_state import LedgerRules, core_modules
 from tests.ledger.world import LANGUAGE, OTHER, PEOPLE, PlainJobs, World, admitted
@@ -21,7 +20,7 @@ class FromParameters(PlainJobs):
     def terms_of_spec(self, spec: bytes) -> JobTerms:
         kind, _, rounds = spec.partition(b":")
         terms = super().terms_of_spec(LANGUAGE + b":" + rounds if kind == b"own" else spec)
-        return replace(terms, start=START, requires=(ModuleVersion("jobs", 3),)) if kind == b"own" else terms
+        return replace(terms, start=START) if kind == b"own" else terms
 
 
 @pytest.fixture

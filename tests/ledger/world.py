@@ -9,11 +9,10 @@ from typing import Any
 from consensus.evidence import Evidence
 from ledger.audits.loss_commitments import commit_loss
 from ledger.audits.sortition import commit_nonce
-from ledger.audits.state_machine import AuditsModule
 from ledger.blocks.application import LedgerApplication
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.core.module import Module
-from ledger.jobs import AuditTerms, Job, JobsModule, JobTerms, StartJob, job_id
+from ledger.jobs import AuditTerms, Job, JobTerms, StartJob, job_id
 from ledger.ledger_state import (
     BlockBody,
     CurrentState,
@@ -24,7 +23,6 @@ from ledger.ledger_state import (
     newest_module_versions,
 )
 from ledger.members import AdmitMember, Invitation, RotateKey, StandAsVoter, rotation_preimage, token_preimage
-from ledger.network_governance import AUDITS_VERSION_2
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, sign_message
@@ -95,17 +93,12 @@ class World:
         trainers: int = 3,
         audits: AuditTerms = AUDITS,
         modules: tuple[Module[Any], ...] = (),
-        audits_version: int = 2,
-        jobs_version: int = 3,
         anchor_rounds: int = 8,
     ) -> None:
         founders = {p.public: Founder("founder", (TRAINER,) if i < trainers else ()) for i, p in enumerate(PEOPLE[:voters])}
         known = *core_modules(PlainJobs(audits, anchor_rounds)), *modules
-        last = {AuditsModule.name: audits_version, JobsModule.name: jobs_version}
-        runs = [module for module in known if module.version <= last.get(module.name, module.version)]
-        self.genesis = Genesis("world", 1_000, bytes(16), founders, newest_module_versions(runs))
+        self.genesis = Genesis("world", 1_000, bytes(16), founders, newest_module_versions(known))
         self.rules = LedgerRules(self.genesis, FastVerifier(), known)
-        self.commits = audits_version >= AUDITS_VERSION_2
         self.losses: dict[bytes, int | None] = {}  # of trainers that commit to others, or to none
         self.chain = self.genesis.chain_id
         self.ledger = LedgerApplication(
@@ -214,7 +207,7 @@ class World:
     def proposal(self, key: bytes, trainer: bytes) -> Signed:
         job = self.job(key)
         loss = None
-        if self.commits and key in self.state.audits.jobs and (said := self.losses.get(trainer, LOSS)) is not None:
+        if key in self.state.audits.jobs and (said := self.losses.get(trainer, LOSS)) is not None:
             loss = commit_loss(key, job.round, trainer, secret_of(trainer, job.round), said)
         proposal = Proposal(key, job.round, job.model_root, trainer, 1, trainer, None, loss=loss)
         return sign_message(BY_KEY[trainer], self.chain, proposal)

@@ -257,7 +257,7 @@ async def test_what_is_larger_than_a_part_is_audited_like_all_else(
     model = replace(MODEL, vocabulary=256, width=512, heads=4, kv_heads=4, layers=7, hidden=1024)
     assert model.parameters > BLOB_PART_BYTES
     async with trainers(tmp_path) as made:
-        job = await made.train(replace(SPEC, model=model, multipart_objects=True, **how))
+        job = await made.train(replace(SPEC, model=model, **how))
         await ended(made, job)
         assert set(accepted(made.seats[0], job)) == {seat.public for seat in made.seats}
         state = made.seats[0].driver.state

@@ -10,7 +10,7 @@ import trio
 
 from ledger.blocks.application import ROUND_DEFERRAL_SECONDS
 from ledger.core.module import BlockContext, StateChange, StateReader
-from ledger.jobs import ClosedRound, JobsModuleV3, StartJob, job_id
+from ledger.jobs import ClosedRound, JobsModule, StartJob, job_id
 from ledger.members import RenameMember
 from peer.features import founding_modules
 from peer.node.node import StepAction
@@ -47,7 +47,7 @@ async def test_peers_go_on_alike_and_say_it_where_a_module_fails_in_every_block(
 
 
 def test_a_round_whose_closing_failed_is_closed_later_on_an_idle_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = JobsModuleV3.settle_block
+    real = JobsModule.settle_block
 
     def fails(self: Any, state: Any, view: StateReader, context: BlockContext) -> StateChange:
         if context.facts_of(ClosedRound):
@@ -59,7 +59,7 @@ def test_a_round_whose_closing_failed_is_closed_later_on_an_idle_network(monkeyp
     pack[0].say(signed)
     pack.until(lambda shell: bool(shell.node.state.jobs.jobs))
     job, height = job_id(signed.signer, pack.world.rules.open_transaction(signed)), pack[0].node.state.height
-    monkeypatch.setattr(JobsModuleV3, "settle_block", fails)
+    monkeypatch.setattr(JobsModule, "settle_block", fails)
     ours = Proposal(job, 0, pack[0].node.state.jobs.jobs[job].model_root, bytes(32), 1, bytes(32), None)
     pack[0].turn(StepAction(lambda: pack[0].node.rounds.publish_proposal(ours, pack.now)))
     pack.settle()

@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 
-from ledger.core.genesis import TRAINER, ModuleVersion
-from ledger.jobs import JOBS_V3, JobsModule
-from ledger.network_governance import NetworkState
+from ledger.core.genesis import TRAINER
+from ledger.jobs import JobsModule
 from protocol.api import TrainRequest
 from protocol.errors import UserError
-from protocol.limits import BLOB_PART_BYTES
 from rlhf.api import supervised_jobs, tuning_plan_builder
 from rlhf.data.jsonl import InvalidLines
 from rlhf.objectives.ppo import PpoSettings
@@ -24,7 +22,6 @@ from training.api import job_builder
 from training.api.job_builder import (
     add_compression_warmup_rounds,
     add_final_full_audit_rounds,
-    check_job_spec,
     require_safe_settings,
 )
 from training.job_spec import (
@@ -42,11 +39,9 @@ from training.model_store import JobModelStore
 from training.transformer import ModelSpec
 
 SMALL = JobSpec(name="small", tokenizer=bytes(32), data=bytes(32))
-LARGE = replace(SMALL, model=ModelSpec(vocabulary=8192, width=512))  # parameters of more than a part
-STATEFUL = replace(SMALL, model=ModelSpec(vocabulary=4096, width=512), inner_state=InnerStatePolicy.KEEP)  # an inner state
 
 
-def peer_of(jobs: int, voters: int = 4, strangers: int = 0, silent: int = 0) -> Any:
+def peer_of(voters: int = 4, strangers: int = 0, silent: int = 0) -> Any:
     """So many members train: all voters but the `silent` ones, and `strangers` who do not vote."""
     keys = [bytes([number]) * 32 for number in range(voters + strangers)]
     roles = [("voter",) if number < silent else (TRAINER,) for number in range(len(keys))]
@@ -55,69 +50,45 @@ def peer_of(jobs: int, voters: int = 4, strangers: int = 0, silent: int = 0) -> 
         members={key: SimpleNamespace(roles=of) for key, of in zip(keys, roles, strict=True)},
         round_voters=tuple(keys[:voters]),
     )
-    state = {NetworkState: NetworkState((ModuleVersion("jobs", jobs),))}
     jobs_module = JobsModule(JobModelStore(Path()))
     return SimpleNamespace(
-        state=SimpleNamespace(module_state=state.__getitem__, members=members),
-        audit_window_ms=lambda spec: jobs_module.audit_window_ms(spec.encode(), members),
+        state=SimpleNamespace(members=members), audit_window_ms=lambda spec: jobs_module.audit_window_ms(spec.encode(), members)
     )
-
-
-@pytest.mark.parametrize(
-    ("spec", "jobs", "has_parts"), [(SMALL, 3, False), (LARGE, 3, True), (STATEFUL, 3, True), (LARGE, 2, False)]
-)
-def test_objects_have_parts_where_they_may_be_large_and_the_network_knows_parts(
-    tmp_path: Path, spec: JobSpec, jobs: int, has_parts: bool
-) -> None:
-    assert (spec.object_bytes_max > BLOB_PART_BYTES) is (spec is not SMALL)
-    made = check_job_spec(peer_of(jobs), spec)
-    assert made == replace(spec, multipart_objects=has_parts)
-    assert (JOBS_V3 in JobModelStore(tmp_path).terms_of_spec(made.encode()).requires) is has_parts
-    assert (JobSpec.decode(made.encode()).encode() == spec.encode()) is not has_parts
-    assert not check_job_spec(peer_of(jobs), replace(made, model=SMALL.model)).multipart_objects, "also if the model gets smaller"
 
 
 SAMPLED = replace(SMALL, audit=AuditMode.SAMPLED, rounds=60)
 
 
 @pytest.mark.parametrize(
-    ("spec", "jobs", "said", "closing"),
+    ("spec", "said", "closing"),
     [
-        (SAMPLED, 3, (), 10),
-        (replace(SAMPLED, rounds=12), 3, (), 4),
-        (replace(SAMPLED, final_full_audit_rounds=2), 3, ("final_full_audit_rounds",), 2),
-        (replace(SAMPLED, local_steps=1), 3, (), 10),
-        (SMALL, 3, (), 0),
-        (SAMPLED, 2, (), 0),
+        (SAMPLED, (), 10),
+        (replace(SAMPLED, rounds=12), (), 4),
+        (replace(SAMPLED, final_full_audit_rounds=2), ("final_full_audit_rounds",), 2),
+        (replace(SAMPLED, local_steps=1), (), 10),
+        (SMALL, (), 0),
     ],
 )
-def test_the_last_rounds_of_sampled_jobs_are_re_executed_where_the_network_knows_that(
-    tmp_path: Path, spec: JobSpec, jobs: int, said: tuple[str, ...], closing: int
-) -> None:
-    made = add_final_full_audit_rounds(peer_of(jobs), spec, said)
+def test_the_last_rounds_of_sampled_jobs_are_re_executed(spec: JobSpec, said: tuple[str, ...], closing: int) -> None:
+    made = add_final_full_audit_rounds(spec, said)
     assert made == replace(spec, final_full_audit_rounds=closing)
-    assert (JOBS_V3 in JobModelStore(tmp_path).terms_of_spec(made.encode()).requires) is (closing > 0)
 
 
 @pytest.mark.parametrize(
-    ("changes", "jobs", "said", "opening"),
+    ("changes", "said", "opening"),
     [
-        ({}, 3, (), 3),
-        ({"rounds": 2}, 3, (), 2),
-        ({"compression_warmup_rounds": 9}, 3, ("compression_warmup_rounds",), 9),
-        ({"bits": 4}, 3, (), 0),
-        ({"outer": OuterOptimizerKind.ADAMW, "local_steps": 1}, 3, (), 0),
-        ({"memory": FeedbackMemory.ESTIMATES}, 3, (), 0),
-        ({}, 2, (), 0),
+        ({}, (), 3),
+        ({"rounds": 2}, (), 2),
+        ({"compression_warmup_rounds": 9}, ("compression_warmup_rounds",), 9),
+        ({"bits": 4}, (), 0),
+        ({"outer": OuterOptimizerKind.ADAMW, "local_steps": 1}, (), 0),
+        ({"memory": FeedbackMemory.ESTIMATES}, (), 0),
     ],
 )
-def test_the_first_rounds_of_one_bit_jobs_say_more_where_the_network_knows_that(
-    tmp_path: Path, changes: dict[str, Any], jobs: int, said: tuple[str, ...], opening: int
-) -> None:
+def test_the_first_rounds_of_one_bit_jobs_say_more(changes: dict[str, Any], said: tuple[str, ...], opening: int) -> None:
     spec = replace(SMALL, **changes)
-    made = add_compression_warmup_rounds(peer_of(jobs), spec, said)
+    made = add_compression_warmup_rounds(spec, said)
     assert made == replace(spec, compression_warmup_rounds=opening)
-    assert (JOBS_V3 in JobModelStore(tmp_path).terms_of_spec(made.encode()).requires) is (opening > 0)
     assert JobSpec.decode(made.encode()) == made
 
 
@@ -128,10 +99,10 @@ def test_who_accepts_the_risk_may_sample_where_liars_are_found_late_and_nobody_m
     careful = TrainRequest("small", "", 0, 0, {})
     daring = replace(careful, accept_risk=True)
     with pytest.raises(UserError, match=r"was not measured to hold; take audit 'full', or say --accept-risk"):
-        require_safe_settings(peer_of(3), SAMPLED, careful)
-    require_safe_settings(peer_of(3), SAMPLED, daring)
+        require_safe_settings(peer_of(), SAMPLED, careful)
+    require_safe_settings(peer_of(), SAMPLED, daring)
     with pytest.raises(UserError, match="audit 'off' with byzantine_max 1"):
-        require_safe_settings(peer_of(3), replace(SMALL, audit=AuditMode.OFF), daring)
+        require_safe_settings(peer_of(), replace(SMALL, audit=AuditMode.OFF), daring)
 
 
 GRADIENTS = {name: value for name, value in PRESETS["per-step"].items() if name != "audit"}
@@ -141,31 +112,31 @@ LARGER, TOO_LARGE = ModelSpec(width=256, layers=6), ModelSpec(width=512, layers=
 @pytest.mark.parametrize(
     ("peer", "said", "is_sampled"),
     [
-        (peer_of(3), {}, True),
-        (peer_of(3, voters=7), {}, False),
-        (peer_of(3, voters=7), GRADIENTS, True),
-        (peer_of(3, voters=6), {"rounds": 12, "batch": 4, "inner_rate": 0.01, "local_steps": 5}, True),
-        (peer_of(3), {"compression_warmup_rounds": 0}, True),
-        (peer_of(3), {"audit_window": 5, "audit_rate": 0.5}, True),
-        (peer_of(3), GRADIENTS, True),
-        (peer_of(3), {"model": LARGER}, True),
+        (peer_of(), {}, True),
+        (peer_of(voters=7), {}, False),
+        (peer_of(voters=7), GRADIENTS, True),
+        (peer_of(voters=6), {"rounds": 12, "batch": 4, "inner_rate": 0.01, "local_steps": 5}, True),
+        (peer_of(), {"compression_warmup_rounds": 0}, True),
+        (peer_of(), {"audit_window": 5, "audit_rate": 0.5}, True),
+        (peer_of(), GRADIENTS, True),
+        (peer_of(), {"model": LARGER}, True),
         # A person says which.
-        (peer_of(3), {"audit": AuditMode.FULL}, False),
-        (peer_of(3), {"audit": AuditMode.OFF}, False),
+        (peer_of(), {"audit": AuditMode.FULL}, False),
+        (peer_of(), {"audit": AuditMode.OFF}, False),
         # Nobody may lie, or more may than was measured.
-        (peer_of(3, voters=3), {}, False),
-        (peer_of(3), {"byzantine_max": 0}, False),
-        (peer_of(3, silent=1), {}, False),
-        (peer_of(3, voters=10), {}, False),
-        (peer_of(3, voters=10), {"byzantine_max": 1}, False),
-        (peer_of(3, strangers=1), {}, False),
-        (peer_of(3, strangers=3), {"byzantine_max": 1}, False),
-        (peer_of(3, voters=6, strangers=1), {}, False),  # as 2 liars of 7
-        (peer_of(3, voters=6, strangers=1), GRADIENTS, True),
-        (peer_of(3, voters=6, strangers=2), {}, False),
+        (peer_of(voters=3), {}, False),
+        (peer_of(), {"byzantine_max": 0}, False),
+        (peer_of(silent=1), {}, False),
+        (peer_of(voters=10), {}, False),
+        (peer_of(voters=10), {"byzantine_max": 1}, False),
+        (peer_of(strangers=1), {}, False),
+        (peer_of(strangers=3), {"byzantine_max": 1}, False),
+        (peer_of(voters=6, strangers=1), {}, False),  # as 2 liars of 7
+        (peer_of(voters=6, strangers=1), GRADIENTS, True),
+        (peer_of(voters=6, strangers=2), {}, False),
         # Liars would be found late, or would do more harm.
         *(
-            (peer_of(3), {name: value}, False)
+            (peer_of(), {name: value}, False)
             for name, value in {
                 "local_steps": 30,
                 "compression_warmup_rounds": 20,
@@ -181,11 +152,10 @@ LARGER, TOO_LARGE = ModelSpec(width=256, layers=6), ModelSpec(width=512, layers=
             }.items()
         ),
         # No job has sampled audits with these.
-        (peer_of(3), {"inner_state": InnerStatePolicy.KEEP}, False),
-        (peer_of(3), {"memory": FeedbackMemory.ESTIMATES, "outer": OuterOptimizerKind.ADAMW, "local_steps": 1}, False),
-        # The least link would take too long for a replay, and such a network knows no closing rounds.
-        (peer_of(3), {"model": TOO_LARGE}, False),
-        (peer_of(2), {}, False),
+        (peer_of(), {"inner_state": InnerStatePolicy.KEEP}, False),
+        (peer_of(), {"memory": FeedbackMemory.ESTIMATES, "outer": OuterOptimizerKind.ADAMW, "local_steps": 1}, False),
+        # The least link would take too long for a replay.
+        (peer_of(), {"model": TOO_LARGE}, False),
     ],
 )
 def test_audits_are_sampled_where_that_was_measured_to_hold_unless_a_person_says_which(
@@ -193,12 +163,12 @@ def test_audits_are_sampled_where_that_was_measured_to_hold_unless_a_person_says
 ) -> None:
     """The job that comes of it may be started, but for one without audits."""
     spec = replace(SMALL, **complete_fields({"byzantine_max": job_builder.byzantine_trainers_max(peer), **said}))
-    made = job_builder.choose_sampled_audits(peer, add_compression_warmup_rounds(peer, spec, said), said)
+    made = job_builder.choose_sampled_audits(peer, add_compression_warmup_rounds(spec, said), said)
     assert (made.audit is AuditMode.SAMPLED) is is_sampled and made.problem() is None
-    assert is_sampled or made == add_compression_warmup_rounds(peer, spec, said)
+    assert is_sampled or made == add_compression_warmup_rounds(spec, said)
     if made.audit is not AuditMode.OFF:
         assert job_builder.add_audits(peer, made, TrainRequest("small", "", 0, 0, {}), said) == add_final_full_audit_rounds(
-            peer, made, said
+            made, said
         )
 
 
@@ -222,7 +192,7 @@ def test_what_learns_from_responses_is_held_to_the_same(monkeypatch: pytest.Monk
     monkeypatch.setattr(supervised_jobs, "build_supervised_spec", lambda *arguments: (SAMPLED, {}))
     with pytest.raises(UserError, match="say --accept-risk"):
         supervised_jobs.build_instruct_spec(
-            peer_of(3), TrainRequest("small", "", 0, 0, {}, initial_model="base", examples="nowhere.jsonl")
+            peer_of(), TrainRequest("small", "", 0, 0, {}, initial_model="base", examples="nowhere.jsonl")
         )
 
 

@@ -1,4 +1,4 @@
-"""What a node hides of losses, and when: its commitments, its seals, and other peers' fields that come too early."""
+"""What a node hides of losses, and when: its commitments and its seals."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ import pytest
 from ledger.audits.audit_state import LOSS_OPENING_KIND
 from ledger.audits.loss_commitments import commit_loss, is_valid_opening, is_wrong_loss, unseal_loss
 from peer.node.loss_sealer import LossSealer
-from peer.node.open_rounds import OpenRounds, RoundEffects
+from peer.node.open_rounds import OpenRounds
 from peer.roles import loss_opening_files
-from protocol import codec
 from protocol.identity import Signed, sign_message
-from protocol.limits import PLAIN_BLOB_BYTES_MAX
 from protocol.messages import Proposal
 from tests.ledger.court import Court
 from tests.ledger.world import AUDITS, BY_KEY, LOSS, NEW, PEOPLE, UNAUDITED
@@ -32,14 +30,13 @@ def proposal_of(court: Court, key: bytes) -> Proposal:
     return Proposal(key, job.round, job.model_root, bytes(32), 1, bytes(32), None)
 
 
-def test_a_proposal_commits_where_audits_are_sampled_and_the_network_knows_of_losses() -> None:
-    court, old = Court(), Court(version=1)
+def test_a_proposal_commits_where_audits_are_sampled() -> None:
+    court = Court()
     bare = proposal_of(court, court.key)
     said = committing(court, PEOPLE[0])
     assert said.loss is not None and replace(said, loss=None) == bare
     assert sealing_of(court, PEOPLE[0]).with_commitment(bare, None) == bare
-    for other in (Court(spec=UNAUDITED), old):
-        assert committing(other, PEOPLE[0]).loss is None
+    assert committing(Court(spec=UNAUDITED), PEOPLE[0]).loss is None
 
 
 class Committing(Court):
@@ -103,46 +100,13 @@ def test_a_trainer_that_changes_its_key_in_a_round_opens_what_the_accepted_key_h
     assert kept is not None and court.problem(court.tx(NEW, LOSS_OPENING_KIND, kept)) is None
 
 
-def test_a_commitment_that_other_programs_do_not_know_yet_is_not_heard() -> None:
-    """Whoever passed it on to them would lose the link."""
-    for court in (Court(), Court(version=1)):
-        rounds = OpenRounds(PEOPLE[1], court.chain, {})
-        rounds.apply_state(court.state)
-        rounds.open_round(court.key, court.job(court.key), 0.0, {}, 60.0)
-        commitment = commit_loss(court.key, court.job(court.key).round, PEOPLE[0].public, bytes(32), LOSS)
-        with_losses = replace(proposal_of(court, court.key), loss=commitment)
-        heard = rounds.receive_message(sign_message(PEOPLE[0], court.chain, with_losses), with_losses, 0.0)
-        assert isinstance(heard, RoundEffects) is court.commits
-
-
-class Large(Court):
-    """Its trainers name payloads of more than 512 MiB."""
-
-    def proposal(self, key: bytes, trainer: bytes) -> Signed:
-        said = codec.decode_message(super().proposal(key, trainer).body, (Proposal,))
-        return sign_message(BY_KEY[trainer], self.chain, replace(said, payload_bytes=PLAIN_BLOB_BYTES_MAX + 1))
-
-
-@pytest.mark.parametrize("jobs", [2, 3])
-def test_a_payload_that_other_programs_cannot_read_of_yet_is_neither_heard_nor_decided(jobs: int) -> None:
-    court = Large(jobs=jobs)
-    rounds = OpenRounds(PEOPLE[1], court.chain, {})
+def test_a_trainer_whose_disk_is_from_before_the_job_is_told_what_it_has_proposed_and_proposes_nothing_else() -> None:
+    """It would be expelled for a second proposal."""
+    court = Court()
+    rounds = OpenRounds(PEOPLE[0], court.chain, {})
+    commitment = commit_loss(court.key, court.job(court.key).round, PEOPLE[0].public, bytes(32), LOSS)
+    own = replace(proposal_of(court, court.key), loss=commitment)
+    assert rounds.receive_message(sign_message(PEOPLE[0], court.chain, own), own, 0.0) is None
     rounds.apply_state(court.state)
     rounds.open_round(court.key, court.job(court.key), 0.0, {}, 60.0)
-    signed = court.proposal(court.key, PEOPLE[0].public)
-    heard = rounds.receive_message(signed, codec.decode_message(signed.body, (Proposal,)), 0.0)
-    assert isinstance(heard, RoundEffects) is (jobs == 3)
-    problem = court.problem(closings=(court.closing(court.key),))
-    assert problem is None if jobs == 3 else "larger than this network knows yet" in str(problem)
-
-
-def test_a_trainer_whose_disk_is_from_before_the_job_is_told_what_it_has_proposed_and_proposes_nothing_else() -> None:
-    """It would be expelled for a second proposal. Until it knows the job it cannot tell whether the network knows of losses."""
-    for court in (Court(), Court(version=1)):
-        rounds = OpenRounds(PEOPLE[0], court.chain, {})
-        commitment = commit_loss(court.key, court.job(court.key).round, PEOPLE[0].public, bytes(32), LOSS)
-        own = replace(proposal_of(court, court.key), loss=commitment)
-        assert rounds.receive_message(sign_message(PEOPLE[0], court.chain, own), own, 0.0) is None
-        rounds.apply_state(court.state)
-        rounds.open_round(court.key, court.job(court.key), 0.0, {}, 60.0)
-        assert ((court.key, court.job(court.key).round) in rounds.muted) is court.commits
+    assert (court.key, court.job(court.key).round) in rounds.muted

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.tables import Table
 from protocol import codec
 from protocol.codec import Between, Length
 from protocol.errors import RemoteProtocolError
@@ -256,84 +255,6 @@ def test_an_enumeration_of_numbers_takes_no_truth_value() -> None:
     assert codec.decode(Verdict, codec.encode(Verdict.STALE)) is Verdict.STALE
     refused("mistyped", Verdict, True)
     refused("mistyped", Verdict, 99)
-
-
-@dataclass(frozen=True, slots=True)
-class First:
-    """As the first release has it."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Second:
-    """As a later release has it."""
-
-    number: int
-    colour: Colour = codec.added_field(Colour.RED)
-    leaf: Leaf | None = codec.added_field(None)
-
-
-seconds = st.builds(Second, integers, st.sampled_from(Colour), st.none() | leaves)
-
-
-@given(integers)
-def test_the_bytes_of_an_earlier_release_are_those_of_a_later_one(number: int) -> None:
-    data = codec.encode(First(number))
-    assert codec.decode(Second, data) == Second(number) and codec.encode(Second(number)) == data
-
-
-@given(seconds)
-def test_a_record_that_grew_has_one_encoding_for_each_value(value: Second) -> None:
-    data = codec.encode(value)
-    assert codec.decode(Second, data) == value
-    if value != Second(value.number):
-        with pytest.raises(RemoteProtocolError, match="unknown field"):
-            codec.decode(First, data)
-
-
-@pytest.mark.parametrize("fields", [[1, "red"], [1, "red", None], [1, "blue", None]])
-def test_an_added_field_at_its_default_is_left_out_at_the_end(fields: list[object]) -> None:
-    with pytest.raises(RemoteProtocolError, match="has its default, and is left out then"):
-        codec.decode(Second, msgpack.packb(fields))
-    assert codec.decode(Second, msgpack.packb([1, "red", [2, "red"]])) == Second(1, Colour.RED, Leaf(2, Colour.RED))
-
-
-@dataclass(frozen=True, slots=True)
-class Third:
-    number: int
-    real: float = codec.added_field(0.0)
-    names: tuple[str, ...] = codec.added_field(factory=tuple)
-    rows: Table[Leaf] = codec.added_field(factory=lambda: Table(Leaf))
-
-
-def test_what_is_left_out_are_the_default_s_own_bytes() -> None:
-    assert codec.encode(Third(1)) == codec.encode(First(1))
-    minus = codec.encode(Third(1, -0.0))
-    assert math.copysign(1, codec.decode(Third, minus).real) == -1 and minus != codec.encode(Third(1))
-    emptied = Third(1, rows=Table(Leaf).with_row(b"k", Leaf(1, Colour.RED)).without_row(b"k"))
-    assert codec.encode(emptied) == codec.encode(Third(1)), "a table without rows has one encoding, whatever was in it before"
-    one, other = (codec.decode(Third, codec.encode(First(1))) for _ in range(2))
-    assert one.rows is not other.rows
-
-
-def test_a_default_is_a_value_of_its_field() -> None:
-    @dataclass(frozen=True)
-    class Wrong:
-        small: Annotated[int, Between(1, 5)] = codec.added_field(0)
-
-    with pytest.raises(RemoteProtocolError, match=r"outside 1\.\.5"):
-        codec.encode(Wrong())
-
-
-def test_a_field_is_added_behind_all_others() -> None:
-    @dataclass(frozen=True)
-    class Wrong:
-        number: int = codec.added_field(0)
-        text: str = ""
-
-    with pytest.raises(AssertionError, match="added behind all others"):
-        codec.encode(Wrong())
 
 
 # One item of an array of any types ---------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from protocol.messages import Proposal
 from protocol.verdicts import Verdict
 from rlhf.ledger import tuning_plans
 from rlhf.ledger.event_lines import find_failed_plans
-from rlhf.ledger.rlhf_module import RlhfModule, RlhfModuleV2, RlhfState
+from rlhf.ledger.rlhf_module import RlhfModule, RlhfState
 from rlhf.ledger.tuning_plans import CancelPlan, ReportAccuracy, StartPlan, TuningPlan
 from rlhf.objectives.ppo import MILLIONTHS, MODEL_REWARD, PpoSettings, RolloutDeclaration
 from rlhf.objectives.reward_model import MeanRewardSettings
@@ -249,11 +249,8 @@ def test_what_audits_of_a_policy_read_is_not_forgotten_before_they_are_over(
     assert not world.state.audits.jobs and not world.state.jobs.jobs
 
 
-def test_only_networks_that_know_scores_that_are_means_train_for_them(tmp_path: Path) -> None:
+def test_a_plan_may_train_a_reward_model_whose_score_is_a_mean(world: Tuned) -> None:
     reward = replace(REWARD, objective="reward-mean", objective_settings=codec.encode(MeanRewardSettings()), weight_decay=0.0)
-    (world := Tuned(tmp_path / "old")).decide()
-    assert "needs rlhf 2" in (world.problem(world.tx(AUTHOR, "rlhf/start", world.begin(reward))) or "")
-    world = Tuned(tmp_path / "new", RlhfModuleV2)
     key = world.planned(world.begin(reward))
     for stage in range(2):
         world.close(tuning_plans.stage_job_id(key, stage))

@@ -118,7 +118,7 @@ def test_of_every_field_it_is_known_how_it_may_differ_from_that_of_a_preset() ->
         "licence",
     }
     free |= {"rounds", "warmup_rounds", "decay_rounds", "inner_rate_floor", "batch", "micro_batch", "accepted_min"}
-    free |= {"proposal_seconds", "uplink_mbit_min", "multipart_objects", "preparation"}
+    free |= {"proposal_seconds", "uplink_mbit_min", "preparation"}
     others = ["byzantine_max", "audit", "audit_rate", "auditors"]
     assert sorted([*free, *FIELDS_EQUAL, *FIELDS_AT_MOST, *FIELDS_AT_LEAST, *others]) == sorted(fields)
 

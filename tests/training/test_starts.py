@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ledger.core.genesis import ModuleVersion
 from ledger.jobs import ModelReference
 from protocol.errors import StorageError
 from storage.disk_blob_store import DiskBlobStore
@@ -72,9 +71,9 @@ def test_another_length_is_found(blobs: DiskBlobStore, size: int) -> None:
     assert f"{SIZE} parameters have {4 * SIZE}" in (problem(blobs, on(blobs, np.ones(size, np.float32))) or "")
 
 
-def test_such_jobs_need_programs_that_know_them(blobs: DiskBlobStore, tmp_path: Path) -> None:
-    terms = JobModelStore(tmp_path).terms_of_spec(on(blobs, own()).encode())
-    assert terms.start is not None and ModuleVersion("jobs", 3) in terms.requires
+def test_the_ledger_is_told_the_digest_of_the_parameters(blobs: DiskBlobStore, tmp_path: Path) -> None:
+    spec = on(blobs, own())
+    assert JobModelStore(tmp_path).terms_of_spec(spec.encode()).start == spec.initial_model is not None
 
 
 def test_a_job_starts_from_one_model_and_only_where_all_its_tensors_are_a_models() -> None:

@@ -15,11 +15,10 @@ from consensus.voter_set import VoterSet
 from features.lazy_import import import_object
 from features.nearest_names import suggest_nearest
 from ledger.core.genesis import TRAINER
-from ledger.network_governance import NetworkState
 from protocol import codec
 from protocol.api import TrainRequest
 from protocol.errors import UserError
-from protocol.limits import AUDIT_WINDOW_MS_MAX, BLOB_PART_BYTES
+from protocol.limits import AUDIT_WINDOW_MS_MAX
 from training import corpus as data
 from training.api.initial_model import InitialModel, resolve_initial_model
 from training.api.training_peer import TrainingPeer
@@ -44,7 +43,6 @@ FIELDS_NOT_SET_BY_NAME = frozenset(
         "base",
         "objective_settings",
         "initial_model",
-        "multipart_objects",
         "preparation",
     }
 )
@@ -78,13 +76,13 @@ def _job_spec(peer: TrainingPeer, request: TrainRequest, start: InitialModel | N
         of_bytes = request.vocabulary in BYTE_VOCABULARIES
         known = request.vocabulary if of_bytes else max(request.vocabulary, BYTES_WITH_END)
         spec = replace(spec, model=replace(spec.model, vocabulary=known))
-    spec = add_compression_warmup_rounds(peer, spec, said) if start is None else _on_start(request, spec, start)
+    spec = add_compression_warmup_rounds(spec, said) if start is None else _on_start(request, spec, start)
     if request.data == LOCAL_DATA:
         if request.vocabulary > BYTES_WITH_END:
             raise UserError(f"--vocabulary {request.vocabulary}: with local data the tokens are bytes; leave it out")
         if peer.worker_client is not None and not peer.local_data:
             raise UserError("this peer has no text of its own: name it with `peer run --local-data PATH`")
-        spec = check_job_spec(peer, replace(spec, data=None))
+        spec = replace(spec, data=None).validated()
         require_safe_settings(peer, spec, request)
         if peer.worker_client is not None:
             own = peer.local_data
@@ -101,37 +99,33 @@ def _job_spec(peer: TrainingPeer, request: TrainRequest, start: InitialModel | N
         made = tokenizer.train_bpe(pieces(TextFileReport()), request.vocabulary)
         bpe = tokenizer.BpeTokenizer(made)
         spec = replace(spec, tokenizer=keep(made), model=replace(spec.model, vocabulary=request.vocabulary))
-    check_job_spec(peer, spec)
+    spec.validated()
     manifest = data.split_into_shards(pieces(findings), keep)
     data.require_enough_text(spec, manifest.size, request.data or "the built-in text")
     if bpe is not None:
         manifest = replace(manifest, tokens=_digest_of_tokens(peer, spec, manifest, bpe))
-    return check_job_spec(peer, replace(spec, data=keep(manifest.encode())))
+    return replace(spec, data=keep(manifest.encode())).validated()
 
 
-def check_job_spec(peer: TrainingPeer, spec: JobSpec) -> JobSpec:
-    """Its large objects have parts, if the network knows such jobs. Raises `UserError` for values that cannot be used."""
-    is_large = spec.object_bytes_max > BLOB_PART_BYTES
-    return replace(spec, multipart_objects=is_large and peer.state.module_state(NetworkState).has_jobs_v3).validated()
-
-
-def add_compression_warmup_rounds(peer: TrainingPeer, spec: JobSpec, said: Container[str]) -> JobSpec:
+def add_compression_warmup_rounds(spec: JobSpec, said: Container[str]) -> JobSpec:
     """A job that starts anew, its first rounds said with more bits where that was measured to help. It is unchanged if a person
-    has said how many rounds (`said`: the fields that a person set), or if the network does not know such jobs.
+    has said how many rounds (`said`: the fields that a person set).
     """
-    is_free = "compression_warmup_rounds" not in said and peer.state.module_state(NetworkState).has_jobs_v3
-    return replace(spec, compression_warmup_rounds=spec.usual_compression_warmup_rounds) if is_free else spec
+    if "compression_warmup_rounds" in said:
+        return spec
+    return replace(spec, compression_warmup_rounds=spec.usual_compression_warmup_rounds)
 
 
-def add_final_full_audit_rounds(peer: TrainingPeer, spec: JobSpec, said: Container[str]) -> JobSpec:
+def add_final_full_audit_rounds(spec: JobSpec, said: Container[str]) -> JobSpec:
     """The job, its last rounds re-executed before the vote; unchanged as above."""
-    is_free = "final_full_audit_rounds" not in said and peer.state.module_state(NetworkState).has_jobs_v3
-    return replace(spec, final_full_audit_rounds=spec.usual_final_full_audit_rounds) if is_free else spec
+    if "final_full_audit_rounds" in said:
+        return spec
+    return replace(spec, final_full_audit_rounds=spec.usual_final_full_audit_rounds)
 
 
 def add_audits(peer: TrainingPeer, spec: JobSpec, request: TrainRequest, said: Mapping[str, Any]) -> JobSpec:
     """The job, whose model is known, with audits. Raises `UserError` if they were not measured to hold against its liars."""
-    spec = add_final_full_audit_rounds(peer, choose_sampled_audits(peer, spec, said), said)
+    spec = add_final_full_audit_rounds(choose_sampled_audits(peer, spec, said), said)
     require_safe_settings(peer, spec, request)
     return spec
 
@@ -145,7 +139,7 @@ def choose_sampled_audits(peer: TrainingPeer, spec: JobSpec, said: Mapping[str, 
         return spec
     usual = replace(JobSpec(name="usual"), **complete_fields({**said, "audit": AuditMode.SAMPLED}))
     sampled = replace(spec, audit=usual.audit, audit_rate=usual.audit_rate, rule=usual.rule)
-    sampled = add_final_full_audit_rounds(peer, sampled, said)
+    sampled = add_final_full_audit_rounds(sampled, said)
     state, trainers = peer.state, count_trainers(peer)
     strangers = sum(TRAINER in member.roles for key, member in state.members.members.items() if key not in state.members.voters)
     judged = replace(sampled, byzantine_max=max(spec.byzantine_max, byzantine_trainers_max(peer)) + strangers)
@@ -273,12 +267,12 @@ def _job_on_tokens(
         raise UserError(f"the tokens of {request.data} are another tokenizer's than those of {start.name}: give the text itself")
     known = folder.vocabulary if start is None else start.model.vocabulary
     spec = add_audits(peer, replace(spec, tokenizer=made, model=replace(spec.model, vocabulary=known)), request, said)
-    spec = check_job_spec(peer, spec)
+    spec = spec.validated()
     if folder.tokens < data.text_bytes_min(spec):
         few = f"{request.data} has {folder.tokens} tokens, but context {spec.model.context}"
         raise UserError(f"{few} needs at least {data.text_bytes_min(spec)}; give more")
     manifest = data.split_into_shards(folder.iter_shard_bytes(), keep, tokenized=True)
-    return check_job_spec(peer, replace(spec, data=keep(manifest.encode())))
+    return replace(spec, data=keep(manifest.encode())).validated()
 
 
 def _pieces(request: TrainRequest) -> Callable[[TextFileReport], Iterator[bytes]]:

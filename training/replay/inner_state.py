@@ -64,14 +64,14 @@ class InnerState:
         yield _STEPS.pack(self.steps)
         yield float32_bytes(self.moments)
 
-    def digest(self, in_parts: bool) -> bytes:
-        return hash_pieces(self.iter_bytes(), in_parts).digest()
+    def digest(self) -> bytes:
+        return hash_pieces(self.iter_bytes()).digest()
 
-    def write(self, path: Path, in_parts: bool) -> bytes:
+    def write(self, path: Path) -> bytes:
         """Its digest. Who takes the file over makes it durable, and the list that is beside it if it has parts."""
         with path.open("wb") as stream:
             stream.writelines(self.iter_bytes())
-        hasher = hash_pieces(self.iter_bytes(), in_parts)
+        hasher = hash_pieces(self.iter_bytes())
         write_list(path, hasher.part_list)
         return hasher.digest()
 

@@ -80,12 +80,10 @@ def make_proposal(request: ProposeRequest, update: ComputeUpdate, declarer: Engi
         buffer, payload = _encoded(error_feedback.clip_to_encodable(m), request.trainer, model)
         if not model.is_too_large(request.trainer, payload):
             raise
-    payload_digest = write_object(Path(request.payload_out), payload, model.spec.multipart_objects)
-    committed_to = (
-        None if buffer is None else write_object(Path(request.buffer_out), buffer.encode(), model.spec.multipart_objects)
-    )
+    payload_digest = write_object(Path(request.payload_out), payload)
+    committed_to = None if buffer is None else write_object(Path(request.buffer_out), buffer.encode())
     digests = payload_digest, len(payload), committed_to
-    kept = last.inner.write(Path(request.inner_out), model.spec.multipart_objects) if request.inner_out and last.inner else None
+    kept = last.inner.write(Path(request.inner_out)) if request.inner_out and last.inner else None
     seconds, encoded = time.perf_counter() - started, wire.encode(declaration.record) if declaration else b""
     mean = sum(losses) / len(losses)
     loss = mean if math.isfinite(mean) else None, seconds
@@ -233,7 +231,7 @@ def _own_inner(request: ProposeRequest, model: ReplicatedModel) -> tuple[InnerSt
     digest = model.records[request.trainer].inner
     try:
         inner = _previous_inner(request, model.spec)
-        if inner is not None and inner.digest(model.spec.multipart_objects) == digest:
+        if inner is not None and inner.digest() == digest:
             return inner, digest
         problem = "other bytes than the record says"
     except (RemoteProtocolError, OSError) as error:

@@ -40,9 +40,9 @@ class FeedbackRecord:
     inner: Digest | None = None  # of the inner optimizer's state after it, where the job keeps that
 
 
-def buffer_digest(buffer: codec.QuantizedUpdate, in_parts: bool = False) -> bytes:
-    """The digest in `Proposal.buffer`. `in_parts` as the job says."""
-    return blob_digest(buffer.encode(), in_parts)
+def buffer_digest(buffer: codec.QuantizedUpdate) -> bytes:
+    """The digest in `Proposal.buffer`."""
+    return blob_digest(buffer.encode())
 
 
 def next_feedback(
@@ -50,14 +50,13 @@ def next_feedback(
     buffer: codec.QuantizedUpdate | None,
     payload: bytes | None,
     layout: TensorLayout,
-    in_parts: bool = False,
 ) -> Float32Array:
     """The e that a trainer continues from, given its last accepted buffer and payload (both of `record`; None without one)."""
     if record is None:
         return np.zeros(layout.size, dtype=np.float32)
     if buffer is None or payload is None:
         raise LocalProtocolError("buffer and payload of the record are missing")
-    if (buffer_digest(buffer, in_parts), blob_digest(payload, in_parts)) != (record.buffer, record.payload):
+    if (buffer_digest(buffer), blob_digest(payload)) != (record.buffer, record.payload):
         raise LocalProtocolError("buffer and payload are not those of the record")
     e = buffer.dequantize()
     if record.took_step:

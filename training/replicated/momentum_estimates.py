@@ -39,9 +39,9 @@ def estimate_bytes(layout: TensorLayout) -> int:
     return payload_bytes(layout, ESTIMATE_BITS)
 
 
-def momentum_after(record: FeedbackRecord, buffer: QuantizedUpdate, in_parts: bool = False) -> Float32Array:
+def momentum_after(record: FeedbackRecord, buffer: QuantizedUpdate) -> Float32Array:
     """The momentum that a trainer continues from: that of the record's buffer, halved for each NORM rejection since."""
-    if buffer_digest(buffer, in_parts) != record.buffer:
+    if buffer_digest(buffer) != record.buffer:
         raise LocalProtocolError("the buffer is not that of the record")
     return apply_halvings(buffer.dequantize(), record)
 

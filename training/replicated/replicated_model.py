@@ -263,8 +263,8 @@ class ReplicatedModel:
         """What a trainer continues from, given its last accepted buffer and payload: e, or its momentum; zero without them."""
         record = None if buffer is None else self.records.get(trainer)
         if self.spec.has_estimates and record is not None and buffer is not None:
-            return momentum_estimates.momentum_after(record, buffer, self.spec.multipart_objects)
-        return error_feedback.next_feedback(record, buffer, payload, self.layout, self.spec.multipart_objects)
+            return momentum_estimates.momentum_after(record, buffer)
+        return error_feedback.next_feedback(record, buffer, payload, self.layout)
 
     def estimate_vector(self, trainer: bytes) -> Float32Array | None:
         """What everybody knows of a trainer's buffer before its payload; None is zero."""
@@ -281,7 +281,7 @@ class ReplicatedModel:
         """The cheap, exact checks, which every voter can make; re-execution comes after them."""
         if (proposal.job, proposal.round, proposal.model_root) != (self.job, self.round, self.root):
             return Verdict.STALE
-        if (len(payload), blob_digest(payload, self.spec.multipart_objects)) != (proposal.payload_bytes, proposal.payload):
+        if (len(payload), blob_digest(payload)) != (proposal.payload_bytes, proposal.payload):
             return Verdict.MALFORMED
         try:
             checked = self._decode(trainer, proposal.payload, payload)
@@ -428,7 +428,7 @@ class ReplicatedModel:
         checked = self._checked.get(item.trainer)
         if checked is not None and (checked.digest, checked.payload) == (item.proposal.payload, item.payload):
             return checked
-        digest = blob_digest(item.payload, self.spec.multipart_objects)
+        digest = blob_digest(item.payload)
         if digest != item.proposal.payload:
             raise LocalProtocolError("the payload is not the one that was accepted")
         return self._decode(item.trainer, digest, item.payload)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from consensus.voter_set import VoterSet
 from features.feature import Feature
-from ledger.network_governance import PARAMETERS_LIMIT, ModuleUpgrade, NetworkLimit, NetworkModule, NetworkModuleV2, NetworkState
+from ledger.network_governance import PARAMETERS_LIMIT, ModuleUpgrade, NetworkLimit, NetworkState
 from peer import features
 from peer.api.running_peer import RunningPeer
 from protocol.api import LimitView, LivenessMatrix, ModuleView, NetworkRpc
@@ -75,14 +75,10 @@ class NetworkRpcHandler(NetworkRpc):
 
     async def set_limit(self, name: str, most: int) -> str:
         self.peer.require_member()
-        version, needed = self._network.module_version(NetworkModule.name), NetworkModuleV2.version
         if name != PARAMETERS_LIMIT:
             raise UserError(f"{name!r} is no limit that voters set; say `limit {PARAMETERS_LIMIT} N`")
         if most > PARAMETERS_ALLOWED_MAX:
             raise UserError(f"{PARAMETERS_LIMIT} {most}: {PARAMETERS_ALLOWED_MAX} are the most that voters can allow")
-        if version < needed:
-            way_out = f"`upgrade {NetworkModule.name} {needed}`, said by a quorum of voters, brings them"
-            raise UserError(f"this network runs {NetworkModule.name} {version}, in which voters set no limits: {way_out}")
         wish = NetworkLimit(name, most)
         await self.peer.submitter.submit("network/limit", wish)
         if self._network.parameters_max == most:

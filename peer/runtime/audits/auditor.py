@@ -37,7 +37,6 @@ from ledger.audits.audit_state import (
 from ledger.audits.state_machine import POST_JOB_AUDIT_HEIGHTS
 from ledger.jobs import Job, JobPhase
 from ledger.ledger_state import LedgerState
-from ledger.network_governance import NetworkState
 from peer.node.loss_sealer import LossSealer
 from peer.roles import loss_opening_files
 from peer.roles.voter import audit_request
@@ -214,7 +213,7 @@ class Auditor:
         state = self._driver.state
         audits, job = state.audits.jobs.get(due.job), state.jobs.jobs.get(due.job)
         of = audits.rounds.get(due.round) if audits else None
-        if of is None or job is None or not state.module_state(NetworkState).has_audits_v2:
+        if of is None or job is None:
             return 0.0
         terms = self._driver.rules.jobs_module.rules.terms_of_spec(job.spec).audits
         assert terms is not None

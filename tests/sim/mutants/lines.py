@@ -635,8 +635,8 @@ LINES: tuple[ChangedLine, ...] = (
         "another-residual",
         "a trainer may go on from a buffer other than its record's",
         error_feedback.next_feedback,
-        "(buffer_digest(buffer, in_parts), blob_digest(payload, in_parts))",
-        "(record.buffer, blob_digest(payload, in_parts))",
+        "(buffer_digest(buffer), blob_digest(payload))",
+        "(record.buffer, blob_digest(payload))",
         f"{FEEDBACK}other_bytes_than_the_record_names_are_our_own_mistake",
     ),
     ChangedLine(
