@@ -28,7 +28,7 @@ CLOCK_AHEAD_SECONDS: Final = 2.0  # how far a block's time may lie before the cl
 
 BLOB_BYTES_MAX: Final = 1 << 35  # float32 of 2^33 parameters: 2,048 parts, whose list is 64 KiB
 BLOB_PART_BYTES: Final = 16 << 20  # of larger objects: a wrong byte costs so much at most, and 32 bytes name it
-PLAIN_BLOB_BYTES_MAX: Final = 512 << 20  # named by the hash of all its bytes, as programs before lists of parts know it
+PLAIN_BLOB_BYTES_MAX: Final = 512 << 20  # of one blob, named by the hash of all its bytes
 BLOB_CHUNK_BYTES: Final = (64 << 10) - 128  # fills one frame together with its header: no fragments, and a vote waits for one
 MODEL_MANIFEST_BYTES_MAX: Final = 24 << 20  # hashes of all blocks of the largest model, and its state; it comes in parts
 SNAPSHOT_PART_BYTES_MAX: Final = 1 << 20  # the unit that is asked for, checked, and asked of another if it is wrong or late
@@ -49,7 +49,7 @@ BLOB_HOLDERS_MAX: Final = 3  # of a blob, named to a peer that asks for it: as m
 NAME_CHARACTERS_MAX: Final = 64  # names people give to networks, jobs and peers
 ADDRESS_CHARACTERS_MAX: Final = 256  # HOST:PORT; names of the DNS have at most 253 characters, real ones far fewer
 CLOSE_REASON_CHARACTERS_MAX: Final = 32  # why a link is closed: a word or two that a table explains
-PARAMETERS_ALLOWED: Final = 1 << 27  # of a model until voters say otherwise: what programs allow that do not ask them
+PARAMETERS_ALLOWED: Final = 1 << 27  # of a model until voters say otherwise: half a gibibyte on each disk
 PARAMETERS_ALLOWED_MAX: Final = 1 << 33  # that voters can allow: 32 GB on each disk
 UPGRADE_NOTICE_HEIGHTS: Final = 10  # from an upgrade's decision to its first block: every peer has applied the decision by then
 UPGRADE_AHEAD_HEIGHTS_MAX: Final = 1_000_000  # weeks of a busy network; further away nobody knows who will vote

@@ -4,12 +4,12 @@
     parts/<digest>.data   the object while its parts come, each in its place
     parts/<digest>.here   a byte for each part: 1 once it is here
 
-| list | here | the blob | the object                                                             |
-|------|------|----------|------------------------------------------------------------------------|
-| no   | no   | yes      | has no parts: it fits one, or a program before lists of parts named it |
-| yes  | no   | yes      | is held                                                                |
-| yes  | yes  | no       | comes                                                                  |
-| yes  | no   | no       | is not here, and the list goes soon                                    |
+| list | here | the blob | the object                          |
+|------|------|----------|-------------------------------------|
+| no   | no   | yes      | has no parts                        |
+| yes  | no   | yes      | is held                             |
+| yes  | yes  | no       | comes                               |
+| yes  | no   | no       | is not here, and the list goes soon |
 
 A part is checked and durable before its byte is 1: none comes twice, whatever happens meanwhile.
 """
