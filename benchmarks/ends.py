@@ -252,7 +252,7 @@ async def _send_steadily(plan: Plan, network: Swarm, peer: bytes) -> None:
 
 async def receive_ours(plan: Plan, blobs: DiskBlobStore) -> Tally:
     tally, network = Tally(), _swarm(plan, 0, blobs)
-    digest = blobs.add_bytes(os.urandom(plan.blob), in_parts=True) if plan.blob else b""
+    digest = blobs.add_bytes(os.urandom(plan.blob)) if plan.blob else b""
     async with trio.open_nursery() as nursery:
         await nursery.start(network.run)
         _say({"port": parse_address(network.address)[1], "digest": digest.hex()})

@@ -59,18 +59,15 @@ class BlobPartList:
 
 
 class BlobHasher:
-    """Takes an object's bytes as they come, and names it. Without `in_parts` by the hash of them all, however many there are."""
+    """Takes an object's bytes as they come, and names it."""
 
-    def __init__(self, in_parts: bool = True, part_bytes: int = BLOB_PART_BYTES) -> None:
-        self._in_parts, self._part_bytes = in_parts, part_bytes
+    def __init__(self, part_bytes: int = BLOB_PART_BYTES) -> None:
+        self._part_bytes = part_bytes
         self._whole: list[bytes] = []  # digests of the parts before this one
         self._part, self._filled = hashlib.sha256(), 0  # of this one
 
     def update(self, data: bytes | bytearray | memoryview) -> None:
         left = memoryview(data).cast("B")
-        if not self._in_parts:
-            self._part.update(left)
-            return
         while left:
             if self._filled == self._part_bytes:
                 self._whole.append(self._part.digest())
@@ -87,7 +84,7 @@ class BlobHasher:
 
     @property
     def part_list(self) -> BlobPartList | None:
-        """None: the object is named by the hash of its bytes."""
+        """None: the object fits one part, and is named by the hash of its bytes."""
         if not self._whole:
             return None
         total = len(self._whole) * self._part_bytes + self._filled
@@ -98,13 +95,13 @@ class BlobHasher:
         return self._part.digest() if parts is None else parts.blob_digest
 
 
-def blob_digest(data: bytes | bytearray | memoryview, in_parts: bool = True) -> bytes:
-    return hash_pieces([data], in_parts).digest()
+def blob_digest(data: bytes | bytearray | memoryview) -> bytes:
+    return hash_pieces([data]).digest()
 
 
-def hash_pieces(pieces: Iterable[bytes | bytearray | memoryview], in_parts: bool = True) -> BlobHasher:
+def hash_pieces(pieces: Iterable[bytes | bytearray | memoryview]) -> BlobHasher:
     """Has taken the object that these pieces are together."""
-    hasher = BlobHasher(in_parts)
+    hasher = BlobHasher()
     for piece in pieces:
         hasher.update(piece)
     return hasher

@@ -27,8 +27,9 @@ EVIDENCE_PER_BLOCK_MAX: Final = 16  # two ballots of TRAINERS_MAX verdicts are 3
 CLOCK_AHEAD_SECONDS: Final = 2.0  # how far a block's time may lie before the clock of the voter that is the first to prepare it
 
 BLOB_BYTES_MAX: Final = 1 << 35  # float32 of 2^33 parameters: 2,048 parts, whose list is 64 KiB
-BLOB_PART_BYTES: Final = 16 << 20  # of larger objects: a wrong byte costs so much at most, and 32 bytes name it
-PLAIN_BLOB_BYTES_MAX: Final = 512 << 20  # of one blob, named by the hash of all its bytes
+BLOB_PART_BYTES: Final = (
+    16 << 20
+)  # of one blob, and of each part of a larger object: a wrong byte costs so much at most, and 32 bytes name it
 BLOB_CHUNK_BYTES: Final = (64 << 10) - 128  # fills one frame together with its header: no fragments, and a vote waits for one
 MODEL_MANIFEST_BYTES_MAX: Final = 24 << 20  # hashes of all blocks of the largest model, and its state; it comes in parts
 SNAPSHOT_PART_BYTES_MAX: Final = 1 << 20  # the unit that is asked for, checked, and asked of another if it is wrong or late
@@ -69,7 +70,7 @@ AUDIT_WINDOW_MS_MAX: Final = 600_000  # so long a liar may go on, and its propos
 assert BLOCK_BYTES_MAX + VOTERS_MAX * 200 < MESSAGE_BYTES_MAX
 assert TRANSACTION_BYTES_MAX < BLOCK_BYTES_MAX
 assert BLOB_CHUNK_BYTES + 128 <= FRAME_BYTES_MAX
-assert BLOB_BYTES_MAX // BLOB_PART_BYTES * 32 <= 64 << 10 < BLOB_PART_BYTES < PLAIN_BLOB_BYTES_MAX < BLOB_BYTES_MAX
+assert BLOB_BYTES_MAX // BLOB_PART_BYTES * 32 <= 64 << 10 < BLOB_PART_BYTES < BLOB_BYTES_MAX
 assert ADVERTISED_MAX * (ADDRESS_CHARACTERS_MAX + 3) + RELAYS_MAX * 34 + 64 <= PEER_RECORD_BYTES_MAX
 assert SNAPSHOT_PART_BYTES_MAX + HEADER_BYTES_MAX < MESSAGE_BYTES_MAX
 assert DATA_BYTES_MAX // DATA_SHARD_BYTES * 40 < BLOCK_BYTES_MAX

@@ -20,6 +20,7 @@ from protocol.limits import (
     BLOB_BYTES_MAX,
     BLOB_CHUNK_BYTES,
     BLOB_HOLDERS_MAX,
+    BLOB_PART_BYTES,
     BLOCK_BYTES_MAX,
     CIRCUIT_RECORD_BYTES_MAX,
     CIRCUIT_WINDOW_BYTES_MAX,
@@ -32,7 +33,6 @@ from protocol.limits import (
     NAME_CHARACTERS_MAX,
     PEER_RECORD_AGE_SECONDS_MAX,
     PEER_RECORDS_MAX,
-    PLAIN_BLOB_BYTES_MAX,
     RELAY_RESERVATIONS_MAX,
     RELAYS_MAX,
     REMEMBERED_STATEMENTS_MAX,
@@ -420,7 +420,7 @@ class BlobChunk:
     TAG: ClassVar[str] = "blob-chunk"
     digest: Digest
     offset: Count
-    total: Annotated[int, Between(0, PLAIN_BLOB_BYTES_MAX)]
+    total: Annotated[int, Between(0, BLOB_PART_BYTES)]
     chunk: Annotated[bytes, Length(0, BLOB_CHUNK_BYTES)]
 
 

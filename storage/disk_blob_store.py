@@ -95,7 +95,7 @@ class DiskBlobStore:
         if of is not None:
             return self._parts.open_part_writer(digest, total)
         take = self._take_list if total <= LIST_BYTES_MAX else None
-        return BlobFileWriter(self.path(digest), digest, total, next(self._numbers), BlobHasher(in_parts=False), take)
+        return BlobFileWriter(self.path(digest), digest, total, next(self._numbers), BlobHasher(self._parts.part_bytes), take)
 
     def _take_list(self, digest: bytes, data: bytes) -> bool:
         """Whether these bytes are the list of an object."""
@@ -104,9 +104,9 @@ class DiskBlobStore:
             self._parts.add_list(parts)
         return parts is not None
 
-    def add_bytes(self, data: bytes, in_parts: bool = False) -> bytes:
-        """Its digest. `in_parts`: what is larger than a part is named by the list of its parts."""
-        hasher = BlobHasher(in_parts, self._parts.part_bytes)
+    def add_bytes(self, data: bytes) -> bytes:
+        """Its digest. An object that is larger than a part is named by the list of its parts."""
+        hasher = BlobHasher(self._parts.part_bytes)
         hasher.update(data)
         digest = hasher.digest()
         self._delete_pin(digest)
@@ -114,7 +114,7 @@ class DiskBlobStore:
             with self._parts.pause_sweeps():
                 if hasher.part_list is not None:
                     self._parts.add_list(hasher.part_list)
-                again = BlobHasher(in_parts, self._parts.part_bytes)
+                again = BlobHasher(self._parts.part_bytes)
                 writer = BlobFileWriter(self.path(digest), digest, len(data), next(self._numbers), again)
                 writer.write(data)
                 writer.finish()
@@ -360,7 +360,7 @@ class DiskBlobStore:
         self._parts.forget_deleted(self._find_blob)
 
     def _is_whole(self, file: Path) -> bool:
-        hasher = BlobHasher(self._parts.find_list(bytes.fromhex(file.name)) is not None, self._parts.part_bytes)
+        hasher = BlobHasher(self._parts.part_bytes)
         try:
             with file.open("rb", buffering=0) as stream:
                 hasher.update_from_stream(stream)

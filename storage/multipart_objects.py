@@ -6,7 +6,7 @@
 
 | list | here | the blob | the object                          |
 |------|------|----------|-------------------------------------|
-| no   | no   | yes      | has no parts                        |
+| no   | no   | yes      | fits one part                       |
 | yes  | no   | yes      | is held                             |
 | yes  | yes  | no       | comes                               |
 | yes  | no   | no       | is not here, and the list goes soon |

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Annotated, Final
 
 from protocol.codec import Between
-from protocol.limits import PARAMETERS_ALLOWED_MAX, PLAIN_BLOB_BYTES_MAX
+from protocol.limits import PARAMETERS_ALLOWED_MAX
 from protocol.messages import Name
 from training.layers import (
     EMBEDDING_GAIN,
@@ -27,8 +27,8 @@ BYTES: Final = 256  # tokens without a tokenizer; with one every byte is a token
 BYTES_WITH_END: Final = BYTES + 1  # the same, and a token that ends a text and stands for no byte: its id is BYTES
 BYTE_VOCABULARIES: Final = (BYTES, BYTES_WITH_END)
 PARAMETERS_MAX: Final = PARAMETERS_ALLOWED_MAX  # what layout, sums over a model and files are made for
-# Of a model that is tuned by rewards, with the vectors that its objective adds.
-PARAMETERS_TUNED_MAX: Final = PLAIN_BLOB_BYTES_MAX // 4
+# Of a model that is tuned by rewards, with the vectors that its objective adds; larger ones were not measured.
+PARAMETERS_TUNED_MAX: Final = 1 << 27
 # Rotary positions: below 1 later features would turn faster, and beyond 1e9 no context turns the last ones at all.
 ROPE_BASE_MIN: Final = 1.0
 ROPE_BASE_MAX: Final = 1e9

@@ -88,7 +88,7 @@ class Dispute:
     voted_valid: VoterKeys
     # Time of a block soon after it became the trainer's oldest open dispute. 0: no such block is decided yet.
     opened_ms: Count = 0
-    voted_withheld: VoterKeys = ()  # what they had to replay did not come; in version 1 they are among the guilty
+    voted_withheld: VoterKeys = ()  # what they had to replay did not come
 
     @property
     def proposal_key(self) -> ProposalKey:

@@ -271,7 +271,7 @@ class _ExportReplay:
 
     def _blob(self, name: str, digest: bytes) -> bytes:
         data = self._read(name)
-        if digest not in (blob_digest(data), blob_digest(data, in_parts=False)):
+        if blob_digest(data) != digest:
             raise _BadFile(name, WRONG_DIGEST)
         return data
 

@@ -44,10 +44,9 @@ def test_an_object_has_one_name_however_its_bytes_come(data: bytes, cuts: list[i
     assert read.digest() == hasher.digest()
 
 
-def test_objects_of_one_part_and_those_of_older_programs_are_named_by_their_bytes() -> None:
+def test_an_object_of_one_part_is_named_by_its_bytes_and_a_larger_one_by_its_list() -> None:
     data = bytes(BLOB_PART_BYTES)
-    assert blob_digest(data) == blob_digest(data, in_parts=False) == sha256(data)
-    assert blob_digest(data + b"x", in_parts=False) == sha256(data + b"x") != blob_digest(data + b"x")
+    assert blob_digest(data) == sha256(data)
     assert blob_digest(data + b"x") == sha256(PART_LIST_DOMAIN + struct.pack(">Q", len(data) + 1) + sha256(data) + sha256(b"x"))
 
 

@@ -184,7 +184,7 @@ def test_what_this_peer_made_is_held_with_its_list(blobs: DiskBlobStore, tmp_pat
     made.mkdir()
     file = made / DIGEST.hex()
     if how == "add":
-        assert blobs.add_bytes(DATA, in_parts=True) == DIGEST
+        assert blobs.add_bytes(DATA) == DIGEST
     else:
         file.write_bytes(DATA)
         write_list(file, PARTS)
@@ -219,19 +219,14 @@ def test_a_list_stays_while_its_blob_is_on_the_way(blobs: DiskBlobStore, tmp_pat
     assert blobs.piece_size(DIGEST) == len(PARTS.encode())
 
 
-def test_an_object_of_an_older_program_is_sent_whole(blobs: DiskBlobStore, tmp_path: Path) -> None:
-    digest = blobs.add_bytes(DATA)
-    assert digest == hashlib.sha256(DATA).digest()
-    for store in (blobs, blobs_in(tmp_path)):
-        assert store.piece_size(digest) == len(DATA) and store.read_piece(digest, 5, 2000) == DATA[5:2005]
-        assert store.missing_parts(digest) is None
-    come(other := blobs_in(tmp_path / "other"), digest, DATA)
-    assert other.read_range(digest) == DATA
+def test_an_object_of_several_parts_does_not_come_as_one_blob(blobs: DiskBlobStore) -> None:
+    with pytest.raises(RemoteProtocolError):
+        come(blobs, hashlib.sha256(DATA).digest(), DATA)
 
 
 def test_a_damaged_buffer_of_a_round_is_deleted_with_its_list(blobs: DiskBlobStore, tmp_path: Path) -> None:
     blobs.mark_temporary(DIGEST, "made")
-    blobs.add_bytes(DATA, in_parts=True)
+    blobs.add_bytes(DATA)
     blobs.retain_round(JOB, 3, [DIGEST])
     blobs.path(DIGEST).write_bytes(DATA[:-1] + b"x")
     blobs.release_owner("made")
@@ -247,11 +242,11 @@ def test_a_damaged_buffer_of_a_round_is_deleted_with_its_list(blobs: DiskBlobSto
 
 
 def test_the_list_goes_with_the_object(blobs: DiskBlobStore, tmp_path: Path) -> None:
-    blobs.add_bytes(DATA, in_parts=True)
+    blobs.add_bytes(DATA)
     blobs.delete_blob(DIGEST)
     assert files(tmp_path) == [] and blobs.piece_size(DIGEST) is None and blobs.piece_size(PARTS.digests[0]) is None
     blobs.mark_temporary(DIGEST, "a round")
-    blobs.add_bytes(DATA, in_parts=True)
+    blobs.add_bytes(DATA)
     blobs.delete_unowned(set())
     assert blobs.read_piece(DIGEST, 0, 9999) == PARTS.encode()
     blobs.release_owner("a round")
@@ -262,7 +257,7 @@ def test_the_list_goes_with_the_object(blobs: DiskBlobStore, tmp_path: Path) -> 
 
 
 def test_an_object_that_is_gone_can_come_again(blobs: DiskBlobStore) -> None:
-    blobs.add_bytes(DATA, in_parts=True)
+    blobs.add_bytes(DATA)
     blobs.path(DIGEST).unlink()
     assert lacking(blobs) == {}, "its list is here, and nothing else is known of it"
     blobs.complete_object(DIGEST)
@@ -273,7 +268,7 @@ def test_what_this_peer_made_while_it_came_keeps_its_list(blobs: DiskBlobStore, 
     """Otherwise it would be sent as if it had no parts, and whoever sends that loses the link."""
     begin(blobs)
     come(blobs, PARTS.digests[0], part(0), DIGEST)
-    blobs.add_bytes(DATA, in_parts=True)
+    blobs.add_bytes(DATA)
     blobs.sweep_partial(())
     assert files(tmp_path) == [f"kept/{DIGEST.hex()}", f"kept/parts/{DIGEST.hex()}"]
     assert blobs.read_piece(DIGEST, 0, 9999) == PARTS.encode() and blobs.read_piece(PARTS.digests[1], 0, 9999) == part(1)
@@ -281,7 +276,7 @@ def test_what_this_peer_made_while_it_came_keeps_its_list(blobs: DiskBlobStore, 
 
 def test_what_a_round_keeps_too_keeps_its_list(blobs: DiskBlobStore) -> None:
     blobs.mark_temporary(DIGEST, "a round")
-    blobs.add_bytes(DATA, in_parts=True)
+    blobs.add_bytes(DATA)
     blobs.retain_round(JOB, 3, [DIGEST])
     blobs.release_owner("a round")
     blobs.delete_unowned(set())
@@ -347,7 +342,7 @@ def test_what_a_crash_left_of_an_object_that_comes_is_nothing(blobs: DiskBlobSto
 
 
 def test_a_crash_between_an_objects_name_and_the_end_of_its_coming_is_no_loss(blobs: DiskBlobStore, tmp_path: Path) -> None:
-    blobs.add_bytes(DATA, in_parts=True)
+    blobs.add_bytes(DATA)
     (tmp_path / "kept/parts" / f"{DIGEST.hex()}.here").write_bytes(b"\1\1\1\0")
     again = blobs_in(tmp_path)
     assert again.read_range(DIGEST) == DATA
@@ -356,6 +351,6 @@ def test_a_crash_between_an_objects_name_and_the_end_of_its_coming_is_no_loss(bl
 
 def test_a_damaged_list_takes_the_object_with_it(blobs: DiskBlobStore, tmp_path: Path) -> None:
     """Otherwise it would be sent as if it had no parts, and whoever sends that loses the link."""
-    blobs.add_bytes(DATA, in_parts=True)
+    blobs.add_bytes(DATA)
     (tmp_path / "kept/parts" / DIGEST.hex()).write_bytes(PARTS.encode()[:-1])
     assert blobs_in(tmp_path).size(DIGEST) is None and files(tmp_path) == []
