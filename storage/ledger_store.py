@@ -48,8 +48,8 @@ T = TypeVar("T")
 StoredRow = tuple[Any, ...]
 Tables = Mapping[str, Table[Any]]
 
-SCHEMA_VERSION = 7
-FIRST_SCHEMA_VERSION = 7  # from release 0.3.0 on, all are read
+SCHEMA_VERSION = 8
+FIRST_SCHEMA_VERSION = 8  # from release 0.3.0 on, all are read
 # Version -> what makes a database of it one of the next version. Each stays for ever.
 # A table whose columns change is made anew, with the SQL text of a fresh one, and its rows are sealed again over all columns.
 MIGRATIONS: Final[dict[int, Callable[[sqlite3.Connection], None]]] = {}

@@ -43,8 +43,8 @@ from training.replicated.replicated_model import ReplicatedModel
 
 Models = dict[str, dict[str, str | int]]
 
-EXPORT_FORMAT = 4
-EXPORT_FORMAT_MIN = 4  # from release 0.3.0 on, all are read; tests/releases keeps one of each release
+EXPORT_FORMAT = 5
+EXPORT_FORMAT_MIN = 5  # from release 0.3.0 on, all are read; tests/releases keeps one of each release
 FOUNDERS_NAMED_MAX = 4  # in an error message
 COPIED_BYTES = 1 << 20  # at once
 MANIFEST = "manifest.json"

@@ -278,13 +278,13 @@ def test_another_chains_database_and_another_format_are_refused(filled: Path) ->
     database.close()
     with pytest.raises(StorageError) as error:
         LedgerStore(filled, CHAIN)
-    one_line(error, filled, "format 9, this program reads formats up to 7: install the newer program that wrote it")
+    one_line(error, filled, "format 9, this program reads formats up to 8: install the newer program that wrote it")
     with sqlite3.connect(filled) as database:
-        database.execute("PRAGMA user_version=6")
+        database.execute("PRAGMA user_version=7")
     database.close()
     with pytest.raises(StorageError) as error:
         LedgerStore(filled, CHAIN)
-    one_line(error, filled, "format 6, of a program before 0.3.0")
+    one_line(error, filled, "format 7, of a program before 0.3.0")
 
 
 LATER = """
