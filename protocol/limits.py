@@ -27,9 +27,7 @@ EVIDENCE_PER_BLOCK_MAX: Final = 16  # two ballots of TRAINERS_MAX verdicts are 3
 CLOCK_AHEAD_SECONDS: Final = 2.0  # how far a block's time may lie before the clock of the voter that is the first to prepare it
 
 BLOB_BYTES_MAX: Final = 1 << 35  # float32 of 2^33 parameters: 2,048 parts, whose list is 64 KiB
-BLOB_PART_BYTES: Final = (
-    16 << 20
-)  # of one blob, and of each part of a larger object: a wrong byte costs so much at most, and 32 bytes name it
+BLOB_PART_BYTES: Final = 16 << 20  # of a blob, and a part of a larger object: a wrong byte costs so much, 32 bytes name it
 BLOB_CHUNK_BYTES: Final = (64 << 10) - 128  # fills one frame together with its header: no fragments, and a vote waits for one
 MODEL_MANIFEST_BYTES_MAX: Final = 24 << 20  # hashes of all blocks of the largest model, and its state; it comes in parts
 SNAPSHOT_PART_BYTES_MAX: Final = 1 << 20  # the unit that is asked for, checked, and asked of another if it is wrong or late
