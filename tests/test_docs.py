@@ -636,6 +636,13 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in heading_anchors(file), f"{target} in {page}"
 
 
+def test_every_file_of_figures_is_linked_by_a_page() -> None:
+    linked = {
+        (page.parent / target).resolve() for page in PAGES for target in re.findall(r"\]\(([^)\s#]+\.json)\)", page.read_text())
+    }
+    assert sorted(file for file in (DOCS / "results").rglob("*.json") if file.resolve() not in linked) == []
+
+
 def git(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
 
