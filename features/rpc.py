@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,6 +68,21 @@ def collect_methods(*protocols: type) -> dict[str, RpcMethod]:
 
 def public_methods(kind: type) -> Iterator[tuple[str, Any]]:
     return ((name, function) for name, function in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_"))
+
+
+def defer_handlers(makers: Mapping[type, Callable[[], object]]) -> SimpleNamespace:
+    """One object that answers all calls of these protocols. The first call of a protocol makes its handler."""
+    roof = SimpleNamespace()
+    for protocol, maker in makers.items():
+        make = cache(maker)
+        for name, _ in public_methods(protocol):
+            assert not hasattr(roof, name), f"two protocols declare the call {name!r}"
+            setattr(roof, name, _deferred_call(make, name))
+    return roof
+
+
+def _deferred_call(make: Callable[[], object], name: str) -> Callable[..., Any]:
+    return lambda *arguments, **named: getattr(make(), name)(*arguments, **named)
 
 
 def combine_handlers(parts: Sequence[object]) -> SimpleNamespace:

@@ -15,7 +15,7 @@ from typing import Any
 from features.command_arguments import JSON
 from features.lazy_import import garbage_collection_paused, import_object
 from features.nearest_names import suggest_nearest
-from peer import features
+from peer import VERSION, features
 from peer.commands.command_line_parser import CommandLineParser, settings_from_options
 from peer.commands.definitions import all_commands
 from peer.commands.prompt_parser import parse_line, parse_tokens
@@ -25,7 +25,6 @@ from peer.settings.config import Config, format_settings, setting_descriptions
 from protocol.errors import UserError
 from training.engine_resources import EngineResources
 
-VERSION = "0.2.0"
 EXIT_USER_ERROR = 2
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)  # what writing to a stream may come to
 

@@ -1,39 +1,60 @@
-"""What a running peer answers: every call of `PeerApi`, by a handler of its topic."""
+"""What a running peer answers: every call of `PeerApi`, by a handler of its topic.
+
+A handler is imported when somebody asks for one of its calls: a voter that nobody asks needs few of them.
+"""
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Iterator
+from functools import partial
+from typing import Final, cast
 
 from features.lazy_import import import_object
-from features.rpc import combine_handlers
-from peer.api.handlers.audit_handler import AuditRpcHandler
-from peer.api.handlers.block_handler import BlockRpcHandler, RowProofRpcHandler
-from peer.api.handlers.job_handler import JobRpcHandler
-from peer.api.handlers.join_handler import JoinRpcHandler
-from peer.api.handlers.local_peer_handler import LocalPeerRpcHandler
-from peer.api.handlers.member_handler import MemberRpcHandler
-from peer.api.handlers.model_handler import ModelRpcHandler
-from peer.api.handlers.network_handler import NetworkRpcHandler
+from features.rpc import defer_handlers
 from peer.api.rpc_methods import rpc_methods
 from peer.api.running_peer import RunningPeer
 from peer.features import FEATURES
-from protocol.api import PeerApi
-
-HANDLERS = (
-    LocalPeerRpcHandler,
-    BlockRpcHandler,
-    MemberRpcHandler,
-    JoinRpcHandler,
-    JobRpcHandler,
-    AuditRpcHandler,
-    ModelRpcHandler,
-    RowProofRpcHandler,
-    NetworkRpcHandler,
+from protocol.api import (
+    AuditRpc,
+    BlockRpc,
+    InvitationRpc,
+    JobRpc,
+    LocalPeerRpc,
+    MemberRpc,
+    ModelRpc,
+    NetworkRpc,
+    PeerApi,
+    RowProofRpc,
 )
+
+# Protocol -> `module:class` of the handler, which is made with the running peer, like `Feature.rpc_handler`.
+HANDLERS: Final[dict[type, str]] = {
+    LocalPeerRpc: "peer.api.handlers.local_peer_handler:LocalPeerRpcHandler",
+    BlockRpc: "peer.api.handlers.block_handler:BlockRpcHandler",
+    MemberRpc: "peer.api.handlers.member_handler:MemberRpcHandler",
+    InvitationRpc: "peer.api.handlers.join_handler:JoinRpcHandler",
+    JobRpc: "peer.api.handlers.job_handler:JobRpcHandler",
+    AuditRpc: "peer.api.handlers.audit_handler:AuditRpcHandler",
+    ModelRpc: "peer.api.handlers.model_handler:ModelRpcHandler",
+    RowProofRpc: "peer.api.handlers.block_handler:RowProofRpcHandler",
+    NetworkRpc: "peer.api.handlers.network_handler:NetworkRpcHandler",
+}
+
+
+def rpc_handlers() -> Iterator[tuple[type, str]]:
+    """The protocols of this peer and of its features, each with the place of its handler."""
+    yield from HANDLERS.items()
+    for feature in FEATURES:
+        if feature.rpc:
+            yield import_object(feature.rpc), feature.rpc_handler
 
 
 def make_peer_api(peer: RunningPeer) -> PeerApi:
-    of_features = [import_object(feature.rpc_handler) for feature in FEATURES if feature.rpc_handler]
-    roof = combine_handlers([part(peer) for part in (*HANDLERS, *of_features)])
-    assert vars(roof).keys() == rpc_methods().keys(), "a call that no part answers, or an answer to no call"
+    roof = defer_handlers({protocol: partial(_make_handler, place, peer) for protocol, place in rpc_handlers()})
+    assert vars(roof).keys() == rpc_methods().keys(), "a call that no protocol of a handler declares"
     return cast(PeerApi, roof)
+
+
+def _make_handler(place: str, peer: RunningPeer) -> object:
+    handler: object = import_object(place)(peer)
+    return handler

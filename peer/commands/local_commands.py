@@ -206,7 +206,6 @@ def run_peer_with_config(config: Config, console: bool, make_participant: MakePa
 
 async def _run(config: Config, on_terminal: bool, make_participant: MakeParticipant | None) -> int:
     with garbage_collection_paused():
-        from peer.commands import console
         from peer.daemon.daemon import make_honest_participant, running_daemon, tune_garbage_collector, wait_for_stop
 
     hung_up = partial(_end_with_terminal, terminal_descriptors()) if on_terminal or _logs_to_terminal(config) else _reopen_log
@@ -219,6 +218,8 @@ async def _run(config: Config, on_terminal: bool, make_participant: MakeParticip
             async with trio.open_nursery() as nursery:
 
                 async def prompt() -> None:
+                    from peer.commands import console
+
                     await console.run_console(daemon.api, attached=False, history=DataDirectory(config.data_directory).history)
                     daemon.stopped.set()
 

@@ -10,8 +10,8 @@ import trio
 from demo.demo_report import replays_per_round
 from ledger.audits.audit_state import JobAudits
 from ledger.jobs import JobsState, TrainerRecord, VouchRecord
-from peer.api.handlers.job_handler import limited_reexecutors, suspended_trainers
 from peer.api.handlers.local_peer_handler import describe_own_limits
+from peer.api.member_limits import limited_reexecutors, suspended_trainers
 from peer.commands import view_tables
 from peer.roles.voter import Voter
 from peer.runtime.audits.auditor import suspension_reason

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import trio
 
-from peer import cli
+from peer import VERSION, cli
 from peer.daemon.daemon import running_daemon
 from peer.settings.config import load_settings
 from protocol.api import TrainRequest
@@ -59,7 +59,7 @@ async def make(folder: Path) -> None:
 
 
 def main() -> None:
-    folder = Path(__file__).with_name(cli.VERSION)
+    folder = Path(__file__).with_name(VERSION)
     shutil.rmtree(folder, ignore_errors=True)
     trio.run(make, folder)
     print(f"{folder}: {sum(file.stat().st_size for file in folder.rglob('*') if file.is_file()) / 1e3:.0f} kB", file=sys.stderr)

@@ -12,21 +12,18 @@ from features.lazy_import import import_object
 from features.name_resolution import resolve_job
 from ledger.audits.audit_state import JobAudits
 from ledger.jobs import (
-    MISSED_VOUCHES_MAX,
-    WRONG_VOUCH_ROUNDS,
-    WRONG_VOUCHES_MAX,
     Job,
     JobPhase,
     QueuedJob,
     RequestRollback,
     StartJob,
     StopJob,
-    VouchRecord,
     job_id,
 )
 from ledger.ledger_state import LedgerState, decode_body
 from ledger.model_anchors import format_undone_rounds
 from peer.api.machine_time import describe_machine_time
+from peer.api.member_limits import limited_reexecutors, suspended_trainers
 from peer.api.running_peer import RunningPeer
 from protocol import codec
 from protocol.api import JobRpc, JobView, RoundView, RoundVotesView, TrainRequest
@@ -34,7 +31,6 @@ from protocol.errors import UserError
 from protocol.identity import Signed, peer_id
 from protocol.limits import TRAINERS_MAX
 from protocol.messages import Ballot, Vouch
-from protocol.units import display_round_number
 from protocol.verdicts import Verdict, verdict_label, verdict_label_by_name
 from rounds.round_state import OpenRoundState, is_round_settled
 from storage.ledger_store import StoredRound
@@ -262,30 +258,6 @@ def _job(key: bytes, job: Job, state: LedgerState, audits: JobAudits, peer: Runn
         final_round=state.final_round(key),
         undone_rounds=tuple(format_undone_rounds(undone) for undone in job.undone_rounds),
     )
-
-
-def suspended_trainers(job: Job, audits: JobAudits) -> dict[bytes, int]:
-    """By member, the first round in which it trains again."""
-    after_audits = {trainer: until for trainer, until in audits.suspended.items() if until > job.round}
-    before_votes = job.suspended_trainers
-    both = sorted(after_audits.keys() | before_votes.keys())
-    return {key: max(after_audits.get(key, 0), before_votes.get(key, 0)) for key in both}
-
-
-def limited_reexecutors(job: Job) -> dict[str, str]:
-    """The re-executors that are not asked in the open round, or are asked last: until when, and why."""
-    limits = {peer_id(key): _limit(record, job.round) for key, record in sorted(job.vouch_records.items())}
-    return {peer: text for peer, text in limits.items() if text}
-
-
-def _limit(record: VouchRecord, round: int) -> str:
-    if record.suspended_until > round:
-        why = f"it vouched falsely in {WRONG_VOUCHES_MAX} of {WRONG_VOUCH_ROUNDS} rounds"
-        return f"is not asked to re-execute until round {display_round_number(record.suspended_until)}: {why}"
-    if record.assigned_last_until > round:
-        why = f"it gave no vouch in {MISSED_VOUCHES_MAX} closings in a row"
-        return f"is asked last to re-execute until round {display_round_number(record.assigned_last_until)}: {why}"
-    return ""
 
 
 def _in_line(waiting: QueuedJob, state: LedgerState, place: int, peer: RunningPeer) -> JobView:

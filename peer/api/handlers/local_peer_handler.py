@@ -9,7 +9,6 @@ import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import trio
@@ -20,10 +19,10 @@ from ledger.audits.audit_state import JobAudits
 from ledger.jobs import JobsState
 from ledger.ledger_state import LedgerState
 from ledger.network_governance import NetworkState
-from peer import features
+from peer import VERSION, features
 from peer.api.alerts import AlertInputs, find_alerts
 from peer.api.handlers.audit_handler import audit_record_view
-from peer.api.handlers.job_handler import limited_reexecutors, suspended_trainers
+from peer.api.member_limits import limited_reexecutors, suspended_trainers
 from peer.api.process_memory import child_processes, process_memory_mb
 from peer.api.running_peer import RunningPeer
 from peer.runtime.audits.auditor import suspension_reason
@@ -46,8 +45,6 @@ from protocol.api import (
 from protocol.identity import peer_id
 from training.api.training_failures import find_stalled_jobs
 from transport.network import DialInfo, Priority
-
-VERSION = version("folkmoot")  # of the program that runs, read once: looking it up opens files
 
 
 @dataclass(frozen=True)
