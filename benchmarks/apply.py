@@ -35,7 +35,7 @@ from benchmarks.verdicts import conclude, verdict
 from protocol.messages import Proposal
 from scenarios.trials import Parser
 from training.job_spec import BITS, AggregationRule, AuditMode, JobSpec, OuterOptimizerKind
-from training.replicated import aggregate, codec, model_directory, outer_optimizer
+from training.replicated import aggregate, codec, model_files, outer_optimizer
 from training.replicated.model_state import model_leaf_hash
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
 from training.replicated.tensor_layout import Float32Array
@@ -227,7 +227,7 @@ def measure(case: Case, folder: Path) -> Row:
 
     def apply(accepted: list[AcceptedProposal]) -> str:
         """As a peer does in most rounds: not durable, and over the files of a model that nobody needs any more."""
-        model_directory.recycle_directory(folder / "next")
+        model_files.recycle_directory(folder / "next")
         with thread_map(case.threads, len(model.layout.stretches)) as each:
             return model.apply_round_into(folder / "next", accepted, {}, durable=False, each=each).root.hex()
 

@@ -28,7 +28,7 @@ from scenarios.network import Network, holds
 from scenarios.pace import STALL_SECONDS_MAX, comes_back, goes_on, in_order, takes_part
 from scenarios.trials import Attempt, Trial, arguments, conduct
 from storage.crash_points import CRASH_POINT_VARIABLE, POINTS, WRITES
-from training.replicated.model_directory import DURABLE
+from training.replicated.model_files import DURABLE
 
 REACH_SECONDS_MAX = 90.0  # until the point is reached: a cut-off comes after the longest wait for proposals (60 s)
 FROZEN_SECONDS, THAWED_SECONDS = 8.0, 2.0  # a leader, until the others end its view; in between, so that all hear it again

@@ -62,7 +62,8 @@ from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, Timeout, Ti
 from protocol.name_validation import REFUSED_CHARACTERS
 from protocol.verdicts import OBJECTIVE_CODES_FIRST, OBJECTIVE_CODES_MAX, ReplayFinding, Verdict
 from rlhf.data import prompt_sampling, rollouts, tokenized_pairs, tokenized_responses
-from rlhf.data.preference_sets import PreferencePair, draw_pairs, draw_pairs_by_epoch
+from rlhf.data.pair_sampling import draw_pairs, draw_pairs_by_epoch
+from rlhf.data.preference_sets import PreferencePair
 from rlhf.data.tokenized_responses import InstructionExample
 from rlhf.ledger import preference_set_attestation, tuning_plans
 from rlhf.ledger.rlhf_module import RlhfState

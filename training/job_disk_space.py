@@ -11,9 +11,6 @@ from protocol.errors import UserError
 from protocol.units import format_bytes
 from training.job_spec import AuditMode, JobSpec
 from training.model_store import ROUNDS_KEPT
-from training.replicated import feedback_buffer
-from training.replicated.codec import payload_bytes
-from training.replicated.tensor_layout import layout_of
 
 EXTRA_MODELS = 2  # models beside those of the last rounds: the last durable one, and the next one while it is written
 BUFFERS = 2  # of a trainer's last accepted proposal, and of the next one
@@ -47,6 +44,10 @@ class JobDiskSpace:
 
 def job_disk_space(spec: JobSpec, trainers: int, trains: bool) -> JobDiskSpace:
     """At most, for a valid job with so many trainers, at a peer that trains it, or votes only."""
+    from training.replicated import feedback_buffer
+    from training.replicated.codec import payload_bytes
+    from training.replicated.tensor_layout import layout_of
+
     layout = layout_of(spec)
     # Anchors of the rounds that audits may reach, as long as windows take no longer than their rounds.
     anchors = spec.rounds_audited // spec.anchor_rounds + 1 if spec.rounds_audited else 0

@@ -1,4 +1,7 @@
-"""The models of a peer's jobs on disk, moved on as blocks decide. numpy only: every voter runs this, with or without torch."""
+"""The models of a peer's jobs on disk, moved on as blocks decide. numpy only: every voter runs this, with or without torch.
+
+numpy and the arithmetic of models are imported with the first model: a voter without jobs needs none of it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ledger.core.genesis import ModuleVersion
 from ledger.jobs import AuditTerms, ClosedRound, JobTerms, ModelReference
@@ -18,16 +22,16 @@ from protocol.identity import Signed
 from protocol.limits import AUDIT_RESPONSE_MS
 from protocol.messages import Proposal
 from protocol.verdicts import Verdict
-from training import parameter_blob
 from training.job_spec import DECODED_KEPT_MAX, AuditMode, JobSpec
 from training.objectives.objective import Objective
-from training.parameter_blob import Read
-from training.replicated import feedback_buffer, model_directory
-from training.replicated.incoming_model import IncomingModelDirectory, read_model_part
+from training.replicated import model_files
 from training.replicated.parallel_map import ParallelMap
-from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
-from training.replicated.tensor_layout import layout_from_shapes, layout_of
 from training.thread_map import default_thread_count, thread_map
+
+if TYPE_CHECKING:
+    from training.parameter_blob import Read
+    from training.replicated.incoming_model import IncomingModelDirectory
+    from training.replicated.replicated_model import ReplicatedModel
 
 ROUNDS_KEPT = 2  # the open round's model and the one before, which a late re-execution may still read; audits need more
 # Of models that only audits need whose rounds are long over: auditors that find theirs gone report nothing.
@@ -90,26 +94,36 @@ class JobModelStore:
         """The model that round `number` starts from. `StorageError` if it is damaged."""
         model = self._models.get(job)
         if model is None or model.round != number:
-            model = self._models[job] = ReplicatedModel.open(self.round_directory(job, number))
+            model = self._models[job] = self._read_model(job, number)
         return model
 
     def open_verified_model(self, job: bytes, number: int) -> ReplicatedModel:
         """As `model`, of a round that may be over, every tensor hashed: what a power cut left of a model that was not durable
         must not be held against somebody. It may run in another thread.
         """
-        model = ReplicatedModel.open(self.round_directory(job, number))
+        model = self._read_model(job, number)
         self._verify(model)
         return model
+
+    def _read_model(self, job: bytes, number: int) -> ReplicatedModel:
+        from training.replicated.replicated_model import ReplicatedModel
+
+        return ReplicatedModel.open(self.round_directory(job, number))
 
     def _verify(self, model: ReplicatedModel) -> None:
         with self._sharing(model.spec) as each:
             model.verify(each)
 
     def _sharing(self, spec: JobSpec) -> AbstractContextManager[ParallelMap]:
+        from training.replicated.tensor_layout import layout_of
+
         return thread_map(self._threads, len(layout_of(spec).stretches))
 
     def create_model(self, job: bytes, spec: bytes, read: Read | None = None) -> bytes:
         """`read` is needed for a job that starts from a blob, which is here."""
+        from training import parameter_blob
+        from training.replicated.replicated_model import ReplicatedModel
+
         decoded, directory = JobSpec.decode(spec), self.round_directory(job, 0)
         if decoded.initial_model is not None:
             assert read is not None
@@ -123,6 +137,8 @@ class JobModelStore:
         return self._models[job].root
 
     def _start(self, base: ModelReference | None, each: ParallelMap) -> ReplicatedModel | None:
+        from training.replicated.replicated_model import ReplicatedModel
+
         if base is None:
             return None
         return ReplicatedModel.open_decided(self.round_directory(base.job, base.round), base.root, each)
@@ -135,6 +151,8 @@ class JobModelStore:
         )
 
     def _step(self, judged: ClosedRoundOutcome, payload: Callable[[bytes], bytes]) -> bytes:
+        from training.replicated.replicated_model import AcceptedProposal
+
         accepted = []
         for signed in judged.accepted:
             proposal = codec.decode_message(signed.body, (Proposal,))
@@ -153,7 +171,7 @@ class JobModelStore:
         """Makes the model of round `anchor` that of the later round `number`, or of an ended job the last one, if both are the
         same. Returns its root.
         """
-        model = ReplicatedModel.open(self.round_directory(job, anchor))
+        model = self._read_model(job, anchor)
         self._models[job] = model if number == anchor else model.rolled_back_into(self.round_directory(job, number), number)
         return self._models[job].root
 
@@ -170,8 +188,8 @@ class JobModelStore:
         self._forget(job)
         whole = self._is_whole(job, number, root)
         for of, directory in self._directories(job):
-            if not model_directory.is_durable(directory) and (of > number or not whole):
-                model_directory.remove_directory(directory)
+            if not model_files.is_durable(directory) and (of > number or not whole):
+                model_files.remove_directory(directory)
         if whole:
             return 0
         base = self._last_durable(job, number)
@@ -187,16 +205,14 @@ class JobModelStore:
 
     def _is_whole(self, job: bytes, number: int, root: bytes) -> bool:
         directory = self.round_directory(job, number)
-        if model_directory.is_durable(directory):
+        if model_files.is_durable(directory):
             return True  # what is wrong with it is not that the machine stopped: whoever reads it says so
         return self.has_model(job, number, root)
 
     def _last_durable(self, job: bytes, number: int) -> int | None:
         """The round, up to `number`, of the model from which the others can be computed."""
         durable = [
-            of
-            for of, path in self._directories(job)
-            if path == self.round_directory(job, of) and model_directory.is_durable(path)
+            of for of, path in self._directories(job) if path == self.round_directory(job, of) and model_files.is_durable(path)
         ]
         return max((of for of in durable if of <= number), default=None)
 
@@ -211,15 +227,19 @@ class JobModelStore:
     # ------------------------------------------------------------------
 
     def read_manifest(self, job: bytes, number: int) -> bytes:
-        return model_directory.read_manifest(self.round_directory(job, number))
+        return model_files.read_manifest(self.round_directory(job, number))
 
     def read_part(self, job: bytes, number: int, index: int) -> bytes:
+        from training.replicated.incoming_model import read_model_part
+
         served = self._served
         if served is None or (served.job, served.round) != (job, number):
-            served = self._served = ReplicatedModel.open(self.round_directory(job, number))
+            served = self._served = self._read_model(job, number)
         return read_model_part(served, index)
 
     def start_receiving(self, job: bytes, number: int, root: bytes, manifest: bytes) -> IncomingModelDirectory:
+        from training.replicated.incoming_model import IncomingModelDirectory
+
         return IncomingModelDirectory(self.round_directory(job, number), job, number, root, manifest, partial(self._forget, job))
 
     def _forget(self, job: bytes) -> None:
@@ -267,13 +287,15 @@ class JobModelStore:
         needed = {self.round_directory(job, of) for of in (base, *pinned, *late, *anchors) if of is not None}
         for of, directory in list(self._directories(job)):
             if (of <= number - kept or (is_over and of > number)) and directory not in needed:
-                model_directory.recycle_directory(directory)
+                model_files.recycle_directory(directory)
         if is_over:
-            model_directory.remove_spare(self.round_directory(job, number))
+            model_files.remove_spare_directory(self.round_directory(job, number))
 
 
 @lru_cache(maxsize=DECODED_KEPT_MAX)  # they are asked for at every turn
 def _terms(spec: bytes, kind: Objective, answer_ms: int) -> JobTerms:
+    from training.replicated.tensor_layout import layout_from_shapes
+
     job = JobSpec.decode(spec)
     of_layers = [ModuleVersion(layer.module, layer.version) for layer in job.model.layer_kinds if layer.module]
     return JobTerms(
@@ -298,6 +320,8 @@ def _terms(spec: bytes, kind: Objective, answer_ms: int) -> JobTerms:
 
 def audit_download_bytes_max(job: JobSpec) -> int:
     """What one auditor fetches of a proposal: its buffer, the one before, and what its declaration names."""
+    from training.replicated import feedback_buffer
+
     return 2 * feedback_buffer.buffer_bytes(job) + job.resolved_objective.declared_bytes_max(job)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ledger.audits.loss_commitments import LossOpening
 from ledger.jobs import ModelReference
@@ -16,8 +16,10 @@ from rounds.round_terms import RoundTerms
 from storage.disk_blob_store import DiskBlobStore
 from training.job_spec import JobSpec
 from training.model_store import round_directory
-from training.replicated.replicated_model import ReplicatedModel
-from training.worker_protocol import AuditRequest, WorkerRequest
+
+if TYPE_CHECKING:
+    from training.replicated.replicated_model import ReplicatedModel
+    from training.worker_protocol import AuditRequest, WorkerRequest
 
 R = TypeVar("R")
 EVALUATION_SECONDS = "evaluation_seconds"  # figure of a measured model, beside those of its objective

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Final
 
@@ -26,5 +25,7 @@ def thread_map(count: int, parts: int) -> Iterator[ParallelMap]:
     if count <= 1:
         yield serial_map
         return
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(count, "blocks") as pool:
         yield pool.map

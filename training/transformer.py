@@ -25,6 +25,7 @@ from training.layers import (
 
 BYTES: Final = 256  # tokens without a tokenizer; with one every byte is a token, too, so that nothing is unknown
 BYTES_WITH_END: Final = BYTES + 1  # the same, and a token that ends a text and stands for no byte: its id is BYTES
+VOCABULARY_MAX: Final = 1 << 16  # token ids are kept as uint16
 BYTE_VOCABULARIES: Final = (BYTES, BYTES_WITH_END)
 PARAMETERS_MAX: Final = PARAMETERS_ALLOWED_MAX  # what layout, sums over a model and files are made for
 # Of a model that is tuned by rewards, with the vectors that its objective adds; larger ones were not measured.

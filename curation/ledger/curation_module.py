@@ -22,7 +22,8 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, ClassVar, Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from consensus.voter_set import VoterSet
 from curation.annotator_statements import AnnotationStatement, EnrolStatement, SessionStatement
@@ -53,7 +54,6 @@ from curation.ledger.curation_state import (
     TaskStage,
     page_key,
 )
-from curation.ledger.project_close import ProjectCloser
 from curation.ledger.redaction import apply_redaction, page_replacement
 from curation.ledger.state_changes import CurationChanges
 from curation.ledger.transaction_types import (
@@ -113,6 +113,9 @@ from ledger.network_governance import NetworkState
 from protocol import merkle
 from protocol.limits import COST_PER_BLOCK_MAX
 from protocol.name_validation import name_problem
+
+if TYPE_CHECKING:
+    from curation.ledger.project_close import ProjectCloser
 
 ANNOTATOR_ROLE: Final = "annotator"  # the ledger role of a serving peer
 DRAWS_FOR_COST: Final = 3  # that cost as much as a signature check
@@ -176,7 +179,12 @@ class CurationModule(Module[CurationState]):
 
     def __init__(self) -> None:
         self._changes: list[tuple[CurationState, tuple[Any, ...], StateChange]] = []
-        self._closer = ProjectCloser()
+
+    @cached_property
+    def _closer(self) -> ProjectCloser:
+        from curation.ledger.project_close import ProjectCloser  # it needs numpy, and the other transactions do not
+
+        return ProjectCloser()
 
     def genesis_state(self, genesis: Genesis) -> CurationState:
         return CurationState()
@@ -261,7 +269,8 @@ class CurationModule(Module[CurationState]):
         if work.state.expired_height != context.height:  # once a block, however many batches it has
             work.changed_fields |= {"expired_height": context.height, "serving_count": len(serving_peers(members))}
             _expire(work, context.time_ms, members)
-            self._closer.advance_close(work, context.chain_id, context.time_ms)
+            if work.closing:
+                self._closer.advance_close(work, context.chain_id, context.time_ms)
         work.looks_left = DRAW_LOOKS_MAX + LOOKS_FOR_DRAW * sum(wish.count for wish in batch.leases)
 
         def act(statements: tuple[object, ...], do: Callable[..., None]) -> None:

@@ -50,8 +50,6 @@ class ProjectCloser:
 
     def advance_close(self, work: CurationChanges, chain: bytes, now_ms: int) -> None:
         """A slice of the close that is first in line, if its time has come."""
-        if not work.closing:
-            return
         project = work.closing[0]
         closing = work.closings[project]
         if closing.start_ms > now_ms:

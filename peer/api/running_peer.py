@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -25,7 +25,6 @@ from peer.runtime.transaction_submitter import TransactionSubmitter
 from peer.settings.config import Config
 from peer.settings.data_directory import DataDirectory
 from peer.settings.invitation_book import InvitationBook
-from peer.worker.supervisor import WorkerSupervisor
 from protocol.api import PeerApi
 from protocol.errors import UserError
 from protocol.identity import Identity
@@ -37,6 +36,9 @@ from training.model_store import JobModelStore
 from training.round_context import OpenRoundContext, WorkerClient
 from transport.discovery.optional_service import OptionalService
 from transport.swarm import Swarm
+
+if TYPE_CHECKING:
+    from peer.worker.supervisor import WorkerSupervisor
 
 CONCURRENT_TEXTS_MAX: Final = 4  # that people wait for at once: the worker keeps what each has of the model
 

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -31,7 +32,6 @@ from peer.api.running_peer import RunningPeer
 from peer.daemon.host_addresses import host_addresses, make_optional_services, own_addresses
 from peer.daemon.restart_policy import lacks_descriptors, restart_on_fault
 from peer.features import rules_of
-from peer.roles.trainer import Trainer
 from peer.roles.voter import Voter
 from peer.runtime.audits.auditor import Auditor
 from peer.runtime.driver import Driver, load_state
@@ -51,16 +51,17 @@ from peer.settings.config import Config, why_unlinked
 from peer.settings.data_directory import DataDirectory
 from peer.settings.file_descriptors import connection_limits, descriptor_limit, raise_descriptor_limit
 from peer.settings.invitation import InvitationString, parse_invitation
-from peer.worker.supervisor import WorkerSupervisor
 from protocol.api import PeerApi
 from protocol.errors import RemoteProtocolError, StorageError, UserError
 from protocol.identity import Ed25519Verifier, Signer
 from storage.disk_blob_store import DiskBlobStore
 from storage.ledger_store import LedgerStore
-from training.data.text_files import read_text
 from training.model_store import JobModelStore
 from training.round_context import RoundParticipant
 from transport.swarm import Swarm
+
+if TYPE_CHECKING:
+    from peer.worker.supervisor import WorkerSupervisor
 
 log = logging.getLogger("peer")
 
@@ -86,6 +87,9 @@ MakeParticipant = Callable[[ParticipantContext], RoundParticipant]
 def make_honest_participant(context: ParticipantContext) -> RoundParticipant:
     if context.worker is None:
         return Voter()
+    from peer.roles.trainer import Trainer
+    from training.data.text_files import read_text
+
     local = Path(context.config.local_data).expanduser() if context.config.local_data else None
     if local is not None:
         next(read_text(local))  # what cannot be read is told now, not when the others wait for it
@@ -143,7 +147,7 @@ def _assemble_peer(
         connections_max=connection_limits(descriptor_limit()).peers,
     )
     role = features.roles()[config.role]
-    worker = WorkerSupervisor(config.resources, engine=config.engine) if role.needs_worker else None
+    worker = _make_supervisor(config) if role.needs_worker else None
     participant = make_participant(ParticipantContext(config, worker, directory.texts, network, identity, genesis.chain_id))
     anchor, payload_bytes = invitation.anchor if invitation else None, config.payloads_gb * 1_000_000_000
     driver = Driver(identity, rules, applied, store, blobs, models, network, participant, events, anchor, payload_bytes)
@@ -245,6 +249,12 @@ async def _watch_alerts(api: PeerApi) -> None:
     while True:
         await api.alerts()
         await trio.sleep(ALERT_SECONDS)
+
+
+def _make_supervisor(config: Config) -> WorkerSupervisor:
+    from peer.worker.supervisor import WorkerSupervisor
+
+    return WorkerSupervisor(config.resources, engine=config.engine)
 
 
 def read_genesis(directory: DataDirectory) -> Genesis:

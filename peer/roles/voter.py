@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -17,13 +17,11 @@ from protocol.identity import Signed
 from protocol.messages import Proposal
 from protocol.verdicts import OBJECTIVE_CODES_FIRST, ReplayFinding, Verdict
 from training.job_spec import AuditMode, JobSpec
-from training.replay import proposal_replay
-from training.replay.inner_state import inner_bytes
-from training.replicated import feedback_buffer
-from training.replicated.codec import payload_bytes
-from training.replicated.error_feedback import FeedbackRecord
 from training.round_context import OpenRoundContext, ReplayResult, RoundContext, WorkerClient
 from training.worker_protocol import AuditReply, AuditRequest, DeclarationFiles, ProposeReply, ProposeRequest
+
+if TYPE_CHECKING:
+    from training.replicated.error_feedback import FeedbackRecord
 
 
 class Voter:
@@ -34,6 +32,8 @@ class Voter:
     async def propose(self, round: OpenRoundContext) -> None:
         """Only scratch rounds, whose update is known: they need no worker."""
         if not round.spec.resolved_objective.needs_worker:
+            from training.replay import proposal_replay
+
             with tempfile.TemporaryDirectory(dir=round.model_directory.parent) as folder:
                 request = propose_request(round, Path(folder) / "buffer")
                 done = await trio.to_thread.run_sync(
@@ -43,6 +43,8 @@ class Voter:
 
     async def check_proposal(self, round: OpenRoundContext, signed: Signed, proposal: Proposal) -> Verdict:
         """The cheap, exact checks that every voter makes alike."""
+        from training.replicated.codec import payload_bytes
+
         bits = round.spec.payload_bits(round.model.rounds_in_model)
         if proposal.payload_bytes > payload_bytes(round.model.layout, bits):
             return Verdict.MALFORMED
@@ -62,6 +64,8 @@ class Voter:
         """Only of scratch rounds, whose update is known."""
         if round.spec.resolved_objective.needs_worker:
             raise UserError("this peer was drawn as a trainer and has no worker now: start it with --role trainer to audit")
+        from training.replay import proposal_replay
+
         return await trio.to_thread.run_sync(proposal_replay.audit_proposal, request, proposal_replay.known_update(round.spec))
 
     async def replay(self, round: RoundContext, request: AuditRequest) -> ReplayResult:
@@ -172,6 +176,10 @@ def replay_result(audited: AuditReply) -> ReplayResult:
 
 async def audit_request(round: RoundContext, trainer: bytes, proposal: Proposal) -> AuditRequest:
     """What re-executing a proposal needs, fetched. Raises `RemoteProtocolError` for a declaration that is unsound."""
+    from training.replay.inner_state import inner_bytes
+    from training.replicated import feedback_buffer
+    from training.replicated.codec import payload_bytes
+
     size, blobs = feedback_buffer.buffer_bytes(round.spec), round.blobs
     record = round.model.records.get(trainer) if proposal.feedback is not None else None
     previous = _previous(round, record)

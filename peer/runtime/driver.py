@@ -42,7 +42,6 @@ from protocol.units import display_round_number
 from protocol.verdicts import Verdict, find_verdict_by_label
 from storage.disk_blob_store import DiskBlobStore
 from storage.ledger_store import LedgerStore, StoredRound
-from training import parameter_blob
 from training.job_spec import JobSpec
 from training.model_store import ClosedRoundOutcome, JobModelStore
 from training.round_context import RoundParticipant
@@ -390,6 +389,8 @@ class Driver:
     async def _fetch_start(self, spec: JobSpec, voters: Sequence[bytes]) -> None:
         """The parameters of the first model, if they are a blob: q of these voters have said that they hold it."""
         if spec.initial_model is not None:
+            from training import parameter_blob
+
             await self.network.fetch_blob(spec.initial_model, parameter_blob.blob_bytes(spec), voters)
             self.blobs.pin_blob(spec.initial_model)
 

@@ -23,8 +23,9 @@ from protocol.sampling import SamplingOptions
 from rlhf.api.preference_source import describe_preference_source
 from rlhf.api.training_lineage import jobs_with_preferences
 from rlhf.api.tuning_plan_builder import BuiltPlan, TuningPlanBuilder, pack_word_file
+from rlhf.data.decided_comparisons import NO_PROJECT
 from rlhf.data.preference_set_statistics import CONTRADICTORY, IDENTICAL, PAIRS, WORD_COUNT
-from rlhf.data.preference_sets import NO_PROJECT, PreferencePair
+from rlhf.data.preference_sets import PreferencePair
 from rlhf.ledger import tuning_plans
 from rlhf.ledger.preference_set_attestation import PreferenceSetSource
 from rlhf.ledger.rlhf_module import RlhfModule, RlhfState
@@ -39,7 +40,7 @@ from rlhf.pair_accuracy import PairAccuracy
 from rlhf.pair_trace import trace_pair
 from rlhf.record_preparation import TruncationSide
 from rlhf.rpc import FINISHED, MEASURING, CompareView, PairTraceView, PolicyMetricsView, RlhfRpc, RlhfView, StageView
-from rlhf.services.preference_dataset_builder import derive_pairs
+from rlhf.services.preference_derivation import derive_pairs
 from training import text_stream, worker_protocol
 from training.api.job_builder import BLOB_FETCH_SECONDS_MAX, fetch_job_blob, parse_field
 from training.api.training_failures import no_progress_text

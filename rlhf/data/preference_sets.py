@@ -1,4 +1,4 @@
-"""Preferences: what is a frozen set of them, where one comes from, and which pairs a step of training is made of.
+"""Preferences: what is a frozen set of them, and where one comes from.
 
 A set is its records in ascending order of their ids, each behind its length (u32). It travels like a training text: cut into
 shards under a `training.corpus.DataManifest`, whose digest is what names the set.
@@ -12,25 +12,20 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
 from typing import Annotated, Any, BinaryIO, Final, Protocol, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
-from curation.estimation.rank_aggregation import FIRST, SECOND, TIE
+from curation.estimation.rank_aggregation import FIRST, TIE
 from curation.import_export.export_formats import preference_share
-from curation.ledger.curation_state import CurationState, TaskPageRow, TaskRow, page_key
+from curation.ledger.curation_state import CurationState, TaskPageRow, TaskRow
 from curation.limits import PAGE_TASKS_MAX, PAGES_MAX, TEXT_CHARACTERS_MAX
-from curation.tasks.answers import QuestionKind
-from curation.tasks.task_pages import TaskPageBlob, Text, assignment_id, task_id
+from curation.tasks.task_pages import TaskPageBlob, Text, assignment_id
 from protocol import codec
 from protocol.codec import Between, Length
 from protocol.errors import RemoteProtocolError, UserError
 from rlhf.data.dataset_formats import to_plain_texts
+from rlhf.data.decided_comparisons import decided_pages
 from rlhf.data.jsonl import LINE_BYTES_MAX, InvalidLines
 from rlhf.data.jsonl import read_records as records_of
-from training import random_stream
 
 PERMILLE: Final = 1_000
 HELD_OUT_PERMILLE: Final = 100  # of the prompts: the reward model is measured on them, and never trained
@@ -40,8 +35,6 @@ PAIR_BYTES_MAX: Final = 3 * UTF8_BYTES_MAX * TEXT_CHARACTERS_MAX + 64  # three t
 assert 3 * 2 * len(r"\uXXXX") * TEXT_CHARACTERS_MAX < LINE_BYTES_MAX, "a line holds any three texts, however they are escaped"
 LENGTH_BYTES: Final = 4
 PageOf = Callable[[bytes, TaskPageRow], TaskPageBlob | None]
-Row = tuple[int, bytes, TaskRow]  # of a pair: its place in its page, its task, its row
-NO_PROJECT: Final = "{} is no project of pairs: preferences come of those alone"
 EXAMPLE: Final = '{"prompt": "…", "chosen": "…", "rejected": "…"}'
 
 
@@ -176,30 +169,6 @@ def decided_pairs(state: CurationState, project: bytes, height: int, page: PageO
     return sorted(pairs, key=lambda pair: pair.id)
 
 
-def decided_pages(state: CurationState, project: bytes, height: int) -> Iterator[tuple[bytes, TaskPageRow, list[Row]]]:
-    """Pages with pairs that were decided up to a height, by their keys.
-
-    `UserError`: it is no project that compares responses.
-    """
-    row = state.projects.get_record(project)
-    if row is None or row.spec.kind is not QuestionKind.PAIR:
-        raise UserError(NO_PROJECT.format(project.hex()[:16]))
-    for number in range(row.pages):
-        key = page_key(project, number)
-        entry = state.pages.get_record(key)
-        assert entry is not None, "a project has the rows of its pages"
-        tasks = ((index, task_id(project, entry.first + index)) for index in range(entry.count))
-        rows = [(index, task, found) for index, task in tasks if (found := state.tasks.get_record(task)) is not None]
-        settled = [item for item in rows if not item[2].is_redacted and is_decided_comparison(item[2], height)]
-        if settled:
-            yield key, entry, settled
-
-
-def is_decided_comparison(row: TaskRow, height: int) -> bool:
-    """It was decided up to this height which response is the better one, or that none is."""
-    return row.label is not None and row.label[0] in (FIRST, SECOND, TIE) and row.height <= height
-
-
 def _share(state: CurationState, task: bytes, row: TaskRow) -> int:
     assert row.label is not None
     label = row.label[0]
@@ -211,7 +180,7 @@ def _share(state: CurationState, task: bytes, row: TaskRow) -> int:
     return permille if label == FIRST else PERMILLE - permille
 
 
-# Steps --------------------------------------------------------------------------------------------------------------------
+# Sides --------------------------------------------------------------------------------------------------------------------
 
 
 def is_held_out(prompt: str, permille: int = HELD_OUT_PERMILLE) -> bool:
@@ -243,37 +212,6 @@ def _held_out_alone(records: Sequence[R], permille: int) -> list[bool]:
     distinct = sorted(set(keys))  # equal records stay on one side
     held_out = set(distinct[: len(distinct) * permille // PERMILLE])
     return [key in held_out for key in keys]
-
-
-def draw_pairs(job: bytes, round: int, trainer: bytes, step: int, *, count: int, pairs: int, seed: int) -> npt.NDArray[np.int64]:
-    """The numbers in 0 .. pairs−1 of the `count` pairs of one step: nobody chooses, and everybody can check.
-
-    One pair may be drawn twice, as one stretch of a text may (`training.data.token_sequences.batch_offsets`).
-    """
-    draw = hashlib.sha256(b"folkmoot/pairs/1" + job + trainer)
-    draw.update(b"".join(number.to_bytes(8, "big") for number in (round, step, seed)))
-    key = draw.digest()
-    drawn = (hashlib.sha256(key + index.to_bytes(4, "big")).digest() for index in range(count))
-    # 64 drawn bits over at most 2^20 pairs: the modulo bias is below 2^-44
-    return np.array([int.from_bytes(digest[:8], "big") % pairs for digest in drawn], dtype=np.int64)
-
-
-def draw_pairs_by_epoch(
-    job: bytes, round: int, trainer: bytes, step: int, *, steps: int, count: int, pairs: int, seed: int
-) -> npt.NDArray[np.int64]:
-    """As `draw_pairs`, but a trainer meets each pair once in each of its passes over them. `steps` are those of a round."""
-    first = (round * steps + step) * count
-    places = np.arange(first, first + count, dtype=np.int64)
-    passes: npt.NDArray[np.int64] = places // pairs
-    orders = {number: _order_of_pairs(job, trainer, int(number), pairs, seed) for number in np.unique(passes)}
-    return np.array([orders[number][place % pairs] for number, place in zip(passes, places, strict=True)], dtype=np.int64)
-
-
-@lru_cache(maxsize=8)  # one for each trainer and pass whose steps are trained or replayed in turn; 8 MB each at most
-def _order_of_pairs(job: bytes, trainer: bytes, number_of_pass: int, pairs: int, seed: int) -> npt.NDArray[np.int64]:
-    """In which order a trainer meets the pairs in one pass over them."""
-    drawn = np.frombuffer(random_stream.random_bytes(8 * pairs, "pairs-in-turn", job, trainer, number_of_pass, seed), dtype="<u8")
-    return np.argsort(drawn, kind="stable")
 
 
 def rounds_for_epochs(epochs: int, pairs: int, *, trainers: int, steps: int, batch: int) -> int:

@@ -23,11 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.errors import RemoteProtocolError
+from rlhf.data.rollout_limits import TOKEN_BYTES, RolloutLimits
 from training import random_stream
 
 TokenIds = npt.NDArray[np.int64]
-TOKEN_BYTES: Final = 2
-LENGTH_MAX: Final = 2 ** (8 * TOKEN_BYTES) - 1  # of a response, which is written in as many bytes
 NOISE_BYTES: Final = 4  # of one u: it is (x + ½) / 2³², so that neither logarithm is of zero
 _PLACE = struct.Struct(">III")  # round, response, token
 
@@ -43,20 +42,6 @@ class RolloutId:
     @property
     def seed(self) -> tuple[bytes, int, bytes]:
         return self.job, self.round, self.trainer
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutLimits:
-    """What responses a job has."""
-
-    responses: int
-    tokens_max: int  # of one response
-    vocabulary: int
-    stop: int | None
-
-    @property
-    def bytes_max(self) -> int:
-        return TOKEN_BYTES * self.responses * (1 + self.tokens_max)
 
 
 def gumbel_noise(place: RolloutId, tokens: Iterable[tuple[int, int]], vocabulary: int) -> npt.NDArray[np.float32]:

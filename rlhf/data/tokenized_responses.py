@@ -137,3 +137,16 @@ def response_batch(tokens: TokenArray, side: ResponseSplit, texts: npt.NDArray[n
         x[row, : end - start - 1], y[row, : end - start - 1] = tokens[start : end - 1], tokens[start + 1 : end]
         mask[row, response - start - 1 : end - start - 1] = True
     return x, y, mask
+
+
+def dpo_batch(data: TokenizedResponses, drawn: npt.NDArray[np.int64], *, is_held_out: bool) -> tuple[npt.NDArray[Any], ...]:
+    """Of N pairs: `response_batch` of both texts of each, (N, 2, S); what the reference gives them, (N, 2); p, (N,)."""
+    tokens, side = (data.held_out, data.held_out_split) if is_held_out else (data.train, data.train_split)
+    texts = text_numbers(drawn)
+    shaped = (array.reshape(len(drawn), 2, -1) for array in response_batch(tokens, side, texts))
+    return (*shaped, side.reference[texts].reshape(-1, 2), side.p[drawn])
+
+
+def text_numbers(pairs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    texts: npt.NDArray[np.int64] = (2 * pairs[:, None] + np.arange(2)).ravel()
+    return texts

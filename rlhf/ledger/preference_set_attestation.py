@@ -30,7 +30,7 @@ from ledger.core.module import Refused, StateReader
 from ledger.members import MembersState
 from protocol.codec import Count, Digest, Key, Length
 from protocol.limits import VOTERS_MAX
-from rlhf.data.preference_sets import NO_PROJECT, is_decided_comparison
+from rlhf.data.decided_comparisons import NO_PROJECT, is_decided_comparison
 
 SETS_KEPT_MAX: Final = 64  # decided sets beside those of jobs and plans that are known: of these no redaction may be forgotten
 

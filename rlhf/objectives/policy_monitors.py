@@ -11,38 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-import numpy as np
-import numpy.typing as npt
-
 from protocol.codec import Count, Length
 from protocol.units import display_round_number
 from rlhf.objectives.kl_controller import lower_median
-from rlhf.objectives.ppo import MILLIONTHS, PPO, Figure, RolloutDeclaration, Share, in_millionths
+from rlhf.objectives.ppo import MILLIONTHS, PPO, Figure, RolloutDeclaration, Share
 from rlhf.rpc import PolicyMetricsView
 from training.job_spec import JobSpec
 
 ROUNDS_KEPT: Final = 8  # of a job: its first one, whose policy is the reference, and the last ones
 SCORE_RISE_MIN: Final = MILLIONTHS // 20  # of a response: rules score in 0..1, reward models with a deviation of 1
 DISTINCT_FIFTHS_MAX: Final = 4  # of the earlier round's distinct-2: what falls less comes and goes with the prompts
-SCORE_VARIANCE: Final = 1e-4  # added to that of the scores: whoever's differ by 1e-4 finds the same correlation within .01
-Floats = npt.NDArray[np.float64]
-
-
-# Of one trainer's responses ----------------------------------------------------------------------------------------------------
-
-
-def distinct_2(responses: Sequence[npt.NDArray[np.int64]], vocabulary: int) -> int:
-    """In millionths, rounded down; all of them where no response has two tokens."""
-    pairs = np.concatenate([response[:-1] * vocabulary + response[1:] for response in responses])
-    return MILLIONTHS * len(np.unique(pairs)) // len(pairs) if len(pairs) else MILLIONTHS
-
-
-def length_score_correlation(lengths: Floats, scores: Floats) -> int:
-    """Pearson's, in millionths; 0 where all lengths are the same."""
-    lengths, scores = lengths - lengths.mean(), scores - scores.mean()
-    spread = np.sqrt(np.square(lengths).mean() * (np.square(scores).mean() + SCORE_VARIANCE))
-    found = in_millionths(float((lengths * scores).mean() / spread)) if spread else 0
-    return max(-MILLIONTHS, min(MILLIONTHS, found))  # where a score is no number it is the largest
 
 
 # Of rounds ---------------------------------------------------------------------------------------------------------------------

@@ -7,22 +7,31 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from ledger.jobs import ModelReference
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Length
-from rlhf.data.rollouts import LENGTH_MAX, TOKEN_BYTES, RolloutLimits
+from rlhf.data.rollout_limits import LENGTH_MAX, TOKEN_BYTES, RolloutLimits
 from rlhf.moderation import blocklist
 from rlhf.objectives.kl_controller import KlControllerState, first_beta, lower_median, nats_per_response, next_beta
 from rlhf.objectives.rule_rewards import RULES, RewardRule
-from training.data.token_sequences import TokenizedText
-from training.data.tokenizer import VOCABULARY_MAX
 from training.objectives.objective import Declaration, InnerStep, JobSpecProtocol, Objective, RejectionReason, Shape
-from training.transformer import BYTES, BYTES_WITH_END, FIRST_TOKEN_VECTOR, HEAD, PARAMETERS_TUNED_MAX, tensor_shapes
+from training.transformer import (
+    BYTES,
+    BYTES_WITH_END,
+    FIRST_TOKEN_VECTOR,
+    HEAD,
+    PARAMETERS_TUNED_MAX,
+    VOCABULARY_MAX,
+    tensor_shapes,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from training.data.token_sequences import TokenizedText
 
 MODULE: Final = "rlhf"
 ROLE: Final = "rlhf"
@@ -126,8 +135,8 @@ class RolloutDeclaration:
     unfinished: Count  # responses without the stop token
     k1: Figure  # Σ log π − log π_ref over all tokens
     score: Figure  # Σ of the rewards of all responses, without penalties
-    distinct: Share  # `rlhf.objectives.policy_monitors.distinct_2`
-    # of length and score: `rlhf.objectives.policy_monitors.length_score_correlation`
+    distinct: Share  # `rlhf.objectives.response_statistics.distinct_2`
+    # of length and score: `rlhf.objectives.response_statistics.length_score_correlation`
     correlation: Annotated[int, Between(-MILLIONTHS, MILLIONTHS)]
     blocked: Count = 0  # responses that hold a listed word
 
@@ -267,6 +276,8 @@ class PpoObjective(Objective):
         self, job: JobSpecProtocol, step: InnerStep, count: int, data: TokenizedText, declaration: Declaration | None = None
     ) -> npt.NDArray[np.int64]:
         """The places of the step."""
+        import numpy as np
+
         return np.arange(step.number * count, (step.number + 1) * count, dtype=np.int64)
 
     def batch_arrays(

@@ -5,18 +5,18 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-import numpy.typing as npt
-
-from rlhf.data.preference_sets import draw_pairs, draw_pairs_by_epoch
-from rlhf.data.tokenized_pairs import TokenizedPairs, pair_batch
 from rlhf.objectives.pair_metrics import ACCURACY, pair_metric_rows
 from rlhf.objectives.ppo import MODULE, PPO, ROLE, START_COMMAND
-from training.data.token_sequences import TokenizedText
 from training.objectives.objective import Declaration, InnerStep, JobSpecProtocol, Objective, Shape
 from training.transformer import BYTE_VOCABULARIES, HEAD, PARAMETERS_TUNED_MAX, tensor_shapes
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from training.data.token_sequences import TokenizedText
 
 SCORE_HEAD: Final = f"{HEAD}reward"
 # While the head is zero no gradient passes it. A first round of one step would be so small that all later ones were too large
@@ -64,16 +64,22 @@ class RewardModelObjective(Objective):
         self, job: JobSpecProtocol, step: InnerStep, count: int, data: TokenizedText, declaration: Declaration | None = None
     ) -> npt.NDArray[np.int64]:
         """The numbers of pairs."""
+        from rlhf.data.tokenized_pairs import TokenizedPairs
+
         assert isinstance(data, TokenizedPairs)
         return self.draw_example_numbers(job, step, count, len(data.train_split))
 
     def draw_example_numbers(self, job: JobSpecProtocol, step: InnerStep, count: int, pairs: int) -> npt.NDArray[np.int64]:
         """`draw_examples`, of so many pairs."""
+        from rlhf.data.pair_sampling import draw_pairs
+
         return draw_pairs(*step.place, count=count, pairs=pairs, seed=job.seed)
 
     def batch_arrays(
         self, job: JobSpecProtocol, drawn: npt.NDArray[np.int64], data: TokenizedText, declaration: Declaration | None = None
     ) -> tuple[npt.NDArray[Any], ...]:
+        from rlhf.data.tokenized_pairs import TokenizedPairs, pair_batch
+
         assert isinstance(data, TokenizedPairs)
         return pair_batch(data.train, data.train_split, drawn)
 
@@ -109,6 +115,8 @@ class MeanRewardObjective(RewardModelObjective):
 
     def draw_example_numbers(self, job: JobSpecProtocol, step: InnerStep, count: int, pairs: int) -> npt.NDArray[np.int64]:
         """A pair that comes twice while others have not come teaches its noise (docs/log.md)."""
+        from rlhf.data.pair_sampling import draw_pairs_by_epoch
+
         return draw_pairs_by_epoch(*step.place, steps=job.local_steps, count=count, pairs=pairs, seed=job.seed)
 
     def freezes_layers(self, job: JobSpecProtocol) -> bool:

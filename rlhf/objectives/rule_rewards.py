@@ -1,7 +1,7 @@
 """Rewards that are functions of this program, by name: a job names one as `rule:NAME`, and brings no code.
 
 Every peer must find the same number for the same response: a rule counts bytes and adds exact fractions, and reads no tables of
-the interpreter. The toy is small enough that its best policy, and how good any policy is, can be computed exactly.
+the interpreter.
 """
 
 from __future__ import annotations
@@ -12,10 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
-Float64Array = npt.NDArray[np.float64]
 Reward = Callable[[Sequence[int], bytes], float]  # of a response: its tokens, and its text without the stop token
 
 VOWELS: Final = b"aeiouAEIOU"
@@ -42,10 +38,9 @@ def vowel_share(tokens: Sequence[int], text: bytes) -> float:
     return (len(text) - len(text.translate(None, VOWELS))) / letters if letters else 0.0
 
 
-def bigram_table(seed: int) -> Float64Array:
-    """A[a, b] of the toy in −1..1, shape (6, 6): multiples of 2⁻³¹, so that sums and quarters of them are exact."""
-    table = [[_bigram(seed, a, b) for b in range(TOY_VOCABULARY)] for a in range(TOY_VOCABULARY)]
-    return np.array(table, dtype=np.float64)
+def bigram_table(seed: int) -> tuple[tuple[float, ...], ...]:
+    """A[a][b] of the toy in −1..1, six rows of six: multiples of 2⁻³¹, so that sums and quarters of them are exact."""
+    return tuple(tuple(_bigram(seed, a, b) for b in range(TOY_VOCABULARY)) for a in range(TOY_VOCABULARY))
 
 
 def _bigram(seed: int, a: int, b: int) -> float:
@@ -59,7 +54,7 @@ def bigram_reward(seed: int) -> Reward:
 
     def reward(tokens: Sequence[int], text: bytes) -> float:
         pairs = list(itertools.pairwise(tokens))
-        return sum(float(table[a, b]) for a, b in pairs) / len(pairs) if pairs else 0.0
+        return sum(table[a][b] for a, b in pairs) / len(pairs) if pairs else 0.0
 
     return reward
 
@@ -73,33 +68,3 @@ RULES: Final[Mapping[str, RewardRule]] = {
         ),
     )
 }
-
-
-# The toy, exactly. Arrays have shape (7776,), in the order of `toy_responses` ---------------------------------------------
-
-
-def toy_responses() -> npt.NDArray[np.int64]:
-    """All responses, shape (7776, 5): the numbers of base six in their order."""
-    return np.array(list(itertools.product(range(TOY_VOCABULARY), repeat=TOY_LENGTH)), dtype=np.int64)
-
-
-def toy_rewards(seed: int) -> Float64Array:
-    responses, table = toy_responses(), bigram_table(seed)
-    rewards: Float64Array = table[responses[:, :-1], responses[:, 1:]].mean(axis=1)
-    return rewards
-
-
-def policy_value(logp: Float64Array, reference: Float64Array, rewards: Float64Array, beta: float = TOY_BETA) -> float:
-    """J = E r − β·KL(policy ‖ reference), from the log-probability of each response under both."""
-    return float(np.exp(logp) @ (rewards - beta * (logp - reference)))
-
-
-def optimal_value(reference: Float64Array, rewards: Float64Array, beta: float = TOY_BETA) -> float:
-    """J* = β·ln E_reference e^{r/β}: no policy has a larger J."""
-    return float(beta * np.logaddexp.reduce(reference + rewards / beta))
-
-
-def gap_closed(logp: Float64Array, reference: Float64Array, rewards: Float64Array, beta: float = TOY_BETA) -> float:
-    """(J − J_ref) / (J* − J_ref): 0 for the reference, 1 for the best policy."""
-    start = policy_value(reference, reference, rewards, beta)
-    return (policy_value(logp, reference, rewards, beta) - start) / (optimal_value(reference, rewards, beta) - start)

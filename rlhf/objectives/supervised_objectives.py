@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from protocol.codec import Between
-from rlhf.data.preference_sets import PreferencePair, draw_pairs
-from rlhf.data.tokenized_pairs import open_preference_set
-from rlhf.data.tokenized_responses import InstructionExample, TokenizedResponses, response_batch, tokenize_responses
 from rlhf.objectives.pair_metrics import ACCURACY, pair_metric_rows
 from rlhf.objectives.ppo import MODULE, ROLE, START_COMMAND, WEIGHT_MAX
-from training.data.token_sequences import TokenizedText
-from training.data.tokenizer import VOCABULARY_MAX, Tokenizer
-from training.job_spec import JobSpec
 from training.objectives.objective import Declaration, InnerStep, JobSpecProtocol, Objective, Shape
-from training.transformer import BYTE_VOCABULARIES, tensor_shapes
+from training.transformer import BYTE_VOCABULARIES, VOCABULARY_MAX, tensor_shapes
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from training.data.token_sequences import TokenizedText
 
 NATS: Final = "held_out_nats_per_response_token"
 BETA: Final = 0.1  # Rafailov et al. 2023, section 6
@@ -56,8 +52,7 @@ class SupervisedObjective(Objective):
     module, version = MODULE, 1
     reads_text = False  # a set, which all trainers share
     refers_to_first = True  # `rlhf compare` shows it
-    data_reader = "rlhf.objectives.supervised_objectives:open_responses"
-    record: ClassVar[type]
+    data_reader = "rlhf.objectives.response_reader:open_responses"
 
     def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:
         if job.data is None:
@@ -82,11 +77,15 @@ class SupervisedObjective(Objective):
         self, job: JobSpecProtocol, step: InnerStep, count: int, data: TokenizedText, declaration: Declaration | None = None
     ) -> npt.NDArray[np.int64]:
         """The numbers of records."""
+        from rlhf.data.tokenized_responses import TokenizedResponses
+
         assert isinstance(data, TokenizedResponses)
         return self.draw_example_numbers(job, step, count, len(data.train_split))
 
     def draw_example_numbers(self, job: JobSpecProtocol, step: InnerStep, count: int, records: int) -> npt.NDArray[np.int64]:
         """`draw_examples`, of so many records."""
+        from rlhf.data.pair_sampling import draw_pairs
+
         return draw_pairs(*step.place, count=count, pairs=records, seed=job.seed)
 
 
@@ -96,7 +95,6 @@ class InstructObjective(SupervisedObjective):
     description = "the responses of a file, behind their prompts"
     starts_from_parameters = True
     settings_type = InstructTerms
-    record = InstructionExample
     main_metric = NATS
 
     def batch_arrays(
@@ -105,6 +103,10 @@ class InstructObjective(SupervisedObjective):
         """Also by what a response's nats are divided: the tokens of a response in the mean of all that are trained on. So all
         tokens count alike, in whatever parts a step is computed.
         """
+        import numpy as np
+
+        from rlhf.data.tokenized_responses import TokenizedResponses, response_batch
+
         assert isinstance(data, TokenizedResponses)
         tokens = np.full(len(drawn), data.train_split.tokens_mean, dtype=np.float32)
         return (*response_batch(data.train, data.train_split, drawn), tokens)
@@ -120,7 +122,6 @@ class DpoObjective(SupervisedObjective):
     description = "the better responses of pairs, against a reference"
     role = ROLE
     settings_type = DpoTerms
-    record = PreferencePair
     data_origin = "rlhf.ledger.rlhf_module:preference_set_origin"
     data_exported = "rlhf.ledger.rlhf_module:is_exported"
     loss_unit = "nats/pair"
@@ -132,40 +133,10 @@ class DpoObjective(SupervisedObjective):
     def batch_arrays(
         self, job: JobSpecProtocol, drawn: npt.NDArray[np.int64], data: TokenizedText, declaration: Declaration | None = None
     ) -> tuple[npt.NDArray[Any], ...]:
+        from rlhf.data.tokenized_responses import TokenizedResponses, dpo_batch
+
         assert isinstance(data, TokenizedResponses)
         return dpo_batch(data, drawn, is_held_out=False)
-
-
-def dpo_batch(data: TokenizedResponses, drawn: npt.NDArray[np.int64], *, is_held_out: bool) -> tuple[npt.NDArray[Any], ...]:
-    """Of N pairs: `response_batch` of both texts of each, (N, 2, S); what the reference gives them, (N, 2); p, (N,)."""
-    tokens, side = (data.held_out, data.held_out_split) if is_held_out else (data.train, data.train_split)
-    texts = text_numbers(drawn)
-    shaped = (array.reshape(len(drawn), 2, -1) for array in response_batch(tokens, side, texts))
-    return (*shaped, side.reference[texts].reshape(-1, 2), side.p[drawn])
-
-
-def text_numbers(pairs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    texts: npt.NDArray[np.int64] = (2 * pairs[:, None] + np.arange(2)).ravel()
-    return texts
-
-
-def open_responses(
-    spec: JobSpec,
-    path: Path,
-    tokenizer: Tokenizer,
-    on_block: Callable[[], None] = lambda: None,
-    tokenized: bool = False,
-    named: bytes | None = None,
-) -> TokenizedResponses:
-    """As `training.corpus.open_tokens`, of a file with a set."""
-    assert isinstance(spec.resolved_objective, SupervisedObjective)
-    return open_preference_set(
-        path,
-        spec.resolved_objective.record,
-        lambda records: tokenize_responses(spec, records, tokenizer, on_block),
-        tokenized,
-        named,
-    )
 
 
 INSTRUCT: Final = InstructObjective()

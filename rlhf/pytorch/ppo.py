@@ -18,7 +18,7 @@ from rlhf.data.rollouts import RolloutId, TokenIds, is_finished
 from rlhf.data.tokenized_pairs import TokenizedPairs
 from rlhf.moderation import blocklist
 from rlhf.moderation.blocklist import Blocklist
-from rlhf.objectives import policy_monitors
+from rlhf.objectives import response_statistics
 from rlhf.objectives.kl_controller import current_beta
 from rlhf.objectives.ppo import (
     FIGURES,
@@ -43,7 +43,7 @@ from training.objectives.objective import Declaration, RejectionReason
 from training.replicated.tensor_layout import Float32Array
 
 EPSILON: Final = 2.0**-10  # by which another token may lead, of logits that processors round differently by about 1e-5
-# twice what `FIGURE_TOLERANCE` in each score can make of it: `rlhf.objectives.policy_monitors.SCORE_VARIANCE`
+# twice what `FIGURE_TOLERANCE` in each score can make of it: `rlhf.objectives.response_statistics.SCORE_VARIANCE`
 CORRELATION_TOLERANCE: Final = 0.02
 FIGURE_TOLERANCE: Final = 1e-4  # of a sum over tokens or responses, for each of them: no setting looks closer
 
@@ -95,8 +95,8 @@ class _ScoredRollouts:
         sums = int(self.mask_BT.sum()), unfinished, in_millionths(float(k1)), in_millionths(float(self.score_B.sum()))
         lengths = self.mask_BT.sum(1).double().numpy()
         shares = (
-            policy_monitors.distinct_2(self.responses, vocabulary),
-            policy_monitors.length_score_correlation(lengths, self.score_B.double().numpy()),
+            response_statistics.distinct_2(self.responses, vocabulary),
+            response_statistics.length_score_correlation(lengths, self.score_B.double().numpy()),
         )
         return RolloutDeclaration(self.key[1], *sums, *shares, self.blocked)
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from rlhf.data import rollouts
 from rlhf.data.rollouts import RolloutId
-from rlhf.objectives import rule_rewards
+from rlhf.objectives import rule_rewards, toy_policies
 from rlhf.objectives.ppo import PPO, PpoSettings
 from rlhf.pytorch import losses, rollout_passes
 from training.data.token_sequences import TokenizedText
@@ -48,13 +48,13 @@ class ToyMetrics:
     score: float
 
 
-def log_probabilities(spec: JobSpec, parameters: Float32Array) -> rule_rewards.Float64Array:
+def log_probabilities(spec: JobSpec, parameters: Float32Array) -> toy_policies.Float64Array:
     """Of all responses, in the order of `rules.toy_responses`."""
-    model, responses = _model(spec, parameters), torch.from_numpy(rule_rewards.toy_responses())
+    model, responses = _model(spec, parameters), torch.from_numpy(toy_policies.toy_responses())
     prompted = F.pad(responses[:, :-1], (1, 0), value=rule_rewards.TOY_PROMPT)
     with torch.no_grad():
         logits = model.logits(model.features(prompted))
-        logp: rule_rewards.Float64Array = losses.log_probabilities(logits, responses).double().sum(1).numpy()
+        logp: toy_policies.Float64Array = losses.log_probabilities(logits, responses).double().sum(1).numpy()
     return logp
 
 
@@ -63,13 +63,13 @@ def toy_metrics(spec: JobSpec, parameters: Float32Array, first: Float32Array) ->
     logp, reference, rewards = (
         log_probabilities(spec, parameters),
         log_probabilities(spec, first),
-        rule_rewards.toy_rewards(spec.seed),
+        toy_policies.toy_rewards(spec.seed),
     )
     return ToyMetrics(
-        reference_value=rule_rewards.policy_value(reference, reference, rewards, own.beta),
-        optimum=rule_rewards.optimal_value(reference, rewards, own.beta),
-        value=rule_rewards.policy_value(logp, reference, rewards, own.beta),
-        gap_closed=rule_rewards.gap_closed(logp, reference, rewards, own.beta),
+        reference_value=toy_policies.policy_value(reference, reference, rewards, own.beta),
+        optimum=toy_policies.optimal_value(reference, rewards, own.beta),
+        value=toy_policies.policy_value(logp, reference, rewards, own.beta),
+        gap_closed=toy_policies.gap_closed(logp, reference, rewards, own.beta),
         kl=float(np.exp(logp) @ (logp - reference)),
         score=float(np.exp(logp) @ rewards),
     )

@@ -7,41 +7,26 @@ nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import trio
 
-from curation.ledger.curation_state import CurationState, TaskPageRow
-from curation.limits import PAGE_BYTES_MAX
-from curation.service.projects.page_fetcher import fetch_task_page
-from curation.tasks.answers import QuestionKind
-from curation.tasks.task_pages import TaskPageBlob, decode_page
 from features.services import ServiceContext
 from features.text_tables import pluralize
 from ledger.members import MembersState
 from ledger.network_governance import NetworkState
-from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError, UserError
-from rlhf.data.preference_sets import PreferencePair, decided_pages, decided_pairs
-from rlhf.data.tokenized_pairs import preference_set_manifest
-from rlhf.ledger.preference_set_attestation import AttestPreferenceSet, PreferenceSetClaim, PreferenceSetSource, current_voters
+from protocol.errors import MissingBlobError, RemoteProtocolError, UserError
+from rlhf.ledger.preference_set_attestation import AttestPreferenceSet, PreferenceSetClaim, current_voters
 from rlhf.ledger.rlhf_module import RlhfState, outdated_sets, sets_in_use
 from rlhf.objectives.ppo import MODULE
-from training.corpus import DataManifest, read_manifest, text_path
 from training.job_disk_space import require_disk_space
 
-# For one page, before the state is looked at again: a page that was redacted meanwhile never comes.
-FETCHING_SECONDS = 10.0
+if TYPE_CHECKING:
+    from training.corpus import DataManifest
+
 RETRY_SECONDS = 5.0  # after this peer's statement was not decided
 
 log = logging.getLogger("peer")
-
-
-class _PageReplaced(FolkmootError):
-    """A page has another one in its place by now."""
-
-
-class _NoLongerNeeded(FolkmootError):
-    """Nobody waits for the set any more."""
 
 
 class PreferenceDatasetBuilder:
@@ -74,10 +59,12 @@ class PreferenceDatasetBuilder:
         return {key: claim for key, claim in claims.items() if not claim.is_decided and me not in claim.attestations}
 
     async def _attest_set(self, key: bytes) -> None:
+        from rlhf.services.preference_derivation import NoLongerNeeded
+
         while (claim := self._due().get(key)) is not None:
             try:
                 await self._desk.submit_transaction("rlhf/set", AttestPreferenceSet(key, await self._build_set(key, claim)))
-            except _NoLongerNeeded:
+            except NoLongerNeeded:
                 continue
             except UserError as error:
                 log.info("the set of plan %s: %s", key.hex()[:8], error)
@@ -86,6 +73,9 @@ class PreferenceDatasetBuilder:
 
     async def _build_set(self, key: bytes, claim: PreferenceSetClaim) -> bytes | None:
         """The set that this peer derives; None if there is none. One that others can be asked for by its name is kept."""
+        from rlhf.data.tokenized_pairs import preference_set_manifest
+        from rlhf.services.preference_derivation import derive_pairs
+
         pairs = await derive_pairs(self._desk, claim.source, lambda: key in self._due(), self._threads)
         try:
             found = await trio.to_thread.run_sync(preference_set_manifest, pairs, claim.source.tokens)
@@ -114,6 +104,8 @@ class PreferenceDatasetBuilder:
 
     def _delete(self, key: bytes, used: set[bytes]) -> None:
         """Sets of the same pairs that are cut into other tokens have the same shards: what a set in use has stays."""
+        from training.corpus import text_path
+
         manifests = {other: found for other in {key, *used} if (found := self._manifest(other)) is not None}
         if key not in manifests:
             return
@@ -125,68 +117,9 @@ class PreferenceDatasetBuilder:
             text_path(self._desk.text_folder, goes).unlink(missing_ok=True)
 
     def _manifest(self, key: bytes) -> DataManifest | None:
+        from training.corpus import read_manifest
+
         try:
             return read_manifest(key, self._desk.read_blob)
         except (MissingBlobError, RemoteProtocolError):
             return None
-
-
-async def derive_pairs(
-    desk: ServiceContext,
-    source: PreferenceSetSource,
-    goes_on: Callable[[], bool] = lambda: True,
-    threads: trio.CapacityLimiter | None = None,
-) -> list[PreferencePair]:
-    """As `decided_pairs`, of the state as it is now. It waits for pages that are not here as long as it `goes_on`, and holds no
-    thread meanwhile. Raises `_NoLongerNeeded`.
-    """
-    while True:
-        state = desk.state.module_state(CurationState)
-        try:
-            pages = await trio.to_thread.run_sync(_pages, state, source, limiter=threads)
-            await _fetched(desk, state, source, pages, goes_on)
-            return await trio.to_thread.run_sync(_pairs, desk, state, source, limiter=threads)
-        except _PageReplaced:
-            await trio.lowlevel.checkpoint()
-
-
-def _pages(state: CurationState, source: PreferenceSetSource) -> list[tuple[bytes, TaskPageRow]]:
-    return [(key, entry) for key, entry, _ in decided_pages(state, source.project, source.height)]
-
-
-async def _fetched(
-    desk: ServiceContext,
-    state: CurationState,
-    source: PreferenceSetSource,
-    pages: list[tuple[bytes, TaskPageRow]],
-    goes_on: Callable[[], bool],
-) -> None:
-    """Returns when all of them are here. Raises `_PageReplaced`, `_NoLongerNeeded`."""
-    project = state.projects.get_record(source.project)
-    assert project is not None
-    author = desk.state.module_state(MembersState).current_key(project.author)
-    for key, entry in pages:
-        is_here = False
-        while not is_here:
-            if not goes_on():
-                raise _NoLongerNeeded("no plan waits for this set")
-            if desk.state.module_state(CurationState).pages.get_record(key) != entry:
-                raise _PageReplaced("a page was replaced")
-            with trio.move_on_after(FETCHING_SECONDS):
-                if not await fetch_task_page(desk, key, entry, author):
-                    raise _PageReplaced("a page was replaced")
-                is_here = True
-
-
-def _pairs(desk: ServiceContext, state: CurationState, source: PreferenceSetSource) -> list[PreferencePair]:
-    """In a thread. Raises `_PageReplaced`."""
-
-    def page(key: bytes, entry: TaskPageRow) -> TaskPageBlob | None:
-        try:
-            return decode_page(desk.read_blob(entry.digest, PAGE_BYTES_MAX), QuestionKind.PAIR, entry.root, entry.count)
-        except MissingBlobError:
-            raise _PageReplaced("a page was replaced") from None
-        except RemoteProtocolError:
-            return None  # as at every peer: no tasks have this digest
-
-    return decided_pairs(state, source.project, source.height, page)

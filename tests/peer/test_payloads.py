@@ -24,7 +24,7 @@ from tests.peer.chain import SCRATCH
 from tests.peer.network import Seat, certified, network
 from tests.waiting import patience
 from training import job_disk_space
-from training.replicated import model_directory
+from training.replicated import model_files
 from training.round_context import OpenRoundContext
 
 KEPT = 20  # rounds, in the place of `ROUNDS_MIN`
@@ -63,7 +63,7 @@ async def test_payloads_of_old_rounds_go_and_what_a_restart_computes_anew_stays(
         assert missing_payloads(seat.store, seat.blobs)
         await seat.stop()
         models = seat.driver.host.round_directory(job, 0).parent
-        for file in (file for model in models.iterdir() if not model_directory.is_durable(model) for file in model.iterdir()):
+        for file in (file for model in models.iterdir() if not model_files.is_durable(model) for file in model.iterdir()):
             file.write_bytes(bytes(file.stat().st_size))
         again = await made.start(seat)
         await again.until(lambda driver: driver.state.jobs.jobs[job].phase is JobPhase.FINISHED)

@@ -19,7 +19,7 @@ from protocol.identity import Ed25519Verifier
 from tests.peer.chain import Chain
 from tests.peer.network import SCRATCH, network, one_root
 from tests.waiting import patience
-from training.replicated import model_directory
+from training.replicated import model_files
 
 
 @pytest.mark.parametrize("applied", [0, 1, 2])
@@ -62,7 +62,7 @@ async def test_a_peer_whose_machine_stopped_computes_the_models_that_did_not_rea
         await victim.stop()
         reached = victim.driver.state.jobs.jobs[job]
         models = victim.driver.host.round_directory(job, 0).parent
-        for file in (file for model in models.iterdir() if not model_directory.is_durable(model) for file in model.iterdir()):
+        for file in (file for model in models.iterdir() if not model_files.is_durable(model) for file in model.iterdir()):
             file.write_bytes(bytes(file.stat().st_size))
         again = await made.start(victim)
         assert await again.event("warning", f"computed {reached.round} rounds")

@@ -28,7 +28,7 @@ from rlhf.ledger import tuning_plans
 from rlhf.ledger.preference_set_attestation import AttestPreferenceSet, PreferenceSetSource
 from rlhf.ledger.rlhf_module import RlhfState, outdated_sets, sets_in_use
 from rlhf.pair_trace import read_preference_set
-from rlhf.services import preference_dataset_builder
+from rlhf.services import preference_dataset_builder, preference_derivation
 from rlhf.services.preference_dataset_builder import PreferenceDatasetBuilder
 from tests.ledger.world import PEOPLE
 from tests.rlhf import test_sets
@@ -196,7 +196,7 @@ async def test_a_voter_says_what_it_found_where_a_plan_names_something_else(
 
 
 async def test_a_voter_waits_for_the_tasks(world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preference_dataset_builder, "FETCHING_SECONDS", 0.02)
+    monkeypatch.setattr(preference_derivation, "FETCHING_SECONDS", 0.02)
     named, desk = naming(world, world.pairs(), monkeypatch), Desk(world, tmp_path)
     async with trio.open_nursery() as nursery:
 
@@ -214,7 +214,7 @@ async def test_a_plan_whose_tasks_never_come_holds_no_thread_and_is_forgotten_wh
     world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else one member would take all threads of every voter, by plans that it begins and cancels."""
-    monkeypatch.setattr(preference_dataset_builder, "FETCHING_SECONDS", 0.02)
+    monkeypatch.setattr(preference_derivation, "FETCHING_SECONDS", 0.02)
     naming(world, world.pairs(), monkeypatch)
     desk = Desk(world, tmp_path)
     work = PreferenceDatasetBuilder(desk)  # type: ignore[arg-type]
@@ -236,7 +236,7 @@ async def test_a_page_that_is_redacted_while_it_is_fetched_is_not_waited_for(
     world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plan ends by that, and so does the voter's work; it derives what is left where somebody asks again."""
-    monkeypatch.setattr(preference_dataset_builder, "FETCHING_SECONDS", 0.02)
+    monkeypatch.setattr(preference_derivation, "FETCHING_SECONDS", 0.02)
     naming(world, world.pairs(), monkeypatch)
     desk = Desk(world, tmp_path)
     source = world.source
@@ -248,7 +248,7 @@ async def test_a_page_that_is_redacted_while_it_is_fetched_is_not_waited_for(
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(redacts)
-            assert await preference_dataset_builder.derive_pairs(desk, source) == world.pairs(without=0)  # type: ignore[arg-type]
+            assert await preference_derivation.derive_pairs(desk, source) == world.pairs(without=0)  # type: ignore[arg-type]
     assert world.now_plan.phase == "cancelled"
 
 

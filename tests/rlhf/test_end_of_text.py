@@ -17,7 +17,8 @@ from protocol import codec
 from protocol.sampling import SamplingOptions
 from rlhf.data.preference_sets import PreferencePair
 from rlhf.data.tokenized_responses import InstructionExample, tokenize_responses
-from rlhf.objectives.supervised_objectives import DpoTerms, InstructTerms, open_responses
+from rlhf.objectives.response_reader import open_responses
+from rlhf.objectives.supervised_objectives import DpoTerms, InstructTerms
 from tests.rlhf.seat import JOB, TRAINER, write
 from training.data.tokenizer import ByteTokenizer
 from training.engines.engine import Engine

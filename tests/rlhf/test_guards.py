@@ -19,12 +19,11 @@ from rlhf.objectives.policy_monitors import (
     ROUNDS_KEPT,
     PolicyHistory,
     RoundMedians,
-    distinct_2,
-    length_score_correlation,
     metrics_view,
     round_medians,
 )
 from rlhf.objectives.ppo import RolloutDeclaration
+from rlhf.objectives.response_statistics import distinct_2, length_score_correlation
 from rlhf.rpc import PolicyMetricsView
 from tests.rlhf.test_ppo import SPEC
 

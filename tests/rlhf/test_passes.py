@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from peer import features
 from rlhf.data import rollouts
-from rlhf.data.rollouts import RolloutId, RolloutLimits
+from rlhf.data.rollout_limits import RolloutLimits
+from rlhf.data.rollouts import RolloutId
 from rlhf.objectives.ppo import VALUE_HEAD
 from rlhf.pytorch import rollout_passes
 from rlhf.pytorch.ppo import EPSILON

@@ -20,7 +20,7 @@ from protocol.messages import Proposal
 from protocol.sampling import SamplingOptions
 from protocol.verdicts import Verdict, verdict_label
 from rlhf.data import rollouts
-from rlhf.objectives import job_presets, rule_rewards
+from rlhf.objectives import job_presets, rule_rewards, toy_policies
 from rlhf.objectives.ppo import MILLIONTHS, PPO, VALUE_HEAD, PpoSettings, RolloutDeclaration
 from rlhf.pytorch.losses import log_probabilities
 from tests.rlhf.slices import whole
@@ -251,11 +251,11 @@ def test_on_the_toy_a_policy_comes_near_the_best_that_there_is() -> None:
     spec = JobSpec(name="toy", objective="ppo", model=model, objective_settings=codec.encode(own), **fields).validated()
     first = initial_parameters(spec)
     engine: Any = BACKEND.open_engine(spec, TokenizedText.without_text(ByteTokenizer().token_bytes), ByteTokenizer(), first)
-    rewards = rule_rewards.toy_rewards(spec.seed)
+    rewards = toy_policies.toy_rewards(spec.seed)
 
     def logp(parameters: Any) -> Any:
         engine.load_parameters(parameters)
-        responses = torch.from_numpy(rule_rewards.toy_responses())
+        responses = torch.from_numpy(toy_policies.toy_responses())
         prompted = torch.nn.functional.pad(responses[:, :-1], (1, 0), value=rule_rewards.TOY_PROMPT)
         with torch.no_grad():
             logits = engine.model.logits(engine.model.features(prompted))
@@ -268,4 +268,4 @@ def test_on_the_toy_a_policy_comes_near_the_best_that_there_is() -> None:
             by = engine.derive_step_data(parameters, JOB, number, TRAINER, declaration)
             delta, _ = engine.local_steps(parameters, JOB, number, TRAINER, declaration=by)
             parameters = parameters - delta
-    assert rule_rewards.gap_closed(logp(parameters), reference, rewards) > 0.85
+    assert toy_policies.gap_closed(logp(parameters), reference, rewards) > 0.85

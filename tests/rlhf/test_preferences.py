@@ -18,13 +18,12 @@ from curation.tasks.task_pages import AnnotationTask, PageEntry, TaskPageBlob, a
 from protocol import codec
 from protocol.errors import RemoteProtocolError, UserError
 from rlhf.data import preference_sets
+from rlhf.data.pair_sampling import draw_pairs, draw_pairs_by_epoch
 from rlhf.data.preference_sets import (
     PAIRS_MAX,
     PreferencePair,
     decided_pairs,
     decode_records,
-    draw_pairs,
-    draw_pairs_by_epoch,
     encode_records,
     is_held_out,
     read_preference_file,

@@ -17,7 +17,8 @@ from protocol import codec
 from protocol.errors import StorageError, UserError
 from protocol.verdicts import Verdict, verdict_label
 from rlhf.data import tokenized_pairs
-from rlhf.data.preference_sets import PreferencePair, draw_pairs, split_held_out
+from rlhf.data.pair_sampling import draw_pairs
+from rlhf.data.preference_sets import PreferencePair, split_held_out
 from rlhf.objectives.pair_metrics import ACCURACY, CALIBRATION
 from rlhf.objectives.ppo import PpoSettings
 from rlhf.objectives.reward_model import REWARD, SCORE_HEAD, MeanRewardSettings, TrainableParameters

@@ -12,9 +12,9 @@ import pytest
 from protocol.errors import RemoteProtocolError, UserError
 from rlhf.api.supervised_jobs import find_newline_token
 from rlhf.data.prompt_sampling import TextWindows
+from rlhf.data.rollout_limits import RolloutLimits
 from rlhf.data.rollouts import (
     RolloutId,
-    RolloutLimits,
     decode_rollouts,
     encode_rollouts,
     epoch_order,

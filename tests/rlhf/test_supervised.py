@@ -19,7 +19,8 @@ from protocol.errors import StorageError, UserError
 from protocol.verdicts import Verdict
 from rlhf.data.preference_sets import PromptRecord
 from rlhf.data.tokenized_responses import InstructionExample, read_examples, response_batch, tokenize_responses
-from rlhf.objectives.supervised_objectives import NATS, DpoTerms, InstructTerms, open_responses
+from rlhf.objectives.response_reader import open_responses
+from rlhf.objectives.supervised_objectives import NATS, DpoTerms, InstructTerms
 from tests.rlhf.seat import JOB, TRAINER, Seat, write
 from tests.rlhf.test_reward import SPEC, some_pairs
 from training import worker_protocol

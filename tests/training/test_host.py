@@ -20,7 +20,7 @@ from tests.training.replicated.support import round_of
 from training import model_store as host_module
 from training.job_spec import ANCHOR_ROUNDS, AuditMode, JobSpec
 from training.model_store import ROUNDS_KEPT, ClosedRoundOutcome, JobModelStore
-from training.replicated import model_directory
+from training.replicated import model_files
 
 JOB, TRAINER = bytes([7]) * 32, bytes([1]) * 32
 SPEC = JobSpec(name="test", objective="scratch", rounds=40, byzantine_max=0).encode()
@@ -239,7 +239,7 @@ class Rounds:
 def power_cut(folder: Path, damage: str, only: str = "") -> None:
     """What was written and not synced has not reached the disk, or only in part."""
     found = sorted((folder / JOB.hex()[:32]).glob("0*"), reverse=True)  # the last one first
-    models = [path for path in found if not (path / model_directory.DURABLE).exists()]
+    models = [path for path in found if not (path / model_files.DURABLE).exists()]
     for file in (file for model in models for file in model.iterdir() if only in file.name):
         data = bytearray(file.read_bytes())
         if damage == "gone":
@@ -302,13 +302,13 @@ def test_a_step_waits_for_the_disk_once_in_many_rounds(tmp_path: Path, monkeypat
     assert not synced
     rounds.play(1)
     assert synced
-    assert (JobModelStore(tmp_path).round_directory(JOB, ANCHOR_ROUNDS) / model_directory.DURABLE).exists()
+    assert (JobModelStore(tmp_path).round_directory(JOB, ANCHOR_ROUNDS) / model_files.DURABLE).exists()
 
 
 def test_the_last_model_of_a_job_is_durable(tmp_path: Path) -> None:
     host = JobModelStore(tmp_path)
     Rounds(host).play(JobSpec.decode(SPEC).rounds)
-    assert (host.round_directory(JOB, JobSpec.decode(SPEC).rounds) / model_directory.DURABLE).exists()
+    assert (host.round_directory(JOB, JobSpec.decode(SPEC).rounds) / model_files.DURABLE).exists()
 
 
 def test_pruning_keeps_the_last_durable_model_and_no_older_one(tmp_path: Path) -> None:
@@ -366,7 +366,7 @@ def test_a_model_behind_a_rollback_is_computed_anew_from_it(tmp_path: Path, roun
 def test_rounds_behind_a_rollback_count_from_its_anchor(tmp_path: Path) -> None:
     rounds = Rounds(host := JobModelStore(tmp_path)).play(ANCHOR_ROUNDS + 3).back(ANCHOR_ROUNDS).play(ANCHOR_ROUNDS)
     model = host.open_model(JOB, rounds.number)
-    assert model.rounds_in_model == 2 * ANCHOR_ROUNDS and model_directory.is_durable(host.round_directory(JOB, rounds.number))
+    assert model.rounds_in_model == 2 * ANCHOR_ROUNDS and model_files.is_durable(host.round_directory(JOB, rounds.number))
 
 
 def test_pruning_keeps_anchors(tmp_path: Path) -> None:

@@ -14,9 +14,8 @@ import numpy.typing as npt
 
 from protocol.errors import RemoteProtocolError, UserError
 from training.data.pretokenizers import BYTE_LEVEL, parse_normalizer, parse_pre_tokenizer, splits_words
-from training.transformer import BYTES, BYTES_WITH_END
+from training.transformer import BYTES, BYTES_WITH_END, VOCABULARY_MAX
 
-VOCABULARY_MAX = 1 << 16  # token ids are kept as uint16
 TOKENIZER_BYTES_MAX = 16 << 20  # a tokenizer of VOCABULARY_MAX tokens is about 4 MB of JSON
 END_OF_TEXT: Final = "<|endoftext|>"  # GPT-2's name; a text that holds these characters never becomes the token
 

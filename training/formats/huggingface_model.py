@@ -19,12 +19,12 @@ from protocol.blob_digest import BlobHasher
 from protocol.errors import RemoteProtocolError, UserError
 from storage.regular_files import open_regular
 from training.data.pretokenizers import parse_normalizer, parse_pre_tokenizer, splits_words
-from training.data.tokenizer import VOCABULARY_MAX, BpeTokenizer, added_token_json, byte_alphabet
+from training.data.tokenizer import BpeTokenizer, added_token_json, byte_alphabet
 from training.formats import llama_mapping, safetensors_reader
 from training.formats.safetensors_reader import StoredTensor
 from training.job_spec import JobSpec
 from training.replicated.tensor_layout import float32_bytes, layout_of
-from training.transformer import BYTES, BYTES_WITH_END, EMBEDDING, OUTPUT_MATRIX, ModelSpec
+from training.transformer import BYTES, BYTES_WITH_END, EMBEDDING, OUTPUT_MATRIX, VOCABULARY_MAX, ModelSpec
 
 CONFIG: Final = "config.json"
 GENERATION: Final = "generation_config.json"

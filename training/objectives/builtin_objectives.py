@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from training import random_stream
-from training.objectives.objective import Float32Array, JobSpecProtocol, Objective, Shape
+from training.objectives.objective import JobSpecProtocol, Objective, Shape
 from training.transformer import BYTE_VOCABULARIES, BYTES, BYTES_WITH_END, tensor_shapes
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 SIZE = 4096  # parameters of the scratch objective
 
@@ -46,7 +47,11 @@ class ScratchObjective(Objective):
     def tensor_shapes(self, job: JobSpecProtocol, settings: Any) -> Sequence[tuple[str, Shape]]:
         return [("scratch", (SIZE,))]
 
-    def deterministic_update(self, job: bytes, round: int, trainer: bytes, size: int) -> Float32Array:
+    def deterministic_update(self, job: bytes, round: int, trainer: bytes, size: int) -> npt.NDArray[np.float32]:
         """Multiples of 1/256 in −1/2..1/2."""
+        import numpy as np
+
+        from training import random_stream
+
         integers = np.frombuffer(random_stream.random_bytes(size, "scratch", job, round, trainer), dtype=np.int8)
         return integers.astype(np.float32) * np.float32(1 / 256)

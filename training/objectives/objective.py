@@ -6,20 +6,21 @@ import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from ledger.core.genesis import TRAINER
 from ledger.jobs import ModelReference
 from protocol.codec import Digest
-from training.data.token_sequences import TokenizedText, batch_offsets, sequence_batch
 from training.transformer import ModelSpec
+
+if TYPE_CHECKING:  # the rules of an objective are read by voters, which need no numpy for them
+    import numpy as np
+    import numpy.typing as npt
+
+    from training.data.token_sequences import TokenizedText
 
 STEERING_BYTES_MAX: Final = 64  # a number or two
 NATS = "nats/token"
-Float32Array = npt.NDArray[np.float32]
 Shape = tuple[int, ...]
 
 
@@ -204,6 +205,8 @@ class Objective:
         They follow from these arguments alone: auditors must find the same ones, and no trainer may choose. `declaration` is the
         trainer's, where the objective has declarations.
         """
+        from training.data.token_sequences import batch_offsets
+
         tokens, context = len(data.train), job.model.context
         drawn = batch_offsets(
             step.job, step.round, step.trainer, step.number, batch=count, tokens=tokens, context=context, seed=job.seed
@@ -215,8 +218,10 @@ class Objective:
         self, job: JobSpecProtocol, drawn: npt.NDArray[np.int64], data: TokenizedText, declaration: Declaration | None = None
     ) -> tuple[npt.NDArray[Any], ...]:
         """Arrays that the loss takes after the model. Each array has one row for each number in `drawn`."""
+        from training.data.token_sequences import sequence_batch
+
         return sequence_batch(data.train, drawn, job.model.context)
 
-    def deterministic_update(self, job: bytes, round: int, trainer: bytes, size: int) -> Float32Array:
+    def deterministic_update(self, job: bytes, round: int, trainer: bytes, size: int) -> npt.NDArray[np.float32]:
         """Δ of one trainer in one round, exact on any machine."""
         raise NotImplementedError

@@ -12,7 +12,7 @@ from typing import BinaryIO, Final
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import SNAPSHOT_PART_BYTES_MAX
 from storage.crash_points import crash_points
-from training.replicated import model_directory
+from training.replicated import model_directory, model_files
 from training.replicated.model_state import PIECE_BYTES, LeafRange, model_leaf_hash, model_root
 from training.replicated.replicated_model import ReplicatedModel
 
@@ -49,8 +49,8 @@ class IncomingModelDirectory:
         assert (saved.state.job, saved.state.round) == (job, number) and len(saved.leaves) == len(self._pieces)
         self.parts = -(-len(self._pieces) // LEAVES_PER_PART)
         self._folder = directory.with_name(f".{directory.name}.incoming")
-        with model_directory.model_write_errors(self._folder):
-            model_directory.remove_directory(self._folder)
+        with model_files.model_write_errors(self._folder):
+            model_files.remove_directory(self._folder)
             self._folder.mkdir(parents=True)
             names = model_directory.part_names(saved.state.spec)
             self._files: dict[str, BinaryIO] = {
@@ -64,28 +64,28 @@ class IncomingModelDirectory:
         for piece, found, leaf in zip(chosen, cut, expected, strict=True):
             if model_leaf_hash(found) != leaf:
                 raise RemoteProtocolError("bad-part", f"{piece.name} of the model is not what the model root says")
-        with model_directory.model_write_errors(self._folder):
+        with model_files.model_write_errors(self._folder):
             for piece, found in zip(chosen, cut, strict=True):
                 self._files[piece.file].seek(piece.bytes.start)
                 self._files[piece.file].write(found)
 
     def install(self) -> None:
-        with model_directory.model_write_errors(self._directory):
+        with model_files.model_write_errors(self._directory):
             with crash_points("model-fetched"):
                 for file in self._files.values():
                     file.flush()
                     os.fsync(file.fileno())
                     file.close()
                 model_directory.write_manifest(self._folder, self._saved, durable=True)
-            model_directory.recover_replaced_directory(self._directory)
-            model_directory.replace_directory(self._folder, self._directory)
+            model_files.recover_replaced_directory(self._directory)
+            model_files.replace_directory(self._folder, self._directory)
         self._replaced()
 
     def discard_parts(self) -> None:
         for file in self._files.values():
             file.close()
-        with model_directory.model_write_errors(self._folder):
-            model_directory.remove_directory(self._folder)
+        with model_files.model_write_errors(self._folder):
+            model_files.remove_directory(self._folder)
 
 
 def _cut(data: bytes, pieces: Sequence[LeafRange]) -> list[bytes]:

@@ -4,10 +4,6 @@ the outer optimizer), of one with all trainers' estimates where the job has any,
 It is written beside its final name, made durable and then renamed, so that a name never stands for half a model. Most models of
 a job are not made durable (`docs/decisions/0030`): while the machine runs they are as good as others, and if it stops they are
 computed anew from the last one that was. An empty file, `durable`, tells them apart.
-
-Such a model that nobody needs any more is not deleted but set aside, and the next one is written over it: the kernel takes many
-times longer to find pages for a new file than to fill those that are there. Whoever maps a file holds a shared lock on it for as
-long, and what is locked is not written over.
 """
 
 from __future__ import annotations
@@ -16,13 +12,12 @@ import errno
 import fcntl
 import functools
 import os
-import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +30,19 @@ from storage.crash_points import crash_points
 from storage.durable_files import lock_file, make_directory, sync_directory
 from training.job_spec import ESTIMATES_BYTES_MAX, JobSpec
 from training.replicated import momentum_estimates
+from training.replicated.model_files import (
+    DURABLE,
+    STATE,
+    is_durable,
+    model_write_errors,
+    open_over,
+    read_manifest,
+    recover_replaced_directory,
+    remove_directory,
+    replace_directory,
+    spare_directory,
+    write_file,
+)
 from training.replicated.model_state import (
     ESTIMATES,
     PARAMETERS,
@@ -48,8 +56,6 @@ from training.replicated.model_state import (
 from training.replicated.outer_optimizer import optimizer_slots
 from training.replicated.tensor_layout import BLOCKS_MAX, Float32Array, float32_bytes, layout_of
 
-STATE: Final = "state.msgpack"
-DURABLE: Final = "durable"
 MAPPED_BYTES_MIN: Final = 16 << 20  # what is smaller is kept in memory
 VECTORS_MAX: Final = 3  # parameters and the two moments of AdamW
 # estimates have scales, too
@@ -117,11 +123,11 @@ class ModelDirectoryWriter:
         remove_directory(self._folder)
         make_directory(directory.parent)
         try:
-            _spare(directory).rename(self._folder)
+            spare_directory(directory).rename(self._folder)
         except FileNotFoundError:
             self._folder.mkdir()
         with ExitStack() as opened:
-            self._files = {name: opened.enter_context(_open_over(self._folder / file_name(name))) for name in parts}
+            self._files = {name: opened.enter_context(open_over(self._folder / file_name(name))) for name in parts}
             self._opened = opened.pop_all()
 
     def __enter__(self) -> ModelDirectoryWriter:
@@ -167,10 +173,6 @@ def write_manifest(folder: Path, saved: ModelManifest, durable: bool) -> None:
         (folder / STATE).write_bytes(data)
 
 
-def is_durable(directory: Path) -> bool:
-    return (directory / DURABLE).exists()
-
-
 def write_model(
     directory: Path,
     saved: ModelManifest,
@@ -186,14 +188,6 @@ def write_model(
         fresh.install_model(saved, durable)
 
 
-@contextmanager
-def model_write_errors(directory: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(f"cannot write {directory}: {error.strerror}; free some space and start again") from error
-
-
 def read_model(directory: Path) -> tuple[ModelManifest, dict[str, Float32Array], dict[bytes, EncodedEstimate]]:
     """With the vectors, and the encoded estimates by trainer."""
     recover_replaced_directory(directory)
@@ -207,14 +201,6 @@ def read_model(directory: Path) -> tuple[ModelManifest, dict[str, Float32Array],
     trainers, size = _trainers(saved.state), momentum_estimates.estimate_bytes(layout)
     data = _map(directory / file_name(ESTIMATES), "u1", len(trainers) * size).data
     return saved, vectors, {trainer: data[at * size : (at + 1) * size] for at, trainer in enumerate(trainers)}
-
-
-def read_manifest(directory: Path) -> bytes:
-    """What all the parts of a model can be checked with: an encoded `ModelManifest`."""
-    try:
-        return (directory / STATE).read_bytes()
-    except OSError as error:
-        raise StorageError(f"{directory / STATE} cannot be read ({error}): restore a snapshot") from None
 
 
 def decode_manifest(data: bytes) -> ModelManifest:
@@ -262,83 +248,3 @@ def scratch_array(folder: Path, size: int) -> npt.NDArray[np.uint8]:
 
 def _damaged(path: Path) -> StorageError:
     return StorageError(f"{path} is damaged: restore a snapshot")
-
-
-# Durability ----------------------------------------------------------------------------------------------------------
-
-
-def replace_directory(fresh: Path, directory: Path, durable: bool = True) -> None:
-    """`fresh` becomes `directory`; what was there moves aside first, since a rename cannot replace a full directory."""
-    aside = _aside(directory)
-    if directory.exists():
-        with crash_points("model-aside"):
-            directory.rename(aside)
-    with crash_points("model-name"):
-        fresh.rename(directory)
-        if durable:
-            sync_directory(directory.parent)
-    with crash_points("model-remove"):
-        remove_directory(aside)
-
-
-def recover_replaced_directory(directory: Path) -> None:
-    """After a crash between the two renames the old model stands aside: it comes back."""
-    aside = _aside(directory)
-    if not aside.exists():
-        return
-    if directory.exists():
-        remove_directory(aside)
-    else:
-        aside.rename(directory)
-        sync_directory(directory.parent)
-
-
-def _aside(directory: Path) -> Path:
-    return directory.with_name(f".{directory.name}.aside")
-
-
-def recycle_directory(directory: Path) -> None:
-    """Nobody needs this model any more: the next one of the job is written over it. Durable ones are deleted, which leaves no
-    doubt of what is durable, and so is all but one."""
-    try:
-        if is_durable(directory) or directory.name.startswith("."):
-            raise FileExistsError
-        directory.rename(_spare(directory))
-    except OSError:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def remove_spare(directory: Path) -> None:
-    """No model follows this one."""
-    shutil.rmtree(_spare(directory), ignore_errors=True)
-
-
-def _spare(directory: Path) -> Path:
-    return directory.with_name(".spare")
-
-
-def _open_over(path: Path) -> BinaryIO:
-    """To write what is at `path` anew, in place if it is there and nobody maps it."""
-    try:
-        file = path.open("r+b")
-    except FileNotFoundError:
-        return path.open("wb")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        path.unlink()
-        return path.open("wb")
-    return file
-
-
-def remove_directory(directory: Path) -> None:
-    if directory.exists():
-        shutil.rmtree(directory)
-
-
-def write_file(path: Path, data: memoryview) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

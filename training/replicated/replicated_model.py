@@ -22,7 +22,15 @@ from protocol.identity import short_id
 from protocol.messages import Proposal
 from protocol.verdicts import Verdict
 from training.job_spec import JobSpec
-from training.replicated import aggregate, codec, error_feedback, model_directory, momentum_estimates, outer_optimizer
+from training.replicated import (
+    aggregate,
+    codec,
+    error_feedback,
+    model_directory,
+    model_files,
+    momentum_estimates,
+    outer_optimizer,
+)
 from training.replicated.error_feedback import HALVINGS_MAX, FeedbackRecord, residual_of
 from training.replicated.model_state import (
     ESTIMATES,
@@ -124,7 +132,7 @@ class ReplicatedModel:
             return leaves
 
         with (
-            model_directory.model_write_errors(directory),
+            model_files.model_write_errors(directory),
             model_directory.ModelDirectoryWriter(directory, model_directory.part_names(spec)) as fresh,
         ):
             leaves = list(itertools.chain.from_iterable(each(write, layout.stretches)))
@@ -371,7 +379,7 @@ class ReplicatedModel:
             self._under_root(state, self.vectors, held, self._vector_leaves).save(directory, durable)
             return self.open(directory)
         with (
-            model_directory.model_write_errors(directory),
+            model_files.model_write_errors(directory),
             model_directory.ModelDirectoryWriter(directory, model_directory.part_names(self.spec)) as fresh,
         ):
             moved = self._step(

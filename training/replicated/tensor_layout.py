@@ -18,9 +18,10 @@ import numpy.typing as npt
 
 from protocol.errors import LocalProtocolError
 from training.job_spec import JobSpec
-from training.objectives.objective import Float32Array, Shape
+from training.objectives.objective import Shape
 from training.transformer import PARAMETERS_MAX, TENSORS_MAX
 
+Float32Array = npt.NDArray[np.float32]
 CHUNK: Final = 4096  # elements that share a scale (DeMo and SparseLoCo use the same)
 BLOCK: Final = 16 * CHUNK  # elements streamed at once: a dozen arrays of 256 KiB stay in the cache
 THREAD_BLOCKS: Final = 64  # blocks: a dozen milliseconds of work, and memory for a few hundred of them in the largest models

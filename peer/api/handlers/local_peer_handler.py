@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -29,7 +30,6 @@ from peer.runtime.audits.auditor import suspension_reason
 from peer.runtime.membership.membership import NOT_DECIDED
 from peer.runtime.telemetry.health import heights_behind, peer_state, why_stalled
 from peer.runtime.telemetry.node_observer import fork_text, why_halted, why_waiting
-from peer.worker.supervisor import WorkerSupervisor
 from protocol.api import (
     AlertView,
     DeviceView,
@@ -45,6 +45,9 @@ from protocol.api import (
 from protocol.identity import peer_id
 from training.api.training_failures import find_stalled_jobs
 from transport.network import DialInfo, Priority
+
+if TYPE_CHECKING:
+    from peer.worker.supervisor import WorkerSupervisor
 
 
 @dataclass(frozen=True)

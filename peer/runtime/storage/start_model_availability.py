@@ -8,7 +8,6 @@ from ledger.jobs import AttestStartModel, QueuedJob, StopJob
 from peer.runtime.driver import Driver
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from protocol.errors import UserError
-from training import parameter_blob
 from training.job_disk_space import require_disk_space
 from training.job_spec import JobSpec
 
@@ -46,6 +45,8 @@ class StartModelAttester:
 
     async def _attest(self, key: bytes, spec: JobSpec) -> None:
         """Until it is decided that this voter has said something of the job, or the job waits no more."""
+        from training import parameter_blob
+
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._cancelled_when_over, key, nursery.cancel_scope)
             await self._fetched(spec)
@@ -72,6 +73,8 @@ class StartModelAttester:
 
     async def _fetched(self, spec: JobSpec) -> None:
         """From whoever has it, as soon as this disk has room for it."""
+        from training import parameter_blob
+
         assert spec.initial_model is not None
         size, told = parameter_blob.blob_bytes(spec), False
         while True:

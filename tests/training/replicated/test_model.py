@@ -15,7 +15,7 @@ from protocol.verdicts import Verdict
 from tests.training.replicated.support import JOB, ODD, SMALL, buffer, committed, proposed, round_of, trainer
 from training.job_spec import BITS, InnerStatePolicy, JobSpec, OuterOptimizerKind
 from training.objectives.builtin_objectives import ScratchObjective
-from training.replicated import aggregate, codec, error_feedback, feedback_buffer, model_directory, outer_optimizer
+from training.replicated import aggregate, codec, error_feedback, feedback_buffer, model_files, outer_optimizer
 from training.replicated.model_state import NORM_ROUNDS
 from training.replicated.parameter_init import initial_parameters
 from training.replicated.replicated_model import NORM_RATIO, AcceptedProposal, ReplicatedModel
@@ -371,11 +371,11 @@ def test_applying_block_by_block_to_disk_gives_the_same_model(tmp_path: Path, ki
 
 def test_only_a_durable_model_says_that_it_is(second: ReplicatedModel, tmp_path: Path) -> None:
     second.save(tmp_path / "model", durable=False)
-    assert not model_directory.is_durable(tmp_path / "model")
+    assert not model_files.is_durable(tmp_path / "model")
     second.save(tmp_path / "model")
-    assert model_directory.is_durable(tmp_path / "model")
+    assert model_files.is_durable(tmp_path / "model")
     second.save(tmp_path / "model", durable=False)
-    assert model_directory.is_durable(tmp_path / "model")
+    assert model_files.is_durable(tmp_path / "model")
 
 
 def test_an_opened_model_is_mapped_not_read(second: ReplicatedModel, tmp_path: Path) -> None:
@@ -408,7 +408,7 @@ def test_a_crash_at_any_step_of_saving_leaves_the_old_model_or_the_new(
         place = tmp_path / f"{steps}"
         if over_a_retired:
             first.save(place / "retired", durable=False)
-            model_directory.recycle_directory(place / "retired")
+            model_files.recycle_directory(place / "retired")
         return place
 
     while _crashes_at(steps, first, second, home(), monkeypatch):
