@@ -17,9 +17,6 @@ from features.lazy_import import garbage_collection_paused, import_object
 from features.nearest_names import suggest_nearest
 from peer import VERSION, features
 from peer.commands.command_line_parser import CommandLineParser, settings_from_options
-from peer.commands.definitions import all_commands
-from peer.commands.prompt_parser import parse_line, parse_tokens
-from peer.commands.shell_completion import SHELLS, completion_script
 from peer.commands.standard_streams import EXIT_INTERRUPTED, is_output_closed, mute_output, open_missing_streams
 from peer.settings.config import Config, format_settings, setting_descriptions
 from protocol.errors import UserError
@@ -47,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             if sys.flags.optimize:  # a failing assertion is a part of what peers agree on: `ledger.core.deterministic_failures`
                 raise UserError("Python runs without assertions (-O or PYTHONOPTIMIZE): run this command without that")
-            options = build_parser().parse_args(arguments)
+            words = sys.argv[1:] if arguments is None else arguments
+            options = build_parser(*words[:1]).parse_args(words)
             return int(options.action(options) or 0)
         finally:
             sys.stdout.flush()  # what cannot be written is told here, not by the interpreter at its end
@@ -107,7 +105,8 @@ def _interrupted() -> int:
 # Grammar -------------------------------------------------------------------------------------------------------------
 
 
-def build_parser() -> CommandLineParser:
+def build_parser(command: str = "") -> CommandLineParser:
+    """The grammar of all commands, or where `command` founds or runs a peer, of these alone: a daemon needs no others."""
     parser = CommandLineParser(
         prog="peer",
         description="Train one model together with people you do not trust: no server, every step decided by two thirds.",
@@ -118,15 +117,16 @@ def build_parser() -> CommandLineParser:
     parser.set_defaults(action=lambda options: parser.print_help())  # of `peer` alone
     commands = parser.add_subparsers(dest="command", metavar="command")
 
-    def command(name: str, about: str, action: Callable[[argparse.Namespace], Any], more: str = "") -> argparse.ArgumentParser:
+    def add(name: str, about: str, action: Callable[[argparse.Namespace], Any], more: str = "") -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}. {more}".strip())
         made.set_defaults(action=action)
         return made
 
-    _add_network_commands(command)
-    _add_control_commands(command)
-    _add_offline_commands(command)
-    _add_commands_about_commands(command)
+    _add_network_commands(add)
+    if command not in commands.choices:
+        _add_control_commands(add)
+        _add_offline_commands(add)
+        _add_commands_about_commands(add)
     return parser
 
 
@@ -208,6 +208,8 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 
 def _add_control_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Commands that ask the running peer; they are those of the prompt."""
+    from peer.commands.definitions import all_commands
+
     console = command("console", "attach the prompt `peer>` to a running peer", _console, "Without a terminal it reads a script.")
     _add_place(console)
     console.add_argument("line", nargs=argparse.REMAINDER, metavar="COMMAND …", help="one command of the prompt instead")
@@ -250,6 +252,8 @@ def _add_offline_commands(command: Callable[..., argparse.ArgumentParser]) -> No
 
 
 def _add_commands_about_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
+    from peer.commands.shell_completion import SHELLS
+
     explain = command("help", "this list, or one command", _help)
     explain.add_argument("topic", nargs="?", default="", metavar="COMMAND", help="a command of this list")
     explain.add_argument("more", nargs="*", metavar="ACTION", help="of that command, whose help has all of them")
@@ -292,6 +296,9 @@ def _help(options: argparse.Namespace) -> None:
 
 
 def _completion(options: argparse.Namespace) -> None:
+    from peer.commands.definitions import all_commands
+    from peer.commands.shell_completion import completion_script
+
     print(completion_script(options.shell, build_parser(), all_commands()), end="")
 
 
@@ -307,6 +314,8 @@ def _console(options: argparse.Namespace) -> int:
     import trio
 
     from peer.commands import console
+    from peer.commands.definitions import all_commands
+    from peer.commands.prompt_parser import parse_line, parse_tokens
     from peer.commands.table_renderer import make_printer
     from peer.settings.data_directory import DataDirectory
 

@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from peer import VERSION
 from tests.packages import PACKAGES, PROJECT
 
 ROOT = Path(__file__).parents[1]
@@ -49,6 +50,10 @@ def needed(distribution: metadata.Distribution, extra: str) -> Iterator[Requirem
     for requirement in map(Requirement, distribution.requires or ()):
         if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
             yield requirement
+
+
+def test_the_program_has_the_version_of_its_package() -> None:
+    assert metadata.version("folkmoot") == VERSION
 
 
 def test_every_package_that_set_up_installs_is_pinned_to_the_version_that_is_here() -> None:

@@ -289,7 +289,7 @@ class JobModelStore:
             if (of <= number - kept or (is_over and of > number)) and directory not in needed:
                 model_files.recycle_directory(directory)
         if is_over:
-            model_files.remove_spare_directory(self.round_directory(job, number))
+            model_files.remove_spare(self.round_directory(job, number))
 
 
 @lru_cache(maxsize=DECODED_KEPT_MAX)  # they are asked for at every turn

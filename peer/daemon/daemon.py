@@ -35,7 +35,6 @@ from peer.features import rules_of
 from peer.roles.voter import Voter
 from peer.runtime.audits.auditor import Auditor
 from peer.runtime.driver import Driver, load_state
-from peer.runtime.membership.inactivity import InactivityTracker
 from peer.runtime.membership.liveness_reports import LivenessMonitor
 from peer.runtime.membership.membership import Membership
 from peer.runtime.membership.peer_classifier import PeerClassifier
@@ -61,6 +60,7 @@ from training.round_context import RoundParticipant
 from transport.swarm import Swarm
 
 if TYPE_CHECKING:
+    from peer.runtime.membership.inactivity import InactivityTracker
     from peer.worker.supervisor import WorkerSupervisor
 
 log = logging.getLogger("peer")
@@ -232,6 +232,8 @@ async def _running_tasks(peer: RunningPeer) -> AsyncIterator[None]:
 
 
 def _inactivity_tracker(peer: RunningPeer) -> InactivityTracker:
+    from peer.runtime.membership.inactivity import InactivityTracker
+
     driver = peer.driver
     return InactivityTracker(
         driver.network,

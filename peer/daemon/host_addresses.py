@@ -13,9 +13,7 @@ from pathlib import Path
 from peer.settings.config import Config
 from protocol.addresses import expand_wildcards
 from protocol.limits import ADVERTISED_MAX
-from transport.discovery.mdns import Mdns
 from transport.discovery.optional_service import OptionalService
-from transport.discovery.upnp import Upnp
 from transport.swarm import Swarm
 
 log = logging.getLogger("peer")
@@ -27,8 +25,12 @@ def make_optional_services(config: Config, chain_id: bytes, network: Swarm, tell
     """What the settings ask for to be found."""
     found = list[OptionalService]()
     if config.upnp:
+        from transport.discovery.upnp import Upnp
+
         found.append(Upnp(lambda: network.addresses, network.set_external_address, tell))
     if config.mdns:
+        from transport.discovery.mdns import Mdns
+
         found.append(Mdns(chain_id, lambda: network.addresses, host_addresses, network.add_local_address, tell))
     return found
 

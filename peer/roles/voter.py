@@ -18,10 +18,10 @@ from protocol.messages import Proposal
 from protocol.verdicts import OBJECTIVE_CODES_FIRST, ReplayFinding, Verdict
 from training.job_spec import AuditMode, JobSpec
 from training.round_context import OpenRoundContext, ReplayResult, RoundContext, WorkerClient
-from training.worker_protocol import AuditReply, AuditRequest, DeclarationFiles, ProposeReply, ProposeRequest
 
 if TYPE_CHECKING:
     from training.replicated.error_feedback import FeedbackRecord
+    from training.worker_protocol import AuditReply, AuditRequest, DeclarationFiles, ProposeReply, ProposeRequest
 
 
 class Voter:
@@ -77,6 +77,8 @@ class Voter:
 
 def propose_request(round: OpenRoundContext, buffer_out: Path) -> ProposeRequest:
     """Continues from our last accepted proposal where what it left is still here and counts; starting again is always allowed."""
+    from training.worker_protocol import ProposeRequest
+
     record = round.model.records.get(round.me)
     previous = _previous(round, record)
     here = all(round.blobs.size(digest) is not None for digest in previous.values())
@@ -179,6 +181,7 @@ async def audit_request(round: RoundContext, trainer: bytes, proposal: Proposal)
     from training.replay.inner_state import inner_bytes
     from training.replicated import feedback_buffer
     from training.replicated.codec import payload_bytes
+    from training.worker_protocol import AuditRequest
 
     size, blobs = feedback_buffer.buffer_bytes(round.spec), round.blobs
     record = round.model.records.get(trainer) if proposal.feedback is not None else None
@@ -209,6 +212,8 @@ async def audit_request(round: RoundContext, trainer: bytes, proposal: Proposal)
 
 async def fetch_declared(round: RoundContext, trainer: bytes, proposal: Proposal) -> DeclarationFiles:
     """The declaration, with the blobs that it names. Raises `RemoteProtocolError` for one that is unsound."""
+    from training.worker_protocol import DeclarationFiles
+
     files = dict[bytes, str]()
     for digest, size_max in round.spec.declared_blobs(proposal.declaration).items():
         await fetch_audit_data(round, digest, size_max, trainer)

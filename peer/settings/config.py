@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import tomllib
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -207,6 +206,8 @@ def _file_layer(file: Path | None, later: Mapping[str, Any], environment: Mappin
 
 
 def _read(file: Path) -> dict[str, Any]:
+    import tomllib  # most peers have no file of settings
+
     try:
         values = tomllib.loads(read_regular(file).decode())
     except OSError as error:

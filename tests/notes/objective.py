@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from protocol.codec import Count, Digest
 from training.data.token_sequences import TokenizedText
-from training.objectives.objective import Declaration, Float32Array, JobSpecProtocol, Objective, RejectionReason, Shape
+from training.objectives.objective import Declaration, JobSpecProtocol, Objective, RejectionReason, Shape
+from training.replicated.tensor_layout import Float32Array
 from training.transformer import BYTES
 
 

@@ -11,9 +11,11 @@ from typing import cast
 import pytest
 import trio
 
-from features.rpc import collect_methods, combine_handlers
+from features.lazy_import import import_object
+from features.rpc import collect_methods, combine_handlers, defer_handlers, public_methods
 from peer import cli
 from peer.api import control_socket
+from peer.api.rpc_handlers import rpc_handlers
 from peer.api.rpc_methods import rpc_methods
 from peer.commands import definitions as commands
 from peer.commands.definitions import all_commands
@@ -86,6 +88,26 @@ def test_what_is_declared_twice_or_not_answered_is_noticed() -> None:
         combine_handlers([NoteAnswers(None), NoteAnswers(None)])
     with pytest.raises(AssertionError, match="does not answer it"):
         combine_handlers([type("Lazy", (NoteCalls,), {})()])
+
+
+def test_each_handler_answers_all_calls_of_its_protocol() -> None:
+    for protocol, place in rpc_handlers():
+        handler = import_object(place)
+        declared, answered = ({name for name, _ in public_methods(kind)} for kind in (protocol, handler))
+        assert declared == answered <= vars(handler).keys()
+
+
+async def test_a_handler_is_made_once_by_the_first_of_its_calls() -> None:
+    made: list[NoteAnswers] = []
+
+    def make() -> NoteAnswers:
+        made.append(NoteAnswers(None))
+        return made[-1]
+
+    deferred = cast(NoteCalls, defer_handlers({NoteCalls: make}))
+    assert made == []
+    assert await deferred.notes(2) == await deferred.notes(most=2) == await NoteAnswers(None).notes(2)
+    assert len(made) == 1
 
 
 def test_an_argument_without_a_type_is_no_declaration() -> None:

@@ -12,6 +12,7 @@ import pytest
 from features.feature import Feature
 from ledger.row_proofs import PROOF_FILE_BYTES_MAX, make_row_proof
 from peer import cli
+from peer.commands.definitions import all_commands
 from peer.export import row_proof_file
 from peer.export.row_proof_file import write_row_proof
 from peer.features import FEATURES
@@ -169,7 +170,7 @@ def test_a_peer_hands_out_no_file_that_proves_nothing(chain: Chain, tmp_path: Pa
 
 
 def test_a_key_is_text_or_hex(told: Told) -> None:
-    words = cli.all_commands()["prove"]
+    words = all_commands()["prove"]
     parser = cli.CommandLineParser(prog="prove")
     words.add_arguments(parser)
     assert parser.parse_args([TABLE, "cafe"]).key == b"cafe"

@@ -84,7 +84,7 @@ def recycle_directory(directory: Path) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def remove_spare_directory(directory: Path) -> None:
+def remove_spare(directory: Path) -> None:
     """No model follows this one."""
     shutil.rmtree(spare_directory(directory), ignore_errors=True)
 

@@ -22,7 +22,6 @@ from ledger.ledger_state import LedgerState
 from ledger.network_governance import NetworkState
 from peer import VERSION, features
 from peer.api.alerts import AlertInputs, find_alerts
-from peer.api.handlers.audit_handler import audit_record_view
 from peer.api.member_limits import limited_reexecutors, suspended_trainers
 from peer.api.process_memory import child_processes, process_memory_mb
 from peer.api.running_peer import RunningPeer
@@ -124,6 +123,8 @@ class LocalPeerRpcHandler(LocalPeerRpc):
         return self.peer.config.name or (member.name if member else "")
 
     async def stats(self) -> StatsView:
+        from peer.api.handlers.audit_handler import audit_record_view
+
         driver, traffic = self.peer.driver, self.peer.network.traffic()
         first = driver.observer.first_decision_at
         refused = dict(self.peer.network.refusal_counts())
