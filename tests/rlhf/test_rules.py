@@ -19,7 +19,7 @@ def test_vowels_count_among_latin_letters_alone(text: bytes, share: float) -> No
 
 def test_the_table_of_the_toy_is_that_of_its_hash() -> None:
     """The first entry of seed 0 in full: SHA-256("folkmoot/bigram/1" ‖ sixteen zero bytes) begins with these four."""
-    table = rule_rewards.bigram_table(0)
+    table = np.array(rule_rewards.bigram_table(0))
     assert table[0, 0] == 0xE87B5C28 / 2**31 - 1
     assert table.shape == (6, 6) and (np.abs(table) <= 1).all() and len(np.unique(table)) == 36
     assert all(float(x * 2**31).is_integer() for x in table.flat)
