@@ -80,6 +80,6 @@ class Feature:
     event_lines: str = ""
     # `module:function`: takes the state and its height, gives what failed in its last heights, as texts for an alert.
     failures: str = ""
-    rpc_handler: str = ""  # `module:class` of what answers these calls; it is made with the running peer
+    rpc_handler: str = ""  # `module:class` of what answers these calls; the first call makes it with the running peer
     routes: str = ""  # `module:name` of HTTP routes and what answers them (`web.routes.RouteSet`), for peers that run `serve`
     pages: str = ""  # `module:name` of pages for people (`web.html_pages.PageSet`), for the same peers

@@ -27,7 +27,7 @@ from protocol.api import (
     RowProofRpc,
 )
 
-# Protocol -> `module:class` of the handler, which is made with the running peer, like `Feature.rpc_handler`.
+# Protocol -> `module:class` of the handler, as `Feature.rpc_handler`.
 HANDLERS: Final[dict[type, str]] = {
     LocalPeerRpc: "peer.api.handlers.local_peer_handler:LocalPeerRpcHandler",
     BlockRpc: "peer.api.handlers.block_handler:BlockRpcHandler",
