@@ -22,7 +22,7 @@ VERSION_MODULES_MAX = 120
 UNUSED = {
     *("numpy", "rich", "prompt_toolkit", "email", "asyncio", "aiohttp", "jinja2", "zeroconf", "multiprocessing", "concurrent"),
     *("torch", "tokenizers", "safetensors", "tomllib", "xml", "csv", "importlib.metadata", "peer.commands.definitions"),
-    *("peer.demo", "peer.doctor", "peer.export", "peer.worker", "curation.service", "training.replicated.replicated_model"),
+    *("demo", "peer.doctor", "peer.export", "peer.worker", "curation.service", "training.replicated.replicated_model"),
 }
 
 
