@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from rlhf.data.preference_set_statistics import CONTRADICTORY, IDENTICAL, PAIRS, WORD_COUNT
-from rlhf.pair_accuracy import PairAccuracy
-
 ACCURACY: Final = "held_out_accuracy"
 CALIBRATION: Final = "calibration_error"
 
 
 def pair_metric_rows(metrics: Mapping[str, float], missing: str) -> Iterator[tuple[str, str]]:
     """As `Objective.metric_rows`, with those of the set of preferences."""
+    from rlhf.data.preference_set_statistics import CONTRADICTORY, IDENTICAL, PAIRS, WORD_COUNT
+    from rlhf.pair_accuracy import PairAccuracy
+
     is_measured = ACCURACY in metrics and PAIRS in metrics
     accuracy = PairAccuracy.from_share(metrics[ACCURACY], int(metrics[PAIRS])) if is_measured else None
     held_out = [] if accuracy is None else [f"accuracy {accuracy}"]
