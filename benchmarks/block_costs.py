@@ -248,9 +248,9 @@ def register(net: Network) -> Iterator[Signed]:
     yield from (net.tx(author, "member/register", RegisterRoles((TRAINER,))) for author in net.authors)
 
 
-@case("member/name")
+@case("member/rename")
 def rename(net: Network) -> Iterator[Signed]:
-    yield from (net.tx(author, "member/name", RenameMember("n" * 64)) for author in net.authors)
+    yield from (net.tx(author, "member/rename", RenameMember("n" * 64)) for author in net.authors)
 
 
 def _standing(net: Network) -> None:
@@ -278,9 +278,9 @@ def approve(net: Network) -> Iterator[Signed]:
     yield from (net.tx(voter, "member/approve", ApproveVoter(next(candidates))) for voter in cycle(net.voters))
 
 
-@case("member/leave")
+@case("member/resign")
 def leave(net: Network) -> Iterator[Signed]:
-    yield from (net.tx(voter, "member/leave", ResignAsVoter()) for voter in net.voters[1:])
+    yield from (net.tx(voter, "member/resign", ResignAsVoter()) for voter in net.voters[1:])
 
 
 @case("member/retire")
@@ -334,11 +334,11 @@ def start_and_stop(net: Network) -> Iterator[Signed]:
         yield net.tx(author, "job/stop", StopJob(job_id(author.public, codec.decode_message(signed.body, (Transaction,)))))
 
 
-@case("job/hold")
+@case("job/attest-start-model")
 def hold(net: Network) -> Iterator[Signed]:
     _full_line(net, b"s" * 32)
     jobs = [waiting.job for waiting in net.state.jobs.queue]
-    yield from (net.tx(voter, "job/hold", AttestStartModel(job)) for job in jobs for voter in net.voters)
+    yield from (net.tx(voter, "job/attest-start-model", AttestStartModel(job)) for job in jobs for voter in net.voters)
 
 
 # Audits -----------------------------------------------------------------------------------------------------------------
@@ -432,7 +432,7 @@ def rule(net: Network) -> Iterator[Signed]:
                 yield net.tx(judge, "audit/verdict", AuditFinding(key, number, trainer.public, ReplayFinding.MATCH, 0))
 
 
-@case("audit/loss")
+@case("audit/open-loss")
 def losses(net: Network) -> Iterator[Signed]:
     """Each with the sealed losses of as many auditors as a job may ask for."""
     key = _audited(net)
@@ -475,11 +475,11 @@ def _wishes(net: Network, people: Sequence[int], count: int = 1) -> tuple[LeaseR
 
 
 def _project(net: Network, author: Identity, asked: ProjectSpec = ASKED, pages: int = PAGES, gold: bytes | None = None) -> bytes:
-    net.decide(net.tx(author, "curation/found", CreateProject(asked)))
+    net.decide(net.tx(author, "curation/create-project", CreateProject(asked)))
     key = project_id(author.public, net.nonces[author.public])
     net.decide(
         *(
-            net.tx(author, "curation/page", AddTaskPage(key, bytes(32), 100, bytes(32), PAGE_TASKS_MAX, gold))
+            net.tx(author, "curation/add-page", AddTaskPage(key, bytes(32), 100, bytes(32), PAGE_TASKS_MAX, gold))
             for _ in range(pages)
         )
     )
@@ -500,7 +500,7 @@ def _first_of(net: Network, author: Identity) -> bytes:
 
 
 def _batch(net: Network, **parts: Any) -> Signed:
-    return net.tx(_serving(net), "curation/batch", StatementBatch(**{name: tuple(items) for name, items in parts.items()}))
+    return net.tx(_serving(net), "curation/statements", StatementBatch(**{name: tuple(items) for name, items in parts.items()}))
 
 
 def _leased(net: Network, asked: ProjectSpec = ASKED) -> list[tuple[int, bytes]]:
@@ -529,43 +529,43 @@ def _cut(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
     return (items[first : first + BATCH_MAX] for first in range(0, len(items), BATCH_MAX))
 
 
-@case("curation/found")
+@case("curation/create-project")
 def found(net: Network) -> Iterator[Signed]:
     asked = replace(ASKED, options=tuple(f"{number:x}" * 64 for number in range(16)))
-    yield from (net.tx(author, "curation/found", CreateProject(asked)) for author in net.authors[:256])
+    yield from (net.tx(author, "curation/create-project", CreateProject(asked)) for author in net.authors[:256])
 
 
-@case("curation/page")
+@case("curation/add-page")
 def page(net: Network) -> Iterator[Signed]:
     key = _project(net, net.voters[1], pages=1)
     yield from (
-        net.tx(net.voters[1], "curation/page", AddTaskPage(key, bytes(32), 100, bytes(32), PAGE_TASKS_MAX))
+        net.tx(net.voters[1], "curation/add-page", AddTaskPage(key, bytes(32), 100, bytes(32), PAGE_TASKS_MAX))
         for _ in range(TRANSACTIONS_PER_BLOCK_MAX)
     )
 
 
-@case("curation/gold")
+@case("curation/reveal-gold")
 def gold(net: Network) -> Iterator[Signed]:
     leaves = [gold_leaf(SALT, (0,)) for _ in range(PAGE_TASKS_MAX)]
     proofs = [tuple(merkle.merkle_proof(leaves, index)) for index in range(PAGE_TASKS_MAX)]
     answers = tuple(GoldAnswerProof(index, (0,), SALT, proofs[index]) for index in range(PAGE_TASKS_MAX))
     key = _project(net, net.voters[1], pages=64, gold=merkle.merkle_root(leaves))
-    yield from (net.tx(net.voters[1], "curation/gold", RevealGold(key, number, answers)) for number in range(64))
+    yield from (net.tx(net.voters[1], "curation/reveal-gold", RevealGold(key, number, answers)) for number in range(64))
 
 
-@case("curation/move")
+@case("curation/set-phase")
 def move(net: Network) -> Iterator[Signed]:
     key = _curating(net)[0]
     yield from (
-        net.tx(net.voters[1], "curation/move", SetProjectPhase(key, phase))
+        net.tx(net.voters[1], "curation/set-phase", SetProjectPhase(key, phase))
         for phase in cycle((ProjectPhase.PAUSED, ProjectPhase.OPEN))
     )
 
 
-@case("curation/stop")
+@case("curation/vote-to-stop")
 def stop(net: Network) -> Iterator[Signed]:
     keys = _curating(net)
-    yield from (net.tx(voter, "curation/stop", VoteToStopProject(key)) for key in keys for voter in net.voters[:66])
+    yield from (net.tx(voter, "curation/vote-to-stop", VoteToStopProject(key)) for key in keys for voter in net.voters[:66])
 
 
 @case("curation/redact")
@@ -579,7 +579,7 @@ def redact(net: Network) -> Iterator[Signed]:
         yield net.tx(author, "curation/redact", said)
 
 
-@case("curation/review")
+@case("curation/review-task")
 def review(net: Network) -> Iterator[Signed]:
     author = net.voters[1]
     _leased(net)
@@ -593,32 +593,32 @@ def review(net: Network) -> Iterator[Signed]:
     assert project is not None
     projects = state.projects.with_row(key, replace(project, review=len(tasks), begun=0))
     net.state = net.state.with_modules(curation=replace(state, tasks=state.tasks.with_rows(tasks), projects=projects))
-    yield from (net.tx(author, "curation/review", ReviewTask(task, (0,))) for task in tasks)
+    yield from (net.tx(author, "curation/review-task", ReviewTask(task, (0,))) for task in tasks)
 
 
-@case("curation/batch of enrolments")
+@case("curation/statements of enrolments")
 def enrolments(net: Network) -> Iterator[Signed]:
     yield from (_batch(net, enrolments=_enrolments(net, first, BATCH_MAX)) for first in range(0, 4 * BATCH_MAX, BATCH_MAX))
 
 
-@case("curation/batch of one enrolment")
+@case("curation/statements of one enrolment")
 def single_enrolments(net: Network) -> Iterator[Signed]:
     yield from (_batch(net, enrolments=_enrolments(net, number, 1)) for number in range(TRANSACTIONS_PER_BLOCK_MAX))
 
 
-@case("curation/batch of lease wishes")
+@case("curation/statements of lease wishes")
 def leases(net: Network) -> Iterator[Signed]:
     _curating(net)
     yield from (_batch(net, leases=_wishes(net, range(first, first + BATCH_MAX), LEASES_MAX)) for first in cycle((0, BATCH_MAX)))
 
 
-@case("curation/batch of lease wishes in vain")
+@case("curation/statements of lease wishes in vain")
 def vain(net: Network) -> Iterator[Signed]:
     _had(net)
     yield from (_batch(net, leases=_wishes(net, range(ASSIGNED_MAX), LEASES_MAX)) for _ in range(TRANSACTIONS_PER_BLOCK_MAX))
 
 
-@case("curation/batch of one lease wish in vain")
+@case("curation/statements of one lease wish in vain")
 def vain_one(net: Network) -> Iterator[Signed]:
     _had(net)
     yield from (_batch(net, leases=_wishes(net, range(1), 1)) for _ in range(TRANSACTIONS_PER_BLOCK_MAX))
@@ -649,12 +649,12 @@ def _had(net: Network) -> None:
     net.state = net.state.with_modules(curation=after)
 
 
-@case("curation/batch of commits")
+@case("curation/statements of commits")
 def commits(net: Network) -> Iterator[Signed]:
     yield from (_batch(net, commits=part) for part in _cut(_commits(net, _leased(net))))
 
 
-@case("curation/batch of openings")
+@case("curation/statements of openings")
 def openings(net: Network) -> Iterator[Signed]:
     leases = _leased(net)
     for part in _cut(_commits(net, leases)):
@@ -662,24 +662,24 @@ def openings(net: Network) -> Iterator[Signed]:
     yield from (_batch(net, openings=part) for part in _cut([AnswerOpening(lease, SALT, (0,)) for _, lease in leases]))
 
 
-@case("curation/batch of releases")
+@case("curation/statements of releases")
 def releases(net: Network) -> Iterator[Signed]:
     yield from (_batch(net, releases=part) for part in _cut([ReleaseAssignment(lease) for _, lease in _leased(net)]))
 
 
-@case("curation/batch of skips")
+@case("curation/statements of skips")
 def skips(net: Network) -> Iterator[Signed]:
     yield from (_batch(net, skips=part) for part in _cut([SkipAssignment(lease, "r" * 64) for _, lease in _leased(net)]))
 
 
-@case("curation/batch of nothing, with leases that expire")
+@case("curation/statements of nothing, with leases that expire")
 def expire(net: Network) -> Iterator[Signed]:
     _leased(net)
     net.decide(later_ms=10_000_000)
     yield from (_batch(net) for _ in range(TRANSACTIONS_PER_BLOCK_MAX))
 
 
-@case("curation/batch of nothing, with a project that closes")
+@case("curation/statements of nothing, with a project that closes")
 def closing(net: Network) -> Iterator[Signed]:
     leases = _leased(net)
     for part in _cut(_commits(net, leases)):
@@ -687,7 +687,7 @@ def closing(net: Network) -> Iterator[Signed]:
     for part in _cut([AnswerOpening(lease, SALT, (0,)) for _, lease in leases]):
         net.decide(_batch(net, openings=part))
     for author in net.voters[1 : PROJECTS + 1]:
-        net.decide(net.tx(author, "curation/move", SetProjectPhase(_first_of(net, author), ProjectPhase.CLOSED)))
+        net.decide(net.tx(author, "curation/set-phase", SetProjectPhase(_first_of(net, author), ProjectPhase.CLOSED)))
     net.decide(later_ms=OPENING_MS + 1)
     yield from (_batch(net) for _ in range(TRANSACTIONS_PER_BLOCK_MAX))
 
@@ -743,13 +743,13 @@ def cancel(net: Network) -> Iterator[Signed]:
     yield from (net.tx(voter, "rlhf/cancel", CancelPlan(key)) for key in keys for voter in net.voters[4:70])
 
 
-@case("rlhf/set")
+@case("rlhf/attest-set")
 def say_set(net: Network) -> Iterator[Signed]:
     keys = _planned(net, net.voters[:4], claim=True)
-    yield from (net.tx(voter, "rlhf/set", AttestPreferenceSet(key, None)) for key in keys for voter in net.voters[:60])
+    yield from (net.tx(voter, "rlhf/attest-set", AttestPreferenceSet(key, None)) for key in keys for voter in net.voters[:60])
 
 
-@case("rlhf/accuracy")
+@case("rlhf/report-accuracy")
 def report_accuracy(net: Network) -> Iterator[Signed]:
     """All voters report on the trained reward models of the plans that may run at once."""
     _, done = _finished(net, replace(SAMPLED, audit=AuditMode.FULL, local_steps=2))
@@ -763,7 +763,9 @@ def report_accuracy(net: Network) -> Iterator[Signed]:
         rlhf=replace(net.state.module_state(RlhfState), plans=trained),
         jobs=replace(net.state.jobs, jobs=dict(sorted(jobs.items()))),
     )
-    yield from (net.tx(voter, "rlhf/accuracy", ReportAccuracy(key, PairAccuracy(1, 1))) for key in keys for voter in net.voters)
+    yield from (
+        net.tx(voter, "rlhf/report-accuracy", ReportAccuracy(key, PairAccuracy(1, 1))) for key in keys for voter in net.voters
+    )
 
 
 def run(only: str) -> Iterator[Row]:

@@ -337,7 +337,7 @@ def timed(chain: Chain, annotators: int, count: int) -> Batches:
     for most in (*WARM_UP, *(MIXED,) * count):
         state = chain.ledger.state
         batch = crowd.batch(state.module_state(CurationState), state.time_ms, most)
-        signed, began = chain.signed("curation/batch", batch), time.process_time()
+        signed, began = chain.signed("curation/statements", batch), time.process_time()
         times = chain.decide(signed)
         if most is MIXED:
             parts.append(times)
@@ -408,7 +408,7 @@ async def serve(folder: Path, annotators: int, batches: int) -> Closing:
         for mixed in (*WARM_UP, *(MIXED,) * batches):
             state = driver.state
             batch = await trio.to_thread.run_sync(crowd.batch, state.module_state(CurationState), state.time_ms, mixed)
-            await author.submit("curation/batch", batch)
+            await author.submit("curation/statements", batch)
             most = max(most, _memory())
         loop_batches, close_times = slices.taken(), list[float]()
         (closer,) = {driver.rules.module_of_class(CurationModule)._closer}
@@ -421,7 +421,7 @@ async def serve(folder: Path, annotators: int, batches: int) -> Closing:
 
         closer.advance_close = timed  # type: ignore[method-assign]
         project, *_ = driver.state.module_state(CurationState).open
-        await author.submit("curation/move", SetProjectPhase(project, ProjectPhase.CLOSED))
+        await author.submit("curation/set-phase", SetProjectPhase(project, ProjectPhase.CLOSED))
         await trio.sleep(OPENING_MS / 1_000)
         slices.taken()
         height, began, closed = driver.state.height, time.perf_counter(), 0.0

@@ -353,7 +353,7 @@ class StopJob:
 
 @dataclass(frozen=True, slots=True)
 class AttestStartModel:
-    """`job/hold`: this voter holds the parameters that a waiting job starts from, and they are sound."""
+    """`job/attest-start-model`: this voter holds the parameters that a waiting job starts from, and they are sound."""
 
     job: Digest
 
@@ -486,12 +486,12 @@ class JobEnded:
 class JobsModule(Module[JobsState]):
     name = "jobs"
     # A start looks at all members that may train, and at all jobs and their specifications.
-    costs: ClassVar[Mapping[str, int]] = {"job/start": 64, "job/stop": 8, "job/hold": 8, "job/rollback": 8}
+    costs: ClassVar[Mapping[str, int]] = {"job/start": 64, "job/stop": 8, "job/attest-start-model": 8, "job/rollback": 8}
     contents: ClassVar[Mapping[str, type]] = {
         "job/start": StartJob,
         "job/stop": StopJob,
         "job/rollback": RequestRollback,
-        "job/hold": AttestStartModel,
+        "job/attest-start-model": AttestStartModel,
     }
     state_type = JobsState
 

@@ -67,7 +67,7 @@ class RegisterRoles:
 
 @dataclass(frozen=True, slots=True)
 class RenameMember:
-    """`member/name`: what people call the author from now on. Several members may have one name."""
+    """`member/rename`: what people call the author from now on. Several members may have one name."""
 
     name: Name
 
@@ -89,7 +89,7 @@ class ApproveVoter:
 
 @dataclass(frozen=True, slots=True)
 class ResignAsVoter:
-    """`member/leave`: the author stops voting."""
+    """`member/resign`: the author stops voting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +205,10 @@ MEMBER_TRANSACTIONS: dict[str, type[MemberTransaction]] = {
     ADMIT_KIND: AdmitMember,
     "member/revoke": RevokeInvitation,
     "member/register": RegisterRoles,
-    "member/name": RenameMember,
+    "member/rename": RenameMember,
     "member/stand": StandAsVoter,
     "member/approve": ApproveVoter,
-    "member/leave": ResignAsVoter,
+    "member/resign": ResignAsVoter,
     "member/retire": RetireMember,
     "member/rotate": RotateKey,
 }

@@ -119,7 +119,7 @@ class TimeoutCertificate:
 class ProposeEnvelope:
     """`short` is the body with whatever others should hold already named by digest; who lacks a part asks with `GetBlock`."""
 
-    TAG: ClassVar[str] = "proposed"
+    TAG: ClassVar[str] = "propose-envelope"
     propose: Signed
     header: Annotated[bytes, Length(1, HEADER_BYTES_MAX)]
     compact_body: Annotated[bytes, Length(0, BLOCK_BYTES_MAX)]
@@ -136,7 +136,7 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class TimeoutEnvelope:
-    TAG: ClassVar[str] = "timed-out"
+    TAG: ClassVar[str] = "timeout-envelope"
     timeout: Signed
     high: Certificate | None
 
@@ -200,14 +200,14 @@ class BlockBytes:
 class GetRememberedStatements:
     """What have you last heard me sign? Asked at start, before anything is signed: a rolled-back disk does not show by itself."""
 
-    TAG: ClassVar[str] = "get-heard"
+    TAG: ClassVar[str] = "get-remembered-statements"
 
 
 @dataclass(frozen=True, slots=True)
 class RememberedStatements:
     """My next height, and what I hold of the asker's signed messages for it, the two heights before and the open rounds."""
 
-    TAG: ClassVar[str] = "heard"
+    TAG: ClassVar[str] = "remembered-statements"
     height: Count
     signed: Annotated[tuple[Signed, ...], Length(0, REMEMBERED_STATEMENTS_MAX)]
 
@@ -300,7 +300,7 @@ class Transaction:
 class InclusionList:
     """By a voter that has applied `height`: these transactions waited here through a whole block, and could still be decided."""
 
-    TAG: ClassVar[str] = "notice"
+    TAG: ClassVar[str] = "inclusion-list"
     height: Count
     transactions: Annotated[tuple[Digest, ...], Length(1, INCLUSION_LIST_MAX)]  # ascending, each once
 
@@ -312,7 +312,7 @@ class InclusionList:
 class GossipEnvelope:
     """A signed Proposal, Ballot, Vouch, CutOff, Transaction or InclusionList, from its author or passed on by anybody."""
 
-    TAG: ClassVar[str] = "relay"
+    TAG: ClassVar[str] = "gossip-envelope"
     signed: Signed
 
 
@@ -329,7 +329,7 @@ class GetRound:
 class EvidenceMessage:
     """Two messages of one signer that no honest peer signs both; passed on until a block carries them."""
 
-    TAG: ClassVar[str] = "accusation"
+    TAG: ClassVar[str] = "evidence"
     first: Signed
     second: Signed
 
@@ -388,7 +388,7 @@ class SnapshotContent(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GetSnapshotPart:
-    TAG: ClassVar[str] = "get-part"
+    TAG: ClassVar[str] = "get-snapshot-part"
     height: Count  # of the snapshot
     content: SnapshotContent
     name: Annotated[bytes, Length(0, NAME_CHARACTERS_MAX)]
@@ -397,7 +397,7 @@ class GetSnapshotPart:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPart:
-    TAG: ClassVar[str] = "part"
+    TAG: ClassVar[str] = "snapshot-part"
     height: Count
     content: SnapshotContent
     name: Annotated[bytes, Length(0, NAME_CHARACTERS_MAX)]
@@ -469,7 +469,7 @@ class AgedPeerRecord:
 class PeerRecords:
     """Signed by anybody, passed on by anybody."""
 
-    TAG: ClassVar[str] = "records"
+    TAG: ClassVar[str] = "peer-records"
     known: Annotated[tuple[AgedPeerRecord, ...], Length(1, PEER_RECORDS_MAX)]
 
 
@@ -477,14 +477,14 @@ class PeerRecords:
 class GetPeerRecords:
     """Send me all that you know."""
 
-    TAG: ClassVar[str] = "get-records"
+    TAG: ClassVar[str] = "get-peer-records"
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedAddress:
     """The address at which I see you on this link."""
 
-    TAG: ClassVar[str] = "observed"
+    TAG: ClassVar[str] = "observed-address"
     address: Address
 
 
@@ -500,7 +500,7 @@ class DialBack:
 class DialBackFailed:
     """I dialed you at this port, as you asked, and did not reach you."""
 
-    TAG: ClassVar[str] = "not-reached"
+    TAG: ClassVar[str] = "dial-back-failed"
     port: Port
 
 
@@ -522,7 +522,7 @@ class Pong:
 class LivenessReport:
     """Which of these voters I hear. They ascend by key; the first one is the lowest bit of the first byte. For people alone."""
 
-    TAG: ClassVar[str] = "hears"
+    TAG: ClassVar[str] = "liveness-report"
     voters: Digest  # hash of the voter set
     heard_voters: Annotated[bytes, Length(1, -(-VOTERS_MAX // 8))]
 
@@ -531,7 +531,7 @@ class LivenessReport:
 class LinkClosing:
     """The last message on a link: why its sender ends it. Nothing follows."""
 
-    TAG: ClassVar[str] = "closing"
+    TAG: ClassVar[str] = "link-closing"
     # Lower-case letters, digits and hyphens. Other characters are not shown.
     reason: Annotated[str, Length(1, CLOSE_REASON_CHARACTERS_MAX)]
 
@@ -540,7 +540,7 @@ class LinkClosing:
 class GuestInvitation:
     """I am no member yet, and hold this invitation."""
 
-    TAG: ClassVar[str] = "guest"
+    TAG: ClassVar[str] = "guest-invitation"
     invitation: Signed
     token_signature: SignatureBytes  # by the invitation's token, over what `member/admit` has, so that it names me
 
@@ -555,7 +555,7 @@ CircuitPriority = Annotated[int, Between(0, 2)]  # the priority of what is insid
 class ReserveRelay:
     """Let others reach me through you, or no longer."""
 
-    TAG: ClassVar[str] = "reserve"
+    TAG: ClassVar[str] = "reserve-relay"
     wanted: bool
 
 
@@ -563,7 +563,7 @@ class ReserveRelay:
 class RelayReservations:
     """I forward to these peers, which have reserved it here. All of them; sent when a link is made and when they change."""
 
-    TAG: ClassVar[str] = "reserved"
+    TAG: ClassVar[str] = "relay-reservations"
     peers: Annotated[tuple[Key, ...], Length(0, RELAY_RESERVATIONS_MAX)]  # ascending
 
 
@@ -616,7 +616,7 @@ class CloseCircuit:
 class CircuitMigrated:
     """Inside a circuit whose ends now have a direct link: nothing follows in this lane, or (`read`) all were read so far."""
 
-    TAG: ClassVar[str] = "moved"
+    TAG: ClassVar[str] = "circuit-migrated"
     read: bool
 
 
@@ -624,7 +624,7 @@ class CircuitMigrated:
 class CircuitDeliveryReport:
     """Inside a circuit: so many bytes of your messages have arrived here since it began, by lane."""
 
-    TAG: ClassVar[str] = "arrived"
+    TAG: ClassVar[str] = "circuit-delivery-report"
     votes: Count
     control: Count
     bulk: Count

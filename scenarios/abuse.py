@@ -129,7 +129,7 @@ class Stage:
         batch = StatementBatch(**{name: tuple(items) for name, items in statements.items()})
         before = self.state(peer).passed_over
         try:
-            await TransactionSubmitter(self.daemons[peer].driver).submit("curation/batch", batch)
+            await TransactionSubmitter(self.daemons[peer].driver).submit("curation/statements", batch)
         except UserError:
             return "refused"
         passed = self.state(peer).passed_over - before

@@ -369,7 +369,7 @@ def _stored(peer: DemoPeer, after: int, last: int, figures: Figures) -> None:
         block = decode_block(data)
         body = decode_body(block.body)
         opened = [(signed, codec.decode_message(signed.body, (Transaction,))) for signed in body.transactions]
-        batches = [(signed, said) for signed, said in opened if said.kind == "curation/batch"]
+        batches = [(signed, said) for signed, said in opened if said.kind == "curation/statements"]
         answers += sum(len(codec.decode(StatementBatch, said.content).commits) for _, said in batches)
         is_alone = bool(batches) and len(batches) == len(opened) and not body.round_certificates and not body.evidence
         alone += is_alone

@@ -51,7 +51,7 @@ class Attackers:
         invitation = sign_message(key, self.chain, Invitation(key.public, 1 << 50))
         for number in range(SIGNED_EACH // 2):
             admit = encode(AdmitMember(invitation, bytes(64), f"nobody {number}", ()))
-            for kind, content in (("member/name", secrets.token_bytes(8)), (ADMIT_KIND, admit)):
+            for kind, content in (("member/rename", secrets.token_bytes(8)), (ADMIT_KIND, admit)):
                 yield encode(
                     GossipEnvelope(sign_message(key, self.chain, Transaction(1, TRANSACTION_LIFETIME_HEIGHTS, kind, content)))
                 )

@@ -49,7 +49,7 @@ def batches_with_a_false_signature(chain: bytes, member: Identity, nonce: int) -
         true = [EnrolmentEntry(who.public, "noise", False, who.sign(signed)) for who in people[1:]]
         false = EnrolmentEntry(people[0].public, "noise", False, people[1].sign(signed))
         batch = encode(StatementBatch(enrolments=(*true, false)))
-        yield encode(GossipEnvelope(sign_message(member, chain, Transaction(nonce, 10_000, "curation/batch", batch))))
+        yield encode(GossipEnvelope(sign_message(member, chain, Transaction(nonce, 10_000, "curation/statements", batch))))
 
 
 @asynccontextmanager

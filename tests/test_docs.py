@@ -342,7 +342,7 @@ def of_agreement() -> dict[str, str]:
 
 
 def of_ledger() -> dict[str, str]:
-    signed = sign_message(SIGNER, CHAIN, Transaction(1, 100, "member/leave", encode(members.ResignAsVoter())))
+    signed = sign_message(SIGNER, CHAIN, Transaction(1, 100, "member/resign", encode(members.ResignAsVoter())))
     return {
         "empty body": encode(BlockBody((), (), ())).hex(),
         "short form of the empty body": compact_body(EMPTY_BODY).hex(),

@@ -49,7 +49,7 @@ class WorkerFailed(FolkmootError):
 
 @dataclass(frozen=True, slots=True)
 class OpenJobReply:
-    TAG: ClassVar[str] = "opened"
+    TAG: ClassVar[str] = "open-job-reply"
     parameters: Count
     train_tokens: Count
     held_out_tokens: Count
@@ -57,7 +57,7 @@ class OpenJobReply:
 
 @dataclass(frozen=True, slots=True)
 class ProposeReply:
-    TAG: ClassVar[str] = "proposed-update"
+    TAG: ClassVar[str] = "propose-reply"
     payload_digest: Digest  # of the file `ProposeRequest.payload_out`
     payload_bytes: Count
     buffer_digest: Digest | None  # None: the job's proposals commit to none
@@ -73,7 +73,7 @@ class ProposeReply:
 
 @dataclass(frozen=True, slots=True)
 class AuditReply:
-    TAG: ClassVar[str] = "audited"
+    TAG: ClassVar[str] = "audit-reply"
     verdict: Verdict
     relative_error: float  # ‖m − (decay·e + Δ_replay)‖ / ‖Δ_replay‖
     seconds: float
@@ -82,14 +82,14 @@ class AuditReply:
 
 @dataclass(frozen=True, slots=True)
 class EvaluateReply:
-    TAG: ClassVar[str] = "evaluated"
+    TAG: ClassVar[str] = "evaluate-reply"
     figures: dict[Name, float]  # of the objective
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateReply:
-    TAG: ClassVar[str] = "generated"
+    TAG: ClassVar[str] = "generate-reply"
     text: Text  # what goes on from `GenerateRequest.told_characters`; nothing where the job's objective withholds it
     is_over: bool  # else the next request goes on
     is_withheld: bool = False
@@ -111,7 +111,7 @@ class DeviceInfo:
 class WorkerInfo:
     """What the worker says of itself: unasked when everything slow is imported, and when it is asked."""
 
-    TAG: ClassVar[str] = "ready"
+    TAG: ClassVar[str] = "worker-info"
     engine: Text
     threads: Count
     devices: Annotated[tuple[DeviceInfo, ...], Length(0, DEVICES_MAX)] = ()
@@ -120,14 +120,14 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class PongReply:
-    TAG: ClassVar[str] = "pong"
+    TAG: ClassVar[str] = "pong-reply"
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
     """The request could not be done; `text` is one line for a person."""
 
-    TAG: ClassVar[str] = "failed"
+    TAG: ClassVar[str] = "request-failed"
     text: Annotated[str, Length(0, ERROR_CHARACTERS_MAX)]
 
 
@@ -269,7 +269,7 @@ class DescribeRequest(WorkerRequest[WorkerInfo]):
 class WorkerHeartbeat:
     """The request is progressing."""
 
-    TAG: ClassVar[str] = "beat"
+    TAG: ClassVar[str] = "worker-heartbeat"
 
 
 @dataclass(frozen=True, slots=True)

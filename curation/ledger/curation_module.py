@@ -167,14 +167,14 @@ class CurationModule(Module[CurationState]):
     name = "curation"
     state_type = CurationState
     contents: ClassVar[Mapping[str, type]] = {
-        "curation/found": CreateProject,
-        "curation/page": AddTaskPage,
-        "curation/gold": RevealGold,
-        "curation/move": SetProjectPhase,
-        "curation/stop": VoteToStopProject,
-        "curation/review": ReviewTask,
+        "curation/create-project": CreateProject,
+        "curation/add-page": AddTaskPage,
+        "curation/reveal-gold": RevealGold,
+        "curation/set-phase": SetProjectPhase,
+        "curation/vote-to-stop": VoteToStopProject,
+        "curation/review-task": ReviewTask,
         "curation/redact": Redaction,
-        "curation/batch": StatementBatch,
+        "curation/statements": StatementBatch,
     }
 
     def __init__(self) -> None:

@@ -21,14 +21,14 @@ from protocol.codec import Between, Count, Digest, Key, Length, SignatureBytes
 
 @dataclass(frozen=True, slots=True)
 class CreateProject:
-    """`curation/found`, by any member: a project. Its id is `project_id`."""
+    """`curation/create-project`, by any member: a project. Its id is `project_id`."""
 
     spec: ProjectSpec
 
 
 @dataclass(frozen=True, slots=True)
 class AddTaskPage:
-    """`curation/page`, by the project's author: tasks, which follow those that it has."""
+    """`curation/add-page`, by the project's author: tasks, which follow those that it has."""
 
     project: Digest
     digest: Digest
@@ -50,7 +50,7 @@ class GoldAnswerProof:
 
 @dataclass(frozen=True, slots=True)
 class RevealGold:
-    """`curation/gold`, by the project's author: the right answers of some tasks of a page, before the close begins."""
+    """`curation/reveal-gold`, by the project's author: the right answers of some tasks of a page, before the close begins."""
 
     project: Digest
     page: Annotated[int, Between(0, PAGES_MAX - 1)]
@@ -59,7 +59,7 @@ class RevealGold:
 
 @dataclass(frozen=True, slots=True)
 class SetProjectPhase:
-    """`curation/move`, by the project's author: pause it, go on, or close it for ever."""
+    """`curation/set-phase`, by the project's author: pause it, go on, or close it for ever."""
 
     project: Digest
     phase: ProjectPhase
@@ -67,14 +67,14 @@ class SetProjectPhase:
 
 @dataclass(frozen=True, slots=True)
 class VoteToStopProject:
-    """`curation/stop`, by a voter: the project closes once a quorum of the voters has said so."""
+    """`curation/vote-to-stop`, by a voter: the project closes once a quorum of the voters has said so."""
 
     project: Digest
 
 
 @dataclass(frozen=True, slots=True)
 class ReviewTask:
-    """`curation/review`, by the project's author: the label of a task that waits for one."""
+    """`curation/review-task`, by the project's author: the label of a task that waits for one."""
 
     task: Digest
     label: Choices
@@ -135,8 +135,8 @@ class ReleaseAssignment:
 
 @dataclass(frozen=True, slots=True)
 class StatementBatch:
-    """`curation/batch`, by a serving peer: at most BATCH_MAX statements in all. They act in this order; any that cannot is passed
-    over.
+    """`curation/statements`, by a serving peer: at most BATCH_MAX statements in all. They act in this order; any that cannot is
+    passed over.
     """
 
     enrolments: Annotated[tuple[EnrolmentEntry, ...], Length(0, BATCH_MAX)] = ()

@@ -124,7 +124,7 @@ class CurationRpcHandler(CurationRpc):
     async def vote_to_stop_project(self, project: str) -> str:
         self.peer.require_member()
         key, _ = self._find(project)
-        await self.peer.submit_transaction("curation/stop", VoteToStopProject(key))
+        await self.peer.submit_transaction("curation/vote-to-stop", VoteToStopProject(key))
         _, after = self._find(key.hex())
         if after.phase is ProjectPhase.CLOSED:
             return f"project {after.spec.name!r} is closed"
@@ -165,7 +165,7 @@ class CurationRpcHandler(CurationRpc):
         found = self._state.tasks.get_record(task_id(project, number))
         if found is None or found.stage is not TaskStage.REVIEW:
             raise UserError(f"task {number} does not wait for its author: `tasks review {asked.name}` lists those that do")
-        await self.peer.submit_transaction("curation/review", ReviewTask(task_id(project, number), answer))
+        await self.peer.submit_transaction("curation/review-task", ReviewTask(task_id(project, number), answer))
         return f"task {number} of {asked.name!r}: {_named(asked, answer)}"
 
     async def redact_task(self, task: str, number: int | None) -> str:

@@ -216,7 +216,7 @@ class AuditVolunteering:
 
 
 FINDING_KINDS = ("audit/report", "audit/verdict")  # of an AuditFinding
-LOSS_OPENING_KIND = "audit/loss"  # of a LossOpening
+LOSS_OPENING_KIND = "audit/open-loss"  # of a LossOpening
 VOLUNTEER_KIND = "audit/volunteer"  # of a Volunteering
 
 

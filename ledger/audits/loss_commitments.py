@@ -43,7 +43,7 @@ class SealedLoss:
 
 @dataclass(frozen=True, slots=True)
 class LossOpening:
-    """`audit/loss`: the trainer opens the loss that its proposal committed to, once all reports on it are in."""
+    """`audit/open-loss`: the trainer opens the loss that its proposal committed to, once all reports on it are in."""
 
     job: Digest
     round: Count

@@ -33,7 +33,7 @@ WHOLE_BYTES_MAX = 1_024  # such a body goes with its header in one packet: namin
 class WholeBody:
     """A small body as it is."""
 
-    TAG: ClassVar[str] = "whole"
+    TAG: ClassVar[str] = "whole-body"
     body: Annotated[bytes, Length(0, WHOLE_BYTES_MAX)]
 
 
@@ -53,7 +53,7 @@ class CompactRoundCertificate:
 class CompactBody:
     """A `BlockBody` with the digests of what it holds. Evidence is rare, and need not have reached everybody: it goes whole."""
 
-    TAG: ClassVar[str] = "short"
+    TAG: ClassVar[str] = "compact-body"
     round_certificates: Annotated[tuple[CompactRoundCertificate, ...], Length(0, RUNNING_MAX)]
     evidence: Annotated[tuple[Evidence, ...], Length(0, EVIDENCE_PER_BLOCK_MAX)]
     transactions: Annotated[tuple[Digest, ...], Length(0, TRANSACTIONS_PER_BLOCK_MAX)]

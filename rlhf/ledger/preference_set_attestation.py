@@ -46,7 +46,7 @@ class PreferenceSetSource:
 
 @dataclass(frozen=True, slots=True)
 class AttestPreferenceSet:
-    """`rlhf/set`, by a voter: what it derived."""
+    """`rlhf/attest-set`, by a voter: what it derived."""
 
     plan: Digest
     set: Digest | None  # of the manifest; None: the project gives no set

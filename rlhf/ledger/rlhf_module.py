@@ -63,15 +63,15 @@ class RlhfModule(Module[RlhfState]):
     name = "rlhf"
     contents: ClassVar[Mapping[str, type]] = {
         "rlhf/start": StartPlan,
-        "rlhf/set": AttestPreferenceSet,
-        "rlhf/accuracy": ReportAccuracy,
+        "rlhf/attest-set": AttestPreferenceSet,
+        "rlhf/report-accuracy": ReportAccuracy,
         "rlhf/pause": PausePlan,
         "rlhf/resume": ResumePlan,
         "rlhf/cancel": CancelPlan,
     }
     # A start looks at all members that may train, as that of a job does.
     costs: ClassVar[Mapping[str, int]] = {"rlhf/start": 64} | dict.fromkeys(
-        ("rlhf/set", "rlhf/accuracy", "rlhf/pause", "rlhf/resume", "rlhf/cancel"), 2
+        ("rlhf/attest-set", "rlhf/report-accuracy", "rlhf/pause", "rlhf/resume", "rlhf/cancel"), 2
     )
     state_type = RlhfState
 

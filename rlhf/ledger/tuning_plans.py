@@ -113,7 +113,7 @@ class ResumePlan:
 
 @dataclass(frozen=True, slots=True)
 class ReportAccuracy:
-    """`rlhf/accuracy`, by a voter: its measurement of a trained reward model."""
+    """`rlhf/report-accuracy`, by a voter: its measurement of a trained reward model."""
 
     plan: Digest
     accuracy: PairAccuracy

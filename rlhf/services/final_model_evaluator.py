@@ -76,7 +76,7 @@ class FinalModelEvaluator:
                 continue
             accuracy = PairAccuracy.from_share(found.held_out_accuracy or 0.0, found.held_out_pairs or 0)
             try:
-                await self._desk.submit_transaction("rlhf/accuracy", ReportAccuracy(key, accuracy))
+                await self._desk.submit_transaction("rlhf/report-accuracy", ReportAccuracy(key, accuracy))
             except UserError as error:
                 log.info("the report on the reward model of plan %s: %s", key.hex()[:8], error)
                 await trio.sleep(RETRY_SECONDS)

@@ -63,7 +63,9 @@ class PreferenceDatasetBuilder:
 
         while (claim := self._due().get(key)) is not None:
             try:
-                await self._desk.submit_transaction("rlhf/set", AttestPreferenceSet(key, await self._build_set(key, claim)))
+                await self._desk.submit_transaction(
+                    "rlhf/attest-set", AttestPreferenceSet(key, await self._build_set(key, claim))
+                )
             except NoLongerNeeded:
                 continue
             except UserError as error:

@@ -192,7 +192,7 @@ async def test_texts_guidelines_and_reasons_hide_nothing_and_have_the_display_of
         (bob,) = await enrolled(site, "bob")
         (lease,) = await assigned(site, bob)
         skip = SkipAssignment(bytes.fromhex(lease["assignment"]), f"d{HIDDEN}")  # the page of annotators sends no such reason
-        await TransactionSubmitter(daemon.driver).submit("curation/batch", StatementBatch(skips=(skip,)))
+        await TransactionSubmitter(daemon.driver).submit("curation/statements", StatementBatch(skips=(skip,)))
         shown = await page.join(address(site), "ann")
         await page.until("document.querySelector('.guidelines')")
         assert sorted(await page.texts("[data-task] :is(.heading, strong)")) == ["a⟨U+202E⟩", "b", "c"]

@@ -70,14 +70,14 @@ class Room(World):
         return self.curation
 
     def batch(self, peer: FastSigner = PEER, **statements: Any) -> CurationState:
-        return self.say(peer, "curation/batch", StatementBatch(**{name: tuple(items) for name, items in statements.items()}))
+        return self.say(peer, "curation/statements", StatementBatch(**{name: tuple(items) for name, items in statements.items()}))
 
     # Projects
 
     def project(
         self, asked: ProjectSpec = ONE, tasks: int = 3, author: FastSigner = AUTHOR, gold: Mapping[int, Answer] = {}
     ) -> bytes:
-        signed = self.tx(author, "curation/found", CreateProject(asked))
+        signed = self.tx(author, "curation/create-project", CreateProject(asked))
         self.decide(signed)
         key = project_id(author.public, self.nonce(author))
         for first in range(0, tasks, PAGE_TASKS_MAX):
@@ -89,7 +89,7 @@ class Room(World):
         entries = tuple(PageEntry(bytes([number % 256]) * 16, AnnotationTask(f"text {number}")) for number in range(tasks))
         page = TaskPageBlob(entries)
         root = merkle.merkle_root(gold_leaves(tasks, gold)) if gold else None
-        self.say(author, "curation/page", AddTaskPage(project, bytes(32), 100, page_merkle_root(page), tasks, root))
+        self.say(author, "curation/add-page", AddTaskPage(project, bytes(32), 100, page_merkle_root(page), tasks, root))
 
     def row(self, project: bytes) -> Project:
         found = self.curation.projects.get_record(project)
@@ -163,7 +163,7 @@ class Room(World):
 
     def closed(self, project: bytes) -> int:
         """The project is closed, and batches go on with it until it is done: how many."""
-        self.say(AUTHOR, "curation/move", SetProjectPhase(project, ProjectPhase.CLOSED))
+        self.say(AUTHOR, "curation/set-phase", SetProjectPhase(project, ProjectPhase.CLOSED))
         self.later(OPENING_MS)
         self.batch()
         batches = 0

@@ -124,7 +124,7 @@ def test_slices_come_to_the_same(kind: str, forgets: bool, monkeypatch: pytest.M
     def closed(most: int) -> tuple[CurationState, int]:
         room, project = worked_through(KINDS[kind])
         monkeypatch.setattr("curation.ledger.project_close.CLOSING_ROWS_PER_BATCH", most)
-        room.say(AUTHOR, "curation/move", SetProjectPhase(project, ProjectPhase.CLOSED))
+        room.say(AUTHOR, "curation/set-phase", SetProjectPhase(project, ProjectPhase.CLOSED))
         room.later(OPENING_MS)
         room.batch()
         batches = 0
@@ -150,7 +150,7 @@ def test_openings_count_for_a_minute_and_then_nothing_changes() -> None:
     first, second = room.leased(ANN, BOB, count=2)
     answers = [(who, lease, (1,)) for who, mine in ((ANN, first), (BOB, second)) for lease in mine]
     room.batch(commits=[room.commit(*answer) for answer in answers])
-    room.say(AUTHOR, "curation/move", SetProjectPhase(project, ProjectPhase.CLOSED))
+    room.say(AUTHOR, "curation/set-phase", SetProjectPhase(project, ProjectPhase.CLOSED))
     number = room.assignment(first[0]).number
     room.batch(openings=[room.opening(*answer) for answer in answers if room.assignment(answer[1]).number == number])
     assert room.row(project).settled == 1
@@ -165,12 +165,12 @@ def test_what_its_author_said_stays() -> None:
     project = room.project(replace(MOODS, votes=2), tasks=6)
     room.worked([ANN, BOB], lambda person, number: (int(number == 0 or person == 0),))
     tasks = {row.number: key for key, row in room.curation.tasks.items()}
-    room.say(AUTHOR, "curation/review", ReviewTask(tasks[3], (0,)))
-    room.say(AUTHOR, "curation/review", ReviewTask(tasks[4], (1,)))
+    room.say(AUTHOR, "curation/review-task", ReviewTask(tasks[3], (0,)))
+    room.say(AUTHOR, "curation/review-task", ReviewTask(tasks[4], (1,)))
     room.closed(project)
     row = room.curation.tasks.get_record(tasks[3])
     assert row is not None and row.is_reviewed and row.label == (0,)
-    assert "the project is closed" in room.refused(AUTHOR, "curation/review", ReviewTask(tasks[5], (1,)))
+    assert "the project is closed" in room.refused(AUTHOR, "curation/review-task", ReviewTask(tasks[5], (1,)))
 
 
 @pytest.mark.parametrize("most", [1, 1_024])
@@ -185,7 +185,7 @@ def test_where_no_vote_tells_of_another_every_answer_is_worth_the_same(most: int
     for who in CROWD[2 : 2 + SKIPS_MAX]:
         ((lease,),) = room.leased(who)
         room.batch(skips=[SkipAssignment(lease, "unclear")])
-    room.say(AUTHOR, "curation/review", ReviewTask(task_id(project, room.assignment(lease).number), (0,)))
+    room.say(AUTHOR, "curation/review-task", ReviewTask(task_id(project, room.assignment(lease).number), (0,)))
     labels = {key: row.label for key, row in room.curation.tasks.items()}
     room.closed(project)
     assert weights(room, project) == [WEIGHT_ONE, WEIGHT_ONE] + 6 * [0]
@@ -214,7 +214,7 @@ def test_one_after_another() -> None:
     first, second = room.project(MOODS, tasks=30), room.project(MOODS, tasks=30)
     room.worked(CROWD, says(MOODS))
     for project in (first, second):
-        room.say(AUTHOR, "curation/move", SetProjectPhase(project, ProjectPhase.CLOSED))
+        room.say(AUTHOR, "curation/set-phase", SetProjectPhase(project, ProjectPhase.CLOSED))
     assert room.curation.closing == (first, second)
     room.later(OPENING_MS + 1)
     room.batch()
@@ -229,40 +229,42 @@ def test_a_member_that_founds_and_closes_cannot_fill_the_queue_of_closes() -> No
     """Else one member would keep all others, and the voters, from closing a project."""
     room = Room()
     for _ in range(PROJECTS_UNFINISHED_MAX):
-        room.say(AUTHOR, "curation/move", SetProjectPhase(room.project(MOODS, tasks=0), ProjectPhase.CLOSED))
-    assert "20 projects of this member are open or being closed" in room.refused(AUTHOR, "curation/found", CreateProject(MOODS))
+        room.say(AUTHOR, "curation/set-phase", SetProjectPhase(room.project(MOODS, tasks=0), ProjectPhase.CLOSED))
+    assert "20 projects of this member are open or being closed" in room.refused(
+        AUTHOR, "curation/create-project", CreateProject(MOODS)
+    )
     room.later(OPENING_MS)
     room.batch()  # later batches see its time
     room.batch()
     assert len(room.curation.closing) == PROJECTS_UNFINISHED_MAX - 1
-    assert not room.refused(AUTHOR, "curation/found", CreateProject(MOODS))
+    assert not room.refused(AUTHOR, "curation/create-project", CreateProject(MOODS))
 
 
 def test_a_member_has_ten_open_projects_and_a_close_frees_a_place_at_once() -> None:
     room = Room()
     projects = [room.project(MOODS, tasks=0) for _ in range(10)]
     assert len(projects) == PROJECTS_OPEN_MAX
-    assert "10 projects of this member are open" in room.refused(AUTHOR, "curation/found", CreateProject(MOODS))
-    assert not room.refused(OTHER, "curation/found", CreateProject(MOODS))
-    room.say(AUTHOR, "curation/move", SetProjectPhase(projects[3], ProjectPhase.PAUSED))
-    assert room.refused(AUTHOR, "curation/found", CreateProject(MOODS)), "a paused project may be opened again"
-    room.say(AUTHOR, "curation/move", SetProjectPhase(projects[3], ProjectPhase.CLOSED))
-    assert projects[3] in room.curation.closing and not room.refused(AUTHOR, "curation/found", CreateProject(MOODS))
+    assert "10 projects of this member are open" in room.refused(AUTHOR, "curation/create-project", CreateProject(MOODS))
+    assert not room.refused(OTHER, "curation/create-project", CreateProject(MOODS))
+    room.say(AUTHOR, "curation/set-phase", SetProjectPhase(projects[3], ProjectPhase.PAUSED))
+    assert room.refused(AUTHOR, "curation/create-project", CreateProject(MOODS)), "a paused project may be opened again"
+    room.say(AUTHOR, "curation/set-phase", SetProjectPhase(projects[3], ProjectPhase.CLOSED))
+    assert projects[3] in room.curation.closing and not room.refused(AUTHOR, "curation/create-project", CreateProject(MOODS))
 
 
 def test_no_more_projects_are_unfinished_than_the_state_can_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("curation.ledger.curation_module.PROJECTS_MAX", 2)
     room = Room()
-    room.say(AUTHOR, "curation/move", SetProjectPhase(room.project(MOODS), ProjectPhase.CLOSED))
+    room.say(AUTHOR, "curation/set-phase", SetProjectPhase(room.project(MOODS), ProjectPhase.CLOSED))
     room.project(MOODS, author=OTHER)
-    assert "2 projects are open or being closed" in room.refused(OTHER, "curation/found", CreateProject(MOODS))
+    assert "2 projects are open or being closed" in room.refused(OTHER, "curation/create-project", CreateProject(MOODS))
 
 
 def test_a_serving_peer_knows_when_a_close_begins() -> None:
     room = Room()
     project = room.project(MOODS)
     assert CurationChanges(room.curation, b"").next_expiry_ms() is None
-    room.say(AUTHOR, "curation/move", SetProjectPhase(project, ProjectPhase.CLOSED))
+    room.say(AUTHOR, "curation/set-phase", SetProjectPhase(project, ProjectPhase.CLOSED))
     assert CurationChanges(room.curation, b"").next_expiry_ms() == room.now + OPENING_MS
     room.later(OPENING_MS)
     room.batch()
@@ -292,7 +294,7 @@ def test_a_majority_of_liars_cannot_outvote_gold(kind: str, knows: bool) -> None
 
     room.worked(CROWD, lambda person, number: lie(number) if person < liars else honest(person, number))
     if knows:
-        room.say(AUTHOR, "curation/gold", RevealGold(project, 0, gold_answers(tasks, golds)))
+        room.say(AUTHOR, "curation/reveal-gold", RevealGold(project, 0, gold_answers(tasks, golds)))
     room.closed(project)
     found, points = weights(room, project), [room.person(who).points for who in CROWD]
     assert sum(points) == room.row(project).paid == PRICE * room.row(project).settled
@@ -315,7 +317,7 @@ def test_where_one_vote_is_asked_for_gold_alone_gives_weights() -> None:
     room.worked_once(BOB, 40, lambda number: (1 - number // 2 % 2,))
     room.worked_once(ANN, 1_000, lambda number: (number // 2 % 2,))
     voted = {row.number: row.label for _, row in room.curation.tasks.items()}
-    room.say(AUTHOR, "curation/gold", RevealGold(project, 0, gold_answers(120, golds)))
+    room.say(AUTHOR, "curation/reveal-gold", RevealGold(project, 0, gold_answers(120, golds)))
     room.closed(project)
     for _, row in room.curation.tasks.items():
         assert row.label == (golds[row.number] if row.number in golds else voted[row.number])
@@ -330,8 +332,8 @@ def test_gold_is_the_label_also_where_its_author_reviewed() -> None:
     project = room.project(replace(MOODS, votes=2), tasks=2, gold=golds)
     room.worked([ANN, BOB], lambda person, number: (person,))
     for number in range(2):
-        room.say(AUTHOR, "curation/review", ReviewTask(task_id(project, number), (0,)))
-    room.say(AUTHOR, "curation/gold", RevealGold(project, 0, gold_answers(2, golds)))
+        room.say(AUTHOR, "curation/review-task", ReviewTask(task_id(project, number), (0,)))
+    room.say(AUTHOR, "curation/reveal-gold", RevealGold(project, 0, gold_answers(2, golds)))
     room.closed(project)
     labels = [row.label for number in range(2) if (row := room.curation.tasks.get_record(task_id(project, number)))]
     assert labels == [(1,), (0,)]

@@ -151,9 +151,9 @@ def test_the_author_reviews_what_seven_votes_do_not_settle(room: Room) -> None:
     task = room.task(cat)
     assert task.stage is TaskStage.REVIEW and room.row(project).review == 1
     key = task_id(project, task.number)
-    assert "another member's project" in room.refused(PEER, "curation/review", ReviewTask(key, (1,)))
-    assert "[5] is no answer: one of 0..1" in room.refused(AUTHOR, "curation/review", ReviewTask(key, (5,)))
-    room.say(AUTHOR, "curation/review", ReviewTask(key, (1,)))
+    assert "another member's project" in room.refused(PEER, "curation/review-task", ReviewTask(key, (1,)))
+    assert "[5] is no answer: one of 0..1" in room.refused(AUTHOR, "curation/review-task", ReviewTask(key, (5,)))
+    room.say(AUTHOR, "curation/review-task", ReviewTask(key, (1,)))
     assert room.task(cat).label == (1,) and room.row(project).review == 0 and room.person(BOB).accepted == 0
 
 
@@ -196,7 +196,7 @@ def test_no_task_is_of_a_project_that_the_wish_leaves_out(room: Room) -> None:
 def test_all_tasks_are_of_the_project_that_the_wish_names(room: Room) -> None:
     other, chosen = room.project(SEVERAL, tasks=40), room.project(SEVERAL, tasks=3)
     closed = room.project(ONE, tasks=3)
-    room.say(AUTHOR, "curation/move", SetProjectPhase(closed, ProjectPhase.CLOSED))
+    room.say(AUTHOR, "curation/set-phase", SetProjectPhase(closed, ProjectPhase.CLOSED))
     room.leased(BOB, count=4)  # begun tasks of both come first
     room.batch(enrolments=[room.enrolment(ANN), room.enrolment(CAT)])
     room.batch(
@@ -298,15 +298,17 @@ def test_what_cannot_act_is_passed_over_and_changes_nothing(room: Room, how: str
 
 
 def test_a_batch_of_a_peer_that_does_not_serve_is_refused(room: Room) -> None:
-    assert "only members with the role 'annotator'" in room.refused(AUTHOR, "curation/batch", StatementBatch())
+    assert "only members with the role 'annotator'" in room.refused(AUTHOR, "curation/statements", StatementBatch())
     too_many = StatementBatch(leases=(room.wish(ANN),) * 300, enrolments=(room.enrolment(ANN),) * 300)
-    assert "600 statements, at most 512" in room.refused(PEER, "curation/batch", too_many)
+    assert "600 statements, at most 512" in room.refused(PEER, "curation/statements", too_many)
 
 
 def test_a_session_is_of_one_peer(room: Room) -> None:
     room.project(ONE)
     room.leased(ANN)
-    assert "bad-signature: session" in room.refused(OTHER, "curation/batch", StatementBatch(leases=(room.wish(ANN, peer=PEER),)))
+    assert "bad-signature: session" in room.refused(
+        OTHER, "curation/statements", StatementBatch(leases=(room.wish(ANN, peer=PEER),))
+    )
 
 
 def test_a_peer_enrols_no_more_than_its_share(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,10 +333,12 @@ def test_serving_peers_are_counted_once_a_block(room: Room, monkeypatch: pytest.
     for _ in range(2):
         people = annotators(8)
         mine = [
-            room.tx(PEER, "curation/batch", StatementBatch(enrolments=(room.enrolment(who),)), ahead)
+            room.tx(PEER, "curation/statements", StatementBatch(enrolments=(room.enrolment(who),)), ahead)
             for ahead, who in enumerate(people, 1)
         ]
-        room.decide(*mine, room.tx(OTHER, "curation/batch", StatementBatch(enrolments=(room.enrolment(people[7], peer=OTHER),))))
+        room.decide(
+            *mine, room.tx(OTHER, "curation/statements", StatementBatch(enrolments=(room.enrolment(people[7], peer=OTHER),)))
+        )
     assert counts == [room.state.height - 2, room.state.height - 1]
     assert room.curation.shares.get_record(PEER.public) == PeerAnnotators(3), "two peers serve"
     room.decide(room.tx(AUTHOR, "member/register", RegisterRoles(("annotator",))))
@@ -384,7 +388,7 @@ def test_a_place_expires_in_the_block_in_which_its_peer_has_a_new_key(room: Room
     new = PEOPLE[6]
     rotate = RotateKey(new.public, new.sign(rotation_preimage(room.chain, PEER.public)))
     batch = StatementBatch(enrolments=(room.enrolment(CAT, peer=new),))
-    room.decide(room.tx(PEER, "member/rotate", rotate), room.tx(new, "curation/batch", batch))
+    room.decide(room.tx(PEER, "member/rotate", rotate), room.tx(new, "curation/statements", batch))
     assert room.curation.annotators_count == 1 and CAT.public in room.curation.annotators
     assert (room.curation.shares.get_record(PEER.public), room.curation.shares.get_record(new.public)) == (
         None,
@@ -450,12 +454,12 @@ def test_projects_are_of_members_who_have_ten_open_ones_at_most(room: Room) -> N
     first = room.project()
     for _ in range(PROJECTS_OPEN_MAX - 1):
         room.project()
-    assert "10 projects of this member are open" in room.refused(AUTHOR, "curation/found", CreateProject(ONE))
+    assert "10 projects of this member are open" in room.refused(AUTHOR, "curation/create-project", CreateProject(ONE))
     room.closed(first)
-    assert room.refused(AUTHOR, "curation/found", CreateProject(ONE)) == ""
-    assert "closed for ever" in room.refused(AUTHOR, "curation/move", SetProjectPhase(first, ProjectPhase.OPEN))
-    assert "the project is closed" in room.refused(AUTHOR, "curation/page", AddTaskPage(first, bytes(32), 1, bytes(32), 1))
-    assert "another member's" in room.refused(PEER, "curation/move", SetProjectPhase(first, ProjectPhase.OPEN))
+    assert room.refused(AUTHOR, "curation/create-project", CreateProject(ONE)) == ""
+    assert "closed for ever" in room.refused(AUTHOR, "curation/set-phase", SetProjectPhase(first, ProjectPhase.OPEN))
+    assert "the project is closed" in room.refused(AUTHOR, "curation/add-page", AddTaskPage(first, bytes(32), 1, bytes(32), 1))
+    assert "another member's" in room.refused(PEER, "curation/set-phase", SetProjectPhase(first, ProjectPhase.OPEN))
 
 
 @pytest.mark.parametrize(
@@ -471,19 +475,19 @@ def test_projects_are_of_members_who_have_ten_open_ones_at_most(room: Room) -> N
     ],
 )
 def test_a_project_that_asks_nonsense_is_refused(room: Room, asked: ProjectSpec, why: str) -> None:
-    assert why in room.refused(AUTHOR, "curation/found", CreateProject(asked))
+    assert why in room.refused(AUTHOR, "curation/create-project", CreateProject(asked))
 
 
 def test_a_paused_project_gives_out_no_tasks_and_a_closed_one_takes_no_answers(room: Room) -> None:
     project = room.project(ONE, tasks=3)
     ((ann,),) = room.leased(ANN)
-    room.say(AUTHOR, "curation/move", SetProjectPhase(project, ProjectPhase.PAUSED))
+    room.say(AUTHOR, "curation/set-phase", SetProjectPhase(project, ProjectPhase.PAUSED))
     assert room.leased(BOB) == [()]
     room.answered([(ANN, ann, (1,))])
     assert room.task(ann).label == (1,), "an answer to a paused project counts"
-    room.say(AUTHOR, "curation/move", SetProjectPhase(project, ProjectPhase.OPEN))
+    room.say(AUTHOR, "curation/set-phase", SetProjectPhase(project, ProjectPhase.OPEN))
     ((bob,),) = room.leased(BOB)
-    room.say(AUTHOR, "curation/move", SetProjectPhase(project, ProjectPhase.CLOSED))
+    room.say(AUTHOR, "curation/set-phase", SetProjectPhase(project, ProjectPhase.CLOSED))
     room.batch(commits=[room.commit(BOB, bob, (0,))])
     assert room.assignment(bob).state is AssignmentState.LEASED
 
@@ -579,7 +583,7 @@ def test_two_that_forfeit_at_once_send_their_task_to_its_author_once(room: Room)
     room.batch()
     task = room.task(leases[0])
     assert (task.stage, task.committed, task.places_taken, room.row(project).review) == (TaskStage.REVIEW, 0, 0, 1)
-    room.say(AUTHOR, "curation/review", ReviewTask(task_id(project, task.number), (1,)))
+    room.say(AUTHOR, "curation/review-task", ReviewTask(task_id(project, task.number), (1,)))
     assert room.row(project).review == 0 and room.row(project).settled == 1
 
 
@@ -614,29 +618,29 @@ def test_a_quorum_of_voters_closes_a_project(room: Room) -> None:
     project = room.project(ONE, tasks=1)
     outsider = PEOPLE[5]
     room.decide(room.admission(outsider))
-    assert "only a voter" in room.refused(outsider, "curation/stop", VoteToStopProject(project))
+    assert "only a voter" in room.refused(outsider, "curation/vote-to-stop", VoteToStopProject(project))
     for who in (PEER, OTHER, OTHER, PEER):
-        room.say(who, "curation/stop", VoteToStopProject(project))
+        room.say(who, "curation/vote-to-stop", VoteToStopProject(project))
     assert room.row(project).phase is ProjectPhase.OPEN and set(room.row(project).stop_requests) == {PEER.public, OTHER.public}
-    room.say(PEOPLE[3], "curation/stop", VoteToStopProject(project))
+    room.say(PEOPLE[3], "curation/vote-to-stop", VoteToStopProject(project))
     assert (
         room.row(project).phase is ProjectPhase.CLOSED
         and room.curation.closing == (project,)
         and project not in room.curation.open
     )
-    assert "no such project is open or paused" in room.refused(PEER, "curation/stop", VoteToStopProject(project))
+    assert "no such project is open or paused" in room.refused(PEER, "curation/vote-to-stop", VoteToStopProject(project))
 
 
 def test_the_wish_of_a_voter_that_left_does_not_count(room: Room) -> None:
     """Two of three are enough then."""
     project = room.project(ONE, tasks=1)
-    room.say(OTHER, "curation/stop", VoteToStopProject(project))
-    room.decide(room.tx(OTHER, "member/leave", ResignAsVoter()))
+    room.say(OTHER, "curation/vote-to-stop", VoteToStopProject(project))
+    room.decide(room.tx(OTHER, "member/resign", ResignAsVoter()))
     while OTHER.public in room.state.members.voters:
         room.decide()
-    room.say(PEER, "curation/stop", VoteToStopProject(project))
+    room.say(PEER, "curation/vote-to-stop", VoteToStopProject(project))
     assert room.row(project).phase is ProjectPhase.OPEN and room.row(project).stop_requests == (PEER.public,)
-    room.say(PEOPLE[3], "curation/stop", VoteToStopProject(project))
+    room.say(PEOPLE[3], "curation/vote-to-stop", VoteToStopProject(project))
     assert room.row(project).phase is ProjectPhase.CLOSED
 
 
@@ -665,9 +669,9 @@ def test_an_author_goes_on_with_another_key(room: Room) -> None:
     room.decide(room.rotation(AUTHOR, new))
     for _ in range(PROJECTS_OPEN_MAX - 1):
         room.project(ONE, author=new)
-    assert "10 projects of this member are open" in room.refused(new, "curation/found", CreateProject(ONE))
+    assert "10 projects of this member are open" in room.refused(new, "curation/create-project", CreateProject(ONE))
     room.page(project, 1, new)
-    room.say(new, "curation/move", SetProjectPhase(project, ProjectPhase.PAUSED))
+    room.say(new, "curation/set-phase", SetProjectPhase(project, ProjectPhase.PAUSED))
     assert room.row(project).phase is ProjectPhase.PAUSED and room.row(project).tasks == 2
 
 
@@ -769,7 +773,7 @@ def test_a_task_that_waits_for_its_author_waits_no_more_when_it_is_redacted(room
     assert room.row(project).review == 1
     room.say(AUTHOR, "curation/redact", redaction(room, project, 0))
     assert room.row(project).review == 0
-    assert "no such task waits" in room.refused(AUTHOR, "curation/review", ReviewTask(task_id(project, 0), (1,)))
+    assert "no such task waits" in room.refused(AUTHOR, "curation/review-task", ReviewTask(task_id(project, 0), (1,)))
 
 
 def test_two_voters_of_four_redact_if_they_say_the_same(room: Room) -> None:
@@ -796,7 +800,7 @@ def test_only_a_page_of_these_tasks_goes_and_none_that_a_project_has(room: Room)
     old, new = hashlib.sha256(data).digest(), hashlib.sha256(made).digest()
     first, second = room.project(ONE, tasks=0), room.project(ONE, tasks=0)
     for project in (first, second):
-        room.say(AUTHOR, "curation/page", AddTaskPage(project, old, len(data), page_merkle_root(page), 2))
+        room.say(AUTHOR, "curation/add-page", AddTaskPage(project, old, len(data), page_merkle_root(page), 2))
     room.say(AUTHOR, "curation/redact", Redaction(first, 0, 1, old, new, len(made)))
     (replaced,) = room.module.replaced_blobs(room.curation, 0)
     assert replaced.old == old and replaced.make(data) is None, "the second project has it"
@@ -817,7 +821,7 @@ def test_gold_is_what_its_author_knew_when_the_page_was_added(room: Room) -> Non
     first, second, misfit = gold_answers(5, golds)
 
     def refused(*answers: GoldAnswerProof, who: FastSigner = AUTHOR, of: bytes = project, page: int = 0) -> str:
-        return room.refused(who, "curation/gold", RevealGold(of, page, answers))
+        return room.refused(who, "curation/reveal-gold", RevealGold(of, page, answers))
 
     assert "another member's project" in refused(first, who=PEER)
     assert "no such page, or it has no gold" in refused(first, of=plain) and "no such page" in refused(first, page=1)
@@ -833,7 +837,7 @@ def test_gold_is_what_its_author_knew_when_the_page_was_added(room: Room) -> Non
     assert "of task 3" in refused(first, replace(first, index=3)) and "of task 200" in refused(replace(first, index=200))
     assert "[7] is no answer: one of 0..1" in refused(misfit)
     assert "task 1 is said already" in refused(first, first)
-    room.say(AUTHOR, "curation/gold", RevealGold(project, 0, (first, second)))
+    room.say(AUTHOR, "curation/reveal-gold", RevealGold(project, 0, (first, second)))
     assert {key: tuple(row.answer) for key, row in room.curation.golds.items()} == {
         task_id(project, 1): (1,), task_id(project, 3): (0,)
     }  # fmt: skip
@@ -844,13 +848,13 @@ def test_gold_comes_before_the_close_begins(room: Room) -> None:
     golds = {0: (1,), 1: (0,)}
     project = room.project(ONE, tasks=2, gold=golds)
     first, second = gold_answers(2, golds)
-    room.say(AUTHOR, "curation/move", SetProjectPhase(project, ProjectPhase.CLOSED))
+    room.say(AUTHOR, "curation/set-phase", SetProjectPhase(project, ProjectPhase.CLOSED))
     room.later(OPENING_MS - 1)
     room.batch()
-    room.say(AUTHOR, "curation/gold", RevealGold(project, 0, (first,)))
+    room.say(AUTHOR, "curation/reveal-gold", RevealGold(project, 0, (first,)))
     room.later(1)
     room.decide()
-    assert "the project's close has begun" in room.refused(AUTHOR, "curation/gold", RevealGold(project, 0, (second,)))
+    assert "the project's close has begun" in room.refused(AUTHOR, "curation/reveal-gold", RevealGold(project, 0, (second,)))
     assert room.row(project).golds == 1
 
 
@@ -859,7 +863,7 @@ def test_whoever_could_read_the_right_answer_did_not_vote_blind(room: Room) -> N
     project = room.project(SEVERAL, tasks=1, gold=golds)
     (ann,), (bob,) = room.leased(ANN, BOB)
     room.batch(commits=[room.commit(ANN, ann, (1,))])
-    room.say(AUTHOR, "curation/gold", RevealGold(project, 0, gold_answers(1, golds)))
+    room.say(AUTHOR, "curation/reveal-gold", RevealGold(project, 0, gold_answers(1, golds)))
     room.batch(commits=[room.commit(BOB, bob, (1,))])
     assert room.assignment(ann).is_blind and not room.assignment(bob).is_blind
 

@@ -37,7 +37,7 @@ def test_a_second_client_closes_alike(kind: str, has_gold: bool) -> None:
     project = room.project(asked, tasks, gold=golds)
     room.worked(CROWD[:6], says(asked, 1))
     if golds:
-        room.say(AUTHOR, "curation/gold", RevealGold(project, 0, gold_answers(tasks, golds)))
+        room.say(AUTHOR, "curation/reveal-gold", RevealGold(project, 0, gold_answers(tasks, golds)))
     settled = {row.number: key for key, row in room.curation.tasks.items() if row.stage is TaskStage.SETTLED}
     numbers = sorted(settled)
     votes = [vote for _, vote in room.curation.assignments.items() if vote.state is AssignmentState.SETTLED]

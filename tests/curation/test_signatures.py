@@ -57,7 +57,7 @@ def test_one_false_signature_refuses_a_batch_whatever_the_state_says_of_the_stat
     assert after.passed_over == (kind != "enrolments") and after.annotators_count == BATCH_MAX - (kind != "enrolments")
     false = replace(statement, signature=NOISE)
     batch[kind] = [*batch[kind][:-1], false]
-    signed = room.tx(PEER, "curation/batch", StatementBatch(**{name: tuple(items) for name, items in batch.items()}))
+    signed = room.tx(PEER, "curation/statements", StatementBatch(**{name: tuple(items) for name, items in batch.items()}))
     for curation in (before.modules["curation"], after):
         with pytest.raises(RemoteProtocolError, match="bad-signature"):
             room.rules.apply_transaction(room.state.with_modules(curation=curation), signed)
@@ -66,7 +66,9 @@ def test_one_false_signature_refuses_a_batch_whatever_the_state_says_of_the_stat
 def _full(room: Room, batches: int, last: int) -> list[Signed]:
     """So many batches of 512 enrolments, and one of `last`."""
     return [
-        room.tx(PEER, "curation/batch", StatementBatch(enrolments=tuple(_enrolments(room, count, name=f"n{ahead}"))), ahead + 1)
+        room.tx(
+            PEER, "curation/statements", StatementBatch(enrolments=tuple(_enrolments(room, count, name=f"n{ahead}"))), ahead + 1
+        )
         for ahead, count in enumerate([BATCH_MAX] * batches + [last])
     ]
 
@@ -125,7 +127,7 @@ def _pack() -> Pack:
 
 
 def _batch(pack: Pack, *enrolments: Any, nonce: int = 2) -> Signed:
-    return pack.world.tx(PEER, "curation/batch", StatementBatch(enrolments=enrolments), nonce)
+    return pack.world.tx(PEER, "curation/statements", StatementBatch(enrolments=enrolments), nonce)
 
 
 def _hears(shell: Shell, sender: FastSigner, signed: Signed) -> bool:
@@ -165,7 +167,7 @@ def test_a_leader_that_puts_a_false_signature_into_its_block_loses_its_view() ->
 def test_a_statement_of_one_peer_is_false_in_another_peers_batch(room: Room) -> None:
     room.project(ONE)
     assert "bad-signature: enrol" in room.refused(
-        OTHER, "curation/batch", StatementBatch(enrolments=(room.enrolment(ANN, PEER),))
+        OTHER, "curation/statements", StatementBatch(enrolments=(room.enrolment(ANN, PEER),))
     )
 
 
@@ -179,7 +181,7 @@ def test_only_the_first_batch_of_a_block_looks_at_what_expires(room: Room, monke
     leases = [lease for (lease,) in room.leased(ANN, BOB)]
     room.later(LEASE_MS + 1)
     room.decide()
-    room.decide(*(room.tx(PEER, "curation/batch", StatementBatch(), ahead) for ahead in (1, 2, 3)))
+    room.decide(*(room.tx(PEER, "curation/statements", StatementBatch(), ahead) for ahead in (1, 2, 3)))
     assert [room.assignment(lease).state for lease in leases].count(AssignmentState.EXPIRED) == 1
     room.batch()
     assert [room.assignment(lease).state for lease in leases].count(AssignmentState.EXPIRED) == 2
@@ -210,14 +212,14 @@ def test_the_dearest_batch_fits_into_a_block(room: Room) -> None:
     wishes = StatementBatch(leases=tuple(room.wish(who, LEASES_MAX) for who in annotators(BATCH_MAX)))
     openings = StatementBatch(openings=(room.opening(ANN, bytes(32), (0,)),) * BATCH_MAX)
     for batch in (wishes, openings):
-        signed = room.tx(PEER, "curation/batch", batch)
+        signed = room.tx(PEER, "curation/statements", batch)
         assert room.rules.transaction_traits(signed.signer, room.rules.open_transaction(signed)).cost <= COST_PER_BLOCK_MAX
         assert room.problem(signed) is None
 
 
 def test_small_batches_of_a_block_look_at_no_more_tasks_than_its_cost_allows(room: Room) -> None:
     """Each batch may look at `DRAW_LOOKS_MAX` tasks, however few draws it asks for. A thousand such batches took 6 s."""
-    signed = room.tx(PEER, "curation/batch", StatementBatch(leases=(room.wish(ANN),)))
+    signed = room.tx(PEER, "curation/statements", StatementBatch(leases=(room.wish(ANN),)))
     cost = room.rules.transaction_traits(signed.signer, room.rules.open_transaction(signed)).cost
     batches = min(COST_PER_BLOCK_MAX // cost, TRANSACTIONS_PER_BLOCK_MAX)
     assert batches * (DRAW_LOOKS_MAX + LOOKS_FOR_DRAW) <= COST_PER_BLOCK_MAX * LOOKS_FOR_COST
@@ -251,13 +253,16 @@ def test_a_batch_of_a_key_that_is_new_in_its_block_is_verified_ahead(room: Room)
     new = PEOPLE[5]
     batches = [
         room.tx(
-            new, "curation/batch", StatementBatch(enrolments=tuple(_enrolments(room, BATCH_MAX, new, f"n{number}"))), 1 + number
+            new,
+            "curation/statements",
+            StatementBatch(enrolments=tuple(_enrolments(room, BATCH_MAX, new, f"n{number}"))),
+            1 + number,
         )
         for number in range(4)
     ]
     assert _left_after_verification(room, BlockBody((), (), (room.rotation(PEER, new), *batches))) == 1, "of the rotation alone"
     register = room.tx(new, "member/register", RegisterRoles(("annotator",)), 2)
-    batch = room.tx(new, "curation/batch", StatementBatch(enrolments=tuple(_enrolments(room, BATCH_MAX, new))), 3)
+    batch = room.tx(new, "curation/statements", StatementBatch(enrolments=tuple(_enrolments(room, BATCH_MAX, new))), 3)
     left = _left_after_verification(room, BlockBody((), (), (room.admission(new), register, batch)))
     assert left == 2, "of the invitation and its token"
 

@@ -155,7 +155,7 @@ def _of_class(kind: Any, *examples: Any) -> Decoder:
 
 
 def _signed() -> Decoder:
-    message = Transaction(1, 2, "member/leave", b"")
+    message = Transaction(1, 2, "member/resign", b"")
     examples = [codec.encode(sign_message(person, bytes(32), message)) for person in PEOPLE[:3]]
 
     def decode(data: bytes) -> Signed:
@@ -412,7 +412,7 @@ def _ledger() -> list[Decoder]:
             st.builds(lambda content, kind=kind: world.tx(PEOPLE[1], kind, content), strategy_of(content))
             for kind, content in CONTENTS.items()
         ),
-        st.sampled_from([world.tx(PEOPLE[0], "member/leave", CONTENTS["member/leave"]()), world.admission(PEOPLE[9])]),
+        st.sampled_from([world.tx(PEOPLE[0], "member/resign", CONTENTS["member/resign"]()), world.admission(PEOPLE[9])]),
     )
 
     def apply(data: bytes) -> Any:
@@ -436,7 +436,7 @@ def _ledger() -> list[Decoder]:
         return signed.body
 
     refuses = (Refused, RemoteProtocolError, UnsupportedModuleVersion)
-    encoded_state = rules.encode_state(world.decide(world.tx(PEOPLE[0], "member/leave", CONTENTS["member/leave"]())))
+    encoded_state = rules.encode_state(world.decide(world.tx(PEOPLE[0], "member/resign", CONTENTS["member/resign"]())))
     empty = decode_body(EMPTY_BODY)
     bodies = contents.map(lambda signed: codec.encode(replace(empty, transactions=(signed,))))
     return [

@@ -164,7 +164,7 @@ class Chain(World):
         assert person.public in self.state.members.voters
 
     def dismiss_voter(self, person: FastSigner) -> None:
-        self.decide(self.tx(person, "member/leave", ResignAsVoter()))
+        self.decide(self.tx(person, "member/resign", ResignAsVoter()))
         self.decide()
         self.decide()
         assert person.public not in self.state.members.voters

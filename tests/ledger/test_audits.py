@@ -756,7 +756,7 @@ def test_a_trainer_that_serves_all_but_more_reexecutors_than_can_lie_is_suspende
 
 def others_leave(court: Court, *leaving: FastSigner) -> None:
     """And those who stay vote and train in the rounds that follow, which the windows of those before do not reach."""
-    court.decide(*(court.tx(person, "member/leave", ResignAsVoter()) for person in leaving))
+    court.decide(*(court.tx(person, "member/resign", ResignAsVoter()) for person in leaving))
     for person in leaving:
         court.people.pop(person.public)
     while any(person.public in court.state.members.voters for person in leaving):

@@ -230,7 +230,7 @@ def test_a_step_whose_state_has_an_encoding_acts() -> None:
 def test_blocks_go_on_with_a_step_that_always_fails() -> None:
     world = _world("settle_block", KeyError(b"gone"))
     for height in range(1, 6):
-        world.decide(world.tx(PEOPLE[0], "member/name", RenameMember(f"name {height}")))
+        world.decide(world.tx(PEOPLE[0], "member/rename", RenameMember(f"name {height}")))
     assert world.state.height == 5 and world.state.members.members[PEOPLE[0].public].name == "name 5"
     assert _tally(world) == Tally(0, {"genesis": 1, "end_block": 5})
 
@@ -264,7 +264,7 @@ def test_a_transaction_that_makes_its_module_fail_is_refused(step: str) -> None:
     assert world.ledger.mempool.add_transaction(add)
     assert world.ledger.mempool.select_transactions(world.rules, world.state) == ()
     assert codec.encode(_tally(world)) == tally and world.state.state_root == root, "what it has changed is undone"
-    world.decide(world.tx(PEOPLE[1], "member/name", RenameMember("works")))
+    world.decide(world.tx(PEOPLE[1], "member/rename", RenameMember("works")))
     assert world.state.height == 2
 
 
@@ -281,7 +281,7 @@ def _upgraded(*modules: Module[Any], founded: bool = True) -> World:
     first = *world.genesis.modules, *[ModuleVersion(name, 1)] * founded
     known = *core_modules(PlainJobs()), *modules
     world.rules = world.ledger.rules = LedgerRules(replace(world.genesis, modules=first), FastVerifier(), known)
-    world.chain, world.ledger.state = world.rules.chain_id, world.rules.genesis_state()
+    world.chain, world.ledger.applied.current = world.rules.chain_id, world.rules.genesis_state()
     at = world.state.height + UPGRADE_NOTICE_HEIGHTS + 5
     for person in PEOPLE[:3]:
         world.decide(world.tx(person, "network/upgrade", ModuleUpgrade(name, version, at)))

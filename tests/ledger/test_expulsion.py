@@ -120,7 +120,7 @@ def test_a_candidate_that_is_expelled_in_the_block_of_its_last_approval_does_not
 
 
 def test_a_voter_that_leaves_and_is_expelled_goes_once(world: World) -> None:
-    world.decide(world.tx(PEOPLE[0], "member/leave", ResignAsVoter()), world.tx(LIAR, "member/leave", ResignAsVoter()))
+    world.decide(world.tx(PEOPLE[0], "member/resign", ResignAsVoter()), world.tx(LIAR, "member/resign", ResignAsVoter()))
     assert world.state.members.resigning_voters == (LIAR.public,)
     world.decide(evidence=(world.double(LIAR),))
     assert world.state.members.resigning_voters == ()
@@ -137,7 +137,7 @@ def wrong_evidence(world: World) -> dict[str, tuple[Evidence, ...]]:
         "no-evidence": (Evidence(sound.first, sound.first),),
         "no-evidence: ": (Evidence(sound.first, other.second),),
         "bad-signature:": (Evidence(*elsewhere),),
-        "unknown-message": (Evidence(sound.first, world.tx(LIAR, "member/leave", ResignAsVoter())),),
+        "unknown-message": (Evidence(sound.first, world.tx(LIAR, "member/resign", ResignAsVoter())),),
         "is no member's key": (world.double(NEW),),
         "evidence must ascend": tuple(reversed(ascending)),
         "evidence must ascend by": (sound, Evidence(sound.second, sound.first)),
@@ -159,10 +159,10 @@ def test_the_last_voter_is_never_expelled_and_neither_is_the_last_that_would_sta
     assert "is the last voter" in (alone.problem(evidence=(alone.double(PEOPLE[0]),)) or "")
     both = tuple(two.double(person) for person in PEOPLE[:2])
     assert "is the last voter" in (two.problem(evidence=both) or "")
-    two.decide(two.tx(PEOPLE[0], "member/leave", ResignAsVoter()))
+    two.decide(two.tx(PEOPLE[0], "member/resign", ResignAsVoter()))
     assert two.problem(evidence=both[:1]) is None and "is the last voter" in (two.problem(evidence=both[1:]) or "")
     two.decide(evidence=both[:1])
-    assert "last voter" in (two.problem(two.tx(PEOPLE[1], "member/leave", ResignAsVoter())) or "")
+    assert "last voter" in (two.problem(two.tx(PEOPLE[1], "member/resign", ResignAsVoter())) or "")
 
 
 def test_who_leaves_counts_on_nobody_whose_expulsion_waits_for_its_turn() -> None:
@@ -170,7 +170,7 @@ def test_who_leaves_counts_on_nobody_whose_expulsion_waits_for_its_turn() -> Non
     first, second = sorted((world.double(person) for person in PEOPLE[:2]), key=lambda item: item.signer)
     world.decide(evidence=(first, second))
     assert len(world.state.members.upcoming) == 2
-    assert "last voter" in (world.problem(world.tx(PEOPLE[2], "member/leave", ResignAsVoter())) or "")
+    assert "last voter" in (world.problem(world.tx(PEOPLE[2], "member/resign", ResignAsVoter())) or "")
 
 
 def test_a_change_that_waits_is_due_also_while_the_sets_stand_still(world: World) -> None:
@@ -208,7 +208,7 @@ def test_a_round_opened_in_the_block_of_the_evidence_is_opened_without_the_liar(
 
 def test_a_round_has_voters_even_where_all_who_decide_the_next_height_are_expelled() -> None:
     world = World(voters=2, trainers=1)
-    world.decide(world.tx(PEOPLE[0], "member/leave", ResignAsVoter()))
+    world.decide(world.tx(PEOPLE[0], "member/resign", ResignAsVoter()))
     assert world.state.members.upcoming == (PEOPLE[1].public,)
     expelled = members.expel_member(replace(world.state.members, voters=(PEOPLE[0].public,)), PEOPLE[0].public, 9)
     assert expelled.round_voters == (PEOPLE[1].public,)
@@ -388,7 +388,7 @@ def test_a_key_that_waits_for_its_vote_gets_no_second_one_and_does_not_rotate_ag
 
 
 def test_a_voter_that_leaves_does_not_rotate_meanwhile(world: World) -> None:
-    world.decide(*(world.tx(person, "member/leave", ResignAsVoter()) for person in PEOPLE[:2]))
+    world.decide(*(world.tx(person, "member/resign", ResignAsVoter()) for person in PEOPLE[:2]))
     assert "leaves or waits" in (world.problem(world.rotation(PEOPLE[1], KEY)) or "")
 
 
@@ -467,7 +467,7 @@ def test_expulsions_come_before_rotations_before_leaves_before_joins_and_one_a_b
     standing(world, NEW)
     world.decide(*(world.tx(PEOPLE[i], "member/approve", ApproveVoter(NEW.public)) for i in (0, 1)))
     last = world.tx(PEOPLE[2], "member/approve", ApproveVoter(NEW.public))
-    leave = world.tx(PEOPLE[1], "member/leave", ResignAsVoter())
+    leave = world.tx(PEOPLE[1], "member/resign", ResignAsVoter())
     sets = [set(world.state.members.upcoming)]
     world.decide(last, leave, world.rotation(PEOPLE[0], KEY), evidence=(world.double(LIAR),))
     sets.append(set(world.state.members.upcoming))
@@ -564,7 +564,7 @@ def transaction(world: World, person: FastSigner, other: FastSigner, action: str
         case "rotate":
             return world.rotation(person, new_key(person), ahead)
         case "leave":
-            return world.tx(person, "member/leave", ResignAsVoter(), ahead)
+            return world.tx(person, "member/resign", ResignAsVoter(), ahead)
         case "stand":
             shown = max(world.state.height - 1, 0)
             return world.tx(person, "member/stand", StandAsVoter(shown, world.state.certified_roots.get(shown, bytes(32))), ahead)

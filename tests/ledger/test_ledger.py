@@ -145,7 +145,7 @@ def test_one_empty_block_certifies_the_last_root_and_no_more_follow(world: World
 
 
 def test_a_change_of_voters_is_followed_by_empty_blocks_until_it_acts(world: World) -> None:
-    world.ledger.mempool.add_transaction(world.tx(PEOPLE[0], "member/leave", ResignAsVoter()))
+    world.ledger.mempool.add_transaction(world.tx(PEOPLE[0], "member/resign", ResignAsVoter()))
     assert settle(world) == 4
     members = world.state.members
     assert members.previous == members.voters == members.upcoming and PEOPLE[0].public not in members.voters
@@ -273,7 +273,7 @@ def act(world: World, action: str, number: int) -> None:
         case "admit":
             world.ledger.mempool.add_transaction(world.admission(newcomer, token=FastSigner(f"token {number % 3}")))
         case "leave":
-            world.ledger.mempool.add_transaction(world.tx(person, "member/leave", ResignAsVoter()))
+            world.ledger.mempool.add_transaction(world.tx(person, "member/resign", ResignAsVoter()))
         case "stand":
             shown = max(world.state.height - 1, 0)
             root = world.state.certified_roots.get(shown, bytes(32))

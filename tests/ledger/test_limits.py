@@ -91,7 +91,7 @@ def test_only_voters_set_limits_that_there_are() -> None:
 def test_wishes_go_with_their_author_s_vote() -> None:
     world = Limited()
     world.decide(world.wish(3, 5_000))
-    world.decide(world.tx(PEOPLE[3], "member/leave", ResignAsVoter()))
+    world.decide(world.tx(PEOPLE[3], "member/resign", ResignAsVoter()))
     world.decide()
     world.decide()
     assert not world.network.limit_votes

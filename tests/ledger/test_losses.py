@@ -321,7 +321,7 @@ def test_a_trainer_has_as_long_to_open_as_its_round_had_re_executors_also_if_the
     # seven: 160 ms, four: 100 ms
     court = Bound(7, silent=[A], window=1, auditors=6, response_ms=20, serving_ms_per_reexecutor=20)
     court.audited_round()
-    court.decide(*(court.tx(person, "member/leave", ResignAsVoter()) for person in PEOPLE[4:7]))
+    court.decide(*(court.tx(person, "member/resign", ResignAsVoter()) for person in PEOPLE[4:7]))
     while len(court.job(court.key).reexecutors) > 4:
         court.audited_round()
     court.round()

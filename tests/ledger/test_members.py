@@ -244,23 +244,23 @@ def test_roles_change_with_a_registration(world: World) -> None:
 
 def test_a_member_names_itself_and_only_its_name_changes(world: World) -> None:
     before = world.state.members.members
-    world.decide(world.tx(PEOPLE[1], "member/name", RenameMember("ben")))
+    world.decide(world.tx(PEOPLE[1], "member/rename", RenameMember("ben")))
     after = world.state.members.members
     assert after[PEOPLE[1].public] == replace(before[PEOPLE[1].public], name="ben", nonce=1)
     assert {**after, PEOPLE[1].public: before[PEOPLE[1].public]} == before
-    world.decide(world.tx(PEOPLE[2], "member/name", RenameMember("ben")))
+    world.decide(world.tx(PEOPLE[2], "member/rename", RenameMember("ben")))
     assert world.state.members.members[PEOPLE[2].public].name == "ben", "two may have one name"
 
 
 def test_a_new_key_keeps_the_name(world: World) -> None:
-    world.decide(world.tx(PEOPLE[1], "member/name", RenameMember("ben")))
+    world.decide(world.tx(PEOPLE[1], "member/rename", RenameMember("ben")))
     world.decide(world.rotation(PEOPLE[1], OTHER))
     assert world.state.members.members[OTHER.public].name == "ben"
 
 
 @pytest.mark.parametrize("name", ["a\x1b[2J", "a\u202eb", " ben"])
 def test_a_name_that_a_screen_shows_otherwise_is_refused_from_members_newcomers_and_founders(world: World, name: str) -> None:
-    assert (world.problem(world.tx(PEOPLE[0], "member/name", RenameMember(name))) or "").startswith("bad-name")
+    assert (world.problem(world.tx(PEOPLE[0], "member/rename", RenameMember(name))) or "").startswith("bad-name")
     admit = codec.decode(AdmitMember, world.rules.open_transaction(world.admission(NEW)).content)
     assert (world.problem(world.tx(NEW, ADMITTED, replace(admit, name=name))) or "").startswith("bad-name")
     for wrong in (replace(world.genesis, network=name), replace(world.genesis, founders={bytes(32): Founder(name, ())})):
@@ -331,7 +331,7 @@ def test_a_candidate_shows_a_recent_root_that_was_certified(world: World) -> Non
 def test_approvals_of_a_voter_that_left_do_not_count(world: World) -> None:
     stood(world)
     approved(world, 0, 1)
-    world.decide(world.tx(PEOPLE[0], "member/leave", ResignAsVoter()))
+    world.decide(world.tx(PEOPLE[0], "member/resign", ResignAsVoter()))
     for _ in range(3):
         world.decide()
     # 3 voters need 2 approvals for a quorum; one of the two given is gone
@@ -341,17 +341,17 @@ def test_approvals_of_a_voter_that_left_do_not_count(world: World) -> None:
 
 
 def test_who_leaves_stops_deciding_two_heights_later_and_stays_a_member(world: World) -> None:
-    world.decide(world.tx(PEOPLE[0], "member/leave", ResignAsVoter()))
+    world.decide(world.tx(PEOPLE[0], "member/resign", ResignAsVoter()))
     now = world.state.members
     assert PEOPLE[0].public in now.voters and PEOPLE[0].public not in now.upcoming
     world.decide()
     assert PEOPLE[0].public not in world.state.members.voters and PEOPLE[0].public in world.state.members.members
-    assert "does not vote" in (world.problem(world.tx(PEOPLE[0], "member/leave", ResignAsVoter())) or "")
+    assert "does not vote" in (world.problem(world.tx(PEOPLE[0], "member/resign", ResignAsVoter())) or "")
 
 
 def test_those_who_leave_leave_one_by_one_and_the_last_voter_stays() -> None:
     world = World(voters=3)
-    leave = [world.tx(person, "member/leave", ResignAsVoter()) for person in PEOPLE[:3]]
+    leave = [world.tx(person, "member/resign", ResignAsVoter()) for person in PEOPLE[:3]]
     assert "last voter" in (world.problem(*leave) or "")
     world.decide(*leave[:2])
     sizes = []
@@ -363,7 +363,7 @@ def test_those_who_leave_leave_one_by_one_and_the_last_voter_stays() -> None:
 
 
 def test_leaving_twice_is_refused(world: World) -> None:
-    twice = [world.tx(PEOPLE[0], "member/leave", ResignAsVoter(), ahead) for ahead in (1, 2)]
+    twice = [world.tx(PEOPLE[0], "member/resign", ResignAsVoter(), ahead) for ahead in (1, 2)]
     assert "does not vote" in (world.problem(*twice) or "")
 
 

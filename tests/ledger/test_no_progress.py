@@ -209,5 +209,5 @@ def test_whoever_begins_from_a_snapshot_counts_on() -> None:
     close(court, court.key, times=NO_PROGRESS_ROUNDS - 1)
     again = court.rules.decode_state(court.rules.encode_state(court.state))
     assert again.state_root == court.state.state_root
-    court.ledger.state = again
+    court.ledger.applied.current = again
     assert close(court, court.key).made_no_progress

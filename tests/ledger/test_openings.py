@@ -266,7 +266,7 @@ def test_whoever_leaves_the_voters_still_reports_and_opens() -> None:
     court = everybody_audits()
     court.round()
     report_all(court, but=[(D, A)])
-    court.decide(court.tx(DEE, "member/leave", ResignAsVoter()))
+    court.decide(court.tx(DEE, "member/resign", ResignAsVoter()))
     court.round(AUDITS.window)
     assert D not in court.state.members.voters
     assert "may still come" in (court.problem(opened(court, ANN, 1, A)) or "")
@@ -325,7 +325,7 @@ class Walk(Court):
                 self.people[new.public] = new
                 return self.rotation(person, new)
             case "leave":
-                return self.tx(person, "member/leave", ResignAsVoter())
+                return self.tx(person, "member/resign", ResignAsVoter())
             case "stop":
                 return self.tx(person, "job/stop", StopJob(self.key))
         return None

@@ -82,7 +82,7 @@ class TwoWays(World):
         return self.tx(person, "member/approve", ApproveVoter(self._one(self.state.members.candidates, number)))
 
     def left(self, person: FastSigner, number: int) -> Signed:
-        return self.tx(person, "member/leave", ResignAsVoter())
+        return self.tx(person, "member/resign", ResignAsVoter())
 
     def rotated(self, person: FastSigner, number: int) -> Signed:
         return self.rotation(person, PEOPLE[-1 - number])

@@ -209,7 +209,7 @@ def crowded(refused: bool) -> tuple[World, CostlyRules, LedgerApplication]:
     contents: list[Any] = [ApproveVoter(bytes([number]) * 32) if refused else RenameMember(f"n{number}") for number in range(256)]
     for person in PEOPLE[:10]:
         for content in contents[:PENDING_PER_MEMBER_MAX]:
-            ledger.mempool.add_transaction(world.tx(person, "member/approve" if refused else "member/name", content))
+            ledger.mempool.add_transaction(world.tx(person, "member/approve" if refused else "member/rename", content))
     return world, rules, ledger
 
 

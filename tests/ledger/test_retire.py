@@ -95,7 +95,7 @@ def test_only_voters_have_wishes_and_only_about_others_that_have_something_to_lo
 
 def test_wishes_of_those_that_lost_their_vote_do_not_count(world: World) -> None:
     wished(world, 0, 1)
-    world.decide(world.tx(PEOPLE[0], "member/leave", ResignAsVoter()))
+    world.decide(world.tx(PEOPLE[0], "member/resign", ResignAsVoter()))
     settled(world)
     assert PEOPLE[0].public not in world.state.members.retirement_votes
     wished(world, 2, lower=True)
@@ -130,7 +130,7 @@ def test_a_wish_counts_until_it_expires(world: World) -> None:
 def test_fewer_voters_need_fewer_wishes_without_anybody_saying_it_again(world: World) -> None:
     world = World(voters=6)  # q = 4; when two have left q = 3
     for person in (PEOPLE[0], PEOPLE[1]):
-        world.decide(world.tx(person, "member/leave", ResignAsVoter()))
+        world.decide(world.tx(person, "member/resign", ResignAsVoter()))
     wished(world, 2, 3, 4, subject=PEOPLE[5], lower=True)
     now = settled(world)
     assert set(now.voters) == {person.public for person in PEOPLE[2:5]}
@@ -151,7 +151,7 @@ def test_f_falls_only_when_all_of_a_quorum_say_so() -> None:
 def test_changes_that_wait_already_count(world: World) -> None:
     """Five voters, one leaves: of the four that stay nobody is retired by wishes that were made while there were five."""
     wished(world, 0, 1, 2)
-    world.decide(wish(world, 3), world.tx(PEOPLE[3], "member/leave", ResignAsVoter(), 2))
+    world.decide(wish(world, 3), world.tx(PEOPLE[3], "member/resign", ResignAsVoter(), 2))
     assert len(settled(world).voters) == 4 and SUBJECT.public in world.state.members.voters
     wished(world, 0, 1, 2, lower=True)
     assert len(settled(world).voters) == 3
@@ -170,7 +170,7 @@ def test_the_last_voter_is_never_retired() -> None:
     assert len(settled(world).voters) == 2, "both are a quorum of two"
     world = World(voters=3)
     wishes = [wish(world, voter, PEOPLE[2], True) for voter in (0, 1)]
-    world.decide(*wishes, *(world.tx(PEOPLE[voter], "member/leave", ResignAsVoter(), 2) for voter in (0, 1)))
+    world.decide(*wishes, *(world.tx(PEOPLE[voter], "member/resign", ResignAsVoter(), 2) for voter in (0, 1)))
     assert settled(world).voters == (PEOPLE[2].public,), "who wants it leaves, too"
 
 
@@ -267,7 +267,7 @@ def test_who_was_retired_trains_no_job_alone_until_it_is_back(comes_back: str) -
 def test_a_key_that_waits_for_its_turn_or_leaves_is_not_retired_meanwhile(world: World) -> None:
     """Of three changes one acts in a block."""
     changed = [world.rotation(PEOPLE[2], PEOPLE[8]), world.rotation(SUBJECT, NEW)]
-    world.decide(*changed, world.tx(PEOPLE[3], "member/leave", ResignAsVoter()))
+    world.decide(*changed, world.tx(PEOPLE[3], "member/resign", ResignAsVoter()))
     assert "changes its key" in (world.problem(wish(world, 0, NEW)) or "")
     assert "stops voting already" in (world.problem(wish(world, 0, PEOPLE[3])) or "")
     settled(world)
@@ -290,7 +290,7 @@ def test_whatever_people_wish_a_quorum_wants_each_retirement_and_f_falls_only_wi
         lower = source.random() < 0.5
         kinds = {
             "member/retire": RetireMember(subject.public, lower, FAR_MS),
-            "member/leave": ResignAsVoter(),
+            "member/resign": ResignAsVoter(),
             "member/stand": StandAsVoter(
                 world.state.height - 1, world.state.certified_roots.get(world.state.height - 1, bytes(32))
             ),

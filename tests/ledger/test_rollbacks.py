@@ -258,7 +258,7 @@ def test_so_many_rollbacks_are_remembered() -> None:
         court.round(2)
         while trainer in court.job(court.key).trainers_to_vouch_for or trainer not in court.job(court.key).trainers:
             jobs = {court.key: replace(court.job(court.key), distrusted_members=(), trainers_to_vouch_for=())}
-            court.ledger.state = court.state.with_modules(jobs=replace(court.state.jobs, jobs=jobs))
+            court.ledger.applied.current = court.state.with_modules(jobs=replace(court.state.jobs, jobs=jobs))
             court.follow()
             court.round()
         convict(court, court.job(court.key).round - 1, trainer)
@@ -706,7 +706,7 @@ def test_who_changes_its_mind_counts_once_and_who_votes_no_more_counts_not() -> 
     court.decide(wish(court, ANN, 4), wish(court, BEN, 4), wish(court, DEE, 8))
     court.decide(wish(court, ANN, 8))
     assert court.job(court.key).rollback_requests == {ANN.public: 8, BEN.public: 4, DEE.public: 8}
-    court.decide(court.tx(DEE, "member/leave", ResignAsVoter()))
+    court.decide(court.tx(DEE, "member/resign", ResignAsVoter()))
     court.decide()
     court.decide()
     assert place(court.job(court.key))[1] >= 10, "nobody else asks for the same as Ann"
@@ -717,7 +717,7 @@ def test_a_rollback_needs_a_voter_a_job_that_goes_on_and_an_earlier_model_that_i
     court.round(9)
     for number in (3, 9):
         assert "take one of @0, @4, @8" in (court.problem(wish(court, ANN, number)) or "")
-    court.decide(court.tx(DEE, "member/leave", ResignAsVoter()))
+    court.decide(court.tx(DEE, "member/resign", ResignAsVoter()))
     court.round(2)
     assert "only a voter" in (court.problem(wish(court, DEE, 4)) or "")
     assert "is the present model" in (court.problem(wish(court, ANN, 12)) or "")

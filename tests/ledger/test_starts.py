@@ -32,11 +32,11 @@ def world() -> World:
 
 
 def hold(world: World, key: bytes, *voters: FastSigner) -> None:
-    world.decide(*(world.tx(voter, "job/hold", AttestStartModel(key)) for voter in voters))
+    world.decide(*(world.tx(voter, "job/attest-start-model", AttestStartModel(key)) for voter in voters))
 
 
 def refusal(world: World, person: FastSigner, key: bytes) -> str:
-    return world.problem(world.tx(person, "job/hold", AttestStartModel(key))) or ""
+    return world.problem(world.tx(person, "job/attest-start-model", AttestStartModel(key))) or ""
 
 
 def test_a_job_starts_when_a_quorum_of_voters_holds_what_it_starts_from(world: World) -> None:

@@ -72,7 +72,7 @@ def lived() -> World:
     key = world.start(spec=LANGUAGE + b":3")
     trainers = world.job(key).trainers
     world.decide(closings=(world.closing(key, {trainers[0]: ACCEPT, trainers[1]: REPLAY}),))
-    world.decide(world.tx(PEOPLE[3], "member/leave", ResignAsVoter()))
+    world.decide(world.tx(PEOPLE[3], "member/resign", ResignAsVoter()))
     return world
 
 
@@ -124,7 +124,7 @@ def _parts(world: World, action: str, number: int) -> tuple[tuple[RoundCertifica
         case "admit":
             return (), (world.admission(PEOPLE[4 + number]),)
         case "leave":
-            return (), (world.tx(person, "member/leave", ResignAsVoter()),)
+            return (), (world.tx(person, "member/resign", ResignAsVoter()),)
         case "start":
             return (), (world.tx(person, "job/start", StartJob(SCRATCH)),)
         case "close" if running:
@@ -330,7 +330,7 @@ def test_cheap_jobs_end_no_audits_of_dear_ones(monkeypatch: pytest.MonkeyPatch) 
 def test_whoever_gave_up_its_vote_counts_no_more_for_ending_a_job(world: World) -> None:
     key = world.start(PEOPLE[3])
     world.decide(world.tx(PEOPLE[0], "job/stop", StopJob(key)))
-    world.decide(world.tx(PEOPLE[0], "member/leave", ResignAsVoter()))
+    world.decide(world.tx(PEOPLE[0], "member/resign", ResignAsVoter()))
     while PEOPLE[0].public in world.state.members.voters:
         world.decide()
     world.decide(world.tx(PEOPLE[1], "job/stop", StopJob(key)))
@@ -504,7 +504,7 @@ def test_a_round_keeps_the_voters_it_was_opened_with() -> None:
     world = World(voters=6)  # of which five can close the round
     key = world.start(PEOPLE[0], SCRATCH)
     voters = world.job(key).voters
-    for transactions in ((world.tx(PEOPLE[5], "member/leave", ResignAsVoter()),), (), ()):
+    for transactions in ((world.tx(PEOPLE[5], "member/resign", ResignAsVoter()),), (), ()):
         world.decide(*transactions)
     assert PEOPLE[5].public not in world.state.members.voters
     assert world.job(key).voters == voters

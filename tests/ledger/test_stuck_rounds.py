@@ -103,7 +103,7 @@ def test_a_round_of_which_enough_voters_are_left_goes_on_as_it_was_opened() -> N
     world = World(voters=6)
     key = world.start()
     before = world.job(key)
-    world.decide(world.tx(PEOPLE[5], "member/leave", ResignAsVoter()))
+    world.decide(world.tx(PEOPLE[5], "member/resign", ResignAsVoter()))
     empty_blocks(world)
     assert len(world.state.members.voters) == 5 and world.job(key) == before
 
@@ -115,7 +115,7 @@ def test_one_voter_goes_and_the_round_still_closes_with_every_quorum_that_decide
     key = world.start(spec=UNAUDITED)
     gone = PEOPLE[voters - 1]
     if goes == "leaves":
-        world.decide(world.tx(gone, "member/leave", ResignAsVoter()))
+        world.decide(world.tx(gone, "member/resign", ResignAsVoter()))
     else:
         world.decide(evidence=(world.double(gone),))
     empty_blocks(world)
@@ -128,7 +128,7 @@ def test_one_voter_goes_and_the_round_still_closes_with_every_quorum_that_decide
 def test_voters_that_leave_make_a_round_the_affair_of_the_others() -> None:
     world = World(voters=7)
     key = world.start(spec=UNAUDITED)
-    world.decide(*(world.tx(person, "member/leave", ResignAsVoter()) for person in PEOPLE[4:7]))
+    world.decide(*(world.tx(person, "member/resign", ResignAsVoter()) for person in PEOPLE[4:7]))
     empty_blocks(world)
     assert set(world.job(key).voters) == {person.public for person in PEOPLE[:4]}
 
@@ -202,7 +202,7 @@ def test_whatever_becomes_of_its_members_a_running_round_can_be_closed_by_those_
         if draw.random() < 0.6 and spare:
             change = (world.rotation(person, spare[0]),)
         elif draw.random() < 0.5:
-            change = (world.tx(person, "member/leave", ResignAsVoter()),)
+            change = (world.tx(person, "member/resign", ResignAsVoter()),)
         evidence = (world.double(person),) if draw.random() < 0.1 else ()
         if world.problem(*change, evidence=evidence) is None:
             world.decide(*change, evidence=evidence)

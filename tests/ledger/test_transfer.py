@@ -824,7 +824,7 @@ def test_two_certified_chains_stop_the_transfer_and_say_why() -> None:
     false = Chain()
     false.genesis, false.rules, false.chain = true.genesis, true.rules, true.chain
     false.grow(40)
-    false.decide(false.tx(PEOPLE[0], "member/leave", ResignAsVoter()))
+    false.decide(false.tx(PEOPLE[0], "member/resign", ResignAsVoter()))
     false.grow(true.state.height)
     fetch = Fetch(true, {A: Server(false.shelf()), B: Server(true.shelf())}).run()
     assert fetch.transfer.restored is None

@@ -250,7 +250,7 @@ async def test_a_report_that_the_log_has_lost_is_told_as_lost(court: Court) -> N
     def lost() -> None:
         court.report()
         ledger = court.state.audits
-        court.ledger.state = court.state.with_modules(audits=replace(ledger, log=()))
+        court.ledger.applied.current = court.state.with_modules(audits=replace(ledger, log=()))
 
     ask.each_wait = lost
     with pytest.raises(UserError, match="the log has lost what this peer reported"):

@@ -41,7 +41,7 @@ def test_the_first_root_is_computed_again_from_the_blob_and_another_byte_is_name
     never, absent = started(chain, 2)
     chain.blobs.delete_blob(absent)
     for person in chain.people[:3]:
-        chain.say(person, "job/hold", AttestStartModel(key))
+        chain.say(person, "job/attest-start-model", AttestStartModel(key))
     chain.play(key)
     chain.play(key)
     chain.settle()

@@ -400,7 +400,7 @@ async def test_a_peer_says_its_name_once_a_start_even_where_somebody_with_its_ke
     async with logged() as (log, author):
         peer: Any = log
         peer.signer, peer.observer = ME, NodeObserver(EventLog(), lambda: 0.0)
-        other = log.world.tx(ME, "member/name", RenameMember("bne"), ahead=2)
+        other = log.world.tx(ME, "member/rename", RenameMember("bne"), ahead=2)
         membership = Membership(peer, author, "ben", (TRAINER,), False, 0, None)
         log.nursery.start_soon(membership.run)
         said = await log.said()

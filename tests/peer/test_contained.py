@@ -32,7 +32,7 @@ async def test_peers_go_on_alike_and_say_it_where_a_module_fails_in_every_block(
     async with network(tmp_path, 3, modules=founding_modules()) as made:
         with trio.fail_after(60):
             for number in range(3):
-                await made.seats[0].author.submit("member/name", RenameMember(f"name {number}"))
+                await made.seats[0].author.submit("member/rename", RenameMember(f"name {number}"))
             for seat in made.seats:
                 while seat.driver.state.height < made.seats[0].driver.state.height:
                     await seat.driver.block_applied.wait()

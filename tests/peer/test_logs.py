@@ -111,7 +111,7 @@ async def test_a_round_is_one_line_at_info(tmp_path: Path, caplog: pytest.LogCap
 
 async def test_a_key_that_replaces_another_is_one_line_in_the_log_of_everybody() -> None:
     transactions = [Transaction(1, 9, "member/rotate", codec.encode(RotateKey(NEW.public, bytes(64))))]
-    transactions += [Transaction(2, 9, "member/leave", b"\x90")]
+    transactions += [Transaction(2, 9, "member/resign", b"\x90")]
     (pair,) = key_rotations([sign_message(OLD, CHAIN, transaction) for transaction in transactions])
     assert pair == (OLD.public, NEW.public)
     witness = NodeObserver(EventLog(), lambda: 0.0)
@@ -135,7 +135,7 @@ async def test_the_names_are_those_of_the_members_now(tmp_path: Path) -> None:
     async with network(tmp_path, founders=1) as made:
         (seat,) = made.seats
         assert seat.events.names[peer_id(seat.public)] == "founder", "from the start on"
-        await seat.author.submit("member/name", RenameMember("carl"))
+        await seat.author.submit("member/rename", RenameMember("carl"))
         await seat.until(lambda driver: driver.state.members.members[seat.public].name == "carl")
         assert seat.events.names[peer_id(seat.public)] == "carl"
 

@@ -33,12 +33,12 @@ def test_who_comes_stands_and_goes_is_told() -> None:
     world = Telling()
     world.decide(world.admission(NEW))
     assert world.told == [f"{NAMES[8]} was admitted as a member, invited by {NAMES[0]}"]
-    world.decide(world.tx(NEW, "member/name", RenameMember("erin")))
+    world.decide(world.tx(NEW, "member/rename", RenameMember("erin")))
     assert world.told[1:] == [f"{NAMES[8]} is called erin, and was newcomer before"]
     height = world.state.height - 1
     world.decide(world.tx(NEW, "member/stand", StandAsVoter(height, world.state.certified_roots[height])))
     world.decide(*(world.tx(person, "member/approve", ApproveVoter(NEW.public)) for person in FOUNDERS[:3]))
-    world.decide(world.tx(FOUNDERS[3], "member/leave", ResignAsVoter()))
+    world.decide(world.tx(FOUNDERS[3], "member/resign", ResignAsVoter()))
     for _ in range(3):
         world.decide()
     assert world.told[2:] == [
@@ -86,7 +86,7 @@ def test_who_asks_for_a_rollback_is_told_with_the_command_for_the_others() -> No
 
 def test_a_founder_says_its_name_for_the_first_time_and_its_id_stays_beside_it() -> None:
     dora, world = FOUNDERS[3], World()
-    before, after = world.state, world.decide(world.tx(dora, "member/name", RenameMember("dora")))
+    before, after = world.state, world.decide(world.tx(dora, "member/rename", RenameMember("dora")))
     unnamed = replace(before.members.members[dora.public], name=NAMES[3])
     members = replace(before.members, members=before.members.members | {dora.public: unnamed})
     (told,) = block_events(before.with_modules(members=members), after)

@@ -71,7 +71,7 @@ def evidence_of(liar: FastSigner, pack: Pack, variant: int = 0) -> Evidence:
 def test_who_has_met_its_own_key_says_nothing_more_in_agreement_and_rounds_whether_it_votes_or_not() -> None:
     pack = Pack(6)
     job, leaver = with_proposal(pack), pack[3]
-    leaver.say(pack.world.tx(PEOPLE[3], "member/leave", ResignAsVoter()))
+    leaver.say(pack.world.tx(PEOPLE[3], "member/resign", ResignAsVoter()))
     pack.until(lambda shell: leaver.me not in shell.node.state.members.voters)
     assert leaver.node.rounds.books[job] and not leaver.node.replica.is_voter
     for shell in (pack[1], leaver):
@@ -696,7 +696,7 @@ def test_who_does_not_vote_any_more_and_forgot_its_ballot_of_an_open_round_casts
     pack = Pack(6)
     job, leaver = with_proposal(pack), pack[3]
     assert leaver.me not in leaver.node.rounds.books[job].terms.trainers
-    leaver.say(pack.world.tx(PEOPLE[3], "member/leave", ResignAsVoter()))
+    leaver.say(pack.world.tx(PEOPLE[3], "member/resign", ResignAsVoter()))
     pack.until(lambda shell: leaver.me not in {*shell.node.state.members.voters, *shell.node.state.members.previous})
     (record,) = [r for r in cast(pack, leaver, job, Verdict.ACCEPT) if r.tag == "ballot"]
     forget(leaver)
@@ -718,7 +718,7 @@ def test_answers_that_come_before_the_voters_of_the_height_are_known_do_not_coun
     """They are not read: two decided blocks that change the voters wait for being applied."""
     pack = Pack(6)
     job, leaver = with_proposal(pack), pack[3]
-    leaver.say(pack.world.tx(PEOPLE[3], "member/leave", ResignAsVoter()))
+    leaver.say(pack.world.tx(PEOPLE[3], "member/resign", ResignAsVoter()))
     pack.until(lambda shell: leaver.me not in {*shell.node.state.members.voters, *shell.node.state.members.previous})
     (record,) = [r for r in cast(pack, leaver, job, Verdict.ACCEPT) if r.tag == "ballot"]
     forget(leaver)

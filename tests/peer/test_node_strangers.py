@@ -37,7 +37,7 @@ def test_what_no_member_wrote_is_refused_before_its_signature_is_checked_but_for
         return False
 
     monkeypatch.setattr(pack[0].node.rules.verifier, "verify", verify)
-    hears_of(pack[0], "member/name")
+    hears_of(pack[0], "member/rename")
     assert pack[0].node.refusal_counts == {"not-a-member": 1} and not checked and not pack[0].last.faults
     hears_of(pack[0], "member/admit")
     assert checked == [STRANGER.public]

@@ -274,7 +274,7 @@ async def test_a_newcomer_led_astray_drops_none_of_the_voters_that_lead_it_back(
     async with network(tmp_path / "false", founders=4, observers=1) as false:
         *voters, led_astray = false.seats
         await job_of(voters[0], rounds=4)
-        await voters[3].author.submit("member/leave", ResignAsVoter())
+        await voters[3].author.submit("member/resign", ResignAsVoter())
         await led_astray.until(lambda driver: len(driver.state.members.voters) == 3)
     async with network(tmp_path / "true", founders=4, observers=1, start=False) as true:
         voters = [await true.start(seat) for seat in true.seats[:4]]

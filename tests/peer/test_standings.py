@@ -78,7 +78,7 @@ def test_to_a_newcomer_nobody_is_a_stranger_and_a_voter_that_left_stays_a_member
     world = World()
     assert standings(world, NEW).classify(THIRD.public) is PeerClass.MEMBER
     of = standings(world)
-    world.decide(world.tx(OTHER, "member/leave", ResignAsVoter()))
+    world.decide(world.tx(OTHER, "member/resign", ResignAsVoter()))
     for _ in range(3):
         world.decide()
     assert of.classify(OTHER.public) is PeerClass.MEMBER

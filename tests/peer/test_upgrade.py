@@ -33,7 +33,7 @@ def next_rules(genesis: Genesis, job_rules: JobSpecRules, verifier: Verifier) ->
 
 async def decide_until(seat: Seat, height: int) -> None:
     while seat.driver.state.height < height:
-        await seat.author.submit("member/name", RenameMember(f"name {seat.driver.state.height}"))
+        await seat.author.submit("member/rename", RenameMember(f"name {seat.driver.state.height}"))
 
 
 async def test_a_driver_applies_the_last_block_before_an_upgrade_that_it_lacks_and_the_next_program_goes_on(

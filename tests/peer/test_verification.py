@@ -40,7 +40,7 @@ def _batch(seat: Seat, enrolments: Sequence[EnrolmentEntry]) -> Signed:
     nonce = seat.driver.state.members.members[seat.public].nonce + 1
     content = codec.encode(StatementBatch(enrolments=tuple(enrolments)))
     return sign_message(
-        seat.identity, seat.driver.chain_id, Transaction(nonce, seat.driver.state.height + 50, "curation/batch", content)
+        seat.identity, seat.driver.chain_id, Transaction(nonce, seat.driver.state.height + 50, "curation/statements", content)
     )
 
 

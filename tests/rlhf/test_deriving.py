@@ -47,7 +47,9 @@ class Paged(Compared):
         entries = (PageEntry(bytes([n]) * 16, AnnotationTask(f"q{n}", (f"a{n}", f"b{n}"))) for n in range(tasks))
         self.first = codec.encode(TaskPageBlob(tuple(entries)))
         root = page_merkle_root(codec.decode(TaskPageBlob, self.first))
-        self.say(author, "curation/page", AddTaskPage(project, hashlib.sha256(self.first).digest(), len(self.first), root, tasks))
+        self.say(
+            author, "curation/add-page", AddTaskPage(project, hashlib.sha256(self.first).digest(), len(self.first), root, tasks)
+        )
 
     def redact_in_page(self, number: int) -> bytes:
         """The page as it is then."""
@@ -99,7 +101,7 @@ class Desk(WorldDesk):
         self.told.append(text)
 
     async def submit_transaction(self, kind: str, content: Any) -> None:
-        assert kind == "rlhf/set"
+        assert kind == "rlhf/attest-set"
         refused = self.world.refused(VOTER, kind, content)
         if refused:
             raise UserError(refused)

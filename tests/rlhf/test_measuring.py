@@ -48,7 +48,7 @@ class Desk(WorldDesk):
         return StageView("reward", job, "finished", 2, 2, "", held_out_accuracy=self.halves / 192, held_out_pairs=96)
 
     async def submit_transaction(self, kind: str, content: Any) -> None:
-        assert kind == "rlhf/accuracy"
+        assert kind == "rlhf/report-accuracy"
         if self.refused:
             self.refused -= 1
             raise UserError("too many wait")

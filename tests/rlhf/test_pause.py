@@ -215,7 +215,7 @@ def test_audits_of_a_paused_job_go_on_as_those_of_one_that_runs() -> None:
         court = Court(rate=0.5)
         court.round()
         jobs = {court.key: replace(court.job(court.key), phase=phase)}
-        court.ledger.state = court.state.with_modules(jobs=replace(court.state.jobs, jobs=jobs))
+        court.ledger.applied.current = court.state.with_modules(jobs=replace(court.state.jobs, jobs=jobs))
         court.say(*court.due()[0])
         kept.append({trainer: len(drawn.pending_auditors) for trainer, drawn in court.audits.rounds[1].proposals.items()})
     assert kept[0] == kept[1] and 0 in kept[0].values()

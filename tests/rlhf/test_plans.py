@@ -88,7 +88,7 @@ class Tuned(World):
 
     def report(self, key: bytes, person: FastSigner, halves: int, pairs: int) -> str | None:
         """Why a voter's report on the reward model of a plan is refused; otherwise it is decided."""
-        signed = self.tx(person, "rlhf/accuracy", ReportAccuracy(key, PairAccuracy(halves, pairs)))
+        signed = self.tx(person, "rlhf/report-accuracy", ReportAccuracy(key, PairAccuracy(halves, pairs)))
         problem = self.problem(signed)
         if problem is None:
             self.decide(signed)

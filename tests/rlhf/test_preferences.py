@@ -146,7 +146,7 @@ def decided() -> tuple[Room, bytes]:
     # Two are asked at first, and which two follows from a hash: the other vote must be of one of them.
     room, project = next(made for made in map(answered, range(3)) if task_of(*made, 8).opened == 3)
     if task_of(room, project, 8).stage is TaskStage.REVIEW:  # where two of three votes are not sure enough
-        room.say(AUTHOR, "curation/review", ReviewTask(task_id(project, 8), (0,)))
+        room.say(AUTHOR, "curation/review-task", ReviewTask(task_id(project, 8), (0,)))
     room.say(AUTHOR, "curation/redact", Redaction(project, 0, 4, bytes(32), bytes([1]) * 32, 100))
     return room, project
 

@@ -85,7 +85,7 @@ class Compared(Tuned, Room):
         return self.state.module_state(RlhfState).sets
 
     def found(self, who: Any, set: bytes | None = NAMED) -> Signed:
-        return self.tx(who, "rlhf/set", AttestPreferenceSet(self.key, set))
+        return self.tx(who, "rlhf/attest-set", AttestPreferenceSet(self.key, set))
 
     def told(self, *sets: bytes | None) -> str:
         """How the plan is after each voter, in turn, has said one of these."""
@@ -175,7 +175,9 @@ def test_a_network_without_projects_has_no_sets_of_them(tmp_path: Path) -> None:
 
 def test_a_voter_speaks_once_and_nobody_else_does(world: Compared) -> None:
     world.begun()
-    assert "no such plan waits" in (world.problem(world.tx(AUTHOR, "rlhf/set", AttestPreferenceSet(bytes(32), NAMED))) or "")
+    assert "no such plan waits" in (
+        world.problem(world.tx(AUTHOR, "rlhf/attest-set", AttestPreferenceSet(bytes(32), NAMED))) or ""
+    )
     world.decide(world.admission(NOVICE))
     assert "only a voter" in (world.problem(world.found(NOVICE)) or "")
     world.decide(world.found(AUTHOR))
@@ -210,7 +212,7 @@ def test_a_voter_that_left_is_not_heard_and_one_with_another_key_is(world: Compa
     world.decide(world.rotation(OTHERS[0], newer))
     assert set(world.claim.attestations) == {AUTHOR.public, newer.public}
     assert "said already" in (world.problem(world.found(newer)) or "")
-    world.decide(world.tx(AUTHOR, "member/leave", ResignAsVoter()))
+    world.decide(world.tx(AUTHOR, "member/resign", ResignAsVoter()))
     while AUTHOR.public in world.state.members.voters:
         world.decide()
     assert not world.has_begun, "of three voters two make a quorum, and one of them has spoken"
@@ -272,7 +274,7 @@ def test_no_redaction_of_a_job_s_set_is_forgotten_however_many_plans_begin(
 
 def test_no_plan_begins_with_a_project_that_is_being_closed(world: Compared) -> None:
     """Its labels may change while voters derive them."""
-    world.say(AUTHOR, "curation/move", SetProjectPhase(world.project_key, ProjectPhase.CLOSED))
+    world.say(AUTHOR, "curation/set-phase", SetProjectPhase(world.project_key, ProjectPhase.CLOSED))
     assert "is being closed" in (world.problem(world.beginning()) or "")
 
 

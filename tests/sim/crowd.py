@@ -153,7 +153,7 @@ class Desk:
 
     def wanted(self, state: LedgerState) -> tuple[str, Any]:
         curated, self.members = state.module_state(CurationState), state.members
-        return self._of_member(curated, state.members.voters) or ("curation/batch", self._batch(curated, state.time_ms))
+        return self._of_member(curated, state.members.voters) or ("curation/statements", self._batch(curated, state.time_ms))
 
     def _of_member(self, state: CurationState, voters: tuple[bytes, ...]) -> tuple[str, Any] | None:
         """As an author, or as a voter."""
@@ -170,28 +170,28 @@ class Desk:
             if project.tasks == project.fresh_drawn and project.pages < 3 and draw.random() < 0.6:
                 count = draw.randint(*TASKS)
                 gold = merkle.merkle_root(gold_of(project.spec, key, project.tasks, count))
-                return "curation/page", AddTaskPage(key, draw.randbytes(32), 1_000, bytes(32), count, gold)
+                return "curation/add-page", AddTaskPage(key, draw.randbytes(32), 1_000, bytes(32), count, gold)
             if project.pages and draw.random() < 0.05:
                 return self._gold_or_redaction(state, key, project)
             waiting = [task for task, row in state.tasks.items() if row.project == key and row.stage is TaskStage.REVIEW]
             if waiting and draw.random() < 0.5:
                 row = state.assignments.get_record(assignment_id(waiting[0], state.tasks.get_record(waiting[0]).annotators[0]))  # type: ignore[union-attr]
                 assert row is not None
-                return "curation/review", ReviewTask(waiting[0], answer_of(project.spec, row, waiting[0], 1))
+                return "curation/review-task", ReviewTask(waiting[0], answer_of(project.spec, row, waiting[0], 1))
             is_paused, is_old = project.phase is ProjectPhase.PAUSED, project.settled > self.closes_after
             if draw.random() < (0.4 if is_paused or is_old else 0.05):
-                return "curation/move", SetProjectPhase(
+                return "curation/set-phase", SetProjectPhase(
                     key, ProjectPhase.CLOSED if is_old else ProjectPhase.OPEN if is_paused else ProjectPhase.PAUSED
                 )
         if len(state.open) < self.open_at_once and self.founded < PROJECTS_OF_ONE and draw.random() < 0.4:
             self.founded += 1
-            return "curation/found", CreateProject(draw.choice(self.asks))
+            return "curation/create-project", CreateProject(draw.choice(self.asks))
         return None
 
     def _of_voter(self, state: CurationState, key: bytes, project: Project) -> tuple[str, Any] | None:
         """A voter alone achieves nothing: all of them have the same wishes."""
         if project.settled > 12 and self.signer.public not in project.stop_requests:
-            return "curation/stop", VoteToStopProject(key)
+            return "curation/vote-to-stop", VoteToStopProject(key)
         kind, wish = self._redaction(state, key, _number(b"index", key))
         task = state.tasks.get_record(task_id(key, wish.index))
         is_done = task is not None and task.is_redacted
@@ -208,7 +208,7 @@ class Desk:
         answer = GoldAnswerProof(
             index, truth_of(project.spec, key, row.first + index), bytes(16), tuple(merkle.merkle_proof(leaves, index))
         )
-        return "curation/gold", RevealGold(key, page, (answer,))
+        return "curation/reveal-gold", RevealGold(key, page, (answer,))
 
     def _redaction(self, state: CurationState, key: bytes, index: int) -> tuple[str, Any]:
         """Of a task of the first page."""

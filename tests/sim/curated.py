@@ -88,7 +88,7 @@ class Curated:
         enrolled, wished, is_looked_at = dict[bytes, list[Any]](), Counter[tuple[bytes, bytes, bytes | None]](), False
         for data, signer, _ in codec.unpack(body, len(body))[2]:
             _, _, _, kind, content = codec.unpack(data, len(data))
-            if kind == "curation/batch":
+            if kind == "curation/statements":
                 roles = {*_roles(before, signer), *_roles(after, signer)}
                 if "annotator" not in roles:
                     raise Violation("curation consent", f"height {height}: {short_id(signer)} serves nobody, and has a batch")
@@ -159,8 +159,8 @@ class Curated:
         for key, row in projects.items():
             was = old.rows["projects"].get(key)
             if row.phase == "closed" and (was is None or was.phase != "closed"):
-                moved = self._wishes["curation/move", codec.encode([key, "closed"])]
-                stopped = self._wishes["curation/stop", codec.encode([key])] & voters
+                moved = self._wishes["curation/set-phase", codec.encode([key, "closed"])]
+                stopped = self._wishes["curation/vote-to-stop", codec.encode([key])] & voters
                 if not _is_by(row.author, moved, members) and len(stopped) < quorum(len(voters)):
                     raise Violation("curation consent", f"project {key.hex()[:8]} is closed, {len(stopped)} voters wanted that")
         redacted = {key for key, row in new.rows["tasks"].items() if row.is_redacted}

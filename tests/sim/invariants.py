@@ -375,7 +375,7 @@ class Invariants:
             self._successors[signer] = codec.unpack(content, len(content))[0]
         if kind == "job/start" and codec.unpack(content, len(content))[0].startswith(b"audited"):
             self._audited.add(hashlib.sha256(b"folkmoot/job\x00" + signer + data).digest())
-        if kind == "audit/loss":
+        if kind == "audit/open-loss":
             job, number, trainer, *_ = codec.unpack(content, len(content))
             if (job, number, trainer) in self._opened:
                 raise Violation("opened twice", f"height {height} opens the loss of {short_id(trainer)} again")

@@ -186,7 +186,7 @@ class Progress:
                 self.newcomers[signer].is_admitted = True
             case "member/approve":
                 self._approved.setdefault(fields[0], set()).add(signer)
-            case "member/leave":
+            case "member/resign":
                 self._approved.pop(signer, None)
                 self.coming.pop(signer, None)
                 self.going.setdefault(signer, height)

@@ -185,14 +185,14 @@ def test_a_report_on_an_open_loss_is_noticed_by_the_key_that_proposed() -> None:
 
     opening = LossOpening(job, 0, former.public, bytes(32), 0)
     report = AuditFinding(job, 0, former.public, ReplayFinding.MATCH, 0)
-    first = (present, 1, "audit/loss", opening)
+    first = (present, 1, "audit/open-loss", opening)
     seen(first, (auditor, 1, "audit/report", replace(report, trainer=present.public)))
-    seen((auditor, 1, "audit/report", report), (present, 1, "audit/loss", opening))
-    seen(first, (present, 2, "audit/loss", replace(opening, trainer=present.public)))
+    seen((auditor, 1, "audit/report", report), (present, 1, "audit/open-loss", opening))
+    seen(first, (present, 2, "audit/open-loss", replace(opening, trainer=present.public)))
     with pytest.raises(invariants.Violation, match="opened early"):
         seen(first, (auditor, 1, "audit/report", report))
     with pytest.raises(invariants.Violation, match="opened twice"):
-        seen(first, (present, 2, "audit/loss", opening))
+        seen(first, (present, 2, "audit/open-loss", opening))
 
 
 def test_a_job_that_trains_is_expected_to_close_rounds_whatever_runs_beside_it() -> None:
@@ -224,7 +224,7 @@ def test_wishes_that_retired_a_candidate_are_not_counted_again_when_it_votes() -
 
     wish, approval = RetireMember(subject.public, True, 2**53 - 1), ApproveVoter(subject.public)
     sets[1] = everybody
-    decide(1, everybody, (subject, "member/leave", ResignAsVoter()))
+    decide(1, everybody, (subject, "member/resign", ResignAsVoter()))
     decide(2, without, *((other, "member/approve", approval) for other in others[:2]))
     decide(3, without, *((other, "member/retire", wish) for other in others[:3]))
     decide(4, without, *((other, "member/approve", approval) for other in others[1:3]))

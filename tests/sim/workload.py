@@ -167,7 +167,7 @@ class Author:
         if self.random.random() < self.work:
             number = self.random.randrange(100)
             if number < RENAMED:
-                return "member/name", RenameMember(f"name {number}")
+                return "member/rename", RenameMember(f"name {number}")
             if number < REVOKED:
                 return "member/revoke", _revocation(chain_id, self.signer, f"revoked {number}", state.time_ms)
             return "counter/add", Add(number)
@@ -219,7 +219,7 @@ def said_of(due: AuditDuty, finding: ReplayFinding, loss: SealedLoss | None = No
 
 
 def leave() -> tuple[str, ResignAsVoter]:
-    return "member/leave", ResignAsVoter()
+    return "member/resign", ResignAsVoter()
 
 
 def retire(subject: bytes, lowers_tolerance: bool) -> tuple[str, RetireMember]:

@@ -325,7 +325,9 @@ async def test_a_blob_that_is_too_large_is_no_guidelines_no_page_and_stays(tmp_p
         author, blobs, made = authors.TransactionSubmitter(daemon.driver), daemon.driver.blobs, list[bytes]()
         large = blobs.add_bytes(bytes(GUIDELINES_BYTES_MAX + 1))
         asked = ProjectSpec("moods", QuestionKind.LABEL, ("glad", "sad"), False, 0, large, 1, 1, False)
-        project = project_id(daemon.driver.signer.public, (await author.submit("curation/found", CreateProject(asked))).nonce)
+        project = project_id(
+            daemon.driver.signer.public, (await author.submit("curation/create-project", CreateProject(asked))).nonce
+        )
         reply = await said(site.get, f"/api/v1/projects/{project.hex()}/guidelines")
         assert (reply.status, reply.code) == (404, "not-found")
 

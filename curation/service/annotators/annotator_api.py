@@ -69,7 +69,7 @@ SALT_DOMAIN: Final = "custodial-salt"
 class AnnotationReceipt:
     """This peer saw the annotation decided: signed by it, so that an annotator can show it."""
 
-    TAG: ClassVar[str] = "receipt"
+    TAG: ClassVar[str] = "annotation-receipt"
     annotation: Digest
     commitment: Digest
     height: Count

@@ -107,7 +107,7 @@ class StatementBatcher:
             by_field[_FIELDS[type(statement)]].append(statement)
         batch = StatementBatch(**{name: tuple(items) for name, items in by_field.items()})
         try:
-            await self._desk.submit_transaction("curation/batch", batch)
+            await self._desk.submit_transaction("curation/statements", batch)
         except UserError as error:
             self._desk.log_event(f"a batch of {batch.size} statements was not decided: {error}")
             false = await trio.to_thread.run_sync(self._false, taken)

@@ -63,7 +63,7 @@ class ProjectAuthor:
             raise UserError(f"the guidelines have {len(guidelines)} bytes, at most {GUIDELINES_BYTES_MAX} are taken")
         require_equal_item_counts(tasks, asked.items)
         digest = await trio.to_thread.run_sync(self.desk.add_blob, guidelines) if guidelines else None
-        decided = await self.desk.submit_transaction("curation/found", CreateProject(replace(asked, guidelines=digest)))
+        decided = await self.desk.submit_transaction("curation/create-project", CreateProject(replace(asked, guidelines=digest)))
         key = project_id(self.desk.me, decided.nonce)
         await self._add(key, tasks)
         return key
@@ -125,13 +125,13 @@ class ProjectAuthor:
                 await trio.to_thread.run_sync(imported.record_page, key, digest, first, len(part), page_root)
             root = gold.root if gold is not None else None
             await self.desk.submit_transaction(
-                "curation/page", AddTaskPage(key, digest_of_page, len(data), page_root, len(part), root)
+                "curation/add-page", AddTaskPage(key, digest_of_page, len(data), page_root, len(part), root)
             )
             first += len(part)
 
     async def decide_task(self, task: bytes, label: tuple[int, ...]) -> None:
         """Of a task that waits for its author."""
-        await self.desk.submit_transaction("curation/review", ReviewTask(task, label))
+        await self.desk.submit_transaction("curation/review-task", ReviewTask(task, label))
 
     async def redact_task(self, key: bytes, number: int) -> str:
         """As the project's author or as a voter; what came of it."""
@@ -173,7 +173,7 @@ class ProjectAuthor:
         if phase is ProjectPhase.CLOSED:
             await self._say_gold(key, row)  # also where voters have stopped it
         if row.phase is not phase:
-            await self.desk.submit_transaction("curation/move", SetProjectPhase(key, phase))
+            await self.desk.submit_transaction("curation/set-phase", SetProjectPhase(key, phase))
 
     async def _say_gold(self, key: bytes, row: Project) -> None:
         state = self._state
@@ -188,7 +188,7 @@ class ProjectAuthor:
                 new = [known for known in kept.known if state.golds.get_record(task_id(key, page.first + known.index)) is None]
                 if new:
                     await self.desk.submit_transaction(
-                        "curation/gold", RevealGold(key, number, tuple(kept.prove_answer(known) for known in new))
+                        "curation/reveal-gold", RevealGold(key, number, tuple(kept.prove_answer(known) for known in new))
                     )
 
 

@@ -88,7 +88,7 @@ class MemberRpcHandler(MemberRpc):
         warning = warning_for_removal(len(self.peer.driver.state.members.voters))
         self.peer.membership.wants_to_vote = False  # first: the peer must not ask for its vote again as soon as it is without
         try:
-            await self.peer.submitter.submit("member/leave", ResignAsVoter())
+            await self.peer.submitter.submit("member/resign", ResignAsVoter())
         except UserError:
             self.peer.membership.wants_to_vote = self.peer.config.stand
             raise

@@ -108,7 +108,7 @@ class Membership:
         elif member.roles != self.roles:
             await self.submitter.submit("member/register", RegisterRoles(self.roles))
         elif self.name and member.name != self.name and not self._has_said_name:
-            await self.submitter.submit("member/name", RenameMember(self.name))
+            await self.submitter.submit("member/rename", RenameMember(self.name))
             self._has_said_name = True
         elif self.wants_to_vote and not self._is_to_vote and me not in state.members.candidates and state.certified_roots:
             height = max(state.certified_roots)

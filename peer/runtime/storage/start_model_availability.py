@@ -59,7 +59,7 @@ class StartModelAttester:
             while key in self._due():
                 try:
                     await self._author.submit(
-                        *(("job/hold", AttestStartModel(key)) if problem is None else ("job/stop", StopJob(key)))
+                        *(("job/attest-start-model", AttestStartModel(key)) if problem is None else ("job/stop", StopJob(key)))
                     )
                 except UserError as error:
                     self._driver.events.add_detail("warning", f"what job {spec.name!r} starts from: {error}", job=key)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-import peer.features
+import web.feature
 from consensus.pbft.message_handlers import ReplicaMessageHandlers
 from ledger.audits.state_machine import AuditStateMachine
 from ledger.jobs import JobsModule
@@ -537,7 +537,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "metrics-for-the-world",
         "metrics are served to other machines",
-        peer.features._not_loopback,
+        web.feature._not_loopback,
         "None if is_loopback(host) else",
         "None if host else",
         "tests/peer/test_metrics.py::test_it_is_off_unless_named_and_only_on_loopback",

@@ -65,7 +65,7 @@ class ArraySpec:
 
 @dataclass(frozen=True, slots=True)
 class OpenRankModel:
-    TAG: ClassVar[str] = "open-part"
+    TAG: ClassVar[str] = "open-rank-model"
     number: Count
     spec: Annotated[bytes, Length(1, TRANSACTION_BYTES_MAX)]
     parallel: ParallelMode
@@ -75,7 +75,7 @@ class OpenRankModel:
 class LoadParameters:
     """The parameters that the leader has."""
 
-    TAG: ClassVar[str] = "load"
+    TAG: ClassVar[str] = "load-parameters"
     number: Count
 
 
@@ -83,7 +83,7 @@ class LoadParameters:
 class InitOptimizer:
     """An optimizer after so many steps, with the moments that the leader has, or none."""
 
-    TAG: ClassVar[str] = "begin"
+    TAG: ClassVar[str] = "init-optimizer"
     number: Count
     steps: Count
     has_moments: bool
@@ -93,7 +93,7 @@ class InitOptimizer:
 class ComputeGradient:
     """Of a batch that the leader has, whose arrays have these forms."""
 
-    TAG: ClassVar[str] = "gradient"
+    TAG: ClassVar[str] = "compute-gradient"
     number: Count
     examples: Annotated[tuple[ArraySpec, ...], Length(1, ARRAYS_MAX)]
     micro_batch: Annotated[int, Between(1, BATCH_MAX)]  # examples in one pass of a process at most
@@ -101,13 +101,13 @@ class ComputeGradient:
 
 @dataclass(frozen=True, slots=True)
 class ClipGradient:
-    TAG: ClassVar[str] = "clip"
+    TAG: ClassVar[str] = "clip-gradient"
     number: Count
 
 
 @dataclass(frozen=True, slots=True)
 class StepOptimizer:
-    TAG: ClassVar[str] = "step"
+    TAG: ClassVar[str] = "step-optimizer"
     number: Count
     rate: float
 
@@ -116,7 +116,7 @@ class StepOptimizer:
 class GatherVector:
     """What the leader reads: parameters, gradients or moments."""
 
-    TAG: ClassVar[str] = "gather"
+    TAG: ClassVar[str] = "gather-vector"
     number: Count
     what: Name
 
