@@ -3,7 +3,7 @@
 A drawn auditor replays an accepted proposal and reports. A report that the proposal is false is a challenge: it opens a dispute
 about that proposal, and the round's re-executors judge it. A re-executor may volunteer while the round's window is open: it is
 drawn for all proposals of the round. No block waits for an audit: a report or verdict that does not come in time lapses.
-`ledger.audits.state_machine` has the rules, `ledger.audits.transitions` the states and transitions.
+`ledger.audits.audit_tables` names the files of the rules, `ledger.audits.transitions` has the states and transitions.
 
 Tables of a round have the keys of that round, because a trainer's data is assigned by its key; a member speaks for its key of
 that round with its key of now. Tables of persons are by their keys of now.
@@ -12,12 +12,13 @@ that round with its key of now. Tables of persons are by their keys of now.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 
 from ledger.audits.loss_commitments import LossComparisons, SealedLoss, UnopenedLosses
 from ledger.audits.sortition import NonceCommitment
+from ledger.core.module import StateReader
 from ledger.jobs import FINISHED_KEPT_MAX, NO_SUSPENSIONS, RUNNING_MAX, JobsState, SuspendedUntil
 from ledger.members import MembersState
 from protocol.codec import Between, Count, Digest, Key, Length
@@ -73,6 +74,16 @@ class RoundAudits:
     closed_ms: Count = 0
     window_renewals: Count = 0  # disputes after which the time for its reports began anew
     undone: bool = False  # its step is in the model no more
+
+    @property
+    def may_renew_window(self) -> bool:
+        """Whether the time for its reports may begin anew once more.
+
+        After three refuted challenges a liar is not heard, and after three refuted claims it is not drawn for that trainer any
+        more. But it may keep what it has drawn before, and dispute that later: without a bound it would put off an honest reward
+        for ever.
+        """
+        return self.window_renewals < 2 * FALSE_CHALLENGES_MAX * self.faults
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +234,7 @@ VOLUNTEER_KIND = "audit/volunteer"  # of a Volunteering
 # Work that is due for a peer ------------------------------------------------------------------------------------------
 
 
-class AppliedState(Protocol):
+class AppliedState(StateReader, Protocol):
     """The parts of the state after the last applied block that are read here."""
 
     @property
@@ -259,10 +270,20 @@ class AuditDuty:
 
 def audit_duties(me: bytes, state: AppliedState) -> list[AuditDuty]:
     """The disputes that await my verdict, in the order of their opening, then the proposals that await my report, by round."""
-    found: list[AuditDuty] = []
-    for key, audits in state.audits.jobs.items():
-        found += _verdicts_due(me, key, audits, state.members)
-        found += _reports_due(me, key, audits, state.members)
+    current, found = state.members.current_key, list[AuditDuty]()
+    for job, audits in state.audits.jobs.items():
+        for dispute in audits.disputes:
+            of = audits.rounds[dispute.round]
+            proposal = of.proposals[dispute.trainer].proposal
+            for judge in of.reexecutors if me != current(dispute.trainer) else ():
+                is_second = dispute.may_judge_again(judge)
+                if current(judge) == me and (is_second or judge not in dispute.judges_heard):
+                    due = AuditDuty(job, *dispute.proposal_key, proposal, True, dispute.opened, is_second_verdict=is_second)
+                    found.append(due)
+        for number, of in audits.rounds.items():
+            for trainer, drawn in of.proposals.items():
+                mine = [auditor for auditor in drawn.pending_auditors if current(auditor) == me]
+                found += [AuditDuty(job, number, trainer, drawn.proposal, False, number, auditor) for auditor in mine]
     return sorted(found, key=lambda due: (not due.is_dispute, due.since))
 
 
@@ -275,24 +296,6 @@ def first_duty_of_each_trainer(due: Iterable[AuditDuty], members: MembersState) 
     for item in due:
         first.setdefault((item.job, members.current_key(item.trainer)), item)
     return list(first.values())
-
-
-def _verdicts_due(me: bytes, job: bytes, audits: JobAudits, members: MembersState) -> Iterator[AuditDuty]:
-    for dispute in audits.disputes:
-        of = audits.rounds[dispute.round]
-        for key in (key for key in of.reexecutors if members.current_key(key) == me != members.current_key(dispute.trainer)):
-            is_second = dispute.may_judge_again(key)
-            if is_second or key not in dispute.judges_heard:
-                proposal = of.proposals[dispute.trainer].proposal
-                yield AuditDuty(job, *dispute.proposal_key, proposal, True, dispute.opened, is_second_verdict=is_second)
-
-
-def _reports_due(me: bytes, job: bytes, audits: JobAudits, members: MembersState) -> Iterator[AuditDuty]:
-    for number, of in audits.rounds.items():
-        for trainer, drawn in of.proposals.items():
-            for auditor in drawn.pending_auditors:
-                if members.current_key(auditor) == me:
-                    yield AuditDuty(job, number, trainer, drawn.proposal, False, number, auditor)
 
 
 @dataclass(frozen=True, slots=True)

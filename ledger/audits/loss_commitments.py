@@ -1,8 +1,7 @@
 """What binds an auditor to its replay: its report seals the loss of the last inner step. The trainer opens its own loss when no
 report on the proposal can come any more. Decision 0061 says why.
 
-All here is pure. `ledger.audits.state_machine` says when it happens; who opens is in
-`ledger.audits.state_machine.AuditsModule.loss_openings_due`.
+All here is pure. `ledger.audits.loss_openings` says when a loss may be opened, and what follows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The state machine of sampled audits: what can become of a drawn proposal, of a dispute, and of a trainer.
 
-`ledger.audits.state_machine` looks up every transition here, and an event that a stage does not know is a bug of ours. The page
+The rules look up every transition here, and an event that a stage does not know is a bug of ours. The page
 docs/protocol/audits.md has the same table: `python -m tests.test_docs --write` writes it from this one.
 """
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ledger.audits import state_machine
+from ledger.audits import assignments, state_machine
 from ledger.audits.audit_state import (
     AUDIT_LOG_MAX,
     CHALLENGES_OPEN_MAX,
@@ -372,7 +372,7 @@ def test_liars_that_dispute_again_and_again_do_not_put_off_a_reward_for_ever() -
     """After so many disputes the reports that they keep back lapse as all others do."""
     court = Court(4, SAMPLED + b":2000", auditors=3, suspension_rounds=1, response_ms=2, serving_ms_per_reexecutor=1)
     court.round()
-    for _ in range(state_machine.window_renewals_max(1) + 1):
+    for _ in range(2 * FALSE_CHALLENGES_MAX + 1):
         assert court.audits.rounds[1].proposals[A].pending_auditors, "it waits for the disputes"
         court.round()
         auditor, due = [item for item in court.due(A) if item[0].public in (C, D)][-1]
@@ -1211,7 +1211,7 @@ def test_an_expelled_trainer_draws_nothing_and_is_paid_nothing_and_its_last_upda
 
 
 def test_the_oldest_rounds_lapse_where_too_much_would_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_machine, "AUDITABLE_PROPOSALS_MAX", 9)
+    monkeypatch.setattr(assignments, "AUDITABLE_PROPOSALS_MAX", 9)
     court = Court(4, window=50, auditors=3)
     court.round(5)
     assert sum(len(of.proposals) for of in court.audits.rounds.values()) == 8
@@ -1223,7 +1223,7 @@ def test_where_too_much_would_be_open_no_audit_lapses_as_long_as_there_is_what_n
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A report that is still to come may find a lie; what is only kept for volunteers goes first. What is disputed stays."""
-    monkeypatch.setattr(state_machine, "AUDITABLE_PROPOSALS_MAX", 9)
+    monkeypatch.setattr(assignments, "AUDITABLE_PROPOSALS_MAX", 9)
     court = Court(4, window=50, auditors=3)
     court.round(2)
     reports = [(auditor, due) for auditor, due in court.due() if due.round == 2]

@@ -11,7 +11,7 @@ import pytest
 
 from consensus.quorum import faults_tolerated
 from consensus.voter_set import VoterSet
-from ledger.audits import state_machine
+from ledger.audits import audit_tables
 from ledger.audits.audit_state import (
     AUDITABLE_PROPOSALS_MAX,
     DISPUTES_MAX,
@@ -23,6 +23,7 @@ from ledger.audits.audit_state import (
     AuditsState,
     JobAudits,
 )
+from ledger.audits.audit_tables import AuditTables
 from ledger.audits.loss_commitments import (
     LOSS_DIFFERENCE_MAX,
     LOSS_MAX,
@@ -40,7 +41,7 @@ from ledger.audits.loss_commitments import (
     seal_loss,
     unseal_loss,
 )
-from ledger.audits.state_machine import AuditsModule, AuditStateMachine
+from ledger.audits.state_machine import AuditsModule
 from ledger.ledger_state import BlockBody
 from ledger.members import ResignAsVoter
 from protocol import codec
@@ -292,7 +293,7 @@ def test_a_proposal_without_a_commitment_earns_nothing_and_is_audited_all_the_sa
 
 def test_the_oldest_sealed_losses_go_where_too_many_proposals_wait_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """A state with more of them could not be read again."""
-    monkeypatch.setattr(state_machine, "UNOPENED_MAX", 6)
+    monkeypatch.setattr(audit_tables, "UNOPENED_MAX", 6)
     court = Bound(4, silent=PEOPLE_KEYS, window=4, auditors=3)
     for _ in range(8):
         court.audited_round()
@@ -336,16 +337,16 @@ def test_a_trainer_has_as_long_to_open_as_its_round_had_re_executors_also_if_the
     assert not closed_after(159) and closed_after(160)
 
 
-def test_one_docket_a_job_tells_all_openings_that_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_copy_of_the_tables_of_a_job_tells_all_openings_that_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
     court = Bound(4, silent=PEOPLE_KEYS)
     court.audited_round(2 * AUDITS.window)
-    made, docket_of = list[bytes](), AuditsModule._docket
+    made, tables_of = list[bytes](), AuditsModule._job_tables
 
-    def counted(self: AuditsModule, state: AuditsState, key: bytes, *rest: Any) -> AuditStateMachine:
+    def counted(self: AuditsModule, state: AuditsState, key: bytes, *rest: Any) -> AuditTables:
         made.append(key)
-        return docket_of(self, state, key, *rest)
+        return tables_of(self, state, key, *rest)
 
-    monkeypatch.setattr(AuditsModule, "_docket", counted)
+    monkeypatch.setattr(AuditsModule, "_job_tables", counted)
     assert len(court.rules.audits_module.loss_openings_due(A, court.state)) > 1 and made == [court.key]
 
 

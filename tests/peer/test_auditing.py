@@ -18,7 +18,7 @@ import trio.testing
 
 from consensus.block import decode_header
 from demo.lying_trainer import Liar
-from ledger.audits import state_machine
+from ledger.audits import sortition
 from ledger.audits.audit_state import (
     FALSE_CHALLENGES_MAX,
     AuditDuty,
@@ -27,6 +27,7 @@ from ledger.audits.audit_state import (
     MemberAuditRecord,
     audit_duties,
     auditable_proposals_of_others,
+    proposals_to_serve,
 )
 from ledger.audits.loss_commitments import LossOpening
 from ledger.core.genesis import TRAINER
@@ -35,8 +36,13 @@ from ledger.ledger_state import LedgerState
 from peer.roles import loss_opening_files
 from peer.roles.trainer import Trainer
 from peer.roles.voter import fetch_audit_data
-from peer.runtime.audits import auditor
-from peer.runtime.audits.auditor import RETRY_SECONDS, Auditor
+from peer.runtime.audits import auditor, withheld_deadlines
+from peer.runtime.audits.audit_messages import describe_audit_entry, suspension_reason
+from peer.runtime.audits.audited_proposals import RETRY_SECONDS, AuditedProposals
+from peer.runtime.audits.auditor import Auditor
+from peer.runtime.audits.withheld_deadlines import WithheldDeadlines
+from peer.runtime.driver import Driver
+from peer.runtime.transaction_submitter import TransactionSubmitter
 from protocol.errors import MissingBlobError, UserError
 from protocol.identity import peer_id, short_id
 from protocol.limits import AUDIT_RESPONSE_MS, BLOB_PART_BYTES
@@ -261,9 +267,7 @@ async def test_what_is_larger_than_a_part_is_audited_like_all_else(
         await ended(made, job)
         assert set(accepted(made.seats[0], job)) == {seat.public for seat in made.seats}
         state = made.seats[0].driver.state
-        assert not [
-            auditor.describe_audit_entry(entry, state) for entry in state.audits.log if entry.result is not AuditResult.PASSED
-        ]
+        assert not [describe_audit_entry(entry, state) for entry in state.audits.log if entry.result is not AuditResult.PASSED]
         assert len(came) >= 8, "two parts of a state, or more, at each of four"
 
 
@@ -356,7 +360,7 @@ async def test_a_scratch_job_is_audited_without_any_worker(tmp_path: Path) -> No
 async def test_who_lies_where_nobody_looks_before_the_vote_is_suspended_by_all_and_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: str, found: set[ReplayFinding]
 ) -> None:
-    monkeypatch.setattr(auditor, "WITHHELD_SECONDS_MIN", 0.5)
+    monkeypatch.setattr(withheld_deadlines, "WITHHELD_SECONDS_MIN", 0.5)
     spec = replace(SPEC, rounds=ENDLESS, audit_window=4 if attack == "withhold" else 40, auditors=4)
     async with trainers(tmp_path, attack) as made:
         job = await made.train(spec)
@@ -371,7 +375,7 @@ async def test_who_lies_where_nobody_looks_before_the_vote_is_suspended_by_all_a
         assert standing(made, 3).suspensions == 1
         told = await made.seats[3].event("warning", "suspended until round")
         assert f"replay {entry.finding.label if entry.finding else ''} found by" in told
-        assert auditor.suspension_reason(made.seats[3].public, made.seats[0].driver.state) in told
+        assert suspension_reason(made.seats[3].public, made.seats[0].driver.state) in told
         assert made.seats[0].driver.state.audits.suspensions_in(job)
 
 
@@ -381,11 +385,11 @@ async def test_who_lies_where_nobody_looks_before_the_vote_is_suspended_by_all_a
 def test_whoever_begins_an_audit_waits_for_a_round_or_until_it_lapses(window: int, patience: list[int]) -> None:
     """Drawn later than others, or after a restart, it may begin in each round of the window, and after the last one."""
     due = AuditDuty(b"", 7, b"", None, False, 7)  # type: ignore[arg-type]
-    assert [auditor.withheld_deadline_round(due, window, 7 + begun) - 7 for begun in range(1, window + 2)] == patience
+    assert [withheld_deadlines.withheld_deadline_round(due, window, 7 + begun) - 7 for begun in range(1, window + 2)] == patience
 
 
 def test_a_window_of_one_round_leaves_no_such_time() -> None:
-    assert auditor.withheld_deadline_round(AuditDuty(b"", 7, b"", None, False, 7), 1, 8) == 8  # type: ignore[arg-type]
+    assert withheld_deadlines.withheld_deadline_round(AuditDuty(b"", 7, b"", None, False, 7), 1, 8) == 8  # type: ignore[arg-type]
 
 
 async def test_seconds_in_which_an_auditor_has_no_processor_are_held_against_nobody(
@@ -394,11 +398,12 @@ async def test_seconds_in_which_an_auditor_has_no_processor_are_held_against_nob
     late, sleep, me, key = [0.05, 0.5, 0.5], trio.sleep_until, bytes(32), (b"job", 1, b"trainer", False)
     monkeypatch.setattr(trio, "sleep_until", lambda at: sleep(at + (late.pop() if late else 0.0)))
     members = SimpleNamespace(round_voters=(me,), current_key=lambda of: of)
-    driver = SimpleNamespace(state=SimpleNamespace(members=members), network=SimpleNamespace(connected_peers=dict))
+    signer, network = SimpleNamespace(public=me), SimpleNamespace(connected_peers=dict)
+    driver = SimpleNamespace(state=SimpleNamespace(members=members), network=network, signer=signer)
     turns = SimpleNamespace(fetching={key}, add_waited_seconds=lambda *_: None)
-    double: Any = SimpleNamespace(_driver=driver, _me=me, _is_behind=False, _turns=turns)
+    double: Any = SimpleNamespace(_driver=driver, is_behind=False, _scheduler=turns)
     began = trio.current_time()
-    await auditor.Auditor._wait_requested_seconds(double, key, 3.0)
+    await WithheldDeadlines._wait_requested_seconds(double, key, 3.0)
     assert trio.current_time() - began == pytest.approx(2 * 1.5 + 1.05 + 2.0)
 
 
@@ -420,7 +425,7 @@ async def test_an_audit_that_is_due_late_calls_nothing_withheld(tmp_path: Path, 
         return [due for due in audit_duties(me, state) if state.jobs.jobs[due.job].round > due.since + window - 1]
 
     monkeypatch.setattr(auditor, "audit_duties", late)
-    monkeypatch.setattr(auditor, "WITHHELD_SECONDS_MIN", 0.0)
+    monkeypatch.setattr(withheld_deadlines, "WITHHELD_SECONDS_MIN", 0.0)
     async with trainers(tmp_path, "withhold") as made:
         job = await made.train(replace(SPEC, rounds=ENDLESS, auditors=4, audit_window=window))
         await made.seats[0].until(lambda driver: driver.state.jobs.jobs[job].round >= 11)
@@ -432,7 +437,7 @@ async def test_nothing_is_called_withheld_before_the_least_link_had_its_time_how
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_store, "AUDIT_RESPONSE_MS", 2_000)
-    monkeypatch.setattr(auditor, "WITHHELD_SECONDS_MIN", 0.0)
+    monkeypatch.setattr(withheld_deadlines, "WITHHELD_SECONDS_MIN", 0.0)
     async with trainers(tmp_path, "withhold") as made:
         job, driver = await made.train(replace(SPEC, rounds=ENDLESS, audit_window=2)), made.seats[0].driver
         await made.seats[0].until(lambda driver: bool(driver.state.audits.suspensions_in(job)))
@@ -472,7 +477,7 @@ async def test_a_proposal_that_is_shown_to_one_auditor_alone_is_shown_to_the_jud
             drawn.update(one)
             return one
 
-        monkeypatch.setattr(state_machine.sortition, "draw_auditors", draw_one)
+        monkeypatch.setattr(sortition, "draw_auditors", draw_one)
         # All is shown in the first round, of which nothing is drawn: who is accepted there is awaited in the next one.
         refuse_reveals(monkeypatch, liar, lambda peer: bool(drawn) and peer not in drawn)
         for seat in honest:
@@ -526,7 +531,7 @@ async def test_after_a_restart_the_round_that_is_open_is_no_time_to_wait(tmp_pat
         await away.until(lambda driver: bool([*audit_duties(away.public, driver.state)]))
         for seat in made.seats:
             await seat.stop()
-        monkeypatch.setattr(auditor, "withheld_deadline_round", noted)
+        monkeypatch.setattr(withheld_deadlines, "withheld_deadline_round", noted)
         await made.start(away, made.role(away))
         await poll(lambda: bool(begun))
         assert set(begun) == {away.driver.state.jobs.jobs[job].round + 1}
@@ -534,7 +539,7 @@ async def test_after_a_restart_the_round_that_is_open_is_no_time_to_wait(tmp_pat
 
 @pytest.mark.usefixtures("links_that_take_their_time")
 async def test_a_lie_in_the_last_round_is_found_after_the_jobs_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_machine.sortition, "draw_auditors", lambda tickets, *_: (min(tickets),))
+    monkeypatch.setattr(sortition, "draw_auditors", lambda tickets, *_: (min(tickets),))
     async with trainers(tmp_path, "false-update") as made:
         job = await made.train(replace(SPEC, rounds=2))
         await ended(made, job)
@@ -558,7 +563,7 @@ def backwards(worker: Sums) -> Callable[..., tuple[Any, Sequence[float]]]:
 async def test_of_two_liars_in_a_round_neither_update_stays_in_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with trainers(tmp_path) as made:
         honest = {seat.public for seat in made.seats[:2]}
-        monkeypatch.setattr(state_machine.sortition, "draw_auditors", lambda tickets, *_: tuple(sorted(honest & tickets.keys())))
+        monkeypatch.setattr(sortition, "draw_auditors", lambda tickets, *_: tuple(sorted(honest & tickets.keys())))
         for number in (2, 3):
             liar = made.workers[made.seats[number].public]
             monkeypatch.setattr(liar, "_update", backwards(liar))
@@ -575,8 +580,8 @@ async def test_of_two_liars_in_a_round_neither_update_stays_in_the_model(tmp_pat
 async def test_after_the_jobs_end_nothing_is_withheld_sooner_than_a_window_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auditor, "ENDED_JOB_WAIT_SECONDS", 0.0)
-    monkeypatch.setattr(auditor, "WITHHELD_SECONDS_MIN", 0.0)
+    monkeypatch.setattr(withheld_deadlines, "ENDED_JOB_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(withheld_deadlines, "WITHHELD_SECONDS_MIN", 0.0)
     async with trainers(tmp_path) as made:
         seat, rounds, window = made.seats[0], 6, 3
         job = await made.train(replace(SPEC, rounds=rounds, audit_window=window))
@@ -584,16 +589,17 @@ async def test_after_the_jobs_end_nothing_is_withheld_sooner_than_a_window_takes
         closed = {item.round: item.height for item in seat.driver.store.closed_rounds(rounds)}
         times = [decode_header(seat.driver.store.get_header(closed[number]) or b"").time_ms for number in (2, 5)]
         over = seat.driver.state.jobs.jobs[job]
-        assert seat.auditing._seconds_of(job, over, window) == (times[1] - times[0]) / 1_000 > 0
+        deadlines = seat.auditing._deadlines
+        assert deadlines._seconds_of(job, over, window) == (times[1] - times[0]) / 1_000 > 0
         begun = decode_header(seat.driver.store.get_header(over.started_height) or b"").time_ms
-        assert seat.auditing._seconds_of(job, over, rounds) == (times[1] - begun) / 1_000, "of all its rounds: since it began"
-        monkeypatch.setattr(seat.auditing, "_seconds_of", lambda key, job, count: 1e6 * count)
+        assert deadlines._seconds_of(job, over, rounds) == (times[1] - begun) / 1_000, "of all its rounds: since it began"
+        monkeypatch.setattr(deadlines, "_seconds_of", lambda key, job, count: 1e6 * count)
         with trio.move_on_after(0.5) as waiting:
-            await seat.auditing._wait_for_round(job, rounds + 1, window)
+            await deadlines._wait_for_round(job, rounds + 1, window)
         assert waiting.cancelled_caught
-        monkeypatch.setattr(auditor, "POST_JOB_AUDIT_HEIGHTS", 0)
+        monkeypatch.setattr(withheld_deadlines, "POST_JOB_AUDIT_HEIGHTS", 0)
         with patience():  # the audits themselves would be over
-            await seat.auditing._wait_for_round(job, rounds + 1, window)
+            await deadlines._wait_for_round(job, rounds + 1, window)
 
 
 async def test_a_suspended_trainer_trains_no_more_in_that_job(tmp_path: Path) -> None:
@@ -686,7 +692,7 @@ async def test_buffers_are_served_while_they_may_be_asked_for_and_deleted_afterw
         made.workers[made.seats[2].public].failures = 10_000
         job = await trained_with_reports_of(made, made.seats[2])
         await author.until(has_trained(job))
-        asked = auditor.proposals_to_serve(author.public, author.driver.state)
+        asked = proposals_to_serve(author.public, author.driver.state)
         assert asked, "seat 2 has not reported"
         for proposal in asked:
             assert proposal.buffer is not None
@@ -704,9 +710,9 @@ async def test_a_trainer_that_starts_again_shows_its_buffers_but_for_one_that_it
     async with trainers(tmp_path) as made:
         author, asking = made.seats[1], made.seats[2]
         await made.train(UNDRAWN)
-        await author.until(lambda driver: len(auditor.proposals_to_serve(author.public, driver.state)) > 2)
+        await author.until(lambda driver: len(proposals_to_serve(author.public, driver.state)) > 2)
         await author.stop()
-        damaged, other = (of.buffer for of in auditor.proposals_to_serve(author.public, author.driver.state)[:2])
+        damaged, other = (of.buffer for of in proposals_to_serve(author.public, author.driver.state)[:2])
         assert damaged is not None and other is not None and not asking.blobs.size(damaged) and not asking.blobs.size(other)
         author.blobs.path(damaged).write_bytes(b"torn")
         await made.start(author, made.role(author))
@@ -769,7 +775,7 @@ async def test_a_lie_that_nobody_drew_is_found_once_the_loss_jumps(
     jump = 12
     # It goes on to rise: where audits are slow, a jump would be over before they are.
     monkeypatch.setitem(globals(), "loss_of", lambda number, *_: 2.0 + (number if number >= jump else -number / 1_000))
-    monkeypatch.setattr(auditor, "WITHHELD_SECONDS_MIN", 0.5)
+    monkeypatch.setattr(withheld_deadlines, "WITHHELD_SECONDS_MIN", 0.5)
     async with trainers(tmp_path, attack) as made:
         job = await made.train(UNDRAWN)
         liar = made.seats[3].public
@@ -809,9 +815,9 @@ def test_who_could_not_be_reached_by_too_many_is_told_so_and_not_that_it_was_fou
         for _ in range(FALSE_CHALLENGES_MAX):
             withheld(court, challenger, PEOPLE[0].public)
     *_, entry = court.state.audits.log
-    told = auditor.describe_audit_entry(entry, court.state)
+    told = describe_audit_entry(entry, court.state)
     assert told.startswith(f"{short_id(entry.trainer)} is suspended: too many")
-    assert auditor.suspension_reason(entry.trainer, court.state) == (
+    assert suspension_reason(entry.trainer, court.state) == (
         f"suspended until round {court.audits.suspended[entry.trainer] + 1}: too many could not get what it commits to"
     )
 
@@ -819,15 +825,14 @@ def test_who_could_not_be_reached_by_too_many_is_told_so_and_not_that_it_was_fou
 # Losses, without a network ---------------------------------------------------------------------------------------------------
 
 
-def auditing_of(court: Court, folder: Path, **more: Any) -> Auditor:
+def parts_of(court: Court, folder: Path) -> tuple[Driver, TransactionSubmitter]:
     """Person 0's, on the court's state, with its losses in `folder`."""
     role = SimpleNamespace(worker_client=SimpleNamespace(text_folder=folder))
     nobody = SimpleNamespace(retained_rounds=set, delete_rounds=lambda unasked: None)
     shop = SimpleNamespace(participant=role, delete_expired_files=lambda: None)
     driver: Any = SimpleNamespace(signer=PEOPLE[0], chain_id=court.chain, state=court.state, round_executor=shop, blobs=nobody)
     author: Any = SimpleNamespace()
-    vars(driver).update(more)
-    return Auditor(driver, author)
+    return driver, author
 
 
 def kept_losses(folder: Path, key: bytes, number: int) -> LossOpening:
@@ -836,11 +841,11 @@ def kept_losses(folder: Path, key: bytes, number: int) -> LossOpening:
     return opening
 
 
-async def test_what_a_person_asked_for_goes_before_what_was_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_person_asked_for_goes_before_what_was_drawn(tmp_path: Path) -> None:
     court, turns = Court(), list[bool]()
     court.round()
     due, other = (due for _, due in court.due()[:2])
-    audits = auditing_of(court, tmp_path)
+    audits = Auditor(*parts_of(court, tmp_path))
 
     @asynccontextmanager
     async def turn(is_first: Callable[[], bool]) -> AsyncIterator[None]:
@@ -852,11 +857,10 @@ async def test_what_a_person_asked_for_goes_before_what_was_drawn(tmp_path: Path
     async def anything(*_: object) -> Any:
         return ReplayResult(ReplayFinding.MATCH)
 
-    monkeypatch.setattr(auditor, "audit_request", anything)
     audits._replaying = SimpleNamespace(hold=turn)  # type: ignore[assignment]
     audits._driver.round_executor.participant.replay = anything  # type: ignore[method-assign]
     for item in (due, other, replace(other, is_dispute=True)):
-        await audits._replayed(item, SimpleNamespace(), trio.sleep_forever, lambda: None)  # type: ignore[arg-type]
+        await audits._replay(item, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
     assert turns == [True, False, True]
 
 
@@ -865,18 +869,18 @@ async def test_losses_of_a_round_that_opens_while_files_are_deleted_stay(tmp_pat
     first = court.job(court.key).round
     kept_losses(tmp_path, court.key, first)
     court.round(AUDITS.window + 2)  # nobody reported: no loss of that round is to be opened any more
-    auditing = auditing_of(court, tmp_path)
+    audited = AuditedProposals(*parts_of(court, tmp_path))
 
     def kept_together() -> set[tuple[bytes, int]]:
         return {(court.key[:JOB_BYTES], first)}
 
     def delete_rounds(unasked: list[tuple[bytes, int]]) -> None:
         court.round()
-        auditing._driver.state = court.state
+        audited._driver.state = court.state
         kept_losses(tmp_path, court.key, court.job(court.key).round)
 
-    auditing._driver.blobs = SimpleNamespace(retained_rounds=kept_together, delete_rounds=delete_rounds)
-    await auditing._delete_expired_files()
+    audited._driver.blobs = SimpleNamespace(retained_rounds=kept_together, delete_rounds=delete_rounds)
+    await audited.delete_expired_files()
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {loss_opening_files.opening_path(tmp_path, court.key, court.job(court.key).round, PEOPLE[0].public).name}
 
@@ -891,7 +895,7 @@ async def test_losses_that_are_still_to_be_opened_stay(tmp_path: Path) -> None:
     former = LossOpening(court.key, first, PEOPLE[5].public, bytes(32), LOSS)
     loss_opening_files.save_opening(tmp_path, former)
     loss_opening_files.save_opening(tmp_path, replace(former, round=99))
-    await auditing_of(court, tmp_path)._delete_expired_files()
+    await AuditedProposals(*parts_of(court, tmp_path)).delete_expired_files()
     assert len(list(tmp_path.iterdir())) == AUDITS.window + 3, "also those of another key in such a round"
 
 
@@ -903,7 +907,7 @@ async def test_an_opening_that_is_refused_is_tried_again_while_it_is_due(
     court.round()
     court.report()
     court.round(AUDITS.window)
-    auditing = auditing_of(court, tmp_path)
+    audited = AuditedProposals(*parts_of(court, tmp_path))
     (due,) = court.rules.audits_module.loss_openings_due(PEOPLE[0].public, court.state)
 
     async def submit(kind: str, content: object, seconds: float) -> None:
@@ -911,18 +915,18 @@ async def test_an_opening_that_is_refused_is_tried_again_while_it_is_due(
         if len(said) <= failures:
             raise UserError("not now")
 
-    auditing._author.submit = submit  # type: ignore[method-assign,assignment]
-    auditing._opening = {due}
-    await auditing._open_loss(due)
+    audited._author.submit = submit  # type: ignore[method-assign,assignment]
+    audited._opening = {due}
+    await audited._open_loss(due)
     assert said == [opening] * (failures + 1) and not list(tmp_path.iterdir())
     assert trio.current_time() >= (1 + 2 + 4) * RETRY_SECONDS, "each pause is twice the last"
 
     kept_losses(tmp_path, court.key, due.round)
     failures = 100
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(auditing._open_loss, due)
+        nursery.start_soon(audited._open_loss, due)
         await trio.sleep(RETRY_SECONDS / 2)
-        auditing._opening = set()
+        audited._opening = set()
     assert len(said) == 5, "its time is over"
 
 
@@ -937,8 +941,8 @@ async def test_what_is_fetched_comes_before_patience_ends_or_not_at_all() -> Non
             raise error
         return "here"
 
-    assert await auditor._before(late, fetched(9)) == "here"
-    assert await auditor._before(late, fetched(11)) is None
+    assert await withheld_deadlines.result_before(late, fetched(9)) == "here"
+    assert await withheld_deadlines.result_before(late, fetched(11)) is None
     for error in (MissingBlobError("gone"), OSError("a shortage")):
         with pytest.raises(type(error)):  # no group
-            await auditor._before(late, fetched(1, error))
+            await withheld_deadlines.result_before(late, fetched(1, error))

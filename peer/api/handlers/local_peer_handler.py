@@ -25,7 +25,7 @@ from peer.api.alerts import AlertInputs, find_alerts
 from peer.api.member_limits import limited_reexecutors, suspended_trainers
 from peer.api.process_memory import child_processes, process_memory_mb
 from peer.api.running_peer import RunningPeer
-from peer.runtime.audits.auditor import suspension_reason
+from peer.runtime.audits.audit_messages import suspension_reason
 from peer.runtime.membership.membership import NOT_DECIDED
 from peer.runtime.telemetry.health import heights_behind, peer_state, why_stalled
 from peer.runtime.telemetry.node_observer import fork_text, why_halted, why_waiting

@@ -1,8 +1,8 @@
 """Which audits may fetch now, and how long the others have waited at their trainer's cost. Pure.
 
-A peer fetches for one audit of a job and trainer at a time, the oldest first: a window is as long as the least link takes
-for one. `Auditor` counts the seconds for which that audit asks its trainer. They also count for the reports behind it, if the
-trainer could have proposed these later.
+A peer fetches for one audit of a job and trainer at a time, the oldest first: a window is as long as the least link takes for
+one. `WithheldDeadlines` counts the seconds for which that audit asks its trainer. They also count for the reports behind it, if
+the trainer could have proposed these later.
 
 | a report waits                                          | its trainer                                         | seconds count |
 |---------------------------------------------------------|-----------------------------------------------------|---------------|

@@ -6,10 +6,11 @@ from dataclasses import replace
 from functools import partial
 
 from ledger import jobs
-from ledger.audits import loss_commitments, state_machine
+from ledger.audits import assignments, disputes, loss_commitments, loss_openings
 from ledger.audits.audit_state import AuditFinding, AuditLogEntry, AuditResult, Dispute
+from ledger.audits.audit_tables import AuditTables
 from ledger.audits.loss_commitments import LossComparisons
-from ledger.audits.state_machine import AuditStateMachine
+from ledger.audits.suspensions import suspend_trainer
 from ledger.audits.transitions import AuditEvent
 from ledger.jobs import AuditTerms, Job, JobRolledBack, RollbackDue
 from ledger.ledger_state import LedgerRules, LedgerState
@@ -41,35 +42,36 @@ def _challenges(simulation: Simulation) -> None:
 
 
 def _one_convicts(planter: Planter) -> None:
-    def judge(self: AuditStateMachine, before: Dispute, dispute: Dispute) -> None:
-        self._disputes[self._disputes.index(before)] = dispute
-        self._move_dispute(AuditEvent.GUILTY if dispute.voted_invalid else AuditEvent.JUDGED, dispute)
+    def weigh(tables: AuditTables, dispute: Dispute) -> None:
+        tables.disputes[dispute.proposal_key] = dispute
+        if dispute.voted_invalid:
+            disputes.end_dispute(tables, AuditEvent.GUILTY, dispute)
 
-    planter.replace(AuditStateMachine, "_judge", judge)
+    planter.replace(disputes, "_weigh_verdicts", weigh)
     planter.simulation(_challenges)
 
 
 def _every_verdict_is_guilty(planter: Planter) -> None:
-    rule = AuditStateMachine.apply_verdict
+    rule = disputes.apply_verdict
 
-    def harsh(self: AuditStateMachine, author: bytes, verdict: AuditFinding) -> None:
-        rule(self, author, replace(verdict, finding=ReplayFinding.MISMATCH))
+    def harsh(tables: AuditTables, author: bytes, verdict: AuditFinding) -> None:
+        rule(tables, author, replace(verdict, finding=ReplayFinding.MISMATCH))
 
-    planter.replace(AuditStateMachine, "apply_verdict", harsh)
+    planter.replace(disputes, "apply_verdict", harsh)
     planter.simulation(_challenges)
 
 
 def _every_challenge_is_false(planter: Planter) -> None:
     """Whoever challenged is held for a liar, whatever was found."""
-    move = AuditStateMachine._move_dispute
+    end = disputes.end_dispute
 
-    def both(self: AuditStateMachine, event: AuditEvent, dispute: Dispute) -> None:
+    def both(tables: AuditTables, event: AuditEvent, dispute: Dispute) -> None:
         if event is AuditEvent.GUILTY:
             for person in dispute.challenges:
-                self._hold_against(person)
-        move(self, event, dispute)
+                disputes.hold_against(tables, person)
+        end(tables, event, dispute)
 
-    planter.replace(AuditStateMachine, "_move_dispute", both)
+    planter.replace(disputes, "end_dispute", both)
     planter.simulation(_false_proposals)
 
 
@@ -97,19 +99,18 @@ def _exact_losses(planter: Planter) -> None:
 
 
 def _opened_early(planter: Planter) -> None:
-    planter.replace(AuditStateMachine, "may_open_loss", lambda self, number, trainer: True)
+    planter.replace(loss_openings, "may_open_loss", lambda tables, number, trainer: True)
     planter.replace(workload, "OPENED_SHARE", 1.0)
 
 
 def _shut_is_guilty(planter: Planter) -> None:
     """A trainer that does not open its losses in time is suspended, as if it was not away."""
 
-    def lose(self: AuditStateMachine, number: int, trainer: bytes) -> None:
-        person = self._members.current_key(trainer)
-        if person not in self._suspended:
-            self._suspend(person, AuditLogEntry(self._height, self._key, number, trainer, trainer, AuditResult.LAZY))
+    def lose(tables: AuditTables, number: int, trainer: bytes) -> None:
+        cause = AuditLogEntry(tables.height, tables.key, number, trainer, trainer, AuditResult.LAZY)
+        suspend_trainer(tables, tables.current_key(trainer), cause)
 
-    planter.replace(AuditStateMachine, "_lose", lose)
+    planter.replace(loss_openings, "lose_reward", lose)
 
 
 def _frames(simulation: Simulation) -> None:
@@ -124,33 +125,33 @@ def _false_proposals(simulation: Simulation) -> None:
 
 
 def _unseen_is_false(planter: Planter) -> None:
-    verdict = AuditStateMachine._with_verdict
+    verdict = disputes._with_verdict
 
-    def harsh(self: AuditStateMachine, dispute: Dispute, judge: bytes, finding: ReplayFinding) -> Dispute:
-        return verdict(self, dispute, judge, ReplayFinding.MISMATCH if finding is ReplayFinding.WITHHELD else finding)
+    def harsh(dispute: Dispute, judge: bytes, finding: ReplayFinding) -> Dispute:
+        return verdict(dispute, judge, ReplayFinding.MISMATCH if finding is ReplayFinding.WITHHELD else finding)
 
-    planter.replace(AuditStateMachine, "_with_verdict", harsh)
+    planter.replace(disputes, "_with_verdict", harsh)
     planter.simulation(partial(_blind, Challenges, 2))
 
 
 def _one_and_unseen(planter: Planter) -> None:
     planter.replace(
-        state_machine, "is_shown_selectively", lambda guilty, unseen, needed, faults: guilty > 0 and guilty + unseen >= needed
+        disputes, "is_shown_selectively", lambda guilty, unseen, needed, faults: guilty > 0 and guilty + unseen >= needed
     )
     planter.simulation(partial(_blind, Challenges, 2))
 
 
 def _few_unseen(planter: Planter) -> None:
-    judge = AuditStateMachine._judge
+    weigh = disputes._weigh_verdicts
 
-    def harsh(self: AuditStateMachine, before: Dispute, dispute: Dispute) -> None:
-        if len(dispute.voted_withheld) > self._rounds[dispute.round].faults:
-            self._disputes[self._disputes.index(before)] = dispute
-            self._move_dispute(AuditEvent.UNSEEN, dispute)
+    def harsh(tables: AuditTables, dispute: Dispute) -> None:
+        if len(dispute.voted_withheld) > tables.rounds[dispute.round].faults:
+            tables.disputes[dispute.proposal_key] = dispute
+            disputes.end_dispute(tables, AuditEvent.UNSEEN, dispute)
         else:
-            judge(self, before, dispute)
+            weigh(tables, dispute)
 
-    planter.replace(AuditStateMachine, "_judge", harsh)
+    planter.replace(disputes, "_weigh_verdicts", harsh)
     planter.simulation(partial(_blind, Claims, 1))
 
 
@@ -191,7 +192,7 @@ def _nobody_rolls_back(planter: Planter) -> None:
 
 
 def _undone_again(planter: Planter) -> None:
-    planter.replace(AuditStateMachine, "undo_rounds", lambda self, first: None)
+    planter.replace(assignments, "undo_rounds", lambda tables, first: None)
     planter.simulation(_cheats)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 import web.feature
 from consensus.pbft.message_handlers import ReplicaMessageHandlers
-from ledger.audits.state_machine import AuditStateMachine
+from ledger.audits import disputes, loss_openings
 from ledger.jobs import JobsModule
 from peer.doctor import data_directory_checks
 from peer.node.node import Node
@@ -675,16 +675,16 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "fourth-challenge-ends-apart",
         "the fourth refuted challenge of an auditor ends what keeps it apart from trainers",
-        AuditStateMachine._hold_against,
-        "self._count(challenger, refuted=1)",
-        "self._count(challenger, refuted=1)\n    if self._standing(challenger).refuted > FALSE_CHALLENGES_MAX:\n"
-        "        self._withheld.clear()",
+        disputes.hold_against,
+        "tables.count(challenger, refuted=1)",
+        "tables.count(challenger, refuted=1)\n    if tables.member_record(challenger).refuted > FALSE_CHALLENGES_MAX:\n"
+        "        tables.withheld_claims.clear()",
         "tests/ledger/test_audits.py::test_an_auditor_stays_apart_from_a_trainer_whatever_else_of_it_is_refuted",
     ),
     ChangedLine(
         "unheard-once",
         "an auditor is unheard after its third refuted challenge, and never again",
-        AuditStateMachine._hold_against,
+        disputes.hold_against,
         "% FALSE_CHALLENGES_MAX == 0",
         "== FALSE_CHALLENGES_MAX",
         "tests/ledger/test_audits.py::test_an_auditor_stays_apart_from_a_trainer_whatever_else_of_it_is_refuted",
@@ -692,16 +692,16 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "opened-in-the-block-of-the-stop",
         "losses may be opened in the block that ends the job and draws once more",
-        AuditStateMachine.may_open_loss,
-        " and self._job.opened_height < self._height",
+        loss_openings.may_open_loss,
+        " and tables.job.opened_height < tables.height",
         "",
         f"{OPENINGS}losses_stay_shut_in_the_block_that_stops_the_job_since_its_closing_may_still_draw",
     ),
     ChangedLine(
         "opened-with-any-key",
         "any member opens the losses of a proposal whose secret it knows",
-        AuditStateMachine.apply_loss_opening,
-        " or self._members.current_key(trainer) != author",
+        loss_openings.apply_loss_opening,
+        " or tables.current_key(trainer) != author",
         "",
         f"{OPENINGS}losses_are_opened_by_the_member_of_the_key_that_they_name",
     ),

@@ -1,0 +1,177 @@
+"""Which audits run: who is drawn for an accepted proposal when a round closes, who volunteers, whose report is awaited no more.
+
+Decision 0028 says why draws are as they are; `ledger.audits.sortition` has the lots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from consensus.quorum import faults_tolerated
+from ledger.audits import sortition
+from ledger.audits.audit_state import AUDITABLE_PROPOSALS_MAX, AuditableProposal, AuditFinding, RoundAudits
+from ledger.audits.audit_tables import AuditTables
+from ledger.audits.disputes import auditors_apart, require_may_challenge
+from ledger.audits.sortition import NonceCommitment
+from ledger.audits.transitions import AUDIT_TRANSITIONS, AuditEffect, AuditEvent, AuditStage, AuditTransition
+from ledger.core.module import Refused
+from ledger.jobs import ClosedRound
+from protocol.identity import short_id
+from protocol.messages import Proposal
+from protocol.units import display_round_number
+
+# Draws ------------------------------------------------------------------------------------------------------------------
+
+
+def assign_audits(tables: AuditTables, closed: ClosedRound, accepted: Mapping[bytes, Proposal]) -> None:
+    """The audits of a closed round, but of updates that were re-executed before the ballot; `accepted` is by trainer."""
+    job = tables.job
+    revealed = sortition.matching_reveals(closed.reveals, tables.commitments)
+    _draw_for_missed_rounds(tables, revealed)
+    reexecutors = tuple(
+        key for key in job.reexecutors if tables.is_trusted(key) and tables.current_key(key) not in tables.ignored_challengers
+    )
+    nonces = {key: revealed[key] for key in reexecutors if key in revealed}
+    # Without nonces, which honest re-executors reveal, all draw by the model root, as everybody can foresee.
+    tickets, vouched = nonces or dict.fromkeys(reexecutors, job.model_root), job.round_terms(tables.key).trainers_to_vouch_for
+    drawn = {
+        trainer: AuditableProposal(proposal, _draw_auditors(tables, closed.round, trainer, reexecutors, tickets))
+        for trainer, proposal in accepted.items()
+        if trainer not in vouched
+    }
+    tables.rounds[closed.round] = RoundAudits(len(nonces), faults_tolerated(len(job.voters)), reexecutors, drawn)
+    # A voter whose ballot was not decided keeps its earlier commitment.
+    kept = {key: known for key, known in tables.commitments.items() if key in job.voters and key not in closed.ballots}
+    new = {key: NonceCommitment(closed.round, digest) for key, digest in closed.commitments.items()}
+    tables.commitments = dict(sorted({**kept, **new}.items()))
+    _bound_proposals(tables)
+
+
+def _draw_for_missed_rounds(tables: AuditTables, revealed: Mapping[bytes, bytes]) -> None:
+    """Re-executors whose ballots were left out draw now for the rounds that they missed.
+
+    So a leader that leaves out the ballots that would find its accomplice delays their draws by a round, and no more.
+    """
+    for number, audits in tables.rounds.items():
+        missed = (key for key in audits.reexecutors if key in revealed and tables.commitments[key].round < number)
+        nonces = {key: revealed[key] for key in missed}
+        if audits.nonce_count and tables.has_rounds(number) and not audits.undone:  # without nonces all drew by the model root
+            drawn = {
+                trainer: _with_auditors(old, *_draw_auditors(tables, number, trainer, audits.reexecutors, nonces))
+                for trainer, old in audits.proposals.items()
+            }
+            tables.rounds[number] = replace(audits, nonce_count=audits.nonce_count + len(nonces), proposals=drawn)
+
+
+def _draw_auditors(
+    tables: AuditTables, number: int, trainer: bytes, reexecutors: tuple[bytes, ...], nonces: Mapping[bytes, bytes]
+) -> tuple[bytes, ...]:
+    """The owners of these nonces that are drawn for this trainer's proposal."""
+    terms, job, person = tables.terms, tables.job, tables.current_key(trainer)
+    barred = {person, *auditors_apart(tables.withheld_claims.get(person, {}))}
+    others = [key for key in reexecutors if tables.current_key(key) not in barred]
+    tickets = sortition.lottery_tickets(tables.key, number, nonces, trainer, others)
+    rate = sortition.audit_rate_of_round(terms.rate, job.rounds_in_model, job.rounds, terms.closing)
+    return sortition.draw_auditors(tickets, len(others), terms.auditors, rate)
+
+
+def _with_auditors(drawn: AuditableProposal, *auditors: bytes) -> AuditableProposal:
+    return replace(drawn, pending_auditors=tuple(sorted({*drawn.pending_auditors, *auditors})))
+
+
+def _bound_proposals(tables: AuditTables) -> None:
+    """Beyond AUDITABLE_PROPOSALS_MAX the oldest proposals go: first those that nobody has to report on, then the others."""
+    tables.forget_proposals()
+    excess = sum(len(audits.proposals) for audits in tables.rounds.values()) - AUDITABLE_PROPOSALS_MAX
+    for forget in (tables.forget_unawaited, lambda number: lapse_reports(tables, number)):
+        for number, audits in sorted(tables.rounds.items()):
+            if excess > 0:
+                forget(number)
+                excess -= len(audits.proposals) - len(tables.rounds[number].proposals)
+
+
+# Volunteers -------------------------------------------------------------------------------------------------------------
+
+
+def apply_volunteering(tables: AuditTables, author: bytes, number: int) -> None:
+    """A re-executor is drawn for all proposals of a round in the window that it has not reported on."""
+    auditor, trainers = proposals_left_to(tables, author, number)
+    assert AUDIT_TRANSITIONS[AuditStage.UNDISPUTED, AuditEvent.VOLUNTEERED] == AuditTransition(AuditStage.AWAITED)
+    audits = tables.rounds[number]
+    drawn = {trainer: _with_auditors(audits.proposals[trainer], auditor) for trainer in trainers}
+    tables.rounds[number] = replace(audits, proposals={**audits.proposals, **drawn}, volunteers=(*audits.volunteers, auditor))
+
+
+def proposals_left_to(tables: AuditTables, author: bytes, number: int) -> tuple[bytes, list[bytes]]:
+    """The author's key of that round, and whose proposals it is drawn for if it volunteers. Raises `Refused` if it may not.
+
+    It has to report on all that it volunteered for before it volunteers again: otherwise liars would be awaited everywhere, and
+    hold up what honest auditors report.
+    """
+    audits = tables.rounds.get(number)
+    if audits is None or not tables.has_rounds(number) or tables.job.is_trained:
+        raise Refused(f"no proposal of round {display_round_number(number)} can be drawn now")
+    auditor = tables.find_key(audits.reexecutors, author)
+    if auditor is None or not tables.is_trusted(author):
+        raise Refused(f"{short_id(author)} may not re-execute round {display_round_number(number)}")
+    require_may_challenge(tables, author)
+    for other, of in tables.rounds.items():
+        key = tables.find_key(of.volunteers, author)
+        if key is not None and other == number:
+            raise Refused(f"{short_id(author)} has volunteered for round {display_round_number(number)} already")
+        if key is not None and any(key in drawn.pending_auditors for drawn in of.proposals.values()):
+            raise Refused(f"{short_id(author)} has not reported yet on all of round {display_round_number(other)}")
+    current, sealed = tables.current_key, tables.unopened_losses.get(number, {})
+    found = [
+        trainer
+        for trainer in audits.proposals
+        if author not in {current(trainer), *auditors_apart(tables.withheld_claims.get(current(trainer), {}))}
+        and (number, trainer) not in tables.disputes
+        and (trainer not in sealed or auditor not in sealed[trainer].reports)
+    ]
+    if not found:
+        raise Refused(f"nothing of round {display_round_number(number)} is left to draw for {short_id(author)}")
+    return auditor, found
+
+
+# Reports that are awaited no more ---------------------------------------------------------------------------------------
+
+
+def take_report(tables: AuditTables, author: bytes, report: AuditFinding) -> tuple[bytes, Proposal]:
+    """The report is awaited no more. Returns the auditor's key of that round, and the proposal. Raises `Refused`."""
+    drawn = tables.find_proposal(report.proposal_key)
+    auditor = tables.find_key(drawn.pending_auditors, author) if drawn else None
+    if drawn is None or auditor is None:
+        raise Refused(f"no report of {short_id(author)} on that proposal is awaited")
+    pending = tuple(key for key in drawn.pending_auditors if key != auditor)
+    audits = tables.rounds[report.round]
+    proposals = {**audits.proposals, report.trainer: replace(drawn, pending_auditors=pending)}
+    tables.rounds[report.round] = replace(audits, proposals=proposals)
+    return auditor, drawn.proposal
+
+
+def lapse_reports(tables: AuditTables, number: int, held_up: frozenset[bytes] = frozenset()) -> None:
+    """Reports on this round are awaited on these trainers alone. Its open disputes go on, so their proposals stay."""
+    moved, kept = AUDIT_TRANSITIONS[AuditStage.AWAITED, AuditEvent.TIME], dict[bytes, AuditableProposal]()
+    assert moved.effects == (AuditEffect.COUNT_LAPSE,)
+    for trainer, drawn in tables.rounds[number].proposals.items():
+        if tables.current_key(trainer) in held_up:
+            kept[trainer] = drawn
+            continue
+        for auditor in drawn.pending_auditors:
+            tables.log_result((number, trainer), auditor, moved.result)
+            tables.count(tables.current_key(auditor), lapsed=1)
+        if (number, trainer) in tables.disputes:
+            kept[trainer] = replace(drawn, pending_auditors=())
+    tables.rounds[number] = replace(tables.rounds[number], proposals=kept)
+
+
+def undo_rounds(tables: AuditTables, first: int) -> None:
+    """The rounds from this one on were undone. Reports on them are awaited no more; disputes about them go on."""
+    assert AUDIT_TRANSITIONS[AuditStage.AWAITED, AuditEvent.UNDONE] == AuditTransition(AuditStage.OVER)
+    for number, audits in list(tables.rounds.items()):
+        if number >= first:
+            drawn = {trainer: replace(of, pending_auditors=()) for trainer, of in audits.proposals.items()}
+            tables.rounds[number] = replace(audits, proposals=drawn, undone=True)
+            tables.forget_unawaited(number)
