@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from ledger import jobs
+from ledger.blocks.application import LedgerApplication
 from ledger.core.genesis import ModuleVersion
 from ledger.jobs import BASES_MAX, RUNNING_MAX, JobPhase, JobTerms, ModelReference, StartJob, StopJob
-from ledger.ledger_state import LedgerRules, core_modules
+from ledger.ledger_state import CurrentState, LedgerRules, core_modules
 from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, PlainJobs, World
 from tests.sim.keys import FastVerifier
 
@@ -36,7 +37,7 @@ class FromOthers(PlainJobs):
 def world() -> World:
     made = World()
     made.rules = LedgerRules(made.genesis, FastVerifier(), core_modules(FromOthers()))
-    made.ledger = type(made.ledger)(made.rules, made.rules.genesis_state(), made.rules.genesis_state().state_root)
+    made.ledger = LedgerApplication(made.rules, CurrentState(made.rules.genesis_state()), made.rules.genesis_state().state_root)
     return made
 
 

@@ -68,7 +68,7 @@ def test_an_expelled_member_can_do_nothing_more_and_its_transactions_are_not_kep
     contents = [
         ("register", RegisterRoles(())),
         ("approve", ApproveVoter(NEW.public)),
-        ("leave", ResignAsVoter()),
+        ("resign", ResignAsVoter()),
         ("stand", StandAsVoter(0, bytes(32))),
     ]
     spoken = [world.tx(LIAR, f"member/{kind}", content) for kind, content in contents]

@@ -8,9 +8,10 @@ import pytest
 
 import ledger.network_governance
 from consensus.voter_set import VoterSet
+from ledger.blocks.application import LedgerApplication
 from ledger.core.module import Refused
 from ledger.jobs import JobTerms, StartJob
-from ledger.ledger_state import BlockBody, LedgerRules, core_modules
+from ledger.ledger_state import BlockBody, CurrentState, LedgerRules, core_modules
 from ledger.members import ResignAsVoter
 from ledger.network_governance import PARAMETERS_LIMIT, NetworkLimit, NetworkState
 from protocol import codec
@@ -33,7 +34,7 @@ class Limited(World):
         super().__init__()
         self.rules = LedgerRules(self.genesis, FastVerifier(), core_modules(SizedJobs()))
         state = self.rules.genesis_state()
-        self.ledger = type(self.ledger)(self.rules, state, state.state_root)
+        self.ledger = LedgerApplication(self.rules, CurrentState(state), state.state_root)
 
     def wish(self, number: int, most: int, name: str = PARAMETERS_LIMIT) -> Signed:
         return self.tx(PEOPLE[number], "network/limit", NetworkLimit(name, most))

@@ -49,7 +49,7 @@ class TwoWays(World):
     def decide_body(self, body: bytes) -> LedgerState:
         before = self.ledger
         self.ledger = LedgerApplication(
-            self.rules, self.rules.decode_state(self.rules.encode_state(before.state)), before.certified_root
+            self.rules, CurrentState(self.rules.decode_state(self.rules.encode_state(before.state))), before.certified_root
         )
         try:
             read = super().decide_body(body)

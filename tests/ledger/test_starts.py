@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from ledger.blocks.application import LedgerApplication
 from ledger.jobs import AttestStartModel, JobTerms, StopJob
-from ledger.ledger_state import LedgerRules, core_modules
+from ledger.ledger_state import CurrentState, LedgerRules, core_modules
 from tests.ledger.world import LANGUAGE, OTHER, PEOPLE, PlainJobs, World, admitted
 from tests.sim.keys import FastSigner, FastVerifier
 
@@ -27,7 +28,7 @@ class FromParameters(PlainJobs):
 def world() -> World:
     made = World()
     made.rules = LedgerRules(made.genesis, FastVerifier(), core_modules(FromParameters()))
-    made.ledger = type(made.ledger)(made.rules, made.rules.genesis_state(), made.rules.genesis_state().state_root)
+    made.ledger = LedgerApplication(made.rules, CurrentState(made.rules.genesis_state()), made.rules.genesis_state().state_root)
     return made
 
 

@@ -8,11 +8,13 @@ from typing import Any, ClassVar
 
 import pytest
 
+from ledger.blocks.application import LedgerApplication
 from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.core.module import BlockContext, DecodedTransaction, Module, StateChange, StateReader
 from ledger.jobs import JobsModule
 from ledger.ledger_state import (
     BlockBody,
+    CurrentState,
     LedgerRules,
     LedgerState,
     UnsupportedModuleVersion,
@@ -90,7 +92,7 @@ class Upgrading(World):
         self.rules = LedgerRules(self.genesis, FastVerifier(), modules)
         self.chain = self.genesis.chain_id
         state = self.rules.genesis_state()
-        self.ledger = type(self.ledger)(self.rules, state, state.state_root)
+        self.ledger = LedgerApplication(self.rules, CurrentState(state), state.state_root)
 
     def wish(self, number: int, height: int, module: str = "tally", version: int = 2) -> Signed:
         return self.tx(PEOPLE[number], "network/upgrade", ModuleUpgrade(module, version, height))

@@ -11,10 +11,11 @@ import pytest
 
 from ledger import jobs
 from ledger.audits import state_machine
+from ledger.blocks.application import LedgerApplication
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.core.module import BlockContext, Module, StateChange, StateReader
 from ledger.jobs import NO_PROGRESS_ROUNDS, JobPhase, JobsState, ModelReference, StartJob, StopJob, job_id
-from ledger.ledger_state import LedgerRules, core_modules, newest_module_versions
+from ledger.ledger_state import CurrentState, LedgerRules, core_modules, newest_module_versions
 from peer import features
 from protocol import codec
 from protocol.identity import Signed, sign_message
@@ -55,7 +56,9 @@ class Tuned(World):
         founders = {person.public: Founder("founder", (TRAINER, "annotator", "rlhf")) for person in PEOPLE[:4]}
         self.genesis = Genesis("tuned", 1_000, bytes(16), founders, newest_module_versions(known))
         self.rules, self.chain = LedgerRules(self.genesis, FastVerifier(), known), self.genesis.chain_id
-        self.ledger = type(self.ledger)(self.rules, self.rules.genesis_state(), self.rules.genesis_state().state_root)
+        self.ledger = LedgerApplication(
+            self.rules, CurrentState(self.rules.genesis_state()), self.rules.genesis_state().state_root
+        )
         self.base = self.start(AUTHOR, BASE.encode())
         self.decide(closings=(self.closing(self.base),))
 
