@@ -46,7 +46,7 @@ class Asked:
         self.participant = SimpleNamespace(worker_client=object())
         self.first: list[Any] = []
         peer: Any = SimpleNamespace(
-            driver=self, me=self.me.public, submitter=self, require_member=lambda: None, asked_audits=self.first
+            driver=self, me=self.me.public, submitter=self, require_member=lambda: None, auditor=SimpleNamespace(asked=self.first)
         )
         self._answers = AuditRpcHandler(peer)
         self.round_executor, self.rules, self.block_applied = self, court.rules, self
