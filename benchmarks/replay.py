@@ -71,7 +71,7 @@ JOBS = {
     "reward-mean": _mean(TrainableParameters.WORDS),
     "reward-mean-all": _mean(TrainableParameters.ALL),
     "ppo": _ppo(),
-    "ppo-jumps": _ppo(ramp=0.0),
+    "ppo-jumps": _ppo(clip_ramp=0.0),
 }
 USUAL = [name for name in JOBS if name != "ppo-jumps"]
 HONEST, FAST, SMALL_LIE, LIE = "honest", "another precision", "small lie", "lie"

@@ -40,7 +40,7 @@ OF_REWARD = {"score": "mean", "batch": 16, "micro_batch": 16, "local_steps": 8, 
 REWARD = OF_REWARD | {"inner_rate": 2e-2, "beta1": 0.9, "beta2": 0.98, "rounds": 168}
 # One pass over many responses: Adam begins anew in each round, and what small batches let it do is mostly noise, and costs nats.
 # Nothing else holds a policy near its reference that finds out where its reward model knows nothing: 24 nats with a fixed beta.
-OF_POLICY = {"prompt_tokens": 12, "response_tokens": 32, "stop": "none", "beta": 0.1, "kl_target": 9}
+OF_POLICY = {"prompt_tokens": 12, "response_tokens": 32, "stop_token": "none", "beta": 0.1, "kl_target": 9}
 POLICY = OF_POLICY | {"epochs": 1, "local_steps": 4, "batch": 64, "micro_batch": 64, "inner_rate": 3e-3}
 REVIEWS, PAIRS, ROUNDS = 6_000, 32_000, 32
 JUDGED_PAIRS, MEASURED_PAIRS = 8_000, 4_000  # what the judge learns from, of the other half; what is measured on

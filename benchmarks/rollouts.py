@@ -149,7 +149,7 @@ class Clock:
 
 @lru_cache(maxsize=1)  # a tokenizer takes a second
 def material(case: Case, seed: int) -> tuple[JobSpec, TokenizedText, Tokenizer, Float32Array]:
-    own = PpoSettings(reward="rule:vowels", response_tokens=case.response_tokens, stop=case.stop)
+    own = PpoSettings(reward="rule:vowels", response_tokens=case.response_tokens, stop_token=case.stop)
     settings = {"objective_settings": codec.encode(own), "model": case.model, "seed": seed}
     spec = JobSpec(name="rollouts", objective=PPO.name, data=bytes(32), **complete_fields(PRESET), **settings)
     text: TokenArray = np.frombuffer(default_text(), dtype=np.uint8)

@@ -74,7 +74,7 @@ def _lengths(spec: JobSpec, record: R, tokenizer: Tokenizer) -> list[int]:
         return [len(tokenizer.encode((record.prompt + response).encode())) for response in record.responses]
     prompt = len(tokenizer.encode(record.prompt.encode()))
     return [
-        prompt + len(append_stop_token(tokenizer.encode(response.encode()), spec.decoded_settings.stop))
+        prompt + len(append_stop_token(tokenizer.encode(response.encode()), spec.decoded_settings.stop_token))
         for response in record.responses
     ]
 

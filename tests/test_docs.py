@@ -586,7 +586,7 @@ def test_every_field_that_a_person_may_set_is_in_the_guide_with_its_default() ->
     elsewhere = {*FIELDS_NOT_SET_BY_NAME, "byzantine_max", "audit", "rule", "rounds"}
     free = {field.name: said(getattr(spec, field.name)) for field in dataclasses.fields(spec) if field.name not in elsewhere}
     assert {name: found.get(name) for name in free} == free
-    rewards = ("reward", "reward_model", "words")  # they have arguments of their own
+    rewards = ("reward", "reward_model", "blocklist")  # they have arguments of their own
     tuned = {field.name: said(field.default) for field in dataclasses.fields(PpoSettings) if field.name not in rewards}
     assert tuned.keys().isdisjoint(field.name for field in dataclasses.fields(spec)), "`--set` tells them apart by their names"
     assert {name: found.get(name) for name in tuned} == tuned

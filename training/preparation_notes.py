@@ -16,11 +16,11 @@ def preparation_notes(spec: JobSpec) -> tuple[str, ...]:
         told.append(f"{pluralize(counts.shortened, 'line')} shortened to the context of {spec.model.context} tokens")
     if counts.holding_stop:
         way_out = (
-            "leave `stop` out with a model that has an end-of-text token"
+            "leave `stop_token` out with a model that has an end-of-text token"
             if spec.resolved_objective.example_job_builder
             else "teach the model to end its answers first (`train --from JOB FILE`)"
         )
         many = pluralize(counts.holding_stop, "response")
         ends = "with the stop text before the end: answers of the model end there"
-        told.append(f"{many} {ends}; to let them go on, {way_out}, or --set stop=none")
+        told.append(f"{many} {ends}; to let them go on, {way_out}, or --set stop_token=none")
     return tuple(told)

@@ -61,7 +61,7 @@ def build_instruct_spec(peer: TrainingPeer, request: TrainRequest) -> JobSpec:
     tokenizer = load_job_tokenizer(peer, spec)
     found, preparation = prepare_records(file, spec, read, tokenizer, misfits, truncate)
     spec = replace(
-        spec, preparation=replace(preparation, holding_stop=count_stop_texts(found, tokenizer, spec.decoded_settings.stop))
+        spec, preparation=replace(preparation, holding_stop=count_stop_texts(found, tokenizer, spec.decoded_settings.stop_token))
     )
     tokens = tokenize_set(peer, spec, found, file)
     spec, _ = attach_set(peer, spec, found, tokens, request.rounds or said.get("rounds"), EPOCHS_DEFAULT)
@@ -87,8 +87,8 @@ def build_supervised_spec(
     )
     if "model" in said:
         raise UserError(f"--set {field}model.…: the model is that of {start.name}; leave it out")
-    if isinstance(kind, SupervisedObjective) and "stop" not in own:
-        own["stop"] = default_stop_token(peer, start, learns_to_end=kind is INSTRUCT)
+    if isinstance(kind, SupervisedObjective) and "stop_token" not in own:
+        own["stop_token"] = default_stop_token(peer, start, learns_to_end=kind is INSTRUCT)
     spec = JobSpec(
         name=name,
         objective=kind.name,
@@ -166,6 +166,6 @@ def find_newline_token(base: str, pieces: Tokenizer) -> int:
     if len(found) > 1:
         many = f"{base}: its tokenizer has {len(found)} tokens with a newline"
         raise UserError(
-            f"{many}: say which one ends a response, --set stop=TOKEN ({alone} is a newline alone), or --set stop=none"
+            f"{many}: say which one ends a response, --set stop_token=TOKEN ({alone} is a newline alone), or --set stop_token=none"
         )
     return int(alone)

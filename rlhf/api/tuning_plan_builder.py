@@ -39,7 +39,7 @@ from training.api.training_peer import TrainingPeer
 from training.data import text_files
 from training.job_spec import JobSpec, PreparationCounts, complete_fields
 
-FIELDS_NOT_SET_BY_NAME = frozenset({"reward", "reward_model", "words"})  # of a policy's terms: `--set` does not say them
+FIELDS_NOT_SET_BY_NAME = frozenset({"reward", "reward_model", "blocklist"})  # of a policy's terms: `--set` does not say them
 REWARD_PREFIX = "reward."  # begins what `--set` says of the job that trains a reward model
 SCORE_FIELD = "score"  # which of `REWARDS`
 PROMPTS_CHECKED_MAX = 1_000  # before a list that blocks all of them is refused: some seconds
@@ -109,7 +109,7 @@ class TuningPlanBuilder:
             _require_measurable(tokens)
         policy = self._policy(MODEL_REWARD, tokens) if self.iterations else None
         if preparation is not None:
-            stop = policy.decoded_settings.stop if policy else None
+            stop = policy.decoded_settings.stop_token if policy else None
             counts = replace(preparation, holding_stop=count_stop_texts(found, load_job_tokenizer(self.peer, spec), stop))
             spec, policy = replace(spec, preparation=counts), replace(policy, preparation=counts) if policy else None
         spec, manifest = attach_set(self.peer, spec, found, tokens, said.get("rounds"), self.epochs)
@@ -125,7 +125,7 @@ class TuningPlanBuilder:
         spec, said = build_supervised_spec(self.peer, DPO, of, self.name or DPO.name, self.overrides, job_presets.DPO_JOB)
         found, file, preparation = self._prepared(given, spec)
         if preparation is not None:
-            stopping = count_stop_texts(found, load_job_tokenizer(self.peer, spec), spec.decoded_settings.stop)
+            stopping = count_stop_texts(found, load_job_tokenizer(self.peer, spec), spec.decoded_settings.stop_token)
             spec = replace(spec, preparation=replace(preparation, holding_stop=stopping))
         tokens = tokenize_set(self.peer, spec, found, file)
         spec, manifest = attach_set(self.peer, spec, found, tokens, said.get("rounds"), self.epochs)
@@ -152,12 +152,12 @@ class TuningPlanBuilder:
             return build_toy_spec(reward, self.iterations, name, self.policy_overrides, liars)
         start, _, before = resolve_base_job(self.peer, self.base, "--base")
         said_of_own, said = parse_ppo_overrides(self.policy_overrides)
-        if "stop" not in said_of_own:
+        if "stop_token" not in said_of_own:
             of = initial_model_from_job(self.peer, self.base, "--base")
-            said_of_own["stop"] = default_stop_token(self.peer, of, learns_to_end=False)
+            said_of_own["stop_token"] = default_stop_token(self.peer, of, learns_to_end=False)
         usual = job_presets.PPO_TERMS if reward == MODEL_REWARD else job_presets.RULE_TERMS
         words = hashlib.sha256(self.blocklist).digest() if self.blocklist else None
-        own = PpoSettings(reward=reward, words=words, **usual | said_of_own)
+        own = PpoSettings(reward=reward, blocklist=words, **usual | said_of_own)
         if learned is not None:
             own = replace(own, reward_model=UNTRAINED_BASE, **_of_set(learned, before, own) | said_of_own)
         if problem := own.settings_problem():

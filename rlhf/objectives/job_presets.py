@@ -54,9 +54,9 @@ TOY_MODEL: Final = ModelSpec(vocabulary=TOY_VOCABULARY, context=8, width=32, lay
 TOY_TERMS: Final[dict[str, Any]] = {
     "prompt_tokens": 1,
     "response_tokens": TOY_LENGTH,
-    "stop": None,
+    "stop_token": None,
     "beta": TOY_BETA,
-    "ramp": 0.05,  # with which its rates were found
+    "clip_ramp": 0.05,  # with which its rates were found
 }
 TOY_JOB: Final[dict[str, Any]] = PPO_JOB | {
     "local_steps": 16,  # four epochs of four inner steps

@@ -80,19 +80,19 @@ class PpoSettings:
     # Of windows of the job's text; of a set's prompts at most, where longer ones lose their beginnings; without both of token 0.
     prompt_tokens: Annotated[int, Between(1, VOCABULARY_MAX)] = 16
     response_tokens: Annotated[int, Between(1, LENGTH_MAX)] = 32  # at most
-    stop: Annotated[int, Between(0, VOCABULARY_MAX - 1)] | None = 10  # token that ends a response: a newline
+    stop_token: Annotated[int, Between(0, VOCABULARY_MAX - 1)] | None = 10  # token that ends a response: a newline
     epochs: Annotated[int, Between(1, EPOCHS_MAX)] = 4
     beta: float = 0.05  # of the KL penalty, in score a nat
     # Off the score of a response without the stop token. At 1 a policy learns to stop, and little else.
     unfinished_penalty: float = 0.1
     score_clip: float = 10.0
-    decay: float = GAE_LAMBDA  # λ of GAE
+    gae_lambda: float = GAE_LAMBDA  # λ of GAE
     clip_range: float = CLIP_RANGE  # of the ratio, and of the value in its own units
-    ramp: float = 0.4  # within which gradients fall to zero at these edges; 0 is the textbook, and in a narrow one rounding grows
+    clip_ramp: float = 0.4  # within which gradients fall to zero at these edges; 0 is the textbook, and in a narrow one rounding grows
     value_weight: float = 0.1
     reward_model: ModelReference | None = None  # where `reward` is model
     algorithm: PolicyAlgorithm = PolicyAlgorithm.PPO
-    group: Annotated[int, Between(2, GROUP_MAX)] = 8  # grpo: responses to each prompt
+    group_size: Annotated[int, Between(2, GROUP_MAX)] = 8  # grpo: responses to each prompt
     group_scale: AdvantageScale = AdvantageScale.NONE  # grpo: by what a group's advantages are divided
     # In nats a response. The controller steers beta to it (`rlhf.objectives.kl_controller`); without it beta stays.
     kl_target: float | None = None
@@ -100,7 +100,7 @@ class PpoSettings:
     prompts: PromptSourceKind = PromptSourceKind.TEXT
     # Blob of a blocklist (`rlhf.moderation.blocklist`). Prompts with a listed word are left out, responses with one are not
     # shown.
-    words: Digest | None = None
+    blocklist: Digest | None = None
 
     def settings_problem(self) -> str | None:
         if (self.reward == MODEL_REWARD) != (self.reward_model is not None):
@@ -109,7 +109,7 @@ class PpoSettings:
             return f"reward {self.reward!r} is none of {', '.join(RULE_PREFIX + known for known in RULES)}"
         if self.prompts is PromptSourceKind.SET and self.reward_model is None:
             return f"prompts 'set' are those that a reward model's pairs have, and reward {self.reward!r} has none"
-        for field in ("beta", "unfinished_penalty", "score_clip", "clip_range", "ramp", "value_weight"):
+        for field in ("beta", "unfinished_penalty", "score_clip", "clip_range", "clip_ramp", "value_weight"):
             if not 0 <= getattr(self, field) <= WEIGHT_MAX:
                 return f"{field} must lie in 0..{WEIGHT_MAX:g}, is {getattr(self, field)}"
         for field in ("kl_target", "kl_stop"):
@@ -118,7 +118,7 @@ class PpoSettings:
                 return f"{field} must lie in {NATS_MIN:g}..{WEIGHT_MAX:g}, is {nats}"
         if self.kl_target is not None and not self.beta:
             return "beta 0 cannot be steered to kl_target: take a larger beta, or leave kl_target out"
-        return None if 0 <= self.decay <= 1 else f"decay must lie in 0..1, is {self.decay}"
+        return None if 0 <= self.gae_lambda <= 1 else f"gae_lambda must lie in 0..1, is {self.gae_lambda}"
 
     @property
     def reward_rule(self) -> RewardRule | None:
@@ -183,7 +183,7 @@ class PpoObjective(Objective):
             return str(problem)
         if not job.is_reexecuted:
             return f"audit {job.audit.value!r} would let everybody invent responses: take 'full' or 'sampled'"
-        if settings.words is not None and job.tokenizer is None and job.model.vocabulary < BYTES:
+        if settings.blocklist is not None and job.tokenizer is None and job.model.vocabulary < BYTES:
             return f"a vocabulary of {job.model.vocabulary} tokens says no text, in which words could be: leave words out"
         if settings.prompts is PromptSourceKind.SET and job.data is not None:
             return "its prompts are of a set, so it reads no text: leave out data"
@@ -196,13 +196,13 @@ class PpoObjective(Objective):
         both = f"prompt_tokens {settings.prompt_tokens} and response_tokens {settings.response_tokens}"
         if settings.prompt_tokens + settings.response_tokens > context:
             return f"{both} are more than the model's context of {context} tokens: shorten one of them"
-        if settings.stop is not None and settings.stop >= vocabulary:
-            return f"stop {settings.stop} is no token of a vocabulary of {vocabulary}"
+        if settings.stop_token is not None and settings.stop_token >= vocabulary:
+            return f"stop_token {settings.stop_token} is no token of a vocabulary of {vocabulary}"
         if job.local_steps % settings.epochs:
             return f"local_steps {job.local_steps} must be a multiple of epochs {settings.epochs}"
         responses = self.responses_per_round(job, settings)
-        if settings.algorithm is PolicyAlgorithm.GRPO and responses % settings.group:
-            return f"{responses} responses a round are no groups of {settings.group}: take another group"
+        if settings.algorithm is PolicyAlgorithm.GRPO and responses % settings.group_size:
+            return f"{responses} responses a round are no groups of {settings.group_size}: take another group_size"
         tokens = responses * (settings.prompt_tokens + settings.response_tokens)
         if tokens > ROLLOUT_TOKENS_MAX:
             return f"{tokens} tokens in prompts and responses are more than {ROLLOUT_TOKENS_MAX}: take fewer or shorter ones"
@@ -225,19 +225,19 @@ class PpoObjective(Objective):
 
     def required_files(self, job: JobSpecProtocol) -> Mapping[bytes, int]:
         own: PpoSettings = job.decoded_settings
-        return {} if own.words is None else {own.words: blocklist.BYTES_MAX}
+        return {} if own.blocklist is None else {own.blocklist: blocklist.BYTES_MAX}
 
     def stop_token(self, job: JobSpecProtocol) -> int | None:
         own: PpoSettings = job.decoded_settings
-        return own.stop
+        return own.stop_token
 
     def moderates_output(self, job: JobSpecProtocol) -> bool:
         own: PpoSettings = job.decoded_settings
-        return own.words is not None
+        return own.blocklist is not None
 
     def withholds_output(self, job: JobSpecProtocol, files: Mapping[bytes, Path], prompt: bytes, text: bytes) -> bool:
         own: PpoSettings = job.decoded_settings
-        return own.words is not None and blocklist.read_blocklist(files[own.words]).blocks_response(prompt, text)
+        return own.blocklist is not None and blocklist.read_blocklist(files[own.blocklist]).blocks_response(prompt, text)
 
     def responses_per_round(self, job: JobSpecProtocol, settings: PpoSettings) -> int:
         """Of one trainer in a round."""
@@ -245,7 +245,7 @@ class PpoObjective(Objective):
 
     def rollout_limits(self, job: JobSpecProtocol, settings: PpoSettings) -> RolloutLimits:
         return RolloutLimits(
-            self.responses_per_round(job, settings), settings.response_tokens, job.model.vocabulary, settings.stop
+            self.responses_per_round(job, settings), settings.response_tokens, job.model.vocabulary, settings.stop_token
         )
 
     def declaration_problem(self, job: JobSpecProtocol, record: Any) -> str | None:

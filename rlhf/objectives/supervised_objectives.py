@@ -29,7 +29,7 @@ Stop = Annotated[int, Between(0, VOCABULARY_MAX - 1)] | None
 class InstructTerms:
     """What an `instruct` job says beside what all jobs say."""
 
-    stop: Stop = NEWLINE  # token that every response ends with; none: it ends as it is
+    stop_token: Stop = NEWLINE  # token that every response ends with; none: it ends as it is
 
     def settings_problem(self) -> str | None:
         return None
@@ -40,7 +40,7 @@ class DpoTerms:
     """What a `dpo` job says beside what all jobs say."""
 
     beta: float = BETA  # of the implicit reward, in score a nat: the smaller, the further the policy may go
-    stop: Stop = NEWLINE
+    stop_token: Stop = NEWLINE
 
     def settings_problem(self) -> str | None:
         return None if 0 < self.beta <= WEIGHT_MAX else f"beta must be positive and at most {WEIGHT_MAX:g}, is {self.beta}"
@@ -61,14 +61,14 @@ class SupervisedObjective(Objective):
             return f"audit {job.audit.value!r} would let everybody invent responses: take 'full' or 'sampled'"
         if job.tokenizer is None and job.model.vocabulary not in BYTE_VOCABULARIES:
             return f"model.vocabulary {job.model.vocabulary} needs a tokenizer: name a base that has one"
-        if settings.stop is not None and settings.stop >= job.model.vocabulary:
-            return f"stop {settings.stop} is no token of a vocabulary of {job.model.vocabulary}"
+        if settings.stop_token is not None and settings.stop_token >= job.model.vocabulary:
+            return f"stop_token {settings.stop_token} is no token of a vocabulary of {job.model.vocabulary}"
         found: str | None = settings.settings_problem()
         return found
 
     def stop_token(self, job: JobSpecProtocol) -> int | None:
         own: InstructTerms | DpoTerms = job.decoded_settings
-        return own.stop
+        return own.stop_token
 
     def tensor_shapes(self, job: JobSpecProtocol, settings: Any) -> Sequence[tuple[str, Shape]]:
         return tensor_shapes(job.model)

@@ -66,7 +66,7 @@ def evaluate_policy(
     models = _model(spec, policy), _model(spec, reference)
     prompts_BP = _prompts(open_tokens(spec, text, tokenizer).held_out, own.prompt_tokens)
     ours, theirs = (_sampled(model, spec, prompts_BP) for model in models)
-    score, reference_score = (_score(scorer, prompts_BP, responses, own.stop) for responses in (ours, theirs))
+    score, reference_score = (_score(scorer, prompts_BP, responses, own.stop_token) for responses in (ours, theirs))
     kl = sum(sign * _logp(model, spec, prompts_BP, ours) for sign, model in zip((1, -1), models, strict=True))
     with pairs.open("rb") as stream:
         trained, held_out = split_held_out(decode_records(stream, PreferencePair), of_reward.held_out_permille)
@@ -78,7 +78,7 @@ def evaluate_policy(
         pair_accuracy=figures_of_reward(_model(of_reward, scores), of_reward, learned, _quietly).get(ACCURACY),
         linear_accuracy=word_count_baseline.pair_accuracy(word_count_baseline.fit_best(trained), held_out),
     )
-    said = [[_text(tokenizer, row, own.stop) for row in rows] for rows in (prompts_BP.tolist(), ours, theirs)]
+    said = [[_text(tokenizer, row, own.stop_token) for row in rows] for rows in (prompts_BP.tolist(), ours, theirs)]
     return figures, [dict(zip(("prompt", "policy", "reference"), row, strict=True)) for row in zip(*said, strict=True)]
 
 

@@ -64,7 +64,7 @@ def ppo_loss(
     own: PpoSettings = model.job.decoded_settings
     features_BTC = rollout_passes.response_features(model, x_BS, begin_B, tokens_BT.shape[1])
     logp_BT = losses.log_probabilities(model.logits(features_BTC), tokens_BT)
-    edges = {"clip": own.clip_range, "ramp": own.ramp}
+    edges = {"clip": own.clip_range, "ramp": own.clip_ramp}
     loss_BT = losses.policy_losses(logp_BT, old_BT, advantage_BT, mask_BT, **edges)
     if own.algorithm is PolicyAlgorithm.PPO:
         value_BT = features_BTC @ model.heads[VALUE_HEAD]
@@ -149,16 +149,16 @@ class PpoDeclarer:
         place, blob = RolloutId(job, round, trainer), declaration.record.blob
         known, own = self._known(parameters, place, blob, declaration.files[blob], on_step), self._own
         mask_BT, beta = known.mask_BT, current_beta(declaration.steering, own.beta)
-        unfinished_B = torch.tensor([not is_finished(response, own.stop) for response in known.responses])
+        unfinished_B = torch.tensor([not is_finished(response, own.stop_token) for response in known.responses])
         score_B = known.score_B - own.unfinished_penalty * unfinished_B
         rewards_BT = losses.token_rewards(
             known.old_BT, known.reference_BT, score_B, mask_BT, beta=beta, score_clip=own.score_clip
         )
-        advantage_BT, return_BT = losses.gae_advantages(rewards_BT, known.value_BT, mask_BT, decay=own.decay)
+        advantage_BT, return_BT = losses.gae_advantages(rewards_BT, known.value_BT, mask_BT, decay=own.gae_lambda)
         advantage_BT = losses.whiten_advantages(advantage_BT, mask_BT)
         if own.algorithm is PolicyAlgorithm.GRPO:
             by_deviation = own.group_scale is AdvantageScale.DEVIATION
-            advantage_B = losses.group_advantages(rewards_BT.sum(1), own.group, by_deviation=by_deviation)
+            advantage_B = losses.group_advantages(rewards_BT.sum(1), own.group_size, by_deviation=by_deviation)
             advantage_BT = advantage_B[:, None] * mask_BT
         order, counts = self._order(place), mask_BT.sum(1).numpy()
         tokens_of_steps = counts[order].reshape(-1, self._spec.batch).mean(1)
@@ -202,7 +202,7 @@ class PpoDeclarer:
         )
         score_B = self._scores(whole_BS, begins, responses, on_step)
         blocked = [False] * len(responses)
-        if self._own.words is not None:  # the lowest that a score counts, whatever said it
+        if self._own.blocklist is not None:  # the lowest that a score counts, whatever said it
             blocked = [self._blocks_response(*row, on_step) for row in zip(asked, responses, strict=True)]
             score_B[torch.tensor(blocked)] = -self._own.score_clip
         self._last = _ScoredRollouts(
@@ -235,7 +235,7 @@ class PpoDeclarer:
 
     def _said(self, response: TokenIds) -> TokenIds:
         """Without the stop token."""
-        stop = self._own.stop
+        stop = self._own.stop_token
         return response[:-1] if stop is not None and is_finished(response, stop) else response
 
     def _text(self, tokens: TokenIds) -> bytes:
@@ -246,7 +246,7 @@ class PpoDeclarer:
         if self._asked is not None and self._asked[0] == place:
             return self._asked[1]
         text, own, count = self._engine.tokens.train, self._own, self._bounds.responses
-        alike = own.group if own.algorithm is PolicyAlgorithm.GRPO else 1
+        alike = own.group_size if own.algorithm is PolicyAlgorithm.GRPO else 1
         if own.prompts is PromptSourceKind.SET:
             assert self._engine.required_model is not None and isinstance(self._engine.required_model.data, TokenizedPairs)
             source: prompt_sampling.PromptSource = prompt_sampling.PreferenceSetPrompts(
@@ -262,7 +262,7 @@ class PpoDeclarer:
 
     @property
     def _blocklist(self) -> Blocklist | None:
-        words = self._own.words
+        words = self._own.blocklist
         return None if words is None else blocklist.read_blocklist(self._engine.required_files[words])
 
     def _blocks(self, prompt: TokenIds, on_step: OnProgress) -> bool:
@@ -282,7 +282,7 @@ class PpoDeclarer:
         return np.concatenate([rollouts.epoch_order(place, self._bounds.responses, epoch) for epoch in range(self._own.epochs)])
 
     def _record(self, known: _ScoredRollouts) -> RolloutDeclaration:
-        return known.record(self._own.stop, self._bounds.vocabulary)
+        return known.record(self._own.stop_token, self._bounds.vocabulary)
 
     def _differ(self, said: RolloutDeclaration, found: RolloutDeclaration) -> bool:
         counts = ("tokens", "unfinished", "distinct", "blocked")

@@ -244,7 +244,7 @@ def test_vectors_of_the_objective_are_left_out_and_the_card_says_so(tmp_path: Pa
     assert view.omitted_tensors == ("heads.value", "heads.first")
     card = (tmp_path / "out" / "README.md").read_text()
     assert "left out | heads.value, heads.first" in card and "other logits than the job's model" in card
-    assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"] == terms.stop
+    assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"] == terms.stop_token
     assert not [name for name in load_file(tmp_path / "out" / "model.safetensors") if "heads" in name]
 
 
@@ -259,7 +259,7 @@ def test_a_reward_model_gives_scores_in_transformers_and_has_no_place_in_gguf(tm
 
 
 def test_tokens_that_stand_for_no_text_are_told(tmp_path: Path) -> None:
-    terms = PpoSettings(reward="rule:bigram", prompt_tokens=1, response_tokens=4, stop=None)
+    terms = PpoSettings(reward="rule:bigram", prompt_tokens=1, response_tokens=4, stop_token=None)
     found = tuned("ppo", data=None, objective_settings=codec.encode(terms), model=replace(SMALL, vocabulary=6))
     with pytest.raises(UserError, match="6 tokens of job 'tuned' stand for no text"):
         write_model_files(found, tmp_path / "out", "transformers")

@@ -63,7 +63,7 @@ REFUSED = {  # base, reward, other fields
     ("base", "rule:vowels", ("reward.batch", "4")): "--set reward.batch=…: a rule is not trained",
     ("base", "rule:vowels", ("audit", "off")): "audit 'off' would let everybody invent responses",
     ("base", "rule:vowels", ("beta", "much")): "beta = 'much' is not a number",
-    ("base", "rule:vowels", ("ramp", "nan")): "ramp must lie in 0..1000, is nan",
+    ("base", "rule:vowels", ("clip_ramp", "nan")): "clip_ramp must lie in 0..1000, is nan",
     ("base", "rule:vowels", ("betas", "1")): "'betas' is not a field of a job",
 }
 
@@ -246,7 +246,7 @@ async def test_plans_go_from_preferences_to_a_tuned_policy_and_from_a_project_to
     first, author = network[:2]
     lines = [json.dumps({"prompt": f"q{number}: ", "chosen": "aeiou", "rejected": "xkt"}) for number in range(60)]
     quick = {"rounds": "2", "local_steps": "2", "batch": "4"}
-    said = TERMS | {"prompt_tokens": "5", "stop": "none"} | {f"reward.{name}": value for name, value in quick.items()}
+    said = TERMS | {"prompt_tokens": "5", "stop_token": "none"} | {f"reward.{name}": value for name, value in quick.items()}
     left = (first, *network[2:])
     with patience(SECONDS_MAX):
         await start(network, False, *OPEN)

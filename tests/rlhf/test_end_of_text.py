@@ -44,7 +44,7 @@ SPEC = JobSpec(
     warmup_rounds=0,
     inner_state=InnerStatePolicy.RESET,
     beta1=0.9,
-    objective_settings=codec.encode(InstructTerms(stop=BYTES)),
+    objective_settings=codec.encode(InstructTerms(stop_token=BYTES)),
 )
 
 
@@ -110,7 +110,7 @@ def test_the_exported_model_says_with_which_token_it_ends(
     assert tokens[-len(ids) :].tolist() == ids, "the files' tokens are those that the model has learned"
 
 
-@pytest.mark.parametrize("terms", [InstructTerms(stop=BYTES), DpoTerms(stop=BYTES)])
+@pytest.mark.parametrize("terms", [InstructTerms(stop_token=BYTES), DpoTerms(stop_token=BYTES)])
 def test_every_response_ends_with_the_token_and_none_holds_it(terms: InstructTerms | DpoTerms) -> None:
     is_pair = isinstance(terms, DpoTerms)
     spec = replace(SPEC, objective="dpo" if is_pair else "instruct", objective_settings=codec.encode(terms))

@@ -32,7 +32,7 @@ VOWELS = RULES["vowels"]
 class World:
     def __init__(self, folder: Path) -> None:
         self.folder, model = folder, ModelSpec(context=8, width=16, layers=1, hidden=16)
-        own = PpoSettings(reward="rule:vowels", prompt_tokens=1, response_tokens=1, stop=None, epochs=1)
+        own = PpoSettings(reward="rule:vowels", prompt_tokens=1, response_tokens=1, stop_token=None, epochs=1)
         self.spec = JobSpec(
             name="ppo", objective="ppo", model=model, objective_settings=codec.encode(own), local_steps=1, batch=RESPONSES
         ).validated()

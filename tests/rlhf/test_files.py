@@ -254,7 +254,7 @@ KINDS = ("instruct", "dpo", "reward")
 def spec_of(kind: str, tokenizer: Tokenizer, context: int = 16) -> JobSpec:
     model = ModelSpec(vocabulary=tokenizer.vocabulary, context=context, width=8, layers=1, heads=2, kv_heads=1, hidden=8)
     end = tokenizer.end_of_text
-    terms = {"instruct": InstructTerms(stop=end), "dpo": DpoTerms(stop=end)}.get(kind)
+    terms = {"instruct": InstructTerms(stop_token=end), "dpo": DpoTerms(stop_token=end)}.get(kind)
     settings = codec.encode(terms) if terms else b""
     return replace(OF["instruct"], objective=kind, model=model, objective_settings=settings, held_out_permille=0)
 
@@ -352,11 +352,11 @@ def test_responses_that_hold_the_stop_text_are_counted_with_the_way_out() -> Non
     assert count_stop_texts(pairs, tokenizer, 10) == 2
     of = {kind: replace(spec_of(kind, tokenizer), preparation=PreparationCounts(holding_stop=3)) for kind in KINDS}
     assert all(
-        "3 responses with the stop text" in preparation_notes(spec)[0] and "--set stop=none" in preparation_notes(spec)[0]
+        "3 responses with the stop text" in preparation_notes(spec)[0] and "--set stop_token=none" in preparation_notes(spec)[0]
         for spec in of.values()
     )
     assert (
-        "train --from JOB FILE" in preparation_notes(of["dpo"])[0] and "leave `stop` out" in preparation_notes(of["instruct"])[0]
+        "train --from JOB FILE" in preparation_notes(of["dpo"])[0] and "leave `stop_token` out" in preparation_notes(of["instruct"])[0]
     )
     assert not preparation_notes(spec_of("dpo", tokenizer))
 

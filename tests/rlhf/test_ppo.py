@@ -106,7 +106,7 @@ class World:
         path = self.folder / "declared" / digest.hex()
         path.write_bytes(blob)
         tokens = sum(map(len, responses))
-        unfinished = sum(not rollouts.is_finished(np.array(response), OWN.stop) for response in responses)
+        unfinished = sum(not rollouts.is_finished(np.array(response), OWN.stop_token) for response in responses)
         return worker_protocol.DeclarationFiles(
             codec.encode(replace(said, blob=digest, tokens=tokens, unfinished=unfinished)), {digest: str(path)}
         )
@@ -216,7 +216,7 @@ def test_the_gradient_is_the_same_whatever_the_micro_batch(full: World) -> None:
 
 
 def test_responses_end_with_the_end_of_text_where_the_job_says_so(tmp_path: Path) -> None:
-    own = replace(OWN, stop=BYTES)
+    own = replace(OWN, stop_token=BYTES)
     model = replace(SPEC.model, vocabulary=BYTES_WITH_END)
     world = World(tmp_path, replace(SPEC, model=model, objective_settings=codec.encode(own), batch=256, seed=3))
     done = world.propose()
@@ -245,7 +245,7 @@ def test_text_of_the_policy_and_of_its_reference(full: World) -> None:
 
 def test_on_the_toy_a_policy_comes_near_the_best_that_there_is() -> None:
     """Its one trainer's updates are taken as they are. The best policy, and how near another is to it, are known exactly."""
-    own = PpoSettings(reward="rule:bigram", prompt_tokens=1, response_tokens=5, stop=None, beta=rule_rewards.TOY_BETA)
+    own = PpoSettings(reward="rule:bigram", prompt_tokens=1, response_tokens=5, stop_token=None, beta=rule_rewards.TOY_BETA)
     model = ModelSpec(vocabulary=rule_rewards.TOY_VOCABULARY, context=8, width=16, layers=1, hidden=32)
     fields = complete_fields(job_presets.TOY_JOB | {"batch": 32, "inner_rate_floor": 0.1})
     spec = JobSpec(name="toy", objective="ppo", model=model, objective_settings=codec.encode(own), **fields).validated()

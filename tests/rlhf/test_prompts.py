@@ -139,7 +139,7 @@ class World:
         read = ReplicatedModel.initial(READ, REWARD)
         read.save(self.folder / "read")
         digest = hashlib.sha256(self.words.encode()).digest() if self.words else None
-        own = replace(OWN, reward_model=ModelReference(READ, 1, read.root), words=digest)
+        own = replace(OWN, reward_model=ModelReference(READ, 1, read.root), blocklist=digest)
         self.spec = replace(SPEC, objective_settings=codec.encode(own)).validated()
         ReplicatedModel.initial(JOB, self.spec).save(self.folder / "model")
 
@@ -252,6 +252,6 @@ def test_other_bytes_are_no_list(wrong: bytes) -> None:
 
 
 def test_the_toy_has_no_words() -> None:
-    own = PpoSettings(reward="rule:bigram", prompt_tokens=1, response_tokens=5, stop=None, words=bytes(32))
+    own = PpoSettings(reward="rule:bigram", prompt_tokens=1, response_tokens=5, stop_token=None, blocklist=bytes(32))
     spec = replace(SPEC, model=replace(TINY, vocabulary=6), objective_settings=codec.encode(own))
     assert "a vocabulary of 6 tokens says no text" in (spec.problem() or "")

@@ -122,10 +122,10 @@ def test_prompts_are_windows_of_the_whole_text() -> None:
 def test_a_response_ends_with_the_newline_of_its_tokenizer() -> None:
     bpe = BpeTokenizer(train_bpe(iter([default_text()[:20_000]]), 300))
     assert bpe.decode([find_newline_token("base", bpe)]) == b"\n"
-    assert find_newline_token("base", ByteTokenizer()) == PpoSettings(reward="rule:vowels").stop
+    assert find_newline_token("base", ByteTokenizer()) == PpoSettings(reward="rule:vowels").stop_token
 
 
 def test_where_several_tokens_have_a_newline_a_person_says_which_one_ends_a_response() -> None:
     bpe = BpeTokenizer(train_bpe(iter([b"    \n\n   \n" * 50]), 259))
-    with pytest.raises(UserError, match=r"its tokenizer has 2 tokens with a newline.*--set stop=TOKEN \(\d+ is a newline"):
+    with pytest.raises(UserError, match=r"its tokenizer has 2 tokens with a newline.*--set stop_token=TOKEN \(\d+ is a newline"):
         find_newline_token("base", bpe)

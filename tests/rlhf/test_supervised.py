@@ -116,7 +116,7 @@ def test_only_the_tokens_of_a_response_and_its_stop_are_learned() -> None:
     assert [bytes(row.astype(np.uint8)) for row in x] == [b"abxy", b"cz\0\0"]
     assert [bytes(y[row][mask[row]].astype(np.uint8)) for row in range(2)] == [b"xy\n", b"z\n"]
     assert found.train_split.tokens_mean == 2.5
-    unstopped = replace(OF["instruct"], held_out_permille=0, objective_settings=codec.encode(InstructTerms(stop=None)))
+    unstopped = replace(OF["instruct"], held_out_permille=0, objective_settings=codec.encode(InstructTerms(stop_token=None)))
     assert bytes(tokenize_responses(unstopped, some, ByteTokenizer()).train) == b"abxycz\n"
 
 
@@ -151,7 +151,7 @@ def test_a_file_without_a_response_is_refused() -> None:
     [
         ("instruct", {"data": None}, "learns from a set of responses"),
         ("dpo", {"objective_settings": codec.encode(DpoTerms(beta=0.0))}, "beta must be positive"),
-        ("dpo", {"objective_settings": codec.encode(DpoTerms(stop=256))}, "stop 256 is no token of a vocabulary of 256"),
+        ("dpo", {"objective_settings": codec.encode(DpoTerms(stop_token=256))}, "stop 256 is no token of a vocabulary of 256"),
         ("instruct", {"objective_settings": codec.encode(DpoTerms())}, ""),
     ],
 )

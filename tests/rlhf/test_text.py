@@ -109,7 +109,7 @@ def test_a_demo_goes_from_a_text_over_preferences_to_a_policy(tmp_path: Path) ->
         "reward.batch=4",
         "reward.rounds=1",
         "reward.score=mean",
-        "stop=none",
+        "stop_token=none",
         "kl_target=9",
         *TERMS,
     ]

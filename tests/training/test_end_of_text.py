@@ -80,7 +80,7 @@ def found_of(kind: str, objective: str = "language", settings: bytes = b"") -> E
 @pytest.mark.parametrize("objective", ["language", "instruct", "dpo"])
 def test_every_exported_file_names_the_end_of_text_alike(tmp_path: Path, kind: str, objective: str) -> None:
     end = KINDS[kind][1] - 1
-    terms = {"instruct": InstructTerms(stop=end), "dpo": DpoTerms(stop=end)}.get(objective)
+    terms = {"instruct": InstructTerms(stop_token=end), "dpo": DpoTerms(stop_token=end)}.get(objective)
     found = found_of(kind, objective, codec.encode(terms) if terms else b"")
     folder = tmp_path / "out"
     write_model_files(found, folder, "transformers")
@@ -114,7 +114,7 @@ def test_an_exported_model_comes_back_with_its_end_of_text(tmp_path: Path, kind:
 
 
 def test_a_job_with_another_stop_exports_that_one(tmp_path: Path) -> None:
-    write_model_files(found_of("bytes", "instruct", codec.encode(InstructTerms(stop=10))), tmp_path / "out", "transformers")
+    write_model_files(found_of("bytes", "instruct", codec.encode(InstructTerms(stop_token=10))), tmp_path / "out", "transformers")
     assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"] == 10
     old = replace(found_of("bytes").spec, model=replace(found_of("bytes").spec.model, vocabulary=256))
     values = np.zeros(layout_of(old).size, dtype=np.float32)
