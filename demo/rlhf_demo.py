@@ -103,7 +103,9 @@ async def _tune(demo: Demo, calls: RlhfRpc, base: str) -> str:
         made = synthetic_preferences.synthetic_pairs(default_text.default_text(), EXAMPLES)
         path.write_text("".join(json.dumps(pair) + "\n" for pair in made))
         file = str(path)
-    return await calls.start_rlhf_training(base, "", options.rounds or ROUNDS[TEXT], "demo", said, file, epochs, anyway=True)
+    return await calls.start_rlhf_training(
+        base, "", options.rounds or ROUNDS[TEXT], "demo", said, file, epochs, ignore_accuracy=True
+    )
 
 
 def _said(demo: Demo) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:

@@ -376,7 +376,7 @@ def _retire(state: MembersState, retire: RetireMember, author: bytes, context: B
     if not state.is_current_key(subject):
         raise Refused(f"{short_id(subject)} is no member's present key")
     if subject == author:
-        raise Refused("nobody retires itself: say `leave`")
+        raise Refused("nobody retires itself: say `resign`")
     if any(state.members[key].successor == subject for key in state.upcoming):
         raise Refused(f"{short_id(subject)} changes its key: it can be retired when that is over")
     if subject in state.resigning_voters:

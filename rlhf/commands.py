@@ -70,7 +70,9 @@ ABOUT_ALGORITHMS = "of `rlhf start`: ppo (default); grpo: without a value head; 
     Argument("--ppo-iterations", type=parse_integer_in(0), default=10, metavar="N", help="of `rlhf start`: rounds (default 10)"),
     Argument("--algorithm", choices=ALGORITHMS, default="", metavar="NAME", help=ABOUT_ALGORITHMS),
     Argument(
-        "--anyway", action="store_true", help="of `rlhf start`: tune by a reward model even if it is not better than chance"
+        "--ignore-accuracy",
+        action="store_true",
+        help="of `rlhf start`: tune by a reward model even where chance is as good",
     ),
     Argument("--beta", type=parse_non_negative, default=None, metavar="B", help="of `rlhf start`: weight of the reference"),
     Argument("--name", default="", metavar="NAME", help="of `rlhf start`: what people call the job"),
@@ -83,7 +85,7 @@ ABOUT_ALGORITHMS = "of `rlhf start`: ppo (default); grpo: without a value head; 
         "--seed", type=parse_integer_in(0), default=0, metavar="S", help="of `rlhf compare`: of the choice of tokens (default 0)"
     ),
     Argument(
-        "--words",
+        "--blocklist",
         default="",
         metavar="FILE",
         help="of `rlhf filter` and `start`: words that block a text, one a line, * for any letters",
@@ -114,7 +116,7 @@ async def rlhf(asked: CommandContext[RlhfRpc]) -> None:
         case "trace":
             await _trace(asked, options.what, options.pairs, options.json)
         case "filter":
-            _filter(asked, options.words, options.what, options.json)
+            _filter(asked, options.blocklist, options.what, options.json)
         case "score":
             await _score(asked)
 
@@ -141,11 +143,11 @@ async def _start(asked: CommandContext[RlhfRpc]) -> None:
         _absolute(options.preferences),
         options.reward_epochs,
         options.project,
-        _absolute(options.words),
+        _absolute(options.blocklist),
         options.algorithm,
         options.skip_bad,
         options.truncate,
-        options.anyway,
+        options.ignore_accuracy,
     )
     job = await asked.wait_for_decision(start)
     asked.show(f"job {job} is decided; `rlhf status` shows how it goes")
@@ -185,7 +187,7 @@ async def _compare(asked: CommandContext[RlhfRpc]) -> None:
 def _filter(asked: CommandContext[RlhfRpc], words: str, texts: str, is_json: bool) -> None:
     """Without a peer: whoever has the list finds the same."""
     if not words or not texts:
-        raise UserError("rlhf filter: say --words FILE, with a word a line, and a file of JSONL with `id` and `text`")
+        raise UserError("rlhf filter: say --blocklist FILE, with a word a line, and a file of JSONL with `id` and `text`")
     from rlhf.moderation.word_matcher import filter_jsonl, parse_word_list
 
     entries = parse_word_list(words, read_regular(Path(words).expanduser()))

@@ -122,17 +122,17 @@ class RlhfRpc(Protocol):
         preferences: str = "",
         reward_epochs: int = 3,
         project: str = "",
-        words: str = "",
+        blocklist: str = "",
         algorithm: str = "",
         skip_bad: bool = False,
         truncate: str = "",
-        anyway: bool = False,
+        ignore_accuracy: bool = False,
     ) -> str:
         """Tunes the model of a finished job, by a rule, by preferences that people decided in a project, or by those in a file;
-        with an empty base a first model, where the reward has a vocabulary of its own. `words` is a file with a list of words
+        with an empty base a first model, where the reward has a vocabulary of its own. `blocklist` is a file with a list of words
         that no text of the policy may hold. The algorithm `dpo` learns from preferences without a reward model. `skip_bad` leaves
         out lines of a file that cannot be used. `truncate` cuts texts to the context, at the `left` or `right`. The policy starts
-        `anyway`, or only if its reward model is better than chance. Returns the id of the first job, once it is decided.
+        `ignore_accuracy`, or only if its reward model is better than chance. Returns the id of the first job, once it is decided.
         """
         ...
 

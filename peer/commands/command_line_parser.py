@@ -32,7 +32,7 @@ class CommandLineParser(argparse.ArgumentParser):
         if self._is_mixing:
             return parsed, unknown
         if unknown and not unknown[0].startswith("-") and not self._subparsers:
-            # One that need not be there was taken to be missing before an option: `rlhf filter --words FILE IN.jsonl`.
+            # One that need not be there was taken to be missing before an option: `rlhf filter --blocklist FILE IN.jsonl`.
             self._is_mixing = True
             try:
                 parsed, unknown = super().parse_known_intermixed_args(args, namespace)

@@ -23,7 +23,7 @@ BYTES_MAX = 16 << 30  # of the copy on disk; a text of a job may have 8 GiB
 FILE_ARGUMENTS = {
     "train": (("data", "examples"), ".txt"),
     "tasks": (("what", "guidelines"), ".csv"),
-    "rlhf": (("preferences", "words"), ".txt"),
+    "rlhf": (("preferences", "blocklist"), ".txt"),
 }
 
 

@@ -72,11 +72,11 @@ class RlhfRpcHandler(RlhfRpc):
         preferences: str = "",
         reward_epochs: int = 3,
         project: str = "",
-        words: str = "",
+        blocklist: str = "",
         algorithm: str = "",
         skip_bad: bool = False,
         truncate: str = "",
-        anyway: bool = False,
+        ignore_accuracy: bool = False,
     ) -> str:
         self.peer.require_member()
         if not self._is_run():
@@ -84,17 +84,19 @@ class RlhfRpcHandler(RlhfRpc):
         if [reward, preferences, project].count("") != 2:
             raise UserError("say what is rewarded: --reward rule:NAME, --project PROJECT or --preferences FILE, one of them")
         said, is_dpo = dict(overrides or {}), algorithm == DPO.name
-        if is_dpo and (reward or words):
-            raise UserError(f"dpo takes no {'--reward' if reward else '--words'}: it learns from pairs, and samples nothing")
-        if anyway and (is_dpo or reward or not ppo_iterations):
-            raise UserError("--anyway: no policy is tuned by a reward model, so none has to be better than chance: leave it out")
+        if is_dpo and (reward or blocklist):
+            raise UserError(f"dpo takes no {'--reward' if reward else '--blocklist'}: it learns from pairs, and samples nothing")
+        if ignore_accuracy and (is_dpo or reward or not ppo_iterations):
+            raise UserError("--ignore-accuracy: no policy is tuned by a reward model, so leave it out")
         if algorithm and not is_dpo:
             said["algorithm"] = algorithm
-        listed = await trio.to_thread.run_sync(pack_word_file, words) if words else b""
+        listed = await trio.to_thread.run_sync(pack_word_file, blocklist) if blocklist else b""
         cut = parse_field(TruncationSide, "--truncate", truncate)
         if (skip_bad or cut) and not preferences:
             raise UserError("--skip-bad and --truncate are about a file: say them with --preferences FILE")
-        tuning = TuningPlanBuilder(self.peer, base, name, ppo_iterations, reward_epochs, said, listed, skip_bad, cut, anyway)
+        tuning = TuningPlanBuilder(
+            self.peer, base, name, ppo_iterations, reward_epochs, said, listed, skip_bad, cut, ignore_accuracy
+        )
         if reward:
             tuning.check_rule(reward)
             return await self._begun(tuning.build_rule_plan, reward)

@@ -166,6 +166,6 @@ def find_newline_token(base: str, pieces: Tokenizer) -> int:
     if len(found) > 1:
         many = f"{base}: its tokenizer has {len(found)} tokens with a newline"
         raise UserError(
-            f"{many}: say which one ends a response, --set stop_token=TOKEN ({alone} is a newline alone), or --set stop_token=none"
+            f"{many}: say which one ends a response, --set stop_token=TOKEN ({alone} is a newline alone), or stop_token=none"
         )
     return int(alone)

@@ -84,7 +84,7 @@ class TuningPlanBuilder:
 
     def check_preferences(self) -> None:
         if self.blocklist and not self.iterations:
-            raise UserError("--words: no policy is tuned, and a reward model says nothing: leave it out")
+            raise UserError("--blocklist: no policy is tuned, and a reward model says nothing: leave it out")
         if self.policy_overrides and not self.iterations:
             raise UserError(
                 f"--set {next(iter(self.policy_overrides))}=…: no policy is tuned; of the reward model say `{REWARD_PREFIX}…`"
@@ -148,7 +148,7 @@ class TuningPlanBuilder:
         name, liars = self.name or "ppo", byzantine_trainers_max(self.peer, ROLE)
         if not self.base:
             if self.blocklist:
-                raise UserError("--words: the toy says no text, so it says no words: leave it out")
+                raise UserError("--blocklist: the toy says no text, so it says no words: leave it out")
             return build_toy_spec(reward, self.iterations, name, self.policy_overrides, liars)
         start, _, before = resolve_base_job(self.peer, self.base, "--base")
         said_of_own, said = parse_ppo_overrides(self.policy_overrides)
@@ -198,7 +198,7 @@ def _require_measurable(learned: tokenized_pairs.TokenizedPairs) -> None:
             f"{pluralize(decided, 'pair')} of {len(learned.train_split) + len(learned.held_out_split)} "
             "would measure the reward model"
         )
-        way = "give pairs of more prompts, a larger --set reward.held_out_permille=N, or --anyway"
+        way = "give pairs of more prompts, a larger --set reward.held_out_permille=N, or --ignore-accuracy"
         raise UserError(f"{few}, too few to tell it from chance: {way}")
 
 
@@ -250,7 +250,7 @@ def pack_word_file(file: str) -> bytes:
     try:
         return blocklist.pack_entries(parse_word_list(Path(file).name, read_regular(Path(file).expanduser())))
     except OSError as error:
-        raise UserError(f"--words {text_files.printable_path(file)} cannot be read: {error.strerror}") from None
+        raise UserError(f"--blocklist {text_files.printable_path(file)} cannot be read: {error.strerror}") from None
 
 
 def _require_prompt(trained: list[PreferencePair], listed: bytes) -> None:
@@ -258,7 +258,7 @@ def _require_prompt(trained: list[PreferencePair], listed: bytes) -> None:
     texts, known = tokenized_pairs.prompt_texts(trained)[:PROMPTS_CHECKED_MAX], blocklist.Blocklist(listed)
     if texts and all(known.blocks_text(text.encode()) for text in texts):
         raise UserError(
-            f"--words blocks each of {pluralize(len(texts), 'prompt')} that were looked at: nothing would be answered"
+            f"--blocklist blocks each of {pluralize(len(texts), 'prompt')} that were looked at: nothing would be answered"
         )
 
 

@@ -107,7 +107,9 @@ def _whole(
         if not len(prompt):
             raise UserError(f"{record_label(record)}: its prompt is empty, so the first token of a response would follow nothing")
         for response in record.responses:
-            text = np.concatenate([prompt, append_stop_token(tokenizer.encode(response.encode()), spec.decoded_settings.stop_token)])
+            text = np.concatenate(
+                [prompt, append_stop_token(tokenizer.encode(response.encode()), spec.decoded_settings.stop_token)]
+            )
             if len(text) > spec.model.context:
                 much = f"prompt and response are {len(text)} tokens, more than the context of {spec.model.context}"
                 raise UserError(f"{record_label(record)}: {much}")

@@ -19,7 +19,7 @@ starts none. All else is as in the table. Once its pauses have lasted for 10,000
 only blocks count in which it was not paused: so nobody keeps a place for ever. A quorum of the voters ends any plan.
 
 Voters report how many held-out pairs the reward model ranks as people do (`rlhf.pair_accuracy`). The policy starts if
-f + 1 of them find it better than chance, and the plan fails if f + 1 do not. A plan that goes on `anyway` waits for no report.
+f + 1 of them find it better than chance, and the plan fails if f + 1 do not. A plan with `ignores_accuracy` waits for no report.
 
 The next block, and not this one: what the last round makes of the model is computed when its block is applied, and the next
 block names the root of the state with it. Whoever has computed another model cannot apply that block.
@@ -87,7 +87,7 @@ class StartPlan:
     policy: Spec = b""  # of the job that a reward model then rewards, whose `reward_model` is left out; empty: there is none
     # of the set that the first job names; None: whose preferences they are is not known
     source: PreferenceSetSource | None = None
-    anyway: bool = False  # the policy starts, whatever the accuracy of the reward model
+    ignores_accuracy: bool = False  # the policy starts, whatever the accuracy of the reward model
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class TuningPlan:
     paused_heights: Count = 0  # heights that earlier pauses lasted for
     stop_requests: TrainerKeys = ()  # voters that want it to end
     claim: PreferenceSetClaim | None = None  # where its set is said to come from a project
-    anyway: bool = False
+    ignores_accuracy: bool = False
     # on the current stage's model
     reports: Annotated[dict[Key, PairAccuracy], Length(0, VOTERS_MAX)] = field(default_factory=dict)
     failure: PlanFailure | None = None
@@ -199,7 +199,7 @@ def create_plan(rules: JobSpecRules, key: bytes, author: bytes, said: StartPlan,
         assert named is not None, "such a job has a set"
         claim = create_claim(view, said.source, named, height)
     base = first.base.job if first.base else None
-    return TuningPlan(author, height, base, tuple(stages), height, claim=claim, anyway=said.anyway)
+    return TuningPlan(author, height, base, tuple(stages), height, claim=claim, ignores_accuracy=said.ignores_accuracy)
 
 
 def with_reward_model(spec: bytes, model: ModelReference) -> bytes:
@@ -233,7 +233,7 @@ def awaits_reports(plan: TuningPlan, jobs: JobsState) -> bool:
     """True if its reward model is trained, and reports on it are missing."""
     job = jobs.jobs.get(plan.current.job)
     is_running = plan.phase is PlanPhase.RUNNING and not plan.current.spec
-    return is_running and not plan.anyway and job is not None and job.is_done
+    return is_running and not plan.ignores_accuracy and job is not None and job.is_done
 
 
 def add_report(
@@ -318,7 +318,7 @@ def failure_text(plan: TuningPlan) -> str:
     if plan.failure.accuracy is None:
         labels = next(kind.reason_labels for kind in OBJECTIVES if kind.name == plan.current.objective)
         return no_progress_text(plan.failure.rounds, plan.failure.rejected, labels)
-    way = "give more pairs, or let the policy start with `rlhf start … --anyway`"
+    way = "give more pairs, or let the policy start with `rlhf start … --ignore-accuracy`"
     return f"its reward model is not better than chance: {plan.failure.accuracy}; {way}"
 
 

@@ -88,7 +88,7 @@ def test_one_voter_counts_once_and_a_later_wish_takes_the_place_of_its_earlier_o
 def test_only_voters_have_wishes_and_only_about_others_that_have_something_to_lose(world: World) -> None:
     world.decide(world.admission(NEW))
     assert "does not vote" in (world.problem(world.tx(NEW, "member/retire", RetireMember(SUBJECT.public, False, FAR_MS))) or "")
-    wrong = {"leave": PEOPLE[0], "no member's present key": PEOPLE[8], "neither votes, stands nor trains": NEW}
+    wrong = {"resign": PEOPLE[0], "no member's present key": PEOPLE[8], "neither votes, stands nor trains": NEW}
     for why, subject in wrong.items():
         assert why in (world.problem(wish(world, 0, subject)) or ""), why
 

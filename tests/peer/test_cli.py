@@ -244,7 +244,7 @@ async def test_commands_ask_the_running_peer(peer: Callable[..., Result], tmp_pa
     assert "invitation-string" in (await on_thread(peer, "console", *place, "invite"))[1]
     assert "1" * 64 in (await on_thread(peer, "console", *place, "train --rounds 20 --set seed=4"))[1], "one quoted argument"
     assert "usage: train" in (await on_thread(peer, "console", *place, "train", "--help"))[1]
-    status, _, error = await on_thread(peer, "console", *place, "leave")
+    status, _, error = await on_thread(peer, "console", *place, "resign")
     assert (status, error) == (2, "peer: error: the last voter cannot leave\n")
 
 

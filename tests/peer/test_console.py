@@ -525,7 +525,7 @@ async def test_who_waits_for_a_decision_is_told_for_what_and_what_comes_of_it_is
         assert [text for text in shown if "may be decided even after" in str(text)] == shown[:-1]
         assert len(shown) == 1 + len(told) and all(words in str(text) for words, text in zip(told, shown, strict=False))
         with pytest.raises(UserError, match="the last voter cannot leave"):
-            await console.execute_command(Slow(seconds=seconds), parse("leave"), shown.append)  # type: ignore[arg-type]
+            await console.execute_command(Slow(seconds=seconds), parse("resign"), shown.append)  # type: ignore[arg-type]
 
 
 async def test_a_peer_that_answers_nothing_is_said_to_and_a_slow_answer_is_shown(

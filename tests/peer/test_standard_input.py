@@ -106,7 +106,7 @@ def test_silent_standard_input_has_a_deadline(standard_input: Callable[[bytes], 
         ("train", "examples", b' {"prompt": "a"}', ".jsonl"),
         ("tasks", "what", b"text\na\n", ".csv"),
         ("tasks", "what", b'[{"text": "a"}]', ".json"),
-        ("rlhf", "words", b"a\n", ".txt"),
+        ("rlhf", "blocklist", b"a\n", ".txt"),
     ],
 )
 def test_command_copies_standard_input(

@@ -261,7 +261,7 @@ async def test_plans_go_from_preferences_to_a_tuned_policy_and_from_a_project_to
         all_of_them, words = (tmp_path / name for name in ("all.txt", "words.txt"))
         all_of_them.write_text("q*\n")
         words.write_text("".join(f"{letter}*\n" for letter in ascii_lowercase + digits if letter != "q"))
-        with pytest.raises(UserError, match="--words blocks each of 49 prompts that were looked at"):
+        with pytest.raises(UserError, match="--blocklist blocks each of 49 prompts that were looked at"):
             await author.client.start_rlhf_training("base", "", 1, "", said, file, 3, "", str(all_of_them))
         with pytest.raises(UserError, match=r"--set reward.score=first: a score is read at one of last, mean"):
             await author.client.start_rlhf_training("base", "", 1, "", said | {"reward.score": "first"}, file)

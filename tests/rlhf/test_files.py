@@ -356,7 +356,8 @@ def test_responses_that_hold_the_stop_text_are_counted_with_the_way_out() -> Non
         for spec in of.values()
     )
     assert (
-        "train --from JOB FILE" in preparation_notes(of["dpo"])[0] and "leave `stop_token` out" in preparation_notes(of["instruct"])[0]
+        "train --from JOB FILE" in preparation_notes(of["dpo"])[0]
+        and "leave `stop_token` out" in preparation_notes(of["instruct"])[0]
     )
     assert not preparation_notes(spec_of("dpo", tokenizer))
 

@@ -180,7 +180,7 @@ def test_the_command_needs_no_peer_and_its_file_may_stand_anywhere(
     words, texts = tmp_path / "words", tmp_path / "in.jsonl"
     words.write_text("scum\n")
     texts.write_text('{"id": 7, "text": "s c u m"}\n{"id": "b", "text": "scumble"}\n')
-    options = ["--words", str(words)]
+    options = ["--blocklist", str(words)]
     assert cli.main(["rlhf", "filter", *(options if order == "options first" else ()), str(texts), *options, "--json"]) == 0
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
         {"id": 7, "blocked": True, "word": "scum"},
@@ -191,7 +191,7 @@ def test_the_command_needs_no_peer_and_its_file_may_stand_anywhere(
     texts.write_text("{")
     assert cli.main(["rlhf", "filter", str(texts), *options]) == 2
     assert capsys.readouterr().err.startswith(f"peer: error: {texts}:1: no JSON")
-    assert cli.main(["rlhf", "filter", str(texts)]) == 2 and "--words FILE" in capsys.readouterr().err
+    assert cli.main(["rlhf", "filter", str(texts)]) == 2 and "--blocklist FILE" in capsys.readouterr().err
 
 
 # Wrong filters, each of which one of the texts above must show -------------------------------------------------------------

@@ -71,7 +71,7 @@ async def run(desk: Desk, *more: Desk) -> None:
 
 
 def trained(world: Tuned) -> tuple[bytes, str]:
-    key = world.planned(world.begin(anyway=False))
+    key = world.planned(world.begin(ignores_accuracy=False))
     reward = tuning_plans.stage_job_id(key, 0)
     world.close(reward)
     return key, reward.hex()

@@ -73,8 +73,8 @@ class Tuned(World):
         job = self.job(self.base)
         return replace(spec, base=ModelReference(self.base, job.round, job.model_root), **other).encode()
 
-    def begin(self, reward: JobSpec = REWARD, policy: JobSpec | None = POLICY, anyway: bool = True) -> StartPlan:
-        return StartPlan(self.on(reward), self.on(policy) if policy else b"", anyway=anyway)
+    def begin(self, reward: JobSpec = REWARD, policy: JobSpec | None = POLICY, ignores_accuracy: bool = True) -> StartPlan:
+        return StartPlan(self.on(reward), self.on(policy) if policy else b"", ignores_accuracy=ignores_accuracy)
 
     def planned(self, said: StartPlan | None = None) -> bytes:
         signed = self.tx(AUTHOR, "rlhf/start", said or self.begin())
@@ -388,7 +388,7 @@ def test_a_plan_goes_on_with_a_stage_of_which_one_round_was_accepted(world: Tune
 @pytest.fixture
 def measured(world: Tuned) -> bytes:
     """A plan whose reward model is trained, and not measured."""
-    key = world.planned(world.begin(anyway=False))
+    key = world.planned(world.begin(ignores_accuracy=False))
     world.close(tuning_plans.stage_job_id(key, 0))
     for _ in range(3):
         world.decide()
@@ -416,7 +416,7 @@ def test_a_plan_fails_where_its_reward_is_not_better_than_chance(world: Tuned, m
     assert plan.phase is tuning_plans.PlanPhase.FAILED
     assert tuning_plans.failure_text(plan) == (
         "its reward model is not better than chance: 0.54 of 96 pairs, interval 0.44–0.64; "
-        "give more pairs, or let the policy start with `rlhf start … --anyway`"
+        "give more pairs, or let the policy start with `rlhf start … --ignore-accuracy`"
     )
     assert list(find_failed_plans(world.state, world.state.height)) == [
         f"plan of job {plan.current.job.hex()[:8]}: {tuning_plans.failure_text(plan)}"
@@ -438,7 +438,7 @@ def test_reports_that_nobody_may_make_are_refused(world: Tuned, measured: bytes)
 
 
 def test_no_report_is_taken_before_the_model_is_trained_nor_of_a_plan_that_goes_on_anyway(world: Tuned) -> None:
-    key = world.planned(world.begin(anyway=False))
+    key = world.planned(world.begin(ignores_accuracy=False))
     assert "no plan waits" in (world.report(key, PEOPLE[0], 136, 96) or "")
     world.decide(world.tx(AUTHOR, "rlhf/cancel", CancelPlan(key)))
     key = world.planned()
@@ -449,7 +449,7 @@ def test_no_report_is_taken_before_the_model_is_trained_nor_of_a_plan_that_goes_
 @pytest.mark.parametrize("waits", [4, 5])
 def test_a_plan_whose_reward_nobody_measures_is_cancelled(world: Tuned, monkeypatch: pytest.MonkeyPatch, waits: int) -> None:
     monkeypatch.setattr(tuning_plans, "REFUSED_HEIGHTS_MAX", 4)
-    key = world.planned(world.begin(anyway=False))
+    key = world.planned(world.begin(ignores_accuracy=False))
     world.close(tuning_plans.stage_job_id(key, 0))
     for _ in range(waits - 1):
         world.decide()

@@ -58,7 +58,7 @@ class Compared(Tuned, Room):
 
     def beginning(self, source: PreferenceSetSource | None = None, author: Any = AUTHOR) -> Signed:
         spec = self.on(replace(REWARD, data=NAMED))
-        return self.tx(author, "rlhf/start", StartPlan(spec, self.on(POLICY), source or self.source, anyway=True))
+        return self.tx(author, "rlhf/start", StartPlan(spec, self.on(POLICY), source or self.source, ignores_accuracy=True))
 
     def begun(self) -> Compared:
         signed = self.beginning()

@@ -38,5 +38,5 @@ async def retire(asked: CommandContext[PeerApi]) -> None:
 
 
 @command("stop voting")
-async def leave(asked: CommandContext[PeerApi]) -> None:
+async def resign(asked: CommandContext[PeerApi]) -> None:
     asked.show(await asked.wait_for_decision(asked.api.resign_as_voter()))
