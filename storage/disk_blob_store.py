@@ -38,7 +38,7 @@ class DiskBlobStore:
 
     def __init__(self, kept: Path, passing: Path, part_bytes: int = BLOB_PART_BYTES) -> None:
         self._kept, self._passing = kept, passing
-        self._parts = MultipartStore(kept / "services", part_bytes)
+        self._parts = MultipartStore(kept / "parts", part_bytes)
         self._lent: dict[bytes, frozenset[tuple[bytes, int]]] = {}  # digest -> the rounds of jobs that name it
         self._borrowed: set[bytes] = set()  # of those, what was not here before
         self._loans_lock = threading.RLock()

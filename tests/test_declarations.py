@@ -16,7 +16,7 @@ from ledger.audits.audit_state import AuditLogEntry, AuditResult
 from ledger.jobs import StartJob, job_id
 from ledger.ledger_state import LedgerState
 from peer import features
-from peer.features import FEATURES, founding_modules
+from peer.features import founding_modules
 from peer.roles.trainer import Trainer
 from peer.roles.voter import fetch_declared
 from peer.runtime.audits.audit_messages import describe_audit_entry
@@ -26,8 +26,8 @@ from protocol.errors import RemoteProtocolError, UserError
 from protocol.verdicts import ReplayFinding, Verdict, find_verdict_by_label, verdict_label
 from storage.disk_blob_store import DiskBlobStore
 from tests.notes.engine import KIND, Slate
-from tests.notes.feature import NOTES
-from tests.notes.objective import COUNTED_BYTES, OBJECTIVES, Counted
+from tests.notes.listing import listed
+from tests.notes.objective import COUNTED_BYTES, Counted
 from tests.peer import chain, network
 from tests.peer.network import Network, Seat, has_finished, service_of
 from tests.peer.processes import LATE
@@ -49,13 +49,10 @@ ME = bytes(32)
 
 @pytest.fixture
 def feature(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    FEATURES.append(NOTES)
-    features.register_features()
-    monkeypatch.setattr(chain, "MODULES", founding_modules())
-    yield
-    FEATURES.remove(NOTES)
-    for objective in OBJECTIVES:
-        registry._known.pop(objective.name, None)
+    with listed():
+        features.register_features()
+        monkeypatch.setattr(chain, "MODULES", founding_modules())
+        yield
 
 
 class Counting:

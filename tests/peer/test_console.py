@@ -246,7 +246,7 @@ async def test_an_address_that_is_not_reached_keeps_no_other_from_being_dialed(
 
 def test_a_word_without_options_names_none_as_known() -> None:
     with pytest.raises(UserError, match=r"unknown argument '--json'$"):
-        parse("leave --json")
+        parse("resign --json")
 
 
 async def test_answers_and_complaints_speak_of_names(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -600,7 +600,7 @@ def test_a_field_that_no_message_can_carry_is_refused_by_name(value: str, words:
 async def test_one_failed_command_does_not_stop_the_next_but_shows_in_the_status(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    printed, status, _ = await said(monkeypatch, capsys, "leave\nnonsense\n\ninvite\n")
+    printed, status, _ = await said(monkeypatch, capsys, "resign\nnonsense\n\ninvite\n")
     assert status == 1
     assert "error: the last voter cannot leave" in printed
     assert "error: no command 'nonsense'" in printed

@@ -59,7 +59,7 @@ def test_a_key_is_never_replaced(directory: DataDirectory) -> None:
     with pytest.raises(UserError, match="has an identity already"):
         directory.create_identity()
     assert directory.load_identity().public == made.public
-    assert sorted(path.name for path in directory.path.iterdir()) == ["blobs", "identity.key", "models"]
+    assert sorted(path.name for path in directory.path.iterdir()) == ["blobs", "identity.key", "models", "texts"]
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660])
@@ -164,7 +164,7 @@ def test_a_full_disk_leaves_no_half_written_key(directory: DataDirectory, monkey
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StorageError, match="disk is full"):
         directory.create_identity()
-    assert sorted(path.name for path in directory.path.iterdir()) == ["blobs", "models"]
+    assert sorted(path.name for path in directory.path.iterdir()) == ["blobs", "models", "texts"]
 
 
 def test_a_file_where_the_directory_should_be_is_named(tmp_path: Path) -> None:

@@ -21,19 +21,17 @@ from peer.commands import definitions as commands
 from peer.commands.definitions import all_commands
 from peer.commands.prompt_parser import help_text
 from peer.commands.shell_completion import SHELLS, completion_script
-from peer.features import FEATURES
 from protocol.api import PeerApi
 from protocol.errors import UserError
-from tests.notes.feature import NOTES
+from tests.notes.listing import listed
 from tests.notes.words import NoteAnswers, NoteCalls, NoteView
 from tests.peer.fake_api import FakeApi
 
 
 @pytest.fixture
 def feature() -> Iterator[None]:
-    FEATURES.append(NOTES)
-    yield
-    FEATURES.remove(NOTES)
+    with listed():
+        yield
 
 
 def api() -> PeerApi:

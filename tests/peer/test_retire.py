@@ -38,11 +38,11 @@ async def test_it_is_said_how_many_wishes_there_are_and_are_needed_and_f_is_kept
             assert (await service.retire_member(name, True)).startswith(f"{count} of the 3")
         await founders.seats[2].until(lambda driver: len(driver.state.members.retirement_votes) == 2)
         view = next(view for view in await services[2].peers() if view.peer.startswith(name))
-        assert "2 of 3 want it retired" in view.record
+        assert "2 of 3 want it retired" in view.membership
         assert f"{name} is retired: it loses its vote and roles" in await services[2].retire_member(name, True)
         await founders.seats[0].until(lambda driver: gone.public not in driver.state.members.voters)
         view = next(view for view in await services[0].peers() if view.peer.startswith(name))
-        assert (view.roles, view.voter, view.member) == ((), False, True) and "retired at height" in view.record
+        assert (view.roles, view.voter, view.member) == ((), False, True) and "retired at height" in view.membership
 
 
 async def test_a_peer_that_is_retired_alive_trains_and_stands_again_and_no_policy_gives_its_vote_back(tmp_path: Path) -> None:

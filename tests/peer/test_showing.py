@@ -122,7 +122,7 @@ async def test_a_trainer_proposes_when_it_has_shown_enough_and_silent_auditors_s
     court, spec, sent = Court(auditors=3), JobSpec(name="slow", audit=AuditMode.SAMPLED), dict[bytes, int]()
     court.round()
     network: Any = SimpleNamespace(audit_bytes_sent_by_peer=lambda: sent)
-    showing = AuditBackpressure(A, network, lambda: court.state)
+    showing = AuditBackpressure(A, network, court.ledger.applied)
 
     async def asking(auditor: bytes, rate: int) -> None:
         while sent.get(auditor, 0) < 6_000_000:

@@ -342,7 +342,7 @@ async def test_what_proves_the_heights_before_a_transfer_is_kept_for_those_who_a
         installed.extend(links)
         return True
 
-    snapshots._install = install
+    seat.driver.restore_state = install  # type: ignore[method-assign]
     ended = SimpleNamespace(
         trusted_height=decode_header(first.header).height, light_blocks=tuple(later), asked_last=b"", discard_parts=lambda: None
     )
@@ -370,7 +370,8 @@ async def test_a_peer_that_is_stopped_while_it_installs_deletes_nothing_of_it(
 
     restored = RestoredSnapshot((), replace(seat.driver.state, height=height), (), ())
     ended = SimpleNamespace(trusted_height=0, light_blocks=(), asked_last=b"", discard_parts=delete, restored=restored)
-    snapshots._install, snapshots._transfer = install, ended  # type: ignore[assignment]
+    seat.driver.restore_state = install  # type: ignore[method-assign]
+    snapshots._transfer = ended  # type: ignore[assignment]
     with scope:
         await snapshots._finish(ended, restored)  # type: ignore[arg-type]
     snapshots._end_transfer()  # as `run` does at its end

@@ -11,7 +11,6 @@ from ledger.jobs import JobSpecRules
 from ledger.ledger_state import LedgerRules, core_modules
 from ledger.members import RenameMember
 from ledger.network_governance import ModuleUpgrade, NetworkState
-from peer.runtime import driver
 from protocol.identity import Verifier
 from protocol.limits import UPGRADE_NOTICE_HEIGHTS
 from tests.ledger.test_upgrades import NamedTallyModule, TallyModule
@@ -42,9 +41,9 @@ async def test_a_driver_applies_the_last_block_before_an_upgrade_that_it_lacks_a
     async with network(tmp_path, founders=4, start=False, modules=(*MODULES, ModuleVersion(TALLY, 1))) as made:
         *newer, older = made.seats
         with monkeypatch.context() as patch:
-            patch.setattr(driver, "rules_of", first_rules)
+            patch.setattr("tests.peer.network.rules_of", first_rules)
             await made.start(older)
-        monkeypatch.setattr(driver, "rules_of", next_rules)
+        monkeypatch.setattr("tests.peer.network.rules_of", next_rules)
         for seat in newer:
             await made.start(seat)
         upgrade = ModuleUpgrade(TALLY, 2, newer[0].driver.state.height + len(newer) + UPGRADE_NOTICE_HEIGHTS + 5)

@@ -131,7 +131,7 @@ def test_a_silent_peer_is_shown_as_one() -> None:
 
 def test_a_link_over_another_peer_names_that_peer() -> None:
     first, *others = peers()
-    relayed = replace(first, link=replace(first.link, kind="relayed", by=KEYS[3]))
+    relayed = replace(first, link=replace(first.link, kind="relayed", relay=KEYS[3]))
     assert "relayed by dora" in shown(view_tables.peers([relayed, *others]), 200)
     assert f"relayed by {KEYS[3][:8]}" in shown(view_tables.peers([relayed]), 200)
 

@@ -297,7 +297,7 @@ def left(blobs: DiskBlobStore, count: int, numbers: range) -> list[bytes]:
         begin(blobs, parts)
         for place in range(count):
             come(blobs, parts.digests[place], object_of(number)[place * PART : (place + 1) * PART], parts.blob_digest)
-        here = blobs._kept / "services" / f"{parts.blob_digest.hex()}.here"
+        here = blobs._kept / "parts" / f"{parts.blob_digest.hex()}.here"
         changed = here.stat().st_mtime - 100 + number
         os.utime(here, (changed, changed))
         digests.append(parts.blob_digest)
