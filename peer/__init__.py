@@ -1,4 +1,4 @@
-"""The `peer` daemon, its commands, console, control socket and demo."""
+"""The `peer` daemon, its commands, console and control socket."""
 
 from typing import Final
 

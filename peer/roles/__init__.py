@@ -1,1 +1,1 @@
-"""What a peer does in a round: the trainer, the voter, and the liar of demos."""
+"""What a peer does in a round: the trainer and the voter."""

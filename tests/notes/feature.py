@@ -37,6 +37,7 @@ NOTES = Feature(
     services={"scribe": "tests.notes.part:Scribe"},
     settings=(Setting("first_note", "what the scribe writes first", "hello", _long),),
     event_lines="tests.notes.module:news",
+    failures="tests.notes.module:find_full_books",
     commands="tests.notes.words",
     rpc="tests.notes.words:NoteCalls",
     rpc_handler="tests.notes.words:NoteAnswers",

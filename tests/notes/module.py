@@ -14,6 +14,7 @@ from ledger.tables import Table
 from protocol.codec import Count, Digest, Key, Length
 
 NOTE_BYTES_MAX = 1_000
+WRITERS_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class NotesState:
-    written: Annotated[dict[Key, Count], Length(0, 100)] = field(default_factory=dict)
+    written: Annotated[dict[Key, Count], Length(0, WRITERS_MAX)] = field(default_factory=dict)
     last: Digest | None = None
     lines: Table[Line] = field(default_factory=lambda: Table(Line))
 
@@ -41,6 +42,11 @@ class NotesState:
 def news(before: StateReader, after: StateReader) -> Iterator[EventLine]:
     if before.module_state(NotesState).last != after.module_state(NotesState).last:
         yield EventLine("member", "a note was written", after.module_state(NotesState).last or b"")
+
+
+def find_full_books(state: StateReader, height: int) -> Iterator[str]:
+    if len(state.module_state(NotesState).written) == WRITERS_MAX:
+        yield "no further member can write a note"
 
 
 class NotesModule(Module[NotesState]):
