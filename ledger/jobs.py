@@ -23,7 +23,7 @@ from ledger.model_anchors import (
     UndoneRounds,
     UndoReason,
     anchors_to_keep,
-    newest_anchor_before,
+    newest_anchor_up_to,
 )
 from ledger.network_governance import NetworkState
 from protocol import codec
@@ -981,7 +981,7 @@ def _rolled_back(job: Job, found: RollbackDue, height: int, was_open: bool) -> t
     The number of the round that was open is not used again: a second proposal of that number would be evidence against an honest
     trainer.
     """
-    anchor, last = newest_anchor_before(job.anchors, found.round), job.round - (not was_open)
+    anchor, last = newest_anchor_up_to(job.anchors, found.round), job.round - (not was_open)
     undone = UndoneRounds(anchor.round, last, height, found.reason, found.trainer)
     job = replace(_moved(job, anchor, undone, last + 1), refused_rounds=0)
     return job, JobRolledBack(found.job, anchor, last + 1)
@@ -989,7 +989,7 @@ def _rolled_back(job: Job, found: RollbackDue, height: int, was_open: bool) -> t
 
 def _cut(key: bytes, job: Job, doubtful: int, height: int, was_open: bool, is_last: bool) -> tuple[Job, JobRolledBack]:
     """A job that ended before the audits of these rounds, with its newest final model."""
-    anchor = newest_anchor_before(job.anchors, doubtful)
+    anchor = newest_anchor_up_to(job.anchors, doubtful)
     undone = UndoneRounds(anchor.round, job.round - (not was_open), height, UndoReason.STOPPED)
     # an application's end leaves none over
     rounds = anchor.rounds_in_model if is_last and job.rounds_in_model == job.rounds else job.rounds

@@ -35,7 +35,7 @@ from ledger.jobs import (
     JobStarted,
 )
 from ledger.members import MemberExpelled, MemberRekeyed, MembersModule, MembersState
-from ledger.model_anchors import newest_anchor_before
+from ledger.model_anchors import newest_anchor_up_to
 from ledger.network_governance import ModuleUpgrade, NetworkModule, NetworkState
 from ledger.tables import Table, table_fields
 from protocol import codec, merkle
@@ -162,7 +162,7 @@ class LedgerState:
         """The round that began with the job's newest final model: no audit can undo a step of it."""
         known, audits = self.jobs.jobs[job], self.audits.jobs.get(job)
         reached = audits.first_contestable_round if audits is not None and known.phase is not JobPhase.FINISHED else None
-        return known.round if reached is None else newest_anchor_before(known.anchors, reached).round
+        return known.round if reached is None else newest_anchor_up_to(known.anchors, reached).round
 
     def with_modules(self, **changes: Any) -> LedgerState:
         return LedgerState(self.height, self.time_ms, {**self.modules, **changes}, self.certified_roots, self._encoded)

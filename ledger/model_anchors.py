@@ -45,7 +45,7 @@ class UndoneRounds:
 ModelAnchors = Annotated[tuple[ModelAnchor, ...], Length(0, ANCHORS_MAX)]  # ascending
 
 
-def newest_anchor_before(anchors: Sequence[ModelAnchor], number: int) -> ModelAnchor:
+def newest_anchor_up_to(anchors: Sequence[ModelAnchor], number: int) -> ModelAnchor:
     """The newest anchor at or before this round. There is one for each round that an audit may reach.
 
     If a step of the audits failed, nobody said which rounds these are, and the anchor may be forgotten: then the oldest one.
@@ -58,7 +58,7 @@ def anchors_to_keep(anchors: Sequence[ModelAnchor], doubtful: int) -> tuple[Mode
 
     Where there are too many, the one goes whose neighbours are closest: that makes the longest rollback longer by the least.
     """
-    first = newest_anchor_before(anchors, doubtful)
+    first = newest_anchor_up_to(anchors, doubtful)
     left = [anchor for anchor in anchors if anchor.round >= first.round]
     while len(left) >= ANCHORS_MAX:
         del left[min(range(1, len(left) - 1), key=lambda at: left[at + 1].rounds_in_model - left[at - 1].rounds_in_model)]

@@ -2,13 +2,14 @@
 
 Dawid and Skene (1979), section 2, with a Dirichlet prior on each row of an annotator's confusion table: as if it had answered
 eight tasks of the class before, six of them rightly. Every number is a fraction of integers, so that all peers find the same
-label. This is the running estimate: a task is decided once, by what was decided before it. `whole` estimates all of a project.
+label. This is the running estimate: a task is decided once, by what was decided before it. `dawid_skene` estimates a whole
+project.
 
 | kind | what a class is | what `counts` has |
 |---|---|---|
 | label, rating, pair | an answer | classes × classes: how often the label was this and the vote that |
 | label, many | of each option by itself: off or on | options × 2 × 2 |
-| ranking | of each two items: which of them is the better one | nothing: everybody is a stranger, see `comparisons` |
+| ranking | of each two items: which of them is the better one | nothing: everybody is a stranger, see `rank_aggregation` |
 """
 
 from __future__ import annotations

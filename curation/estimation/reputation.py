@@ -41,7 +41,7 @@ def certainty_of(chance: Ints) -> Ints:
 class Reputation:
     """Everybody's confusions by what the others say. `run_iteration` improves them; `found` reads them.
 
-    `blind`: for each row of `whole.votes` 1 if it was committed before the first opening of its task, else 0.
+    `blind`: for each row of `dawid_skene.votes` 1 if it was committed before the first opening of its task, else 0.
     """
 
     def __init__(self, whole: DawidSkene, blind: Ints) -> None:

@@ -13,7 +13,7 @@ somebody else has the place.
 | opening | a minute is over | who has not opened forfeits; the places are free, and the task is begun again |
 
 An annotator that has answered nothing ENROLMENT_MS after its enrolment loses its place, and may enrol again.
-A project that is closed gives out no tasks and takes no votes. A minute later its close begins, see `closing`.
+A project that is closed gives out no tasks and takes no votes. A minute later its close begins, see `project_close`.
 """
 
 from __future__ import annotations
@@ -492,7 +492,7 @@ def _agree(work: CurationChanges, project: bytes, asked: ProjectSpec, answers: l
 
 
 def project_alpha(state: CurationState, project: bytes) -> Fraction | None:
-    """Krippendorff's α over the settled tasks of a project. None: there is none, see `agreement.alpha`."""
+    """Krippendorff's α over the settled tasks of a project. None: there is none, see `annotator_agreement`."""
     row, agreed = state.projects.get_record(project), state.agreements.get_record(project)
     if row is None or agreed is None:
         return None

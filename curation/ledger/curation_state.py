@@ -5,13 +5,13 @@
 | `projects`    | project                        | what is asked, and how far it is                                 |
 | `pages`       | project ‖ page (u32)           | digest of the blob with the tasks, and their Merkle root         |
 | `tasks`       | task                           | a task that was begun: who has it, how many votes, the label     |
-| `places`      | project ‖ list ‖ place (u32)   | an element of a list of task numbers, see `lists`                |
+| `places`      | project ‖ list ‖ place (u32)   | an element of a list of task numbers, see `state_changes`        |
 | `annotators`  | annotator's key                | name, serving peer, leases, counts                               |
 | `assignments` | assignment                     | one annotator's lease of one task, and its vote                  |
 | `skills`      | project ‖ annotator's key      | how often labels and this annotator's votes came together        |
 | `shares`      | serving peer's key             | how many annotators have places of it                            |
-| `due`         | queue ‖ place (u64)            | what is looked at when its time has come, see `module`           |
-| `closings`    | project                        | how far its close is, until it is done: see `closing`            |
+| `due`         | queue ‖ place (u64)            | what is looked at when its time has come: `curation_module`      |
+| `closings`    | project                        | how far its close is, until it is done: see `project_close`      |
 | `agreements`  | project                        | how often values were said together, of its settled tasks        |
 | `golds`       | task                           | the right answer, which its author knew before: after it said so |
 | `redactions`  | place (u64)                    | tasks whose text is taken out, in the order in which they were   |

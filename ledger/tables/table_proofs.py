@@ -49,7 +49,7 @@ class TableRoot:
 
     hash: Digest
     rows: Count
-    size: Count  # bytes, as `tree.row_size` counts them: a newcomer knows by it what it has to fetch
+    size: Count  # bytes, as `row_size` counts them: a newcomer knows by it what it has to fetch
 
     @classmethod
     def from_node(cls, node: Node) -> TableRoot:

@@ -49,7 +49,7 @@ class ToyMetrics:
 
 
 def log_probabilities(spec: JobSpec, parameters: Float32Array) -> toy_policies.Float64Array:
-    """Of all responses, in the order of `rules.toy_responses`."""
+    """Of all responses, in the order of `toy_policies.toy_responses`."""
     model, responses = _model(spec, parameters), torch.from_numpy(toy_policies.toy_responses())
     prompted = F.pad(responses[:, :-1], (1, 0), value=rule_rewards.TOY_PROMPT)
     with torch.no_grad():

@@ -25,7 +25,7 @@ from ledger.model_anchors import (
     UndoneRounds,
     UndoReason,
     anchors_to_keep,
-    newest_anchor_before,
+    newest_anchor_up_to,
 )
 from protocol.codec import Digest
 from protocol.identity import Signed
@@ -653,7 +653,7 @@ def test_of_too_many_anchors_those_in_between_go_and_no_rollback_becomes_much_lo
         assert kept[0].round == 0 and kept[-1].round == number and len(kept) < ANCHORS_MAX
     gaps = [later.rounds_in_model - earlier.rounds_in_model for earlier, later in pairwise(kept)]
     assert max(gaps) <= 2 * 400 / ANCHORS_MAX
-    assert newest_anchor_before(kept, 399) == kept[-1] and newest_anchor_before(kept, kept[1].round - 1) == kept[0]
+    assert newest_anchor_up_to(kept, 399) == kept[-1] and newest_anchor_up_to(kept, kept[1].round - 1) == kept[0]
 
 
 def test_rounds_go_on_after_a_step_of_the_audits_has_failed_and_a_rollback_goes_to_the_oldest_anchor_left(

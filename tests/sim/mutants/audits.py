@@ -179,7 +179,7 @@ def _number_used_again(planter: Planter) -> None:
 
 
 def _anchor_after_the_lie(planter: Planter) -> None:
-    planter.replace(jobs, "newest_anchor_before", lambda anchors, number: anchors[-1])
+    planter.replace(jobs, "newest_anchor_up_to", lambda anchors, number: anchors[-1])
     planter.simulation(_cheats)
 
 
