@@ -39,8 +39,8 @@ BLOCKS_HELD_MAX = 8  # undecided blocks in memory, 4 MiB each; an older one that
 
 class ReplicaState:
     """Bounds: one open book and `VOTE_SETS_KEPT` closed ones, each as its class says; `BLOCKS_HELD_MAX` blocks; messages of later
-    heights as `FutureHeightMessages` says; the last decided heights as `Chain` says; own statements of one height, which grow by a few
-    with every view that a quorum gives up, so with one view a minute in the end.
+    heights as `FutureHeightMessages` says; the last decided heights as `Chain` says; own statements of one height, which grow by
+    a few with every view that a quorum gives up, so with one view a minute in the end.
     """
 
     def __init__(

@@ -10,7 +10,8 @@ confusion table. Three departures keep the estimate from being worse than a plai
 - A solution and its contrary explain the votes equally well. Turn `REVIEW_ITERATION` takes the one with which most annotators
 agree.
 
-The number of turns is fixed. Probabilities, counts and logarithms are integers, see `fixed_point`, so the order of sums is irrelevant.
+The number of turns is fixed. Probabilities, counts and logarithms are integers (`fixed_point`), so sums have one value
+in any order.
 """
 
 from __future__ import annotations

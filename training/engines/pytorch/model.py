@@ -1,8 +1,8 @@
 """A decoder-only transformer: an embedding, layers of the kinds that the job names (`training.engines.pytorch.layers`), RMSNorm
 (Zhang 2019), and an output layer that is the embedding or a matrix of its own.
 
-Its parameters are views of one flat float32 vector in the canonical order of `training.replicated.tensor_layout`, so that loading,
-updating and reading them back costs one copy. Suffixes name the axes: B sequences, T tokens, C features (width), V vocabulary.
+Its parameters are views of one flat float32 vector in the canonical order of `training.replicated.tensor_layout`, so that
+loading, updating and reading them back costs one copy. Suffixes name the axes: B sequences, T tokens, C features (width), V vocabulary.
 """
 
 from __future__ import annotations
