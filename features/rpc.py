@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,23 +74,20 @@ def defer_handlers(makers: Mapping[type, Callable[[], object]]) -> SimpleNamespa
     """One object that answers all calls of these protocols. The first call of a protocol makes its handler."""
     roof = SimpleNamespace()
     for protocol, maker in makers.items():
-        make = cache(maker)
+        make = cache(partial(_make_handler, protocol, maker))
         for name, _ in public_methods(protocol):
             assert not hasattr(roof, name), f"two protocols declare the call {name!r}"
             setattr(roof, name, _deferred_call(make, name))
     return roof
 
 
+def _make_handler(protocol: type, maker: Callable[[], object]) -> object:
+    handler = maker()
+    for name, _ in public_methods(protocol):
+        kind = type(handler)
+        assert name in vars(kind), f"{kind.__name__} inherits the declaration of {name!r} and does not answer it"
+    return handler
+
+
 def _deferred_call(make: Callable[[], object], name: str) -> Callable[..., Any]:
     return lambda *arguments, **named: getattr(make(), name)(*arguments, **named)
-
-
-def combine_handlers(parts: Sequence[object]) -> SimpleNamespace:
-    """One object that answers all calls of these handlers, each by the one that has it."""
-    roof = SimpleNamespace()
-    for part in parts:
-        for name, _ in public_methods(type(part)):
-            assert name in vars(type(part)), f"{type(part).__name__} inherits the declaration of {name!r} and does not answer it"
-            assert not hasattr(roof, name), f"two parts answer the call {name!r}"
-            setattr(roof, name, getattr(part, name))
-    return roof

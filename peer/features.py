@@ -74,7 +74,7 @@ def roles() -> dict[str, Role]:
 
 def services() -> dict[str, str]:
     """By name, what makes each service."""
-    return _by_name("part", (item for feature in FEATURES for item in feature.services.items()))
+    return _by_name("service", (item for feature in FEATURES for item in feature.services.items()))
 
 
 def services_everywhere() -> tuple[str, ...]:

@@ -388,7 +388,8 @@ class TrainRequest:
     overrides: dict[str, str]  # further fields of the job specification, as a person typed them
     initial_model: str = ""  # the finished job whose model it starts from, by its name or the beginning of its id; empty: none
     examples: str = ""  # a path on the peer's machine: JSONL with prompts and responses that the base's model learns; empty: none
-    model_folder: str = ""  # a path on the peer's machine, if `base` may also be that of a folder with a model; empty: it is none
+    # A path on the peer's machine, if `initial_model` may also mean a folder with a model; empty: it means a job.
+    model_folder: str = ""
     accept_risk: bool = False  # start it also where sampled audits were not measured to find liars in time
     skip_bad: bool = False  # leave out lines of `examples` that cannot be learned
     truncate: str = ""  # left, right: which end of texts in `examples` is cut off to fit the context; empty: none is

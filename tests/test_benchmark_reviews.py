@@ -58,5 +58,5 @@ def test_a_judge_prefers_what_reads_kinder(tmp_path: Path) -> None:
 
 def test_what_is_set_of_the_jobs_counts() -> None:
     usual, said = rlhf_text.settings([]), rlhf_text.settings(["beta=0.3", "reward.rounds=7"])
-    assert "base.vocabulary=8192" in usual and "reward.rounds=168" in usual and "stop=none" in usual
+    assert "base.vocabulary=8192" in usual and "reward.rounds=168" in usual and "stop_token=none" in usual
     assert "beta=0.3" in said and "reward.rounds=7" in said and "reward.rounds=168" not in said

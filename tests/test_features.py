@@ -221,7 +221,7 @@ def test_all_that_features_name_is_there(feature: None) -> None:
         (Feature(name="twin", about="", roles=(Role("scribe", ""),)), "role called 'scribe'"),
         (Feature(name="twin", about="", roles=(Role("full", ""),)), "as all of them together"),
         (Feature(name="twin", about="", roles=(Role("reader", "", services=("reader",)),)), "a service that no feature brings"),
-        (Feature(name="twin", about="", services={"scribe": ""}, roles=()), "part called 'scribe'"),
+        (Feature(name="twin", about="", services={"scribe": ""}, roles=()), "service called 'scribe'"),
         (Feature(name="twin", about="", settings=(Setting("listen", "", ""),)), "the peer's own"),
     ],
 )
@@ -524,7 +524,7 @@ async def test_the_engine_trains_a_layer_of_the_feature_and_its_worker_serves_th
             await worker.ask(worker_protocol.ProposeRequest(bytes(32), 0, b"t" * 32, model, None, None, buffer))
             audit = worker_protocol.AuditRequest(bytes(32), 0, b"t" * 32, model, f"{buffer}.payload", buffer, None, None)
             assert (await worker.ask(audit)).verdict is Verdict.ACCEPT
-            update = layout_of(SQUARES).tensor_views(feedback_buffer.read_buffer(Path(buffer), SQUARES).to_dense())
+            update = layout_of(SQUARES).tensor_views(feedback_buffer.read_buffer(Path(buffer), SQUARES).dequantize())
             assert update["layers.0.scale.weight"].any() and update["layers.1.rise.weight"].any()
             # The worker of a program without the line, asked by one with it.
             other = WorkerSupervisor()

@@ -193,6 +193,7 @@ _known = {kind.name: kind for kind in LAYERS}
 def register_layers(kinds: Iterable[LayerKind]) -> None:
     """Layers of a feature. Registering one again changes nothing."""
     for kind in kinds:
+        assert kind.module or kind in LAYERS, f"no module says that a network knows the layer {kind.name!r}"
         assert isinstance(kind, LinearKind if kind.place is LayerPlace.LINEAR else BlockKind), kind.name
         assert _known.setdefault(kind.name, kind) is kind, f"two layers are called {kind.name!r}"
 

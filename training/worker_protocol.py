@@ -163,7 +163,7 @@ class WorkerRequestKind(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class OpenJobRequest(WorkerRequest[OpenJobReply]):
-    """Get ready to compute for a job → Opened. Must come before the others that name it; again after the worker restarted."""
+    """Get ready to compute for a job. Must come before the others that name it; again after the worker restarted."""
 
     TAG: ClassVar[str] = "open-job"
     job: Digest
@@ -182,7 +182,7 @@ class OpenJobRequest(WorkerRequest[OpenJobReply]):
 
 @dataclass(frozen=True, slots=True)
 class ProposeRequest(WorkerRequest[ProposeReply]):
-    """Do `trainer`'s local steps of `round` and make the payload → Proposed. Without a whole previous buffer e is zero."""
+    """Do `trainer`'s local steps of `round` and make the payload. Without a whole previous buffer e is zero."""
 
     TAG: ClassVar[str] = "propose"
     job: Digest
@@ -204,7 +204,7 @@ class ProposeRequest(WorkerRequest[ProposeReply]):
 
 @dataclass(frozen=True, slots=True)
 class AuditRequest(WorkerRequest[AuditReply]):
-    """Re-execute `trainer`'s proposal → Audited. Previous buffer and payload as the proposal's `feedback` says."""
+    """Re-execute `trainer`'s proposal. Previous buffer and payload as the proposal's `feedback` says."""
 
     TAG: ClassVar[str] = "audit"
     job: Digest
@@ -222,7 +222,7 @@ class AuditRequest(WorkerRequest[AuditReply]):
 
 @dataclass(frozen=True, slots=True)
 class EvaluateRequest(WorkerRequest[EvaluateReply]):
-    """The objective's figures of a model → Evaluated."""
+    """The objective's figures of a model."""
 
     TAG: ClassVar[str] = "evaluate"
     job: Digest
@@ -231,7 +231,7 @@ class EvaluateRequest(WorkerRequest[EvaluateReply]):
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest(WorkerRequest[GenerateReply]):
-    """Continue a prompt for a while → Generated. The same request, with what was told since, goes on
+    """Continue a prompt for a while. The same request, with what was told since, goes on
     (`training.text_generation`).
     """
 
@@ -250,14 +250,14 @@ class GenerateRequest(WorkerRequest[GenerateReply]):
 
 @dataclass(frozen=True, slots=True)
 class PingRequest(WorkerRequest[PongReply]):
-    """→ Pong."""
+    """Says that the worker is alive."""
 
     TAG: ClassVar[str] = "ping"
 
 
 @dataclass(frozen=True, slots=True)
 class DescribeRequest(WorkerRequest[WorkerInfo]):
-    """→ Ready, as it is now."""
+    """What the worker computes with, as it is now."""
 
     TAG: ClassVar[str] = "describe"
 

@@ -1,4 +1,4 @@
-"""The service `serve`: pages and HTTP routes of all features whose modules the network runs."""
+"""The service `serve`: pages and HTTP routes of the features whose modules the network runs when it begins to serve."""
 
 from __future__ import annotations
 
@@ -34,9 +34,13 @@ class WebService:
             await self.desk.wait_for_block_above(self.desk.height)
         try:
             # Only a peer that serves needs aiohttp, and pays for it.
+            import jinja2  # noqa: F401 - of pages, in another thread
+
             from web.asyncio_bridge import AsyncioBridge
             from web.site import SiteHandlers, load_site
             from web.stats_cache import StatsCache
+
+            site = load_site(features)
         except ModuleNotFoundError as error:
             self.desk.log_warning(f"web pages are not served: the package {error.name} is not installed; the extra `web` has it")
             return
@@ -50,7 +54,6 @@ class WebService:
         host, port = parse_address(listen)
         names = tuple(str(name).lower() for name in self.desk.get_setting("web_host_names"))
         proxies = tuple(str(ip_address(proxy)) for proxy in self.desk.get_setting("web_trusted_proxies"))
-        site = load_site(features)
         handlers = SiteHandlers(site, self.desk)
         stats, connections_max = StatsCache(self.desk), self.desk.http_connections_max
         bridge = AsyncioBridge(site, handlers, stats, host, port, connections_max, names, tls, proxies)

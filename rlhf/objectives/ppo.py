@@ -186,7 +186,7 @@ class PpoObjective(Objective):
         if not job.is_reexecuted:
             return f"audit {job.audit.value!r} would let everybody invent responses: take 'full' or 'sampled'"
         if settings.blocklist is not None and job.tokenizer is None and job.model.vocabulary < BYTES:
-            return f"a vocabulary of {job.model.vocabulary} tokens says no text, in which words could be: leave words out"
+            return f"a vocabulary of {job.model.vocabulary} tokens says no text, in which words could be: leave blocklist out"
         if settings.prompts is PromptSourceKind.SET and job.data is not None:
             return "its prompts are of a set, so it reads no text: leave out data"
         vocabulary, context = job.model.vocabulary, job.model.context

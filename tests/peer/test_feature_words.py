@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from features.lazy_import import import_object
-from features.rpc import collect_methods, combine_handlers, defer_handlers, public_methods
+from features.rpc import collect_methods, defer_handlers, public_methods
 from peer import cli
 from peer.api import control_socket
 from peer.api.rpc_handlers import rpc_handlers
@@ -35,7 +35,7 @@ def feature() -> Iterator[None]:
 
 
 def api() -> PeerApi:
-    return cast(PeerApi, combine_handlers([FakeApi(), NoteAnswers(None)]))
+    return cast(PeerApi, defer_handlers({PeerApi: FakeApi, NoteCalls: lambda: NoteAnswers(None)}))
 
 
 @pytest.mark.real("sockets")
@@ -82,10 +82,11 @@ def test_without_the_line_nothing_of_it_shows(tmp_path: Path) -> None:
 def test_what_is_declared_twice_or_not_answered_is_noticed() -> None:
     with pytest.raises(AssertionError, match="two declarations of the call 'note"):
         collect_methods(NoteCalls, NoteAnswers)
-    with pytest.raises(AssertionError, match="two parts answer the call"):
-        combine_handlers([NoteAnswers(None), NoteAnswers(None)])
+    lazy = type("Lazy", (NoteCalls,), {})
+    with pytest.raises(AssertionError, match="two protocols declare the call"):
+        defer_handlers({NoteCalls: lambda: NoteAnswers(None), lazy: lambda: NoteAnswers(None)})
     with pytest.raises(AssertionError, match="does not answer it"):
-        combine_handlers([type("Lazy", (NoteCalls,), {})()])
+        defer_handlers({NoteCalls: lazy}).note("milk")
 
 
 def test_each_handler_answers_all_calls_of_its_protocol() -> None:

@@ -151,7 +151,11 @@ def test_a_file_without_a_response_is_refused() -> None:
     [
         ("instruct", {"data": None}, "learns from a set of responses"),
         ("dpo", {"objective_settings": codec.encode(DpoTerms(beta=0.0))}, "beta must be positive"),
-        ("dpo", {"objective_settings": codec.encode(DpoTerms(stop_token=256))}, "stop 256 is no token of a vocabulary of 256"),
+        (
+            "dpo",
+            {"objective_settings": codec.encode(DpoTerms(stop_token=256))},
+            "stop_token 256 is no token of a vocabulary of 256",
+        ),
         ("instruct", {"objective_settings": codec.encode(DpoTerms())}, ""),
     ],
 )

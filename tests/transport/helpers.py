@@ -15,7 +15,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Identity
 from protocol.messages import GuestInvitation
 from transport.network import Network, NetworkEvent
-from transport.peer_policy import PeerPolicy
+from transport.peer_policy import EverybodyIsMember
 from transport.quotas.peer_class import PeerClass
 from transport.wire.framing import Message
 from transport.wire.noise import KeyPair
@@ -164,7 +164,7 @@ async def linked(*networks: Network) -> None:
 
 
 @dataclass
-class PolicyDouble(PeerPolicy):
+class PolicyDouble(EverybodyIsMember):
     """Each answer by a function of its own."""
 
     allow: Callable[[bytes], bool] = lambda peer: True

@@ -102,7 +102,7 @@ async def test_health_tells_of_the_disk_the_queues_and_the_versions(tmp_path: Pa
         assert body["problem"] == "" and body["behind"] <= 1
         assert body["disk"]["used_bytes"] > 0 and 0 < body["disk"]["free_bytes"] <= body["disk"]["total_bytes"]
         assert body["memory_bytes"] > 1 << 20 and body["queues"]["statements_waiting"] == 0
-        assert {"module": "curation", "runs": 1, "knows": [1]} in body["versions"]["modules"]
+        assert {"module": "curation", "active_version": 1, "known_versions": [1]} in body["versions"]["modules"]
         assert (await said(site.get, f"{ADMIN}/alerts", token)).body == {"alerts": []}
 
 

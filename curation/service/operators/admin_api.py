@@ -15,7 +15,7 @@ from curation.service.access_control import NO_INVITATION_NEEDED, AccessControl
 from curation.service.operators.operator_log import Operators, wait_for_decision
 from features.services import ServiceContext
 from ledger.members import MembersState
-from protocol.api import DiskView, TrainRequest
+from protocol.api import DiskView, ModuleView, TrainRequest
 from protocol.identity import WIRE_VERSION
 from protocol.prometheus_metrics import why_unhealthy
 from web.problem_details import HttpProblem
@@ -68,9 +68,7 @@ class AdminApi:
             "versions": {
                 "program": status.version,
                 "wire": WIRE_VERSION,
-                "modules": [
-                    {"module": row.module, "runs": row.active_version, "knows": list(row.known_versions)} for row in modules
-                ],
+                "modules": [_module_versions(row) for row in modules],
             },
         }
 
@@ -162,3 +160,7 @@ def _right(counts: int, classes: int) -> Iterator[int]:
     """Places of a table, or of one for each option, where the vote is as the label."""
     for first in range(0, counts, classes**2):
         yield from range(first, first + classes**2, classes + 1)
+
+
+def _module_versions(row: ModuleView) -> Json:
+    return {"module": row.module, "active_version": row.active_version, "known_versions": list(row.known_versions)}

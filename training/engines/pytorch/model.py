@@ -2,7 +2,8 @@
 (Zhang 2019), and an output layer that is the embedding or a matrix of its own.
 
 Its parameters are views of one flat float32 vector in the canonical order of `training.replicated.tensor_layout`, so that
-loading, updating and reading them back costs one copy. Suffixes name the axes: B sequences, T tokens, C features (width), V vocabulary.
+loading, updating and reading them back costs one copy. Suffixes name the axes: B sequences, T tokens, C features (width), V
+vocabulary.
 """
 
 from __future__ import annotations
