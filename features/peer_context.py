@@ -45,7 +45,7 @@ class PeerContext(Protocol):
         """Returns when this transaction of this peer is decided. Raises `UserError` where it is refused."""
 
     async def fetch_blob(self, digest: bytes, size_max: int) -> None:
-        """Returns when this blob is here. It never gives up by itself."""
+        """Returns when this blob is here, however long that takes."""
 
     async def newest_certified_state(self) -> tuple[LedgerState, tuple[LightBlock, ...]] | None:
         """The last certified state, and the links from the genesis to the block that certifies it; None: there is none yet."""

@@ -225,9 +225,8 @@ class JobView:
     precision: str = "fp32"  # of matrix products; with bf16 nobody can audit
     parameters: int = 0  # of its model
     disk_bytes: int = 0  # that it takes on this peer's disk at most, beside its text; 0: it is over
-    initial_model_holders: str = (
-        ""  # of a job that waits for its first model: how many voters hold it, of how many that are needed
-    )
+    # Of a job that waits for its first model: how many voters hold it, of how many that are needed.
+    initial_model_holders: str = ""
     notes: tuple[str, ...] = ()  # counts of the file that its set was made of, for people
     reexecution_limits: dict[str, str] = field(
         default_factory=dict
@@ -419,9 +418,8 @@ class ModelFilesView:
     files: int
     bytes: int
     omitted_tensors: tuple[str, ...]  # vectors of the job that the format has no place for
-    newer_round: int = (
-        0  # rounds applied to the newest model, if audits may still undo that; 0: it is this one, or a round was named
-    )
+    # Rounds applied to the newest model, if audits may still undo that; 0: it is this one, or a round was named.
+    newer_round: int = 0
 
 
 @dataclass(frozen=True, slots=True)

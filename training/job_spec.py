@@ -165,9 +165,8 @@ class JobSpec:
     rounds: Annotated[int, Between(1, ROUNDS_MAX)] = ROUNDS
     local_steps: Annotated[int, Between(1, LOCAL_STEPS_MAX)] = LOCAL_STEPS  # H, inner steps per round
     batch: Annotated[int, Between(1, BATCH_MAX)] = 8  # sequences per inner step and trainer
-    micro_batch: Annotated[int, Between(1, BATCH_MAX)] = (
-        8  # sequences per forward pass: bounds memory, not the result beyond rounding
-    )
+    # Sequences per forward pass: bounds memory, not the result beyond rounding.
+    micro_batch: Annotated[int, Between(1, BATCH_MAX)] = 8
     inner: InnerOptimizerKind = InnerOptimizerKind.ADAMW  # `complete_fields` makes it Muon in most jobs
     inner_state: InnerStatePolicy = InnerStatePolicy.RESET
     inner_rate: float = INNER_RATE  # peak learning rate of the inner optimizer, or of an outer AdamW
@@ -194,9 +193,8 @@ class JobSpec:
     suspension_rounds: Annotated[int, Between(1, SUSPENSION_ROUNDS_MAX)] = 20  # of a first lie, then doubled; also of records
     initial_norm: float = 32.0  # the median accepted norm before the first round; decides between two later
     proposal_seconds: float = 60.0  # longest wait for a round's proposals; peers adapt below it
-    objective_settings: Annotated[bytes, Length(0, SETTINGS_BYTES_MAX)] = (
-        b""  # encoding of the objective's own record, if it has one
-    )
+    # Encoding of the objective's own record, if it has one.
+    objective_settings: Annotated[bytes, Length(0, SETTINGS_BYTES_MAX)] = b""
     memory: FeedbackMemory = FeedbackMemory.RESIDUAL
     # Mbit/s: with sampled audits, a trainer with a slower uplink may be suspended as if it withheld its buffers.
     uplink_mbit_min: Annotated[int, Between(1, UPLINK_MBIT_MAX)] = UPLINK_MBIT_MIN

@@ -1,4 +1,4 @@
-"""What a peer says of itself, for whoever watches it: it looks once a second, however often it is asked."""
+"""Figures of the peer for monitors, read once a second at most, however often they are asked for."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class AuditTables:
         self.unopened_losses = {number: dict(of) for number, of in audits.unopened_losses.items()}
 
     def new_state(self) -> AuditsState:
-        """Without what nobody may say anything about any more. Beyond UNOPENED_MAX the oldest proposals' sealed losses go."""
+        """Forgets proposals of which no report can come any more. Beyond UNOPENED_MAX the oldest proposals' sealed losses go."""
         self.forget_proposals()
         waiting = [(number, trainer) for number, of in sorted(self.unopened_losses.items()) for trainer in of]
         for number, trainer in waiting[: max(0, len(waiting) - UNOPENED_MAX)]:

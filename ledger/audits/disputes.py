@@ -101,7 +101,7 @@ def is_shown_selectively(guilty: int, unseen: int, needed: int, faults: int) -> 
 
 
 def end_dispute(tables: AuditTables, event: AuditEvent, dispute: Dispute) -> None:
-    """The dispute ends by this event, and what the table of transitions says follows."""
+    """The dispute ends by this event, with the consequences that `AUDIT_TRANSITIONS` has."""
     moved, trainer = AUDIT_TRANSITIONS[AuditStage.OPEN, event], tables.current_key(dispute.trainer)
     assert moved.after is AuditStage.OVER
     del tables.disputes[dispute.proposal_key]

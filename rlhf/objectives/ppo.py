@@ -88,9 +88,8 @@ class PpoSettings:
     score_clip: float = 10.0
     gae_lambda: float = GAE_LAMBDA  # λ of GAE
     clip_range: float = CLIP_RANGE  # of the ratio, and of the value in its own units
-    clip_ramp: float = (
-        0.4  # within which gradients fall to zero at these edges; 0 is the textbook, and in a narrow one rounding grows
-    )
+    # Within which gradients fall to zero at these edges; 0 is the textbook, and in a narrow one rounding grows.
+    clip_ramp: float = 0.4
     value_weight: float = 0.1
     reward_model: ModelReference | None = None  # where `reward` is model
     algorithm: PolicyAlgorithm = PolicyAlgorithm.PPO

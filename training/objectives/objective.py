@@ -73,9 +73,8 @@ class Declaration:
     record: Any  # of the type `Objective.declaration_type`
     files: Mapping[bytes, Path]  # by digest: what `Objective.declared_blobs` names
     steering: bytes = b""  # of the round's model: `Objective.next_controller_state`
-    step_data: Any = (
-        None  # what the engine makes of it and of the round's model before the first step: `DeclaringEngine.derive_step_data`
-    )
+    # What the engine makes of it and of the round's model before the first step: `DeclaringEngine.derive_step_data`.
+    step_data: Any = None
 
 
 @dataclass(frozen=True, slots=True)
