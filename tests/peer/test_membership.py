@@ -265,7 +265,7 @@ def test_a_join_beside_the_running_peer_says_and_writes_nothing(tmp_path: Path) 
     with DataDirectory(tmp_path).lock():
         status, out, error = peer("join", invitation_of(GENESIS), "--name", "ben", "--data-dir", str(tmp_path))
     assert (status, out) == (2, "") and "a peer runs on" in error
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["blobs", "models", "peer.lock"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["blobs", "models", "peer.lock", "texts"]
 
 
 @pytest.mark.real("processes")

@@ -174,9 +174,9 @@ class Person:
 
 def receipt_holds(text: str, site: Site, annotation: str, commitment: bytes, height: int) -> bool:
     """Whether this is the site's peer's signature under the statement that it saw this commitment decided at this height."""
-    body = encode(["receipt", bytes.fromhex(annotation), commitment, height])
+    body = encode(["annotation-receipt", bytes.fromhex(annotation), commitment, height])
     try:
-        signed = b"folkmoot/2/receipt\0" + bytes.fromhex(site.network["chain_id"]) + body
+        signed = b"folkmoot/2/annotation-receipt\0" + bytes.fromhex(site.network["chain_id"]) + body
         data = bytes.fromhex(text)
         VerifyKey(site.peer_key).verify(signed, data[-64:])
     except (BadSignatureError, ValueError):

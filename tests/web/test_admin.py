@@ -99,7 +99,7 @@ async def test_health_tells_of_the_disk_the_queues_and_the_versions(tmp_path: Pa
         token = await operator(daemon)
         while (body := (await said(site.get, f"{ADMIN}/health", token)).body)["state"] != "working":
             assert body["problem"].startswith("behind: ")
-        assert body["problem"] == "" and body["behind"] <= 1
+        assert body["problem"] == "" and body["heights_behind"] <= 1
         assert body["disk"]["used_bytes"] > 0 and 0 < body["disk"]["free_bytes"] <= body["disk"]["total_bytes"]
         assert body["memory_bytes"] > 1 << 20 and body["queues"]["statements_waiting"] == 0
         assert {"module": "curation", "active_version": 1, "known_versions": [1]} in body["versions"]["modules"]
