@@ -36,6 +36,7 @@ RARE = (
     "many-changes",
     "votes-by-looks",
     "commitment-replaced",
+    "annotation-unsigned",
 )
 HUNTS_OF_A_PROCESS = 10  # of the quick ones: a process takes as long to start as three of them
 
