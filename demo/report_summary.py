@@ -52,7 +52,7 @@ def _tuned(rlhf: RlhfResult) -> Iterator[Row]:
         gap += f" of {rlhf.optimum:.4f}, {rlhf.gap_closed:.2%} of the way"
     yield "value", f"{gap} (score {rlhf.score:.4f}, {rlhf.kl:.3f} nats from the reference)"
     if rlhf.distinct_2 is not None:
-        yield "responses", f"{rlhf.tokens:.1f} tokens, distinct-2 {rlhf.distinct_2:.4f} in the last round"
+        yield "responses", f"{rlhf.response_tokens:.1f} tokens, distinct-2 {rlhf.distinct_2:.4f} in the last round"
     if rlhf.pair_accuracy is not None:
         beside = f", by a linear model {rlhf.linear_accuracy:.1%}" if rlhf.linear_accuracy is not None else ""
         yield "held-out preferences", f"foretold {rlhf.pair_accuracy:.1%}{beside}"

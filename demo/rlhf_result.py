@@ -19,7 +19,7 @@ class RlhfResult:
     optimum: float | None = None
     gap_closed: float | None = None  # (value − reference_value) / (optimum − reference_value)
     distinct_2: float | None = None  # of the last round, as its trainers declared it; as the next two
-    tokens: float | None = None  # of a response
+    response_tokens: float | None = None  # of a response
     length_correlation: float | None = None  # with the score
     pair_accuracy: float | None = None
     linear_accuracy: float | None = None

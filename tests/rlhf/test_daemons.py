@@ -143,7 +143,7 @@ async def test_a_trained_model_learns_responses_and_pairs_and_is_tuned_and_who_i
     assert liar.keys() <= {"rollout", *LATE} and liar["rollout"] > 0, "nobody waits for it from the second round on"
     assert_only_lies_are_refused(view, {liar_of(network)})
     assert status == RlhfView("finished", (StageView("ppo", job, "finished", ROUNDS, ROUNDS, view.model_root),))
-    assert (figures.job, figures.round) == (job, ROUNDS - 1) and figures.accepted >= 2 and 1 <= figures.tokens <= 8
+    assert (figures.job, figures.round) == (job, ROUNDS - 1) and figures.accepted >= 2 and 1 <= figures.response_tokens <= 8
     assert 0 < figures.distinct_2 <= 1 and (figures.beta, figures.kl_stop, figures.warning) == (None, None, "")
     assert compared.job == job and compared.round == ROUNDS and compared.reference
 
@@ -360,8 +360,8 @@ async def project_teaches_a_reward_model(network: list[Daemon], folder: Path, pr
     assert {(trace.set, trace.height) for trace in traces} == {
         (status.stages[0].preferences.set, status.stages[0].preferences.height)
     }
-    assert not any(trace.draws for trace in traces if trace.held_out) and not any(trace.unknown for trace in traces)
+    assert not any(trace.draws for trace in traces if trace.held_out) and not any(trace.unknown_rounds for trace in traces)
     assert done.data_origin.startswith(f"decided by annotators (project {project[:16]}, height ")
     preferences = status.stages[0].preferences
     assert preferences is not None and preferences.decided_by_annotators and preferences.project == project
-    assert preferences.height > 0 and preferences.redacted == preferences.agree == preferences.disagree == 0
+    assert preferences.height > 0 and preferences.redacted == preferences.attesting_voters == preferences.dissenting_voters == 0

@@ -120,7 +120,7 @@ def test_a_demo_goes_from_a_text_over_preferences_to_a_policy(tmp_path: Path) ->
     assert f"replay {rejected['liar-2']['replay']} × (re-executing it gave another update)" in told
     assert "│" not in told and "…" not in told, "a pipe gets whole lines, without a frame"
     found = report["rlhf"]
-    assert found.keys() == FIGURES | {"tokens", "length_correlation", "pair_accuracy", "linear_accuracy"}
+    assert found.keys() == FIGURES | {"response_tokens", "length_correlation", "pair_accuracy", "linear_accuracy"}
     assert found["optimum"] is None and found["gap_closed"] is None and found["linear_accuracy"] > 0.5 and found["kl"] > -1
     assert 0 < found["pair_accuracy"] < 1 and found["value"] == pytest.approx(found["score"] - found["beta"] * found["kl"])
     features.register_features()

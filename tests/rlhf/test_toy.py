@@ -29,7 +29,7 @@ from training.replicated.parameter_init import initial_parameters
 from training.transformer import FIRST_TOKEN_VECTOR
 
 FIGURES = {"algorithm", "beta", "rounds", "reference_value", "optimum", "value", "gap_closed", "kl", "score"}
-FIGURES |= {"distinct_2", "tokens", "length_correlation"}  # of the last round
+FIGURES |= {"distinct_2", "response_tokens", "length_correlation"}  # of the last round
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_a_demo_tunes_and_names_who_trained_on_another_reward(tmp_path: Path) ->
     assert {name for name, reasons in rejected.items() if reasons.keys() - LATE} == {"liar-2"}
     assert rejected["liar-2"]["replay"] > 0 and report["accepted"].get("liar-2", 0) == 0
     found = report["rlhf"]
-    assert found.keys() == FIGURES | {"distinct_2", "tokens", "length_correlation", "pair_accuracy", "linear_accuracy"}
+    assert found.keys() == FIGURES | {"distinct_2", "response_tokens", "length_correlation", "pair_accuracy", "linear_accuracy"}
     assert (found["algorithm"], found["beta"], found["rounds"], found["pair_accuracy"]) == ("ppo", 0.1, 2, None)
     assert found["reference_value"] < found["value"] < found["optimum"] and 0 < found["gap_closed"] < 1
 
