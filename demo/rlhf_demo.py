@@ -131,7 +131,8 @@ async def evaluate_policy(demo: Demo, job: str, watched: tuple[PolicyMetricsView
     write_text(demo.folder / SAMPLES, "".join(json.dumps(sample) + "\n" for sample in found["samples"]))
     spec, _, origin = checkpoint.read_checkpoint(demo.folder / POLICY_FILE)
     own: PpoSettings = spec.decoded_settings
-    seen = {name: getattr(watched[-1], name) for name in ("distinct_2", "response_tokens", "length_correlation")} if watched else {}
+    names = ("distinct_2", "response_tokens", "length_correlation")
+    seen = {name: getattr(watched[-1], name) for name in names} if watched else {}
     return RlhfResult(algorithm=own.algorithm.value, beta=beta, rounds=origin.round, **found["figures"], **seen)
 
 
