@@ -54,7 +54,7 @@ demo-sampled: setup
 	$(BIN)/peer demo --audit sampled --attack false-update --seed 1
 
 test: setup
-	@echo "the tests take about 7 minutes on two idle cores, and up to 25 on a busy machine; lint, types and simulations have their own commands"
+	@echo "the tests take about 9 minutes on two idle cores, and up to 25 on a busy machine; lint, types and simulations have their own commands"
 	$(BIN)/python -m tests.run virtual real
 
 test-long: setup

@@ -180,9 +180,12 @@ class _LineProgress:
         for view in closed:
             since = self._seen.setdefault(view.round, trio.current_time())
             may_wait = trio.current_time() < since + MEASURED_SECONDS and not of.is_over
-            if view.round > self._printed and (view.held_out_bits_per_byte is not None or not may_wait):
-                self._show(round_line(view, self._names, has_loss=bool(of.losses)))
-                self._printed = view.round
+            if view.round <= self._printed:
+                continue
+            if view.held_out_bits_per_byte is None and may_wait:
+                break  # later rounds wait with it: lines stand in the order of rounds
+            self._show(round_line(view, self._names, has_loss=bool(of.losses)))
+            self._printed = view.round
         if of.last_event_text != self._told and not of.is_over:
             self._show(of.last_event_text)
         self._told = of.last_event_text

@@ -15,6 +15,8 @@ from protocol.errors import UserError
 from rlhf.data import preference_sets, tokenized_pairs, tokenized_responses
 from rlhf.data.jsonl import InvalidLines
 from rlhf.data.preference_sets import PromptRecord
+from rlhf.data.tokenized_pairs import TokenizedPairs
+from rlhf.data.tokenized_responses import TokenizedResponses
 from rlhf.objectives import job_presets
 from rlhf.objectives.supervised_objectives import INSTRUCT, SupervisedObjective
 from rlhf.record_preparation import TruncationSide, count_stop_texts, prepare_records
@@ -36,6 +38,7 @@ from training.job_spec import JobSpec, complete_fields
 from training.objectives.objective import Objective
 from training.transformer import BYTE_VOCABULARIES
 
+TokenizedSet = TokenizedPairs | TokenizedResponses
 EPOCHS_DEFAULT = 3  # unless it is said how many rounds
 
 
@@ -120,13 +123,13 @@ def tokenize_set(peer: TrainingPeer, spec: JobSpec, records: Sequence[PromptReco
 
 
 def attach_set(
-    peer: TrainingPeer, spec: JobSpec, records: Sequence[PromptRecord], tokens: Any, rounds: int | None, epochs: int
+    peer: TrainingPeer, spec: JobSpec, records: Sequence[PromptRecord], tokens: TokenizedSet, rounds: int | None, epochs: int
 ) -> tuple[JobSpec, corpus.DataManifest]:
     """The job on this set, whose blobs are made, for so many rounds or else epochs."""
     digest = None if spec.tokenizer is None else corpus.tokens_digest(tokens)
     manifest = tokenized_pairs.preference_set_manifest(records, digest, peer.blobs.add_bytes)
     at_once = {"trainers": count_trainers(peer, spec.resolved_objective.role), "steps": spec.local_steps, "batch": spec.batch}
-    rounds = rounds or preference_sets.rounds_for_epochs(epochs, len(tokens.trained), **at_once)
+    rounds = rounds or preference_sets.rounds_for_epochs(epochs, len(tokens.train_split), **at_once)
     return replace(spec, rounds=rounds, data=manifest.digest).validated(), manifest
 
 

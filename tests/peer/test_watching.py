@@ -79,6 +79,19 @@ async def test_a_round_without_a_loss_has_its_line_before_others_are_closed(auto
     assert at <= MEASURED_SECONDS + 0.5
 
 
+class MeasuredLater(Training):
+    """The loss of its first round is known to nobody, while that of the second comes at once."""
+
+    async def rounds(self, last: int) -> tuple[RoundView, ...]:
+        return tuple(round_of(number, 4.0 - number if number else None) for number in range(min(len(self.asked), JOB.rounds)))
+
+
+async def test_a_round_that_waits_for_its_loss_has_its_line_before_later_ones(autojump_clock: trio.testing.MockClock) -> None:
+    shown: list[str] = []
+    await watch_job(MeasuredLater(), "text", NAMES, shown.append, on_screen=False)
+    assert [line.split()[1] for line in shown if line.startswith("round ")] == list("12345")
+
+
 @pytest.mark.parametrize(("width", "height"), [(50, 12), (80, 24), (200, 60)])
 def test_the_picture_fits_and_says_who_is_waited_for(width: int, height: int) -> None:
     rounds = {number: round_of(number, 8.0 - number / 10) for number in range(70)}

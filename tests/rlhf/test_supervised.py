@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +20,8 @@ from protocol import codec
 from protocol.blob_digest import blob_digest
 from protocol.errors import StorageError, UserError
 from protocol.verdicts import Verdict
+from rlhf.api.supervised_jobs import attach_set
+from rlhf.data import tokenized_pairs
 from rlhf.data.preference_sets import PromptRecord
 from rlhf.data.tokenized_responses import InstructionExample, read_examples, response_batch, tokenize_responses
 from rlhf.objectives.response_reader import open_responses
@@ -178,3 +183,20 @@ def test_the_reference_of_a_job_that_starts_from_parameters_is_these(tmp_path: P
     (tmp_path / "start").write_bytes(float32_bytes(values[::-1]))
     with pytest.raises(StorageError, match="does not hold the parameters"):
         WorkerRequestHandler(WorkerContext(BACKEND, lambda: None, 1 << 30)).handle_request(opening)
+
+
+@pytest.mark.parametrize("objective", ["reward", "dpo", "instruct"])
+def test_without_a_number_of_rounds_a_job_goes_over_its_set_so_many_times(objective: str) -> None:
+    spec, pairs = {**OF, "reward": SPEC}[objective], some_pairs()
+    records = (
+        [InstructionExample(pair.id, pair.prompt or "x", pair.first) for pair in pairs] if objective == "instruct" else pairs
+    )
+    members = {bytes([number]) * 32: SimpleNamespace(roles=(spec.resolved_objective.role,)) for number in range(2)}
+    state = SimpleNamespace(members=SimpleNamespace(members=members))
+    peer: Any = SimpleNamespace(state=state, blobs=SimpleNamespace(add_bytes=blob_digest))
+    tokenize = tokenized_pairs.tokenize_pairs if objective == "reward" else tokenize_responses
+    tokens: Any = tokenize(spec, records, ByteTokenizer())
+    made, manifest = attach_set(peer, spec, records, tokens, None, epochs=3)
+    a_round = 2 * spec.local_steps * spec.batch  # records, of two trainers
+    assert made.rounds == math.ceil(3 * len(tokens.train_split) / a_round) and made.data == manifest.digest
+    assert attach_set(peer, spec, records, tokens, 7, epochs=3)[0].rounds == 7
