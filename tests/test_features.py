@@ -50,7 +50,7 @@ from tests.sim.keys import FastVerifier
 from tests.test_docs import sections
 from tests.waiting import patience
 from tests.web.room import Room, said
-from training import engine_implementations, worker_protocol
+from training import engine_implementations, layers, worker_protocol
 from training.data.default_text import default_text
 from training.engines.worker_context import WorkerContext
 from training.formats import gguf, llama_mapping
@@ -618,3 +618,10 @@ def test_a_peer_that_lacks_the_package_counts_for_nothing_that_needs_it(monkeypa
     assert "annotator" in features.roles()["full"].registered_roles
     monkeypatch.setattr("peer.features.find_spec", lambda name: None if name == "aiohttp" else object())
     assert features.roles()["full"].registered_roles == ("rlhf", "trainer")
+
+
+def test_a_layer_of_a_feature_names_the_module_by_which_networks_know_it(feature: None) -> None:
+    """Else peers with the feature would start a job that the others refuse."""
+    unknown = type("Unknown", (layers.LAYERS[0].__class__,), {"name": "unknown", "module": ""})()
+    with pytest.raises(AssertionError, match="no module says that a network knows the layer 'unknown'"):
+        layers.register_layers([unknown])

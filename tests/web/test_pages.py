@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from curation.pages.annotation_pages import PAGES
+from peer.features import FEATURES
 from tests.web.room import Room, said
+from web.web_service import WebService
 
 pytestmark = pytest.mark.real("sockets")
 
@@ -36,3 +41,11 @@ async def test_defence_pages_and_their_files_have_a_policy_and_nothing_inline(tm
                 assert reply.headers["content-security-policy"] == POLICY
                 assert reply.headers["x-content-type-options"] == "nosniff"
                 assert reply.headers["referrer-policy"] == "no-referrer"
+
+
+async def test_a_peer_without_the_package_of_pages_says_so_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    warned: list[str] = []
+    desk: Any = SimpleNamespace(folder=tmp_path, running_features=FEATURES, log_warning=warned.append)
+    await WebService(desk).run()
+    assert warned == ["web pages are not served: the package jinja2 is not installed; the extra `web` has it"]
