@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from functools import partial
 
 import trio
@@ -21,7 +23,6 @@ from peer.runtime.audits.audit_messages import AuditEventLog
 from peer.runtime.audits.audit_scheduler import AuditKey, AuditScheduler, audit_key
 from peer.runtime.audits.audit_volunteer import AuditVolunteer
 from peer.runtime.audits.audited_proposals import RETRY_SECONDS, RETRY_SECONDS_MAX, AuditedProposals
-from peer.runtime.audits.lottery_lock import LotteryLock
 from peer.runtime.audits.withheld_deadlines import WithheldDeadlines, result_before
 from peer.runtime.driver import Driver
 from peer.runtime.transaction_submitter import TransactionSubmitter
@@ -188,3 +189,40 @@ class Auditor:
         said = AuditFinding(due.job, *due.proposal_key, finding, round(1e6 * error), loss)
         kind = "audit/verdict" if due.is_dispute else "audit/report"
         await self._author.submit(kind, said, math.inf)  # rounds take as long as they take
+
+
+class LotteryLock:
+    """A lock. The next holder is drawn by lot, so a liar that shows its buffers late is not always last."""
+
+    def __init__(self) -> None:
+        self._is_held = False
+        self._waiting: dict[trio.Event, Callable[[], bool]] = {}  # by who waits: whether it goes before the others
+
+    @asynccontextmanager
+    async def hold(self, is_first: Callable[[], bool]) -> AsyncIterator[None]:
+        await trio.lowlevel.checkpoint()
+        if self._is_held:
+            await self._draw(is_first)
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _draw(self, is_first: Callable[[], bool]) -> None:
+        self._waiting[drawn := trio.Event()] = is_first
+        try:
+            await drawn.wait()
+        except trio.Cancelled:
+            if self._waiting.pop(drawn, None) is None:  # it was drawn meanwhile
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        """Draws the next holder. The lock stays held until that task runs, so that no other takes it meanwhile."""
+        self._is_held = bool(self._waiting)
+        if self._waiting:
+            first = [event for event, is_first in self._waiting.items() if is_first()]
+            drawn = random.choice(first or list(self._waiting))
+            del self._waiting[drawn]
+            drawn.set()
