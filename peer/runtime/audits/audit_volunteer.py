@@ -8,7 +8,7 @@ from collections.abc import Iterator, Set
 
 from ledger.audits.audit_state import VOLUNTEER_KIND, AuditVolunteering
 from ledger.ledger_state import LedgerState
-from peer.runtime.audits.withheld_deadlines import WithheldDeadlines, result_before
+from peer.runtime.audits.audit_scheduler import WithheldDeadlines, result_before
 from peer.runtime.driver import Driver
 from peer.runtime.rounds.loss_spikes import first_spike, most_suspect_round
 from peer.runtime.transaction_submitter import TransactionSubmitter

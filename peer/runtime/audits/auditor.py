@@ -20,10 +20,9 @@ from ledger.audits.audit_state import AuditDuty, AuditFinding, ProposalKey, audi
 from peer.node.loss_sealer import LossSealer
 from peer.roles.voter import audit_request
 from peer.runtime.audits.audit_messages import AuditEventLog
-from peer.runtime.audits.audit_scheduler import AuditKey, AuditScheduler, audit_key
+from peer.runtime.audits.audit_scheduler import AuditKey, AuditScheduler, WithheldDeadlines, audit_key, result_before
 from peer.runtime.audits.audit_volunteer import AuditVolunteer
 from peer.runtime.audits.audited_proposals import RETRY_SECONDS, RETRY_SECONDS_MAX, AuditedProposals
-from peer.runtime.audits.withheld_deadlines import WithheldDeadlines, result_before
 from peer.runtime.driver import Driver
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError, StorageError
