@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 from ledger.audits.loss_commitments import LossOpening
-from peer.roles import loss_opening_files
+from protocol import codec
 from protocol.errors import MissingBlobError, RemoteProtocolError, UserError
 from protocol.identity import Signed
 from protocol.messages import Proposal
 from protocol.verdicts import OBJECTIVE_CODES_FIRST, ReplayFinding, Verdict
+from storage.disk_blob_store import JOB_BYTES
 from training.job_spec import AuditMode, JobSpec
 from training.round_context import OpenRoundContext, ReplayResult, RoundContext, WorkerClient
 
 if TYPE_CHECKING:
     from training.replicated.error_feedback import FeedbackRecord
     from training.worker_protocol import AuditReply, AuditRequest, DeclarationFiles, ProposeReply, ProposeRequest
+
+
+SUFFIX = ".losses"
+
+log = logging.getLogger("peer")
 
 
 class Voter:
@@ -142,7 +149,7 @@ def store_proposal_files(
     """Takes over what the worker wrote. What audits may ask for stays together, also what the proposal goes on from."""
     blobs, owner = round.blobs, (round.job, round.number)
     if opening is not None:
-        loss_opening_files.save_opening(Path(request.buffer_out).parent, opening)
+        save_opening(Path(request.buffer_out).parent, opening)
     blobs.adopt_file(Path(request.payload_out), proposal.payload, lent=owner)
     if proposal.buffer is not None:
         blobs.mark_temporary(proposal.buffer, owner)
@@ -246,3 +253,36 @@ async def fetch_audit_data(round: RoundContext, digest: bytes, size_max: int, tr
     """A blob that is needed until this round's judging, or its audits, are over."""
     round.blobs.mark_temporary(digest, round.blob_owner)
     await round.fetch(digest, size_max, (trainer,))
+
+
+def save_opening(folder: Path, opening: LossOpening) -> None:
+    opening_path(folder, opening.job, opening.round, opening.trainer).write_bytes(codec.encode(opening))
+
+
+def read_opening(folder: Path, job: bytes, number: int, trainer: bytes) -> LossOpening | None:
+    """None if it is not here whole."""
+    path = opening_path(folder, job, number, trainer)
+    try:
+        found: LossOpening = codec.decode(LossOpening, path.read_bytes())
+        return found
+    except (OSError, RemoteProtocolError) as error:
+        log.warning("%s cannot be opened (%s): what that round earned is lost", path, error)
+        return None
+
+
+def list_opening_files(folder: Path) -> set[Path]:
+    return set(folder.glob(f"*{SUFFIX}"))
+
+
+def delete_files(paths: Iterable[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def opening_path(folder: Path, job: bytes, number: int, trainer: bytes) -> Path:
+    return folder / f"{round_file_prefix(job, number)}{trainer.hex()}{SUFFIX}"
+
+
+def round_file_prefix(job: bytes, number: int) -> str:
+    """Begins the names of all files of a round. A peer that changed its key may have proposed with both keys."""
+    return f"{job[:JOB_BYTES].hex()}-{number}-"

@@ -33,7 +33,7 @@ from ledger.audits.loss_commitments import LossOpening
 from ledger.core.genesis import TRAINER
 from ledger.jobs import StartJob, job_id
 from ledger.ledger_state import LedgerState
-from peer.roles import loss_opening_files
+from peer.roles import voter
 from peer.roles.trainer import Trainer
 from peer.roles.voter import fetch_audit_data
 from peer.runtime.audits import audit_scheduler, auditor
@@ -291,13 +291,13 @@ async def test_losses_that_were_lost_are_not_opened_and_cost_rewards_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with trainers(tmp_path) as made:
-        kept = loss_opening_files.save_opening
+        kept = voter.save_opening
 
         def keep(folder: Path, opening: LossOpening) -> None:
             if folder.parent != made.seats[3].folder:
                 kept(folder, opening)
 
-        monkeypatch.setattr(loss_opening_files, "save_opening", keep)
+        monkeypatch.setattr(voter, "save_opening", keep)
         monkeypatch.setattr(model_store, "AUDIT_RESPONSE_MS", 0)  # or it has half a minute to open them
         job = await made.train(replace(SPEC, rounds=ENDLESS, audit_window=4))
         for seat in made.seats[:3]:
@@ -837,7 +837,7 @@ def parts_of(court: Court, folder: Path) -> tuple[Driver, TransactionSubmitter]:
 
 def kept_losses(folder: Path, key: bytes, number: int) -> LossOpening:
     opening = LossOpening(key, number, PEOPLE[0].public, secret_of(PEOPLE[0].public, number), LOSS)
-    loss_opening_files.save_opening(folder, opening)
+    voter.save_opening(folder, opening)
     return opening
 
 
@@ -882,7 +882,7 @@ async def test_losses_of_a_round_that_opens_while_files_are_deleted_stay(tmp_pat
     audited._driver.blobs = SimpleNamespace(retained_rounds=kept_together, delete_rounds=delete_rounds)
     await audited.delete_expired_files()
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {loss_opening_files.opening_path(tmp_path, court.key, court.job(court.key).round, PEOPLE[0].public).name}
+    assert names == {voter.opening_path(tmp_path, court.key, court.job(court.key).round, PEOPLE[0].public).name}
 
 
 async def test_losses_that_are_still_to_be_opened_stay(tmp_path: Path) -> None:
@@ -893,8 +893,8 @@ async def test_losses_that_are_still_to_be_opened_stay(tmp_path: Path) -> None:
         court.round()
         court.report()
     former = LossOpening(court.key, first, PEOPLE[5].public, bytes(32), LOSS)
-    loss_opening_files.save_opening(tmp_path, former)
-    loss_opening_files.save_opening(tmp_path, replace(former, round=99))
+    voter.save_opening(tmp_path, former)
+    voter.save_opening(tmp_path, replace(former, round=99))
     await AuditedProposals(*parts_of(court, tmp_path)).delete_expired_files()
     assert len(list(tmp_path.iterdir())) == AUDITS.window + 3, "also those of another key in such a round"
 

@@ -14,7 +14,7 @@ import trio
 
 from demo.lying_trainer import Liar
 from ledger.audits.loss_commitments import LossOpening
-from peer.roles import loss_opening_files, text_samples
+from peer.roles import text_samples, voter
 from peer.roles.trainer import Trainer, _JobProgress
 from peer.roles.voter import Voter, audit_request, read_bounded_blob, vouch_verdict
 from protocol.errors import RemoteProtocolError, UserError
@@ -400,7 +400,7 @@ async def test_what_a_closed_round_left_is_deleted_once_the_worker_is_done_with_
     assert len(list((tmp_path / "texts").iterdir())) == 2 + 1 + 3, "buffer, payload and inner state"
     steps.ask = ask  # type: ignore[method-assign]
     await role.propose(world.round)
-    left = {path.name for path in (tmp_path / "texts").iterdir() if path.suffix != loss_opening_files.SUFFIX}
+    left = {path.name for path in (tmp_path / "texts").iterdir() if path.suffix != voter.SUFFIX}
     assert left == {"ab.txt"}
 
 
@@ -438,8 +438,8 @@ async def test_what_a_proposal_commits_to_is_kept_for_audits_and_gone_on_from(
     assert (second.feedback, second.inner_from) == (first.buffer, first.inner)
     assert not keeps or InnerState.load(blobs.path(second.inner or b""), spec).steps == 6
     left = list((tmp_path / "texts").iterdir())
-    assert all(path.suffix == loss_opening_files.SUFFIX for path in left), "nothing is left where the worker wrote"
-    kept = [loss_opening_files.read_opening(tmp_path / "texts", JOB, number, ME.public) for number in (0, 1)]
+    assert all(path.suffix == voter.SUFFIX for path in left), "nothing is left where the worker wrote"
+    kept = [voter.read_opening(tmp_path / "texts", JOB, number, ME.public) for number in (0, 1)]
     made = [LossOpening(JOB, number, ME.public, bytes(32), 0) for number in (0, 1)]
     assert kept == (made if audit is AuditMode.SAMPLED else [None, None])
 

@@ -8,7 +8,7 @@ import math
 import trio
 
 from ledger.audits.audit_state import LOSS_OPENING_KIND, LossOpeningDuty, loss_opening_duties, proposals_to_serve
-from peer.roles import loss_opening_files
+from peer.roles import voter
 from peer.runtime.driver import Driver
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from protocol.errors import FolkmootError, StorageError
@@ -36,12 +36,12 @@ class AuditedProposals:
     async def _open_loss(self, due: LossOpeningDuty) -> None:
         """Tried again, with pauses, while it is due: what is not opened in time costs a reward, and no more."""
         computing, pause = self._driver.round_executor.participant.worker_client, RETRY_SECONDS
-        kept = loss_opening_files.read_opening(computing.text_folder, due.job, due.round, due.trainer) if computing else None
+        kept = voter.read_opening(computing.text_folder, due.job, due.round, due.trainer) if computing else None
         while computing is not None and kept is not None and due in self._opening:
             try:
                 await self._author.submit(LOSS_OPENING_KIND, kept, math.inf)
-                path = loss_opening_files.opening_path(computing.text_folder, due.job, due.round, due.trainer)
-                loss_opening_files.delete_files([path])
+                path = voter.opening_path(computing.text_folder, due.job, due.round, due.trainer)
+                voter.delete_files([path])
                 return
             except StorageError:
                 raise
@@ -59,7 +59,7 @@ class AuditedProposals:
         # What is here is listed before the state is looked at: the files of a round that opens meanwhile stay.
         kept = await trio.to_thread.run_sync(self._driver.blobs.retained_rounds)
         computing = self._driver.round_executor.participant.worker_client
-        sealed = await trio.to_thread.run_sync(loss_opening_files.list_opening_files, computing.text_folder) if computing else ()
+        sealed = await trio.to_thread.run_sync(voter.list_opening_files, computing.text_folder) if computing else ()
         state = self._driver.state
         served, running = proposals_to_serve(self._me, state), state.jobs.unfinished()
         asked = {(proposal.job[:JOB_BYTES], proposal.round) for proposal in served}
@@ -70,6 +70,6 @@ class AuditedProposals:
         if sealed:
             mine = {(due.job, due.round) for due in loss_opening_duties(self._me, state)}
             mine |= {(proposal.job, proposal.round) for proposal in served} | {(key, job.round) for key, job in running.items()}
-            prefixes = tuple(loss_opening_files.round_file_prefix(*place) for place in mine)
+            prefixes = tuple(voter.round_file_prefix(*place) for place in mine)
             unneeded = [path for path in sealed if not path.name.startswith(prefixes)]
-            await trio.to_thread.run_sync(loss_opening_files.delete_files, unneeded)
+            await trio.to_thread.run_sync(voter.delete_files, unneeded)
