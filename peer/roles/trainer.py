@@ -14,12 +14,11 @@ from typing import TypeVar
 
 import trio
 
-from peer.roles import text_samples
 from peer.roles.voter import Voter, propose_request, publish_proposal, read_bounded_blob
 from peer.worker.supervisor import WorkerSupervisor
 from protocol.errors import UserError
 from protocol.limits import DATA_SHARD_BYTES, MESSAGE_BYTES_MAX
-from protocol.sampling import WITHHELD_TEXT
+from protocol.sampling import WITHHELD_TEXT, SamplingOptions
 from storage import durable_files
 from storage.multipart_objects import LIST_SUFFIX
 from training import corpus as data
@@ -39,6 +38,14 @@ log = logging.getLogger("peer")
 EVALUATION_PAUSE_FACTOR = 3.0  # times what the last measurement took, before the next: the worker is there for training first
 OBSERVE_SECONDS_MAX = 3_600.0  # text that nobody has any more is not waited for longer
 WORKER_DEATHS_MAX = 3  # of the worker, by one request
+
+
+SAMPLE_INTERVAL_ROUNDS = 10  # between two of them
+SAMPLES_KEPT = 2
+SAMPLE_PROMPT, SAMPLE_OPTIONS = (
+    "The ",
+    SamplingOptions(max_tokens=120),
+)  # always the same, so that the model alone makes the difference
 
 
 @dataclass
@@ -138,17 +145,17 @@ class Trainer(Voter):
 
     async def _sample(self, round: OpenRoundContext) -> float:
         """Keeps some text of the model where that is due; how many seconds it took."""
-        if not round.spec.has_text or not text_samples.is_sample_due(self.text_folder, round.job, round.number):
+        if not round.spec.has_text or not is_sample_due(self.text_folder, round.job, round.number):
             return 0.0
         began = trio.current_time()
-        asked = worker_protocol.GenerateRequest(round.job, str(round.model_directory), text_samples.PROMPT, text_samples.SAMPLING)
+        asked = worker_protocol.GenerateRequest(round.job, str(round.model_directory), PROMPT, SAMPLING)
         try:
             done = await text_stream.generate_text(self._until_alive, asked)
         except WorkerFailed:
             if round.model_directory.exists():
                 raise
             return 0.0  # pruned meanwhile
-        text_samples.save_sample(self.text_folder, round.job, round.number, WITHHELD_TEXT if done.is_withheld else done.text)
+        save_sample(self.text_folder, round.job, round.number, WITHHELD_TEXT if done.is_withheld else done.text)
         return trio.current_time() - began
 
     async def ask_worker(self, round: RoundContext, request: worker_protocol.WorkerRequest[R]) -> R:
@@ -240,3 +247,33 @@ def _delete(paths: Iterable[Path]) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+def is_sample_due(folder: Path, job: bytes, round: int) -> bool:
+    """Where rounds are skipped, the first one of the next ten is due."""
+    last = _sample_files(folder, job.hex())[-1:]
+    return not last or round // SAMPLE_INTERVAL_ROUNDS > _sample_round(last[0]) // SAMPLE_INTERVAL_ROUNDS
+
+
+def save_sample(folder: Path, job: bytes, round: int, text: str) -> None:
+    part = folder / f"{job.hex()}.part"
+    part.write_bytes(text.encode())
+    part.replace(folder / f"{job.hex()}-{round:08}.sample")
+    for old in _sample_files(folder, job.hex())[:-SAMPLES_KEPT]:
+        old.unlink(missing_ok=True)
+
+
+def saved_samples(folder: Path) -> list[tuple[str, int, str]]:
+    """(job, round, text), the oldest of each job first."""
+    found = []
+    for path in _sample_files(folder, "*"):
+        found.append((path.stem.partition("-")[0], _sample_round(path), path.read_bytes().decode(errors="replace")))
+    return found
+
+
+def _sample_files(folder: Path, job: str) -> list[Path]:
+    return sorted(folder.glob(f"{job}-*.sample"))
+
+
+def _sample_round(path: Path) -> int:
+    return int(path.stem.partition("-")[2])

@@ -14,7 +14,7 @@ import trio
 
 from demo.lying_trainer import Liar
 from ledger.audits.loss_commitments import LossOpening
-from peer.roles import text_samples, voter
+from peer.roles import trainer, voter
 from peer.roles.trainer import Trainer, _JobProgress
 from peer.roles.voter import Voter, audit_request, read_bounded_blob, vouch_verdict
 from protocol.errors import RemoteProtocolError, UserError
@@ -367,14 +367,14 @@ async def test_measuring_leaves_the_worker_to_training_for_most_of_the_time(
     await role.evaluate_model(newest)
     assert len(begun) == 2, "and not again"
     assert stored == [{"bits": 2.5, "evaluation_seconds": 1.0}] * 2, "all figures of a model at once"
-    assert text_samples.saved_samples(role.text_folder) == [(JOB.hex(), number, "The end") for number in (0, 39)]
+    assert trainer.saved_samples(role.text_folder) == [(JOB.hex(), number, "The end") for number in (0, 39)]
 
 
 def test_the_newest_text_of_a_model_is_kept_and_that_of_ten_rounds_before(tmp_path: Path) -> None:
     for number in (0, 4, 9, 13, 19, 20, 21, 34):
-        if text_samples.is_sample_due(tmp_path, JOB, number):
-            text_samples.save_sample(tmp_path, JOB, number, f"round {number}")
-    assert [(number, text) for _, number, text in text_samples.saved_samples(tmp_path)] == [(20, "round 20"), (34, "round 34")]
+        if trainer.is_sample_due(tmp_path, JOB, number):
+            trainer.save_sample(tmp_path, JOB, number, f"round {number}")
+    assert [(number, text) for _, number, text in trainer.saved_samples(tmp_path)] == [(20, "round 20"), (34, "round 34")]
 
 
 async def test_what_a_closed_round_left_is_deleted_once_the_worker_is_done_with_it(world: World, tmp_path: Path) -> None:

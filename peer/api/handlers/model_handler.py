@@ -14,7 +14,7 @@ from peer.api.running_peer import RunningPeer
 from peer.export import model_export
 from peer.export.model_provenance import choose_model, model_from_state
 from peer.export.run_export import export_run, missing_payloads, state_to_export
-from peer.roles import text_samples
+from peer.roles import trainer
 from protocol.api import ModelFilesView, ModelRpc, RunExportView, SampleView, TextPieceView
 from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
@@ -70,7 +70,7 @@ class ModelRpcHandler(ModelRpc):
         computing = self.peer.driver.round_executor.participant.worker_client
         if computing is None:
             return ()
-        kept = await trio.to_thread.run_sync(text_samples.saved_samples, computing.text_folder)
+        kept = await trio.to_thread.run_sync(trainer.saved_samples, computing.text_folder)
         return tuple(SampleView(job, round, text) for job, round, text in kept)
 
     async def export_run(self, path: str) -> RunExportView:
