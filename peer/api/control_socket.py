@@ -26,7 +26,7 @@ import msgpack
 import trio
 
 from features.rpc import RpcMethod
-from peer.api.rpc_methods import rpc_methods
+from peer.api.rpc_handlers import rpc_methods
 from peer.settings.data_directory import DataDirectory, storage_errors
 from protocol import codec
 from protocol.api import PeerApi

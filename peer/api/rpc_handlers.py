@@ -5,13 +5,13 @@ A handler is imported when somebody asks for one of its calls: a voter that nobo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from functools import partial
 from typing import Final, cast
 
 from features.lazy_import import import_object
-from features.rpc import defer_handlers
-from peer.api.rpc_methods import rpc_methods
+from features.rpc import RpcMethod, collect_methods, defer_handlers
 from peer.api.running_peer import RunningPeer
 from peer.features import FEATURES
 from protocol.api import (
@@ -39,6 +39,13 @@ HANDLERS: Final[dict[type, str]] = {
     RowProofRpc: "peer.api.handlers.block_handler:RowProofRpcHandler",
     NetworkRpc: "peer.api.handlers.network_handler:NetworkRpcHandler",
 }
+
+
+def rpc_methods() -> dict[str, RpcMethod]:
+    return _declared(PeerApi, *(import_object(feature.rpc) for feature in FEATURES if feature.rpc))
+
+
+_declared = functools.cache(collect_methods)  # every request to the control socket looks a call up
 
 
 def rpc_handlers() -> Iterator[tuple[type, str]]:

@@ -22,7 +22,7 @@ from ledger.core.genesis import Founder, Genesis
 from ledger.core.module import Refused
 from ledger.ledger_state import EMPTY_BODY, UnsupportedModuleVersion, decode_body, newest_module_versions
 from peer.api import control_socket
-from peer.api.rpc_methods import rpc_methods
+from peer.api.rpc_handlers import rpc_methods
 from peer.features import modules_of, worker_requests
 from peer.settings import config
 from peer.settings.invitation import invitation_text, make_invitation, parse_invitation

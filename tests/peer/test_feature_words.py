@@ -15,8 +15,7 @@ from features.lazy_import import import_object
 from features.rpc import collect_methods, defer_handlers, public_methods
 from peer import cli
 from peer.api import control_socket
-from peer.api.rpc_handlers import rpc_handlers
-from peer.api.rpc_methods import rpc_methods
+from peer.api.rpc_handlers import rpc_handlers, rpc_methods
 from peer.commands import definitions as commands
 from peer.commands.definitions import all_commands
 from peer.commands.prompt_parser import help_text
