@@ -22,7 +22,6 @@ from ledger.jobs import (
 )
 from ledger.ledger_state import LedgerState, decode_body
 from ledger.model_anchors import format_undone_rounds
-from peer.api.machine_time import describe_machine_time
 from peer.api.member_limits import limited_reexecutors, suspended_trainers
 from peer.api.running_peer import RunningPeer
 from protocol import codec
@@ -33,12 +32,13 @@ from protocol.limits import TRAINERS_MAX
 from protocol.messages import Ballot, Vouch
 from protocol.verdicts import Verdict, verdict_label, verdict_label_by_name
 from rounds.round_state import OpenRoundState, is_round_settled
+from rounds.vouch_set import vouches_needed
 from storage.ledger_store import StoredRound
 from training.api.job_builder import LOCAL_DATA, build_example_job, build_job_spec
 from training.data.text_files import TextFileReport
 from training.data.text_files import printable_path as shown_path
 from training.job_disk_space import job_disk_space
-from training.job_spec import JobSpec
+from training.job_spec import AuditMode, JobSpec
 from training.preparation_notes import preparation_notes
 from training.replicated.aggregate import is_plain_mean
 from training.replicated.tensor_layout import layout_of
@@ -46,6 +46,9 @@ from training.replicated.tensor_layout import layout_of
 ROUNDS_SHOWN_MAX = 10_000
 JOBS_WITH_FINDINGS_MAX = 16  # kept for lists of the jobs: those that this peer started last
 VOTES_SHOWN_MAX = 100  # each is read from the block that closed the round
+
+
+BENCHMARK_REFERENCE = "'Equal machine time' in docs/benchmarks.md says what such samples are worth"
 
 
 @dataclass(frozen=True)
@@ -311,3 +314,32 @@ def _origin(spec: JobSpec, state: LedgerState) -> str:
 def _open_audits(audits: JobAudits) -> int:
     reports = [drawn for of in audits.rounds.values() for drawn in of.proposals.values()]
     return sum(len(drawn.pending_auditors) for drawn in reports) + len(audits.disputes)
+
+
+def describe_machine_time(key: bytes, job: Job, spec: JobSpec) -> str:
+    """For people: the share of own steps, and the network's samples beside those of one machine in the same time.
+
+    Empty if one machine trains alone, or without a worker.
+    """
+    trainers = len(job.trainers)
+    if trainers < 2 or not spec.resolved_objective.needs_worker:
+        return ""
+    replays = replays_per_round(key, job, spec)
+    gain = trainers / (1 + replays)
+    spent = f"a machine spends {1 / (1 + replays):.0%} of its computing on its own steps"
+    spent += f" and {replays / (1 + replays):.0%} on re-execution ({replays:.2g} updates a round)" if replays else ""
+    if gain <= 1:
+        return f"{spent}: in the same time, {trainers} machines train on no more samples than one machine alone"
+    more = f"{gain:.1f} times the samples of one, less their waiting"
+    return f"{spent}: in the same time, {trainers} machines train on {more}; {BENCHMARK_REFERENCE}"
+
+
+def replays_per_round(key: bytes, job: Job, spec: JobSpec) -> float:
+    """Updates that a machine with a worker re-executes in a round on average over the job, while nobody lies."""
+    terms = replace(job.round_terms(key), reexecutors=frozenset(job.reexecutors), trainers_to_vouch_for=frozenset(job.trainers))
+    vouched = sum(vouches_needed(terms, trainer) for trainer in job.trainers) / max(1, len(job.reexecutors))
+    if spec.audit is not AuditMode.SAMPLED:
+        return vouched if spec.audit is AuditMode.FULL else 0.0
+    drawn = spec.audit_rate * spec.auditors * len(job.trainers) / max(1, len(job.reexecutors))
+    closing = spec.final_full_audit_rounds / spec.rounds
+    return drawn * (1 - closing) + vouched * closing
