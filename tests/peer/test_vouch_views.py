@@ -10,8 +10,7 @@ import trio
 from demo.demo_report import replays_per_round
 from ledger.audits.audit_state import JobAudits
 from ledger.jobs import JobsState, TrainerRecord, VouchRecord
-from peer.api.handlers.local_peer_handler import describe_own_limits
-from peer.api.member_limits import limited_reexecutors, suspended_trainers
+from peer.api.handlers.local_peer_handler import describe_own_limits, limited_reexecutors, suspended_trainers
 from peer.commands import view_tables
 from peer.roles.voter import Voter
 from peer.runtime.audits.audit_messages import suspension_reason

@@ -22,7 +22,7 @@ from ledger.jobs import (
 )
 from ledger.ledger_state import LedgerState, decode_body
 from ledger.model_anchors import format_undone_rounds
-from peer.api.member_limits import limited_reexecutors, suspended_trainers
+from peer.api.handlers.local_peer_handler import limited_reexecutors, suspended_trainers
 from peer.api.running_peer import RunningPeer
 from protocol import codec
 from protocol.api import JobRpc, JobView, RoundView, RoundVotesView, TrainRequest
