@@ -36,8 +36,7 @@ from peer.roles.voter import Voter
 from peer.runtime.audits.auditor import Auditor
 from peer.runtime.driver import Driver, load_state
 from peer.runtime.membership.liveness_reports import LivenessMonitor
-from peer.runtime.membership.membership import Membership
-from peer.runtime.membership.peer_classifier import PeerClassifier
+from peer.runtime.membership.membership import Membership, PeerClassifier
 from peer.runtime.service_context import ReloadSignal
 from peer.runtime.storage.blob_pinning import BlobPinner
 from peer.runtime.storage.payload_pruner import PayloadPruner

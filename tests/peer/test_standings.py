@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ledger.members import ResignAsVoter, RevokeInvitation, token_preimage
-from peer.runtime.membership.peer_classifier import PeerClassifier
+from peer.runtime.membership.membership import PeerClassifier
 from protocol.errors import RemoteProtocolError
 from protocol.messages import GuestInvitation
 from tests.ledger.world import FAR_MS, PEOPLE, TOKEN, World
