@@ -24,7 +24,7 @@ from peer.runtime.service_context import DriverServiceContext, ReloadSignal
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from peer.settings.config import Config
 from peer.settings.data_directory import DataDirectory
-from peer.settings.invitation_book import InvitationBook
+from peer.settings.invitation import InvitationBook
 from protocol.api import PeerApi
 from protocol.errors import UserError
 from protocol.identity import Identity

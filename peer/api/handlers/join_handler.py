@@ -9,8 +9,7 @@ import trio
 from consensus.light_client import TrustedBlock
 from ledger.members import RevokeInvitation
 from peer.api.running_peer import RunningPeer
-from peer.settings.invitation import DAY_MS, invitation_text, make_invitation
-from peer.settings.invitation_book import IssuedInvitation
+from peer.settings.invitation import DAY_MS, IssuedInvitation, invitation_text, make_invitation
 from protocol.addresses import NO_LISTEN_ADDRESS, check_dialable_address, is_loopback, parse_address
 from protocol.api import INVITATION_DAYS_MAX, InvitationRpc, InvitationView
 from protocol.errors import UserError
