@@ -12,12 +12,13 @@ import gc
 import logging
 import os
 import signal
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -30,7 +31,6 @@ from peer.api.control_socket import serve_control_socket
 from peer.api.rpc_handlers import make_peer_api
 from peer.api.running_peer import RunningPeer
 from peer.daemon.host_addresses import host_addresses, make_optional_services, own_addresses
-from peer.daemon.restart_policy import lacks_descriptors, restart_on_fault
 from peer.features import rules_of
 from peer.roles.voter import Voter
 from peer.runtime.audits.auditor import Auditor
@@ -50,9 +50,10 @@ from peer.settings.data_directory import DataDirectory
 from peer.settings.file_descriptors import connection_limits, descriptor_limit, raise_descriptor_limit
 from peer.settings.invitation import InvitationString, parse_invitation
 from protocol.api import PeerApi
-from protocol.errors import RemoteProtocolError, StorageError, UserError
+from protocol.errors import LostVotesError, RemoteProtocolError, StorageError, UserError
 from protocol.identity import Ed25519Verifier, Signer
 from storage.disk_blob_store import DiskBlobStore
+from storage.durable_files import is_descriptor_shortage
 from storage.ledger_store import LedgerStore
 from training.model_store import JobModelStore
 from training.round_context import RoundParticipant
@@ -62,10 +63,15 @@ if TYPE_CHECKING:
     from peer.runtime.membership.inactivity import InactivityTracker
     from peer.worker.supervisor import WorkerSupervisor
 
+
 log = logging.getLogger("peer")
 
 ALERT_SECONDS = 1.0  # between looks at what the operator should know
 STOP_SECONDS = 5.0  # for the parts to end after they were asked to
+
+
+RETRY_SECONDS: Final = 5.0  # until a task that failed runs again: a full table of descriptors is often a matter of seconds
+SYSTEM_FAULTS: Final = (OSError, StorageError, sqlite3.Error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,3 +319,45 @@ async def _stop_on_signal(
                 os._exit(128 + number)  # asked twice: everything that matters is on disk already
             daemon.stopped.set()
             break
+
+
+async def restart_on_fault(
+    what: str, run: Callable[[], Awaitable[None]], tell: Callable[[str], None], faults: Callable[[Exception], bool] | None = None
+) -> None:
+    """Runs this task, and runs it again after a fault of the system. `tell` gets a line for the operator at the first of several.
+
+    Any other exception is a fault of ours and passes on. `faults` names the faults; without it these are all of `SYSTEM_FAULTS`.
+    """
+    is_endured = faults or _is_of_the_system
+    told = ""
+    while True:
+        try:
+            return await run()
+        except Exception as error:
+            if not is_endured(error):
+                raise
+            reason = _fault_reason(error)
+        if reason != told:
+            tell(f"{what} failed ({reason}) and is tried again every {RETRY_SECONDS:g} s; the peer goes on")
+            told = reason
+        await trio.sleep(RETRY_SECONDS)
+
+
+def lacks_descriptors(error: Exception) -> bool:
+    """True for a shortage of descriptors, or a group of nothing else. A full disk ends a task that agreement needs."""
+    if isinstance(error, ExceptionGroup):
+        return all(map(lacks_descriptors, error.exceptions))
+    return is_descriptor_shortage(error)
+
+
+def _is_of_the_system(error: Exception) -> bool:
+    """True for a fault of the system, or a group of nothing else. Lost votes are more than that."""
+    if isinstance(error, ExceptionGroup):
+        return all(map(_is_of_the_system, error.exceptions))
+    return isinstance(error, SYSTEM_FAULTS) and not isinstance(error, LostVotesError)
+
+
+def _fault_reason(error: Exception) -> str:
+    if isinstance(error, ExceptionGroup):
+        return _fault_reason(error.exceptions[0])
+    return (error.strerror if isinstance(error, OSError) else "") or str(error)

@@ -19,7 +19,7 @@ from curation.tasks.answers import Answer
 from curation.tasks.task_pages import AnnotationTask, PageEntry, TaskPageBlob, page_merkle_root, redact_entry, task_id
 from ledger.jobs import ModelReference
 from peer import features
-from peer.daemon import restart_policy
+from peer.daemon import daemon
 from protocol import codec
 from protocol.errors import MissingBlobError, UserError
 from rlhf.data.preference_sets import PreferencePair, encode_records
@@ -154,7 +154,7 @@ async def test_a_voter_derives_a_set_again_after_a_fault_of_its_disk(
     world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named, desk, told = naming(world, world.pairs(), monkeypatch), Desk(world, tmp_path, world.first), list[str]()
-    monkeypatch.setattr(restart_policy, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(daemon, "RETRY_SECONDS", 0.01)
     keep = desk.add_blob
 
     def fail(data: bytes) -> bytes:
@@ -165,7 +165,7 @@ async def test_a_voter_derives_a_set_again_after_a_fault_of_its_disk(
     part = PreferenceDatasetBuilder(desk)  # type: ignore[arg-type]
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(restart_policy.restart_on_fault, "the part sets", part.run, told.append)
+            nursery.start_soon(daemon.restart_on_fault, "the part sets", part.run, told.append)
             while not desk.said:  # noqa: ASYNC110
                 await trio.sleep(0.01)
             nursery.cancel_scope.cancel()

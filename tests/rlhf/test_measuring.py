@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from peer import features
-from peer.daemon.restart_policy import restart_on_fault
+from peer.daemon.daemon import restart_on_fault
 from protocol.errors import UserError
 from rlhf.api.rlhf_rpc_handler import RlhfRpcHandler
 from rlhf.ledger import tuning_plans
