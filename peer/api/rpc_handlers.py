@@ -8,11 +8,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from functools import partial
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from features.lazy_import import import_object
 from features.rpc import RpcMethod, collect_methods, defer_handlers
-from peer.api.running_peer import RunningPeer
 from peer.features import FEATURES
 from protocol.api import (
     AuditRpc,
@@ -26,6 +25,9 @@ from protocol.api import (
     PeerApi,
     RowProofRpc,
 )
+
+if TYPE_CHECKING:
+    from peer.api.running_peer import RunningPeer
 
 # Protocol -> `module:class` of the handler, as `Feature.rpc_handler`.
 HANDLERS: Final[dict[type, str]] = {

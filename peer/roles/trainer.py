@@ -148,7 +148,7 @@ class Trainer(Voter):
         if not round.spec.has_text or not is_sample_due(self.text_folder, round.job, round.number):
             return 0.0
         began = trio.current_time()
-        asked = worker_protocol.GenerateRequest(round.job, str(round.model_directory), PROMPT, SAMPLING)
+        asked = worker_protocol.GenerateRequest(round.job, str(round.model_directory), SAMPLE_PROMPT, SAMPLE_OPTIONS)
         try:
             done = await text_stream.generate_text(self._until_alive, asked)
         except WorkerFailed:
