@@ -20,7 +20,6 @@ from features.peer_names import PeerNames
 from features.text_tables import Printable
 from peer.commands import view_tables
 from peer.commands.definitions import all_commands
-from peer.commands.line_input import LineInput
 from peer.commands.prompt_parser import option_names, parse_line
 from peer.commands.table_renderer import make_printer
 from protocol.addresses import format_listen_addresses
@@ -323,3 +322,37 @@ async def print_notifications(
             if (shown := chosen.filter_event(event)) is not None:
                 line = view_tables.event_line(shown, await names())
                 show(line.replace("`peer approve ", "`approve "))  # at the prompt it stands alone
+
+
+class LineInput:
+    """Implements `features.commands.UserInput` on standard input."""
+
+    async def read_line(self, prompt: str) -> str | None:
+        if sys.stdin.isatty() and sys.stdout.isatty():
+            print(prompt, end="", flush=True)
+        # A thread waiting for a pipe that never speaks must not hold up the end of the program.
+        line = await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+        return line.rstrip("\n") if line else None
+
+    async def run_interruptible(self, do: Callable[[], Awaitable[None]]) -> None:
+        """Of a person alone: in a script Ctrl-C ends all of it."""
+        if not sys.stdin.isatty():
+            await do()
+            return
+        failed: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            await nursery.start(_cancel_at_interrupt, nursery.cancel_scope)
+            try:
+                await do()
+            except Exception as error:  # raised below, by itself
+                failed = error
+            nursery.cancel_scope.cancel()
+        if failed is not None:
+            raise failed
+
+
+async def _cancel_at_interrupt(scope: trio.CancelScope, *, task_status: trio.TaskStatus[None]) -> None:
+    with trio.open_signal_receiver(signal.SIGINT) as signals:
+        task_status.started()
+        async for _ in signals:
+            scope.cancel()
