@@ -314,8 +314,8 @@ def _console(options: argparse.Namespace) -> int:
     import trio
 
     from peer.commands import console
+    from peer.commands.command_line_parser import parse_line, parse_tokens
     from peer.commands.definitions import all_commands
-    from peer.commands.prompt_parser import parse_line, parse_tokens
     from peer.commands.table_renderer import make_printer
     from peer.settings.data_directory import DataDirectory
 

@@ -19,8 +19,8 @@ from features.commands import CommandContext, UserInput
 from features.peer_names import PeerNames
 from features.text_tables import Printable
 from peer.commands import view_tables
+from peer.commands.command_line_parser import option_names, parse_line
 from peer.commands.definitions import all_commands
-from peer.commands.prompt_parser import option_names, parse_line
 from peer.commands.table_renderer import make_printer
 from protocol.addresses import format_listen_addresses
 from protocol.api import EventView, PeerApi

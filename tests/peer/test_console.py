@@ -20,10 +20,10 @@ from prompt_toolkit.input.base import PipeInput
 from prompt_toolkit.output import DummyOutput
 
 from features.text_tables import TextChunk, Verbatim
-from peer.commands import console, job_fields, prompt_parser
+from peer.commands import command_line_parser, console, job_fields
+from peer.commands.command_line_parser import option_names
 from peer.commands.definitions import all_commands
 from peer.commands.line_editor import CommandCompleter, LineEditor
-from peer.commands.prompt_parser import option_names
 from peer.commands.table_renderer import make_printer
 from protocol.api import AuditsView, ModelFilesView, ModuleView, PeerView, StatusView, TrainRequest
 from protocol.errors import UserError
@@ -37,7 +37,7 @@ WORDS = all_commands()
 
 
 def parse(line: str) -> argparse.Namespace | None:
-    return prompt_parser.parse_line(WORDS, line)
+    return command_line_parser.parse_line(WORDS, line)
 
 
 def request(line: str) -> TrainRequest:

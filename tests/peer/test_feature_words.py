@@ -17,8 +17,8 @@ from peer import cli
 from peer.api import control_socket
 from peer.api.rpc_handlers import rpc_handlers, rpc_methods
 from peer.commands import definitions as commands
+from peer.commands.command_line_parser import help_text
 from peer.commands.definitions import all_commands
-from peer.commands.prompt_parser import help_text
 from peer.commands.shell_completion import SHELLS, completion_script
 from protocol.api import PeerApi
 from protocol.errors import UserError

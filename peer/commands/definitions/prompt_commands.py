@@ -5,7 +5,7 @@ from __future__ import annotations
 from features.command_arguments import Argument
 from features.commands import CommandContext, command
 from features.text_tables import KeyValueTable
-from peer.commands.prompt_parser import help_text
+from peer.commands.command_line_parser import help_text
 from protocol.api import PeerApi
 
 
