@@ -207,7 +207,7 @@ async def _trace(asked: CommandContext[RlhfRpc], pair: str, folder: str, is_json
     if not pair:
         raise UserError("rlhf trace: say PAIR, the id of a task as `tasks export` has it, or the number of a file's line")
     if folder:  # without a peer, and in a process of its own: it checks the whole export
-        run = import_object("peer.commands.module_subprocess:run_module")
+        run = import_object("peer.commands.definitions.model_commands:run_module")
         found = json.loads(
             await run("peer.export.export_query", "rlhf.api.exported_pair_trace:ExportedPairTrace", _absolute(folder), pair)
         )
@@ -239,7 +239,7 @@ async def _score(asked: CommandContext[RlhfRpc]) -> None:
     options = asked.options
     if not options.what or not options.pairs:
         raise UserError("rlhf score: say MODEL, a .safetensors that `export` wrote, and a file of JSONL with preferences")
-    run = import_object("peer.commands.module_subprocess:run_module")
+    run = import_object("peer.commands.definitions.model_commands:run_module")
     files = filter(None, (options.what, options.pairs, options.tokenizer))
     printed: str = await run("rlhf.pytorch.score_pairs", *map(_absolute, files))
     if options.json:

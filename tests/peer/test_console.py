@@ -746,7 +746,7 @@ async def test_evaluate_takes_a_folder_or_writes_a_jobs_model_first(monkeypatch:
             self.asked.append((Path(path).name, job, format))
             return await super().export_model(path, job, format)
 
-    monkeypatch.setattr("peer.commands.module_subprocess.run_module", run)
+    monkeypatch.setattr("peer.commands.definitions.model_commands.run_module", run)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").touch()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+
+import trio
 
 from features.command_arguments import JSON, Argument, parse_integer_in
 from features.commands import CommandContext, command, listing_command
@@ -61,7 +64,6 @@ async def export(asked: CommandContext[PeerApi]) -> None:
     JSON,
 )
 async def evaluate(asked: CommandContext[PeerApi]) -> None:
-    from peer.commands.module_subprocess import run_module  # a process of its own: no daemon imports torch
     from training.formats.huggingface_model import is_model_folder
 
     options = asked.options
@@ -127,3 +129,13 @@ async def model(asked: CommandContext[PeerApi]) -> None:
     )
     if view.newer_round:
         asked.show(describe_final_round(view.round, view.newer_round))
+
+
+async def run_module(module: str, *arguments: str) -> str:
+    """What `python -m MODULE …` prints. `UserError` with the last line of its complaints if it fails."""
+    command = [sys.executable, "-m", module, *arguments]
+    done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+    if done.returncode:
+        told = done.stderr.decode(errors="replace").strip() or f"{module} ended with {done.returncode}"
+        raise UserError(told.splitlines()[-1])
+    return done.stdout.decode()
