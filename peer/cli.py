@@ -344,7 +344,7 @@ def _place_taken(options: argparse.Namespace) -> list[str]:
 
 
 def _join(options: argparse.Namespace) -> Any:
-    from peer.commands.invitation_input import hide_argument, read_invitation
+    from peer.commands.standard_input import hide_argument, read_invitation
 
     hide_argument(options.invite)
     options.invite = read_invitation(options.invite)
