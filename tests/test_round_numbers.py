@@ -16,7 +16,7 @@ SHOWN = {"display_round_number", "format_round_progress"}
 OTHERS = {
     "peer/commands/job_monitor.py: format_seconds(view.seconds)",
     "ledger/jobs.py: job.round",
-    "peer/export/model_card.py: found.round",
+    "peer/export/model_export.py: found.round",
     "peer/export/model_provenance.py: number",
     "training/api/initial_model.py: final",
     "training/api/decided_models.py: number",

@@ -15,8 +15,7 @@ from safetensors.numpy import load_file
 from peer import features
 from peer.export import model_provenance as finding
 from peer.export.export_replay import audit_export
-from peer.export.model_card import TRANSFORMERS, model_card
-from peer.export.model_export import export_model, write_model_files
+from peer.export.model_export import TRANSFORMERS, export_model, model_card, write_model_files
 from peer.export.model_provenance import ExportableModel, model_from_state
 from peer.export.run_export import export_run
 from peer.settings.data_directory import DataDirectory
