@@ -5,15 +5,20 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from consensus.block import Block, block_digest, decode_block
 from consensus.voter_set import CachingVerifier, VoterSet, verify_certificate
+from features.export_query import ExportQuery
+from features.json_output import print_json_result
+from features.lazy_import import import_object
 from ledger.core.genesis import Genesis
 from ledger.ledger_state import StateTransition, decode_body
 from peer.export.run_export import (
@@ -37,7 +42,7 @@ from peer.features import rules_of
 from peer.settings.data_directory import storage_errors
 from protocol import codec
 from protocol.blob_digest import BlobHasher, blob_digest, hash_pieces
-from protocol.errors import FolkmootError, StorageError, UserError
+from protocol.errors import FolkmootError, MissingBlobError, StorageError, UserError
 from protocol.identity import Ed25519Verifier, peer_id
 from protocol.messages import Commit, Decision, Proposal
 from storage.regular_files import open_regular, read_regular
@@ -360,3 +365,31 @@ class _BadFile(FolkmootError):
     def __init__(self, name: str, text: str) -> None:
         super().__init__(text)
         self.name = name
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedSetFiles:
+    folder: Path
+
+    def has_set(self, digest: bytes) -> bool:
+        return (self.folder / set_path(digest)).is_file()
+
+    def read_set(self, digest: bytes, size_max: int) -> bytes:
+        if not self.has_set(digest):
+            raise MissingBlobError(digest.hex())
+        return (self.folder / set_path(digest)).read_bytes()
+
+
+def ask_export(folder: Path, query: ExportQuery) -> Any:
+    """Raises `UserError` as `audit_export` does."""
+    audit_export(folder, seen=query.observe_block)
+    return query.answer(ExportedSetFiles(folder))
+
+
+def main() -> int:
+    query, folder, *arguments = sys.argv[1:]
+    return print_json_result(lambda: ask_export(Path(folder), import_object(query)(*arguments)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -19,7 +19,7 @@ from training.job_spec import JobSpec
 
 @dataclass
 class ExportedPairTrace:
-    """A question to an export (`peer.export.export_query`)."""
+    """A question to an export (`peer.export.export_replay`)."""
 
     pair: str
     jobs: dict[bytes, TracedJob] = field(default_factory=dict)

@@ -22,7 +22,7 @@ from curation.demo.simulated_annotators import ServingPeerClient, SimulatedAnnot
 from curation.rpc import ImportRequest
 from curation.tasks.task_pages import task_id
 from ledger.core.genesis import Founder, Genesis
-from peer.export.export_query import ask_export
+from peer.export.export_replay import ask_export
 from peer.features import founding_modules, roles
 from peer.settings.data_directory import DataDirectory
 from protocol import codec
