@@ -16,8 +16,8 @@ from ledger.core.genesis import Genesis
 from peer import features
 from peer.api import control_socket
 from peer.doctor import data_directory_checks, http_endpoints, machine, optional_services
-from peer.doctor.clock import check_clock, clock_offset
 from peer.doctor.findings import DoctorFinding, fault, fault_of_error, ok, warning
+from peer.doctor.machine import check_clock, clock_offset
 from peer.doctor.reachability_checks import (
     check_advertised_addresses,
     check_free_port,

@@ -17,7 +17,7 @@ import pytest
 import trio
 
 from peer import features
-from peer.doctor import clock, data_directory_checks, dial_check, http_endpoints, machine, optional_services, reachability_checks
+from peer.doctor import data_directory_checks, dial_check, http_endpoints, machine, optional_services, reachability_checks
 from peer.doctor.doctor import _of_status, examine_peer
 from peer.doctor.findings import EXIT_STATUS, DoctorFinding, FindingLevel, gravest_level, ok, warning
 from peer.settings.config import load_settings
@@ -74,7 +74,7 @@ def test_each_cause_of_an_alert_has_advice() -> None:
 
 @pytest.mark.real("sockets")
 async def test_a_peer_that_could_start_has_no_fault(directory: DataDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "is_clock_synchronized", lambda: True)
+    monkeypatch.setattr(machine, "is_clock_synchronized", lambda: True)
     monkeypatch.setattr(machine, "available_bytes", lambda: (1 << 40, "machine"))
     found = [finding for finding in await looked(directory) if finding.check not in ("disk", "files")]  # as this machine is
     assert {finding.check for finding in found} == {"version", "data", "key", "peer", "port", "peers", "clock", "memory"}
@@ -409,9 +409,9 @@ def test_a_package_that_the_role_needs_is_named(monkeypatch: pytest.MonkeyPatch)
 def test_a_wrong_clock_is_named(
     ahead: float | None, last_seconds: float | None, kept: bool | None, level: FindingLevel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clock, "is_clock_synchronized", lambda: kept)
+    monkeypatch.setattr(machine, "is_clock_synchronized", lambda: kept)
     last_ms = None if last_seconds is None else int(1_000 * (time.time() + last_seconds))
-    found = clock.check_clock(ahead, last_ms, 0)
+    found = machine.check_clock(ahead, last_ms, 0)
     assert found.level == level and bool(found.advice) == (level != FindingLevel.OK)
 
 
@@ -428,6 +428,6 @@ async def test_the_clock_is_compared_with_the_other_leaders_of_decisions_that_th
             leader = leaders[height % len(leaders)]
             return replace(BLOCK, height=height, proposer=leader, time_ms=1_000 * height + wrong.get(leader, 0))
 
-    assert await clock.clock_offset(Api(), ME) == pytest.approx(3.04)  # type: ignore[arg-type]
+    assert await machine.clock_offset(Api(), ME) == pytest.approx(3.04)  # type: ignore[arg-type]
     leaders[:] = [ME]
-    assert await clock.clock_offset(Api(), ME) is None  # type: ignore[arg-type]
+    assert await machine.clock_offset(Api(), ME) is None  # type: ignore[arg-type]
