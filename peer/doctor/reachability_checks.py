@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import secrets
+import socket
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import trio
 
 from features.text_tables import pluralize
-from peer.doctor.dial_check import DialResult, dial_peer
 from peer.doctor.findings import DoctorFinding, fault, ok, warning
 from protocol.addresses import format_address, format_listen_error, parse_address
-from protocol.errors import UserError
-from protocol.identity import parse_peer_id, short_id
+from protocol.errors import RemoteProtocolError, UserError
+from protocol.identity import Identity, parse_peer_id, short_id
 from transport.discovery.reachability import ReachabilityState
+from transport.wire.framing import Message
+from transport.wire.noise import KeyPair
+from transport.wire.noise_session import NoiseSession, PeerAuthenticated
 
 DIALS_MAX: Final = 16  # addresses that are dialed, the named ones first: the book holds 64
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # by wildcard
+
+
+DIAL_SECONDS_MAX: Final = 5.0  # for connection and handshake together: slower links are no use to a vote either
+READ_BYTES: Final = 4_096  # a handshake has a tenth of that
+
+FIREWALL_ADVICE = "let its operator start it, and open that port in firewalls and routers on the way"
+NETWORK_ADVICE = "this machine has no way there: look at its network, its routes and its firewall"
+BUSY_PEER_ADVICE = "that peer may be full, or have banned this machine: wait a minute"
+ADVICE = {  # by reason of the handshake
+    "not-folkmoot": "something else than a peer has that port: correct the address",
+    "wrong-version": "one of the two programs is too old: update it",
+    "wrong-chain": "that peer belongs to another network: correct the address, or take an invitation of yours",
+    "wrong-peer": "the peer there has another key: ask its operator for the present one",
+}
 
 
 async def check_free_port(check: str, address: str, setting: str) -> DoctorFinding:
@@ -139,3 +159,53 @@ def dial_candidates(bootstrap: Iterable[str], remembered: Iterable[str]) -> tupl
     for text in (*bootstrap, *remembered):
         places.setdefault(text.rpartition("@")[2], text)
     return tuple(places.values())
+
+
+@dataclass(frozen=True, slots=True)
+class DialResult:
+    address: str
+    peer: bytes | None  # whoever proved its key there
+    why: str = ""  # nobody did
+    advice: str = ""
+
+
+async def dial_peer(address: str, chain_id: bytes, expected: bytes | None = None) -> DialResult:
+    """Who answers at HOST:PORT in this network. `expected`: anybody else counts as nobody."""
+    host, port = parse_address(address)
+    try:
+        with trio.fail_after(DIAL_SECONDS_MAX):
+            async with await trio.open_tcp_stream(host, port) as stream:
+                return DialResult(address, await _shaken(stream, chain_id, expected))
+    except trio.TooSlowError:
+        return DialResult(address, None, f"no answer within {DIAL_SECONDS_MAX:g} s", FIREWALL_ADVICE)
+    except RemoteProtocolError as error:
+        return DialResult(address, None, error.detail or error.reason, ADVICE.get(error.reason, FIREWALL_ADVICE))
+    except (trio.BrokenResourceError, trio.ClosedResourceError):
+        return DialResult(address, None, "the connection was closed", BUSY_PEER_ADVICE)
+    except (OSError, ValueError) as error:
+        return DialResult(address, None, *_of_error(error))
+
+
+async def _shaken(stream: trio.SocketStream, chain_id: bytes, expected: bytes | None) -> bytes:
+    static, ephemeral = (KeyPair.from_private(secrets.token_bytes(32)) for _ in range(2))
+    me = Identity.generate()
+    session = NoiseSession(me, chain_id, initiator=True, static=static, ephemeral=ephemeral, expected=expected)
+    events: list[PeerAuthenticated | Message] = []
+    while not events:
+        await stream.send_all(session.data_to_send())
+        if not (data := await stream.receive_some(READ_BYTES)):
+            raise trio.BrokenResourceError("closed by the peer")
+        events = session.receive(data)
+    await stream.send_all(session.data_to_send())  # the proof of our key: without it the peer would tell of a broken handshake
+    assert isinstance(events[0], PeerAuthenticated)
+    return events[0].peer
+
+
+def _of_error(error: OSError | ValueError) -> tuple[str, str]:
+    """Trio tries all addresses of a name and hangs their errors behind its own."""
+    if isinstance(error, (socket.gaierror, ValueError)):
+        return "no such name", "correct the address, or mend this machine's name service"
+    group = error.__cause__.exceptions if isinstance(error.__cause__, BaseExceptionGroup) else (error,)
+    numbers = {cause.errno for cause in group if isinstance(cause, OSError) and cause.errno}
+    told = ", ".join(sorted(os.strerror(number).lower() for number in numbers)) or str(error)
+    return told, FIREWALL_ADVICE if errno.ECONNREFUSED in numbers else NETWORK_ADVICE
