@@ -15,7 +15,7 @@ from features.text_tables import Column, TextTable, pluralize
 from ledger.core.genesis import Genesis
 from peer import features
 from peer.api import control_socket
-from peer.doctor import data_directory_checks, http_endpoints, machine, optional_services
+from peer.doctor import data_directory_checks, machine, optional_services
 from peer.doctor.findings import DoctorFinding, fault, fault_of_error, ok, warning
 from peer.doctor.machine import check_clock, clock_offset
 from peer.doctor.reachability_checks import (
@@ -113,7 +113,7 @@ async def _of_stopped(
     ports = [
         *(listens or [DIALS_ONLY]),
         *await optional_services.check_stopped_services(config),
-        *await http_endpoints.check_free_ports(config, role),
+        *await optional_services.check_free_ports(config, role),
     ]
     if genesis is None:
         return ports
@@ -149,7 +149,7 @@ async def _of_running(
     return [
         *own,
         *optional_services.check_running_services(status.optional_services),
-        *await http_endpoints.check_served_endpoints(
+        *await optional_services.check_served_endpoints(
             config, features.roles()[status.role], directory.path / "services", status.peer
         ),
         *await check_other_peers(

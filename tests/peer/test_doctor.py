@@ -17,7 +17,7 @@ import pytest
 import trio
 
 from peer import features
-from peer.doctor import data_directory_checks, http_endpoints, machine, optional_services, reachability_checks
+from peer.doctor import data_directory_checks, machine, optional_services, reachability_checks
 from peer.doctor.doctor import _of_status, examine_peer
 from peer.doctor.findings import EXIT_STATUS, DoctorFinding, FindingLevel, gravest_level, ok, warning
 from peer.settings.config import load_settings
@@ -226,7 +226,7 @@ async def test_a_running_peer_that_does_not_answer_is_named(directory: DataDirec
         assert len(listening) == 2 and f"listens on {', '.join(listening)} (others are told {nobody})" in daemon.log
         (directory.path / "services" / "metrics" / "address").write_text(nobody)
         monkeypatch.undo()
-        for module, name in ((http_endpoints, "HTTP_SECONDS_MAX"), (reachability_checks, "DIAL_SECONDS_MAX")):
+        for module, name in ((optional_services, "HTTP_SECONDS_MAX"), (reachability_checks, "DIAL_SECONDS_MAX")):
             monkeypatch.setattr(module, name, 0.1)
         assert "not this peer answers" in fault_of("metrics", await looked(directory)).text
         other.close()
