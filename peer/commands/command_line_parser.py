@@ -1,4 +1,4 @@
-"""argparse whose complaints are `UserError`s: one line that names the value and the way out."""
+"""argparse whose complaints are `UserError`s: one line that names the value and the way out. Of the shell and of the prompt."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from features.commands import Command
 from features.nearest_names import suggest_nearest
 from peer.settings.config import ResolvedSettings, load_settings, setting_names
 from protocol.errors import UserError
+
+if TYPE_CHECKING:
+    from features.commands import Command
 
 
 class CommandLineParser(argparse.ArgumentParser):

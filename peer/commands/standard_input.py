@@ -1,4 +1,7 @@
-"""Standard input in the place of a file: `-`. The command reads it, since the daemon's own standard input is another."""
+"""Standard input in the place of a file: `-`. The command reads it, since the daemon's own standard input is another.
+
+The invitation of `peer join` comes from there, or from an argument, a file, or the environment.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from peer.settings.data_directory import storage_errors
-from peer.settings.invitation import INVITATION_BYTES_MAX
 from protocol.errors import UserError
 from storage.regular_files import open_regular
 
@@ -28,10 +30,9 @@ FILE_ARGUMENTS = {
     "rlhf": (("preferences", "blocklist"), ".txt"),
 }
 
-
+# Everybody on a machine can read the arguments of a process, and only its user the environment.
 INVITATION_VARIABLE = "PEER_INVITATION"
 FILE_PREFIX = "@"  # before the name of a file, as curl and argparse have it
-TEXT_BYTES_MAX = 2 * INVITATION_BYTES_MAX  # base64, and line breaks of a mail program
 
 
 def read_chunks(seconds: float = SECONDS_MAX) -> Iterator[bytes]:
@@ -92,30 +93,27 @@ def hide_argument(secret: str) -> None:
 
 def read_invitation(said: str) -> str:
     """The text of an invitation. Raises `UserError`. No child of this process inherits the variable."""
+    from peer.settings.invitation import INVITATION_BYTES_MAX  # loads the ledger, which no other command here needs
+
     from_environment = os.environ.pop(INVITATION_VARIABLE, "")
+    size_max = 2 * INVITATION_BYTES_MAX  # base64, and line breaks of a mail program
     if said == STANDARD_INPUT:
-        return _from_standard_input()
-    if said.startswith(FILE_PREFIX):
-        with open_regular(os.path.expanduser(said.removeprefix(FILE_PREFIX))) as stream:
-            return _text(stream.read(TEXT_BYTES_MAX + 1), said.removeprefix(FILE_PREFIX))
-    if not (text := said or from_environment):
+        found, origin = b"", "standard input"
+        for piece in read_chunks():
+            found += piece
+            if len(found) > size_max or (sys.stdin.isatty() and found.endswith(b"\n")):
+                break
+    elif said.startswith(FILE_PREFIX):
+        origin = said.removeprefix(FILE_PREFIX)
+        with open_regular(os.path.expanduser(origin)) as stream:
+            found = stream.read(size_max + 1)
+    elif text := said or from_environment:
+        return text
+    else:
         way = f"@FILE, - for standard input, or the variable {INVITATION_VARIABLE}"
         raise UserError(f"join: give the string that `peer invite` printed, {way}")
-    return text
-
-
-def _from_standard_input() -> str:
-    found = b""
-    for piece in read_chunks():
-        found += piece
-        if len(found) > TEXT_BYTES_MAX or (sys.stdin.isatty() and found.endswith(b"\n")):
-            break
-    return _text(found, "standard input")
-
-
-def _text(data: bytes, origin: str) -> str:
-    if len(data) > TEXT_BYTES_MAX:
-        raise UserError(f"{origin} has more than {TEXT_BYTES_MAX} bytes, which is no invitation")
-    if not data.strip():
+    if len(found) > size_max:
+        raise UserError(f"{origin} has more than {size_max} bytes, which is no invitation")
+    if not found.strip():
         raise UserError(f"{origin} is empty: `peer invite` prints an invitation")
-    return data.decode(errors="replace")
+    return found.decode(errors="replace")

@@ -69,7 +69,6 @@ log = logging.getLogger("peer")
 ALERT_SECONDS = 1.0  # between looks at what the operator should know
 STOP_SECONDS = 5.0  # for the parts to end after they were asked to
 
-
 RETRY_SECONDS: Final = 5.0  # until a task that failed runs again: a full table of descriptors is often a matter of seconds
 SYSTEM_FAULTS: Final = (OSError, StorageError, sqlite3.Error)
 

@@ -32,7 +32,6 @@ INODES_MIN = 10_000  # a blob is a file; a round leaves a dozen
 CLOCK_UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 TIMEX_BYTES = 512  # struct timex has 208; the kernel writes no more than that
 
-
 EVENTS_READ: Final = 500  # the last ones; decisions are among them
 BLOCKS_READ: Final = 32  # of the last decisions: each voter's turn to lead comes, in most networks
 CLOCK_ADVICE = "set it by the network's time (timedatectl set-ntp true, or chrony), then start the peer again"

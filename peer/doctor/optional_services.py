@@ -26,7 +26,6 @@ ADVICE: Final = {
     "mdns": "name a peer with --bootstrap, or free UDP port 5353 for multicast on this machine",
 }
 
-
 HTTP_SECONDS_MAX: Final = 5.0  # as long as a peer waits for its monitor
 ANSWER_BYTES_MAX: Final = 1 << 20  # a network of 10,000 members gives some kilobytes
 

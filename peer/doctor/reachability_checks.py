@@ -25,7 +25,6 @@ from transport.wire.noise_session import NoiseSession, PeerAuthenticated
 DIALS_MAX: Final = 16  # addresses that are dialed, the named ones first: the book holds 64
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # by wildcard
 
-
 DIAL_SECONDS_MAX: Final = 5.0  # for connection and handshake together: slower links are no use to a vote either
 READ_BYTES: Final = 4_096  # a handshake has a tenth of that
 

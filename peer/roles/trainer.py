@@ -34,11 +34,9 @@ from training.worker_protocol import WorkerDied, WorkerFailed
 R = TypeVar("R")
 log = logging.getLogger("peer")
 
-
 EVALUATION_PAUSE_FACTOR = 3.0  # times what the last measurement took, before the next: the worker is there for training first
 OBSERVE_SECONDS_MAX = 3_600.0  # text that nobody has any more is not waited for longer
 WORKER_DEATHS_MAX = 3  # of the worker, by one request
-
 
 SAMPLE_INTERVAL_ROUNDS = 10  # between two of them
 SAMPLES_KEPT = 2

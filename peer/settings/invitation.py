@@ -28,7 +28,6 @@ INVITATION_PREFIX = "folkmoot1:"
 DAY_MS = 86_400_000
 INVITATION_BYTES_MAX = 64 << 10  # an invitation into a network of 200 founders is about 20 kB
 
-
 INVITATIONS_KEPT = 1_024  # the newest: more than one voter's share of the members of all but the smallest networks
 OPEN_STATUS = "open"
 

@@ -47,7 +47,6 @@ ROUNDS_SHOWN_MAX = 10_000
 JOBS_WITH_FINDINGS_MAX = 16  # kept for lists of the jobs: those that this peer started last
 VOTES_SHOWN_MAX = 100  # each is read from the block that closed the round
 
-
 BENCHMARK_REFERENCE = "'Equal machine time' in docs/benchmarks.md says what such samples are worth"
 
 

@@ -9,8 +9,6 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import trio
-
 from features.command_arguments import JSON, Argument, parse_integer_in
 from features.commands import CommandContext, command, listing_command
 from features.text_tables import Verbatim
@@ -132,7 +130,9 @@ async def model(asked: CommandContext[PeerApi]) -> None:
 
 
 async def run_module(module: str, *arguments: str) -> str:
-    """What `python -m MODULE …` prints. `UserError` with the last line of its complaints if it fails."""
+    """What `python -m MODULE …` prints: no daemon imports torch, and at the prompt commands run in the daemon. `UserError` with the last line of its complaints if it fails."""
+    import trio
+
     command = [sys.executable, "-m", module, *arguments]
     done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
     if done.returncode:

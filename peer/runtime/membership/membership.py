@@ -33,7 +33,6 @@ from transport.quotas.peer_class import PeerClass
 JOIN_RETRY_SECONDS = 1.0  # a newcomer looks this often whether somebody is there to hand its admission to; blocks may not come
 NOT_DECIDED = "its admission is not decided yet"
 
-
 GUESTS_MAX = 64  # at once; the first of them is a stranger again
 
 
