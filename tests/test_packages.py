@@ -50,7 +50,7 @@ PLANTED = {
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ledger.ledger_state import State",
     ),
     "a clock in what is decided": ("ledger/audits/sortition.py", "import time"),
-    "torch in the daemon": ("peer/runtime/telemetry/block_events.py", "import torch"),
+    "torch in the daemon": ("peer/runtime/telemetry/node_observer.py", "import torch"),
     "a second event loop": ("curation/service/http_routes.py", "import asyncio"),
     "handlers in what is decided": ("curation/estimation/online_dawid_skene.py", "import aiohttp"),
     "training in what people say": ("curation/estimation/online_dawid_skene.py", "from training.job_spec import JobSpec"),

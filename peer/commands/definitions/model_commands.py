@@ -130,7 +130,10 @@ async def model(asked: CommandContext[PeerApi]) -> None:
 
 
 async def run_module(module: str, *arguments: str) -> str:
-    """What `python -m MODULE …` prints: no daemon imports torch, and at the prompt commands run in the daemon. `UserError` with the last line of its complaints if it fails."""
+    """What `python -m MODULE …` prints. `UserError` with the last line of its complaints if it fails.
+
+    No daemon imports torch, and at the prompt commands run in the daemon.
+    """
     import trio
 
     command = [sys.executable, "-m", module, *arguments]
