@@ -32,7 +32,8 @@ from peer.runtime.signature_preverifier import LARGE_BYTES, SignaturePreverifier
 from peer.runtime.sync.block_server import BlockServer
 from peer.runtime.sync.state_sync import StateSync, first_divergent_height, is_snapshot_message
 from peer.runtime.telemetry.event_log import EventLog
-from peer.runtime.telemetry.node_observer import NodeObserver, fork_text, key_rotations
+from peer.runtime.telemetry.health import fork_text
+from peer.runtime.telemetry.node_observer import NodeObserver, key_rotations
 from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.identity import Signer, short_id

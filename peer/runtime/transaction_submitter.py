@@ -25,7 +25,7 @@ from ledger.ledger_state import decode_body
 from ledger.members import RegisterRoles
 from peer.node.open_rounds import RoundEffects
 from peer.runtime.driver import Driver
-from peer.runtime.telemetry.node_observer import duplicate_identity_text
+from peer.runtime.telemetry.health import duplicate_identity_text
 from protocol import codec
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Signed, Signer, sign_message

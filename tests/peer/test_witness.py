@@ -11,7 +11,8 @@ from consensus.effects import StoredBlock
 from consensus.evidence import Evidence
 from ledger.members import Member
 from peer.runtime.telemetry.event_log import EventLog
-from peer.runtime.telemetry.node_observer import NodeObserver, fork_text, why_halted, why_waiting
+from peer.runtime.telemetry.health import fork_text, why_halted, why_waiting
+from peer.runtime.telemetry.node_observer import NodeObserver
 from protocol.identity import short_id, sign_message
 from protocol.messages import Ballot, Commit, CutOff, Judgement, Proposal, Timeout, Vouch
 from protocol.verdicts import Verdict

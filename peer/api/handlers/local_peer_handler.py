@@ -26,8 +26,7 @@ from peer.api.process_memory import child_processes, process_memory_mb
 from peer.api.running_peer import RunningPeer
 from peer.runtime.audits.audit_messages import suspension_reason
 from peer.runtime.membership.membership import NOT_DECIDED
-from peer.runtime.telemetry.health import heights_behind, peer_state, why_stalled
-from peer.runtime.telemetry.node_observer import fork_text, why_halted, why_waiting
+from peer.runtime.telemetry.health import fork_text, heights_behind, peer_state, why_halted, why_stalled, why_waiting
 from protocol.api import (
     AlertView,
     DeviceView,

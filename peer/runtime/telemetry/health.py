@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 
+from consensus.pbft.replica import Replica
 from consensus.voter_set import VoterSet
+from ledger.members import Member
 from peer.node.node import Node
 from protocol.api import PeerState
 from protocol.units import display_round_number
 
+COMPARE_PEERS = "people have to compare their peers: see 'When peers do not hold the same state' in the guide"
+COMPARE_BLOCKS = "compare the blocks of that height with people you trust, over another way"
 STALLED_SECONDS = 30.0  # about six views fail meanwhile: a leader or two that died, or a busy machine, take less
 BEHIND_MIN = 4  # heights: one that is being applied, and two whose votes are on their way, are normal
 BEHIND_SECONDS = 10.0  # fewer heights count too if nothing was decided here for so long
 
 
-# How `peer.runtime.telemetry.node_observer.why_halted` begins.
+# How `why_halted` begins.
 HALT_STATES = {
     "EXPELLED": PeerState.EXPELLED,
     "HALTED": PeerState.HALTED,
@@ -76,3 +80,48 @@ def _open_rounds(node: Node, links: Set[bytes], now: float) -> Iterator[str]:
             yield f"waiting for the ballots of {which}: {len(book.ballots)} of {terms.quorum} needed are here"
         elif not book.proposals and not terms.trainers & (links | {node.me}) and now >= book.opened_at + STALLED_SECONDS:
             yield f"waiting for a trainer of {which}: none of {len(terms.trainers)} is here"
+
+
+def why_halted(replica: Replica, member: Member | None, membership_problem: str = "", unknown: str = "") -> str:
+    """Why a peer, which is this member, signs nothing, or nothing that counts; empty if it works."""
+    if member is not None and member.expelled is not None:
+        return f"EXPELLED at height {member.expelled}: the chain holds two statements of this key that exclude each other"
+    if replica.divergence is not None:
+        return f"HALTED: {replica.divergence}; the certified state is being restored"
+    if replica.duplicate_identity_reason is not None:
+        return f"HALTED: {duplicate_identity_text(replica.duplicate_identity_reason)}"
+    if replica.is_outdated:
+        return f"HALTED: {unknown}"
+    if replica.state_root_split is not None:
+        return f"HALTED: {replica.state_root_split}; {COMPARE_PEERS}"
+    if replica.height < replica.no_votes_below:
+        return vote_lockout_text(replica.no_votes_below)
+    return f"not a member: {membership_problem}" if member is None and membership_problem else ""
+
+
+def fork_text(replica: Replica) -> str:
+    """Why people must look at the network although this peer works; empty if they need not."""
+    return f"DISPUTED: {replica.fork_proof}; {COMPARE_BLOCKS}" if replica.fork_proof is not None else ""
+
+
+def why_waiting(node: Node, links: Set[bytes]) -> str:
+    """The voters for which a peer that could sign waits; empty if for none."""
+    voters = VoterSet(node.state.members.voters)
+    here = len((links | {node.me}) & set(voters.keys))
+    if node.replica.is_voter and here < voters.quorum:
+        return f"waiting for a quorum: {here} of {len(voters)} voters are here, {voters.quorum} are needed"
+    is_working = node.state.height + 1 >= node.replica.height and not why_halted(node.replica, None)
+    if is_working and not node.may_sign_round_messages:
+        return f"waiting for a quorum: {voters.quorum} voters must first say what they heard this peer sign"
+    return ""
+
+
+def duplicate_identity_text(what: str) -> str:
+    return (
+        f"another machine has this peer's key (it {what}): is a copy of this data directory running? This peer signs nothing "
+        "more. Stop one of the two for good, then start the other again"
+    )
+
+
+def vote_lockout_text(below: int) -> str:
+    return f"silent until height {below}: signatures of ours are missing from this disk (was it restored from a backup?)"

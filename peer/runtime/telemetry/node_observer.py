@@ -7,19 +7,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 
 from consensus.effects import DecidedBlock, StepEffects, StoredBlock
 from consensus.evidence import Evidence
-from consensus.pbft.replica import Replica
-from consensus.voter_set import VoterSet
 from features.feature import EventLine
 from features.peer_names import NAMED_MARK, SHORT_ID_LENGTH, PeerNames
 from ledger.core.deterministic_failures import ModuleFailure
 from ledger.jobs import NO_PROGRESS_ROUNDS, ClosedRound, Job, JobPhase
 from ledger.ledger_state import LedgerState
-from ledger.members import Member, MembersState, RotateKey
+from ledger.members import MembersState, RotateKey
 from ledger.model_anchors import format_undone_rounds
 from peer import features
 from peer.node.future_messages import RoundKey, RoundMessage
-from peer.node.node import Node, RoundEnded
+from peer.node.node import RoundEnded
 from peer.runtime.telemetry.event_log import EventLog
+from peer.runtime.telemetry.health import COMPARE_PEERS, duplicate_identity_text, vote_lockout_text
 from peer.runtime.telemetry.risk_warnings import (
     NO_AUDITS_WITHOUT_TOLERANCE_RISK,
     SAMPLED_AUDITS_RISK,
@@ -33,8 +32,6 @@ from protocol.units import display_round_number
 from protocol.verdicts import DIVERGING, Verdict, verdict_label
 from training.job_spec import AuditMode, JobSpec
 
-COMPARE_PEERS = "people have to compare their peers: see 'When peers do not hold the same state' in the guide"
-COMPARE_BLOCKS = "compare the blocks of that height with people you trust, over another way"
 REPORT_IT = "this is a bug, met by every peer alike: report it with this line"
 FAILURES_REPORTED_MAX = 64  # remembered, so that each is told once
 DECISION_TIMES_KEPT = 10_000  # for percentiles
@@ -291,51 +288,6 @@ def key_rotations(transactions: Iterable[Signed]) -> Iterator[tuple[bytes, bytes
         transaction = codec.decode_message(signed.body, (Transaction,))
         if transaction.kind == "member/rotate":
             yield signed.signer, codec.decode(RotateKey, transaction.content).new_key
-
-
-def why_halted(replica: Replica, member: Member | None, membership_problem: str = "", unknown: str = "") -> str:
-    """Why a peer, which is this member, signs nothing, or nothing that counts; empty if it works."""
-    if member is not None and member.expelled is not None:
-        return f"EXPELLED at height {member.expelled}: the chain holds two statements of this key that exclude each other"
-    if replica.divergence is not None:
-        return f"HALTED: {replica.divergence}; the certified state is being restored"
-    if replica.duplicate_identity_reason is not None:
-        return f"HALTED: {duplicate_identity_text(replica.duplicate_identity_reason)}"
-    if replica.is_outdated:
-        return f"HALTED: {unknown}"
-    if replica.state_root_split is not None:
-        return f"HALTED: {replica.state_root_split}; {COMPARE_PEERS}"
-    if replica.height < replica.no_votes_below:
-        return vote_lockout_text(replica.no_votes_below)
-    return f"not a member: {membership_problem}" if member is None and membership_problem else ""
-
-
-def fork_text(replica: Replica) -> str:
-    """Why people must look at the network although this peer works; empty if they need not."""
-    return f"DISPUTED: {replica.fork_proof}; {COMPARE_BLOCKS}" if replica.fork_proof is not None else ""
-
-
-def why_waiting(node: Node, links: Set[bytes]) -> str:
-    """The voters for which a peer that could sign waits; empty if for none."""
-    voters = VoterSet(node.state.members.voters)
-    here = len((links | {node.me}) & set(voters.keys))
-    if node.replica.is_voter and here < voters.quorum:
-        return f"waiting for a quorum: {here} of {len(voters)} voters are here, {voters.quorum} are needed"
-    is_working = node.state.height + 1 >= node.replica.height and not why_halted(node.replica, None)
-    if is_working and not node.may_sign_round_messages:
-        return f"waiting for a quorum: {voters.quorum} voters must first say what they heard this peer sign"
-    return ""
-
-
-def duplicate_identity_text(what: str) -> str:
-    return (
-        f"another machine has this peer's key (it {what}): is a copy of this data directory running? This peer signs nothing "
-        "more. Stop one of the two for good, then start the other again"
-    )
-
-
-def vote_lockout_text(below: int) -> str:
-    return f"silent until height {below}: signatures of ours are missing from this disk (was it restored from a backup?)"
 
 
 def _refused(trainer: bytes, reason: str) -> str:
