@@ -18,13 +18,12 @@ from peer import features
 from peer.node.future_messages import RoundKey, RoundMessage
 from peer.node.node import RoundEnded
 from peer.runtime.telemetry.event_log import EventLog
-from peer.runtime.telemetry.health import COMPARE_PEERS, duplicate_identity_text, vote_lockout_text
+from peer.runtime.telemetry.health import COMPARE_PEERS, StragglerDetector, duplicate_identity_text, vote_lockout_text
 from peer.runtime.telemetry.risk_warnings import (
     NO_AUDITS_WITHOUT_TOLERANCE_RISK,
     SAMPLED_AUDITS_RISK,
     SAMPLED_AUDITS_WITHOUT_TOLERANCE_RISK,
 )
-from peer.runtime.telemetry.straggler import StragglerDetector
 from protocol import codec
 from protocol.identity import Signed, peer_id, short_id
 from protocol.messages import Ballot, CutOff, Judgement, Proposal, Transaction, Vouch
