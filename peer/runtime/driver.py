@@ -28,12 +28,11 @@ from ledger.snapshots.snapshot_assembly import RestoredSnapshot
 from peer.node.node import AppliedBlock, Node, NodeInput, RoundChange, RoundEnded, StepAction
 from peer.node.open_rounds import OpenRounds, RoundEffects, RoundTimings
 from peer.runtime.rounds.round_executor import RoundExecutor
-from peer.runtime.signature_preverifier import LARGE_BYTES, SignaturePreverifier
-from peer.runtime.sync.block_server import BlockServer
 from peer.runtime.sync.state_sync import StateSync, first_divergent_height, is_snapshot_message
 from peer.runtime.telemetry.event_log import EventLog
 from peer.runtime.telemetry.health import fork_text
 from peer.runtime.telemetry.node_observer import NodeObserver, key_rotations
+from peer.runtime.work_queues import LARGE_BYTES, BlockServer, SignaturePreverifier
 from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.identity import Signer, short_id

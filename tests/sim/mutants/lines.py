@@ -24,7 +24,7 @@ from peer.roles import voter
 from peer.runtime.driver import Driver
 from peer.runtime.membership.inactivity import InactivityTracker
 from peer.runtime.membership.liveness_reports import LivenessMonitor
-from peer.runtime.sync.block_server import BlockServer
+from peer.runtime.work_queues import BlockServer
 from rounds import round_state, vouch_set
 from rounds.vouch_set import VouchSet
 from rounds.vouch_state import VouchState
