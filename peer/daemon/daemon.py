@@ -34,13 +34,11 @@ from peer.daemon.host_addresses import host_addresses, make_optional_services, o
 from peer.features import rules_of
 from peer.roles.voter import Voter
 from peer.runtime.audits.auditor import Auditor
+from peer.runtime.blob_retention import BlobPinner, PayloadPruner, StartModelAttester
 from peer.runtime.driver import Driver, load_state
 from peer.runtime.membership.liveness_reports import LivenessMonitor
 from peer.runtime.membership.membership import Membership, PeerClassifier
 from peer.runtime.service_context import ReloadSignal
-from peer.runtime.storage.blob_pinning import BlobPinner
-from peer.runtime.storage.payload_pruner import PayloadPruner
-from peer.runtime.storage.start_model_availability import StartModelAttester
 from peer.runtime.telemetry.event_log import EventLog
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from peer.runtime.upgrade_events import UpgradeReporter

@@ -27,8 +27,8 @@ from ledger.ledger_state import FAILURES_KEPT, CurrentState, LedgerRules, Ledger
 from ledger.snapshots.snapshot_assembly import RestoredSnapshot
 from peer.node.node import AppliedBlock, Node, NodeInput, RoundChange, RoundEnded, StepAction
 from peer.node.open_rounds import OpenRounds, RoundEffects, RoundTimings
-from peer.runtime.rounds.round_executor import RoundExecutor
-from peer.runtime.sync.state_sync import StateSync, first_divergent_height, is_snapshot_message
+from peer.runtime.round_executor import RoundExecutor
+from peer.runtime.state_sync import StateSync, first_divergent_height, is_snapshot_message
 from peer.runtime.telemetry.event_log import EventLog
 from peer.runtime.telemetry.health import fork_text
 from peer.runtime.telemetry.node_observer import NodeObserver, key_rotations

@@ -20,10 +20,10 @@ from peer.api.running_peer import RunningPeer
 from peer.features import rules_of
 from peer.roles.voter import Voter
 from peer.runtime.audits.auditor import Auditor
+from peer.runtime.blob_retention import StartModelAttester
 from peer.runtime.driver import Driver, load_state
 from peer.runtime.membership.liveness_reports import LivenessMonitor
 from peer.runtime.membership.membership import Membership
-from peer.runtime.storage.start_model_availability import StartModelAttester
 from peer.runtime.telemetry.event_log import EventLog
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from peer.settings.config import Config

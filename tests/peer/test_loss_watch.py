@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import pytest
 
 from ledger.jobs import RUNNING_MAX
-from peer.runtime.rounds.loss_spikes import (
+from peer.runtime.loss_spikes import (
     CHANCE_MAX,
     KNOWN_MIN,
     LOOKBACK_ROUNDS,

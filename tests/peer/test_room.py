@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from peer.runtime import disk_space
+from peer.runtime import disk_space, round_executor
 from peer.runtime.disk_space import RESERVED_BYTES, ROUNDS_AHEAD, DiskSpaceMonitor
-from peer.runtime.rounds import round_executor
 from tests.peer.chain import LANGUAGE, Chain
 from tests.peer.test_workshop import Busy, shop_of
 from training.job_disk_space import ROUNDS_MIN, job_disk_space

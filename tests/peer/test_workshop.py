@@ -15,7 +15,7 @@ import trio
 import trio.testing
 
 from peer.node.open_rounds import OpenRounds, RoundEffects
-from peer.runtime.rounds.round_executor import RoundExecutor, _figure
+from peer.runtime.round_executor import RoundExecutor, _figure
 from peer.runtime.telemetry.event_log import EventLog
 from protocol import codec
 from protocol.identity import Identity, Signed, sign_message

@@ -24,7 +24,7 @@ from ledger.core.module import BlobReplacement
 from peer import cli
 from peer.daemon.daemon import Daemon
 from peer.runtime import transaction_submitter as authors
-from peer.runtime.storage.blob_pinning import BlobPinner
+from peer.runtime.blob_retention import BlobPinner
 from tests.peer.processes import peer
 from tests.transport.helpers import until
 from tests.web.client import Person, Site

@@ -10,7 +10,7 @@ from ledger.audits.audit_state import VOLUNTEER_KIND, AuditVolunteering
 from ledger.ledger_state import LedgerState
 from peer.runtime.audits.audit_scheduler import WithheldDeadlines, result_before
 from peer.runtime.driver import Driver
-from peer.runtime.rounds.loss_spikes import first_spike, most_suspect_round
+from peer.runtime.loss_spikes import first_spike, most_suspect_round
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from protocol.errors import FolkmootError, StorageError
 from protocol.units import display_round_number

@@ -15,9 +15,9 @@ from ledger.jobs import Job, JobPhase
 from ledger.ledger_state import CurrentState
 from peer.node.future_messages import RoundKey
 from peer.node.open_rounds import OpenRounds, RoundEffects
+from peer.runtime.audit_backpressure import AuditBackpressure
 from peer.runtime.disk_space import CHECK_SECONDS, DiskSpaceMonitor
-from peer.runtime.rounds.audit_backpressure import AuditBackpressure
-from peer.runtime.rounds.loss_spikes import LossHistory
+from peer.runtime.loss_spikes import LossHistory
 from peer.runtime.telemetry.event_log import EventLog
 from peer.settings.data_directory import storage_errors
 from protocol import codec

@@ -21,24 +21,34 @@ round names them, too:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from functools import cache
 
 import trio
 
-from ledger.jobs import Job, JobPhase
+from ledger.core.module import BlobReplacement
+from ledger.jobs import AttestStartModel, Job, JobPhase, QueuedJob, StopJob
 from ledger.ledger_state import LedgerState, decode_body
 from ledger.snapshots.snapshot_server import SNAPSHOT_HEIGHTS, SNAPSHOT_LAG_HEIGHTS, SNAPSHOTS_MAX
 from peer.runtime.driver import Driver
+from peer.runtime.transaction_submitter import TransactionSubmitter
 from protocol import codec
+from protocol.errors import MissingBlobError, UserError
 from protocol.messages import Proposal
-from training.job_disk_space import ROUNDS_MIN, job_disk_space
+from training.job_disk_space import ROUNDS_MIN, job_disk_space, require_disk_space
 from training.job_spec import ANCHOR_ROUNDS_MAX, JobSpec
 
 FORGOTTEN_JOB_HEIGHTS = 256  # as many as rounds that stay in any case: a height closes one of each job at most
 
 assert min(ROUNDS_MIN, FORGOTTEN_JOB_HEIGHTS) > 2 * (SNAPSHOT_LAG_HEIGHTS + SNAPSHOTS_MAX * SNAPSHOT_HEIGHTS) > ANCHOR_ROUNDS_MAX
+
+FETCHES_MAX = 8  # blobs that are fetched side by side: what rounds wait for goes on beside them
+
+log = logging.getLogger("peer")
+
+RETRY_SECONDS = 5.0  # after a statement was not decided, or there was no room
 
 
 @dataclass
@@ -144,3 +154,119 @@ def first_kept_round(key: bytes, job: Job, state: LedgerState, bytes_max: int) -
     audited = (*audits.rounds, *(of.round for of in audits.disputes)) if audits else ()
     needed = min((job.round, *audited)) - spec.suspension_rounds - 1
     return max(0, min(needed, job.round - job_disk_space(spec, len(job.trainers), trains=False).rounds_kept(bytes_max)))
+
+
+@dataclass
+class BlobPinner:
+    driver: Driver
+    _places: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(FETCHES_MAX))
+
+    async def run(self) -> None:
+        """After every block, fetches what the state names since then, and replaces what it replaces."""
+        wanted = set[bytes]()  # that are here, or on their way
+        seen: dict[str, object] = {}
+        replaced: dict[str, int] = {}
+        async with trio.open_nursery() as nursery:
+            while True:
+                applied = self.driver.block_applied
+                for name, blobs in self.driver.rules.pinned_blobs(self.driver.state, seen):
+                    for digest in blobs.keys() - wanted:
+                        wanted.add(digest)
+                        nursery.start_soon(self._pin_blob, name, digest, blobs[digest])
+                for replacement in self.driver.rules.replaced_blobs(self.driver.state, replaced):
+                    await self._replace(replacement)
+                await applied.wait()
+
+    async def _pin_blob(self, module: str, digest: bytes, size_max: int) -> None:
+        async with self._places:
+            if self.driver.blobs.size(digest) is None:
+                log.debug("%s names the blob %s, which is fetched", module, digest.hex()[:16])
+            await self.driver.network.fetch_blob(digest, size_max, ())
+            self.driver.blobs.pin_blob(digest)
+
+    async def _replace(self, replaced: BlobReplacement) -> None:
+        blobs = self.driver.blobs
+        try:
+            old = await trio.to_thread.run_sync(blobs.read_blob, replaced.old, replaced.size_max)
+            made = await trio.to_thread.run_sync(replaced.make, old)
+        except MissingBlobError:  # as at most peers
+            return
+        if made is not None:
+            await trio.to_thread.run_sync(blobs.add_bytes, made)
+            await trio.to_thread.run_sync(blobs.delete_blob, replaced.old)
+
+
+class StartModelAttester:
+    """What is due follows from the applied state and what this process has looked at."""
+
+    def __init__(self, driver: Driver, author: TransactionSubmitter) -> None:
+        self._driver, self._author = driver, author
+        self._begun: set[bytes] = set()
+
+    async def run(self) -> None:
+        self._begun.clear()  # a fault of the system may have ended the last run
+        async with trio.open_nursery() as nursery:
+            while True:
+                applied = self._driver.block_applied
+                for key, waiting in self._due().items():
+                    if key not in self._begun:
+                        self._begun.add(key)
+                        nursery.start_soon(self._attest, key, JobSpec.decode(waiting.spec))
+                await applied.wait()
+
+    def _due(self) -> dict[bytes, QueuedJob]:
+        state, me = self._driver.state, self._driver.signer.public
+        if me not in state.members.voters:
+            return {}
+        return {
+            waiting.job: waiting
+            for waiting in state.jobs.queue
+            if me not in (*waiting.start_model_holders, *waiting.stop_requests)
+            and self._driver.host.terms_of_spec(waiting.spec).start is not None
+        }
+
+    async def _attest(self, key: bytes, spec: JobSpec) -> None:
+        """Until it is decided that this voter has said something of the job, or the job waits no more."""
+        from training import parameter_blob
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._cancelled_when_over, key, nursery.cancel_scope)
+            await self._fetched(spec)
+            assert spec.initial_model is not None
+            size = self._driver.blobs.size(spec.initial_model) or 0
+            problem = await trio.to_thread.run_sync(parameter_blob.blob_problem, spec, size, self._driver.blobs.read_range)
+            if problem is not None:
+                text = f"job {spec.name!r} cannot start, and this voter wants it to end: {problem}"
+                self._driver.events.add("warning", text, job=key)
+            while key in self._due():
+                try:
+                    await self._author.submit(
+                        *(("job/attest-start-model", AttestStartModel(key)) if problem is None else ("job/stop", StopJob(key)))
+                    )
+                except UserError as error:
+                    self._driver.events.add_detail("warning", f"what job {spec.name!r} starts from: {error}", job=key)
+                    await trio.sleep(RETRY_SECONDS)
+        self._begun.discard(key)
+
+    async def _cancelled_when_over(self, key: bytes, scope: trio.CancelScope) -> None:
+        while key in self._due():
+            await self._driver.block_applied.wait()
+        scope.cancel()
+
+    async def _fetched(self, spec: JobSpec) -> None:
+        """From whoever has it, as soon as this disk has room for it."""
+        from training import parameter_blob
+
+        assert spec.initial_model is not None
+        size, told = parameter_blob.blob_bytes(spec), False
+        while True:
+            try:
+                require_disk_space(self._driver.store.path.parent, size, "first model")
+                break
+            except UserError as error:
+                if not told:
+                    self._driver.events.add("warning", f"job {spec.name!r} waits for this voter: {error}")
+                told = True
+                await trio.sleep(RETRY_SECONDS)
+        await self._driver.network.fetch_blob(spec.initial_model, size, ())
+        self._driver.blobs.pin_blob(spec.initial_model)
