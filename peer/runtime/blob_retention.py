@@ -1,23 +1,4 @@
-"""Deletes payloads of old rounds, of proposals that were refused and of forgotten jobs: weeks of training must not fill the disk.
-
-Of each job the payloads stay that fit into `payloads_gb`, and in any case those that a peer may still need, also where an older
-round names them, too:
-
-| what needs a payload                                  | of which rounds                                             |
-| models that were not durable when the machine stopped | the last `ANCHOR_ROUNDS_MAX`                                |
-| peers that were away and take blocks, not a snapshot  | as many as heights that they lack, and that pass meanwhile  |
-| what trainers said before, and who re-executes them   | `suspension_rounds` before those that may still be audited  |
-
-`peer export` needs all of them. Where it lacks some it fetches them from peers that keep more, with `payloads_gb` 0 all.
-
-| a payload                  | goes                       | nobody needs it then, because                                      |
-|----------------------------|----------------------------|--------------------------------------------------------------------|
-| of a refused proposal      | when the round is closed,  | no block names it: none that is applied again, audited, disputed,  |
-|                            | or the job is over         | or proven by a snapshot                                            |
-| of a job that the ledger   | FORGOTTEN_HEIGHTS after    | the ledger forgets no job that audits, or other jobs, go on from;  |
-| has forgotten              | its last round, but where  | who is behind by so much takes a snapshot, which has no such job   |
-|                            | `payloads_gb` is 0         |                                                                    |
-"""
+"""Blobs that stay, and blobs that go: those that modules name, models that jobs start from, payloads of old rounds."""
 
 from __future__ import annotations
 
@@ -53,7 +34,26 @@ RETRY_SECONDS = 5.0  # after a statement was not decided, or there was no room
 
 @dataclass
 class PayloadPruner:
-    """`run` it once, beside the driver."""
+    """Deletes payloads of old rounds, of refused proposals and of forgotten jobs: weeks of training must not fill the disk.
+
+    Of each job the payloads stay that fit into `payloads_gb`, and in any case those that a peer may still need, also where an
+    older round names them, too:
+
+    | what needs a payload                                  | of which rounds                                             |
+    | models that were not durable when the machine stopped | the last `ANCHOR_ROUNDS_MAX`                                |
+    | peers that were away and take blocks, not a snapshot  | as many as heights that they lack, and that pass meanwhile  |
+    | what trainers said before, and who re-executes them   | `suspension_rounds` before those that may still be audited  |
+
+    `peer export` needs all of them. Where it lacks some it fetches them from peers that keep more, with `payloads_gb` 0 all.
+
+    | a payload                  | goes                       | nobody needs it then, because                                    |
+    |----------------------------|----------------------------|------------------------------------------------------------------|
+    | of a refused proposal      | when the round is closed,  | no block names it: none that is applied again, audited, disputed,|
+    |                            | or the job is over         | or proven by a snapshot                                          |
+    | of a job that the ledger   | FORGOTTEN_HEIGHTS after    | the ledger forgets no job that audits, or other jobs, go on from;|
+    | has forgotten              | its last round, but where  | who is behind by so much takes a snapshot, which has no such job |
+    |                            | `payloads_gb` is 0         |                                                                  |
+    """
 
     driver: Driver
     _lately: dict[tuple[bytes, int], Sequence[bytes]] = field(default_factory=dict)  # what the last rounds of jobs have accepted
@@ -158,6 +158,11 @@ def first_kept_round(key: bytes, job: Job, state: LedgerState, bytes_max: int) -
 
 @dataclass
 class BlobPinner:
+    """Keeps the blobs that the modules of the network name (`Module.pinned_blobs`): every peer has them, so none is lost.
+
+    Blobs that were replaced (`Module.replaced_blobs`) go wherever they are.
+    """
+
     driver: Driver
     _places: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(FETCHES_MAX))
 
@@ -197,7 +202,9 @@ class BlobPinner:
 
 
 class StartModelAttester:
-    """What is due follows from the applied state and what this process has looked at."""
+    """Fetches and checks the models that jobs in the line start from, and says that this voter holds them: a job starts when a
+    quorum does. What is due follows from the applied state and what this process has looked at.
+    """
 
     def __init__(self, driver: Driver, author: TransactionSubmitter) -> None:
         self._driver, self._author = driver, author

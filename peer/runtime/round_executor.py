@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Protocol
@@ -11,13 +11,12 @@ from typing import Protocol
 import trio
 
 from ledger.audits.loss_commitments import LossOpening
-from ledger.jobs import Job, JobPhase
+from ledger.jobs import RUNNING_MAX, Job, JobPhase
 from ledger.ledger_state import CurrentState
 from peer.node.future_messages import RoundKey
 from peer.node.open_rounds import OpenRounds, RoundEffects
 from peer.runtime.audit_backpressure import AuditBackpressure
 from peer.runtime.disk_space import CHECK_SECONDS, DiskSpaceMonitor
-from peer.runtime.loss_spikes import LossHistory
 from peer.runtime.telemetry.event_log import EventLog
 from peer.settings.data_directory import storage_errors
 from protocol import codec
@@ -33,6 +32,8 @@ from training.job_spec import JobSpec
 from training.model_store import JobModelStore
 from training.round_context import EVALUATION_SECONDS, REPLAYS, TRAINING_NATS, OpenRoundContext, RoundParticipant
 from transport.network import Network
+
+LOSS_ROUNDS_KEPT = 64  # more than a rollback undoes, and the rounds before
 
 _OnProposal = Callable[[RoundKey, OpenRoundContext, Signed, Proposal], Awaitable[None]]
 
@@ -259,6 +260,25 @@ class RoundExecutor:
 
         await self._guarded(what, judge, opened)
         return verdict
+
+
+class LossHistory:
+    """This trainer's last losses in each job. Every trainer sees a lie that undoes much of what was learned, drawn or not."""
+
+    def __init__(self) -> None:
+        self._jobs: OrderedDict[bytes, dict[int, float]] = OrderedDict()
+
+    def record_loss(self, job: bytes, number: int, loss: float) -> None:
+        """`loss` of this trainer in that round; infinite if it is no number."""
+        losses = self._jobs.pop(job, {}) | {number: loss}
+        self._jobs[job] = dict(sorted(losses.items())[-LOSS_ROUNDS_KEPT:])
+        while len(self._jobs) > RUNNING_MAX:
+            self._jobs.popitem(last=False)
+
+    def losses(self, job: bytes, undone: Iterable[tuple[int, int]]) -> dict[int, float]:
+        """By round, but for those that are undone. `undone`: first and last of each line of rounds."""
+        known, lines = self._jobs.get(job, {}), list(undone)
+        return {of: loss for of, loss in known.items() if not any(first <= of <= last for first, last in lines)}
 
 
 def _figure(name: str, value: float, number: int, unit: str) -> str:

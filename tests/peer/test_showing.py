@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import trio
-from peer.runtime.rounds import audit_backpressure as showing_module
 
+from peer.runtime import audit_backpressure as showing_module
 from peer.runtime.audit_backpressure import (
     GRACE_SECONDS,
     QUEUED_BYTES,
