@@ -13,9 +13,8 @@ from consensus.evidence import Evidence
 from ledger.audits.loss_commitments import LossOpening
 from ledger.jobs import Job, JobPhase
 from ledger.ledger_state import LedgerState
-from peer.node.audit_nonces import AuditNonces
+from peer.node.audit_secrets import AuditSecrets
 from peer.node.future_messages import ROUND_MESSAGES, FutureRoundMessages, RoundKey, RoundMessage
-from peer.node.loss_sealer import LossSealer
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Signer, sign_message
@@ -104,7 +103,7 @@ class OpenRounds:
         self.is_silent = False  # nothing is signed: this peer may have forgotten what it signed before
         self.muted: frozenset[RoundKey] = frozenset()  # rounds in which this peer says nothing more
         self._to_publish: dict[RoundKey, Proposal] = {}
-        self._nonces, self._sealing = AuditNonces(signer, chain_id), LossSealer(signer, chain_id)
+        self.secrets = AuditSecrets(signer, chain_id)
 
     # Opening and closing
 
@@ -121,8 +120,7 @@ class OpenRounds:
         for key, _ in before - now | renewed:
             self._sought.pop(key, None)
         self._finished = state.jobs.jobs.keys() - state.jobs.unfinished().keys()
-        self._nonces.update_state(state)
-        self._sealing.update_state(state)
+        self.secrets.update_state(state)
         self.measured.retain_jobs(running)
         self._early.drop_old_messages(state)
         self.muted &= now
@@ -331,10 +329,6 @@ class OpenRounds:
 
     # Messages out
 
-    def make_loss_opening(self, job: bytes, number: int, loss: int) -> LossOpening:
-        """What our proposal of that round may commit to. `losses` are of its inner steps, in millionths."""
-        return self._sealing.make_opening(job, number, loss)
-
     def publish_proposal(self, proposal: Proposal, now: float, opening: LossOpening | None = None) -> RoundEffects:
         """Signs our proposal for an open round as soon as we may. Nothing if the round is over or we have proposed.
 
@@ -343,7 +337,7 @@ class OpenRounds:
         book = self.books.get(proposal.job)
         if book is None or book.terms.round != proposal.round:
             return RoundEffects()
-        self._to_publish[proposal.job, proposal.round] = self._sealing.with_commitment(proposal, opening)
+        self._to_publish[proposal.job, proposal.round] = self.secrets.with_commitment(proposal, opening)
         return self._publish(book, now)
 
     def _publish(self, book: OpenRoundState, now: float) -> RoundEffects:
@@ -367,7 +361,7 @@ class OpenRounds:
                 effects.merge(self._sign_message(book, vouch, now))
             ballot = book.make_ballot_if_due(now)
             if ballot is not None:
-                effects.merge(self._sign_message(book, self._nonces.with_nonce(ballot), now))
+                effects.merge(self._sign_message(book, self.secrets.with_nonce(ballot), now))
             cut_off = book.make_cut_off_if_due(now)
             if cut_off is not None:
                 effects.merge(self._sign_message(book, cut_off, now))

@@ -149,7 +149,7 @@ class RoundExecutor:
             blobs=self._blobs,
             fetch=self._network.fetch_blob,
             wait_to_propose=ready,
-            make_loss_opening=partial(self._rounds.make_loss_opening, *key),
+            make_loss_opening=partial(self._rounds.secrets.make_opening, *key),
             publish_proposal=publish,
             record_replay_start=begin,
             record_metrics=measured,

@@ -9,7 +9,7 @@ import pytest
 
 from ledger.audits.audit_state import LOSS_OPENING_KIND
 from ledger.audits.loss_commitments import commit_loss, is_valid_opening, is_wrong_loss, unseal_loss
-from peer.node.loss_sealer import LossSealer
+from peer.node.audit_secrets import AuditSecrets
 from peer.node.open_rounds import OpenRounds
 from peer.roles import voter
 from protocol.identity import Signed, sign_message
@@ -19,8 +19,8 @@ from tests.ledger.world import AUDITS, BY_KEY, LOSS, NEW, PEOPLE, UNAUDITED
 from tests.sim.keys import FastSigner
 
 
-def sealing_of(court: Court, person: FastSigner) -> LossSealer:
-    sealing = LossSealer(person, court.chain)
+def sealing_of(court: Court, person: FastSigner) -> AuditSecrets:
+    sealing = AuditSecrets(person, court.chain)
     sealing.update_state(court.state)
     return sealing
 

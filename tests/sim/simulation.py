@@ -449,7 +449,7 @@ class Peer:
         node = self.node
         assert node is not None
         place = proposal.job, proposal.round
-        opening = node.rounds.make_loss_opening(*place, self.author.auditor.own_loss(*place, self.key))
+        opening = node.rounds.secrets.make_opening(*place, self.author.auditor.own_loss(*place, self.key))
         self.give(StepAction(lambda: node.rounds.publish_proposal(proposal, self.now(), opening)))
 
     def _judge_later(self, key: RoundKey, trainer: bytes, proposal: Proposal) -> None:

@@ -17,7 +17,7 @@ from functools import partial
 import trio
 
 from ledger.audits.audit_state import AuditDuty, AuditFinding, ProposalKey, audit_duties
-from peer.node.loss_sealer import LossSealer
+from peer.node.audit_secrets import AuditSecrets
 from peer.roles.voter import audit_request
 from peer.runtime.audits.audit_messages import AuditEventLog
 from peer.runtime.audits.audit_scheduler import AuditKey, AuditScheduler, WithheldDeadlines, audit_key, result_before
@@ -49,7 +49,7 @@ class Auditor:
 
     def __init__(self, driver: Driver, author: TransactionSubmitter) -> None:
         self._driver, self._author, self._me = driver, author, driver.signer.public
-        self._sealing, self._events = LossSealer(driver.signer, driver.chain_id), AuditEventLog(driver)
+        self._secrets, self._events = AuditSecrets(driver.signer, driver.chain_id), AuditEventLog(driver)
         self._scheduler = AuditScheduler()
         self._deadlines = WithheldDeadlines(driver, self._scheduler)
         self._running: dict[AuditKey, trio.CancelScope] = {}
@@ -184,7 +184,7 @@ class Auditor:
             is_doubtful = spec.replay_tolerance < error <= CHALLENGE_MARGIN * spec.replay_tolerance
             finding = ReplayFinding.MATCH if is_doubtful else finding
             if finding is ReplayFinding.MATCH and replayed.last_loss is not None:
-                loss = self._sealing.seal_loss(due, replayed.last_loss)
+                loss = self._secrets.seal_loss(due, replayed.last_loss)
         said = AuditFinding(due.job, *due.proposal_key, finding, round(1e6 * error), loss)
         kind = "audit/verdict" if due.is_dispute else "audit/report"
         await self._author.submit(kind, said, math.inf)  # rounds take as long as they take
