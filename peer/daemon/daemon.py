@@ -29,7 +29,7 @@ from ledger.ledger_state import CurrentState
 from peer import features
 from peer.api.control_socket import serve_control_socket
 from peer.api.rpc_handlers import make_peer_api
-from peer.api.running_peer import RunningPeer
+from peer.api.running_peer import ReloadSignal, RunningPeer
 from peer.daemon.host_addresses import host_addresses, make_optional_services, own_addresses
 from peer.features import rules_of
 from peer.roles.voter import Voter
@@ -38,7 +38,6 @@ from peer.runtime.blob_retention import BlobPinner, PayloadPruner, StartModelAtt
 from peer.runtime.driver import Driver, load_state
 from peer.runtime.membership.liveness_reports import LivenessMonitor
 from peer.runtime.membership.membership import Membership, PeerClassifier
-from peer.runtime.service_context import ReloadSignal
 from peer.runtime.telemetry.event_log import EventLog
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from peer.runtime.upgrade_events import UpgradeReporter

@@ -1,7 +1,7 @@
 """What a peer hides from audits until others have spoken: the nonces of its ballots, the loss of its proposals and reports.
 
-In jobs with sampled audits a ballot commits to a nonce, which the next decided one reveals. A trainer hides its loss until reports
-are in, and an auditor until the trainer opens: `ledger.audits.loss_commitments`.
+In jobs with sampled audits a ballot commits to a nonce, which the next decided one reveals. A trainer hides its loss until
+reports are in, and an auditor until the trainer opens: `ledger.audits.loss_commitments`.
 """
 
 from __future__ import annotations
