@@ -16,7 +16,6 @@ NOUNS = {
     "feed": "of live figures",
     "framing": "of messages on a stream",
     "mapping": "of names onto others",
-    "pinning": "of blobs that no garbage collection takes",
     "sampling": "of tokens, prompts or tasks",
 }
 # Verbs that say nothing alone. `hold` is of a lock.
