@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from peer.runtime import disk_space, round_executor
-from peer.runtime.disk_space import RESERVED_BYTES, ROUNDS_AHEAD, DiskSpaceMonitor
+from peer.runtime import round_executor
+from peer.runtime.round_executor import RESERVED_BYTES, ROUNDS_AHEAD, DiskSpaceMonitor
 from tests.peer.chain import LANGUAGE, Chain
 from tests.peer.test_workshop import Busy, shop_of
 from training.job_disk_space import ROUNDS_MIN, job_disk_space
@@ -119,5 +119,5 @@ def test_a_folder_that_goes_while_bytes_are_counted_counts_nothing(tmp_path: Pat
         (tmp_path / "folder").rmdir()
         return lstat(path)
 
-    monkeypatch.setattr(disk_space.os, "lstat", gone)
-    assert disk_space._size(tmp_path) == 3
+    monkeypatch.setattr(round_executor.os, "lstat", gone)
+    assert round_executor._size(tmp_path) == 3
