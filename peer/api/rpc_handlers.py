@@ -34,7 +34,7 @@ HANDLERS: Final[dict[type, str]] = {
     LocalPeerRpc: "peer.api.handlers.local_peer_handler:LocalPeerRpcHandler",
     BlockRpc: "peer.api.handlers.block_handler:BlockRpcHandler",
     MemberRpc: "peer.api.handlers.member_handler:MemberRpcHandler",
-    InvitationRpc: "peer.api.handlers.join_handler:JoinRpcHandler",
+    InvitationRpc: "peer.api.handlers.member_handler:JoinRpcHandler",
     JobRpc: "peer.api.handlers.job_handler:JobRpcHandler",
     AuditRpc: "peer.api.handlers.audit_handler:AuditRpcHandler",
     ModelRpc: "peer.api.handlers.model_handler:ModelRpcHandler",
