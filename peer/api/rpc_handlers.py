@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 # Protocol -> `module:class` of the handler, as `Feature.rpc_handler`.
 HANDLERS: Final[dict[type, str]] = {
     LocalPeerRpc: "peer.api.handlers.local_peer_handler:LocalPeerRpcHandler",
-    BlockRpc: "peer.api.handlers.block_handler:BlockRpcHandler",
+    BlockRpc: "peer.api.handlers.network_handler:BlockRpcHandler",
     MemberRpc: "peer.api.handlers.member_handler:MemberRpcHandler",
     InvitationRpc: "peer.api.handlers.member_handler:JoinRpcHandler",
     JobRpc: "peer.api.handlers.job_handler:JobRpcHandler",
     AuditRpc: "peer.api.handlers.audit_handler:AuditRpcHandler",
     ModelRpc: "peer.api.handlers.model_handler:ModelRpcHandler",
-    RowProofRpc: "peer.api.handlers.block_handler:RowProofRpcHandler",
+    RowProofRpc: "peer.api.handlers.network_handler:RowProofRpcHandler",
     NetworkRpc: "peer.api.handlers.network_handler:NetworkRpcHandler",
 }
 

@@ -22,7 +22,7 @@ from consensus.block import decode_header, header_digest
 from consensus.voter_set import VoterSet, verify_certificate
 from curation.service.public.live_feed import LiveFeed
 from peer.api import alerts
-from peer.api.handlers.block_handler import BlockRpcHandler
+from peer.api.handlers.network_handler import BlockRpcHandler
 from protocol import codec
 from protocol.api import BlockView, StatusView
 from protocol.codec import Key
