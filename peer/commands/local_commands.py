@@ -103,12 +103,10 @@ def _require_not_needed(voters: VoterSet, old: Identity) -> None:
 
 def _require_others(directory: DataDirectory, genesis: Genesis, old: Identity) -> None:
     """`UserError` if the log is lost, the founders cannot decide without the old key, and no later member is known here."""
-    from peer.settings import address_book_file
+    from peer.settings import data_directory
 
     founders = genesis.voters
-    later = {
-        address_book_file.peer_of_entry(line) for line in address_book_file.load_addresses(directory.addresses)
-    } - founders.members
+    later = {data_directory.peer_of_entry(line) for line in data_directory.load_addresses(directory.addresses)} - founders.members
     if old.public not in founders or founders.quorum < len(founders) or later:
         return
     alone = (

@@ -41,9 +41,8 @@ from peer.runtime.membership.membership import Membership, PeerClassifier
 from peer.runtime.telemetry.event_log import EventLog
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from peer.runtime.upgrade_events import UpgradeReporter
-from peer.settings.address_book_file import load_addresses, save_addresses_periodically
 from peer.settings.config import Config, why_unlinked
-from peer.settings.data_directory import DataDirectory
+from peer.settings.data_directory import DataDirectory, load_addresses, save_addresses_periodically
 from peer.settings.file_descriptors import connection_limits, descriptor_limit, raise_descriptor_limit
 from peer.settings.invitation import InvitationString, parse_invitation
 from protocol.api import PeerApi

@@ -27,7 +27,7 @@ from peer.doctor.reachability_checks import (
     check_reachability,
     dial_candidates,
 )
-from peer.settings import address_book_file
+from peer.settings import data_directory
 from peer.settings.config import Config, ResolvedSettings, why_unlinked
 from peer.settings.data_directory import DataDirectory
 from protocol.addresses import parse_listen_addresses
@@ -174,7 +174,7 @@ def _of_status(status: StatusView, alerts: Iterable[AlertView]) -> Iterator[Doct
 
 def _known(config: Config, directory: DataDirectory) -> tuple[str, ...]:
     """Where others may be dialed: the addresses of the settings first."""
-    return dial_candidates(config.bootstrap, address_book_file.load_addresses(directory.path / "addresses"))
+    return dial_candidates(config.bootstrap, data_directory.load_addresses(directory.path / "addresses"))
 
 
 def findings_table(findings: Iterable[DoctorFinding]) -> TextTable:
