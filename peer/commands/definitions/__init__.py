@@ -5,7 +5,6 @@ from __future__ import annotations
 from features.commands import Command, commands_in
 from features.lazy_import import import_object
 from peer.commands.definitions import (
-    audit_commands,
     generation_commands,
     invitation_commands,
     job_commands,
@@ -22,7 +21,7 @@ from peer.features import FEATURES
 COMMAND_MODULES = (
     status_commands,
     job_commands,
-    audit_commands,
+    job_commands,
     member_commands,
     invitation_commands,
     generation_commands,

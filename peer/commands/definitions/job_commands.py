@@ -6,11 +6,19 @@ import dataclasses
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from features.command_arguments import LAST_COUNT, SKIP_BAD, TRUNCATE, Argument, parse_integer_in, parse_set_options
+from features.command_arguments import (
+    LAST_COUNT,
+    SKIP_BAD,
+    TRUNCATE,
+    Argument,
+    member_argument,
+    parse_integer_in,
+    parse_set_options,
+)
 from features.commands import CommandContext, command, listing_command
 from peer.commands import view_tables
 from peer.commands.job_fields import PRESET, SET, build_train_request, setting_warnings
-from protocol.api import EventView, JobView, PeerApi, RoundView, RoundVotesView
+from protocol.api import AuditsView, EventView, JobView, PeerApi, RoundView, RoundVotesView
 from protocol.errors import UserError
 from protocol.units import display_round_number, format_bytes
 
@@ -34,6 +42,14 @@ EXAMPLES = Argument(
 )
 ACCEPT_RISK = Argument("--accept-risk", action="store_true", help="start it also where sampled audits find liars late")
 VOCABULARY = Argument("--vocabulary", type=parse_integer_in(256), default=0, metavar="N", help="more than 257: train a BPE")
+
+ROUND = Argument(
+    "round",
+    nargs="?",
+    type=parse_integer_in(1),
+    metavar="ROUND",
+    help="which of its proposals (default: the newest that can be re-executed)",
+)
 
 
 @command(
@@ -187,3 +203,37 @@ LAST_ROUNDS = Argument(
 @listing_command("who votes what on whom: open rounds, and the last closed ones", _show_votes, LAST_ROUNDS)
 async def votes(asked: CommandContext[PeerApi]) -> tuple[RoundVotesView, ...]:
     return await asked.api.votes(asked.options.last)
+
+
+async def _show_audits(asked: CommandContext[PeerApi], view: AuditsView) -> None:
+    if view.records:
+        known = await asked.load_names()
+        asked.show(view_tables.audits(view.results, known))
+        asked.show(view_tables.audit_records(view.records, known))
+        if view.suspensions:
+            asked.show(view_tables.suspensions(view.suspensions, known))
+    else:
+        asked.show("no sampled audit has come to a result yet; `train --set audit=sampled` starts a job that has them")
+    if any(job.audit == "full" for job in await asked.api.jobs()):
+        asked.show(
+            "audit=full: `rounds` has the verdicts, whose ballots were counted, and who vouches for each accepted update: "
+            "these voters signed that they re-executed it before the vote"
+        )
+
+
+@listing_command("sampled audits: who, by whom, what came out, and everybody's standing", _show_audits, LAST_COUNT)
+async def audits(asked: CommandContext[PeerApi]) -> AuditsView:
+    return await asked.api.audits(asked.options.last)
+
+
+@command(
+    "re-execute the accepted proposals of a round, and report on them: challenge TRAINER [ROUND]",
+    member_argument("trainer", "TRAINER"),
+    ROUND,
+)
+async def challenge(asked: CommandContext[PeerApi]) -> None:
+    asked.show(
+        await asked.wait_for_decision(
+            asked.api.challenge_trainer(asked.options.trainer, None if (number := asked.options.round) is None else number - 1)
+        )
+    )
