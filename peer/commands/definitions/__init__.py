@@ -6,7 +6,6 @@ from features.commands import Command, commands_in
 from features.lazy_import import import_object
 from peer.commands.definitions import (
     generation_commands,
-    invitation_commands,
     job_commands,
     member_commands,
     model_commands,
@@ -23,7 +22,7 @@ COMMAND_MODULES = (
     job_commands,
     job_commands,
     member_commands,
-    invitation_commands,
+    member_commands,
     generation_commands,
     model_commands,
     row_proof_commands,
