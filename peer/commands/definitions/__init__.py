@@ -5,7 +5,6 @@ from __future__ import annotations
 from features.commands import Command, commands_in
 from features.lazy_import import import_object
 from peer.commands.definitions import (
-    generation_commands,
     job_commands,
     member_commands,
     model_commands,
@@ -23,7 +22,7 @@ COMMAND_MODULES = (
     job_commands,
     member_commands,
     member_commands,
-    generation_commands,
+    model_commands,
     model_commands,
     row_proof_commands,
     network_commands,
