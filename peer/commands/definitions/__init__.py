@@ -10,7 +10,6 @@ from peer.commands.definitions import (
     model_commands,
     network_commands,
     prompt_commands,
-    row_proof_commands,
     status_commands,
 )
 from peer.features import FEATURES
@@ -24,7 +23,7 @@ COMMAND_MODULES = (
     member_commands,
     model_commands,
     model_commands,
-    row_proof_commands,
+    model_commands,
     network_commands,
 )
 

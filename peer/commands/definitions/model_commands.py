@@ -41,6 +41,8 @@ CHAT_PROMPT: Final = "you> "
 CHAT_CHARACTERS_MAX: Final = 64 << 10  # of turns that go along with the next one; few models see that far
 BLOCKLIST_NOTICE: Final = "this job names words that block a text, so the text is shown when all of it was checked"
 
+HEX = "0x"
+
 
 def _text(typed: str) -> str:
     r"""A type for argparse: `\n`, `\t` and `\\` stand for what they stand for elsewhere."""
@@ -308,3 +310,30 @@ async def run_module(module: str, *arguments: str) -> str:
         told = done.stderr.decode(errors="replace").strip() or f"{module} ended with {done.returncode}"
         raise UserError(told.splitlines()[-1])
     return done.stdout.decode()
+
+
+def row_key(text: str) -> bytes:
+    """A type for argparse."""
+    if not text.startswith(HEX):
+        return text.encode()
+    try:
+        return bytes.fromhex(text.removeprefix(HEX))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no hex: two digits a byte follow 0x") from None
+
+
+@command(
+    "one row of a table, or that there is none, as a file for `peer verify`: prove TABLE KEY -o FILE",
+    Argument("table", metavar="TABLE", help="module/field"),
+    Argument("key", type=row_key, metavar="KEY", help="text, or bytes in hex behind 0x"),
+    Argument("-o", "--output", metavar="FILE", help="a new file (default: named by table and key, in this directory)"),
+)
+async def prove(asked: CommandContext[PeerApi]) -> None:
+    options = asked.options
+    file = options.output or f"{options.table.replace('/', '-')}-{options.key.hex()[:32]}.proof"
+    view = await asked.api.prove_row(options.table, options.key, str(Path(file).expanduser().absolute()))
+    what = "the row" if view.has_row else "there is no row of this key"
+    asked.show(
+        f"{view.path}: {what} after height {view.height}, {view.bytes} bytes, of which {view.row_bytes} show it in its table\n"
+        f"check it anywhere with `peer verify {shlex.quote(view.path)}`"
+    )
