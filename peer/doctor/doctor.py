@@ -15,7 +15,7 @@ from features.text_tables import Column, TextTable, pluralize
 from ledger.core.genesis import Genesis
 from peer import features
 from peer.api import control_socket
-from peer.doctor import data_directory_checks, machine, optional_services
+from peer.doctor import data_directory_checks, machine, reachability_checks
 from peer.doctor.findings import DoctorFinding, fault, fault_of_error, ok, warning
 from peer.doctor.machine import check_clock, clock_offset
 from peer.doctor.reachability_checks import (
@@ -112,8 +112,8 @@ async def _of_stopped(
         listens = [fault_of_error("port", UserError(unlinked))]
     ports = [
         *(listens or [DIALS_ONLY]),
-        *await optional_services.check_stopped_services(config),
-        *await optional_services.check_free_ports(config, role),
+        *await reachability_checks.check_stopped_services(config),
+        *await reachability_checks.check_free_ports(config, role),
     ]
     if genesis is None:
         return ports
@@ -148,8 +148,8 @@ async def _of_running(
     own += await check_advertised_addresses(found, chain_id, key, are_reached=status.reachability == ReachabilityState.DIRECT)
     return [
         *own,
-        *optional_services.check_running_services(status.optional_services),
-        *await optional_services.check_served_endpoints(
+        *reachability_checks.check_running_services(status.optional_services),
+        *await reachability_checks.check_served_endpoints(
             config, features.roles()[status.role], directory.path / "services", status.peer
         ),
         *await check_other_peers(

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import os
 import secrets
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 import trio
 
+from features.feature import Role
 from features.text_tables import pluralize
-from peer.doctor.findings import DoctorFinding, fault, ok, warning
+from peer.doctor.findings import DoctorFinding, FindingLevel, fault, ok, warning
+from peer.settings.config import Config
 from protocol.addresses import format_address, format_listen_error, parse_address
+from protocol.api import OptionalServiceView
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Identity, parse_peer_id, short_id
 from transport.discovery.reachability import ReachabilityState
+from transport.discovery.upnp import Gateway, Router, RouterError
 from transport.wire.framing import Message
 from transport.wire.noise import KeyPair
 from transport.wire.noise_session import NoiseSession, PeerAuthenticated
+from web import metrics_endpoint
 
 DIALS_MAX: Final = 16  # addresses that are dialed, the named ones first: the book holds 64
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # by wildcard
@@ -37,6 +44,16 @@ ADVICE = {  # by reason of the handshake
     "wrong-chain": "that peer belongs to another network: correct the address, or take an invitation of yours",
     "wrong-peer": "the peer there has another key: ask its operator for the present one",
 }
+
+PACKAGES: Final = {"upnp": "miniupnpc", "mdns": "zeroconf"}
+ROUTER_SECONDS_MAX: Final = 15.0  # for a router to answer: the library waits some seconds for each of its steps
+SERVICE_ADVICE: Final = {
+    "upnp": "switch UPnP on in the router; or forward the port by hand, and name it with --advertise",
+    "mdns": "name a peer with --bootstrap, or free UDP port 5353 for multicast on this machine",
+}
+
+HTTP_SECONDS_MAX: Final = 5.0  # as long as a peer waits for its monitor
+ANSWER_BYTES_MAX: Final = 1 << 20  # a network of 10,000 members gives some kilobytes
 
 
 async def check_free_port(check: str, address: str, setting: str) -> DoctorFinding:
@@ -208,3 +225,93 @@ def _of_error(error: OSError | ValueError) -> tuple[str, str]:
     numbers = {cause.errno for cause in group if isinstance(cause, OSError) and cause.errno}
     told = ", ".join(sorted(os.strerror(number).lower() for number in numbers)) or str(error)
     return told, FIREWALL_ADVICE if errno.ECONNREFUSED in numbers else NETWORK_ADVICE
+
+
+def check_running_services(asides: Iterable[OptionalServiceView]) -> list[DoctorFinding]:
+    return [ok(one.name, one.text) if one.is_working else warning(one.name, one.text, _advice(one.name)) for one in asides]
+
+
+async def check_stopped_services(config: Config, make_router: Callable[[], Router] = Gateway) -> list[DoctorFinding]:
+    """Whether the packages are there, and a router. Nothing is asked of it but its address."""
+    found = []
+    for name, package in PACKAGES.items():
+        if getattr(config, name) and not _is_there(package):
+            found.append(warning(name, f"the package {package} is not installed", _advice(name)))
+        elif name == "mdns" and config.mdns:
+            found.append(ok(name, "its package is there"))
+        elif name == "upnp" and config.upnp:
+            found.append(await _of_router(make_router))
+    return found
+
+
+async def _of_router(make_router: Callable[[], Router]) -> DoctorFinding:
+    def outside() -> str:
+        router = make_router()
+        router.discover_router()
+        return router.external_address()
+
+    try:
+        with trio.fail_after(ROUTER_SECONDS_MAX):
+            host = await trio.to_thread.run_sync(outside, abandon_on_cancel=True)
+            return ok("upnp", f"the router answers, and is {host} outside")
+    except (RouterError, trio.TooSlowError) as error:
+        return warning("upnp", str(error) or f"the router has not answered for {ROUTER_SECONDS_MAX:g} s", SERVICE_ADVICE["upnp"])
+
+
+def _is_there(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def _advice(name: str) -> str:
+    return SERVICE_ADVICE[name] if _is_there(PACKAGES[name]) else f"pip install {PACKAGES[name]}, then start the peer again"
+
+
+async def check_free_ports(config: Config, role: Role) -> list[DoctorFinding]:
+    """Of a peer that does not run. It goes on without these ports."""
+    wanted = {"metrics": config.feature_settings["metrics"]}
+    if "serve" in role.services:
+        wanted["web"] = config.feature_settings["web_listen"]
+    flags = {"metrics": "metrics", "web": "web-listen"}
+    found = [await check_free_port(check, address, flags[check]) for check, address in wanted.items() if address]
+    return [replace(finding, level=FindingLevel.WARNING) if finding.level == FindingLevel.FAULT else finding for finding in found]
+
+
+async def check_served_endpoints(config: Config, role: Role, parts: Path, me: str) -> list[DoctorFinding]:
+    """Of a peer that runs."""
+    found = []
+    listen, written = config.feature_settings["metrics"], parts / "metrics" / metrics_endpoint.ADDRESS_FILE
+    if listen or written.exists():  # the peer may have been started with other settings than these
+        found.append(await _of_metrics(listen, written, me))
+    if "serve" in role.services:
+        written = parts / "serve" / "address"
+        if written.exists():
+            found.append(ok("web", f"web pages are served at {written.read_text()}"))
+        else:
+            found.append(warning("web", "web pages are not served", "`peer log` says why; perhaps name another --web-listen"))
+    return found
+
+
+async def _of_metrics(listen: str, written: Path, me: str) -> DoctorFinding:
+    advice = "name another --metrics, and start the peer again with it"
+    if not written.exists():
+        return warning("metrics", f"not served at {listen}: the address was taken, or the peer started without it", advice)
+    address = written.read_text()
+    answer = await _get(address, "/metrics")
+    if f'peer="{me}"'.encode() not in answer:
+        return warning("metrics", f"at {address} not this peer answers", advice)
+    return ok("metrics", f"served at http://{address}/metrics")
+
+
+async def _get(address: str, path: str) -> bytes:
+    """The whole answer; what came until it broke off or took too long."""
+    host, port = parse_address(address)
+    answer = b""
+    try:
+        with trio.move_on_after(HTTP_SECONDS_MAX):
+            async with await trio.open_tcp_stream(host, port) as stream:
+                await stream.send_all(f"GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n".encode())
+                while len(answer) < ANSWER_BYTES_MAX and (part := await stream.receive_some()):
+                    answer += part
+    except (OSError, trio.BrokenResourceError):
+        pass
+    return answer

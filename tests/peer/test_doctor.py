@@ -17,7 +17,7 @@ import pytest
 import trio
 
 from peer import features
-from peer.doctor import data_directory_checks, machine, optional_services, reachability_checks
+from peer.doctor import data_directory_checks, machine, reachability_checks
 from peer.doctor.doctor import _of_status, examine_peer
 from peer.doctor.findings import EXIT_STATUS, DoctorFinding, FindingLevel, gravest_level, ok, warning
 from peer.settings.config import load_settings
@@ -136,22 +136,22 @@ async def test_looking_at_a_stopped_peer_changes_nothing_of_it(directory: DataDi
 async def test_the_router_and_the_local_network_have_a_row_each_where_they_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_settings({"upnp": True, "mdns": True}, {}).config
     with running(Router()) as router:
-        found = await optional_services.check_stopped_services(config, lambda: Gateway(description=router.url))
+        found = await reachability_checks.check_stopped_services(config, lambda: Gateway(description=router.url))
         assert router.table == {}
     assert [(row.check, row.level) for row in found] == [
         ("upnp", FindingLevel.OK),
         ("mdns", FindingLevel.OK),
     ] and "1.1.1.1" in found[0].text
     assert (
-        await optional_services.check_stopped_services(load_settings({}, {}).config) == []
-        and optional_services.check_running_services([]) == []
+        await reachability_checks.check_stopped_services(load_settings({}, {}).config) == []
+        and reachability_checks.check_running_services([]) == []
     )
-    [away, _] = await optional_services.check_stopped_services(config, lambda: Gateway(description=router.url))
+    [away, _] = await reachability_checks.check_stopped_services(config, lambda: Gateway(description=router.url))
     assert away.level == FindingLevel.WARNING and "no router answers" in away.text and "--advertise" in away.advice
-    monkeypatch.setattr(optional_services, "_is_there", lambda package: False)
-    lacking = await optional_services.check_stopped_services(config)
+    monkeypatch.setattr(reachability_checks, "_is_there", lambda package: False)
+    lacking = await reachability_checks.check_stopped_services(config)
     assert [row.advice.split(",")[0] for row in lacking] == ["pip install miniupnpc", "pip install zeroconf"]
-    said = optional_services.check_running_services(
+    said = reachability_checks.check_running_services(
         [OptionalServiceView("upnp", True, "forwards"), OptionalServiceView("mdns", False, "no")]
     )
     assert [row.level for row in said] == [FindingLevel.OK, FindingLevel.WARNING]
@@ -226,7 +226,7 @@ async def test_a_running_peer_that_does_not_answer_is_named(directory: DataDirec
         assert len(listening) == 2 and f"listens on {', '.join(listening)} (others are told {nobody})" in daemon.log
         (directory.path / "services" / "metrics" / "address").write_text(nobody)
         monkeypatch.undo()
-        for module, name in ((optional_services, "HTTP_SECONDS_MAX"), (reachability_checks, "DIAL_SECONDS_MAX")):
+        for module, name in ((reachability_checks, "HTTP_SECONDS_MAX"), (reachability_checks, "DIAL_SECONDS_MAX")):
             monkeypatch.setattr(module, name, 0.1)
         assert "not this peer answers" in fault_of("metrics", await looked(directory)).text
         other.close()

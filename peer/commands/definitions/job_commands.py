@@ -1,4 +1,4 @@
-"""Commands about jobs and their rounds."""
+"""Commands about jobs, their rounds, and audits of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands about members: who takes part, who votes, who is gone."""
+"""Commands about members: who takes part, who votes, who is gone, who is invited."""
 
 from __future__ import annotations
 
