@@ -15,16 +15,20 @@ from features.text_tables import Column, TextTable, pluralize
 from ledger.core.genesis import Genesis
 from peer import features
 from peer.api import control_socket
-from peer.doctor import data_directory_checks, machine, reachability_checks
+from peer.doctor import data_directory_checks, machine
 from peer.doctor.findings import DoctorFinding, fault, fault_of_error, ok, warning
 from peer.doctor.machine import check_clock, clock_offset
 from peer.doctor.reachability_checks import (
     check_advertised_addresses,
     check_free_port,
+    check_free_ports,
     check_listen_settings,
     check_other_peers,
     check_own_port,
     check_reachability,
+    check_running_services,
+    check_served_endpoints,
+    check_stopped_services,
     dial_candidates,
 )
 from peer.settings import data_directory
@@ -112,8 +116,8 @@ async def _of_stopped(
         listens = [fault_of_error("port", UserError(unlinked))]
     ports = [
         *(listens or [DIALS_ONLY]),
-        *await reachability_checks.check_stopped_services(config),
-        *await reachability_checks.check_free_ports(config, role),
+        *await check_stopped_services(config),
+        *await check_free_ports(config, role),
     ]
     if genesis is None:
         return ports
@@ -148,10 +152,8 @@ async def _of_running(
     own += await check_advertised_addresses(found, chain_id, key, are_reached=status.reachability == ReachabilityState.DIRECT)
     return [
         *own,
-        *reachability_checks.check_running_services(status.optional_services),
-        *await reachability_checks.check_served_endpoints(
-            config, features.roles()[status.role], directory.path / "services", status.peer
-        ),
+        *check_running_services(status.optional_services),
+        *await check_served_endpoints(config, features.roles()[status.role], directory.path / "services", status.peer),
         *await check_other_peers(
             _known(config, directory), chain_id, key, links=status.links, alone=status.voter and status.voters == 1
         ),

@@ -1,4 +1,4 @@
-"""What the machine gives a peer: disk, memory, files that may be open, a clock, programs."""
+"""What the machine gives a peer: disk, memory, files that may be open, programs, and a clock that is right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Whether this peer can be reached, and reaches others."""
+"""Whether this peer can be reached, and reaches others; and what it serves beside its links.
+
+A dial is one as a peer makes it, up to the proof of who answers there, and hangs up. It calls with a key of its own that nobody
+knows: with the peer's own key a second link would take the place of the first.
+"""
 
 from __future__ import annotations
 

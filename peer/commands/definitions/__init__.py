@@ -14,12 +14,15 @@ from peer.commands.definitions import (
 )
 from peer.features import FEATURES
 
+# in the order in which the help lists them
+COMMAND_MODULES = (status_commands, job_commands, member_commands, model_commands, network_commands)
+
+
 def all_commands() -> dict[str, Command]:
-    """All words, by name, in the order in which the help lists them; last those that are about the prompt itself."""
-    own = (status_commands, job_commands, member_commands, model_commands, network_commands)
+    """All words, by name; last those that are about the prompt itself."""
     found: dict[str, Command] = {}
     of_features = (import_object(feature.commands) for feature in FEATURES if feature.commands)
-    for topic in (*own, *of_features, prompt_commands):
+    for topic in (*COMMAND_MODULES, *of_features, prompt_commands):
         for word in commands_in(topic):
             assert word.name not in found, f"two declarations of the command {word.name!r}"
             found[word.name] = word

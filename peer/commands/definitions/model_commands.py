@@ -1,4 +1,4 @@
-"""Commands about what was trained: texts that were kept of a model, and everything decided as files."""
+"""Commands about what was trained and decided: texts of a model, a chat, models and exports as files, proofs of rows."""
 
 from __future__ import annotations
 
