@@ -29,7 +29,7 @@ from ledger.ledger_state import CurrentState
 from peer import features
 from peer.api.control_socket import serve_control_socket
 from peer.api.rpc_handlers import make_peer_api
-from peer.api.running_peer import ReloadSignal, RunningPeer
+from peer.api.running_peer import RunningPeer
 from peer.daemon.host_addresses import host_addresses, make_optional_services, own_addresses
 from peer.features import rules_of
 from peer.roles.voter import Voter
@@ -40,7 +40,6 @@ from peer.runtime.membership.liveness_reports import LivenessMonitor
 from peer.runtime.membership.membership import Membership, PeerClassifier
 from peer.runtime.telemetry.event_log import EventLog
 from peer.runtime.transaction_submitter import TransactionSubmitter
-from peer.runtime.upgrade_events import UpgradeReporter
 from peer.settings.config import Config, why_unlinked
 from peer.settings.data_directory import DataDirectory, load_addresses, save_addresses_periodically
 from peer.settings.file_descriptors import connection_limits, descriptor_limit, raise_descriptor_limit
@@ -96,18 +95,10 @@ def make_honest_participant(context: ParticipantContext) -> RoundParticipant:
     return Trainer(context.worker, context.text_folder, local, context.config.evaluate)
 
 
-@dataclass
-class Daemon:
-    """What `running_daemon` gives to whoever started it."""
-
-    api: PeerApi
-    driver: Driver
-    stopped: trio.Event  # somebody asked for the end
-    reload_signal: ReloadSignal
-
-
 @asynccontextmanager
-async def running_daemon(config: Config, make_participant: MakeParticipant = make_honest_participant) -> AsyncIterator[Daemon]:
+async def running_daemon(
+    config: Config, make_participant: MakeParticipant = make_honest_participant
+) -> AsyncIterator[RunningPeer]:
     """A peer that has caught up with its own disk and listens; it stops when the block ends. Raises `UserError`."""
     raise_descriptor_limit()
     directory = DataDirectory.open(config.data_directory)
@@ -116,7 +107,7 @@ async def running_daemon(config: Config, make_participant: MakeParticipant = mak
         with contextlib.closing(LedgerStore(directory.ledger, genesis.chain_id)) as store:
             peer = _assemble_peer(config, directory, genesis, store, make_participant)
             async with _running_tasks(peer):
-                yield Daemon(peer.api, peer.driver, peer.stopped, peer.reload_signal)
+                yield peer
 
 
 def _assemble_peer(
@@ -200,7 +191,9 @@ async def _running_tasks(peer: RunningPeer) -> AsyncIterator[None]:
     }
     watchers: dict[str, Callable[[], Awaitable[None]]] = {
         "the look for alerts": partial(_watch_alerts, peer.api),
-        "the address book": partial(save_addresses_periodically, peer.directory.addresses, network, driver.applied),
+        "the address book": partial(
+            save_addresses_periodically, peer.directory.addresses, network.peer_addresses, driver.applied
+        ),
     }
     if peer.config.retire_after_days:
         watchers["the count of silent days"] = _inactivity_tracker(peer).run
@@ -214,7 +207,7 @@ async def _running_tasks(peer: RunningPeer) -> AsyncIterator[None]:
             async with trio.open_nursery() as agreeing:
                 await agreeing.start(driver.run)
                 agreeing.start_soon(peer.membership.run)
-                agreeing.start_soon(UpgradeReporter(driver).run)
+                agreeing.start_soon(peer.membership.report_upgrades)
                 agreeing.start_soon(peer.liveness_monitor.run)
                 for what, run in beside_agreement.items():
                     agreeing.start_soon(restart_on_fault, what, run, warn, lacks_descriptors)
@@ -283,21 +276,21 @@ def tune_garbage_collector() -> None:
 
 
 async def wait_for_stop(
-    daemon: Daemon, ending: tuple[signal.Signals, ...], hung_up: Callable[[], bool], ready: Callable[[], None]
+    peer: RunningPeer, ending: tuple[signal.Signals, ...], hung_up: Callable[[], bool], ready: Callable[[], None]
 ) -> None:
     """Returns when the peer was asked to stop: by a person, by one of the signals `ending`, or by SIGHUP.
 
     `ready` is called as soon as signals are heard. `hung_up` is called at SIGHUP and says whether the peer goes on.
     """
     async with trio.open_nursery() as nursery:
-        await nursery.start(_stop_on_signal, daemon, ending, hung_up)
+        await nursery.start(_stop_on_signal, peer, ending, hung_up)
         ready()
-        await daemon.stopped.wait()
+        await peer.stopped.wait()
         nursery.cancel_scope.cancel()
 
 
 async def _stop_on_signal(
-    daemon: Daemon,
+    peer: RunningPeer,
     ending: tuple[signal.Signals, ...],
     hung_up: Callable[[], bool],
     *,
@@ -307,12 +300,12 @@ async def _stop_on_signal(
         task_status.started()
         async for number in signals:
             if number == signal.SIGHUP and hung_up():
-                daemon.reload_signal.notify()
+                peer.reload_signal.notify()
                 continue
             log.info("stopping on %s", signal.Signals(number).name)
-            if daemon.stopped.is_set():
+            if peer.stopped.is_set():
                 os._exit(128 + number)  # asked twice: everything that matters is on disk already
-            daemon.stopped.set()
+            peer.stopped.set()
             break
 
 

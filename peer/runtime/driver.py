@@ -30,7 +30,6 @@ from peer.node.open_rounds import OpenRounds, RoundEffects, RoundTimings
 from peer.runtime.round_executor import RoundExecutor
 from peer.runtime.state_sync import StateSync, first_divergent_height, is_snapshot_message
 from peer.runtime.telemetry.event_log import EventLog
-from peer.runtime.telemetry.health import fork_text
 from peer.runtime.telemetry.node_observer import NodeObserver, key_rotations
 from peer.runtime.work_queues import LARGE_BYTES, BlockServer, SignaturePreverifier
 from protocol import codec
@@ -311,12 +310,8 @@ class Driver:
             self.observer.report_evidence(evidence)
         self.observer.record_step(turn)
         self.observer.record_pending_work(self.replica.awaits_decision)
-        self.observer.report_refusal(self.replica.height, self.replica.block_refusal)
-        self.observer.report_state_root_split(self.replica.state_root_split)
-        self.observer.report_fork(fork_text(self.replica))
+        self.observer.report_conditions(self.replica, self.rules.why_version_unsupported(self.state))
         self.observer.report_vote_lockout(self.replica.height, self.replica.no_votes_below)
-        self.observer.report_duplicate_identity(self.replica.duplicate_identity_reason)
-        self.observer.report_unknown_upgrade(self.rules.why_version_unsupported(self.state))
         self.observer.report_muted_rounds(self.rounds.muted)
         failures, self.rules.transaction_failures = self.rules.transaction_failures, deque(maxlen=FAILURES_KEPT)
         self.observer.report_failures(f"height {self.replica.height}", failures)

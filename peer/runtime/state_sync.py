@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 import trio
 
@@ -32,6 +31,7 @@ from ledger.snapshots.snapshot_server import (
     SnapshotStore,
 )
 from peer.runtime.telemetry.event_log import EventLog
+from peer.runtime.work_queues import run_charged
 from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.messages import SNAPSHOT_MESSAGES, GetSnapshot, GetSnapshotPart, LightBlock
@@ -53,8 +53,6 @@ DIVERGENCE_REPORTS_KEPT: Final = 3  # of wrong states: each is as large as the l
 _PREFIXES: Final = tuple(
     bytes((0x90 + 1 + len(fields(kind)), 0xA0 + len(kind.TAG))) + kind.TAG.encode() for kind in SNAPSHOT_MESSAGES
 )
-
-T = TypeVar("T")
 
 
 class StateRestorer(Protocol):
@@ -244,11 +242,10 @@ class StateSync:
             return
         peer, message = request
         try:
-            answer, seconds = await trio.to_thread.run_sync(_timed, self._shelf.answer_request, message, self._driver.now())
+            answer = await run_charged(self._network, peer, self._shelf.answer_request, message, self._driver.now())
         except RemoteProtocolError as error:
             self._driver.drop_peer(peer, error)
         else:
-            self._network.charge_cpu(peer, seconds)
             self._network.send(peer, codec.encode(answer), Priority.BULK)
 
     def _apply_step(self, step: DownloadStep) -> None:
@@ -319,13 +316,6 @@ class StateSync:
             self._asked_last = self._transfer.asked_last
         self._transfer = None
         self._not_before = self._driver.now() + RETRY_SECONDS
-
-
-def _timed(function: Callable[..., T], *arguments: Any) -> tuple[T, float]:
-    """With the seconds of this thread's processor time that it took."""
-    started = time.thread_time()
-    answer = function(*arguments)
-    return answer, time.thread_time() - started
 
 
 def save_divergence_report(directory: Path, rules: LedgerRules, state: LedgerState, reason: str) -> Path:

@@ -70,6 +70,18 @@ class PeerWorkQueue(Generic[T]):
                 await self._more.wait()
 
 
+async def run_charged(network: Network, peer: bytes, function: Callable[..., T], *arguments: Any) -> T:
+    """Runs it in a thread, and charges the processor time to the link of the peer for which it is."""
+
+    def timed() -> tuple[T, float]:
+        started = time.thread_time()
+        return function(*arguments), time.thread_time() - started
+
+    answer, seconds = await trio.to_thread.run_sync(timed)
+    network.charge_cpu(peer, seconds)
+    return answer
+
+
 class BlockServer:
     """Decided blocks for those that ask."""
 
@@ -86,17 +98,13 @@ class BlockServer:
             request = await self._queue.pop()
             if request.to not in self._network.connected_peers():
                 continue
-            answers, seconds = await trio.to_thread.run_sync(self._read, request)
-            self._network.charge_cpu(request.to, seconds)
+            answers = await run_charged(self._network, request.to, self._read, request)
             priority = Priority.CONTROL if isinstance(request, SendDecisions) else Priority.VOTE
             for data in answers:
                 self._network.send(request.to, data, priority)
 
-    def _read(self, request: SendDecisions | SendBlock) -> tuple[list[bytes], float]:
-        """And the processor time that it took."""
-        started = time.thread_time()
-        answers = [codec.encode(send.message) for send in read_requested_blocks(request, self._store)]
-        return answers, time.thread_time() - started
+    def _read(self, request: SendDecisions | SendBlock) -> list[bytes]:
+        return [codec.encode(send.message) for send in read_requested_blocks(request, self._store)]
 
 
 class SignaturePreverifier:
@@ -142,16 +150,12 @@ class SignaturePreverifier:
             self._bytes_of[event.peer] -= len(event.data)
             if not self._bytes_of[event.peer]:
                 del self._bytes_of[event.peer]
-            seconds = await trio.to_thread.run_sync(self._verify, event.data)
-            self._network.charge_cpu(event.peer, seconds)
+            await run_charged(self._network, event.peer, self._verify, event.data)
             await self._deliver(event)
 
-    def _verify(self, data: bytes) -> float:
-        """The processor time that it took."""
-        started = time.thread_time()
+    def _verify(self, data: bytes) -> None:
         with contextlib.suppress(RemoteProtocolError):  # the node finds it, and says who is at fault
             self._rules.preverify_signatures(self._body_in(data))
-        return time.thread_time() - started
 
     def _body_in(self, data: bytes) -> BlockBody:
         """The signed parts that the node will verify. It refuses a relayed transaction of a stranger before that."""

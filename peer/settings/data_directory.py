@@ -22,11 +22,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
-from ledger.ledger_state import CurrentState
 from protocol.addresses import parse_address
 from protocol.errors import StorageError, UserError
 from protocol.identity import Identity, parse_peer_id, peer_id
@@ -34,9 +33,14 @@ from storage import durable_files
 from storage.crash_points import crash_points
 from storage.durable_files import lock_file, sync_directory
 
+if TYPE_CHECKING:
+    from ledger.ledger_state import CurrentState  # commands that ask a peer read no ledger
+
 SEED_CHARACTERS = 64  # 32 bytes, hexadecimal
 STARTING_SECONDS_MAX = 120  # a large ledger on a busy machine takes a minute
 OTHERS_ACCESS_BITS = 0o077  # access of everybody but the owner: keys, accounts and answers of people are inside
+ADDRESSES_KEPT = 64  # all are dialed at the next start; a quorum of a large network is among them
+SAVE_SECONDS = 10.0  # between looks whether there is something new
 PID_CHARACTERS_MAX = 32  # of the lock file; the largest process id on Linux has seven digits
 
 _REASONS = {
@@ -277,15 +281,6 @@ class DataDirectory:
             os.close(descriptor)
 
 
-class KnownAddresses(Protocol):
-    def peer_addresses(self) -> Mapping[bytes, str]:
-        """Where each peer was reached last, the newest first."""
-
-
-ADDRESSES_KEPT = 64  # all are dialed at the next start; a quorum of a large network is among them
-SAVE_SECONDS = 10.0  # between looks whether there is something new
-
-
 def load_addresses(file: Path, tell: Callable[[str], None] = lambda text: None) -> tuple[str, ...]:
     """As `peer id@host:port`; nothing if the file is not there. What is no such line is told, and passed over."""
     with storage_errors(file):
@@ -310,16 +305,15 @@ def _is_readable(line: str) -> bool:
     return True
 
 
-async def save_addresses_periodically(file: Path, network: KnownAddresses, applied: CurrentState) -> None:
-    """Writes down where members were reached last, newest first, whenever that has changed; who has gone is left out."""
+async def save_addresses_periodically(file: Path, reached: Callable[[], Mapping[bytes, str]], applied: CurrentState) -> None:
+    """Writes down where members were reached last, newest first, as `reached` says, whenever that has changed.
+
+    Who has gone is left out. So a network that was stopped as a whole finds itself again without its first peer.
+    """
     while True:
         before, members = load_addresses(file), applied.current.members
         has_gone = members.is_departed_key
-        now = {
-            peer_id(peer): address
-            for peer, address in network.peer_addresses().items()
-            if peer in members.members and not has_gone(peer)
-        }
+        now = {peer_id(peer): address for peer, address in reached().items() if peer in members.members and not has_gone(peer)}
         replaced = {*now, *now.values()}  # who moved, and who answered there before
         kept = [entry for entry in before if replaced.isdisjoint(entry.split("@")) and not has_gone(peer_of_entry(entry))]
         entries = tuple([f"{peer}@{address}" for peer, address in now.items()] + kept)[:ADDRESSES_KEPT]

@@ -32,11 +32,8 @@ async def test_members_addresses_are_on_disk_soon_and_forgotten_ones_stay(
     assert data_directory.load_addresses(file) == ()
     async with trio.open_nursery() as nursery:
         members = SimpleNamespace(members=known, is_departed_key=gone.__contains__)
-        network, applied = (
-            SimpleNamespace(peer_addresses=lambda: known),
-            SimpleNamespace(current=SimpleNamespace(members=members)),
-        )
-        nursery.start_soon(data_directory.save_addresses_periodically, file, network, applied)
+        applied = SimpleNamespace(current=SimpleNamespace(members=members))
+        nursery.start_soon(data_directory.save_addresses_periodically, file, lambda: known, applied)
         await trio.sleep(SAVE_SECONDS / 2)
         assert data_directory.load_addresses(file) == (entry(1, 1),)
         known.clear()

@@ -22,6 +22,7 @@ from ledger.members import (
     rotation_preimage,
     token_preimage,
 )
+from ledger.network_governance import PARAMETERS_LIMIT, NetworkState
 from peer.runtime.driver import Driver
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from peer.settings.invitation import InvitationString, make_admission
@@ -64,6 +65,36 @@ class Membership:
             self._tell_retirements()
             with trio.move_on_after(float("inf") if self._is_member else JOIN_RETRY_SECONDS):
                 await applied.wait()
+
+    async def report_upgrades(self) -> None:
+        """After every block, tells people how the network moves on: what voters wish for, what is decided, what has begun."""
+        before = self.driver.state.module_state(NetworkState)
+        while True:
+            applied, now = self.driver.block_applied, self.driver.state.module_state(NetworkState)
+            if now is not before:
+                self._report_changes(before, now)
+            before = now
+            await applied.wait()
+
+    def _report_changes(self, before: NetworkState, now: NetworkState) -> None:
+        me, add = self.driver.signer.public, self.driver.events.add
+        is_voter = me in self.driver.state.members.voters
+        for wish in dict.fromkeys(now.upgrade_votes.values()):
+            if is_voter and wish not in before.upgrade_votes.values() and now.upgrade_votes.get(me) != wish:
+                command = f"`peer upgrade {wish.module} {wish.version} --at {wish.height}`"
+                add("network", f"a voter wants {wish.module} {wish.version} from height {wish.height} on: {command} says so, too")
+        for upgrade in now.due_upgrades:
+            if upgrade not in before.due_upgrades:
+                add("network", f"decided: {upgrade.module} {upgrade.version} from height {upgrade.height} on")
+        for limit in dict.fromkeys(now.limit_votes.values()):
+            if is_voter and limit not in before.limit_votes.values() and now.limit_votes.get(me) != limit:
+                wanted = f"{limit.name} {limit.most}"
+                add("network", f"a voter wants the limit {wanted}: `peer limit {wanted}` says so, too")
+        if now.parameters_max != before.parameters_max:
+            add("network", f"decided: models of jobs have {now.parameters_max} {PARAMETERS_LIMIT} at most from now on")
+        for running in now.modules:
+            if running not in before.modules:
+                add("network", f"the network runs {running.name} {running.version} now")
 
     @property
     def _is_member(self) -> bool:

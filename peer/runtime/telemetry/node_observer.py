@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 
 from consensus.effects import DecidedBlock, StepEffects, StoredBlock
 from consensus.evidence import Evidence
+from consensus.pbft.replica import Replica
 from features.feature import EventLine
 from features.peer_names import NAMED_MARK, SHORT_ID_LENGTH, PeerNames
 from ledger.core.deterministic_failures import ModuleFailure
@@ -18,7 +19,13 @@ from peer import features
 from peer.node.future_messages import RoundKey, RoundMessage
 from peer.node.node import RoundEnded
 from peer.runtime.telemetry.event_log import EventLog
-from peer.runtime.telemetry.health import COMPARE_PEERS, StragglerDetector, duplicate_identity_text, vote_lockout_text
+from peer.runtime.telemetry.health import (
+    COMPARE_PEERS,
+    StragglerDetector,
+    duplicate_identity_text,
+    fork_text,
+    vote_lockout_text,
+)
 from peer.runtime.telemetry.risk_warnings import (
     NO_AUDITS_WITHOUT_TOLERANCE_RISK,
     SAMPLED_AUDITS_RISK,
@@ -50,14 +57,10 @@ class NodeObserver:
         self.decision_seconds: deque[float] = deque(maxlen=DECISION_TIMES_KEPT)
         self._first_seen: dict[int, float] = {}  # when a block of this height was first stored here
         self._decided_in: dict[int, float] = {}
-        self._refusal: str | None = None
-        self._dispute: str | None = None
-        self._disputed = ""
+        self._conditions: dict[str, str | bool | None] = {}  # cause by topic, after the last turn
         self.failure = ""  # the last one
         self._failures: dict[str, None] = {}  # those that were told
         self._silent_below = 0
-        self._is_copied = False
-        self._unknown = ""
         self._muted: Set[RoundKey] = frozenset()
         self._signers: set[bytes] = set()
         self._before = state  # the last one that was applied
@@ -110,20 +113,24 @@ class NodeObserver:
         text = f"{short_id(evidence.signer)} signed two things that exclude each other"
         self.events.add("evidence", text, peer=evidence.signer)
 
-    def report_refusal(self, height: int, refusal: str | None) -> None:
-        if refusal is not None and refusal != self._refusal:
-            self.events.add("warning", f"not preparing the block proposed for height {height}: {refusal}")
-        self._refusal = refusal
+    def report_conditions(self, replica: Replica, unsupported: str) -> None:
+        """Warns of what lasts when it begins, and again when its cause changes.
 
-    def report_state_root_split(self, dispute: str | None) -> None:
-        if dispute is not None and dispute != self._dispute:
-            self.events.add("warning", f"{dispute}; {COMPARE_PEERS}")
-        self._dispute = dispute
-
-    def report_fork(self, disputed: str) -> None:
-        if disputed and disputed != self._disputed:
-            self.events.add("warning", disputed)
-        self._disputed = disputed
+        `unsupported`: an upgrade that is due, long before it acts.
+        """
+        copied, fork, split = replica.duplicate_identity_reason, fork_text(replica), replica.state_root_split
+        refusal = replica.block_refusal
+        conditions = {
+            "refusal": (refusal, f"not preparing the block proposed for height {replica.height}: {refusal}"),
+            "split": (split, f"{split}; {COMPARE_PEERS}"),
+            "fork": (fork, fork),
+            "copy": (copied is not None, f"HALTED: {duplicate_identity_text(copied or '')}"),
+            "upgrade": (unsupported, unsupported),
+        }
+        for topic, (cause, text) in conditions.items():
+            if cause and cause != self._conditions.get(topic):
+                self.events.add("warning", text)
+            self._conditions[topic] = cause
 
     def report_expulsion(self, evidence: Evidence) -> None:
         text = f"{short_id(evidence.signer)} was expelled: it signed {_what(evidence)}"
@@ -146,17 +153,6 @@ class NodeObserver:
         if height < below and below != self._silent_below:
             self._silent_below = below
             self.events.add("warning", vote_lockout_text(below))
-
-    def report_duplicate_identity(self, what: str | None) -> None:
-        if what is not None and not self._is_copied:
-            self.events.add("warning", f"HALTED: {duplicate_identity_text(what)}")
-        self._is_copied = what is not None
-
-    def report_unknown_upgrade(self, what: str) -> None:
-        """Tells the operator of an upgrade that is due, long before it acts."""
-        if what and what != self._unknown:
-            self.events.add("warning", what)
-        self._unknown = what
 
     def report_muted_rounds(self, rounds: Set[RoundKey]) -> None:
         for job, number in sorted(rounds - self._muted):

@@ -24,7 +24,7 @@ from peer.roles import voter
 from peer.runtime.driver import Driver
 from peer.runtime.membership.inactivity import InactivityTracker
 from peer.runtime.membership.liveness_reports import LivenessMonitor
-from peer.runtime.work_queues import BlockServer
+from peer.runtime.work_queues import run_charged
 from rounds import round_state, vouch_set
 from rounds.vouch_set import VouchSet
 from rounds.vouch_state import VouchState
@@ -405,8 +405,8 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "blocks-for-nothing",
         "what is read for askers is charged to nobody",
-        BlockServer.run,
-        "self._network.charge_cpu(request.to, seconds)",
+        run_charged,
+        "network.charge_cpu(peer, seconds)",
         "pass",
         "tests/peer/test_answering.py::test_who_asks_for_much_is_answered_at_its_own_pace_and_holds_up_nobody",
     ),
