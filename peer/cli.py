@@ -25,6 +25,35 @@ from training.engine_resources import EngineResources
 EXIT_USER_ERROR = 2
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)  # what writing to a stream may come to
 
+# What stands behind the flag of each setting, in the order of the help; None: the flag says yes or no.
+SETTING_METAVARS: dict[str, str | None] = {
+    "role": "ROLE",
+    "listen": "ADDRESS",
+    "advertise": "ADDRESS,…",
+    "bootstrap": "ADDRESS,…",
+    "relay": "WHEN",
+    "upnp": None,
+    "mdns": None,
+    "ping_seconds": "N",
+    "suspect_seconds": "N",
+    "name": "NAME",
+    "engine": "ENGINE",
+    **{
+        field.name: None if isinstance(field.default, bool) else "N" if isinstance(field.default, int) else "NAME"
+        for field in dataclasses.fields(EngineResources)
+    },
+    "evaluate": None,
+    "local_data": "PATH",
+    "approve_invited": "N",
+    "payloads_gb": "N",
+    "retire_after_days": "N",
+    "stand": None,
+    "log_level": "LEVEL",
+    "log_format": "FORMAT",
+    "log_file": "FILE",
+    "control_socket": "PATH",
+}
+
 EXAMPLES = """examples:
   peer demo                                    four peers on this machine, one of them lying
   peer demo --data FILE                        the same on a text of your own
@@ -168,41 +197,18 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     about = setting_descriptions()
     told = "; ".join(f"{role.name}: {role.about}" for role in features.roles().values())
-    parser.add_argument("--role", metavar="ROLE", help=f"{told} (default full)")
-    parser.add_argument("--listen", metavar="ADDRESS", help=about["listen"] + " (default 0.0.0.0:7700)")
-    parser.add_argument("--advertise", metavar="ADDRESS,…", help=about["advertise"])
-    parser.add_argument("--bootstrap", metavar="ADDRESS,…", help=about["bootstrap"])
-    parser.add_argument("--relay", metavar="WHEN", help=about["relay"])
-    for name in ("upnp", "mdns"):
-        parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=None, help=about[name])
-    parser.add_argument("--ping-seconds", metavar="N", help=about["ping_seconds"])
-    parser.add_argument("--suspect-seconds", metavar="N", help=about["suspect_seconds"])
-    parser.add_argument("--name", metavar="NAME", help=about["name"])
-    parser.add_argument(
-        "--engine", metavar="ENGINE", help=f"{about['engine']}: {', '.join(features.engines())} (default pytorch)"
-    )
-    for field in dataclasses.fields(EngineResources):
-        flag = f"--{field.name.replace('_', '-')}"
-        if isinstance(field.default, bool):
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=about[field.name])
-        else:
-            parser.add_argument(flag, metavar="N" if isinstance(field.default, int) else "NAME", help=about[field.name])
-    parser.add_argument("--evaluate", action=argparse.BooleanOptionalAction, default=None, help=about["evaluate"])
-    parser.add_argument("--local-data", metavar="PATH", help=about["local_data"])
-    parser.add_argument("--approve-invited", metavar="N", help=about["approve_invited"])
-    parser.add_argument("--payloads-gb", metavar="N", help=about["payloads_gb"])
-    parser.add_argument("--retire-after-days", metavar="N", help=about["retire_after_days"])
-    parser.add_argument("--stand", action=argparse.BooleanOptionalAction, default=None, help=about["stand"])
-    parser.add_argument("--log-level", metavar="LEVEL", help=about["log_level"])
-    parser.add_argument("--log-format", metavar="FORMAT", help=about["log_format"])
-    parser.add_argument("--log-file", metavar="FILE", help=about["log_file"])
-    parser.add_argument("--control-socket", metavar="PATH", help=about["control_socket"])
-    for name, setting in features.feature_settings().items():
+    about["role"] = f"{told} (default full)"
+    about["listen"] += " (default 0.0.0.0:7700)"
+    about["engine"] += f": {', '.join(features.engines())} (default pytorch)"
+    of_features = {
+        name: None if isinstance(setting.default, bool) else "VALUE" for name, setting in features.feature_settings().items()
+    }
+    for name, metavar in (SETTING_METAVARS | of_features).items():
         flag = f"--{name.replace('_', '-')}"
-        if isinstance(setting.default, bool):
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=setting.about)
+        if metavar is None:
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=about[name])
         else:
-            parser.add_argument(flag, metavar="VALUE", help=setting.about)
+            parser.add_argument(flag, metavar=metavar, help=about[name])
     parser.add_argument("--no-console", dest="console", action="store_false", help="log instead of showing the prompt")
 
 

@@ -339,20 +339,11 @@ class LineInput:
         if not sys.stdin.isatty():
             await do()
             return
-        failed: Exception | None = None
-        async with trio.open_nursery() as nursery:
-            await nursery.start(_cancel_at_interrupt, nursery.cancel_scope)
-            try:
-                await do()
-            except Exception as error:  # raised below, by itself
-                failed = error
-            nursery.cancel_scope.cancel()
-        if failed is not None:
-            raise failed
+        with trio.CancelScope() as scope:
+            await _while(partial(_cancel_at_interrupt, scope), do())
 
 
-async def _cancel_at_interrupt(scope: trio.CancelScope, *, task_status: trio.TaskStatus[None]) -> None:
+async def _cancel_at_interrupt(scope: trio.CancelScope) -> None:
     with trio.open_signal_receiver(signal.SIGINT) as signals:
-        task_status.started()
         async for _ in signals:
             scope.cancel()

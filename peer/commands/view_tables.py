@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from features.commands import CommandContext
 from features.peer_names import SHORT_ID_LENGTH, PeerNames
-from features.text_tables import Column, KeyValueTable, TextTable, pluralize
+from features.text_tables import Column, KeyValueTable, Printable, TextTable, pluralize
 from protocol.addresses import format_listen_addresses
 from protocol.api import (
     AlertView,
@@ -46,6 +47,28 @@ REACHABILITY_TEXTS = {  # by `StatusView.reachable`
 }
 ACCEPT, UNSURE = Verdict.ACCEPT.label, Verdict.UNJUDGED.label  # of a vouch; all other verdicts reject
 NEUTRAL_REASONS = ("absent", "unjudged")  # says nothing against the trainer's work
+
+V = TypeVar("V")
+
+
+def show_table(table: Callable[[V], Printable], empty: str = "") -> Callable[[CommandContext[Any], V], Awaitable[None]]:
+    """For a command that lists: shows the table of its answer, or `empty` where nothing is in it."""
+
+    async def show(asked: CommandContext[Any], answer: V) -> None:
+        asked.show(table(answer) if answer or not empty else empty)
+
+    return show
+
+
+def show_named_table(
+    table: Callable[[V, PeerNames], Printable], empty: str = ""
+) -> Callable[[CommandContext[Any], V], Awaitable[None]]:
+    """The same, of a table with names of peers."""
+
+    async def show(asked: CommandContext[Any], answer: V) -> None:
+        asked.show(table(answer, await asked.load_names()) if answer or not empty else empty)
+
+    return show
 
 
 def shorten_id(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -18,6 +19,7 @@ from features.command_arguments import (
 from features.commands import CommandContext, command, listing_command
 from peer.commands import view_tables
 from peer.commands.job_fields import PRESET, SET, build_train_request, setting_warnings
+from peer.commands.view_tables import show_named_table
 from protocol.api import AuditsView, EventView, JobView, PeerApi, RoundView, RoundVotesView
 from protocol.errors import UserError
 from protocol.units import display_round_number, format_bytes
@@ -158,11 +160,7 @@ async def rollback(asked: CommandContext[PeerApi]) -> None:
     asked.show(await asked.wait_for_decision(asked.api.request_rollback(asked.options.job, asked.options.round)))
 
 
-async def _show_jobs(asked: CommandContext[PeerApi], jobs: tuple[JobView, ...]) -> None:
-    asked.show(view_tables.jobs(jobs, await asked.load_names()) if jobs else "no job yet; start one with `train --rounds 80`")
-
-
-@listing_command("what is and was trained", _show_jobs)
+@listing_command("what is and was trained", show_named_table(view_tables.jobs, "no job yet; start one with `train --rounds 80`"))
 async def jobs(asked: CommandContext[PeerApi]) -> tuple[JobView, ...]:
     return await asked.api.jobs()
 
@@ -174,25 +172,19 @@ async def jobs(asked: CommandContext[PeerApi]) -> tuple[JobView, ...]:
     ),
 )
 async def watch(asked: CommandContext[PeerApi]) -> int:
-    from peer.commands.job_monitor import is_terminal, watch_job
+    from peer.commands.job_monitor import watch_job
 
     job = await watch_job(
-        asked.api, asked.options.job, await asked.load_names(), asked.show, is_terminal() and not asked.is_at_prompt
+        asked.api, asked.options.job, await asked.load_names(), asked.show, sys.stdout.isatty() and not asked.is_at_prompt
     )
     return int(job.rounds_in_model < job.rounds)
 
 
-async def _show_rounds(asked: CommandContext[PeerApi], rounds: tuple[RoundView, ...]) -> None:
-    asked.show(view_tables.rounds(rounds, await asked.load_names()) if rounds else "no round is closed yet")
-
-
-@listing_command("the last closed rounds: verdicts, loss, time", _show_rounds, LAST_COUNT)
+@listing_command(
+    "the last closed rounds: verdicts, loss, time", show_named_table(view_tables.rounds, "no round is closed yet"), LAST_COUNT
+)
 async def rounds(asked: CommandContext[PeerApi]) -> tuple[RoundView, ...]:
     return await asked.api.rounds(asked.options.last)
-
-
-async def _show_votes(asked: CommandContext[PeerApi], found: tuple[RoundVotesView, ...]) -> None:
-    asked.show(view_tables.votes(found, await asked.load_names()) if found else "no round is open or closed yet")
 
 
 LAST_ROUNDS = Argument(
@@ -200,7 +192,11 @@ LAST_ROUNDS = Argument(
 )
 
 
-@listing_command("who votes what on whom: open rounds, and the last closed ones", _show_votes, LAST_ROUNDS)
+@listing_command(
+    "who votes what on whom: open rounds, and the last closed ones",
+    show_named_table(view_tables.votes, "no round is open or closed yet"),
+    LAST_ROUNDS,
+)
 async def votes(asked: CommandContext[PeerApi]) -> tuple[RoundVotesView, ...]:
     return await asked.api.votes(asked.options.last)
 

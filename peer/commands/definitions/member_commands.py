@@ -7,6 +7,7 @@ import sys
 from features.command_arguments import Argument, member_argument, parse_integer_in
 from features.commands import CommandContext, command, listing_command
 from peer.commands import view_tables
+from peer.commands.view_tables import show_table
 from protocol.api import INVITATION_DAYS, INVITATION_DAYS_MAX, InvitationView, PeerApi, PeerView
 from protocol.errors import UserError
 
@@ -95,11 +96,10 @@ async def invite(asked: CommandContext[PeerApi]) -> None:
         print(note, file=sys.stderr)  # standard output is for what reads the invitation
 
 
-async def _show_invitations(asked: CommandContext[PeerApi], made: tuple[InvitationView, ...]) -> None:
-    asked.show(view_tables.invitations(made) if made else "this peer has made no invitation yet; `invite` makes one")
-
-
-@listing_command("those that this peer made, and what has become of them", _show_invitations)
+@listing_command(
+    "those that this peer made, and what has become of them",
+    show_table(view_tables.invitations, "this peer has made no invitation yet; `invite` makes one"),
+)
 async def invitations(asked: CommandContext[PeerApi]) -> tuple[InvitationView, ...]:
     return await asked.api.invitations()
 

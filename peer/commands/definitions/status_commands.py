@@ -5,6 +5,7 @@ from __future__ import annotations
 from features.command_arguments import LAST_COUNT, Argument, parse_integer_in
 from features.commands import CommandContext, listing_command
 from peer.commands import view_tables
+from peer.commands.view_tables import show_named_table, show_table
 from protocol.api import AlertView, BlockView, DiskView, EngineView, EventView, PeerApi, PeerState, StatsView, StatusView
 
 # The exit status of `peer status`; 2 is an error, such as that no peer runs there.
@@ -20,20 +21,14 @@ EXIT_STATUS = {
 }
 
 
-async def _show_stats(asked: CommandContext[PeerApi], stats: StatsView) -> None:
-    asked.show(view_tables.stats(stats))
-
-
-@listing_command("decisions, traffic, refusals, memory", _show_stats)
+@listing_command("decisions, traffic, refusals, memory", show_table(view_tables.stats))
 async def stats(asked: CommandContext[PeerApi]) -> StatsView:
     return await asked.api.stats()
 
 
-async def _show_status(asked: CommandContext[PeerApi], status: StatusView) -> None:
-    asked.show(view_tables.status(status))
-
-
-@listing_command("who and where this peer is", _show_status, exit_status=lambda view: EXIT_STATUS[PeerState(view.state)])
+@listing_command(
+    "who and where this peer is", show_table(view_tables.status), exit_status=lambda view: EXIT_STATUS[PeerState(view.state)]
+)
 async def status(asked: CommandContext[PeerApi]) -> StatusView:
     return await asked.api.status()
 
@@ -49,17 +44,11 @@ async def log(asked: CommandContext[PeerApi]) -> tuple[EventView, ...]:
     return await asked.api.events(-asked.options.last, 0.0)
 
 
-async def _show_alerts(asked: CommandContext[PeerApi], alerts: tuple[AlertView, ...]) -> None:
-    asked.show(view_tables.alerts(alerts, await asked.load_names()) if alerts else "nothing to worry about")
-
-
-@listing_command("what its operator should know, the gravest first", _show_alerts)
+@listing_command(
+    "what its operator should know, the gravest first", show_named_table(view_tables.alerts, "nothing to worry about")
+)
 async def alerts(asked: CommandContext[PeerApi]) -> tuple[AlertView, ...]:
     return await asked.api.alerts()
-
-
-async def _show_block(asked: CommandContext[PeerApi], block: BlockView) -> None:
-    asked.show(view_tables.block(block, await asked.load_names()))
 
 
 HEIGHT = Argument(
@@ -67,16 +56,12 @@ HEIGHT = Argument(
 )
 
 
-@listing_command("a decided block: header, certificate, voters", _show_block, HEIGHT)
+@listing_command("a decided block: header, certificate, voters", show_named_table(view_tables.block), HEIGHT)
 async def block(asked: CommandContext[PeerApi]) -> BlockView:
     return await asked.api.block(asked.options.height)
 
 
-async def _show_disk(asked: CommandContext[PeerApi], disk: DiskView) -> None:
-    asked.show(view_tables.disk(disk))
-
-
-@listing_command("how much of the disk is used and free", _show_disk)
+@listing_command("how much of the disk is used and free", show_table(view_tables.disk))
 async def disk(asked: CommandContext[PeerApi]) -> DiskView:
     return await asked.api.disk_usage()
 
