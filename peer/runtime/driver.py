@@ -108,7 +108,8 @@ class Driver:
             host,
             network,
             event_log,
-            self,
+            self.now,
+            self.run_action,
             applied,
             payload_bytes,
         )
@@ -120,7 +121,9 @@ class Driver:
             event_log,
             anchor,
             applied,
-            self,
+            self.now,
+            self.restore_state,
+            self.drop_peer,
         )
         self._answering = BlockServer(store, network)
         self._inbox_send, self._inbox = trio.open_memory_channel[NodeInput](INBOX_MAX)
@@ -367,7 +370,13 @@ class Driver:
         roots: dict[bytes, bytes] = {}
         for job in transition.started_jobs:
             begun = transition.state.jobs.jobs[job]
-            await self._fetch_start(JobSpec.decode(begun.spec), transition.state.members.voters)
+            spec = JobSpec.decode(begun.spec)
+            if spec.initial_model is not None:  # q of the voters have said that they hold these parameters
+                from training import parameter_blob
+
+                size, voters = parameter_blob.blob_bytes(spec), transition.state.members.voters
+                await self.network.fetch_blob(spec.initial_model, size, voters)
+                self.blobs.pin_blob(spec.initial_model)
             await self.round_executor.disk_space.check_job(job, begun)
             roots[job] = await trio.to_thread.run_sync(self.host.create_model, job, begun.spec, self.blobs.read_range)
         for job, back in transition.rolled_back.items():
@@ -380,14 +389,6 @@ class Driver:
                 self.blobs.pin_blob(proposal.payload)
             roots[closed.job] = await trio.to_thread.run_sync(self.host.apply_round, closed, self.blobs.read_range)
         return roots
-
-    async def _fetch_start(self, spec: JobSpec, voters: Sequence[bytes]) -> None:
-        """The parameters of the first model, if they are a blob: q of these voters have said that they hold it."""
-        if spec.initial_model is not None:
-            from training import parameter_blob
-
-            await self.network.fetch_blob(spec.initial_model, parameter_blob.blob_bytes(spec), voters)
-            self.blobs.pin_blob(spec.initial_model)
 
     def _recover_models(self) -> None:
         """If the machine stopped, the last models may not have reached the disk."""

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import trio
 
@@ -40,22 +39,14 @@ from transport.network import Network
 
 LOSS_ROUNDS_KEPT = 64  # more than a rollback undoes, and the rounds before
 
-_OnProposal = Callable[[RoundKey, OpenRoundContext, Signed, Proposal], Awaitable[None]]
+RunAction = Callable[[Callable[[], RoundEffects | None]], Awaitable[None]]  # of the driver: see `Driver.run_action`
+_Judges = Callable[[OpenRoundContext], Awaitable[Verdict]]
+_RecordsVerdict = Callable[[OpenRounds, RoundKey, bytes, Verdict, float], None]
 
 # Payloads of so many rounds must fit before a round is trained. Every round looks anew: a long job is not refused for its end.
 ROUNDS_AHEAD = 100
 RESERVED_BYTES = 512 << 20  # that a job leaves for the ledger and all else: a full disk ends the peer
 CHECK_SECONDS = 10.0  # until a peer that has no room looks again
-
-
-class ActionRunner(Protocol):
-    """The driver, as slow work reports to it."""
-
-    def now(self) -> float:
-        """Seconds since the epoch."""
-
-    async def run_action(self, do: Callable[[], RoundEffects | None]) -> None:
-        """Runs `do` between two turns; returns when what it said is durable and sent."""
 
 
 class RoundExecutor:
@@ -71,13 +62,14 @@ class RoundExecutor:
         host: JobModelStore,
         network: Network,
         event_log: EventLog,
-        driver: ActionRunner,
+        now: Callable[[], float],
+        run_action: RunAction,
         applied: CurrentState,
         payload_bytes: int = 0,
     ) -> None:
         self.participant = role
         self._me, self._rounds, self._store, self._blobs, self._host = me, rounds, store, blobs, host
-        self._network, self._events, self._driver = network, event_log, driver
+        self._network, self._events, self._now, self._run_action = network, event_log, now, run_action
         self._applied, self._audit_backpressure = applied, AuditBackpressure(me, network, applied)
         self.disk_space = DiskSpaceMonitor(me, store.path.parent, host, event_log, applied, payload_bytes)
         self._open: dict[RoundKey, OpenRoundContext] = {}
@@ -122,12 +114,12 @@ class RoundExecutor:
         """What a role sees of the job's open round, or of a finished job."""
 
         async def publish(proposal: Proposal, opening: LossOpening | None) -> None:
-            await self._driver.run_action(lambda: self._rounds.publish_proposal(proposal, self._driver.now(), opening))
+            await self._run_action(lambda: self._rounds.publish_proposal(proposal, self._now(), opening))
 
         async def begin(trainer: bytes) -> None:
             self._replays[key] += 1
             self._store.queue_measurements(*key, {REPLAYS: self._replays[key]})
-            await self._driver.run_action(lambda: self._rounds.record_replay_start(key, trainer))
+            await self._run_action(lambda: self._rounds.record_replay_start(key, trainer))
 
         async def measured(figures: Mapping[str, float]) -> None:
             if TRAINING_NATS in figures:
@@ -200,13 +192,10 @@ class RoundExecutor:
         """Deletes what nobody needs any more: old models, buffers, and what trainers go on from behind the last accepted."""
         anchors, is_over = [anchor.round for anchor in job.anchors], job.phase is JobPhase.FINISHED
         with skip_without_descriptors("the deletion of old models"):
-            self._host.prune_models(*key, JobSpec.decode(job.spec), self._audited(key[0]), anchors, is_over)
+            audits = self._applied.current.audits.jobs.get(key[0])
+            audited = frozenset(audits.rounds) if audits else frozenset[int]()  # rounds of which proposals may still be replayed
+            self._host.prune_models(*key, JobSpec.decode(job.spec), audited, anchors, is_over)
         self.delete_expired_files()
-
-    def _audited(self, job: bytes) -> frozenset[int]:
-        """The rounds of which proposals may still be replayed."""
-        audits = self._applied.current.audits.jobs.get(job)
-        return frozenset(audits.rounds) if audits else frozenset()
 
     def delete_expired_files(self) -> None:
         """It may run in a thread."""
@@ -235,33 +224,22 @@ class RoundExecutor:
             key = (job, book.terms.round)
             if book.me is None or key not in self._working:
                 continue
+            opened = self._open[key]
             for trainer, signed in book.proposals.items():
-                if trainer not in book.verdicts:
-                    self._begin(self._checking, self._check, key, signed)
-                elif trainer in book.vouching.assigned_at and trainer not in book.vouching.own_judgements:
-                    self._begin(self._reexecuting, self._reexecute, key, signed)
+                place = key, trainer
+                is_called = trainer in book.vouching.assigned_at and trainer not in book.vouching.own_judgements
+                if trainer not in book.verdicts and place not in self._checking:
+                    self._checking.add(place)
+                    check = partial(self.participant.check_proposal, signed=signed, proposal=_opened(signed))
+                    self._working[key].start_soon(self._judge, "checking", opened, trainer, check, OpenRounds.record_verdict)
+                elif trainer in book.verdicts and is_called and place not in self._reexecuting:
+                    self._reexecuting.add(place)
+                    replay = partial(self.participant.reexecute, trainer=trainer, proposal=_opened(signed))
+                    record = OpenRounds.record_replay_verdict
+                    self._working[key].start_soon(self._judge, "re-executing", opened, trainer, replay, record)
 
-    def _begin(self, begun: set[tuple[RoundKey, bytes]], work: _OnProposal, key: RoundKey, signed: Signed) -> None:
-        if (key, signed.signer) not in begun:
-            begun.add((key, signed.signer))
-            proposal = codec.decode_message(signed.body, (Proposal,))
-            self._working[key].start_soon(work, key, self._open[key], signed, proposal)
-
-    async def _check(self, key: RoundKey, opened: OpenRoundContext, signed: Signed, proposal: Proposal) -> None:
-        verdict = await self._verdict(
-            "checking", partial(self.participant.check_proposal, signed=signed, proposal=proposal), opened
-        )
-        await self._driver.run_action(lambda: self._rounds.record_verdict(key, signed.signer, verdict, self._driver.now()))
-
-    async def _reexecute(self, key: RoundKey, opened: OpenRoundContext, signed: Signed, proposal: Proposal) -> None:
-        work = partial(self.participant.reexecute, trainer=signed.signer, proposal=proposal)
-        verdict = await self._verdict("re-executing", work, opened)
-        await self._driver.run_action(lambda: self._rounds.record_replay_verdict(key, signed.signer, verdict, self._driver.now()))
-
-    async def _verdict(
-        self, what: str, work: Callable[[OpenRoundContext], Awaitable[Verdict]], opened: OpenRoundContext
-    ) -> Verdict:
-        """The result of this work; UNJUDGED if it fails."""
+    async def _judge(self, what: str, opened: OpenRoundContext, trainer: bytes, work: _Judges, record: _RecordsVerdict) -> None:
+        """Gives the driver the result of this work; UNJUDGED if it fails."""
         verdict = Verdict.UNJUDGED
 
         async def judge(opened: OpenRoundContext) -> None:
@@ -269,7 +247,12 @@ class RoundExecutor:
             verdict = await work(opened)
 
         await self._guarded(what, judge, opened)
-        return verdict
+        key = opened.job, opened.number
+        await self._run_action(lambda: record(self._rounds, key, trainer, verdict, self._now()))
+
+
+def _opened(signed: Signed) -> Proposal:
+    return codec.decode_message(signed.body, (Proposal,))
 
 
 class LossHistory:

@@ -10,10 +10,10 @@ import json
 import math
 import shutil
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import trio
 
@@ -55,17 +55,8 @@ _PREFIXES: Final = tuple(
 )
 
 
-class StateRestorer(Protocol):
-    """The driver, as the download of a snapshot sees it."""
-
-    def now(self) -> float:
-        """Seconds since the epoch."""
-
-    async def restore_state(self, restored: RestoredSnapshot, links: tuple[LightBlock, ...], repairs: bool) -> bool:
-        """Goes on from this state; returns when that is done. False: blocks were quicker, and the node began anew without it."""
-
-    def drop_peer(self, peer: bytes, error: RemoteProtocolError) -> None:
-        """Ends the connection with a peer, and bans it."""
+# Goes on from this state; False: blocks were quicker, and the node began anew without it. See `Driver.restore_state`.
+RestoreState = Callable[[RestoredSnapshot, tuple[LightBlock, ...], bool], Awaitable[bool]]
 
 
 def is_snapshot_message(data: bytes) -> bool:
@@ -86,11 +77,14 @@ class StateSync:
         event_log: EventLog,
         anchor: TrustedBlock | None,
         applied: CurrentState,
-        driver: StateRestorer,
+        now: Callable[[], float],
+        restore_state: RestoreState,
+        drop_peer: Callable[[bytes, RemoteProtocolError], None],
     ) -> None:
         self._rules = rules
         self._store, self._host, self._network, self._events = store, host, network, event_log
-        self._anchor, self._applied, self._driver = anchor, applied, driver
+        self._anchor, self._applied = anchor, applied
+        self._now, self._restore_state, self._drop_peer = now, restore_state, drop_peer
         self._shelf, self._queue = SnapshotStore(store, host), SnapshotRequestQueue()
         self._news: deque[LedgerState] = deque()  # applied, and not on the shelf yet
         self._inbox: deque[tuple[bytes, bytes]] = deque()
@@ -123,7 +117,7 @@ class StateSync:
 
     def start_if_needed(self, replica: Replica) -> None:
         """Whether a snapshot is needed now."""
-        if self._transfer is not None or self._wanted is not None or self._driver.now() < self._not_before:
+        if self._transfer is not None or self._wanted is not None or self._now() < self._not_before:
             return
         self._repairs = replica.divergence is not None
         if replica.divergence is not None:
@@ -135,7 +129,7 @@ class StateSync:
 
     async def wait_to_apply(self) -> None:
         """Returns when it is worth while to apply another block."""
-        with trio.move_on_after(max(0.0, self._begun + APPLY_PAUSE_SECONDS_MAX - self._driver.now())):
+        with trio.move_on_after(max(0.0, self._begun + APPLY_PAUSE_SECONDS_MAX - self._now())):
             await self._clear.wait()
 
     def check_trusted_block(self, decided: Iterable[DecidedBlock]) -> None:
@@ -155,18 +149,16 @@ class StateSync:
         """Nothing of a wrong state is trusted, the voters in it least of all. The decided blocks are trusted."""
         if reason != self._diagnosed:
             self._diagnosed = reason
-            self._diagnose(reason)
+            try:
+                folder = save_divergence_report(self._store.path.parent, self._rules, self._applied.current, reason)
+                kept = f"what was here is kept in {folder}"
+            except OSError as error:
+                kept = f"no diagnostic could be kept: {error.strerror}"
+            self._events.add("warning", f"{reason}; restoring the certified state, {kept}")
         decided = self._store.get_decision(self._store.decided_height)
         assert decided is not None, "a decided block showed the divergence"
         basis = make_trust_basis(self._rules, None, decided, self._anchor)
         return basis, max(SNAPSHOT_HEIGHT_MIN, self._applied.current.height)
-
-    def _diagnose(self, reason: str) -> None:
-        try:
-            folder = save_divergence_report(self._store.path.parent, self._rules, self._applied.current, reason)
-            self._events.add("warning", f"{reason}; restoring the certified state, what was here is kept in {folder}")
-        except OSError as error:
-            self._events.add("warning", f"{reason}; restoring the certified state, no diagnostic could be kept: {error.strerror}")
 
     async def newest_certified_state(self) -> tuple[LedgerState, tuple[LightBlock, ...]] | None:
         """The last certified state, and the links from the genesis to the block that certifies it; None: there is none yet."""
@@ -189,7 +181,10 @@ class StateSync:
                 await self._serve()
                 await self._fetch()
                 self._hold_or_clear()
-                with trio.move_on_after(self._wait_seconds()):
+                wait = self._queue.wait_seconds()
+                if self._transfer is not None:
+                    wait = min(wait, LINK_POLL_SECONDS, max(0.0, self._transfer.deadline - self._now()))
+                with trio.move_on_after(wait):
                     await self._wake.wait()
         finally:
             self._end_transfer()
@@ -200,25 +195,19 @@ class StateSync:
         elif self._clear.is_set():
             self._clear = trio.Event()
 
-    def _wait_seconds(self) -> float:
-        wait = self._queue.wait_seconds()
-        if self._transfer is not None:
-            wait = min(wait, LINK_POLL_SECONDS, max(0.0, self._transfer.deadline - self._driver.now()))
-        return wait
-
     def _update_links(self) -> None:
         while self._news:
-            self._shelf.add_applied_state(self._news.popleft(), self._driver.now())
+            self._shelf.add_applied_state(self._news.popleft(), self._now())
         links, before = self._network.connected_peers(), self._links
         self._links = links
         for peer in self._queue.askers - links:  # also of whom a message was taken after the link had broken
             self._queue.remove_peer(peer)
         if self._transfer is not None:
             for peer in before - links:
-                self._apply_step(self._transfer.remove_peer(peer, self._driver.now()))
+                self._apply_step(self._transfer.remove_peer(peer, self._now()))
         if self._transfer is not None:
             for peer in links - before:
-                self._apply_step(self._transfer.add_peer(peer, self._driver.now()))
+                self._apply_step(self._transfer.add_peer(peer, self._now()))
 
     async def _take_messages(self) -> None:
         for _ in range(len(self._inbox)):
@@ -227,30 +216,28 @@ class StateSync:
             try:
                 message: Any = codec.decode_message(data, SNAPSHOT_MESSAGES)
                 if isinstance(message, (GetSnapshot, GetSnapshotPart)):
-                    self._queue.add_request(peer, message, self._driver.now())
+                    self._queue.add_request(peer, message, self._now())
                 elif self._transfer is not None:
-                    self._apply_step(
-                        await trio.to_thread.run_sync(self._transfer.handle_answer, peer, message, self._driver.now())
-                    )
+                    self._apply_step(await trio.to_thread.run_sync(self._transfer.handle_answer, peer, message, self._now()))
             except RemoteProtocolError as error:
-                self._driver.drop_peer(peer, error)
+                self._drop_peer(peer, error)
 
     async def _serve(self) -> None:
         """One request; the loop comes back at once if there are more."""
-        request = self._queue.pop_request(self._driver.now())
+        request = self._queue.pop_request(self._now())
         if request is None:
             return
         peer, message = request
         try:
-            answer = await run_charged(self._network, peer, self._shelf.answer_request, message, self._driver.now())
+            answer = await run_charged(self._network, peer, self._shelf.answer_request, message, self._now())
         except RemoteProtocolError as error:
-            self._driver.drop_peer(peer, error)
+            self._drop_peer(peer, error)
         else:
             self._network.send(peer, codec.encode(answer), Priority.BULK)
 
     def _apply_step(self, step: DownloadStep) -> None:
         for fault in step.faults:
-            self._driver.drop_peer(fault.peer, fault.error)
+            self._drop_peer(fault.peer, fault.error)
         for peer, request in step.sends:
             self._network.send(peer, codec.encode(request), Priority.CONTROL)
 
@@ -262,48 +249,40 @@ class StateSync:
         transfer = self._transfer
         if transfer is None:
             return
-        if transfer.deadline <= self._driver.now():
-            self._apply_step(await trio.to_thread.run_sync(transfer.handle_tick, self._driver.now()))
+        if transfer.deadline <= self._now():
+            self._apply_step(await trio.to_thread.run_sync(transfer.handle_tick, self._now()))
         if transfer.conflict is not None:
             self._warn_of_fork(transfer.conflict)
             self._end_transfer()
         elif transfer.restored is not None:
             await self._finish(transfer, transfer.restored)
-        elif self._is_overtaken(transfer) or transfer.has_no_source(self._driver.now()):
-            self._end_transfer()
+        else:
+            is_overtaken = not self._repairs and 0 < transfer.progress[0] <= self._applied.current.height
+            if is_overtaken or transfer.has_no_source(self._now()):  # decisions one by one were quicker, or nobody is left
+                self._end_transfer()
 
     def _begin(self, basis: TrustBasis, wanted: int) -> None:
         self._wanted = None
-        self._begun = self._driver.now()
+        self._begun = self._now()
         self._transfer = SnapshotDownload(self._rules, self._host, basis, wanted, self._begun)
         self._events.add("snapshot", f"asking for a snapshot of height {wanted} or later", height=wanted)
         for peer in request_order(self._links, basis.voters, self._asked_last):
-            self._apply_step(self._transfer.add_peer(peer, self._driver.now()))
-
-    def _is_overtaken(self, transfer: SnapshotDownload) -> bool:
-        """Decisions one by one were quicker."""
-        return not self._repairs and 0 < transfer.progress[0] <= self._applied.current.height
+            self._apply_step(self._transfer.add_peer(peer, self._now()))
 
     async def _finish(self, transfer: SnapshotDownload, restored: RestoredSnapshot) -> None:
         own = [self._store.get_decision(decided.height) for decided in restored.decisions]
         if any(mine and mine.digest != theirs.digest for mine, theirs in zip(own, restored.decisions, strict=True)):
             self._warn_of_fork(f"height {restored.height} is certified there with another block than here")
             transfer.discard_parts()
-        elif await self._install_unless_overtaken(transfer, restored):
-            seconds = self._driver.now() - self._begun
+        elif not restored.is_overtaken(self._applied.current.height, self._repairs) and await self._restore_state(
+            restored, (*self._store.light_blocks(0, transfer.trusted_height), *transfer.light_blocks), self._repairs
+        ):
+            seconds = self._now() - self._begun
             text = f"restored the certified state of height {restored.height} in {seconds:.1f} s"
             self._events.add("snapshot", text, height=restored.height, seconds=seconds)
         else:
             transfer.discard_parts()
         self._end_transfer()
-
-    async def _install_unless_overtaken(self, transfer: SnapshotDownload, restored: RestoredSnapshot) -> bool:
-        """Installs it, unless blocks were quicker."""
-        if restored.is_overtaken(self._applied.current.height, self._repairs):
-            return False
-        return await self._driver.restore_state(
-            restored, (*self._store.light_blocks(0, transfer.trusted_height), *transfer.light_blocks), self._repairs
-        )
 
     def _warn_of_fork(self, what: str) -> None:
         text = f"{what}: nothing is restored; ask people you trust which history is the true one"
@@ -315,7 +294,7 @@ class StateSync:
                 self._transfer.discard_parts()
             self._asked_last = self._transfer.asked_last
         self._transfer = None
-        self._not_before = self._driver.now() + RETRY_SECONDS
+        self._not_before = self._now() + RETRY_SECONDS
 
 
 def save_divergence_report(directory: Path, rules: LedgerRules, state: LedgerState, reason: str) -> Path:
