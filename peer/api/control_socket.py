@@ -91,14 +91,11 @@ def _place_for(directory: Path, configured: str) -> Path:
         return path
     if configured:
         raise UserError(f"control_socket {configured!r}: its directory must exist and its path fit {SOCKET_PATH_BYTES_MAX} bytes")
-    path = Path(tempfile.mkdtemp(prefix="folkmoot-", dir=_runtime_directory())) / "control.sock"
+    given = os.environ.get("XDG_RUNTIME_DIR", "")
+    is_usable = given and len(given) < SOCKET_PATH_BYTES_MAX // 2 and os.access(given, os.W_OK)
+    path = Path(tempfile.mkdtemp(prefix="folkmoot-", dir=given if is_usable else "/tmp")) / "control.sock"
     (directory / SOCKET_PATH_FILE).write_text(f"{path}\n", encoding="utf-8")
     return path
-
-
-def _runtime_directory() -> str:
-    given = os.environ.get("XDG_RUNTIME_DIR", "")
-    return given if given and len(given) < SOCKET_PATH_BYTES_MAX // 2 and os.access(given, os.W_OK) else "/tmp"
 
 
 async def _bind(path: Path) -> trio.SocketListener:

@@ -71,8 +71,9 @@ def rekey_peer(options: argparse.Namespace) -> None:
             directory.begin_key_replacement()
             lost = directory.archive_state()
         else:
-            if not directory.next_key.exists():  # else that was asked before a crash, which may have left an empty log
-                _require_not_needed(voters, old)
+            # The old key no longer gives its vote. After a crash the question was asked, and the log may be empty.
+            if not directory.next_key.exists() and old.public in voters and voters.quorum == len(voters):
+                raise UserError(f"all {len(voters)} voters are needed to decide that this key is replaced: let others vote first")
             directory.begin_key_replacement()
         new = directory.replace_identity()
     print(f"old key     {peer_id(old.public)}, kept in {directory.former_key.name} until the network has decided the change")
@@ -93,12 +94,6 @@ def _voters(directory: DataDirectory, genesis: Genesis) -> VoterSet:
         encoded = store.encoded_state()
     rules = rules_of(genesis, JobModelStore(directory.models))
     return VoterSet(rules.restore_state(encoded).members.voters)
-
-
-def _require_not_needed(voters: VoterSet, old: Identity) -> None:
-    """`UserError` if nothing can be decided without the old key's vote, which it no longer gives."""
-    if old.public in voters and voters.quorum == len(voters):
-        raise UserError(f"all {len(voters)} voters are needed to decide that this key is replaced: let others vote first")
 
 
 def _require_others(directory: DataDirectory, genesis: Genesis, old: Identity) -> None:
@@ -206,7 +201,8 @@ async def _run(config: Config, on_terminal: bool, make_participant: MakeParticip
     with garbage_collection_paused():
         from peer.daemon.daemon import make_honest_participant, running_daemon, tune_garbage_collector, wait_for_stop
 
-    hung_up = partial(_end_with_terminal, terminal_descriptors()) if on_terminal or _logs_to_terminal(config) else _reopen_log
+    logs_to_terminal = not config.log_file and sys.stderr.isatty()
+    hung_up = partial(_end_with_terminal, terminal_descriptors()) if on_terminal or logs_to_terminal else _reopen_log
     async with running_daemon(config, make_participant or make_honest_participant) as daemon:
         tune_garbage_collector()
         status = await daemon.api.status()
@@ -230,10 +226,6 @@ async def _run(config: Config, on_terminal: bool, make_participant: MakeParticip
 
 
 # When the terminal closes ---------------------------------------------------------------------------------------------
-
-
-def _logs_to_terminal(config: Config) -> bool:
-    return not config.log_file and sys.stderr.isatty()
 
 
 def _end_with_terminal(streams: tuple[int, ...]) -> bool:

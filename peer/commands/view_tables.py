@@ -216,7 +216,7 @@ def engines(views: Iterable[EngineView]) -> TextTable:
     table = TextTable("engine", "in use", Column("worker", wraps=True), Column("versions", wraps=True))
     for view in views:
         versions = ", ".join(f"{name} {version}" for name, version in view.versions.items())
-        table.add_row(view.engine, _yes(view.in_use), view.state or "–", versions or "–")
+        table.add_row(view.engine, "yes" if view.in_use else "–", view.state or "–", versions or "–")
     return table
 
 
@@ -225,12 +225,8 @@ def devices(views: Iterable[DeviceView]) -> TextTable:
     table = TextTable("device", Column("what", truncates=True), "in use", *amounts)
     for view in views:
         sizes = ("–" if size is None else f"{size} MB" for size in (view.memory_mb, view.free_mb, view.held_mb))
-        table.add_row(view.device, view.about, _yes(view.in_use), *sizes)
+        table.add_row(view.device, view.about, "yes" if view.in_use else "–", *sizes)
     return table
-
-
-def _yes(is_so: bool) -> str:
-    return "yes" if is_so else "–"
 
 
 def block(view: BlockView, names: PeerNames) -> KeyValueTable:
@@ -402,13 +398,10 @@ def reachability(found: LivenessMatrix, names: PeerNames, me: str) -> TextTable:
     columns = (Column(numbers[peer], len(heard) - place, is_number=True) for place, peer in enumerate(heard))
     table = TextTable(Column("no.", is_number=True), Column("observer", truncates=True), *columns)
     for observer, row in found.items():
-        cells = ("·" if peer == observer else _silence(row[peer]) for peer in heard)
+        shown = {peer: "?" if seconds is None else f"{seconds:.0f} s" if seconds else "+" for peer, seconds in row.items()}
+        cells = ("·" if peer == observer else shown[peer] for peer in heard)
         table.add_row(numbers[observer], names[observer], *cells)
     return table
-
-
-def _silence(seconds: float | None) -> str:
-    return "?" if seconds is None else f"{seconds:.0f} s" if seconds else "+"
 
 
 def invitations(views: Iterable[InvitationView]) -> TextTable:
@@ -505,12 +498,10 @@ def format_verdicts(view: RoundView, names: PeerNames) -> str:
     """`accept: anna (ben, cora vouch) ben (anna vouches); replay: liar`."""
     by_verdict: dict[str, list[str]] = {}
     for peer, verdict in view.verdicts.items():
-        by_verdict.setdefault(verdict, []).append(names[peer] + _vouchers(view.vouchers.get(peer, ()), names))
+        voters = view.vouchers.get(peer, ())
+        vouch = f" ({', '.join(names[voter] for voter in voters)} {'vouches' if len(voters) == 1 else 'vouch'})" if voters else ""
+        by_verdict.setdefault(verdict, []).append(names[peer] + vouch)
     return "; ".join(f"{verdict}: {' '.join(peers)}" for verdict, peers in by_verdict.items())
-
-
-def _vouchers(voters: Sequence[str], names: PeerNames) -> str:
-    return f" ({', '.join(names[voter] for voter in voters)} {'vouches' if len(voters) == 1 else 'vouch'})" if voters else ""
 
 
 def event_line(view: EventView, names: PeerNames) -> str:

@@ -43,7 +43,7 @@ from peer.runtime.transaction_submitter import TransactionSubmitter
 from peer.settings.config import Config, why_unlinked
 from peer.settings.data_directory import DataDirectory, load_addresses, save_addresses_periodically
 from peer.settings.file_descriptors import connection_limits, descriptor_limit, raise_descriptor_limit
-from peer.settings.invitation import InvitationString, parse_invitation
+from peer.settings.invitation import parse_invitation
 from protocol.api import PeerApi
 from protocol.errors import LostVotesError, RemoteProtocolError, StorageError, UserError
 from protocol.identity import Ed25519Verifier, Signer
@@ -55,7 +55,6 @@ from training.round_context import RoundParticipant
 from transport.swarm import Swarm
 
 if TYPE_CHECKING:
-    from peer.runtime.membership.inactivity import InactivityTracker
     from peer.worker.supervisor import WorkerSupervisor
 
 
@@ -118,7 +117,8 @@ def _assemble_peer(
     models, blobs = JobModelStore(directory.models, config.threads), DiskBlobStore(directory.blobs, directory.buffers)
     rules = rules_of(genesis, models, CachingVerifier(Ed25519Verifier()))
     applied = CurrentState(load_state(rules, store))
-    invitation = _invitation(directory)
+    written = directory.path / "invitation"
+    invitation = parse_invitation(written.read_text()) if written.exists() else None
     remembered = load_addresses(directory.addresses, lambda text: events.add("warning", text))
     if unlinked := why_unlinked(config, remembered):
         raise UserError(unlinked)
@@ -138,7 +138,11 @@ def _assemble_peer(
         connections_max=connection_limits(descriptor_limit()).peers,
     )
     role = features.roles()[config.role]
-    worker = _make_supervisor(config) if role.needs_worker else None
+    worker = None
+    if role.needs_worker:
+        from peer.worker.supervisor import WorkerSupervisor
+
+        worker = WorkerSupervisor(config.resources, engine=config.engine)
     participant = make_participant(ParticipantContext(config, worker, directory.texts, network, identity, genesis.chain_id))
     anchor, payload_bytes = invitation.anchor if invitation else None, config.payloads_gb * 1_000_000_000
     driver = Driver(identity, rules, applied, store, blobs, models, network, participant, events, anchor, payload_bytes)
@@ -175,9 +179,7 @@ def _assemble_peer(
 async def _running_tasks(peer: RunningPeer) -> AsyncIterator[None]:
     driver, network = peer.driver, peer.network
 
-    def warn(text: str) -> None:
-        driver.events.add_warning("warning", text)
-
+    warn = partial(driver.events.add, "warning")
     role = features.roles()[peer.config.role]
     services = {
         name: import_object(features.services()[name])(peer.service_context(name))
@@ -196,7 +198,17 @@ async def _running_tasks(peer: RunningPeer) -> AsyncIterator[None]:
         ),
     }
     if peer.config.retire_after_days:
-        watchers["the count of silent days"] = _inactivity_tracker(peer).run
+        from peer.runtime.membership.inactivity import InactivityTracker
+
+        watchers["the count of silent days"] = InactivityTracker(
+            network,
+            driver.applied,
+            driver.observer.take_signers,
+            peer.submitter,
+            peer.config.retire_after_days,
+            peer.directory.path / "silences",
+            lambda text, peer: driver.events.add("member", text, peer=peer),
+        ).run
     async with trio.open_nursery() as outer:
         await outer.start(network.run)
         for optional in peer.optional_services:
@@ -224,21 +236,6 @@ async def _running_tasks(peer: RunningPeer) -> AsyncIterator[None]:
         outer.cancel_scope.cancel()
 
 
-def _inactivity_tracker(peer: RunningPeer) -> InactivityTracker:
-    from peer.runtime.membership.inactivity import InactivityTracker
-
-    driver = peer.driver
-    return InactivityTracker(
-        driver.network,
-        driver.applied,
-        driver.observer.take_signers,
-        peer.submitter,
-        peer.config.retire_after_days,
-        peer.directory.path / "silences",
-        lambda text, peer: driver.events.add("member", text, peer=peer),
-    )
-
-
 async def _watch_alerts(api: PeerApi) -> None:
     """So that an alert is dated when it comes, whoever asks for it and whenever."""
     while True:
@@ -246,22 +243,11 @@ async def _watch_alerts(api: PeerApi) -> None:
         await trio.sleep(ALERT_SECONDS)
 
 
-def _make_supervisor(config: Config) -> WorkerSupervisor:
-    from peer.worker.supervisor import WorkerSupervisor
-
-    return WorkerSupervisor(config.resources, engine=config.engine)
-
-
 def read_genesis(directory: DataDirectory) -> Genesis:
     try:
         return Genesis.decode(directory.read_genesis())
     except RemoteProtocolError as error:
         raise StorageError(f"{directory.genesis} is damaged ({error}); copy it again from a peer of the same network") from None
-
-
-def _invitation(directory: DataDirectory) -> InvitationString | None:
-    file = directory.path / "invitation"
-    return parse_invitation(file.read_text()) if file.exists() else None
 
 
 def tune_garbage_collector() -> None:

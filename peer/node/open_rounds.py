@@ -390,7 +390,8 @@ class OpenRounds:
         """None if the round can be closed. Before the first ballot, not before proposals are due: until then all train."""
         if book.is_contradicted and key not in self._sought:
             return book.opened_at
-        if not _is_open(book):
+        closing = book.certificate()
+        if closing is not None and not closing.cut_offs:
             return None
         if key in self._sought:
             return self._sought[key] + ROUND_REQUEST_SECONDS
@@ -446,11 +447,6 @@ def _signers(terms: RoundTerms, message: RoundMessage) -> frozenset[bytes]:
             return terms.reexecutors
         case Ballot() | CutOff():
             return terms.voters
-
-
-def _is_open(book: OpenRoundState) -> bool:
-    closing = book.certificate()
-    return closing is None or bool(closing.cut_offs)
 
 
 def _robust_time(seconds: Sequence[float]) -> float:

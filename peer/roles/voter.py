@@ -118,14 +118,11 @@ def _paths(round: RoundContext, previous: Mapping[str, bytes]) -> dict[str, Any]
 async def publish_proposal(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply) -> None:
     """What the proposal commits to becomes durable before the signed proposal does, and that before it is sent."""
     proposal = proposal_of(round, done)
-    opening = round.make_loss_opening(done.last_loss) if done.last_loss is not None and _is_bound(round) else None
+    # Auditors of such a job compare losses, where the network does.
+    is_bound = round.spec.audit is AuditMode.SAMPLED and round.spec.resolved_objective.needs_worker
+    opening = round.make_loss_opening(done.last_loss) if done.last_loss is not None and is_bound else None
     await trio.to_thread.run_sync(store_proposal_files, round, request, done, proposal, opening)
     await round.publish_proposal(proposal, opening)
-
-
-def _is_bound(round: OpenRoundContext) -> bool:
-    """Whether auditors of this job compare losses, where the network does."""
-    return round.spec.audit is AuditMode.SAMPLED and round.spec.resolved_objective.needs_worker
 
 
 def proposal_of(round: OpenRoundContext, done: ProposeReply) -> Proposal:

@@ -13,7 +13,7 @@ import trio
 from consensus.light_client import TrustedBlock
 from ledger.core.genesis import Genesis
 from ledger.ledger_state import LedgerState
-from ledger.members import AdmitMember, Invitation, MembersState, token_preimage
+from ledger.members import AdmitMember, Invitation, token_preimage
 from peer.settings.data_directory import storage_errors
 from protocol import codec
 from protocol.addresses import check_dialable_address
@@ -114,11 +114,8 @@ class IssuedInvitation:
             return "used"
         if invitation.token in members.revoked_tokens.get(self.signed.signer, {}):
             return "revoked"
-        return OPEN_STATUS if _may_invite(members, self.signed.signer) else "without effect: its key does not vote"
-
-
-def _may_invite(members: MembersState, key: bytes) -> bool:
-    return key in members.voters and members.is_current_key(key)
+        may_invite = self.signed.signer in members.voters and members.is_current_key(self.signed.signer)
+        return OPEN_STATUS if may_invite else "without effect: its key does not vote"
 
 
 _KEPT: Any = Annotated[tuple[IssuedInvitation, ...], Length(0, INVITATIONS_KEPT)]

@@ -63,7 +63,8 @@ class Membership:
                 self.driver.observer.report_membership_problem(str(error))
             self._tell_candidates()
             self._tell_retirements()
-            with trio.move_on_after(float("inf") if self._is_member else JOIN_RETRY_SECONDS):
+            is_member = self.driver.signer.public in self.driver.state.members.members
+            with trio.move_on_after(float("inf") if is_member else JOIN_RETRY_SECONDS):
                 await applied.wait()
 
     async def report_upgrades(self) -> None:
@@ -95,15 +96,6 @@ class Membership:
         for running in now.modules:
             if running not in before.modules:
                 add("network", f"the network runs {running.name} {running.version} now")
-
-    @property
-    def _is_member(self) -> bool:
-        return self.driver.signer.public in self.driver.state.members.members
-
-    @property
-    def _is_to_vote(self) -> bool:
-        members = self.driver.state.members
-        return any(members.current_key(key) == self.driver.signer.public for key in members.upcoming)
 
     def _tell_candidates(self) -> None:
         """The operator of a voter learns of candidates that it may approve."""
@@ -138,6 +130,7 @@ class Membership:
     async def _do_next_step(self) -> None:
         state, me = self.driver.state, self.driver.signer.public
         member = state.members.members.get(me)
+        is_to_vote = any(state.members.current_key(key) == me for key in state.members.upcoming)
         if state.members.is_expelled(me):
             raise UserError("this peer was expelled: the network has proof that its key signed what no honest peer signs")
         if self.former_submitter is not None and self.former_submitter.signer.public in state.members.members:
@@ -149,7 +142,7 @@ class Membership:
         elif self.name and member.name != self.name and not self._has_said_name:
             await self.submitter.submit("member/rename", RenameMember(self.name))
             self._has_said_name = True
-        elif self.wants_to_vote and not self._is_to_vote and me not in state.members.candidates and state.certified_roots:
+        elif self.wants_to_vote and not is_to_vote and me not in state.members.candidates and state.certified_roots:
             height = max(state.certified_roots)
             await self.submitter.submit("member/stand", StandAsVoter(height, state.certified_roots[height]))
             self.driver.events.add("member", f"{short_id(me)} stands as a voter; a quorum must `peer approve` it")

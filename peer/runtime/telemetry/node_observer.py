@@ -133,7 +133,9 @@ class NodeObserver:
             self._conditions[topic] = cause
 
     def report_expulsion(self, evidence: Evidence) -> None:
-        text = f"{short_id(evidence.signer)} was expelled: it signed {_what(evidence)}"
+        first, second = (str(codec.unpack(of.body, len(of.body))[0]) for of in (evidence.first, evidence.second))
+        what = f"two different {first}s" if first == second else f"a {first} and a {second} that exclude each other"
+        text = f"{short_id(evidence.signer)} was expelled: it signed {what}"
         self.events.add("member", text, peer=evidence.signer)
 
     def report_rotation(self, old: bytes, new: bytes) -> None:
@@ -255,7 +257,7 @@ class NodeObserver:
             for item in block_events(self._before, state):
                 if item.kind == "member":
                     self.events.add("member", item.text, peer=item.about)
-                elif not _is_test(state.jobs.jobs[item.about]):  # that one tells its phases itself
+                elif JobSpec.decode(state.jobs.jobs[item.about].spec).resolved_objective.needs_worker:  # a test tells its phases
                     self.events.add(item.kind, item.text, job=item.about)
         self._before = state
         self._decided_in = {height: seconds for height, seconds in self._decided_in.items() if height > state.height}
@@ -273,10 +275,6 @@ class NodeObserver:
             self.events.names = member_names(state.members)
 
 
-def _is_test(job: Job) -> bool:
-    return not JobSpec.decode(job.spec).resolved_objective.needs_worker
-
-
 def key_rotations(transactions: Iterable[Signed]) -> Iterator[tuple[bytes, bytes]]:
     """(old key, new key) of those among a decided block's transactions that replace one."""
     for signed in transactions:
@@ -288,12 +286,6 @@ def key_rotations(transactions: Iterable[Signed]) -> Iterator[tuple[bytes, bytes
 def _refused(trainer: bytes, reason: str) -> str:
     name = short_id(trainer)
     return f"{reason} {name}" if reason in (Verdict.UNJUDGED.label, DIVERGING) else f"rejected {name} ({reason})"
-
-
-def _what(evidence: Evidence) -> str:
-    """Two messages that exclude each other, in words."""
-    first, second = (str(codec.unpack(signed.body, len(signed.body))[0]) for signed in (evidence.first, evidence.second))
-    return f"two different {first}s" if first == second else f"a {first} and a {second} that exclude each other"
 
 
 def block_events(before: LedgerState, after: LedgerState) -> Iterator[EventLine]:
