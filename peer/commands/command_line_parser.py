@@ -92,8 +92,7 @@ class CommandLineParser(argparse.ArgumentParser):
 def settings_from_options(options: argparse.Namespace) -> ResolvedSettings:
     """The settings in force for this command line. Raises `UserError`."""
     flags = {name: getattr(options, name, None) for name in setting_names()}
-    file = Path(options.config).expanduser().absolute() if options.config else None
-    return load_settings(flags, os.environ, file)
+    return load_settings(flags, os.environ, Path(options.config).expanduser().absolute() if options.config else None)
 
 
 def make_command_parser(word: Command) -> CommandLineParser:

@@ -92,8 +92,7 @@ def _voters(directory: DataDirectory, genesis: Genesis) -> VoterSet:
 
     with contextlib.closing(LedgerStore(directory.ledger, genesis.chain_id)) as store:
         encoded = store.encoded_state()
-    rules = rules_of(genesis, JobModelStore(directory.models))
-    return VoterSet(rules.restore_state(encoded).members.voters)
+    return VoterSet(rules_of(genesis, JobModelStore(directory.models)).restore_state(encoded).members.voters)
 
 
 def _require_others(directory: DataDirectory, genesis: Genesis, old: Identity) -> None:

@@ -54,8 +54,7 @@ class CommandSpec:
 
 def completion_script(shell: str, parser: CommandLineParser, words: Iterable[str]) -> str:
     """`words` are those of the prompt."""
-    commands = tuple(_commands(parser, tuple(words)))
-    lines = {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](commands)
+    lines = {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](tuple(_commands(parser, tuple(words))))
     return "\n".join([*lines, ""])
 
 

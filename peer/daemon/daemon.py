@@ -180,10 +180,9 @@ async def _running_tasks(peer: RunningPeer) -> AsyncIterator[None]:
     driver, network = peer.driver, peer.network
 
     warn = partial(driver.events.add, "warning")
-    role = features.roles()[peer.config.role]
     services = {
         name: import_object(features.services()[name])(peer.service_context(name))
-        for name in (*role.services, *features.services_everywhere())
+        for name in (*features.roles()[peer.config.role].services, *features.services_everywhere())
     }
     beside_agreement = {
         "the store of shared files": BlobPinner(driver).run,

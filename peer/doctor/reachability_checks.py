@@ -300,8 +300,7 @@ async def _of_metrics(listen: str, written: Path, me: str) -> DoctorFinding:
     if not written.exists():
         return warning("metrics", f"not served at {listen}: the address was taken, or the peer started without it", advice)
     address = written.read_text()
-    answer = await _get(address, "/metrics")
-    if f'peer="{me}"'.encode() not in answer:
+    if f'peer="{me}"'.encode() not in (await _get(address, "/metrics")):
         return warning("metrics", f"at {address} not this peer answers", advice)
     return ok("metrics", f"served at http://{address}/metrics")
 

@@ -283,7 +283,6 @@ class _ExportReplay:
         genesis = self._genesis
         summary = ExportSummary(genesis.network, genesis.chain_id.hex(), state.height, last.state_root.hex(), models)
         self._check_manifest(summary)
-        roots = {job: str(model["root"]) for job, model in models.items()}
         return ExportVerdict(
             genesis.network,
             genesis.chain_id.hex(),
@@ -292,7 +291,7 @@ class _ExportReplay:
             self._rounds,
             self._proposals,
             last.state_root.hex(),
-            roots,
+            {job: str(model["root"]) for job, model in models.items()},
             {job: state.jobs.jobs[bytes.fromhex(job)].name for job in models},
             self._starts,
             {job: vouched for job, vouched in self._vouched.items() if vouched.updates},

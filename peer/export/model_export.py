@@ -82,11 +82,10 @@ def write_model_files(found: ExportableModel, folder: Path, format: str) -> Mode
             shutil.rmtree(part, ignore_errors=True)
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror}") from None
-    spec = found.spec
     return ModelFilesView(
         path=str(folder),
         job=found.job.hex(),
-        name=spec.name,
+        name=found.spec.name,
         round=found.round,
         model_root=found.root.hex(),
         format=format,

@@ -285,8 +285,7 @@ def write_models(folder: Path, host: JobModelStore, state: LedgerState, rounds: 
 
 def write_manifest(folder: Path, summary: ExportSummary, format: int = EXPORT_FORMAT) -> None:
     files = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in list_files(folder) if name != MANIFEST}
-    content = {"format": format, **asdict(summary), "files": files}
-    (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n")
+    (folder / MANIFEST).write_text(json.dumps({"format": format, **asdict(summary), "files": files}, indent=1) + "\n")
 
 
 def list_files(folder: Path) -> list[str]:

@@ -489,8 +489,7 @@ def load_state(rules: LedgerRules, store: LedgerStore) -> LedgerState:
 def _seconds_slept() -> float:
     """For how long this machine has slept since it was started, which trio's clock leaves out; a little less where we are held up
     between the two readings. Zero where only one clock is there."""
-    with_sleep = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-    return with_sleep - time.monotonic()
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) - time.monotonic()
 
 
 def _judged_round(store: LedgerStore, job: bytes, spec: bytes, number: int) -> ClosedRoundOutcome:

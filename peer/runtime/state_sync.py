@@ -285,8 +285,7 @@ class StateSync:
         self._end_transfer()
 
     def _warn_of_fork(self, what: str) -> None:
-        text = f"{what}: nothing is restored; ask people you trust which history is the true one"
-        self._events.add("warning", text)
+        self._events.add("warning", f"{what}: nothing is restored; ask people you trust which history is the true one")
 
     def _end_transfer(self) -> None:
         if self._transfer is not None:

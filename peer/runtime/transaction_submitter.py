@@ -107,8 +107,7 @@ class TransactionSubmitter:
         if refusal is not None:
             if not members.is_current_key(self.signer.public):
                 raise UserError(refusal)
-            same = RegisterRoles(members.members[self.signer.public].roles)
-            signed = self._signed(following, "member/register", same)
+            signed = self._signed(following, "member/register", RegisterRoles(members.members[self.signer.public].roles))
         await self._put(signed)
 
     def _waiting(self) -> dict[int, Signed]:

@@ -195,8 +195,7 @@ def _file_layer(file: Path | None, later: Mapping[str, Any], environment: Mappin
     """The values of the file that was named, else of `peer.toml` in the data directory if there is one."""
     if file is not None:
         return _read(file), file
-    directory = Path(later.get("data_directory") or default_data_directory(environment)).expanduser()
-    file = directory / FILE_NAME
+    file = Path(later.get("data_directory") or default_data_directory(environment)).expanduser() / FILE_NAME
     if not file.is_file():
         return {}, file
     values = _read(file)

@@ -86,8 +86,7 @@ def parse_invitation(text: str) -> InvitationString:
 def make_admission(invitation: InvitationString, newcomer: bytes, name: str) -> AdmitMember:
     """What the newcomer puts on the log. It registers its roles when it first runs with them."""
     token = Identity(invitation.token_seed)
-    signature = token.sign(token_preimage(invitation.genesis.chain_id, newcomer))
-    return AdmitMember(invitation.invitation, signature, name, ())
+    return AdmitMember(invitation.invitation, token.sign(token_preimage(invitation.genesis.chain_id, newcomer)), name, ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,8 +98,7 @@ class AuditRpcHandler(AuditRpc):
             for due in sorted(found, key=lambda due: (state.jobs.jobs[due.job].started_height, due.round), reverse=True):
                 if (due.job, due.proposal_key) in left | awaited.keys() or self._reported(due) is not None:
                     return due
-                volunteers = map(state.members.current_key, jobs[due.job].rounds[due.round].volunteers)
-                if due.job in busy and me not in volunteers:
+                if due.job in busy and me not in map(state.members.current_key, jobs[due.job].rounds[due.round].volunteers):
                     break
             else:
                 raise UserError(self._why_not(trainer, round))

@@ -93,8 +93,7 @@ class JobRpcHandler(JobRpc):
         return tuple(views)
 
     async def votes(self, last: int) -> tuple[RoundVotesView, ...]:
-        store = self.peer.driver.store
-        stored = await trio.to_thread.run_sync(store.closed_rounds, max(0, min(last, VOTES_SHOWN_MAX)))
+        stored = await trio.to_thread.run_sync(self.peer.driver.store.closed_rounds, max(0, min(last, VOTES_SHOWN_MAX)))
         closed = [await trio.to_thread.run_sync(self._closed_votes, item) for item in stored]
         return (*filter(None, closed), *map(self._open_votes, self.peer.driver.rounds.books.values()))
 
@@ -195,8 +194,7 @@ class JobRpcHandler(JobRpc):
         key = resolve_job(job, live, "jobs that run or wait")
         await self.peer.submitter.submit("job/stop", StopJob(key))
         jobs = self.peer.driver.state.jobs
-        line = {waiting.job: waiting for waiting in jobs.queue}
-        after = line.get(key) or jobs.jobs.get(key)
+        after = {waiting.job: waiting for waiting in jobs.queue}.get(key) or jobs.jobs.get(key)
         if after is None:
             return f"job {live[key].name!r} waits no more"
         if isinstance(after, Job) and after.phase is JobPhase.FINISHED:

@@ -74,8 +74,7 @@ class MemberRpcHandler(MemberRpc):
     async def approve_voter(self, peer: str) -> str:
         candidate = resolve_peer(peer, self.peer.driver.state.members)
         await self.peer.submitter.submit("member/approve", ApproveVoter(candidate))
-        members = self.peer.driver.state.members
-        if candidate not in members.candidates:
+        if candidate not in self.peer.driver.state.members.candidates:
             return f"{short_id(candidate)} has the approvals it needs and votes two heights later"
         return f"{short_id(candidate)} has {self._approvals(candidate)}"
 

@@ -40,7 +40,6 @@ class NetworkRpcHandler(NetworkRpc):
         for name in dict.fromkeys((*(running.name for running in network.modules), *mine)):
             feature, knows = mine.get(name, (None, ()))
             due = next((upgrade for upgrade in network.due_upgrades if upgrade.module == name), None)
-            wishes = tuple(self._wish(wish, count) for wish, count in self._wishes(name).items())
             views.append(
                 ModuleView(
                     module=name,
@@ -50,7 +49,7 @@ class NetworkRpcHandler(NetworkRpc):
                     known_versions=knows,
                     due_version=due.version if due else 0,
                     due_height=due.height if due else 0,
-                    wishes=wishes,
+                    wishes=tuple(self._wish(wish, count) for wish, count in self._wishes(name).items()),
                 )
             )
         return tuple(views)

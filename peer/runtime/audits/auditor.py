@@ -259,8 +259,7 @@ class AuditedProposals:
         while computing is not None and kept is not None and due in self._opening:
             try:
                 await self._author.submit(LOSS_OPENING_KIND, kept, math.inf)
-                path = voter.opening_path(computing.text_folder, due.job, due.round, due.trainer)
-                voter.delete_files([path])
+                voter.delete_files([voter.opening_path(computing.text_folder, due.job, due.round, due.trainer)])
                 return
             except StorageError:
                 raise

@@ -153,8 +153,7 @@ class Membership:
         """Our key comes in the place of `former`'s. It may be that this was decided already, or that the old one was expelled."""
         me, old, members = self.driver.signer, former.signer.public, self.driver.state.members
         if members.is_current_key(old):
-            signature = me.sign(rotation_preimage(self.driver.chain_id, old))
-            await former.submit("member/rotate", RotateKey(me.public, signature))
+            await former.submit("member/rotate", RotateKey(me.public, me.sign(rotation_preimage(self.driver.chain_id, old))))
         elif members.current_key(old) == me.public:
             self.former_submitter = None
             self.forget_former()

@@ -135,8 +135,7 @@ class NodeObserver:
     def report_expulsion(self, evidence: Evidence) -> None:
         first, second = (str(codec.unpack(of.body, len(of.body))[0]) for of in (evidence.first, evidence.second))
         what = f"two different {first}s" if first == second else f"a {first} and a {second} that exclude each other"
-        text = f"{short_id(evidence.signer)} was expelled: it signed {what}"
-        self.events.add("member", text, peer=evidence.signer)
+        self.events.add("member", f"{short_id(evidence.signer)} was expelled: it signed {what}", peer=evidence.signer)
 
     def report_rotation(self, old: bytes, new: bytes) -> None:
         self.events.add("member", f"{short_id(new)} is now the key of {short_id(old)}", peer=new)
