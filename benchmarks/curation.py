@@ -59,12 +59,12 @@ from ledger.blocks.application import LedgerApplication
 from ledger.blocks.mempool import LINGER_SECONDS
 from ledger.core.genesis import Founder, Genesis
 from ledger.ledger_state import EMPTY_BODY, CurrentState, LedgerRules, LedgerState
-from peer.api.process_memory import process_memory_mb
 from peer.daemon.daemon import running_daemon, tune_garbage_collector
 from peer.features import founding_modules, rules_of
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from peer.settings.config import load_settings
 from peer.settings.data_directory import DataDirectory
+from peer.settings.process_resources import process_memory_mb
 from protocol import codec
 from protocol.identity import Identity, Signed, sign_message, signing_preimage
 from protocol.messages import Transaction

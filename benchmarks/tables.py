@@ -26,7 +26,7 @@ from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from consensus.effects import DecidedBlock
 from ledger.tables import MemoryBucketStore, RangeProof, Table, fetch_ranges, verify_key, verify_range
-from peer.api.process_memory import process_memory_mb
+from peer.settings.process_resources import process_memory_mb
 from protocol import codec
 from protocol.codec import Digest, Length
 from protocol.messages import Certificate

@@ -25,8 +25,8 @@ from peer.runtime.membership.membership import Membership
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from peer.settings.config import Config
 from peer.settings.data_directory import DataDirectory
-from peer.settings.file_descriptors import connection_limits, descriptor_limit
 from peer.settings.invitation import InvitationBook
+from peer.settings.process_resources import connection_limits, descriptor_limit
 from protocol import messages
 from protocol.api import PeerApi
 from protocol.errors import UserError

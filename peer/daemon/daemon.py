@@ -42,8 +42,8 @@ from peer.runtime.telemetry.event_log import EventLog
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from peer.settings.config import Config, why_unlinked
 from peer.settings.data_directory import DataDirectory, load_addresses, save_addresses_periodically
-from peer.settings.file_descriptors import connection_limits, descriptor_limit, raise_descriptor_limit
 from peer.settings.invitation import parse_invitation
+from peer.settings.process_resources import connection_limits, descriptor_limit, raise_descriptor_limit
 from protocol.api import PeerApi
 from protocol.errors import LostVotesError, RemoteProtocolError, StorageError, UserError
 from protocol.identity import Ed25519Verifier, Signer

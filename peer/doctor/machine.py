@@ -21,7 +21,7 @@ from peer import features
 from peer.api.alerts import DISK_CRITICAL_BYTES, DISK_WARNING_BYTES
 from peer.doctor.findings import DoctorFinding, fault, ok, warning
 from peer.settings.config import Config
-from peer.settings.file_descriptors import DESCRIPTORS_NEEDED, DESCRIPTORS_NEEDED_WITHOUT_WEB, connection_limits
+from peer.settings.process_resources import DESCRIPTORS_NEEDED, DESCRIPTORS_NEEDED_WITHOUT_WEB, connection_limits
 from protocol.api import PeerApi
 from protocol.limits import CLOCK_AHEAD_SECONDS
 

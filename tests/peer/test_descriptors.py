@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from peer.daemon import host_addresses
 from peer.daemon.daemon import lacks_descriptors, restart_on_fault
-from peer.settings.file_descriptors import (
+from peer.settings.process_resources import (
     DESCRIPTORS_NEEDED,
     DESCRIPTORS_PER_WEB_CONNECTION,
     DESCRIPTORS_RESERVED,

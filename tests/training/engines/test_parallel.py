@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from peer import features
-from peer.api.process_memory import child_processes
+from peer.settings.process_resources import child_processes
 from peer.worker.supervisor import WorkerSupervisor
 from protocol import codec
 from protocol.errors import UserError

@@ -1,4 +1,4 @@
-"""File descriptors of a peer: how many there may be, and which shares of them strangers can take.
+"""Resources of processes: file descriptors of a peer, which shares of them strangers can take, and memory as the kernel counts it.
 
 A stranger that connects takes a descriptor. A share of its own bounds each port, so that the rest is always left for the
 ledger: the database, blobs, the worker's pipes, the log and the control socket.
@@ -7,6 +7,7 @@ ledger: the database, blobs, the worker's pipes, the log and the control socket.
 from __future__ import annotations
 
 import resource
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from transport.connections.connection_manager import LINKS_MAX
@@ -47,3 +48,23 @@ def raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     except (ValueError, OSError):  # macOS: a hard limit of infinity is more than the kernel gives
         return
+
+
+def process_memory_mb(process: int, kind: str = "Pss") -> float:
+    """Proportional set size in 10^6 bytes: shared pages count for their share; in the resident one, "Rss", as if there were no
+    other process. 0 if the kernel does not tell.
+    """
+    try:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    kib = next((int(line.split()[1]) for line in lines if line.startswith(f"{kind}:")), 0)
+    return kib * 1024 / 1e6
+
+
+def child_processes(process: int) -> list[int]:
+    """Those that its first thread has started. None if the kernel does not tell."""
+    try:
+        return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    except OSError:
+        return []
