@@ -30,8 +30,14 @@ from peer.node.audit_secrets import AuditSecrets
 from peer.roles import voter
 from peer.roles.voter import audit_request
 from peer.runtime.audits.audit_messages import AuditEventLog
-from peer.runtime.audits.audit_scheduler import AuditKey, AuditScheduler, WithheldDeadlines, audit_key, result_before
-from peer.runtime.audits.audit_volunteer import AuditVolunteer
+from peer.runtime.audits.audit_scheduler import (
+    AuditKey,
+    AuditScheduler,
+    AuditVolunteer,
+    WithheldDeadlines,
+    audit_key,
+    result_before,
+)
 from peer.runtime.driver import Driver
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError, StorageError
