@@ -17,7 +17,7 @@ import pytest
 import trio
 
 from peer import features
-from peer.doctor import data_directory_checks, machine, reachability_checks
+from peer.doctor import doctor, machine, reachability_checks
 from peer.doctor.doctor import _of_status, examine_peer
 from peer.doctor.findings import EXIT_STATUS, DoctorFinding, FindingLevel, gravest_level, ok, warning
 from peer.settings.config import load_settings
@@ -124,7 +124,7 @@ async def test_a_taken_port_is_a_fault_and_one_that_the_peer_can_do_without_a_wa
 
 @pytest.mark.real("sockets")
 async def test_looking_at_a_stopped_peer_changes_nothing_of_it(directory: DataDirectory) -> None:
-    genesis, _ = data_directory_checks.check_network(directory)
+    genesis, _ = doctor.check_network(directory)
     assert genesis is not None
     LedgerStore(directory.ledger, genesis.chain_id).close()
     before = {path.name: path.read_bytes() for path in directory.path.glob("ledger*")}

@@ -18,7 +18,7 @@ import web.feature
 from consensus.pbft.message_handlers import ReplicaMessageHandlers
 from ledger.audits import disputes, loss_openings
 from ledger.jobs import JobsModule
-from peer.doctor import data_directory_checks
+from peer.doctor import doctor
 from peer.node.node import Node
 from peer.roles import voter
 from peer.runtime.driver import Driver
@@ -545,7 +545,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "doctor-blind-to-keys",
         "others of the machine can read the key, and the doctor is silent",
-        data_directory_checks.check_key,
+        doctor.check_key,
         "if mode & 0o077:",
         "if mode & 0o007:",
         "tests/peer/test_doctor.py::test_an_open_key_is_named_with_its_mode",
