@@ -99,7 +99,17 @@ def _place_for(directory: Path, configured: str) -> Path:
 
 
 async def _bind(path: Path) -> trio.SocketListener:
-    await _remove_stale(path)
+    # A socket nobody listens on is left from a killed daemon. Anything else is not ours to remove.
+    if os.path.lexists(path):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise UserError(f"{path} is in the way of the control socket and is no socket; move it away")
+        try:
+            stream = await trio.open_unix_socket(str(path))
+        except OSError:
+            path.unlink(missing_ok=True)
+        else:
+            await stream.aclose()
+            raise UserError(f"another process listens on {path}; stop it, or set control_socket to another path")
     listening = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
     try:
         with storage_errors(path):
@@ -110,23 +120,6 @@ async def _bind(path: Path) -> trio.SocketListener:
         listening.close()
         raise
     return trio.SocketListener(listening)
-
-
-async def _remove_stale(path: Path) -> None:
-    """A socket nobody listens on is left from a killed daemon. Anything else is not ours to remove."""
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise UserError(f"{path} is in the way of the control socket and is no socket; move it away")
-    try:
-        stream = await trio.open_unix_socket(str(path))
-    except OSError:
-        path.unlink(missing_ok=True)
-        return
-    await stream.aclose()
-    raise UserError(f"another process listens on {path}; stop it, or set control_socket to another path")
 
 
 # Server --------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import enum
 import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,14 +15,9 @@ from peer.commands.command_line_parser import CommandLineParser
 SHELLS = ("bash", "zsh", "fish")
 
 
-class PathCompletion(enum.Enum):
-    """Values that the shell itself completes."""
-
-    DIRECTORY = "directory"
-    FILE = "file"
-
-
-PATH_METAVARS = {"DIR": PathCompletion.DIRECTORY, "FILE": PathCompletion.FILE, "PATH": PathCompletion.FILE}
+# Values that the shell itself completes.
+DIRECTORY, FILE = "directory", "file"
+PATH_METAVARS = {"DIR": DIRECTORY, "FILE": FILE, "PATH": FILE}
 COMMAND_METAVAR = "COMMAND"  # the metavar of what is itself the name of a command of `peer`
 
 
@@ -33,7 +27,7 @@ class ValueSpec:
 
     metavar: str
     choices: tuple[str, ...]
-    place: PathCompletion | None
+    place: str | None  # one of `PATH_METAVARS`
     is_line: bool = False  # the first of the words that somebody types at the prompt
 
 
@@ -103,7 +97,7 @@ def _bash(commands: tuple[CommandSpec, ...]) -> Iterator[str]:
     for command in commands:
         words = [name for option in command.options for name in option.names]
         words += command.value.choices if command.value else ()
-        place = f" place={command.value.place.value}" if command.value and command.value.place else ""
+        place = f" place={command.value.place}" if command.value and command.value.place else ""
         yield f'        {command.name}) words="{" ".join(words)}"{place} ;;'
     yield "    esac"
     yield '    case "$command $previous" in'
@@ -111,7 +105,7 @@ def _bash(commands: tuple[CommandSpec, ...]) -> Iterator[str]:
         for option in command.options:
             if option.value is not None:
                 patterns = "|".join(f'"{command.name} {name}"' for name in option.names)
-                place = option.value.place.value if option.value.place else ""
+                place = option.value.place or ""
                 yield f'        {patterns}) words="{" ".join(option.value.choices)}" place={place} ;;'
     yield "    esac"
     yield "    local IFS=$'\\n'"
@@ -157,7 +151,7 @@ def _zsh_option(option: OptionSpec) -> Iterator[str]:
 
 
 def _zsh_value(value: ValueSpec) -> str:
-    actions = {PathCompletion.DIRECTORY: "_directories", PathCompletion.FILE: "_files", None: f"({' '.join(value.choices)})"}
+    actions = {DIRECTORY: "_directories", FILE: "_files", None: f"({' '.join(value.choices)})"}
     return f":{value.metavar.replace(':', ' ')}:{actions[value.place]}"
 
 
@@ -178,9 +172,7 @@ def _fish(commands: tuple[CommandSpec, ...]) -> Iterator[str]:
 
 def _fish_value(value: ValueSpec) -> str:
     if value.place is not None:
-        return (
-            " -a '(__fish_complete_directories)'" if value.place is PathCompletion.DIRECTORY else " -a '(__fish_complete_path)'"
-        )
+        return " -a '(__fish_complete_directories)'" if value.place is DIRECTORY else " -a '(__fish_complete_path)'"
     return f" -a {_fish_text(' '.join(value.choices))}" if value.choices else ""
 
 

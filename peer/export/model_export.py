@@ -167,9 +167,13 @@ def model_card(found: ExportableModel, vocabulary: BpeVocabulary, format: str, l
     spec = found.spec
     rows = "\n".join(f"| {name} | {_cell(value)} |" for name, value in _rows(found, vocabulary, left_out))
     how = _LLAMA_CPP if format != TRANSFORMERS else _SNIPPET if spec.resolved_objective.makes_text else _SCORING
+    licence = [f"license: {json.dumps(spec.licence)}"] if spec.licence else []
+    kind = "text-generation" if spec.resolved_objective.makes_text else "text-classification"
+    library = "transformers" if format == TRANSFORMERS else "gguf"
+    front = "\n".join([*licence, f"library_name: {library}", f"pipeline_tag: {kind}", "tags: [folkmoot]"])
     where = "" if format != TRANSFORMERS else ", where `DIR` is this folder"
     return f"""---
-{_front_matter(found, format)}
+{front}
 ---
 
 # {_cell(spec.name)}, round {found.round}
@@ -184,13 +188,6 @@ Open it{where}:
 
 {how}
 """
-
-
-def _front_matter(found: ExportableModel, format: str) -> str:
-    licence = [f"license: {json.dumps(found.spec.licence)}"] if found.spec.licence else []
-    kind = "text-generation" if found.spec.resolved_objective.makes_text else "text-classification"
-    library = "transformers" if format == TRANSFORMERS else "gguf"
-    return "\n".join([*licence, f"library_name: {library}", f"pipeline_tag: {kind}", "tags: [folkmoot]"])
 
 
 def _rows(found: ExportableModel, vocabulary: BpeVocabulary, left_out: tuple[str, ...]) -> Iterator[tuple[str, str]]:

@@ -175,7 +175,10 @@ class Trainer(Voter):
                 text, manifest = await self._shared_text(round, round.spec.data)
                 tokens, tokenized = manifest.tokens, manifest.tokenized
             elif round.spec.resolved_objective.reads_text:
-                text = await self._local_text()
+                if self.local_data is None:
+                    raise UserError("this job trains on local data: name yours with `peer run --local-data PATH`")
+                text = self.text_folder / f"local-{hashlib.sha256(str(self.local_data).encode()).hexdigest()[:16]}.txt"
+                await trio.to_thread.run_sync(_copy_text, self.local_data, text)
             if round.spec.tokenizer is not None:
                 await _fetch(round, round.spec.tokenizer, TOKENIZER_BYTES_MAX)
                 tokenizer = str(round.blobs.path(round.spec.tokenizer))
@@ -203,13 +206,6 @@ class Trainer(Voter):
             with contextlib.suppress(WorkerDied):
                 return await self.worker.ask(request)
         raise WorkerFailed(f"the worker died {WORKER_DEATHS_MAX} times of {type(request).__name__}")
-
-    async def _local_text(self) -> Path:
-        if self.local_data is None:
-            raise UserError("this job trains on local data: name yours with `peer run --local-data PATH`")
-        path = self.text_folder / f"local-{hashlib.sha256(str(self.local_data).encode()).hexdigest()[:16]}.txt"
-        await trio.to_thread.run_sync(_copy_text, self.local_data, path)
-        return path
 
     async def _shared_text(self, round: RoundContext, digest: bytes) -> tuple[Path, data.DataManifest]:
         """The file of a job's text or tokens, and what names it."""

@@ -123,12 +123,16 @@ class TransactionSubmitter:
             waiting = self._waiting()
             nonce = next(number for number in itertools.count(self.nonce + 1) if number not in waiting)
             signed = self._signed(nonce, kind, content)
-            await self._check_statements(signed)
+            transaction = _opened(signed)
+            if self._driver.rules.transaction_traits(signed.signer, transaction).cost > COST_IN_LOOP_MAX:
+                # In a thread; `_refusal` then finds them verified, or the first false one.
+                with contextlib.suppress(RemoteProtocolError):
+                    await trio.to_thread.run_sync(self._driver.rules.check_embedded_statements, signed, transaction)
             refusal = self._refusal([waiting[number] for number in sorted(waiting) if number < nonce], signed)
             if refusal is not None:
                 raise UserError(refusal)
             await self._put(signed)
-        return signed, _opened(signed)
+        return signed, transaction
 
     def _signed(self, nonce: int, kind: str, content: object) -> Signed:
         """Raises `UserError` if this peer may sign nothing any more."""
@@ -139,13 +143,6 @@ class TransactionSubmitter:
             raise UserError(self._driver.rules.why_version_unsupported(self._driver.state))
         expires = self._driver.state.height + LIFETIME_HEIGHTS
         return sign_message(self.signer, self._driver.chain_id, Transaction(nonce, expires, kind, codec.encode(content)))
-
-    async def _check_statements(self, signed: Signed) -> None:
-        """Verifies the statements in a thread. `_refusal` then finds them verified, or the first false one."""
-        rules, transaction = self._driver.rules, _opened(signed)
-        if rules.transaction_traits(signed.signer, transaction).cost > COST_IN_LOOP_MAX:
-            with contextlib.suppress(RemoteProtocolError):
-                await trio.to_thread.run_sync(rules.check_embedded_statements, signed, transaction)
 
     def _refusal(self, before: Sequence[Signed], signed: Signed) -> str | None:
         """Why it cannot be decided now behind our waiting ones `before` it. Those that are refused themselves are skipped."""

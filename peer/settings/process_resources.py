@@ -1,4 +1,4 @@
-"""Resources of processes: file descriptors of a peer, which shares of them strangers can take, and memory as the kernel counts it.
+"""Resources of processes: file descriptors, which shares of them strangers can take, and memory as the kernel counts it.
 
 A stranger that connects takes a descriptor. A share of its own bounds each port, so that the rest is always left for the
 ledger: the database, blobs, the worker's pipes, the log and the control socket.

@@ -68,7 +68,7 @@ async def test_a_word_of_a_feature_is_one_of_the_prompt_and_a_command(
 
 def test_no_module_of_words_is_forgotten() -> None:
     modules = {module.name for module in pkgutil.iter_modules(commands.__path__)}
-    assert modules == {topic.__name__.rpartition(".")[2] for topic in (*commands.COMMAND_MODULES, commands.prompt_commands)}
+    assert modules == {topic.__name__.rpartition(".")[2] for topic in commands.COMMAND_MODULES}
 
 
 def test_without_the_line_nothing_of_it_shows(tmp_path: Path) -> None:

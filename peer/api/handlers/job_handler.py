@@ -71,6 +71,10 @@ class JobRpcHandler(JobRpc):
         views = []
         for item in stored:
             during, after = (measured[item.job].get(number, {}) for number in (item.round, item.round + 1))
+            job = self.peer.state.jobs.jobs.get(item.job)
+            undone = job.undone_rounds if job is not None else ()
+            spec = JobSpec.decode(job.spec) if job is not None else None
+            accepted = sum(verdict == Verdict.ACCEPT.label for verdict in item.verdicts.values())
             views.append(
                 RoundView(
                     job=item.job.hex(),
@@ -79,7 +83,7 @@ class JobRpcHandler(JobRpc):
                     verdicts={peer_id(trainer): verdict for trainer, verdict in item.verdicts.items()},
                     ballots=tuple(peer_id(voter) for voter in item.ballots),
                     stepped=item.stepped,
-                    plain_mean=item.stepped and self._is_plain_mean(item),
+                    plain_mean=item.stepped and spec is not None and is_plain_mean(accepted, spec.rule, spec.byzantine_max),
                     model_root=item.model_root.hex(),
                     held_out_bits_per_byte=after.get("held_out_bits_per_byte"),
                     training_nats=during.get("training_nats"),
@@ -87,7 +91,7 @@ class JobRpcHandler(JobRpc):
                     decision_ms=during.get("decision_ms"),
                     training_loss=during.get("training_loss"),
                     vouchers={peer_id(trainer): tuple(map(peer_id, voters)) for trainer, voters in item.vouchers.items()},
-                    undone=self._is_undone(item),
+                    undone=any(of.first <= item.round <= of.last and item.height <= of.height for of in undone),
                 )
             )
         return tuple(views)
@@ -150,17 +154,6 @@ class JobRpcHandler(JobRpc):
             for judged in message.judgements:
                 said.setdefault(peer_id(voter), {}).setdefault(peer_id(judged.trainer), verdict_label(judged.verdict, own))
         return said
-
-    def _is_undone(self, stored: StoredRound) -> bool:
-        job = self.peer.driver.state.jobs.jobs.get(stored.job)
-        return job is not None and any(
-            of.first <= stored.round <= of.last and stored.height <= of.height for of in job.undone_rounds
-        )
-
-    def _is_plain_mean(self, closed: StoredRound) -> bool:
-        job = self.peer.driver.state.jobs.jobs.get(closed.job)
-        accepted = sum(verdict == Verdict.ACCEPT.label for verdict in closed.verdicts.values())
-        return job is not None and is_plain_mean(accepted, (spec := JobSpec.decode(job.spec)).rule, spec.byzantine_max)
 
     async def start_job(self, request: TrainRequest) -> str:
         self.peer.require_member()
@@ -228,7 +221,7 @@ def _shown(reasons: Mapping[str, int], own: Sequence[str]) -> dict[str, int]:
 
 def _job(key: bytes, job: Job, state: LedgerState, audits: JobAudits, peer: RunningPeer) -> JobView:
     spec = JobSpec.decode(job.spec)
-    is_over = job.phase is JobPhase.FINISHED
+    is_over, reports = job.phase is JobPhase.FINISHED, [drawn for of in audits.rounds.values() for drawn in of.proposals.values()]
     return JobView(
         job=key.hex(),
         name=job.name,
@@ -245,7 +238,7 @@ def _job(key: bytes, job: Job, state: LedgerState, audits: JobAudits, peer: Runn
         },
         started_height=job.started_height,
         suspended_until={peer_id(trainer): until for trainer, until in suspended_trainers(job, audits).items()},
-        audits_open=_open_audits(audits),
+        audits_open=sum(len(drawn.pending_auditors) for drawn in reports) + len(audits.disputes),
         data_origin=_origin(spec, state),
         precision=spec.precision.value,
         parameters=layout_of(spec).size,
@@ -306,11 +299,6 @@ def _origin(spec: JobSpec, state: LedgerState) -> str:
         import_object(spec.resolved_objective.data_origin)(state, spec.data) if spec.resolved_objective.data_origin else ""
     )
     return told
-
-
-def _open_audits(audits: JobAudits) -> int:
-    reports = [drawn for of in audits.rounds.values() for drawn in of.proposals.values()]
-    return sum(len(drawn.pending_auditors) for drawn in reports) + len(audits.disputes)
 
 
 def describe_machine_time(key: bytes, job: Job, spec: JobSpec) -> str:

@@ -9,7 +9,6 @@ from peer.commands.definitions import (
     member_commands,
     model_commands,
     network_commands,
-    prompt_commands,
     status_commands,
 )
 from peer.features import FEATURES
@@ -22,8 +21,8 @@ def all_commands() -> dict[str, Command]:
     """All words, by name; last those that are about the prompt itself."""
     found: dict[str, Command] = {}
     of_features = (import_object(feature.commands) for feature in FEATURES if feature.commands)
-    for topic in (*COMMAND_MODULES, *of_features, prompt_commands):
+    for topic in (*COMMAND_MODULES, *of_features):
         for word in commands_in(topic):
             assert word.name not in found, f"two declarations of the command {word.name!r}"
             found[word.name] = word
-    return found
+    return dict(sorted(found.items(), key=lambda item: item[1].only_at_prompt))

@@ -1,10 +1,15 @@
-"""Commands about this peer itself."""
+"""Commands about this peer itself, and about the prompt.
+
+On the command line `peer help` lists the commands, and there is nothing to quit.
+"""
 
 from __future__ import annotations
 
 from features.command_arguments import LAST_COUNT, Argument, parse_integer_in
-from features.commands import CommandContext, listing_command
+from features.commands import CommandContext, command, listing_command
+from features.text_tables import KeyValueTable
 from peer.commands import view_tables
+from peer.commands.command_line_parser import help_text
 from peer.commands.view_tables import show_named_table, show_table
 from protocol.api import AlertView, BlockView, DiskView, EngineView, EventView, PeerApi, PeerState, StatsView, StatusView
 
@@ -77,3 +82,18 @@ async def _show_engines(asked: CommandContext[PeerApi], engines: tuple[EngineVie
 @listing_command("what this peer computes with: engine, devices, memory, versions", _show_engines)
 async def engines(asked: CommandContext[PeerApi]) -> tuple[EngineView, ...]:
     return await asked.api.engines()
+
+
+@command(
+    "this list, or one command: help COMMAND",
+    Argument("topic", nargs="?", default="", metavar="COMMAND", help="a command of this list"),
+    only_at_prompt=True,
+)
+async def help(asked: CommandContext[PeerApi]) -> None:
+    words, topic = asked.commands, asked.options.topic
+    asked.show(help_text(words, topic) if topic else KeyValueTable({name: word.about for name, word in words.items()}))
+
+
+@command("stop the peer; in an attached console: leave it running", only_at_prompt=True)
+async def quit(asked: CommandContext[PeerApi]) -> None:
+    """Done by the reader of the lines, which knows what quitting means here."""

@@ -1,16 +1,4 @@
-"""Which audits may fetch now, and how long the others have waited at their trainer's cost. Pure.
-
-A peer fetches for one audit of a job and trainer at a time, the oldest first: a window is as long as the least link takes for
-one. `WithheldDeadlines` counts the seconds for which that audit asks its trainer. They also count for the reports behind it, if
-the trainer could have proposed these later.
-
-| a report waits                                          | its trainer                                         | seconds count |
-|---------------------------------------------------------|-----------------------------------------------------|---------------|
-| for a report that was due while the round was proposed  | knew what it still had to show                      | yes           |
-| for a report that this peer saw due only after that     | may not have known of it: it may be drawn late      | no            |
-| for a dispute                                           | did not know of it                                  | no            |
-| because too many other audits fetch                     | can do nothing about it                             | no            |
-"""
+"""When this peer audits: which audits may fetch now, when it says `withheld`, and for which rounds it volunteers."""
 
 from __future__ import annotations
 
@@ -72,6 +60,20 @@ def audit_key(due: AuditDuty) -> AuditKey:
 
 
 class AuditScheduler:
+    """Which audits may fetch now, and how long the others have waited at their trainer's cost. Pure.
+
+    A peer fetches for one audit of a job and trainer at a time, the oldest first: a window is as long as the least link takes for
+    one. `WithheldDeadlines` counts the seconds for which that audit asks its trainer. They also count for the reports behind it,
+    if the trainer could have proposed these later.
+
+    | a report waits                                          | its trainer                                      | seconds count |
+    |---------------------------------------------------------|--------------------------------------------------|---------------|
+    | for a report that was due while the round was proposed  | knew what it still had to show                   | yes           |
+    | for a report that this peer saw due only after that     | may not have known of it: it may be drawn late   | no            |
+    | for a dispute                                           | did not know of it                               | no            |
+    | because too many other audits fetch                     | can do nothing about it                          | no            |
+    """
+
     def __init__(self) -> None:
         self.fetching: Set[AuditKey] = frozenset()  # the audits that may fetch
         self._seen: dict[AuditKey, int] = {}  # the round that was open when this peer first saw it due
@@ -110,6 +112,8 @@ class AuditScheduler:
 
 
 class WithheldDeadlines:
+    """When an auditor says `withheld`: how long it asks the trainer for what it has to replay."""
+
     def __init__(self, driver: Driver, scheduler: AuditScheduler) -> None:
         self._driver, self._scheduler = driver, scheduler
         self.is_behind = True  # decided blocks are not applied here: this peer cannot tell how long rounds have been open
@@ -235,7 +239,10 @@ async def result_before(late: Callable[[], Awaitable[None]], fetched: Awaitable[
 
 
 class AuditVolunteer:
-    """`run` it beside the auditor."""
+    """Audits that this peer asks for: it volunteers to re-execute rounds before its training loss jumped.
+
+    `run` it beside the auditor.
+    """
 
     def __init__(self, driver: Driver, author: TransactionSubmitter, deadlines: WithheldDeadlines) -> None:
         self._driver, self._author, self._deadlines = driver, author, deadlines

@@ -90,7 +90,14 @@ class Auditor:
             self._nursery.start_soon(verify)  # beside the votes: it may be many gigabytes
             while True:
                 self._wake = trio.Event()
-                await self._delete_fetched_files()
+                # Files of this peer's audits that are over go.
+                disputes = {(job, of.round) for job, audits in self._driver.state.audits.jobs.items() for of in audits.disputes}
+                for of in self._shown - disputes - {key[:2] for key in self._running}:
+                    self._shown.remove(of)
+                    self._driver.blobs.release_owner(audit_owner(*of))
+                if self._has_ended and not self._running:
+                    self._has_ended = False
+                    await trio.to_thread.run_sync(self._driver.round_executor.delete_expired_files)
                 await audited.delete_expired_files()
                 self._events.log_results()
                 due = {audit_key(item): item for item in audit_duties(self._me, self._driver.state)}
@@ -108,16 +115,6 @@ class Auditor:
             applied = self._driver.block_applied
             self._wake.set()
             await applied.wait()
-
-    async def _delete_fetched_files(self) -> None:
-        """Deletes files of this peer's audits that are over."""
-        disputes = {(job, of.round) for job, audits in self._driver.state.audits.jobs.items() for of in audits.disputes}
-        for of in self._shown - disputes - {key[:2] for key in self._running}:
-            self._shown.remove(of)
-            self._driver.blobs.release_owner(audit_owner(*of))
-        if self._has_ended and not self._running:
-            self._has_ended = False
-            await trio.to_thread.run_sync(self._driver.round_executor.delete_expired_files)
 
     def _begin_audits(self, due: dict[AuditKey, AuditDuty]) -> None:
         state, now = self._driver.state, trio.current_time()

@@ -304,7 +304,9 @@ def _of_members(before: MembersState, after: MembersState) -> Iterator[EventLine
         if known is None and key not in replaced and (item := admission_event(key, before, after)) is not None:
             yield item
         elif known is not None and known.name != member.name:
-            yield EventLine("member", _called(key, known.name, member.name), key)
+            # A founder whom the genesis does not name is called as its id begins.
+            was = f", and was {known.name} before" if known.name != short_id(key) else ""
+            yield EventLine("member", f"{short_id(key)} {NAMED_MARK} {member.name}{was}", key)
     voted, vote = (set(map(after.current_key, voters)) for voters in (before.voters, after.voters))
     for key in sorted(vote - voted):
         yield EventLine("member", f"{short_id(key)} votes now, as one of {len(after.voters)}", key)
@@ -323,11 +325,6 @@ def admission_event(key: bytes, before: MembersState, after: MembersState) -> Ev
 def member_names(members: MembersState) -> PeerNames:
     present = {peer_id(key): member.name for key, member in members.members.items() if members.is_current_key(key)}
     return PeerNames(present, {peer_id(key): member.name for key, member in members.members.items()})
-
-
-def _called(key: bytes, before: str, now: str) -> str:
-    """A founder whom the genesis does not name is called as its id begins."""
-    return f"{short_id(key)} {NAMED_MARK} {now}" + (f", and was {before} before" if before != short_id(key) else "")
 
 
 def _of_job(key: bytes, before: Job | None, after: Job) -> Iterator[EventLine]:
