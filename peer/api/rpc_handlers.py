@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 HANDLERS: Final[dict[type, str]] = {
     LocalPeerRpc: "peer.api.handlers.local_peer_handler:LocalPeerRpcHandler",
     BlockRpc: "peer.api.handlers.network_handler:BlockRpcHandler",
-    MemberRpc: "peer.api.handlers.member_handler:MemberRpcHandler",
-    InvitationRpc: "peer.api.handlers.member_handler:JoinRpcHandler",
+    MemberRpc: "peer.api.handlers.network_handler:MemberRpcHandler",
+    InvitationRpc: "peer.api.handlers.network_handler:JoinRpcHandler",
     JobRpc: "peer.api.handlers.job_handler:JobRpcHandler",
     AuditRpc: "peer.api.handlers.audit_handler:AuditRpcHandler",
     ModelRpc: "peer.api.handlers.model_handler:ModelRpcHandler",
