@@ -19,7 +19,7 @@ from peer import features
 from peer.features import founding_modules
 from peer.roles.trainer import Trainer
 from peer.roles.voter import fetch_declared
-from peer.runtime.audits.auditor import describe_audit_entry
+from peer.runtime.auditor import describe_audit_entry
 from peer.worker.main import WorkerRequestHandler
 from protocol import codec
 from protocol.errors import RemoteProtocolError, UserError

@@ -18,7 +18,7 @@ from ledger.ledger_state import LedgerState
 from ledger.network_governance import NetworkState
 from peer import features
 from peer.api.alerts import AlertTracker
-from peer.runtime.audits.auditor import Auditor
+from peer.runtime.auditor import Auditor
 from peer.runtime.driver import Driver
 from peer.runtime.membership.liveness_reports import LivenessMonitor
 from peer.runtime.membership.membership import Membership

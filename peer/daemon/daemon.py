@@ -33,7 +33,7 @@ from peer.api.running_peer import RunningPeer
 from peer.daemon.host_addresses import host_addresses, make_optional_services, own_addresses
 from peer.features import rules_of
 from peer.roles.voter import Voter
-from peer.runtime.audits.auditor import Auditor
+from peer.runtime.auditor import Auditor
 from peer.runtime.blob_retention import BlobPinner, PayloadPruner, StartModelAttester
 from peer.runtime.driver import Driver, load_state
 from peer.runtime.membership.liveness_reports import LivenessMonitor

@@ -47,12 +47,6 @@ class RoundEffects:
     # (signer, message that counts now): for people
     counted_messages: list[tuple[bytes, RoundMessage]] = field(default_factory=list)
 
-    def merge(self, other: RoundEffects) -> None:
-        self.records += other.records
-        self.sends += other.sends
-        self.evidence += other.evidence
-        self.counted_messages += other.counted_messages
-
 
 @dataclass(slots=True)
 class _ReturningTrainer:
@@ -334,44 +328,41 @@ class OpenRounds:
 
         The proposal commits to `opening` where the network asks for that.
         """
-        book = self.books.get(proposal.job)
-        if book is None or book.terms.round != proposal.round:
-            return RoundEffects()
-        self._to_publish[proposal.job, proposal.round] = self.secrets.with_commitment(proposal, opening)
-        return self._publish(book, now)
+        effects, book = RoundEffects(), self.books.get(proposal.job)
+        if book is not None and book.terms.round == proposal.round:
+            self._to_publish[proposal.job, proposal.round] = self.secrets.with_commitment(proposal, opening)
+            self._publish(book, now, effects)
+        return effects
 
-    def _publish(self, book: OpenRoundState, now: float) -> RoundEffects:
+    def _publish(self, book: OpenRoundState, now: float, effects: RoundEffects) -> None:
         proposal = self._to_publish.get((book.terms.job, book.terms.round))
-        if proposal is None or self._signer.public in book.proposals or self._is_mute(book):
-            return RoundEffects()
-        return self._sign_message(book, proposal, now)
+        if proposal is not None and self._signer.public not in book.proposals and not self._is_mute(book):
+            self._sign_message(book, proposal, now, effects)
 
     def sign_due_messages(self, now: float) -> RoundEffects:
         """Signs vouches, ballots and cut-offs whose time has come, and proposals that had to wait."""
-        if self.is_silent or not self.books:
-            return RoundEffects()
         effects = RoundEffects()
         for book in self.books.values():
             if self._is_mute(book):
                 continue
-            effects.merge(self._publish(book, now))
+            self._publish(book, now, effects)
             book.assign_reexecutions(now)
             vouch = book.vouching.make_vouch_if_due()
             if vouch is not None:
-                effects.merge(self._sign_message(book, vouch, now))
+                self._sign_message(book, vouch, now, effects)
             ballot = book.make_ballot_if_due(now)
             if ballot is not None:
-                effects.merge(self._sign_message(book, self.secrets.with_nonce(ballot), now))
+                self._sign_message(book, self.secrets.with_nonce(ballot), now, effects)
             cut_off = book.make_cut_off_if_due(now)
             if cut_off is not None:
-                effects.merge(self._sign_message(book, cut_off, now))
+                self._sign_message(book, cut_off, now, effects)
         return effects
 
-    def _sign_message(self, book: OpenRoundState, message: RoundMessage, now: float) -> RoundEffects:
+    def _sign_message(self, book: OpenRoundState, message: RoundMessage, now: float, effects: RoundEffects) -> None:
         signed = sign_message(self._signer, self._chain_id, message)
-        effects = RoundEffects([_record(book, signed, message)], [signed])
+        effects.records.append(_record(book, signed, message))
+        effects.sends.append(signed)
         self._add_message(book, signed, message, now, effects)
-        return effects
 
     def rounds_to_request(self, now: float) -> Iterator[RoundKey]:
         """Rounds for which this peer asks others now: with the messages here they cannot be closed, or by cut-offs only, or a

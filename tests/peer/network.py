@@ -19,7 +19,7 @@ from peer.api.rpc_handlers import make_peer_api
 from peer.api.running_peer import RunningPeer
 from peer.features import rules_of
 from peer.roles.voter import Voter
-from peer.runtime.audits.auditor import Auditor
+from peer.runtime.auditor import Auditor
 from peer.runtime.blob_retention import StartModelAttester
 from peer.runtime.driver import Driver, load_state
 from peer.runtime.membership.liveness_reports import LivenessMonitor

@@ -36,9 +36,9 @@ from ledger.ledger_state import LedgerState
 from peer.roles import voter
 from peer.roles.trainer import Trainer
 from peer.roles.voter import fetch_audit_data
-from peer.runtime.audits import audit_scheduler, auditor
-from peer.runtime.audits.audit_scheduler import WithheldDeadlines
-from peer.runtime.audits.auditor import RETRY_SECONDS, AuditedProposals, Auditor, describe_audit_entry, suspension_reason
+from peer.runtime import audit_scheduler, auditor
+from peer.runtime.audit_scheduler import WithheldDeadlines
+from peer.runtime.auditor import RETRY_SECONDS, AuditedProposals, Auditor, describe_audit_entry, suspension_reason
 from peer.runtime.driver import Driver
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from protocol.errors import MissingBlobError, UserError

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import pytest
 
 from ledger.jobs import RUNNING_MAX
-from peer.runtime.audits.audit_scheduler import (
+from peer.runtime.audit_scheduler import (
     CHANCE_MAX,
     KNOWN_MIN,
     LOOKBACK_ROUNDS,

@@ -51,7 +51,11 @@ def open_all(rounds: OpenRounds, chain: Chain, now: float = NOW, spoken: dict[st
     outcome = RoundEffects()
     opened, _ = rounds.apply_state(chain.ledger.state)
     for key, _ in opened:
-        outcome.merge(rounds.open_round(key, chain.ledger.state.jobs.jobs[key], now, spoken or {}, LANGUAGE.proposal_seconds))
+        said = rounds.open_round(key, chain.ledger.state.jobs.jobs[key], now, spoken or {}, LANGUAGE.proposal_seconds)
+        outcome.records += said.records
+        outcome.sends += said.sends
+        outcome.evidence += said.evidence
+        outcome.counted_messages += said.counted_messages
     return outcome
 
 

@@ -13,7 +13,7 @@ from ledger.jobs import JobsState, TrainerRecord, VouchRecord
 from peer.api.handlers.local_peer_handler import describe_own_limits, limited_reexecutors, suspended_trainers
 from peer.commands import view_tables
 from peer.roles.voter import Voter
-from peer.runtime.audits.auditor import suspension_reason
+from peer.runtime.auditor import suspension_reason
 from protocol.identity import Signed, peer_id
 from protocol.messages import Proposal
 from protocol.verdicts import Verdict

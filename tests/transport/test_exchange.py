@@ -11,7 +11,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from peer.runtime.audits.audit_scheduler import FETCHING_AUDITS_MAX
+from peer.runtime.audit_scheduler import FETCHING_AUDITS_MAX
 from protocol.errors import RemoteProtocolError
 from protocol.limits import BLOB_CHUNK_BYTES
 from protocol.messages import BlobChunk, BlobElsewhere, GetBlob, HasBlob, NoBlob

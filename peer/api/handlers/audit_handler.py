@@ -21,7 +21,7 @@ from ledger.audits.audit_state import (
 )
 from ledger.ledger_state import LedgerState
 from peer.api.running_peer import RunningPeer
-from peer.runtime.audits.auditor import CHALLENGE_MARGIN, describe_audit_entry, finding_label
+from peer.runtime.auditor import CHALLENGE_MARGIN, describe_audit_entry, finding_label
 from protocol.api import AuditRecordView, AuditRpc, AuditsView, AuditView, SuspensionView
 from protocol.errors import UserError
 from protocol.identity import peer_id, short_id

@@ -23,7 +23,7 @@ from ledger.network_governance import NetworkState
 from peer import VERSION, features
 from peer.api.alerts import AlertInputs, find_alerts
 from peer.api.running_peer import RunningPeer
-from peer.runtime.audits.auditor import suspension_reason
+from peer.runtime.auditor import suspension_reason
 from peer.runtime.membership.membership import NOT_DECIDED
 from peer.runtime.telemetry.health import fork_text, heights_behind, peer_state, why_halted, why_stalled, why_waiting
 from peer.settings.process_resources import child_processes, process_memory_mb

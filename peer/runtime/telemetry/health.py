@@ -161,7 +161,10 @@ class StragglerDetector:
             return False  # it does not train in this round
         self._rounds.append(_RoundTiming(absent, proposed, seconds))
         self._missed += absent
-        while len(self._rounds) > WINDOW_ROUNDS_MIN and self._seconds() - self._rounds[0].seconds >= WINDOW_SECONDS:
+        while (
+            len(self._rounds) > WINDOW_ROUNDS_MIN
+            and sum(of.seconds for of in self._rounds) - self._rounds[0].seconds >= WINDOW_SECONDS
+        ):
             self._rounds.popleft()
         # Not already below half: a trainer that misses every second round would be told again and again.
         if 4 * len(self._absent()) <= len(self._rounds):
@@ -170,9 +173,6 @@ class StragglerDetector:
             return False
         self._told = self._missed
         return True
-
-    def _seconds(self) -> float:
-        return sum(round.seconds for round in self._rounds)
 
     def _absent(self) -> list[_RoundTiming]:
         return [round for round in self._rounds if round.absent]

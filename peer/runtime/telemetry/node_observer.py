@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 
-from consensus.effects import DecidedBlock, StepEffects, StoredBlock
+from consensus.effects import StepEffects, StoredBlock
 from consensus.evidence import Evidence
 from consensus.pbft.replica import Replica
 from features.feature import EventLine
@@ -73,24 +73,21 @@ class NodeObserver:
             if isinstance(record, StoredBlock):
                 self._first_seen.setdefault(record.height, self._now())
         for decided in turn.decided_blocks:
-            self._decided(decided)
-
-    def _decided(self, decided: DecidedBlock) -> None:
-        self.first_decision_at = self.first_decision_at or self._now()
-        self._awaits_since = None
-        self.decisions += 1
-        signers = sorted(decided.certificate.signatures)
-        self._signers.update(signers)
-        text = f"height {decided.height} decided by {len(signers)} signatures"
-        seen = self._first_seen.pop(decided.height, None)
-        fields = {"height": decided.height, "signers": " ".join(map(short_id, signers)), "seen": seen is not None}
-        self.events.add_detail("decided", text, **fields)
-        # A decision without votes here was made while this peer was away: its block says when.
-        self.last_decision_at = self._now() if seen is not None else decided.decode().time_ms / 1_000
-        if seen is not None:
-            self._decided_in[decided.height] = self._now() - seen
-            self.decision_seconds.append(self._now() - seen)
-        self._first_seen = {height: at for height, at in self._first_seen.items() if height > decided.height}
+            self.first_decision_at = self.first_decision_at or self._now()
+            self._awaits_since = None
+            self.decisions += 1
+            signers = sorted(decided.certificate.signatures)
+            self._signers.update(signers)
+            text = f"height {decided.height} decided by {len(signers)} signatures"
+            seen = self._first_seen.pop(decided.height, None)
+            fields = {"height": decided.height, "signers": " ".join(map(short_id, signers)), "seen": seen is not None}
+            self.events.add_detail("decided", text, **fields)
+            # A decision without votes here was made while this peer was away: its block says when.
+            self.last_decision_at = self._now() if seen is not None else decided.decode().time_ms / 1_000
+            if seen is not None:
+                self._decided_in[decided.height] = self._now() - seen
+                self.decision_seconds.append(self._now() - seen)
+            self._first_seen = {height: at for height, at in self._first_seen.items() if height > decided.height}
 
     def take_signers(self) -> Set[bytes]:
         """The keys whose signatures stand under what was decided since the last call."""

@@ -32,7 +32,7 @@ from ledger.ledger_state import LedgerState
 from peer.node.audit_secrets import AuditSecrets
 from peer.roles import voter
 from peer.roles.voter import audit_request
-from peer.runtime.audits.audit_scheduler import (
+from peer.runtime.audit_scheduler import (
     AuditKey,
     AuditScheduler,
     AuditVolunteer,
