@@ -245,7 +245,9 @@ def _add_offline_commands(command: Callable[..., argparse.ArgumentParser]) -> No
     shards = command("shards", about, _lazy_command("describe_token_shards"), "`train --data DIR` then trains on them.")
     shards.add_argument("directory", metavar="DIR", help="*.bin of 16-bit little-endian token ids, and their tokenizer.json")
     about = "look at port, peers, clock, key, disk, memory and version, and say what is wrong and what to do"
-    doctor = command("doctor", about, _doctor, "Whether the peer runs or not. Ends with 0, 3 (warnings) or 4 (faults).")
+    doctor = command(
+        "doctor", about, _lazy_command("run_doctor"), "Whether the peer runs or not. Ends with 0, 3 (warnings) or 4 (faults)."
+    )
     _add_place(doctor)
     _add_settings(doctor)
     JSON.add_to(doctor)
@@ -273,8 +275,6 @@ def _add_commands_about_commands(command: Callable[..., argparse.ArgumentParser]
 
 def _lazy_command(name: str) -> Callable[[argparse.Namespace], Any]:
     def action(options: argparse.Namespace) -> Any:
-        if hasattr(options, "config"):
-            options.settings = settings_from_options(options)  # complains before anything is touched
         with garbage_collection_paused():
             from peer.commands import local_commands
 
@@ -285,12 +285,6 @@ def _lazy_command(name: str) -> Callable[[argparse.Namespace], Any]:
 
 def _config(options: argparse.Namespace) -> None:
     print(format_settings(settings_from_options(options)), end="")
-
-
-def _doctor(options: argparse.Namespace) -> Any:
-    from peer.commands import local_commands
-
-    return local_commands.run_doctor(options)  # settings that cannot be read are a finding
 
 
 def _help(options: argparse.Namespace) -> None:

@@ -213,7 +213,9 @@ def _rows(found: ExportableModel, vocabulary: BpeVocabulary, left_out: tuple[str
     for note in preparation_notes(spec):
         yield "set", note
     if left_out:
-        yield "left out", f"{', '.join(left_out)}: vectors that the objective trained beside the transformer{_of_first(left_out)}"
+        added = "the job added it to the embedding of the first token, so that these files give other logits than the job's model"
+        first = f"; {FIRST_TOKEN_VECTOR} changes what the model says: {added}" if FIRST_TOKEN_VECTOR in left_out else ""
+        yield "left out", f"{', '.join(left_out)}: vectors that the objective trained beside the transformer{first}"
 
 
 def stop_token(spec: JobSpec, vocabulary: BpeVocabulary) -> int | None:
@@ -226,11 +228,6 @@ def _tokens(spec: JobSpec, vocabulary: BpeVocabulary) -> str:
     if spec.tokenizer is not None:
         return f"{spec.model.vocabulary}, tokenizer `{spec.tokenizer.hex()}`"
     return "the 256 bytes" if vocabulary.end_of_text is None else "the 256 bytes and the end of a text"
-
-
-def _of_first(left_out: tuple[str, ...]) -> str:
-    added = "the job added it to the embedding of the first token, so that these files give other logits than the job's model"
-    return f"; {FIRST_TOKEN_VECTOR} changes what the model says: {added}" if FIRST_TOKEN_VECTOR in left_out else ""
 
 
 def _data(found: ExportableModel) -> str:

@@ -458,7 +458,11 @@ class Driver:
                 for key in item.transition.started_jobs:
                     self.observer.report_started_job(key, item.state)
                 for closed in item.transition.closed_rounds:
-                    self._note_closed(closed, item.state, rounds.get((closed.job, closed.round)))
+                    ended = rounds.get((closed.job, closed.round))
+                    figures = self.observer.record_closed_round(closed, item.state, ended.opened_at if ended else None)
+                    if ended is not None and self.replica.height <= item.state.height + LAG_HEIGHTS_MAX:
+                        self.observer.check_straggling(closed, item.state, self.signer.public, ended)
+                    self.store.queue_measurements(closed.job, closed.round, figures)
                 for key in item.transition.ended_jobs:
                     if key in item.state.jobs.jobs:
                         self.round_executor.finish_job((key, item.state.jobs.jobs[key].round), item.state.jobs.jobs[key])
@@ -471,12 +475,6 @@ class Driver:
         if any(isinstance(item, AppliedBlock) for item in items):
             applied, self.block_applied = self.block_applied, trio.Event()
             applied.set()
-
-    def _note_closed(self, closed: ClosedRound, state: LedgerState, round: RoundEnded | None) -> None:
-        figures = self.observer.record_closed_round(closed, state, round.opened_at if round else None)
-        if round is not None and self.replica.height <= state.height + LAG_HEIGHTS_MAX:
-            self.observer.check_straggling(closed, state, self.signer.public, round)
-        self.store.queue_measurements(closed.job, closed.round, figures)
 
 
 def load_state(rules: LedgerRules, store: LedgerStore) -> LedgerState:

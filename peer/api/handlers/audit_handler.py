@@ -59,7 +59,9 @@ class AuditRpcHandler(AuditRpc):
             entry = self._reported(due)
         if entry is None:
             lost, undone = "the log has lost what this peer reported", "the round was undone before this peer reported"
-            why = lost if self._is_in_model(due) else undone
+            job = self.peer.state.jobs.jobs.get(due.job)
+            is_in_model = job is not None and not any(of.first <= due.round <= of.last for of in job.undone_rounds)
+            why = lost if is_in_model else undone
             raise UserError(f"{why}: `audits` shows what was found")
         if entry.result is AuditResult.LAPSED:
             raise UserError(describe_audit_entry(entry, self.peer.driver.state))
@@ -127,10 +129,6 @@ class AuditRpcHandler(AuditRpc):
             for due in audit_duties(self.peer.me, self.peer.driver.state)
             if not due.is_dispute
         }
-
-    def _is_in_model(self, due: AuditDuty) -> bool:
-        job = self.peer.driver.state.jobs.jobs.get(due.job)
-        return job is not None and not any(of.first <= due.round <= of.last for of in job.undone_rounds)
 
     def _reported(self, due: AuditDuty) -> AuditLogEntry | None:
         """This peer's last report on that proposal; None where the log has none, or has lost it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import trio
@@ -215,12 +215,9 @@ def _opened_vouches(vouches: Iterable[Signed]) -> list[tuple[bytes, Vouch]]:
     return [(signed.signer, codec.decode_message(signed.body, (Vouch,))) for signed in vouches]
 
 
-def _shown(reasons: Mapping[str, int], own: Sequence[str]) -> dict[str, int]:
-    return {verdict_label_by_name(reason, own): count for reason, count in reasons.items()}
-
-
 def _job(key: bytes, job: Job, state: LedgerState, audits: JobAudits, peer: RunningPeer) -> JobView:
     spec = JobSpec.decode(job.spec)
+    own = spec.resolved_objective.reason_labels
     is_over, reports = job.phase is JobPhase.FINISHED, [drawn for of in audits.rounds.values() for drawn in of.proposals.values()]
     return JobView(
         job=key.hex(),
@@ -234,7 +231,8 @@ def _job(key: bytes, job: Job, state: LedgerState, audits: JobAudits, peer: Runn
         data=_data(spec),
         accepted={peer_id(trainer): count for trainer, count in job.accepted.items()},
         rejected={
-            peer_id(trainer): _shown(reasons, spec.resolved_objective.reason_labels) for trainer, reasons in job.rejected.items()
+            peer_id(trainer): {verdict_label_by_name(reason, own): count for reason, count in reasons.items()}
+            for trainer, reasons in job.rejected.items()
         },
         started_height=job.started_height,
         suspended_until={peer_id(trainer): until for trainer, until in suspended_trainers(job, audits).items()},

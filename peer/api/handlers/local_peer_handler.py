@@ -62,7 +62,7 @@ class LocalPeerRpcHandler(LocalPeerRpc):
         behind, ago = heights_behind(driver.node, links), await self._seconds_since_decision()
         return StatusView(
             peer=peer_id(driver.signer.public),
-            name=self._name(),
+            name=self.peer.config.name or (member.name if member else ""),  # as its operator, or else the network, calls it
             network=self.peer.genesis.network,
             chain_id=driver.chain_id.hex(),
             role=self.peer.config.role,
@@ -115,11 +115,6 @@ class LocalPeerRpcHandler(LocalPeerRpc):
             last = await trio.to_thread.run_sync(driver.store.get_decision, driver.state.height)
             at = None if last is None else last.decode().time_ms / 1_000
         return None if at is None else max(0.0, driver.now() - at)
-
-    def _name(self) -> str:
-        """The name that the operator gave this peer; without one, the name that the network knows."""
-        member = self.peer.driver.state.members.members.get(self.peer.me)
-        return self.peer.config.name or (member.name if member else "")
 
     async def stats(self) -> StatsView:
         from peer.api.handlers.audit_handler import audit_record_view

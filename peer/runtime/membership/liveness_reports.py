@@ -56,15 +56,13 @@ class LivenessMonitor:
             )
 
     def _take_in(self) -> tuple[VoterSet, Links]:
-        now, voters, links = trio.current_time(), VoterSet(self._applied.current.members.voters), self._links()
+        now, voters = trio.current_time(), VoterSet(self._applied.current.members.voters)
+        links = {link.peer: link for link in self._network.links()}
         self._heard_at |= {peer: now - link.silent_seconds for peer, link in links.items()}
         self._heard_at = {peer: at for peer, at in self._heard_at.items() if peer in voters}
         deaf = {(who, peer) for who, heard in self._reports(voters, links).items() for peer in voters.members - heard}
         self._deaf_since = {pair: self._deaf_since.get(pair, now) for pair in deaf}
         return voters, links
-
-    def _links(self) -> Links:
-        return {link.peer: link for link in self._network.links()}
 
     def _heard(self, voters: VoterSet, links: Links) -> frozenset[bytes]:
         """Voters that are not suspected here. A link that has just ended may be made again: silence is what counts."""
