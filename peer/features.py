@@ -5,7 +5,7 @@ The command line reads the list for words and is to answer at once, so that ever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,9 +16,8 @@ from rlhf.feature import RLHF
 from web.feature import WEB
 
 if TYPE_CHECKING:
-    from features.feature import EventLine
     from ledger.core.genesis import Genesis, ModuleVersion
-    from ledger.core.module import Module, StateReader
+    from ledger.core.module import Module
     from ledger.jobs import JobSpecRules, JobTerms
     from ledger.ledger_state import LedgerRules
     from protocol.identity import Verifier
@@ -91,16 +90,6 @@ def worker_requests() -> dict[str, WorkerRequestKind[Any]]:
     """By name, the requests that the worker process serves."""
     kinds = [kind for feature in FEATURES if feature.worker_requests for kind in import_object(feature.worker_requests)]
     return _by_name("worker request", ((kind.request.TAG, kind) for kind in kinds))
-
-
-def event_sources() -> Iterator[Callable[[StateReader, StateReader], Iterable[EventLine]]]:
-    """What gives the event lines of each feature."""
-    return (import_object(feature.event_lines) for feature in FEATURES if feature.event_lines)
-
-
-def failure_sources() -> Iterator[Callable[[StateReader, int], Iterable[str]]]:
-    """What finds the failures of each feature."""
-    return (import_object(feature.failures) for feature in FEATURES if feature.failures)
 
 
 def feature_settings() -> dict[str, Setting]:

@@ -93,7 +93,7 @@ class Driver:
         self.signer, self.store, self.blobs, self.host = signer, store, blobs, host
         self.network, self.events = network, event_log
         self.payload_bytes, self.running_exports = payload_bytes, 0  # exports that copy payloads now: none is deleted meanwhile
-        self.rules, self.applied = rules, applied
+        self.rules, self.applied, self.chain_id = rules, applied, rules.chain_id
         self._anchor_height = anchor.height if anchor else 0
         self._started_wall, self._started = time.time(), trio.current_time()
         self._slept_before, self._slept = _seconds_slept(), 0.0
@@ -151,10 +151,6 @@ class Driver:
         """Seconds since the epoch by a clock that nobody sets, that never goes back, and that does not stop with the machine."""
         self._slept = max(self._slept, _seconds_slept() - self._slept_before)
         return self._started_wall + (trio.current_time() - self._started) + self._slept
-
-    @property
-    def chain_id(self) -> bytes:
-        return self.node.chain_id
 
     @property
     def ledger(self) -> LedgerApplication:

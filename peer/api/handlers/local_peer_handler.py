@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from consensus.voter_set import VoterSet
+from features.lazy_import import import_object
 from features.peer_names import PeerNames
 from ledger.audits.audit_state import JobAudits
 from ledger.jobs import MISSED_VOUCHES_MAX, WRONG_VOUCH_ROUNDS, WRONG_VOUCHES_MAX, Job, JobsState, VouchRecord
@@ -153,13 +154,14 @@ class LocalPeerRpcHandler(LocalPeerRpc):
     async def alerts(self) -> tuple[AlertView, ...]:
         state, folder = self.peer.driver.state, self.peer.config.data_directory
         members = state.members.members
+        finders = [import_object(feature.failures) for feature in features.FEATURES if feature.failures]
         look = AlertInputs(
             status=await self.status(),
             worker=_worker_state(self.peer.worker),
             free_bytes=(await trio.to_thread.run_sync(shutil.disk_usage, folder)).free,
             expelled={peer_id(key): member.expelled for key, member in members.items() if member.expelled is not None},
             suspended=_suspended(state),
-            failed=tuple(text for find in features.failure_sources() for text in find(state, state.height)),
+            failed=tuple(text for find in finders for text in find(state, state.height)),
             without_progress=tuple(find_stalled_jobs(state, state.height)),
             unheard=[peer_id(key) for key in state.members.voters if key not in {self.peer.me, *self.peer.network.live_peers()}],
         )

@@ -9,13 +9,14 @@ from consensus.effects import StepEffects, StoredBlock
 from consensus.evidence import Evidence
 from consensus.pbft.replica import Replica
 from features.feature import EventLine
+from features.lazy_import import import_object
 from features.peer_names import NAMED_MARK, SHORT_ID_LENGTH, PeerNames
 from ledger.core.deterministic_failures import ModuleFailure
 from ledger.jobs import NO_PROGRESS_ROUNDS, ClosedRound, Job, JobPhase
 from ledger.ledger_state import LedgerState
 from ledger.members import MembersState, RotateKey
 from ledger.model_anchors import format_undone_rounds
-from peer import features
+from peer.features import FEATURES
 from peer.node.future_messages import RoundKey, RoundMessage
 from peer.node.node import RoundEnded
 from peer.runtime.telemetry.event_log import EventLog
@@ -42,7 +43,8 @@ REPORT_IT = "this is a bug, met by every peer alike: report it with this line"
 FAILURES_REPORTED_MAX = 64  # remembered, so that each is told once
 DECISION_TIMES_KEPT = 10_000  # for percentiles
 
-FEATURE_EVENT_SOURCES = tuple(features.event_sources())  # loaded before a block comes: an import needs a descriptor
+# What gives the event lines of each feature, loaded before a block comes: an import needs a descriptor.
+FEATURE_EVENT_SOURCES = tuple(import_object(feature.event_lines) for feature in FEATURES if feature.event_lines)
 
 
 class NodeObserver:
