@@ -89,6 +89,10 @@ def feature() -> Iterator[None]:
         yield
 
 
+def objects_of(field: str) -> list[Any]:
+    return [import_object(place) for feature in FEATURES if (place := getattr(feature, field))]
+
+
 def seen() -> dict[str, bool]:
     """Where the feature shows."""
     help_text = cli.build_parser().format_help()
@@ -107,8 +111,8 @@ def seen() -> dict[str, bool]:
         "roles": "scribe" in features.roles() and "scribe: writes a note" in run_help,
         "services": "scribe" in features.roles()["full"].services,
         "objectives": registry.find_objective("ones") is not None,
-        "news": any(feature.event_lines.startswith("tests.notes.module:") for feature in FEATURES),
-        "failures": any(feature.failures.startswith("tests.notes.module:") for feature in FEATURES),
+        "news": any(tells.__module__ == "tests.notes.module" for tells in objects_of("event_lines")),
+        "failures": any(find.__module__ == "tests.notes.module" for find in objects_of("failures")),
         "engines": "slate" in features.engines() and "pytorch, slate" in run_help,
         "layers": "squares" in layer_names() and SQUARES.problem() is None,
         "worker requests": "count-parameters" in features.worker_requests(),
