@@ -62,7 +62,7 @@ from benchmarks.verdicts import conclude, verdict
 from consensus.quorum import faults_tolerated
 from demo.shutdown_signals import map_signals_to_interrupt
 from ledger.audits import sortition
-from peer.commands.job_fields import preset_overrides
+from peer.commands.definitions.job_commands import preset_overrides
 from protocol.errors import UserError
 from scenarios.trials import COUNT, Parser, duration
 from training import rate_sweep

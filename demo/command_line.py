@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from features.command_arguments import parse_integer_in
-from peer.commands.job_fields import PRESET, SET
+from peer.commands.definitions.job_commands import PRESET, SET
 from protocol.errors import UserError
 
 ATTACKS = (

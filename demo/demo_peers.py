@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from peer.api import control_socket
-from peer.commands.job_fields import job_overrides, preset_overrides
+from peer.commands.definitions.job_commands import job_overrides, preset_overrides
 from peer.features import FULL_ROLE
 from protocol.api import BULK_TRAFFIC_KINDS, PeerApi, StatsView
 from protocol.identity import Identity

@@ -22,7 +22,7 @@ from demo.peer_disk import PeerDisk
 from ledger.audits.audit_state import FINDING_KINDS, AuditFinding, AuditsState
 from ledger.jobs import Job
 from ledger.ledger_state import decode_body
-from peer.commands.job_fields import preset_overrides
+from peer.commands.definitions.job_commands import preset_overrides
 from protocol import codec
 from protocol.messages import Transaction
 from protocol.verdicts import ReplayFinding

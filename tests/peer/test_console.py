@@ -20,9 +20,9 @@ from prompt_toolkit.input.base import PipeInput
 from prompt_toolkit.output import DummyOutput
 
 from features.text_tables import TextChunk, Verbatim
-from peer.commands import command_line_parser, console, job_fields
+from peer.commands import command_line_parser, console
 from peer.commands.command_line_parser import option_names
-from peer.commands.definitions import all_commands
+from peer.commands.definitions import all_commands, job_commands
 from peer.commands.line_editor import CommandCompleter, LineEditor
 from peer.commands.table_renderer import make_printer
 from protocol.api import AuditsView, ModelFilesView, ModuleView, PeerView, StatusView, TrainRequest
@@ -43,7 +43,7 @@ def parse(line: str) -> argparse.Namespace | None:
 def request(line: str) -> TrainRequest:
     options = parse(line)
     assert options is not None
-    return job_fields.build_train_request(options)
+    return job_commands.build_train_request(options)
 
 
 @pytest.mark.parametrize("line", ["", "   ", "# a remark"])
@@ -140,7 +140,7 @@ async def test_each_command_explains_itself(
 
 
 def test_a_preset_stands_for_its_fields_and_what_is_set_beside_it_comes_after() -> None:
-    assert list(PRESETS) == list(job_fields.PRESETS)
+    assert list(PRESETS) == list(job_commands.PRESETS)
     for preset, fields in PRESETS.items():
         overrides = request(f"train --preset {preset}").overrides
         follows = (
