@@ -1,4 +1,4 @@
-"""Commands about jobs, their rounds, and audits of them."""
+"""Commands about jobs, their rounds, and audits of them; and the fields of a job, as a person says them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from features.command_arguments import (
 )
 from features.commands import CommandContext, command, listing_command
 from peer.commands import view_tables
-from peer.commands.view_tables import show_named_table
 from peer.runtime.telemetry.risk_warnings import (
     NO_AUDITS_WITHOUT_TOLERANCE_RISK,
     SAMPLED_AUDITS_RISK,
@@ -196,7 +195,9 @@ async def rollback(asked: CommandContext[PeerApi]) -> None:
     asked.show(await asked.wait_for_decision(asked.api.request_rollback(asked.options.job, asked.options.round)))
 
 
-@listing_command("what is and was trained", show_named_table(view_tables.jobs, "no job yet; start one with `train --rounds 80`"))
+@listing_command(
+    "what is and was trained", view_tables.show_named_table(view_tables.jobs, "no job yet; start one with `train --rounds 80`")
+)
 async def jobs(asked: CommandContext[PeerApi]) -> tuple[JobView, ...]:
     return await asked.api.jobs()
 
@@ -217,7 +218,9 @@ async def watch(asked: CommandContext[PeerApi]) -> int:
 
 
 @listing_command(
-    "the last closed rounds: verdicts, loss, time", show_named_table(view_tables.rounds, "no round is closed yet"), LAST_COUNT
+    "the last closed rounds: verdicts, loss, time",
+    view_tables.show_named_table(view_tables.rounds, "no round is closed yet"),
+    LAST_COUNT,
 )
 async def rounds(asked: CommandContext[PeerApi]) -> tuple[RoundView, ...]:
     return await asked.api.rounds(asked.options.last)
@@ -230,7 +233,7 @@ LAST_ROUNDS = Argument(
 
 @listing_command(
     "who votes what on whom: open rounds, and the last closed ones",
-    show_named_table(view_tables.votes, "no round is open or closed yet"),
+    view_tables.show_named_table(view_tables.votes, "no round is open or closed yet"),
     LAST_ROUNDS,
 )
 async def votes(asked: CommandContext[PeerApi]) -> tuple[RoundVotesView, ...]:

@@ -7,7 +7,6 @@ import sys
 from features.command_arguments import Argument, member_argument, parse_integer_in
 from features.commands import CommandContext, command, listing_command
 from peer.commands import view_tables
-from peer.commands.view_tables import show_table
 from protocol.api import INVITATION_DAYS, INVITATION_DAYS_MAX, InvitationView, PeerApi, PeerView
 from protocol.errors import UserError
 
@@ -98,7 +97,7 @@ async def invite(asked: CommandContext[PeerApi]) -> None:
 
 @listing_command(
     "those that this peer made, and what has become of them",
-    show_table(view_tables.invitations, "this peer has made no invitation yet; `invite` makes one"),
+    view_tables.show_table(view_tables.invitations, "this peer has made no invitation yet; `invite` makes one"),
 )
 async def invitations(asked: CommandContext[PeerApi]) -> tuple[InvitationView, ...]:
     return await asked.api.invitations()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from features.command_arguments import Argument, parse_count, parse_integer_in
 from features.commands import CommandContext, command, listing_command
 from peer.commands import view_tables
-from peer.commands.view_tables import show_table
 from protocol.api import LimitView, LivenessMatrix, ModuleView, PeerApi
 
 
@@ -19,7 +18,7 @@ async def reach(asked: CommandContext[PeerApi]) -> LivenessMatrix:
     return await asked.api.voter_liveness()
 
 
-@listing_command("what this program brings along, and what the network runs", show_table(view_tables.features))
+@listing_command("what this program brings along, and what the network runs", view_tables.show_table(view_tables.features))
 async def features(asked: CommandContext[PeerApi]) -> tuple[ModuleView, ...]:
     return await asked.api.modules()
 
@@ -35,7 +34,7 @@ async def upgrade(asked: CommandContext[PeerApi]) -> None:
     asked.show(await asked.wait_for_decision(asked.api.request_upgrade(options.module, options.version, options.at)))
 
 
-@listing_command("what the voters of this network allow at most", show_table(view_tables.limits))
+@listing_command("what the voters of this network allow at most", view_tables.show_table(view_tables.limits))
 async def limits(asked: CommandContext[PeerApi]) -> tuple[LimitView, ...]:
     return await asked.api.limits()
 

@@ -10,7 +10,6 @@ from features.commands import CommandContext, command, listing_command
 from features.text_tables import KeyValueTable
 from peer.commands import view_tables
 from peer.commands.command_line_parser import help_text
-from peer.commands.view_tables import show_named_table, show_table
 from protocol.api import AlertView, BlockView, DiskView, EngineView, EventView, PeerApi, PeerState, StatsView, StatusView
 
 # The exit status of `peer status`; 2 is an error, such as that no peer runs there.
@@ -26,13 +25,15 @@ EXIT_STATUS = {
 }
 
 
-@listing_command("decisions, traffic, refusals, memory", show_table(view_tables.stats))
+@listing_command("decisions, traffic, refusals, memory", view_tables.show_table(view_tables.stats))
 async def stats(asked: CommandContext[PeerApi]) -> StatsView:
     return await asked.api.stats()
 
 
 @listing_command(
-    "who and where this peer is", show_table(view_tables.status), exit_status=lambda view: EXIT_STATUS[PeerState(view.state)]
+    "who and where this peer is",
+    view_tables.show_table(view_tables.status),
+    exit_status=lambda view: EXIT_STATUS[PeerState(view.state)],
 )
 async def status(asked: CommandContext[PeerApi]) -> StatusView:
     return await asked.api.status()
@@ -50,7 +51,7 @@ async def log(asked: CommandContext[PeerApi]) -> tuple[EventView, ...]:
 
 
 @listing_command(
-    "what its operator should know, the gravest first", show_named_table(view_tables.alerts, "nothing to worry about")
+    "what its operator should know, the gravest first", view_tables.show_named_table(view_tables.alerts, "nothing to worry about")
 )
 async def alerts(asked: CommandContext[PeerApi]) -> tuple[AlertView, ...]:
     return await asked.api.alerts()
@@ -61,12 +62,12 @@ HEIGHT = Argument(
 )
 
 
-@listing_command("a decided block: header, certificate, voters", show_named_table(view_tables.block), HEIGHT)
+@listing_command("a decided block: header, certificate, voters", view_tables.show_named_table(view_tables.block), HEIGHT)
 async def block(asked: CommandContext[PeerApi]) -> BlockView:
     return await asked.api.block(asked.options.height)
 
 
-@listing_command("how much of the disk is used and free", show_table(view_tables.disk))
+@listing_command("how much of the disk is used and free", view_tables.show_table(view_tables.disk))
 async def disk(asked: CommandContext[PeerApi]) -> DiskView:
     return await asked.api.disk_usage()
 
