@@ -82,55 +82,63 @@ def _commands(parser: CommandLineParser, words: tuple[str, ...]) -> Iterator[Com
 def _bash(commands: tuple[CommandSpec, ...]) -> Iterator[str]:
     names = " ".join(command.name for command in commands)
     first = " ".join(word for command in commands if command.value and command.value.is_line for word in command.value.choices)
-    yield '# Completes `peer` in bash: eval "$(peer completion bash)", for instance in ~/.bashrc.'
-    yield "_peer() {"
-    yield '    local current="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD - 1]}" command="${COMP_WORDS[1]}"'
-    yield '    local words="" place="" word'
-    yield "    ((COMP_CWORD == 1)) && command="
-    yield "    if [[ $command == console ]]; then  # its first word that is a command has the arguments of that command"
-    yield '        for word in "${COMP_WORDS[@]:2:COMP_CWORD-2}"; do'
-    yield f'            [[ " {first} " == *" $word "* ]] && command="$word" && break'
-    yield "        done"
-    yield "    fi"
-    yield '    case "$command" in'
-    yield f'        "") words="{names}" ;;'
+    yield from (
+        '# Completes `peer` in bash: eval "$(peer completion bash)", for instance in ~/.bashrc.',
+        "_peer() {",
+        '    local current="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD - 1]}" command="${COMP_WORDS[1]}"',
+        '    local words="" place="" word',
+        "    ((COMP_CWORD == 1)) && command=",
+        "    if [[ $command == console ]]; then  # its first word that is a command has the arguments of that command",
+        '        for word in "${COMP_WORDS[@]:2:COMP_CWORD-2}"; do',
+        f'            [[ " {first} " == *" $word "* ]] && command="$word" && break',
+        "        done",
+        "    fi",
+        '    case "$command" in',
+        f'        "") words="{names}" ;;',
+    )
     for command in commands:
         words = [name for option in command.options for name in option.names]
         words += command.value.choices if command.value else ()
         place = f" place={command.value.place}" if command.value and command.value.place else ""
         yield f'        {command.name}) words="{" ".join(words)}"{place} ;;'
-    yield "    esac"
-    yield '    case "$command $previous" in'
+    yield from (
+        "    esac",
+        '    case "$command $previous" in',
+    )
     for command in commands:
         for option in command.options:
             if option.value is not None:
                 patterns = "|".join(f'"{command.name} {name}"' for name in option.names)
                 place = option.value.place or ""
                 yield f'        {patterns}) words="{" ".join(option.value.choices)}" place={place} ;;'
-    yield "    esac"
-    yield "    local IFS=$'\\n'"
-    yield '    case "$place" in'
-    yield '        directory) compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -d -- "$current")) ;;'
-    yield '        file) compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- "$current")) ;;'
-    yield "        *) COMPREPLY=() ;;"
-    yield "    esac"
-    yield "    IFS=$' \\t\\n'"
-    yield '    COMPREPLY+=($(compgen -W "$words" -- "$current"))'
-    yield "}"
-    yield "complete -F _peer peer"
+    yield from (
+        "    esac",
+        "    local IFS=$'\\n'",
+        '    case "$place" in',
+        '        directory) compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -d -- "$current")) ;;',
+        '        file) compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- "$current")) ;;',
+        "        *) COMPREPLY=() ;;",
+        "    esac",
+        "    IFS=$' \\t\\n'",
+        '    COMPREPLY+=($(compgen -W "$words" -- "$current"))',
+        "}",
+        "complete -F _peer peer",
+    )
 
 
 def _zsh(commands: tuple[CommandSpec, ...]) -> Iterator[str]:
     described = [shlex.quote(f"{command.name}:{command.about}") for command in commands]
-    yield "#compdef peer"
-    yield "# Completes `peer` in zsh: source <(peer completion zsh), behind compinit in ~/.zshrc."
-    yield "_peer_commands() {"
-    yield "    local -a commands"
-    yield f"    commands=({' '.join(described)})"
-    yield "    _describe command commands"
-    yield "}"
-    yield "_peer_arguments() {"
-    yield "    case $words[1] in"
+    yield from (
+        "#compdef peer",
+        "# Completes `peer` in zsh: source <(peer completion zsh), behind compinit in ~/.zshrc.",
+        "_peer_commands() {",
+        "    local -a commands",
+        f"    commands=({' '.join(described)})",
+        "    _describe command commands",
+        "}",
+        "_peer_arguments() {",
+        "    case $words[1] in",
+    )
     for command in commands:
         rules = [rule for option in command.options for rule in _zsh_option(option)]
         if command.value is not None and command.value.is_line:
@@ -138,10 +146,12 @@ def _zsh(commands: tuple[CommandSpec, ...]) -> Iterator[str]:
         elif command.value is not None:
             rules.append(shlex.quote(f"*{_zsh_value(command.value)}"))
         yield f"        {command.name}) _arguments {' '.join(rules)} ;;"
-    yield "    esac"
-    yield "}"
-    yield "_peer() { _arguments '1: :_peer_commands' '*:: :_peer_arguments' }"
-    yield "compdef _peer peer"
+    yield from (
+        "    esac",
+        "}",
+        "_peer() { _arguments '1: :_peer_commands' '*:: :_peer_arguments' }",
+        "compdef _peer peer",
+    )
 
 
 def _zsh_option(option: OptionSpec) -> Iterator[str]:
@@ -156,8 +166,10 @@ def _zsh_value(value: ValueSpec) -> str:
 
 
 def _fish(commands: tuple[CommandSpec, ...]) -> Iterator[str]:
-    yield "# Completes `peer` in fish: peer completion fish > ~/.config/fish/completions/peer.fish"
-    yield "complete -c peer -f"
+    yield from (
+        "# Completes `peer` in fish: peer completion fish > ~/.config/fish/completions/peer.fish",
+        "complete -c peer -f",
+    )
     for command in commands:
         yield f"complete -c peer -n __fish_use_subcommand -a {command.name} -d {_fish_text(command.about)}"
     for command in commands:
