@@ -192,16 +192,18 @@ Open it{where}:
 
 def _rows(found: ExportableModel, vocabulary: BpeVocabulary, left_out: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     spec = found.spec
-    yield "job", f"{spec.name}, `{found.job.hex()}`"
-    yield "objective", f"{spec.objective}: {spec.resolved_objective.description}"
-    yield "round", f"{found.round if found.rounds_in_model is None else found.rounds_in_model} of {spec.rounds}"
-    yield "model root", f"`{found.root.hex()}`"
-    yield "network", f"{found.network}, chain id `{found.chain_id}`"
-    yield "taken from", found.source_text
-    yield "parameters", f"{spec.model.parameters:,}"
-    yield "tokens", _tokens(spec, vocabulary)
-    yield "data", _data(found)
-    yield "licence", spec.licence or NOT_NAMED
+    yield from (
+        ("job", f"{spec.name}, `{found.job.hex()}`"),
+        ("objective", f"{spec.objective}: {spec.resolved_objective.description}"),
+        ("round", f"{found.round if found.rounds_in_model is None else found.rounds_in_model} of {spec.rounds}"),
+        ("model root", f"`{found.root.hex()}`"),
+        ("network", f"{found.network}, chain id `{found.chain_id}`"),
+        ("taken from", found.source_text),
+        ("parameters", f"{spec.model.parameters:,}"),
+        ("tokens", _tokens(spec, vocabulary)),
+        ("data", _data(found)),
+        ("licence", spec.licence or NOT_NAMED),
+    )
     if found.accepted is not None:
         yield "proposals", f"{found.accepted} accepted, {found.rejected} rejected, {found.absent} absent"
     yield "audit", _audit(spec)

@@ -13,7 +13,7 @@ from curation.ledger.curation_state import CurationState
 from curation.rpc import CurationRpc
 from curation.service.annotators import custodial_api
 from curation.service.annotators.custodial_accounts import CustodialAccounts
-from peer.daemon.daemon import Daemon
+from peer.api.running_peer import RunningPeer
 from tests.web.client import Person, Reply, Site
 from tests.web.room import Room, assigned, said
 
@@ -38,7 +38,7 @@ async def labelled(site: Site, headers: dict[str, str], answer: list[int]) -> tu
     return task["assignment"], await said(site.ask, "POST", "/api/submit", body, "", headers)
 
 
-def person(daemon: Daemon, key: str) -> Any:
+def person(daemon: RunningPeer, key: str) -> Any:
     return daemon.driver.state.module_state(CurationState).annotators.get_record(bytes.fromhex(key))
 
 

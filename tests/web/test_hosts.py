@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from curation.service.annotators import annotator_api, custodial_api
-from peer.daemon.daemon import Daemon
+from peer.api.running_peer import RunningPeer
 from tests.waiting import patience
 from tests.web.client import Person, Reply, Site
 from tests.web.room import Room, enrolled, said
@@ -32,7 +32,7 @@ def at(site: Site, source: str) -> Site:
 
 
 @asynccontextmanager
-async def served(folder: Path, sign_up: str = "open", **more: Any) -> AsyncIterator[tuple[Daemon, Site]]:
+async def served(folder: Path, sign_up: str = "open", **more: Any) -> AsyncIterator[tuple[RunningPeer, Site]]:
     async with Room(folder).serving(sign_up, **more) as (daemon, site):
         await said(lambda: site.network)  # known from now on
         yield daemon, site

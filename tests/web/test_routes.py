@@ -13,7 +13,7 @@ from aiohttp import web
 
 from curation.rpc import CurationRpc
 from curation.service.access_control import ANNOTATOR, AccessControl
-from peer.daemon.daemon import Daemon
+from peer.api.running_peer import RunningPeer
 from peer.features import FEATURES
 from tests.web.client import Person, Site
 from tests.web.room import Room, assigned, enrolled, said
@@ -28,7 +28,7 @@ TASKS = [{"text": f"text {number}", "suggestion": "sad"} for number in range(4)]
 PROJECT = {"name": "moods", "kind": "label", "options": ["glad", "sad"], "guidelines": "Be fair.", "tasks": TASKS}
 
 
-async def operator(daemon: Daemon) -> str:
+async def operator(daemon: RunningPeer) -> str:
     api: CurationRpc = daemon.api  # type: ignore[assignment]
     return await api.create_web_token()
 
