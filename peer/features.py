@@ -76,11 +76,6 @@ def services() -> dict[str, str]:
     return _by_name("service", (item for feature in FEATURES for item in feature.services.items()))
 
 
-def services_everywhere() -> tuple[str, ...]:
-    """The services that run at every peer."""
-    return tuple(name for feature in FEATURES for name in feature.services_everywhere)
-
-
 def engines() -> dict[str, str]:
     """By name, what makes the engines of each kind."""
     return _by_name("engine", (item for feature in FEATURES for item in feature.engines.items()))

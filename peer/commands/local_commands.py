@@ -23,7 +23,7 @@ from features.peer_names import PeerNames
 from features.text_tables import pluralize
 from ledger.core.genesis import Founder, Genesis
 from peer.commands.command_line_parser import settings_from_options
-from peer.commands.log_handlers import make_formatter, make_handler
+from peer.commands.log_handlers import JsonLines, LogFileHandler, LogStreamHandler, TextLines
 from peer.commands.standard_streams import detach_descriptors, program_name, terminal_descriptors
 from peer.features import founding_modules
 from peer.settings.config import Config, ResolvedSettings, format_toml_value, load_settings, setting_value
@@ -249,8 +249,9 @@ def _log_to(config: Config, file: Path | None) -> None:
     with storage_errors(file or Path("standard error")):
         if file is not None:
             require_writable_kind(file)
-        lines = make_handler(file)
-    lines.setFormatter(make_formatter(config.log_format))
+        lines = LogStreamHandler() if file is None else LogFileHandler(file)
+    text_format = "%(asctime)s %(levelname)s %(message)s"
+    lines.setFormatter(JsonLines() if config.log_format == "json" else TextLines(text_format))
     logging.basicConfig(level=config.log_level.upper(), handlers=[lines], force=True)
 
 

@@ -8,19 +8,16 @@ import logging
 import sys
 from datetime import datetime
 from logging.handlers import WatchedFileHandler
-from pathlib import Path
 from typing import Any
 
 from features.json_output import to_json_value
 
 
-def make_handler(file: Path | None) -> logging.Handler:
-    """To this file, which may be moved away meanwhile, else to standard error. Raises `OSError` where it cannot be opened."""
-    return _LogStreamHandler() if file is None else _LogFileHandler(file)
+class LogStreamHandler(logging.StreamHandler):
+    """To standard error. A log that cannot be written must not stop a peer.
 
-
-class _LogStreamHandler(logging.StreamHandler):
-    """A log that cannot be written must not stop a peer. It is told once, and again after something could be written."""
+    It is told once, and again after something could be written.
+    """
 
     _fails = _is_told = False
 
@@ -48,7 +45,9 @@ class _LogStreamHandler(logging.StreamHandler):
                 print(told, file=sys.stderr, flush=True)
 
 
-class _LogFileHandler(_LogStreamHandler, WatchedFileHandler):
+class LogFileHandler(LogStreamHandler, WatchedFileHandler):
+    """To a file, which may be moved away meanwhile. Raises `OSError` where it cannot be opened."""
+
     @property
     def place(self) -> str:
         return self.baseFilename
@@ -58,21 +57,16 @@ class _LogFileHandler(_LogStreamHandler, WatchedFileHandler):
             super().close()
 
 
-def make_formatter(log_format: str) -> logging.Formatter:
-    """For one of `peer.settings.config.LOG_FORMATS`."""
-    return _JsonLines() if log_format == "json" else _TextLines("%(asctime)s %(levelname)s %(message)s")
-
-
 def _time(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(record.created).astimezone().isoformat(sep="T", timespec="milliseconds")
 
 
-class _TextLines(logging.Formatter):
+class TextLines(logging.Formatter):
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         return _time(record)
 
 
-class _JsonLines(logging.Formatter):
+class JsonLines(logging.Formatter):
     """`kind` and the further keys are those of the event (`peer.runtime.telemetry.event_log`); what is no event is of the kind
     `log`.
     """

@@ -180,9 +180,10 @@ async def _running_tasks(peer: RunningPeer) -> AsyncIterator[None]:
     driver, network = peer.driver, peer.network
 
     warn = partial(driver.events.add, "warning")
+    everywhere = [name for feature in features.FEATURES for name in feature.services_everywhere]
     services = {
         name: import_object(features.services()[name])(peer.service_context(name))
-        for name in (*features.roles()[peer.config.role].services, *features.services_everywhere())
+        for name in (*features.roles()[peer.config.role].services, *everywhere)
     }
     beside_agreement = {
         "the store of shared files": BlobPinner(driver).run,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from peer.export.model_provenance import ExportableModel
+from peer.export.run_export import require_new_folder
 from protocol.api import ModelFilesView
 from protocol.errors import UserError
 from storage.durable_files import sync_directory
@@ -53,11 +54,6 @@ def export_model(
     """Where no running peer is asked: `model_from_data_directory` or `model_from_export`, as `source`, finds the model."""
     require_new_folder(folder)
     return write_model_files(source(place, job), folder, format)
-
-
-def require_new_folder(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists and is not an empty folder: name a new one")
 
 
 def write_model_files(found: ExportableModel, folder: Path, format: str) -> ModelFilesView:

@@ -83,10 +83,14 @@ def model_path(job: bytes) -> str:
     return f"{job.hex()}.safetensors"
 
 
-def state_to_export(store: LedgerStore, host: JobModelStore, genesis: Genesis, folder: Path) -> LedgerState:
-    """That of the last applied block. `UserError` if there is no folder to export to, or there are not all blocks."""
+def require_new_folder(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not an empty folder: name a new one")
+
+
+def state_to_export(store: LedgerStore, host: JobModelStore, genesis: Genesis, folder: Path) -> LedgerState:
+    """That of the last applied block. `UserError` if there is no folder to export to, or there are not all blocks."""
+    require_new_folder(folder)
     state = _newest_state(store, host, genesis)
     if store.get_decision(FIRST_HEIGHT) is None:
         first = next(height for height in range(state.height, 0, -1) if store.get_decision(height - 1) is None)

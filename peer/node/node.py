@@ -151,7 +151,7 @@ class Node:
         self.chain_id = rules.chain_id
         self.rules, self.ledger = rules, ledger
         self.rounds = OpenRounds(signer, self.chain_id, ledger.rounds, measured)
-        ledger.future_messages_of = self.rounds.future_messages_of
+        ledger.future_messages_of = self.rounds.early.signed_by
         self.replica = Replica(signer, self.chain_id, verifier, ledger, _applied_event(ledger.state), restart, anchor_height)
         # round messages that began to count in the last turn, by signer
         self.counted_messages: tuple[tuple[bytes, RoundMessage], ...] = ()

@@ -92,7 +92,7 @@ class OpenRounds:
         self._opened: dict[bytes, int] = {}  # by book: the height that gave the round to its voters
         self._patience: dict[bytes, int] = {}  # by book: of its job
         self._replaced: dict[bytes, OpenRoundState] = {}  # books of renewed rounds, until these are opened again
-        self._early = FutureRoundMessages(signer.public)
+        self.early = FutureRoundMessages(signer.public)
         self._sought: dict[bytes, float] = {}
         self.is_silent = False  # nothing is signed: this peer may have forgotten what it signed before
         self.muted: frozenset[RoundKey] = frozenset()  # rounds in which this peer says nothing more
@@ -116,7 +116,7 @@ class OpenRounds:
         self._finished = state.jobs.jobs.keys() - state.jobs.unfinished().keys()
         self.secrets.update_state(state)
         self.measured.retain_jobs(running)
-        self._early.drop_old_messages(state)
+        self.early.drop_old_messages(state)
         self.muted &= now
         self._to_publish = {key: proposal for key, proposal in self._to_publish.items() if key in now}
         return sorted(now - before | renewed), sorted(before - now | renewed)
@@ -153,7 +153,7 @@ class OpenRounds:
         for signed in accepted:
             with contextlib.suppress(RemoteProtocolError):  # the round may have been given to others since
                 self._add_message(self.books[key], signed, _decoded(signed, Proposal), now, effects)
-        for kept in self._early.pop_round((key, job.round)):
+        for kept in self.early.pop_round((key, job.round)):
             try:
                 self._accept_message(self.books[key], kept.signed, kept.decode(), now, effects)
             except RemoteProtocolError:
@@ -234,19 +234,15 @@ class OpenRounds:
         if message.job in self._finished:
             return None
         if book is None or message.round > book.terms.round:
-            self._early.add_message(signed, message)
+            self.early.add_message(signed, message)
             return None
         if message.round < book.terms.round:
             return None
         if signed.signer not in _signers(book.terms, message):
-            self._early.add_message(signed, message)  # the next block may give the round to its signer
+            self.early.add_message(signed, message)  # the next block may give the round to its signer
         effects = RoundEffects()
         self._accept_message(book, signed, message, now, effects)
         return effects
-
-    def future_messages_of(self, signer: bytes) -> tuple[Signed, ...]:
-        """The messages that it signed in rounds that are not open here yet, or in which it takes no part yet."""
-        return self._early.signed_by(signer)
 
     def _accept_message(
         self, book: OpenRoundState, signed: Signed, message: RoundMessage, now: float, effects: RoundEffects
@@ -255,7 +251,7 @@ class OpenRounds:
             self._add_message(book, signed, message, now, effects)
         elif isinstance(message, Vouch) and signed.signer not in book.terms.reexecutors:
             return  # it was given before the round was renewed, and we vouch no more here
-        elif all(signed.body != known.body for known in self._own(book)):
+        elif all(signed.body != known.body for known in book.statements_signed_by(self._signer.public)):
             self._restore_own_message(book, signed, message, now, effects)
 
     def _restore_own_message(
@@ -398,10 +394,7 @@ class OpenRounds:
 
     def own_messages(self) -> list[Signed]:
         """Our messages of the open rounds: a new neighbour must hear them."""
-        return [signed for book in self.books.values() for signed in self._own(book)]
-
-    def _own(self, book: OpenRoundState) -> list[Signed]:
-        return book.statements_signed_by(self._signer.public)
+        return [signed for book in self.books.values() for signed in book.statements_signed_by(self._signer.public)]
 
     def deadline(self, now: float) -> float | None:
         if not self.books:

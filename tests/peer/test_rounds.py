@@ -261,7 +261,7 @@ def test_a_flood_of_early_messages_keeps_out_neither_voters_nor_what_we_said_our
     for number in range(future_messages.PER_VOTER_MAX + 10):
         for other in (*others, chain.people[1]) if number < future_messages.PER_MEMBER_MAX + 1 else chain.people[1:2]:
             hear(rounds, chain, other, CutOff(bytes([number]) * 32, 0, ()))
-    assert len(rounds._early) == future_messages.OTHERS_MAX + future_messages.PER_VOTER_MAX
+    assert len(rounds.early) == future_messages.OTHERS_MAX + future_messages.PER_VOTER_MAX
     assert hear(rounds, chain, chain.people[2], proposal(chain, key)) is None
     for number in range(50):
         assert hear(rounds, chain, chain.people[0], CutOff(bytes([number]) * 32, 0, ())) is None
@@ -279,7 +279,7 @@ def test_a_message_that_is_passed_on_often_takes_one_place(chain: Chain, key: by
     rounds.apply_state(chain.ledger.state)
     for _ in range(100):
         hear(rounds, chain, chain.people[1], CutOff(key, 0, ()))
-    assert len(rounds._early) == 1
+    assert len(rounds.early) == 1
 
 
 def test_who_is_expelled_or_has_another_key_says_nothing_early(chain: Chain, key: bytes) -> None:
@@ -292,7 +292,7 @@ def test_who_is_expelled_or_has_another_key_says_nothing_early(chain: Chain, key
     )
     for person in chain.people[1:]:
         hear(rounds, chain, person, proposal(chain, key))
-    assert len(rounds._early) == 1
+    assert len(rounds.early) == 1
 
 
 def test_what_is_for_no_round_is_forgotten_after_some_heights_but_not_what_we_said(chain: Chain, key: bytes) -> None:
@@ -303,7 +303,7 @@ def test_what_is_for_no_round_is_forgotten_after_some_heights_but_not_what_we_sa
         hear(rounds, chain, person, CutOff(key, 10**6, ()))
     for height, count in ((future_messages.HEIGHTS_MAX - 1, 4), (future_messages.HEIGHTS_MAX, 2)):
         rounds.apply_state(replace(state, height=state.height + height))
-        assert len(rounds._early) == count
+        assert len(rounds.early) == count
 
 
 def test_two_proposals_of_one_trainer_become_evidence_and_both_are_passed_on(chain: Chain, key: bytes) -> None:
@@ -419,7 +419,7 @@ def test_what_comes_late_for_finished_jobs_takes_no_room_from_what_comes_early(c
     for number in range(100):
         late = Proposal(key, number, bytes(32), bytes(32), 1, bytes(32), None)
         assert hear(rounds, chain, chain.people[0], late) is None
-    assert len(rounds._early) == 0
+    assert len(rounds.early) == 0
 
 
 def test_a_round_that_can_be_closed_is_not_asked_for(chain: Chain, key: bytes) -> None:

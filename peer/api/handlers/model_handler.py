@@ -13,7 +13,7 @@ import trio
 from peer.api.running_peer import RunningPeer
 from peer.export import model_export
 from peer.export.model_provenance import choose_model, model_from_state
-from peer.export.run_export import export_run, missing_payloads, state_to_export
+from peer.export.run_export import export_run, missing_payloads, require_new_folder, state_to_export
 from peer.roles import trainer
 from protocol.api import ModelFilesView, ModelRpc, RunExportView, SampleView, TextPieceView
 from protocol.errors import UserError
@@ -92,7 +92,7 @@ class ModelRpcHandler(ModelRpc):
         return await trio.to_thread.run_sync(self._take, Path(path), job, format)
 
     def _take(self, folder: Path, job: str, format: str) -> ModelFilesView:
-        model_export.require_new_folder(folder)
+        require_new_folder(folder)
         driver = self.peer.driver
         read = partial(fetch_job_blob, self.peer)
         return model_export.write_model_files(

@@ -41,15 +41,10 @@ def peer_state(halted: str, waiting: str, behind: int | None, decided_seconds_ag
         return next(state for beginning, state in HALT_STATES.items() if halted.startswith(beginning))
     if waiting:
         return PeerState.WAITING
-    if is_behind(behind, decided_seconds_ago):
+    is_late = decided_seconds_ago is None or decided_seconds_ago >= BEHIND_SECONDS
+    if behind and (behind >= BEHIND_MIN or is_late):
         return PeerState.BEHIND
     return PeerState.SUSPENDED if suspended else PeerState.WORKING
-
-
-def is_behind(behind: int | None, decided_seconds_ago: float | None) -> bool:
-    if not behind:
-        return False
-    return behind >= BEHIND_MIN or decided_seconds_ago is None or decided_seconds_ago >= BEHIND_SECONDS
 
 
 def heights_behind(node: Node, links: Set[bytes]) -> int | None:
