@@ -177,8 +177,13 @@ def _add_network_commands(command: Callable[..., argparse.ArgumentParser]) -> No
     _add_place(rekey)
     rekey.add_argument("--bootstrap", metavar="ADDRESS,…", help="another voter, where the vote log that names the voters is lost")
     join = command("join", "join the network of an invitation", _join, "Catches up, is admitted, and goes on running.")
-    about = "the string that `peer invite` printed; @FILE, - for standard input, or the variable PEER_INVITATION"
-    join.add_argument("invite", metavar="INVITATION", nargs="?", default="", help=about)
+    join.add_argument(
+        "invite",
+        metavar="INVITATION",
+        nargs="?",
+        default="",
+        help="the string that `peer invite` printed; @FILE, - for standard input, or the variable PEER_INVITATION",
+    )
     _add_place(join)
     _add_settings(join)
     epilog = "In a terminal it shows the prompt `peer>`."
@@ -238,8 +243,11 @@ def _add_offline_commands(command: Callable[..., argparse.ArgumentParser]) -> No
     verify.add_argument("file", metavar="FILE", help="what `peer prove` wrote")
     verify.add_argument("--genesis", metavar="FILE", help="the network's genesis, as a data directory or an export has it")
     verify.add_argument("--chain-id", metavar="ID", help="the network's chain id, as `peer status --json` shows it")
-    about = "take the file's word that a field is a table, where this program does not know the module"
-    verify.add_argument("--unknown-module", action="store_true", help=about)
+    verify.add_argument(
+        "--unknown-module",
+        action="store_true",
+        help="take the file's word that a field is a table, where this program does not know the module",
+    )
     JSON.add_to(verify)
     about = "print the manifest of a folder of token shards, to be saved there as manifest.json"
     shards = command("shards", about, _lazy_command("describe_token_shards"), "`train --data DIR` then trains on them.")

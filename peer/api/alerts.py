@@ -82,8 +82,12 @@ def find_alerts(look: AlertInputs) -> Iterator[AlertView]:
 def _liars(look: AlertInputs) -> Iterator[AlertView]:
     for peer, height in look.expelled.items():
         if peer != look.status.peer and look.status.height - height < EXPULSION_ALERT_HEIGHTS:
-            text = f"expelled at height {height}: it signed two statements that exclude each other"
-            yield AlertView(AlertCause.LIAR_FOUND, peer, AlertSeverity.INFO, text)
+            yield AlertView(
+                AlertCause.LIAR_FOUND,
+                peer,
+                AlertSeverity.INFO,
+                f"expelled at height {height}: it signed two statements that exclude each other",
+            )
     for peer, job in look.suspended.items():
         if peer not in look.expelled:
             severity = AlertSeverity.WARNING if peer == look.status.peer else AlertSeverity.INFO

@@ -43,8 +43,11 @@ def check_version(role: Role) -> Iterator[DoctorFinding]:
         yield from _torch()
     for part in features.roles().values():
         if role.name in (part.name, features.FULL_ROLE) and part.needs_package and not find_spec(part.needs_package):
-            text = f"the package {part.needs_package} of the role {part.name} is not installed: nobody is served"
-            yield warning("version", text, "install the extra `web`, or take another --role")
+            yield warning(
+                "version",
+                f"the package {part.needs_package} of the role {part.name} is not installed: nobody is served",
+                "install the extra `web`, or take another --role",
+            )
     yield ok("version", f"folkmoot {metadata.version('folkmoot')}, Python {platform.python_version()}")
 
 
@@ -102,8 +105,11 @@ def check_memory(config: Config, role: Role, *, runs: bool) -> Iterator[DoctorFi
         yield ok("memory", f"{free / 1e6:.0f} MB are free ({bound})")
     total = _meminfo().get("MemTotal")
     if total and config.memory_mb_max * 1_000_000 > total:
-        text = f"memory_mb_max allows jobs {config.memory_mb_max} MB, and this machine has {total / 1e6:.0f}"
-        yield warning("memory", text, "set memory_mb_max below that, or jobs that seem to fit end the worker")
+        yield warning(
+            "memory",
+            f"memory_mb_max allows jobs {config.memory_mb_max} MB, and this machine has {total / 1e6:.0f}",
+            "set memory_mb_max below that, or jobs that seem to fit end the worker",
+        )
 
 
 def available_bytes() -> tuple[int | None, str]:
@@ -155,8 +161,11 @@ def check_open_files(served: bool = True, process: int = 0) -> Iterator[DoctorFi
     )
     peers, web = connection_limits(hard)
     of_web = f" and {web} of the web port" if served else ""
-    advice = f"raise the hard limit to {needed}: `ulimit -Hn {needed}`, or LimitNOFILE={needed} of a service"
-    yield warning("files", f"{text} {needed}; it accepts {peers} connections of peers{of_web}", advice)
+    yield warning(
+        "files",
+        f"{text} {needed}; it accepts {peers} connections of peers{of_web}",
+        f"raise the hard limit to {needed}: `ulimit -Hn {needed}`, or LimitNOFILE={needed} of a service",
+    )
 
 
 def is_clock_synchronized() -> bool | None:

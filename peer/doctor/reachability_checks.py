@@ -88,8 +88,13 @@ def check_listen_settings(wanted: Sequence[str], listening: Sequence[str]) -> li
         host, port = parse_address(address)
         found = next((one for one in left if parse_address(one) == (host, port or parse_address(one)[1])), None)
         if found is None:
-            text = f"the settings name {address}, and the peer that runs listens at {', '.join(listening) or 'none'}"
-            return [warning("port", text, "start the peer again, or ask with the settings that it runs with")]
+            return [
+                warning(
+                    "port",
+                    f"the settings name {address}, and the peer that runs listens at {', '.join(listening) or 'none'}",
+                    "start the peer again, or ask with the settings that it runs with",
+                )
+            ]
         left.remove(found)
     return []
 
@@ -107,8 +112,13 @@ async def check_advertised_addresses(
             way = "forward that port to this machine, or correct --advertise; some routers let nobody inside dial their outside"
             found.append(warning("port", text, way))
         elif answer.peer != me:
-            text = f"at {answer.address}, which others are told to dial, peer {short_id(answer.peer)} answers"
-            found.append(fault("port", text, "correct --advertise, or the forwarding of that port"))
+            found.append(
+                fault(
+                    "port",
+                    f"at {answer.address}, which others are told to dial, peer {short_id(answer.peer)} answers",
+                    "correct --advertise, or the forwarding of that port",
+                )
+            )
         else:
             found.append(ok("port", f"{answer.address} answers"))
     return found
@@ -119,8 +129,13 @@ def check_reachability(said: str) -> list[DoctorFinding]:
     if said == ReachabilityState.DIRECT:
         return [ok("port", "others reach this peer, as they say")]
     if said == ReachabilityState.RELAYED:
-        advice = "forward its port in the router, open it in the firewall, name the outside with --advertise"
-        return [warning("port", "others do not reach this peer, as they say: it links where it dials, or over members", advice)]
+        return [
+            warning(
+                "port",
+                "others do not reach this peer, as they say: it links where it dials, or over members",
+                "forward its port in the router, open it in the firewall, name the outside with --advertise",
+            )
+        ]
     return []
 
 
@@ -133,8 +148,13 @@ async def check_other_peers(
     """
     answers = await _called(addresses[:DIALS_MAX], chain_id)
     if links is None and (copies := [answer.address for answer in answers if answer.peer is not None and answer.peer == me]):
-        text = f"at {copies[0]} a peer runs with this peer's key"
-        return [fault("peers", text, "never start both: they would contradict each other, and be expelled")]
+        return [
+            fault(
+                "peers",
+                f"at {copies[0]} a peer runs with this peer's key",
+                "never start both: they would contradict each other, and be expelled",
+            )
+        ]
     others = [answer for answer in answers if answer.peer is None or answer.peer != me]
     reached = [answer for answer in others if answer.peer is not None]
     if not others:

@@ -316,8 +316,11 @@ class AuditEventLog:
         suspended = dict(_suspensions(me, state))
         for job, until in suspended.items():
             if self._suspended.get(job) != until:
-                text = f"{suspension_reason(me, state)}; this peer does not train {state.jobs.jobs[job].name!r} until then"
-                events.add("warning", text, job=job)
+                events.add(
+                    "warning",
+                    f"{suspension_reason(me, state)}; this peer does not train {state.jobs.jobs[job].name!r} until then",
+                    job=job,
+                )
         self._suspended = suspended
 
 

@@ -243,8 +243,9 @@ class StartModelAttester:
             size = self._driver.blobs.size(spec.initial_model) or 0
             problem = await trio.to_thread.run_sync(parameter_blob.blob_problem, spec, size, self._driver.blobs.read_range)
             if problem is not None:
-                text = f"job {spec.name!r} cannot start, and this voter wants it to end: {problem}"
-                self._driver.events.add("warning", text, job=key)
+                self._driver.events.add(
+                    "warning", f"job {spec.name!r} cannot start, and this voter wants it to end: {problem}", job=key
+                )
             while key in self._due():
                 try:
                     await self._author.submit(

@@ -185,8 +185,12 @@ class RoundExecutor:
         except FolkmootError as error:
             if isinstance(error, StorageError) and not isinstance(error, MissingBlobError):
                 raise
-            text = f"{what} in round {display_round_number(opened.number)} failed: {error}"
-            self._events.add("warning", text, job=opened.job, round=opened.number)
+            self._events.add(
+                "warning",
+                f"{what} in round {display_round_number(opened.number)} failed: {error}",
+                job=opened.job,
+                round=opened.number,
+            )
 
     def _delete_old_files(self, key: RoundKey, job: Job) -> None:
         """Deletes what nobody needs any more: old models, buffers, and what trainers go on from behind the last accepted."""

@@ -278,8 +278,12 @@ class StateSync:
             restored, (*self._store.light_blocks(0, transfer.trusted_height), *transfer.light_blocks), self._repairs
         ):
             seconds = self._now() - self._begun
-            text = f"restored the certified state of height {restored.height} in {seconds:.1f} s"
-            self._events.add("snapshot", text, height=restored.height, seconds=seconds)
+            self._events.add(
+                "snapshot",
+                f"restored the certified state of height {restored.height} in {seconds:.1f} s",
+                height=restored.height,
+                seconds=seconds,
+            )
         else:
             transfer.discard_parts()
         self._end_transfer()

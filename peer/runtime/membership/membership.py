@@ -103,8 +103,11 @@ class Membership:
         standing = frozenset(members.candidates)
         for candidate in sorted(standing - self._told):
             if me in members.voters:
-                text = f"{short_id(candidate)} stands as a voter: `peer approve {short_id(candidate)}` approves it"
-                self.driver.events.add("member", text, peer=candidate)
+                self.driver.events.add(
+                    "member",
+                    f"{short_id(candidate)} stands as a voter: `peer approve {short_id(candidate)}` approves it",
+                    peer=candidate,
+                )
         self._told = standing
 
     def _tell_retirements(self) -> None:
@@ -118,8 +121,9 @@ class Membership:
                     " --lower-tolerance" if lowers_tolerance(members, subject) else ""
                 )
                 instead = f", instead of your wish about {short_id(mine.subject)}" if mine else ""
-                text = f"another voter wants {short_id(subject)} retired: `{command}` says so, too{instead}"
-                self.driver.events.add("member", text, peer=subject)
+                self.driver.events.add(
+                    "member", f"another voter wants {short_id(subject)} retired: `{command}` says so, too{instead}", peer=subject
+                )
         self._told_wanted = wanted
         retired = {key: member.retired for key, member in members.members.items() if member.retired is not None}
         for key, height in sorted(retired.items()):

@@ -109,8 +109,9 @@ class NodeObserver:
         return 0.0 if self._awaits_since is None else self._now() - self._awaits_since
 
     def report_evidence(self, evidence: Evidence) -> None:
-        text = f"{short_id(evidence.signer)} signed two things that exclude each other"
-        self.events.add("evidence", text, peer=evidence.signer)
+        self.events.add(
+            "evidence", f"{short_id(evidence.signer)} signed two things that exclude each other", peer=evidence.signer
+        )
 
     def report_conditions(self, replica: Replica, unsupported: str) -> None:
         """Warns of what lasts when it begins, and again when its cause changes.
@@ -169,8 +170,9 @@ class NodeObserver:
 
     def report_round_message(self, signer: bytes, message: RoundMessage) -> None:
         fields = {"peer": signer, "job": message.job, "round": message.round}
-        text = f"round {display_round_number(message.round)}: {short_id(signer)} {self._words(message)}"
-        self.events.add_detail(message.TAG, text, **fields)
+        self.events.add_detail(
+            message.TAG, f"round {display_round_number(message.round)}: {short_id(signer)} {self._words(message)}", **fields
+        )
 
     def _words(self, message: RoundMessage) -> str:
         match message:
@@ -249,8 +251,12 @@ class NodeObserver:
 
     def record_applied_block(self, state: LedgerState) -> None:
         self._learn_names(state)
-        text = f"height {state.height} applied, state root {state.state_root.hex()[:16]}"
-        self.events.add_detail("applied", text, height=state.height, root=state.state_root)
+        self.events.add_detail(
+            "applied",
+            f"height {state.height} applied, state root {state.state_root.hex()[:16]}",
+            height=state.height,
+            root=state.state_root,
+        )
         if self._before is not None and self._before.height + 1 == state.height:  # else a snapshot came in between
             for item in block_events(self._before, state):
                 if item.kind == "member":
