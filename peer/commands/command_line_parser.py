@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from features.nearest_names import suggest_nearest
-from peer.settings.config import ResolvedSettings, load_settings, setting_names
+from peer.settings.config import ResolvedSettings, load_settings, setting_descriptions
 from protocol.errors import UserError
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class CommandLineParser(argparse.ArgumentParser):
 
 def settings_from_options(options: argparse.Namespace) -> ResolvedSettings:
     """The settings in force for this command line. Raises `UserError`."""
-    flags = {name: getattr(options, name, None) for name in setting_names()}
+    flags = {name: getattr(options, name, None) for name in setting_descriptions()}
     return load_settings(flags, os.environ, Path(options.config).expanduser().absolute() if options.config else None)
 
 

@@ -131,13 +131,16 @@ def init_network(options: argparse.Namespace) -> None:
     genesis = Genesis(network, int(time.time() * 1000), secrets.token_bytes(16), dict(sorted(founders.items())), modules)
     directory.write_genesis(codec.encode(genesis))
     _keep_settings(options, directory, ())
-    print(f"network     {network}\nchain id    {genesis.chain_id.hex()}\npeer id     {peer_id(me.public)}")
-    print(f"voters      {len(founders)}, of which {genesis.voters.faults_tolerated} may lie; {genesis.voters.quorum} decide")
-    print(f"data in     {directory.path}")
-    place = _place(options)
-    print(f"next        {program_name()} run{place}    # it keeps this terminal")
-    print(f"then        {program_name()} invite{place}    # in a second one: a string for everybody else")
-    print(f"they        {program_name()} join STRING")
+    program, place = program_name(), _place(options)
+    print(
+        f"network     {network}\nchain id    {genesis.chain_id.hex()}\npeer id     {peer_id(me.public)}",
+        f"voters      {len(founders)}, of which {genesis.voters.faults_tolerated} may lie; {genesis.voters.quorum} decide",
+        f"data in     {directory.path}",
+        f"next        {program} run{place}    # it keeps this terminal",
+        f"then        {program} invite{place}    # in a second one: a string for everybody else",
+        f"they        {program} join STRING",
+        sep="\n",
+    )
     if genesis.voters.quorum > 1:
         print(f"            nothing is decided before {genesis.voters.quorum} of the {len(founders)} founders run")
 
@@ -264,9 +267,12 @@ def run_audit(options: argparse.Namespace) -> int:
     with Progress(transient=True, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("replaying blocks", total=None)
         found = replay(Path(options.directory), lambda done, total: progress.update(task, completed=done, total=total))
-    print(f"network {found.network}, chain id {found.chain_id}")
-    print(f"{found.blocks} blocks with {found.signatures} valid commit signatures")
-    print(f"{found.rounds} rounds with {found.proposals} accepted updates")
+    print(
+        f"network {found.network}, chain id {found.chain_id}",
+        f"{found.blocks} blocks with {found.signatures} valid commit signatures",
+        f"{found.rounds} rounds with {found.proposals} accepted updates",
+        sep="\n",
+    )
     for job, root in found.models.items():
         print(f"job {found.names[job]} ({job[:16]}): model root {root} reproduced")
     for job, vouched in found.vouch_counts.items():

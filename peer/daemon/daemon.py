@@ -102,7 +102,11 @@ async def running_daemon(
     raise_descriptor_limit()
     directory = DataDirectory.open(config.data_directory)
     with directory.lock():
-        genesis = read_genesis(directory)
+        try:
+            genesis = Genesis.decode(directory.read_genesis())
+        except RemoteProtocolError as error:
+            way = "copy it again from a peer of the same network"
+            raise StorageError(f"{directory.genesis} is damaged ({error}); {way}") from None
         with contextlib.closing(LedgerStore(directory.ledger, genesis.chain_id)) as store:
             peer = _assemble_peer(config, directory, genesis, store, make_participant)
             async with _running_tasks(peer):
@@ -241,13 +245,6 @@ async def _watch_alerts(api: PeerApi) -> None:
     while True:
         await api.alerts()
         await trio.sleep(ALERT_SECONDS)
-
-
-def read_genesis(directory: DataDirectory) -> Genesis:
-    try:
-        return Genesis.decode(directory.read_genesis())
-    except RemoteProtocolError as error:
-        raise StorageError(f"{directory.genesis} is damaged ({error}); copy it again from a peer of the same network") from None
 
 
 def tune_garbage_collector() -> None:

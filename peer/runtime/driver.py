@@ -26,7 +26,7 @@ from ledger.jobs import ClosedRound
 from ledger.ledger_state import FAILURES_KEPT, CurrentState, LedgerRules, LedgerState, StateTransition, decode_body
 from ledger.snapshots.snapshot_assembly import RestoredSnapshot
 from peer.node.node import AppliedBlock, Node, NodeInput, RoundChange, RoundEnded, StepAction
-from peer.node.open_rounds import OpenRounds, RoundEffects, RoundTimings
+from peer.node.open_rounds import RoundEffects, RoundTimings
 from peer.runtime.round_executor import RoundExecutor
 from peer.runtime.state_sync import StateSync, first_divergent_height, is_snapshot_message
 from peer.runtime.telemetry.event_log import EventLog
@@ -102,7 +102,7 @@ class Driver:
         self.round_executor = RoundExecutor(
             signer.public,
             role,
-            self.rounds,
+            self.node.rounds,
             store,
             blobs,
             host,
@@ -151,14 +151,6 @@ class Driver:
         """Seconds since the epoch by a clock that nobody sets, that never goes back, and that does not stop with the machine."""
         self._slept = max(self._slept, _seconds_slept() - self._slept_before)
         return self._started_wall + (trio.current_time() - self._started) + self._slept
-
-    @property
-    def ledger(self) -> LedgerApplication:
-        return self.node.ledger
-
-    @property
-    def rounds(self) -> OpenRounds:
-        return self.node.rounds
 
     @property
     def replica(self) -> Replica:
@@ -311,7 +303,7 @@ class Driver:
         self.observer.record_pending_work(self.replica.awaits_decision)
         self.observer.report_conditions(self.replica, self.rules.why_version_unsupported(self.state))
         self.observer.report_vote_lockout(self.replica.height, self.replica.no_votes_below)
-        self.observer.report_muted_rounds(self.rounds.muted)
+        self.observer.report_muted_rounds(self.node.rounds.muted)
         failures, self.rules.transaction_failures = self.rules.transaction_failures, deque(maxlen=FAILURES_KEPT)
         self.observer.report_failures(f"height {self.replica.height}", failures)
         for _, reason in self.node.dropped_transactions:
@@ -411,7 +403,7 @@ class Driver:
         restores.is_taken = await trio.to_thread.run_sync(self._install, restores)
         self.applied.current = load_state(self.rules, self.store)
         self.node = self._restored_node(self.node.rounds.measured)
-        self.round_executor.replace_rounds(self.rounds)
+        self.round_executor.replace_rounds(self.node.rounds)
         self.observer.record_restored_state(self.state, self.signer.public)
         self._applying, self._applying_ended = trio.CancelScope(), trio.Event()
         self._nursery.start_soon(self._apply_decided)

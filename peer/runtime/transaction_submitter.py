@@ -112,7 +112,7 @@ class TransactionSubmitter:
 
     def _waiting(self) -> dict[int, Signed]:
         """Our transactions that are not decided yet, by nonce."""
-        return {_opened(signed).nonce: signed for signed in self._driver.ledger.mempool.transactions_of(self.signer.public)}
+        return {_opened(signed).nonce: signed for signed in self._driver.node.ledger.mempool.transactions_of(self.signer.public)}
 
     async def _put_on_log(self, kind: str, content: object) -> tuple[Signed, Transaction]:
         """Signs and queues it. Raises `UserError` if it is refused now.
@@ -158,7 +158,7 @@ class TransactionSubmitter:
 
     async def _put(self, signed: Signed) -> None:
         def put() -> RoundEffects:
-            self._driver.ledger.mempool.add_transaction(signed)
+            self._driver.node.ledger.mempool.add_transaction(signed)
             return RoundEffects(sends=[signed])
 
         await self._driver.run_action(put)

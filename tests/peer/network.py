@@ -219,7 +219,7 @@ def certified(job: bytes) -> Callable[[Driver], bool]:
     def condition(driver: Driver) -> bool:
         state = driver.state
         over = job in state.jobs.jobs and state.jobs.jobs[job].phase is JobPhase.FINISHED
-        return over and driver.ledger.certified_root == state.state_root
+        return over and driver.node.ledger.certified_root == state.state_root
 
     return condition
 
@@ -238,7 +238,9 @@ def settled(job: bytes) -> Callable[[Driver], bool]:
 
     def condition(driver: Driver) -> bool:
         state = driver.state
-        return has_finished(job)(driver) and job not in state.audits.jobs and driver.ledger.certified_root == state.state_root
+        return (
+            has_finished(job)(driver) and job not in state.audits.jobs and driver.node.ledger.certified_root == state.state_root
+        )
 
     return condition
 

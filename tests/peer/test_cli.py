@@ -304,7 +304,7 @@ def test_json_has_no_word_for_a_loss_that_is_no_number() -> None:
 
 def test_every_command_and_setting_is_in_the_guide() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
-    from peer.settings.config import setting_names
+    from peer.settings.config import setting_descriptions
 
     commands = cli.build_parser().commands()
     assert commands
@@ -312,7 +312,7 @@ def test_every_command_and_setting_is_in_the_guide() -> None:
         assert f"`peer {name}" in guide, name
         for option in command.known_options():
             assert option in ("-h", "--help") or option in guide, f"{name} {option}"
-    for name in (*setting_names(), *all_commands()):
+    for name in (*setting_descriptions(), *all_commands()):
         assert f"`{name}" in guide, name
 
 

@@ -68,9 +68,9 @@ async def test_an_open_round_shows_each_vouch_that_has_come(tmp_path: Path) -> N
         seats = [await made.start(seat, Slow()) for seat in made.seats]
         job, trainer = await seats[0].scratch(), seats[0].public
         for seat in seats:
-            await poll(lambda seat=seat: bool(seat.driver.rounds.books[job].vouching.signed))
+            await poll(lambda seat=seat: bool(seat.driver.node.rounds.books[job].vouching.signed))
             (votes,) = await service_of(seat).votes(0)
-            voter = reexecutor_order(seat.driver.rounds.books[job].terms, trainer)[0]
+            voter = reexecutor_order(seat.driver.node.rounds.books[job].terms, trainer)[0]
             assert (votes.height, votes.vouches) == (None, {peer_id(voter): {peer_id(trainer): "accept"}})
 
 

@@ -99,7 +99,7 @@ class JobRpcHandler(JobRpc):
     async def votes(self, last: int) -> tuple[RoundVotesView, ...]:
         stored = await trio.to_thread.run_sync(self.peer.driver.store.closed_rounds, max(0, min(last, VOTES_SHOWN_MAX)))
         closed = [await trio.to_thread.run_sync(self._closed_votes, item) for item in stored]
-        return (*filter(None, closed), *map(self._open_votes, self.peer.driver.rounds.books.values()))
+        return (*filter(None, closed), *map(self._open_votes, self.peer.driver.node.rounds.books.values()))
 
     def _closed_votes(self, item: StoredRound) -> RoundVotesView | None:
         """From the block that closed the round; None where this peer has not that block."""

@@ -139,7 +139,7 @@ class LocalPeerRpcHandler(LocalPeerRpc):
             bytes_received=_by_kind(traffic.received, traffic.blobs_received, traffic.audit_bytes_received),
             refused=refused,
             evidence=tuple(f"{peer_id(first.signer)}" for first, _ in evidence),
-            transactions_pending=len(driver.ledger.mempool),
+            transactions_pending=len(driver.node.ledger.mempool),
             worker=_worker_state(self.peer.worker),
             memory_mb=sum(map(process_memory_mb, processes)),
             expelled=tuple(peer_id(key) for key in driver.state.members.members if driver.state.members.is_expelled(key)),
