@@ -195,7 +195,7 @@ async def behind_a_gap(log: Log, author: TransactionSubmitter, count: int) -> li
     given_up.scope.cancel()
     await given_up.ended.wait()
     log.decide(stop(log, job, 1, 2, 3))
-    assert log.state.jobs.jobs[job].phase is JobPhase.FINISHED and len(log.ledger.mempool) == count
+    assert log.state.jobs.jobs[job].phase is JobPhase.FINISHED and len(log.world.ledger.mempool) == count
     return asked
 
 
@@ -311,7 +311,7 @@ async def test_of_many_commands_no_more_wait_for_a_block_at_once_than_other_pool
     async with logged() as (log, author):
         asked = [Asked(log, author, *start()) for _ in range(5)]
         await trio.testing.wait_all_tasks_blocked()
-        assert len(log.ledger.mempool) == 2
+        assert len(log.world.ledger.mempool) == 2
         for submission in asked:
             await submission.settled()
         assert log.starts() == 5 and not any(submission.error for submission in asked)
@@ -425,7 +425,7 @@ async def test_an_admission_that_others_tell_of_while_it_is_asked_for_again_is_o
             @property
             def has_pending(self) -> bool:
                 waited = super().has_pending
-                log.ledger.mempool.add_transaction(told)
+                log.world.ledger.mempool.add_transaction(told)
                 return waited
 
         peer: Any = log
