@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import logging
 import secrets
 import shlex
 import signal
 import sys
 import time
+from datetime import datetime
 from functools import partial
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
@@ -18,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from consensus.voter_set import VoterSet
+from features.json_output import to_json_value
 from features.lazy_import import garbage_collection_paused
 from features.peer_names import PeerNames
 from features.text_tables import pluralize
 from ledger.core.genesis import Founder, Genesis
 from peer.commands.command_line_parser import settings_from_options
-from peer.commands.log_handlers import JsonLines, LogFileHandler, LogStreamHandler, TextLines
 from peer.commands.standard_streams import detach_descriptors, program_name, terminal_descriptors
 from peer.features import founding_modules
 from peer.settings.config import Config, ResolvedSettings, format_toml_value, load_settings, setting_value
@@ -320,3 +322,76 @@ def run_doctor(options: argparse.Namespace) -> int:
     else:
         make_printer()(findings_table(findings))
     return EXIT_STATUS[gravest_level(findings)]
+
+
+class LogStreamHandler(logging.StreamHandler):
+    """To standard error. A log that cannot be written must not stop a peer.
+
+    It is told once, and again after something could be written.
+    """
+
+    _fails = _is_told = False
+
+    @property
+    def place(self) -> str:
+        return "standard error"
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._fails = False
+        try:
+            super().emit(record)
+        except OSError:  # a file that was moved away cannot be made anew
+            self.handleError(record)
+        self._is_told = self._fails
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)  # a line that cannot be formatted is a bug
+            return
+        self._fails = True
+        if not self._is_told:
+            told = f"peer: the log cannot be written to {self.place}: {error.strerror}; the peer goes on without it"
+            with contextlib.suppress(OSError):
+                print(told, file=sys.stderr, flush=True)
+
+
+class LogFileHandler(LogStreamHandler, WatchedFileHandler):
+    """To a file, which may be moved away meanwhile. Raises `OSError` where it cannot be opened."""
+
+    @property
+    def place(self) -> str:
+        return self.baseFilename
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # what was told when it was written
+            super().close()
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created).astimezone().isoformat(sep="T", timespec="milliseconds")
+
+
+class TextLines(logging.Formatter):
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return _time(record)
+
+
+class JsonLines(logging.Formatter):
+    """`kind` and the further keys are those of the event (`peer.runtime.telemetry.event_log`); what is no event is of the kind
+    `log`.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "at": _time(record),
+            "level": record.levelname.lower(),
+            "kind": getattr(record, "kind", "log"),
+            "text": record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        fields: dict[str, Any] = getattr(record, "fields", {})
+        return json.dumps(
+            to_json_value(line | {name: value for name, value in fields.items() if name not in line}), ensure_ascii=False
+        )
