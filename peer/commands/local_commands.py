@@ -1,4 +1,4 @@
-"""What `peer identity`, `rekey`, `init`, `join`, `run`, `audit`, `verify`, `shards` and `doctor` do."""
+"""What `peer identity`, `rekey`, `init`, `join`, `run`, `audit`, `verify`, `shards` and `doctor` do; the lines of the log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from consensus.voter_set import VoterSet
-from features.json_output import to_json_value
+from features.json_output import to_json, to_json_value
 from features.lazy_import import garbage_collection_paused
 from features.peer_names import PeerNames
 from features.text_tables import pluralize
@@ -289,7 +289,6 @@ def run_audit(options: argparse.Namespace) -> int:
 
 
 def verify_row_proof(options: argparse.Namespace) -> int:
-    from features.json_output import to_json
     from peer.commands import view_tables
     from peer.commands.table_renderer import make_printer
     from peer.export.row_proof_file import verify_row_proof as check
@@ -311,7 +310,6 @@ def describe_token_shards(options: argparse.Namespace) -> int:
 
 
 def run_doctor(options: argparse.Namespace) -> int:
-    from features.json_output import to_json
     from peer.commands.table_renderer import make_printer
     from peer.doctor.doctor import examine_peer, findings_table
     from peer.doctor.findings import EXIT_STATUS, gravest_level
