@@ -77,8 +77,10 @@ def _certificate_not_durable(planter: Planter) -> None:
 def _round_votes_not_durable(planter: Planter) -> None:
     real = OpenRounds._sign_message
 
-    def say(self: OpenRounds, book: Any, message: Any, now: float) -> Any:
-        return dataclasses.replace(real(self, book, message, now), records=[])
+    def say(self: OpenRounds, book: Any, message: Any, now: float, effects: Any) -> None:
+        before = len(effects.records)
+        real(self, book, message, now, effects)
+        del effects.records[before:]
 
     planter.replace(OpenRounds, "_sign_message", say)
 
@@ -86,9 +88,10 @@ def _round_votes_not_durable(planter: Planter) -> None:
 def _accepted_not_durable(planter: Planter) -> None:
     real = OpenRounds._sign_message
 
-    def say(self: OpenRounds, book: Any, message: Any, now: float) -> Any:
-        said = real(self, book, message, now)
-        return dataclasses.replace(said, records=[dataclasses.replace(record, accepted=()) for record in said.records])
+    def say(self: OpenRounds, book: Any, message: Any, now: float, effects: Any) -> None:
+        before = len(effects.records)
+        real(self, book, message, now, effects)
+        effects.records[before:] = [dataclasses.replace(record, accepted=()) for record in effects.records[before:]]
 
     planter.replace(OpenRounds, "_sign_message", say)
 
