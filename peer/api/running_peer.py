@@ -43,20 +43,6 @@ CONCURRENT_TEXTS_MAX: Final = 4  # that people wait for at once: the worker keep
 PROTOCOL_TAGS = frozenset(tag for kind in vars(messages).values() if isinstance(tag := getattr(kind, "TAG", None), str))
 
 
-class ReloadSignal:
-    """SIGHUP, for services that read files again."""
-
-    def __init__(self) -> None:
-        self._event = trio.Event()
-
-    def notify(self) -> None:
-        event, self._event = self._event, trio.Event()
-        event.set()
-
-    async def wait(self) -> None:
-        await self._event.wait()
-
-
 @dataclass
 class RunningPeer:
     """Also a `training.api.training_peer.TrainingPeer`. `api` is set once, by whoever makes this."""
@@ -74,7 +60,7 @@ class RunningPeer:
     addresses: Callable[[], tuple[str, ...]]  # where others reach this peer, as far as it knows
     optional_services: Sequence[OptionalService] = ()
     stopped: trio.Event = field(default_factory=trio.Event)  # somebody asked for the end
-    reload_signal: ReloadSignal = field(default_factory=ReloadSignal)
+    reloaded: trio.Event = field(default_factory=trio.Event)  # set and replaced at SIGHUP, for services that read files again
     alerts: AlertTracker = field(default_factory=AlertTracker)
     text_slots: trio.Semaphore = field(default_factory=lambda: trio.Semaphore(CONCURRENT_TEXTS_MAX))
     started: float = field(default_factory=time.monotonic)
@@ -146,7 +132,7 @@ class RunningServiceContext:
         self.me, self.chain_id, self.network = peer.me, peer.genesis.chain_id, peer.genesis.network
         self.api, self.text_folder, self.unseal = peer.api, peer.directory.texts, peer.identity.unseal
         self.http_connections_max = connection_limits(descriptor_limit()).web
-        self.wait_for_reload, self.submit_transaction = peer.reload_signal.wait, peer.submitter.submit
+        self.submit_transaction = peer.submitter.submit
         self.read_blob, self.delete_blob, self.add_blob = peer.blobs.read_blob, peer.blobs.delete_blob, peer.blobs.add_bytes
 
     @property
@@ -192,6 +178,9 @@ class RunningServiceContext:
     async def wait_for_block_above(self, height: int) -> None:
         while self.height <= height:
             await self._driver.block_applied.wait()
+
+    async def wait_for_reload(self) -> None:
+        await self._peer.reloaded.wait()
 
     async def fetch_blob(self, digest: bytes, size_max: int, sources: Iterable[bytes] = ()) -> None:
         await self._driver.network.fetch_blob(digest, size_max, sources)

@@ -283,7 +283,8 @@ async def _stop_on_signal(
         task_status.started()
         async for number in signals:
             if number == signal.SIGHUP and hung_up():
-                peer.reload_signal.notify()
+                reloaded, peer.reloaded = peer.reloaded, trio.Event()
+                reloaded.set()
                 continue
             log.info("stopping on %s", signal.Signals(number).name)
             if peer.stopped.is_set():

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -132,15 +133,9 @@ def _own_pipes() -> MessagePipes:
     incoming, outgoing = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    return MessagePipes(os.fdopen(incoming, "rb"), os.fdopen(outgoing, "wb"), ended=_end)
-
-
-def _end() -> None:
-    """The daemon closed the pipe or is gone. Every file is written whole or not at all, so nothing is lost by ending at once.
-
-    (Linux's PR_SET_PDEATHSIG would not do: it follows the daemon's *thread* that started us, and Trio's threads come and go.)
-    """
-    os._exit(0)
+    # When the daemon closed the pipe or is gone, this process ends at once: every file is written whole or not at all. (Linux's
+    # PR_SET_PDEATHSIG would not do: it follows the daemon's *thread* that started us, and Trio's threads come and go.)
+    return MessagePipes(os.fdopen(incoming, "rb"), os.fdopen(outgoing, "wb"), ended=partial(os._exit, 0))
 
 
 def main(make_context: Callable[[EngineBackend, Callable[[], None], int], WorkerContext] = WorkerContext) -> None:
