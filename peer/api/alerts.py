@@ -76,10 +76,6 @@ def find_alerts(look: AlertInputs) -> Iterator[AlertView]:
         (look.without_progress, AlertCause.NO_PROGRESS, warning, "; ".join(look.without_progress)),
     )
     yield from (AlertView(cause, "", severity, text) for holds, cause, severity, text in rows if holds)
-    yield from _liars(look)
-
-
-def _liars(look: AlertInputs) -> Iterator[AlertView]:
     for peer, height in look.expelled.items():
         if peer != look.status.peer and look.status.height - height < EXPULSION_ALERT_HEIGHTS:
             yield AlertView(

@@ -53,8 +53,7 @@ def _identity(directory: DataDirectory) -> Identity:
 
 
 def show_identity(options: argparse.Namespace) -> None:
-    directory = DataDirectory.create(_config(options).data_directory)
-    print(peer_id(_identity(directory).public))
+    print(peer_id(_identity(DataDirectory.create(_config(options).data_directory)).public))
 
 
 def rekey_peer(options: argparse.Namespace) -> None:

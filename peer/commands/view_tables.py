@@ -75,6 +75,12 @@ def shorten_id(text: str) -> str:
     return text[:SHORT_ID_LENGTH]
 
 
+def _filled(table: TextTable, rows: Iterable[Sequence[str]]) -> TextTable:
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 def _optional(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
 
@@ -213,20 +219,30 @@ def disk(view: DiskView) -> KeyValueTable:
 
 
 def engines(views: Iterable[EngineView]) -> TextTable:
-    table = TextTable("engine", "in use", Column("worker", wraps=True), Column("versions", wraps=True))
-    for view in views:
-        versions = ", ".join(f"{name} {version}" for name, version in view.versions.items())
-        table.add_row(view.engine, "yes" if view.in_use else "–", view.state or "–", versions or "–")
-    return table
+    rows = (
+        (
+            view.engine,
+            "yes" if view.in_use else "–",
+            view.state or "–",
+            ", ".join(f"{name} {version}" for name, version in view.versions.items()) or "–",
+        )
+        for view in views
+    )
+    return _filled(TextTable("engine", "in use", Column("worker", wraps=True), Column("versions", wraps=True)), rows)
 
 
 def devices(views: Iterable[DeviceView]) -> TextTable:
     amounts = (Column(title, is_number=True) for title in ("memory", "free", "of the worker"))
-    table = TextTable("device", Column("what", truncates=True), "in use", *amounts)
-    for view in views:
-        sizes = ("–" if size is None else f"{size} MB" for size in (view.memory_mb, view.free_mb, view.held_mb))
-        table.add_row(view.device, view.about, "yes" if view.in_use else "–", *sizes)
-    return table
+    rows = (
+        (
+            view.device,
+            view.about,
+            "yes" if view.in_use else "–",
+            *("–" if size is None else f"{size} MB" for size in (view.memory_mb, view.free_mb, view.held_mb)),
+        )
+        for view in views
+    )
+    return _filled(TextTable("device", Column("what", truncates=True), "in use", *amounts), rows)
 
 
 def block(view: BlockView, names: PeerNames) -> KeyValueTable:
@@ -307,29 +323,29 @@ def _standing(view: AuditRecordView) -> str:
 
 
 def audit_records(views: Iterable[AuditRecordView], names: PeerNames) -> TextTable:
-    peer = Column("peer", truncates=True)
-    table = TextTable(peer, "rewards", "lost", "suspensions", "reports", "lapsed", "upheld", "refuted", "wrong")
-    for view in views:
-        counts = (
-            view.rewards,
-            view.rewards_lost,
-            view.suspensions,
-            view.reports,
-            view.reports_lapsed,
-            view.challenges_upheld,
-            view.challenges_refuted,
-            view.wrong_losses,
+    rows = (
+        (
+            names[view.peer],
+            str(view.rewards),
+            str(view.rewards_lost),
+            str(view.suspensions),
+            str(view.reports),
+            str(view.reports_lapsed),
+            str(view.challenges_upheld),
+            str(view.challenges_refuted),
+            str(view.wrong_losses),
         )
-        table.add_row(names[view.peer], *map(str, counts))
-    return table
+        for view in views
+    )
+    counts = ("rewards", "lost", "suspensions", "reports", "lapsed", "upheld", "refuted", "wrong")
+    return _filled(TextTable(Column("peer", truncates=True), *counts), rows)
 
 
 def audits(views: Iterable[AuditView], names: PeerNames) -> TextTable:
-    trainer, auditor = Column("trainer", truncates=True), Column("auditor", truncates=True)
+    who = (Column("trainer", truncates=True), Column("auditor", truncates=True))
     error = Column("relative error", drop_order=2)
-    table = TextTable("round", Column("height", drop_order=1), trainer, auditor, "result", "finding", error)
-    for view in views:
-        table.add_row(
+    rows = (
+        (
             f"{display_round_number(view.round)} {shorten_id(view.job)}",
             str(view.height),
             names[view.trainer],
@@ -338,7 +354,9 @@ def audits(views: Iterable[AuditView], names: PeerNames) -> TextTable:
             view.finding or "–",
             _optional(view.relative_error, ".1e"),
         )
-    return table
+        for view in views
+    )
+    return _filled(TextTable("round", Column("height", drop_order=1), *who, "result", "finding", error), rows)
 
 
 def suspensions(views: Iterable[SuspensionView], names: PeerNames) -> TextTable:
@@ -426,10 +444,8 @@ def features(views: Iterable[ModuleView]) -> TextTable:
 
 
 def limits(views: Iterable[LimitView]) -> TextTable:
-    table = TextTable("limit", "at most", Column("wishes", wraps=True))
-    for view in views:
-        table.add_row(view.name, str(view.maximum), "; ".join(view.wishes) or "–")
-    return table
+    rows = ((view.name, str(view.maximum), "; ".join(view.wishes) or "–") for view in views)
+    return _filled(TextTable("limit", "at most", Column("wishes", wraps=True)), rows)
 
 
 def jobs(views: Sequence[JobView], names: PeerNames) -> TextTable:
@@ -479,9 +495,8 @@ PLAIN_MEAN = " (plain mean)"  # no statistic stood against an update that lies: 
 def rounds(views: Iterable[RoundView], names: PeerNames) -> TextTable:
     figures = (Column("held-out bits/byte"), Column("seconds", drop_order=4), Column("decision", drop_order=2))
     who = (Column("verdicts", wraps=True), Column("ballots of", wraps=True))
-    table = TextTable("round", *who, *figures, Column("height", drop_order=1), Column("model root", drop_order=3))
-    for view in views:
-        table.add_row(
+    rows = (
+        (
             f"{display_round_number(view.round)} {shorten_id(view.job)}",
             format_verdicts(view, names) + PLAIN_MEAN * view.plain_mean,
             " ".join(names[peer] for peer in view.ballots),
@@ -491,7 +506,10 @@ def rounds(views: Iterable[RoundView], names: PeerNames) -> TextTable:
             str(view.height),
             shorten_id(view.model_root) + " (no step)" * (not view.stepped) + " (undone)" * view.undone,
         )
-    return table
+        for view in views
+    )
+    last = (Column("height", drop_order=1), Column("model root", drop_order=3))
+    return _filled(TextTable("round", *who, *figures, *last), rows)
 
 
 def format_verdicts(view: RoundView, names: PeerNames) -> str:
