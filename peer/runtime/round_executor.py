@@ -280,15 +280,15 @@ class LossHistory:
 
 def _figure(name: str, value: float, number: int, unit: str) -> str:
     """Held-out figures are of the model with which a round begins. `unit` is that of the training loss."""
+    shown = display_round_number(number)
     if name.startswith("training_"):
-        return f"in round {display_round_number(number)}: training loss {value:.4f} {unit}"
-    if name == "worker_seconds":
-        return f"in round {display_round_number(number)}: the worker took {value:.1f} s"
-    if name == EVALUATION_SECONDS:
-        return f"before round {display_round_number(number)}: measuring took {value:.1f} s"
-    if name == "held_out_bits_per_byte":
-        return f"before round {display_round_number(number)}: held-out loss {value:.3f} bits/byte"
-    return f"before round {display_round_number(number)}: {name.replace('_', ' ')} {value:.4g}"
+        return f"in round {shown}: training loss {value:.4f} {unit}"
+    known = {
+        "worker_seconds": f"in round {shown}: the worker took {value:.1f} s",
+        EVALUATION_SECONDS: f"before round {shown}: measuring took {value:.1f} s",
+        "held_out_bits_per_byte": f"before round {shown}: held-out loss {value:.3f} bits/byte",
+    }
+    return known.get(name, f"before round {shown}: {name.replace('_', ' ')} {value:.4g}")
 
 
 @dataclass(frozen=True, slots=True)
