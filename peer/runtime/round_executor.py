@@ -74,8 +74,7 @@ class RoundExecutor:
         self.disk_space = DiskSpaceMonitor(me, store.path.parent, host, event_log, applied, payload_bytes)
         self._open: dict[RoundKey, OpenRoundContext] = {}
         self._working: dict[RoundKey, trio.Nursery] = {}
-        self._checking: set[tuple[RoundKey, bytes]] = set()
-        self._reexecuting: set[tuple[RoundKey, bytes]] = set()
+        self._begun: set[tuple[RoundKey, bytes, str]] = set()  # judgements: round, trainer, and what is done
         self._replays = Counter[RoundKey]()  # re-executions begun
         self.loss_history, self.loss_recorded = LossHistory(), trio.Event()
 
@@ -102,8 +101,7 @@ class RoundExecutor:
         if key in self._working:
             self._working.pop(key).cancel_scope.cancel()
         self._blobs.release_owner(key)
-        self._checking = {entry for entry in self._checking if entry[0] != key}
-        self._reexecuting = {entry for entry in self._reexecuting if entry[0] != key}
+        self._begun = {entry for entry in self._begun if entry[0] != key}
 
     def finish_job(self, key: RoundKey, job: Job) -> None:
         """No round opens any more in which the job's last model would be measured."""
@@ -230,14 +228,14 @@ class RoundExecutor:
                 continue
             opened = self._open[key]
             for trainer, signed in book.proposals.items():
-                place = key, trainer
+                check_entry, replay_entry = (key, trainer, "checking"), (key, trainer, "re-executing")
                 is_called = trainer in book.vouching.assigned_at and trainer not in book.vouching.own_judgements
-                if trainer not in book.verdicts and place not in self._checking:
-                    self._checking.add(place)
+                if trainer not in book.verdicts and check_entry not in self._begun:
+                    self._begun.add(check_entry)
                     check = partial(self.participant.check_proposal, signed=signed, proposal=_opened(signed))
                     self._working[key].start_soon(self._judge, "checking", opened, trainer, check, OpenRounds.record_verdict)
-                elif trainer in book.verdicts and is_called and place not in self._reexecuting:
-                    self._reexecuting.add(place)
+                elif trainer in book.verdicts and is_called and replay_entry not in self._begun:
+                    self._begun.add(replay_entry)
                     replay = partial(self.participant.reexecute, trainer=trainer, proposal=_opened(signed))
                     record = OpenRounds.record_replay_verdict
                     self._working[key].start_soon(self._judge, "re-executing", opened, trainer, replay, record)
