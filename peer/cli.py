@@ -16,7 +16,7 @@ from features.command_arguments import JSON
 from features.lazy_import import garbage_collection_paused, import_object
 from features.nearest_names import suggest_nearest
 from peer import VERSION, features
-from peer.commands.command_line_parser import CommandLineParser, settings_from_options
+from peer.commands.command_line_parser import CommandLineParser, parse_line, parse_tokens, settings_from_options
 from peer.commands.standard_streams import EXIT_INTERRUPTED, is_output_closed, mute_output, open_missing_streams
 from peer.settings.config import Config, format_settings, setting_descriptions
 from protocol.errors import UserError
@@ -322,7 +322,6 @@ def _console(options: argparse.Namespace) -> int:
     import trio
 
     from peer.commands import console
-    from peer.commands.command_line_parser import parse_line, parse_tokens
     from peer.commands.definitions import all_commands
     from peer.commands.table_renderer import make_printer
     from peer.settings.data_directory import DataDirectory

@@ -27,9 +27,9 @@ from features.text_tables import pluralize
 from ledger.core.genesis import Founder, Genesis
 from peer.commands.command_line_parser import settings_from_options
 from peer.commands.standard_streams import detach_descriptors, program_name, terminal_descriptors
-from peer.features import founding_modules
+from peer.features import founding_modules, rules_of
 from peer.settings.config import Config, ResolvedSettings, format_toml_value, load_settings, setting_value
-from peer.settings.data_directory import DataDirectory, storage_errors
+from peer.settings.data_directory import DataDirectory, load_addresses, peer_of_entry, storage_errors
 from peer.settings.invitation import InvitationString, parse_invitation
 from protocol import codec
 from protocol.addresses import format_listen_addresses
@@ -87,7 +87,6 @@ def rekey_peer(options: argparse.Namespace) -> None:
 
 def _voters(directory: DataDirectory, genesis: Genesis) -> VoterSet:
     """Those of now, as far as this peer knows."""
-    from peer.features import rules_of
     from storage.ledger_store import LedgerStore
     from training.model_store import JobModelStore
 
@@ -98,10 +97,8 @@ def _voters(directory: DataDirectory, genesis: Genesis) -> VoterSet:
 
 def _require_others(directory: DataDirectory, genesis: Genesis, old: Identity) -> None:
     """`UserError` if the log is lost, the founders cannot decide without the old key, and no later member is known here."""
-    from peer.settings import data_directory
-
     founders = genesis.voters
-    later = {data_directory.peer_of_entry(line) for line in data_directory.load_addresses(directory.addresses)} - founders.members
+    later = {peer_of_entry(line) for line in load_addresses(directory.addresses)} - founders.members
     if old.public not in founders or founders.quorum < len(founders) or later:
         return
     alone = (

@@ -31,7 +31,6 @@ from peer.api.control_socket import serve_control_socket
 from peer.api.rpc_handlers import make_peer_api
 from peer.api.running_peer import RunningPeer
 from peer.daemon.host_addresses import host_addresses, make_optional_services, own_addresses
-from peer.features import rules_of
 from peer.roles.voter import Voter
 from peer.runtime.auditor import Auditor
 from peer.runtime.blob_retention import BlobPinner, PayloadPruner, StartModelAttester
@@ -119,7 +118,7 @@ def _assemble_peer(
     """All parts, from the disk upwards. Nothing runs yet."""
     identity, events = directory.load_identity(), EventLog()
     models, blobs = JobModelStore(directory.models, config.threads), DiskBlobStore(directory.blobs, directory.buffers)
-    rules = rules_of(genesis, models, CachingVerifier(Ed25519Verifier()))
+    rules = features.rules_of(genesis, models, CachingVerifier(Ed25519Verifier()))
     applied = CurrentState(load_state(rules, store))
     written = directory.path / "invitation"
     invitation = parse_invitation(written.read_text()) if written.exists() else None

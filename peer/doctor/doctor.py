@@ -22,7 +22,6 @@ from peer import features
 from peer.api import control_socket
 from peer.doctor import machine
 from peer.doctor.findings import DoctorFinding, fault, fault_of_error, ok, warning
-from peer.doctor.machine import check_clock, clock_offset
 from peer.doctor.reachability_checks import (
     check_advertised_addresses,
     check_free_port,
@@ -36,9 +35,8 @@ from peer.doctor.reachability_checks import (
     check_stopped_services,
     dial_candidates,
 )
-from peer.settings import data_directory
 from peer.settings.config import Config, ResolvedSettings, why_unlinked
-from peer.settings.data_directory import DataDirectory
+from peer.settings.data_directory import DataDirectory, load_addresses
 from protocol.addresses import parse_listen_addresses
 from protocol.api import AlertCause, AlertSeverity, AlertView, StatusView
 from protocol.errors import LostVotesError, NotRunningError, RemoteProtocolError, UserError
@@ -98,7 +96,7 @@ async def _of_peer(settings: ResolvedSettings, role: Role, directory: DataDirect
         with trio.fail_after(ANSWER_SECONDS):
             status, alerts = await client.status(), await client.alerts()
             names = PeerNames({view.peer: view.name for view in await client.peers() if not view.departed})
-            ahead = await clock_offset(client, status.peer)
+            ahead = await machine.clock_offset(client, status.peer)
     except NotRunningError:
         return [*found, *await _of_stopped(config, role, directory, genesis, key)], None
     except trio.TooSlowError:
@@ -113,7 +111,7 @@ async def _of_peer(settings: ResolvedSettings, role: Role, directory: DataDirect
         return [*found, *_of_status(status, alerts)], status.process
     found += [*_of_status(status, alerts), *await _of_running(settings, directory, genesis, status)]
     found = [replace(finding, text=names.replace_ids(finding.text)) for finding in found]
-    return [*found, check_clock(ahead, None, genesis.created_ms)], status.process
+    return [*found, machine.check_clock(ahead, None, genesis.created_ms)], status.process
 
 
 async def _of_stopped(
@@ -137,7 +135,7 @@ async def _of_stopped(
     others = await check_other_peers(
         _known(config, directory), genesis.chain_id, key, links=None, alone=set(genesis.founders) == {key}
     )
-    return [*damaged, ok("peer", "it does not run"), *ports, *others, check_clock(None, last_ms, genesis.created_ms)]
+    return [*damaged, ok("peer", "it does not run"), *ports, *others, machine.check_clock(None, last_ms, genesis.created_ms)]
 
 
 async def _of_running(
@@ -184,7 +182,7 @@ def _of_status(status: StatusView, alerts: Iterable[AlertView]) -> Iterator[Doct
 
 def _known(config: Config, directory: DataDirectory) -> tuple[str, ...]:
     """Where others may be dialed: the addresses of the settings first."""
-    return dial_candidates(config.bootstrap, data_directory.load_addresses(directory.path / "addresses"))
+    return dial_candidates(config.bootstrap, load_addresses(directory.path / "addresses"))
 
 
 def findings_table(findings: Iterable[DoctorFinding]) -> TextTable:

@@ -29,7 +29,6 @@ from training.job_disk_space import require_disk_space
 from training.objectives.objective import NATS
 from training.replicated.replicated_model import ReplicatedModel
 from training.round_context import EVALUATION_SECONDS, TRAINING_NATS, OpenRoundContext, RoundContext, WorkerClient
-from training.worker_protocol import WorkerDied, WorkerFailed
 
 R = TypeVar("R")
 log = logging.getLogger("peer")
@@ -133,7 +132,7 @@ class Trainer(Voter):
                 return 0.0
             try:
                 done = await self._until_alive(worker_protocol.EvaluateRequest(round.job, str(round.model_directory)))
-            except WorkerFailed:
+            except worker_protocol.WorkerFailed:
                 if round.model_directory.exists():
                     raise
                 return 0.0  # rounds go by faster than they are measured: this model was pruned meanwhile
@@ -149,7 +148,7 @@ class Trainer(Voter):
         asked = worker_protocol.GenerateRequest(round.job, str(round.model_directory), SAMPLE_PROMPT, SAMPLE_OPTIONS)
         try:
             done = await text_stream.generate_text(self._until_alive, asked)
-        except WorkerFailed:
+        except worker_protocol.WorkerFailed:
             if round.model_directory.exists():
                 raise
             return 0.0  # pruned meanwhile
@@ -203,9 +202,9 @@ class Trainer(Voter):
     async def _until_alive(self, request: worker_protocol.WorkerRequest[R]) -> R:
         """Asks again when the worker died, which is started again after a pause that grows, but not what kills it each time."""
         for _ in range(WORKER_DEATHS_MAX):
-            with contextlib.suppress(WorkerDied):
+            with contextlib.suppress(worker_protocol.WorkerDied):
                 return await self.worker.ask(request)
-        raise WorkerFailed(f"the worker died {WORKER_DEATHS_MAX} times of {type(request).__name__}")
+        raise worker_protocol.WorkerFailed(f"the worker died {WORKER_DEATHS_MAX} times of {type(request).__name__}")
 
     async def _shared_text(self, round: RoundContext, digest: bytes) -> tuple[Path, data.DataManifest]:
         """The file of a job's text or tokens, and what names it."""

@@ -31,7 +31,6 @@ from ledger.audits.audit_state import (
 from ledger.ledger_state import LedgerState
 from peer.node.audit_secrets import AuditSecrets
 from peer.roles import voter
-from peer.roles.voter import audit_request
 from peer.runtime.audit_scheduler import (
     AuditKey,
     AuditScheduler,
@@ -184,7 +183,7 @@ class Auditor:
     ) -> AuditRequest | ReplayResult:
         """What to replay, once all of it is here. Or a finding: it is malformed, or something is not here when `late` returns."""
         try:
-            request = await result_before(late, audit_request(past, due.trainer, due.proposal))
+            request = await result_before(late, voter.audit_request(past, due.trainer, due.proposal))
         except RemoteProtocolError:
             return ReplayResult(ReplayFinding.MALFORMED)
         return request or ReplayResult(ReplayFinding.WITHHELD)

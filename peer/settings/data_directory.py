@@ -29,9 +29,8 @@ import trio
 from protocol.addresses import parse_address
 from protocol.errors import StorageError, UserError
 from protocol.identity import Identity, parse_peer_id, peer_id
-from storage import durable_files
 from storage.crash_points import crash_points
-from storage.durable_files import lock_file, sync_directory
+from storage.durable_files import atomic_write, lock_file, sync_directory
 
 if TYPE_CHECKING:
     from ledger.ledger_state import CurrentState  # commands that ask a peer read no ledger
@@ -323,5 +322,5 @@ async def save_addresses_periodically(file: Path, reached: Callable[[], Mapping[
 
 
 def _save(file: Path, entries: tuple[str, ...]) -> None:
-    with storage_errors(file), durable_files.atomic_write(file) as stream:
+    with storage_errors(file), atomic_write(file) as stream:
         stream.write("".join(f"{entry}\n" for entry in entries).encode())

@@ -30,7 +30,6 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError, UserError
 from training import worker_protocol
 from training.engine_resources import EngineResources
 from training.job_spec import JobSpec
-from training.worker_protocol import WorkerDied, WorkerFailed
 
 R = TypeVar("R")
 log = logging.getLogger(__name__)
@@ -101,7 +100,7 @@ class WorkerSupervisor:
         request that no feature declares.
         """
         if self._stopped:
-            raise WorkerDied("the worker has been stopped")
+            raise worker_protocol.WorkerDied("the worker has been stopped")
         if len(self._queue) >= QUEUE_MAX:
             raise LocalProtocolError(f"{QUEUE_MAX} requests are waiting for the worker")
         pending = self.pending_request(request, next(self._numbers), deadline_seconds)
@@ -112,9 +111,9 @@ class WorkerSupervisor:
         finally:
             pending.abandoned.set()
         if pending.error is not None:
-            raise WorkerDied(pending.error)
+            raise worker_protocol.WorkerDied(pending.error)
         if isinstance(pending.reply, worker_protocol.RequestFailed):
-            raise WorkerFailed(pending.reply.text)
+            raise worker_protocol.WorkerFailed(pending.reply.text)
         if isinstance(request, worker_protocol.OpenJobRequest):
             self.open_jobs.pop(request.job, None)
             self.open_jobs[request.job] = request
@@ -135,7 +134,7 @@ class WorkerSupervisor:
     async def refresh_description(self) -> worker_protocol.WorkerInfo | None:
         """What the present process says of itself; while it is busy, what it said last. None while there is none."""
         if self.description is not None:
-            with trio.move_on_after(DESCRIBE_SECONDS_MAX), contextlib.suppress(WorkerDied):
+            with trio.move_on_after(DESCRIBE_SECONDS_MAX), contextlib.suppress(worker_protocol.WorkerDied):
                 self.description = await self.ask(worker_protocol.DescribeRequest())
         return self.description
 
