@@ -48,8 +48,7 @@ class CommandSpec:
 
 def completion_script(shell: str, parser: CommandLineParser, words: Iterable[str]) -> str:
     """`words` are those of the prompt."""
-    lines = {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](tuple(_commands(parser, tuple(words))))
-    return "\n".join([*lines, ""])
+    return "\n".join([*{"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](tuple(_commands(parser, tuple(words)))), ""])
 
 
 # What there is to complete -------------------------------------------------------------------------------------------

@@ -478,8 +478,7 @@ class Node:
     def _next_asked(self) -> tuple[bytes, ...]:
         """The next few links in a ring of all members, which every peer enters at another place."""
         known = [peer for peer in self._links if not self.is_stranger(peer)]
-        ring = sorted(known, key=lambda peer: (peer <= self._asked_last, peer))
-        asked = tuple(ring[:ROUND_REQUEST_LINKS])
+        asked = tuple(sorted(known, key=lambda peer: (peer <= self._asked_last, peer))[:ROUND_REQUEST_LINKS])
         self._asked_last = asked[-1] if asked else self._asked_last
         return asked
 

@@ -95,7 +95,7 @@ class OpenRounds:
         self.early = FutureRoundMessages(signer.public)
         self._sought: dict[bytes, float] = {}
         self.is_silent = False  # nothing is signed: this peer may have forgotten what it signed before
-        self.muted: frozenset[RoundKey] = frozenset()  # rounds in which this peer says nothing more
+        self.muted: frozenset[RoundKey] = frozenset()  # open rounds in which nothing more is signed
         self._to_publish: dict[RoundKey, Proposal] = {}
         self.secrets = AuditSecrets(signer, chain_id)
 
@@ -207,7 +207,7 @@ class OpenRounds:
                 self._add_message(book, signed, message, now, effects)
             except RemoteProtocolError:
                 # It was signed on a wrong state, which was replaced since. It stands, so this peer signs nothing else there.
-                self.mute_round((book.terms.job, book.terms.round))
+                self.muted |= {(book.terms.job, book.terms.round)}
 
     def _replays(self, terms: RoundTerms, vouch_seconds: float) -> float:
         """T2 − T1."""
@@ -258,15 +258,11 @@ class OpenRounds:
         self, book: OpenRoundState, signed: Signed, message: RoundMessage, now: float, effects: RoundEffects
     ) -> None:
         """A message of ours that is not in our log: it stands, and we say nothing more in a round that we do not remember."""
-        self.mute_round((message.job, message.round))
+        self.muted |= {(message.job, message.round)}
         if not book.has_seen_statement(signed.signer, message):
             record = _record(book, signed, message)
             self._add_message(book, signed, message, now, effects)
             effects.records.append(record)
-
-    def mute_round(self, key: RoundKey) -> None:
-        """Nothing more is signed in this open round."""
-        self.muted |= {key}
 
     def _is_mute(self, book: OpenRoundState) -> bool:
         return self.is_silent or (book.terms.job, book.terms.round) in self.muted

@@ -52,8 +52,7 @@ class Voter:
         """The cheap, exact checks that every voter makes alike."""
         from training.replicated.codec import payload_bytes
 
-        bits = round.spec.payload_bits(round.model.rounds_in_model)
-        if proposal.payload_bytes > payload_bytes(round.model.layout, bits):
+        if proposal.payload_bytes > payload_bytes(round.model.layout, round.spec.payload_bits(round.model.rounds_in_model)):
             return Verdict.MALFORMED
         try:
             round.blobs.add_round_reference(proposal.payload, round.job, round.number)

@@ -238,8 +238,7 @@ class LotteryLock:
         """Draws the next holder. The lock stays held until that task runs, so that no other takes it meanwhile."""
         self._is_held = bool(self._waiting)
         if self._waiting:
-            first = [event for event, is_first in self._waiting.items() if is_first()]
-            drawn = random.choice(first or list(self._waiting))
+            drawn = random.choice([event for event, is_first in self._waiting.items() if is_first()] or list(self._waiting))
             del self._waiting[drawn]
             drawn.set()
 

@@ -121,13 +121,6 @@ def serve_requests(pipes: MessagePipes, handler: WorkerRequestHandler) -> None:
             pipes.send_message(worker_protocol.RequestFailed(what[: worker_protocol.ERROR_CHARACTERS_MAX]))
 
 
-def _lower_priority() -> None:
-    """The daemon's votes come first when cores are short, and it outlives us when memory is."""
-    os.nice(NICENESS)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
-
-
 def _own_pipes() -> MessagePipes:
     """Takes stdin and stdout for the conversation; whatever prints from now on lands on stderr and cannot break the framing."""
     incoming, outgoing = os.dup(0), os.dup(1)
@@ -155,7 +148,10 @@ def main(make_context: Callable[[EngineBackend, Callable[[], None], int], Worker
     arguments = parser.parse_args()
     resources = EngineResources.from_options(arguments)
     if not arguments.rank:  # an assistant is as modest as who started it
-        _lower_priority()
+        # The daemon's votes come first when cores are short, and it outlives us when memory is.
+        os.nice(NICENESS)
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
     kind: EngineBackend = import_object(features.engines()[arguments.engine])
     assert kind.name == arguments.engine, "a feature lists it under another name, by which no objective has a loss"
     if arguments.rank:

@@ -144,7 +144,7 @@ def _spoken_forgotten(planter: Planter) -> None:
     planter.replace(Disk, "accepted_in", lambda *_: ())
 
 
-# That `OpenRounds.mute_round` does nothing shows nowhere here. After a rollback it is a second lock on the same door: what others
+# That `OpenRounds.muted` stays empty shows nowhere here. After a rollback it is a second lock on the same door: what others
 # name is
 # put into the book as said, and nothing is said twice that is there; what nobody names is not known to be forgotten. It is
 # needed for what the book refuses, a ballot on a model that was wrong here and was restored while the round is still open: a
