@@ -246,7 +246,6 @@ def devices(views: Iterable[DeviceView]) -> TextTable:
 
 
 def block(view: BlockView, names: PeerNames) -> KeyValueTable:
-    own = {view.certified_root: "the same", "": "not kept"}.get(view.own_root, view.own_root)
     return KeyValueTable(
         {
             "height": f"{view.height}, decided in view {view.view}",
@@ -255,7 +254,7 @@ def block(view: BlockView, names: PeerNames) -> KeyValueTable:
             "proposed by": names[view.proposer],
             "signed by": f"{' '.join(names[peer] for peer in view.signers)}; {view.quorum} of {view.voters_count} decide",
             "certified root": f"{view.certified_root} after height {view.height - 1}",
-            "this peer's": own,
+            "this peer's": {view.certified_root: "the same", "": "not kept"}.get(view.own_root, view.own_root),
             "body": f"{view.body_bytes} bytes",
             "header": view.header,
             "certificate": view.certificate,

@@ -58,8 +58,7 @@ def process_memory_mb(process: int, kind: str = "Pss") -> float:
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     except OSError:
         return 0.0
-    kib = next((int(line.split()[1]) for line in lines if line.startswith(f"{kind}:")), 0)
-    return kib * 1024 / 1e6
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{kind}:")), 0) * 1024 / 1e6
 
 
 def child_processes(process: int) -> list[int]:

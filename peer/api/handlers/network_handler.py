@@ -201,8 +201,7 @@ class MemberRpcHandler(MemberRpc):
     async def peers(self) -> tuple[PeerView, ...]:
         members = self.peer.driver.state.members
         links = {link.peer: link for link in self.peer.network.links()}
-        known = sorted(set(members.members) | set(links) | {self.peer.me})
-        return tuple(self._peer(key, links.get(key)) for key in known)
+        return tuple(self._peer(key, links.get(key)) for key in sorted(set(members.members) | set(links) | {self.peer.me}))
 
     def _peer(self, key: bytes, link: LinkInfo | None) -> PeerView:
         members = self.peer.driver.state.members

@@ -121,8 +121,7 @@ class LivenessMonitor:
 
 
 def encode_heard(voters: VoterSet, heard: frozenset[bytes]) -> bytes:
-    number = sum(1 << place for place, key in enumerate(voters.keys) if key in heard)
-    return number.to_bytes(-(-len(voters) // 8), "little")
+    return sum(1 << place for place, key in enumerate(voters.keys) if key in heard).to_bytes(-(-len(voters) // 8), "little")
 
 
 @functools.lru_cache(maxsize=2 * VOTERS_MAX)  # each report is looked at every second
