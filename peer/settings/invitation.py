@@ -1,4 +1,7 @@
-"""The one string that lets somebody join: the genesis, where to dial, and a permission that works once."""
+"""The one string that lets somebody join: the genesis, where to dial, and a permission that works once.
+
+A peer keeps a list of those that it made, to show them and to take one back. No secret is in that list.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls about what the network runs, and how it moves on."""
+"""Calls about the network: its members and newcomers, its blocks and rows, what it runs, and how it moves on."""
 
 from __future__ import annotations
 

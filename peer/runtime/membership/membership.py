@@ -1,4 +1,7 @@
-"""Keeps this peer's membership as its operator configured it: admission, roles, standing as a voter, approvals by policy."""
+"""Keeps this peer's membership as its operator configured it: admission, roles, standing as a voter, approvals by policy.
+
+Its operator learns what other voters wish for. Other peers are classed by the applied state and by invitations that they show.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""In what state a peer is: one word for programs, one line for people. Nothing here decides anything."""
+"""In what state a peer is: one word for programs, one line for people, and whether its updates come too late.
+
+Nothing here decides anything.
+"""
 
 from __future__ import annotations
 
