@@ -113,8 +113,11 @@ def _of_round(peer: TrainingPeer, name: str, number: int) -> InitialModel:
     if job.phase is JobPhase.FINISHED and number == job.round:
         return InitialModel(f"job {job.name!r}", spec.model, spec.tokenizer, ModelReference(key, number, job.model_root), stop)
     final = peer.state.final_round(key)
-    if number > final or any(undone.first < number <= undone.last for undone in job.undone_rounds):
-        undo = f"audits may undo, or have undone, the model of job {job.name!r} at round {number}"
+    undone = any(rounds.first < number <= rounds.last for rounds in job.undone_rounds)
+    if number > job.round and not undone:
+        raise UserError(f"--from: job {job.name!r} has no model at round {number}: it has trained {job.round} rounds")
+    if number > final or undone:
+        undo = f"audits {'have undone' if undone else 'may still undo'} the model of job {job.name!r} at round {number}"
         raise UserError(f"--from: {undo}: take round {final}, which is final")
     model = open_decided_model(peer.models, peer.store, key, job, number)
     return InitialModel(f"job {job.name!r}", spec.model, spec.tokenizer, stop=stop, write=lambda spec, file: _write(model, file))
