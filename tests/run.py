@@ -44,7 +44,8 @@ def run_python(*arguments: str) -> int:
 
 def lint() -> int:
     steps = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"], ["lint-imports"]]
-    return next((status for name, *rest in steps if (status := run(BIN / name, *rest))), 0)
+    failed = next((status for name, *rest in steps if (status := run(BIN / name, *rest))), 0)
+    return failed or run_python("-m", "tools.prose")
 
 
 def pytest(marks: str, *arguments: str, outcomes: Path | None = None) -> int:
