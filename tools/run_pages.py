@@ -6,6 +6,9 @@ page, which readers do not see:
 
     <!-- value: NAME -->   the longest word that the next block prints replaces NAME in later blocks
     <!-- until: COMMAND -->   repeats COMMAND on the next block's machine until it succeeds, before that block
+    <!-- retry: REASON -->   repeats the next block until it succeeds
+    <!-- stop: REASON -->   stops the peer of the next block's machine before it
+    <!-- before: COMMAND -->   runs a command on that machine before it, in place of what a person does in a browser
     <!-- skip: REASON -->   the next block is not executed here
 
 A block that ends in `peer run` or `peer join` stays in the background until the page ends. A block of `text` is expected output
@@ -38,7 +41,7 @@ FEW_ROUNDS: Final = 3
 BLOCK: Final = re.compile(
     r"(?P<comments>(?:<!--[^>]*-->\s*)*)```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<code>.*?)```", re.DOTALL
 )
-COMMENT: Final = re.compile(r"<!--\s*(value|until|skip):\s*(.*?)\s*-->", re.DOTALL)
+COMMENT: Final = re.compile(r"<!--\s*(value|until|retry|stop|before|skip):\s*(.*?)\s*-->", re.DOTALL)
 STAYS: Final = re.compile(r"^peer (run|join)\b(?!.*--help)")
 
 
@@ -94,6 +97,7 @@ class Machine:
         return kept | {
             "HOME": str(self.home),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
             "PEER_LISTEN": f"127.0.0.1:{self.port}",
             "PEER_WEB_LISTEN": f"127.0.0.1:{self.web_port}",
             "PEER_THREADS": "1",
@@ -101,7 +105,7 @@ class Machine:
 
     def adapt(self, code: str) -> str:
         code = code.replace("0.0.0.0:7700", f"127.0.0.1:{self.port}").replace("127.0.0.1:7780", f"127.0.0.1:{self.web_port}")
-        return re.sub(r"--rounds \d+", f"--rounds {FEW_ROUNDS}", code)
+        return re.sub(r"--(rounds|ppo-iterations) \d+", rf"--\1 {FEW_ROUNDS}", code)
 
     def execute(self, code: str) -> str:
         with TemporaryFile() as printed:
@@ -137,19 +141,17 @@ class Machine:
         log.close()
         self.repeat("peer stats", self.running[-1])
 
-    def repeat(self, command: str, process: subprocess.Popen[bytes] | None = None) -> None:
+    def repeat(self, command: str, process: subprocess.Popen[bytes] | None = None) -> str:
         """Repeat a command until it succeeds. `PageError` after BLOCK_SECONDS_MAX, or if `process` has ended."""
         ends = time.monotonic() + BLOCK_SECONDS_MAX
         while True:
             try:
-                self.execute(command)
+                return self.execute(command)
             except PageError as error:
                 if time.monotonic() > ends or (process and process.poll() is not None):
                     log = self.home / "peer.log"
                     raise PageError(f"{command}: {error}\n{log.read_text() if log.exists() else ''}") from None
                 time.sleep(0.5)
-            else:
-                return
 
     def stop(self) -> None:
         for process in self.running:
@@ -160,9 +162,10 @@ class Machine:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        self.running.clear()
 
 
-def run_page(page: Path) -> int:
+def run_page(page: Path, show: bool = False) -> int:
     """Execute a page's blocks. Returns their number; `PageError` names the line of the one that failed."""
     machines: dict[str, Machine] = {}
     values: dict[str, str] = {}
@@ -188,13 +191,20 @@ def run_page(page: Path) -> int:
                     if not matches(block.code, printed):
                         raise PageError(f"the page says\n{block.code}but the command printed\n{printed}")
                     continue
+                if "stop" in block.orders:
+                    machine.stop()
+                if "before" in block.orders:
+                    machine.execute(machine.adapt(block.orders["before"]))
                 if "until" in block.orders:
                     machine.repeat(block.orders["until"])
                 *before, last = code.strip().replace("\\\n", " ").split("\n")
                 stays = STAYS.match(last)
-                printed = machine.execute("\n".join(before) if stays else code)
+                started = "\n".join(before) if stays else code
+                printed = machine.repeat(started) if "retry" in block.orders else machine.execute(started)
                 if stays:
                     machine.start(last)
+                if show:
+                    print(f"--- {page}:{block.line}\n{code}---\n{printed}", flush=True)
                 if "value" in block.orders:
                     values[block.orders["value"]] = max(printed.split(), key=len)
             except PageError as error:
@@ -205,6 +215,7 @@ def run_page(page: Path) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Execute the code blocks of pages.")
     parser.add_argument("pages", nargs="*", type=Path, help="files and folders; by default tutorials and how-to pages")
+    parser.add_argument("--show", action="store_true", help="print each block with its output")
     options = parser.parse_args(arguments)
     if not shutil.which("bash"):
         parser.error("bash is missing")
@@ -213,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for page in [path] if path.is_file() else sorted(path.glob("*.md")):
             began = time.monotonic()
             try:
-                print(f"{page}: {run_page(page)} blocks, {time.monotonic() - began:.1f} s", flush=True)
+                print(f"{page}: {run_page(page, options.show)} blocks, {time.monotonic() - began:.1f} s", flush=True)
             except PageError as error:
                 status = 1
                 print(error, flush=True)
