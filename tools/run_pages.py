@@ -77,7 +77,9 @@ def matches(expected: str, printed: str) -> bool:
     """Whether each expected line is a printed one, in this order; `…` stands for anything, and runs of spaces are one."""
     lines = iter([" ".join(line.split()) for line in printed.splitlines()])
     patterns = [
-        ".*".join(re.escape(part) for part in " ".join(line.split()).split("…")) for line in expected.splitlines() if line.strip()
+        ".*".join(re.escape(part.strip()) for part in " ".join(line.split()).split("…"))
+        for line in expected.splitlines()
+        if line.strip()
     ]
     return all(any(re.fullmatch(pattern, line) for line in lines) for pattern in patterns)
 
