@@ -27,8 +27,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Final
@@ -74,7 +76,7 @@ def find_free_port() -> int:
 
 
 def matches(expected: str, printed: str) -> bool:
-    """Whether each expected line is a printed one, in this order; `…` stands for anything, and runs of spaces are one."""
+    """Return whether each expected line was printed, in this order. `…` stands for anything, and runs of spaces are one."""
     lines = iter([" ".join(line.split()) for line in printed.splitlines()])
     patterns = [
         ".*".join(re.escape(part.strip()) for part in " ".join(line.split()).split("…"))
@@ -168,7 +170,7 @@ class Machine:
 
 
 def run_page(page: Path, show: bool = False) -> int:
-    """Execute a page's blocks. Returns their number; `PageError` names the line of the one that failed."""
+    """Execute a page's blocks and return their number. `PageError` names the line of a block that failed."""
     machines: dict[str, Machine] = {}
     values: dict[str, str] = {}
     printed, count = "", 0
@@ -214,23 +216,31 @@ def run_page(page: Path, show: bool = False) -> int:
     return count
 
 
+def report_page(page: Path, show: bool) -> int:
+    """Execute a page, print one line or the error, and return an exit status."""
+    began = time.monotonic()
+    try:
+        print(f"{page}: {run_page(page, show)} blocks, {time.monotonic() - began:.1f} s", flush=True)
+    except PageError as error:
+        print(error, flush=True)
+        return 1
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Execute the code blocks of pages.")
     parser.add_argument("pages", nargs="*", type=Path, help="files and folders; by default tutorials and how-to pages")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="pages at the same time (default: one for each core)")
     parser.add_argument("--show", action="store_true", help="print each block with its output")
     options = parser.parse_args(arguments)
     if not shutil.which("bash"):
         parser.error("bash is missing")
-    status = 0
-    for path in options.pages or [ROOT / name for name in PAGES]:
-        for page in [path] if path.is_file() else sorted(path.glob("*.md")):
-            began = time.monotonic()
-            try:
-                print(f"{page}: {run_page(page, options.show)} blocks, {time.monotonic() - began:.1f} s", flush=True)
-            except PageError as error:
-                status = 1
-                print(error, flush=True)
-    return status
+    paths = options.pages or [ROOT / name for name in PAGES]
+    pages = [page for path in paths for page in ([path] if path.is_file() else sorted(path.glob("*.md")))]
+    if not pages:
+        parser.error(f"no page in {', '.join(map(str, paths))}")
+    with ThreadPoolExecutor(options.jobs) as pool:
+        return max(pool.map(partial(report_page, show=options.show), pages))
 
 
 if __name__ == "__main__":
