@@ -41,12 +41,11 @@ from transport.discovery.peer_discovery import PeerDiscovery
 from transport.discovery.peer_records import PeerRecordBook
 from transport.discovery.reachability import ReachabilityState, RelayMode
 from transport.network import DialInfo, DuplicateIdentity
-from transport.peer_policy import EVERYBODY_IS_MEMBER, PeerPolicy
+from transport.peer_policy import EVERYBODY_IS_MEMBER, PeerClass, PeerPolicy
 from transport.quotas.accept_limiter import BACKLOG, AcceptLimiter
 from transport.quotas.connection_eviction import HALF_OPEN_MAX, HalfOpenSlot, HalfOpenTable
 from transport.quotas.cpu_quota import CpuAccount
 from transport.quotas.memory_quota import MemoryAccount
-from transport.quotas.peer_class import PeerClass
 from transport.relay.circuit_session import CircuitSession
 from transport.relay.relay_client import CircuitStream, RelayClient
 from transport.relay.relay_watchdog import SILENT_SECONDS
@@ -71,7 +70,7 @@ CONNECTIONS_MAX = LINKS_MAX + HALF_OPEN_MAX  # that were accepted
 LINKS_PER_HOST_MAX = 256  # many peers behind one address (a test machine, a NAT)
 MEMBER_HOSTS_MAX = 2048  # remembered, from which members were linked
 
-REFUSAL_REASONS = frozenset({"banned", "not-allowed", "too-many-links"})  # of whoever was dialed
+REFUSAL_REASONS = frozenset({"banned", "too-many-links"})  # of whoever was dialed
 
 # These may be the work of somebody on the way, so they end the connection and are counted, but the peer's key is not banned.
 UNATTRIBUTED_REASONS = frozenset({"bad-tag", "bad-frame", "truncated", "idle"})
@@ -117,7 +116,7 @@ class Swarm(ConnectionManager):
         self._identity, self._chain_id = identity, chain_id
         self._random = random or Random(secrets.randbits(64))
         self._static = KeyPair.from_private(secrets.token_bytes(32))  # one for each start, see `PeerAuthenticated.incarnation`
-        self.records = PeerRecordBook(identity, chain_id, allow=policy.is_allowed, members=policy.is_member)
+        self.records = PeerRecordBook(identity, chain_id, policy.is_member)
         self._book = AddressBook(
             self.me,
             [*map(parse_bootstrap, bootstrap), *(parse_bootstrap(known, remembered=True) for known in remembered)],
@@ -540,7 +539,7 @@ class Swarm(ConnectionManager):
     # Dialing ---------------------------------------------------------------------------------------------------------
 
     def _may_dial(self, peer: bytes) -> bool:
-        return self._policy.is_allowed(peer) and self._bans.banned_until(peer) <= trio.current_time()
+        return self._bans.banned_until(peer) <= trio.current_time()
 
     async def connect(self, text: str) -> bytes:
         return await self._dialer.connect(text)

@@ -15,8 +15,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Identity
 from protocol.messages import GuestInvitation
 from transport.network import Network, NetworkEvent
-from transport.peer_policy import EverybodyIsMember
-from transport.quotas.peer_class import PeerClass
+from transport.peer_policy import PeerClass, PeerPolicy
 from transport.wire.framing import Message
 from transport.wire.noise import KeyPair
 from transport.wire.noise_session import NoiseSession, PeerAuthenticated
@@ -164,10 +163,9 @@ async def linked(*networks: Network) -> None:
 
 
 @dataclass
-class PolicyDouble(EverybodyIsMember):
+class PolicyDouble(PeerPolicy):
     """Each answer by a function of its own."""
 
-    allow: Callable[[bytes], bool] = lambda peer: True
     standing_of: Callable[[bytes], PeerClass] = lambda peer: PeerClass.MEMBER
     members: Callable[[bytes], bool] = lambda peer: True
     welcome: Callable[[bytes, GuestInvitation], None] = lambda peer, shown: None
@@ -180,9 +178,6 @@ class PolicyDouble(EverybodyIsMember):
 
     def classify(self, peer: bytes) -> PeerClass:
         return self.standing_of(peer)
-
-    def is_allowed(self, peer: bytes) -> bool:
-        return self.allow(peer)
 
     def is_member(self, peer: bytes) -> bool:
         return self.members(peer)

@@ -28,7 +28,7 @@ from transport.discovery import address_book
 from transport.discovery.address_book import SOURCE_BOOK_MAX, SOURCE_DIALS_MAX, STRANGERS_BOOK_MAX
 from transport.discovery.peer_records import CHANGES_BURST
 from transport.network import DataReceived, DuplicateIdentity
-from transport.quotas.peer_class import PeerClass
+from transport.peer_policy import PeerClass
 from transport.wire.framing import Priority
 
 EVE = Identity(bytes([9]) * 32)

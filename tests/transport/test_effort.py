@@ -20,6 +20,7 @@ from transport.connections.inbound_queue import STRANGER_MESSAGES_IN_PROGRESS_MA
 from transport.dialer import HANDSHAKE_SECONDS
 from transport.emulation.memory_network import Mesh
 from transport.network import DataReceived, PeerConnected, PeerDisconnected
+from transport.peer_policy import PeerClass
 from transport.quotas import cpu_quota
 from transport.quotas.connection_eviction import HALF_OPEN_MAX
 from transport.quotas.cpu_quota import (
@@ -34,7 +35,6 @@ from transport.quotas.cpu_quota import (
     CpuShare,
 )
 from transport.quotas.memory_quota import STRANGERS_MAX
-from transport.quotas.peer_class import PeerClass
 from transport.wire.framing import Channel, Inbox, Message, Outbox, Priority
 
 STEPS = 3  # of a handshake

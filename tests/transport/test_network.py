@@ -131,11 +131,13 @@ def test_bans_grow_and_are_forgotten() -> None:
     assert bans.banned_until(b"x") < 0, "bounded"
 
 
-async def test_a_key_that_is_not_allowed_does_not_stay(world: World) -> None:
+async def test_a_key_that_is_banned_does_not_stay(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_manager, "BAN_SECONDS", 1000.0)
     with patience():
-        alice = await world.start(ALICE, allow=lambda peer: peer != BOB.public)
+        alice = await world.start(ALICE)
+        alice.ban_peer(BOB.public, RemoteProtocolError("flood"))
         bob, carol = await world.start(BOB), await world.start(CAROL)
-        await until(lambda: alice.refusal_counts().get("not-allowed"))
+        await until(lambda: alice.refusal_counts().get("banned"))
         await linked(alice, carol)
         await linked(bob, carol)
         assert bob.me not in alice.connected_peers()

@@ -15,8 +15,8 @@ from protocol.identity import Identity
 from protocol.limits import CIRCUIT_RECORD_BYTES_MAX, RELAY_RESERVATIONS_MAX
 from protocol.messages import CircuitCredit, CircuitData, CloseCircuit, IncomingCircuit, OpenCircuit
 from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, exchange_bytes
+from transport.peer_policy import PeerClass
 from transport.quotas.memory_quota import MemoryAccount, MemoryQuota
-from transport.quotas.peer_class import PeerClass
 from transport.quotas.token_bucket import TokenBucket
 from transport.relay import circuit_relay as module
 from transport.relay.circuit_relay import RECORD_COST_BYTES, RECORDS_MAX, WINDOW_BYTES, CircuitRelay

@@ -19,9 +19,9 @@ from tests.waiting import patience
 from transport.connections import connection_manager
 from transport.connections.close_reason import describe_close_reason
 from transport.network import DataReceived, PeerDisconnected
+from transport.peer_policy import PeerClass
 from transport.quotas import connection_eviction
 from transport.quotas.memory_quota import MemoryQuota
-from transport.quotas.peer_class import PeerClass
 from transport.swarm import READ_BYTES, Swarm
 from transport.wire.framing import Channel, Inbox, Message, Outbox, Priority
 from transport.wire.noise_session import NoiseSession
@@ -265,16 +265,19 @@ async def test_hosts_of_members_are_spared_while_others_are_half_open() -> None:
 
 
 @pytest.mark.real("sockets")
-async def test_whoever_is_refused_reads_why_where_it_dials(tcp: SwarmWorld) -> None:
+async def test_whoever_is_refused_reads_why_where_it_dials(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_manager, "BAN_SECONDS", 1000.0)
     told: list[str] = []
     with patience():
-        alice = await tcp.start(ALICE, allow=lambda peer: False)
+        alice = await tcp.start(ALICE)
+        alice.ban_peer(BOB.public, RemoteProtocolError("flood"))
         bob = await tcp.start(BOB, bootstrap=[alice.address], tell=told.append)
         await until(lambda: bob.unreached_addresses())
-        assert bob.unreached_addresses()[0].reason == "it closed the link: it does not talk to this peer's key"
+        refused = "this peer's key is refused there for some minutes, after what it sent"
+        assert bob.unreached_addresses()[0].reason == f"it closed the link: {refused}"
         assert not bob.connected_peers() and not bob.refusal_counts() and not bob.events._members, "there was no link"
         await until(lambda: told)
-        assert "it does not talk to this peer's key" in told[0]
+        assert refused in told[0]
 
 
 @pytest.mark.real("sockets")

@@ -12,7 +12,7 @@ from tests.transport.helpers import linked
 from transport.emulation.link_profiles import PROFILES, steady_profile
 from transport.emulation.memory_network import Mesh
 from transport.network import DataReceived, Network
-from transport.quotas.peer_class import PeerClass
+from transport.peer_policy import PeerClass
 from transport.wire.framing import Priority
 
 SERVER, MEMBER, *STRANGERS = [Identity(bytes([210 + n]) * 32) for n in range(8)]

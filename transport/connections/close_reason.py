@@ -17,7 +17,6 @@ CLOSE_REASON_TEXTS: Final = {
     "gave-way": "it has as many links as it takes, and members go before strangers",
     "half-open": "too many others were connecting to it",
     "memory-full": "this peer did not take what was sent to it, and held too much memory there",
-    "not-allowed": "it does not talk to this peer's key",
     "too-busy": "this peer sent more than a stranger may",
     "too-many-links": "it has as many links as it takes",
     "vote-queue-full": "this peer took votes too slowly",

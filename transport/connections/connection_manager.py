@@ -41,11 +41,10 @@ from transport.connections.close_reason import CLOSING_SECONDS, LinkClosedByPeer
 from transport.connections.inbound_queue import InboundQueue
 from transport.connections.upload_shaper import UploadShaper
 from transport.network import DataReceived, LinkInfo, PeerConnected, PeerDisconnected, Traffic
-from transport.peer_policy import PeerPolicy
+from transport.peer_policy import PeerClass, PeerPolicy
 from transport.quotas.connection_eviction import choose_link_to_evict
 from transport.quotas.cpu_quota import LINK_SHARES, STRANGER_WAIT_SECONDS_MAX, CpuAccount, CpuQuota
 from transport.quotas.memory_quota import STRANGERS_MAX, MemoryAccount, MemoryQuota
-from transport.quotas.peer_class import PeerClass
 from transport.wire.failure_detector import PROBE_SECONDS, KeepaliveConfig, LinkFailureDetector
 from transport.wire.framing import MESSAGE_OVERHEAD_BYTES, ByPriority, Channel, Inbox, Message, Outbox, Priority
 from transport.wire.link_measurements import LinkHistory, LinkMeter, TcpInfo
@@ -350,8 +349,6 @@ class ConnectionManager:
             raise RemoteProtocolError("self", "this is my own address")
         if self._bans.banned_until(peer) > trio.current_time():
             raise RemoteProtocolError("banned", short_id(peer))
-        if not self._policy.is_allowed(peer):
-            raise RemoteProtocolError("not-allowed", short_id(peer))
 
     def attach(self, link: PeerLink) -> None:
         """The link is in use from here on; an older one of the same peer ends first, or hands over to it."""

@@ -16,8 +16,8 @@ import trio
 
 from protocol.limits import MESSAGE_BYTES_MAX
 from transport.network import DataReceived, NetworkEvent
+from transport.peer_policy import PeerClass
 from transport.quotas.memory_quota import MemoryAccount
-from transport.quotas.peer_class import PeerClass
 from transport.wire.framing import MESSAGE_OVERHEAD_BYTES, Priority
 
 # Of one peer, delivered and not taken yet; then its link is not read. A stranger has nothing to say that is large.

@@ -18,7 +18,7 @@ from typing import Protocol
 import trio
 
 from protocol.limits import UPLINK_MBIT_MIN
-from transport.quotas.peer_class import PeerClass
+from transport.peer_policy import PeerClass
 from transport.wire.framing import Outbox
 from transport.wire.link_measurements import LinkMeter
 

@@ -18,7 +18,7 @@ from transport.connections.connection_manager import PeerLink
 from transport.discovery.own_addresses import OwnAddresses
 from transport.discovery.peer_records import CHANGE_SECONDS, PeerRecordBook, RecordOutcome, addresses_in_scope
 from transport.discovery.reachability import DIAL_BACK_SECONDS, Reachability, ReachabilityState
-from transport.quotas.peer_class import PeerClass
+from transport.peer_policy import PeerClass
 from transport.wire.framing import Priority
 
 FANOUT: Final = 8  # links that a new record is passed on to: after three steps hundreds have it, and most hear it a few times

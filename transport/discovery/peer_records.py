@@ -60,14 +60,11 @@ class PeerRecordBook:
         self,
         identity: Signer,
         chain_id: bytes,
-        *,
-        allow: Callable[[bytes], bool] = lambda peer: True,
-        members: Callable[[bytes], bool] = lambda peer: True,
+        is_member: Callable[[bytes], bool] = lambda peer: True,
         verifier: Verifier | None = None,
     ) -> None:
-        self.me = identity.public
+        self.me, self.is_member = identity.public, is_member
         self._identity, self._chain_id, self._verifier = identity, chain_id, verifier or Ed25519Verifier()
-        self._allow, self.is_member = allow, members
         self._held: dict[_Name, _HeldRecord] = {}
         self._forgotten: dict[_Name, int] = {}  # sequences up to these are not taken again
 
@@ -81,7 +78,7 @@ class PeerRecordBook:
         record = decode_message(signed.body, (PeerRecord,))
         name = signed.signer, record.scope
         held = self._held.get(name)
-        if not record.scope.includes(scope) or aged.age_seconds >= PEER_RECORD_AGE_SECONDS_MAX or not self._allow(signed.signer):
+        if not record.scope.includes(scope) or aged.age_seconds >= PEER_RECORD_AGE_SECONDS_MAX:
             return RecordOutcome.KNOWN
         if held is not None and record.sequence < held.record.sequence:
             return RecordOutcome.KNOWN if signed.signer == self.me else RecordOutcome.STALE
@@ -129,9 +126,9 @@ class PeerRecordBook:
             self._held.pop((signer, scope), None)
 
     def drop_expired(self, now: float) -> None:
-        """Drops what nobody has renewed for a week, and the records of keys that are not talked to any more."""
+        """Drops what nobody has renewed for a week."""
         for name, held in tuple(self._held.items()):
-            if name[0] == self.me or (now < held.ends_at and self._allow(name[0])):
+            if name[0] == self.me or now < held.ends_at:
                 continue
             del self._held[name]
             # Only our own count keeps the sequence out for good: others may have lied about the age.

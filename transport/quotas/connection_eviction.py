@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 import trio
 
 from protocol.errors import RemoteProtocolError
-from transport.quotas.peer_class import PeerClass
+from transport.peer_policy import PeerClass
 
 HALF_OPEN_MAX = 64  # connections that are no link yet
 HALF_OPEN_PER_HOST_MAX = 16

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import trio
 
-from transport.quotas.peer_class import PeerClass
+from transport.peer_policy import PeerClass
 
 # of waiting for a stranger that has sent a full read each time: whoever only asks sends less than it gets
 STRANGER_WAIT_SECONDS_MAX = 5.0

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 
 from protocol.limits import MESSAGE_BYTES_MAX, SNAPSHOT_PART_BYTES_MAX
-from transport.quotas.peer_class import PeerClass
+from transport.peer_policy import PeerClass
 
 # Each of 512 links could hold 48 MiB of queues: 24 GiB. Now 200 voters have a share of 2.5 MiB each, and seven peers hold as much
 # as they ever could.

@@ -10,14 +10,12 @@ from peer.settings.invitation import InvitationString, make_admission
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Verifier, open_signed
 from protocol.messages import GuestInvitation
-from transport.quotas.peer_class import PeerClass
+from transport.peer_policy import PeerClass, PeerPolicy
 
 GUESTS_MAX = 64  # at once; the first of them is a stranger again
 
 
-class PeerClassifier:
-    """A `transport.peer_policy.PeerPolicy`."""
-
+class PeerClassifier(PeerPolicy):
     def __init__(
         self,
         me: bytes,
@@ -68,9 +66,6 @@ class PeerClassifier:
                 del self._guests[token]
         while len(self._guests) > GUESTS_MAX:
             self._guests.popitem(last=False)
-
-    def is_allowed(self, peer: bytes) -> bool:
-        return True
 
     def is_member(self, peer: bytes) -> bool:
         return self._applied.current.members.is_current_key(peer)
