@@ -1,25 +1,57 @@
-"""Dials what is in the address book: a task for each entry, which waits while its peer is linked."""
+"""Dials what is in the address book: a task for each entry, which waits while its peer is linked.
+
+Names of hosts are looked up in threads of their own: whoever names hosts may answer for them, or never. A thread that looks a
+name up ends when the system's resolver gives up, however long ago the dial did. In Trio's common threads, of which there are 40,
+some dozen such names would hold up what is written to the disk, and so every vote.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, Final
 
 import trio
 
 from protocol.addresses import parse_address
 from protocol.errors import RemoteProtocolError, UserError
-from transport.connections.connection_manager import PeerLink
-from transport.connections.resolver import lookup_threads
+from transport.connections.peer_link import PeerLink
 from transport.discovery.address_book import AddressBook, AddressEntry, AddressSource
 from transport.session_links import TcpLink, resolves_to_nearer_network
 
 DIALS_MAX: Final = 32  # at once
 DIAL_SECONDS: Final = 10.0  # for TCP to connect
 HANDSHAKE_SECONDS: Final = 10.0  # from the connection to its confirmation; a loaded two-core machine takes well under one
+THREADS_MAX: Final = 16  # for names that the operator has given
+
+_threads: ContextVar[trio.CapacityLimiter | None] = ContextVar("_threads", default=None)
+
+
+@contextmanager
+def lookup_threads(threads: trio.CapacityLimiter | None) -> Iterator[None]:
+    """What this task looks up inside takes these threads."""
+    token = _threads.set(threads)
+    try:
+        yield
+    finally:
+        _threads.reset(token)
+
+
+class ThreadedResolver(trio.abc.HostnameResolver):
+    def __init__(self) -> None:
+        self._own = trio.CapacityLimiter(THREADS_MAX)
+
+    async def getaddrinfo(self, host: Any, port: Any, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0) -> Any:
+        look = partial(socket.getaddrinfo, host, port, family, type, proto, flags)
+        return await trio.to_thread.run_sync(look, limiter=_threads.get() or self._own, abandon_on_cancel=True)
+
+    async def getnameinfo(self, sockaddr: Any, flags: int) -> tuple[str, str]:
+        raise NotImplementedError("nobody asks for the name of a host")
 
 
 class Dialer:

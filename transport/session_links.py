@@ -13,11 +13,10 @@ from protocol.addresses import AddressScope, format_address, scope_of
 from protocol.errors import RemoteProtocolError
 from protocol.limits import CIRCUIT_RECORD_BYTES_MAX
 from protocol.messages import CircuitDeliveryReport, Ping
-from transport.connections.connection_manager import PeerLink
-from transport.quotas.connection_eviction import HalfOpenSlot
-from transport.relay.circuit_session import CircuitSession
+from transport.connections.peer_link import PeerLink
+from transport.quotas.accept_limiter import HalfOpenSlot
+from transport.relay.circuit_session import SILENT_SECONDS, CircuitSession, RelayWatchdog
 from transport.relay.relay_client import CircuitStream
-from transport.relay.relay_watchdog import SILENT_SECONDS, RelayWatchdog
 from transport.wire.framing import TAG_BYTES, Priority
 from transport.wire.link_measurements import PIECE_BYTES_START, TCP_INFO_BYTES, TcpInfo
 from transport.wire.noise_session import NoiseSession

@@ -30,25 +30,21 @@ from protocol.addresses import (
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Signer, short_id
 from transport.blobs.blob_store import BlobStore
-from transport.connections.close_reason import LinkClosedByPeer, raise_if_closed
-from transport.connections.connection_manager import LINKS_MAX, ConnectionManager, PeerLink
+from transport.connections.connection_manager import LINKS_MAX, ConnectionManager
 from transport.connections.inbound_queue import UNREAD_BYTES_MAX
-from transport.connections.resolver import ThreadedResolver
-from transport.dialer import HANDSHAKE_SECONDS, Dialer, describe_handshake_error
+from transport.connections.peer_link import LinkClosedByPeer, PeerLink, raise_if_closed
+from transport.dialer import HANDSHAKE_SECONDS, Dialer, ThreadedResolver, describe_handshake_error
 from transport.discovery.address_book import AddressBook, parse_bootstrap
-from transport.discovery.own_addresses import OwnAddresses
 from transport.discovery.peer_discovery import PeerDiscovery
 from transport.discovery.peer_records import PeerRecordBook
-from transport.discovery.reachability import ReachabilityState, RelayMode
+from transport.discovery.reachability import OwnAddresses, ReachabilityState, RelayMode
 from transport.network import DialInfo, DuplicateIdentity
 from transport.peer_policy import EVERYBODY_IS_MEMBER, PeerClass, PeerPolicy
-from transport.quotas.accept_limiter import BACKLOG, AcceptLimiter
-from transport.quotas.connection_eviction import HALF_OPEN_MAX, HalfOpenSlot, HalfOpenTable
+from transport.quotas.accept_limiter import BACKLOG, HALF_OPEN_MAX, AcceptLimiter, HalfOpenSlot, HalfOpenTable
 from transport.quotas.cpu_quota import CpuAccount
 from transport.quotas.memory_quota import MemoryAccount
-from transport.relay.circuit_session import CircuitSession
+from transport.relay.circuit_session import SILENT_SECONDS, CircuitSession
 from transport.relay.relay_client import CircuitStream, RelayClient
-from transport.relay.relay_watchdog import SILENT_SECONDS
 from transport.session_links import RelayedLink, SessionLink, TcpLink, remote_address, set_socket_options
 from transport.wire.failure_detector import KeepaliveConfig
 from transport.wire.framing import Message, Priority

@@ -19,11 +19,11 @@ from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, ERIN, digest, linke
 from tests.transport.helpers import MemoryBlobs as Blobs
 from tests.waiting import patience
 from transport import session_links, swarm
-from transport.connections.connection_manager import PeerLink
+from transport.connections.peer_link import PeerLink
 from transport.discovery.reachability import ReachabilityState, RelayMode
 from transport.network import DataReceived, LinkInfo, PeerDisconnected, Priority
 from transport.quotas.memory_quota import MemoryAccount
-from transport.relay import relay_client, relay_watchdog
+from transport.relay import circuit_session, relay_client
 from transport.relay.circuit_relay import WINDOW_BYTES, CircuitRelay
 from transport.relay.relay_client import CircuitStream, RelayClient
 from transport.swarm import Swarm
@@ -163,10 +163,10 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, seconds in (
         (relay_client, "PING", 0.1),
         (session_links, "CIRCUIT_PING", 0.1),
-        (relay_watchdog, "WITHHELD", 0.8),
+        (circuit_session, "WITHHELD", 0.8),
     ):
         monkeypatch.setattr(module, f"{name}_SECONDS", seconds)
-    for module in (relay_client, relay_watchdog, session_links, swarm):
+    for module in (relay_client, circuit_session, session_links, swarm):
         monkeypatch.setattr(module, "SILENT_SECONDS", 0.4)
 
 
@@ -282,7 +282,7 @@ async def test_a_relay_that_holds_back_what_one_end_says_is_replaced(
         carol, dave = await tcp.start(CAROL), await tcp.start(DAVE)
         alice, bob = await start_hidden(tcp, carol, dave)
         await until(lambda: {alice.me, bob.me} <= reserved(carol) & reserved(dave))
-        await trio.sleep(2 * relay_watchdog.SILENT_SECONDS)
+        await trio.sleep(2 * circuit_session.SILENT_SECONDS)
         bad, good = (carol, dave) if is_over(alice, bob, carol) else (dave, carol)
         assert is_over(alice, bob, bad), "one that works is left alone"
         speaker, hearer = (alice, bob) if speaks_first else (bob, alice)
@@ -347,7 +347,7 @@ class Circuit(PeerLink):
 
     def __init__(self, peer: Identity, over: PeerLink, held: Collection[Priority] = ()) -> None:
         super().__init__(peer.public, over.address, False, Outbox(), Inbox())
-        self.relay, self._held, self._lanes = over.peer, held, relay_watchdog.RelayWatchdog(0.0)
+        self.relay, self._held, self._lanes = over.peer, held, circuit_session.RelayWatchdog(0.0)
 
     def needs_other_relay(self, now: float) -> bool:
         sent = 100 * (1 + int(now))

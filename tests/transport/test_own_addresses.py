@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.addresses import NO_LISTEN_ADDRESS
-from transport.discovery.own_addresses import OwnAddresses
+from transport.discovery.reachability import OwnAddresses
 
 HOSTS = ("192.0.2.1", "2001:db8::1")
 

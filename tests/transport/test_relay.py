@@ -17,9 +17,8 @@ from protocol.messages import CircuitCredit, CircuitData, CloseCircuit, Incoming
 from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, exchange_bytes
 from transport.peer_policy import PeerClass
 from transport.quotas.memory_quota import MemoryAccount, MemoryQuota
-from transport.quotas.token_bucket import TokenBucket
 from transport.relay import circuit_relay as module
-from transport.relay.circuit_relay import RECORD_COST_BYTES, RECORDS_MAX, WINDOW_BYTES, CircuitRelay
+from transport.relay.circuit_relay import RECORD_COST_BYTES, RECORDS_MAX, WINDOW_BYTES, CircuitRelay, TokenBucket
 from transport.relay.circuit_session import CircuitSession
 from transport.wire.framing import MESSAGE_OVERHEAD_BYTES, Channel, Message, Priority
 from transport.wire.noise import KeyPair

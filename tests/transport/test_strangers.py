@@ -17,10 +17,10 @@ from tests.transport.conftest import SwarmWorld
 from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, linked, make_session, next_event, until
 from tests.waiting import patience
 from transport.connections import connection_manager
-from transport.connections.close_reason import describe_close_reason
+from transport.connections.peer_link import choose_link_to_evict, describe_close_reason
 from transport.network import DataReceived, PeerDisconnected
 from transport.peer_policy import PeerClass
-from transport.quotas import connection_eviction
+from transport.quotas import accept_limiter
 from transport.quotas.memory_quota import MemoryQuota
 from transport.swarm import READ_BYTES, Swarm
 from transport.wire.framing import Channel, Inbox, Message, Outbox, Priority
@@ -141,7 +141,7 @@ async def test_of_all_links_the_lowest_standing_gives_way() -> None:
     for standing in reversed(PeerClass):
         links.append(link := connection_manager.PeerLink(b"", "peer.example:1", True, Outbox(), Inbox()))
         link.peer_class = standing
-        assert connection_eviction.choose_link_to_evict(links) is link
+        assert choose_link_to_evict(links) is link
 
 
 @pytest.mark.real("sockets")
@@ -158,7 +158,7 @@ async def test_strangers_have_slots_of_their_own_and_the_oldest_of_the_fullest_h
 
 @pytest.mark.real("sockets")
 async def test_half_open_connections_are_bounded_the_oldest_gives_way(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_eviction, "HALF_OPEN_PER_HOST_MAX", 3)
+    monkeypatch.setattr(accept_limiter, "HALF_OPEN_PER_HOST_MAX", 3)
     with patience():
         alice = await tcp.start(ALICE, standing_of=standing())
         idle = [await tcp.connect(alice) for _ in range(3)]
@@ -242,7 +242,7 @@ async def test_a_broadcast_is_not_for_strangers_but_for_whoever_is_one_no_more(t
 
 
 async def test_hosts_of_members_are_spared_while_others_are_half_open() -> None:
-    half_open, ended = connection_eviction.HalfOpenTable(), []
+    half_open, ended = accept_limiter.HalfOpenTable(), []
 
     async def hold(host: str, *, task_status: trio.TaskStatus[None]) -> None:
         try:
@@ -253,8 +253,8 @@ async def test_hosts_of_members_are_spared_while_others_are_half_open() -> None:
             ended.append((host, error.reason))
 
     async with trio.open_nursery() as nursery:
-        for number in range(connection_eviction.HALF_OPEN_MAX):
-            await nursery.start(hold, "member" if number < connection_eviction.HALF_OPEN_PER_HOST_MAX else f"host {number % 16}")
+        for number in range(accept_limiter.HALF_OPEN_MAX):
+            await nursery.start(hold, "member" if number < accept_limiter.HALF_OPEN_PER_HOST_MAX else f"host {number % 16}")
         await nursery.start(hold, "newcomer")
         await trio.testing.wait_all_tasks_blocked()
         assert ended == [("host 0", "half-open")]

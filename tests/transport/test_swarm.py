@@ -36,7 +36,7 @@ from transport.connections import connection_manager
 from transport.discovery import address_book
 from transport.discovery.reachability import ReachabilityState
 from transport.network import DataReceived, DuplicateIdentity, PeerConnected, PeerDisconnected, Priority
-from transport.quotas import connection_eviction
+from transport.quotas import accept_limiter
 from transport.swarm import Swarm
 from transport.wire.failure_detector import KeepaliveConfig
 from transport.wire.noise_session import MAGIC, chain_tag
@@ -563,7 +563,7 @@ async def test_what_a_resolver_cannot_read_is_a_dial_that_failed(
 async def test_whoever_has_a_network_of_ipv6_pushes_out_its_own_half_open_connections(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_eviction, "HALF_OPEN_PER_HOST_MAX", 3)
+    monkeypatch.setattr(accept_limiter, "HALF_OPEN_PER_HOST_MAX", 3)
     monkeypatch.setattr(swarm, "remote_address", lambda stream: f"[2001:db8::{stream.socket.getpeername()[1]:x}]:1")
     with patience():
         alice = await tcp.start(ALICE)

@@ -32,9 +32,8 @@ import trio
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import BLOB_CHUNK_BYTES
 from protocol.messages import BlobChunk, BlobElsewhere, GetBlob, HasBlob, NoBlob
-from transport.blobs.blob_server import QUEUED_BYTES_MIN, BlobServer, SendBlobMessage
+from transport.blobs.blob_server import QUEUED_BYTES_MIN, REPEAT_SECONDS, BlobServer, SendBlobMessage
 from transport.blobs.blob_store import BlobStore, BlobWriter
-from transport.blobs.upload_queue import REPEAT_SECONDS
 from transport.wire.framing import Priority
 
 log = logging.getLogger(__name__)

@@ -10,11 +10,11 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Protocol
 
 import trio
 
 from protocol.limits import MESSAGE_BYTES_MAX
+from transport.connections.peer_link import PeerLink
 from transport.network import DataReceived, NetworkEvent
 from transport.peer_policy import PeerClass
 from transport.quotas.memory_quota import MemoryAccount
@@ -25,14 +25,6 @@ UNREAD_BYTES_MAX = dict.fromkeys(PeerClass, 2 * MESSAGE_BYTES_MAX) | {PeerClass.
 # Of strangers: taken, and not dealt with yet. So few are in a turn of the node with a vote, and in the line before it.
 STRANGER_MESSAGES_IN_PROGRESS_MAX = 4
 PAUSE_SECONDS_MIN = 0.001
-
-
-class EventLink(Protocol):
-    """The link that an event is about."""
-
-    memory_account: MemoryAccount
-    peer_class: PeerClass
-    closed: bool
 
 
 class _MessageRun:
@@ -94,7 +86,7 @@ class InboundQueue:
         self._strangers: OrderedDict[bytes, _PeerQueue] = OrderedDict()
         self._receivers = trio.lowlevel.ParkingLot()
 
-    def put(self, event: NetworkEvent, source: EventLink | None = None, priority: Priority = Priority.CONTROL) -> None:
+    def put(self, event: NetworkEvent, source: PeerLink | None = None, priority: Priority = Priority.CONTROL) -> None:
         account = source.memory_account if source is not None else MemoryAccount()
         line = self._line(account.owner)
         if line is None:
@@ -107,7 +99,7 @@ class InboundQueue:
         line.put(event, priority)
         self._receivers.unpark()
 
-    async def put_received(self, event: DataReceived, source: EventLink, priority: Priority) -> None:
+    async def put_received(self, event: DataReceived, source: PeerLink, priority: Priority) -> None:
         """Waits while too much of this peer is not taken yet."""
         while (line := self._line(event.peer)) is not None and line.unread >= UNREAD_BYTES_MAX[source.peer_class]:
             await line.senders.park()

@@ -27,7 +27,7 @@ from protocol.addresses import AddressScope, parse_address
 from protocol.errors import UserError
 from protocol.identity import parse_peer_id
 from protocol.limits import ADVERTISED_MAX
-from transport.connections.connection_manager import PeerLink
+from transport.connections.peer_link import PeerLink
 from transport.network import DialInfo
 
 BOOK_MAX: Final = 2048  # addresses: 200 voters with ten each, each a task that waits

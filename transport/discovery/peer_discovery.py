@@ -14,10 +14,9 @@ from protocol.codec import decode_message
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import PEER_RECORDS_MAX
 from protocol.messages import AgedPeerRecord, DialBack, DialBackFailed, GetPeerRecords, ObservedAddress, PeerRecord, PeerRecords
-from transport.connections.connection_manager import PeerLink
-from transport.discovery.own_addresses import OwnAddresses
+from transport.connections.peer_link import PeerLink
 from transport.discovery.peer_records import CHANGE_SECONDS, PeerRecordBook, RecordOutcome, addresses_in_scope
-from transport.discovery.reachability import DIAL_BACK_SECONDS, Reachability, ReachabilityState
+from transport.discovery.reachability import DIAL_BACK_SECONDS, OwnAddresses, Reachability, ReachabilityState
 from transport.peer_policy import PeerClass
 from transport.wire.framing import Priority
 

@@ -21,8 +21,8 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import short_id
 from protocol.messages import Ping, Pong
 from transport.blobs.blob_store import BlobStore
-from transport.connections.close_reason import LinkClosedByPeer
-from transport.connections.connection_manager import ConnectionManager, PeerLink
+from transport.connections.connection_manager import ConnectionManager
+from transport.connections.peer_link import LinkClosedByPeer, PeerLink
 from transport.discovery.reachability import ReachabilityState
 from transport.emulation.link_profiles import SEGMENT_BYTES, SHIFT_SECONDS, AccessLink, AccessProfile, NetworkPath, TcpFlow
 from transport.network import DialInfo

@@ -16,8 +16,28 @@ from typing import Any
 from protocol.limits import CIRCUIT_RECORD_BYTES_MAX, CIRCUIT_WINDOW_BYTES_MAX, RELAY_RESERVATIONS_MAX
 from protocol.messages import CircuitCredit, CircuitData, CloseCircuit, IncomingCircuit, OpenCircuit, RelayReservations
 from transport.quotas.memory_quota import MemoryAccount
-from transport.quotas.token_bucket import TokenBucket
 from transport.wire.framing import MESSAGE_OVERHEAD_BYTES, TAG_BYTES, Priority
+
+ROUNDING = 1e-6  # of what a budget saves, after a while that was just long enough
+
+
+class TokenBucket:
+    """So many units a second, and `saved` at once. Whatever is due goes if nothing is owed for what went before."""
+
+    def __init__(self, per_second: float, saved_max: float, least: int = 0) -> None:
+        """`least`: counted for whatever is less."""
+        self._rate, self._saved_max, self._least = per_second, saved_max, least
+        self._saved, self._at = saved_max, -math.inf
+
+    def wait_seconds(self, now: float) -> float:
+        """0: the next one may go."""
+        self._saved = min(self._saved_max, self._saved + self._rate * (now - self._at))
+        self._at = now
+        return 0.0 if self._saved > -ROUNDING else -self._saved / self._rate
+
+    def spend(self, amount: int) -> None:
+        self._saved -= max(amount, self._least)
+
 
 WINDOW_BYTES = (32 << 10, 32 << 10, CIRCUIT_WINDOW_BYTES_MAX)  # by lane; part of the protocol: senders begin with as much credit
 RECORDS_MAX = tuple(size // TAG_BYTES for size in WINDOW_BYTES)  # none that holds anything is as short as its tag

@@ -34,12 +34,11 @@ from protocol.messages import (
     RelayReservations,
     ReserveRelay,
 )
-from transport.connections.connection_manager import PeerLink
+from transport.connections.peer_link import PeerLink
 from transport.discovery.reachability import ReachabilityState, RelayMode
 from transport.quotas.memory_quota import MemoryAccount
-from transport.quotas.token_bucket import TokenBucket
-from transport.relay.circuit_relay import CREDIT_SHARE, RECORDS_MAX, WINDOW_BYTES, CircuitRelay
-from transport.relay.relay_watchdog import SILENT_SECONDS
+from transport.relay.circuit_relay import CREDIT_SHARE, RECORDS_MAX, WINDOW_BYTES, CircuitRelay, TokenBucket
+from transport.relay.circuit_session import SILENT_SECONDS
 from transport.wire.framing import MESSAGE_OVERHEAD_BYTES, Priority
 
 log = logging.getLogger(__name__)

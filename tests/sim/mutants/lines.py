@@ -33,21 +33,19 @@ from training.replay import proposal_replay
 from training.replicated import error_feedback
 from training.replicated.codec import payload, quantization_cells
 from training.replicated.replicated_model import ReplicatedModel
-from transport.blobs.upload_queue import UploadQueue
+from transport.blobs.blob_server import UploadQueue
 from transport.connections.connection_manager import ConnectionManager
 from transport.connections.inbound_queue import InboundQueue
-from transport.connections.upload_shaper import UploadShaper
+from transport.connections.peer_link import UploadShaper, choose_link_to_evict
 from transport.discovery.address_book import AddressBook
 from transport.discovery.peer_discovery import PeerDiscovery
 from transport.discovery.peer_records import PeerRecordBook
 from transport.discovery.reachability import Reachability
 from transport.emulation.link_profiles import TcpFlow
-from transport.quotas.connection_eviction import choose_link_to_evict
 from transport.quotas.cpu_quota import CpuQuota, HandshakeQueue
 from transport.relay.circuit_relay import CircuitQueue, CircuitRelay, StartTimeFairQueue
-from transport.relay.circuit_session import CircuitSession
+from transport.relay.circuit_session import CircuitSession, RelayWatchdog
 from transport.relay.relay_client import RelayClient
-from transport.relay.relay_watchdog import RelayWatchdog
 from transport.wire.framing import Outbox
 from transport.wire.link_measurements import LinkMeter
 from transport.wire.noise import CipherState
