@@ -200,7 +200,9 @@ async def _running_tasks(peer: RunningPeer) -> AsyncIterator[None]:
     }
     watchers: dict[str, Callable[[], Awaitable[None]]] = {
         "the look for alerts": partial(_watch_alerts, peer.api),
-        "the address book": partial(save_addresses_periodically, peer.directory.addresses, network, driver.applied),
+        "the address book": partial(
+            save_addresses_periodically, peer.directory.addresses, network.peer_addresses, driver.applied
+        ),
     }
     if peer.config.retire_after_days:
         watchers["the count of silent days"] = _inactivity_tracker(peer).run

@@ -22,7 +22,8 @@ from ledger.ledger_state import BlockBody, CurrentState, LedgerRules, decode_bod
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.messages import BlockBytes, GossipEnvelope
-from transport.network import DataReceived, Network
+from transport.connections.connection_manager import ConnectionManager
+from transport.network import DataReceived
 
 LARGE_BYTES = 2_048  # a dozen statements: the event loop verifies fewer than those itself
 BYTES_PER_PEER_MAX = PENDING_BYTES_PER_MEMBER_MAX  # waiting, of one link: what is beyond is dropped, and told again
@@ -38,7 +39,7 @@ class SignaturePreverifier:
     def __init__(
         self,
         rules: LedgerRules,
-        network: Network,
+        network: ConnectionManager,
         applied: CurrentState,
         deliver: Callable[[DataReceived], Awaitable[object]],
     ) -> None:

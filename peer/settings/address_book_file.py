@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
 
 import trio
 
@@ -14,12 +13,6 @@ from protocol.addresses import parse_address
 from protocol.errors import UserError
 from protocol.identity import parse_peer_id, peer_id
 from storage import durable_files
-
-
-class KnownAddresses(Protocol):
-    def peer_addresses(self) -> Mapping[bytes, str]:
-        """Where each peer was reached last, the newest first."""
-
 
 ADDRESSES_KEPT = 64  # all are dialed at the next start; a quorum of a large network is among them
 SAVE_SECONDS = 10.0  # between looks whether there is something new
@@ -49,16 +42,12 @@ def _is_readable(line: str) -> bool:
     return True
 
 
-async def save_addresses_periodically(file: Path, network: KnownAddresses, applied: CurrentState) -> None:
+async def save_addresses_periodically(file: Path, addresses: Callable[[], Mapping[bytes, str]], applied: CurrentState) -> None:
     """Writes down where members were reached last, newest first, whenever that has changed; who has gone is left out."""
     while True:
         before, members = load_addresses(file), applied.current.members
         has_gone = members.is_departed_key
-        now = {
-            peer_id(peer): address
-            for peer, address in network.peer_addresses().items()
-            if peer in members.members and not has_gone(peer)
-        }
+        now = {peer_id(peer): address for peer, address in addresses().items() if peer in members.members and not has_gone(peer)}
         replaced = {*now, *now.values()}  # who moved, and who answered there before
         kept = [entry for entry in before if replaced.isdisjoint(entry.split("@")) and not has_gone(peer_of_entry(entry))]
         entries = tuple([f"{peer}@{address}" for peer, address in now.items()] + kept)[:ADDRESSES_KEPT]

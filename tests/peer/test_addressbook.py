@@ -36,7 +36,7 @@ async def test_members_addresses_are_on_disk_soon_and_forgotten_ones_stay(
             SimpleNamespace(peer_addresses=lambda: known),
             SimpleNamespace(current=SimpleNamespace(members=members)),
         )
-        nursery.start_soon(address_book_file.save_addresses_periodically, file, network, applied)
+        nursery.start_soon(address_book_file.save_addresses_periodically, file, network.peer_addresses, applied)
         await trio.sleep(SAVE_SECONDS / 2)
         assert address_book_file.load_addresses(file) == (entry(1, 1),)
         known.clear()

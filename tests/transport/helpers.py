@@ -14,7 +14,8 @@ import trio
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Identity
 from protocol.messages import GuestInvitation
-from transport.network import Network, NetworkEvent
+from transport.connections.connection_manager import ConnectionManager
+from transport.network import NetworkEvent
 from transport.peer_policy import PeerClass, PeerPolicy
 from transport.wire.framing import Message
 from transport.wire.noise import KeyPair
@@ -149,7 +150,7 @@ async def until(condition: Callable[[], object]) -> None:
         await trio.sleep(0.001)
 
 
-async def next_event(network: Network, *kinds: type[NetworkEvent]) -> NetworkEvent:
+async def next_event(network: ConnectionManager, *kinds: type[NetworkEvent]) -> NetworkEvent:
     """The next event of one of these kinds; the others are passed over."""
     async for event in network.events:
         if isinstance(event, kinds):
@@ -157,7 +158,7 @@ async def next_event(network: Network, *kinds: type[NetworkEvent]) -> NetworkEve
     raise AssertionError("events do not end")
 
 
-async def linked(*networks: Network) -> None:
+async def linked(*networks: ConnectionManager) -> None:
     """Return when every two of these networks are connected."""
     await until(lambda: all(network.connected_peers() >= {other.me for other in networks} - {network.me} for network in networks))
 

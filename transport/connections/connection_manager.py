@@ -76,7 +76,9 @@ class BanList:
 
 
 class ConnectionManager:
-    """The common half of a `Network`. Subclasses make links, `attach` them, and feed what arrives to `deliver_message`."""
+    """A network as the rest of a peer sees it. `Swarm` (TCP) and `MemoryNetwork` make links, `attach` them, and feed what arrives
+    to `deliver_message`.
+    """
 
     def __init__(
         self,
@@ -118,24 +120,29 @@ class ConnectionManager:
     # Network ---------------------------------------------------------------------------------------------------------
 
     def send(self, peer: bytes, data: bytes, priority: Priority = Priority.CONTROL) -> bool:
+        """Queue `data`; never blocks. False: not connected, or that queue is full (counted as `queue-full`)."""
         return self._push(peer, Channel.APPLICATION, data, priority)
 
     def broadcast(self, data: bytes, priority: Priority = Priority.CONTROL) -> int:
+        """Queue `data` for every connected peer that is no stranger; the number of peers it was queued for."""
         return sum(self.send(link.peer, data, priority) for link in tuple(self._links.values()) if not self._is_stranger(link))
 
     def connected_peers(self) -> frozenset[bytes]:
         return frozenset(self._links)
 
     def live_peers(self) -> frozenset[bytes]:
+        """Those connected that are not suspected: they were not silent for longer than their links usually are."""
         now = trio.current_time()
         return frozenset(peer for peer, link in self._links.items() if not link.failure_detector.is_suspected(now))
 
     def send_liveness_report(self, hears: LivenessReport, to: Set[bytes]) -> None:
+        """Tells those of `to` that are connected and were told something else last."""
         for link in self._links.values():
             if link.peer in to and link.liveness_report_sent != hears and link.queue_message(hears, Priority.CONTROL):
                 link.liveness_report_sent = hears
 
     def ban_peer(self, peer: bytes, error: RemoteProtocolError) -> None:
+        """The peer misbehaved: close its connection, count `error.reason`, refuse its key for a while that grows."""
         self.count_refusal(error.reason)
         self._bans.add(peer, trio.current_time())
         link = self._links.get(peer)
@@ -154,12 +161,18 @@ class ConnectionManager:
         return Traffic(sent, received, *blobs, *reveals)
 
     def audit_bytes_sent_by_peer(self) -> Mapping[bytes, int]:
+        """`Traffic.audit_bytes_sent` by peer."""
         return self._exchange.server.audit_bytes_by_peer
 
     def refusal_counts(self) -> Mapping[str, int]:
+        """Everything refused so far, by reason: connections, handshakes, frames, messages and payloads."""
         return dict(self._refused)
 
     async def fetch_blob(self, digest: bytes, size_max: int, sources: Iterable[bytes] | None = None) -> None:
+        """Return when the blob store holds `digest`. `sources` are asked first, then every connected peer.
+
+        Never gives up by itself: put a deadline around it. Raises only what the local store raises (`StorageError`).
+        """
         await self._exchange.fetch_blob(digest, size_max, sources)
 
     def _is_stranger(self, link: PeerLink) -> bool:
@@ -252,15 +265,21 @@ class ConnectionManager:
             payer.spend(self._processor() - started)
 
     def worked(self, peer: bytes, seconds: float) -> None:
+        """A `DataReceived` of this peer was dealt with, in so much processor time. A link that took too much is read more slowly.
+
+        No more of strangers are handed out than `inbound_queue.STRANGER_MESSAGES_IN_PROGRESS_MAX` before that is said of one.
+        """
         self.charge_cpu(peer, seconds)
         self.events.finish_message(peer)
 
     def charge_cpu(self, peer: bytes, seconds: float) -> None:
+        """What else was done for a peer has taken so much processor time; its link pays."""
         link = self._links.get(peer)
         if link is not None:
             link.cpu_account.spend(seconds)
 
     def cpu_wait_seconds(self, peer: bytes) -> float:
+        """Seconds until the link of this peer has paid back what was done for it; it has where that is not above 0."""
         link = self._links.get(peer)
         return 0.0 if link is None else link.cpu_account.wait_seconds()
 

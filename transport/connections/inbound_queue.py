@@ -74,7 +74,9 @@ class _PeerQueue:
 
 
 class InboundQueue:
-    """`strangers_wait`: seconds until strangers may be heard again. Whoever takes a stranger's message says `finish_message`
+    """The one queue of a network's events. For each peer: Connected, any number of Received, Disconnected.
+
+    `strangers_wait`: seconds until strangers may be heard again. Whoever takes a stranger's message says `finish_message`
     after it.
     """
 

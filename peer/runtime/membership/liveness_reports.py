@@ -15,7 +15,8 @@ from protocol.api import LivenessMatrix
 from protocol.identity import peer_id, short_id
 from protocol.limits import VOTERS_MAX
 from protocol.messages import LivenessReport
-from transport.network import LinkInfo, Network
+from transport.connections.connection_manager import ConnectionManager
+from transport.network import LinkInfo
 
 REPORT_SECONDS = 1.0  # between looks, and so between two reports over one link
 NAMED_MAX = 12  # of one side of a partition
@@ -28,7 +29,7 @@ class LivenessMonitor:
     """`run` it beside the driver."""
 
     def __init__(
-        self, network: Network, applied: CurrentState, tell: Callable[[str, bytes], None] = lambda text, peer: None
+        self, network: ConnectionManager, applied: CurrentState, tell: Callable[[str, bytes], None] = lambda text, peer: None
     ) -> None:
         """`tell` hears, with the key it is about, when a voter falls silent and when it is heard again."""
         self._network, self._applied, self._tell = network, applied, tell

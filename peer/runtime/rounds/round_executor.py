@@ -32,7 +32,7 @@ from storage.ledger_store import LedgerStore
 from training.job_spec import JobSpec
 from training.model_store import JobModelStore
 from training.round_context import EVALUATION_SECONDS, REPLAYS, TRAINING_NATS, OpenRoundContext, RoundParticipant
-from transport.network import Network
+from transport.connections.connection_manager import ConnectionManager
 
 _OnProposal = Callable[[RoundKey, OpenRoundContext, Signed, Proposal], Awaitable[None]]
 
@@ -58,7 +58,7 @@ class RoundExecutor:
         store: LedgerStore,
         blobs: DiskBlobStore,
         host: JobModelStore,
-        network: Network,
+        network: ConnectionManager,
         event_log: EventLog,
         driver: ActionRunner,
         applied: CurrentState,

@@ -15,7 +15,8 @@ import trio
 from consensus.effects import SendBlock, SendDecisions, read_requested_blocks
 from protocol import codec
 from storage.ledger_store import LedgerStore
-from transport.network import Network, Priority
+from transport.connections.connection_manager import ConnectionManager
+from transport.network import Priority
 
 REQUESTS_PER_PEER_MAX = 32  # of one peer, as many as the node grants at once; what is beyond is asked for again
 PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.001, 1.0  # until budgets are looked at again
@@ -24,7 +25,7 @@ Request = SendDecisions | SendBlock
 
 
 class BlockServer:
-    def __init__(self, store: LedgerStore, network: Network) -> None:
+    def __init__(self, store: LedgerStore, network: ConnectionManager) -> None:
         self._store, self._network = store, network
         self._asked: OrderedDict[bytes, deque[Request]] = OrderedDict()  # by peer, whose turn it is first
         self._more = trio.Event()
