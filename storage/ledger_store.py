@@ -3,7 +3,7 @@
 Write-ahead log with `synchronous=FULL`: a commit that returned is on disk. One connection, used by one thread at a time.
 
 What was committed comes back whole, or `StorageError` does:
-- `storage.wal` looks at the log before SQLite does, since SQLite forgets everything behind a damaged frame;
+- `storage.ledger_integrity` looks at the log before SQLite does, since SQLite forgets everything behind a damaged frame;
 - the number of committed transactions stands in the database and in a file beside it, which may lag behind, but not be ahead;
 - every row carries a digest of its table and values, since SQLite does not notice other bytes inside them.
 """
@@ -37,10 +37,16 @@ from protocol.codec import Count, Digest, Key
 from protocol.errors import LocalProtocolError, LostVotesError, RemoteProtocolError, StorageError
 from protocol.identity import Signed
 from protocol.messages import Certificate, LightBlock
-from storage import wal
 from storage.crash_points import crash_points, reach_point
-from storage.high_water_mark import HighWaterMark
-from storage.row_checksums import REKEY_ADVICE, damage_error, insert_row, row_digest, storage_error
+from storage.ledger_integrity import (
+    REKEY_ADVICE,
+    HighWaterMark,
+    damage_error,
+    explain_sqlite_errors,
+    find_log_damage,
+    insert_row,
+    row_digest,
+)
 from storage.sqlite_rows import SCHEMA as ROWS_SCHEMA
 from storage.sqlite_rows import SqliteBucketStore, TableChange
 
@@ -117,7 +123,7 @@ class LedgerStore:
         if self._committed.exists() and not (path.exists() and path.stat().st_size):
             raise LostVotesError(f"{path} is gone or empty: {REKEY_ADVICE}")
         self._require_whole_log()
-        with self._explained():
+        with explain_sqlite_errors(self.path):
             self._database = self._connect()
             try:
                 self._open(chain_id)
@@ -128,7 +134,7 @@ class LedgerStore:
     def _require_whole_log(self) -> None:
         log = self.path.with_name(self.path.name + "-wal")
         try:
-            damage = wal.find_damage(log.read_bytes()) if log.exists() else None
+            damage = find_log_damage(log.read_bytes()) if log.exists() else None
         except OSError as error:
             raise StorageError(f"cannot read {log}: {error.strerror}; check the disk, then start again") from error
         if damage:
@@ -216,19 +222,12 @@ class LedgerStore:
         self._database.close()
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where SQLite quotes damaged bytes
-            raise storage_error(self.path, error) from error
-
-    @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
             if self._failure is not None:
                 raise self._failure
             try:
-                with self._explained(), self._committing():
+                with explain_sqlite_errors(self.path), self._committing():
                     yield self._database
             except StorageError as error:
                 # After a failed fsync the kernel may take the lost pages for written: a second attempt would succeed, and lie.
@@ -254,7 +253,7 @@ class LedgerStore:
         self._committed.write_value(count)
 
     def _rows(self, query: str, *arguments: object) -> list[StoredRow]:
-        with self._lock, self._explained():
+        with self._lock, explain_sqlite_errors(self.path):
             return self._database.execute(query, arguments).fetchall()
 
     def _checked_rows(self, table: str, rest: str = "", *arguments: object) -> list[StoredRow]:

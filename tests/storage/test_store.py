@@ -32,9 +32,8 @@ from protocol.identity import Signed, sign_message
 from protocol.messages import Ballot, CutOff, GetRound
 from protocol.verdicts import Verdict
 from storage.crash_points import CRASH_POINT_VARIABLE
-from storage.high_water_mark import HighWaterMark
+from storage.ledger_integrity import HighWaterMark, insert_row
 from storage.ledger_store import MEASUREMENTS_MAX, LedgerStore, ReadOnlyStore, StoredRound
-from storage.row_checksums import insert_row
 from tests.packages import ROOT
 from tests.sim.keys import FastSigner
 from tests.storage.records import (
