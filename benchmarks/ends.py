@@ -241,9 +241,9 @@ async def _send_votes(plan: Plan, network: Swarm, peer: bytes) -> None:
 
 async def _send_steadily(plan: Plan, network: Swarm, peer: bytes) -> None:
     pieces, handed = [_bulk()] if plan.bulk else _presigned(plan.number), 0
-    start = sum(network.links()[0].sent)
+    start = sum(network.links()[0].outbox.sent)
     while True:
-        while handed - sum(network.links()[0].sent) + start < WAITING_BYTES:
+        while handed - sum(network.links()[0].outbox.sent) + start < WAITING_BYTES:
             for piece in pieces:
                 network.send(peer, piece, Priority.BULK if plan.bulk else Priority.CONTROL)
                 handed += len(piece)

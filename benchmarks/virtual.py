@@ -48,7 +48,7 @@ from protocol.verdicts import Verdict
 from storage.ledger_store import LedgerStore
 from transport.network import DataReceived, PeerConnected
 from transport.wire.framing import Channel, Inbox, Outbox, Priority
-from transport.wire.noise import CipherState
+from transport.wire.noise_session import CipherState
 
 BATCH_MAX = 64  # items in one turn, as in `peer.runtime.driver`
 TRAINERS = 8  # verdicts in each ballot

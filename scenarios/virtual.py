@@ -114,7 +114,7 @@ async def _pour(links: list[tuple[MemoryNetwork, bytes]], seconds: float) -> Non
     end, given = trio.current_time() + seconds, Counter[bytes]()
     while trio.current_time() < end:
         for speaker, hearer in links:
-            sent = next(link.sent[Priority.BULK] for link in speaker.links() if link.peer == hearer)
+            sent = next(link.outbox.sent[Priority.BULK] for link in speaker.links() if link.peer == hearer)
             while given[speaker.me + hearer] - sent < QUEUED_BYTES:
                 speaker.send(hearer, POUR + bytes(POUR_BYTES - 1), Priority.BULK)
                 given[speaker.me + hearer] += POUR_BYTES

@@ -91,6 +91,14 @@ CREATE TABLE measured (
 ) WITHOUT ROWID;
 """
 _TABLES = (*(statement.strip() for statement in _SCHEMA.split(";") if statement.strip()), ROWS_SCHEMA)
+# Names of writes in `storage.crash_points`, of all but own statements.
+_KINDS: Final[dict[type[JournalRecord], str]] = {
+    StoredBlock: "block",
+    StoredCertificate: "certificate",
+    DecidedBlock: "decided",
+    Evidence: "evidence",
+    VotePause: "silence",
+}
 # What is looked up by key: a row whose key has other bytes would not be found, and so not be missed. They stay small.
 _SEALS_CHECKED_AT_START = ("meta", "votes", "undecided", "prepared", "round_votes", "evidence")
 _TRANSACTIONS = "SELECT * FROM meta WHERE key = 'transactions'"
@@ -339,7 +347,7 @@ class LedgerStore:
             votes=tuple(OwnStatement((tag, height, view), self._decoded(Signed, signed)) for tag, height, view, signed in votes),
             blocks=tuple(StoredBlock(height, digest, block) for digest, height, block in blocks),
             prepared=self._decoded(Certificate, prepared[0][2]) if prepared else None,
-            evidence=tuple(Evidence(first, second) for first, second in self.evidence()),
+            evidence=tuple(self.evidence()),
             no_votes_below=self._get("silent") or 0,
         )
 
@@ -354,17 +362,14 @@ class LedgerStore:
         for *values, written in rows:
             # the newest are needed to start at all
             if row_digest("blocks", values) != written and height < self.decided_height - 1:
-                raise self._block_damaged(height)
+                # Votes stand elsewhere, so a lost old block costs nobody a key.
+                raise StorageError(
+                    f"{self.path} is damaged (the decided block of height {height} has other bytes): what this peer signed is not "
+                    "lost, and other peers hold that block; check the disk, and take exports from one of them"
+                )
         for _, digest, block, certificate in self._check_rows("blocks", rows):
             return DecidedBlock(height, digest, block, self._decoded(Certificate, certificate))
         return None
-
-    def _block_damaged(self, height: int) -> StorageError:
-        """Votes stand elsewhere, so a lost old block costs nobody a key."""
-        return StorageError(
-            f"{self.path} is damaged (the decided block of height {height} has other bytes): what this peer signed is not lost, "
-            "and other peers hold that block; check the disk, and take exports from one of them"
-        )
 
     def get_block(self, digest: bytes) -> bytes | None:
         rows = self._checked_rows("undecided", "WHERE digest = ?", digest)
@@ -434,9 +439,8 @@ class LedgerStore:
         rows = self._checked_rows("round_votes", "WHERE job = ? AND round = ? AND tag = ?", job, number, ACCEPTED)
         return tuple(self._decoded(Signed, signed) for *_, signed in rows)
 
-    def evidence(self) -> list[tuple[Signed, Signed]]:
-        pairs = [self._decoded(Evidence, pair) for _, pair in self._checked_rows("evidence", "ORDER BY id")]
-        return [(pair.first, pair.second) for pair in pairs]
+    def evidence(self) -> list[Evidence]:
+        return [self._decoded(Evidence, pair) for _, pair in self._checked_rows("evidence", "ORDER BY id")]
 
     # State
 
@@ -533,16 +537,7 @@ def _kind(record: JournalRecord) -> str:
     match record:
         case OwnStatement(slot=(tag, _, _)) | OwnRoundStatement(tag=tag):
             return tag.partition(":")[0]
-        case StoredBlock():
-            return "block"
-        case StoredCertificate():
-            return "certificate"
-        case DecidedBlock():
-            return "decided"
-        case Evidence():
-            return "evidence"
-        case VotePause():
-            return "silence"
+    return _KINDS[type(record)]
 
 
 class ReadOnlyStore(LedgerStore):

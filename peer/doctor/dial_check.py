@@ -18,8 +18,7 @@ from protocol.addresses import parse_address
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Identity
 from transport.wire.framing import Message
-from transport.wire.noise import KeyPair
-from transport.wire.noise_session import NoiseSession, PeerAuthenticated
+from transport.wire.noise_session import KeyPair, NoiseSession, PeerAuthenticated
 
 DIAL_SECONDS_MAX: Final = 5.0  # for connection and handshake together: slower links are no use to a vote either
 READ_BYTES: Final = 4_096  # a handshake has a tenth of that

@@ -11,7 +11,7 @@ import trio
 from peer.doctor.findings import DoctorFinding, ok, warning
 from peer.settings.config import Config
 from protocol.api import OptionalServiceView
-from transport.discovery.upnp import Gateway, Router, RouterError
+from transport.discovery.upnp import Gateway, RouterError
 
 PACKAGES: Final = {"upnp": "miniupnpc", "mdns": "zeroconf"}
 ROUTER_SECONDS_MAX: Final = 15.0  # for a router to answer: the library waits some seconds for each of its steps
@@ -25,7 +25,7 @@ def check_running_services(asides: Iterable[OptionalServiceView]) -> list[Doctor
     return [ok(one.name, one.text) if one.is_working else warning(one.name, one.text, _advice(one.name)) for one in asides]
 
 
-async def check_stopped_services(config: Config, make_router: Callable[[], Router] = Gateway) -> list[DoctorFinding]:
+async def check_stopped_services(config: Config, make_router: Callable[[], Gateway] = Gateway) -> list[DoctorFinding]:
     """Whether the packages are there, and a router. Nothing is asked of it but its address."""
     found = []
     for name, package in PACKAGES.items():
@@ -38,7 +38,7 @@ async def check_stopped_services(config: Config, make_router: Callable[[], Route
     return found
 
 
-async def _of_router(make_router: Callable[[], Router]) -> DoctorFinding:
+async def _of_router(make_router: Callable[[], Gateway]) -> DoctorFinding:
     def outside() -> str:
         router = make_router()
         router.discover_router()

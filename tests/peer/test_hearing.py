@@ -140,10 +140,10 @@ async def test_what_the_others_say_changes_a_table_and_nothing_else(autojump_clo
 async def test_only_members_are_told_and_only_what_is_new(autojump_clock: MockClock) -> None:
     async with world(voters=2, strangers=1) as (_, ((_, hearing), _, (stranger, _))):
         assert all(link.liveness_report is None for link in stranger.links())
-        sent = [link.sent for link in peers_links(hearing)]
+        sent = [link.outbox.sent for link in peers_links(hearing)]
         for _ in range(10):
             hearing.exchange_reports()
-        assert [link.sent for link in peers_links(hearing)] == sent
+        assert [link.outbox.sent for link in peers_links(hearing)] == sent
 
 
 def peers_links(hearing: LivenessMonitor) -> Any:

@@ -178,8 +178,8 @@ def test_evidence_is_kept_once_and_bounded(store: LedgerStore, monkeypatch: pyte
     monkeypatch.setattr("storage.ledger_store.EVIDENCE_MAX", 2)
     pairs = [Evidence(vote(i).signed, vote(i, block=bytes(32)).signed) for i in range(3)]
     store.append_records([pairs[0], pairs[0], *pairs])
-    assert sorted(p[0].body for p in store.evidence()) == sorted(p.first.body for p in pairs[:2])
-    assert all(isinstance(part, Signed) for pair in store.evidence() for part in pair)
+    assert sorted(p.first.body for p in store.evidence()) == sorted(p.first.body for p in pairs[:2])
+    assert all(isinstance(part, Signed) for pair in store.evidence() for part in (pair.first, pair.second))
 
 
 # State ----------------------------------------------------------------------------------------------------------------

@@ -18,8 +18,7 @@ from transport.connections.connection_manager import ConnectionManager
 from transport.network import NetworkEvent
 from transport.peer_policy import PeerClass, PeerPolicy
 from transport.wire.framing import Message
-from transport.wire.noise import KeyPair
-from transport.wire.noise_session import NoiseSession, PeerAuthenticated
+from transport.wire.noise_session import KeyPair, NoiseSession, PeerAuthenticated
 
 CHAIN = hashlib.sha256(b"a chain").digest()
 ALICE, BOB, CAROL, DAVE = sorted((Identity(bytes([n]) * 32) for n in range(1, 5)), key=lambda identity: identity.public)

@@ -27,7 +27,6 @@ from transport.discovery.address_book import (
     AddressEntry,
     parse_bootstrap,
 )
-from transport.network import DialInfo
 
 ME, MEMBER, OTHER, STRANGER = ALICE.public, BOB.public, CAROL.public, DAVE.public
 STRANGERS = {STRANGER, ERIN.public}
@@ -308,22 +307,22 @@ def test_a_person_hears_of_a_failure_at_1_2_4_8_tries_of_another_reason_and_of_t
 
 
 def test_whoever_is_expected_at_an_address_is_named_where_it_cannot_be_reached() -> None:
-    dial = DialInfo("h:1", ALICE.public, "connection refused", 2, 1.5)
-    assert str(dial) == f"cannot reach h:1: connection refused ({short_id(ALICE.public)}, 2 tries), next in 2 s"
+    entry = AddressEntry("h:1", ALICE.public, reason="connection refused", failures=2, next_at=1.5)
+    assert entry.describe_failure(0.0) == f"cannot reach h:1: connection refused ({short_id(ALICE.public)}, 2 tries), next in 2 s"
 
 
 def test_the_end_of_a_link_or_of_one_more_to_the_same_peer_is_no_failure() -> None:
     desk = Desk((parse_bootstrap("h:1"),))
     desk.book.record_end("h:1", "gone")
-    assert [dial.address for dial in desk.book.unreachable_addresses(0.0)] == ["h:1"]
+    assert [dial.address for dial in desk.book.unreachable_addresses()] == ["h:1"]
     desk.book.record_success("h:1")
     desk.book.record_end("h:1", "gone")
-    assert not desk.book.unreachable_addresses(0.0)
+    assert not desk.book.unreachable_addresses()
     desk.book.record_end("h:1", "this peer left", was_linked=False)
-    assert [dial.reason for dial in desk.book.unreachable_addresses(0.0)] == ["this peer left"]
+    assert [dial.reason for dial in desk.book.unreachable_addresses()] == ["this peer left"]
     desk.book.confirm_peer("h:1", OTHER)
     desk.link(OTHER, "h:9")
-    assert not desk.book.unreachable_addresses(0.0), "it is reached elsewhere"
+    assert not desk.book.unreachable_addresses(), "it is reached elsewhere"
     desk.book.record_end("h:1", "closed", was_linked=False)
     assert not desk.entry("h:1").reason
 

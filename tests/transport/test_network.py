@@ -158,13 +158,13 @@ async def test_links_and_traffic_tell_what_happened(world: World) -> None:
         before = alice.traffic(), bob.traffic()
         alice.send(bob.me, bytes(1000), Priority.BULK)
         await next_event(bob, DataReceived)
-        await until(lambda: all(network.links()[0].round_trip_seconds is not None for network in (alice, bob)))
+        await until(lambda: all(network.links()[0].meter.round_trip_seconds is not None for network in (alice, bob)))
         assert alice.traffic().sent[Priority.BULK] - before[0].sent[Priority.BULK] == 1000
         assert bob.traffic().received[Priority.BULK] - before[1].received[Priority.BULK] == 1000
         (link,) = alice.links()
         assert link.peer == bob.me
         assert link.dialed != bob.links()[0].dialed
-        assert 0 < link.round_trip_seconds < DEADLINE_SECONDS
+        assert 0 < link.meter.round_trip_seconds < DEADLINE_SECONDS
         total = alice.traffic().sent
         world.stop(bob)
         await next_event(alice, PeerDisconnected)

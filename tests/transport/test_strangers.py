@@ -17,7 +17,7 @@ from tests.transport.conftest import SwarmWorld
 from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, linked, make_session, next_event, until
 from tests.waiting import patience
 from transport.connections import connection_manager
-from transport.connections.peer_link import choose_link_to_evict, describe_close_reason
+from transport.connections.peer_link import LinkClosedByPeer, choose_link_to_evict
 from transport.network import DataReceived, PeerDisconnected
 from transport.peer_policy import PeerClass
 from transport.quotas import accept_limiter
@@ -314,8 +314,8 @@ async def test_a_stranger_reads_that_it_gave_way(tcp: SwarmWorld, monkeypatch: p
 
 
 def test_of_a_reason_that_a_stranger_made_up_nothing_is_shown_but_a_word() -> None:
-    assert describe_close_reason("some-new-reason") == "it closed the link: some-new-reason"
-    assert describe_close_reason("\x1b[2J") == "it closed the link: for a reason that is no word"
+    assert LinkClosedByPeer("some-new-reason").detail == "it closed the link: some-new-reason"
+    assert LinkClosedByPeer("\x1b[2J").detail == "it closed the link: for a reason that is no word"
 
 
 def test_the_last_message_is_whole_where_another_was_begun() -> None:

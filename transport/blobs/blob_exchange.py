@@ -231,9 +231,6 @@ class _Transfer:
         self.unbelieved.add(liar)
         self.named = {peer: by for peer, by in self.named.items() if by != liar}
 
-    def notify_changed(self) -> None:
-        self.changed.set()
-
 
 class BlobExchange:
     def __init__(
@@ -333,19 +330,6 @@ class BlobExchange:
         of: bytes | None = None,
         goal: _ObjectDownload | None = None,
     ) -> None:
-        transfer = self._join(digest, size_max, sources, of, goal)
-        try:
-            await transfer.done.wait()
-        finally:
-            transfer.waiters -= 1
-            if transfer.waiters == 0:
-                self._leave(transfer)
-        if transfer.error is not None:
-            raise transfer.error
-
-    def _join(
-        self, digest: bytes, size_max: int, sources: tuple[bytes, ...], of: bytes | None, goal: _ObjectDownload | None
-    ) -> _Transfer:
         transfer = self._transfers.get(digest)
         if transfer is None:
             assert self._nursery is not None, "fetch before run"
@@ -355,10 +339,17 @@ class BlobExchange:
         transfer.waiters += 1
         transfer.size_max = max(transfer.size_max, size_max)
         transfer.preferred.extend(peer for peer in sources if peer not in transfer.preferred)
-        return transfer
+        try:
+            await transfer.done.wait()
+        finally:
+            transfer.waiters -= 1
+            if transfer.waiters == 0:
+                transfer.scope.cancel()
+                self._forget_transfer(transfer)
+        if transfer.error is not None:
+            raise transfer.error
 
-    def _leave(self, transfer: _Transfer) -> None:
-        transfer.scope.cancel()
+    def _forget_transfer(self, transfer: _Transfer) -> None:
         if self._transfers.get(transfer.digest) is transfer:
             del self._transfers[transfer.digest]
 
@@ -370,7 +361,7 @@ class BlobExchange:
         for transfer in self._transfers.values():
             transfer.rests.pop(peer, None)
             if transfer.holder is None:
-                transfer.notify_changed()
+                transfer.changed.set()
 
     def peer_disconnected(self, peer: bytes) -> None:
         self._silent.discard(peer)
@@ -379,7 +370,7 @@ class BlobExchange:
         for transfer in self._transfers.values():
             transfer.forget_peer(peer)
             if transfer.holder == peer:
-                transfer.notify_changed()
+                transfer.changed.set()
 
     def on_blob_elsewhere(self, peer: bytes, answer: BlobElsewhere) -> None:
         self._mark_responsive(peer)
@@ -396,7 +387,7 @@ class BlobExchange:
             for other in self._connected().intersection(answer.holders):
                 transfer.named[other] = peer
                 transfer.rests.pop(other, None)  # it may have got it meanwhile
-        transfer.notify_changed()
+        transfer.changed.set()
 
     def on_has_blob(self, peer: bytes, answer: HasBlob) -> None:
         digest, now = answer.digest, trio.current_time()
@@ -411,7 +402,7 @@ class BlobExchange:
             self._decline(peer, transfer)
         else:
             transfer.waits[peer], transfer.named[peer], transfer.is_left = now, peer, True
-            transfer.notify_changed()
+            transfer.changed.set()
 
     def _mark_responsive(self, peer: bytes) -> None:
         """It answers, if only others of our transfers: those that wait for it give it the time that a busy holder needs."""
@@ -445,7 +436,7 @@ class BlobExchange:
         transfer = self._transfers.get(answer.digest)
         if transfer is not None and transfer.holder == peer:
             transfer.lacked = True
-            transfer.notify_changed()
+            transfer.changed.set()
 
     def on_blob_chunk(self, peer: bytes, chunk: BlobChunk) -> None:
         """Runs in the link's reader, so that a slow disk slows the sender down and nothing piles up here."""
@@ -461,13 +452,13 @@ class BlobExchange:
             self._accept_chunk(transfer, peer, chunk)
         except Exception as error:  # the local store's; it belongs to those who wait for the blob, not to this link
             transfer.error = error
-            transfer.notify_changed()
+            transfer.changed.set()
 
     def _accept_chunk(self, transfer: _Transfer, peer: bytes, chunk: BlobChunk) -> None:
         if chunk.total > transfer.size_max or (transfer.total is not None and chunk.total != transfer.total):
             # Either this holder lies about the size, or whoever told us the size did: no proof, so no penalty.
             transfer.one_holder = transfer.one_holder or transfer.total is not None
-            transfer.notify_changed()
+            transfer.changed.set()
             return
         if chunk.offset != transfer.offset or len(chunk.chunk) < min(BLOB_CHUNK_BYTES, chunk.total - transfer.offset):
             return  # a gap, where the link loses messages, or a holder that drips bytes: the stall deadline asks another
@@ -477,7 +468,7 @@ class BlobExchange:
                 self._blobs.open_writer(transfer.digest, chunk.total, transfer.object_digest),
             )
         if transfer.offset + len(chunk.chunk) > chunk.total:
-            transfer.notify_changed()
+            transfer.changed.set()
             return
         transfer.writer.write(chunk.chunk)
         transfer.offset += len(chunk.chunk)
@@ -487,22 +478,15 @@ class BlobExchange:
         transfer.requested = max(transfer.requested, transfer.offset)
         transfer.awaited.discard(chunk.offset)
         if peer == transfer.holder:
-            self._extend_deadline(transfer, trio.current_time())
+            transfer.moved = trio.current_time()
+            if transfer.pull is not None:
+                transfer.pull.deadline = transfer.moved + STALL_SECONDS
+            transfer.window = self._window_bytes(transfer)
         if transfer.complete:
-            transfer.notify_changed()
+            transfer.changed.set()
         elif peer == transfer.holder and transfer.requested <= transfer.offset + transfer.window // 2:
             # half a window at once: a frame of many requests costs little more than one of one
             self._request_chunks(transfer, peer)
-
-    def _extend_deadline(self, transfer: _Transfer, now: float) -> None:
-        transfer.moved = now
-        if transfer.pull is not None:
-            transfer.pull.deadline = now + STALL_SECONDS
-        transfer.window = self._window_bytes(transfer)
-
-    def _asked_of(self, pace: DownloadWindow) -> int:
-        """Chunks that are awaited of its holder."""
-        return sum(len(transfer.awaited) for transfer in self._transfers.values() if transfer.download_window is pace)
 
     def _window_bytes(self, transfer: _Transfer) -> int:
         """Bytes to ask for ahead. Transfers of reveals share their holder's window, and each has a chunk at least."""
@@ -522,8 +506,7 @@ class BlobExchange:
             finally:
                 if transfer.writer is not None:
                     transfer.writer.abort()
-        if self._transfers.get(transfer.digest) is transfer:
-            del self._transfers[transfer.digest]
+        self._forget_transfer(transfer)
         self._announce_result(transfer)
         transfer.done.set()
 
@@ -563,11 +546,10 @@ class BlobExchange:
 
     def _choose_holder(self, transfer: _Transfer) -> tuple[bytes | None, float]:
         """The holder to ask now, or None and how long to wait for one."""
-        now = trio.current_time()
-        peers = self._connected()
-        ready = self._ready_holders(transfer)
+        now, ready = trio.current_time(), self._ready_holders(transfer)
         if not ready:
-            return None, min((self._asked_again(transfer, peer) - now for peer in peers), default=RETRY_SECONDS_MAX)
+            waits = (self._asked_again(transfer, peer) - now for peer in self._connected())
+            return None, min(waits, default=RETRY_SECONDS_MAX)
         holder = min(ready, key=lambda peer: self._preference(transfer, peer))
         if self._is_search(transfer, holder):
             transfer.search_at = now + SEARCH_SECONDS
@@ -665,21 +647,22 @@ class BlobExchange:
 
     def _request_chunks(self, transfer: _Transfer, holder: bytes) -> None:
         """A window ahead, also before the first answer has told the size: often `size_max` is it."""
-        size = transfer.size_max if transfer.total is None else transfer.total
+        size, pace, now = (
+            transfer.size_max if transfer.total is None else transfer.total,
+            transfer.download_window,
+            trio.current_time(),
+        )
         end = min(size, transfer.offset + transfer.window)
         while transfer.requested < end or transfer.requested == 0:
-            if (
-                transfer.download_window is not None
-                and transfer.awaited
-                and self._asked_of(transfer.download_window) >= transfer.download_window.window
-            ):
-                return
-            now = trio.current_time()
+            if pace is not None and transfer.awaited:
+                awaited = sum(len(other.awaited) for other in self._transfers.values() if other.download_window is pace)
+                if awaited >= pace.window:
+                    return
             if not transfer.is_under_way(holder, transfer.requested, now):
                 if not self._send(holder, GetBlob(transfer.digest, transfer.requested), Priority.CONTROL):
                     return
-                if transfer.download_window is not None:
-                    transfer.download_window.record_request(transfer.digest, transfer.requested, now)
+                if pace is not None:
+                    pace.record_request(transfer.digest, transfer.requested, now)
                     transfer.under_way[holder, transfer.requested] = now
             transfer.awaited.add(transfer.requested)
             transfer.requested += BLOB_CHUNK_BYTES

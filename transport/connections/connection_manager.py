@@ -13,23 +13,17 @@ from protocol.codec import decode_message, encode
 from protocol.errors import RemoteProtocolError
 from protocol.identity import short_id
 from protocol.messages import (
-    CIRCUIT_MESSAGES,
     LINK_MESSAGES,
     BlobChunk,
     BlobElsewhere,
     CircuitDeliveryReport,
     CircuitMigrated,
-    DialBack,
-    DialBackFailed,
     GetBlob,
-    GetPeerRecords,
     GuestInvitation,
     HasBlob,
     LinkClosing,
     LivenessReport,
     NoBlob,
-    ObservedAddress,
-    PeerRecords,
     Ping,
     Pong,
 )
@@ -37,7 +31,7 @@ from transport.blobs.blob_exchange import BlobExchange, RunBlocking
 from transport.blobs.blob_store import BlobStore
 from transport.connections.inbound_queue import InboundQueue
 from transport.connections.peer_link import LinkClosedByPeer, PeerLink, UploadShaper, choose_link_to_evict
-from transport.network import DataReceived, LinkInfo, PeerConnected, PeerDisconnected, Traffic
+from transport.network import DataReceived, PeerConnected, PeerDisconnected, Traffic
 from transport.peer_policy import PeerClass, PeerPolicy
 from transport.quotas.cpu_quota import STRANGER_WAIT_SECONDS_MAX, CpuAccount, CpuQuota
 from transport.quotas.memory_quota import STRANGERS_MAX, MemoryAccount, MemoryQuota
@@ -149,8 +143,8 @@ class ConnectionManager:
         if link is not None:
             self.detach(link, error.reason)
 
-    def links(self) -> tuple[LinkInfo, ...]:
-        return tuple(link.link_info() for link in self._links.values())
+    def links(self) -> tuple[PeerLink, ...]:
+        return tuple(self._links.values())
 
     def traffic(self) -> Traffic:
         links = self._links.values()
@@ -329,12 +323,6 @@ class ConnectionManager:
         if link.cpu_account.wait_seconds() > 0:
             link.read_wait_seconds += await self.cpu_quota.wait_for_link(link.cpu_account, link.peer_class)
 
-    def on_discovery(self, link: PeerLink, message: Any) -> None:
-        """Only a network that dials cares."""
-
-    def on_circuit_message(self, link: PeerLink, message: Any) -> None:
-        """One of `CIRCUIT_MESSAGES`. Only a network that relays cares."""
-
     # Own -------------------------------------------------------------------------------------------------------------
 
     def _take_slot(self, link: PeerLink) -> None:
@@ -374,8 +362,6 @@ class ConnectionManager:
                 self._exchange.on_blob_elsewhere(link.peer, message)
             case HasBlob():
                 self._exchange.on_has_blob(link.peer, message)
-            case PeerRecords() | GetPeerRecords() | ObservedAddress() | DialBack() | DialBackFailed():
-                self.on_discovery(link, message)
             case Ping():
                 link.on_ping(message)
             case Pong():
@@ -391,8 +377,6 @@ class ConnectionManager:
                 self.update_peer_class(link)
             case LinkClosing():
                 raise LinkClosedByPeer(message.reason)
-            case _ if isinstance(message, CIRCUIT_MESSAGES):
-                self.on_circuit_message(link, message)
 
     def _recall(self, peer: bytes, digest: bytes) -> None:
         """Chunks of this blob that have not begun to leave are not sent."""

@@ -22,7 +22,6 @@ from protocol.messages import (
     Ping,
     Pong,
 )
-from transport.network import LinkInfo
 from transport.peer_policy import PeerClass
 from transport.quotas.cpu_quota import LINK_SHARES, CpuAccount
 from transport.quotas.memory_quota import MemoryAccount
@@ -53,13 +52,8 @@ class LinkClosedByPeer(RemoteProtocolError):
     """The other side has ended the link and said why: nobody is to blame here."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__("closed", describe_close_reason(reason))
-
-
-def describe_close_reason(reason: str) -> str:
-    """Of what a stranger sent: nothing else of it is shown."""
-    code = reason if _CODE.fullmatch(reason) else "for a reason that is no word"
-    return f"it closed the link: {CLOSE_REASON_TEXTS.get(reason, code)}"
+        code = reason if _CODE.fullmatch(reason) else "for a reason that is no word"  # nothing else of a stranger's text is shown
+        super().__init__("closed", f"it closed the link: {CLOSE_REASON_TEXTS.get(reason, code)}")
 
 
 def raise_if_closed(message: Message) -> None:
@@ -249,24 +243,6 @@ class PeerLink:
             # Something may come meanwhile; then the regular time is soon enough.
             while (at := self.failure_detector.next_ping_at(trio.current_time(), due)) > trio.current_time():  # noqa: ASYNC110
                 await trio.sleep_until(at)
-
-    def link_info(self) -> LinkInfo:
-        now = trio.current_time()
-        return LinkInfo(
-            self.peer,
-            self.address,
-            self.dialed,
-            self.outbox.sent,
-            self.inbox.received,
-            self.meter.round_trip_seconds,
-            self.since,
-            self.meter.history,
-            kind="relayed" if self.relay else "direct",
-            relay=self.relay,
-            silent_seconds=self.failure_detector.silent_seconds(now),
-            suspected=self.failure_detector.is_suspected(now),
-            liveness_report=self.liveness_report,
-        )
 
 
 def choose_link_to_evict(links: Sequence[PeerLink]) -> PeerLink:

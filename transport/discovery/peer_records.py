@@ -119,11 +119,8 @@ class PeerRecordBook:
     def _make_room(self, signer: bytes) -> None:
         signers, strangers = self._signers()
         if signer not in signers and len(signers) >= SIGNERS_MAX:
-            self._drop(strangers[0])
-
-    def _drop(self, signer: bytes) -> None:
-        for scope in AddressScope:
-            self._held.pop((signer, scope), None)
+            for scope in AddressScope:
+                self._held.pop((strangers[0], scope), None)
 
     def drop_expired(self, now: float) -> None:
         """Drops what nobody has renewed for a week."""
@@ -172,10 +169,6 @@ class PeerRecordBook:
         """Those that most people can reach first."""
         records = (self._held.get((peer, scope)) for scope in reversed(AddressScope))
         return tuple(address for held in records if held is not None for address in held.record.addresses)
-
-    def relays(self, peer: bytes) -> tuple[bytes, ...]:
-        held = self._held.get((peer, AddressScope.PUBLIC))
-        return held.record.relays if held is not None else ()
 
     def records_for_scope(self, scope: AddressScope, now: float, signers: Iterable[bytes] | None = None) -> list[AgedPeerRecord]:
         """What may be said over a link of this scope, of these signers or of all."""

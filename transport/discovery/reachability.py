@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Final
 
 from protocol.addresses import (
-    NO_LISTEN_ADDRESS,
     AddressScope,
     expand_wildcards,
     format_address,
@@ -38,10 +37,6 @@ class OwnAddresses:
         self.listening = parse_listen_addresses(listen)  # with the real ports once they are open
         self.external_address: str | None = None  # where a router forwards to this peer
         self._advertised, self._hosts = tuple(advertise), hosts
-
-    @property
-    def first_listening(self) -> str:
-        return self.listening[0] if self.listening else NO_LISTEN_ADDRESS
 
     def __contains__(self, address: str) -> bool:
         return address in self.listening or address in self._advertised

@@ -88,16 +88,6 @@ class AccessProfile:
             place = (place + 1) % len(self.moments)
             left = self.moments[place].seconds
 
-    def bytes_between(self, begin: float, end: float, *, up: bool) -> float:
-        """What the link can carry in this time."""
-        total = 0.0
-        while begin < end:
-            place, left = self._place(begin)
-            left = min(max(left, 1e-6), end - begin)  # a place at the very end of a moment must not stand still
-            total += left * (self.moments[place].up if up else self.moments[place].down)
-            begin += left
-        return total
-
 
 class BottleneckQueue:
     """One direction of an access, which all links share: bytes go through one after another."""

@@ -23,9 +23,9 @@ from protocol.messages import Ping, Pong
 from transport.blobs.blob_store import BlobStore
 from transport.connections.connection_manager import ConnectionManager
 from transport.connections.peer_link import LinkClosedByPeer, PeerLink
+from transport.discovery.address_book import AddressEntry
 from transport.discovery.reachability import ReachabilityState
 from transport.emulation.link_profiles import SEGMENT_BYTES, SHIFT_SECONDS, AccessLink, AccessProfile, NetworkPath, TcpFlow
-from transport.network import DialInfo
 from transport.peer_policy import EVERYBODY_IS_MEMBER, PeerPolicy
 from transport.wire.failure_detector import KeepaliveConfig
 from transport.wire.framing import FRAME_PLAINTEXT_MAX, Channel, Inbox, Outbox, Priority
@@ -56,8 +56,8 @@ class Mesh:
         self._conditions: dict[frozenset[bytes], LinkConditions] = {}
         self._accesses: dict[bytes, AccessLink] = {}
         self._groups: tuple[frozenset[bytes], ...] = ()
-        self._running: dict[bytes, MemoryNetwork] = {}
-        self._changed = trio.Event()
+        self.running: dict[bytes, MemoryNetwork] = {}
+        self.changed = trio.Event()
 
     def network(
         self,
@@ -85,13 +85,13 @@ class Mesh:
     def partition(self, *groups: Iterable[bytes]) -> None:
         """Cut every link between different groups, at once, for both sides. Whoever is in no group is alone."""
         self._groups = tuple(frozenset(group) for group in groups)
-        for network in self._running.values():
+        for network in self.running.values():
             network.detach_matching(lambda peer, me=network.me: not self.reachable(me, peer))  # type: ignore[misc]
 
     def blackhole(self, *peers: bytes) -> None:
         """What these say over the links that there are arrives no more, and nobody notices that at once."""
         for peer in peers:
-            self._running[peer].blackhole()
+            self.running[peer].blackhole()
 
     def heal_partition(self) -> None:
         self._groups = ()
@@ -99,30 +99,24 @@ class Mesh:
 
     def reachable(self, one: bytes, other: bytes) -> bool:
         together = not self._groups or any(one in group and other in group for group in self._groups)
-        return together and one in self._running and other in self._running
+        return together and one in self.running and other in self.running
 
     def conditions_between(self, one: bytes, other: bytes) -> LinkConditions:
         return self._conditions.get(frozenset((one, other)), self._default)
 
-    def running_networks(self) -> list[MemoryNetwork]:
-        return list(self._running.values())
-
     def add_network(self, network: MemoryNetwork) -> None:
-        assert network.me not in self._running, "one network at a time runs under one key"
-        self._running[network.me] = network
+        assert network.me not in self.running, "one network at a time runs under one key"
+        self.running[network.me] = network
         self.notify_changed()
 
     def remove_network(self, network: MemoryNetwork) -> None:
-        del self._running[network.me]
-        for other in self._running.values():
+        del self.running[network.me]
+        for other in self.running.values():
             other.detach_matching(lambda peer: peer == network.me)
 
     def notify_changed(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
-
-    async def wait_changed(self) -> None:
-        await self._changed.wait()
+        self.changed.set()
+        self.changed = trio.Event()
 
 
 class MemoryLink(PeerLink):
@@ -136,10 +130,6 @@ class MemoryLink(PeerLink):
         self.to_peer, self._arriving = trio.open_memory_channel[tuple[float, bytes]](frames_max)
         self._arrival = 0.0
         self._carried = 0  # bytes
-
-    def connect_to(self, other: MemoryLink) -> None:
-        """Each end sends into the channel that the other one reads."""
-        self.to_peer, other.to_peer = other.to_peer, self.to_peer
 
     def queue_message(self, message: Any, priority: Priority) -> bool:
         lost = self.conditions.lost_pings
@@ -228,8 +218,7 @@ class MemoryNetwork(ConnectionManager):
                 self.detach_matching(lambda peer: True)
                 self._dialing.clear()
 
-    def unreached_addresses(self) -> tuple[DialInfo, ...]:
-        """Of a mesh no address is dialled."""
+    def unreached_addresses(self) -> tuple[AddressEntry, ...]:
         return ()
 
     def detach_matching(self, condition: Callable[[bytes], bool]) -> None:
@@ -245,19 +234,23 @@ class MemoryNetwork(ConnectionManager):
     async def _dial_forever(self, nursery: trio.Nursery) -> None:
         """The smaller key of each pair makes the link, so that there is one."""
         while True:
-            for other in self._mesh.running_networks():
+            for other in tuple(self._mesh.running.values()):
                 if self.me < other.me and other.me not in self._dialing and self._mesh.reachable(self.me, other.me):
                     self._dialing.add(other.me)
                     nursery.start_soon(self._dial, other)
-            await self._mesh.wait_changed()
+            await self._mesh.changed.wait()
 
     async def _dial(self, other: MemoryNetwork) -> None:
         conditions, way = self._mesh.conditions_between(self.me, other.me), self._mesh.path_between(self.me, other.me)
         # The three messages of the handshake; of TCP, too, where there is a profile.
         await trio.sleep(3 * conditions.latency_seconds if way is None else 2.5 * way.round_trip(trio.current_time()))
         if self._mesh.reachable(self.me, other.me) and self._admits(other.me) and other._admits(self.me):
-            link, other_link = self._make_link(other, conditions)
-            other.start_link(other_link)
+            link, other_link = self._make_end(other, conditions, dialed=True), other._make_end(self, conditions, dialed=False)
+            link.to_peer, other_link.to_peer = other_link.to_peer, link.to_peer
+            self.attach(link)
+            other.attach(other_link)
+            assert other._nursery is not None, "only a running network is reachable"
+            other._nursery.start_soon(other._serve, other_link)
             await self._serve(link)
         await trio.sleep(REDIAL_SECONDS)
         self._dialing.discard(other.me)
@@ -271,22 +264,11 @@ class MemoryNetwork(ConnectionManager):
             return False
         return True
 
-    def _make_link(self, other: MemoryNetwork, conditions: LinkConditions) -> tuple[MemoryLink, MemoryLink]:
-        link, other_link = self._make_end(other, conditions, dialed=True), other._make_end(self, conditions, dialed=False)
-        link.connect_to(other_link)
-        self.attach(link)
-        other.attach(other_link)
-        return link, other_link
-
     def _make_end(self, other: MemoryNetwork, conditions: LinkConditions, *, dialed: bool) -> MemoryLink:
         way = self._mesh.path_between(self.me, other.me)
         if way is not None:
             return ShapedLink(other.me, dialed, way, self._mesh.random)
         return MemoryLink(other.me, dialed, conditions, self._mesh.random)
-
-    def start_link(self, link: MemoryLink) -> None:
-        assert self._nursery is not None, "only a running network is reachable"
-        self._nursery.start_soon(self._serve, link)
 
     async def _serve(self, link: MemoryLink) -> None:
         with link.scope:

@@ -33,10 +33,6 @@ class MemoryBudget:
         self.bytes_max, self.held = bytes_max, 0
         self.accounts: dict[bytes, MemoryAccount] = {}
 
-    @property
-    def share_bytes(self) -> float:
-        return self.bytes_max / max(1, len(self.accounts))
-
 
 class MemoryAccount:
     """What one peer holds, in bytes: its link's queues, messages of it that nobody has taken yet, records of its circuits."""
@@ -59,7 +55,7 @@ class MemoryAccount:
         budget = self._budget
         if budget.held + size <= budget.bytes_max:
             return None
-        if self.held + size > budget.share_bytes:
+        if self.held + size > budget.bytes_max / max(1, len(budget.accounts)):
             return self
         return max(budget.accounts.values(), key=lambda account: account.held)
 

@@ -87,15 +87,6 @@ class CircuitQueue:
     waiting: int = 0  # bytes in `queue`
     owed_credit: int = 0  # bytes passed on, for which the source has no credit yet
 
-    @property
-    def held_bytes(self) -> int:
-        return self.waiting + MESSAGE_OVERHEAD_BYTES * len(self.queue)
-
-    @property
-    def first_record_bytes(self) -> int:
-        """Of the first record."""
-        return len(self.queue[0])
-
     def push(self, record: bytes) -> None:
         self.queue.append(record)
         self.waiting += len(record)
@@ -183,15 +174,10 @@ class CircuitRelay:
         self._turns = tuple(map(StartTimeFairQueue, PRIORITY_SHARES))  # by priority
         self._budget = _byte_bucket(RELAY_BYTES_PER_SECOND)
         self._asking: OrderedDict[bytes, tuple[TokenBucket, TokenBucket]] = OrderedDict()  # of each member: reservings, openings
-        self.forwarded = 0  # bytes since the start
 
     @property
     def reservations(self) -> RelayReservations:
         return RelayReservations(tuple(sorted(self._reservations)))
-
-    @property
-    def circuits(self) -> int:
-        return len(self._circuits)
 
     def set_reservation(self, peer: bytes, wanted: bool, now: float) -> None:
         problem = ""
@@ -322,7 +308,7 @@ class CircuitRelay:
             lane, at = turns.next_queue(now)
             if lane is not None:
                 if turns in first:
-                    turns.first.spend(lane.first_record_bytes)
+                    turns.first.spend(len(lane.queue[0]))
                 return lane, now
             wake = min(wake, at)
         return None, wake
@@ -334,7 +320,6 @@ class CircuitRelay:
         lane.owed_credit += size
         lane.circuit.budget.spend(size)
         self._budget.spend(size)
-        self.forwarded += size
         turns = self._turns[lane.priority]
         turns.charge_member(lane.source, size)
         turns.remove(lane)  # and behind the others, if it has more
@@ -347,7 +332,7 @@ class CircuitRelay:
 
     def _mark_ready(self, lane: CircuitQueue) -> None:
         """It may have become ready: a record has come, or credit."""
-        if lane.queue and lane.credit >= lane.first_record_bytes:
+        if lane.queue and lane.credit >= len(lane.queue[0]):
             self._turns[lane.priority].add(lane)
 
     def _find(self, peer: bytes, name: bytes) -> Circuit | None:
@@ -366,7 +351,7 @@ class CircuitRelay:
         for lanes in circuit.queues.values():
             for lane in lanes:
                 self._turns[lane.priority].remove(lane)
-                lane.account.add_bytes(-lane.held_bytes)
+                lane.account.add_bytes(-lane.waiting - MESSAGE_OVERHEAD_BYTES * len(lane.queue))
 
 
 def _other(circuit: Circuit, peer: bytes) -> bytes:

@@ -21,8 +21,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Signer
 from protocol.limits import CIRCUIT_RECORD_BYTES_MAX
 from transport.wire.framing import TAG_BYTES, ByPriority, Message, Priority
-from transport.wire.noise import CipherState, KeyPair
-from transport.wire.noise_session import NoiseSession, PeerAuthenticated
+from transport.wire.noise_session import CipherState, KeyPair, NoiseSession, PeerAuthenticated
 
 CREDIT_BYTES_MIN: Final = 1 << 10  # with less credit nothing is sent: slivers cost more than they fill
 

@@ -62,7 +62,7 @@ ENDS_MAX = 256  # circuits that end here
 ServeCircuit = Callable[["CircuitStream", bytes], Awaitable[None]]  # stream, peer; returns at the end
 
 
-class CircuitStream(trio.abc.HalfCloseableStream):
+class CircuitStream:
     """One end of a circuit. Bytes in and out are records, as `transport.relay.circuit_session` has them."""
 
     def __init__(self, name: bytes, carrier: PeerLink, opens: bool) -> None:
@@ -72,18 +72,15 @@ class CircuitStream(trio.abc.HalfCloseableStream):
         self.account, self._held = carrier.memory_account, 0  # pays for what has arrived: the relay's, and then that of the link
         self.ended = False
         self.credited: Callable[[], None] = lambda: None
-        self._credit = list(WINDOW_BYTES)
+        self.credit = list(WINDOW_BYTES)
         self._arrived: tuple[deque[bytes], ...] = (deque(), deque(), deque())
         self._unread = [0, 0, 0]  # bytes that the relay has no credit for yet
         self._read = [0, 0, 0]  # of them, those that were read
         self._last = (Priority.VOTE, 0)  # lane and size of the record that is being worked on
         self._news = trio.Event()
 
-    def credit_of(self, lane: Priority) -> int:
-        return self._credit[lane]
-
     def on_credit(self, message: CircuitCredit) -> None:
-        self._credit[message.priority] = min(WINDOW_BYTES[message.priority], self._credit[message.priority] + message.bytes)
+        self.credit[message.priority] = min(WINDOW_BYTES[message.priority], self.credit[message.priority] + message.bytes)
         self.credited()
 
     def on_data(self, message: CircuitData) -> bool:
@@ -146,19 +143,12 @@ class CircuitStream(trio.abc.HalfCloseableStream):
         if not data:
             return
         lane, record = Priority(data[0]), bytes(data[1:])
-        self._credit[lane] -= len(record)
+        self.credit[lane] -= len(record)
         if self.ended or not self.carrier.queue_message(CircuitData(self.circuit_id, lane, record), lane):
             raise trio.BrokenResourceError("the relay's link does not take it")
 
-    async def wait_send_all_might_not_block(self) -> None:
-        await trio.lowlevel.checkpoint()
-
     async def send_eof(self) -> None:
         """What was sent last says so itself."""
-        await trio.lowlevel.checkpoint()
-
-    async def aclose(self) -> None:
-        self.end_stream()
         await trio.lowlevel.checkpoint()
 
 
