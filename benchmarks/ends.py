@@ -227,7 +227,7 @@ async def send_ours(plan: Plan, blobs: DiskBlobStore) -> None:
                         sending.start_soon(_send_steadily, plan, network, peer)
             link = network.links()[0]
             now = trio.current_time()
-            _say({"rate": link.history.bytes_per_second(now), "retransmitted": link.history.retransmitted(now)})
+            _say({"rate": link.meter.history.bytes_per_second(now), "retransmitted": link.meter.history.retransmitted(now)})
         nursery.cancel_scope.cancel()
 
 

@@ -278,7 +278,10 @@ class Swarm(ConnectionManager):
         session = self._session(dialed, expected)
         established, early = await self._shake_hands(stream, session, deadline, payer)
         if established.peer == self.me:
-            self._meet_own_key(address, established.incarnation, dialed)
+            if established.incarnation != self._static.public:  # another process, on a machine that has a copy of our key
+                self.events.put(DuplicateIdentity(address))
+            elif dialed:
+                self._book.record_own_address(address)
             self.check_peer(self.me)  # raises
         if not dialed:
             self._discovery.on_inbound_handshake(established.peer)
@@ -331,13 +334,6 @@ class Swarm(ConnectionManager):
         finally:
             if link is not None:
                 self.detach(link)
-
-    def _meet_own_key(self, address: str, incarnation: bytes, dialed: bool) -> None:
-        """This process itself, or another one, on a machine that has a copy of our key."""
-        if incarnation != self._static.public:
-            self.events.put(DuplicateIdentity(address))
-        elif dialed:
-            self._book.record_own_address(address)
 
     async def _shake_hands(
         self, stream: Stream, session: NoiseSession, deadline: float, payer: CpuAccount | None

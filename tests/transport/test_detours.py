@@ -63,7 +63,7 @@ async def test_two_that_accept_nothing_are_linked_over_a_third_that_cannot_read_
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = bytearray()
-    monkeypatch.setattr(CircuitRelay, "on_data", _holding(held, CircuitRelay.on_data))
+    monkeypatch.setattr(CircuitRelay, "on_message", _holding(held, CircuitRelay.on_message))
     blob = MARKER * 10_000
     with patience():
         carol = await tcp.start(CAROL)
@@ -77,11 +77,12 @@ async def test_two_that_accept_nothing_are_linked_over_a_third_that_cannot_read_
 
 
 def _holding(held: bytearray, take: Callable[..., None]) -> Callable[..., None]:
-    def data(relay: CircuitRelay, peer: bytes, message: CircuitData) -> None:
-        held.extend(message.data)
+    def hold(relay: CircuitRelay, peer: bytes, message: Any) -> None:
+        if isinstance(message, CircuitData):
+            held.extend(message.data)
         take(relay, peer, message)
 
-    return data
+    return hold
 
 
 async def received(network: Swarm, count: int) -> dict[bytes, list[bytes]]:
@@ -266,13 +267,13 @@ async def test_a_relay_that_does_harm_hurts_its_circuits_alone(
 
 
 def harm(bad: Swarm, monkeypatch: pytest.MonkeyPatch, does: Callable[..., Any]) -> None:
-    take = bad._detours.relay.on_data
+    take = bad._detours.relay.on_message
 
-    def data(peer: bytes, message: CircuitData) -> None:
-        if changed := does(bad, peer, message):
+    def change(peer: bytes, message: Any) -> None:
+        if changed := does(bad, peer, message) if isinstance(message, CircuitData) else message:
             take(peer, changed)
 
-    monkeypatch.setattr(bad._detours.relay, "on_data", data)
+    monkeypatch.setattr(bad._detours.relay, "on_message", change)
 
 
 @pytest.mark.real("sockets")

@@ -62,7 +62,7 @@ class World:
         self.relay.open_circuit(opener, OpenCircuit(name, target), self.now)
 
     def data(self, source: bytes, lane: Priority, data: bytes = RECORD, name: bytes = ONE) -> None:
-        self.relay.on_data(source, CircuitData(name, lane, data))
+        self.relay.on_message(source, CircuitData(name, lane, data))
 
     def forward(self, seconds: float = 0.0) -> list[CircuitData]:
         """What is forwarded in that time, to ends that read it at once."""
@@ -86,7 +86,7 @@ def test_a_circuit_leads_to_a_peer_that_has_reserved_and_back() -> None:
     world.forward()
     assert [message.data for message in world.to(B, CircuitData)] == [b"there"]
     assert [message.data for message in world.to(A, CircuitData)] == [b"back"]
-    world.relay.on_close(A, CloseCircuit(ONE, "ended"))
+    world.relay.on_message(A, CloseCircuit(ONE, "ended"))
     assert world.to(B, CloseCircuit) == [CloseCircuit(ONE, "ended")] and not world.relay._circuits
 
 
@@ -126,7 +126,7 @@ def test_a_third_peer_can_neither_speak_in_a_circuit_nor_end_it() -> None:
     world = World()
     world.open(A, B)
     world.data(C, Priority.VOTE)
-    world.relay.on_close(C, CloseCircuit(ONE, "ended"))
+    world.relay.on_message(C, CloseCircuit(ONE, "ended"))
     world.open(C, D)  # a name that is taken
     assert world.forward() == [] and len(world.relay._circuits) == 1
     assert world.to(C, CloseCircuit) == [CloseCircuit(ONE, "relay-full")]
@@ -183,7 +183,7 @@ def test_whoever_opens_circuits_all_the_time_is_slowed_down() -> None:
             name = (5 * second + number).to_bytes(16, "big")
             world.open(A, B, name)
             opened += len(world.relay._circuits)
-            world.relay.on_close(A, CloseCircuit(name, "ended"))
+            world.relay.on_message(A, CloseCircuit(name, "ended"))
         world.relay.on_unlinked(A)  # a new link pays nothing back
     assert opened == module.CIRCUITS_PER_PEER_MAX + 200 and world.refused == {"relay-too-often": 1_000 - opened}
     world.open(C, B)
@@ -221,7 +221,7 @@ def passed_on(world: World, seconds: int, *full: tuple[bytes, Priority, bytes]) 
         for source, number, name in full:
             lane = world.relay._circuits[name].queues[source][number]
             lane.owed_credit = 0
-            world.relay.on_credit(lane.target, CircuitCredit(name, number, WINDOW_BYTES[number]))
+            world.relay.on_message(lane.target, CircuitCredit(name, number, WINDOW_BYTES[number]))
             while lane.waiting + len(RECORD) <= WINDOW_BYTES[number]:
                 world.data(source, number, name=name)
         sent.update({(message.circuit, message.priority): len(message.data) for message in world.forward(0.05)})
@@ -292,7 +292,7 @@ def test_budgets_are_bytes_a_second_and_never_a_total(monkeypatch: pytest.Monkey
             world.data(A, Priority.BULK)
         sent += sum(len(message.data) for message in world.forward(1.0))
         world.relay._circuits[ONE].queues[A][2].owed_credit = 0
-        world.relay.on_credit(B, CircuitCredit(ONE, Priority.BULK, WINDOW_BYTES[2]))
+        world.relay.on_message(B, CircuitCredit(ONE, Priority.BULK, WINDOW_BYTES[2]))
     assert sent == pytest.approx(3_600 * 100_000, rel=0.01)
     world.data(C, Priority.BULK, name=TWO)
     assert [message.circuit for message in world.forward()] == [TWO], "another circuit has a budget of its own"
@@ -387,9 +387,9 @@ LANES = st.sampled_from(list(Priority))
 STEPS = st.one_of(
     st.tuples(st.just("set_reservation"), PEERS, st.booleans()),
     st.tuples(st.just("open_circuit"), PEERS, st.builds(OpenCircuit, NAMES, PEERS)),
-    st.tuples(st.just("on_data"), PEERS, st.builds(CircuitData, NAMES, LANES, st.sampled_from((b"x", RECORD)))),
-    st.tuples(st.just("on_credit"), PEERS, st.builds(CircuitCredit, NAMES, LANES, st.sampled_from((1, WINDOW_BYTES[2])))),
-    st.tuples(st.just("on_close"), PEERS, st.builds(CloseCircuit, NAMES, st.just("ended"))),
+    st.tuples(st.just("on_message"), PEERS, st.builds(CircuitData, NAMES, LANES, st.sampled_from((b"x", RECORD)))),
+    st.tuples(st.just("on_message"), PEERS, st.builds(CircuitCredit, NAMES, LANES, st.sampled_from((1, WINDOW_BYTES[2])))),
+    st.tuples(st.just("on_message"), PEERS, st.builds(CloseCircuit, NAMES, st.just("ended"))),
     st.tuples(st.just("on_unlinked"), PEERS),
     st.tuples(st.just("deaf"), PEERS),
     st.tuples(st.just("forward"), st.floats(0, 2)),

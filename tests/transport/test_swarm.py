@@ -123,7 +123,7 @@ async def test_an_address_that_cannot_be_reached_is_told_with_reason_tries_and_t
         async with trio.open_nursery() as nursery:
             await nursery.start(alice.run)
             await until(
-                lambda: len(alice.unreached_addresses()) == 2 and all(dial.tries >= 2 for dial in alice.unreached_addresses())
+                lambda: len(alice.unreached_addresses()) == 2 and all(dial.failures >= 2 for dial in alice.unreached_addresses())
             )
             reasons = {dial.address: dial.reason for dial in alice.unreached_addresses()}
             assert reasons == {address: "connection refused", "nobody.invalid:7700": "no such name"}
@@ -154,7 +154,7 @@ async def test_where_something_else_answers_the_log_does_not_say_so_at_every_try
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.serve_listeners, greet, [listener])
             await nursery.start(alice.run)
-            await until(lambda: any(dial.tries >= 6 for dial in alice.unreached_addresses()))
+            await until(lambda: any(dial.failures >= 6 for dial in alice.unreached_addresses()))
             nursery.cancel_scope.cancel()
     assert [line.partition(",")[0] for line in told] == [
         f"cannot reach {address}: something else than a peer answers there ({tries})" for tries in ("1 try", "2 tries", "4 tries")

@@ -147,12 +147,15 @@ class ConnectionManager:
         return tuple(self._links.values())
 
     def traffic(self) -> Traffic:
-        links = self._links.values()
-        sent = _total(self._past_sent, (link.outbox.sent for link in links))
-        received = _total(self._past_received, (link.inbox.received for link in links))
-        exchange, holder = self._exchange, self._exchange.server
-        blobs, reveals = (holder.bytes_sent, exchange.bytes_received), (holder.audit_bytes_sent, exchange.audit_bytes_received)
-        return Traffic(sent, received, *blobs, *reveals)
+        links, exchange, server = self._links.values(), self._exchange, self._exchange.server
+        return Traffic(
+            _total(self._past_sent, (link.outbox.sent for link in links)),
+            _total(self._past_received, (link.inbox.received for link in links)),
+            server.bytes_sent,
+            exchange.bytes_received,
+            server.audit_bytes_sent,
+            exchange.audit_bytes_received,
+        )
 
     def audit_bytes_sent_by_peer(self) -> Mapping[bytes, int]:
         """`Traffic.audit_bytes_sent` by peer."""

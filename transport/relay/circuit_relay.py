@@ -249,41 +249,37 @@ class CircuitRelay:
             return "relay-too-often"
         if message.peer not in self._reservations:
             return "relay-not-reserved"
-        crowded = max(self._of_peer[opener], self._of_peer[message.peer]) >= CIRCUITS_PER_PEER_MAX
-        crowded = crowded or len(self._circuits) >= CIRCUITS_MAX
+        of_pair = sum({*circuit.ends} == {opener, message.peer} for circuit in self._circuits.values())
         crowded = (
-            crowded
-            or sum({*circuit.ends} == {opener, message.peer} for circuit in self._circuits.values()) >= CIRCUITS_PER_PAIR_MAX
+            max(self._of_peer[opener], self._of_peer[message.peer]) >= CIRCUITS_PER_PEER_MAX
+            or len(self._circuits) >= CIRCUITS_MAX
+            or of_pair >= CIRCUITS_PER_PAIR_MAX
         )
         # A name that is taken: nobody draws one of 2^128 by accident.
         return "relay-full" if crowded or message.circuit in self._circuits else ""
 
-    def on_data(self, peer: bytes, message: CircuitData) -> None:
-        circuit = self._find(peer, message.circuit)
-        if circuit is None:
-            return
-        lane = circuit.queues[peer][message.priority]
-        is_full = lane.waiting + lane.owed_credit + len(message.data) > WINDOW_BYTES[message.priority]
-        if is_full or len(lane.queue) >= RECORDS_MAX[message.priority]:
-            self._refuse("circuit-overrun")
-            self._close(circuit, "circuit-overrun")
-            return
-        lane.push(message.data)
-        self._mark_ready(lane)
-
-    def on_credit(self, peer: bytes, message: CircuitCredit) -> None:
-        circuit = self._find(peer, message.circuit)
-        if circuit is None:
-            return
-        lane = circuit.queues[_other(circuit, peer)][message.priority]
-        lane.credit = min(WINDOW_BYTES[message.priority], lane.credit + message.bytes)
-        self._mark_ready(lane)
-
-    def on_close(self, peer: bytes, message: CloseCircuit) -> None:
-        circuit = self._find(peer, message.circuit)
-        if circuit is not None:
-            self._forget(circuit)
-            self._post(_other(circuit, peer), CloseCircuit(circuit.circuit_id, message.reason), Priority.VOTE)
+    def on_message(self, peer: bytes, message: CircuitData | CircuitCredit | CloseCircuit) -> None:
+        circuit = self._circuits.get(message.circuit)
+        if circuit is None or peer not in circuit.ends:
+            return  # it was closed while this message was on its way, or it is none of this peer's
+        other = circuit.ends[peer == circuit.ends[0]]
+        match message:
+            case CircuitData(priority=priority, data=data):
+                lane = circuit.queues[peer][priority]
+                is_full = lane.waiting + lane.owed_credit + len(data) > WINDOW_BYTES[priority]
+                if is_full or len(lane.queue) >= RECORDS_MAX[priority]:
+                    self._refuse("circuit-overrun")
+                    self._close(circuit, "circuit-overrun")
+                else:
+                    lane.push(data)
+                    self._mark_ready(lane)
+            case CircuitCredit(priority=priority):
+                lane = circuit.queues[other][priority]
+                lane.credit = min(WINDOW_BYTES[priority], lane.credit + message.bytes)
+                self._mark_ready(lane)
+            case CloseCircuit():
+                self._forget(circuit)
+                self._post(other, CloseCircuit(circuit.circuit_id, message.reason), Priority.VOTE)
 
     def forward_records(self, now: float) -> float:
         """Pass on what may go now; when more may go (`now`: at once, other tasks had to have their turn).
@@ -335,11 +331,6 @@ class CircuitRelay:
         if lane.queue and lane.credit >= len(lane.queue[0]):
             self._turns[lane.priority].add(lane)
 
-    def _find(self, peer: bytes, name: bytes) -> Circuit | None:
-        """None: it was closed while this message was on its way, or it is none of this peer's."""
-        circuit = self._circuits.get(name)
-        return circuit if circuit is not None and peer in circuit.ends else None
-
     def _close(self, circuit: Circuit, reason: str) -> None:
         self._forget(circuit)
         for end in circuit.ends:
@@ -352,10 +343,6 @@ class CircuitRelay:
             for lane in lanes:
                 self._turns[lane.priority].remove(lane)
                 lane.account.add_bytes(-lane.waiting - MESSAGE_OVERHEAD_BYTES * len(lane.queue))
-
-
-def _other(circuit: Circuit, peer: bytes) -> bytes:
-    return circuit.ends[peer == circuit.ends[0]]
 
 
 assert min(WINDOW_BYTES) >= 2 * CIRCUIT_RECORD_BYTES_MAX, "with a quarter of the credit still to come, a record fits"

@@ -237,7 +237,8 @@ class RelayClient:
                 if stream is not None and stream.carrier is link:
                     self._on_end(stream, message)
                 else:
-                    self._on_relay(link.peer, message)
+                    self.relay.on_message(link.peer, message)
+                    self._woken.set()
 
     # This peer as an end ---------------------------------------------------------------------------------------------
 
@@ -382,15 +383,6 @@ class RelayClient:
                 stream.end_stream()
 
     # This peer as a relay --------------------------------------------------------------------------------------------
-
-    def _on_relay(self, peer: bytes, message: CircuitData | CircuitCredit | CloseCircuit) -> None:
-        if isinstance(message, CircuitData):
-            self.relay.on_data(peer, message)
-        elif isinstance(message, CircuitCredit):
-            self.relay.on_credit(peer, message)
-        else:
-            self.relay.on_close(peer, message)
-        self._woken.set()
 
     async def _forward(self) -> None:
         while True:

@@ -166,8 +166,8 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "circuit-of-others",
         "a third peer speaks in a circuit",
-        CircuitRelay._find,
-        " and peer in circuit.ends",
+        CircuitRelay.on_message,
+        " or peer not in circuit.ends",
         "",
         f"{NETWORK}relay.py::test_a_third_peer_can_neither_speak_in_a_circuit_nor_end_it",
     ),
@@ -182,8 +182,8 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "relay-without-window",
         "a relay holds whatever a circuit sends",
-        CircuitRelay.on_data,
-        "lane.waiting + lane.owed_credit + len(message.data) > WINDOW_BYTES[message.priority]",
+        CircuitRelay.on_message,
+        "lane.waiting + lane.owed_credit + len(data) > WINDOW_BYTES[priority]",
         "False",
         f"{NETWORK}relay.py::test_an_end_that_reads_nothing_holds_up_its_circuit_alone_and_one_window_of_memory",
     ),
