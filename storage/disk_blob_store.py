@@ -171,11 +171,9 @@ class DiskBlobStore:
         return any(of == digest and self._parts.lacks_part(of, index) for of, index in self._parts.part_positions(part))
 
     def complete_object(self, digest: bytes) -> None:
-        """An object whose parts have come is held from here on; one that is gone lacks all again."""
         self._parts.complete_object(digest, self.path(digest))
 
     def sweep_partial(self, wanted: Collection[bytes]) -> None:
-        """Forgets objects that come and are not `wanted`, but for a bounded rest."""
         self._parts.sweep_partial(wanted, self._find_blob)
 
     def _find_blob(self, digest: bytes) -> Path | None:

@@ -364,8 +364,8 @@ class LedgerStore:
             if row_digest("blocks", values) != written and height < self.decided_height - 1:
                 # Votes stand elsewhere, so a lost old block costs nobody a key.
                 raise StorageError(
-                    f"{self.path} is damaged (the decided block of height {height} has other bytes): what this peer signed is not "
-                    "lost, and other peers hold that block; check the disk, and take exports from one of them"
+                    f"{self.path} is damaged (the decided block of height {height} has other bytes): what this peer signed is "
+                    "not lost, and other peers hold that block; check the disk, and take exports from one of them"
                 )
         for _, digest, block, certificate in self._check_rows("blocks", rows):
             return DecidedBlock(height, digest, block, self._decoded(Certificate, certificate))

@@ -136,7 +136,6 @@ class MultipartStore:
             self._places.setdefault(part, {})[digest, index] = None
 
     def find_list(self, digest: bytes) -> BlobPartList | None:
-        """The list of an object."""
         return self._lists.get(digest)
 
     def part_positions(self, part: bytes) -> list[tuple[bytes, int]]:
@@ -209,7 +208,6 @@ class MultipartStore:
             self._path(digest).unlink(missing_ok=True)
 
     def forget_deleted(self, file_of: FileOf) -> None:
-        """Lists of objects that are deleted."""
         with self._lock:
             for digest in list(self._lists) if not self._adding else ():
                 if digest not in self._lacking and file_of(digest) is None:
@@ -236,7 +234,6 @@ class MultipartStore:
                 self.forget_object(digest)
 
     def _abandon(self, digest: bytes) -> None:
-        """It does not come any more."""
         self._lacking.pop(digest, None)
         for suffix in (MARKS_SUFFIX, DATA_SUFFIX):  # without the first the second means nothing
             self._path(digest, suffix).unlink(missing_ok=True)

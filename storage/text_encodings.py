@@ -9,11 +9,11 @@ from typing import Final
 from protocol.errors import UserError
 
 _MARKS: Final = (  # those of UTF-32 first: one of them begins with one of UTF-16
-    (codecs.BOM_UTF32_LE, "UTF-32"),
-    (codecs.BOM_UTF32_BE, "UTF-32"),
-    (codecs.BOM_UTF16_LE, "UTF-16"),
-    (codecs.BOM_UTF16_BE, "UTF-16"),
-    (codecs.BOM_UTF8, "UTF-8"),
+    (codecs.BOM_UTF32_LE, "UTF-32", "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "UTF-32", "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "UTF-16", "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "UTF-16", "utf-16-be"),
+    (codecs.BOM_UTF8, "UTF-8", "utf-8"),
 )
 # Other encodings read as Windows-1252 give words of accented letters alone, or signs within words, and UTF-8 gives `Ã©`.
 # No western language has them.
@@ -26,10 +26,10 @@ _WORD_CHARACTERS_MAX: Final = 40  # of a word that shows how a file was read
 
 def decode_text(name: str, data: bytes) -> tuple[str, str]:
     """The text, and a note where the encoding is a guess. Raises `UserError`, which names line and encoding."""
-    for mark, encoding in _MARKS:
+    for mark, encoding, codec in _MARKS:
         if data.startswith(mark):
             try:
-                return data[len(mark) :].decode(encoding + _order(mark)), ""
+                return data[len(mark) :].decode(codec), ""
             except UnicodeDecodeError as error:
                 place = error.start + len(mark)
                 raise UserError(f"{name}: it begins as text in {encoding}, and byte {place} is none: {error.reason}") from None
@@ -54,7 +54,7 @@ def decode_text(name: str, data: bytes) -> tuple[str, str]:
 
 def guess_encoding(data: bytes) -> str:
     """The name of the encoding that bytes, which are not UTF-8, are likely in; empty: none that is known here."""
-    for mark, encoding in _MARKS:
+    for mark, encoding, _ in _MARKS:
         if data.startswith(mark):
             return encoding
     zeros = [data[start::2].count(0) for start in (0, 1)]
@@ -70,7 +70,3 @@ def _is_western(text: str) -> bool:
     lines = "".join(line for line in text.splitlines() if not line.isascii())
     others = sum(character > "\x7f" for character in lines)
     return others <= OTHER_SHARE_MAX * len(lines) and not _NOT_WESTERN.search(text)
-
-
-def _order(mark: bytes) -> str:
-    return "" if mark == codecs.BOM_UTF8 else "-le" if mark[:1] == b"\xff" else "-be"

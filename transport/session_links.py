@@ -26,8 +26,6 @@ CIRCUIT_PING_SECONDS = 1.0  # more often than on a direct link: whether the rela
 
 
 class SessionLink(PeerLink):
-    """A link with a session of its own."""
-
     half_open: HalfOpenSlot | None = None  # that it takes until it is attached
 
     def __init__(self, peer: bytes, address: str, dialed: bool, session: NoiseSession, incarnation: bytes) -> None:
@@ -42,7 +40,6 @@ class SessionLink(PeerLink):
         self.ended.set()
 
     def frame_bytes(self) -> int:
-        """Of the next frame."""
         return self.meter.frame_bytes
 
     def probe(self) -> None:
@@ -77,8 +74,6 @@ class TcpLink(SessionLink):
 
 
 class RelayedLink(SessionLink):
-    """Over a circuit."""
-
     address_scope = AddressScope.PUBLIC  # nobody sees at which host the peer is
 
     def __init__(self, peer: bytes, stream: CircuitStream, session: CircuitSession, incarnation: bytes) -> None:

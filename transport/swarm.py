@@ -191,7 +191,6 @@ class Swarm(ConnectionManager):
 
     @property
     def address(self) -> str:
-        """The first of them."""
         return self._own.listening[0] if self._own.listening else NO_LISTEN_ADDRESS
 
     # Connections -----------------------------------------------------------------------------------------------------
@@ -432,7 +431,6 @@ class Swarm(ConnectionManager):
         return messages
 
     def _activate_link(self, link: SessionLink) -> None:
-        """The link is in use from here on."""
         self.attach(link)
         if link.half_open is not None:
             self._half_open.release_slot(link.half_open)

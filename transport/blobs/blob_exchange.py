@@ -220,7 +220,6 @@ class _Transfer:
         return self.holder is not None and came > 0 and left / came * (now - self.asked) < REMAINING_SECONDS_MAX
 
     def forget_peer(self, peer: bytes) -> None:
-        """Its link has ended."""
         self.forget_asking(peer)
         for table in (self.waits, self.named):
             table.pop(peer, None)

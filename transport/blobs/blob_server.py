@@ -43,6 +43,8 @@ from protocol.messages import BlobChunk, BlobElsewhere, GetBlob, HasBlob, NoBlob
 from transport.blobs.blob_store import BlobStore
 from transport.wire.framing import Priority
 
+log = logging.getLogger(__name__)
+
 UPLOAD_SLOTS = 3  # receivers of one blob at a time: after k turns 4^k peers have it, and three copies share an uplink
 STRANGERS_UPLOAD_SLOTS = 1  # beside those
 IMMEDIATE_COPY_SECONDS = 1.0  # a copy that is sent sooner is sent at once: to wait for a turn costs round trips
@@ -156,7 +158,6 @@ class UploadQueue:
         return self._offer_slots(digest, now)
 
     def on_unlinked(self, peer: bytes, now: float) -> list[tuple[bytes, bytes]]:
-        """Its link has ended."""
         for blob in self._blobs.values():
             blob.waiting.pop(peer, None)
             blob.known.pop(peer, None)
@@ -169,7 +170,6 @@ class UploadQueue:
         return min((self._expiry(place) for blob in waited for place in blob.places.values()), default=math.inf)
 
     def expire_slots(self, now: float) -> list[tuple[bytes, bytes]]:
-        """Ends the places that are over."""
         offered = []
         for digest, blob in self._blobs.items():
             for peer, place in [(peer, place) for peer, place in blob.places.items() if self._expiry(place) <= now]:
@@ -209,7 +209,6 @@ class UploadQueue:
         return median_low([LEAST_RATE, *self._rates.values()])
 
     def _is_full(self, blob: _Blob, size: int, peer: bytes) -> bool:
-        """For this peer."""
         is_stranger = self._is_stranger(peer)
         alike = sum(self._is_stranger(taker) == is_stranger for taker in blob.places)
         if alike < (STRANGERS_UPLOAD_SLOTS if is_stranger else UPLOAD_SLOTS):
@@ -246,9 +245,6 @@ class UploadQueue:
         self._rates.move_to_end(peer)
         if len(self._rates) > RATES_MAX:
             self._rates.popitem(last=False)
-
-
-log = logging.getLogger(__name__)
 
 
 class BlobServer:
@@ -297,15 +293,12 @@ class BlobServer:
         self._offer((other, digest) for other in self._serving.on_declined(digest, peer, trio.current_time()))
 
     def on_peer_has(self, digest: bytes, peer: bytes) -> None:
-        """A peer says that it has the blob now."""
         self._offer((other, digest) for other in self._serving.on_peer_has(digest, peer, trio.current_time()))
 
     def on_blob_stored(self, digest: bytes, size: int) -> None:
-        """This peer has the blob now."""
         self._offer((other, digest) for other in self._serving.on_blob_stored(digest, size, trio.current_time()))
 
     def on_unlinked(self, peer: bytes) -> None:
-        """Its link has ended."""
         self._offer(self._serving.on_unlinked(peer, trio.current_time()))
 
     # Own -------------------------------------------------------------------------------------------------------------

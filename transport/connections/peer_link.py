@@ -225,7 +225,6 @@ class PeerLink:
         """Only a circuit cares."""
 
     def needs_other_relay(self, now: float) -> bool:
-        """Whether it should go over another relay."""
         return False
 
     def on_pong(self, pong: Pong) -> None:

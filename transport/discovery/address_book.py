@@ -215,7 +215,6 @@ class AddressBook:
     # What came of an attempt ---------------------------------------------------------------------------------------------
 
     def confirm_peer(self, address: str, peer: bytes) -> None:
-        """This peer has proved that it is there."""
         entry = self._entries.get(address)
         if entry is not None:
             entry.peer = peer

@@ -31,8 +31,6 @@ _Name = tuple[bytes, AddressScope]
 
 
 class RecordOutcome(enum.Enum):
-    """What a record was to us."""
-
     NEW = enum.auto()  # it holds from now on
     KNOWN = enum.auto()  # nothing new, or nothing for us
     STALE = enum.auto()  # we hold a newer one

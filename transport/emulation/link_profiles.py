@@ -123,8 +123,6 @@ class AccessLink:
 
 @dataclass(frozen=True, slots=True)
 class NetworkPath:
-    """From a speaker to a hearer."""
-
     speaker: AccessLink
     hearer: AccessLink
 

@@ -125,8 +125,6 @@ class HandshakeQueue:
 
 
 class HostCpuAccount(CpuAccount):
-    """Of handshakes."""
-
     def __init__(self, shared: HandshakeQueue | None) -> None:
         super().__init__(HOST_HANDSHAKES_SHARE if shared else MEMBER_HOST_HANDSHAKES_SHARE, shared.budget if shared else None)
         self.line = shared or HandshakeQueue(self.own)

@@ -211,7 +211,6 @@ class CircuitRelay:
         self._reservations.clear()
 
     def on_unlinked(self, peer: bytes) -> None:
-        """Its link has ended."""
         for circuit in [circuit for circuit in self._circuits.values() if peer in circuit.ends]:
             self._close(circuit, "end-gone")
         self._reservations.discard(peer)
@@ -242,7 +241,6 @@ class CircuitRelay:
         self._of_peer.update(circuit.ends)
 
     def _refusal_reason(self, opener: bytes, message: OpenCircuit, now: float) -> str:
-        """Why this circuit is not opened."""
         if not (self._serves(opener) and self._serves(message.peer)) or opener == message.peer:
             return "relay-not-member"
         if not _take_token(self._budgets(opener)[1], now):

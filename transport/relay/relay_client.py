@@ -208,7 +208,6 @@ class RelayClient:
                 await trio.sleep(CHECK_SECONDS)
 
     def on_linked(self, link: PeerLink) -> None:
-        """A direct link is in use."""
         if self._told is not None:
             link.queue_message(self.relay.reservations, Priority.CONTROL)
 
@@ -358,7 +357,6 @@ class RelayClient:
         self._nursery.start_soon(self._serve_end, stream, message.peer)
 
     def _refusal_reason(self, relay: PeerLink, message: IncomingCircuit) -> str | None:
-        """Why this circuit is not served, if so."""
         if relay.peer not in self._asked or message.circuit in self._ends:
             return "circuit-unasked"
         if not self._serves(message.peer):  # a relay may say so of anybody
