@@ -36,6 +36,13 @@ Sums = tuple[int, int]
 
 CHECK_CHARACTERS = 16
 DIGITS = 16  # always as many, so that writing replaces bytes in place and takes no room on a full disk
+# By words of what SQLite says; what none of them is in is damage.
+_EXPLANATIONS = {
+    ("full",): "the disk that holds {path} is full: nothing was lost, free some space and start again",
+    ("readonly", "unable to open", "permission"): "cannot write {path}: {text}; check the owner and permissions of its folder",
+    ("locked", "busy"): "{path} is in use by another program: stop it first",
+    ("I/O",): "the disk does not read or write {path} ({text}): check the disk, then start again",
+}
 
 
 def insert_row(database: sqlite3.Connection, verb: str, table: str, *values: object) -> None:
@@ -55,14 +62,9 @@ def damage_error(path: Path, what: str) -> LostVotesError:
 def storage_error(path: Path, error: Exception) -> StorageError:
     """One line: what the disk did wrong, which file, and the way out."""
     text = " ".join(str(error).encode("ascii", "replace").decode().split())[:EXPLANATION_CHARACTERS_MAX]
-    if "full" in text:
-        return StorageError(f"the disk that holds {path} is full: nothing was lost, free some space and start again")
-    if "readonly" in text or "unable to open" in text or "permission" in text:
-        return StorageError(f"cannot write {path}: {text}; check the owner and permissions of its folder")
-    if "locked" in text or "busy" in text:
-        return StorageError(f"{path} is in use by another program: stop it first")
-    if "I/O" in text:
-        return StorageError(f"the disk does not read or write {path} ({text}): check the disk, then start again")
+    for words, told in _EXPLANATIONS.items():
+        if any(word in text for word in words):
+            return StorageError(told.format(path=path, text=text))
     return damage_error(path, text)
 
 

@@ -18,8 +18,7 @@ from curation.tasks.task_pages import AnnotationTask
 from features.text_tables import pluralize
 from protocol import codec
 from protocol.errors import UserError
-from storage.csv_files import ENDINGS, describe_columns, open_csv
-from storage.text_encodings import decode_text
+from storage.foreign_text import ENDINGS, decode_text, describe_columns, open_csv
 
 SPARE_BYTES: Final = 64  # of an entry beside its task
 MISFITS_MAX: Final = 20  # lines of a file that are named; then nobody reads on

@@ -162,12 +162,12 @@ async def test_half_open_connections_are_bounded_the_oldest_gives_way(tcp: Swarm
     with patience():
         alice = await tcp.start(ALICE, standing_of=standing())
         idle = [await tcp.connect(alice) for _ in range(3)]
-        await until(lambda: len(alice._half_open) == 3)
+        await until(lambda: len(alice._half_open._places) == 3)
         bob = await tcp.start(BOB)
         assert await idle[0].receive_some() == b""
         await until(lambda: alice.refusal_counts() == {"half-open": 1})
         await linked(alice, bob)
-        assert len(alice._half_open) == 2
+        assert len(alice._half_open._places) == 2
 
 
 @pytest.mark.real("sockets")
@@ -180,7 +180,7 @@ async def test_a_handshake_that_is_not_confirmed_is_half_open(tcp: SwarmWorld) -
             session.receive(await stream.receive_some())
         await stream.send_all(session.data_to_send())
         await trio.testing.wait_all_tasks_blocked(0.05)
-        assert len(alice._half_open) == 1
+        assert len(alice._half_open._places) == 1
 
 
 @pytest.mark.real("sockets")
@@ -190,9 +190,9 @@ async def test_whoever_says_nothing_takes_nobodys_turn_for_a_handshake(tcp: Swar
         alice.cpu_quota.host_account("127.0.0.1", False).spend(10.0)  # so that all wait, for minutes
         idle, speaking = await tcp.connect(alice), await tcp.connect(alice)
         await speaking.send_all(make_session(BOB, True).data_to_send())
-        await until(lambda: len(alice._half_open) == 2 and alice.cpu_quota._handshakes.waiting)
+        await until(lambda: len(alice._half_open._places) == 2 and alice.cpu_quota._handshakes._waiting)
         await trio.testing.wait_all_tasks_blocked(0.05)
-        assert alice.cpu_quota._handshakes.waiting == 1
+        assert len(alice.cpu_quota._handshakes._waiting) == 1
         await idle.aclose()
 
 

@@ -70,7 +70,7 @@ async def dial_each_other(tcp: SwarmWorld) -> None:
         nursery.start_soon(alice.run)
         nursery.start_soon(bob.run)
         await linked(alice, bob)
-        await until(lambda: len(alice._half_open) == len(bob._half_open) == 0)
+        await until(lambda: len(alice._half_open._places) == len(bob._half_open._places) == 0)
         await until(lambda: alice._open.total() + bob._open.total() == 1)
         assert alice.send(bob.me, b"ping")
         assert bob.send(alice.me, b"pong")
@@ -569,7 +569,7 @@ async def test_whoever_has_a_network_of_ipv6_pushes_out_its_own_half_open_connec
         alice = await tcp.start(ALICE)
         idle = [await tcp.connect(alice) for _ in range(4)]
         await until(lambda: alice.refusal_counts() == {"half-open": 1})
-        assert await idle[0].receive_some() == b"" and len(alice._half_open) == 3
+        assert await idle[0].receive_some() == b"" and len(alice._half_open._places) == 3
         bob = await tcp.start(BOB, bootstrap=[])
         await bob.connect(alice.address)
         await until(lambda: bob.me in alice.connected_peers())

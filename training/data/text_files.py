@@ -18,10 +18,9 @@ from typing import Any, BinaryIO, Final, cast
 
 from features.text_tables import pluralize
 from protocol.errors import UserError
-from storage.csv_files import ENDINGS as TABLES
-from storage.csv_files import SEPARATORS, describe_columns, open_csv
+from storage.foreign_text import ENDINGS as TABLES
+from storage.foreign_text import SEPARATORS, decode_text, describe_columns, guess_encoding, open_csv
 from storage.regular_files import open_regular
-from storage.text_encodings import decode_text, guess_encoding
 
 TEXT: Final = (".txt", ".md")
 JSON_LINES: Final = (".jsonl", ".ndjson")

@@ -279,26 +279,23 @@ class BlobExchange:
         goal.waiters += 1
         goal.holders.update(named := tuple(sources or ()))
         try:
-            await self._fetch(digest, size_max, named, goal)
+            while self._blobs.size(digest) is None:
+                wanted = self._blobs.missing_parts(digest)
+                goal.has_parts = wanted is not None
+                if wanted is None:  # it is small, or its list comes first
+                    await self._fetch_piece(digest, size_max, named)
+                elif wanted.total > size_max:  # whoever named it said that it is smaller: there is no such object
+                    await trio.sleep(RETRY_SECONDS_MAX)
+                elif wanted.lacking:
+                    await self._fetch_parts(digest, wanted.lacking, named, goal)
+                else:
+                    await self._run_blocking(partial(self._blobs.complete_object, digest))
         finally:
             goal.waiters -= 1
             if goal.waiters == 0:
                 del self._goals[digest]
                 if goal.has_parts:
                     self._left.set()
-
-    async def _fetch(self, digest: bytes, size_max: int, sources: tuple[bytes, ...], goal: _ObjectDownload) -> None:
-        while self._blobs.size(digest) is None:
-            wanted = self._blobs.missing_parts(digest)
-            goal.has_parts = wanted is not None
-            if wanted is None:  # it is small, or its list comes first
-                await self._fetch_piece(digest, size_max, sources)
-            elif wanted.total > size_max:  # whoever named it said that it is smaller: there is no such object
-                await trio.sleep(RETRY_SECONDS_MAX)
-            elif wanted.lacking:
-                await self._fetch_parts(digest, wanted.lacking, sources, goal)
-            else:
-                await self._run_blocking(partial(self._blobs.complete_object, digest))
 
     async def _fetch_parts(
         self, digest: bytes, lacking: Mapping[bytes, int], sources: tuple[bytes, ...], goal: _ObjectDownload

@@ -278,7 +278,13 @@ class BlobServer:
             return
         if self._must_wait(peer, request.digest, size):
             return
-        chunk = None if size is None else self._read(request, size)
+        chunk = None
+        if size is not None:
+            try:
+                data = self._blobs.read_piece(request.digest, request.offset, min(BLOB_CHUNK_BYTES, size - request.offset))
+                chunk = BlobChunk(request.digest, request.offset, size, data)
+            except (OSError, StorageError) as error:  # whoever needs the store for itself will stop over it; the asker goes on
+                log.warning("cannot read blob %s, which a peer asked for: %s", request.digest.hex()[:12], error)
         if chunk is not None and self._send(peer, chunk, Priority.BULK):
             self.bytes_sent += len(chunk.chunk)
             if self._blobs.is_audit_data(request.digest):
@@ -324,11 +330,3 @@ class BlobServer:
         for peer, digest in turns:
             self._send(peer, HasBlob(digest), Priority.CONTROL)
         self._served.set()
-
-    def _read(self, request: GetBlob, size: int) -> BlobChunk | None:
-        try:
-            chunk = self._blobs.read_piece(request.digest, request.offset, min(BLOB_CHUNK_BYTES, size - request.offset))
-        except (OSError, StorageError) as error:  # whoever needs the store for itself will stop over it; the asker goes on
-            log.warning("cannot read blob %s, which a peer asked for: %s", request.digest.hex()[:12], error)
-            return None
-        return BlobChunk(request.digest, request.offset, size, chunk)

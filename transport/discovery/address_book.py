@@ -120,12 +120,6 @@ class AddressBook:
         self._strangers, self._neighbours = AddressSource(STRANGERS_BOOK_MAX), AddressSource(LOCAL_BOOK_MAX)
         self._mine: dict[str, None] = {}  # said to be addresses of our key, and found to lead to this process
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, address: str) -> bool:
-        return address in self._entries
-
     def entries(self) -> tuple[AddressEntry, ...]:
         return tuple(self._entries.values())
 

@@ -143,9 +143,6 @@ class HalfOpenTable:
         self._half_open_max = half_open_max
         self._places: dict[HalfOpenSlot, None] = {}  # the oldest first
 
-    def __len__(self) -> int:
-        return len(self._places)
-
     @contextlib.contextmanager
     def hold_slot(self, host: str, spared: Collection[str]) -> Iterator[HalfOpenSlot]:
         """Raises `RemoteProtocolError` once this connection has had to give way; it may be left before by `release_slot`."""

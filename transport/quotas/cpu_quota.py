@@ -101,10 +101,6 @@ class HandshakeQueue:
         self.budget = budget
         self._waiting: dict[trio.Event, tuple[HostCpuAccount, float]] = {}  # the one whose turn it is has been called
 
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
     async def wait_for_turn(self, host: HostCpuAccount, came: float) -> None:
         called = trio.Event()
         if not self._waiting:

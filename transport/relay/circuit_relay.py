@@ -120,19 +120,16 @@ class StartTimeFairQueue:
         self._at: dict[bytes, float] = {}  # bytes: of each member, where its next record begins
         self._now = 0.0  # where the last one began
 
-    def __contains__(self, lane: CircuitQueue) -> bool:
-        return lane in self._ready.get(lane.source, ())
-
     def add(self, lane: CircuitQueue) -> None:
         if lane.source not in self._ready:
             self._at[lane.source] = max(self._now, self._at.get(lane.source, 0.0))
         self._ready.setdefault(lane.source, {}).setdefault(lane)
 
     def remove(self, lane: CircuitQueue) -> None:
-        if lane in self:
-            del self._ready[lane.source][lane]
-            if not self._ready[lane.source]:
-                del self._ready[lane.source]
+        ready = self._ready.get(lane.source, {})
+        ready.pop(lane, None)
+        if not ready:
+            self._ready.pop(lane.source, None)
 
     def next_queue(self, now: float) -> tuple[CircuitQueue | None, float]:
         """Whose record goes, or None and when one may."""

@@ -20,7 +20,7 @@ from features.services import ServiceContext
 from features.text_tables import pluralize
 from ledger.members import MembersState
 from protocol.errors import UserError
-from storage.csv_files import ENDINGS
+from storage.foreign_text import ENDINGS
 from web.problem_details import HttpProblem
 from web.replies import Json
 
