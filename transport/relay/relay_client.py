@@ -236,8 +236,7 @@ class RelayClient:
                 if stream is not None and stream.carrier is link:
                     self._on_end(stream, message)
                 else:
-                    self.relay.on_message(link.peer, message)
-                    self._woken.set()
+                    self._on_relay(link.peer, message)
 
     # This peer as an end ---------------------------------------------------------------------------------------------
 
@@ -381,6 +380,10 @@ class RelayClient:
                 stream.end_stream()
 
     # This peer as a relay --------------------------------------------------------------------------------------------
+
+    def _on_relay(self, peer: bytes, message: CircuitData | CircuitCredit | CloseCircuit) -> None:
+        self.relay.on_message(peer, message)
+        self._woken.set()
 
     async def _forward(self) -> None:
         while True:
