@@ -431,7 +431,7 @@ async def test_my_own_address_in_the_list_is_forgotten(tcp: SwarmWorld) -> None:
     with patience():
         address = free_address()
         alice = await tcp.start(ALICE, listen=address, bootstrap=[address])
-        await until(lambda: address not in alice._book)
+        await until(lambda: address not in alice._book._entries)
         assert not alice.refusal_counts()
 
 
