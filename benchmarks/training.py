@@ -55,12 +55,12 @@ from peer.settings.data_directory import DataDirectory
 from protocol.api import BULK_TRAFFIC_KINDS, TrainRequest
 from protocol.errors import FolkmootError, UserError
 from scenarios import network as scenario
+from scenarios.emulation.link_profiles import steady_profile
 from scenarios.proxy import Proxy, running_proxy
 from scenarios.trials import COUNT, Parser, duration
 from training.job_spec import PRESETS, AuditMode, InnerOptimizerKind, JobSpec
 from training.model_store import JobModelStore
 from training.transformer import ModelSpec
-from transport.emulation.link_profiles import steady_profile
 
 MODEL = ModelSpec(width=128, layers=4, heads=4, kv_heads=4, hidden=348, context=64)  # 0.83M parameters
 BASE = JobSpec(name="benchmark", data=bytes(32), model=MODEL)

@@ -28,11 +28,11 @@ from protocol.messages import Transaction
 from protocol.verdicts import ReplayFinding
 from scenarios import network
 from scenarios.audits import view_of
+from scenarios.emulation.link_profiles import steady_profile
 from scenarios.network import Network, journal
 from scenarios.proxy import Proxy, running_proxy
 from scenarios.trials import COUNT, Trial, arguments, report, table_of
 from training.job_spec import PRESETS
-from transport.emulation.link_profiles import steady_profile
 
 UPLINKS = (100.0, 10.0, 2.0)  # Mbit/s
 ROUND_TRIPS = (100.0, 200.0, 300.0)  # ms

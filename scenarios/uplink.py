@@ -26,11 +26,11 @@ from peer.settings.data_directory import DataDirectory
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 from scenarios import network
+from scenarios.emulation.link_profiles import steady_profile
 from scenarios.network import Network
 from scenarios.proxy import Proxy, running_proxy
 from scenarios.trials import Trial, arguments, duration, report, table_of
 from training.formats import safetensors_writer
-from transport.emulation.link_profiles import steady_profile
 
 PEERS, NARROW = 13, 10
 SHARE_MAX = 0.5  # of the time that a copy for each takes over the narrow uplink, were nothing else on it

@@ -16,8 +16,8 @@ from ledger.ledger_state import CurrentState
 from peer.runtime.membership.liveness_reports import LivenessMonitor, decode_heard, encode_heard
 from protocol.identity import Identity, peer_id, short_id
 from protocol.messages import LivenessReport
+from scenarios.emulation.memory_network import MemoryNetwork, Mesh
 from tests.transport.helpers import MemoryBlobs
-from transport.emulation.memory_network import MemoryNetwork, Mesh
 
 KEYS = sorted(Identity(bytes([number]) * 32).public for number in range(1, 8))
 CALLED = ("anna", "bert", "carl", "dora", "emil", "fred", "gina")

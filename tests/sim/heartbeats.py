@@ -1,6 +1,6 @@
 """Pings on clean and on bad links, in virtual time: nobody who speaks is suspected, and whoever falls silent is, soon.
 
-The peers are real networks (`transport.emulation.memory_network`) and real `LivenessMonitor`; an hour takes half a minute.
+The peers are real networks (`scenarios.emulation.memory_network`) and real `LivenessMonitor`; an hour takes half a minute.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from benchmarks import provenance
 from ledger.ledger_state import CurrentState
 from peer.runtime.membership.liveness_reports import LivenessMonitor
 from protocol.identity import Identity, peer_id
+from scenarios.emulation.memory_network import LinkConditions, MemoryNetwork, Mesh
 from tests.transport.helpers import MemoryBlobs
 from transport.connections.peer_link import PeerLink
-from transport.emulation.memory_network import LinkConditions, MemoryNetwork, Mesh
 
 STARTED = time.time()
 N = 7

@@ -15,9 +15,9 @@ from protocol.addresses import parse_address
 from protocol.codec import encode
 from protocol.identity import Identity
 from protocol.messages import Ping
+from scenarios.emulation.memory_network import Mesh
 from tests.transport.helpers import ALICE, BOB, CHAIN, MemoryBlobs, PolicyDouble, UnhurriedClock, linked, make_session
 from transport.connections.connection_manager import ConnectionManager
-from transport.emulation.memory_network import Mesh
 from transport.network import Priority
 from transport.swarm import Swarm
 from transport.wire.framing import Channel

@@ -14,11 +14,11 @@ import trio.testing
 from protocol.codec import encode
 from protocol.identity import Signed
 from protocol.messages import GetBlob, GuestInvitation, Ping
+from scenarios.emulation.memory_network import Mesh
 from tests.transport.helpers import MemoryBlobs, PolicyDouble, digest
 from transport.connections.inbound_queue import STRANGER_MESSAGES_IN_PROGRESS_MAX, InboundQueue
 from transport.connections.peer_link import PeerLink
 from transport.dialer import HANDSHAKE_SECONDS
-from transport.emulation.memory_network import Mesh
 from transport.network import DataReceived, PeerConnected, PeerDisconnected
 from transport.peer_policy import PeerClass
 from transport.quotas import cpu_quota

@@ -10,11 +10,11 @@ import trio
 from trio.testing import MockClock
 
 from protocol.identity import Identity
+from scenarios.emulation.memory_network import LinkConditions
 from tests.transport.conftest import MemoryWorld, SwarmWorld, open_world
 from tests.transport.helpers import ALICE, BOB, linked, next_event, until
 from tests.waiting import patience
 from transport.connections import connection_manager
-from transport.emulation.memory_network import LinkConditions
 from transport.network import DataReceived, Priority
 from transport.wire.framing import FRAME_PLAINTEXT_MAX
 from transport.wire.link_measurements import (

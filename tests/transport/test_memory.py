@@ -7,11 +7,11 @@ import trio
 from trio.testing import MockClock
 
 from protocol.limits import MESSAGE_BYTES_MAX
+from scenarios.emulation.link_profiles import PROFILES, steady_profile
+from scenarios.emulation.memory_network import LinkConditions, MemoryNetwork
 from tests.transport.conftest import MemoryWorld, open_world
 from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, MemoryBlobs, digest, linked, next_event
 from transport.blobs.blob_exchange import STALL_SECONDS
-from transport.emulation.link_profiles import PROFILES, steady_profile
-from transport.emulation.memory_network import LinkConditions, MemoryNetwork
 from transport.network import DataReceived, PeerConnected, PeerDisconnected, Priority
 
 

@@ -10,13 +10,13 @@ from trio.testing import MockClock
 from protocol.codec import encode
 from protocol.identity import Identity
 from protocol.messages import BlobElsewhere, GetBlob, HasBlob
+from scenarios.emulation.link_profiles import steady_profile
+from scenarios.emulation.memory_network import LinkConditions, MemoryNetwork, Mesh
 from tests.transport.conftest import MemoryWorld, open_world
 from tests.transport.helpers import MemoryBlobs, digest, linked
 from transport.blobs import blob_server
 from transport.blobs.blob_exchange import FIRST_ANSWER_SECONDS, SEARCH_SECONDS, STALL_SECONDS
 from transport.blobs.blob_server import ANSWER_SECONDS, REPEAT_SECONDS, SLOW_SECONDS, UPLOAD_SLOTS, UploadDecision, UploadQueue
-from transport.emulation.link_profiles import steady_profile
-from transport.emulation.memory_network import LinkConditions, MemoryNetwork, Mesh
 from transport.quotas.memory_quota import MemoryQuota
 from transport.wire.framing import Channel, Inbox, Message, Outbox, Priority
 

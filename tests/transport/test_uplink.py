@@ -7,11 +7,11 @@ import trio
 from trio.testing import MockClock
 
 from protocol.identity import Identity
+from scenarios.emulation.link_profiles import PROFILES, steady_profile
+from scenarios.emulation.memory_network import Mesh
 from tests.transport.conftest import MemoryWorld, open_world
 from tests.transport.helpers import linked
 from transport.connections.connection_manager import ConnectionManager
-from transport.emulation.link_profiles import PROFILES, steady_profile
-from transport.emulation.memory_network import Mesh
 from transport.network import DataReceived
 from transport.peer_policy import PeerClass
 from transport.wire.framing import Priority

@@ -1,4 +1,4 @@
-"""What the TCP swarm and its in-memory twin share: links, events, refusals, bans, pings, and the payload exchange."""
+"""What networks share, over TCP and in memory: links, events, refusals, bans, pings, and the payload exchange."""
 
 from __future__ import annotations
 

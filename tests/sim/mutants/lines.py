@@ -28,6 +28,7 @@ from peer.runtime.sync.block_server import BlockServer
 from rounds import round_state, vouch_set
 from rounds.vouch_set import VouchSet
 from rounds.vouch_state import VouchState
+from scenarios.emulation.link_profiles import TcpFlow
 from training.job_spec import JobSpec
 from training.replay import proposal_replay
 from training.replicated import error_feedback
@@ -41,7 +42,6 @@ from transport.discovery.address_book import AddressBook
 from transport.discovery.peer_discovery import PeerDiscovery
 from transport.discovery.peer_records import PeerRecordBook
 from transport.discovery.reachability import Reachability
-from transport.emulation.link_profiles import TcpFlow
 from transport.quotas.cpu_quota import CpuQuota, HandshakeQueue
 from transport.relay.circuit_relay import CircuitQueue, CircuitRelay, StartTimeFairQueue
 from transport.relay.circuit_session import CircuitSession, RelayWatchdog

@@ -2,7 +2,7 @@
 
 Frames, priorities, queues, pings and payload exchange are the swarm's own code; only TCP and encryption are left out. Time is
 Trio's clock, so under `trio.testing.MockClock(autojump_threshold=0)` a slow network takes no time, and the same seed gives
-the same run. A link is as its `LinkConditions` say, or, where both ends have an access (`transport/emulation/link_profiles.py`),
+the same run. A link is as its `LinkConditions` say, or, where both ends have an access (`scenarios/emulation/link_profiles.py`),
 as TCP over both.
 """
 
@@ -20,12 +20,12 @@ import trio
 from protocol.errors import RemoteProtocolError
 from protocol.identity import short_id
 from protocol.messages import Ping, Pong
+from scenarios.emulation.link_profiles import SEGMENT_BYTES, SHIFT_SECONDS, AccessLink, AccessProfile, NetworkPath, TcpFlow
 from transport.blobs.blob_store import BlobStore
 from transport.connections.connection_manager import ConnectionManager
 from transport.connections.peer_link import LinkClosedByPeer, PeerLink
 from transport.discovery.address_book import AddressEntry
 from transport.discovery.reachability import ReachabilityState
-from transport.emulation.link_profiles import SEGMENT_BYTES, SHIFT_SECONDS, AccessLink, AccessProfile, NetworkPath, TcpFlow
 from transport.peer_policy import EVERYBODY_IS_MEMBER, PeerPolicy
 from transport.wire.failure_detector import KeepaliveConfig
 from transport.wire.framing import FRAME_PLAINTEXT_MAX, Channel, Inbox, Outbox, Priority
