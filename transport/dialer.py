@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Final
@@ -29,17 +28,8 @@ DIAL_SECONDS: Final = 10.0  # for TCP to connect
 HANDSHAKE_SECONDS: Final = 10.0  # from the connection to its confirmation; a loaded two-core machine takes well under one
 THREADS_MAX: Final = 16  # for names that the operator has given
 
+# In which a task looks names up.
 _threads: ContextVar[trio.CapacityLimiter | None] = ContextVar("_threads", default=None)
-
-
-@contextmanager
-def lookup_threads(threads: trio.CapacityLimiter | None) -> Iterator[None]:
-    """What this task looks up inside takes these threads."""
-    token = _threads.set(threads)
-    try:
-        yield
-    finally:
-        _threads.reset(token)
 
 
 class ThreadedResolver(trio.abc.HostnameResolver):
@@ -97,8 +87,12 @@ class Dialer:
         """Raises `OSError`, `trio.TooSlowError`, and `ValueError` where the resolver does not take the name."""
         host, port = parse_address(address)
         async with source.dials if source else contextlib.nullcontext(), self._dials:
-            with trio.fail_after(DIAL_SECONDS), lookup_threads(source.lookups if source else None):
-                return await trio.open_tcp_stream(host, port)
+            token = _threads.set(source.lookups if source else None)
+            try:
+                with trio.fail_after(DIAL_SECONDS):
+                    return await trio.open_tcp_stream(host, port)
+            finally:
+                _threads.reset(token)
 
     async def _keep_dialed(self, entry: AddressEntry) -> None:
         while self._book.has_entry(entry):

@@ -63,7 +63,11 @@ class TcpLink(SessionLink):
         self._stream, self._unsent_bytes, self.half_open = stream, PIECE_BYTES_START, half_open
 
     def tcp_info(self) -> TcpInfo:
-        return read_tcp_info(self._stream) or super().tcp_info()
+        if sys.platform == "linux":  # others have a structure of their own
+            with contextlib.suppress(OSError):  # closed
+                told = self._stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+                return TcpInfo.parse(told) or super().tcp_info()
+        return super().tcp_info()
 
     def frame_bytes(self) -> int:
         """Of the next frame; and the kernel is told how much it may hold."""
@@ -140,11 +144,3 @@ def limit_unsent(stream: trio.SocketStream, count: int) -> None:
     """Keeps the kernel from taking megabytes of bulk that a vote then waits behind."""
     if hasattr(socket, "TCP_NOTSENT_LOWAT"):
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, count)
-
-
-def read_tcp_info(stream: trio.SocketStream) -> TcpInfo | None:
-    if sys.platform != "linux":  # others have a structure of their own
-        return None
-    with contextlib.suppress(OSError):  # closed
-        return TcpInfo.parse(stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES))
-    return None
