@@ -85,12 +85,6 @@ class RelayMode(enum.StrEnum):
     ON = "on"
     OFF = "off"
 
-    def accepts_reservations(self, reachable: ReachabilityState) -> bool:
-        return self is RelayMode.ON or (self is RelayMode.AUTO and reachable is ReachabilityState.DIRECT)
-
-    def keeps_reservations(self, reachable: ReachabilityState) -> bool:
-        return self is not RelayMode.AUTO or reachable is not ReachabilityState.RELAYED
-
 
 class Reachability:
     """Pure: the time is an argument. `members`: who is one now; only what they say counts."""

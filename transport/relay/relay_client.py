@@ -392,11 +392,12 @@ class RelayClient:
                 await self._woken.wait()
 
     def _accepts_reservations(self) -> bool:
-        return self._relaying.accepts_reservations(self._reachable())
+        is_direct = self._reachable() is ReachabilityState.DIRECT
+        return self._relaying is RelayMode.ON or (self._relaying is RelayMode.AUTO and is_direct)
 
     def _announce_reservations(self, now: float) -> None:
         """Who has reserved here, once anybody may; to all, when it has changed."""
-        if not self._relaying.keeps_reservations(self._reachable()):
+        if self._relaying is RelayMode.AUTO and self._reachable() is ReachabilityState.RELAYED:
             self.relay.cancel_reservations()
         if self._told is None and not self._accepts_reservations():
             return

@@ -69,13 +69,6 @@ class KeyPair:
         return cls(private, bindings.crypto_scalarmult_base(private))
 
 
-def dh(key_pair: KeyPair, public: bytes) -> bytes:
-    try:
-        return bindings.crypto_scalarmult(key_pair.private, public)
-    except SodiumError:  # libsodium refuses an all-zero result: the other side would have chosen the secret
-        raise RemoteProtocolError("low-order-key", "a public key of small order") from None
-
-
 class CipherState:
     def __init__(self, key: bytes, nonce: int = 0) -> None:
         self._key = key
@@ -210,7 +203,10 @@ class HandshakeState:
         theirs = token[1] if self._initiator else token[0]
         key_pair = self._e if mine == "e" else self._s
         public = self._re if theirs == "e" else self.remote_static
-        self._symmetric.mix_key(dh(key_pair, public))
+        try:
+            self._symmetric.mix_key(bindings.crypto_scalarmult(key_pair.private, public))
+        except SodiumError:  # libsodium refuses an all-zero result: the other side would have chosen the secret
+            raise RemoteProtocolError("low-order-key", "a public key of small order") from None
 
 
 def _hkdf(chaining_key: bytes, material: bytes) -> tuple[bytes, bytes]:
