@@ -23,6 +23,13 @@ from storage.crash_points import crash_points
 from storage.durable_files import atomic_write, explain_os_errors
 
 EXPLANATION_CHARACTERS_MAX = 120  # of what SQLite says, which may quote the damaged bytes
+# By words of what SQLite says; what none of them is in is damage.
+_EXPLANATIONS = {
+    ("full",): "the disk that holds {path} is full: nothing was lost, free some space and start again",
+    ("readonly", "unable to open", "permission"): "cannot write {path}: {text}; check the owner and permissions of its folder",
+    ("locked", "busy"): "{path} is in use by another program: stop it first",
+    ("I/O",): "the disk does not read or write {path} ({text}): check the disk, then start again",
+}
 
 REKEY_ADVICE = (
     "this peer may have forgotten what it signed, so give it a new key with `peer rekey`, and do not restore an older copy"
@@ -36,13 +43,6 @@ Sums = tuple[int, int]
 
 CHECK_CHARACTERS = 16
 DIGITS = 16  # always as many, so that writing replaces bytes in place and takes no room on a full disk
-# By words of what SQLite says; what none of them is in is damage.
-_EXPLANATIONS = {
-    ("full",): "the disk that holds {path} is full: nothing was lost, free some space and start again",
-    ("readonly", "unable to open", "permission"): "cannot write {path}: {text}; check the owner and permissions of its folder",
-    ("locked", "busy"): "{path} is in use by another program: stop it first",
-    ("I/O",): "the disk does not read or write {path} ({text}): check the disk, then start again",
-}
 
 
 def insert_row(database: sqlite3.Connection, verb: str, table: str, *values: object) -> None:
@@ -59,21 +59,17 @@ def damage_error(path: Path, what: str) -> LostVotesError:
     return LostVotesError(f"{path} is damaged ({what}): {REKEY_ADVICE}")
 
 
-def storage_error(path: Path, error: Exception) -> StorageError:
-    """One line: what the disk did wrong, which file, and the way out."""
-    text = " ".join(str(error).encode("ascii", "replace").decode().split())[:EXPLANATION_CHARACTERS_MAX]
-    for words, told in _EXPLANATIONS.items():
-        if any(word in text for word in words):
-            return StorageError(told.format(path=path, text=text))
-    return damage_error(path, text)
-
-
 @contextmanager
 def explain_sqlite_errors(path: Path) -> Iterator[None]:
+    """Raises `StorageError` in one line: what the disk did wrong, which file, and the way out."""
     try:
         yield
     except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where SQLite quotes damaged bytes
-        raise storage_error(path, error) from error
+        text = " ".join(str(error).encode("ascii", "replace").decode().split())[:EXPLANATION_CHARACTERS_MAX]
+        for words, told in _EXPLANATIONS.items():
+            if any(word in text for word in words):
+                raise StorageError(told.format(path=path, text=text)) from error
+        raise damage_error(path, text) from error
 
 
 @dataclass(frozen=True, slots=True)
