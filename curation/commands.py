@@ -122,7 +122,7 @@ async def tasks(asked: CommandContext[CurationRpc]) -> None:
             asked.show(f"{exported.path}: {exported.tasks} settled tasks, each with its proof: `peer tasks verify {folder}`")
         case "verify":
             # it needs all of the ledger, and no peer
-            from curation.import_export.proof_verifier import verification_table, verify_folder
+            from curation.import_export.export_proofs import verification_table, verify_folder
 
             asked.show(verification_table(verify_folder(Path(options.what).expanduser(), options.chain_id), options.chain_id))
         case "export":

@@ -1,10 +1,14 @@
-"""The files that an export may be. Each is made of the lines of `jsonl`, and is the same at every peer of one height."""
+"""The files that an export may be. Each is made of the lines of `jsonl`, and is the same at every peer of one height.
+
+A line is a settled task with every vote.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,15 +17,17 @@ from fractions import Fraction
 from typing import Any, Final
 
 from curation.estimation.rank_aggregation import FIRST, SECOND, STRENGTH_ONE, TIE, bradley_terry
-from curation.import_export.csv_injection import quote_cell
-from curation.import_export.label_record import to_json_line
-from curation.ledger.curation_state import ProjectSpec
+from curation.ledger.curation_state import Assignment, ProjectSpec, TaskRow
 from curation.limits import SCORED_MAX
 from curation.tasks.answers import NONE_OF_THEM, PAIR_ANSWERS, QuestionKind, answer_words
+from curation.tasks.task_pages import AnnotationTask, task_id
 from protocol.errors import UserError
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 ISO_MS_MAX: Final = 253_402_300_799_999  # the end of the year 9999: ISO 8601 has four digits for a year
+# OWASP's list for CSV injection, with the full-width forms that spreadsheets in Japanese and Chinese accept.
+FORMULA_STARTS: Final = frozenset("=+-@\t\r\n＝＋－＠")
+_PLAIN_NUMBER: Final = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
 Line = dict[str, Any]
 Lines = Callable[[], Iterable[Line]]  # all of them, each time it is called: there may be too many for memory
 
@@ -30,6 +36,28 @@ Lines = Callable[[], Iterable[Line]]  # all of them, each time it is called: the
 class ExportFormat:
     content_type: str
     write: Callable[[ProjectSpec, Lines], Iterator[str]]  # raises `UserError` where the project is of another kind
+
+
+def label_record(asked: ProjectSpec, row: TaskRow, text: AnnotationTask | None, votes: Iterable[Assignment | None]) -> Line:
+    """A settled task. `text` is None where the page is not here. `votes` are the assignments of all that ever had the task."""
+    assert row.label is not None
+    task = task_id(row.project, row.number)
+    label = {"label": list(row.label), "label_text": answer_words(asked.kind, asked.options, row.label)}
+    line: Line = {"task": task.hex(), "number": row.number, **label, "height": row.height, "time_ms": row.time_ms}
+    if row.is_redacted:
+        line["redacted"] = True
+    elif text is not None:
+        line |= {"text": text.text, "items": list(text.items)}
+    opened = [
+        {"annotator": vote.annotator.hex(), "answer": list(vote.answer), "height": vote.height, "time_ms": vote.time_ms}
+        for vote in votes
+        if vote is not None and vote.answer is not None
+    ]
+    return line | {"votes": opened}
+
+
+def to_json_line(line: Line) -> str:
+    return json.dumps(line, ensure_ascii=False) + "\n"
 
 
 def _jsonl(asked: ProjectSpec, lines: Lines) -> Iterator[str]:
@@ -62,6 +90,18 @@ def _row(cells: list[Any]) -> str:
     written = io.StringIO(newline="")
     csv.writer(written, lineterminator="\r\n").writerow(quote_cell(cell) if isinstance(cell, str) else cell for cell in cells)
     return written.getvalue().removesuffix("\r\n") + "\n"
+
+
+def quote_cell(text: str) -> str:
+    """The text, with an apostrophe before it where it could be a formula. A plain number such as -1 needs none."""
+    # Apostrophes of the text itself count too, so that `unquote_cell` can take exactly one away.
+    is_formula = text.lstrip("'")[:1] in FORMULA_STARTS and not _PLAIN_NUMBER.fullmatch(text)
+    return f"'{text}" if text and is_formula else text
+
+
+def unquote_cell(cell: str) -> str:
+    """The inverse of `quote_cell`."""
+    return cell[1:] if cell.startswith("'") and quote_cell(cell[1:]) == cell else cell
 
 
 # Label Studio ------------------------------------------------------------------------------------------------------------

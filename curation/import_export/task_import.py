@@ -9,8 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from curation.import_export.foreign_formats import EXPORTED_COLUMNS, Fields, standard_fields
-from curation.import_export.foreign_labels import LABEL_FIELDS, ForeignLabels
+from curation.import_export.foreign_labels import EXPORTED_COLUMNS, LABEL_FIELDS, Fields, ForeignLabels, standard_fields
 from curation.limits import PAGE_BYTES_MAX, PAGE_TASKS_MAX, PAGES_MAX, TEXT_CHARACTERS_MAX
 from curation.tasks.answer_parser import AnswerSchema
 from curation.tasks.answers import COLUMNS, ITEMS, QuestionKind, items_problem

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from curation import limits
-from curation.import_export.label_record import label_record
+from curation.import_export.export_formats import label_record
 from curation.ledger.curation_module import serving_peers
 from curation.ledger.curation_state import (
     AssignmentState,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from curation.import_export.proof_verifier import verify_folder
+from curation.import_export.export_proofs import verify_folder
 from peer.export.export_replay import audit_export
 from peer.export.row_proof_file import verify_row_proof
 from peer.settings.config import load_settings

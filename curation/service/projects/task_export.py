@@ -9,8 +9,7 @@ from typing import IO, Any, Final
 import trio
 
 from curation.estimation.annotator_agreement import agreement_units, pairwise_kappas
-from curation.import_export.export_formats import FORMATS
-from curation.import_export.label_record import label_record
+from curation.import_export.export_formats import FORMATS, label_record
 from curation.ledger.curation_module import project_alpha
 from curation.ledger.curation_state import Assignment, CurationState, Project, TaskPageRow, TaskRow, page_key
 from curation.limits import KAPPA_COMMON_MIN, KAPPA_PAIRS_MAX, KAPPA_TASKS_MAX, PAGE_BYTES_MAX
