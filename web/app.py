@@ -16,16 +16,15 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from protocol.prometheus_metrics import PrometheusMetric
-from web import browser_security, connection_limits, proxy_headers
+from web import connection_limits, header_trust
 from web.event_stream import EventStreams
 from web.html_pages import VENDOR, render_page
-from web.problem_details import HttpProblem
-from web.replies import FileReply, Json, TextReply
+from web.metrics_endpoint import StatsCache
+from web.replies import FileReply, HttpProblem, Json, TextReply
 from web.request_fields import parse_fields
-from web.routes import ENDS_COOKIE, FILE_BYTES_MAX, SETS_COOKIE, ClientClass, Route, openapi_document
-from web.server_routes import PROXIES, ServerHandlers, client_host, is_secure
+from web.routes import FILE_BYTES_MAX, ClientClass, Route, openapi_document
+from web.server_routes import ServerHandlers
 from web.site import Site, SiteHandlers, bind_method
-from web.stats_cache import StatsCache
 
 VERSION = version("folkmoot")
 UPLOADS_MAX = 2  # files that are in memory at once
@@ -63,7 +62,7 @@ def make_application(
     clients = {route.client: None for route in routes if route.client}
     answers, uploads = Counter[int](), Counter[str]()
     app = web.Application(middlewares=[_counted(answers), _guarded(names, proxies, site.problem_statuses)])
-    app[PROXIES] = proxies
+    app[header_trust.PROXIES] = proxies
     listening = EventStreams(handlers.event_feeds, call, SECURITY_HEADERS)
     app.on_shutdown.append(listening.close_streams)
     app.on_response_prepare.append(_headed)
@@ -106,7 +105,7 @@ async def _read_metrics(handlers: SiteHandlers, stats: StatsCache) -> tuple[Prom
 async def _headed(request: web.Request, response: web.StreamResponse) -> None:
     """Headers of each reply, of streams too."""
     response.headers["Server"] = connection_limits.SERVER_HEADER
-    if is_secure(request):
+    if header_trust.is_secure(request):
         response.headers["Strict-Transport-Security"] = HSTS_HEADER
 
 
@@ -131,11 +130,11 @@ class _RouteAnswerer:
     uploads: Counter[str]
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        route, is_secured = self.route, is_secure(request)
-        token = browser_security.read_token(request, route.client, self.clients, is_secured) if route.client else ""
+        route = self.route
+        token = header_trust.read_token(request, route.client, self.clients) if route.client else ""
         given = parse_fields(route.path_fields, request.match_info) | parse_fields(route.query_fields, request.query)
         if route.by_host:
-            given["host"] = client_host(request)
+            given["host"] = header_trust.client_host(request)
         if route.upload and given["format"]:
             connection_limits.set_reply_deadline(request, connection_limits.FILE_SECONDS)
             if route.client:
@@ -143,11 +142,10 @@ class _RouteAnswerer:
             given["file"] = await _file(request, self.uploads)
         elif route.body_fields:
             given |= parse_fields(route.body_fields, await _body(request, route.body_bytes_max))
-        owner = route.cookie_owner
-        if owner and route.cookie == SETS_COOKIE:
-            browser_security.require_own_origin(request)
-            given["before"] = request.cookies.get(browser_security.cookie_name(owner, is_secured), "")
-        elif owner and route.cookie == ENDS_COOKIE:
+        if route.sets_cookie:
+            header_trust.require_own_origin(request)
+            given["before"] = request.cookies.get(header_trust.cookie_name(request, route.sets_cookie), "")
+        elif route.ends_cookie:
             given["token"] = token
         said: Json | TextReply | FileReply | tuple[int, Json] = await self.call(token, given)
         if isinstance(said, FileReply):
@@ -155,12 +153,15 @@ class _RouteAnswerer:
         if isinstance(said, TextReply):
             return web.Response(text=said.text, content_type=said.content_type, status=route.status)
         status, body = said if isinstance(said, tuple) else (route.status, said)
-        session = body.pop("token") if route.cookie == SETS_COOKIE else ""
+        session = body.pop("token") if route.sets_cookie else ""
         response = web.json_response(body, status=status)
-        if owner and route.cookie == SETS_COOKIE:
-            browser_security.set_session_cookie(response, owner, is_secured, session, body["seconds"])
-        elif owner and route.cookie == ENDS_COOKIE:
-            browser_security.delete_session_cookie(response, owner, is_secured)
+        if owner := route.sets_cookie or route.ends_cookie:
+            name, is_secure = header_trust.cookie_name(request, owner), header_trust.is_secure(request)
+            if route.sets_cookie:
+                age = body["seconds"]
+                response.set_cookie(name, session, max_age=age, path="/", httponly=True, samesite="Strict", secure=is_secure)
+            else:
+                response.del_cookie(name, path="/", httponly=True, samesite="Strict", secure=is_secure)
         return response
 
 
@@ -180,11 +181,11 @@ def _guarded(names: Collection[str], proxies: Collection[str], problem_statuses:
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
         connection_limits.set_reply_deadline(request, connection_limits.REQUEST_SECONDS)
-        if not told and (proxy := proxy_headers.find_unnamed_proxy(request, proxies)):
+        if not told and (proxy := header_trust.find_unnamed_proxy(request)):
             told.append(proxy)
             log.warning("a reverse proxy asks from %s, and all its clients count as one: name it in `web_trusted_proxies`", proxy)
         try:
-            browser_security.require_host(request, names)
+            header_trust.require_host(request, names)
             response = await handler(request)
         except HttpProblem as problem:
             response = _problem(problem, problem_statuses)
@@ -235,7 +236,7 @@ async def _unknown(request: web.Request) -> web.StreamResponse:
 
 async def _file(request: web.Request, uploads: Counter[str]) -> bytes:
     """A body in memory, of an operator: some of them at once, and one of each host."""
-    host = client_host(request)
+    host = header_trust.client_host(request)
     if uploads.total() >= UPLOADS_MAX or uploads[host]:
         raise HttpProblem("too-many", "another file is being read: try again", 2)
     uploads[host] += 1

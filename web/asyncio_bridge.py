@@ -22,9 +22,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 from protocol.addresses import host_subnet
 from web.app import make_application
 from web.connection_limits import ConnectionSlots, LimitedRequestHandler
-from web.problem_details import HttpProblem
+from web.metrics_endpoint import StatsCache
+from web.replies import HttpProblem
 from web.site import Site, SiteHandlers
-from web.stats_cache import StatsCache
 
 SHUTDOWN_SECONDS = 1.0
 HANDSHAKE_SECONDS = 10.0  # of TLS
@@ -120,7 +120,7 @@ class AsyncioBridge:
         tls: ssl.SSLContext | None = None,
         proxies: Collection[str] = (),
     ) -> None:
-        """`names`: of this host, beside its addresses. `proxies`: for `web.proxy_headers`. Without `tls` it speaks plain HTTP."""
+        """`names`: of this host, beside its addresses. `proxies`: for `web.header_trust`. Without `tls` it speaks plain HTTP."""
         self._site, self._handlers, self._stats = site, handlers, stats
         self._host, self._port, self._names = host, port, names
         self._calls_max = connections_max  # one for each connection: the bounds of hosts hold there

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from web.problem_details import HttpProblem
+from web.replies import HttpProblem
 
 Schema = dict[str, Any]
 REQUIRED: Final = object()  # in the place of a default: the field has to be there

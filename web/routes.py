@@ -15,7 +15,6 @@ from protocol.prometheus_metrics import PrometheusMetric
 from web.replies import Json
 from web.request_fields import FLAG, LINE, REQUIRED, TEXT, RequestField, hex_type, integer_type
 
-SETS_COOKIE, ENDS_COOKIE = "sets", "ends"  # what a call does to the cookie of a session
 BODY_BYTES_MAX: Final = 64 << 10  # of a JSON body, unless its route declares another limit
 FILE_BYTES_MAX: Final = 16 << 20
 SIGNATURE_TYPE, KEY_TYPE = hex_type(64), hex_type(32)
@@ -62,15 +61,12 @@ class Route:
     path_fields: tuple[RequestField, ...] = ()  # in the path
     query_fields: tuple[RequestField, ...] = ()
     body_fields: tuple[RequestField, ...] = ()
-    cookie: str = ""
-    cookie_owner: ClientClass | None = None  # whose cookie
+    sets_cookie: ClientClass | None = None  # whose session begins, with a cookie for the browser
+    ends_cookie: ClientClass | None = None  # whose session ends
     by_host: bool = False  # the handler gets the address of the client, as the argument `host`
     upload: bool = False  # a file is its body, and the argument `file`, where the query names a `format`
     replies: Mapping[int, RouteReply]
     problem_codes: Mapping[str, str] = field(default_factory=dict)  # of problems that are its own, and when
-
-    def __post_init__(self) -> None:
-        assert bool(self.cookie) == (self.cookie_owner is not None), f"{self.path} names one of a cookie and its owner alone"
 
     @property
     def operation(self) -> str:

@@ -14,7 +14,7 @@ from features.lazy_import import import_object
 from features.services import ServiceContext
 from protocol.prometheus_metrics import PrometheusMetric
 from web.html_pages import STATIC, HtmlPage, PageSet
-from web.problem_details import STATUS_BY_CODE, HttpProblem
+from web.replies import STATUS_BY_CODE, HttpProblem
 from web.routes import ClientClass, EventFeed, Route, RouteSet, is_below
 from web.server_routes import SERVER_PREFIXES, SERVER_ROUTES, page_route
 

@@ -37,8 +37,8 @@ class WebService:
             import jinja2  # noqa: F401 - of pages, in another thread
 
             from web.asyncio_bridge import AsyncioBridge
+            from web.metrics_endpoint import StatsCache
             from web.site import SiteHandlers, load_site
-            from web.stats_cache import StatsCache
 
             site = load_site(features)
         except ModuleNotFoundError as error:

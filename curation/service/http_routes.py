@@ -45,11 +45,9 @@ from web.request_fields import (
     query_integer_type,
 )
 from web.routes import (
-    ENDS_COOKIE,
     FILE_BYTES_MAX,
     KEY_TYPE,
     OPERATOR,
-    SETS_COOKIE,
     SIGNATURE_TYPE,
     TIME_TYPE,
     Route,
@@ -120,7 +118,7 @@ _ROUTES: Final = (
         about="enrols an annotator whose key this peer keeps", by_host=True,
         body_fields=(RequestField("name", LINE), RequestField("passphrase", TEXT, "8..256 characters"),
             RequestField("invitation", TEXT, default="")),
-        cookie=SETS_COOKIE, cookie_owner=ANNOTATOR, replies={201: SIGN_IN_REPLY},
+        sets_cookie=ANNOTATOR, replies={201: SIGN_IN_REPLY},
         problem_codes={
             "misfit": "for a name or a passphrase", "already-enrolled": "if the name is taken here",
             "forbidden": "as for annotators, or from another site's page",
@@ -130,8 +128,8 @@ _ROUTES: Final = (
     Route(
         handler=CustodialApi.sign_in, method="POST", path="/api/v1/sign-in", about="begins a session of such an annotator",
         by_host=True,
-        body_fields=(RequestField("name", LINE), RequestField("passphrase", TEXT)), cookie=SETS_COOKIE,
-        cookie_owner=ANNOTATOR, replies={201: SIGN_IN_REPLY},
+        body_fields=(RequestField("name", LINE), RequestField("passphrase", TEXT)),
+        sets_cookie=ANNOTATOR, replies={201: SIGN_IN_REPLY},
         problem_codes={
             "unauthorized": "for another name or passphrase", "forbidden": "if it is not enrolled, or from another site's page",
             "too-many": "for one address, or after wrong passphrases",
@@ -139,8 +137,7 @@ _ROUTES: Final = (
     ),
     Route(
         handler=AnnotatorApi.sign_out, method="POST", path="/api/v1/sign-out", client=ANNOTATOR, about="ends a session",
-        cookie=ENDS_COOKIE,
-        cookie_owner=ANNOTATOR, replies={200: RouteReply("", "an empty object")},
+        ends_cookie=ANNOTATOR, replies={200: RouteReply("", "an empty object")},
     ),
     Route(
         handler=AnnotatorApi.session_info, method="GET", path="/api/v1/session", client=ANNOTATOR, about="whose session this is",
@@ -367,15 +364,14 @@ _ROUTES: Final = (
     Route(
         handler=AdminApi.operator_sign_in, method="POST", path="/api/v1/admin/sign-in",
         about="begins a session of an operator's browser",
-        body_fields=(RequestField("token", TEXT, "of `peer web token`"),), cookie=SETS_COOKIE, cookie_owner=OPERATOR,
+        body_fields=(RequestField("token", TEXT, "of `peer web token`"),), sets_cookie=OPERATOR,
         replies={201: RouteReply("operator seconds",
             "that the session lasts; its token comes as the cookie `folkmoot-operator`")},
         problem_codes={"unauthorized": "", "forbidden": "from another site's page"},
     ),
     Route(
         handler=AdminApi.operator_sign_out, method="POST", path="/api/v1/admin/sign-out", client=OPERATOR, about="ends it",
-        cookie=ENDS_COOKIE,
-        cookie_owner=OPERATOR, replies={200: RouteReply("", "an empty object")},
+        ends_cookie=OPERATOR, replies={200: RouteReply("", "an empty object")},
     ),
     Route(
         handler=AdminApi.admin_health, method="GET", path="/api/v1/admin/health", client=OPERATOR, about="how this peer is",

@@ -9,7 +9,7 @@ from typing import Final, Generic, TypeVar
 
 import trio
 
-from web.problem_details import HttpProblem
+from web.replies import HttpProblem
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -9,8 +9,7 @@ from features.services import ServiceContext
 from protocol.prometheus_metrics import PrometheusMetric
 from tests.notes.module import NotesState
 from web.html_pages import HtmlPage, PageSet
-from web.problem_details import HttpProblem
-from web.replies import Json
+from web.replies import HttpProblem, Json
 from web.request_fields import TEXT, RequestField, hex_type
 from web.routes import ClientClass, Route, RouteHandlers, RouteReply, RouteSet
 

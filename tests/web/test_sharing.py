@@ -14,7 +14,7 @@ from curation.service import rate_limits
 from curation.service.annotators.custodial_api import CustodialApi
 from curation.service.rate_limits import FairHostQueue, FairTable, HostRateLimiter
 from protocol.identity import Identity
-from web.problem_details import HttpProblem
+from web.replies import HttpProblem
 
 IDENTITY = Identity(bytes(32))
 

@@ -39,8 +39,7 @@ from protocol.codec import Count, Digest
 from protocol.errors import FolkmootError
 from protocol.identity import WIRE_VERSION, Ed25519Verifier, Identity, derive_secret, signing_preimage
 from protocol.name_validation import name_problem
-from web.problem_details import HttpProblem
-from web.replies import Json, TextReply
+from web.replies import HttpProblem, Json, TextReply
 
 LEASE_WAIT_SECONDS: Final = 3.0  # a call waits that long for a task
 DECISION_WAIT_SECONDS: Final = 10.0  # and for a decision

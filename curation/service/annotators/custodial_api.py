@@ -18,8 +18,7 @@ from curation.service.annotators.custodial_accounts import CustodialAccounts
 from curation.service.rate_limits import FairHostQueue
 from features.services import ServiceContext
 from protocol.identity import Identity
-from web.problem_details import HttpProblem
-from web.replies import Json
+from web.replies import HttpProblem, Json
 
 PASSPHRASE_CHARACTERS_MIN, PASSPHRASE_CHARACTERS_MAX = 8, 256
 WRONG_PASSPHRASES_FREE: Final = 5  # passphrases in a row for one name; each one more doubles the wait

@@ -12,7 +12,7 @@ from curation.service.operators.operator_log import DECISION_WAIT_SECONDS, Opera
 from curation.service.projects.project_author import ProjectAuthor
 from features.services import ServiceContext
 from protocol.errors import UserError
-from web.problem_details import HttpProblem
+from web.replies import HttpProblem
 
 TASKS_MAX: Final = 100_000  # of one file: it is in memory until all is decided
 

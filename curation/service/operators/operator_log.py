@@ -13,7 +13,7 @@ import trio
 from curation.service.access_control import AccessControl
 from curation.service.sqlite_database import open_database
 from protocol.errors import UserError
-from web.problem_details import HttpProblem
+from web.replies import HttpProblem
 
 T = TypeVar("T")
 DECISION_WAIT_SECONDS: Final = 10.0  # a call waits that long for a decision

@@ -21,8 +21,7 @@ from features.text_tables import pluralize
 from ledger.members import MembersState
 from protocol.errors import UserError
 from storage.foreign_text import ENDINGS
-from web.problem_details import HttpProblem
-from web.replies import Json
+from web.replies import HttpProblem, Json
 
 FILE_NAME_CHARACTERS_MAX: Final = 64  # that are shown
 PREVIEW_TASKS_MAX: Final = 5  # tasks of a file that is checked

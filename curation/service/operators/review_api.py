@@ -27,8 +27,7 @@ from curation.service.projects.task_export import project_pages, read_task_page,
 from curation.tasks.answers import PAIR_ANSWERS, QuestionKind, answer_problem
 from curation.tasks.task_pages import AnnotationTask, TaskPageBlob, task_id
 from features.services import ServiceContext
-from web.problem_details import HttpProblem
-from web.replies import Json
+from web.replies import HttpProblem, Json
 
 SCANNED_TASKS_MAX: Final = 10_000  # tasks that one call looks at, about a second; the next one goes on there
 PAIR_WORDS: Final = ("A is better", "B is better", *PAIR_ANSWERS[2:])  # as the pages say it

@@ -16,8 +16,7 @@ from features.json_output import to_json_value
 from features.services import ServiceContext
 from protocol.api import AlertCause, PeerView
 from protocol.errors import UserError
-from web.problem_details import HttpProblem
-from web.replies import Json
+from web.replies import HttpProblem, Json
 from web.routes import EventFeed
 
 CHANGE_WAIT_SECONDS: Final = 10.0  # a call waits that long for a change

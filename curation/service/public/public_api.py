@@ -22,8 +22,7 @@ from curation.service.projects.task_export import compute_agreement, write_expor
 from features.services import ServiceContext
 from ledger.tables import Table
 from protocol.errors import UserError
-from web.problem_details import HttpProblem
-from web.replies import FileReply, Json
+from web.replies import FileReply, HttpProblem, Json
 
 T = TypeVar("T")
 

@@ -1,4 +1,7 @@
-"""What a foreign page, or a foreign name of this host, must not do with the browser of somebody who is signed in here."""
+"""What the headers of a request are believed: which host asks, over TLS or not, for which name of this peer, from whose page.
+
+A foreign page, or a foreign name of this host, must not use the browser of somebody who is signed in here.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from typing import Final
 
 from aiohttp import web
 
-from web.problem_details import HttpProblem
+from protocol.addresses import host_subnet, is_loopback
+from web.replies import HttpProblem
 from web.routes import ClientClass
 
 CSRF_HEADER: Final = "X-Folkmoot"  # that no form sends, and no foreign script without asking first
@@ -17,6 +21,8 @@ HOST_PATTERN: Final = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[
 PORT_MAX: Final = 65_535
 SECURE_COOKIE_PREFIX: Final = "__Host-"  # a cookie with this prefix is set over TLS alone, and by this very host
 SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
+FORWARDED_HEADERS: Final = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP", "Via")
+PROXIES = web.AppKey("proxies", Collection)  # of the settings
 
 
 def require_host(request: web.Request, names: Collection[str]) -> None:
@@ -44,11 +50,11 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def cookie_name(who: ClientClass, is_secure: bool) -> str:
-    return f"{SECURE_COOKIE_PREFIX if is_secure else ''}{who.cookie_name}"
+def cookie_name(request: web.Request, who: ClientClass) -> str:
+    return f"{SECURE_COOKIE_PREFIX if is_secure(request) else ''}{who.cookie_name}"
 
 
-def read_token(request: web.Request, who: ClientClass, known: Collection[ClientClass], is_secure: bool) -> str:
+def read_token(request: web.Request, who: ClientClass, known: Collection[ClientClass]) -> str:
     """Of a header that a program sets; or of the cookie, which a browser sends with whatever page asks.
 
     A browser without a session of this class shows that of another `known` class: its client is told that the call is for others.
@@ -56,7 +62,7 @@ def read_token(request: web.Request, who: ClientClass, known: Collection[ClientC
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token:
         return token
-    cookies = (request.cookies.get(cookie_name(client, is_secure)) for client in (who, *known))
+    cookies = (request.cookies.get(cookie_name(request, client)) for client in (who, *known))
     token = next(filter(None, cookies), "")
     if not token:
         raise HttpProblem("unauthorized", "say `Authorization: Bearer` and a token, or sign in")
@@ -76,10 +82,49 @@ def require_own_origin(request: web.Request) -> None:
         raise HttpProblem("forbidden", "this call comes from a page of another site")
 
 
-def set_session_cookie(response: web.StreamResponse, who: ClientClass, is_secure: bool, token: str, seconds: int) -> None:
-    name = cookie_name(who, is_secure)
-    response.set_cookie(name, token, max_age=seconds, path="/", httponly=True, samesite="Strict", secure=is_secure)
+def client_host(request: web.Request) -> str:
+    """An address, or the network of 2^64 addresses that a subscriber has with IPv6.
+
+    `X-Forwarded-For` counts from a proxy of the settings alone, and there the last address that is no proxy: whatever stands
+    before it may be the client's own invention.
+    """
+    host = _address(request.remote or "")
+    said = [_address(part) for line in request.headers.getall("X-Forwarded-For", ()) for part in line.split(",")]
+    while host in request.app[PROXIES] and said and said[-1]:
+        host = said.pop()
+    return host_subnet(host)
 
 
-def delete_session_cookie(response: web.StreamResponse, who: ClientClass, is_secure: bool) -> None:
-    response.del_cookie(cookie_name(who, is_secure), path="/", httponly=True, samesite="Strict", secure=is_secure)
+def find_unnamed_proxy(request: web.Request) -> str:
+    """The address of a proxy of this machine that the settings do not name; empty where none brought the request."""
+    host = _address(request.remote or "")
+    return host if "X-Forwarded-For" in request.headers and is_loopback(host) and host not in request.app[PROXIES] else ""
+
+
+def is_secure(request: web.Request) -> bool:
+    """True if the browser speaks TLS, with this peer or with a proxy of the settings."""
+    is_proxied = _address(request.remote or "") in request.app[PROXIES]
+    return request.secure or (is_proxied and request.headers.get("X-Forwarded-Proto", "").strip().lower() == "https")
+
+
+def is_local_request(request: web.BaseRequest) -> bool:
+    """True if a program of this machine asks for itself. A proxy of this machine asks for others, and mostly says so.
+
+    nginx without any setting says nothing, but asks by HTTP/1.0.
+    """
+    is_direct = request.version >= (1, 1) and not any(name in request.headers for name in FORWARDED_HEADERS)
+    return is_direct and is_loopback(_address(request.remote or ""))
+
+
+def _address(text: str) -> str:
+    """As `ip_address` writes it, without port, brackets or interface; empty if it is none."""
+    text = text.strip().partition("%")[0]
+    if text.startswith("["):
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:
+        text = text.partition(":")[0]
+    try:
+        ip = ip_address(text)
+    except ValueError:
+        return ""
+    return str(getattr(ip, "ipv4_mapped", None) or ip)
