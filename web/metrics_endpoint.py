@@ -29,6 +29,13 @@ from protocol.prometheus_metrics import (
 )
 
 STATS_CACHE_SECONDS: Final = 1.0  # a look reads the store and /proc
+LISTEN_SETTING = "metrics"  # the setting
+ADDRESS_FILE = "address"  # a file: where it is served, while it is
+REQUEST_BYTES_MAX: Final = 8_192  # monitors send some hundred
+REQUEST_SECONDS_MAX: Final = 5.0  # from connecting until the answer is taken; the asker runs on this machine
+CONNECTIONS_MAX: Final = 16  # at once; a monitor has one
+log = logging.getLogger("metrics")
+Reply = tuple[HTTPStatus, str]
 
 
 class StatsCache:
@@ -50,17 +57,6 @@ class StatsCache:
         """Those of every peer, whatever features it serves."""
         members = len(self._desk.state.module_state(MembersState).members)
         return tuple(peer_metrics(await self.stats(), members))
-
-
-LISTEN_SETTING = "metrics"  # the setting
-ADDRESS_FILE = "address"  # a file: where it is served, while it is
-REQUEST_BYTES_MAX: Final = 8_192  # monitors send some hundred
-REQUEST_SECONDS_MAX: Final = 5.0  # from connecting until the answer is taken; the asker runs on this machine
-CONNECTIONS_MAX: Final = 16  # at once; a monitor has one
-
-log = logging.getLogger("metrics")
-
-Reply = tuple[HTTPStatus, str]
 
 
 class MetricsEndpoint:

@@ -22,6 +22,9 @@ _EXPORTED_LINE: Final = frozenset(("task", "number", "label", "label_text", "hei
 _EXPORTED_DATA: Final = frozenset(("task", "number", "height", "items"))  # of a task for Label Studio
 _EVEN: Final = 0.5  # the `p` of a tie, and of a pair whose votes were equal
 _REFUSED: Final = ("reject", "ignore")  # Prodigy's `answer` where the label is none
+# The likeliest first. Prodigy has `accept`, `answer` and `spans`, doccano `label` and `entities`, spaCy `cats`.
+LABEL_FIELDS: Final = ("label", "labels", "annotations", "predictions", "accept", "answer", "spans", "entities", "cats", "votes")
+EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
 
 
 class UnusableLabel(str):
@@ -168,11 +171,6 @@ def _of_stars(stars: int, question: AnswerSchema, is_ours: bool) -> Any:
         return counted
     by_text = f"the option {str(stars)!r} by its text"
     return AmbiguousLabel(f"{stars} has 2 readings: {by_text}, or the option {counted!r} by the number of stars")
-
-
-# The likeliest first. Prodigy has `accept`, `answer` and `spans`, doccano `label` and `entities`, spaCy `cats`.
-LABEL_FIELDS: Final = ("label", "labels", "annotations", "predictions", "accept", "answer", "spans", "entities", "cats", "votes")
-EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
 
 
 class ForeignLabels:

@@ -1,7 +1,13 @@
-"""Transactions of curation. Members found projects and add tasks; serving peers carry what annotators said."""
+"""Transactions of curation. Members found projects and add tasks; serving peers carry what annotators said.
+
+Whoever carries a commitment seals its answer for two more serving peers, which open it if the carrier is gone. They are drawn by
+hash, so that everybody knows whose turn it is. Nothing decided looks into a seal.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,6 +21,7 @@ from curation.limits import (
     PAGE_TASKS_MAX,
     PAGES_MAX,
     PROOF_DIGESTS_MAX,
+    SEALS_MAX,
 )
 from protocol.codec import Between, Count, Digest, Key, Length, SignatureBytes
 
@@ -108,7 +115,7 @@ class AnswerCommitment:
     annotator: Key  # whose the assignment is: the signature can be verified without the state
     commitment: Digest
     signature: SignatureBytes  # by the annotator, over `annotator_statements.AnnotationStatement`
-    seals: Seals = ()  # the answer for each of `sealed_answers.seal_recipients`; nothing decided depends on what is in them
+    seals: Seals = ()  # the answer for each of `seal_recipients`; nothing decided depends on what is in them
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,3 +156,17 @@ class StatementBatch:
     @property
     def size(self) -> int:
         return sum(map(len, (self.enrolments, self.leases, self.commits, self.openings, self.skips, self.releases)))
+
+
+@dataclass(frozen=True, slots=True)
+class OpeningSecret:
+    """What opens a commitment."""
+
+    salt: Salt
+    answer: Choices
+
+
+def seal_recipients(serving: Iterable[bytes], assignment: bytes, carrier: bytes) -> tuple[bytes, ...]:
+    """The serving peers that this answer is sealed for, in the order in which they open it."""
+    others = (key for key in serving if key != carrier)
+    return tuple(sorted(others, key=lambda key: hashlib.sha256(b"folkmoot/seal\x00" + assignment + key).digest())[:SEALS_MAX])

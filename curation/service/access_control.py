@@ -9,10 +9,9 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from pathlib import Path
 from typing import Final
 
-from curation.service.sqlite_database import open_database
+from curation.service.sqlite_database import ServiceDatabase
 from web.routes import ClientClass
 
 ANNOTATOR: Final = ClientClass("annotator", "folkmoot", "T", "session")
@@ -21,29 +20,21 @@ INVITATION_BYTES: Final = 12
 OPERATOR_TOKEN_MS: Final = 86_400_000  # a token is valid that long
 SESSIONS_MAX: Final = 32  # of one token; the oldest goes
 OPERATOR_ID_DIGITS: Final = 8  # of the hash of a token: they name the operator, and open nothing
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS operators (token BLOB PRIMARY KEY, until_ms INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS sessions (number INTEGER PRIMARY KEY, session BLOB UNIQUE NOT NULL, operator BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS codes (code BLOB PRIMARY KEY, annotator BLOB) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS refused (annotator BLOB PRIMARY KEY) WITHOUT ROWID;
-"""
-
-
 NO_INVITATION_NEEDED: Final = (
     "nobody needs an invitation here: sign_up is open; a peer that runs with `--sign-up invited` asks for one"
 )
 
 
-class AccessControl:
+class AccessControl(ServiceDatabase):
     """Every method that changes something waits for the disk."""
 
-    def __init__(self, folder: Path) -> None:
-        path = folder / "doors.sqlite"
-        path.touch(mode=0o600)
-        self._database = open_database(path, _SCHEMA)
-
-    def close(self) -> None:
-        self._database.close()
+    file_name, file_mode = "doors.sqlite", 0o600
+    schema = """
+CREATE TABLE IF NOT EXISTS operators (token BLOB PRIMARY KEY, until_ms INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS sessions (number INTEGER PRIMARY KEY, session BLOB UNIQUE NOT NULL, operator BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS codes (code BLOB PRIMARY KEY, annotator BLOB) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS refused (annotator BLOB PRIMARY KEY) WITHOUT ROWID;
+"""
 
     def create_operator_token(self) -> str:
         """A token for an operator."""

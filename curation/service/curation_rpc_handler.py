@@ -30,10 +30,14 @@ from curation.ledger.transaction_types import ReviewTask, VoteToStopProject
 from curation.limits import NAME_CHARACTERS_MAX
 from curation.rpc import AgreementView, CurationRpc, ImportRequest, ImportView, ProjectView, TaskExportView, TaskInReviewView
 from curation.service.access_control import NO_INVITATION_NEEDED, AccessControl
-from curation.service.projects import label_proof_export
-from curation.service.projects.import_records import already_imported_note
-from curation.service.projects.project_author import ProjectAuthor
-from curation.service.projects.task_export import compute_agreement, project_pages, read_task_page, write_export
+from curation.service.projects.project_author import ProjectAuthor, already_imported_note
+from curation.service.projects.task_export import (
+    compute_agreement,
+    project_pages,
+    read_task_page,
+    write_export,
+    write_label_proofs,
+)
 from curation.tasks.answer_parser import parse_answer
 from curation.tasks.answers import QuestionKind, answer_text, options_problem
 from curation.tasks.task_pages import assignment_id, task_id
@@ -241,9 +245,7 @@ class CurationRpcHandler(CurationRpc):
             raise UserError("no state is certified yet: the next decided block certifies the one before it")
         state, links = proven
         read = self.peer.blobs.read_blob
-        count = await trio.to_thread.run_sync(
-            label_proof_export.write_label_proofs, Path(directory), self.peer.genesis, state, links, key, read
-        )
+        count = await trio.to_thread.run_sync(write_label_proofs, Path(directory), self.peer.genesis, state, links, key, read)
         return TaskExportView(directory, count)
 
 

@@ -19,15 +19,17 @@ from curation.limits import (
     RANKED_MAX,
     VOTES_MAX,
 )
-from curation.service.access_control import ANNOTATOR
+from curation.service.access_control import ANNOTATOR, AccessControl
 from curation.service.annotators.annotator_api import AnnotatorApi
-from curation.service.annotators.custodial_api import CustodialApi
-from curation.service.api_assembly import make_handlers
+from curation.service.annotators.custodial_api import CustodialAccounts, CustodialApi
+from curation.service.event_feeds import BlockFeed, LiveFeed
 from curation.service.operators.admin_api import AdminApi
-from curation.service.operators.project_api import ProjectApi
+from curation.service.operators.operator_log import Operators
+from curation.service.operators.project_api import ImportQueue, ProjectApi
 from curation.service.operators.review_api import ReviewApi, ReviewState
-from curation.service.public.live_feed import LiveFeed
-from curation.service.public.public_api import PublicApi
+from curation.service.projects.page_fetcher import PageFetcher
+from curation.service.public_api import PublicApi
+from features.services import ServiceContext
 from web.request_fields import (
     CURSOR,
     FLAG,
@@ -51,6 +53,7 @@ from web.routes import (
     SIGNATURE_TYPE,
     TIME_TYPE,
     Route,
+    RouteHandlers,
     RouteReply,
     RouteSet,
     key_path_field,
@@ -461,6 +464,37 @@ _ROUTES: Final = (
         problem_codes={"not-found": "also where this peer has not kept it"},
     ),
 )  # fmt: skip
+
+
+def make_handlers(desk: ServiceContext) -> RouteHandlers:
+    doors, fetching, live = AccessControl(desk.folder), PageFetcher(desk), LiveFeed(desk)
+    annotating = AnnotatorApi(desk, doors, fetching)
+    operators = Operators(desk.folder, doors, annotating.is_annotator)
+    imports = ImportQueue(desk, operators)
+    blocks = BlockFeed(desk, annotating.gatherer)
+    return RouteHandlers(
+        objects=(
+            annotating,
+            PublicApi(desk),
+            CustodialApi(desk, CustodialAccounts(desk.folder), annotating),
+            ProjectApi(desk, operators, imports),
+            ReviewApi(desk, operators),
+            AdminApi(desk, doors, operators, lambda: annotating.gatherer.waiting_count),
+            live,
+        ),
+        authorizers={ANNOTATOR: annotating.require_session, OPERATOR: operators.require_operator},
+        metrics=blocks.metrics,
+        event_feeds=(blocks.event_feed, live.event_feed),
+        background_tasks=(
+            annotating.gatherer.run,
+            annotating.run_openings_and_expiry,
+            fetching.run,
+            live.run_label_counter,
+            imports.run,
+        ),
+    )
+
+
 PREFIXES: Final = ("/api/v1", "/api/tasks", "/api/submit", "/api/stats", "/api/leaderboard")
 PROBLEM_STATUSES: Final = {"already-answered": 409, "already-enrolled": 409, "already-imported": 409, "bad-signature": 422}
 HTTP_ROUTES: Final = RouteSet(prefixes=PREFIXES, routes=_ROUTES, make_handlers=make_handlers, problem_statuses=PROBLEM_STATUSES)

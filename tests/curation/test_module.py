@@ -24,7 +24,6 @@ from curation.ledger.curation_state import (
     TaskStage,
     page_key,
 )
-from curation.ledger.sealed_answers import seal_recipients
 from curation.ledger.state_changes import BEGUN_LIST, CurationChanges, index_slot_key
 from curation.ledger.transaction_types import (
     AddTaskPage,
@@ -37,6 +36,7 @@ from curation.ledger.transaction_types import (
     SkipAssignment,
     StatementBatch,
     VoteToStopProject,
+    seal_recipients,
 )
 from curation.limits import (
     ASSIGNED_MAX,

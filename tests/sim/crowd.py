@@ -30,7 +30,6 @@ from curation.ledger.curation_state import (
     TaskStage,
     page_key,
 )
-from curation.ledger.sealed_answers import OpeningSecret, seal_recipients
 from curation.ledger.transaction_types import (
     AddTaskPage,
     AnswerCommitment,
@@ -39,6 +38,7 @@ from curation.ledger.transaction_types import (
     EnrolmentEntry,
     GoldAnswerProof,
     LeaseRequest,
+    OpeningSecret,
     ReleaseAssignment,
     RevealGold,
     ReviewTask,
@@ -46,6 +46,7 @@ from curation.ledger.transaction_types import (
     SkipAssignment,
     StatementBatch,
     VoteToStopProject,
+    seal_recipients,
 )
 from curation.tasks.answers import PAIR_ANSWERS, Answer, QuestionKind, answer_commitment, gold_leaf
 from curation.tasks.task_pages import assignment_id, task_id

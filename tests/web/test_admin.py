@@ -311,7 +311,7 @@ async def test_an_import_goes_on_when_it_takes_longer_than_a_call(tmp_path: Path
         token = await operator(daemon)
         project = await empty(site, token)
         path, data = f"/api/v1/projects/{project}/tasks?format=jsonl", b'{"text": "one"}\n' * 3_000
-        monkeypatch.setattr("curation.service.operators.import_queue.DECISION_WAIT_SECONDS", 0.0)
+        monkeypatch.setattr("curation.service.operators.project_api.DECISION_WAIT_SECONDS", 0.0)
         assert (await said(site.ask, "POST", path, data, token)).status == 202
         assert (await said(site.ask, "POST", path, data, token)).code == "too-many"
         go_on.set()
@@ -325,7 +325,7 @@ async def test_an_import_that_a_stop_cuts_off_is_noted_and_its_first_part_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = Room(tmp_path)
-    monkeypatch.setattr("curation.service.operators.import_queue.DECISION_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("curation.service.operators.project_api.DECISION_WAIT_SECONDS", 0.0)
     async with room.serving() as (daemon, site):
         token = await operator(daemon)
         project = await empty(site, token)

@@ -15,7 +15,7 @@ from curation.ledger.transaction_types import AnswerCommitment, AnswerOpening, R
 from curation.rpc import CurationRpc
 from curation.service.annotators import annotator_api, statement_batcher
 from curation.service.annotators.statement_batcher import Statement, StatementBatcher
-from curation.service.public.public_api import PublicApi
+from curation.service.public_api import PublicApi
 from peer.runtime.transaction_submitter import TransactionSubmitter
 from tests.waiting import patience
 from tests.web.client import Person, Reply, Site, committed, receipt_holds

@@ -12,7 +12,7 @@ import pytest
 from curation.ledger.curation_state import CurationState
 from curation.rpc import CurationRpc
 from curation.service.annotators import custodial_api
-from curation.service.annotators.custodial_accounts import CustodialAccounts
+from curation.service.annotators.custodial_api import CustodialAccounts
 from peer.daemon.daemon import Daemon
 from tests.web.client import Person, Reply, Site
 from tests.web.room import Room, assigned, said

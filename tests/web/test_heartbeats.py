@@ -12,7 +12,7 @@ import trio
 from curation.ledger.curation_state import AssignmentState, CurationState
 from curation.ledger.transaction_types import ReleaseAssignment
 from curation.service.annotators.annotator_api import AnnotatorApi
-from curation.service.annotators.answer_store import AnswerStore, UnopenedAnswer
+from curation.service.annotators.answer_openings import AnswerStore, UnopenedAnswer
 from curation.service.annotators.lease_heartbeats import HEARTBEAT_SECONDS_MAX, LeaseHeartbeats
 from curation.service.annotators.statement_batcher import StatementBatcher
 from tests.waiting import patience_seconds

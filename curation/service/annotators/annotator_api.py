@@ -23,8 +23,7 @@ from curation.ledger.state_changes import CurationChanges
 from curation.ledger.transaction_types import AnswerOpening, EnrolmentEntry, LeaseRequest, ReleaseAssignment, SkipAssignment
 from curation.limits import GUIDELINES_BYTES_MAX, LEASES_MAX, NAME_CHARACTERS_MAX, REASON_CHARACTERS_MAX, SALT_BYTES
 from curation.service.access_control import AccessControl
-from curation.service.annotators.answer_openings import AnswerOpenings, is_commitment_possible, load_task_row
-from curation.service.annotators.answer_store import UnopenedAnswer
+from curation.service.annotators.answer_openings import AnswerOpenings, UnopenedAnswer, is_commitment_possible, load_task_row
 from curation.service.annotators.lease_heartbeats import LeaseHeartbeats
 from curation.service.annotators.statement_batcher import StatementBatcher
 from curation.service.projects.page_fetcher import PageFetcher

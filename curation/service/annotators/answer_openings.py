@@ -5,19 +5,19 @@ It opens its own as soon as that is asked for. It opens another peer's, which wa
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import trio
 
 from curation.ledger.curation_module import serving_peers
 from curation.ledger.curation_state import Assignment, AssignmentState, CurationState, ProjectPhase, TaskRow, TaskStage
-from curation.ledger.sealed_answers import OpeningSecret, seal_recipients
 from curation.ledger.state_changes import CurationChanges
-from curation.ledger.transaction_types import AnswerCommitment, AnswerOpening
+from curation.ledger.transaction_types import AnswerCommitment, AnswerOpening, OpeningSecret, seal_recipients
 from curation.limits import OPENING_MS
-from curation.service.annotators.answer_store import AnswerStore, UnopenedAnswer
 from curation.service.annotators.statement_batcher import StatementBatcher
-from curation.tasks.answers import answer_commitment
+from curation.service.sqlite_database import ServiceDatabase
+from curation.tasks.answers import Answer, answer_commitment
 from curation.tasks.task_pages import task_id
 from features.services import ServiceContext
 from ledger.members import MembersState
@@ -26,6 +26,48 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import seal, short_id
 
 SEAL_DELAY_MS = 5_000  # the first peer with a seal waits that long for the carrier, the second one twice as long
+
+
+@dataclass(frozen=True, slots=True)
+class UnopenedAnswer:
+    assignment: bytes
+    salt: bytes
+    answer: Answer
+    signature: bytes  # by the annotator, over the commitment
+
+    @property
+    def commitment(self) -> bytes:
+        return answer_commitment(self.assignment, self.salt, self.answer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    choices: tuple[int, ...]
+
+
+class AnswerStore(ServiceDatabase):
+    """Answers that are not opened yet: durable here before anybody is told that they count."""
+
+    file_name = "answers.sqlite"
+    schema = (
+        "CREATE TABLE IF NOT EXISTS answers"
+        " (assignment BLOB PRIMARY KEY, salt BLOB NOT NULL, answer BLOB NOT NULL, signature BLOB NOT NULL) WITHOUT ROWID"
+    )
+
+    # Each of these is one statement: a transaction of several would take in what another thread does meanwhile.
+
+    def store_answer(self, kept: UnopenedAnswer) -> None:
+        """Waits for the disk."""
+        row = (kept.assignment, kept.salt, codec.encode(_Answer(kept.answer)), kept.signature)
+        self._database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)", row)
+
+    def delete_answers(self, assignments: Sequence[bytes]) -> None:
+        """Waits for the disk."""
+        self._database.execute(f"DELETE FROM answers WHERE assignment IN ({', '.join('?' * len(assignments))})", assignments)
+
+    def load_answers(self) -> Iterator[UnopenedAnswer]:
+        for assignment, salt, answer, signature in self._database.execute("SELECT * FROM answers"):
+            yield UnopenedAnswer(assignment, salt, codec.decode(_Answer, answer).choices, signature)
 
 
 @dataclass
@@ -47,7 +89,7 @@ class _DueOpening:
 class AnswerOpenings:
     def __init__(self, desk: ServiceContext, gatherer: StatementBatcher) -> None:
         self._desk, self._gatherer = desk, gatherer
-        self._vault = AnswerStore(desk.folder / "answers.sqlite")
+        self._vault = AnswerStore(desk.folder)
         self._kept = {kept.assignment: kept for kept in self._vault.load_answers()}
         self._former = list(self._kept.values())  # of the peer's last run: it is not known yet whether they were decided
         self._pending = {kept.assignment: PendingCommitment(kept.commitment) for kept in self._former}

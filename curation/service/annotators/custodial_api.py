@@ -11,21 +11,63 @@ from functools import partial
 from typing import Final
 
 import trio
+from nacl.exceptions import CryptoError
+from nacl.pwhash import argon2id
+from nacl.secret import SecretBox
+from nacl.utils import random
 
 from curation.annotator_statements import EnrolStatement
 from curation.service.annotators.annotator_api import SESSION_MS, AnnotatorApi
-from curation.service.annotators.custodial_accounts import CustodialAccounts
 from curation.service.rate_limits import FairHostQueue
+from curation.service.sqlite_database import ServiceDatabase
 from features.services import ServiceContext
 from protocol.identity import Identity
 from web.replies import HttpProblem, Json
 
+PASSES: Final = argon2id.OPSLIMIT_INTERACTIVE
+MEMORY_BYTES: Final = argon2id.MEMLIMIT_INTERACTIVE  # 64 MiB: a peer on a small machine has them, once at a time
 PASSPHRASE_CHARACTERS_MIN, PASSPHRASE_CHARACTERS_MAX = 8, 256
 WRONG_PASSPHRASES_FREE: Final = 5  # passphrases in a row for one name; each one more doubles the wait
 BACKOFF_SECONDS_MAX: Final = 64.0  # whoever forgot it must not be kept out for hours by somebody who guesses
 WRONG_PASSPHRASE_ENTRIES_MAX: Final = 10_000  # names and hosts whose wrong passphrases are counted; the oldest goes
 WAITING_MAX: Final = 64  # that wait for their turn, a tenth of a second each
 WAITING_OF_HOST_MAX: Final = 8
+
+
+class CustodialAccounts(ServiceDatabase):
+    """Accounts of custodial annotators: a name, and a key that this peer keeps under the person's passphrase.
+
+    The key's seed is sealed (XSalsa20-Poly1305) under Argon2id of the passphrase (RFC 9106), both as libsodium has them. Somebody
+    who has the file guesses at the price of one Argon2id each. `create_account` and `open_account` take a tenth of a second and
+    64 MiB: one at a time, in a thread.
+    """
+
+    file_name, file_mode = "accounts.sqlite", 0o600
+    schema = "CREATE TABLE IF NOT EXISTS accounts (name TEXT PRIMARY KEY, salt BLOB NOT NULL, sealed BLOB NOT NULL) WITHOUT ROWID"
+
+    def create_account(self, name: str, passphrase: str) -> Identity | None:
+        """A new account, on the disk; or the one that there is. None if that one has another passphrase."""
+        salt, identity = random(argon2id.SALTBYTES), Identity.generate()
+        sealed = _box(passphrase, salt).encrypt(identity.seed)
+        made = self._database.execute("INSERT OR IGNORE INTO accounts VALUES (?, ?, ?)", (name, salt, bytes(sealed)))
+        return identity if made.rowcount else self.open_account(name, passphrase)
+
+    def open_account(self, name: str, passphrase: str) -> Identity | None:
+        """None if there is no such account, or it has another passphrase."""
+        found = self._database.execute("SELECT salt, sealed FROM accounts WHERE name = ?", (name,)).fetchone()
+        salt, sealed = found or (bytes(argon2id.SALTBYTES), b"")  # a name that is nobody's takes as long
+        try:
+            return Identity(_box(passphrase, salt).decrypt(sealed))
+        except (CryptoError, ValueError):
+            return None
+
+    def delete_account(self, name: str) -> None:
+        self._database.execute("DELETE FROM accounts WHERE name = ?", (name,))
+
+
+def _box(passphrase: str, salt: bytes) -> SecretBox:
+    key = argon2id.kdf(SecretBox.KEY_SIZE, passphrase.encode(), salt, opslimit=PASSES, memlimit=MEMORY_BYTES)
+    return SecretBox(key)
 
 
 class CustodialApi:

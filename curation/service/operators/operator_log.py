@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import trio
 
 from curation.service.access_control import AccessControl
-from curation.service.sqlite_database import open_database
+from curation.service.sqlite_database import ServiceDatabase
 from protocol.errors import UserError
 from web.replies import HttpProblem
 
@@ -20,19 +20,19 @@ DECISION_WAIT_SECONDS: Final = 10.0  # a call waits that long for a decision
 ENTRIES_MAX: Final = 10_000  # of the list; the oldest goes
 STRANGER: Final = "nobody"  # who has signed in without a token
 ABOUT_CHARACTERS_MAX: Final = 200
-_SCHEMA = (
-    "CREATE TABLE IF NOT EXISTS log (number INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER NOT NULL,"
-    " operator TEXT NOT NULL, action TEXT NOT NULL, about TEXT NOT NULL, result TEXT NOT NULL)"
-)
 
 
-class Operators:
+class Operators(ServiceDatabase):
+    file_name, file_mode = "log.sqlite", 0o600
+    schema = (
+        "CREATE TABLE IF NOT EXISTS log (number INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER NOT NULL,"
+        " operator TEXT NOT NULL, action TEXT NOT NULL, about TEXT NOT NULL, result TEXT NOT NULL)"
+    )
+
     def __init__(self, folder: Path, doors: AccessControl, annotates: Callable[[str], bool]) -> None:
         """`annotates`: whether a token is an annotator's."""
+        super().__init__(folder)
         self._doors, self._annotates = doors, annotates
-        path = folder / "log.sqlite"
-        path.touch(mode=0o600)
-        self._database = open_database(path, _SCHEMA)
 
     def require_operator(self, token: str) -> str:
         """The operator, as the list names it. Raises `HttpProblem` if it is none."""

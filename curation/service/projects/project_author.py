@@ -4,30 +4,127 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Annotated, Final
 
 import trio
 
 from consensus.voter_set import VoterSet
+from curation.annotator_statements import Salt
 from curation.import_export.task_import import TaskWithGold, split_into_pages
 from curation.ledger.curation_module import project_id, reviews_left
-from curation.ledger.curation_state import CurationState, Project, ProjectPhase, ProjectSpec, Redaction
-from curation.ledger.transaction_types import AddTaskPage, CreateProject, RevealGold, ReviewTask, SetProjectPhase
-from curation.limits import GUIDELINES_BYTES_MAX, SALT_BYTES
+from curation.ledger.curation_state import Choices, CurationState, Project, ProjectPhase, ProjectSpec, Redaction
+from curation.ledger.transaction_types import AddTaskPage, CreateProject, GoldAnswerProof, RevealGold, ReviewTask, SetProjectPhase
+from curation.limits import GUIDELINES_BYTES_MAX, PAGE_TASKS_MAX, SALT_BYTES
 from curation.rpc import ProjectView
-from curation.service.projects.gold_store import GoldPage, GoldStore
-from curation.service.projects.import_records import ImportRecords, digest_tasks
 from curation.service.projects.task_export import project_pages, read_task_page
-from curation.tasks.task_pages import PageEntry, TaskPageBlob, page_merkle_root, redact_entry, task_id
+from curation.service.sqlite_database import ServiceDatabase
+from curation.tasks.answers import gold_leaf
+from curation.tasks.task_pages import AnnotationTask, PageEntry, TaskPageBlob, page_merkle_root, redact_entry, task_id
 from features.services import ServiceContext
+from features.text_tables import pluralize
 from ledger.members import MembersState
-from protocol import codec
+from protocol import codec, merkle
+from protocol.codec import Count, Digest, Length
 from protocol.errors import UserError
 from protocol.identity import peer_id
 
 FETCH_SECONDS: Final = 30.0  # for a page that is to be redacted, where this peer lacks it
+
+
+def digest_tasks(tasks: Iterable[TaskWithGold]) -> bytes:
+    """A digest over texts and items. Labels do not count: they may be used in another way the second time."""
+    found = hashlib.sha256()
+    for task, _ in tasks:
+        found.update(codec.encode(AnnotationTask(task.text, task.items)))
+    return found.digest()
+
+
+def already_imported_note(file: str, project: str, before: int, count: int, way_out: str) -> str:
+    if before < count:
+        return f"project {project!r} already had {before} of the {count} tasks of {file}; the others are added"
+    there = f"project {project!r} already has the {pluralize(count, 'task')} of {file}"
+    return f"{there}, so nothing changed; {way_out} adds {'it' if count == 1 else 'them'} once more"
+
+
+class ImportRecords(ServiceDatabase):
+    """Pages by the project and the digest of all tasks that were imported together.
+
+    The same file adds nothing twice, and one that was cut off goes on.
+    """
+
+    file_name = "imported.sqlite"
+    schema = """CREATE TABLE IF NOT EXISTS imported
+(project BLOB, tasks BLOB, first INTEGER, count INTEGER, root BLOB, PRIMARY KEY (project, tasks, first)) WITHOUT ROWID"""
+
+    def record_page(self, project: bytes, tasks: bytes, first: int, count: int, root: bytes) -> None:
+        """Waits for the disk."""
+        self._database.execute("INSERT OR REPLACE INTO imported VALUES (?, ?, ?, ?, ?)", (project, tasks, first, count, root))
+
+    def delete_import(self, project: bytes, tasks: bytes) -> None:
+        self._database.execute("DELETE FROM imported WHERE project = ? AND tasks = ?", (project, tasks))
+
+    def imported_pages(self, project: bytes, tasks: bytes) -> list[tuple[int, int, bytes]]:
+        """Place of the first task, count and Merkle root of each page, in order."""
+        found = self._database.execute(
+            "SELECT first, count, root FROM imported WHERE project = ? AND tasks = ? ORDER BY first", (project, tasks)
+        )
+        return found.fetchall()
+
+    def projects_with_import(self, tasks: bytes) -> list[bytes]:
+        found = self._database.execute("SELECT DISTINCT project FROM imported WHERE tasks = ?", (tasks,))
+        return [project for (project,) in found]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownGold:
+    index: Count
+    salt: Salt
+    answer: Choices
+
+
+@dataclass(frozen=True, slots=True)
+class GoldPage:
+    """Leaves of all tasks of a page. Those of tasks that are no gold are drawn: nobody can tell which."""
+
+    leaves: Annotated[tuple[Digest, ...], Length(1, PAGE_TASKS_MAX)]
+    known: Annotated[tuple[KnownGold, ...], Length(0, PAGE_TASKS_MAX)]
+
+    @classmethod
+    def make_page(cls, golds: Sequence[tuple[int, ...] | None]) -> GoldPage:
+        """`golds`: the right answer of each task, where it is known."""
+        known = [KnownGold(index, secrets.token_bytes(SALT_BYTES), gold) for index, gold in enumerate(golds) if gold is not None]
+        leaves = [secrets.token_bytes(32) for _ in golds]
+        for gold in known:
+            leaves[gold.index] = gold_leaf(gold.salt, tuple(gold.answer))
+        return cls(tuple(leaves), tuple(known))
+
+    @property
+    def root(self) -> bytes:
+        return merkle.merkle_root(self.leaves)
+
+    def prove_answer(self, known: KnownGold) -> GoldAnswerProof:
+        return GoldAnswerProof(known.index, known.answer, known.salt, tuple(merkle.merkle_proof(self.leaves, known.index)))
+
+
+class GoldStore(ServiceDatabase):
+    """Pages with gold, by the roots that AddPage names.
+
+    Right answers that the author knows are durable here before their page is decided, and secret until it says them.
+    """
+
+    file_name = "golds.sqlite"
+    schema = "CREATE TABLE IF NOT EXISTS golds (root BLOB PRIMARY KEY, page BLOB NOT NULL) WITHOUT ROWID"
+
+    def store_page(self, page: GoldPage) -> None:
+        """Waits for the disk."""
+        self._database.execute("INSERT OR REPLACE INTO golds VALUES (?, ?)", (page.root, codec.encode(page)))
+
+    def load_page(self, root: bytes) -> GoldPage | None:
+        found = self._database.execute("SELECT page FROM golds WHERE root = ?", (root,)).fetchone()
+        return None if found is None else codec.decode(GoldPage, found[0])
 
 
 @dataclass(frozen=True)
@@ -119,7 +216,7 @@ class ProjectAuthor:
             digest_of_page = await trio.to_thread.run_sync(self.desk.add_blob, data)
             gold = GoldPage.make_page([given.gold for given in part]) if has_gold else None
             if gold is not None:
-                with self._golds() as golds:
+                with closing(GoldStore(self.desk.folder)) as golds:
                     await trio.to_thread.run_sync(golds.store_page, gold)
             with self._imported() as imported:
                 await trio.to_thread.run_sync(imported.record_page, key, digest, first, len(part), page_root)
@@ -161,10 +258,7 @@ class ProjectAuthor:
         return f"{alike} of the {needed} voters needed want {name} to be redacted; others have to say the same"
 
     def _imported(self) -> closing[ImportRecords]:
-        return closing(ImportRecords(self.desk.folder / "imported.sqlite"))
-
-    def _golds(self) -> closing[GoldStore]:
-        return closing(GoldStore(self.desk.folder / "golds.sqlite"))
+        return closing(ImportRecords(self.desk.folder))
 
     async def set_phase(self, key: bytes, phase: ProjectPhase) -> None:
         """A close says all gold first."""
@@ -177,7 +271,7 @@ class ProjectAuthor:
 
     async def _say_gold(self, key: bytes, row: Project) -> None:
         state = self._state
-        with self._golds() as golds:
+        with closing(GoldStore(self.desk.folder)) as golds:
             for number, page in enumerate(project_pages(state, key, row)):
                 if page.gold is None:
                     continue

@@ -1,4 +1,4 @@
-"""What the page `/live` shows: one look at the peer for all who watch, without what is only its operator's."""
+"""Events of this peer: of each block, and of what the page `/live` shows."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from typing import Any, Final
 import trio
 
 from curation.ledger.curation_state import CurationState
+from curation.service.annotators.statement_batcher import StatementBatcher
 from features.json_output import to_json_value
 from features.services import ServiceContext
 from protocol.api import AlertCause, PeerView
 from protocol.errors import UserError
+from protocol.prometheus_metrics import PrometheusMetric
 from web.replies import HttpProblem, Json
 from web.routes import EventFeed
 
+BLOCK_WAIT_SECONDS: Final = 10.0  # a call waits that long for a block
 CHANGE_WAIT_SECONDS: Final = 10.0  # a call waits that long for a change
 LOOK_INTERVAL_SECONDS_MIN: Final = 0.25  # between two looks at one height
 LOOK_INTERVAL_SECONDS: Final = 1.0  # between two looks when nothing is told
@@ -40,13 +43,59 @@ VOTE_FIELDS: Final = "job round phase height quorum voters trainers proposed vot
 BLOCK_FIELDS: Final = "height digest time_ms proposer view signers voters_count quorum certified_root own_root"
 
 
+class BlockFeed:
+    """What machines watch: counts of curation for monitors, and the events of each block."""
+
+    def __init__(self, desk: ServiceContext, gatherer: StatementBatcher) -> None:
+        self._desk, self._gatherer = desk, gatherer
+        self.event_feed = EventFeed(self._wait_for_look, "height", _block_events)
+
+    def metrics(self) -> tuple[PrometheusMetric, ...]:
+        state: CurationState = self._desk.state.module_state(CurationState)
+        counts = (
+            ("annotators", "enrolled in the network", state.annotators_count),
+            ("projects", "that are not closed", len(state.open)),
+            ("annotations_total", "answers that are committed", state.annotations),
+            ("settled_total", "tasks that have a label", state.settled),
+            ("passed_over_total", "statements that did not apply", state.passed_over),
+            ("statements_waiting", "of annotators, that wait here for a decision", self._gatherer.waiting_count),
+        )
+        return tuple(PrometheusMetric(name, about, {"": count}) for name, about, count in counts)
+
+    async def _wait_for_look(self, last: Json) -> Json:
+        """The newest state, once there is a block above the last look, or after some seconds."""
+        with trio.move_on_after(BLOCK_WAIT_SECONDS):
+            await self._desk.wait_for_block_above(last.get("height", -1))
+        desk, state = self._desk, self._desk.state.module_state(CurationState)
+        body: Json = {"height": desk.height, "state_root": desk.state_root.hex(), "time_ms": desk.time_ms}
+        return body | {"settled": state.settled, "projects": [_counts(state, key) for key in state.open]}
+
+
+def _block_events(before: Json, now: Json) -> Iterator[tuple[str, Json]]:
+    yield "block", {name: now[name] for name in ("height", "state_root", "time_ms")}
+    known = {row["project"]: row for row in before.get("projects", ())}
+    for row in now["projects"]:
+        if known.get(row["project"]) != row:
+            yield "project", {"height": now["height"], **row}
+    if before.get("settled") != now["settled"]:
+        yield "settled", {"height": now["height"], "settled": now["settled"]}
+
+
+def _counts(state: CurationState, key: bytes) -> Json:
+    row = state.projects.get_record(key)
+    assert row is not None
+    return {"project": key.hex(), "state": row.phase.value, "tasks": row.tasks, "settled": row.settled, "review": row.review}
+
+
 class LiveFeed:
+    """One look at the peer for all who watch, without what is only its operator's."""
+
     def __init__(self, desk: ServiceContext) -> None:
         self._desk = desk
         self._looking, self._reading = trio.Lock(), trio.Lock()
         self._looked, self._seen, self._height = -math.inf, 0, -1  # when, up to which event, at which height
         self._number, self._now = 0, Json()
-        self.event_feed = EventFeed(self._wait_for_change, "number", _events_between, is_on_request=True)
+        self.event_feed = EventFeed(self._wait_for_change, "number", _live_events, is_on_request=True)
         self._labels: deque[tuple[int, int]] = deque()  # of the last minute: time of the block, all labels by then
 
     async def run_label_counter(self) -> None:
@@ -136,7 +185,7 @@ class LiveFeed:
         return found
 
 
-def _events_between(before: Json, now: Json) -> Iterator[tuple[str, Json]]:
+def _live_events(before: Json, now: Json) -> Iterator[tuple[str, Json]]:
     """One event, of what differs from the last look. Of rounds and blocks, which come and stay, only those that differ."""
     changed = {name: value for name, value in now.items() if name != "number" and (name not in before or before[name] != value)}
     for name in changed.keys() & {"rounds", "blocks"}:
