@@ -57,8 +57,7 @@ class CurationRpcHandler(CurationRpc):
     @property
     def _state(self) -> CurationState:
         self._require_run()
-        found: CurationState = self.peer.state.module_state(CurationState)
-        return found
+        return self.peer.state.module_state(CurationState)
 
     def _require_run(self) -> None:
         if not runs_curation(self.peer.state):

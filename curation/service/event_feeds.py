@@ -181,8 +181,7 @@ class LiveFeed:
 
     @property
     def _state(self) -> CurationState:
-        found: CurationState = self._desk.state.module_state(CurationState)
-        return found
+        return self._desk.state.module_state(CurationState)
 
 
 def _live_events(before: Json, now: Json) -> Iterator[tuple[str, Json]]:

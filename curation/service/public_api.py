@@ -94,8 +94,7 @@ class PublicApi:
 
     @property
     def _state(self) -> CurationState:
-        found: CurationState = self._desk.state.module_state(CurationState)
-        return found
+        return self._desk.state.module_state(CurationState)
 
     def _find(self, project: bytes) -> Project:
         found = self._state.projects.get_record(project)

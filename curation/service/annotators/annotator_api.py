@@ -103,8 +103,7 @@ class AnnotatorApi:
 
     @property
     def _state(self) -> CurationState:
-        found: CurationState = self._desk.state.module_state(CurationState)
-        return found
+        return self._desk.state.module_state(CurationState)
 
     async def run_openings_and_expiry(self) -> None:
         """Opens answers as soon as all votes asked for are committed; and sees to it that what expires is seen."""

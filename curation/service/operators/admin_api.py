@@ -34,8 +34,7 @@ class AdminApi:
 
     @property
     def _state(self) -> CurationState:
-        found: CurationState = self._desk.state.module_state(CurationState)
-        return found
+        return self._desk.state.module_state(CurationState)
 
     async def operator_sign_in(self, token: str, before: str) -> Json:
         try:

@@ -65,8 +65,7 @@ class ReviewApi:
 
     @property
     def _state(self) -> CurationState:
-        found: CurationState = self._desk.state.module_state(CurationState)
-        return found
+        return self._desk.state.module_state(CurationState)
 
     def _row(self, project: bytes) -> Project:
         found = self._state.projects.get_record(project)

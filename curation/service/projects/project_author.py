@@ -135,8 +135,7 @@ class ProjectAuthor:
 
     @property
     def _state(self) -> CurationState:
-        found: CurationState = self.desk.state.module_state(CurationState)
-        return found
+        return self.desk.state.module_state(CurationState)
 
     def project_view(self, key: bytes) -> ProjectView:
         row = self._state.projects.get_record(key)
