@@ -83,8 +83,7 @@ class VerifiedExport:
 
 
 def iter_page_proofs(state: CurationState, key: bytes) -> Iterator[bytes]:
-    project = _row(state.projects, key)
-    for number in range(project.pages):
+    for number in range(state.projects[key].pages):
         yield _framed(codec.encode(_shown(state.pages, page_key(key, number))))
 
 
@@ -92,9 +91,9 @@ def iter_proven_lines(
     state: CurationState, key: bytes, page: Callable[[TaskPageRow], TaskPageBlob | None]
 ) -> Iterator[tuple[str, bytes]]:
     """Each line of the export, and what stands for it in `labels.proof`. Reading rows may raise `StorageError`."""
-    project = _row(state.projects, key)
+    project = state.projects[key]
     for number in range(project.pages):
-        entry = _row(state.pages, page_key(key, number))
+        entry = state.pages[page_key(key, number)]
         found = page(entry)
         for index in range(entry.count):
             task = task_id(key, entry.first + index)
@@ -106,12 +105,6 @@ def iter_proven_lines(
             line = label_record(project.spec, row, text, map(state.assignments.get_record, keys))
             proof = LineProof(_shown(state.tasks, task), tuple(_shown(state.assignments, key) for key in keys))
             yield to_json_line(line), _framed(codec.encode(proof))
-
-
-def _row(table: Table[R], key: bytes) -> R:
-    found = table.get_record(key)
-    assert found is not None
-    return found
 
 
 def _shown(table: Table[Any], key: bytes) -> RowWithProof:

@@ -160,9 +160,7 @@ class CurationRpcHandler(CurationRpc):
     async def review_task(self, task: str, number: int | None, label: tuple[str, ...]) -> str:
         self.peer.require_member()
         project, number = self._find_task(task, number)
-        row = self._state.projects.get_record(project)
-        assert row is not None
-        asked = row.spec
+        asked = self._state.projects[project].spec
         answer = parse_answer(task, "label", list(label), asked.kind, tuple(asked.options), asked.many, asked.items)
         assert answer is not None
         found = self._state.tasks.get_record(task_id(project, number))

@@ -82,8 +82,7 @@ def _block_events(before: Json, now: Json) -> Iterator[tuple[str, Json]]:
 
 
 def _counts(state: CurationState, key: bytes) -> Json:
-    row = state.projects.get_record(key)
-    assert row is not None
+    row = state.projects[key]
     return {"project": key.hex(), "state": row.phase.value, "tasks": row.tasks, "settled": row.settled, "review": row.review}
 
 

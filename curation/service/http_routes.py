@@ -21,7 +21,8 @@ from curation.limits import (
 )
 from curation.service.access_control import ANNOTATOR, AccessControl
 from curation.service.annotators.annotator_api import AnnotatorApi
-from curation.service.annotators.custodial_api import CustodialAccounts, CustodialApi
+from curation.service.annotators.session_api import SessionApi
+from curation.service.annotators.statement_batcher import StatementBatcher
 from curation.service.event_feeds import BlockFeed, LiveFeed
 from curation.service.operators.admin_api import AdminApi
 from curation.service.operators.operator_log import Operators
@@ -82,13 +83,13 @@ TASKS: Final = RequestField("tasks", OBJECTS, "as lines of a [JSONL file](../gui
 DECISION_CODES: Final = {"misfit": "for what fits no project", "refused": "if the network does"}
 _ROUTES: Final = (
     Route(
-        handler=AnnotatorApi.network_info, method="GET", path="/api/v1/network", about="which network and peer this is",
+        handler=PublicApi.network_info, method="GET", path="/api/v1/network", about="which network and peer this is",
         replies={200: RouteReply(
             "name wire chain_id peer_key height time_ms sign_up", "; `time_ms` of the last block, `sign_up` `open` or `invited`"
         )},
     ),
     Route(
-        handler=AnnotatorApi.enrol_annotator, method="POST", path="/api/v1/annotators", about="enrols an annotator", by_host=True,
+        handler=SessionApi.enrol_annotator, method="POST", path="/api/v1/annotators", about="enrols an annotator", by_host=True,
         body_fields=(
             RequestField("key", KEY_TYPE), RequestField("name", LINE), RequestField("signature", SIGNATURE_TYPE, "of the Enrol"),
             RequestField("custodial", FLAG, default=False), RequestField("invitation", TEXT, default=""),
@@ -100,12 +101,12 @@ _ROUTES: Final = (
         },
     ),
     Route(
-        handler=AnnotatorApi.create_challenge, method="POST", path="/api/v1/challenges", about="a nonce for a session",
+        handler=SessionApi.create_challenge, method="POST", path="/api/v1/challenges", about="a nonce for a session",
         by_host=True, body_fields=(RequestField("key", KEY_TYPE),),
         replies={201: RouteReply("nonce expires_ms", "of the session to come, a day ahead. The nonce waits ten minutes")},
     ),
     Route(
-        handler=AnnotatorApi.create_session, method="POST", path="/api/v1/sessions", about="begins a session",
+        handler=SessionApi.create_session, method="POST", path="/api/v1/sessions", about="begins a session",
         body_fields=(
             RequestField("key", KEY_TYPE), RequestField("nonce", hex_type(16)), RequestField("expires_ms", TIME_TYPE),
             RequestField("signature", SIGNATURE_TYPE, "of the Session"),
@@ -117,7 +118,7 @@ _ROUTES: Final = (
         },
     ),
     Route(
-        handler=CustodialApi.sign_up, method="POST", path="/api/v1/sign-up",
+        handler=SessionApi.sign_up, method="POST", path="/api/v1/sign-up",
         about="enrols an annotator whose key this peer keeps", by_host=True,
         body_fields=(RequestField("name", LINE), RequestField("passphrase", TEXT, "8..256 characters"),
             RequestField("invitation", TEXT, default="")),
@@ -129,7 +130,7 @@ _ROUTES: Final = (
         },
     ),
     Route(
-        handler=CustodialApi.sign_in, method="POST", path="/api/v1/sign-in", about="begins a session of such an annotator",
+        handler=SessionApi.sign_in, method="POST", path="/api/v1/sign-in", about="begins a session of such an annotator",
         by_host=True,
         body_fields=(RequestField("name", LINE), RequestField("passphrase", TEXT)),
         sets_cookie=ANNOTATOR, replies={201: SIGN_IN_REPLY},
@@ -139,11 +140,11 @@ _ROUTES: Final = (
         },
     ),
     Route(
-        handler=AnnotatorApi.sign_out, method="POST", path="/api/v1/sign-out", client=ANNOTATOR, about="ends a session",
+        handler=SessionApi.sign_out, method="POST", path="/api/v1/sign-out", client=ANNOTATOR, about="ends a session",
         ends_cookie=ANNOTATOR, replies={200: RouteReply("", "an empty object")},
     ),
     Route(
-        handler=AnnotatorApi.session_info, method="GET", path="/api/v1/session", client=ANNOTATOR, about="whose session this is",
+        handler=SessionApi.session_info, method="GET", path="/api/v1/session", client=ANNOTATOR, about="whose session this is",
         replies={200: RouteReply("annotator name custodial")},
     ),
     Route(
@@ -467,26 +468,26 @@ _ROUTES: Final = (
 
 
 def make_handlers(desk: ServiceContext) -> RouteHandlers:
-    doors, fetching, live = AccessControl(desk.folder), PageFetcher(desk), LiveFeed(desk)
-    annotating = AnnotatorApi(desk, doors, fetching)
-    operators = Operators(desk.folder, doors, annotating.is_annotator)
-    imports = ImportQueue(desk, operators)
-    blocks = BlockFeed(desk, annotating.gatherer)
+    doors, fetching, live, gatherer = AccessControl(desk.folder), PageFetcher(desk), LiveFeed(desk), StatementBatcher(desk)
+    sessions = SessionApi(desk, doors, gatherer)
+    annotating = AnnotatorApi(desk, doors, fetching, sessions, gatherer)
+    operators = Operators(desk.folder, doors, sessions.is_annotator)
+    imports, blocks = ImportQueue(desk, operators), BlockFeed(desk, gatherer)
     return RouteHandlers(
         objects=(
+            sessions,
             annotating,
             PublicApi(desk),
-            CustodialApi(desk, CustodialAccounts(desk.folder), annotating),
             ProjectApi(desk, operators, imports),
             ReviewApi(desk, operators),
-            AdminApi(desk, doors, operators, lambda: annotating.gatherer.waiting_count),
+            AdminApi(desk, doors, operators, gatherer),
             live,
         ),
-        authorizers={ANNOTATOR: annotating.require_session, OPERATOR: operators.require_operator},
+        authorizers={ANNOTATOR: sessions.require_session, OPERATOR: operators.require_operator},
         metrics=blocks.metrics,
         event_feeds=(blocks.event_feed, live.event_feed),
         background_tasks=(
-            annotating.gatherer.run,
+            gatherer.run,
             annotating.run_openings_and_expiry,
             fetching.run,
             live.run_label_counter,

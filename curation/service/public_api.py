@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from io import BufferedRandom
 from itertools import chain
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar
 
 import trio
 
@@ -22,6 +22,7 @@ from curation.service.projects.task_export import compute_agreement, write_expor
 from features.services import ServiceContext
 from ledger.tables import Table
 from protocol.errors import UserError
+from protocol.identity import WIRE_VERSION
 from web.replies import FileReply, HttpProblem, Json
 
 T = TypeVar("T")
@@ -101,6 +102,18 @@ class PublicApi:
         if found is None:
             raise HttpProblem("not-found", "no such project")
         return found
+
+    async def network_info(self) -> Json:
+        desk = self._desk
+        return {
+            "name": desk.network,
+            "wire": WIRE_VERSION,
+            "chain_id": desk.chain_id.hex(),
+            "peer_key": desk.me.hex(),
+            "height": desk.height,
+            "time_ms": desk.time_ms,
+            "sign_up": "open" if desk.get_setting("sign_up") == "open" else "invited",
+        }
 
     async def network_stats(self) -> Json:
         return await self._stats.get_or_compute(self._stats_now)
@@ -184,7 +197,7 @@ class _CountedFile(BufferedRandom):
 
 
 def _project_view(state: CurationState, key: bytes) -> Json:
-    row = cast(Project, state.projects.get_record(key))
+    row = state.projects[key]
     alpha = project_alpha(state, key)
     counts: Json = {"tasks": row.tasks, "settled": row.settled, "review": row.review}
     # The nearest float of a fraction is the same at every peer.

@@ -84,6 +84,11 @@ class Table(Generic[R]):
         known.add_record(key, value, 0 if data is None else len(data))
         return value
 
+    def __getitem__(self, key: bytes) -> R:
+        found = self.get_record(key)
+        assert found is not None, "the caller knows that the row is there"
+        return found
+
     def __contains__(self, key: bytes) -> bool:
         return self.get_record(key) is not None
 

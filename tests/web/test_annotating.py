@@ -232,7 +232,8 @@ async def test_what_is_not_decided_in_time_is_accepted_and_what_cannot_be_is_tol
             await go_on.wait()
             await hindered(gatherer, taken)
 
-        monkeypatch.setattr(annotator_api, "DECISION_WAIT_SECONDS", 1.0)
+        for module in (annotator_api, statement_batcher):
+            monkeypatch.setattr(module, "DECISION_WAIT_SECONDS", 1.0)
         monkeypatch.setattr(StatementBatcher, "_decide", later)
         reply = await said(ann.submit, site, task["assignment"], (1,))
         assert (reply.status, reply.body) == (202, {"annotation": task["assignment"]})

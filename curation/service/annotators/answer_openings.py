@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import trio
 
 from curation.ledger.curation_module import serving_peers
-from curation.ledger.curation_state import Assignment, AssignmentState, CurationState, ProjectPhase, TaskRow, TaskStage
+from curation.ledger.curation_state import Assignment, AssignmentState, CurationState, ProjectPhase, TaskStage
 from curation.ledger.state_changes import CurationChanges
 from curation.ledger.transaction_types import AnswerCommitment, AnswerOpening, OpeningSecret, seal_recipients
 from curation.limits import OPENING_MS
@@ -116,8 +116,7 @@ class AnswerOpenings:
     def _commit(self, kept: UnopenedAnswer) -> AnswerCommitment:
         secret = codec.encode(OpeningSecret(kept.salt, kept.answer))
         seals = tuple(seal(key, secret) or b"" for key in self._keepers(kept.assignment, self._desk.me))
-        row = self._desk.state.module_state(CurationState).assignments.get_record(kept.assignment)
-        assert row is not None, "only leased assignments are answered"
+        row = self._desk.state.module_state(CurationState).assignments[kept.assignment]  # only leased ones are answered
         return AnswerCommitment(kept.assignment, row.annotator, kept.commitment, kept.signature, seals)
 
     def _keepers(self, assignment: bytes, carrier: bytes) -> tuple[bytes, ...]:
@@ -142,14 +141,13 @@ class AnswerOpenings:
             self._asked[due.assignment] = _DueOpening(due.due_ms - OPENING_MS)
         self._next = state.openings.last
         for assignment, asked in list(self._asked.items()):
-            row = state.assignments.get_record(assignment)
-            assert row is not None
+            row = state.assignments[assignment]
             if row.state is not AssignmentState.COMMITTED:
                 del self._asked[assignment]
                 over.append(assignment)
                 continue
             kept = self._kept.get(assignment)
-            if kept is not None and load_task_row(state, row).stage is TaskStage.OPENING:
+            if kept is not None and state.tasks[task_id(row.project, row.number)].stage is TaskStage.OPENING:
                 self._gatherer.add_statement(AnswerOpening(assignment, kept.salt, kept.answer))
             while asked.seals < len(row.seals) and now_ms >= asked.since_ms + SEAL_DELAY_MS * (asked.seals + 1):
                 self._unseal(assignment, row, asked.seals)
@@ -191,17 +189,10 @@ class AnswerOpenings:
 
 def is_commitment_possible(state: CurationState, row: Assignment) -> bool:
     """Whether a commitment of this assignment can be decided."""
-    project, task = state.projects.get_record(row.project), load_task_row(state, row)
-    assert project is not None
+    project, task = state.projects[row.project], state.tasks[task_id(row.project, row.number)]
     if (
         row.state not in (AssignmentState.LEASED, AssignmentState.EXPIRED, AssignmentState.RELEASED)
         or project.phase is ProjectPhase.CLOSED
     ):
         return False
     return task.stage is TaskStage.BEGUN and (row.state is AssignmentState.LEASED or task.places_taken < task.votes_asked)
-
-
-def load_task_row(state: CurationState, row: Assignment) -> TaskRow:
-    task = state.tasks.get_record(task_id(row.project, row.number))
-    assert task is not None
-    return task

@@ -12,6 +12,7 @@ from curation.estimation.annotator_agreement import value_count
 from curation.estimation.reputation import WEIGHT_ONE
 from curation.ledger.curation_state import Annotator, CurationState, ProjectPhase
 from curation.service.access_control import NO_INVITATION_NEEDED, AccessControl
+from curation.service.annotators.statement_batcher import StatementBatcher
 from curation.service.operators.operator_log import Operators, wait_for_decision
 from features.services import ServiceContext
 from ledger.members import MembersState
@@ -26,9 +27,8 @@ LOCAL: Final = "local"
 
 
 class AdminApi:
-    def __init__(self, desk: ServiceContext, doors: AccessControl, operators: Operators, waiting: Callable[[], int]) -> None:
-        """`waiting`: statements of annotators that wait for a decision."""
-        self._desk, self._doors, self._operators, self._waiting = desk, doors, operators, waiting
+    def __init__(self, desk: ServiceContext, doors: AccessControl, operators: Operators, gatherer: StatementBatcher) -> None:
+        self._desk, self._doors, self._operators, self._gatherer = desk, doors, operators, gatherer
         self._measuring = trio.Lock()
         self._measured: tuple[float, DiskView] | None = None
 
@@ -62,7 +62,7 @@ class AdminApi:
             "problem": why_unhealthy(status),
             "memory_bytes": int(stats.memory_mb * 1_048_576),
             "disk": dataclasses.asdict(await self._disk()),
-            "queues": {"statements_waiting": self._waiting(), "transactions_pending": stats.transactions_pending},
+            "queues": {"statements_waiting": self._gatherer.waiting_count, "transactions_pending": stats.transactions_pending},
             "versions": {
                 "program": status.version,
                 "wire": WIRE_VERSION,

@@ -35,8 +35,7 @@ class PageFetcher:
 
     def _fetch_project(self, nursery: trio.Nursery, state: CurationState, key: bytes) -> None:
         """Asks for its pages and guidelines, each once."""
-        project = state.projects.get_record(key)
-        assert project is not None
+        project = state.projects[key]
         author = self._desk.state.module_state(MembersState).current_key(project.author)
         for name in (page_key(key, number) for number in range(project.pages)):
             page = state.pages.get_record(name)
@@ -58,8 +57,7 @@ async def fetch_task_page(desk: ServiceContext, key: bytes, page: TaskPageRow, a
     """Returns when the page is here. False: another one has its place by now, and this one is gone."""
     await desk.fetch_blob(page.digest, page.bytes, (author,))
     state = desk.state.module_state(CurationState)
-    now = state.pages.get_record(key)
-    assert now is not None
+    now = state.pages[key]
     if now.digest == page.digest:
         return True
     with suppress(MissingBlobError):  # it was redacted on the way, and may be deleted already

@@ -138,8 +138,7 @@ class ProjectAuthor:
         return self.desk.state.module_state(CurationState)
 
     def project_view(self, key: bytes) -> ProjectView:
-        row = self._state.projects.get_record(key)
-        assert row is not None
+        row = self._state.projects[key]
         asked, author = row.spec, self.desk.state.module_state(MembersState).current_key(row.author)
         counts = (asked.votes, row.tasks, row.fresh_drawn, row.settled, reviews_left(self._state, key, self.desk.time_ms))
         return ProjectView(
@@ -166,8 +165,7 @@ class ProjectAuthor:
 
     async def add_tasks(self, key: bytes, tasks: list[TaskWithGold]) -> None:
         """Adds those that no earlier import of the same tasks has added."""
-        row = self._state.projects.get_record(key)
-        assert row is not None
+        row = self._state.projects[key]
         require_equal_item_counts(tasks, row.spec.items)
         await self._add(key, tasks)
 
@@ -232,8 +230,7 @@ class ProjectAuthor:
     async def redact_task(self, key: bytes, number: int) -> str:
         """As the project's author or as a voter; what came of it."""
         state, members = self._state, self.desk.state.module_state(MembersState)
-        row = state.projects.get_record(key)
-        assert row is not None
+        row = state.projects[key]
         place, page = next(
             (place, page)
             for place, page in enumerate(project_pages(state, key, row))
@@ -261,8 +258,7 @@ class ProjectAuthor:
 
     async def set_phase(self, key: bytes, phase: ProjectPhase) -> None:
         """A close says all gold first."""
-        row = self._state.projects.get_record(key)
-        assert row is not None
+        row = self._state.projects[key]
         if phase is ProjectPhase.CLOSED:
             await self._say_gold(key, row)  # also where voters have stopped it
         if row.phase is not phase:

@@ -31,9 +31,7 @@ BlobReader = Callable[[bytes, int], bytes]  # a blob by its digest; raises `Folk
 def project_pages(state: CurationState, key: bytes, project: Project) -> Iterator[TaskPageRow]:
     """A project's pages, in the order of their tasks."""
     for number in range(project.pages):
-        page = state.pages.get_record(page_key(key, number))
-        assert page is not None
-        yield page
+        yield state.pages[page_key(key, number)]
 
 
 def read_task_page(project: Project, page: TaskPageRow, read: BlobReader) -> TaskPageBlob | None:
@@ -135,9 +133,7 @@ def _write(
     (folder / export_proofs.PROJECT_PROOF).write_bytes(make_row_proof(genesis, state, links, "curation/projects", key))
     (folder / export_proofs.PAGES_PROOF).write_bytes(b"".join(export_proofs.iter_page_proofs(curation, key)))
     (folder / export_proofs.PAGES).mkdir()
-    for number in range(project.pages):
-        page = curation.pages.get_record(page_key(key, number))
-        assert page is not None
+    for number, page in enumerate(project_pages(curation, key, project)):
         if read_task_page(project, page, read) is not None:  # else its lines have no text
             (folder / export_proofs.PAGES / str(number)).write_bytes(read(page.digest, PAGE_BYTES_MAX))
     count = 0
