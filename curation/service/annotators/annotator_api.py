@@ -39,6 +39,15 @@ from protocol.identity import derive_secret
 from web.replies import HttpProblem, Json, TextReply
 
 HEARTBEAT_SECONDS_MAX: Final = 45.0  # between two of a page, which sends one each 15 seconds: a lease is free within a minute
+LEASE_WAIT_SECONDS: Final = 3.0  # a call waits that long for a task
+ANSWERS_PER_MINUTE: Final = 60
+# An annotator gives back so many leases at once: each one is a row of the state for ten minutes, and the task may be drawn anew.
+GIVE_BACK_BURST: Final = 32
+GIVE_BACK_INTERVAL_SECONDS: Final = 2.0  # then one more
+PAGES_OPEN_MAX: Final = 64  # decoded, in memory; a million characters that are not Latin take four times their bytes
+PAGES_OPEN_BYTES_MAX: Final = 8 << 20
+EMPTY_BATCH_DELAY_SECONDS: Final = 1.0
+SALT_DOMAIN: Final = "custodial-salt"
 
 
 class LeaseHeartbeats:
@@ -67,17 +76,6 @@ class LeaseHeartbeats:
         return next((max(0.0, last + HEARTBEAT_SECONDS_MAX - now) for last in self._last.values()), HEARTBEAT_SECONDS_MAX)
 
 
-LEASE_WAIT_SECONDS: Final = 3.0  # a call waits that long for a task
-ANSWERS_PER_MINUTE: Final = 60
-# An annotator gives back so many leases at once: each one is a row of the state for ten minutes, and the task may be drawn anew.
-GIVE_BACK_BURST: Final = 32
-GIVE_BACK_INTERVAL_SECONDS: Final = 2.0  # then one more
-PAGES_OPEN_MAX: Final = 64  # decoded, in memory; a million characters that are not Latin take four times their bytes
-PAGES_OPEN_BYTES_MAX: Final = 8 << 20
-EMPTY_BATCH_DELAY_SECONDS: Final = 1.0
-SALT_DOMAIN: Final = "custodial-salt"
-
-
 @dataclass(frozen=True, slots=True)
 class AnnotationReceipt:
     """This peer saw the annotation decided: signed by it, so that an annotator can show it."""
@@ -103,8 +101,7 @@ class AnnotatorApi:
         self._openings = AnswerOpenings(desk, gatherer)
         self._returns = HostRateLimiter(GIVE_BACK_BURST, GIVE_BACK_INTERVAL_SECONDS)  # of an annotator
         self._heartbeats = LeaseHeartbeats()
-        self._pages: OrderedDict[bytes, TaskPageBlob] = OrderedDict()
-        self._page_bytes: dict[bytes, int] = {}
+        self._pages: OrderedDict[bytes, tuple[TaskPageBlob, int]] = OrderedDict()  # by digest, with their bytes
         self._answered: OrderedDict[bytes, deque[float]] = OrderedDict()  # when each annotator did, of the last minute
 
     @property
@@ -116,20 +113,17 @@ class AnnotatorApi:
         while True:
             height, state = self._desk.height, self._state
             await self._openings.process_due_openings(state, self._sessions.now_ms)
-            self._release_lapsed(state)
+            for assignment in self._heartbeats.pop_lapsed(trio.current_time()):  # of pages that are gone: others may have them
+                row = state.assignments.get_record(assignment)
+                is_leased = row is not None and row.state is AssignmentState.LEASED
+                if is_leased and self._openings.pending_commitment(assignment) is None:
+                    self._gatherer.add_statement(ReleaseAssignment(assignment))
             lapse = self._heartbeats.seconds_left(trio.current_time())
-            seconds = 1.0 if self._openings.has_due_openings else max(1.0, min(lapse, self._seconds_to_expiry()))
+            seconds = 1.0 if self._openings.asked else max(1.0, min(lapse, self._seconds_to_expiry()))
             with trio.move_on_after(seconds):
                 await self._desk.wait_for_block_above(height)
             if self._seconds_to_expiry() <= -self._nudge_seconds:
                 self._gatherer.request_empty_batch()
-
-    def _release_lapsed(self, state: CurationState) -> None:
-        """Leases of pages that are gone: others may have the tasks now."""
-        for assignment in self._heartbeats.pop_lapsed(trio.current_time()):
-            row = state.assignments.get_record(assignment)
-            if row is not None and row.state is AssignmentState.LEASED and self._openings.pending_commitment(assignment) is None:
-                self._gatherer.add_statement(ReleaseAssignment(assignment))
 
     @property
     def _nudge_seconds(self) -> float:
@@ -200,19 +194,15 @@ class AnnotatorApi:
 
     async def heartbeat(self, session: AnnotatorSession, assignments: tuple[bytes, ...]) -> Json:
         state = self._state
-        rows = [
-            (key, state.assignments.get_record(key))
-            for key in assignments
-            if key in self._sessions.find_annotator(state, session.key).leases
-        ]
-        held = [key for key, row in rows if row is not None and self._sessions.is_here(row.peer)]
+        leases = self._sessions.find_annotator(state, session.key).leases
+        held = [key for key in assignments if key in leases and self._sessions.is_here(state.assignments[key].peer)]
         self._heartbeats.record_heartbeats(held, trio.current_time())
         return {"assignments": [key.hex() for key in held]}
 
     def _answerable(self, state: CurationState, leases: Sequence[bytes]) -> list[tuple[bytes, Assignment]]:
         """Without those whose project was closed, whose task waits for its author, or that are being given back."""
-        rows = ((lease, state.assignments.get_record(lease)) for lease in leases if self._gatherer.pending_release(lease) is None)
-        return [(lease, row) for lease, row in rows if row is not None and is_commitment_possible(state, row)]
+        rows = ((lease, state.assignments[lease]) for lease in leases if self._gatherer.pending_release(lease) is None)
+        return [(lease, row) for lease, row in rows if is_commitment_possible(state, row)]
 
     def _shown(self, state: CurationState, leases: Sequence[tuple[bytes, Assignment]]) -> Iterator[Json]:
         for assignment, row in leases:
@@ -247,13 +237,11 @@ class AnnotatorApi:
             found = read_task_page(project, page, self._desk.read_blob)
             if found is None:
                 return None
-            self._pages[page.digest] = found
-            self._page_bytes[page.digest] = page.bytes
-            while len(self._pages) > PAGES_OPEN_MAX or sum(self._page_bytes.values()) > PAGES_OPEN_BYTES_MAX:
-                oldest, _ = self._pages.popitem(last=False)
-                del self._page_bytes[oldest]
+            self._pages[page.digest] = found, page.bytes
+            while len(self._pages) > PAGES_OPEN_MAX or sum(size for _, size in self._pages.values()) > PAGES_OPEN_BYTES_MAX:
+                self._pages.popitem(last=False)
         self._pages.move_to_end(page.digest)
-        return self._pages[page.digest]
+        return self._pages[page.digest][0]
 
     async def submit_answer(
         self,
@@ -264,9 +252,8 @@ class AnnotatorApi:
         signature: bytes | None,
     ) -> tuple[int, Json]:
         if (leaving := self._gatherer.pending_release(assignment)) is not None:
-            await self._gatherer.wait_for_decision(
-                leaving
-            )  # an answer after a release is accepted as long as the task has a place
+            # An answer after a release is accepted as long as the task has a place.
+            await self._gatherer.wait_for_decision(leaving)
         state = self._state
         row = self._mine(state, session, assignment)
         asked = state.projects[row.project].spec
@@ -293,9 +280,7 @@ class AnnotatorApi:
             self._count_answer(session.key)
             pending = await self._openings.commit_answer(UnopenedAnswer(assignment, salt, answer, signature))
             task = state.tasks[task_id(row.project, row.number)]
-            if (
-                task.committed + 1 == task.votes_asked
-            ):  # the last vote that the task waits for: it may be opened in the same batch
+            if task.committed + 1 == task.votes_asked:  # the last one that it waits for: it may be opened in the same batch
                 self._gatherer.add_statement(AnswerOpening(assignment, salt, answer))
         with trio.move_on_after(DECISION_WAIT_SECONDS):
             await pending.done.wait()

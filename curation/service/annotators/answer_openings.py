@@ -94,7 +94,7 @@ class AnswerOpenings:
         self._former = list(self._kept.values())  # of the peer's last run: it is not known yet whether they were decided
         self._pending = {kept.assignment: PendingCommitment(kept.commitment) for kept in self._former}
         self._next = 0  # place in the queue of openings: those before it were seen
-        self._asked: dict[bytes, _DueOpening] = {}  # by assignment, until it is opened or forfeited
+        self.asked: dict[bytes, _DueOpening] = {}  # by assignment, until it is opened or forfeited
         self._false: set[bytes] = set()  # peers that sealed what does not open
 
     def pending_commitment(self, assignment: bytes) -> PendingCommitment | None:
@@ -128,22 +128,17 @@ class AnswerOpenings:
         if self.pending_commitment(assignment) is None and self._kept.pop(assignment, None) is not None:
             self._vault.delete_answers([assignment])
 
-    @property
-    def has_due_openings(self) -> bool:
-        """Whether some are asked for, so that a seal's time may come."""
-        return bool(self._asked)
-
     async def process_due_openings(self, state: CurationState, now_ms: int) -> None:
         """At a new block, or because time has passed."""
         self._pending = {key: pending for key, pending in self._pending.items() if not pending.done.is_set()}
         over = self._carry_on(state)
         for due in CurationChanges(state, b"").queue_entries("openings", self._next):
-            self._asked[due.assignment] = _DueOpening(due.due_ms - OPENING_MS)
+            self.asked[due.assignment] = _DueOpening(due.due_ms - OPENING_MS)
         self._next = state.openings.last
-        for assignment, asked in list(self._asked.items()):
+        for assignment, asked in list(self.asked.items()):
             row = state.assignments[assignment]
             if row.state is not AssignmentState.COMMITTED:
-                del self._asked[assignment]
+                del self.asked[assignment]
                 over.append(assignment)
                 continue
             kept = self._kept.get(assignment)
@@ -190,9 +185,9 @@ class AnswerOpenings:
 def is_commitment_possible(state: CurationState, row: Assignment) -> bool:
     """Whether a commitment of this assignment can be decided."""
     project, task = state.projects[row.project], state.tasks[task_id(row.project, row.number)]
-    if (
-        row.state not in (AssignmentState.LEASED, AssignmentState.EXPIRED, AssignmentState.RELEASED)
-        or project.phase is ProjectPhase.CLOSED
-    ):
-        return False
-    return task.stage is TaskStage.BEGUN and (row.state is AssignmentState.LEASED or task.places_taken < task.votes_asked)
+    return (
+        row.state in (AssignmentState.LEASED, AssignmentState.EXPIRED, AssignmentState.RELEASED)
+        and project.phase is not ProjectPhase.CLOSED
+        and task.stage is TaskStage.BEGUN
+        and (row.state is AssignmentState.LEASED or task.places_taken < task.votes_asked)
+    )

@@ -232,28 +232,22 @@ class SessionApi:
         self, call: Callable[[str, str], Identity | None], name: str, passphrase: str, host: str
     ) -> Identity | None:
         async with self._turns.hold_turn(host):
-            self._require_patience(name, host)
+            count, until = self._wrong.get((name, host), (0, 0.0))
+            if (wait := until - trio.current_time()) > 0:
+                raise HttpProblem(
+                    "too-many", "several wrong passphrases were given for this name: wait before the next one", 1 + int(wait)
+                )
             identity = await trio.to_thread.run_sync(partial(call, name, passphrase))
+            self._wrong.pop((name, host), None)
             if identity is not None:
-                self._wrong.pop((name, host), None)
                 self._turns.trust_host(host)
-            else:
-                self._count_wrong(name, host)
-            return identity
-
-    def _require_patience(self, name: str, host: str) -> None:
-        _, until = self._wrong.get((name, host), (0, 0.0))
-        if (wait := until - trio.current_time()) > 0:
-            raise HttpProblem(
-                "too-many", "several wrong passphrases were given for this name: wait before the next one", 1 + int(wait)
-            )
-
-    def _count_wrong(self, name: str, host: str) -> None:
-        count = self._wrong.pop((name, host), (0, 0.0))[0] + 1
-        wait = min(2.0 ** (count - WRONG_PASSPHRASES_FREE), BACKOFF_SECONDS_MAX) if count >= WRONG_PASSPHRASES_FREE else 0.0
-        self._wrong[name, host] = count, trio.current_time() + wait
-        if len(self._wrong) > WRONG_PASSPHRASE_ENTRIES_MAX:
-            self._wrong.popitem(last=False)
+                return identity
+            count += 1
+            wait = min(2.0 ** (count - WRONG_PASSPHRASES_FREE), BACKOFF_SECONDS_MAX) if count >= WRONG_PASSPHRASES_FREE else 0.0
+            self._wrong[name, host] = count, trio.current_time() + wait
+            if len(self._wrong) > WRONG_PASSPHRASE_ENTRIES_MAX:
+                self._wrong.popitem(last=False)
+            return None
 
     # Looking up ------------------------------------------------------------------------------------------------------
 
