@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from curation.estimation.rank_aggregation import FIRST, SECOND, STRENGTH_ONE, TIE, bradley_terry
+from curation.import_export.csv_injection import quote_cell
 from curation.ledger.curation_state import Assignment, ProjectSpec, TaskRow
 from curation.limits import SCORED_MAX
 from curation.tasks.answers import NONE_OF_THEM, PAIR_ANSWERS, QuestionKind, answer_words
@@ -25,9 +25,6 @@ from protocol.errors import UserError
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 ISO_MS_MAX: Final = 253_402_300_799_999  # the end of the year 9999: ISO 8601 has four digits for a year
-# OWASP's list for CSV injection, with the full-width forms that spreadsheets in Japanese and Chinese accept.
-FORMULA_STARTS: Final = frozenset("=+-@\t\r\n＝＋－＠")
-_PLAIN_NUMBER: Final = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
 Line = dict[str, Any]
 Lines = Callable[[], Iterable[Line]]  # all of them, each time it is called: there may be too many for memory
 
@@ -90,18 +87,6 @@ def _row(cells: list[Any]) -> str:
     written = io.StringIO(newline="")
     csv.writer(written, lineterminator="\r\n").writerow(quote_cell(cell) if isinstance(cell, str) else cell for cell in cells)
     return written.getvalue().removesuffix("\r\n") + "\n"
-
-
-def quote_cell(text: str) -> str:
-    """The text, with an apostrophe before it where it could be a formula. A plain number such as -1 needs none."""
-    # Apostrophes of the text itself count too, so that `unquote_cell` can take exactly one away.
-    is_formula = text.lstrip("'")[:1] in FORMULA_STARTS and not _PLAIN_NUMBER.fullmatch(text)
-    return f"'{text}" if text and is_formula else text
-
-
-def unquote_cell(cell: str) -> str:
-    """The inverse of `quote_cell`."""
-    return cell[1:] if cell.startswith("'") and quote_cell(cell[1:]) == cell else cell
 
 
 # Label Studio ------------------------------------------------------------------------------------------------------------

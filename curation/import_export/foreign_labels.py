@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Any, Final
 
-from curation.import_export.export_formats import unquote_cell
+from curation.import_export.csv_injection import unquote_cell
 from curation.tasks.answer_parser import AnswerSchema, OptionText
 from curation.tasks.answers import NONE_OF_THEM, PAIR_ANSWERS, Answer, QuestionKind
 from features.text_tables import pluralize

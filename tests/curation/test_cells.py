@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from curation.import_export.export_formats import FORMULA_STARTS, quote_cell, unquote_cell
+from curation.import_export.csv_injection import FORMULA_STARTS, quote_cell, unquote_cell
 
 
 @pytest.mark.parametrize(
