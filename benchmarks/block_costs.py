@@ -26,22 +26,24 @@ from benchmarks.verdicts import conclude, verdict
 from consensus.block import BODY_BYTES_MAX, Block
 from consensus.quorum import faults_tolerated
 from consensus.voter_set import CachingVerifier
-from curation.annotator_statements import AnnotationStatement, EnrolStatement, SessionStatement
 from curation.ledger.curation_module import project_id
 from curation.ledger.curation_state import CurationState, IndexSlot, Project, ProjectPhase, ProjectSpec, Redaction, TaskRow
 from curation.ledger.curation_state import TaskStage as TaskStage
 from curation.ledger.state_changes import BEGUN_LIST, index_slot_key
 from curation.ledger.transaction_types import (
     AddTaskPage,
+    AnnotationStatement,
     AnswerCommitment,
     AnswerOpening,
     CreateProject,
     EnrolmentEntry,
+    EnrolStatement,
     GoldAnswerProof,
     LeaseRequest,
     ReleaseAssignment,
     RevealGold,
     ReviewTask,
+    SessionStatement,
     SetProjectPhase,
     SkipAssignment,
     StatementBatch,

@@ -34,7 +34,6 @@ from rich.table import Table as Screen
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from consensus.effects import DecidedBlock
-from curation.annotator_statements import AnnotationStatement, SessionStatement
 from curation.estimation.annotator_agreement import add_coincidences, agreement_units
 from curation.ledger.curation_module import ANNOTATOR_ROLE, CurationModule
 from curation.ledger.curation_state import (
@@ -51,7 +50,15 @@ from curation.ledger.curation_state import (
     TaskRow,
     TaskStage,
 )
-from curation.ledger.transaction_types import AnswerCommitment, AnswerOpening, LeaseRequest, SetProjectPhase, StatementBatch
+from curation.ledger.transaction_types import (
+    AnnotationStatement,
+    AnswerCommitment,
+    AnswerOpening,
+    LeaseRequest,
+    SessionStatement,
+    SetProjectPhase,
+    StatementBatch,
+)
 from curation.limits import BATCH_MAX, OPENING_MS
 from curation.tasks.answers import Answer, QuestionKind, answer_commitment
 from curation.tasks.task_pages import assignment_id, task_id

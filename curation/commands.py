@@ -204,8 +204,7 @@ def _request(options: object) -> ImportRequest:
         raise UserError("--options are those of the project already: leave them out, or make a new project")
     of_new: dict[str, object] = {"name": "", "kind": "label", "many": False, "votes": 1, "price": 1, "guidelines": ""}
     of_new |= {"suggest_first": False, "display": "plain"}
-    said = [name for name, default in of_new.items() if given["project"] and given[name] != default]
-    if said:
+    if said := [name for name, default in of_new.items() if given["project"] and given[name] != default]:
         raise UserError(f"--{said[0].replace('_', '-')} is of a new project: leave it out, or leave out --project")
     request = ImportRequest(
         file=os.fspath(Path(given["what"]).expanduser().absolute()),

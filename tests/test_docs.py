@@ -27,7 +27,6 @@ from consensus.block import Block, BlockHeader, block_digest, encode_block, enco
 from consensus.evidence import Evidence
 from consensus.light_client import TrustedBlock
 from consensus.voter_set import VoterSet
-from curation import annotator_statements
 from curation import limits as curation_limits
 from curation.estimation.dawid_skene import run_dawid_skene
 from curation.estimation.fixed_point import log2, negative_power_of_two
@@ -150,9 +149,9 @@ RECORDS: tuple[type, ...] = (
     DataManifest,
     RowProofFile,
     RowProof,
-    annotator_statements.EnrolStatement,
-    annotator_statements.SessionStatement,
-    annotator_statements.AnnotationStatement,
+    transaction_types.EnrolStatement,
+    transaction_types.SessionStatement,
+    transaction_types.AnnotationStatement,
     AnnotationReceipt,
     transaction_types.GoldAnswerProof,
     transaction_types.EnrolmentEntry,
@@ -383,9 +382,9 @@ def of_curation() -> dict[str, str]:
     task = task_id(project, 0)
     assignment = assignment_id(task, SIGNER.public)
     said = answer_commitment(assignment, bytes(range(16)), (1,))
-    enrol = annotator_statements.EnrolStatement("ann", SECOND.public, False)
-    session = annotator_statements.SessionStatement(SECOND.public, bytes(range(16)), 1_700_000_000_000)
-    annotation = annotator_statements.AnnotationStatement(assignment, said)
+    enrol = transaction_types.EnrolStatement("ann", SECOND.public, False)
+    session = transaction_types.SessionStatement(SECOND.public, bytes(range(16)), 1_700_000_000_000)
+    annotation = transaction_types.AnnotationStatement(assignment, said)
     signed = sign_message(SIGNER, CHAIN, enrol)
     return {
         "project id": project.hex(),

@@ -18,7 +18,7 @@ from typing import Any
 
 import trio
 
-from curation.annotator_statements import AnnotationStatement, EnrolStatement, SessionStatement
+from curation.ledger.transaction_types import AnnotationStatement, EnrolStatement, SessionStatement
 from curation.limits import SALT_BYTES
 from curation.tasks.answers import Answer, answer_commitment
 from protocol import codec

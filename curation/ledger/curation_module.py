@@ -26,7 +26,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from consensus.voter_set import VoterSet
-from curation.annotator_statements import AnnotationStatement, EnrolStatement, SessionStatement
 from curation.estimation.annotator_agreement import (
     add_coincidences,
     agreement_units,
@@ -58,14 +57,17 @@ from curation.ledger.redaction import apply_redaction, page_replacement
 from curation.ledger.state_changes import CurationChanges
 from curation.ledger.transaction_types import (
     AddTaskPage,
+    AnnotationStatement,
     AnswerCommitment,
     AnswerOpening,
     CreateProject,
     EnrolmentEntry,
+    EnrolStatement,
     LeaseRequest,
     ReleaseAssignment,
     RevealGold,
     ReviewTask,
+    SessionStatement,
     SetProjectPhase,
     SkipAssignment,
     StatementBatch,
@@ -527,8 +529,9 @@ def _skip(work: CurationChanges, skip: SkipAssignment, peer: bytes, members: Mem
 
 
 def _found(work: CurationChanges, said: DecodedTransaction, members: MembersState, asked: ProjectSpec) -> None:
-    problem = project_problem(asked)
-    if problem:
+    if name := name_problem(asked.name):
+        raise Refused(f"the project's name {name}")
+    if problem := options_problem(asked.kind, tuple(asked.options), asked.many) or items_problem(asked.kind, asked.items):
         raise Refused(problem)
     unfinished = (*work.open, *work.closing)
     open_count, closing_count = (
@@ -543,14 +546,6 @@ def _found(work: CurationChanges, said: DecodedTransaction, members: MembersStat
     key = project_id(said.author, said.transaction.nonce)
     work.projects[key] = Project(said.author, asked, ProjectPhase.OPEN)
     work.changed_fields["open"] = (*work.open, key)
-
-
-def project_problem(asked: ProjectSpec) -> str | None:
-    """Why nobody can be asked this; None if it is sound."""
-    name = name_problem(asked.name)
-    if name:
-        return f"the project's name {name}"
-    return options_problem(asked.kind, tuple(asked.options), asked.many) or items_problem(asked.kind, asked.items)
 
 
 def _own(work: CurationChanges, said: DecodedTransaction, members: MembersState, key: bytes) -> Project:
@@ -603,8 +598,7 @@ def _say_gold(work: CurationChanges, said: DecodedTransaction, members: MembersS
             raise Refused(f"the right answer of task {number} is said already")
         if not merkle.verify_merkle_proof(gold_leaf(gold.salt, answer), gold.index, page.count, gold.proof, page.gold):
             raise Refused(f"that was not the right answer of task {number} when its page was added")
-        problem = answer_problem(asked.kind, len(asked.options), asked.many, asked.items, answer)
-        if problem:
+        if problem := answer_problem(asked.kind, len(asked.options), asked.many, asked.items, answer):
             raise Refused(f"{list(answer)} is no answer: {problem}")
         work.golds[task] = GoldRow(answer)
     work.projects[content.project] = replace(project, golds=project.golds + len(content.answers))
@@ -651,8 +645,7 @@ def _review(work: CurationChanges, said: DecodedTransaction, members: MembersSta
     if is_closed_for_votes(work, task.project, context.time_ms):
         raise Refused("the project is closed")
     asked, label = project.spec, tuple(said.content.label)
-    problem = answer_problem(asked.kind, len(asked.options), asked.many, asked.items, label)
-    if problem:
+    if problem := answer_problem(asked.kind, len(asked.options), asked.many, asked.items, label):
         raise Refused(f"{list(label)} is no answer: {problem}")
     work.projects[task.project] = replace(project, review=project.review - 1)
     _settle(work, said.content.task, asked, label, context)

@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Final, Generic, TypeVar
 
 from curation.ledger.curation_state import (
@@ -40,22 +41,6 @@ R = TypeVar("R")
 # that goes.
 FRESH_LIST: Final = b"f"
 BEGUN_LIST: Final = b"b"
-TABLES = (
-    "projects",
-    "pages",
-    "tasks",
-    "places",
-    "annotators",
-    "assignments",
-    "skills",
-    "shares",
-    "due",
-    "closings",
-    "agreements",
-    "golds",
-    "redactions",
-    "wishes",
-)
 QUEUES = ("leases", "openings", "enrolments")
 
 
@@ -112,11 +97,8 @@ class CurationChanges:
         self.wishes: TableChanges[Redaction] = TableChanges(state.wishes)
 
     def new_state(self) -> CurationState:
-        tables = {}
-        for name in TABLES:
-            rows: TableChanges[Any] = getattr(self, name)
-            if rows.changes:
-                tables[name] = getattr(self.state, name).with_rows(rows.changes)
+        changed = {name: rows for name, rows in vars(self).items() if isinstance(rows, TableChanges) and rows.changes}
+        tables = {name: getattr(self.state, name).with_rows(rows.changes) for name, rows in changed.items()}
         return replace(self.state, **tables, **self.changed_fields)
 
     def add_to_field(self, name: str, more: int = 1) -> None:
@@ -162,14 +144,9 @@ class CurationChanges:
         queue = self.expiry_queue(name)
         return (self.due[_due_key(name, place)] for place in range(max(first, queue.first), queue.last))
 
-    def first_entry(self, name: str) -> ExpiryEntry | None:
-        """The first of a queue; None if it is empty."""
-        queue = self.expiry_queue(name)
-        return None if queue.first == queue.last else self.due[_due_key(name, queue.first)]
-
     def next_expiry_ms(self) -> int | None:
         """From what time on a batch has something to do by itself; None: there is nothing that could expire or be closed."""
-        entries = [entry.due_ms for name in QUEUES if (entry := self.first_entry(name)) is not None]
+        entries = [entry.due_ms for name in QUEUES for entry in islice(self.queue_entries(name, 0), 1)]
         return min([*entries, *(self.closings[project].start_ms for project in self.closing[:1])], default=None)
 
     # Lists of tasks --------------------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from curation.ledger.curation_state import (
     ProjectSpec,
     TaskStage,
     TextFormat,
-    as_answer,
 )
 from curation.ledger.transaction_types import ReviewTask, VoteToStopProject
 from curation.limits import NAME_CHARACTERS_MAX
@@ -86,8 +85,7 @@ class CurationRpcHandler(CurationRpc):
             file = await _tasks(request, data, row.spec.kind, row.spec.options, row.spec.many)
             return await self._import(founding, key, file, request)
         kind = QuestionKind(request.kind)
-        problem = options_problem(kind, request.options, request.many)
-        if problem:
+        if problem := options_problem(kind, request.options, request.many):
             raise UserError(f"{problem}: name them with --options A,B")
         file = await _tasks(request, data, kind, request.options, request.many)
         asked = ProjectSpec(
@@ -152,7 +150,7 @@ class CurationRpcHandler(CurationRpc):
                 shown = shown or read_task_page(row, page, self.peer.blobs.read_blob)
                 text = shown.entries[index].task if shown else None
                 votes = [state.assignments.get_record(assignment_id(task, who)) for who in found.annotators]
-                said = Counter(_named(row.spec, as_answer(vote.answer)) for vote in votes if vote and vote.answer is not None)
+                said = Counter(_named(row.spec, vote.answer) for vote in votes if vote and vote.answer is not None)
                 reasons = Counter(vote.reason for vote in votes if vote and vote.state is AssignmentState.SKIPPED)
                 words, items = (text.text, tuple(text.items)) if text else ("", ())
                 yield TaskInReviewView(task.hex(), found.number, words, items, dict(said), dict(reasons))

@@ -19,13 +19,12 @@ from curation.limits import (
     RANKED_MAX,
     VOTES_MAX,
 )
-from curation.service.access_control import ANNOTATOR, AccessControl
+from curation.service.access_control import ANNOTATOR, AccessControl, Operators
 from curation.service.annotators.annotator_api import AnnotatorApi
 from curation.service.annotators.session_api import SessionApi
 from curation.service.annotators.statement_batcher import StatementBatcher
 from curation.service.event_feeds import BlockFeed, LiveFeed
 from curation.service.operators.admin_api import AdminApi
-from curation.service.operators.operator_log import Operators
 from curation.service.operators.project_api import ImportQueue, ProjectApi
 from curation.service.operators.review_api import ReviewApi, ReviewState
 from curation.service.projects.page_fetcher import PageFetcher

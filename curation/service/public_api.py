@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from io import BufferedRandom
 from itertools import chain
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 import trio
 
@@ -25,46 +25,26 @@ from protocol.errors import UserError
 from protocol.identity import WIRE_VERSION
 from web.replies import FileReply, HttpProblem, Json
 
-T = TypeVar("T")
-
 LEADERS_MAX: Final = 1_000  # that a call shows
 TURN_WAIT_SECONDS: Final = 20.0  # that a caller waits for others' exports and agreements
 RETRY_AFTER_SECONDS: Final = 10  # then it is told to come again
 OPEN_EXPORTS_MAX: Final = 8  # of exports, that are being sent: whoever reads slowly keeps the disk's room of one
 
 
-class SingleFlightCache(Generic[T]):
-    """The newest answer to one question. Whoever asks the same meanwhile waits for it."""
+class SingleFlightCache:
+    """The answer to one question at the newest height. Whoever asks the same meanwhile waits for it."""
 
-    def __init__(self) -> None:
-        self._lock = trio.Lock()
-        self._known: tuple[object, T] | None = None
+    def __init__(self, desk: ServiceContext, make: Callable[[CurationState, int, bytes], Json]) -> None:
+        """`make` takes the state, its height and its root, in a thread."""
+        self._desk, self._make, self._lock = desk, make, trio.Lock()
+        self._known: tuple[tuple[int, bytes], Json] | None = None
 
-    async def get_or_compute(self, asked: Callable[[], tuple[object, Callable[[], T]]]) -> T:
-        """`asked` says, when it is this caller's turn, what the answer follows from, and how it is made, in a thread."""
+    async def get_or_compute(self) -> Json:
         async with self._lock:
-            follows_from, make = asked()
-            if self._known is None or self._known[0] != follows_from:
-                self._known = follows_from, await trio.to_thread.run_sync(make)
+            state, at = self._desk.state.module_state(CurationState), (self._desk.height, self._desk.state_root)
+            if self._known is None or self._known[0] != at:
+                self._known = at, await trio.to_thread.run_sync(self._make, state, *at)
             return self._known[1]
-
-
-class ExclusiveWork:
-    """Long work for strangers: one at a time."""
-
-    def __init__(self) -> None:
-        self._lock = trio.Lock()
-
-    @asynccontextmanager
-    async def hold_turn(self) -> AsyncIterator[None]:
-        with trio.move_on_after(TURN_WAIT_SECONDS) as waiting:
-            await self._lock.acquire()
-        if waiting.cancelled_caught:
-            raise HttpProblem("too-many", "this peer writes files for others at the moment: try again later", RETRY_AFTER_SECONDS)
-        try:
-            yield
-        finally:
-            self._lock.release()
 
 
 class LeaderboardCache:
@@ -88,8 +68,8 @@ class LeaderboardCache:
 class PublicApi:
     def __init__(self, desk: ServiceContext) -> None:
         self._desk = desk
-        self._leaders, self._turns = LeaderboardCache(), ExclusiveWork()
-        self._stats, self._board = SingleFlightCache[Json](), SingleFlightCache[Json]()
+        self._leaders, self._turn = LeaderboardCache(), trio.Lock()
+        self._stats, self._board = SingleFlightCache(desk, _network_stats), SingleFlightCache(desk, self._leaderboard)
         self._agreements: dict[bytes, tuple[object, AgreementView]] = {}
         self._files = threading.BoundedSemaphore(OPEN_EXPORTS_MAX)
 
@@ -116,30 +96,31 @@ class PublicApi:
         }
 
     async def network_stats(self) -> Json:
-        return await self._stats.get_or_compute(self._stats_now)
-
-    def _stats_now(self) -> tuple[object, Callable[[], Json]]:
-        state, height, root = self._state, self._desk.height, self._desk.state_root
-
-        def make() -> Json:
-            counted = {"annotators": state.annotators_count, "annotations": state.annotations, "settled": state.settled}
-            projects = [_project_view(state, key) for key in state.open]
-            return {"height": height, "state_root": root.hex(), **counted, "projects": projects}
-
-        return (height, root), make
+        return await self._stats.get_or_compute()
 
     async def show_leaderboard(self, limit: int) -> Json:
-        board = await self._board.get_or_compute(self._board_now)
+        board = await self._board.get_or_compute()
         return board | {"rows": board["rows"][:limit]}
 
-    def _board_now(self) -> tuple[object, Callable[[], Json]]:
-        state, height, root = self._state, self._desk.height, self._desk.state_root
-        return (height, root), lambda: {"height": height, "rows": self._leaders.top_annotators(state.annotators)}
+    def _leaderboard(self, state: CurationState, height: int, root: bytes) -> Json:
+        return {"height": height, "rows": self._leaders.top_annotators(state.annotators)}
+
+    @asynccontextmanager
+    async def _hold_turn(self) -> AsyncIterator[None]:
+        """Long work for strangers is done one at a time."""
+        with trio.move_on_after(TURN_WAIT_SECONDS) as waiting:
+            await self._turn.acquire()
+        if waiting.cancelled_caught:
+            raise HttpProblem("too-many", "this peer writes files for others at the moment: try again later", RETRY_AFTER_SECONDS)
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     async def project_agreement(self, project: bytes) -> Json:
         """What it follows from changes only where a task is settled."""
         self._find(project)
-        async with self._turns.hold_turn():
+        async with self._hold_turn():
             state, height, found = self._state, self._desk.height, self._find(project)
             follows_from = found.settled, state.agreements.get_record(project)
             known = self._agreements.pop(project, None)
@@ -157,7 +138,7 @@ class PublicApi:
     async def export_project(self, project: bytes, format: str) -> FileReply:
         """A file that has no name any more: it goes when it is sent."""
         self._find(project)
-        async with self._turns.hold_turn():
+        async with self._hold_turn():
             state, found = self._state, self._find(project)
 
             def write() -> BufferedRandom:
@@ -194,6 +175,12 @@ class _CountedFile(BufferedRandom):
         super().close()
         if was_open:
             self._places.release()
+
+
+def _network_stats(state: CurationState, height: int, root: bytes) -> Json:
+    counted = {"annotators": state.annotators_count, "annotations": state.annotations, "settled": state.settled}
+    projects = [_project_view(state, key) for key in state.open]
+    return {"height": height, "state_root": root.hex(), **counted, "projects": projects}
 
 
 def _project_view(state: CurationState, key: bytes) -> Json:

@@ -47,8 +47,7 @@ def parse_answer(
         answer = _answer(said, kind, tuple(options), many)
     except UserError as error:
         raise UserError(f"{where}: {what} {quote_answer(said)} {error}") from None
-    problem = answer_problem(kind, len(options), many, items, answer)
-    if problem:
+    if problem := answer_problem(kind, len(options), many, items, answer):
         raise UserError(f"{where}: {what} {quote_answer(said)} is no answer: {problem}")
     return answer
 

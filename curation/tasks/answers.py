@@ -5,10 +5,13 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Sequence
+from typing import Annotated
 
-from curation.limits import OPTIONS_MAX, RANKED_MAX, RANKED_MIN
+from curation.limits import OPTIONS_MAX, RANKED_MAX, RANKED_MIN, SALT_BYTES
 from protocol import codec
+from protocol.codec import Length
 
+Salt = Annotated[bytes, Length(SALT_BYTES, SALT_BYTES)]
 Answer = tuple[int, ...]
 
 

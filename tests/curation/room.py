@@ -7,17 +7,19 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from curation.annotator_statements import AnnotationStatement, EnrolStatement, SessionStatement
 from curation.ledger.curation_module import CurationModule, project_id
 from curation.ledger.curation_state import Annotator, Assignment, CurationState, Project, ProjectPhase, ProjectSpec, TaskRow
 from curation.ledger.transaction_types import (
     AddTaskPage,
+    AnnotationStatement,
     AnswerCommitment,
     AnswerOpening,
     CreateProject,
     EnrolmentEntry,
+    EnrolStatement,
     GoldAnswerProof,
     LeaseRequest,
+    SessionStatement,
     SetProjectPhase,
     StatementBatch,
 )

@@ -17,7 +17,6 @@ from unittest import mock
 
 import curation.ledger.curation_module
 import curation.ledger.project_close
-from curation.annotator_statements import AnnotationStatement, EnrolStatement, SessionStatement
 from curation.ledger.curation_module import serving_peers
 from curation.ledger.curation_state import (
     Assignment,
@@ -32,16 +31,19 @@ from curation.ledger.curation_state import (
 )
 from curation.ledger.transaction_types import (
     AddTaskPage,
+    AnnotationStatement,
     AnswerCommitment,
     AnswerOpening,
     CreateProject,
     EnrolmentEntry,
+    EnrolStatement,
     GoldAnswerProof,
     LeaseRequest,
     OpeningSecret,
     ReleaseAssignment,
     RevealGold,
     ReviewTask,
+    SessionStatement,
     SetProjectPhase,
     SkipAssignment,
     StatementBatch,

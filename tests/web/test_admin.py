@@ -179,7 +179,7 @@ async def test_the_log_names_who_did_what_outlives_a_restart_and_is_bounded(
         doors = AccessControl(room.directory / "services" / "serve")
         names = [doors.find_operator(token) for token in (second, second, first)]
         assert [entry["operator"] for entry in entries] == names and names[0] != names[2]
-        monkeypatch.setattr("curation.service.operators.operator_log.ENTRIES_MAX", 2)
+        monkeypatch.setattr("curation.service.access_control.ENTRIES_MAX", 2)
         await said(site.ask, "POST", f"/api/v1/projects/{project}/open", None, first)
         assert [action for action, *_ in await log(site, first)] == ["open", "pause"]
         older = (await said(site.get, f"{ADMIN}/log?limit=1&before={entries[0]['number']}", first)).body["entries"]

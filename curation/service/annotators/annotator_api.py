@@ -15,11 +15,10 @@ from typing import ClassVar, Final
 
 import trio
 
-from curation.annotator_statements import AnnotationStatement
 from curation.ledger.curation_module import serving_peers
 from curation.ledger.curation_state import Assignment, AssignmentState, CurationState, Project, TaskPageRow
 from curation.ledger.state_changes import CurationChanges
-from curation.ledger.transaction_types import AnswerOpening, LeaseRequest, ReleaseAssignment, SkipAssignment
+from curation.ledger.transaction_types import AnnotationStatement, AnswerOpening, LeaseRequest, ReleaseAssignment, SkipAssignment
 from curation.limits import GUIDELINES_BYTES_MAX, LEASES_MAX, REASON_CHARACTERS_MAX, SALT_BYTES
 from curation.service.access_control import AccessControl
 from curation.service.annotators.answer_openings import AnswerOpenings, UnopenedAnswer, is_commitment_possible
@@ -257,8 +256,7 @@ class AnnotatorApi:
         state = self._state
         row = self._mine(state, session, assignment)
         asked = state.projects[row.project].spec
-        problem = answer_problem(asked.kind, len(asked.options), asked.many, asked.items, answer)
-        if problem:
+        if problem := answer_problem(asked.kind, len(asked.options), asked.many, asked.items, answer):
             raise HttpProblem("misfit", f"{list(answer)} is no answer to this task: {problem}")
         if salt is None or signature is None:
             salt, signature = self._signed_here(session, assignment, answer)

@@ -15,9 +15,8 @@ from nacl.pwhash import argon2id
 from nacl.secret import SecretBox
 from nacl.utils import random
 
-from curation.annotator_statements import EnrolStatement, SessionStatement
 from curation.ledger.curation_state import Annotator, CurationState
-from curation.ledger.transaction_types import EnrolmentEntry
+from curation.ledger.transaction_types import EnrolmentEntry, EnrolStatement, SessionStatement
 from curation.limits import NAME_CHARACTERS_MAX
 from curation.service.access_control import AccessControl
 from curation.service.annotators.statement_batcher import StatementBatcher
@@ -151,8 +150,8 @@ class SessionApi:
             self._enrolments.acquire(host, "sign-ups")
 
     def _require_name(self, name: str) -> None:
-        problem = name_problem(name) or (f"is longer than {NAME_CHARACTERS_MAX}" if len(name) > NAME_CHARACTERS_MAX else None)
-        if problem:
+        is_long = len(name) > NAME_CHARACTERS_MAX
+        if problem := name_problem(name) or (f"is longer than {NAME_CHARACTERS_MAX}" if is_long else None):
             raise HttpProblem("misfit", f"the name {problem}")
 
     def _enrolled(self, key: bytes, name: str) -> Json:

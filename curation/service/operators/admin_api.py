@@ -11,9 +11,8 @@ import trio
 from curation.estimation.annotator_agreement import value_count
 from curation.estimation.reputation import WEIGHT_ONE
 from curation.ledger.curation_state import Annotator, CurationState, ProjectPhase
-from curation.service.access_control import NO_INVITATION_NEEDED, AccessControl
+from curation.service.access_control import NO_INVITATION_NEEDED, AccessControl, Operators, wait_for_decision
 from curation.service.annotators.statement_batcher import StatementBatcher
-from curation.service.operators.operator_log import Operators, wait_for_decision
 from features.services import ServiceContext
 from ledger.members import MembersState
 from protocol.api import DiskView, ModuleView, TrainRequest

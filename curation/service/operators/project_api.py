@@ -11,7 +11,7 @@ import trio
 
 from curation.import_export.task_import import InvalidTasks, ParsedTasks, TaskWithGold, parse_tasks, read_tasks
 from curation.ledger.curation_state import CurationState, Project, ProjectPhase, ProjectSpec, TextFormat
-from curation.service.operators.operator_log import DECISION_WAIT_SECONDS, Operators, wait_for_decision
+from curation.service.access_control import DECISION_WAIT_SECONDS, Operators, wait_for_decision
 from curation.service.projects.project_author import ProjectAuthor, already_imported_note, require_equal_item_counts
 from curation.tasks.answer_parser import AnswerSchema
 from curation.tasks.answers import QuestionKind, options_problem

@@ -21,8 +21,8 @@ from curation.ledger.curation_state import (
     TaskRow,
     TaskStage,
 )
-from curation.service.operators.operator_log import Operators, wait_for_decision
-from curation.service.projects.project_author import ProjectAuthor
+from curation.ledger.transaction_types import ReviewTask
+from curation.service.access_control import Operators, wait_for_decision
 from curation.service.projects.task_export import project_pages, read_task_page, task_votes
 from curation.tasks.answers import PAIR_ANSWERS, QuestionKind, answer_problem
 from curation.tasks.task_pages import AnnotationTask, TaskPageBlob, task_id
@@ -95,11 +95,10 @@ class ReviewApi:
         asked = self._row(project).spec
         if row is None or row.project != project:
             raise HttpProblem("not-found", "nobody had such a task of this project")
-        problem = answer_problem(asked.kind, len(asked.options), asked.many, asked.items, answer)
-        if problem:
+        if problem := answer_problem(asked.kind, len(asked.options), asked.many, asked.items, answer):
             raise HttpProblem("misfit", f"{list(answer)} is no answer to this task: {problem}")
         async with self._operators.log_action(operator, "decide", f"task {row.number} of {asked.name!r}: {list(answer)}"):
-            await wait_for_decision(ProjectAuthor(self._desk).decide_task(task, answer))
+            await wait_for_decision(self._desk.submit_transaction("curation/review-task", ReviewTask(task, answer)))
         return {"task": task.hex(), "label": list(answer)}
 
     async def confusion_matrices(self, operator: str, project: bytes) -> Json:

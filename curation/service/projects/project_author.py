@@ -12,16 +12,15 @@ from typing import Annotated, Final
 import trio
 
 from consensus.voter_set import VoterSet
-from curation.annotator_statements import Salt
 from curation.import_export.task_import import TaskWithGold, split_into_pages
 from curation.ledger.curation_module import project_id, reviews_left
 from curation.ledger.curation_state import Choices, CurationState, Project, ProjectPhase, ProjectSpec, Redaction
-from curation.ledger.transaction_types import AddTaskPage, CreateProject, GoldAnswerProof, RevealGold, ReviewTask, SetProjectPhase
+from curation.ledger.transaction_types import AddTaskPage, CreateProject, GoldAnswerProof, RevealGold, SetProjectPhase
 from curation.limits import GUIDELINES_BYTES_MAX, PAGE_TASKS_MAX, SALT_BYTES
 from curation.rpc import ProjectView
 from curation.service.projects.task_export import project_pages, read_task_page
 from curation.service.sqlite_database import ServiceDatabase
-from curation.tasks.answers import gold_leaf
+from curation.tasks.answers import Salt, gold_leaf
 from curation.tasks.task_pages import AnnotationTask, PageEntry, TaskPageBlob, page_merkle_root, redact_entry, task_id
 from features.services import ServiceContext
 from features.text_tables import pluralize
@@ -165,8 +164,7 @@ class ProjectAuthor:
 
     async def add_tasks(self, key: bytes, tasks: list[TaskWithGold]) -> None:
         """Adds those that no earlier import of the same tasks has added."""
-        row = self._state.projects[key]
-        require_equal_item_counts(tasks, row.spec.items)
+        require_equal_item_counts(tasks, self._state.projects[key].spec.items)
         await self._add(key, tasks)
 
     async def count_added_tasks(self, key: bytes, tasks: list[TaskWithGold]) -> int:
@@ -185,12 +183,9 @@ class ProjectAuthor:
 
     async def forget_import(self, key: bytes, tasks: list[TaskWithGold]) -> None:
         """The next import of these tasks adds all of them."""
-
-        def forget() -> None:
-            with self._imported() as imported:
-                imported.delete_import(key, digest_tasks(tasks))
-
-        await trio.to_thread.run_sync(forget)
+        digest = await trio.to_thread.run_sync(digest_tasks, tasks)
+        with self._imported() as imported:
+            await trio.to_thread.run_sync(imported.delete_import, key, digest)
 
     async def find_projects_with(self, tasks: list[TaskWithGold]) -> dict[bytes, ProjectSpec]:
         """Projects to which an import has added these tasks, or the first of them."""
@@ -222,10 +217,6 @@ class ProjectAuthor:
                 "curation/add-page", AddTaskPage(key, digest_of_page, len(data), page_root, len(part), root)
             )
             first += len(part)
-
-    async def decide_task(self, task: bytes, label: tuple[int, ...]) -> None:
-        """Of a task that waits for its author."""
-        await self.desk.submit_transaction("curation/review-task", ReviewTask(task, label))
 
     async def redact_task(self, key: bytes, number: int) -> str:
         """As the project's author or as a voter; what came of it."""
