@@ -74,6 +74,7 @@ from rlhf.objectives.supervised_objectives import DpoTerms, InstructTerms
 from rounds.round_state import RoundCertificate
 from tests.ledger.world import PlainJobs
 from tests.packages import PACKAGES
+from tests.route_table import markdown_table
 from training import random_stream
 from training.api.job_builder import FIELDS_NOT_SET_BY_NAME
 from training.corpus import DataManifest
@@ -86,7 +87,6 @@ from training.replicated.model_directory import ModelManifest
 from training.replicated.model_state import ModelState
 from training.replicated.tensor_layout import layout_from_shapes
 from training.transformer import ModelSpec
-from web import routes
 from web.site import load_site
 
 ROOT = Path(__file__).parents[1]
@@ -482,7 +482,7 @@ def rewritten(page: str) -> str:
     page = _put(page, r"\| state \| event \| [^\n]*\n\|---\|---\|---\|---\|---\|\n", r"(?:\|[^\n]*\n)*", transition_rows())
     page = _put(page, r"\| limit \| value \| reason \|\n\|---\|---\|---\|\n", r"(?:\|[^\n]*\n)*", limit_rows())
     page = _put(page, r"\| bound \| value \| reason \|\n\|---\|---\|---\|\n", r"(?:\|[^\n]*\n)*", curation_limit_rows())
-    page = _put(page, r"\| call \| sends \| reply \|\n\|---\|---\|---\|\n", r"(?:\|[^\n]*\n)*", routes.markdown_table(ROUTES))
+    page = _put(page, r"\| call \| sends \| reply \|\n\|---\|---\|---\|\n", r"(?:\|[^\n]*\n)*", markdown_table(ROUTES))
     for name, value in vectors().items():
         page = _put(page, rf"{re.escape(name)}:\n", r"(?:[ \t]+[^\n]+\n)*", shown(value))
     return page
@@ -531,7 +531,7 @@ def test_every_problem_of_the_http_api_is_documented_with_its_status(protocol: s
 
 
 def test_every_call_of_the_http_api_is_documented(protocol: str) -> None:
-    assert not [row for row in routes.markdown_table(ROUTES) if row not in protocol.splitlines()]
+    assert not [row for row in markdown_table(ROUTES) if row not in protocol.splitlines()]
     documented = set(re.findall(r"`(GET|POST) (/[^`?]*)", protocol))
     assert documented == {(route.method, route.path) for route in ROUTES}
 

@@ -46,6 +46,7 @@ from tests.notes.module import Line, NotesState, Write
 from tests.notes.objective import Sizes
 from tests.notes.requests import CountParameters, ParametersCounted
 from tests.peer.network import SECONDS_MAX
+from tests.route_table import markdown_table
 from tests.sim.keys import FastVerifier
 from tests.test_docs import sections
 from tests.waiting import patience
@@ -65,7 +66,7 @@ from training.replicated.tensor_layout import layout_of
 from training.transformer import ModelSpec
 from training.worker_protocol import WorkerFailed
 from web.html_pages import HtmlPage, PageSet
-from web.routes import ClientClass, Route, RouteReply, RouteSet, markdown_table, openapi_document
+from web.routes import ClientClass, Route, RouteReply, RouteSet, openapi_document
 from web.site import Site, load_site
 
 NOTES_PATH = "/api/notes/{member}"

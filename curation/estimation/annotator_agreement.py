@@ -76,11 +76,6 @@ def count_coincidences(units: Sequence[Sequence[int]]) -> Counter[tuple[int, int
     return found
 
 
-def krippendorff_alpha(units: Sequence[Sequence[int]], metric: MeasurementLevel = MeasurementLevel.NOMINAL) -> Fraction | None:
-    """Krippendorff's α of units, each with the values that it was given. None: nothing was said twice, or all is one value."""
-    return alpha_from_coincidences(count_coincidences(units), metric)
-
-
 def alpha_from_coincidences(together: Coincidences, metric: MeasurementLevel) -> Fraction | None:
     """α = 1 − (n − 1) Σ o δ² ∕ Σ n n δ²."""
     marginals: Counter[int] = Counter()

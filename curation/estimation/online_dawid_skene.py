@@ -102,21 +102,14 @@ def vote_likelihood(counts: Counts, classes: int, label: int, vote: int) -> tupl
     return row[vote] * others + prior, (sum(row) + PRIOR_RIGHT + PRIOR_WRONG) * others
 
 
-def class_posterior(classes: int, votes: Sequence[tuple[Counts, int]]) -> list[Fraction]:
-    """The chance of each class after these votes, each with its annotator's counts. Before any vote all are equally likely."""
-    weights = _weights(classes, votes)
-    total = sum(weights)
-    return [Fraction(weight, total) for weight in weights]
-
-
 def likeliest_class(classes: int, votes: Sequence[tuple[Counts, int]]) -> tuple[int, Fraction]:
     """The class, the lowest of equally likely ones, and how likely it is."""
-    weights = _weights(classes, votes)
+    weights = class_weights(classes, votes)
     best = max(range(classes), key=lambda label: (weights[label], -label))
     return best, Fraction(weights[best], sum(weights))
 
 
-def _weights(classes: int, votes: Sequence[tuple[Counts, int]]) -> list[int]:
+def class_weights(classes: int, votes: Sequence[tuple[Counts, int]]) -> list[int]:
     """Chances of all classes over one denominator: exact, and several times as fast as sums of fractions."""
     assert classes >= 2
     told = [[vote_likelihood(counts, classes, label, vote) for counts, vote in votes] for label in range(classes)]

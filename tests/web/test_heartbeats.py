@@ -11,8 +11,9 @@ import trio
 
 from curation.ledger.curation_state import AssignmentState, CurationState
 from curation.ledger.transaction_types import ReleaseAssignment
-from curation.service.annotators.annotator_api import HEARTBEAT_SECONDS_MAX, AnnotatorApi, LeaseHeartbeats
+from curation.service.annotators.annotator_api import HEARTBEAT_SECONDS_MAX, LeaseHeartbeats
 from curation.service.annotators.answer_openings import AnswerStore, UnopenedAnswer
+from curation.service.annotators.session_api import SessionApi
 from curation.service.annotators.statement_batcher import StatementBatcher
 from tests.waiting import patience_seconds
 from tests.web.room import Room, assigned, enrolled, said
@@ -44,7 +45,7 @@ async def test_a_task_of_a_closed_page_goes_to_somebody_else(tmp_path: Path, mon
         foreign = await said(site.ask, "POST", "/api/v1/heartbeat", {"assignments": [watched]}, other)
         assert (foreign.status, foreign.body) == (200, {"assignments": []})
         with monkeypatch.context() as patch:
-            patch.setattr(AnnotatorApi, "_is_me", lambda self, peer: False)
+            patch.setattr(SessionApi, "is_here", lambda self, peer: False)
             others = await said(site.ask, "POST", "/api/v1/heartbeat", {"assignments": [silent]}, ann.token(site))
         assert others.body == {"assignments": []}, "a lease that another peer took is that peer's to release"
         reply = await said(site.ask, "POST", "/api/v1/heartbeat", {"assignments": [watched]}, ann.token(site))
