@@ -61,7 +61,7 @@ def make_application(
     routes = site.routes
     clients = {route.client: None for route in routes if route.client}
     answers, uploads = Counter[int](), Counter[str]()
-    app = web.Application(middlewares=[_counted(answers), _guarded(names, proxies, site.problem_statuses)])
+    app = web.Application(middlewares=[_counted(answers), _guarded(names, site.problem_statuses)])
     app[header_trust.PROXIES] = proxies
     listening = EventStreams(handlers.event_feeds, call, SECURITY_HEADERS)
     app.on_shutdown.append(listening.close_streams)
@@ -175,7 +175,7 @@ def _sent(request: web.Request, file: FileReply) -> web.StreamResponse:
     return web.Response(content_type=file.content_type, charset="utf-8", headers=length)
 
 
-def _guarded(names: Collection[str], proxies: Collection[str], problem_statuses: Mapping[str, int]) -> Any:
+def _guarded(names: Collection[str], problem_statuses: Mapping[str, int]) -> Any:
     told = list[str]()  # the first one
 
     @web.middleware

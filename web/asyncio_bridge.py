@@ -146,7 +146,8 @@ class AsyncioBridge:
                     task_status.started(address)
                     error = await receive.receive()  # the thread ends before it is asked to
             finally:
-                self._stop()
+                if self._loop is not None and not self._loop.is_closed():
+                    self._loop.call_soon_threadsafe(self._end.set)
                 with trio.CancelScope(shield=True):
                     await trio.to_thread.run_sync(self._ended.wait, 2 * SHUTDOWN_SECONDS)
         assert error is not None
@@ -184,10 +185,6 @@ class AsyncioBridge:
             ending.cancel()
             await runner.cleanup()
 
-    def _stop(self) -> None:
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._end.set)
-
     async def call(self, do: Callable[..., Awaitable[Any]], /, *arguments: Any, **named: Any) -> Any:
         """Runs a function in Trio's thread. Raises what it raises, or `HttpProblem` where the peer is busy or stops."""
         assert self._loop is not None
@@ -196,7 +193,7 @@ class AsyncioBridge:
         self._running += 1
         answer: asyncio.Future[Any] = self._loop.create_future()
         try:
-            self._token.run_sync_soon(self._start, partial(do, *arguments, **named), answer)
+            self._token.run_sync_soon(self._nursery.start_soon, self._answer, partial(do, *arguments, **named), answer)
             return await answer
         except trio.RunFinishedError:
             raise HttpProblem("stopping", "this peer is stopping") from None
@@ -205,9 +202,6 @@ class AsyncioBridge:
             del answer  # its error holds this frame, and so what was asked, such as a file
 
     # In Trio's thread ------------------------------------------------------------------------------------------------
-
-    def _start(self, do: Callable[[], Awaitable[Any]], answer: asyncio.Future[Any]) -> None:
-        self._nursery.start_soon(self._answer, do, answer)
 
     async def _answer(self, do: Callable[[], Awaitable[Any]], answer: asyncio.Future[Any]) -> None:
         try:

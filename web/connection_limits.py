@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -131,7 +130,3 @@ def set_reply_deadline(request: web.BaseRequest, seconds: float) -> None:
     """The reply to this request may take so long."""
     if isinstance(request.protocol, LimitedRequestHandler):
         request.protocol.place.begin_request(seconds)
-
-
-def clear_reply_deadline(request: web.BaseRequest) -> None:
-    set_reply_deadline(request, math.inf)

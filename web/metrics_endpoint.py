@@ -35,7 +35,6 @@ REQUEST_BYTES_MAX: Final = 8_192  # monitors send some hundred
 REQUEST_SECONDS_MAX: Final = 5.0  # from connecting until the answer is taken; the asker runs on this machine
 CONNECTIONS_MAX: Final = 16  # at once; a monitor has one
 log = logging.getLogger("metrics")
-Reply = tuple[HTTPStatus, str]
 
 
 class StatsCache:
@@ -117,7 +116,7 @@ class MetricsEndpoint:
         )
         return "".join(f"{line}\r\n" for line in (*lines, "")).encode() + (b"" if is_head else body)
 
-    async def _reply(self, method: str, path: str) -> Reply:
+    async def _reply(self, method: str, path: str) -> tuple[HTTPStatus, str]:
         if method not in ("GET", "HEAD"):
             return HTTPStatus.METHOD_NOT_ALLOWED, f"{method} is not answered here\n"
         if path == "/healthz":

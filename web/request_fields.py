@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -81,11 +82,6 @@ def hex_list_type(most: int, size: int) -> FieldType:
     )
 
 
-def is_unicode(text: str) -> bool:
-    """JSON may write halves of characters: no text."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
-
-
 def choice_type(*values: str) -> FieldType:
     return FieldType("one of " + ", ".join(filter(None, values)), {"enum": list(values)}, lambda value: value in values)
 
@@ -95,7 +91,12 @@ LINE: Final = FieldType(
     {"type": "string", "minLength": 1},
     lambda value: isinstance(value, str) and value != "" and value.isprintable(),
 )
-TEXT: Final = FieldType("text", {"type": "string"}, lambda value: isinstance(value, str) and is_unicode(value))
+TEXT: Final = FieldType(
+    "text",
+    {"type": "string"},
+    # JSON may write halves of characters: no text.
+    lambda value: isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value),
+)
 FLAG: Final = FieldType("true or false", {"type": "boolean"}, lambda value: isinstance(value, bool))
 TEXTS: Final = FieldType(
     "an array of texts",
@@ -105,15 +106,10 @@ TEXTS: Final = FieldType(
 )
 
 
-def _reads_cursor(value: Any) -> bool:
-    place, _, number = value.partition(":")
-    return all(part.isascii() and part.isdecimal() and len(part) <= 7 for part in (place, number))
-
-
 CURSOR: Final = FieldType(
     "`next` of another reply",
     {"type": "string", "pattern": "^[0-9]{1,7}:[0-9]{1,7}$"},
-    _reads_cursor,
+    lambda value: re.fullmatch("[0-9]{1,7}:[0-9]{1,7}", value) is not None,
     lambda value: tuple(map(int, value.split(":"))),
 )
 TEXTS_BY_NAME: Final = FieldType(

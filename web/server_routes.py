@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ class ServerHandlers:
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         given = parse_fields(QUERY_OF_EVENTS, request.query)
-        connection_limits.clear_reply_deadline(request)
+        connection_limits.set_reply_deadline(request, math.inf)
         return await self.streams.stream_events(request, given["live"] == 1, header_trust.client_host(request))
 
     async def health(self, request: web.Request) -> web.StreamResponse:
@@ -84,8 +85,13 @@ def _own_route(
 
 
 def page_route(page: HtmlPage) -> Route:
-    replies = {200: RouteReply("", "HTML", "text/html")}
-    return _own_route(ServerHandlers.page, page.path, "a page for people", operation_id=f"page_{page.name}", replies=replies)
+    return _own_route(
+        ServerHandlers.page,
+        page.path,
+        "a page for people",
+        operation_id=f"page_{page.name}",
+        replies={200: RouteReply("", "HTML", "text/html")},
+    )
 
 
 _FILE: Final[dict[str, Any]] = {

@@ -179,7 +179,7 @@ class ForeignLabels:
     def __init__(self, question: AnswerSchema, gold_from: str, taken: Collection[str]) -> None:
         self._question, self._gold_from = question, gold_from
         self._fields = [name for name in LABEL_FIELDS if name != gold_from and name not in taken]
-        self._suggested: Counter[str] = Counter()
+        self.suggested: Counter[str] = Counter()
         self._left: Counter[str] = Counter()
         self._reasons: dict[str, str] = {}
 
@@ -223,9 +223,6 @@ class ForeignLabels:
                     found = name, answer
         return found
 
-    def count_suggestion(self, name: str) -> None:
-        self._suggested[name] += 1
-
     def count_skipped(self, where: str, name: str, why: str) -> None:
         self._left[name] += 1
         self._reasons.setdefault(name, why if why.startswith(where) else f"{where}: {why}")
@@ -235,7 +232,7 @@ class ForeignLabels:
         taken = [
             f"{pluralize(count, 'label')} of {name!r} became {'a suggestion' if count == 1 else 'suggestions'}; "
             f"--gold-from {name} takes {'it as the right answer' if count == 1 else 'them as right answers'} instead"
-            for name, count in self._suggested.items()
+            for name, count in self.suggested.items()
         ]
         left = [
             f"{pluralize(count, 'label')} of {name!r} left out ({self._reasons[name]})" + self._way_out(name)

@@ -171,7 +171,7 @@ def _with_suggestions(
         elif given.task.suggestion is not None:
             labels.count_skipped(where, name, "are beside 'suggestion'")
         else:
-            labels.count_suggestion(name)
+            labels.suggested[name] += 1
             given = TaskWithGold(replace(given.task, suggestion=answer), None)
         found.append(given)
     return found

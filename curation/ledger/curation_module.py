@@ -481,16 +481,11 @@ def _settle(work: CurationChanges, task: bytes, asked: ProjectSpec, label: Answe
         if after:
             work.skills[row.project + annotator] = AnnotatorSkill(after)
     if len(answers) > 1:
-        _agree(work, row.project, asked, answers)
-
-
-def _agree(work: CurationChanges, project: bytes, asked: ProjectSpec, answers: list[Answer]) -> None:
-    """The answers to one more settled task are told to the project's agreement."""
-    kind, options = asked.kind, len(asked.options)
-    before = work.agreements.get_record(project)
-    units, lowest = agreement_units(kind, options, asked.many, answers), int(kind is QuestionKind.RATING)
-    counts = add_coincidences(before.counts if before else (), value_count(kind, options, asked.many), units, lowest)
-    work.agreements[project] = AgreementCounts(counts)
+        kind, options = asked.kind, len(asked.options)
+        before = work.agreements.get_record(row.project)
+        units, lowest = agreement_units(kind, options, asked.many, answers), int(kind is QuestionKind.RATING)
+        together = add_coincidences(before.counts if before else (), value_count(kind, options, asked.many), units, lowest)
+        work.agreements[row.project] = AgreementCounts(together)
 
 
 def project_alpha(state: CurationState, project: bytes) -> Fraction | None:

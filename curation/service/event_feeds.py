@@ -128,15 +128,12 @@ class LiveFeed:
         with trio.move_on_after(CHANGE_WAIT_SECONDS):
             while self._number <= after:
                 async with self._looking:
-                    await self._wait()
+                    # A new block is looked at at once, all else a moment later.
+                    await self._desk.api.events(self._seen, LOOK_INTERVAL_SECONDS)
+                    with trio.move_on_at(self._looked + LOOK_INTERVAL_SECONDS_MIN):
+                        await self._desk.wait_for_block_above(self._height)
                     await self._look()
         return {"number": self._number, **self._now}
-
-    async def _wait(self) -> None:
-        """For something to happen: a new block is looked at at once, all else a moment later."""
-        await self._desk.api.events(self._seen, LOOK_INTERVAL_SECONDS)
-        with trio.move_on_at(self._looked + LOOK_INTERVAL_SECONDS_MIN):
-            await self._desk.wait_for_block_above(self._height)
 
     async def _look(self) -> None:
         """A look that fails, or that is cancelled, has seen nothing: the next one looks at the same again."""

@@ -15,10 +15,10 @@ import trio
 
 from curation.import_export.export_formats import FORMATS
 from curation.ledger.curation_module import project_alpha
-from curation.ledger.curation_state import Annotator, CurationState, Project
+from curation.ledger.curation_state import Annotator, CurationState
 from curation.limits import PROJECTS_MAX
 from curation.rpc import AgreementView
-from curation.service.projects.task_export import compute_agreement, write_export
+from curation.service.projects.task_export import compute_agreement, require_project, write_export
 from features.services import ServiceContext
 from ledger.tables import Table
 from protocol.errors import UserError
@@ -77,12 +77,6 @@ class PublicApi:
     def _state(self) -> CurationState:
         return self._desk.state.module_state(CurationState)
 
-    def _find(self, project: bytes) -> Project:
-        found = self._state.projects.get_record(project)
-        if found is None:
-            raise HttpProblem("not-found", "no such project")
-        return found
-
     async def network_info(self) -> Json:
         desk = self._desk
         return {
@@ -119,9 +113,9 @@ class PublicApi:
 
     async def project_agreement(self, project: bytes) -> Json:
         """What it follows from changes only where a task is settled."""
-        self._find(project)
+        require_project(self._state, project)
         async with self._hold_turn():
-            state, height, found = self._state, self._desk.height, self._find(project)
+            state, height, found = self._state, self._desk.height, require_project(self._state, project)
             follows_from = found.settled, state.agreements.get_record(project)
             known = self._agreements.pop(project, None)
             if known is None or known[0] != follows_from:
@@ -137,9 +131,9 @@ class PublicApi:
 
     async def export_project(self, project: bytes, format: str) -> FileReply:
         """A file that has no name any more: it goes when it is sent."""
-        self._find(project)
+        require_project(self._state, project)
         async with self._hold_turn():
-            state, found = self._state, self._find(project)
+            state, found = self._state, require_project(self._state, project)
 
             def write() -> BufferedRandom:
                 file = self._file()

@@ -48,9 +48,6 @@ class FairTable(Generic[K, V]):
         self._values: dict[K, tuple[object, V]] = {}
         self._owned: dict[object, OrderedDict[K, None]] = {}
 
-    def __len__(self) -> int:
-        return len(self._values)
-
     def __contains__(self, key: K) -> bool:
         return key in self._values
 

@@ -15,7 +15,7 @@ from curation.service.access_control import NO_INVITATION_NEEDED, AccessControl,
 from curation.service.annotators.statement_batcher import StatementBatcher
 from features.services import ServiceContext
 from ledger.members import MembersState
-from protocol.api import DiskView, ModuleView, TrainRequest
+from protocol.api import DiskView, TrainRequest
 from protocol.identity import WIRE_VERSION
 from protocol.prometheus_metrics import why_unhealthy
 from web.replies import HttpProblem, Json
@@ -65,7 +65,10 @@ class AdminApi:
             "versions": {
                 "program": status.version,
                 "wire": WIRE_VERSION,
-                "modules": [_module_versions(row) for row in modules],
+                "modules": [
+                    {"module": row.module, "active_version": row.active_version, "known_versions": list(row.known_versions)}
+                    for row in modules
+                ],
             },
         }
 
@@ -157,7 +160,3 @@ def _right(counts: int, classes: int) -> Iterator[int]:
     """Places of a table, or of one for each option, where the vote is as the label."""
     for first in range(0, counts, classes**2):
         yield from range(first, first + classes**2, classes + 1)
-
-
-def _module_versions(row: ModuleView) -> Json:
-    return {"module": row.module, "active_version": row.active_version, "known_versions": list(row.known_versions)}

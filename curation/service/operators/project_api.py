@@ -13,6 +13,7 @@ from curation.import_export.task_import import InvalidTasks, ParsedTasks, TaskWi
 from curation.ledger.curation_state import CurationState, Project, ProjectPhase, ProjectSpec, TextFormat
 from curation.service.access_control import DECISION_WAIT_SECONDS, Operators, wait_for_decision
 from curation.service.projects.project_author import ProjectAuthor, already_imported_note, require_equal_item_counts
+from curation.service.projects.task_export import require_project
 from curation.tasks.answer_parser import AnswerSchema
 from curation.tasks.answers import QuestionKind, options_problem
 from features.services import ServiceContext
@@ -219,10 +220,7 @@ class ProjectApi:
         return self._view(project)
 
     def _row(self, project: bytes) -> Project:
-        found: Project | None = self._desk.state.module_state(CurationState).projects.get_record(project)
-        if found is None:
-            raise HttpProblem("not-found", "no such project")
-        return found
+        return require_project(self._desk.state.module_state(CurationState), project)
 
     def _view(self, project: bytes) -> Json:
         row = self._row(project)

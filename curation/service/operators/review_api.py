@@ -23,7 +23,7 @@ from curation.ledger.curation_state import (
 )
 from curation.ledger.transaction_types import ReviewTask
 from curation.service.access_control import Operators, wait_for_decision
-from curation.service.projects.task_export import project_pages, read_task_page, task_votes
+from curation.service.projects.task_export import project_pages, read_task_page, require_project, task_votes
 from curation.tasks.answers import PAIR_ANSWERS, QuestionKind, answer_problem
 from curation.tasks.task_pages import AnnotationTask, TaskPageBlob, task_id
 from features.services import ServiceContext
@@ -67,12 +67,6 @@ class ReviewApi:
     def _state(self) -> CurationState:
         return self._desk.state.module_state(CurationState)
 
-    def _row(self, project: bytes) -> Project:
-        found = self._state.projects.get_record(project)
-        if found is None:
-            raise HttpProblem("not-found", "no such project")
-        return found
-
     async def list_review_tasks(
         self,
         operator: str,
@@ -86,13 +80,13 @@ class ReviewApi:
     ) -> Json:
         needs = [ReviewState(state)] if state else REVIEW_ORDER
         wanted = _ReviewFilter(needs, search.casefold(), int(label) if label else None, annotator.casefold())
-        look = _ReviewScan(self._state, project, self._row(project), self._desk)
+        look = _ReviewScan(self._state, project, require_project(self._state, project), self._desk)
         found, following = await trio.to_thread.run_sync(look.found, wanted, after or (0, 0), limit)
         return {"tasks": found, "next": following and f"{following[0]}:{following[1]}"}
 
     async def decide_task(self, operator: str, project: bytes, task: bytes, answer: tuple[int, ...]) -> Json:
         row = self._state.tasks.get_record(task)
-        asked = self._row(project).spec
+        asked = require_project(self._state, project).spec
         if row is None or row.project != project:
             raise HttpProblem("not-found", "nobody had such a task of this project")
         if problem := answer_problem(asked.kind, len(asked.options), asked.many, asked.items, answer):
@@ -102,7 +96,7 @@ class ReviewApi:
         return {"task": task.hex(), "label": list(answer)}
 
     async def confusion_matrices(self, operator: str, project: bytes) -> Json:
-        return await trio.to_thread.run_sync(_confusions, self._state, project, self._row(project))
+        return await trio.to_thread.run_sync(_confusions, self._state, project, require_project(self._state, project))
 
 
 class _ReviewScan:
@@ -124,7 +118,7 @@ class _ReviewScan:
                     if len(found) == limit or looked == SCANNED_TASKS_MAX:
                         return found, (place, number)
                     looked += 1
-                    cast = _cast(self._state, number, self._key, row)
+                    cast = [vote for vote in task_votes(self._state, task_id(self._key, number), row) if vote] if row else []
                     if self._need(row, cast) is REVIEW_ORDER[place]:
                         shown = self._shown(page, number, row, cast)
                         if self._fits(wanted, shown):
@@ -191,10 +185,6 @@ class _ReviewScan:
         people = ((vote["name"].casefold(), vote["annotator"]) for vote in shown["votes"])
         who = wanted.annotator
         return not who or any(who == name or key.startswith(who) for name, key in people)
-
-
-def _cast(state: CurationState, number: int, project: bytes, row: TaskRow | None) -> list[Assignment]:
-    return [vote for vote in task_votes(state, task_id(project, number), row) if vote is not None] if row else []
 
 
 def _confusions(state: CurationState, key: bytes, project: Project) -> Json:

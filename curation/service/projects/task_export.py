@@ -23,9 +23,18 @@ from ledger.ledger_state import LedgerState
 from ledger.row_proofs import make_row_proof
 from protocol.errors import FolkmootError, UserError
 from protocol.messages import LightBlock
+from web.replies import HttpProblem
 
 LINES_BETWEEN_CANCEL_CHECKS: Final = 64  # lines that are written before the peer is asked whether it ends
 BlobReader = Callable[[bytes, int], bytes]  # a blob by its digest; raises `FolkmootError` if it is not here, or larger than that
+
+
+def require_project(state: CurationState, key: bytes) -> Project:
+    """Raises `HttpProblem`."""
+    found = state.projects.get_record(key)
+    if found is None:
+        raise HttpProblem("not-found", "no such project")
+    return found
 
 
 def project_pages(state: CurationState, key: bytes, project: Project) -> Iterator[TaskPageRow]:
