@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -140,8 +139,8 @@ async def tasks(asked: CommandContext[CurationRpc]) -> None:
         case "stop":
             asked.show(await asked.api.vote_to_stop_project(options.what))
         case _:
-            phase = {"pause": "paused", "open": "open", "close": "closed"}[options.do]
-            view = await asked.api.set_project_phase(options.what, phase)
+            phases = {"pause": "paused", "open": "open", "close": "closed"}
+            view = await asked.api.set_project_phase(options.what, phases[options.do])
             asked.show(f"project {view.project[:SHORT]} ({view.name}) is {view.state}")
 
 
@@ -202,11 +201,19 @@ def _request(options: object) -> ImportRequest:
     names = _parts(given["options"])
     if given["project"] and names:
         raise UserError("--options are those of the project already: leave them out, or make a new project")
-    of_new: dict[str, object] = {"name": "", "kind": "label", "many": False, "votes": 1, "price": 1, "guidelines": ""}
-    of_new |= {"suggest_first": False, "display": "plain"}
+    of_new: dict[str, object] = {
+        "name": "",
+        "kind": "label",
+        "many": False,
+        "votes": 1,
+        "price": 1,
+        "guidelines": "",
+        "suggest_first": False,
+        "display": "plain",
+    }
     if said := [name for name, default in of_new.items() if given["project"] and given[name] != default]:
         raise UserError(f"--{said[0].replace('_', '-')} is of a new project: leave it out, or leave out --project")
-    request = ImportRequest(
+    return ImportRequest(
         file=os.fspath(Path(given["what"]).expanduser().absolute()),
         name=given["name"],
         project=given["project"],
@@ -215,13 +222,10 @@ def _request(options: object) -> ImportRequest:
         many=given["many"],
         votes=given["votes"],
         price=given["price"],
-        guidelines=given["guidelines"],
+        guidelines=os.fspath(Path(given["guidelines"]).expanduser().absolute()) if given["guidelines"] else "",
         suggests_first=given["suggest_first"],
         display=given["display"],
         columns=_columns(given["columns"]),
         gold_from=given["gold_from"].strip(),
         again=given["again"],
     )
-    if request.guidelines:
-        request = replace(request, guidelines=os.fspath(Path(request.guidelines).expanduser().absolute()))
-    return request

@@ -82,4 +82,4 @@ class Feature:
     failures: str = ""
     rpc_handler: str = ""  # `module:class` of what answers these calls; the first call makes it with the running peer
     routes: str = ""  # `module:name` of HTTP routes and what answers them (`web.routes.RouteSet`), for peers that run `serve`
-    pages: str = ""  # `module:name` of pages for people (`web.html_pages.PageSet`), for the same peers
+    pages: str = ""  # `module:name` of pages for people (`web.routes.PageSet`), for the same peers

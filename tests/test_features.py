@@ -65,8 +65,7 @@ from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import layout_of
 from training.transformer import ModelSpec
 from training.worker_protocol import WorkerFailed
-from web.html_pages import HtmlPage, PageSet
-from web.routes import ClientClass, Route, RouteReply, RouteSet, openapi_document
+from web.routes import ClientClass, HtmlPage, PageSet, Route, RouteReply, RouteSet, openapi_document
 from web.site import Site, load_site
 
 NOTES_PATH = "/api/notes/{member}"

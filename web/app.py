@@ -6,23 +6,23 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from protocol.prometheus_metrics import PrometheusMetric
 from web import connection_limits, header_trust
 from web.event_stream import EventStreams
-from web.html_pages import VENDOR, render_page
 from web.metrics_endpoint import StatsCache
 from web.replies import FileReply, HttpProblem, Json, TextReply
 from web.request_fields import parse_fields
-from web.routes import FILE_BYTES_MAX, ClientClass, Route, openapi_document
+from web.routes import FILE_BYTES_MAX, ClientClass, HtmlPage, PageSet, Route, openapi_document
 from web.server_routes import ServerHandlers
 from web.site import Site, SiteHandlers, bind_method
 
@@ -39,6 +39,9 @@ SECURITY_HEADERS = {
     "Cache-Control": "no-store",
 }
 HSTS_HEADER = "max-age=31536000"  # a year: a browser that was here once does not come by plain HTTP again
+
+TEMPLATES = Path(__file__).with_name("templates")  # that all features may extend and include
+VENDOR = Path(__file__).with_name("vendor")
 
 log = logging.getLogger("site")
 
@@ -68,7 +71,7 @@ def make_application(
     app.on_response_prepare.append(_headed)
     server = ServerHandlers(
         openapi_text=json.dumps(openapi_document(VERSION, routes, site.problem_statuses)),
-        pages={page.path: render_page(page, page_set, site.pages) for page_set in site.page_sets for page in page_set.pages},
+        pages={page.path: _render_page(page, page_set, site.pages) for page_set in site.page_sets for page in page_set.pages},
         static_files=site.static_files,
         vendor_files={path.name: path for path in VENDOR.iterdir() if path.is_file()},
         statuses=answers,
@@ -83,7 +86,7 @@ def make_application(
             handler: Handler = bind_method(route.handler, (server,))
         else:
             ask, authorize = partial(call, handlers.bind(route)), partial(call, handlers.authorize)
-            handler = _RouteAnswerer(route, ask, authorize, clients, uploads).answer
+            handler = _answerer(route, ask, authorize, clients, uploads)
         app.router.add_route(route.method, route.path, handler, expect_handler=_expect)
         if route.method == "GET":
             app.router.add_route("HEAD", route.path, handler, expect_handler=_expect)
@@ -96,6 +99,13 @@ def make_application(
 
     app.router.resolve = resolved  # type: ignore[method-assign]
     return app
+
+
+def _render_page(page: HtmlPage, page_set: PageSet, all_pages: Iterable[HtmlPage]) -> str:
+    """The HTML of a page, rendered once: what changes comes by HTTP calls. `all_pages`, of all features, are its navigation."""
+    loader = FileSystemLoader((page_set.folder / "templates", TEMPLATES))
+    templates = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    return templates.get_template(f"{page.name}.html").render(page=page, pages=tuple(all_pages), **page_set.values)
 
 
 async def _read_metrics(handlers: SiteHandlers, stats: StatsCache) -> tuple[PrometheusMetric, ...]:
@@ -119,27 +129,28 @@ def _counted(answers: Counter[int]) -> Any:
     return counted
 
 
-@dataclass(frozen=True)
-class _RouteAnswerer:
-    """Reads requests of one route as it declares them, calls its handler, and writes the reply."""
+def _answerer(
+    route: Route,
+    call: Callable[[str, dict[str, Any]], Awaitable[Any]],
+    authorize: Callable[[ClientClass, str], Awaitable[object]],
+    clients: Collection[ClientClass],
+    uploads: Counter[str],
+) -> Handler:
+    """Reads requests of one route as it declares them, calls its handler, and writes the reply.
 
-    route: Route
-    call: Callable[[str, dict[str, Any]], Awaitable[Any]]  # takes a token and the fields
-    authorize: Callable[[ClientClass, str], Awaitable[object]]
-    clients: Collection[ClientClass]
-    uploads: Counter[str]
+    `call` takes a token and the fields.
+    """
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        route = self.route
-        token = header_trust.read_token(request, route.client, self.clients) if route.client else ""
+    async def answer(request: web.Request) -> web.StreamResponse:
+        token = header_trust.read_token(request, route.client, clients) if route.client else ""
         given = parse_fields(route.path_fields, request.match_info) | parse_fields(route.query_fields, request.query)
         if route.by_host:
             given["host"] = header_trust.client_host(request)
         if route.upload and given["format"]:
             connection_limits.set_reply_deadline(request, connection_limits.FILE_SECONDS)
             if route.client:
-                await self.authorize(route.client, token)  # before a large body is read
-            given["file"] = await _file(request, self.uploads)
+                await authorize(route.client, token)  # before a large body is read
+            given["file"] = await _file(request, uploads)
         elif route.body_fields:
             given |= parse_fields(route.body_fields, await _body(request, route.body_bytes_max))
         if route.sets_cookie:
@@ -147,7 +158,7 @@ class _RouteAnswerer:
             given["before"] = request.cookies.get(header_trust.cookie_name(request, route.sets_cookie), "")
         elif route.ends_cookie:
             given["token"] = token
-        said: Json | TextReply | FileReply | tuple[int, Json] = await self.call(token, given)
+        said: Json | TextReply | FileReply | tuple[int, Json] = await call(token, given)
         if isinstance(said, FileReply):
             return _sent(request, said)
         if isinstance(said, TextReply):
@@ -158,11 +169,14 @@ class _RouteAnswerer:
         if owner := route.sets_cookie or route.ends_cookie:
             name, is_secure = header_trust.cookie_name(request, owner), header_trust.is_secure(request)
             if route.sets_cookie:
-                age = body["seconds"]
-                response.set_cookie(name, session, max_age=age, path="/", httponly=True, samesite="Strict", secure=is_secure)
+                response.set_cookie(
+                    name, session, max_age=body["seconds"], path="/", httponly=True, samesite="Strict", secure=is_secure
+                )
             else:
                 response.del_cookie(name, path="/", httponly=True, samesite="Strict", secure=is_secure)
         return response
+
+    return answer
 
 
 def _sent(request: web.Request, file: FileReply) -> web.StreamResponse:

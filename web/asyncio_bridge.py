@@ -138,8 +138,7 @@ class AsyncioBridge:
         send, receive = trio.open_memory_channel[Exception | None](2)
         self._token = trio.lowlevel.current_trio_token()
         async with trio.open_nursery() as self._nursery:
-            thread = threading.Thread(target=self._serve, args=(listeners, send), name="site", daemon=True)
-            thread.start()
+            threading.Thread(target=self._serve, args=(listeners, send), name="site", daemon=True).start()
             try:
                 error = await receive.receive()
                 if error is None:

@@ -62,8 +62,7 @@ class EventStreams:
 
     async def stream_events(self, request: web.Request, is_live: bool, host: str = "") -> web.StreamResponse:
         # A reverse proxy such as nginx keeps what it reads until a buffer is full, unless it is told not to.
-        own = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
-        response = web.StreamResponse(headers={**self._headers, **own})
+        response = web.StreamResponse(headers={**self._headers, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
         if request.method == "HEAD":
             return response
         feeds = [feed for feed in self._feeds if is_live or not feed.declared.is_on_request]

@@ -1,4 +1,4 @@
-"""Declarations of HTTP routes: what a feature names in `Feature.routes`.
+"""Declarations of HTTP routes and pages: what a feature names in `Feature.routes` and `Feature.pages`.
 
 The application, the parsing of requests, the OpenAPI document and the table in docs/protocol/curation.md follow from them. This
 module imports no HTTP library.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from features.services import ServiceContext
@@ -115,6 +116,27 @@ class RouteSet:
     def __post_init__(self) -> None:
         for route in self.routes:
             assert any(is_below(route.path, prefix) for prefix in self.prefixes), f"{route.path} is below none of {self.prefixes}"
+
+
+@dataclass(frozen=True, slots=True)
+class HtmlPage:
+    name: str  # of its path, its template, its script and its style sheet
+    title: str  # in the navigation, too
+    is_for_operators: bool = False  # other pages do not lead there
+
+    @property
+    def path(self) -> str:
+        return f"/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class PageSet:
+    """The pages of one feature."""
+
+    # It has `templates/NAME.html`, `static/NAME.js` and `static/NAME.css` of each page. Files of `static` are under `/static/`.
+    folder: Path
+    pages: tuple[HtmlPage, ...]
+    values: Mapping[str, Any] = field(default_factory=dict)  # that the templates show
 
 
 def is_below(path: str, prefix: str) -> bool:

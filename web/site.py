@@ -13,10 +13,11 @@ from features.feature import Feature
 from features.lazy_import import import_object
 from features.services import ServiceContext
 from protocol.prometheus_metrics import PrometheusMetric
-from web.html_pages import STATIC, HtmlPage, PageSet
 from web.replies import STATUS_BY_CODE, HttpProblem
-from web.routes import ClientClass, EventFeed, Route, RouteSet, is_below
+from web.routes import ClientClass, EventFeed, HtmlPage, PageSet, Route, RouteSet, is_below
 from web.server_routes import SERVER_PREFIXES, SERVER_ROUTES, page_route
+
+STATIC = Path(__file__).with_name("static")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,7 @@ class Site:
     @property
     def problem_statuses(self) -> dict[str, int]:
         """HTTP status by problem code."""
-        of_features = (item for route_set in self.route_sets for item in route_set.problem_statuses.items())
-        return STATUS_BY_CODE | dict(of_features)
+        return STATUS_BY_CODE | dict(item for route_set in self.route_sets for item in route_set.problem_statuses.items())
 
     @property
     def static_files(self) -> dict[str, Path]:

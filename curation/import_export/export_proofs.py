@@ -49,7 +49,6 @@ PROJECT_PROOF: Final = "project.proof"
 PAGES: Final = "pages"
 PROVEN_BYTES_MAX: Final = (1 + ASSIGNED_MAX) * (ROW_BYTES_MAX + 34 * 256)  # of one line: its task, and who ever had it
 
-FILE_BYTES_MAX: Final = PROOF_FILE_BYTES_MAX  # of any file but those with a line or a proof for each task
 
 R = TypeVar("R")
 Read = Callable[[str], bytes]  # a small file of the folder by its name; empty: it lacks this page
@@ -230,7 +229,7 @@ def verify_folder(directory: Path, chain_id: str) -> VerifiedExport:
         if name.startswith(f"{PAGES}/") and not path.exists():
             return b""
         with open_regular(path) as stream:
-            return stream.read(FILE_BYTES_MAX)
+            return stream.read(PROOF_FILE_BYTES_MAX)
 
     try:
         folder = LabelProofVerifier(read, (CurationModule(),), Ed25519Verifier())

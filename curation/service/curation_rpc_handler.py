@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import trio
@@ -273,6 +272,5 @@ async def _read(path: Path) -> bytes:
 
 
 async def _tasks(request: ImportRequest, data: bytes, kind: QuestionKind, options: tuple[str, ...], many: bool) -> ParsedTasks:
-    name = Path(request.file).name
-    read = partial(read_tasks, name, data, kind, options, many, TASKS_MAX, request.columns, request.gold_from)
-    return await trio.to_thread.run_sync(read)
+    name, columns, gold_from = Path(request.file).name, request.columns, request.gold_from
+    return await trio.to_thread.run_sync(read_tasks, name, data, kind, options, many, TASKS_MAX, columns, gold_from)

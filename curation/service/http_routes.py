@@ -495,6 +495,9 @@ def make_handlers(desk: ServiceContext) -> RouteHandlers:
     )
 
 
-PREFIXES: Final = ("/api/v1", "/api/tasks", "/api/submit", "/api/stats", "/api/leaderboard")
-PROBLEM_STATUSES: Final = {"already-answered": 409, "already-enrolled": 409, "already-imported": 409, "bad-signature": 422}
-HTTP_ROUTES: Final = RouteSet(prefixes=PREFIXES, routes=_ROUTES, make_handlers=make_handlers, problem_statuses=PROBLEM_STATUSES)
+HTTP_ROUTES: Final = RouteSet(
+    prefixes=("/api/v1", "/api/tasks", "/api/submit", "/api/stats", "/api/leaderboard"),
+    routes=_ROUTES,
+    make_handlers=make_handlers,
+    problem_statuses={"already-answered": 409, "already-enrolled": 409, "already-imported": 409, "bad-signature": 422},
+)

@@ -67,10 +67,8 @@ class ImportRecords(ServiceDatabase):
 
     def imported_pages(self, project: bytes, tasks: bytes) -> list[tuple[int, int, bytes]]:
         """Place of the first task, count and Merkle root of each page, in order."""
-        found = self._database.execute(
-            "SELECT first, count, root FROM imported WHERE project = ? AND tasks = ? ORDER BY first", (project, tasks)
-        )
-        return found.fetchall()
+        query = "SELECT first, count, root FROM imported WHERE project = ? AND tasks = ? ORDER BY first"
+        return self._database.execute(query, (project, tasks)).fetchall()
 
     def projects_with_import(self, tasks: bytes) -> list[bytes]:
         found = self._database.execute("SELECT DISTINCT project FROM imported WHERE tasks = ?", (tasks,))
