@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 import trio.lowlevel
-from curation.service.annotators.custodial_api import CustodialApi
 from hypothesis import given
 from hypothesis import strategies as st
 
 from curation.service import rate_limits
+from curation.service.annotators.session_api import SessionApi
 from curation.service.rate_limits import FairHostQueue, FairTable, HostRateLimiter
 from protocol.identity import Identity
 from web.replies import HttpProblem
@@ -172,24 +174,35 @@ async def test_of_the_host_with_most_waiters_the_newest_is_sent_away() -> None:
     assert refused == ["a3"] and served == ["a1", "b1", "c1", "a2"]
 
 
-async def test_each_wrong_passphrase_after_the_fifth_doubles_the_wait_for_this_name_at_this_host() -> None:
+def sessions_at(folder: Path) -> SessionApi:
+    desk: Any = SimpleNamespace(folder=folder)
     none: Any = None
-    custody = CustodialApi(none, none, none)
+    return SessionApi(desk, none, none)
+
+
+def wrong(name: str, passphrase: str) -> None:
+    return None
+
+
+def right(name: str, passphrase: str) -> Identity:
+    return IDENTITY
+
+
+async def test_each_wrong_passphrase_after_the_fifth_doubles_the_wait_for_this_name_at_this_host(tmp_path: Path) -> None:
+    sessions = sessions_at(tmp_path)
     for wait in (0, 0, 0, 0, 1, 2, 4, 8, 16, 32, 64, 64):
-        custody._require_patience("ann", "stranger")
-        custody._count_wrong("ann", "stranger")
+        assert await sessions._opened(wrong, "ann", "wrong", "stranger") is None
         if wait:
             with pytest.raises(HttpProblem) as problem:
-                custody._require_patience("ann", "stranger")
+                await sessions._opened(wrong, "ann", "wrong", "stranger")
             assert problem.value.retry_after == 1 + wait
-        custody._require_patience("ann", "owner")
-        custody._require_patience("bob", "stranger")
+        assert await sessions._opened(right, "ann", "right", "owner") is IDENTITY
+        assert await sessions._opened(right, "bob", "right", "stranger") is IDENTITY
         await trio.sleep(wait)
 
 
-async def test_a_host_where_a_passphrase_was_right_goes_first_from_then_on() -> None:
-    none: Any = None
-    custody = CustodialApi(none, none, none)
-    assert await custody._opened(lambda name, passphrase: None, "ann", "wrong", "stranger") is None
-    assert await custody._opened(lambda name, passphrase: IDENTITY, "ann", "right", "owner") is IDENTITY
-    assert list(custody._turns._known) == ["owner"]
+async def test_a_host_where_a_passphrase_was_right_goes_first_from_then_on(tmp_path: Path) -> None:
+    sessions = sessions_at(tmp_path)
+    assert await sessions._opened(wrong, "ann", "wrong", "stranger") is None
+    assert await sessions._opened(right, "ann", "right", "owner") is IDENTITY
+    assert list(sessions._turns._known) == ["owner"]
