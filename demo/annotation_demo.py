@@ -13,10 +13,10 @@ from pathlib import Path
 
 import trio
 
-from curation.demo.simulated_annotators import OPTIONS, ServingPeerClient, SimulatedAnnotator, make_annotators, make_tasks
 from curation.ledger.curation_state import CurationState, TaskStage
 from curation.limits import VOTES_MAX
 from curation.rpc import CurationRpc, ImportRequest, ImportView
+from curation.simulated_annotators import OPTIONS, ServingPeerClient, SimulatedAnnotator, make_annotators, make_tasks
 from demo.demo_peers import Demo, DemoPeer, derive_identity
 from demo.network_demo import (
     keep_running,

@@ -28,9 +28,8 @@ from consensus.evidence import Evidence
 from consensus.light_client import TrustedBlock
 from consensus.voter_set import VoterSet
 from curation import limits as curation_limits
-from curation.estimation.dawid_skene import run_dawid_skene
 from curation.estimation.fixed_point import log2, negative_power_of_two
-from curation.estimation.reputation import annotator_weight, divide_points, final_confusions
+from curation.estimation.reputation import annotator_weight, divide_points
 from curation.ledger import curation_state as curation
 from curation.ledger import transaction_types
 from curation.ledger.curation_module import project_id
@@ -72,6 +71,7 @@ from rlhf.objectives.ppo import PpoSettings, RolloutDeclaration
 from rlhf.objectives.reward_model import MeanRewardSettings
 from rlhf.objectives.supervised_objectives import DpoTerms, InstructTerms
 from rounds.round_state import RoundCertificate
+from tests.curation.whole_estimates import final_confusions, run_dawid_skene
 from tests.ledger.world import PlainJobs
 from tests.packages import PACKAGES
 from tests.route_table import markdown_table

@@ -79,7 +79,6 @@ class ConnectionSlots:
         self._open.pop(place, None)
 
     def close_overdue(self) -> None:
-        """Closes connections that are too late."""
         now = self._clock()
         for place in [place for place in self._open if place.deadline < now]:
             self._close(place)

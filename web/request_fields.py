@@ -43,13 +43,9 @@ def hex_type(size: int) -> FieldType:
     return FieldType(f"{size} bytes in lower-case hex", schema, fits, bytes.fromhex)
 
 
-def _is_whole(value: Any, low: int, high: int) -> bool:
-    return type(value) is int and low <= value <= high
-
-
 def integer_type(low: int, high: int) -> FieldType:
     schema = {"type": "integer", "minimum": low, "maximum": high}
-    return FieldType(f"a whole number from {low} to {high}", schema, lambda value: _is_whole(value, low, high))
+    return FieldType(f"a whole number from {low} to {high}", schema, lambda value: type(value) is int and low <= value <= high)
 
 
 def query_integer_type(low: int, high: int) -> FieldType:
@@ -63,23 +59,20 @@ def query_integer_type(low: int, high: int) -> FieldType:
 
 
 def integers_type(most: int, high: int) -> FieldType:
-    def fits(value: Any) -> bool:
-        return isinstance(value, list) and len(value) <= most and all(_is_whole(item, 0, high) for item in value)
-
-    schema = {"type": "array", "maxItems": most, "items": integer_type(0, high).schema}
-    return FieldType(f"an array of at most {most} whole numbers from 0 to {high}", schema, fits, tuple)
+    return _array_type(f"an array of at most {most} whole numbers from 0 to {high}", integer_type(0, high), most)
 
 
 def hex_list_type(most: int, size: int) -> FieldType:
     one = hex_type(size)
+    return _array_type(f"an array of at most {most}, each {one.description}", one, most)
 
+
+def _array_type(description: str, one: FieldType, most: int) -> FieldType:
     def fits(value: Any) -> bool:
         return isinstance(value, list) and len(value) <= most and all(map(one.is_valid, value))
 
     schema = {"type": "array", "maxItems": most, "items": one.schema}
-    return FieldType(
-        f"an array of at most {most}, each {one.description}", schema, fits, lambda value: tuple(map(bytes.fromhex, value))
-    )
+    return FieldType(description, schema, fits, lambda value: tuple(map(one.convert, value)))
 
 
 def choice_type(*values: str) -> FieldType:

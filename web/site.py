@@ -37,7 +37,6 @@ class Site:
 
     @property
     def problem_statuses(self) -> dict[str, int]:
-        """HTTP status by problem code."""
         return STATUS_BY_CODE | dict(item for route_set in self.route_sets for item in route_set.problem_statuses.items())
 
     @property

@@ -156,14 +156,6 @@ def pin_gold_classes(chance: Ints, gold: Ints) -> Ints:
     return chance
 
 
-def run_dawid_skene(classes: int, tasks: int, annotators: int, votes: Ints, gold: Ints = NO_GOLD) -> DawidSkene:
-    """After all its turns."""
-    whole = DawidSkene(classes, tasks, annotators, votes, gold)
-    for _ in range(ITERATIONS):
-        whole.run_iteration()
-    return whole
-
-
 def likeliest_classes(posterior: Ints) -> Ints:
     """The likeliest class of each row, the lowest of equally likely ones."""
     found: Ints = posterior.argmax(axis=1)

@@ -69,14 +69,6 @@ class Reputation:
         return found
 
 
-def final_confusions(whole: DawidSkene, blind: Ints) -> Ints:
-    """`Reputation.confusion_counts` after all turns."""
-    reputation = Reputation(whole, blind)
-    for _ in range(ITERATIONS):
-        reputation.run_iteration()
-    return reputation.confusion_counts()
-
-
 def lower_bound(right: int, seen: int) -> int:
     """Wilson's lower bound of a chance, in units of 1/WEIGHT_ONE, after so many trials, in units of 1/ONE. 0 after none."""
     if seen == 0:

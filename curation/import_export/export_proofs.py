@@ -31,14 +31,13 @@ from curation.ledger.curation_state import Assignment, CurationState, Project, T
 from curation.limits import ASSIGNED_MAX
 from curation.tasks.task_pages import TaskPageBlob, assignment_id, decode_page, task_id
 from features.text_tables import KeyValueTable, pluralize
-from ledger.core.module import Module
 from ledger.row_proofs import PROOF_FILE_BYTES_MAX, VerifiedRow, verify_row_proof_file
 from ledger.tables import KeyProof, Table, verify_key
 from ledger.tables.table_proofs import RowValue
 from protocol import codec
 from protocol.codec import Length
 from protocol.errors import RemoteProtocolError, UserError
-from protocol.identity import Ed25519Verifier, Verifier
+from protocol.identity import Ed25519Verifier
 from protocol.limits import ROW_BYTES_MAX
 from storage.regular_files import open_regular
 
@@ -122,9 +121,9 @@ def _framed(data: bytes) -> bytes:
 class LabelProofVerifier:
     """Checks a folder. Raises `RemoteProtocolError`, which names the file, the line and what is wrong."""
 
-    def __init__(self, read: Read, modules: Iterable[Module[Any]], verifier: Verifier) -> None:
+    def __init__(self, read: Read) -> None:
         self._read = read
-        self.row = verify_row_proof_file(read(PROJECT_PROOF), modules, verifier)
+        self.row = verify_row_proof_file(read(PROJECT_PROOF), (CurationModule(),), Ed25519Verifier())
         if self.row.table != "curation/projects" or not isinstance(self.row.record, Project):
             raise _bad(f"{PROJECT_PROOF} shows {self.row.table}, and no project")
         self._project, self._key = self.row.record, self.row.key
@@ -232,7 +231,7 @@ def verify_folder(directory: Path, chain_id: str) -> VerifiedExport:
             return stream.read(PROOF_FILE_BYTES_MAX)
 
     try:
-        folder = LabelProofVerifier(read, (CurationModule(),), Ed25519Verifier())
+        folder = LabelProofVerifier(read)
         found = folder.row.genesis.chain_id.hex()
         if chain_id and found != chain_id.lower():
             raise UserError(f"{directory} proves nothing here: it is of the chain {found[:16]}…, --chain-id is {chain_id[:16]}…")

@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterator
 from typing import Any, Final
 
 from curation.import_export.csv_injection import unquote_cell
-from curation.tasks.answer_parser import AnswerSchema, OptionText
-from curation.tasks.answers import NONE_OF_THEM, PAIR_ANSWERS, Answer, QuestionKind
+from curation.tasks.answers import NONE_OF_THEM, PAIR_ANSWERS, Answer, AnswerSchema, OptionText, QuestionKind
 from features.text_tables import pluralize
 from protocol.errors import UserError
 

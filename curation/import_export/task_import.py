@@ -11,8 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from curation.import_export.foreign_labels import EXPORTED_COLUMNS, LABEL_FIELDS, Fields, ForeignLabels, standard_fields
 from curation.limits import PAGE_BYTES_MAX, PAGE_TASKS_MAX, PAGES_MAX, TEXT_CHARACTERS_MAX
-from curation.tasks.answer_parser import AnswerSchema
-from curation.tasks.answers import COLUMNS, ITEMS, QuestionKind, items_problem
+from curation.tasks.answers import COLUMNS, ITEMS, AnswerSchema, QuestionKind, items_problem
 from curation.tasks.task_pages import AnnotationTask
 from features.text_tables import pluralize
 from protocol import codec

@@ -39,8 +39,6 @@ ABOUT_CHARACTERS_MAX: Final = 200
 
 
 class AccessControl(ServiceDatabase):
-    """Every method that changes something waits for the disk."""
-
     file_name, file_mode = "doors.sqlite", 0o600
     schema = """
 CREATE TABLE IF NOT EXISTS operators (token BLOB PRIMARY KEY, until_ms INTEGER NOT NULL) WITHOUT ROWID;
@@ -50,7 +48,6 @@ CREATE TABLE IF NOT EXISTS refused (annotator BLOB PRIMARY KEY) WITHOUT ROWID;
 """
 
     def create_operator_token(self) -> str:
-        """A token for an operator."""
         token, now_ms = secrets.token_urlsafe(TOKEN_BYTES), _now_ms()
         self._database.execute("DELETE FROM operators WHERE until_ms <= ?", (now_ms,))
         self._database.execute("DELETE FROM sessions WHERE operator NOT IN (SELECT token FROM operators)")
@@ -87,7 +84,6 @@ CREATE TABLE IF NOT EXISTS refused (annotator BLOB PRIMARY KEY) WITHOUT ROWID;
         return self._database.execute("DELETE FROM operators").rowcount
 
     def create_invitation(self) -> str:
-        """A code that enrols one annotator."""
         code = secrets.token_urlsafe(INVITATION_BYTES)
         self._database.execute("INSERT INTO codes VALUES (?, NULL)", (_hash(code),))
         return code

@@ -28,16 +28,15 @@ from curation.ledger.transaction_types import ReviewTask, VoteToStopProject
 from curation.limits import NAME_CHARACTERS_MAX
 from curation.rpc import AgreementView, CurationRpc, ImportRequest, ImportView, ProjectView, TaskExportView, TaskInReviewView
 from curation.service.access_control import NO_INVITATION_NEEDED, AccessControl
-from curation.service.projects.project_author import ProjectAuthor, already_imported_note
-from curation.service.projects.task_export import (
+from curation.service.project_author import ProjectAuthor, already_imported_note
+from curation.service.project_tasks import (
     compute_agreement,
     project_pages,
     read_task_page,
     write_export,
     write_label_proofs,
 )
-from curation.tasks.answer_parser import parse_answer
-from curation.tasks.answers import QuestionKind, answer_text, options_problem
+from curation.tasks.answers import AnswerSchema, QuestionKind, answer_text, options_problem
 from curation.tasks.task_pages import assignment_id, task_id
 from features.peer_context import PeerContext
 from features.text_tables import pluralize
@@ -158,7 +157,7 @@ class CurationRpcHandler(CurationRpc):
         self.peer.require_member()
         project, number = self._find_task(task, number)
         asked = self._state.projects[project].spec
-        answer = parse_answer(task, "label", list(label), asked.kind, tuple(asked.options), asked.many, asked.items)
+        answer = AnswerSchema(asked.kind, asked.options, asked.many).parse_answer(task, "label", list(label), asked.items)
         assert answer is not None
         found = self._state.tasks.get_record(task_id(project, number))
         if found is None or found.stage is not TaskStage.REVIEW:

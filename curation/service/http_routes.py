@@ -27,7 +27,7 @@ from curation.service.event_feeds import BlockFeed, LiveFeed
 from curation.service.operators.admin_api import AdminApi
 from curation.service.operators.project_api import ImportQueue, ProjectApi
 from curation.service.operators.review_api import ReviewApi, ReviewState
-from curation.service.projects.page_fetcher import PageFetcher
+from curation.service.project_tasks import PageFetcher
 from curation.service.public_api import PublicApi
 from features.services import ServiceContext
 from web.request_fields import (

@@ -18,7 +18,7 @@ from curation.ledger.curation_module import project_alpha
 from curation.ledger.curation_state import Annotator, CurationState
 from curation.limits import PROJECTS_MAX
 from curation.rpc import AgreementView
-from curation.service.projects.task_export import compute_agreement, require_project, write_export
+from curation.service.project_tasks import compute_agreement, require_project, write_export
 from features.services import ServiceContext
 from ledger.tables import Table
 from protocol.errors import UserError

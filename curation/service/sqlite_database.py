@@ -1,4 +1,4 @@
-"""The databases of a serving peer: each statement is durable once it has returned."""
+"""The databases of a serving peer: each statement waits for the disk, and is durable once it has returned."""
 
 from __future__ import annotations
 

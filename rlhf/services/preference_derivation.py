@@ -8,7 +8,7 @@ import trio
 
 from curation.ledger.curation_state import CurationState, TaskPageRow
 from curation.limits import PAGE_BYTES_MAX
-from curation.service.projects.page_fetcher import fetch_task_page
+from curation.service.project_tasks import fetch_task_page
 from curation.tasks.answers import QuestionKind
 from curation.tasks.task_pages import TaskPageBlob, decode_page
 from features.services import ServiceContext

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from curation.estimation.dawid_skene import PRIOR_RIGHT, DawidSkene, run_dawid_skene
+from curation.estimation.dawid_skene import PRIOR_RIGHT, DawidSkene
 from curation.estimation.dawid_skene import likeliest_classes as likeliest_of
 from curation.estimation.fixed_point import ONE, Ints
 from curation.estimation.online_dawid_skene import (
@@ -24,6 +24,7 @@ from curation.estimation.online_dawid_skene import (
     vote_likelihood,
 )
 from curation.tasks.answers import Answer, QuestionKind
+from tests.curation.whole_estimates import run_dawid_skene
 
 # Running --------------------------------------------------------------------------------------------------------------
 

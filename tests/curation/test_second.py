@@ -6,7 +6,6 @@ from collections import Counter
 
 import pytest
 
-from curation.estimation.dawid_skene import run_dawid_skene
 from curation.estimation.reputation import divide_points
 from curation.ledger.curation_state import AssignmentState, ProjectSpec, TaskStage
 from curation.ledger.transaction_types import RevealGold
@@ -16,6 +15,7 @@ from tests.curation.room import AUTHOR, gold_answers
 from tests.curation.second import Question, Vote, weight
 from tests.curation.test_closing import CROWD, KINDS, PRICE, Room, says, truth_of
 from tests.curation.test_labels import liars
+from tests.curation.whole_estimates import run_dawid_skene
 
 
 def asked_of(asked: ProjectSpec, answer: Answer) -> list[list[int]]:

@@ -18,8 +18,8 @@ from string import ascii_lowercase, digits
 import pytest
 import trio
 
-from curation.demo.simulated_annotators import ServingPeerClient, SimulatedAnnotator
 from curation.rpc import ImportRequest
+from curation.simulated_annotators import ServingPeerClient, SimulatedAnnotator
 from curation.tasks.task_pages import task_id
 from ledger.core.genesis import Founder, Genesis
 from peer.export.export_query import ask_export

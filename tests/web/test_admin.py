@@ -13,7 +13,7 @@ import trio
 from curation.import_export.task_import import TaskWithGold
 from curation.ledger.curation_state import CurationState, ProjectPhase
 from curation.service.access_control import AccessControl
-from curation.service.projects.project_author import ProjectAuthor
+from curation.service.project_author import ProjectAuthor
 from tests.waiting import patience
 from tests.web.client import Person, Reply, Site
 from tests.web.room import Room, assigned, enrolled, said

@@ -24,8 +24,7 @@ from curation.service.access_control import AccessControl
 from curation.service.annotators.answer_openings import AnswerOpenings, UnopenedAnswer, is_commitment_possible
 from curation.service.annotators.session_api import AnnotatorSession, SessionApi
 from curation.service.annotators.statement_batcher import DECISION_WAIT_SECONDS, StatementBatcher
-from curation.service.projects.page_fetcher import PageFetcher
-from curation.service.projects.task_export import project_pages, read_task_page
+from curation.service.project_tasks import PageFetcher, project_pages, read_task_page
 from curation.service.rate_limits import HostRateLimiter
 from curation.tasks.answers import answer_commitment, answer_problem
 from curation.tasks.task_pages import AnnotationTask, TaskPageBlob, task_id

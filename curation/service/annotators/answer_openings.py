@@ -57,12 +57,10 @@ class AnswerStore(ServiceDatabase):
     # Each of these is one statement: a transaction of several would take in what another thread does meanwhile.
 
     def store_answer(self, kept: UnopenedAnswer) -> None:
-        """Waits for the disk."""
         row = (kept.assignment, kept.salt, codec.encode(_Answer(kept.answer)), kept.signature)
         self._database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)", row)
 
     def delete_answers(self, assignments: Sequence[bytes]) -> None:
-        """Waits for the disk."""
         self._database.execute(f"DELETE FROM answers WHERE assignment IN ({', '.join('?' * len(assignments))})", assignments)
 
     def load_answers(self) -> Iterator[UnopenedAnswer]:

@@ -82,8 +82,7 @@ class CustodialAccounts(ServiceDatabase):
 
 
 def _box(passphrase: str, salt: bytes) -> SecretBox:
-    key = argon2id.kdf(SecretBox.KEY_SIZE, passphrase.encode(), salt, opslimit=PASSES, memlimit=MEMORY_BYTES)
-    return SecretBox(key)
+    return SecretBox(argon2id.kdf(SecretBox.KEY_SIZE, passphrase.encode(), salt, opslimit=PASSES, memlimit=MEMORY_BYTES))
 
 
 @dataclass

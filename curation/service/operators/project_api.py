@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Final
 
 import trio
@@ -12,10 +11,9 @@ import trio
 from curation.import_export.task_import import InvalidTasks, ParsedTasks, TaskWithGold, parse_tasks, read_tasks
 from curation.ledger.curation_state import CurationState, Project, ProjectPhase, ProjectSpec, TextFormat
 from curation.service.access_control import DECISION_WAIT_SECONDS, Operators, wait_for_decision
-from curation.service.projects.project_author import ProjectAuthor, already_imported_note, require_equal_item_counts
-from curation.service.projects.task_export import require_project
-from curation.tasks.answer_parser import AnswerSchema
-from curation.tasks.answers import QuestionKind, options_problem
+from curation.service.project_author import ProjectAuthor, already_imported_note, require_equal_item_counts
+from curation.service.project_tasks import require_project
+from curation.tasks.answers import AnswerSchema, QuestionKind, options_problem
 from features.services import ServiceContext
 from features.text_tables import pluralize
 from ledger.members import MembersState
@@ -227,7 +225,7 @@ class ProjectApi:
         asked, members = row.spec, self._desk.state.module_state(MembersState)
         more = {"options": list(asked.options), "many": asked.many, "items": asked.items, "price": asked.price}
         is_mine = members.current_key(row.author) == self._desk.me
-        return dataclasses.asdict(self._founding.project_view(project)) | more | {"is_mine": is_mine}
+        return asdict(self._founding.project_view(project)) | more | {"is_mine": is_mine}
 
 
 def _notes(notes: Sequence[str]) -> Json:

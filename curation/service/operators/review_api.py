@@ -23,7 +23,7 @@ from curation.ledger.curation_state import (
 )
 from curation.ledger.transaction_types import ReviewTask
 from curation.service.access_control import Operators, wait_for_decision
-from curation.service.projects.task_export import project_pages, read_task_page, require_project, task_votes
+from curation.service.project_tasks import project_pages, read_task_page, require_project, task_votes
 from curation.tasks.answers import PAIR_ANSWERS, QuestionKind, answer_problem
 from curation.tasks.task_pages import AnnotationTask, TaskPageBlob, task_id
 from features.services import ServiceContext

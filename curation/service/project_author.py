@@ -18,7 +18,7 @@ from curation.ledger.curation_state import Choices, CurationState, Project, Proj
 from curation.ledger.transaction_types import AddTaskPage, CreateProject, GoldAnswerProof, RevealGold, SetProjectPhase
 from curation.limits import GUIDELINES_BYTES_MAX, PAGE_TASKS_MAX, SALT_BYTES
 from curation.rpc import ProjectView
-from curation.service.projects.task_export import project_pages, read_task_page
+from curation.service.project_tasks import project_pages, read_task_page
 from curation.service.sqlite_database import ServiceDatabase
 from curation.tasks.answers import Salt, gold_leaf
 from curation.tasks.task_pages import AnnotationTask, PageEntry, TaskPageBlob, page_merkle_root, redact_entry, task_id
@@ -59,7 +59,6 @@ class ImportRecords(ServiceDatabase):
 (project BLOB, tasks BLOB, first INTEGER, count INTEGER, root BLOB, PRIMARY KEY (project, tasks, first)) WITHOUT ROWID"""
 
     def record_page(self, project: bytes, tasks: bytes, first: int, count: int, root: bytes) -> None:
-        """Waits for the disk."""
         self._database.execute("INSERT OR REPLACE INTO imported VALUES (?, ?, ?, ?, ?)", (project, tasks, first, count, root))
 
     def delete_import(self, project: bytes, tasks: bytes) -> None:
@@ -116,7 +115,6 @@ class GoldStore(ServiceDatabase):
     schema = "CREATE TABLE IF NOT EXISTS golds (root BLOB PRIMARY KEY, page BLOB NOT NULL) WITHOUT ROWID"
 
     def store_page(self, page: GoldPage) -> None:
-        """Waits for the disk."""
         self._database.execute("INSERT OR REPLACE INTO golds VALUES (?, ?)", (page.root, codec.encode(page)))
 
     def load_page(self, root: bytes) -> GoldPage | None:
