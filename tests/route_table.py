@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from web.request_fields import FLAG, LINE, REQUIRED, TEXT, RequestField
+from web.calls import FLAG, LINE, REQUIRED, TEXT, RequestField
 from web.routes import KEY_TYPE, SIGNATURE_TYPE, TIME_TYPE, Route
 
 

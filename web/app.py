@@ -16,12 +16,9 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from protocol.prometheus_metrics import PrometheusMetric
 from web import connection_limits, header_trust
+from web.calls import FileReply, HttpProblem, Json, TextReply, parse_fields
 from web.event_stream import EventStreams
-from web.metrics_endpoint import StatsCache
-from web.replies import FileReply, HttpProblem, Json, TextReply
-from web.request_fields import parse_fields
 from web.routes import FILE_BYTES_MAX, ClientClass, HtmlPage, PageSet, Route, openapi_document
 from web.server_routes import ServerHandlers
 from web.site import Site, SiteHandlers, bind_method
@@ -52,12 +49,11 @@ Call = Callable[..., Awaitable[Any]]  # runs a function with these arguments in 
 def make_application(
     site: Site,
     handlers: SiteHandlers,
-    stats: StatsCache,
     call: Call,
     names: Collection[str] = (),
     proxies: Collection[str] = (),
 ) -> web.Application:
-    """The application that serves a site. `handlers` and `stats` belong to the peer's thread: `call` alone runs them.
+    """The application that serves a site. `handlers` belong to the peer's thread: `call` alone runs them.
 
     `names`: of this host, beside its addresses. `proxies`: addresses of reverse proxies, which say for whom they ask.
     """
@@ -77,8 +73,8 @@ def make_application(
         statuses=answers,
         streams=listening,
         clients=clients,
-        find_health_problem=partial(call, stats.find_health_problem),
-        read_metrics=partial(call, partial(_read_metrics, handlers, stats)),
+        find_health_problem=partial(call, handlers.stats.find_health_problem),
+        read_metrics=partial(call, handlers.read_metrics),
         authorize=partial(call, handlers.authorize),
     )
     for route in routes:
@@ -106,10 +102,6 @@ def _render_page(page: HtmlPage, page_set: PageSet, all_pages: Iterable[HtmlPage
     loader = FileSystemLoader((page_set.folder / "templates", TEMPLATES))
     templates = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return templates.get_template(f"{page.name}.html").render(page=page, pages=tuple(all_pages), **page_set.values)
-
-
-async def _read_metrics(handlers: SiteHandlers, stats: StatsCache) -> tuple[PrometheusMetric, ...]:
-    return (*await stats.metrics(), *handlers.metrics())
 
 
 async def _headed(request: web.Request, response: web.StreamResponse) -> None:

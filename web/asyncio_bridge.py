@@ -21,9 +21,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from protocol.addresses import host_subnet
 from web.app import make_application
+from web.calls import HttpProblem
 from web.connection_limits import ConnectionSlots, LimitedRequestHandler
-from web.metrics_endpoint import StatsCache
-from web.replies import HttpProblem
 from web.site import Site, SiteHandlers
 
 SHUTDOWN_SECONDS = 1.0
@@ -112,7 +111,6 @@ class AsyncioBridge:
         self,
         site: Site,
         handlers: SiteHandlers,
-        stats: StatsCache,
         host: str,
         port: int,
         connections_max: int,
@@ -121,7 +119,7 @@ class AsyncioBridge:
         proxies: Collection[str] = (),
     ) -> None:
         """`names`: of this host, beside its addresses. `proxies`: for `web.header_trust`. Without `tls` it speaks plain HTTP."""
-        self._site, self._handlers, self._stats = site, handlers, stats
+        self._site, self._handlers = site, handlers
         self._host, self._port, self._names = host, port, names
         self._calls_max = connections_max  # one for each connection: the bounds of hosts hold there
         self.tls = tls  # another context is for connections that come then
@@ -168,7 +166,7 @@ class AsyncioBridge:
 
     async def _listen(self, listeners: list[socket.socket], send: trio.MemorySendChannel[Exception | None]) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        app = make_application(self._site, self._handlers, self._stats, self.call, self._names, self._proxies)
+        app = make_application(self._site, self._handlers, self.call, self._names, self._proxies)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS, logger=log)
         await runner.setup()
         assert runner.server is not None

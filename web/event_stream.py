@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from aiohttp import web
 
-from web.replies import HttpProblem, Json
+from web.calls import HttpProblem, Json
 from web.routes import EventFeed
 
 LISTENERS_MAX: Final = 100  # each holds a connection; the host with most of them then loses its oldest

@@ -13,7 +13,7 @@ from typing import Final
 from aiohttp import web
 
 from protocol.addresses import host_subnet, is_loopback
-from web.replies import HttpProblem
+from web.calls import HttpProblem
 from web.routes import ClientClass
 
 CSRF_HEADER: Final = "X-Folkmoot"  # that no form sends, and no foreign script without asking first

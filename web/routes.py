@@ -13,8 +13,7 @@ from typing import Any, Final
 
 from features.services import ServiceContext
 from protocol.prometheus_metrics import PrometheusMetric
-from web.replies import Json
-from web.request_fields import REQUIRED, RequestField, hex_type, integer_type
+from web.calls import REQUIRED, Json, RequestField, hex_type, integer_type
 
 BODY_BYTES_MAX: Final = 64 << 10  # of a JSON body, unless its route declares another limit
 FILE_BYTES_MAX: Final = 16 << 20

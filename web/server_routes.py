@@ -13,9 +13,8 @@ from aiohttp import web
 
 from protocol.prometheus_metrics import CONTENT_TYPE, PrometheusMetric, format_exposition
 from web import connection_limits, header_trust
+from web.calls import TEXT, HttpProblem, RequestField, parse_fields, query_integer_type
 from web.event_stream import LISTENERS_MAX, LISTENERS_OF_HOST_MAX, EventStreams
-from web.replies import HttpProblem
-from web.request_fields import TEXT, RequestField, parse_fields, query_integer_type
 from web.routes import OPERATOR, ClientClass, HtmlPage, Route, RouteReply
 
 QUERY_OF_EVENTS: Final = (RequestField("live", query_integer_type(0, 1), "1: `live` events, too", default=0),)

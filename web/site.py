@@ -13,7 +13,8 @@ from features.feature import Feature
 from features.lazy_import import import_object
 from features.services import ServiceContext
 from protocol.prometheus_metrics import PrometheusMetric
-from web.replies import STATUS_BY_CODE, HttpProblem
+from web.calls import STATUS_BY_CODE, HttpProblem
+from web.metrics_endpoint import StatsCache
 from web.routes import ClientClass, EventFeed, HtmlPage, PageSet, Route, RouteSet, is_below
 from web.server_routes import SERVER_PREFIXES, SERVER_ROUTES, page_route
 
@@ -94,6 +95,7 @@ class SiteHandlers:
     """What answers the routes of a site at a running peer."""
 
     def __init__(self, site: Site, desk: ServiceContext) -> None:
+        self.stats = StatsCache(desk)
         self._made = [route_set.make_handlers(desk) for route_set in site.route_sets]
         self._objects = [item for made in self._made for item in made.objects]
         self._authorizers: dict[ClientClass, Callable[[str], object]] = {}
@@ -119,8 +121,8 @@ class SiteHandlers:
             raise HttpProblem("unauthorized", f"this peer knows no {client.name}: no feature that runs here authorizes one")
         return self._authorizers[client](token)
 
-    def metrics(self) -> tuple[PrometheusMetric, ...]:
-        return tuple(metric for made in self._made for metric in made.metrics())
+    async def read_metrics(self) -> tuple[PrometheusMetric, ...]:
+        return (*await self.stats.metrics(), *(metric for made in self._made for metric in made.metrics()))
 
     @property
     def event_feeds(self) -> tuple[EventFeed, ...]:

@@ -37,7 +37,6 @@ class WebService:
             import jinja2  # noqa: F401 - of pages, in another thread
 
             from web.asyncio_bridge import AsyncioBridge
-            from web.metrics_endpoint import StatsCache
             from web.site import SiteHandlers, load_site
 
             site = load_site(features)
@@ -55,8 +54,7 @@ class WebService:
         names = tuple(str(name).lower() for name in self.desk.get_setting("web_host_names"))
         proxies = tuple(str(ip_address(proxy)) for proxy in self.desk.get_setting("web_trusted_proxies"))
         handlers = SiteHandlers(site, self.desk)
-        stats, connections_max = StatsCache(self.desk), self.desk.http_connections_max
-        bridge = AsyncioBridge(site, handlers, stats, host, port, connections_max, names, tls, proxies)
+        bridge = AsyncioBridge(site, handlers, host, port, self.desk.http_connections_max, names, tls, proxies)
         async with trio.open_nursery() as nursery:
             try:
                 address = await nursery.start(bridge.run)

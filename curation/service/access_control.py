@@ -19,7 +19,7 @@ import trio
 
 from curation.service.sqlite_database import ServiceDatabase
 from protocol.errors import UserError
-from web.replies import HttpProblem
+from web.calls import HttpProblem
 from web.routes import ClientClass
 
 ANNOTATOR: Final = ClientClass("annotator", "folkmoot", "T", "session")

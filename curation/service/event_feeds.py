@@ -18,7 +18,7 @@ from features.services import ServiceContext
 from protocol.api import AlertCause, PeerView
 from protocol.errors import UserError
 from protocol.prometheus_metrics import PrometheusMetric
-from web.replies import HttpProblem, Json
+from web.calls import HttpProblem, Json
 from web.routes import EventFeed
 
 BLOCK_WAIT_SECONDS: Final = 10.0  # a call waits that long for a block
@@ -68,7 +68,12 @@ class BlockFeed:
             await self._desk.wait_for_block_above(last.get("height", -1))
         desk, state = self._desk, self._desk.state.module_state(CurationState)
         body: Json = {"height": desk.height, "state_root": desk.state_root.hex(), "time_ms": desk.time_ms}
-        return body | {"settled": state.settled, "projects": [_counts(state, key) for key in state.open]}
+        rows = [(key, state.projects[key]) for key in state.open]
+        counts = [
+            {"project": key.hex(), "state": row.phase.value, "tasks": row.tasks, "settled": row.settled, "review": row.review}
+            for key, row in rows
+        ]
+        return body | {"settled": state.settled, "projects": counts}
 
 
 def _block_events(before: Json, now: Json) -> Iterator[tuple[str, Json]]:
@@ -79,11 +84,6 @@ def _block_events(before: Json, now: Json) -> Iterator[tuple[str, Json]]:
             yield "project", {"height": now["height"], **row}
     if before.get("settled") != now["settled"]:
         yield "settled", {"height": now["height"], "settled": now["settled"]}
-
-
-def _counts(state: CurationState, key: bytes) -> Json:
-    row = state.projects[key]
-    return {"project": key.hex(), "state": row.phase.value, "tasks": row.tasks, "settled": row.settled, "review": row.review}
 
 
 class LiveFeed:

@@ -30,7 +30,7 @@ from curation.service.operators.review_api import ReviewApi, ReviewState
 from curation.service.project_tasks import PageFetcher
 from curation.service.public_api import PublicApi
 from features.services import ServiceContext
-from web.request_fields import (
+from web.calls import (
     CURSOR,
     FLAG,
     LINE,

@@ -37,7 +37,7 @@ from ledger.members import MembersState
 from ledger.row_proofs import make_row_proof
 from protocol.errors import FolkmootError, MissingBlobError, UserError
 from protocol.messages import LightBlock
-from web.replies import HttpProblem
+from web.calls import HttpProblem
 
 LINES_BETWEEN_CANCEL_CHECKS: Final = 64  # lines that are written before the peer is asked whether it ends
 BlobReader = Callable[[bytes, int], bytes]  # a blob by its digest; raises `FolkmootError` if it is not here, or larger than that

@@ -23,7 +23,7 @@ from features.services import ServiceContext
 from ledger.tables import Table
 from protocol.errors import UserError
 from protocol.identity import WIRE_VERSION
-from web.replies import FileReply, HttpProblem, Json
+from web.calls import FileReply, HttpProblem, Json
 
 LEADERS_MAX: Final = 1_000  # that a call shows
 TURN_WAIT_SECONDS: Final = 20.0  # that a caller waits for others' exports and agreements

@@ -9,7 +9,7 @@ from typing import Final, Generic, TypeVar
 
 import trio
 
-from web.replies import HttpProblem
+from web.calls import HttpProblem
 
 K = TypeVar("K")
 V = TypeVar("V")

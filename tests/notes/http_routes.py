@@ -8,8 +8,7 @@ from pathlib import Path
 from features.services import ServiceContext
 from protocol.prometheus_metrics import PrometheusMetric
 from tests.notes.module import NotesState
-from web.replies import HttpProblem, Json
-from web.request_fields import TEXT, RequestField, hex_type
+from web.calls import TEXT, HttpProblem, Json, RequestField, hex_type
 from web.routes import ClientClass, HtmlPage, PageSet, Route, RouteHandlers, RouteReply, RouteSet
 
 READER = ClientClass("reader", "folkmoot-reader", "R", "reader")

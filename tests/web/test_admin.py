@@ -18,7 +18,7 @@ from tests.waiting import patience
 from tests.web.client import Person, Reply, Site
 from tests.web.room import Room, assigned, enrolled, said
 from tests.web.test_routes import disputed, founded, operator
-from web.replies import HttpProblem
+from web.calls import HttpProblem
 
 pytestmark = pytest.mark.real("sockets")
 

@@ -21,7 +21,7 @@ from tests.web.client import Site
 from tests.web.room import Room, enrolled, said
 from tests.web.test_custody import browser, signed
 from tests.web.test_routes import operator
-from web.request_fields import REQUIRED
+from web.calls import REQUIRED
 from web.routes import OPERATOR, ClientClass, Route
 from web.site import load_site
 

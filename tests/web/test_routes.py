@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,14 +125,14 @@ def session(person: Person, site: Site, nonce: str, expires_ms: int) -> str:
 
 def test_the_application_has_the_routes_that_are_declared_and_no_other() -> None:
     class Any_:
-        event_feeds = ()
+        event_feeds, stats = (), SimpleNamespace(find_health_problem=None)
 
         def __getattr__(self, name: str) -> Any:
             return lambda *arguments: None
 
         def __call__(self, *arguments: Any) -> Any: ...
 
-    app: web.Application = make_application(SITE, Any_(), Any_(), Any_())  # type: ignore[arg-type]
+    app: web.Application = make_application(SITE, Any_(), Any_())  # type: ignore[arg-type]
     found = {(route.method, route.resource.canonical) for route in app.router.routes() if route.resource}
     declared = {(route.method, route.path) for route in ROUTES}
     assert found == declared | {("HEAD", path) for method, path in declared if method == "GET"} | {("*", "/{path}")}

@@ -16,7 +16,7 @@ from curation.service import rate_limits
 from curation.service.annotators.session_api import SessionApi
 from curation.service.rate_limits import FairHostQueue, FairTable, HostRateLimiter
 from protocol.identity import Identity
-from web.replies import HttpProblem
+from web.calls import HttpProblem
 
 IDENTITY = Identity(bytes(32))
 

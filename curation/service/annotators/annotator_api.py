@@ -34,7 +34,7 @@ from protocol import codec
 from protocol.codec import Count, Digest
 from protocol.errors import FolkmootError
 from protocol.identity import derive_secret
-from web.replies import HttpProblem, Json, TextReply
+from web.calls import HttpProblem, Json, TextReply
 
 HEARTBEAT_SECONDS_MAX: Final = 45.0  # between two of a page, which sends one each 15 seconds: a lease is free within a minute
 LEASE_WAIT_SECONDS: Final = 3.0  # a call waits that long for a task

@@ -27,7 +27,7 @@ from ledger.members import MembersState
 from protocol import codec
 from protocol.identity import Ed25519Verifier, Identity, signing_preimage
 from protocol.name_validation import name_problem
-from web.replies import HttpProblem, Json
+from web.calls import HttpProblem, Json
 
 CHALLENGE_MS: Final = 600_000
 SESSION_MS: Final = 86_400_000

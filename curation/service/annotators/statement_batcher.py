@@ -23,7 +23,7 @@ from protocol import codec
 from protocol.errors import UserError
 from protocol.identity import Ed25519Verifier, signing_preimage
 from protocol.limits import TRANSACTION_BYTES_MAX
-from web.replies import HttpProblem
+from web.calls import HttpProblem
 
 BATCH_LINGER_SECONDS = 0.05  # a statement waits that long for others; the batch then lingers, see `CurationModule.lingers`
 BATCH_BYTES_MAX = TRANSACTION_BYTES_MAX - 1_024  # of the statements of a batch

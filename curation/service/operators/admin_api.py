@@ -18,7 +18,7 @@ from ledger.members import MembersState
 from protocol.api import DiskView, TrainRequest
 from protocol.identity import WIRE_VERSION
 from protocol.prometheus_metrics import why_unhealthy
-from web.replies import HttpProblem, Json
+from web.calls import HttpProblem, Json
 
 DISK_CACHE_SECONDS: Final = 60.0  # the data directory is measured that often at most: it has thousands of files
 REPUTATION_PROJECTS_MAX: Final = 64  # from which a reputation is shown, open ones first

@@ -19,7 +19,7 @@ from features.text_tables import pluralize
 from ledger.members import MembersState
 from protocol.errors import UserError
 from storage.foreign_text import ENDINGS
-from web.replies import HttpProblem, Json
+from web.calls import HttpProblem, Json
 
 TASKS_MAX: Final = 100_000  # of one file: it is in memory until all is decided
 FILE_NAME_CHARACTERS_MAX: Final = 64  # that are shown
@@ -82,7 +82,6 @@ class ProjectApi:
         return {"projects": [self._view(bytes.fromhex(row.project)) for row in self._founding.project_views()]}
 
     async def show_project(self, operator: str, project: bytes) -> Json:
-        self._row(project)
         return self._view(project)
 
     async def create_project(

@@ -27,7 +27,7 @@ from curation.service.project_tasks import project_pages, read_task_page, requir
 from curation.tasks.answers import PAIR_ANSWERS, QuestionKind, answer_problem
 from curation.tasks.task_pages import AnnotationTask, TaskPageBlob, task_id
 from features.services import ServiceContext
-from web.replies import HttpProblem, Json
+from web.calls import HttpProblem, Json
 
 SCANNED_TASKS_MAX: Final = 10_000  # tasks that one call looks at, about a second; the next one goes on there
 PAIR_WORDS: Final = ("A is better", "B is better", *PAIR_ANSWERS[2:])  # as the pages say it

@@ -1,16 +1,57 @@
-"""What a call of the HTTP API is sent: each field by name and kind. A kind reads a value, and says what it takes."""
+"""What a call of the HTTP API is sent, and what its handler returns or raises.
+
+A call is sent fields by name and kind. A kind reads a value, and says what it takes. A handler returns a JSON object, a status and
+such an object, a text or a file. It raises `HttpProblem` where a call is refused, as RFC 9457 says it: a status, a code for
+programs, and a sentence for people.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import IO, Any, Final, NamedTuple
 
-from web.replies import HttpProblem
-
+Json = dict[str, Any]
 Schema = dict[str, Any]
 REQUIRED: Final = object()  # in the place of a default: the field has to be there
+
+
+class TextReply(NamedTuple):
+    content_type: str
+    text: str
+
+
+class FileReply(NamedTuple):
+    """Text in UTF-8, to be sent and closed."""
+
+    content_type: str
+    body: IO[bytes]
+
+
+# Problem code -> HTTP status. A feature declares codes of its own in `web.routes.RouteSet.problem_statuses`.
+STATUS_BY_CODE: Final = {
+    "malformed": 400,
+    "unauthorized": 401,
+    "forbidden": 403,
+    "not-found": 404,
+    "refused": 409,
+    "gone": 410,
+    "too-large": 413,
+    "misdirected": 421,
+    "misfit": 422,
+    "too-many": 429,
+    "internal": 500,
+    "no-quorum": 503,
+    "stopping": 503,
+    "unhealthy": 503,
+}
+
+
+class HttpProblem(Exception):
+    def __init__(self, code: str, detail: str, retry_after: int | None = None) -> None:
+        super().__init__(detail)
+        self.code, self.detail, self.retry_after = code, detail, retry_after
 
 
 @dataclass(frozen=True, slots=True)
