@@ -16,8 +16,6 @@ from features.text_tables import Column, TextTable, pluralize
 from protocol.errors import UserError
 
 SHORT = 8
-DISPLAYS = ("plain", "markdown", "chat")
-FORMATS = ("jsonl", "csv", "label-studio", "preferences")
 ENDINGS = {"csv": "csv", "label-studio": "json"}  # of files of other formats than JSONL
 ACTIONS = ("import", "export", "verify", "pause", "open", "close", "stop", "review", "redact")
 
@@ -95,14 +93,22 @@ async def projects(asked: CommandContext[CurationRpc]) -> tuple[ProjectView, ...
     ),
     Argument("--guidelines", default="", metavar="FILE", help="text that annotators read first"),
     Argument(
-        "--display", default="plain", choices=DISPLAYS, help="how pages show texts: plain, markdown or chat (default: plain)"
+        "--display",
+        default="plain",
+        choices=("plain", "markdown", "chat"),
+        help="how pages show texts: plain, markdown or chat (default: plain)",
     ),
     Argument("--suggest-first", action="store_true", help="show suggestions with the task, not after the answer"),
     Argument(
         "--proofs", action="store_true", help="`tasks export` writes a folder with a proof of every line, for `tasks verify`"
     ),
     Argument("--chain-id", default="", metavar="ID", help="for `tasks verify`: 64 digits of `peer init` or `peer status --json`"),
-    Argument("--format", default="jsonl", choices=FORMATS, help="of `tasks export`: jsonl, csv, label-studio or preferences"),
+    Argument(
+        "--format",
+        default="jsonl",
+        choices=("jsonl", "csv", "label-studio", "preferences"),
+        help="of `tasks export`: jsonl, csv, label-studio or preferences",
+    ),
     Argument("-o", "--output", default="", metavar="FILE", help="of `tasks export`: a new file (default: named by the project)"),
 )
 async def tasks(asked: CommandContext[CurationRpc]) -> None:

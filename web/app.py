@@ -25,7 +25,6 @@ from web.site import Site, SiteHandlers, bind_method
 
 VERSION = version("folkmoot")
 UPLOADS_MAX = 2  # files that are in memory at once
-UNKNOWN_PATH = "/{path:.*}"
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -43,17 +42,17 @@ VENDOR = Path(__file__).with_name("vendor")
 log = logging.getLogger("site")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Call = Callable[..., Awaitable[Any]]  # runs a function with these arguments in the thread of the peer
 
 
 def make_application(
     site: Site,
     handlers: SiteHandlers,
-    call: Call,
+    call: Callable[..., Awaitable[Any]],
     names: Collection[str] = (),
     proxies: Collection[str] = (),
 ) -> web.Application:
-    """The application that serves a site. `handlers` belong to the peer's thread: `call` alone runs them.
+    """The application that serves a site. `handlers` belong to the peer's thread: `call` alone runs them,
+    with arguments.
 
     `names`: of this host, beside its addresses. `proxies`: addresses of reverse proxies, which say for whom they ask.
     """
@@ -86,7 +85,7 @@ def make_application(
         app.router.add_route(route.method, route.path, handler, expect_handler=_expect)
         if route.method == "GET":
             app.router.add_route("HEAD", route.path, handler, expect_handler=_expect)
-    unknown, resolve = app.router.add_route("*", UNKNOWN_PATH, _unknown, expect_handler=_expect), app.router.resolve
+    unknown, resolve = app.router.add_route("*", "/{path:.*}", _unknown, expect_handler=_expect), app.router.resolve
 
     async def resolved(request: web.Request) -> web.UrlMappingMatchInfo:
         """What has no path, as CONNECT, is for an unknown one: the library fails over some headers of it."""

@@ -201,23 +201,19 @@ class AsyncioBridge:
     # In Trio's thread ------------------------------------------------------------------------------------------------
 
     async def _answer(self, do: Callable[[], Awaitable[Any]], answer: asyncio.Future[Any]) -> None:
+        result: Any = None
+        error: HttpProblem | None = HttpProblem("stopping", "this peer is stopping")  # where the call is cancelled
         try:
             result, error = await do(), None
         except HttpProblem as problem:
-            result, error = None, problem
+            error = problem
         except Exception:  # a slip of ours over what one stranger asked: the peer goes on, and its log says what it was
             log.exception("a call of the site failed")
-            result, error = None, HttpProblem("internal", "this peer made a mistake: its operator finds it in the log")
-        except BaseException:
-            self._reply(answer, None, HttpProblem("stopping", "this peer is stopping"))
-            raise
-        self._reply(answer, result, error)
-        del do, answer, error  # the error holds this frame: cycles are looked for seldom
-
-    def _reply(self, answer: asyncio.Future[Any], result: Any, error: HttpProblem | None) -> None:
-        if self._loop is None or self._loop.is_closed():
-            return
-        self._loop.call_soon_threadsafe(partial(_resolve_future, answer, result, error))
+            error = HttpProblem("internal", "this peer made a mistake: its operator finds it in the log")
+        finally:
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(_resolve_future, answer, result, error)
+            del do, answer, error  # the error holds this frame: cycles are looked for seldom
 
 
 def _resolve_future(answer: asyncio.Future[Any], result: Any, error: HttpProblem | None) -> None:

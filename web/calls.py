@@ -1,7 +1,7 @@
 """What a call of the HTTP API is sent, and what its handler returns or raises.
 
-A call is sent fields by name and kind. A kind reads a value, and says what it takes. A handler returns a JSON object, a status and
-such an object, a text or a file. It raises `HttpProblem` where a call is refused, as RFC 9457 says it: a status, a code for
+A call is sent fields by name and kind. A kind reads a value, and says what it takes. A handler returns a JSON object, a status
+and such an object, a text or a file. It raises `HttpProblem` where a call is refused, as RFC 9457 says it: a status, a code for
 programs, and a sentence for people.
 """
 
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import IO, Any, Final, NamedTuple
 
 Json = dict[str, Any]
-Schema = dict[str, Any]
 REQUIRED: Final = object()  # in the place of a default: the field has to be there
 
 
@@ -57,7 +56,7 @@ class HttpProblem(Exception):
 @dataclass(frozen=True, slots=True)
 class FieldType:
     description: str  # what it takes, after "is"
-    schema: Schema  # the same, in JSON Schema
+    schema: Json  # the same, in JSON Schema
     is_valid: Callable[[Any], bool]
     convert: Callable[[Any], Any] = lambda value: value  # of what fits
 

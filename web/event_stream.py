@@ -68,8 +68,8 @@ class EventStreams:
         feeds = [feed for feed in self._feeds if is_live or not feed.declared.is_on_request]
         for feed in feeds:
             if feed.looking is None:
-                now = await self._call(feed.declared.wait_for_look, {})
-                self._tell(self._take(feed, now))  # another may have begun to listen meanwhile
+                # Another may have begun to listen meanwhile.
+                self._tell(self._take(feed, await self._call(feed.declared.wait_for_look, {})))
         self._make_room(host)  # nothing is awaited from here until this one is counted
         me, mine = asyncio.current_task(), _Listener(host, is_live, asyncio.Queue(LISTENER_QUEUE_MAX))
         assert me is not None

@@ -29,7 +29,6 @@ from protocol.prometheus_metrics import (
 )
 
 STATS_CACHE_SECONDS: Final = 1.0  # a look reads the store and /proc
-LISTEN_SETTING = "metrics"  # the setting
 ADDRESS_FILE = "address"  # a file: where it is served, while it is
 REQUEST_BYTES_MAX: Final = 8_192  # monitors send some hundred
 REQUEST_SECONDS_MAX: Final = 5.0  # from connecting until the answer is taken; the asker runs on this machine
@@ -54,8 +53,7 @@ class StatsCache:
 
     async def metrics(self) -> tuple[PrometheusMetric, ...]:
         """Those of every peer, whatever features it serves."""
-        members = len(self._desk.state.module_state(MembersState).members)
-        return tuple(peer_metrics(await self.stats(), members))
+        return tuple(peer_metrics(await self.stats(), len(self._desk.state.module_state(MembersState).members)))
 
 
 class MetricsEndpoint:
@@ -65,7 +63,7 @@ class MetricsEndpoint:
     async def run(self) -> None:
         written = self._desk.folder / ADDRESS_FILE
         written.unlink(missing_ok=True)
-        if not (listen := str(self._desk.get_setting(LISTEN_SETTING))):
+        if not (listen := str(self._desk.get_setting("metrics"))):
             return
         host, port = parse_address(listen)
         try:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from features.feature import Feature
 from features.lazy_import import import_object
@@ -98,11 +98,9 @@ class SiteHandlers:
         self.stats = StatsCache(desk)
         self._made = [route_set.make_handlers(desk) for route_set in site.route_sets]
         self._objects = [item for made in self._made for item in made.objects]
-        self._authorizers: dict[ClientClass, Callable[[str], object]] = {}
-        for made in self._made:
-            for client, authorize in made.authorizers.items():
-                assert client not in self._authorizers, f"two features authorize each {client.name}"
-                self._authorizers[client] = authorize
+        authorizers = [item for made in self._made for item in made.authorizers.items()]
+        _require_distinct("an authorizer", (client.name for client, _ in authorizers))
+        self._authorizers = dict(authorizers)
 
     def bind(self, route: Route) -> Callable[[str, dict[str, Any]], Awaitable[Any]]:
         """The function that answers a route, for a token and its fields: it authorizes the client first."""
@@ -137,6 +135,5 @@ def bind_method(function: Callable[..., Awaitable[Any]], objects: Sequence[objec
     """The function as a method of the object whose class declares it."""
     for item in objects:
         if any(f"{kind.__qualname__}.{function.__name__}" == function.__qualname__ for kind in type(item).__mro__):
-            found: Callable[..., Awaitable[Any]] = getattr(item, function.__name__)
-            return found
+            return cast(Callable[..., Awaitable[Any]], getattr(item, function.__name__))
     raise AssertionError(f"a route names {function.__qualname__}, and no handler object is of that class")

@@ -30,7 +30,6 @@ LABEL_CONFIDENCE_MIN: Final = Fraction(9, 10)  # of a label: no further vote is 
 BINARY_CLASSES: Final = 2  # classes of one option where an answer has many: off and on
 
 Counts = Sequence[int]
-Votes = Sequence[tuple[Counts, Answer]]  # of one task: each annotator's counts so far, and its answer
 
 
 def class_count(kind: QuestionKind, options: int) -> int:
@@ -56,8 +55,13 @@ def option_flags(options: int, answer: Answer) -> Iterator[int]:
 # Running -----------------------------------------------------------------------------------------------------------------
 
 
-def estimate_label(kind: QuestionKind, options: int, many: bool, votes: Votes) -> tuple[Answer, Fraction]:
-    """The likeliest label of a task after these votes, and how likely it is; of many options, or a ranking, its weakest part."""
+def estimate_label(
+    kind: QuestionKind, options: int, many: bool, votes: Sequence[tuple[Counts, Answer]]
+) -> tuple[Answer, Fraction]:
+    """The likeliest label of a task after these votes, and how likely it is; of many options, or a ranking, its weakest part.
+
+    `votes`: of one task, each annotator's counts so far, and its answer.
+    """
     if kind is QuestionKind.RANKING:
         order = ranked_pairs_order([answer for _, answer in votes])
         return order, order_confidence([answer for _, answer in votes], order, Fraction(PRIOR_RIGHT, PRIOR_WRONG))

@@ -50,7 +50,6 @@ PROVEN_BYTES_MAX: Final = (1 + ASSIGNED_MAX) * (ROW_BYTES_MAX + 34 * 256)  # of 
 
 
 R = TypeVar("R")
-Read = Callable[[str], bytes]  # a small file of the folder by its name; empty: it lacks this page
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +118,12 @@ def _framed(data: bytes) -> bytes:
 
 
 class LabelProofVerifier:
-    """Checks a folder. Raises `RemoteProtocolError`, which names the file, the line and what is wrong."""
+    """Checks a folder. Raises `RemoteProtocolError`, which names the file, the line and what is wrong.
 
-    def __init__(self, read: Read) -> None:
+    `read` takes the name of a small file of the folder. It returns nothing for a page that the folder lacks.
+    """
+
+    def __init__(self, read: Callable[[str], bytes]) -> None:
         self._read = read
         self.row = verify_row_proof_file(read(PROJECT_PROOF), (CurationModule(),), Ed25519Verifier())
         if self.row.table != "curation/projects" or not isinstance(self.row.record, Project):

@@ -36,14 +36,12 @@ ROWS_OF_TASK: Final = 4  # a task and its votes, on average
 ITERATIONS: Final = dawid_skene.ITERATIONS + reputation.ITERATIONS
 RANKING_ITEM_BITS: Final = 4  # of an item's number in the code of a ranking, and of nothing else
 
-Key = tuple[bytes, bytes]  # chain and project: a project is closed once, and stands still
-
 
 class ProjectCloser:
     """Closes the projects of one ledger. It keeps the project at hand in memory; the result depends on the state alone."""
 
     def __init__(self) -> None:
-        self._of: Key | None = None
+        self._of: tuple[bytes, bytes] | None = None  # chain and project: a project is closed once, and stands still
         self._votes = ProjectVotes()
         self._estimate: ProjectEstimate | None = None
 
@@ -254,7 +252,7 @@ class ProjectEstimate:
                 question.reputation.confusion_counts() // self._parts for question in self._questions if question.reputation
             ]
             for key, place in self._places.items():
-                self.weights[key] = annotator_weight([_pairs(table[place]) for table in tables]) if self._tell else WEIGHT_ONE
+                self.weights[key] = annotator_weight([table[place].tolist() for table in tables]) if self._tell else WEIGHT_ONE
             answers = {key: int(self._answers[place]) for key, place in self._places.items()}
             shares = {key: answers[key] * share for key, share in self.weights.items()}
             self._points = divide_points(points, shares if any(shares.values()) else answers)
@@ -301,7 +299,3 @@ def _neighbours(rows: Ints, items: int) -> Ints:
     before = (places < np.roll(places, -1, axis=1)).astype(np.int64)
     task = rows[:, :1] * items + np.arange(items)
     return np.column_stack([task.ravel(), np.repeat(rows[:, 1], items), before.ravel(), np.repeat(rows[:, 3], items)])
-
-
-def _pairs(table: Ints) -> list[tuple[int, int]]:
-    return [(int(seen), int(right)) for seen, right in table]

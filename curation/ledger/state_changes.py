@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
 from curation.ledger.curation_state import (
     AgreementCounts,
@@ -106,19 +106,16 @@ class CurationChanges:
 
     @property
     def open(self) -> tuple[bytes, ...]:
-        found: tuple[bytes, ...] = self.changed_fields.get("open", self.state.open)
-        return found
+        return cast(tuple[bytes, ...], self.changed_fields.get("open", self.state.open))
 
     @property
     def closing(self) -> tuple[bytes, ...]:
-        found: tuple[bytes, ...] = self.changed_fields.get("closing", self.state.closing)
-        return found
+        return cast(tuple[bytes, ...], self.changed_fields.get("closing", self.state.closing))
 
     # Queues ----------------------------------------------------------------------------------------------------------
 
     def expiry_queue(self, name: str) -> ExpiryQueue:
-        found: ExpiryQueue = self.changed_fields.get(name, getattr(self.state, name))
-        return found
+        return cast(ExpiryQueue, self.changed_fields.get(name, getattr(self.state, name)))
 
     def enqueue_expiry(self, name: str, assignment: bytes, at_ms: int) -> None:
         queue = self.expiry_queue(name)

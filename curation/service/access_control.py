@@ -48,7 +48,7 @@ CREATE TABLE IF NOT EXISTS refused (annotator BLOB PRIMARY KEY) WITHOUT ROWID;
 """
 
     def create_operator_token(self) -> str:
-        token, now_ms = secrets.token_urlsafe(TOKEN_BYTES), _now_ms()
+        token, now_ms = secrets.token_urlsafe(TOKEN_BYTES), unix_time_ms()
         self._database.execute("DELETE FROM operators WHERE until_ms <= ?", (now_ms,))
         self._database.execute("DELETE FROM sessions WHERE operator NOT IN (SELECT token FROM operators)")
         self._database.execute("INSERT INTO operators VALUES (?, ?)", (_hash(token), now_ms + OPERATOR_TOKEN_MS))
@@ -58,12 +58,12 @@ CREATE TABLE IF NOT EXISTS refused (annotator BLOB PRIMARY KEY) WITHOUT ROWID;
         """Which operator has this token or session, in OPERATOR_ID_DIGITS digits; empty if nobody has, or it is over."""
         known = "token = ? OR token = (SELECT operator FROM sessions WHERE session = ?)"
         query, digest = f"SELECT token FROM operators WHERE until_ms > ? AND ({known})", _hash(secret)
-        found = self._database.execute(query, (_now_ms(), digest, digest)).fetchone()
+        found = self._database.execute(query, (unix_time_ms(), digest, digest)).fetchone()
         return found[0].hex()[:OPERATOR_ID_DIGITS] if found else ""
 
     def begin_operator_session(self, token: str) -> tuple[str, int] | None:
         """A session for whoever has the token, and its milliseconds; None if nobody has."""
-        digest, now_ms = _hash(token), _now_ms()
+        digest, now_ms = _hash(token), unix_time_ms()
         query = "SELECT until_ms FROM operators WHERE token = ? AND until_ms > ?"
         found = self._database.execute(query, (digest, now_ms)).fetchone()
         if found is None:
@@ -110,7 +110,7 @@ CREATE TABLE IF NOT EXISTS refused (annotator BLOB PRIMARY KEY) WITHOUT ROWID;
         return self._database.execute("SELECT 1 FROM refused WHERE annotator = ?", (annotator,)).fetchone() is not None
 
 
-def _now_ms() -> int:
+def unix_time_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
@@ -143,8 +143,7 @@ class Operators(ServiceDatabase):
     async def log_stranger(self) -> None:
         """A sign-in without a token. Many in a row are one entry, so that no stranger fills the list."""
         if [entry["operator"] for entry in await trio.to_thread.run_sync(self.list_entries, 0, 1)] != [STRANGER]:
-            about = "one or more, by no operator's token"
-            await trio.to_thread.run_sync(self._note, STRANGER, "sign in", about, "unauthorized")
+            await trio.to_thread.run_sync(self._note, STRANGER, "sign in", "one or more, by no operator's token", "unauthorized")
 
     @asynccontextmanager
     async def log_action(self, operator: str, action: str, about: str) -> AsyncIterator[None]:
@@ -161,7 +160,7 @@ class Operators(ServiceDatabase):
                 await trio.to_thread.run_sync(self._note, operator, action, about[:ABOUT_CHARACTERS_MAX], result)
 
     def _note(self, *noted: str) -> None:
-        row = (time.time_ns() // 1_000_000, *noted)
+        row = (unix_time_ms(), *noted)
         made = self._database.execute("INSERT INTO log (at_ms, operator, action, about, result) VALUES (?, ?, ?, ?, ?)", row)
         assert made.lastrowid is not None
         self._database.execute("DELETE FROM log WHERE number <= ?", (made.lastrowid - ENTRIES_MAX,))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,6 +11,7 @@ from typing import Any, Final
 import trio
 
 from curation.ledger.curation_state import CurationState
+from curation.service.access_control import unix_time_ms
 from curation.service.annotators.statement_batcher import StatementBatcher
 from features.json_output import to_json_value
 from features.services import ServiceContext
@@ -102,7 +102,7 @@ class LiveFeed:
             height, labels = self._desk.height, self._state.annotations
             if not self._labels or self._labels[-1][1] != labels:
                 self._labels.append((self._desk.time_ms, labels))
-            while len(self._labels) > 1 and self._labels[1][0] < _now_ms() - MINUTE_MS:
+            while len(self._labels) > 1 and self._labels[1][0] < unix_time_ms() - MINUTE_MS:
                 self._labels.popleft()
             await self._desk.wait_for_block_above(height)
 
@@ -171,7 +171,7 @@ class LiveFeed:
         """None: there is nothing to label."""
         if not self._state.open or not self._labels:
             return None
-        since = _now_ms() - MINUTE_MS
+        since = unix_time_ms() - MINUTE_MS
         before = [labels for at, labels in self._labels if at < since] or [self._labels[0][1]]
         return self._state.annotations - before[-1]
 
@@ -201,7 +201,3 @@ def _peer(view: PeerView) -> Json:
     link = view.link
     trip = round(link.round_trip_ms, 1) if link is not None and link.round_trip_ms is not None else None
     return _only(PEER_FIELDS, view) | {"is_linked": link is not None, "round_trip_ms": trip}
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -64,7 +64,6 @@ PROJECT_REPLY: Final = RouteReply(
     short_text="the project, as in the list",
 )
 SIGN_IN_REPLY: Final = RouteReply("annotator name seconds", "that the session lasts; its token comes as the cookie `folkmoot`")
-DISPLAYS: Final = tuple(display.value for display in TextFormat)
 FILE_FORMATS: Final = ("jsonl", "csv", "json")
 FILE_NAME: Final = RequestField("name", LINE, "the file's, for what is said of its lines", default="")
 PREVIEW_REPLY: Final = RouteReply(
@@ -267,7 +266,7 @@ _ROUTES: Final = (
             RequestField("votes", integer_type(1, VOTES_MAX), default=1),
             RequestField("price", integer_type(0, PRICE_MAX), default=1),
             RequestField("guidelines", TEXT, default=""), RequestField("suggests_first", FLAG, default=False),
-            RequestField("display", choice_type(*DISPLAYS), default="plain"),
+            RequestField("display", choice_type(*(display.value for display in TextFormat)), default="plain"),
             RequestField("items", integer_type(0, RANKED_MAX), "of each task, where none is here yet", default=0), GOLD_FROM,
             replace(TASKS, default=()),
         ),

@@ -70,8 +70,8 @@ class ImportRecords(ServiceDatabase):
         return self._database.execute(query, (project, tasks)).fetchall()
 
     def projects_with_import(self, tasks: bytes) -> list[bytes]:
-        found = self._database.execute("SELECT DISTINCT project FROM imported WHERE tasks = ?", (tasks,))
-        return [project for (project,) in found]
+        query = "SELECT DISTINCT project FROM imported WHERE tasks = ?"
+        return [project for (project,) in self._database.execute(query, (tasks,))]
 
 
 @dataclass(frozen=True, slots=True)

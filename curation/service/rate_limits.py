@@ -60,8 +60,7 @@ class FairTable(Generic[K, V]):
         if len(own) >= self._of_owner_max:
             self.pop(next(iter(own)))
         elif len(self._values) >= self._entries_max:
-            most = max(self._owned.values(), key=len)
-            self.pop(next(iter(most)))
+            self.pop(next(iter(max(self._owned.values(), key=len))))
         self._values[key] = owner, value
         self._owned.setdefault(owner, OrderedDict())[key] = None
 

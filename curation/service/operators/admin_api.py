@@ -31,10 +31,6 @@ class AdminApi:
         self._measuring = trio.Lock()
         self._measured: tuple[float, DiskView] | None = None
 
-    @property
-    def _state(self) -> CurationState:
-        return self._desk.state.module_state(CurationState)
-
     async def operator_sign_in(self, token: str, before: str) -> Json:
         try:
             operator = self._operators.require_operator(token)
@@ -87,7 +83,8 @@ class AdminApi:
     # People --------------------------------------------------------------------------------------------------------------
 
     async def list_annotators(self, operator: str, search: str, offset: int, limit: int) -> Json:
-        return await trio.to_thread.run_sync(self._people, self._state, search.casefold(), offset, limit)
+        state = self._desk.state.module_state(CurationState)
+        return await trio.to_thread.run_sync(self._people, state, search.casefold(), offset, limit)
 
     def _people(self, state: CurationState, search: str, offset: int, limit: int) -> Json:
         rows = [
@@ -134,7 +131,7 @@ class AdminApi:
         return await self._let(operator, annotator, "allow", self._doors.allow_annotator)
 
     async def _let(self, operator: str, annotator: bytes, action: str, do: Callable[[bytes], None]) -> Json:
-        row = self._state.annotators.get_record(annotator)
+        row = self._desk.state.module_state(CurationState).annotators.get_record(annotator)
         if row is None:
             raise HttpProblem("not-found", "no annotator has this key")
         async with self._operators.log_action(operator, action, f"{row.name} {annotator.hex()[:8]}"):

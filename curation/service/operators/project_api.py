@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Final
 
 import trio
@@ -27,12 +27,6 @@ PREVIEW_TASKS_MAX: Final = 5  # tasks of a file that is checked
 ACTIONS: Final = {ProjectPhase.PAUSED: "pause", ProjectPhase.OPEN: "open", ProjectPhase.CLOSED: "close"}
 
 
-@dataclass
-class _Import:
-    done: trio.Event = field(default_factory=trio.Event)
-    problem: HttpProblem | None = None
-
-
 class ImportQueue:
     """Files of tasks on their way onto the log: one at a time, page after page, also when whoever sent the file has left."""
 
@@ -50,15 +44,23 @@ class ImportQueue:
         if self._is_busy or self._nursery is None:
             async with self._operators.log_action(operator, "import", about):
                 raise HttpProblem("too-many", "another file is being imported: wait until its tasks are there", 10)
-        self._is_busy, of = True, _Import()
-        self._nursery.start_soon(self._add, of, operator, project, tasks, about)
+        self._is_busy, done, problems = True, trio.Event(), list[HttpProblem]()
+        self._nursery.start_soon(self._add, operator, project, tasks, about, done, problems)
         with trio.move_on_after(DECISION_WAIT_SECONDS):
-            await of.done.wait()
-        if of.problem is not None:
-            raise of.problem
-        return of.done.is_set()
+            await done.wait()
+        if problems:
+            raise problems[0]
+        return done.is_set()
 
-    async def _add(self, of: _Import, operator: str, project: bytes, tasks: list[TaskWithGold], about: str) -> None:
+    async def _add(
+        self,
+        operator: str,
+        project: bytes,
+        tasks: list[TaskWithGold],
+        about: str,
+        done: trio.Event,
+        problems: list[HttpProblem],
+    ) -> None:
         try:
             async with self._operators.log_action(operator, "import", about):
                 try:
@@ -66,11 +68,11 @@ class ImportQueue:
                 except UserError as error:
                     raise HttpProblem("refused", str(error)) from None
         except HttpProblem as problem:
-            of.problem = problem
+            problems.append(problem)
             self._desk.log_event(f"the import of {about} ended early: {problem.detail}")
         finally:
             self._is_busy = False
-            of.done.set()
+            done.set()
 
 
 class ProjectApi:

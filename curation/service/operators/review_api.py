@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import Any, Final
 
@@ -51,14 +50,6 @@ REVIEW_ORDER: Final = list(ReviewState)
 Cursor = tuple[int, int]  # place in NEEDS, number of a task
 
 
-@dataclass(frozen=True)
-class _ReviewFilter:
-    needs: list[ReviewState]
-    search: str  # in the text, folded
-    label: int | None
-    annotator: str  # a name, folded, or the beginning of a key
-
-
 class ReviewApi:
     def __init__(self, desk: ServiceContext, operators: Operators) -> None:
         self._desk, self._operators = desk, operators
@@ -78,10 +69,13 @@ class ReviewApi:
         after: Cursor | tuple[()],
         limit: int,
     ) -> Json:
-        needs = [ReviewState(state)] if state else REVIEW_ORDER
-        wanted = _ReviewFilter(needs, search.casefold(), int(label) if label else None, annotator.casefold())
         look = _ReviewScan(self._state, project, require_project(self._state, project), self._desk)
-        found, following = await trio.to_thread.run_sync(look.found, wanted, after or (0, 0), limit)
+
+        def fits(shown: Json) -> bool:
+            return look.fits(shown, search.casefold(), int(label) if label else None, annotator.casefold())
+
+        needs = [ReviewState(state)] if state else REVIEW_ORDER
+        found, following = await trio.to_thread.run_sync(look.found, needs, fits, after or (0, 0), limit)
         return {"tasks": found, "next": following and f"{following[0]}:{following[1]}"}
 
     async def decide_task(self, operator: str, project: bytes, task: bytes, answer: tuple[int, ...]) -> Json:
@@ -107,13 +101,15 @@ class _ReviewScan:
         self._waiting = reviews_left(state, key, desk.time_ms)
         self._page: tuple[TaskPageRow, TaskPageBlob | None] | None = None
 
-    def found(self, wanted: _ReviewFilter, after: Cursor, limit: int) -> tuple[list[Json], Cursor | None]:
+    def found(
+        self, needs: Sequence[ReviewState], fits: Callable[[Json], bool], after: Cursor, limit: int
+    ) -> tuple[list[Json], Cursor | None]:
         """At most so many tasks, and where to go on; None: there are no more."""
         found: list[Json] = []
         looked = 0
         place, first = after
         for place in range(place, len(REVIEW_ORDER)):  # noqa: B020 - it goes on where the cursor is
-            if REVIEW_ORDER[place] in wanted.needs and (REVIEW_ORDER[place] is not ReviewState.WAITING or self._waiting):
+            if REVIEW_ORDER[place] in needs and (REVIEW_ORDER[place] is not ReviewState.WAITING or self._waiting):
                 for page, number, row in self._rows(first):
                     if len(found) == limit or looked == SCANNED_TASKS_MAX:
                         return found, (place, number)
@@ -121,7 +117,7 @@ class _ReviewScan:
                     cast = [vote for vote in task_votes(self._state, task_id(self._key, number), row) if vote] if row else []
                     if self._need(row, cast) is REVIEW_ORDER[place]:
                         shown = self._shown(page, number, row, cast)
-                        if self._fits(wanted, shown):
+                        if fits(shown):
                             found.append(shown)
             first = 0
         return found, None
@@ -175,16 +171,16 @@ class _ReviewScan:
         said = {"annotator": vote.annotator.hex(), "name": name, "state": vote.state.value, "answer": answer}
         return said | {"reason": vote.reason} if vote.state is AssignmentState.SKIPPED else said
 
-    def _fits(self, wanted: _ReviewFilter, shown: Json) -> bool:
+    def fits(self, shown: Json, search: str, label: int | None, annotator: str) -> bool:
+        """`search` and `annotator` are folded. The annotator is a name, or the beginning of a key."""
         texts = (shown["text"] or "", *shown["items"])
-        if wanted.search and not any(wanted.search in text.casefold() for text in texts):
+        if search and not any(search in text.casefold() for text in texts):
             return False
         said = [shown["label"]] if shown["label"] is not None else [vote["answer"] or [] for vote in shown["votes"]]
-        if wanted.label is not None and not any(wanted.label in answer for answer in said):
+        if label is not None and not any(label in answer for answer in said):
             return False
         people = ((vote["name"].casefold(), vote["annotator"]) for vote in shown["votes"])
-        who = wanted.annotator
-        return not who or any(who == name or key.startswith(who) for name, key in people)
+        return not annotator or any(annotator == name or key.startswith(annotator) for name, key in people)
 
 
 def _confusions(state: CurationState, key: bytes, project: Project) -> Json:
