@@ -69,10 +69,13 @@ class RequestField:
     default: Any = REQUIRED
 
     def parse_value(self, given: Any) -> Any:
-        """Raises `HttpProblem` for what is not of the kind."""
-        if not self.kind.is_valid(given):
+        """The value in a mapping, or the default. Raises `HttpProblem` for what is not of the kind."""
+        if self.name not in given and self.default is not REQUIRED:
+            return self.default
+        value = given.get(self.name)
+        if not self.kind.is_valid(value):
             raise HttpProblem("malformed", f"{self.name} is {self.kind.description}")
-        return self.kind.convert(given)
+        return self.kind.convert(value)
 
 
 def hex_type(size: int) -> FieldType:
@@ -159,10 +162,4 @@ OBJECTS: Final = FieldType(
 
 def parse_fields(fields: Sequence[RequestField], given: Any) -> dict[str, Any]:
     """Values by name, from a mapping; what it has beside them is passed over. Raises `HttpProblem`."""
-    found = {}
-    for field in fields:
-        if field.name not in given and field.default is not REQUIRED:
-            found[field.name] = field.default
-        else:
-            found[field.name] = field.parse_value(given.get(field.name))
-    return found
+    return {field.name: field.parse_value(given) for field in fields}

@@ -6,7 +6,7 @@ module imports no HTTP library.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -146,12 +146,11 @@ def key_path_field(name: str) -> tuple[RequestField, ...]:
     return (RequestField(name, KEY_TYPE),)
 
 
-def openapi_document(version: str, routes: Iterable[Route], problem_statuses: Mapping[str, int]) -> dict[str, Any]:
+def openapi_document(version: str, routes: Collection[Route], problem_statuses: Mapping[str, int]) -> dict[str, Any]:
     """`problem_statuses`: HTTP status of each problem code of these routes."""
     paths: dict[str, Any] = {}
-    clients: set[str] = {OPERATOR.name}
+    clients = {OPERATOR.name, *(route.client.name for route in routes if route.client)}
     for route in routes:
-        clients |= {route.client.name} if route.client else set()
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, problem_statuses)
     problem = {
         "type": "object",

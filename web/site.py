@@ -43,8 +43,7 @@ class Site:
     @property
     def static_files(self) -> dict[str, Path]:
         """By name, the files under `/static/`."""
-        folders = (STATIC, *(page_set.folder / "static" for page_set in self.page_sets))
-        return {path.name: path for folder in folders for path in _files_in(folder)}
+        return {path.name: path for path in _static_files(self.page_sets)}
 
 
 def load_site(features: Iterable[Feature]) -> Site:
@@ -75,8 +74,7 @@ def load_site(features: Iterable[Feature]) -> Site:
     )
     _require_distinct("a client class", (client.name for client in clients))
     _require_distinct("a cookie", (client.cookie_name for client in clients))
-    folders = (STATIC, *(page_set.folder / "static" for page_set in page_sets))
-    _require_distinct("a static file", (path.name for folder in folders for path in _files_in(folder)))
+    _require_distinct("a static file", (path.name for path in _static_files(page_sets)))
     return site
 
 
@@ -87,8 +85,9 @@ def _require_distinct(what: str, names: Iterable[str]) -> None:
         seen.add(name)
 
 
-def _files_in(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else iter(())
+def _static_files(page_sets: Iterable[PageSet]) -> Iterator[Path]:
+    folders = (STATIC, *(page_set.folder / "static" for page_set in page_sets))
+    return (path for folder in folders if folder.is_dir() for path in folder.iterdir() if path.is_file())
 
 
 class SiteHandlers:

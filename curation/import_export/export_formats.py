@@ -38,9 +38,14 @@ class ExportFormat:
 def label_record(asked: ProjectSpec, row: TaskRow, text: AnnotationTask | None, votes: Iterable[Assignment | None]) -> Line:
     """A settled task. `text` is None where the page is not here. `votes` are the assignments of all that ever had the task."""
     assert row.label is not None
-    task = task_id(row.project, row.number)
-    label = {"label": list(row.label), "label_text": answer_words(asked.kind, asked.options, row.label)}
-    line: Line = {"task": task.hex(), "number": row.number, **label, "height": row.height, "time_ms": row.time_ms}
+    line: Line = {
+        "task": task_id(row.project, row.number).hex(),
+        "number": row.number,
+        "label": list(row.label),
+        "label_text": answer_words(asked.kind, asked.options, row.label),
+        "height": row.height,
+        "time_ms": row.time_ms,
+    }
     if row.is_redacted:
         line["redacted"] = True
     elif text is not None:

@@ -98,8 +98,8 @@ def iter_proven_lines(
             if row is None or row.label is None:
                 continue
             keys = [assignment_id(task, annotator) for annotator in row.annotators]
-            text = found.entries[index].task if found else None
-            line = label_record(project.spec, row, text, map(state.assignments.get_record, keys))
+            votes = map(state.assignments.get_record, keys)
+            line = label_record(project.spec, row, found.entries[index].task if found else None, votes)
             proof = LineProof(_shown(state.tasks, task), tuple(_shown(state.assignments, key) for key in keys))
             yield to_json_line(line), _framed(codec.encode(proof))
 

@@ -161,17 +161,15 @@ def _with_suggestions(
     has_gold = any(given.gold is not None for given in tasks)
     found = []
     for given, label in zip(tasks, offered, strict=True):
-        if label is None:
-            found.append(given)
-            continue
-        where, name, answer = label
-        if has_gold:
-            labels.count_skipped(where, name, "suggestions beside gold could give it away")
-        elif given.task.suggestion is not None:
-            labels.count_skipped(where, name, "are beside 'suggestion'")
-        else:
-            labels.suggested[name] += 1
-            given = TaskWithGold(replace(given.task, suggestion=answer), None)
+        if label is not None:
+            where, name, answer = label
+            if has_gold:
+                labels.count_skipped(where, name, "suggestions beside gold could give it away")
+            elif given.task.suggestion is not None:
+                labels.count_skipped(where, name, "are beside 'suggestion'")
+            else:
+                labels.suggested[name] += 1
+                given = TaskWithGold(replace(given.task, suggestion=answer), None)
         found.append(given)
     return found
 

@@ -476,15 +476,14 @@ def _settle(work: CurationChanges, task: bytes, asked: ProjectSpec, label: Answe
         work.assignments[assignment] = replace(vote, state=AssignmentState.SETTLED)
         person = work.annotators[annotator]
         work.annotators[annotator] = replace(person, accepted=person.accepted + (answer == label))
-        counts = _counts(work, row.project, annotator)
-        after = updated_counts(asked.kind, len(asked.options), asked.many, counts, label, answer)
-        if after:
+        before = _counts(work, row.project, annotator)
+        if after := updated_counts(asked.kind, len(asked.options), asked.many, before, label, answer):
             work.skills[row.project + annotator] = AnnotatorSkill(after)
     if len(answers) > 1:
         kind, options = asked.kind, len(asked.options)
-        before = work.agreements.get_record(row.project)
+        known = work.agreements.get_record(row.project)
         units, lowest = agreement_units(kind, options, asked.many, answers), int(kind is QuestionKind.RATING)
-        together = add_coincidences(before.counts if before else (), value_count(kind, options, asked.many), units, lowest)
+        together = add_coincidences(known.counts if known else (), value_count(kind, options, asked.many), units, lowest)
         work.agreements[row.project] = AgreementCounts(together)
 
 
@@ -528,7 +527,6 @@ def _found(work: CurationChanges, said: DecodedTransaction, members: MembersStat
         raise Refused(f"the project's name {name}")
     if problem := options_problem(asked.kind, tuple(asked.options), asked.many) or items_problem(asked.kind, asked.items):
         raise Refused(problem)
-    unfinished = (*work.open, *work.closing)
     open_count, closing_count = (
         sum(members.current_key(work.projects[key].author) == said.author for key in keys) for keys in (work.open, work.closing)
     )
@@ -536,7 +534,7 @@ def _found(work: CurationChanges, said: DecodedTransaction, members: MembersStat
         raise Refused(f"{PROJECTS_OPEN_MAX} projects of this member are open: close one")
     if open_count + closing_count >= PROJECTS_UNFINISHED_MAX:  # else a member that founds and closes fills the queue of closes
         raise Refused(f"{PROJECTS_UNFINISHED_MAX} projects of this member are open or being closed: a close takes a minute")
-    if len(unfinished) >= PROJECTS_MAX:
+    if len(work.open) + len(work.closing) >= PROJECTS_MAX:
         raise Refused(f"{PROJECTS_MAX} projects are open or being closed in this network")
     key = project_id(said.author, said.transaction.nonce)
     work.projects[key] = Project(said.author, asked, ProjectPhase.OPEN)

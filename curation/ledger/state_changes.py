@@ -41,7 +41,6 @@ R = TypeVar("R")
 # that goes.
 FRESH_LIST: Final = b"f"
 BEGUN_LIST: Final = b"b"
-QUEUES = ("leases", "openings", "enrolments")
 
 
 def index_slot_key(project: bytes, which: bytes, place: int) -> bytes:
@@ -143,7 +142,9 @@ class CurationChanges:
 
     def next_expiry_ms(self) -> int | None:
         """From what time on a batch has something to do by itself; None: there is nothing that could expire or be closed."""
-        entries = [entry.due_ms for name in QUEUES for entry in islice(self.queue_entries(name, 0), 1)]
+        entries = [
+            entry.due_ms for name in ("leases", "openings", "enrolments") for entry in islice(self.queue_entries(name, 0), 1)
+        ]
         return min([*entries, *(self.closings[project].start_ms for project in self.closing[:1])], default=None)
 
     # Lists of tasks --------------------------------------------------------------------------------------------------
@@ -189,8 +190,7 @@ class CurationChanges:
 
     def send_to_review(self, task: bytes) -> None:
         """The author decides. Votes that nobody can open any more are free for their annotators."""
-        self.tasks[task] = replace(self.tasks[task], stage=TaskStage.REVIEW)
-        row = self.tasks[task]
+        self.tasks[task] = row = replace(self.tasks[task], stage=TaskStage.REVIEW)
         for annotator in row.annotators:
             assignment = assignment_id(task, annotator)
             if self.assignments[assignment].state is AssignmentState.COMMITTED:
@@ -249,8 +249,7 @@ class CurationChanges:
     def _draw_begun(self, project: bytes, annotator: bytes) -> bytes | None:
         count = self.projects[project].begun
         start = int.from_bytes(_hash(self.root, annotator, project)[:8], "big") % count if count else 0
-        places = ((start + number) % count for number in range(min(count, DRAW_CANDIDATES_MAX)))
-        for place in places:
+        for place in ((start + number) % count for number in range(min(count, DRAW_CANDIDATES_MAX))):
             if self.looks_left <= 0:
                 return None
             self.looks_left -= 1
@@ -335,8 +334,11 @@ class CurationChanges:
 
     def remove_lease(self, annotator: bytes, assignment: bytes, committed: int = 0) -> None:
         person = self.annotators[annotator]
-        leases = tuple(key for key in person.leases if key != assignment)
-        self.annotators[annotator] = replace(person, leases=leases, annotations=person.annotations + committed)
+        self.annotators[annotator] = replace(
+            person,
+            leases=tuple(key for key in person.leases if key != assignment),
+            annotations=person.annotations + committed,
+        )
 
 
 def _due_key(queue: str, place: int) -> bytes:

@@ -161,9 +161,8 @@ class Operators(ServiceDatabase):
 
     def _note(self, *noted: str) -> None:
         row = (unix_time_ms(), *noted)
-        made = self._database.execute("INSERT INTO log (at_ms, operator, action, about, result) VALUES (?, ?, ?, ?, ?)", row)
-        assert made.lastrowid is not None
-        self._database.execute("DELETE FROM log WHERE number <= ?", (made.lastrowid - ENTRIES_MAX,))
+        self._database.execute("INSERT INTO log (at_ms, operator, action, about, result) VALUES (?, ?, ?, ?, ?)", row)
+        self._database.execute("DELETE FROM log WHERE number <= (SELECT max(number) FROM log) - ?", (ENTRIES_MAX,))
 
     def list_entries(self, before: int, limit: int) -> list[dict[str, Any]]:
         """The newest first, below that number; 0: all."""

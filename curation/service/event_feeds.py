@@ -67,13 +67,18 @@ class BlockFeed:
         with trio.move_on_after(BLOCK_WAIT_SECONDS):
             await self._desk.wait_for_block_above(last.get("height", -1))
         desk, state = self._desk, self._desk.state.module_state(CurationState)
-        body: Json = {"height": desk.height, "state_root": desk.state_root.hex(), "time_ms": desk.time_ms}
         rows = [(key, state.projects[key]) for key in state.open]
         counts = [
             {"project": key.hex(), "state": row.phase.value, "tasks": row.tasks, "settled": row.settled, "review": row.review}
             for key, row in rows
         ]
-        return body | {"settled": state.settled, "projects": counts}
+        return {
+            "height": desk.height,
+            "state_root": desk.state_root.hex(),
+            "time_ms": desk.time_ms,
+            "settled": state.settled,
+            "projects": counts,
+        }
 
 
 def _block_events(before: Json, now: Json) -> Iterator[tuple[str, Json]]:
@@ -171,8 +176,7 @@ class LiveFeed:
         """None: there is nothing to label."""
         if not self._state.open or not self._labels:
             return None
-        since = unix_time_ms() - MINUTE_MS
-        before = [labels for at, labels in self._labels if at < since] or [self._labels[0][1]]
+        before = [labels for at, labels in self._labels if at < unix_time_ms() - MINUTE_MS] or [self._labels[0][1]]
         return self._state.annotations - before[-1]
 
     @property

@@ -172,15 +172,26 @@ class _CountedFile(BufferedRandom):
 
 
 def _network_stats(state: CurationState, height: int, root: bytes) -> Json:
-    counted = {"annotators": state.annotators_count, "annotations": state.annotations, "settled": state.settled}
-    projects = [_project_view(state, key) for key in state.open]
-    return {"height": height, "state_root": root.hex(), **counted, "projects": projects}
+    return {
+        "height": height,
+        "state_root": root.hex(),
+        "annotators": state.annotators_count,
+        "annotations": state.annotations,
+        "settled": state.settled,
+        "projects": [_project_view(state, key) for key in state.open],
+    }
 
 
 def _project_view(state: CurationState, key: bytes) -> Json:
     row = state.projects[key]
     alpha = project_alpha(state, key)
-    counts: Json = {"tasks": row.tasks, "settled": row.settled, "review": row.review}
-    # The nearest float of a fraction is the same at every peer.
-    agreed = {"alpha": None if alpha is None else round(float(alpha), 4)}
-    return {"project": key.hex(), "name": row.spec.name, "kind": row.spec.kind.value, **counts, **agreed}
+    return {
+        "project": key.hex(),
+        "name": row.spec.name,
+        "kind": row.spec.kind.value,
+        "tasks": row.tasks,
+        "settled": row.settled,
+        "review": row.review,
+        # The nearest float of a fraction is the same at every peer.
+        "alpha": None if alpha is None else round(float(alpha), 4),
+    }

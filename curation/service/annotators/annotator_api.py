@@ -85,8 +85,6 @@ class AnnotationReceipt:
 
 
 class AnnotatorApi:
-    """The calls of annotators."""
-
     def __init__(
         self,
         desk: ServiceContext,
@@ -334,8 +332,12 @@ class AnnotatorApi:
         if row is None or row.commitment is None:
             raise HttpProblem("not-found", "no such annotation is decided")
         task = state.tasks[task_id(row.project, row.number)]
-        body: Json = {"annotation": annotation.hex(), "state": row.state.value, "height": row.height}
-        return body | {"label": None if task.label is None else list(task.label)}
+        return {
+            "annotation": annotation.hex(),
+            "state": row.state.value,
+            "height": row.height,
+            "label": None if task.label is None else list(task.label),
+        }
 
     async def guidelines(self, project: bytes) -> TextReply:
         found = self._state.projects.get_record(project)

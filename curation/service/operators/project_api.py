@@ -224,9 +224,13 @@ class ProjectApi:
     def _view(self, project: bytes) -> Json:
         row = self._row(project)
         asked, members = row.spec, self._desk.state.module_state(MembersState)
-        more = {"options": list(asked.options), "many": asked.many, "items": asked.items, "price": asked.price}
-        is_mine = members.current_key(row.author) == self._desk.me
-        return asdict(self._founding.project_view(project)) | more | {"is_mine": is_mine}
+        return asdict(self._founding.project_view(project)) | {
+            "options": list(asked.options),
+            "many": asked.many,
+            "items": asked.items,
+            "price": asked.price,
+            "is_mine": members.current_key(row.author) == self._desk.me,
+        }
 
 
 def _notes(notes: Sequence[str]) -> Json:
