@@ -216,8 +216,11 @@ def _problem(problem: HttpProblem, problem_statuses: Mapping[str, int]) -> web.R
 
 
 def _refusal(status: int, code: str, detail: str) -> web.Response:
-    body = {"title": code.replace("-", " "), "status": status, "code": code, "detail": detail}
-    return web.json_response(body, status=status, content_type="application/problem+json")
+    return web.json_response(
+        {"title": code.replace("-", " "), "status": status, "code": code, "detail": detail},
+        status=status,
+        content_type="application/problem+json",
+    )
 
 
 async def _expect(request: web.Request) -> None:

@@ -207,8 +207,13 @@ class AnnotatorApi:
             if task is None:
                 continue  # its page is on the way, or nowhere: others have their turn meanwhile
             asked = project.spec
-            body: Json = {"assignment": assignment.hex(), "task": task_id(row.project, row.number).hex()}
-            body |= {"project": row.project.hex(), "name": asked.name, "kind": asked.kind.value}
+            body: Json = {
+                "assignment": assignment.hex(),
+                "task": task_id(row.project, row.number).hex(),
+                "project": row.project.hex(),
+                "name": asked.name,
+                "kind": asked.kind.value,
+            }
             if task.items:
                 body["items"] = list(task.items)
             if task.text or not task.items:

@@ -190,9 +190,12 @@ class ProjectApi:
             {"text": task.text, "items": list(task.items), "suggestion": task.suggestion, "gold": gold}
             for task, gold in given[:PREVIEW_TASKS_MAX]
         ]
-        count = 0 if problems else len(given)
-        items = len(given[0].task.items) if given else 0
-        found = {"count": count, "items": items, "preview": shown, "problems": problems}
+        found = {
+            "count": 0 if problems else len(given),
+            "items": len(given[0].task.items) if given else 0,
+            "preview": shown,
+            "problems": problems,
+        }
         return found | ({"already": before} if before else {}) | _notes(notes)
 
     async def redact_task(self, operator: str, project: bytes, task: int, reason: str) -> Json:

@@ -166,9 +166,12 @@ class _ReviewScan:
 
     def _vote(self, vote: Assignment) -> Json:
         person: Annotator | None = self._state.annotators.get_record(vote.annotator)
-        answer = None if vote.answer is None else list(vote.answer)
-        name = person.name if person else ""
-        said = {"annotator": vote.annotator.hex(), "name": name, "state": vote.state.value, "answer": answer}
+        said = {
+            "annotator": vote.annotator.hex(),
+            "name": person.name if person else "",
+            "state": vote.state.value,
+            "answer": None if vote.answer is None else list(vote.answer),
+        }
         return said | {"reason": vote.reason} if vote.state is AssignmentState.SKIPPED else said
 
     def fits(self, shown: Json, search: str, label: int | None, annotator: str) -> bool:
