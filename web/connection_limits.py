@@ -56,9 +56,6 @@ class ConnectionSlots:
         self._of_host = max(1, self._most // HOST_SHARE_DIVISOR)
         self._open: dict[ConnectionSlot, None] = {}  # the oldest first
 
-    def __len__(self) -> int:
-        return len(self._open)
-
     def acquire_slot(self, host: str, close: Callable[[], object]) -> ConnectionSlot:
         """Another connection is closed where there are too many."""
         hosts = Counter(place.host for place in self._open)

@@ -48,9 +48,6 @@ class FairTable(Generic[K, V]):
         self._values: dict[K, tuple[object, V]] = {}
         self._owned: dict[object, OrderedDict[K, None]] = {}
 
-    def __contains__(self, key: K) -> bool:
-        return key in self._values
-
     def get(self, key: K) -> V | None:
         found = self._values.get(key)
         return None if found is None else found[1]
@@ -60,7 +57,8 @@ class FairTable(Generic[K, V]):
         if len(own) >= self._of_owner_max:
             self.pop(next(iter(own)))
         elif len(self._values) >= self._entries_max:
-            self.pop(next(iter(max(self._owned.values(), key=len))))
+            most = max(self._owned.values(), key=len)
+            self.pop(next(iter(most)))
         self._values[key] = owner, value
         self._owned.setdefault(owner, OrderedDict())[key] = None
 

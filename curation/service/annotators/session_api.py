@@ -259,7 +259,7 @@ class SessionApi:
         return self._desk.time_ms + int(1_000 * self._desk.seconds_since_block)
 
     def is_annotator(self, token: str) -> bool:
-        return token in self._sessions
+        return self._sessions.get(token) is not None
 
     def require_session(self, token: str) -> AnnotatorSession:
         """The session of this token. Raises `HttpProblem` if there is none, or its annotator lost its place."""
