@@ -16,6 +16,7 @@ from features.text_tables import Column, TextTable, pluralize
 from protocol.errors import UserError
 
 SHORT = 8
+FORMATS = ("jsonl", "csv", "label-studio", "preferences")
 ENDINGS = {"csv": "csv", "label-studio": "json"}  # of files of other formats than JSONL
 ACTIONS = ("import", "export", "verify", "pause", "open", "close", "stop", "review", "redact")
 
@@ -106,7 +107,7 @@ async def projects(asked: CommandContext[CurationRpc]) -> tuple[ProjectView, ...
     Argument(
         "--format",
         default="jsonl",
-        choices=("jsonl", "csv", "label-studio", "preferences"),
+        choices=FORMATS,
         help="of `tasks export`: jsonl, csv, label-studio or preferences",
     ),
     Argument("-o", "--output", default="", metavar="FILE", help="of `tasks export`: a new file (default: named by the project)"),
