@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from typing import Final
 
-from curation.demo.simulated_annotators import ServingPeerClient, SimulatedAnnotator
+from curation.simulated_annotators import ServingPeerClient, SimulatedAnnotator
 from protocol.identity import Identity
 
 PEOPLE: Final = 3
