@@ -36,7 +36,7 @@ from benchmarks.verdicts import conclude, verdict
 from peer import features
 from protocol import codec
 from rlhf.data.preference_sets import PreferencePair
-from rlhf.data.tokenized_pairs import tokenize_pairs
+from rlhf.data.tokenized_records import tokenize_pairs
 from rlhf.objectives.job_presets import PPO_JOB, REWARD_JOB
 from rlhf.objectives.ppo import PpoSettings, RolloutDeclaration
 from rlhf.objectives.reward_model import MEAN_REWARD, REWARD_NAMES, MeanRewardSettings, TrainableParameters

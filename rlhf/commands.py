@@ -209,7 +209,7 @@ async def _trace(asked: CommandContext[RlhfRpc], pair: str, folder: str, is_json
     if folder:  # without a peer, and in a process of its own: it checks the whole export
         run = import_object("peer.commands.module_subprocess:run_module")
         found = json.loads(
-            await run("peer.export.export_query", "rlhf.api.exported_pair_trace:ExportedPairTrace", _absolute(folder), pair)
+            await run("peer.export.export_query", "rlhf.api.pair_trace:ExportedPairTrace", _absolute(folder), pair)
         )
         traced = PairTraceView(**found | {"draws": tuple(PairDrawView(**draw) for draw in found["draws"])})
     else:

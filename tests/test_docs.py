@@ -59,10 +59,9 @@ from protocol.identity import Identity, Signed, peer_id, sign_message, signing_p
 from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, Timeout, TimeoutCertificate, TimeoutEnvelope, Transaction
 from protocol.name_validation import REFUSED_CHARACTERS
 from protocol.verdicts import OBJECTIVE_CODES_FIRST, OBJECTIVE_CODES_MAX, ReplayFinding, Verdict
-from rlhf.data import prompt_sampling, rollouts, tokenized_pairs, tokenized_responses
-from rlhf.data.pair_sampling import draw_pairs, draw_pairs_by_epoch
+from rlhf.data import prompt_sampling, rollouts, tokenized_records
 from rlhf.data.preference_sets import PreferencePair
-from rlhf.data.tokenized_responses import InstructionExample
+from rlhf.data.tokenized_records import InstructionExample, draw_pairs, draw_pairs_by_epoch
 from rlhf.ledger import preference_set_attestation, tuning_plans
 from rlhf.ledger.rlhf_module import RlhfState
 from rlhf.objectives.kl_controller import KlControllerState
@@ -428,14 +427,14 @@ def of_rlhf() -> dict[str, str]:
     some = [PreferencePair(number.to_bytes(8, "big"), text, "yes", "no", 1_000) for number, text in enumerate(texts)]
     set_ = JobSpec(name="reward", objective="reward", data=bytes(32), held_out_permille=0)
     asked = prompt_sampling.draw_prompts(
-        place, 4, prompt_sampling.PreferenceSetPrompts(tokenized_pairs.tokenize_pairs(set_, some, ByteTokenizer()), 6)
+        place, 4, prompt_sampling.PreferenceSetPrompts(tokenized_records.tokenize_pairs(set_, some, ByteTokenizer()), 6)
     )
     features.register_features()
     given = [InstructionExample(b"1", "ab", "xy"), InstructionExample(b"2", "c", "z\n")]
-    of_given = tokenized_responses.tokenize_responses(
+    of_given = tokenized_records.tokenize_responses(
         dataclasses.replace(set_, objective="instruct", objective_settings=encode(InstructTerms())), given, ByteTokenizer()
     )
-    numbers = tokenized_responses.response_batch(of_given.train, of_given.train_split, np.array([0, 1]))
+    numbers = tokenized_records.response_batch(of_given.train, of_given.train_split, np.array([0, 1]))
     learned = [bytes(array.astype(np.uint8).ravel()).hex() for array in numbers]
     step = (hashlib.sha256(b"job").digest(), 2, SIGNER.public, 3)
     return {

@@ -20,8 +20,9 @@ from ledger.jobs import Job, JobPhase, QueuedJob, job_id
 from ledger.network_governance import NetworkState
 from protocol.errors import StorageError, UserError
 from protocol.sampling import SamplingOptions
+from rlhf.api.pair_trace import jobs_with_preferences, trace_pair
 from rlhf.api.preference_source import describe_preference_source
-from rlhf.api.training_lineage import jobs_with_preferences
+from rlhf.api.supervised_jobs import TruncationSide
 from rlhf.api.tuning_plan_builder import BuiltPlan, TuningPlanBuilder, pack_word_file
 from rlhf.data.decided_comparisons import NO_PROJECT
 from rlhf.data.preference_set_statistics import CONTRADICTORY, IDENTICAL, PAIRS, WORD_COUNT
@@ -37,8 +38,6 @@ from rlhf.objectives.ppo import MODULE, PpoSettings
 from rlhf.objectives.registry import PAIR_OBJECTIVES
 from rlhf.objectives.supervised_objectives import DPO, INSTRUCT, NATS
 from rlhf.pair_accuracy import PairAccuracy
-from rlhf.pair_trace import trace_pair
-from rlhf.record_preparation import TruncationSide
 from rlhf.rpc import FINISHED, MEASURING, CompareView, PairTraceView, PolicyMetricsView, RlhfRpc, RlhfView, StageView
 from rlhf.services.preference_derivation import derive_pairs
 from training import text_stream, worker_protocol

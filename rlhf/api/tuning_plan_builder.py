@@ -17,9 +17,18 @@ from features.text_tables import pluralize
 from ledger.jobs import ModelReference
 from protocol import codec
 from protocol.errors import UserError
-from rlhf.api.supervised_jobs import attach_set, build_supervised_spec, default_stop_token, load_job_tokenizer, tokenize_set
+from rlhf.api.supervised_jobs import (
+    TruncationSide,
+    attach_set,
+    build_supervised_spec,
+    count_stop_texts,
+    default_stop_token,
+    load_job_tokenizer,
+    prepare_records,
+    tokenize_set,
+)
 from rlhf.api.supervised_jobs import parse_objective_overrides as parsed_terms
-from rlhf.data import preference_sets, tokenized_pairs
+from rlhf.data import preference_sets, tokenized_records
 from rlhf.data.jsonl import InvalidLines
 from rlhf.data.preference_sets import PreferencePair
 from rlhf.ledger import tuning_plans
@@ -31,7 +40,6 @@ from rlhf.objectives.reward_model import MEAN, MEAN_REWARD, REWARDS, RewardModel
 from rlhf.objectives.rule_rewards import RULES
 from rlhf.objectives.supervised_objectives import DPO
 from rlhf.pair_accuracy import can_beat_chance
-from rlhf.record_preparation import TruncationSide, count_stop_texts, prepare_records
 from storage.regular_files import read_regular
 from training.api.initial_model import initial_model_from_job, resolve_base_job
 from training.api.job_builder import byzantine_trainers_max
@@ -143,7 +151,7 @@ class TuningPlanBuilder:
         found, counts = prepare_records(file, spec, read, load_job_tokenizer(self.peer, spec), misfits, self.truncate)
         return found, file, counts
 
-    def _policy(self, reward: str, learned: tokenized_pairs.TokenizedPairs | None = None) -> JobSpec:
+    def _policy(self, reward: str, learned: tokenized_records.TokenizedPairs | None = None) -> JobSpec:
         """Makes the blob of the listed words. What learns from the pairs is left open."""
         name, liars = self.name or "ppo", byzantine_trainers_max(self.peer, ROLE)
         if not self.base:
@@ -182,7 +190,7 @@ class TuningPlanBuilder:
             self.peer.blobs.add_bytes(self.blocklist)
         return spec
 
-    def _prompt_problem(self, own: PpoSettings, before: JobSpec, learned: tokenized_pairs.TokenizedPairs | None) -> str:
+    def _prompt_problem(self, own: PpoSettings, before: JobSpec, learned: tokenized_records.TokenizedPairs | None) -> str:
         if own.prompts is PromptSourceKind.SET and learned is not None and len(learned.prompts) < 2:
             return "no pair that is trained on has a prompt: `--set prompts=text` takes windows of the base's text instead"
         if own.prompts is PromptSourceKind.TEXT and before.data is None:
@@ -190,7 +198,7 @@ class TuningPlanBuilder:
         return ""
 
 
-def _require_measurable(learned: tokenized_pairs.TokenizedPairs) -> None:
+def _require_measurable(learned: tokenized_records.TokenizedPairs) -> None:
     """`UserError` where so few pairs are held out that no reward model could be told from chance."""
     decided = int((learned.held_out_split.p != 0.5).sum())
     if not can_beat_chance(decided):
@@ -237,7 +245,7 @@ def _read(file: str, misfits: InvalidLines) -> list[PreferencePair]:
         raise UserError(f"--preferences {text_files.printable_path(file)} cannot be read: {error.strerror}") from None
 
 
-def _of_set(learned: tokenized_pairs.TokenizedPairs, base: JobSpec, own: PpoSettings) -> dict[str, Any]:
+def _of_set(learned: tokenized_records.TokenizedPairs, base: JobSpec, own: PpoSettings) -> dict[str, Any]:
     """What is said of prompts where a reward model learns from pairs, unless somebody sets something else."""
     longest = int(np.diff(learned.prompts).max(initial=1))
     return {"prompts": PromptSourceKind.SET, "prompt_tokens": max(1, min(longest, base.model.context - own.response_tokens))}
@@ -255,7 +263,7 @@ def pack_word_file(file: str) -> bytes:
 
 def _require_prompt(trained: list[PreferencePair], listed: bytes) -> None:
     """`UserError` where the list blocks every prompt that could be drawn, as far as some of them tell."""
-    texts, known = tokenized_pairs.prompt_texts(trained)[:PROMPTS_CHECKED_MAX], blocklist.Blocklist(listed)
+    texts, known = tokenized_records.prompt_texts(trained)[:PROMPTS_CHECKED_MAX], blocklist.Blocklist(listed)
     if texts and all(known.blocks_text(text.encode()) for text in texts):
         raise UserError(
             f"--blocklist blocks each of {pluralize(len(texts), 'prompt')} that were looked at: nothing would be answered"

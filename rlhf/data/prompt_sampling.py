@@ -10,7 +10,7 @@ import numpy as np
 
 from rlhf.data import rollouts
 from rlhf.data.rollouts import RolloutId, TokenIds
-from rlhf.data.tokenized_pairs import TokenizedPairs
+from rlhf.data.tokenized_records import TokenizedPairs
 from training.data.token_sequences import TokenArray
 
 DRAWS_MAX: Final = 16  # for one response: only where nearly every prompt is blocked, none is found in as many

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from rlhf.data.preference_sets import PreferencePair
-from rlhf.data.tokenized_pairs import open_preference_set
-from rlhf.data.tokenized_responses import InstructionExample, TokenizedResponses, tokenize_responses
+from rlhf.data.tokenized_records import InstructionExample, TokenizedResponses, open_preference_set, tokenize_responses
 from rlhf.objectives.supervised_objectives import DPO, INSTRUCT
 from training.data.tokenizer import Tokenizer
 from training.job_spec import JobSpec

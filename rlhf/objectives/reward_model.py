@@ -35,7 +35,7 @@ class RewardModelObjective(Objective):
     role = ROLE
     reads_text = False  # a set of preferences, which all trainers share
     makes_text = False
-    data_reader = "rlhf.data.tokenized_pairs:open_pairs"
+    data_reader = "rlhf.data.tokenized_records:open_pairs"
     data_origin = "rlhf.ledger.rlhf_module:preference_set_origin"
     data_exported = "rlhf.ledger.rlhf_module:is_exported"
     loss_unit = "nats/pair"
@@ -64,21 +64,21 @@ class RewardModelObjective(Objective):
         self, job: JobSpecProtocol, step: InnerStep, count: int, data: TokenizedText, declaration: Declaration | None = None
     ) -> npt.NDArray[np.int64]:
         """The numbers of pairs."""
-        from rlhf.data.tokenized_pairs import TokenizedPairs
+        from rlhf.data.tokenized_records import TokenizedPairs
 
         assert isinstance(data, TokenizedPairs)
         return self.draw_example_numbers(job, step, count, len(data.train_split))
 
     def draw_example_numbers(self, job: JobSpecProtocol, step: InnerStep, count: int, pairs: int) -> npt.NDArray[np.int64]:
         """`draw_examples`, of so many pairs."""
-        from rlhf.data.pair_sampling import draw_pairs
+        from rlhf.data.tokenized_records import draw_pairs
 
         return draw_pairs(*step.place, count=count, pairs=pairs, seed=job.seed)
 
     def batch_arrays(
         self, job: JobSpecProtocol, drawn: npt.NDArray[np.int64], data: TokenizedText, declaration: Declaration | None = None
     ) -> tuple[npt.NDArray[Any], ...]:
-        from rlhf.data.tokenized_pairs import TokenizedPairs, pair_batch
+        from rlhf.data.tokenized_records import TokenizedPairs, pair_batch
 
         assert isinstance(data, TokenizedPairs)
         return pair_batch(data.train, data.train_split, drawn)
@@ -115,7 +115,7 @@ class MeanRewardObjective(RewardModelObjective):
 
     def draw_example_numbers(self, job: JobSpecProtocol, step: InnerStep, count: int, pairs: int) -> npt.NDArray[np.int64]:
         """A pair that comes twice while others have not come teaches its noise (docs/log.md)."""
-        from rlhf.data.pair_sampling import draw_pairs_by_epoch
+        from rlhf.data.tokenized_records import draw_pairs_by_epoch
 
         return draw_pairs_by_epoch(*step.place, steps=job.local_steps, count=count, pairs=pairs, seed=job.seed)
 

@@ -77,14 +77,14 @@ class SupervisedObjective(Objective):
         self, job: JobSpecProtocol, step: InnerStep, count: int, data: TokenizedText, declaration: Declaration | None = None
     ) -> npt.NDArray[np.int64]:
         """The numbers of records."""
-        from rlhf.data.tokenized_responses import TokenizedResponses
+        from rlhf.data.tokenized_records import TokenizedResponses
 
         assert isinstance(data, TokenizedResponses)
         return self.draw_example_numbers(job, step, count, len(data.train_split))
 
     def draw_example_numbers(self, job: JobSpecProtocol, step: InnerStep, count: int, records: int) -> npt.NDArray[np.int64]:
         """`draw_examples`, of so many records."""
-        from rlhf.data.pair_sampling import draw_pairs
+        from rlhf.data.tokenized_records import draw_pairs
 
         return draw_pairs(*step.place, count=count, pairs=records, seed=job.seed)
 
@@ -105,7 +105,7 @@ class InstructObjective(SupervisedObjective):
         """
         import numpy as np
 
-        from rlhf.data.tokenized_responses import TokenizedResponses, response_batch
+        from rlhf.data.tokenized_records import TokenizedResponses, response_batch
 
         assert isinstance(data, TokenizedResponses)
         tokens = np.full(len(drawn), data.train_split.tokens_mean, dtype=np.float32)
@@ -133,7 +133,7 @@ class DpoObjective(SupervisedObjective):
     def batch_arrays(
         self, job: JobSpecProtocol, drawn: npt.NDArray[np.int64], data: TokenizedText, declaration: Declaration | None = None
     ) -> tuple[npt.NDArray[Any], ...]:
-        from rlhf.data.tokenized_responses import TokenizedResponses, dpo_batch
+        from rlhf.data.tokenized_records import TokenizedResponses, dpo_batch
 
         assert isinstance(data, TokenizedResponses)
         return dpo_batch(data, drawn, is_held_out=False)

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlhf.data import rollouts, word_count_baseline
+from rlhf.data import preference_set_statistics, rollouts
 from rlhf.data.preference_sets import PreferencePair, decode_records, split_held_out
 from rlhf.data.rollouts import RolloutId, is_finished
-from rlhf.data.tokenized_pairs import open_pairs
+from rlhf.data.tokenized_records import open_pairs
 from rlhf.objectives.pair_metrics import ACCURACY
 from rlhf.objectives.ppo import PPO, PpoSettings
 from rlhf.objectives.registry import OBJECTIVES
@@ -53,7 +53,7 @@ class PolicyMetrics:
     kl: float  # nats
     score: float
     pair_accuracy: float | None  # of the held-out pairs, in which the better response scores higher
-    linear_accuracy: float | None  # the same of `rlhf.data.word_count_baseline`, which learned from the same pairs
+    linear_accuracy: float | None  # the same of `rlhf.data.preference_set_statistics`, which learned from the same pairs
 
 
 def evaluate_policy(
@@ -76,7 +76,9 @@ def evaluate_policy(
         kl=kl,
         score=score,
         pair_accuracy=figures_of_reward(_model(of_reward, scores), of_reward, learned, _quietly).get(ACCURACY),
-        linear_accuracy=word_count_baseline.pair_accuracy(word_count_baseline.fit_best(trained), held_out),
+        linear_accuracy=preference_set_statistics.word_count_accuracy(
+            preference_set_statistics.fit_word_counts(trained), held_out
+        ),
     )
     said = [[_text(tokenizer, row, own.stop_token) for row in rows] for rows in (prompts_BP.tolist(), ours, theirs)]
     return figures, [dict(zip(("prompt", "policy", "reference"), row, strict=True)) for row in zip(*said, strict=True)]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlhf.data import prompt_sampling, rollouts
 from rlhf.data.rollouts import RolloutId, TokenIds, is_finished
-from rlhf.data.tokenized_pairs import TokenizedPairs
+from rlhf.data.tokenized_records import TokenizedPairs
 from rlhf.moderation import blocklist
 from rlhf.moderation.blocklist import Blocklist
 from rlhf.objectives import response_statistics

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlhf.calibration import calibration_error
 from rlhf.data.preference_set_statistics import PAIRS
-from rlhf.data.tokenized_pairs import TokenizedPairs, pair_batch
+from rlhf.data.tokenized_records import TokenizedPairs, pair_batch
 from rlhf.objectives.pair_metrics import ACCURACY, CALIBRATION
 from rlhf.objectives.reward_model import MEAN_REWARD, SCORE_HEAD
 from rlhf.pair_accuracy import MEASURED_PAIRS_MAX

@@ -75,7 +75,7 @@ class PreferenceDatasetBuilder:
 
     async def _build_set(self, key: bytes, claim: PreferenceSetClaim) -> bytes | None:
         """The set that this peer derives; None if there is none. One that others can be asked for by its name is kept."""
-        from rlhf.data.tokenized_pairs import preference_set_manifest
+        from rlhf.data.tokenized_records import preference_set_manifest
         from rlhf.services.preference_derivation import derive_pairs
 
         pairs = await derive_pairs(self._desk, claim.source, lambda: key in self._due(), self._threads)

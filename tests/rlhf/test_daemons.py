@@ -30,7 +30,7 @@ from protocol.api import JobView, TrainRequest
 from protocol.errors import UserError
 from protocol.identity import Identity, peer_id
 from protocol.sampling import SamplingOptions
-from rlhf.api.exported_pair_trace import ExportedPairTrace
+from rlhf.api.pair_trace import ExportedPairTrace
 from rlhf.rpc import RlhfView, StageView
 from tests.peer.processes import LATE, Daemon, children, daemons
 from tests.waiting import patience

@@ -22,12 +22,12 @@ from peer import features
 from peer.daemon import restart_policy
 from protocol import codec
 from protocol.errors import MissingBlobError, UserError
+from rlhf.api.pair_trace import read_preference_set
 from rlhf.data.preference_sets import PreferencePair, encode_records
-from rlhf.data.tokenized_pairs import preference_set_manifest
+from rlhf.data.tokenized_records import preference_set_manifest
 from rlhf.ledger import tuning_plans
 from rlhf.ledger.preference_set_attestation import AttestPreferenceSet, PreferenceSetSource
 from rlhf.ledger.rlhf_module import RlhfState, outdated_sets, sets_in_use
-from rlhf.pair_trace import read_preference_set
 from rlhf.services import preference_dataset_builder, preference_derivation
 from rlhf.services.preference_dataset_builder import PreferenceDatasetBuilder
 from tests.ledger.world import PEOPLE

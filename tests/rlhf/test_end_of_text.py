@@ -16,7 +16,7 @@ from peer.export.model_provenance import ExportableModel
 from protocol import codec
 from protocol.sampling import SamplingOptions
 from rlhf.data.preference_sets import PreferencePair
-from rlhf.data.tokenized_responses import InstructionExample, tokenize_responses
+from rlhf.data.tokenized_records import InstructionExample, tokenize_responses
 from rlhf.objectives.response_reader import open_responses
 from rlhf.objectives.supervised_objectives import DpoTerms, InstructTerms
 from tests.rlhf.seat import JOB, TRAINER, write

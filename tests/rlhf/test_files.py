@@ -12,12 +12,12 @@ import pytest
 from peer import features
 from protocol import codec
 from protocol.errors import UserError
+from rlhf.api.supervised_jobs import TruncationSide, count_stop_texts, prepare_records
 from rlhf.data.jsonl import MISFITS_NAMED_MAX, InvalidLines, read_records
 from rlhf.data.preference_sets import PreferencePair, read_preference_file, split_held_out
-from rlhf.data.tokenized_responses import read_examples, tokenize_responses
+from rlhf.data.tokenized_records import read_examples, tokenize_responses
 from rlhf.objectives.reward_model import REWARD
 from rlhf.objectives.supervised_objectives import DpoTerms, InstructTerms
-from rlhf.record_preparation import TruncationSide, count_stop_texts, prepare_records
 from tests.rlhf.test_supervised import OF
 from training.data.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer, train_bpe
 from training.job_spec import JobSpec, PreparationCounts

@@ -18,7 +18,7 @@ from protocol import codec
 from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
 from protocol.verdicts import Verdict, verdict_label
-from rlhf.data import rollouts, tokenized_pairs
+from rlhf.data import rollouts, tokenized_records
 from rlhf.data.preference_sets import PreferencePair, encode_records, split_held_out
 from rlhf.data.prompt_sampling import PreferenceSetPrompts, draw_prompts
 from rlhf.data.rollouts import RolloutId, TokenIds
@@ -67,7 +67,7 @@ def some_pairs() -> list[PreferencePair]:
 
 def test_prompts_are_those_of_the_pairs_that_are_trained_on_each_once_and_their_ends() -> None:
     trained = dict.fromkeys(pair.prompt for pair in split_held_out(some_pairs(), 300)[0] if pair.prompt)
-    source = PreferenceSetPrompts(tokenized_pairs.tokenize_pairs(REWARD, some_pairs(), ByteTokenizer()), 12)
+    source = PreferenceSetPrompts(tokenized_records.tokenize_pairs(REWARD, some_pairs(), ByteTokenizer()), 12)
     assert 1 < len(trained) < 20, "some are held out"
     assert [bytes(source.prompt_at(number)).decode() for number in range(len(source))] == list(trained)
     asked = draw_prompts(PLACE, 1_000, source)
@@ -201,7 +201,7 @@ def test_a_job_whose_prompts_cannot_be_is_told_why(own: dict[str, object], other
 
 
 def test_no_prompt_has_a_listed_word_neither_whole_nor_as_it_is_taken() -> None:
-    source = PreferenceSetPrompts(tokenized_pairs.tokenize_pairs(REWARD, some_pairs(), ByteTokenizer()), 12)
+    source = PreferenceSetPrompts(tokenized_records.tokenize_pairs(REWARD, some_pairs(), ByteTokenizer()), 12)
     texts = {bytes(source.prompt_at(number)).decode() for number in range(len(source))}
 
     def asked(*blocked: str) -> set[str]:

@@ -21,9 +21,9 @@ from protocol.blob_digest import blob_digest
 from protocol.errors import StorageError, UserError
 from protocol.verdicts import Verdict
 from rlhf.api.supervised_jobs import attach_set
-from rlhf.data import tokenized_pairs
+from rlhf.data import tokenized_records
 from rlhf.data.preference_sets import PromptRecord
-from rlhf.data.tokenized_responses import InstructionExample, read_examples, response_batch, tokenize_responses
+from rlhf.data.tokenized_records import InstructionExample, read_examples, response_batch, tokenize_responses
 from rlhf.objectives.response_reader import open_responses
 from rlhf.objectives.supervised_objectives import NATS, DpoTerms, InstructTerms
 from tests.rlhf.seat import JOB, TRAINER, Seat, write
@@ -194,7 +194,7 @@ def test_without_a_number_of_rounds_a_job_goes_over_its_set_so_many_times(object
     members = {bytes([number]) * 32: SimpleNamespace(roles=(spec.resolved_objective.role,)) for number in range(2)}
     state = SimpleNamespace(members=SimpleNamespace(members=members))
     peer: Any = SimpleNamespace(state=state, blobs=SimpleNamespace(add_bytes=blob_digest))
-    tokenize = tokenized_pairs.tokenize_pairs if objective == "reward" else tokenize_responses
+    tokenize = tokenized_records.tokenize_pairs if objective == "reward" else tokenize_responses
     tokens: Any = tokenize(spec, records, ByteTokenizer())
     made, manifest = attach_set(peer, spec, records, tokens, None, epochs=3)
     a_round = 2 * spec.local_steps * spec.batch  # records, of two trainers

@@ -7,10 +7,10 @@ import pytest
 from peer import features
 from protocol.errors import UserError
 from protocol.identity import peer_id
-from rlhf import pair_trace
+from rlhf.api import pair_trace
+from rlhf.api.pair_trace import RoundTrainers, find_pair, iter_pair_draws
 from rlhf.data.preference_sets import PreferencePair, split_held_out
-from rlhf.data.tokenized_pairs import tokenize_pairs
-from rlhf.pair_trace import RoundTrainers, find_pair, iter_pair_draws
+from rlhf.data.tokenized_records import tokenize_pairs
 from tests.rlhf.seat import JOB
 from tests.rlhf.test_reward import MEAN, SPEC
 from training.data.tokenizer import ByteTokenizer

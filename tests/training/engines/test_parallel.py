@@ -21,7 +21,7 @@ from peer.worker.supervisor import WorkerSupervisor
 from protocol import codec
 from protocol.errors import UserError
 from protocol.verdicts import Verdict
-from rlhf.data import tokenized_pairs
+from rlhf.data import tokenized_records
 from rlhf.objectives.ppo import PPO
 from rlhf.objectives.reward_model import MEAN_REWARD, SCORE_HEAD, MeanRewardSettings
 from tests.rlhf.test_reward import SPEC as REWARD
@@ -145,7 +145,7 @@ def test_a_reward_models_head_is_trained_as_by_one_process_and_an_output_layer_w
 ) -> None:
     features.register_features()
     spec = replace(REWARD, model=replace(REWARD.model, tied=False), audit=AuditMode.FULL)
-    found, tokenizer = tokenized_pairs.tokenize_pairs(spec, some_pairs(), ByteTokenizer()), ByteTokenizer()
+    found, tokenizer = tokenized_records.tokenize_pairs(spec, some_pairs(), ByteTokenizer()), ByteTokenizer()
     engines = engine_in(crew, text, spec, parallel, found), TorchEngine(spec, found, tokenizer)
     deltas = [engine.local_steps(initial_parameters(spec), JOB, 0, TRAINER)[0] for engine in engines]
     assert difference(*deltas) < 1e-4 and layout_of(spec).tensor_views(deltas[0])[SCORE_HEAD].any()

@@ -6,16 +6,25 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from features.export_query import ExportedSets
 from features.text_tables import pluralize
+from ledger.jobs import JobsState
+from ledger.ledger_state import StateTransition
+from ledger.network_governance import NetworkState
 from protocol.errors import UserError
 from protocol.identity import peer_id
 from protocol.limits import DATA_SHARD_BYTES
+from protocol.verdicts import ABSENT
 from rlhf.data.preference_sets import PreferencePair, decode_records, split_held_out
-from rlhf.data.tokenized_pairs import record_label
+from rlhf.data.tokenized_records import record_label
 from rlhf.ledger.preference_set_attestation import AttestedPreferenceSet
+from rlhf.ledger.rlhf_module import RlhfState
+from rlhf.objectives.ppo import MODULE
+from rlhf.objectives.registry import PAIR_OBJECTIVES
 from rlhf.objectives.reward_model import RewardModelObjective
 from rlhf.objectives.supervised_objectives import DpoObjective
 from rlhf.rpc import PairDrawView, PairTraceView
+from storage.ledger_store import LedgerStore
 from training.corpus import read_manifest
 from training.job_spec import JobSpec
 from training.objectives.objective import InnerStep
@@ -102,3 +111,51 @@ def iter_pair_draws(
                         hits.append((at.number, trainer, step, at.trainers[trainer]))
     for number, trainer, step, accepted in sorted(hits):
         yield PairDrawView(job.hex(), number, peer_id(trainer), step, accepted)
+
+
+ACCEPTED = "accept"  # among the verdicts of a round that is stored
+
+
+def jobs_with_preferences(jobs: JobsState, store: LedgerStore) -> Iterator[TracedJob]:
+    """In the order in which they were started."""
+    for key, job in sorted(jobs.jobs.items(), key=lambda item: item[1].started_height):
+        spec = JobSpec.decode(job.spec)
+        if spec.objective in PAIR_OBJECTIVES:
+            rounds = [found for number in range(job.round) if (found := _round(store, key, number)) is not None]
+            yield TracedJob(key, spec, rounds, job.round - len(rounds))
+
+
+def _round(store: LedgerStore, job: bytes, number: int) -> RoundTrainers | None:
+    closed = store.closed_round(job, number)
+    if closed is None:
+        return None
+    return RoundTrainers(number, {trainer: said == ACCEPTED for trainer, said in closed.verdicts.items() if said != ABSENT})
+
+
+@dataclass
+class ExportedPairTrace:
+    """A question to an export (`peer.export.export_query`)."""
+
+    pair: str
+    jobs: dict[bytes, TracedJob] = field(default_factory=dict)
+    sets: dict[bytes, AttestedPreferenceSet] = field(default_factory=dict)
+
+    def observe_block(self, transition: StateTransition) -> None:
+        state = transition.state
+        for job in transition.started_jobs:
+            spec = JobSpec.decode(state.jobs.jobs[job].spec)
+            if spec.objective in PAIR_OBJECTIVES:
+                self.jobs[job] = TracedJob(job, spec)
+        for closed in transition.closed_rounds:
+            if closed.job in self.jobs:
+                judged = dict.fromkeys(closed.outcome.accepted, True) | dict.fromkeys(closed.outcome.rejected, False)
+                self.jobs[closed.job].rounds.append(RoundTrainers(closed.round, judged))
+        if state.module_state(NetworkState).module_version(MODULE):
+            self.sets.update(state.module_state(RlhfState).sets)
+
+    def answer(self, sets: ExportedSets) -> PairTraceView:
+        """Raises `UserError` for a pair that no set of the export has."""
+        there = [learned for learned in self.jobs.values() if learned.spec.data and sets.has_set(learned.spec.data)]
+        if self.jobs and not there:
+            raise UserError(f"{sets.folder} has no set: whoever exported it had none, or a pair of it is redacted")
+        return trace_pair(there, self.sets, sets.read_set, self.pair)
