@@ -21,7 +21,7 @@ from protocol import codec as wire
 from protocol.identity import Signed
 from protocol.messages import Proposal
 from protocol.verdicts import ReplayFinding, Verdict
-from rlhf.data import rollouts
+from rlhf.objectives import rollouts
 from rlhf.objectives.ppo import MILLIONTHS, PPO, PpoSettings, RolloutDeclaration
 from rlhf.objectives.rule_rewards import RULES
 from storage.disk_blob_store import JOB_BYTES

@@ -23,8 +23,7 @@ from protocol.errors import UserError
 from rlhf.api.tuning_plan_builder import REWARD_PREFIX, build_toy_spec, parse_ppo_overrides, parse_reward_overrides
 from rlhf.data import preference_sets
 from rlhf.demo import synthetic_preferences
-from rlhf.objectives.kl_controller import current_beta
-from rlhf.objectives.ppo import PpoSettings, PromptSourceKind
+from rlhf.objectives.ppo import PpoSettings, PromptSourceKind, current_beta
 from rlhf.rpc import PolicyMetricsView, RlhfRpc
 from storage.regular_files import open_regular
 from training.api.job_builder import parse_field, parse_overrides

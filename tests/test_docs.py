@@ -59,14 +59,14 @@ from protocol.identity import Identity, Signed, peer_id, sign_message, signing_p
 from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, Timeout, TimeoutCertificate, TimeoutEnvelope, Transaction
 from protocol.name_validation import REFUSED_CHARACTERS
 from protocol.verdicts import OBJECTIVE_CODES_FIRST, OBJECTIVE_CODES_MAX, ReplayFinding, Verdict
-from rlhf.data import prompt_sampling, rollouts, tokenized_records
+from rlhf.data import tokenized_records
 from rlhf.data.preference_sets import PreferencePair
 from rlhf.data.tokenized_records import InstructionExample, draw_pairs, draw_pairs_by_epoch
 from rlhf.ledger import preference_set_attestation, tuning_plans
 from rlhf.ledger.rlhf_module import RlhfState
-from rlhf.objectives.kl_controller import KlControllerState
+from rlhf.objectives import rollouts
 from rlhf.objectives.policy_monitors import PolicyHistory, RoundMedians
-from rlhf.objectives.ppo import PpoSettings, RolloutDeclaration
+from rlhf.objectives.ppo import KlControllerState, PpoSettings, RolloutDeclaration
 from rlhf.objectives.reward_model import MeanRewardSettings
 from rlhf.objectives.supervised_objectives import DpoTerms, InstructTerms
 from rounds.round_state import RoundCertificate
@@ -426,8 +426,8 @@ def of_rlhf() -> dict[str, str]:
     texts = ("One", "", "Two and three", "One", "Five")
     some = [PreferencePair(number.to_bytes(8, "big"), text, "yes", "no", 1_000) for number, text in enumerate(texts)]
     set_ = JobSpec(name="reward", objective="reward", data=bytes(32), held_out_permille=0)
-    asked = prompt_sampling.draw_prompts(
-        place, 4, prompt_sampling.PreferenceSetPrompts(tokenized_records.tokenize_pairs(set_, some, ByteTokenizer()), 6)
+    asked = rollouts.draw_prompts(
+        place, 4, rollouts.PreferenceSetPrompts(tokenized_records.tokenize_pairs(set_, some, ByteTokenizer()), 6)
     )
     features.register_features()
     given = [InstructionExample(b"1", "ab", "xy"), InstructionExample(b"2", "c", "z\n")]

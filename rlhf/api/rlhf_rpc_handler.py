@@ -31,10 +31,9 @@ from rlhf.ledger import tuning_plans
 from rlhf.ledger.preference_set_attestation import PreferenceSetSource
 from rlhf.ledger.rlhf_module import RlhfModule, RlhfState
 from rlhf.objectives import policy_monitors
-from rlhf.objectives.kl_controller import current_beta
 from rlhf.objectives.pair_metrics import ACCURACY, CALIBRATION
 from rlhf.objectives.policy_monitors import PolicyHistory
-from rlhf.objectives.ppo import MODULE, PpoSettings
+from rlhf.objectives.ppo import MODULE, PpoSettings, current_beta
 from rlhf.objectives.registry import PAIR_OBJECTIVES
 from rlhf.objectives.supervised_objectives import DPO, INSTRUCT, NATS
 from rlhf.pair_accuracy import PairAccuracy

@@ -35,9 +35,8 @@ from protocol.messages import Proposal
 from rlhf.ledger import preference_set_attestation, tuning_plans
 from rlhf.ledger.preference_set_attestation import AttestedPreferenceSet, AttestPreferenceSet, ClaimStatus
 from rlhf.ledger.tuning_plans import CancelPlan, PausePlan, PlanPhase, ReportAccuracy, ResumePlan, StartPlan, TuningPlan
-from rlhf.objectives.kl_controller import exceeds_kl_stop, nats_per_response
 from rlhf.objectives.policy_monitors import PolicyHistory, RoundMedians, round_medians
-from rlhf.objectives.ppo import PPO, PpoSettings, RolloutDeclaration
+from rlhf.objectives.ppo import PPO, PpoSettings, RolloutDeclaration, exceeds_kl_stop, nats_per_response
 from training.job_spec import AuditMode, JobSpec
 
 # one of each job and plan

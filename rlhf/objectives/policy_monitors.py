@@ -13,8 +13,7 @@ from typing import Annotated, Final
 
 from protocol.codec import Count, Length
 from protocol.units import display_round_number
-from rlhf.objectives.kl_controller import lower_median
-from rlhf.objectives.ppo import MILLIONTHS, PPO, Figure, RolloutDeclaration, Share
+from rlhf.objectives.ppo import MILLIONTHS, PPO, Figure, RolloutDeclaration, Share, lower_median
 from rlhf.rpc import PolicyMetricsView
 from training.job_spec import JobSpec
 

@@ -13,13 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlhf.data import prompt_sampling, rollouts
-from rlhf.data.rollouts import RolloutId, TokenIds, is_finished
 from rlhf.data.tokenized_records import TokenizedPairs
 from rlhf.moderation import blocklist
 from rlhf.moderation.blocklist import Blocklist
-from rlhf.objectives import response_statistics
-from rlhf.objectives.kl_controller import current_beta
+from rlhf.objectives import rollouts
 from rlhf.objectives.ppo import (
     FIGURES,
     MILLIONTHS,
@@ -32,8 +29,10 @@ from rlhf.objectives.ppo import (
     PromptSourceKind,
     RolloutBatches,
     RolloutDeclaration,
+    current_beta,
     in_millionths,
 )
+from rlhf.objectives.rollouts import RolloutId, TokenIds, is_finished
 from rlhf.pytorch import losses, rollout_passes
 from rlhf.pytorch.reward_model import NormalizedRewardModel
 from training.engines.engine import OnProgress
@@ -43,7 +42,7 @@ from training.objectives.objective import Declaration, RejectionReason
 from training.replicated.tensor_layout import Float32Array
 
 EPSILON: Final = 2.0**-10  # by which another token may lead, of logits that processors round differently by about 1e-5
-# twice what `FIGURE_TOLERANCE` in each score can make of it: `rlhf.objectives.response_statistics.SCORE_VARIANCE`
+# twice what `FIGURE_TOLERANCE` in each score can make of it: `rlhf.objectives.rollouts.SCORE_VARIANCE`
 CORRELATION_TOLERANCE: Final = 0.02
 FIGURE_TOLERANCE: Final = 1e-4  # of a sum over tokens or responses, for each of them: no setting looks closer
 
@@ -95,8 +94,8 @@ class _ScoredRollouts:
         sums = int(self.mask_BT.sum()), unfinished, in_millionths(float(k1)), in_millionths(float(self.score_B.sum()))
         lengths = self.mask_BT.sum(1).double().numpy()
         shares = (
-            response_statistics.distinct_2(self.responses, vocabulary),
-            response_statistics.length_score_correlation(lengths, self.score_B.double().numpy()),
+            rollouts.distinct_2(self.responses, vocabulary),
+            rollouts.length_score_correlation(lengths, self.score_B.double().numpy()),
         )
         return RolloutDeclaration(self.key[1], *sums, *shares, self.blocked)
 
@@ -249,14 +248,12 @@ class PpoDeclarer:
         alike = own.group_size if own.algorithm is PolicyAlgorithm.GRPO else 1
         if own.prompts is PromptSourceKind.SET:
             assert self._engine.required_model is not None and isinstance(self._engine.required_model.data, TokenizedPairs)
-            source: prompt_sampling.PromptSource = prompt_sampling.PreferenceSetPrompts(
-                self._engine.required_model.data, own.prompt_tokens
-            )
+            source: rollouts.PromptSource = rollouts.PreferenceSetPrompts(self._engine.required_model.data, own.prompt_tokens)
         elif len(text):
-            source = prompt_sampling.TextWindows(text, own.prompt_tokens)
+            source = rollouts.TextWindows(text, own.prompt_tokens)
         else:
             return [np.zeros(own.prompt_tokens, dtype=np.int64)] * count
-        one_each = prompt_sampling.draw_prompts(place, count // alike, source, partial(self._blocks, on_step=on_step))
+        one_each = rollouts.draw_prompts(place, count // alike, source, partial(self._blocks, on_step=on_step))
         self._asked = place, [prompt for prompt in one_each for _ in range(alike)]
         return self._asked[1]
 

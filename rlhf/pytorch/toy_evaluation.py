@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from rlhf.data import rollouts
-from rlhf.data.rollouts import RolloutId
-from rlhf.objectives import rule_rewards, toy_policies
+from rlhf.objectives import rollouts, rule_rewards, toy_policies
 from rlhf.objectives.ppo import PPO, PpoSettings
+from rlhf.objectives.rollouts import RolloutId
 from rlhf.pytorch import losses, rollout_passes
 from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import ByteTokenizer

@@ -12,7 +12,7 @@ import torch
 
 from peer import features
 from protocol import codec
-from rlhf.data import rollouts
+from rlhf.objectives import rollouts
 from rlhf.objectives.ppo import MILLIONTHS, PPO, ROLLOUT, PpoSettings
 from rlhf.objectives.rule_rewards import RULES
 from training.data.token_sequences import TokenizedText

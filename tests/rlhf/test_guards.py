@@ -23,7 +23,7 @@ from rlhf.objectives.policy_monitors import (
     round_medians,
 )
 from rlhf.objectives.ppo import RolloutDeclaration
-from rlhf.objectives.response_statistics import distinct_2, length_score_correlation
+from rlhf.objectives.rollouts import distinct_2, length_score_correlation
 from rlhf.rpc import PolicyMetricsView
 from tests.rlhf.test_ppo import SPEC
 

@@ -19,8 +19,7 @@ from protocol import codec
 from protocol.messages import Proposal
 from protocol.sampling import SamplingOptions
 from protocol.verdicts import Verdict, verdict_label
-from rlhf.data import rollouts
-from rlhf.objectives import job_presets, rule_rewards, toy_policies
+from rlhf.objectives import job_presets, rollouts, rule_rewards, toy_policies
 from rlhf.objectives.ppo import MILLIONTHS, PPO, VALUE_HEAD, PpoSettings, RolloutDeclaration
 from rlhf.pytorch.losses import log_probabilities
 from tests.rlhf.slices import whole

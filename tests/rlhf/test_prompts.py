@@ -18,13 +18,13 @@ from protocol import codec
 from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
 from protocol.verdicts import Verdict, verdict_label
-from rlhf.data import rollouts, tokenized_records
+from rlhf.data import tokenized_records
 from rlhf.data.preference_sets import PreferencePair, encode_records, split_held_out
-from rlhf.data.prompt_sampling import PreferenceSetPrompts, draw_prompts
-from rlhf.data.rollouts import RolloutId, TokenIds
 from rlhf.moderation import blocklist
 from rlhf.moderation.blocklist import Blocklist, unpack_entries
+from rlhf.objectives import rollouts
 from rlhf.objectives.ppo import MODEL_REWARD, PPO, VALUE_HEAD, PpoSettings, PromptSourceKind, RolloutDeclaration
+from rlhf.objectives.rollouts import PreferenceSetPrompts, RolloutId, TokenIds, draw_prompts
 from rlhf.pytorch import rollout_passes
 from tests.rlhf.slices import whole
 from training import worker_protocol

@@ -1,4 +1,4 @@
-"""Rollouts: the responses of one trainer in one round, as it commits to them. numpy only.
+"""Rollouts: prompts, responses and their statistics, of one trainer in one round, as it commits to them. numpy only.
 
 Token t of response i is the argmax of logit_v + g_v over all tokens v: a sample of softmax(logits), whose noise nobody chooses
 (Gumbel 1954; Maddison et al. 2014). g_v = −ln(−ln u_v), and u follows from a hash of (job, round, trainer, i, t).
@@ -14,17 +14,19 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from protocol.errors import RemoteProtocolError
-from rlhf.data.rollout_limits import TOKEN_BYTES, RolloutLimits
+from rlhf.data.tokenized_records import TokenizedPairs
+from rlhf.objectives.ppo import MILLIONTHS, TOKEN_BYTES, RolloutLimits, in_millionths
 from training import random_stream
+from training.data.token_sequences import TokenArray
 
 TokenIds = npt.NDArray[np.int64]
 NOISE_BYTES: Final = 4  # of one u: it is (x + ½) / 2³², so that neither logarithm is of zero
@@ -110,3 +112,86 @@ def read_rollouts(path: Path, bounds: RolloutLimits) -> list[TokenIds]:
 
 def _no_rollouts(detail: str) -> RemoteProtocolError:
     return RemoteProtocolError("bad-rollouts", detail)
+
+
+DRAWS_MAX: Final = 16  # for one response: only where nearly every prompt is blocked, none is found in as many
+NO_PROMPT: Final = np.zeros(1, dtype=np.int64)
+
+
+class PromptSource(Protocol):
+    """What prompts are drawn from, each by its number. Of one with more than `length` tokens the last ones are taken."""
+
+    @property
+    def length(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def prompt_at(self, number: int) -> TokenArray: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TextWindows:
+    """Of a text: a prompt begins at each token behind which `length` tokens stand."""
+
+    text: TokenArray
+    length: int
+
+    def __len__(self) -> int:
+        return len(self.text) - self.length + 1
+
+    def prompt_at(self, number: int) -> TokenArray:
+        return self.text[number : number + self.length]
+
+
+@dataclass(frozen=True, slots=True)
+class PreferenceSetPrompts:
+    """Those that pairs have which are not held out, each once. They differ in length."""
+
+    pairs: TokenizedPairs
+    length: int
+
+    def __len__(self) -> int:
+        return len(self.pairs.prompts) - 1
+
+    def prompt_at(self, number: int) -> TokenArray:
+        start, end = self.pairs.prompts[number : number + 2]
+        return self.pairs.train[start:end]
+
+
+def draw_prompts(
+    place: RolloutId, count: int, source: PromptSource, blocks: Callable[[TokenIds], bool] = lambda tokens: False
+) -> list[TokenIds]:
+    """The prompts of `count` responses. Nobody chooses them, and everybody can check.
+
+    Each is that of the first draw whose prompt is blocked neither whole nor as it is taken; where there is none it is token 0.
+    """
+    found: dict[int, TokenIds] = {}
+    for draw in range(DRAWS_MAX if len(source) else 0):
+        numbers = prompt_numbers(place, draw, count, len(source))
+        for response in range(count):
+            if response not in found:
+                whole = source.prompt_at(int(numbers[response])).astype(np.int64)
+                taken = whole[-source.length :]
+                if not blocks(taken) and (len(taken) == len(whole) or not blocks(whole)):
+                    found[response] = taken
+        if len(found) == count:
+            break
+    return [found.get(response, NO_PROMPT) for response in range(count)]
+
+
+SCORE_VARIANCE: Final = 1e-4  # added to that of the scores: whoever's differ by 1e-4 finds the same correlation within .01
+Floats = npt.NDArray[np.float64]
+
+
+def distinct_2(responses: Sequence[npt.NDArray[np.int64]], vocabulary: int) -> int:
+    """In millionths, rounded down; all of them where no response has two tokens."""
+    pairs = np.concatenate([response[:-1] * vocabulary + response[1:] for response in responses])
+    return MILLIONTHS * len(np.unique(pairs)) // len(pairs) if len(pairs) else MILLIONTHS
+
+
+def length_score_correlation(lengths: Floats, scores: Floats) -> int:
+    """Pearson's, in millionths; 0 where all lengths are the same."""
+    lengths, scores = lengths - lengths.mean(), scores - scores.mean()
+    spread = np.sqrt(np.square(lengths).mean() * (np.square(scores).mean() + SCORE_VARIANCE))
+    found = in_millionths(float((lengths * scores).mean() / spread)) if spread else 0
+    return max(-MILLIONTHS, min(MILLIONTHS, found))  # where a score is no number it is the largest
