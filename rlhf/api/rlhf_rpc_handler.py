@@ -25,18 +25,16 @@ from rlhf.api.preference_source import describe_preference_source
 from rlhf.api.supervised_jobs import TruncationSide
 from rlhf.api.tuning_plan_builder import BuiltPlan, TuningPlanBuilder, pack_word_file
 from rlhf.data.decided_comparisons import NO_PROJECT
-from rlhf.data.preference_set_statistics import CONTRADICTORY, IDENTICAL, PAIRS, WORD_COUNT
 from rlhf.data.preference_sets import PreferencePair
 from rlhf.ledger import tuning_plans
 from rlhf.ledger.preference_set_attestation import PreferenceSetSource
 from rlhf.ledger.rlhf_module import RlhfModule, RlhfState
 from rlhf.objectives import policy_monitors
-from rlhf.objectives.pair_metrics import ACCURACY, CALIBRATION
 from rlhf.objectives.policy_monitors import PolicyHistory
 from rlhf.objectives.ppo import MODULE, PpoSettings, current_beta
 from rlhf.objectives.registry import PAIR_OBJECTIVES
 from rlhf.objectives.supervised_objectives import DPO, INSTRUCT, NATS
-from rlhf.pair_accuracy import PairAccuracy
+from rlhf.pair_accuracy import ACCURACY, CALIBRATION, CONTRADICTORY, IDENTICAL, PAIRS, WORD_COUNT, PairAccuracy
 from rlhf.rpc import FINISHED, MEASURING, CompareView, PairTraceView, PolicyMetricsView, RlhfRpc, RlhfView, StageView
 from rlhf.services.preference_derivation import derive_pairs
 from training import text_stream, worker_protocol

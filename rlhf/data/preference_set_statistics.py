@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlhf.data.preference_sets import PERMILLE, PreferencePair, is_held_out
-from rlhf.pair_accuracy import MEASURED_PAIRS_MAX
+from rlhf.pair_accuracy import CONTRADICTORY, IDENTICAL, MEASURED_PAIRS_MAX, WORD_COUNT
 
 WORD_FEATURES: Final = 1 << 15  # features of words; few share one: short texts have some thousands of words
 FEATURES: Final = 2 * WORD_FEATURES  # the others are of neighbours
@@ -124,10 +124,6 @@ def _differences(pairs: Sequence[PreferencePair]) -> _FeatureDifferences:
     )
 
 
-IDENTICAL: Final = "identical_pairs"
-CONTRADICTORY: Final = "contradictory_pairs"
-WORD_COUNT: Final = "word_count_accuracy"
-PAIRS: Final = "held_out_pairs"  # with a better response
 CHARACTERS_MAX: Final = 1 << 20  # that the word-count model learns from: some seconds of one processor
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from rlhf.objectives.pair_metrics import ACCURACY, pair_metric_rows
 from rlhf.objectives.ppo import MODULE, PPO, ROLE, START_COMMAND
+from rlhf.pair_accuracy import ACCURACY, pair_metric_rows
 from training.objectives.objective import Declaration, InnerStep, JobSpecProtocol, Objective, Shape
 from training.transformer import BYTE_VOCABULARIES, HEAD, PARAMETERS_TUNED_MAX, tensor_shapes
 

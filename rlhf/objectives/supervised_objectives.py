@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from protocol.codec import Between
-from rlhf.objectives.pair_metrics import ACCURACY, pair_metric_rows
 from rlhf.objectives.ppo import MODULE, ROLE, START_COMMAND, WEIGHT_MAX
+from rlhf.pair_accuracy import ACCURACY, pair_metric_rows
 from training.objectives.objective import Declaration, InnerStep, JobSpecProtocol, Objective, Shape
 from training.transformer import BYTE_VOCABULARIES, VOCABULARY_MAX, tensor_shapes
 

@@ -25,10 +25,10 @@ from rlhf.data import preference_set_statistics
 from rlhf.data.preference_sets import PreferencePair, decode_records, split_held_out
 from rlhf.data.tokenized_records import open_pairs
 from rlhf.objectives import rollouts
-from rlhf.objectives.pair_metrics import ACCURACY
 from rlhf.objectives.ppo import PPO, PpoSettings
 from rlhf.objectives.registry import OBJECTIVES
 from rlhf.objectives.rollouts import RolloutId, is_finished
+from rlhf.pair_accuracy import ACCURACY
 from rlhf.pytorch import rollout_passes
 from rlhf.pytorch.reward_model import NormalizedRewardModel
 from rlhf.pytorch.reward_model import reward_metrics as figures_of_reward

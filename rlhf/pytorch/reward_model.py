@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 
 from rlhf.calibration import calibration_error
-from rlhf.data.preference_set_statistics import PAIRS
 from rlhf.data.tokenized_records import TokenizedPairs, pair_batch
-from rlhf.objectives.pair_metrics import ACCURACY, CALIBRATION
 from rlhf.objectives.reward_model import MEAN_REWARD, SCORE_HEAD
-from rlhf.pair_accuracy import MEASURED_PAIRS_MAX
+from rlhf.pair_accuracy import ACCURACY, CALIBRATION, MEASURED_PAIRS_MAX, PAIRS
 from rlhf.pytorch import losses
 from training.data.token_sequences import TokenizedText
 from training.engines.engine import OnProgress, RequiredModel

@@ -12,9 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rlhf.data.preference_set_statistics import PAIRS
 from rlhf.data.tokenized_records import TokenizedResponses, dpo_batch, response_batch, text_numbers
-from rlhf.pair_accuracy import MEASURED_PAIRS_MAX
+from rlhf.pair_accuracy import MEASURED_PAIRS_MAX, PAIRS
 from rlhf.pytorch import losses
 from rlhf.pytorch.reward_model import TOKENS_AT_ONCE, preference_metrics
 from training.data.token_sequences import TokenizedText

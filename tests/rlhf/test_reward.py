@@ -19,9 +19,9 @@ from protocol.verdicts import Verdict, verdict_label
 from rlhf.data import tokenized_records
 from rlhf.data.preference_sets import PreferencePair, split_held_out
 from rlhf.data.tokenized_records import draw_pairs
-from rlhf.objectives.pair_metrics import ACCURACY, CALIBRATION
 from rlhf.objectives.ppo import PpoSettings
 from rlhf.objectives.reward_model import REWARD, SCORE_HEAD, MeanRewardSettings, TrainableParameters
+from rlhf.pair_accuracy import ACCURACY, CALIBRATION
 from rlhf.pytorch import score_pairs
 from rlhf.pytorch.reward_model import NormalizedRewardModel, preference_metrics
 from tests.rlhf.seat import JOB, TRAINER, Seat, write
