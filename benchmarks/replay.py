@@ -39,7 +39,7 @@ from rlhf.data.preference_sets import PreferencePair
 from rlhf.data.tokenized_records import tokenize_pairs
 from rlhf.objectives.job_presets import PPO_JOB, REWARD_JOB
 from rlhf.objectives.ppo import PpoSettings, RolloutDeclaration
-from rlhf.objectives.reward_model import MEAN_REWARD, REWARD_NAMES, MeanRewardSettings, TrainableParameters
+from rlhf.objectives.supervised_objectives import MEAN_REWARD, REWARD_NAMES, MeanRewardSettings, TrainableParameters
 from training.data.default_text import default_text
 from training.job_spec import PRESETS, InnerOptimizerKind, JobSpec, Precision, complete_fields
 from training.objectives.objective import Declaration

@@ -26,7 +26,7 @@ from protocol import codec
 from rlhf.data import preference_set_statistics, preference_sets, tokenized_records
 from rlhf.data.preference_sets import PreferencePair
 from rlhf.objectives import job_presets
-from rlhf.objectives.reward_model import REWARDS, TrainableParameters
+from rlhf.objectives.supervised_objectives import REWARDS, TrainableParameters
 from scenarios.trials import COUNT, Parser
 from training import corpus
 from training.data.default_text import default_text

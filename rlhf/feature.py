@@ -21,7 +21,7 @@ RLHF = Feature(
     name="rlhf",
     about="tuning a model by rewards for its own responses",
     modules=_modules,
-    objectives="rlhf.objectives.registry:OBJECTIVES",
+    objectives="rlhf.objectives.supervised_objectives:OBJECTIVES",
     implementations={"pytorch": "rlhf.pytorch.implementations:IMPLEMENTATIONS"},
     services={
         "sets": "rlhf.services.preference_dataset_builder:PreferenceDatasetBuilder",

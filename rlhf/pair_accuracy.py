@@ -1,9 +1,9 @@
-"""Accuracy of a model on held-out pairs: the count, its interval, the rule that lets a policy start, and how cards show it."""
+"""Accuracy of a model on held-out pairs: the count, its interval, and the rule that lets a policy start."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Final
@@ -79,21 +79,3 @@ def agreed_accuracy(reports: Mapping[bytes, PairAccuracy], voters: Iterable[byte
         if len(alike) > known.faults_tolerated:
             return alike[(len(alike) - 1) // 2]
     return None
-
-
-def pair_metric_rows(metrics: Mapping[str, float], missing: str) -> Iterator[tuple[str, str]]:
-    """As `Objective.metric_rows`, with those of the set of preferences."""
-    is_measured = ACCURACY in metrics and PAIRS in metrics
-    accuracy = PairAccuracy.from_share(metrics[ACCURACY], int(metrics[PAIRS])) if is_measured else None
-    held_out = [] if accuracy is None else [f"accuracy {accuracy}"]
-    for name, value in sorted(metrics.items()):
-        if name not in (ACCURACY, PAIRS) and (name.startswith("held_out") or name == CALIBRATION):
-            held_out.append(f"{name.removeprefix('held_out_').replace('_', ' ')} {value:.4g}")
-    yield "held out", ", ".join(held_out) or missing
-    words = metrics.get(WORD_COUNT)
-    if accuracy is not None and words is not None:
-        warning = ": more than this model, which is worse than counting words" if words > accuracy.share else ""
-        yield "word-count model", f"{words:.2f} of the same pairs{warning}"
-    identical, contradictory = (int(metrics.get(name, 0)) for name in (IDENTICAL, CONTRADICTORY))
-    if identical or contradictory:
-        yield "odd pairs", f"{identical} of identical responses, {contradictory} that contradict one another"

@@ -67,8 +67,7 @@ from rlhf.ledger.rlhf_module import RlhfState
 from rlhf.objectives import rollouts
 from rlhf.objectives.policy_monitors import PolicyHistory, RoundMedians
 from rlhf.objectives.ppo import KlControllerState, PpoSettings, RolloutDeclaration
-from rlhf.objectives.reward_model import MeanRewardSettings
-from rlhf.objectives.supervised_objectives import DpoTerms, InstructTerms
+from rlhf.objectives.supervised_objectives import DpoTerms, InstructTerms, MeanRewardSettings
 from rounds.round_state import RoundCertificate
 from tests.curation.whole_estimates import final_confusions, run_dawid_skene
 from tests.ledger.world import PlainJobs

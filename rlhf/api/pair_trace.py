@@ -20,9 +20,7 @@ from rlhf.data.tokenized_records import record_label
 from rlhf.ledger.preference_set_attestation import AttestedPreferenceSet
 from rlhf.ledger.rlhf_module import RlhfState
 from rlhf.objectives.ppo import MODULE
-from rlhf.objectives.registry import PAIR_OBJECTIVES
-from rlhf.objectives.reward_model import RewardModelObjective
-from rlhf.objectives.supervised_objectives import DpoObjective
+from rlhf.objectives.supervised_objectives import PAIR_OBJECTIVES, PairObjective
 from rlhf.rpc import PairDrawView, PairTraceView
 from storage.ledger_store import LedgerStore
 from training.corpus import read_manifest
@@ -100,7 +98,7 @@ def iter_pair_draws(
     if pair.id not in train:
         return
     kind = spec.resolved_objective
-    assert isinstance(kind, RewardModelObjective | DpoObjective)
+    assert isinstance(kind, PairObjective)
     place, known = train.index(pair.id), list(rounds)
     hits = list[tuple[int, bytes, int, bool]]()
     for trainer in sorted({trainer for at in known for trainer in at.trainers}):  # one after the other: its order is found once

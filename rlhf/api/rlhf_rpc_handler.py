@@ -32,8 +32,7 @@ from rlhf.ledger.rlhf_module import RlhfModule, RlhfState
 from rlhf.objectives import policy_monitors
 from rlhf.objectives.policy_monitors import PolicyHistory
 from rlhf.objectives.ppo import MODULE, PpoSettings, current_beta
-from rlhf.objectives.registry import PAIR_OBJECTIVES
-from rlhf.objectives.supervised_objectives import DPO, INSTRUCT, NATS
+from rlhf.objectives.supervised_objectives import DPO, INSTRUCT, NATS, PAIR_OBJECTIVES
 from rlhf.pair_accuracy import ACCURACY, CALIBRATION, CONTRADICTORY, IDENTICAL, PAIRS, WORD_COUNT, PairAccuracy
 from rlhf.rpc import FINISHED, MEASURING, CompareView, PairTraceView, PolicyMetricsView, RlhfRpc, RlhfView, StageView
 from rlhf.services.preference_derivation import derive_pairs

@@ -36,9 +36,8 @@ from rlhf.ledger.preference_set_attestation import PreferenceSetSource
 from rlhf.moderation import blocklist
 from rlhf.objectives import job_presets
 from rlhf.objectives.ppo import MODEL_REWARD, ROLE, RULE_PREFIX, PpoSettings, PromptSourceKind
-from rlhf.objectives.reward_model import MEAN, MEAN_REWARD, REWARDS, RewardModelObjective, TrainableParameters
 from rlhf.objectives.rule_rewards import RULES
-from rlhf.objectives.supervised_objectives import DPO
+from rlhf.objectives.supervised_objectives import DPO, MEAN, MEAN_REWARD, REWARDS, RewardModelObjective, TrainableParameters
 from rlhf.pair_accuracy import can_beat_chance
 from storage.regular_files import read_regular
 from training.api.initial_model import initial_model_from_job, resolve_base_job

@@ -49,12 +49,13 @@ class InvalidLines:
 def read_records(
     name: str,
     stream: BinaryIO,
+    what: str,
     example: str,
     lines_max: int,
     make: Callable[[int, dict[str, Any]], T | None],
     misfits: InvalidLines,
 ) -> list[T]:
-    """Makes a record of each line, or None of a line that nobody should learn. Raises `UserError`."""
+    """Makes a record, for people a `what`, of each line, or None of a line that nobody should learn. Raises `UserError`."""
     made: list[T] = []
     for number, line in _lines(name, stream, lines_max):
         try:
@@ -67,6 +68,8 @@ def read_records(
         else:
             made.append(record)
     misfits.raise_if_any()
+    if not made:
+        raise UserError(f"{name}: there is no {what} in it: every line must be like {example}")
     return made
 
 

@@ -24,8 +24,7 @@ from protocol.codec import Between, Length
 from protocol.errors import RemoteProtocolError, UserError
 from rlhf.data.dataset_formats import to_plain_texts
 from rlhf.data.decided_comparisons import decided_pages
-from rlhf.data.jsonl import LINE_BYTES_MAX, InvalidLines
-from rlhf.data.jsonl import read_records as records_of
+from rlhf.data.jsonl import LINE_BYTES_MAX, InvalidLines, read_records
 
 PERMILLE: Final = 1_000
 HELD_OUT_PERMILLE: Final = 100  # of the prompts: the reward model is measured on them, and never trained
@@ -113,18 +112,12 @@ def read_preference_file(name: str, stream: BinaryIO, misfits: InvalidLines | No
     """
 
     def make(number: int, row: dict[str, Any]) -> PreferencePair:
-        return _pair(f"{name}:{number}", number, row)
+        where = f"{name}:{number}"
+        row = to_plain_texts(where, row)
+        prompt, chosen, rejected = (checked_text(where, row, field) for field in ("prompt", "chosen", "rejected"))
+        return PreferencePair(number.to_bytes(8, "big"), prompt, chosen, rejected, _permille(where, row.get("p", 1)))
 
-    pairs = records_of(name, stream, EXAMPLE, PAIRS_MAX, make, misfits or InvalidLines())
-    if not pairs:
-        raise UserError(f"{name}: there is no pair in it: every line must be like {EXAMPLE}")
-    return pairs
-
-
-def _pair(where: str, number: int, row: dict[str, Any]) -> PreferencePair:
-    row = to_plain_texts(where, row)
-    prompt, chosen, rejected = (checked_text(where, row, field) for field in ("prompt", "chosen", "rejected"))
-    return PreferencePair(number.to_bytes(8, "big"), prompt, chosen, rejected, _permille(where, row.get("p", 1)))
+    return read_records(name, stream, "pair", EXAMPLE, PAIRS_MAX, make, misfits or InvalidLines())
 
 
 def checked_text(where: str, row: dict[str, Any], field: str) -> str:

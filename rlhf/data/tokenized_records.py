@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final, TypeVar
 
@@ -16,8 +16,7 @@ from curation.tasks.task_pages import Text
 from protocol.codec import Length
 from protocol.errors import UserError
 from rlhf.data.dataset_formats import is_positive_example, to_plain_texts
-from rlhf.data.jsonl import InvalidLines
-from rlhf.data.jsonl import read_records as records_of
+from rlhf.data.jsonl import InvalidLines, read_records
 from rlhf.data.preference_set_statistics import PreferenceSetStatistics
 from rlhf.data.preference_sets import (
     PAIRS_MAX,
@@ -68,34 +67,6 @@ def preference_set_manifest(
     manifest = replace(split_into_shards(encode_records(records), keep), tokens=tokens)
     keep(manifest.encode())
     return manifest
-
-
-def open_pairs(
-    spec: JobSpec,
-    path: Path,
-    tokenizer: Tokenizer,
-    on_block: Callable[[], None] = lambda: None,
-    tokenized: bool = False,
-    named: bytes | None = None,
-) -> TokenizedPairs:
-    """The pairs of a file with a set; as `training.corpus.open_tokens`. `UserError` for pairs that the job cannot use."""
-    return open_preference_set(
-        path, PreferencePair, lambda pairs: tokenize_pairs(spec, pairs, tokenizer, on_block), tokenized, named
-    )
-
-
-def open_preference_set(path: Path, kind: type[R], encode: Callable[[list[R]], T], tokenized: bool, named: bytes | None) -> T:
-    """A file with a set of these records, as tokens whose digest is `named`, if that is said."""
-    if tokenized:
-        raise UserError(f"{path} holds tokens, and this job learns from a set of prompts and responses")
-    with path.open("rb") as stream:
-        records = decode_records(stream, kind)
-    found = encode(records)
-    if named is not None and tokens_digest(found) != named:
-        raise UserError(
-            f"{path}: this tokenizer makes other tokens of it than the job was made with: install the others' release"
-        )
-    return found
 
 
 def tokenize_pairs(
@@ -212,10 +183,7 @@ def read_examples(name: str, stream: BinaryIO, misfits: InvalidLines | None = No
             number.to_bytes(8, "big"), checked_text(where, row, "prompt"), checked_text(where, row, "response")
         )
 
-    examples = records_of(name, stream, EXAMPLE, PAIRS_MAX, make, misfits or InvalidLines())
-    if not examples:
-        raise UserError(f"{name}: there is no response in it: every line must be like {EXAMPLE}")
-    return examples
+    return read_records(name, stream, "response", EXAMPLE, PAIRS_MAX, make, misfits or InvalidLines())
 
 
 def tokenize_responses(
@@ -315,3 +283,31 @@ def _order_of_pairs(job: bytes, trainer: bytes, number_of_pass: int, pairs: int,
     """In which order a trainer meets the pairs in one pass over them."""
     drawn = np.frombuffer(random_stream.random_bytes(8 * pairs, "pairs-in-turn", job, trainer, number_of_pass, seed), dtype="<u8")
     return np.argsort(drawn, kind="stable")
+
+
+def _open_set(
+    kind: type[R],
+    tokenize: Callable[[JobSpec, Sequence[R], Tokenizer, Callable[[], None]], T],
+    spec: JobSpec,
+    path: Path,
+    tokenizer: Tokenizer,
+    on_block: Callable[[], None] = lambda: None,
+    tokenized: bool = False,
+    named: bytes | None = None,
+) -> T:
+    """A file with a set of these records; as `training.corpus.open_tokens`. `UserError` for records that the job cannot use."""
+    if tokenized:
+        raise UserError(f"{path} holds tokens, and this job learns from a set of prompts and responses")
+    with path.open("rb") as stream:
+        records = decode_records(stream, kind)
+    found = tokenize(spec, records, tokenizer, on_block)
+    if named is not None and tokens_digest(found) != named:
+        raise UserError(
+            f"{path}: this tokenizer makes other tokens of it than the job was made with: install the others' release"
+        )
+    return found
+
+
+open_pairs: Final = partial(_open_set, PreferencePair, tokenize_pairs)
+open_examples: Final = partial(_open_set, InstructionExample, tokenize_responses)
+open_preferred_responses: Final = partial(_open_set, PreferencePair, tokenize_responses)

@@ -54,7 +54,7 @@ from protocol.messages import Name
 from protocol.verdicts import Verdict
 from rlhf.ledger.preference_set_attestation import PreferenceSetClaim, PreferenceSetSource, create_claim
 from rlhf.objectives.ppo import MODEL_REWARD, PPO, PpoSettings
-from rlhf.objectives.registry import OBJECTIVES, PAIR_OBJECTIVES
+from rlhf.objectives.supervised_objectives import OBJECTIVES, PAIR_OBJECTIVES
 from rlhf.pair_accuracy import PairAccuracy, agreed_accuracy
 from training.api.training_failures import no_progress_text
 from training.job_spec import ROUNDS_MAX, SETTINGS_BYTES_MAX, JobSpec

@@ -252,7 +252,7 @@ class PpoObjective(Objective):
     refers_to_first = True
     declaration_type = RolloutDeclaration
     rejection_reasons = (ROLLOUT, FIGURES)
-    required_objectives = ("reward", "reward-mean")  # `rlhf.objectives.reward_model`, which knows this module
+    required_objectives = ("reward", "reward-mean")  # `rlhf.objectives.supervised_objectives`, which knows this module
     loss_unit = "(clipped surrogate)"  # and a part of the value's loss: it has no unit
 
     def spec_problem(self, job: JobSpecProtocol, settings: Any) -> str | None:

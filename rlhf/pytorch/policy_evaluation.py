@@ -26,8 +26,8 @@ from rlhf.data.preference_sets import PreferencePair, decode_records, split_held
 from rlhf.data.tokenized_records import open_pairs
 from rlhf.objectives import rollouts
 from rlhf.objectives.ppo import PPO, PpoSettings
-from rlhf.objectives.registry import OBJECTIVES
 from rlhf.objectives.rollouts import RolloutId, is_finished
+from rlhf.objectives.supervised_objectives import OBJECTIVES
 from rlhf.pair_accuracy import ACCURACY
 from rlhf.pytorch import rollout_passes
 from rlhf.pytorch.reward_model import NormalizedRewardModel

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlhf.calibration import calibration_error
 from rlhf.data.tokenized_records import TokenizedPairs, pair_batch
-from rlhf.objectives.reward_model import MEAN_REWARD, SCORE_HEAD
+from rlhf.objectives.supervised_objectives import MEAN_REWARD, SCORE_HEAD
 from rlhf.pair_accuracy import ACCURACY, CALIBRATION, MEASURED_PAIRS_MAX, PAIRS
 from rlhf.pytorch import losses
 from training.data.token_sequences import TokenizedText

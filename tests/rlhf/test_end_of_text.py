@@ -16,8 +16,7 @@ from peer.export.model_provenance import ExportableModel
 from protocol import codec
 from protocol.sampling import SamplingOptions
 from rlhf.data.preference_sets import PreferencePair
-from rlhf.data.tokenized_records import InstructionExample, tokenize_responses
-from rlhf.objectives.response_reader import open_responses
+from rlhf.data.tokenized_records import InstructionExample, open_examples, tokenize_responses
 from rlhf.objectives.supervised_objectives import DpoTerms, InstructTerms
 from tests.rlhf.seat import JOB, TRAINER, write
 from training.data.tokenizer import ByteTokenizer
@@ -67,7 +66,7 @@ def learned(examples: list[InstructionExample], tmp_path_factory: pytest.TempPat
     file = write(tmp_path_factory.mktemp("learned") / "set", examples)
     tokenizer = ByteTokenizer(BYTES_WITH_END)
     parameters = ReplicatedModel.initial(JOB, SPEC).parameters
-    engine = BACKEND.open_engine(SPEC, open_responses(SPEC, Path(file), tokenizer), tokenizer, parameters)
+    engine = BACKEND.open_engine(SPEC, open_examples(SPEC, Path(file), tokenizer), tokenizer, parameters)
     for number in range(2):
         delta, _ = engine.local_steps(parameters, JOB, number, TRAINER)
         parameters = parameters - delta

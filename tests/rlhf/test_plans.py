@@ -26,7 +26,7 @@ from rlhf.ledger.event_lines import find_failed_plans
 from rlhf.ledger.rlhf_module import RlhfModule, RlhfState
 from rlhf.ledger.tuning_plans import CancelPlan, ReportAccuracy, StartPlan, TuningPlan
 from rlhf.objectives.ppo import MILLIONTHS, MODEL_REWARD, PpoSettings, RolloutDeclaration
-from rlhf.objectives.reward_model import MeanRewardSettings
+from rlhf.objectives.supervised_objectives import MeanRewardSettings
 from rlhf.pair_accuracy import PairAccuracy
 from tests.ledger.world import BY_KEY, PEOPLE, World
 from tests.sim.keys import FastSigner, FastVerifier

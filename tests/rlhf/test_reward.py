@@ -20,7 +20,7 @@ from rlhf.data import tokenized_records
 from rlhf.data.preference_sets import PreferencePair, split_held_out
 from rlhf.data.tokenized_records import draw_pairs
 from rlhf.objectives.ppo import PpoSettings
-from rlhf.objectives.reward_model import REWARD, SCORE_HEAD, MeanRewardSettings, TrainableParameters
+from rlhf.objectives.supervised_objectives import REWARD, SCORE_HEAD, MeanRewardSettings, TrainableParameters
 from rlhf.pair_accuracy import ACCURACY, CALIBRATION
 from rlhf.pytorch import score_pairs
 from rlhf.pytorch.reward_model import NormalizedRewardModel, preference_metrics

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from features.lazy_import import import_object
 from peer import features
 from peer.worker.main import WorkerRequestHandler
 from protocol import codec
@@ -24,7 +25,6 @@ from rlhf.api.supervised_jobs import attach_set
 from rlhf.data import tokenized_records
 from rlhf.data.preference_sets import PromptRecord
 from rlhf.data.tokenized_records import InstructionExample, read_examples, response_batch, tokenize_responses
-from rlhf.objectives.response_reader import open_responses
 from rlhf.objectives.supervised_objectives import NATS, DpoTerms, InstructTerms
 from tests.rlhf.seat import JOB, TRAINER, Seat, write
 from tests.rlhf.test_reward import SPEC, some_pairs
@@ -76,7 +76,7 @@ def test_an_honest_proposal_passes_every_check_and_one_of_other_responses_none(t
 @pytest.mark.parametrize("name", OF)
 def test_it_learns_and_is_measured_on_prompts_that_were_never_trained_on(tmp_path: Path, name: str) -> None:
     world = seat_of(tmp_path, name)
-    found = open_responses(world.spec, Path(world.set), ByteTokenizer())
+    found = import_object(world.spec.resolved_objective.data_reader)(world.spec, Path(world.set), ByteTokenizer())
     parameters = ReplicatedModel.initial(JOB, world.spec).parameters
     engine = BACKEND.open_engine(world.spec, found, ByteTokenizer(), parameters)
     before = engine.compute_metrics(parameters)
@@ -93,7 +93,7 @@ def test_it_learns_and_is_measured_on_prompts_that_were_never_trained_on(tmp_pat
 
 def test_the_reference_of_a_pair_is_what_the_first_model_gives_it_token_by_token(tmp_path: Path) -> None:
     world = seat_of(tmp_path, "dpo")
-    found = open_responses(world.spec, Path(world.set), ByteTokenizer())
+    found = import_object(world.spec.resolved_objective.data_reader)(world.spec, Path(world.set), ByteTokenizer())
     first = ReplicatedModel.initial(JOB, world.spec).parameters
     engine = BACKEND.open_engine(world.spec, found, ByteTokenizer(), first)
     moved = first + np.float32(0.1)

@@ -23,7 +23,7 @@ from protocol.errors import UserError
 from protocol.verdicts import Verdict
 from rlhf.data import tokenized_records
 from rlhf.objectives.ppo import PPO
-from rlhf.objectives.reward_model import MEAN_REWARD, SCORE_HEAD, MeanRewardSettings
+from rlhf.objectives.supervised_objectives import MEAN_REWARD, SCORE_HEAD, MeanRewardSettings
 from tests.rlhf.test_reward import SPEC as REWARD
 from tests.rlhf.test_reward import some_pairs
 from tests.training.engines.stepping import inner_step
