@@ -125,8 +125,9 @@ def _taken(said: dict[str, str], name: str, usual: int) -> int:
 
 async def evaluate_policy(demo: Demo, job: str, watched: tuple[PolicyMetricsView, ...]) -> RlhfResult:
     """Writes the models and responses of them into the demo's folder. A process of its own computes: this one loads no torch."""
-    module, beta, arguments = await trio.to_thread.run_sync(_write, demo, bytes.fromhex(job))
-    found = json.loads((await trio.run_process([sys.executable, "-m", module, *arguments], capture_stdout=True)).stdout)
+    beta, files = await trio.to_thread.run_sync(_write, demo, bytes.fromhex(job))
+    command = [sys.executable, "-m", "rlhf.pytorch.policy_evaluation", str(beta), *files]
+    found = json.loads((await trio.run_process(command, capture_stdout=True)).stdout)
     write_text(demo.folder / SAMPLES, "".join(json.dumps(sample) + "\n" for sample in found["samples"]))
     spec, _, origin = checkpoint.read_checkpoint(demo.folder / POLICY_FILE)
     own: PpoSettings = spec.decoded_settings
@@ -135,8 +136,8 @@ async def evaluate_policy(demo: Demo, job: str, watched: tuple[PolicyMetricsView
     return RlhfResult(algorithm=own.algorithm.value, beta=beta, rounds=origin.round, **found["figures"], **seen)
 
 
-def _write(demo: Demo, job: bytes) -> tuple[str, float, list[str]]:
-    """The module that measures, the beta that its value counts, and what the module takes."""
+def _write(demo: Demo, job: bytes) -> tuple[float, list[str]]:
+    """The beta that a policy's value counts, and the files that are measured."""
     disk = PeerDisk(demo.watched.directory)
     try:
         policy = disk.model(job)
@@ -146,7 +147,7 @@ def _write(demo: Demo, job: bytes) -> tuple[str, float, list[str]]:
         files = [_saved(demo, POLICY_FILE, policy), _saved(demo, REFERENCE_FILE, first)]
         read = spec.resolved_objective.required_model(spec)
         if read is None or base is None:
-            return "rlhf.pytorch.toy_evaluation", spec.decoded_settings.beta, files
+            return spec.decoded_settings.beta, files
         beta = current_beta(policy.state.steering, spec.decoded_settings.beta)  # that of the next round, if there were one
         reward = disk.model(read.job)
         files += [_saved(demo, REWARD_MODEL_FILE, reward), *(str(disk.text(of)) for of in (base.spec, reward.spec))]
@@ -154,7 +155,7 @@ def _write(demo: Demo, job: bytes) -> tuple[str, float, list[str]]:
             with storage_errors(demo.folder / TOKENIZER):
                 (demo.folder / TOKENIZER).write_bytes(disk.blob(spec.tokenizer))
             files.append(str(demo.folder / TOKENIZER))
-        return "rlhf.pytorch.policy_evaluation", beta, [str(beta), *files]
+        return beta, files
     finally:
         disk.close()
 

@@ -34,7 +34,7 @@ from rlhf.objectives.ppo import (
 )
 from rlhf.objectives.rollouts import RolloutId, TokenIds, is_finished
 from rlhf.pytorch import losses, rollout_passes
-from rlhf.pytorch.reward_model import NormalizedRewardModel
+from rlhf.pytorch.supervised_objectives import NormalizedRewardModel
 from training.engines.engine import OnProgress
 from training.engines.pytorch.declaring_engine import TorchDeclaringEngine
 from training.engines.pytorch.model import GPT

@@ -14,7 +14,7 @@ from protocol.errors import FolkmootError, UserError
 from rlhf.data import tokenized_records
 from rlhf.data.preference_sets import read_preference_file
 from rlhf.objectives.supervised_objectives import OBJECTIVES, REWARD_NAMES
-from rlhf.pytorch.reward_model import scores_of_pairs
+from rlhf.pytorch.supervised_objectives import scores_of_pairs
 from training.data.tokenizer import load_tokenizer
 from training.engines.pytorch.model import GPT
 from training.formats import checkpoint

@@ -19,8 +19,9 @@ from protocol import codec
 from protocol.messages import Proposal
 from protocol.sampling import SamplingOptions
 from protocol.verdicts import Verdict, verdict_label
-from rlhf.objectives import job_presets, rollouts, rule_rewards, toy_policies
+from rlhf.objectives import job_presets, rollouts, rule_rewards
 from rlhf.objectives.ppo import MILLIONTHS, PPO, VALUE_HEAD, PpoSettings, RolloutDeclaration
+from rlhf.pytorch import policy_evaluation
 from rlhf.pytorch.losses import log_probabilities
 from tests.rlhf.slices import whole
 from training import worker_protocol
@@ -250,11 +251,11 @@ def test_on_the_toy_a_policy_comes_near_the_best_that_there_is() -> None:
     spec = JobSpec(name="toy", objective="ppo", model=model, objective_settings=codec.encode(own), **fields).validated()
     first = initial_parameters(spec)
     engine: Any = BACKEND.open_engine(spec, TokenizedText.without_text(ByteTokenizer().token_bytes), ByteTokenizer(), first)
-    rewards = toy_policies.toy_rewards(spec.seed)
+    rewards = policy_evaluation.toy_rewards(spec.seed)
 
     def logp(parameters: Any) -> Any:
         engine.load_parameters(parameters)
-        responses = torch.from_numpy(toy_policies.toy_responses())
+        responses = torch.from_numpy(policy_evaluation.toy_responses())
         prompted = torch.nn.functional.pad(responses[:, :-1], (1, 0), value=rule_rewards.TOY_PROMPT)
         with torch.no_grad():
             logits = engine.model.logits(engine.model.features(prompted))
@@ -267,4 +268,4 @@ def test_on_the_toy_a_policy_comes_near_the_best_that_there_is() -> None:
             by = engine.derive_step_data(parameters, JOB, number, TRAINER, declaration)
             delta, _ = engine.local_steps(parameters, JOB, number, TRAINER, declaration=by)
             parameters = parameters - delta
-    assert toy_policies.gap_closed(logp(parameters), reference, rewards) > 0.85
+    assert policy_evaluation.gap_closed(logp(parameters), reference, rewards) > 0.85

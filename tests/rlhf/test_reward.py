@@ -23,7 +23,7 @@ from rlhf.objectives.ppo import PpoSettings
 from rlhf.objectives.supervised_objectives import REWARD, SCORE_HEAD, MeanRewardSettings, TrainableParameters
 from rlhf.pair_accuracy import ACCURACY, CALIBRATION
 from rlhf.pytorch import score_pairs
-from rlhf.pytorch.reward_model import NormalizedRewardModel, preference_metrics
+from rlhf.pytorch.supervised_objectives import NormalizedRewardModel, preference_metrics
 from tests.rlhf.seat import JOB, TRAINER, Seat, write
 from training import worker_protocol
 from training.data.default_text import default_text
