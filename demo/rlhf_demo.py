@@ -20,9 +20,9 @@ from demo.rlhf_result import RlhfResult
 from peer.settings.data_directory import storage_errors
 from protocol.api import TrainRequest
 from protocol.errors import UserError
+from rlhf import synthetic_preferences
 from rlhf.api.tuning_plan_builder import REWARD_PREFIX, build_toy_spec, parse_ppo_overrides, parse_reward_overrides
 from rlhf.data import preference_sets
-from rlhf.demo import synthetic_preferences
 from rlhf.objectives.ppo import PpoSettings, PromptSourceKind, current_beta
 from rlhf.rpc import PolicyMetricsView, RlhfRpc
 from storage.regular_files import open_regular

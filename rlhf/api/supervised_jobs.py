@@ -17,7 +17,7 @@ from protocol import codec
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 from rlhf.data import preference_sets, tokenized_records
-from rlhf.data.jsonl import InvalidLines
+from rlhf.data.dataset_files import InvalidLines
 from rlhf.data.preference_sets import PreferencePair, PromptRecord, R
 from rlhf.data.tokenized_records import TokenizedPairs, TokenizedResponses, append_stop_token, record_label
 from rlhf.objectives import job_presets

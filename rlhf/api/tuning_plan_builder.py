@@ -29,7 +29,7 @@ from rlhf.api.supervised_jobs import (
 )
 from rlhf.api.supervised_jobs import parse_objective_overrides as parsed_terms
 from rlhf.data import preference_sets, tokenized_records
-from rlhf.data.jsonl import InvalidLines
+from rlhf.data.dataset_files import InvalidLines
 from rlhf.data.preference_sets import PreferencePair
 from rlhf.ledger import tuning_plans
 from rlhf.ledger.preference_set_attestation import PreferenceSetSource

@@ -22,9 +22,8 @@ from curation.tasks.task_pages import TaskPageBlob, Text, assignment_id
 from protocol import codec
 from protocol.codec import Between, Length
 from protocol.errors import RemoteProtocolError, UserError
-from rlhf.data.dataset_formats import to_plain_texts
+from rlhf.data.dataset_files import LINE_BYTES_MAX, InvalidLines, read_records, to_plain_texts
 from rlhf.data.decided_comparisons import decided_pages
-from rlhf.data.jsonl import LINE_BYTES_MAX, InvalidLines, read_records
 
 PERMILLE: Final = 1_000
 HELD_OUT_PERMILLE: Final = 100  # of the prompts: the reward model is measured on them, and never trained

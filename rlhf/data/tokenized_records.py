@@ -15,8 +15,7 @@ import numpy.typing as npt
 from curation.tasks.task_pages import Text
 from protocol.codec import Length
 from protocol.errors import UserError
-from rlhf.data.dataset_formats import is_positive_example, to_plain_texts
-from rlhf.data.jsonl import InvalidLines, read_records
+from rlhf.data.dataset_files import InvalidLines, is_positive_example, read_records, to_plain_texts
 from rlhf.data.preference_set_statistics import PreferenceSetStatistics
 from rlhf.data.preference_sets import (
     PAIRS_MAX,

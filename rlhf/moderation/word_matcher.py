@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, BinaryIO, Final
 
 from protocol.errors import UserError
-from rlhf.data.jsonl import read_rows
+from rlhf.data.dataset_files import read_rows
 from rlhf.moderation import confusables
 
 ENTRIES_MAX: Final = 10_000  # of a list: entries that begin with a star are compared with every word

@@ -53,7 +53,7 @@ Float64Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class PolicyMetrics:
-    """A value is J = E r − β·KL. Of the toy all are exact; else they are estimates, and the reward model's scores are normalised."""
+    """A value is J = E r − β·KL. Those of the toy are exact; others are estimates, with normalised scores of the reward model."""
 
     reference_value: float
     value: float

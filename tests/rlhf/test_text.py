@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from peer import features
+from rlhf import synthetic_preferences
 from rlhf.data import preference_set_statistics
 from rlhf.data.preference_sets import PreferencePair
-from rlhf.demo import synthetic_preferences
 from rlhf.objectives.rule_rewards import vowel_share
 from tests.peer.processes import LATE, command, demo
 from training.data import default_text

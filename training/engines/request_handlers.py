@@ -118,7 +118,7 @@ def _begin_text(context: WorkerContext, request: worker_protocol.GenerateRequest
 def _prompt_with_turns(engine: Engine, request: worker_protocol.GenerateRequest) -> bytes:
     """The prompt behind as many whole turns as the context can hold beside the text, which has at most half of it.
 
-    A turn ends with the bytes of the job's stop token, or with a line break, as in `rlhf.data.dataset_formats`.
+    A turn ends with the bytes of the job's stop token, or with a line break, as in `rlhf.data.dataset_files`.
     """
     text, context, tokenizer = request.prompt.encode(), engine.spec.model.context, engine.tokenizer
     end = b"" if request.stop is None else tokenizer.decode([request.stop])
