@@ -24,15 +24,15 @@ RLHF = Feature(
     objectives="rlhf.objectives.supervised_objectives:OBJECTIVES",
     implementations={"pytorch": "rlhf.pytorch.implementations:IMPLEMENTATIONS"},
     services={
-        "sets": "rlhf.services.preference_dataset_builder:PreferenceDatasetBuilder",
-        "ahead": "rlhf.services.blob_prefetcher:BlobPrefetcher",
-        "measuring": "rlhf.services.final_model_evaluator:FinalModelEvaluator",
+        "sets": "rlhf.services:PreferenceDatasetBuilder",
+        "ahead": "rlhf.services:BlobPrefetcher",
+        "measuring": "rlhf.services:FinalModelEvaluator",
     },
     services_everywhere=("sets", "measuring"),
     commands="rlhf.commands",
     rpc="rlhf.rpc:RlhfRpc",
-    event_lines="rlhf.ledger.event_lines:policy_event_lines",
-    failures="rlhf.ledger.event_lines:find_failed_plans",
+    event_lines="rlhf.ledger.rlhf_module:policy_event_lines",
+    failures="rlhf.ledger.rlhf_module:find_failed_plans",
     rpc_handler="rlhf.api.rlhf_rpc_handler:RlhfRpcHandler",
     roles=(
         Role(

@@ -24,18 +24,17 @@ from rlhf.api.pair_trace import jobs_with_preferences, trace_pair
 from rlhf.api.preference_source import describe_preference_source
 from rlhf.api.supervised_jobs import TruncationSide
 from rlhf.api.tuning_plan_builder import BuiltPlan, TuningPlanBuilder, pack_word_file
-from rlhf.data.decided_comparisons import NO_PROJECT
 from rlhf.data.preference_sets import PreferencePair
 from rlhf.ledger import tuning_plans
-from rlhf.ledger.preference_set_attestation import PreferenceSetSource
+from rlhf.ledger.preference_set_attestation import NO_PROJECT, PreferenceSetSource
 from rlhf.ledger.rlhf_module import RlhfModule, RlhfState
 from rlhf.objectives import policy_monitors
 from rlhf.objectives.policy_monitors import PolicyHistory
 from rlhf.objectives.ppo import MODULE, PpoSettings, current_beta
 from rlhf.objectives.supervised_objectives import DPO, INSTRUCT, NATS, PAIR_OBJECTIVES
 from rlhf.pair_accuracy import ACCURACY, CALIBRATION, CONTRADICTORY, IDENTICAL, PAIRS, WORD_COUNT, PairAccuracy
+from rlhf.preference_derivation import derive_pairs
 from rlhf.rpc import FINISHED, MEASURING, CompareView, PairTraceView, PolicyMetricsView, RlhfRpc, RlhfView, StageView
-from rlhf.services.preference_derivation import derive_pairs
 from training import text_stream, worker_protocol
 from training.api.job_builder import BLOB_FETCH_SECONDS_MAX, fetch_job_blob, parse_field
 from training.api.training_failures import no_progress_text

@@ -13,8 +13,7 @@ import pytest
 from ledger.jobs import JobsState
 from ledger.network_governance import NetworkState
 from peer import features
-from rlhf.ledger.event_lines import policy_event_lines
-from rlhf.ledger.rlhf_module import RlhfState
+from rlhf.ledger.rlhf_module import RlhfState, policy_event_lines
 from rlhf.objectives.policy_monitors import (
     ROUNDS_KEPT,
     PolicyHistory,

@@ -22,8 +22,7 @@ from protocol.identity import Signed, sign_message
 from protocol.messages import Proposal
 from protocol.verdicts import Verdict
 from rlhf.ledger import tuning_plans
-from rlhf.ledger.event_lines import find_failed_plans
-from rlhf.ledger.rlhf_module import RlhfModule, RlhfState
+from rlhf.ledger.rlhf_module import RlhfModule, RlhfState, find_failed_plans
 from rlhf.ledger.tuning_plans import CancelPlan, ReportAccuracy, StartPlan, TuningPlan
 from rlhf.objectives.ppo import MILLIONTHS, MODEL_REWARD, PpoSettings, RolloutDeclaration
 from rlhf.objectives.supervised_objectives import MeanRewardSettings

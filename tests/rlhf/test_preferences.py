@@ -21,7 +21,6 @@ from rlhf.data import preference_sets
 from rlhf.data.preference_sets import (
     PAIRS_MAX,
     PreferencePair,
-    decided_pairs,
     decode_records,
     encode_records,
     is_held_out,
@@ -30,6 +29,7 @@ from rlhf.data.preference_sets import (
     split_held_out,
 )
 from rlhf.data.tokenized_records import draw_pairs, draw_pairs_by_epoch
+from rlhf.preference_derivation import decided_pairs
 from tests.curation.room import AUTHOR, Room, annotators
 from training.corpus import DataManifest, split_into_shards
 

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from fractions import Fraction
 
 import trio
 
-from curation.ledger.curation_state import CurationState, TaskPageRow
+from curation.estimation.rank_aggregation import FIRST, TIE
+from curation.import_export.export_formats import preference_share
+from curation.ledger.curation_state import CurationState, TaskPageRow, TaskRow
 from curation.limits import PAGE_BYTES_MAX
 from curation.service.project_tasks import fetch_task_page
 from curation.tasks.answers import QuestionKind
-from curation.tasks.task_pages import TaskPageBlob, decode_page
+from curation.tasks.task_pages import TaskPageBlob, assignment_id, decode_page
 from features.services import ServiceContext
 from ledger.members import MembersState
 from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError
-from rlhf.data.decided_comparisons import decided_pages
-from rlhf.data.preference_sets import PreferencePair, decided_pairs
-from rlhf.ledger.preference_set_attestation import PreferenceSetSource
+from rlhf.data.preference_sets import PERMILLE, PreferencePair
+from rlhf.ledger.preference_set_attestation import PreferenceSetSource, decided_pages
 
 # For one page, before the state is looked at again: a page that was redacted meanwhile never comes.
 FETCHING_SECONDS = 10.0
+PageOf = Callable[[bytes, TaskPageRow], TaskPageBlob | None]
 
 
 class _PageReplaced(FolkmootError):
@@ -89,3 +93,35 @@ def _pairs(desk: ServiceContext, state: CurationState, source: PreferenceSetSour
             return None  # as at every peer: no tasks have this digest
 
     return decided_pairs(state, source.project, source.height, page)
+
+
+def decided_pairs(state: CurationState, project: bytes, height: int, page: PageOf) -> list[PreferencePair]:
+    """What people decided of a project's pairs up to a height, the same at every peer that has the same state.
+
+    `page` gives the tasks of a page, by its key and its row; None: the blob that its author named holds none. Left out are pairs
+    of which both responses are bad, and those whose text is taken out. p is the share of the votes, a tie counting half, and at
+    least 1/2 for the label: the label has weighed the votes, and the close of a project may change it. `UserError`: it is no
+    project that compares responses.
+    """
+    pairs: list[PreferencePair] = []
+    for key, entry, settled in decided_pages(state, project, height):
+        tasks = page(key, entry)
+        if tasks is None:
+            continue
+        for index, task, row in settled:
+            text = tasks.entries[index].task
+            if text is not None and all(text.items):
+                first, second = text.items
+                pairs.append(PreferencePair(task, text.text, first, second, _share(state, task, row)))
+    return sorted(pairs, key=lambda pair: pair.id)
+
+
+def _share(state: CurationState, task: bytes, row: TaskRow) -> int:
+    assert row.label is not None
+    label = row.label[0]
+    if label == TIE:
+        return PERMILLE // 2
+    votes = (state.assignments.get_record(assignment_id(task, annotator)) for annotator in row.annotators)
+    said = preference_share(label, [vote.answer[0] for vote in votes if vote is not None and vote.answer is not None])
+    permille = math.floor(PERMILLE * said + Fraction(1, 2))
+    return permille if label == FIRST else PERMILLE - permille
