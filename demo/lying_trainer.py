@@ -1,12 +1,16 @@
 """Trainers that lie, for demos, scenarios and tests: each attack of `peer demo --attack`. No honest peer runs this.
 
 A liar also votes dishonestly: it accepts its accomplices and says of everybody else that re-execution failed.
+
+`python -m demo.lying_trainer ATTACK ACCOMPLICES run …` is a peer that takes part in everything and lies about its updates.
+ACCOMPLICES are peer ids separated by commas, or `-` for none.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,11 +19,17 @@ from pathlib import Path
 import numpy as np
 import trio
 
+from demo.command_line import ATTACKS
+from peer.cli import build_parser
+from peer.commands import local_commands
+from peer.commands.command_line_parser import settings_from_options
+from peer.daemon.daemon import ParticipantContext
 from peer.roles.trainer import Trainer
 from peer.roles.voter import fetch_audit_data, proposal_of, propose_request, publish_proposal, store_proposal_files
 from protocol import codec as wire
-from protocol.identity import Signed
-from protocol.messages import Proposal
+from protocol.errors import UserError
+from protocol.identity import Signed, parse_peer_id, sign_message
+from protocol.messages import GossipEnvelope, Proposal
 from protocol.verdicts import ReplayFinding, Verdict
 from rlhf.objectives import rollouts
 from rlhf.objectives.ppo import MILLIONTHS, PPO, PpoSettings, RolloutDeclaration
@@ -34,16 +44,12 @@ from training.replicated.tensor_layout import Float32Array
 from training.round_context import OpenRoundContext, ReplayResult, RoundContext
 from training.transformer import BYTES
 from training.worker_protocol import AuditRequest, DeclarationFiles, ProposeReply, ProposeRequest
+from transport.network import Priority
 
 # What only sampled audits can find, or what makes no sense without them; elsewhere the first three flip signs.
 AUDIT_ATTACKS = ("false-update", "withhold", "false-pass", "false-challenge", "lazy")
 # Of jobs whose trainers sample what they train on; elsewhere they flip signs.
 ROLLOUT_ATTACKS = ("fabricate-rollouts", "choose-tokens", "false-figures", "other-reward")
-ATTACKS = (
-    *("sign-flip", "scale", "nan", "garbage", "stale", "copy", "free-rider", "silent", "equivocate"),
-    *AUDIT_ATTACKS,
-    *ROLLOUT_ATTACKS,
-)
 SCALE = np.float32(1e6)
 FABRICATED = tuple(b"aeiou")  # tokens of responses that were not sampled
 GUESSED_LOSS = 2_000_000  # millionths: the loss that whoever replays nothing reports
@@ -286,3 +292,32 @@ def _with_payload(round: OpenRoundContext, request: ProposeRequest, done: Propos
 
 def _noise_bytes(round: OpenRoundContext, size: int) -> bytes:
     return np.random.default_rng(round.number).bytes(size)
+
+
+async def equivocate(context: ParticipantContext, first: Proposal, second: Proposal) -> None:
+    """Shows one half of the network another proposal than the other half, behind the back of the driver's one way out."""
+    for number, peer in enumerate(sorted(context.network.connected_peers())):
+        signed = sign_message(context.signer, context.chain_id, (first, second)[number % 2])
+        context.network.send(peer, wire.encode(GossipEnvelope(signed)), Priority.VOTE)
+
+
+def main(arguments: list[str]) -> int:
+    attack, accomplices, *rest = arguments
+    if attack not in ATTACKS:
+        raise UserError(f"{attack!r} is no attack; there are {', '.join(ATTACKS)}")
+    options = build_parser().parse_args(rest)
+    keys = frozenset(parse_peer_id(text) for text in accomplices.split(",") if text != "-")
+
+    def make_liar(context: ParticipantContext) -> Liar:
+        assert context.worker is not None, "a liar trains"
+        lies = partial(equivocate, context)
+        return Liar(context.worker, context.text_folder, attack=attack, accomplices=keys, equivocate=lies)
+
+    return local_commands.run_peer_with_config(settings_from_options(options).config, console=False, make_participant=make_liar)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except UserError as error:
+        sys.exit(f"peer: error: {error}")

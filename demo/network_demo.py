@@ -220,7 +220,7 @@ async def start_peers(demo: Demo) -> None:
 
 def launch_peer(demo: Demo, peer: DemoPeer, bootstrap: str, command: Sequence[str] = ("run",)) -> None:
     accomplices = ",".join(peer_id(p.identity.public) for p in demo.peers if p.lies) or "-"
-    lies = (*peer.module[:-1], "demo.liar", demo.options.attack, accomplices)
+    lies = (*peer.module[:-1], "demo.lying_trainer", demo.options.attack, accomplices)
     module = lies if peer.lies else peer.module
     settings = ["--data-dir", str(peer.directory), "--role", peer.role, "--name", peer.name, *peer.serves]
     settings += ["--listen", peer.address, "--threads", str(peer.threads), "--log-level", "info"]

@@ -14,9 +14,9 @@ from typing import Final, cast
 import trio
 
 from demo.demo_peers import TEXT, Demo
+from demo.demo_report import RlhfResult
 from demo.peer_disk import PeerDisk
 from demo.report_files import path_errors_as_user_errors, write_text
-from demo.rlhf_result import RlhfResult
 from peer.settings.data_directory import storage_errors
 from protocol.api import TrainRequest
 from protocol.errors import UserError

@@ -20,7 +20,7 @@ from random import Random
 import trio
 
 from consensus.quorum import faults_tolerated
-from demo.lying_trainer import ATTACKS
+from demo.command_line import ATTACKS
 from peer.commands.job_fields import PRESETS, preset_overrides
 from scenarios import coming, network, rolling
 from scenarios.network import Network

@@ -224,7 +224,7 @@ async def _greeting(stream: trio.SocketStream) -> tuple[str, str]:
 
 def main() -> int:
     """A peer whose every connection goes through the proxy; the first argument is the module that runs it."""
-    from demo import liar
+    from demo import lying_trainer
     from peer import cli
 
     module, *arguments = sys.argv[1:]
@@ -237,7 +237,7 @@ def main() -> int:
         return stream
 
     setattr(trio, "open_tcp_stream", through_proxy)  # noqa: B010 - the swarm dials with this function
-    return liar.main(arguments) if module == liar.__name__ else cli.main(arguments)
+    return lying_trainer.main(arguments) if module == lying_trainer.__name__ else cli.main(arguments)
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ PLACES = ("--listen", "127.0.0.1:0", "--web-listen", "127.0.0.1:0")
 async def start(network: list[Daemon], lies: bool = True, *more: str) -> None:
     bootstrap: list[str] = []
     for number, daemon in enumerate(network):
-        module = ["demo.liar", "fabricate-rollouts", "-"] if lies and number == LIAR else ["peer.cli"]
+        module = ["demo.lying_trainer", "fabricate-rollouts", "-"] if lies and number == LIAR else ["peer.cli"]
         quiet = ["--no-evaluate"] if number else []
         daemon.start(*module[1:], "run", *PLACES, *quiet, *more, *bootstrap, module=module[0])
         if not bootstrap:
