@@ -17,11 +17,11 @@ from curation.service.curation_rpc_handler import resolve_project
 from curation.tasks.answers import QuestionKind
 from features.text_tables import pluralize
 from ledger.jobs import Job, JobPhase, QueuedJob, job_id
+from ledger.ledger_state import LedgerState
 from ledger.network_governance import NetworkState
 from protocol.errors import StorageError, UserError
 from protocol.sampling import SamplingOptions
 from rlhf.api.pair_trace import jobs_with_preferences, trace_pair
-from rlhf.api.preference_source import describe_preference_source
 from rlhf.api.supervised_jobs import TruncationSide
 from rlhf.api.tuning_plan_builder import BuiltPlan, TuningPlanBuilder, pack_word_file
 from rlhf.data.preference_sets import PreferencePair
@@ -34,7 +34,17 @@ from rlhf.objectives.ppo import MODULE, PpoSettings, current_beta
 from rlhf.objectives.supervised_objectives import DPO, INSTRUCT, NATS, PAIR_OBJECTIVES
 from rlhf.pair_accuracy import ACCURACY, CALIBRATION, CONTRADICTORY, IDENTICAL, PAIRS, WORD_COUNT, PairAccuracy
 from rlhf.preference_derivation import derive_pairs
-from rlhf.rpc import FINISHED, MEASURING, CompareView, PairTraceView, PolicyMetricsView, RlhfRpc, RlhfView, StageView
+from rlhf.rpc import (
+    FINISHED,
+    MEASURING,
+    CompareView,
+    PairTraceView,
+    PolicyMetricsView,
+    PreferencesView,
+    RlhfRpc,
+    RlhfView,
+    StageView,
+)
 from training import text_stream, worker_protocol
 from training.api.job_builder import BLOB_FETCH_SECONDS_MAX, fetch_job_blob, parse_field
 from training.api.training_failures import no_progress_text
@@ -387,3 +397,29 @@ def add_metrics(stage: StageView, found: Mapping[int, Mapping[str, float]]) -> S
 def _is_measured(figures: Mapping[str, float]) -> bool:
     """Whether these are all figures of a model, or cannot be found."""
     return EVALUATION_SECONDS in figures or EVALUATION_FAILED in figures
+
+
+def describe_preference_source(state: LedgerState, job: bytes) -> PreferencesView | None:
+    """Of a job that learns from preferences, or will. None if neither the job nor its plan is known any more."""
+    known = state.module_state(RlhfState)
+    plan = next((plan for plan in known.plans.values() if plan.stages[0].job == job), None)
+    lined: dict[bytes, Job | QueuedJob] = {**{waiting.job: waiting for waiting in state.jobs.queue}, **state.jobs.jobs}
+    spec = lined[job].spec if job in lined else plan.stages[0].spec if plan else b""
+    claim = plan.claim if plan else None
+    data = claim.set if claim else JobSpec.decode(spec).data if spec else None
+    if data is None:
+        return None
+    decided = known.sets.get(data)
+    source = decided.source if decided else claim.source if claim else None
+    if source is None:
+        return PreferencesView(data.hex(), False)
+    agree = sum(found == data for found in claim.attestations.values()) if claim else 0
+    return PreferencesView(
+        set=data.hex(),
+        decided_by_annotators=decided is not None or (claim is not None and claim.is_decided),
+        project=source.project.hex(),
+        height=source.height,
+        redacted=decided.redacted if decided else 0,
+        attesting_voters=agree,
+        dissenting_voters=len(claim.attestations) - agree if claim else 0,
+    )
