@@ -91,7 +91,7 @@ class Liar(Trainer):
             return
         request = propose_request(round, self.text_folder / f"{round.job.hex()[:16]}-{round.number}.buffer")
         if self.attack == "free-rider":
-            request = _from_zero(request)
+            request = replace(request, previous_buffer=None, previous_payload=None)
             done = await trio.to_thread.run_sync(proposal_replay.make_proposal, request, partial(self._invent, round))
         elif self.attack in ROLLOUT_ATTACKS and round.spec.resolved_objective.declaration_type is RolloutDeclaration:
             request, done = await self._of_rollouts(round, request)
@@ -146,7 +146,7 @@ class Liar(Trainer):
             case "nan":
                 return request, _poisoned(round, request, done)
             case "garbage":
-                return request, _with_payload(round, request, done, _noise_bytes(round, done.payload_bytes))
+                return request, _with_payload(round, request, done, np.random.default_rng(round.number).bytes(done.payload_bytes))
         return request, done
 
     def _invent(
@@ -246,10 +246,6 @@ def _declared(
     return DeclarationFiles(wire.encode(declared), {digest: str(path)})
 
 
-def _from_zero(request: ProposeRequest) -> ProposeRequest:
-    return replace(request, previous_buffer=None, previous_payload=None)
-
-
 def _encoded(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply, m: Float32Array) -> ProposeReply:
     """A well-formed proposal for whatever m is."""
     buffer = feedback_buffer.make_buffer(m, round.model.header(round.me), round.spec)
@@ -288,10 +284,6 @@ def _with_buffer(
 def _with_payload(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply, payload: bytes) -> ProposeReply:
     digest = write_object(Path(request.payload_out), payload)
     return replace(done, payload_digest=digest, payload_bytes=len(payload))
-
-
-def _noise_bytes(round: OpenRoundContext, size: int) -> bytes:
-    return np.random.default_rng(round.number).bytes(size)
 
 
 async def equivocate(context: ParticipantContext, first: Proposal, second: Proposal) -> None:

@@ -60,8 +60,8 @@ from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, Timeout, Ti
 from protocol.name_validation import REFUSED_CHARACTERS
 from protocol.verdicts import OBJECTIVE_CODES_FIRST, OBJECTIVE_CODES_MAX, ReplayFinding, Verdict
 from rlhf.data import tokenized_records
-from rlhf.data.preference_sets import PreferencePair
-from rlhf.data.tokenized_records import InstructionExample, draw_pairs, draw_pairs_by_epoch
+from rlhf.data.preference_sets import InstructionExample, PreferencePair
+from rlhf.data.tokenized_records import draw_pairs, draw_pairs_by_epoch
 from rlhf.ledger import preference_set_attestation, tuning_plans
 from rlhf.ledger.rlhf_module import RlhfState
 from rlhf.objectives import rollouts

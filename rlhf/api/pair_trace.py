@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from features.export_query import ExportedSets
@@ -33,10 +33,7 @@ LINE_BYTES = 8  # of a line's number, where it is the id of a pair
 Read = Callable[[bytes, int], bytes]  # a blob by its digest, of at most so many bytes
 
 
-@dataclass(frozen=True, slots=True)
-class RoundTrainers:
-    number: int
-    trainers: Mapping[bytes, bool]  # that proposed something -> whether it was accepted
+Trainers = Mapping[bytes, bool]  # that proposed something -> whether it was accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +42,7 @@ class TracedJob:
 
     job: bytes
     spec: JobSpec
-    rounds: list[RoundTrainers] = field(default_factory=list)
+    rounds: dict[int, Trainers] = field(default_factory=dict)
     unknown: int = 0
 
 
@@ -91,7 +88,7 @@ def find_pair(pairs: Sequence[PreferencePair], text: str) -> PreferencePair | No
 
 
 def iter_pair_draws(
-    job: bytes, spec: JobSpec, pairs: Sequence[PreferencePair], pair: PreferencePair, rounds: Iterable[RoundTrainers]
+    job: bytes, spec: JobSpec, pairs: Sequence[PreferencePair], pair: PreferencePair, rounds: Mapping[int, Trainers]
 ) -> Iterator[PairDrawView]:
     """In the order of rounds, trainers and steps. A pair that a step has drawn twice is named once."""
     train = [other.id for other in split_held_out(pairs, spec.held_out_permille)[0]]
@@ -99,14 +96,14 @@ def iter_pair_draws(
         return
     kind = spec.resolved_objective
     assert isinstance(kind, PairObjective)
-    place, known = train.index(pair.id), list(rounds)
+    place = train.index(pair.id)
     hits = list[tuple[int, bytes, int, bool]]()
-    for trainer in sorted({trainer for at in known for trainer in at.trainers}):  # one after the other: its order is found once
-        for at in known:
-            if trainer in at.trainers:
+    for trainer in sorted(set[bytes]().union(*rounds.values())):  # one after the other: its order is found once
+        for number, trainers in rounds.items():
+            if trainer in trainers:
                 for step in range(spec.local_steps):
-                    if place in kind.draw_example_numbers(spec, InnerStep(job, at.number, trainer, step), spec.batch, len(train)):
-                        hits.append((at.number, trainer, step, at.trainers[trainer]))
+                    if place in kind.draw_example_numbers(spec, InnerStep(job, number, trainer, step), spec.batch, len(train)):
+                        hits.append((number, trainer, step, trainers[trainer]))
     for number, trainer, step, accepted in sorted(hits):
         yield PairDrawView(job.hex(), number, peer_id(trainer), step, accepted)
 
@@ -119,15 +116,12 @@ def jobs_with_preferences(jobs: JobsState, store: LedgerStore) -> Iterator[Trace
     for key, job in sorted(jobs.jobs.items(), key=lambda item: item[1].started_height):
         spec = JobSpec.decode(job.spec)
         if spec.objective in PAIR_OBJECTIVES:
-            rounds = [found for number in range(job.round) if (found := _round(store, key, number)) is not None]
+            closed = {number: found for number in range(job.round) if (found := store.closed_round(key, number)) is not None}
+            rounds = {
+                number: {trainer: said == ACCEPTED for trainer, said in found.verdicts.items() if said != ABSENT}
+                for number, found in closed.items()
+            }
             yield TracedJob(key, spec, rounds, job.round - len(rounds))
-
-
-def _round(store: LedgerStore, job: bytes, number: int) -> RoundTrainers | None:
-    closed = store.closed_round(job, number)
-    if closed is None:
-        return None
-    return RoundTrainers(number, {trainer: said == ACCEPTED for trainer, said in closed.verdicts.items() if said != ABSENT})
 
 
 @dataclass
@@ -147,7 +141,7 @@ class ExportedPairTrace:
         for closed in transition.closed_rounds:
             if closed.job in self.jobs:
                 judged = dict.fromkeys(closed.outcome.accepted, True) | dict.fromkeys(closed.outcome.rejected, False)
-                self.jobs[closed.job].rounds.append(RoundTrainers(closed.round, judged))
+                self.jobs[closed.job].rounds[closed.round] = judged
         if state.module_state(NetworkState).module_version(MODULE):
             self.sets.update(state.module_state(RlhfState).sets)
 

@@ -62,7 +62,7 @@ def build_instruct_spec(peer: TrainingPeer, request: TrainRequest) -> JobSpec:
     require_safe_settings(peer, spec, request)
     file, misfits = Path(request.examples).name, InvalidLines(request.skip_bad)
     with text_files.open_unpacked(Path(request.examples)) as stream:
-        read = tokenized_records.read_examples(file, stream, misfits)
+        read = preference_sets.read_examples(file, stream, misfits)
     tokenizer = load_job_tokenizer(peer, spec)
     found, preparation = prepare_records(file, spec, read, tokenizer, misfits, truncate)
     spec = replace(
@@ -249,7 +249,7 @@ def _shortened(spec: JobSpec, record: R, tokenizer: Tokenizer, truncate: Truncat
         for field, text, length in zip(fields, record.responses, lengths, strict=True):
             if length > spec.model.context:
                 changed[field] = _cut(tokenizer, text, slice(spec.model.context - length))
-    return replace(record, **changed) if changed and all(changed.values()) else None  # type: ignore[type-var]
+    return replace(record, **changed) if changed and all(changed.values()) else None
 
 
 def _cut(tokenizer: Tokenizer, text: str, kept: slice) -> str:

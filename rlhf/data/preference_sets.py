@@ -1,4 +1,4 @@
-"""Preferences: what is a frozen set of them, and how one is made of a file.
+"""Preferences and given responses: what is a frozen set of them, and how one is made of a file.
 
 A set is its records in ascending order of their ids, each behind its length (u32). It travels like a training text: cut into
 shards under a `training.corpus.DataManifest`, whose digest is what names the set.
@@ -12,14 +12,14 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Any, BinaryIO, Final, Protocol, TypeVar
+from typing import Annotated, Any, BinaryIO, Final, TypeVar
 
 from curation.limits import PAGE_TASKS_MAX, PAGES_MAX, TEXT_CHARACTERS_MAX
 from curation.tasks.task_pages import Text
 from protocol import codec
 from protocol.codec import Between, Length
 from protocol.errors import RemoteProtocolError, UserError
-from rlhf.data.dataset_files import LINE_BYTES_MAX, InvalidLines, read_records, to_plain_texts
+from rlhf.data.dataset_files import LINE_BYTES_MAX, InvalidLines, is_positive_example, read_records, to_plain_texts
 
 PERMILLE: Final = 1_000
 HELD_OUT_PERMILLE: Final = 100  # of the prompts: the reward model is measured on them, and never trained
@@ -28,7 +28,8 @@ UTF8_BYTES_MAX: Final = 4  # of a character
 PAIR_BYTES_MAX: Final = 3 * UTF8_BYTES_MAX * TEXT_CHARACTERS_MAX + 64  # three texts; id and p take less than 64
 assert 3 * 2 * len(r"\uXXXX") * TEXT_CHARACTERS_MAX < LINE_BYTES_MAX, "a line holds any three texts, however they are escaped"
 LENGTH_BYTES: Final = 4
-EXAMPLE: Final = '{"prompt": "…", "chosen": "…", "rejected": "…"}'
+RESPONSE_EXAMPLE: Final = '{"prompt": "…", "response": "…"}'
+PAIR_EXAMPLE: Final = '{"prompt": "…", "chosen": "…", "rejected": "…"}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +45,18 @@ class PreferencePair:
         return self.first, self.second
 
 
-class PromptRecord(Protocol):
-    """Of a set: a prompt and what is said after it."""
+@dataclass(frozen=True, slots=True)
+class InstructionExample:
+    id: Annotated[bytes, Length(1, 32)]  # the number of the line as u64, big-endian
+    prompt: Text
+    response: Text
 
     @property
-    def id(self) -> bytes: ...
-
-    @property
-    def prompt(self) -> str: ...
-
-    @property
-    def responses(self) -> tuple[str, ...]: ...
+    def responses(self) -> tuple[str, ...]:
+        return (self.response,)
 
 
+PromptRecord = PreferencePair | InstructionExample  # of a set: a prompt and what is said after it
 R = TypeVar("R", bound=PromptRecord)
 
 
@@ -111,7 +111,26 @@ def read_preference_file(name: str, stream: BinaryIO, misfits: InvalidLines | No
         prompt, chosen, rejected = (checked_text(where, row, field) for field in ("prompt", "chosen", "rejected"))
         return PreferencePair(number.to_bytes(8, "big"), prompt, chosen, rejected, _permille(where, row.get("p", 1)))
 
-    return read_records(name, stream, "pair", EXAMPLE, PAIRS_MAX, make, misfits or InvalidLines())
+    return read_records(name, stream, "pair", PAIR_EXAMPLE, PAIRS_MAX, make, misfits or InvalidLines())
+
+
+def read_examples(name: str, stream: BinaryIO, misfits: InvalidLines | None = None) -> list[InstructionExample]:
+    """Of JSONL with `prompt` and `response`, or as `forms` has it.
+
+    `UserError` names the first lines that are none, unless `misfits` leaves them out. Responses that are labelled as bad are left
+    out in any case.
+    """
+
+    def make(number: int, row: dict[str, Any]) -> InstructionExample | None:
+        where = f"{name}:{number}"
+        if not is_positive_example(where, row):
+            return None
+        row = to_plain_texts(where, row)
+        return InstructionExample(
+            number.to_bytes(8, "big"), checked_text(where, row, "prompt"), checked_text(where, row, "response")
+        )
+
+    return read_records(name, stream, "response", RESPONSE_EXAMPLE, PAIRS_MAX, make, misfits or InvalidLines())
 
 
 def checked_text(where: str, row: dict[str, Any], field: str) -> str:

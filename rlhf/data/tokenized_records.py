@@ -7,23 +7,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from curation.tasks.task_pages import Text
-from protocol.codec import Length
 from protocol.errors import UserError
-from rlhf.data.dataset_files import InvalidLines, is_positive_example, read_records, to_plain_texts
 from rlhf.data.preference_set_statistics import PreferenceSetStatistics
 from rlhf.data.preference_sets import (
-    PAIRS_MAX,
     PERMILLE,
+    InstructionExample,
     PreferencePair,
     PromptRecord,
     R,
-    checked_text,
     decode_records,
     encode_records,
     split_held_out,
@@ -124,20 +120,6 @@ def pair_batch(tokens: TokenArray, side: PairSplit, numbers: npt.NDArray[np.int6
     return x.reshape(len(numbers), 2, -1), (ends - starts - 1).reshape(-1, 2), side.p[numbers]
 
 
-EXAMPLE: Final = '{"prompt": "…", "response": "…"}'
-
-
-@dataclass(frozen=True, slots=True)
-class InstructionExample:
-    id: Annotated[bytes, Length(1, 32)]  # the number of the line as u64, big-endian
-    prompt: Text
-    response: Text
-
-    @property
-    def responses(self) -> tuple[str, ...]:
-        return (self.response,)
-
-
 @dataclass(frozen=True, slots=True)
 class ResponseSplit:
     """Which tokens are whose. A record has as many texts as responses, one after another: its prompt and one of them."""
@@ -164,25 +146,6 @@ class TokenizedResponses(TokenizedText):
     train_split: ResponseSplit
     held_out_split: ResponseSplit  # held out: by the prompt, so that no prompt is on both sides
     statistics: PreferenceSetStatistics | None  # of pairs
-
-
-def read_examples(name: str, stream: BinaryIO, misfits: InvalidLines | None = None) -> list[InstructionExample]:
-    """Of JSONL with `prompt` and `response`, or as `forms` has it.
-
-    `UserError` names the first lines that are none, unless `misfits` leaves them out. Responses that are labelled as bad are left
-    out in any case.
-    """
-
-    def make(number: int, row: dict[str, Any]) -> InstructionExample | None:
-        where = f"{name}:{number}"
-        if not is_positive_example(where, row):
-            return None
-        row = to_plain_texts(where, row)
-        return InstructionExample(
-            number.to_bytes(8, "big"), checked_text(where, row, "prompt"), checked_text(where, row, "response")
-        )
-
-    return read_records(name, stream, "response", EXAMPLE, PAIRS_MAX, make, misfits or InvalidLines())
 
 
 def tokenize_responses(

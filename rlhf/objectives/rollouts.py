@@ -17,7 +17,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -118,20 +118,9 @@ DRAWS_MAX: Final = 16  # for one response: only where nearly every prompt is blo
 NO_PROMPT: Final = np.zeros(1, dtype=np.int64)
 
 
-class PromptSource(Protocol):
-    """What prompts are drawn from, each by its number. Of one with more than `length` tokens the last ones are taken."""
-
-    @property
-    def length(self) -> int: ...
-
-    def __len__(self) -> int: ...
-
-    def prompt_at(self, number: int) -> TokenArray: ...
-
-
 @dataclass(frozen=True, slots=True)
 class TextWindows:
-    """Of a text: a prompt begins at each token behind which `length` tokens stand."""
+    """Prompts of a text, each by its number: one begins at each token behind which `length` tokens stand."""
 
     text: TokenArray
     length: int
@@ -145,7 +134,7 @@ class TextWindows:
 
 @dataclass(frozen=True, slots=True)
 class PreferenceSetPrompts:
-    """Those that pairs have which are not held out, each once. They differ in length."""
+    """Prompts of pairs which are not held out, each once. They differ in length; of longer ones the last `length` tokens are taken."""
 
     pairs: TokenizedPairs
     length: int
@@ -159,7 +148,10 @@ class PreferenceSetPrompts:
 
 
 def draw_prompts(
-    place: RolloutId, count: int, source: PromptSource, blocks: Callable[[TokenIds], bool] = lambda tokens: False
+    place: RolloutId,
+    count: int,
+    source: TextWindows | PreferenceSetPrompts,
+    blocks: Callable[[TokenIds], bool] = lambda tokens: False,
 ) -> list[TokenIds]:
     """The prompts of `count` responses. Nobody chooses them, and everybody can check.
 

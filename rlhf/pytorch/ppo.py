@@ -88,17 +88,6 @@ class _ScoredRollouts:
     excess_BT: Tensor | None  # `rollout_passes.ForwardPassResult`
     blocked: int
 
-    def record(self, stop: int | None, vocabulary: int) -> RolloutDeclaration:
-        k1 = (self.old_BT - self.reference_BT)[self.mask_BT].double().sum()
-        unfinished = sum(not is_finished(response, stop) for response in self.responses)
-        sums = int(self.mask_BT.sum()), unfinished, in_millionths(float(k1)), in_millionths(float(self.score_B.sum()))
-        lengths = self.mask_BT.sum(1).double().numpy()
-        shares = (
-            rollouts.distinct_2(self.responses, vocabulary),
-            rollouts.length_score_correlation(lengths, self.score_B.double().numpy()),
-        )
-        return RolloutDeclaration(self.key[1], *sums, *shares, self.blocked)
-
 
 class PpoDeclarer:
     """Implements `training.engines.pytorch.declaring_engine.TorchDeclarer`."""
@@ -159,7 +148,9 @@ class PpoDeclarer:
             by_deviation = own.group_scale is AdvantageScale.DEVIATION
             advantage_B = losses.group_advantages(rewards_BT.sum(1), own.group_size, by_deviation=by_deviation)
             advantage_BT = advantage_B[:, None] * mask_BT
-        order, counts = self._order(place), mask_BT.sum(1).numpy()
+        epochs = range(own.epochs)
+        order = np.concatenate([rollouts.epoch_order(place, self._bounds.responses, epoch) for epoch in epochs])
+        counts = mask_BT.sum(1).numpy()
         tokens_of_steps = counts[order].reshape(-1, self._spec.batch).mean(1)
         batches = RolloutBatches(
             order=order,
@@ -248,7 +239,9 @@ class PpoDeclarer:
         alike = own.group_size if own.algorithm is PolicyAlgorithm.GRPO else 1
         if own.prompts is PromptSourceKind.SET:
             assert self._engine.required_model is not None and isinstance(self._engine.required_model.data, TokenizedPairs)
-            source: rollouts.PromptSource = rollouts.PreferenceSetPrompts(self._engine.required_model.data, own.prompt_tokens)
+            source: rollouts.PreferenceSetPrompts | rollouts.TextWindows = rollouts.PreferenceSetPrompts(
+                self._engine.required_model.data, own.prompt_tokens
+            )
         elif len(text):
             source = rollouts.TextWindows(text, own.prompt_tokens)
         else:
@@ -274,12 +267,19 @@ class PpoDeclarer:
     def _noise(self, place: RolloutId) -> rollout_passes.Noise:
         return lambda tokens: rollouts.gumbel_noise(place, tokens, self._bounds.vocabulary)
 
-    def _order(self, place: RolloutId) -> TokenIds:
-        """The row of each place of the round."""
-        return np.concatenate([rollouts.epoch_order(place, self._bounds.responses, epoch) for epoch in range(self._own.epochs)])
-
     def _record(self, known: _ScoredRollouts) -> RolloutDeclaration:
-        return known.record(self._own.stop_token, self._bounds.vocabulary)
+        k1 = (known.old_BT - known.reference_BT)[known.mask_BT].double().sum()
+        lengths = known.mask_BT.sum(1).double().numpy()
+        return RolloutDeclaration(
+            blob=known.key[1],
+            tokens=int(known.mask_BT.sum()),
+            unfinished=sum(not is_finished(response, self._own.stop_token) for response in known.responses),
+            k1=in_millionths(float(k1)),
+            score=in_millionths(float(known.score_B.sum())),
+            distinct=rollouts.distinct_2(known.responses, self._bounds.vocabulary),
+            correlation=rollouts.length_score_correlation(lengths, known.score_B.double().numpy()),
+            blocked=known.blocked,
+        )
 
     def _differ(self, said: RolloutDeclaration, found: RolloutDeclaration) -> bool:
         counts = ("tokens", "unfinished", "distinct", "blocked")

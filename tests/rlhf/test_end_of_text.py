@@ -15,8 +15,8 @@ from peer.export.model_export import write_model_files as exported
 from peer.export.model_provenance import ExportableModel
 from protocol import codec
 from protocol.sampling import SamplingOptions
-from rlhf.data.preference_sets import PreferencePair
-from rlhf.data.tokenized_records import InstructionExample, open_examples, tokenize_responses
+from rlhf.data.preference_sets import InstructionExample, PreferencePair
+from rlhf.data.tokenized_records import open_examples, tokenize_responses
 from rlhf.objectives.supervised_objectives import DpoTerms, InstructTerms
 from tests.rlhf.seat import JOB, TRAINER, write
 from training.data.tokenizer import ByteTokenizer

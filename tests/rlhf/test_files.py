@@ -14,8 +14,8 @@ from protocol import codec
 from protocol.errors import UserError
 from rlhf.api.supervised_jobs import TruncationSide, count_stop_texts, prepare_records
 from rlhf.data.dataset_files import MISFITS_NAMED_MAX, InvalidLines, read_records
-from rlhf.data.preference_sets import PreferencePair, read_preference_file, split_held_out
-from rlhf.data.tokenized_records import read_examples, tokenize_responses
+from rlhf.data.preference_sets import PreferencePair, read_examples, read_preference_file, split_held_out
+from rlhf.data.tokenized_records import tokenize_responses
 from rlhf.objectives.supervised_objectives import REWARD, DpoTerms, InstructTerms
 from tests.rlhf.test_supervised import OF
 from training.data.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer, train_bpe

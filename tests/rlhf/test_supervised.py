@@ -23,8 +23,8 @@ from protocol.errors import StorageError, UserError
 from protocol.verdicts import Verdict
 from rlhf.api.supervised_jobs import attach_set
 from rlhf.data import tokenized_records
-from rlhf.data.preference_sets import PromptRecord
-from rlhf.data.tokenized_records import InstructionExample, read_examples, response_batch, tokenize_responses
+from rlhf.data.preference_sets import InstructionExample, PromptRecord, read_examples
+from rlhf.data.tokenized_records import response_batch, tokenize_responses
 from rlhf.objectives.supervised_objectives import NATS, DpoTerms, InstructTerms
 from tests.rlhf.seat import JOB, TRAINER, Seat, write
 from tests.rlhf.test_reward import SPEC, some_pairs
