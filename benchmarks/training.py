@@ -47,9 +47,8 @@ from benchmarks.rivals.work import LOCAL, SETUPS, Result, Work
 from benchmarks.settings import with_settings
 from benchmarks.simulated import engine_of, held_out_nats, text_file
 from benchmarks.verdicts import conclude, verdict
-from demo.demo_peers import Demo, DemoPeer
+from demo.demo_peers import Demo, DemoPeer, PeerDisk
 from demo.network_demo import assign_roles
-from demo.peer_disk import PeerDisk
 from demo.shutdown_signals import map_signals_to_interrupt
 from peer.settings.data_directory import DataDirectory
 from protocol.api import BULK_TRAFFIC_KINDS, TrainRequest

@@ -7,6 +7,7 @@ import json
 import shlex
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,8 @@ from curation.ledger.curation_state import CurationState, TaskStage
 from curation.limits import VOTES_MAX
 from curation.rpc import CurationRpc, ImportRequest, ImportView
 from curation.simulated_annotators import OPTIONS, ServingPeerClient, SimulatedAnnotator, make_annotators, make_tasks
-from demo.demo_peers import Demo, DemoPeer, derive_identity
+from demo.demo_peers import Demo, DemoPeer, PeerDisk, all_equal, derive_identity
+from demo.demo_report import prepare_output_paths, write_report, write_text
 from demo.network_demo import (
     keep_running,
     make_directories,
@@ -27,8 +29,6 @@ from demo.network_demo import (
     stop_peers,
     wait_for_web_address,
 )
-from demo.peer_disk import PeerDisk, all_equal
-from demo.report_files import prepare_output_paths, write_report, write_text
 from features.text_tables import Column, TextTable, pluralize
 from peer.commands.table_renderer import make_printer
 from protocol.errors import UserError
@@ -188,15 +188,12 @@ async def _alike(demo: Demo) -> None:
 
 def _report(demo: Demo, truth: Mapping[str, int], crowd: list[SimulatedAnnotator], is_finished: bool, seconds: float) -> bool:
     """Writes and shows it; whether all that the demo promises was seen."""
-    disks = {peer.name: PeerDisk(peer.directory) for peer in demo.peers}
-    try:
+    with ExitStack() as opened:
+        disks = {peer.name: opened.enter_context(closing(PeerDisk(peer.directory))) for peer in demo.peers}
         states = {name: disk.state_with_rows() for name, disk in disks.items()}
         roots = {name: state.state_root.hex() for name, state in states.items()}
         outcome = score_labels(states[demo.watched.name].module_state(CurationState), list(truth.values()), crowd, roots)
         equal = all_equal([disk.roots() for disk in disks.values()]) and len(set(roots.values())) == 1
-    finally:
-        for disk in disks.values():
-            disk.close()
     failures = [] if is_finished else ["not all tasks were settled or reviewed"]
     failures += [] if equal else ["peers hold different roots"]
     if outcome.share_right < ACCURACY_MIN:

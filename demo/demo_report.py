@@ -1,20 +1,27 @@
-"""What the demo found, read from every peer's disk after it stopped; what it had to show and did not."""
+"""What the demo found, read from every peer's disk after it stopped; what it had to show and did not; the files of its report."""
 
 from __future__ import annotations
 
+import json
+import os
+import tempfile
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import mean
 
 from consensus.quorum import faults_tolerated, quorum
-from demo.demo_peers import Demo, count_bytes_sent
-from demo.peer_disk import PeerDisk, open_peer_disks, roots_equal
+from demo.demo_peers import Demo, PeerDisk, count_bytes_sent, open_peer_disks, roots_equal
 from features.text_tables import pluralize
 from ledger.audits.audit_state import MemberAuditRecord
 from ledger.model_anchors import format_undone_rounds
+from peer.settings.data_directory import storage_errors
+from protocol.errors import UserError
 from protocol.identity import peer_id, short_id
 from protocol.verdicts import verdict_label_by_name
+from storage.regular_files import require_writable_kind
 from training.round_context import REPLAYS
 
 TARGET_BITS_PER_BYTE = 3.6  # with the default flags; otherwise the loss must end below its start
@@ -269,3 +276,97 @@ def _first_decision(demo: Demo) -> float | None:
             started = peer.stats_time - peer.stats.status.uptime_seconds
             times.append(started + peer.stats.seconds_to_first_decision - demo.started)
     return round(min(times), 2) if times else None
+
+
+@contextmanager
+def path_errors_as_user_errors(flag: str, path: Path, remedy: str) -> Iterator[None]:
+    """What the operating system says about the path of a flag becomes a line for a person."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{flag} {path}: {error.strerror or error}; {remedy}") from None
+
+
+def prepare_output_paths(folder: Path, json_file: str) -> None:
+    """Makes the folder of the report and tries whether both places can be written: the end of a run would be too late."""
+    made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
+    try:
+        _make_folder(folder)
+        if json_file:
+            _try_file(Path(json_file))
+    except UserError:
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()  # nothing is left of a demo that never started
+        raise
+
+
+def _make_folder(folder: Path) -> None:
+    with path_errors_as_user_errors("--report", folder, "name a new folder where you may write"):
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"--report {folder} is a file: name a new folder")
+        if folder.exists() and any(folder.iterdir()):
+            raise UserError(f"--report {folder} is not empty: name a new folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+
+
+def _try_file(file: Path) -> None:
+    with path_errors_as_user_errors("--json", file, "name a file in a folder that is there, where you may write"):
+        require_writable_kind(file)
+        was_there = file.exists()
+        file.open("ab").close()
+        if not was_there:
+            file.unlink()
+
+
+def write_report_files(demo: Demo, report: DemoReport, sample: str, export: str) -> None:
+    demo.folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({**asdict(report), "export": export}, indent=1) + "\n"
+    write_report(demo, text)
+    if sample:
+        write_text(demo.folder / "sample.txt", sample + "\n")
+    if len(report.heldout_bits_per_byte) > 1:
+        draw_loss(report, demo.folder / "loss.svg")
+        draw_loss(report, demo.folder / "loss.png")
+
+
+def write_report(demo: Demo, text: str) -> None:
+    write_text(demo.folder / "report.json", text)
+    if demo.options.json:
+        write_text(Path(demo.options.json), text)
+
+
+def write_text(file: Path, text: str) -> None:
+    """Raises `StorageError`, such as for a full disk."""
+    with storage_errors(file):
+        file.write_text(text)
+
+
+def draw_loss(report: DemoReport, file: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    axes.plot(
+        report.heldout_rounds,
+        report.heldout_bits_per_byte,
+        color="#0b6e4f",
+        linewidth=2,
+        label=f"{report.voters} peers, {len(report.malicious)} lying ({report.attack})",
+    )
+    if report.baseline_bits_per_byte is not None:
+        axes.axhline(report.baseline_bits_per_byte, color="#8a8a8a", linestyle="--", label="one process, same accepted samples")
+    axes.set_xlabel("rounds decided")
+    axes.set_ylabel("held-out bits per byte")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    last = report.heldout_bits_per_byte[-1]
+    axes.annotate(f"{last:.2f}", (report.heldout_rounds[-1], last), textcoords="offset points", xytext=(0, 8), ha="right")
+    with storage_errors(file):
+        figure.savefig(file, dpi=120, metadata={"Date": None} if file.suffix == ".svg" else None)
+    pyplot.close(figure)

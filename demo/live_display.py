@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from consensus.quorum import quorum
-from demo.demo_peers import TEXT, Demo
+from demo.demo_peers import TEXT, Demo, count_bytes_sent
 from demo.demo_report import DemoReport, RlhfResult
 from features.text_tables import Column, TextTable, pluralize
 from peer.commands.job_monitor import round_line, rounds_table
@@ -33,7 +33,7 @@ from peer.commands.table_renderer import (
     truncate_text,
     wrap_text,
 )
-from protocol.api import BULK_TRAFFIC_KINDS, JobView, RoundView
+from protocol.api import JobView, RoundView
 from protocol.identity import peer_id
 from protocol.units import display_round_number, format_round_progress
 from protocol.verdicts import ABSENT, INVALID_UPDATES_REASON
@@ -177,12 +177,8 @@ class DemoDisplay:
             key = peer_id(peer.identity.public)
             reasons = [f"{reason} {count}" for reason, count in job.rejected.get(key, {}).items()]
             reasons += ["expelled"] * (key in expelled) + ["suspended"] * (key in job.suspended_until)
-            stats = peer.stats
-            total = (
-                0 if stats is None else sum(count for kind, count in stats.bytes_sent.items() if kind not in BULK_TRAFFIC_KINDS)
-            )
-            accepted = str(job.accepted.get(key, 0))
-            table.add_row(peer.name, accepted, ", ".join(reasons), f"{total / 1e6:.1f} MB", f"{peer.memory_mb:.0f} MB")
+            sent, memory = f"{count_bytes_sent(peer) / 1e6:.1f} MB", f"{peer.memory_mb:.0f} MB"
+            table.add_row(peer.name, str(job.accepted.get(key, 0)), ", ".join(reasons), sent, memory)
         return table
 
     def print_summary(self, report: DemoReport) -> None:

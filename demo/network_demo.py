@@ -25,11 +25,9 @@ from typing import cast
 import trio
 
 from demo import rlhf_demo
-from demo.demo_peers import TEXT, Demo, DemoPeer, count_bytes_sent, derive_identity
-from demo.demo_report import DemoReport, make_report
+from demo.demo_peers import TEXT, Demo, DemoPeer, PeerDisk, count_bytes_sent, derive_identity
+from demo.demo_report import DemoReport, make_report, path_errors_as_user_errors, prepare_output_paths, write_report_files
 from demo.live_display import DemoDisplay
-from demo.peer_disk import PeerDisk
-from demo.report_files import path_errors_as_user_errors, prepare_output_paths, write_report_files
 from demo.shutdown_signals import is_interrupt, map_signals_to_interrupt, run_until_hangup
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from peer.commands.standard_streams import EXIT_INTERRUPTED
@@ -157,7 +155,11 @@ async def _run(demo: Demo) -> int:
         await start_peers(demo)
         display.print_line(f"{len(demo.peers)} peers are running, data in", demo.folder)
         if demo.options.web:
-            await _show_page(demo, display)
+            try:
+                demo.page = f"{await wait_for_web_address(demo.watched)}live"
+                display.print_line(f"watch it at {demo.page}")
+            except UserError as error:  # the network does without
+                display.print_line(str(error))
         job = await begin_job(demo)
         rounds, finished = await watch_job(demo, job, display)
         while finished and (then := await rlhf_demo.wait_for_next_job(demo, job)):
@@ -172,15 +174,6 @@ async def _run(demo: Demo) -> int:
 
 
 # Starting and stopping -----------------------------------------------------------------------------------------------
-
-
-async def _show_page(demo: Demo, display: DemoDisplay) -> None:
-    try:
-        demo.page = f"{await wait_for_web_address(demo.watched)}live"
-    except UserError as error:  # the network does without
-        display.print_line(str(error))
-    else:
-        display.print_line(f"watch it at {demo.page}")
 
 
 async def wait_for_web_address(peer: DemoPeer) -> str:
@@ -420,9 +413,8 @@ def baseline_rates(spec: JobSpec) -> tuple[float, ...]:
 
 async def train_baseline(demo: Demo, job: str, rounds: tuple[RoundView, ...]) -> dict[float, float]:
     """Held-out bits per byte, by learning rate, of one process that trains the same model on as many samples as were accepted."""
-    disk = PeerDisk(demo.watched.directory)
-    spec = disk.spec(job)
-    disk.close()
+    with contextlib.closing(PeerDisk(demo.watched.directory)) as disk:
+        spec = disk.spec(job)
     spec_file = demo.folder / "job.spec"
     with storage_errors(spec_file):
         spec_file.write_bytes(spec.encode())

@@ -6,6 +6,7 @@ policy that is tuned by it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -13,10 +14,8 @@ from typing import Final, cast
 
 import trio
 
-from demo.demo_peers import TEXT, Demo
-from demo.demo_report import RlhfResult
-from demo.peer_disk import PeerDisk
-from demo.report_files import path_errors_as_user_errors, write_text
+from demo.demo_peers import TEXT, Demo, PeerDisk
+from demo.demo_report import RlhfResult, path_errors_as_user_errors, write_text
 from peer.settings.data_directory import storage_errors
 from protocol.api import TrainRequest
 from protocol.errors import UserError
@@ -138,8 +137,7 @@ async def evaluate_policy(demo: Demo, job: str, watched: tuple[PolicyMetricsView
 
 def _write(demo: Demo, job: bytes) -> tuple[float, list[str]]:
     """The beta that a policy's value counts, and the files that are measured."""
-    disk = PeerDisk(demo.watched.directory)
-    try:
+    with contextlib.closing(PeerDisk(demo.watched.directory)) as disk:
         policy = disk.model(job)
         spec = policy.spec
         base = disk.model(spec.base.job) if spec.base else None
@@ -156,8 +154,6 @@ def _write(demo: Demo, job: bytes) -> tuple[float, list[str]]:
                 (demo.folder / TOKENIZER).write_bytes(disk.blob(spec.tokenizer))
             files.append(str(demo.folder / TOKENIZER))
         return beta, files
-    finally:
-        disk.close()
 
 
 def _saved(demo: Demo, name: str, model: ReplicatedModel) -> str:

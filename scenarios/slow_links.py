@@ -17,8 +17,7 @@ from functools import partial
 import trio
 
 from consensus.block import decode_block
-from demo.demo_peers import DemoPeer
-from demo.peer_disk import PeerDisk
+from demo.demo_peers import DemoPeer, PeerDisk
 from ledger.audits.audit_state import FINDING_KINDS, AuditFinding, AuditsState
 from ledger.jobs import Job
 from ledger.ledger_state import decode_body

@@ -33,7 +33,7 @@ LINE_BYTES = 8  # of a line's number, where it is the id of a pair
 Read = Callable[[bytes, int], bytes]  # a blob by its digest, of at most so many bytes
 
 
-Trainers = Mapping[bytes, bool]  # that proposed something -> whether it was accepted
+Trainers = dict[bytes, bool]  # that proposed something -> whether it was accepted
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,18 +136,20 @@ class RlhfRpcHandler(RlhfRpc):
         await self.peer.submit_transaction("rlhf/resume", tuning_plans.ResumePlan(key))
         return f"{plan.current.objective} goes on"
 
+    def _running_plans(self) -> dict[bytes, tuning_plans.TuningPlan]:
+        return self.peer.state.module_state(RlhfState).running_plans() if self._is_run() else {}
+
     def _own_plan(self) -> tuple[bytes, tuning_plans.TuningPlan]:
         """This member's. Raises `UserError`."""
-        running = self.peer.state.module_state(RlhfState).running_plans() if self._is_run() else {}
         members = self.peer.state.members
-        for key, plan in running.items():
+        for key, plan in self._running_plans().items():
             if members.current_key(plan.author) == self.peer.me:
                 return key, plan
         raise UserError("no plan of yours goes on: `cancel JOB` ends a job, said by its author")
 
     def _plan_of(self, job: str) -> tuple[bytes, tuning_plans.TuningPlan]:
         """The one that has come to this job, which may not have begun. Raises `UserError`."""
-        running = self.peer.state.module_state(RlhfState).running_plans() if self._is_run() else {}
+        running = self._running_plans()
         found = [(key, plan) for key, plan in running.items() if plan.current.job.hex().startswith(job)]
         if len(found) != 1:
             there = ", ".join(plan.current.job.hex()[:8] for plan in running.values()) or "none"
@@ -178,7 +180,9 @@ class RlhfRpcHandler(RlhfRpc):
         plan = max(known, key=lambda plan: plan.start_height, default=None)
         planned = {stage.job for plan in known for stage in plan.stages}
         lone = [(key, job) for key, job in self._tuned() if key not in planned]
-        if plan is not None and (not lone or plan.start_height >= _began(lone[-1][1])):
+        last = lone[-1][1] if lone else None
+        decided = 0 if last is None else last.started_height if isinstance(last, Job) else last.since
+        if plan is not None and plan.start_height >= decided:
             state = PAUSED if plan.phase is tuning_plans.PlanPhase.RUNNING and plan.paused_at is not None else plan.phase.value
             stages = [await self._measured(self._planned(plan, stage)) for stage in plan.stages]
             return RlhfView(MEASURING if state == FINISHED and stages[-1].state == MEASURING else state, tuple(stages))
@@ -190,15 +194,16 @@ class RlhfRpcHandler(RlhfRpc):
         live = jobs.jobs.get(stage.job) or next((waiting for waiting in jobs.queue if waiting.job == stage.job), None)
         failed = tuning_plans.failure_text(plan) if stage == plan.current else ""
         if live is not None:
-            return replace(_told(_stage(stage.job, live), stage), failure=failed)
-        if stage.root is not None:  # the job is forgotten
+            view = _stage(stage.job, live)
+        elif stage.root is not None:  # the job is forgotten
             view = StageView(stage.objective, stage.job.hex(), FINISHED, stage.rounds, stage.rounds, stage.root.hex())
-            return replace(_told(view, stage), failure=failed)
-        state = "failed" if failed else "waiting" if stage.spec else "forgotten"
-        view = StageView(stage.objective, stage.job.hex(), state, 0, stage.rounds, "", failure=failed)
-        if plan.phase is not tuning_plans.PlanPhase.RUNNING:
-            return view
-        return replace(view, start_refusal=self._why_waiting(plan, stage))
+        else:
+            state = "failed" if failed else "waiting" if stage.spec else "forgotten"
+            refusal = self._why_waiting(plan, stage) if plan.phase is tuning_plans.PlanPhase.RUNNING else ""
+            view = StageView(stage.objective, stage.job.hex(), state, 0, stage.rounds, "", start_refusal=refusal)
+        if stage.accuracy is not None:  # as the voters have decided it
+            view = _with_accuracy(view, stage.accuracy, stage.rounds)
+        return replace(view, failure=failed)
 
     def _why_waiting(self, plan: tuning_plans.TuningPlan, stage: tuning_plans.PlanStage) -> str:
         """Why a stage that is due has not begun; empty: it is not due."""
@@ -286,13 +291,10 @@ class RlhfRpcHandler(RlhfRpc):
         return [(key, job) for key, job in found if JobSpec.decode(job.spec).resolved_objective.module == MODULE]
 
     async def trace_pair(self, pair: str) -> PairTraceView:
-        def read(digest: bytes, size_max: int) -> bytes:
-            return fetch_job_blob(self.peer, digest, size_max, "the set")
-
         def trace() -> PairTraceView:
-            return trace_pair(
-                list(jobs_with_preferences(state.jobs, self.peer.store)), state.module_state(RlhfState).sets, read, pair
-            )
+            jobs = list(jobs_with_preferences(state.jobs, self.peer.store))
+            read = partial(fetch_job_blob, self.peer, what="the set")
+            return trace_pair(jobs, state.module_state(RlhfState).sets, read, pair)
 
         if not self._is_run():
             raise UserError("this network tunes no models, so nobody has drawn a pair")
@@ -334,32 +336,22 @@ class RlhfRpcHandler(RlhfRpc):
         return CompareView(key.hex(), job.round, **told, withheld=tuple(withheld))
 
 
-def _began(job: Job | QueuedJob) -> int:
-    """The height at which it was decided."""
-    return job.started_height if isinstance(job, Job) else job.since
-
-
 def _stage(key: bytes, job: Job | QueuedJob) -> StageView:
     spec = JobSpec.decode(job.spec)
     if isinstance(job, QueuedJob):
         return StageView(spec.objective, key.hex(), "waiting", 0, spec.rounds, "", notes=preparation_notes(spec))
-    root = job.model_root.hex()
-    view = StageView(
-        spec.objective, key.hex(), job.phase.value, job.rounds_in_model, spec.rounds, root, notes=preparation_notes(spec)
+    return StageView(
+        objective=spec.objective,
+        job=key.hex(),
+        state="failed" if job.failed_rounds else job.phase.value,
+        round=job.rounds_in_model,
+        rounds=spec.rounds,
+        model_root=job.model_root.hex(),
+        notes=preparation_notes(spec),
+        failure=no_progress_text(job.failed_rounds, job.rejections, spec.resolved_objective.reason_labels)
+        if job.failed_rounds
+        else "",
     )
-    rounds = job.failed_rounds
-    if not rounds:
-        return view
-    return replace(
-        view,
-        state="failed",
-        failure=no_progress_text(rounds, job.rejections, spec.resolved_objective.reason_labels),
-    )
-
-
-def _told(view: StageView, stage: tuning_plans.PlanStage) -> StageView:
-    """With the accuracy that the voters have decided."""
-    return _with_accuracy(view, stage.accuracy, stage.rounds) if stage.accuracy is not None else view
 
 
 def _with_accuracy(view: StageView, found: PairAccuracy, rounds: int) -> StageView:

@@ -21,13 +21,13 @@ from ledger.jobs import (
     JobHalt,
     JobLastRound,
     JobLaunch,
+    JobPhase,
     JobsModule,
     JobSpecRules,
     JobsState,
     add_stop_request,
     job_id,
 )
-from ledger.jobs import JobPhase as JobPhase
 from ledger.members import MembersState
 from ledger.network_governance import NetworkState
 from protocol import codec
@@ -184,7 +184,9 @@ class RlhfModule(Module[RlhfState]):
         for closed in context.facts_of(ClosedRound):
             job = known.get(closed.job)
             if job is not None and closed.proposals and self._rules.terms_of_spec(job.spec).objective == PPO.name:
-                said = [_said(signed.body) for signed in closed.proposals]
+                # A quorum has accepted them, and whoever accepts a proposal has decoded it.
+                bodies = [codec.decode_message(signed.body, (Proposal,)) for signed in closed.proposals]
+                said = [codec.decode(RolloutDeclaration, body.declaration) for body in bodies]
                 yield closed.job, JobSpec.decode(job.spec), round_medians(closed.round, said)
 
 
@@ -283,11 +285,6 @@ def is_exported(view: StateReader, data: bytes) -> bool:
     """A set goes with an export, so that its draws can be traced, unless a text of it is redacted."""
     found = view.module_state(RlhfState).sets.get(data)
     return found is None or not found.redacted
-
-
-def _said(proposal: bytes) -> RolloutDeclaration:
-    """A quorum has accepted it, and whoever accepts has decoded it."""
-    return codec.decode(RolloutDeclaration, codec.decode_message(proposal, (Proposal,)).declaration)
 
 
 def policy_event_lines(before: StateReader, after: StateReader) -> Iterator[EventLine]:

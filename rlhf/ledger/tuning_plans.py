@@ -38,13 +38,13 @@ from ledger.jobs import (
     PLANNED_MAX,
     JobHold,
     JobLaunch,
+    JobPhase,
     JobRetained,
     JobSpecRules,
     JobsState,
     ModelReference,
     TrainerKeys,
 )
-from ledger.jobs import JobPhase as JobPhase
 from ledger.network_governance import NetworkState
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Key, Length

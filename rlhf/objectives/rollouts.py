@@ -134,7 +134,7 @@ class TextWindows:
 
 @dataclass(frozen=True, slots=True)
 class PreferenceSetPrompts:
-    """Prompts of pairs which are not held out, each once. They differ in length; of longer ones the last `length` tokens are taken."""
+    """Prompts of pairs which are not held out, each once. Of longer ones the last `length` tokens are taken."""
 
     pairs: TokenizedPairs
     length: int
