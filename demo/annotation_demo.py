@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import trio
 
@@ -130,8 +131,7 @@ async def _served(peer: DemoPeer) -> ServingPeerClient:
 
 
 def _calls(peer: DemoPeer) -> CurationRpc:
-    client: CurationRpc = peer.client  # type: ignore[assignment] # it has the calls of all features
-    return client
+    return cast(CurationRpc, peer.client)  # it has the calls of all features
 
 
 async def _import(demo: Demo, name: str, texts: Iterable[str], votes: int) -> ImportView:

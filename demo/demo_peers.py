@@ -179,9 +179,6 @@ class PeerDisk:
         assert spec.data is not None
         return text_path(self._directory.path / "texts", DataManifest.decode(self.blob(spec.data)))
 
-    def held_out(self, job: str) -> dict[int, float]:
-        return self.figures(job, "held_out_bits_per_byte")
-
     def figures(self, job: str, name: str) -> dict[int, float]:
         """By round, what this peer has measured under this name."""
         measured = self._store.measurements(bytes.fromhex(job))

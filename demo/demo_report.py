@@ -183,7 +183,7 @@ def make_report(
         honest = [disk for peer in demo.honest if (disk := disks[peer.name]) is not None]
         watched = disks[demo.watched.name]
         assert watched is not None
-        held_out, outcome = watched.held_out(job), _outcome(demo, watched, job)
+        held_out, outcome = watched.figures(job, "held_out_bits_per_byte"), _outcome(demo, watched, job)
         equal = len(honest) == len(demo.honest) and roots_equal(honest)
         failures = check_outcomes(demo, equal, finished, outcome)
         failures += check_policy_value(rlhf) if demo.options.rlhf else check_loss(demo, held_out)
@@ -291,7 +291,13 @@ def prepare_output_paths(folder: Path, json_file: str) -> None:
     """Makes the folder of the report and tries whether both places can be written: the end of a run would be too late."""
     made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     try:
-        _make_folder(folder)
+        with path_errors_as_user_errors("--report", folder, "name a new folder where you may write"):
+            if folder.exists() and not folder.is_dir():
+                raise UserError(f"--report {folder} is a file: name a new folder")
+            if folder.exists() and any(folder.iterdir()):
+                raise UserError(f"--report {folder} is not empty: name a new folder")
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
         if json_file:
             _try_file(Path(json_file))
     except UserError:
@@ -299,16 +305,6 @@ def prepare_output_paths(folder: Path, json_file: str) -> None:
             with suppress(OSError):
                 path.rmdir()  # nothing is left of a demo that never started
         raise
-
-
-def _make_folder(folder: Path) -> None:
-    with path_errors_as_user_errors("--report", folder, "name a new folder where you may write"):
-        if folder.exists() and not folder.is_dir():
-            raise UserError(f"--report {folder} is a file: name a new folder")
-        if folder.exists() and any(folder.iterdir()):
-            raise UserError(f"--report {folder} is not empty: name a new folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
 
 
 def _try_file(file: Path) -> None:

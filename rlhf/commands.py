@@ -153,18 +153,12 @@ async def _start(asked: CommandContext[RlhfRpc]) -> None:
     asked.show(f"job {job} is decided; `rlhf status` shows how it goes")
     for stage in (await asked.api.rlhf_status()).stages:
         if stage.job == job:
-            _show_notes(asked, stage)
-            for line in odd_pair_lines(stage):
+            for line in (*_notes(stage), *odd_pair_lines(stage)):
                 asked.show(line)
     if options.preferences:
         asked.show("its preferences are those of a file, not decided by annotators")
     if options.project:
         asked.show("it begins when a quorum of the voters has derived the same preferences from the project")
-
-
-def _show_notes(asked: CommandContext[RlhfRpc], stage: StageView) -> None:
-    for note in stage.notes:
-        asked.show(f"{stage.job[:SHORT]}: {note}")
 
 
 def _absolute(file: str) -> str:
@@ -289,6 +283,10 @@ def _measured(stage: StageView) -> Iterator[str]:
     yield from odd_pair_lines(stage)
 
 
+def _notes(stage: StageView) -> list[str]:
+    return [f"{stage.job[:SHORT]}: {note}" for note in stage.notes]
+
+
 def odd_pair_lines(stage: StageView) -> Iterator[str]:
     identical, contradictory = stage.identical_pairs or 0, stage.contradictory_pairs or 0
     counts = [f"{pluralize(identical, 'pair')} {'has' if identical == 1 else 'have'} identical responses"] if identical else []
@@ -320,9 +318,8 @@ def _show_status(asked: CommandContext[RlhfRpc], view: RlhfView, figures: tuple[
             )
         if stage.failure:
             asked.show(f"{stage.job[:SHORT]} failed: {stage.failure}")
-        for line in _measured(stage):
+        for line in (*_measured(stage), *_notes(stage)):
             asked.show(line)
-        _show_notes(asked, stage)
         if stage.preferences is not None:
             asked.show(f"{stage.job[:SHORT]}: {_whose(stage.preferences, view.state)}")
     for of in figures:

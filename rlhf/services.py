@@ -11,9 +11,10 @@ A restart forgets nothing.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import trio
 
@@ -33,9 +34,6 @@ from rlhf.pair_accuracy import PairAccuracy
 from rlhf.rpc import RlhfRpc
 from training.job_disk_space import require_disk_space
 from training.job_spec import JobSpec
-
-if TYPE_CHECKING:
-    from training.corpus import DataManifest
 
 # After this peer's statement or report was not decided, or a measurement failed; then twice as long each time.
 RETRY_SECONDS = 5.0
@@ -144,9 +142,12 @@ class PreferenceDatasetBuilder(RlhfService):
 
     def _delete(self, key: bytes, used: set[bytes]) -> None:
         """Sets of the same pairs that are cut into other tokens have the same shards: what a set in use has stays."""
-        from training.corpus import text_path
+        from training.corpus import DataManifest, read_manifest, text_path
 
-        manifests = {other: found for other in {key, *used} if (found := self._manifest(other)) is not None}
+        manifests: dict[bytes, DataManifest] = {}
+        for other in {key, *used}:
+            with contextlib.suppress(MissingBlobError, RemoteProtocolError):
+                manifests[other] = read_manifest(other, self._desk.read_blob)
         if key not in manifests:
             return
         goes = manifests.pop(key)
@@ -155,14 +156,6 @@ class PreferenceDatasetBuilder(RlhfService):
             self._desk.delete_blob(shard)
         if goes.text not in {manifest.text for manifest in manifests.values()}:
             text_path(self._desk.text_folder, goes).unlink(missing_ok=True)
-
-    def _manifest(self, key: bytes) -> DataManifest | None:
-        from training.corpus import read_manifest
-
-        try:
-            return read_manifest(key, self._desk.read_blob)
-        except (MissingBlobError, RemoteProtocolError):
-            return None
 
 
 class FinalModelEvaluator(RlhfService):
@@ -182,7 +175,7 @@ class FinalModelEvaluator(RlhfService):
         pause = RETRY_SECONDS
         while (job := self._reports_due().get(key)) is not None:
             try:
-                found = await self._calls.measure_last_model(job.hex(), True)
+                found = await cast(RlhfRpc, self._desk.api).measure_last_model(job.hex(), True)
             except UserError as error:
                 log.info("no report on the reward model of plan %s: %s", key.hex()[:8], error)
                 await trio.sleep(pause)
@@ -198,13 +191,9 @@ class FinalModelEvaluator(RlhfService):
 
     async def _measure(self, job: bytes) -> None:
         try:
-            await self._calls.measure_last_model(job.hex(), False)
+            await cast(RlhfRpc, self._desk.api).measure_last_model(job.hex(), False)
         except UserError as error:
             log.debug("%s", error)
-
-    @property
-    def _calls(self) -> RlhfRpc:
-        return cast(RlhfRpc, self._desk.api)
 
 
 class BlobPrefetcher(RlhfService):

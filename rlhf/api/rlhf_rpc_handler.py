@@ -102,7 +102,6 @@ class RlhfRpcHandler(RlhfRpc):
             self.peer, base, name, ppo_iterations, reward_epochs, said, listed, skip_bad, cut, ignore_accuracy
         )
         if reward:
-            tuning.check_rule(reward)
             return await self._begun(tuning.build_rule_plan, reward)
         if not is_dpo:
             tuning.check_preferences()

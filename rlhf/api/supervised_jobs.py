@@ -65,9 +65,7 @@ def build_instruct_spec(peer: TrainingPeer, request: TrainRequest) -> JobSpec:
         read = preference_sets.read_examples(file, stream, misfits)
     tokenizer = load_job_tokenizer(peer, spec)
     found, preparation = prepare_records(file, spec, read, tokenizer, misfits, truncate)
-    spec = replace(
-        spec, preparation=replace(preparation, holding_stop=count_stop_texts(found, tokenizer, spec.decoded_settings.stop_token))
-    )
+    spec = replace(spec, preparation=preparation)
     tokens = tokenize_set(peer, spec, found, file)
     spec, _ = attach_set(peer, spec, found, tokens, request.rounds or said.get("rounds"), EPOCHS_DEFAULT)
     return start.publish_parameters(peer, spec)
@@ -201,7 +199,8 @@ def prepare_records(
     misfits.raise_if_any()
     if not found:
         raise UserError(f"{file}: none of its lines can be used")
-    return found, PreparationCounts(left_out=misfits.left_out, shortened=shortened)
+    stopping = count_stop_texts(found, tokenizer, spec.resolved_objective.stop_token(spec))
+    return found, PreparationCounts(left_out=misfits.left_out, shortened=shortened, holding_stop=stopping)
 
 
 def count_stop_texts(records: Sequence[PromptRecord], tokenizer: Tokenizer, stop: int | None) -> int:

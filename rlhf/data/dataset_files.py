@@ -139,23 +139,19 @@ def _whole_array(name: str, first: bytes, stream: BinaryIO) -> list[Any]:
 
 
 def _parsed(where: str, line: Any, example: str) -> dict[str, Any]:
-    row = _loaded(where, line) if isinstance(line, bytes) else line
-    if not isinstance(row, dict):
-        raise UserError(f"{where}: a line is a JSON object, such as {example}")
-    return row
-
-
-def _loaded(where: str, line: bytes) -> Any:
-    if len(line) > LINE_BYTES_MAX:
+    if isinstance(line, bytes) and len(line) > LINE_BYTES_MAX:
         raise UserError(f"{where}: this line is longer than {LINE_BYTES_MAX >> 20} MB: leave it out")
     try:
-        return json.loads(line.decode())
+        row = json.loads(line.decode()) if isinstance(line, bytes) else line
     except UnicodeDecodeError:
         raise UserError(f"{where}: this is no text in UTF-8: save it as that") from None
     except json.JSONDecodeError as error:  # its own text counts lines, of which there is one
         raise UserError(f"{where}: no JSON: {error.msg} at character {error.pos + 1}") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: no JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: a line is a JSON object, such as {example}")
+    return row
 
 
 # Forms ------------------------------------------------------------------------------------------------------------------

@@ -67,12 +67,8 @@ def hash_features(text: str) -> Counter[int]:
     return found + Counter(WORD_FEATURES + zlib.crc32(pair.encode()) % WORD_FEATURES for pair in neighbours)
 
 
-def fit_with_penalty(pairs: Sequence[PreferencePair], penalty: float) -> Weights:
-    """The weights at which −p·log σ(d) − (1−p)·log σ(−d) + penalty/2·|w|², summed over the pairs, is least."""
-    return _fit(_differences(pairs), penalty)
-
-
 def _fit(of: _FeatureDifferences, penalty: float) -> Weights:
+    """The weights at which −p·log σ(d) − (1−p)·log σ(−d) + penalty/2·|w|², summed over the pairs, is least."""
     weights, decay = np.zeros(FEATURES), penalty * len(of.p)
     rate = 1 / (1.1 * of.largest / 4 + decay)  # a logistic loss bends by a quarter at most; the power comes from below
     ahead, momentum = weights, 1.0

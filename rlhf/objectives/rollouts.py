@@ -17,7 +17,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,17 +33,12 @@ NOISE_BYTES: Final = 4  # of one u: it is (x + ½) / 2³², so that neither loga
 _PLACE = struct.Struct(">III")  # round, response, token
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutId:
+class RolloutId(NamedTuple):
     """Whose rollouts these are, and of which round."""
 
     job: bytes
     round: int
     trainer: bytes
-
-    @property
-    def seed(self) -> tuple[bytes, int, bytes]:
-        return self.job, self.round, self.trainer
 
 
 def gumbel_noise(place: RolloutId, tokens: Iterable[tuple[int, int]], vocabulary: int) -> npt.NDArray[np.float32]:
@@ -64,13 +59,13 @@ def noise_bytes(place: RolloutId, response: int, token: int, length: int) -> byt
 
 def prompt_numbers(place: RolloutId, draw: int, responses: int, prompts: int) -> TokenIds:
     """Of so many prompts, which one a draw gives each response."""
-    drawn = np.frombuffer(random_stream.random_bytes(8 * responses, "rollout-prompts", *place.seed, draw), dtype="<u8")
+    drawn = np.frombuffer(random_stream.random_bytes(8 * responses, "rollout-prompts", *place, draw), dtype="<u8")
     return (drawn % np.uint64(prompts)).astype(np.int64)
 
 
 def epoch_order(place: RolloutId, responses: int, epoch: int) -> TokenIds:
     """In which order the inner steps of an epoch take the responses."""
-    drawn = np.frombuffer(random_stream.random_bytes(8 * responses, "rollout-order", *place.seed, epoch), dtype="<u8")
+    drawn = np.frombuffer(random_stream.random_bytes(8 * responses, "rollout-order", *place, epoch), dtype="<u8")
     return np.argsort(drawn, kind="stable")
 
 

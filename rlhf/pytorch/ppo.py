@@ -105,9 +105,9 @@ class PpoDeclarer:
     ) -> Declaration:
         place = RolloutId(job, round, trainer)
         self._engine.load_parameters(parameters)
-        responses = rollout_passes.sample_responses(
-            self._engine.model, self._prompts(place, on_step), self._noise(place), self._bounds, on_step
-        )
+        noise = partial(rollouts.gumbel_noise, place, vocabulary=self._bounds.vocabulary)
+        asked = self._prompts(place, on_step)
+        responses = rollout_passes.sample_responses(self._engine.model, asked, noise, self._bounds, on_step)
         blob = rollouts.encode_rollouts(responses)
         digest = hashlib.sha256(blob).digest()
         path = folder / digest.hex()
@@ -186,7 +186,7 @@ class PpoDeclarer:
         engine.load_parameters(engine.first_parameters)
         reference = rollout_passes.forward_pass(engine.model, x_BS, tokens_BT, lengths, VALUE_HEAD, on_step, begin_B=begin_B)
         engine.load_parameters(parameters)
-        noise = self._noise(place) if is_checked else None
+        noise = partial(rollouts.gumbel_noise, place, vocabulary=self._bounds.vocabulary) if is_checked else None
         now = rollout_passes.forward_pass(
             engine.model, x_BS, tokens_BT, lengths, VALUE_HEAD, on_step, noise=noise, begin_B=begin_B
         )
@@ -263,9 +263,6 @@ class PpoDeclarer:
         on_step()
         assert self._blocklist is not None
         return self._blocklist.blocks_response(self._text(prompt), self._text(self._said(response)))
-
-    def _noise(self, place: RolloutId) -> rollout_passes.Noise:
-        return lambda tokens: rollouts.gumbel_noise(place, tokens, self._bounds.vocabulary)
 
     def _record(self, known: _ScoredRollouts) -> RolloutDeclaration:
         k1 = (known.old_BT - known.reference_BT)[known.mask_BT].double().sum()

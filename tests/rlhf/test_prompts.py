@@ -21,7 +21,8 @@ from protocol.verdicts import Verdict, verdict_label
 from rlhf.data import tokenized_records
 from rlhf.data.preference_sets import PreferencePair, encode_records, split_held_out
 from rlhf.moderation import blocklist
-from rlhf.moderation.blocklist import Blocklist, unpack_entries
+from rlhf.moderation.blocklist import Blocklist
+from rlhf.moderation.word_matcher import parse_word_list
 from rlhf.objectives import rollouts
 from rlhf.objectives.ppo import MODEL_REWARD, PPO, VALUE_HEAD, PpoSettings, PromptSourceKind, RolloutDeclaration
 from rlhf.objectives.rollouts import PreferenceSetPrompts, RolloutId, TokenIds, draw_prompts
@@ -246,9 +247,10 @@ def test_a_word_is_not_divided_between_prompt_and_response() -> None:
 
 @pytest.mark.parametrize("wrong", [b"", b"b\na", b"a\na", b"a\n", b" a", b"# a\nb", b"\xff", b"a b", b"a" * 65])
 def test_other_bytes_are_no_list(wrong: bytes) -> None:
-    assert unpack_entries(blocklist.pack_entries(("a1", "b*"))) == ("a1", "b*")
+    packed = blocklist.pack_entries(("a1", "b*"))
+    assert Blocklist(packed) and parse_word_list("", packed) == ("a1", "b*")
     with pytest.raises(UserError):
-        unpack_entries(wrong)
+        Blocklist(wrong)
 
 
 def test_the_toy_has_no_words() -> None:

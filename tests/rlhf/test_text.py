@@ -44,7 +44,8 @@ def test_a_linear_model_learns_words_in_spite_of_noise() -> None:
 def test_the_weights_are_where_the_loss_is_least() -> None:
     """At the least the slope is zero: for each feature, what the pairs pull is what the penalty holds."""
     pairs, penalty = said(50, wrong=0.25), 0.1
-    weights, pulls = preference_set_statistics.fit_with_penalty(pairs, penalty), np.zeros(preference_set_statistics.FEATURES)
+    weights = preference_set_statistics._fit(preference_set_statistics._differences(pairs), penalty)
+    pulls = np.zeros(preference_set_statistics.FEATURES)
     for pair in pairs:
         first, second = preference_set_statistics.score_texts(weights, (pair.first, pair.second))
         miss = pair.p / 1000 - 1 / (1 + np.exp(second - first))
