@@ -32,7 +32,8 @@ from demo.rlhf_demo import REWARD, ROUNDS
 from demo.shutdown_signals import map_signals_to_interrupt
 from peer import features
 from rlhf.api.tuning_plan_builder import build_toy_spec
-from rlhf.pytorch.policy_evaluation import PolicyMetrics, toy_metrics
+from rlhf.objectives.policy_monitors import PolicyMetrics
+from rlhf.pytorch.policy_evaluation import toy_metrics
 from scenarios.trials import COUNT, Parser
 from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import ByteTokenizer

@@ -212,8 +212,7 @@ def _report(demo: Demo, truth: Mapping[str, int], crowd: list[SimulatedAnnotator
         "seconds_total": round(seconds, 2),
         "annotate": asdict(outcome),
     }
-    text = json.dumps(report, indent=1) + "\n"
-    write_report(demo, text)
+    write_report(demo, json.dumps(report, indent=1) + "\n")
     _show(demo, outcome, failures, seconds)
     return not failures
 

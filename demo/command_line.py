@@ -28,8 +28,13 @@ DEMO_AS_COMMANDS = ("commands", "peers", "rounds", "data", "seed", "keep", "web"
 
 
 def add_arguments(demo: argparse.ArgumentParser) -> None:
-    peers = parse_integer_in(DEMO_PEERS_MIN, DEMO_PEERS_MAX)
-    demo.add_argument("--peers", type=peers, default=4, metavar="N", help="how many, 4 to 10 (default 4); all of them vote")
+    demo.add_argument(
+        "--peers",
+        type=parse_integer_in(DEMO_PEERS_MIN, DEMO_PEERS_MAX),
+        default=4,
+        metavar="N",
+        help="how many, 4 to 10 (default 4); all of them vote",
+    )
     demo.add_argument("--malicious", type=parse_integer_in(0), default=1, metavar="K", help="how many of them lie (default 1)")
     about = "how many train (default: all but the f that may lie)"
     demo.add_argument("--trainers", type=parse_integer_in(1, DEMO_PEERS_MAX), metavar="T", help=about)
@@ -62,9 +67,11 @@ def add_arguments(demo: argparse.ArgumentParser) -> None:
         "--beyond-bound", action="store_true", help="allow more liars than the vote tolerates, and see what happens"
     )
     demo.add_argument("--annotate", action="store_true", help="instead of training, people label tasks; nobody lies")
-    crowd = parse_integer_in(0, DEMO_CROWD_MAX)
     demo.add_argument(
-        "--crowd", type=crowd, metavar="N", help="with --annotate: how many simulated people answer (default 12); 0: tasks alone"
+        "--crowd",
+        type=parse_integer_in(0, DEMO_CROWD_MAX),
+        metavar="N",
+        help="with --annotate: how many simulated people answer (default 12); 0: tasks alone",
     )
     about = "of the page; with --annotate of the first peer's, the next ones behind it (default 0: free ports, shown)"
     demo.add_argument("--web-port", type=parse_integer_in(0, 65_535), metavar="P", help=about)

@@ -196,10 +196,5 @@ def open_peer_disks(peers: Sequence[DemoPeer]) -> Iterator[dict[str, PeerDisk | 
         yield disks
 
 
-def roots_equal(disks: list[PeerDisk]) -> bool:
-    """Whether all computed the same state root after every height, and the same model root after every round."""
-    return all_equal([disk.roots() for disk in disks]) and all_equal([disk.model_roots() for disk in disks])
-
-
 def all_equal(tables: list[dict[int, str]] | list[dict[tuple[str, int], str]]) -> bool:
     return bool(tables[0]) and all(table == tables[0] for table in tables)

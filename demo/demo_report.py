@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import mean
 
 from consensus.quorum import faults_tolerated, quorum
-from demo.demo_peers import Demo, PeerDisk, count_bytes_sent, open_peer_disks, roots_equal
+from demo.demo_peers import Demo, PeerDisk, all_equal, count_bytes_sent, open_peer_disks
 from features.text_tables import pluralize
 from ledger.audits.audit_state import MemberAuditRecord
 from ledger.model_anchors import format_undone_rounds
@@ -21,6 +21,7 @@ from peer.settings.data_directory import storage_errors
 from protocol.errors import UserError
 from protocol.identity import peer_id, short_id
 from protocol.verdicts import verdict_label_by_name
+from rlhf.objectives.policy_monitors import PolicyMetrics
 from storage.regular_files import require_writable_kind
 from training.round_context import REPLAYS
 
@@ -112,23 +113,15 @@ def check_policy_value(rlhf: RlhfResult | None) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RlhfResult:
-    """What was tuned. A value is J = E r − β·KL; null is what has no meaning for this demo."""
+class RlhfResult(PolicyMetrics):
+    """What was tuned. Null is what has no meaning for this demo."""
 
     algorithm: str
     beta: float
     rounds: int
-    reference_value: float
-    value: float
-    kl: float  # nats
-    score: float
-    optimum: float | None = None
-    gap_closed: float | None = None  # (value − reference_value) / (optimum − reference_value)
     distinct_2: float | None = None  # of the last round, as its trainers declared it; as the next two
     response_tokens: float | None = None  # of a response
     length_correlation: float | None = None  # with the score
-    pair_accuracy: float | None = None
-    linear_accuracy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -184,7 +177,9 @@ def make_report(
         watched = disks[demo.watched.name]
         assert watched is not None
         held_out, outcome = watched.figures(job, "held_out_bits_per_byte"), _outcome(demo, watched, job)
-        equal = len(honest) == len(demo.honest) and roots_equal(honest)
+        # All have computed the same state root after every height, and the same model root after every round.
+        equal = len(honest) == len(demo.honest) and all_equal([disk.roots() for disk in honest])
+        equal = equal and all_equal([disk.model_roots() for disk in honest])
         failures = check_outcomes(demo, equal, finished, outcome)
         failures += check_policy_value(rlhf) if demo.options.rlhf else check_loss(demo, held_out)
         stats = {peer.name: peer.stats for peer in demo.peers if peer.stats is not None}
@@ -318,8 +313,7 @@ def _try_file(file: Path) -> None:
 
 def write_report_files(demo: Demo, report: DemoReport, sample: str, export: str) -> None:
     demo.folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({**asdict(report), "export": export}, indent=1) + "\n"
-    write_report(demo, text)
+    write_report(demo, json.dumps({**asdict(report), "export": export}, indent=1) + "\n")
     if sample:
         write_text(demo.folder / "sample.txt", sample + "\n")
     if len(report.heldout_bits_per_byte) > 1:

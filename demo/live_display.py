@@ -190,9 +190,11 @@ class DemoDisplay:
             save_picture(self._demo.folder / "screen.svg", screen, self._summary(report, SCREEN_WIDTH))
 
     def _summary(self, report: DemoReport, width: int) -> Panel:
-        colour = "green" if report.passed else "red"
         return Panel(
-            render_summary(report, self._why_suspended, width - FRAME_WIDTH), title="summary", border_style=colour, width=width
+            render_summary(report, self._why_suspended, width - FRAME_WIDTH),
+            title="summary",
+            border_style="green" if report.passed else "red",
+            width=width,
         )
 
 

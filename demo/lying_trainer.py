@@ -134,9 +134,7 @@ class Liar(Trainer):
         match self.attack:
             case "withhold" if round.spec.audit is AuditMode.SAMPLED and done.buffer_digest is not None:
                 return request, done
-            case "sign-flip" | "false-update" | "withhold" | "false-pass":
-                return request, _encoded(round, request, done, -m)
-            case attack if attack in ROLLOUT_ATTACKS:
+            case attack if attack in ("sign-flip", "false-update", "withhold", "false-pass", *ROLLOUT_ATTACKS):
                 return request, _encoded(round, request, done, -m)
             case "scale":
                 return request, _encoded(round, request, done, m * SCALE)
@@ -146,7 +144,7 @@ class Liar(Trainer):
             case "nan":
                 return request, _poisoned(round, request, done)
             case "garbage":
-                return request, _with_payload(round, request, done, np.random.default_rng(round.number).bytes(done.payload_bytes))
+                return request, _with_payload(request, done, np.random.default_rng(round.number).bytes(done.payload_bytes))
         return request, done
 
     def _invent(
@@ -250,7 +248,7 @@ def _encoded(round: OpenRoundContext, request: ProposeRequest, done: ProposeRepl
     """A well-formed proposal for whatever m is."""
     buffer = feedback_buffer.make_buffer(m, round.model.header(round.me), round.spec)
     payload = round.model.encode_payload(round.me, m if buffer is None else buffer.dequantize())
-    return _with_payload(round, request, _with_buffer(round, request, done, buffer), payload)
+    return _with_payload(request, _with_buffer(request, done, buffer), payload)
 
 
 def _decode_update(round: OpenRoundContext, payload: Path, buffer: Path | None) -> Float32Array:
@@ -265,23 +263,21 @@ def _poisoned(round: OpenRoundContext, request: ProposeRequest, done: ProposeRep
     """Arithmetic that gave NaN everywhere: no honest encoder has bytes for it, so all scales are forged to the largest."""
     payload = _scaled_up(codec.read_payload(Path(request.payload_out).read_bytes(), round.model.layout))
     if round.spec.commits_to_buffer:
-        done = _with_buffer(round, request, done, _scaled_up(feedback_buffer.read_buffer(Path(request.buffer_out), round.spec)))
-    return _with_payload(round, request, done, payload.encode())
+        done = _with_buffer(request, done, _scaled_up(feedback_buffer.read_buffer(Path(request.buffer_out), round.spec)))
+    return _with_payload(request, done, payload.encode())
 
 
 def _scaled_up(update: codec.QuantizedUpdate) -> codec.QuantizedUpdate:
     return replace(update, exponent=codec.EXPONENT_MAX, codes=np.where(update.codes > 0, 255, 0).astype(np.uint8))
 
 
-def _with_buffer(
-    round: OpenRoundContext, request: ProposeRequest, done: ProposeReply, buffer: codec.QuantizedUpdate | None
-) -> ProposeReply:
+def _with_buffer(request: ProposeRequest, done: ProposeReply, buffer: codec.QuantizedUpdate | None) -> ProposeReply:
     if buffer is None:
         return replace(done, buffer_digest=None)
     return replace(done, buffer_digest=write_object(Path(request.buffer_out), buffer.encode()))
 
 
-def _with_payload(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply, payload: bytes) -> ProposeReply:
+def _with_payload(request: ProposeRequest, done: ProposeReply, payload: bytes) -> ProposeReply:
     digest = write_object(Path(request.payload_out), payload)
     return replace(done, payload_digest=digest, payload_bytes=len(payload))
 
@@ -302,8 +298,7 @@ def main(arguments: list[str]) -> int:
 
     def make_liar(context: ParticipantContext) -> Liar:
         assert context.worker is not None, "a liar trains"
-        lies = partial(equivocate, context)
-        return Liar(context.worker, context.text_folder, attack=attack, accomplices=keys, equivocate=lies)
+        return Liar(context.worker, context.text_folder, attack=attack, accomplices=keys, equivocate=partial(equivocate, context))
 
     return local_commands.run_peer_with_config(settings_from_options(options).config, console=False, make_participant=make_liar)
 

@@ -192,8 +192,9 @@ async def wait_for_web_address(peer: DemoPeer) -> str:
 
 def make_directories(demo: Demo) -> None:
     founders = {peer.identity.public: Founder(peer.name, roles()[peer.role].registered_roles) for peer in demo.peers}
-    modules = founding_modules()
-    genesis = Genesis("demo", int(time.time() * 1000), secrets.token_bytes(16), dict(sorted(founders.items())), modules)
+    genesis = Genesis(
+        "demo", int(time.time() * 1000), secrets.token_bytes(16), dict(sorted(founders.items())), founding_modules()
+    )
     for peer in demo.peers:
         directory = DataDirectory.create(peer.directory)
         directory.write_identity(peer.identity)

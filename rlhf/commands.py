@@ -134,22 +134,23 @@ async def _start(asked: CommandContext[RlhfRpc]) -> None:
         raise UserError(f"rlhf start: rounds follow from something else: say {instead} instead")
     if options.beta is not None:
         said["beta"] = str(options.beta)
-    start = asked.api.start_rlhf_training(
-        options.base,
-        options.reward,
-        options.ppo_iterations,
-        options.name,
-        said,
-        _absolute(options.preferences),
-        options.reward_epochs,
-        options.project,
-        _absolute(options.blocklist),
-        options.algorithm,
-        options.skip_bad,
-        options.truncate,
-        options.ignore_accuracy,
+    job = await asked.wait_for_decision(
+        asked.api.start_rlhf_training(
+            options.base,
+            options.reward,
+            options.ppo_iterations,
+            options.name,
+            said,
+            _absolute(options.preferences),
+            options.reward_epochs,
+            options.project,
+            _absolute(options.blocklist),
+            options.algorithm,
+            options.skip_bad,
+            options.truncate,
+            options.ignore_accuracy,
+        )
     )
-    job = await asked.wait_for_decision(start)
     asked.show(f"job {job} is decided; `rlhf status` shows how it goes")
     for stage in (await asked.api.rlhf_status()).stages:
         if stage.job == job:
@@ -302,8 +303,7 @@ def _show_status(asked: CommandContext[RlhfRpc], view: RlhfView, figures: tuple[
     table = TextTable("objective", "job", "state", Column("round", is_number=True), Column("of", is_number=True), "model root")
     for stage in view.stages:
         round = "–" if stage.state == "waiting" else str(min(display_round_number(stage.round), stage.rounds))
-        rounds = (round, str(stage.rounds))
-        table.add_row(stage.objective, stage.job[:SHORT], stage.state, *rounds, stage.model_root[: 2 * SHORT])
+        table.add_row(stage.objective, stage.job[:SHORT], stage.state, round, str(stage.rounds), stage.model_root[: 2 * SHORT])
     asked.show(table)
     if view.state == "paused":
         asked.show("the plan is paused: `rlhf resume`, said by its author, lets it go on")

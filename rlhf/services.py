@@ -161,8 +161,8 @@ class PreferenceDatasetBuilder(RlhfService):
 class FinalModelEvaluator(RlhfService):
     def _due_work(self) -> Mapping[bytes, Callable[[bytes], Awaitable[None]]]:
         known = self._desk.state.module_state(JobsState).jobs
-        finished = {key: job for key, job in known.items() if job.phase is JobPhase.FINISHED}
-        own = [key for key, job in finished.items() if JobSpec.decode(job.spec).resolved_objective.module == MODULE]
+        finished = [key for key, job in known.items() if job.phase is JobPhase.FINISHED]
+        own = [key for key in finished if JobSpec.decode(known[key].spec).resolved_objective.module == MODULE]
         return dict.fromkeys(self._reports_due(), self._report) | dict.fromkeys(own, self._measure)
 
     def _reports_due(self) -> dict[bytes, bytes]:

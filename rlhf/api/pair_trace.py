@@ -70,8 +70,10 @@ def trace_pair(jobs: Sequence[TracedJob], sets: Mapping[bytes, AttestedPreferenc
             unknown_rounds=(view.unknown_rounds if view else 0) + learned.unknown,
         )
     if view is None:
-        said = "name a task by its id, or the number of a file's line"
-        raise UserError(f"{text!r} is in no set of {pluralize(len(jobs), 'job')} with preferences: {said}")
+        raise UserError(
+            f"{text!r} is in no set of {pluralize(len(jobs), 'job')} with preferences: "
+            "name a task by its id, or the number of a file's line"
+        )
     return view
 
 

@@ -55,9 +55,8 @@ from training.replicated.replicated_model import ReplicatedModel
 from training.round_context import EVALUATION_SECONDS
 from training.worker_protocol import WorkerFailed
 
-PREFERENCE_SETS_SERVICE = "sets"  # the service that derives sets
-PAUSED = "paused"  # a plan that goes on later
 EVALUATION_FAILED = "evaluation_failed"  # figure of a model that the worker could not measure
+EVALUATION_ENDS = (EVALUATION_SECONDS, EVALUATION_FAILED)  # of a model that is measured, or cannot be
 PREFERENCE_SET_STATISTICS = (WORD_COUNT, IDENTICAL, CONTRADICTORY)
 MEASURED_OBJECTIVES = (*PAIR_OBJECTIVES, INSTRUCT.name)  # objectives whose models are measured
 
@@ -168,7 +167,7 @@ class RlhfRpcHandler(RlhfRpc):
             raise UserError(f"--project {text!r} is being closed, which may change its labels: say it again when that is done")
         source = PreferenceSetSource(project, state.height)
         with trio.move_on_after(BLOB_FETCH_SECONDS_MAX):
-            found = await derive_pairs(self.peer.service_context(PREFERENCE_SETS_SERVICE), source)
+            found = await derive_pairs(self.peer.service_context("sets"), source)
             if not found:
                 raise UserError(f"--project {text!r}: no pair of it is decided yet, but for redacted and bad ones")
             return source, found
@@ -182,7 +181,7 @@ class RlhfRpcHandler(RlhfRpc):
         last = lone[-1][1] if lone else None
         decided = 0 if last is None else last.started_height if isinstance(last, Job) else last.since
         if plan is not None and plan.start_height >= decided:
-            state = PAUSED if plan.phase is tuning_plans.PlanPhase.RUNNING and plan.paused_at is not None else plan.phase.value
+            state = "paused" if plan.phase is tuning_plans.PlanPhase.RUNNING and plan.paused_at is not None else plan.phase.value
             stages = [await self._measured(self._planned(plan, stage)) for stage in plan.stages]
             return RlhfView(MEASURING if state == FINISHED and stages[-1].state == MEASURING else state, tuple(stages))
         stages = [await self._measured(_stage(key, job)) for key, job in lone[-1:]]
@@ -213,17 +212,15 @@ class RlhfRpcHandler(RlhfRpc):
             return ""
         needed = VoterSet(state.members.voters).faults_tolerated + 1
         better = sum(found.is_better_than_chance for found in plan.reports.values())
-        reports = (
-            f"{better} of {pluralize(len(plan.reports), 'voter')} that measured the reward model found it better than chance"
-        )
-        return f"{reports}, {needed} have to agree"
+        measured = f"{pluralize(len(plan.reports), 'voter')} that measured the reward model"
+        return f"{better} of {measured} found it better than chance, {needed} have to agree"
 
     async def _measured(self, stage: StageView) -> StageView:
         """With the figures of the newest model that this peer has measured, and where its preferences come from."""
         found = await trio.to_thread.run_sync(self.peer.store.measurements, bytes.fromhex(stage.job))
         told = add_metrics(stage, found)
         is_known = stage.state == FINISHED and bytes.fromhex(stage.job) in self.peer.state.jobs.jobs
-        if is_known and self._measures(stage.objective) and not _is_measured(found.get(stage.round, {})):
+        if is_known and self._measures(stage.objective) and found.get(stage.round, {}).keys().isdisjoint(EVALUATION_ENDS):
             told = replace(told, state=MEASURING)
         if stage.objective not in PAIR_OBJECTIVES:
             return told
@@ -246,7 +243,11 @@ class RlhfRpcHandler(RlhfRpc):
         stage = _stage(key, known)
         figures = found.get(known.round, {})
         # An asked measurement becomes a voter's report, so a former failure is tried again.
-        is_due = EVALUATION_SECONDS not in figures if asked else self._measures(stage.objective) and not _is_measured(figures)
+        is_due = (
+            EVALUATION_SECONDS not in figures
+            if asked
+            else self._measures(stage.objective) and figures.keys().isdisjoint(EVALUATION_ENDS)
+        )
         if is_due:
             problem = "it is not here"
             if peer.models.round_directory(*place).exists():
@@ -292,8 +293,8 @@ class RlhfRpcHandler(RlhfRpc):
     async def trace_pair(self, pair: str) -> PairTraceView:
         def trace() -> PairTraceView:
             jobs = list(jobs_with_preferences(state.jobs, self.peer.store))
-            read = partial(fetch_job_blob, self.peer, what="the set")
-            return trace_pair(jobs, state.module_state(RlhfState).sets, read, pair)
+            sets = state.module_state(RlhfState).sets
+            return trace_pair(jobs, sets, partial(fetch_job_blob, self.peer, what="the set"), pair)
 
         if not self._is_run():
             raise UserError("this network tunes no models, so nobody has drawn a pair")
@@ -383,11 +384,6 @@ def add_metrics(stage: StageView, found: Mapping[int, Mapping[str, float]]) -> S
         return stage
     accuracy = PairAccuracy.from_share(figures[ACCURACY], int(figures[PAIRS]))
     return replace(_with_accuracy(stage, accuracy, max(measured)), calibration_error=figures.get(CALIBRATION))
-
-
-def _is_measured(figures: Mapping[str, float]) -> bool:
-    """Whether these are all figures of a model, or cannot be found."""
-    return EVALUATION_SECONDS in figures or EVALUATION_FAILED in figures
 
 
 def describe_preference_source(state: LedgerState, job: bytes) -> PreferencesView | None:

@@ -105,8 +105,7 @@ def build_supervised_spec(
 
 def load_job_tokenizer(peer: TrainingPeer, model: JobSpec | InitialModel) -> Tokenizer:
     """Raises `UserError` where nobody has it."""
-    blob = None if model.tokenizer is None else fetch_job_blob(peer, model.tokenizer)
-    return load_tokenizer(blob, model.model.vocabulary)
+    return load_tokenizer(fetch_job_blob(peer, model.tokenizer) if model.tokenizer else None, model.model.vocabulary)
 
 
 def tokenize_set(peer: TrainingPeer, spec: JobSpec, records: Sequence[PromptRecord], file: str) -> Any:

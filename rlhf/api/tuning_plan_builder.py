@@ -25,10 +25,10 @@ from rlhf.api.supervised_jobs import (
     count_stop_texts,
     default_stop_token,
     load_job_tokenizer,
+    parse_objective_overrides,
     prepare_records,
     tokenize_set,
 )
-from rlhf.api.supervised_jobs import parse_objective_overrides as parsed_terms
 from rlhf.data import preference_sets, tokenized_records
 from rlhf.data.dataset_files import InvalidLines
 from rlhf.data.preference_sets import PreferencePair
@@ -239,7 +239,7 @@ def build_toy_spec(reward: str, rounds: int, name: str, overrides: dict[str, str
 
 def parse_ppo_overrides(overrides: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Fields of the objective, and fields of the job. Raises `UserError`."""
-    return parsed_terms(overrides, PpoSettings, FIELDS_NOT_SET_BY_NAME)
+    return parse_objective_overrides(overrides, PpoSettings, FIELDS_NOT_SET_BY_NAME)
 
 
 def _read(file: str, misfits: InvalidLines) -> list[PreferencePair]:

@@ -36,12 +36,16 @@ T = TypeVar("T", bound=TokenizedText)
 
 @dataclass(frozen=True, slots=True)
 class PairSplit:
-    """Which tokens are whose: text 2i is the prompt of pair i with its first response, text 2i + 1 with the second."""
+    """Which tokens are whose. A record has as many texts as responses, one after another: its prompt and one of them.
 
-    starts: npt.NDArray[np.int64]  # (2N + 1,): of each text; the last is the end
-    p: npt.NDArray[np.float32]  # (N,): that the first response is the better one
+    So text 2i is the prompt of pair i with its first response, text 2i + 1 with the second.
+    """
+
+    starts: npt.NDArray[np.int64]  # (texts + 1,): of each text; the last is the end
+    p: npt.NDArray[np.float32]  # (records,): of pairs, that the first response is the better one
 
     def __len__(self) -> int:
+        """Records."""
         return len(self.p)
 
 
@@ -74,9 +78,15 @@ def tokenize_pairs(
         prompts.append(tokenizer.encode(text.encode()))
         if number % PAIRS_A_BEAT == 0:
             on_block()
-    starts = np.cumsum([*map(len, prompts)], dtype=np.int64)
-    of_set = PreferenceSetStatistics(train, held_out)
-    return TokenizedPairs(np.concatenate(prompts), measured, tokenizer.token_bytes, of_train, of_held_out, starts, of_set)
+    return TokenizedPairs(
+        np.concatenate(prompts),
+        measured,
+        tokenizer.token_bytes,
+        of_train,
+        of_held_out,
+        prompts=np.cumsum([*map(len, prompts)], dtype=np.int64),
+        statistics=PreferenceSetStatistics(train, held_out),
+    )
 
 
 def prompt_texts(pairs: Iterable[PreferencePair]) -> list[str]:
@@ -112,7 +122,7 @@ def pair_batch(tokens: TokenArray, side: PairSplit, numbers: npt.NDArray[np.int6
     """Of some pairs, N of them: (ids of both texts, padded behind with zeros to the longest: (N, 2, S); where the last token of
     each is: (N, 2); p: (N,)).
     """
-    texts = (2 * numbers[:, None] + np.arange(2)).ravel()
+    texts = text_numbers(numbers)
     starts, ends = side.starts[texts], side.starts[texts + 1]
     x = np.zeros((len(texts), int((ends - starts).max())), dtype=np.int64)
     for row, (start, end) in enumerate(zip(starts, ends, strict=True)):
@@ -121,17 +131,11 @@ def pair_batch(tokens: TokenArray, side: PairSplit, numbers: npt.NDArray[np.int6
 
 
 @dataclass(frozen=True, slots=True)
-class ResponseSplit:
-    """Which tokens are whose. A record has as many texts as responses, one after another: its prompt and one of them."""
+class ResponseSplit(PairSplit):
+    """Of pairs, or of single responses."""
 
-    starts: npt.NDArray[np.int64]  # (texts + 1,): of each text; the last is the end
     responses: npt.NDArray[np.int64]  # (texts,): where the response of each text begins
-    p: npt.NDArray[np.float32]  # (records,): of pairs, that the first response is the better one
     reference: npt.NDArray[np.float32]  # (texts,): what the reference gives the response, log-probability; NaN: not known yet
-
-    def __len__(self) -> int:
-        """Records."""
-        return len(self.p)
 
     @property
     def tokens_mean(self) -> float:
@@ -183,7 +187,7 @@ def _whole(
     tokens = np.concatenate(texts) if texts else np.empty(0, dtype=np.uint8)
     p = np.array([record.p / PERMILLE if isinstance(record, PreferencePair) else 1.0 for record in records], dtype=np.float32)
     return tokens, ResponseSplit(
-        starts, starts[:-1] + np.array(begins, dtype=np.int64), p, np.full(len(texts), np.nan, dtype=np.float32)
+        starts, p, starts[:-1] + np.array(begins, dtype=np.int64), np.full(len(texts), np.nan, dtype=np.float32)
     )
 
 

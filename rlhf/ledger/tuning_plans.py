@@ -198,8 +198,15 @@ def create_plan(rules: JobSpecRules, key: bytes, author: bytes, said: StartPlan,
         named = JobSpec.decode(said.first).data
         assert named is not None, "such a job has a set"
         claim = create_claim(view, said.source, named, height)
-    base = first.base.job if first.base else None
-    return TuningPlan(author, height, base, tuple(stages), height, claim=claim, ignores_accuracy=said.ignores_accuracy)
+    return TuningPlan(
+        author=author,
+        start_height=height,
+        base=first.base.job if first.base else None,
+        stages=tuple(stages),
+        stage_height=height,
+        claim=claim,
+        ignores_accuracy=said.ignores_accuracy,
+    )
 
 
 def with_reward_model(spec: bytes, model: ModelReference) -> bytes:
@@ -232,8 +239,8 @@ def has_pause_expired(plan: TuningPlan, height: int) -> bool:
 def awaits_reports(plan: TuningPlan, jobs: JobsState) -> bool:
     """True if its reward model is trained, and reports on it are missing."""
     job = jobs.jobs.get(plan.current.job)
-    is_running = plan.phase is PlanPhase.RUNNING and not plan.current.spec
-    return is_running and not plan.ignores_accuracy and job is not None and job.is_done
+    is_trained = not plan.current.spec and job is not None and job.is_done
+    return is_trained and plan.phase is PlanPhase.RUNNING and not plan.ignores_accuracy
 
 
 def add_report(

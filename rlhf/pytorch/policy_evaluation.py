@@ -14,7 +14,7 @@ import itertools
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -29,6 +29,7 @@ from rlhf.data import preference_set_statistics
 from rlhf.data.preference_sets import PreferencePair, decode_records, split_held_out
 from rlhf.data.tokenized_records import open_pairs
 from rlhf.objectives import rollouts
+from rlhf.objectives.policy_monitors import PolicyMetrics
 from rlhf.objectives.ppo import PPO, PpoSettings
 from rlhf.objectives.rollouts import RolloutId, TokenIds, is_finished
 from rlhf.objectives.rule_rewards import TOY_BETA, TOY_LENGTH, TOY_PROMPT, TOY_VOCABULARY, bigram_table
@@ -49,20 +50,6 @@ from training.replicated.tensor_layout import Float32Array
 SAMPLES: Final = 256  # prompts, each with a response of both: their mean has a sixteenth of one's deviation
 TOY_SAMPLES: Final = 64  # responses of each of the two that people can read
 Float64Array = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyMetrics:
-    """A value is J = E r − β·KL. Those of the toy are exact; others are estimates, with normalised scores of the reward model."""
-
-    reference_value: float
-    value: float
-    kl: float  # nats
-    score: float
-    optimum: float | None = None  # of the toy
-    gap_closed: float | None = None  # of the toy
-    pair_accuracy: float | None = None  # of the held-out pairs, in which the better response scores higher
-    linear_accuracy: float | None = None  # the same of the word-count model, which learned from the same pairs
 
 
 # The toy -----------------------------------------------------------------------------------------------------------------
