@@ -130,15 +130,11 @@ async def _served(peer: DemoPeer) -> ServingPeerClient:
     return ServingPeerClient(host, int(port))
 
 
-def _calls(peer: DemoPeer) -> CurationRpc:
-    return cast(CurationRpc, peer.client)  # it has the calls of all features
-
-
 async def _import(demo: Demo, name: str, texts: Iterable[str], votes: int) -> ImportView:
     file = demo.folder / f"{name}.jsonl"
     write_text(file, "".join(json.dumps({"text": text}) + "\n" for text in texts))
     request = ImportRequest(str(file), name, "", "label", OPTIONS, False, votes, 1, "", False)
-    return await _calls(demo.watched).import_tasks(request)
+    return await cast(CurationRpc, demo.watched.client).import_tasks(request)
 
 
 async def _answered(demo: Demo, crowd: list[SimulatedAnnotator]) -> bool:
@@ -155,7 +151,7 @@ async def _answered(demo: Demo, crowd: list[SimulatedAnnotator]) -> bool:
                     _say(demo, f"{', '.join(gone)} ended")
                     break
                 try:
-                    (view,) = await _calls(demo.watched).projects()
+                    (view,) = await cast(CurationRpc, demo.watched.client).projects()
                 except UserError:
                     await trio.sleep(POLL_SECONDS)  # it ends, and then it has ended
                     continue

@@ -35,10 +35,6 @@ class PairAccuracy:
         return cls(round(2 * share * pairs), pairs)
 
     @property
-    def is_possible(self) -> bool:
-        return self.halves <= 2 * self.pairs
-
-    @property
     def share(self) -> float:
         return self.halves / (2 * self.pairs) if self.pairs else 0.5
 

@@ -253,7 +253,7 @@ def add_report(
         raise Refused("only a voter reports on a reward model")
     if voter in plan.reports:
         raise Refused("this voter has reported on the reward model")
-    if not accuracy.is_possible:
+    if accuracy.halves > 2 * accuracy.pairs:
         raise Refused(f"{accuracy.halves} half pairs are more pairs than {accuracy.pairs}")
     kept = {key: other for key, other in plan.reports.items() if key in voters}
     return replace(plan, reports=kept | {voter: accuracy})
