@@ -136,6 +136,8 @@ def _defaults() -> Mapping[str, Any]:
     return vars(parser.parse_args([]))
 
 
+# The demo as commands ---------------------------------------------------------------------------------------------------
+
 NAMES: Final = ("anna", "ben", "carl", "dora", "emil", "fay", "gus", "hana", "ivo", "jo")  # DEMO_PEERS_MAX of them
 FOLDER: Final = "folkmoot-lab"
 PORT, WEB_PORT = 7701, 7781  # of the first peer; those of the others follow

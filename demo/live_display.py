@@ -207,6 +207,8 @@ def save_picture(file: Path, *parts: RenderableType) -> None:
     console.save_svg(str(file), title="peer demo", code_format=without_fonts)
 
 
+# The summary ------------------------------------------------------------------------------------------------------------
+
 CURVE_WIDTH = 60
 
 Row = tuple[str, RenderableType]

@@ -29,6 +29,7 @@ from training.objectives.objective import InnerStep
 
 ID_DIGITS_MIN = 8  # of a task's id; a shorter number is that of a line
 LINE_BYTES = 8  # of a line's number, where it is the id of a pair
+ACCEPTED = "accept"  # among the verdicts of a round that is stored
 
 Read = Callable[[bytes, int], bytes]  # a blob by its digest, of at most so many bytes
 
@@ -108,9 +109,6 @@ def iter_pair_draws(
                         hits.append((number, trainer, step, trainers[trainer]))
     for number, trainer, step, accepted in sorted(hits):
         yield PairDrawView(job.hex(), number, peer_id(trainer), step, accepted)
-
-
-ACCEPTED = "accept"  # among the verdicts of a round that is stored
 
 
 def jobs_with_preferences(jobs: JobsState, store: LedgerStore) -> Iterator[TracedJob]:

@@ -26,6 +26,8 @@ FEATURES: Final = 2 * WORD_FEATURES  # the others are of neighbours
 STEPS: Final = 100  # of Nesterov's method; with so many, the weights no longer move
 PENALTIES: Final = (0.003, 0.01, 0.03, 0.1)  # for each pair; that one is taken which does best on pairs that are kept back
 KEPT_BACK_PERMILLE: Final = 200
+CHARACTERS_MAX: Final = 1 << 20  # that the word-count model learns from: some seconds of one processor
+T = TypeVar("T")
 
 Weights = npt.NDArray[np.float64]
 
@@ -118,10 +120,6 @@ def _differences(pairs: Sequence[PreferencePair]) -> _FeatureDifferences:
     return _FeatureDifferences(
         np.array(rows, dtype=np.int64), np.array(columns, dtype=np.int64), np.array(values, dtype=np.float64), p
     )
-
-
-CHARACTERS_MAX: Final = 1 << 20  # that the word-count model learns from: some seconds of one processor
-T = TypeVar("T")
 
 
 class PreferenceSetStatistics:

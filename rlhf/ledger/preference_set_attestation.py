@@ -35,6 +35,7 @@ from protocol.limits import VOTERS_MAX
 
 Row = tuple[int, bytes, TaskRow]  # of a pair: its place in its page, its task, its row
 NO_PROJECT: Final = "{} is no project of pairs: preferences come of those alone"
+SETS_KEPT_MAX: Final = 64  # decided sets beside those of jobs and plans that are known: of these no redaction may be forgotten
 
 
 def decided_pages(state: CurationState, project: bytes, height: int) -> Iterator[tuple[bytes, TaskPageRow, list[Row]]]:
@@ -59,9 +60,6 @@ def decided_pages(state: CurationState, project: bytes, height: int) -> Iterator
 def is_decided_comparison(row: TaskRow, height: int) -> bool:
     """It was decided up to this height which response is the better one, or that none is."""
     return row.label is not None and row.label[0] in (FIRST, SECOND, TIE) and row.height <= height
-
-
-SETS_KEPT_MAX: Final = 64  # decided sets beside those of jobs and plans that are known: of these no redaction may be forgotten
 
 
 @dataclass(frozen=True, slots=True)

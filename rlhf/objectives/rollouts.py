@@ -109,6 +109,8 @@ def _no_rollouts(detail: str) -> RemoteProtocolError:
     return RemoteProtocolError("bad-rollouts", detail)
 
 
+# Prompts ----------------------------------------------------------------------------------------------------------------
+
 DRAWS_MAX: Final = 16  # for one response: only where nearly every prompt is blocked, none is found in as many
 NO_PROMPT: Final = np.zeros(1, dtype=np.int64)
 
@@ -165,6 +167,8 @@ def draw_prompts(
             break
     return [found.get(response, NO_PROMPT) for response in range(count)]
 
+
+# Statistics -------------------------------------------------------------------------------------------------------------
 
 SCORE_VARIANCE: Final = 1e-4  # added to that of the scores: whoever's differ by 1e-4 finds the same correlation within .01
 Floats = npt.NDArray[np.float64]
