@@ -216,10 +216,12 @@ def launch_peer(demo: Demo, peer: DemoPeer, bootstrap: str, command: Sequence[st
     accomplices = ",".join(peer_id(p.identity.public) for p in demo.peers if p.lies) or "-"
     lies = (*peer.module[:-1], "demo.lying_trainer", demo.options.attack, accomplices)
     module = lies if peer.lies else peer.module
-    settings = ["--data-dir", str(peer.directory), "--role", peer.role, "--name", peer.name, *peer.serves]
-    settings += ["--listen", peer.address, "--threads", str(peer.threads), "--log-level", "info"]
-    settings += ["--evaluate" if peer is demo.watched and peer.trains and peer.evaluates else "--no-evaluate", "--no-console"]
-    settings += ["--bootstrap", bootstrap] if bootstrap else []
+    settings = [
+        *("--data-dir", str(peer.directory), "--role", peer.role, "--name", peer.name, *peer.serves),
+        *("--listen", peer.address, "--threads", str(peer.threads), "--log-level", "info", "--no-console"),
+        "--evaluate" if peer is demo.watched and peer.trains and peer.evaluates else "--no-evaluate",
+        *(("--bootstrap", bootstrap) if bootstrap else ()),
+    ]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PEER_")} | peer.environment
     if peer.without_avx:
         environment |= {"NPY_DISABLE_CPU_FEATURES": WIDE_CPU_FEATURES, "ATEN_CPU_CAPABILITY": "avx2"}
@@ -425,15 +427,17 @@ async def train_baseline(demo: Demo, job: str, rounds: tuple[RoundView, ...]) ->
     steps = sum(accepted) * spec.local_steps * spec.batch // batch
     text = next((demo.watched.directory / "texts").glob("*.txt"))
     command = [
-        sys.executable,
-        "-m",
-        "training.engines.pytorch.single_process_baseline",
-        "--spec",
-        str(spec_file),
-        "--text",
-        str(text),
+        *(
+            sys.executable,
+            "-m",
+            "training.engines.pytorch.single_process_baseline",
+            "--spec",
+            str(spec_file),
+            "--text",
+            str(text),
+        ),
+        *("--steps", str(steps), "--batch", str(batch), "--threads", "2"),
     ]
-    command += ["--steps", str(steps), "--batch", str(batch), "--threads", "2"]
     line = rate_sweep.RateSweep(baseline_rates(spec))
     while (rate := line.next_value()) is not None:
         done = await trio.run_process([*command, "--rate", str(rate)], capture_stdout=True)
