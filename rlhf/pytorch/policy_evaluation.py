@@ -97,7 +97,8 @@ def toy_log_probabilities(spec: JobSpec, parameters: Float32Array) -> Float64Arr
 
 def toy_metrics(spec: JobSpec, parameters: Float32Array, first: Float32Array) -> PolicyMetrics:
     """Of a policy over all responses; no sampling takes part."""
-    beta, rewards = spec.decoded_settings.beta, toy_rewards(spec.seed)
+    own: PpoSettings = spec.decoded_settings
+    beta, rewards = own.beta, toy_rewards(spec.seed)
     logp, reference = toy_log_probabilities(spec, parameters), toy_log_probabilities(spec, first)
     return PolicyMetrics(
         reference_value=policy_value(reference, reference, rewards, beta),
