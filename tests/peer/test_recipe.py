@@ -30,7 +30,7 @@ def printed(capsys: pytest.CaptureFixture[str], *more: str) -> str:
 
 def test_the_guide_has_the_recipe_as_it_is_printed() -> None:
     options = argparse.Namespace(peers=4, rounds=None, data=None, seed=0, keep=True)
-    text = "".join(f"    {line}\\n" for line in command_line.make_demo_script(options).splitlines())
+    text = "".join(f"    {line}\n" for line in command_line.make_demo_script(options).splitlines())
     assert text in (ROOT / "docs" / "guide.md").read_text()
 
 
