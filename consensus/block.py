@@ -26,7 +26,9 @@ assert ENVELOPE_BYTES_MAX <= HEADER_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class BlockEnvelope:
+    """What a block and its header share: all but the body."""
+
     height: Count
     parent: Digest  # digest of the block before; of the first block the chain id
     time_ms: Count  # the proposer's clock, milliseconds since the Unix epoch
@@ -36,28 +38,21 @@ class Block:
     state_root: Digest  # after the parent was applied
     parent_certificate: Certificate | None  # commits of the parent, as many as the proposer knew; None in the first block
     failed: Annotated[dict[Key, Count], Length(0, VOTERS_MAX)]  # leaders that failed -> first height whose block may drop them
+
+
+@dataclass(frozen=True, slots=True)
+class Block(BlockEnvelope):
     body: Annotated[bytes, Length(0, BODY_BYTES_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
-class BlockHeader:
+class BlockHeader(BlockEnvelope):
     """A `Block` with the SHA-256 of its body in place of the body."""
 
-    height: Count
-    parent: Digest
-    time_ms: Count
-    proposer: Key
-    voters: Digest
-    next_voters: Digest
-    state_root: Digest
-    parent_certificate: Certificate | None
-    failed: Annotated[dict[Key, Count], Length(0, VOTERS_MAX)]
     body: Digest
 
 
-_SHARED = tuple(field.name for field in fields(BlockHeader) if field.name != "body")
-
-assert [field.name for field in fields(Block)] == [*_SHARED, "body"]
+_SHARED = tuple(field.name for field in fields(BlockEnvelope))
 
 
 def encode_block(block: Block) -> bytes:
@@ -95,5 +90,4 @@ def assemble_block(header: BlockHeader, body: bytes) -> bytes:
     """The block of this header. Raises `RemoteProtocolError` if the body is not the one that the header names."""
     if hashlib.sha256(body).digest() != header.body:
         raise RemoteProtocolError("wrong-block", f"the body of a block at height {header.height}")
-    block = Block(**{name: getattr(header, name) for name in _SHARED}, body=body)
-    return encode_block(block)
+    return encode_block(Block(**{name: getattr(header, name) for name in _SHARED}, body=body))

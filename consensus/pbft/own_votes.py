@@ -19,9 +19,6 @@ class OwnVotes:
         self._signer = signer
         self._chain_id = chain_id
         self._signed: dict[VoteSlot, Signed] = {voted.slot: voted.signed for voted in votes}
-        self._timed_out: dict[int, int] = {}  # height -> the highest view of it that was given up
-        for tag, height, view in self._signed:
-            self._note_timeout(tag, height, view)
 
     def get_vote(self, tag: str, height: int, view: int) -> Signed | None:
         return self._signed.get((tag, height, view))
@@ -47,19 +44,15 @@ class OwnVotes:
             raise LocalProtocolError(f"{message.TAG} in {message.height}.{message.view} after a timeout")
         signed = sign_message(self._signer, self._chain_id, message)
         self._signed[slot] = signed
-        self._note_timeout(*slot)
         return OwnStatement(slot, signed)
-
-    def _note_timeout(self, tag: str, height: int, view: int) -> None:
-        if tag == Timeout.TAG:
-            self._timed_out[height] = max(view, self.highest_timed_out_view(height))
 
     def has_voted(self, height: int) -> bool:
         return any(tag != Timeout.TAG and of_height == height for tag, of_height, _ in self._signed)
 
     def highest_timed_out_view(self, height: int) -> int:
         """The highest view of `height` that was given up; −1: none."""
-        return self._timed_out.get(height, -1)
+        given_up = (view for tag, of_height, view in self._signed if tag == Timeout.TAG and of_height == height)
+        return max(given_up, default=-1)
 
     def highest_signed_view(self, height: int) -> int:
         """The highest view of `height` that anything was signed in."""
@@ -67,4 +60,3 @@ class OwnVotes:
 
     def prune_below_height(self, height: int) -> None:
         self._signed = {slot: signed for slot, signed in self._signed.items() if slot[1] >= height}
-        self._timed_out = {of_height: view for of_height, view in self._timed_out.items() if of_height >= height}

@@ -1,7 +1,8 @@
 """The replica: PBFT with two phases, one height at a time, certificates carried through view changes.
 
 Inputs are handled into facts (a verified statement, a certificate, a claim); then the rules run until none has anything to do.
-`state` holds the facts, `handlers` makes them, `answers` tells them, `rules` acts on them, `timers` acts when time has passed.
+`replica_state` holds the facts, `message_handlers` makes and tells them, `replica_rules` acts on them, the timers here act when
+time has passed.
 
 Safety, as the comments in those name it:
 (S1) One Propose, Prepare, Commit and Timeout per (height, view), durable before it is sent, over restarts too.
@@ -15,9 +16,9 @@ Safety, as the comments in those name it:
 
 from __future__ import annotations
 
-from consensus.application import Application
 from consensus.effects import NEVER_VOTED, RestartState, StepEffects
 from consensus.inputs import (
+    Application,
     AppliedInput,
     ConnectedInput,
     DisconnectedInput,
@@ -27,11 +28,14 @@ from consensus.inputs import (
     TickInput,
     WorkChangedInput,
 )
-from consensus.pbft.replica_timers import ReplicaTimers
+from consensus.pbft.chain import DECIDED_AHEAD_MAX
+from consensus.pbft.replica_rules import ReplicaRules
+from consensus.pbft.vote_set import HeightVoteSet
 from protocol.identity import Signer, Verifier
+from protocol.messages import GetRememberedStatements, Status
 
 
-class Replica(ReplicaTimers):
+class Replica(ReplicaRules):
     """One voter's, or observer's, part in the agreement. Pure: time is an argument, effects are returned.
 
     `now` is seconds since the Unix epoch, and never goes backwards during a replica's life: the daemon adds a monotonic
@@ -65,7 +69,9 @@ class Replica(ReplicaTimers):
             self._ask_application, self._ask_again = True, None
         self._settle()
         self._run_timers()
-        return self._finish()
+        turn = StepEffects(tuple(self._records), tuple(self._sends), self._deadline(), tuple(self._faults), tuple(self._heard))
+        self._records, self._sends, self._faults, self._heard = [], [], [], []
+        return turn
 
     def handle_input(self, event: ReplicaInput, now: float) -> None:
         """Makes facts of one input; nothing is signed before `finish_step`."""
@@ -94,7 +100,94 @@ class Replica(ReplicaTimers):
             case TickInput():
                 pass
 
-    def _finish(self) -> StepEffects:
-        turn = StepEffects(tuple(self._records), tuple(self._sends), self._deadline(), tuple(self._faults), tuple(self._heard))
-        self._records, self._sends, self._faults, self._heard = [], [], [], []
-        return turn
+    # What a replica does because time has passed: gives up a view, says things again, asks for what it lacks ---------------
+
+    @property
+    def awaits_decision(self) -> bool:
+        """(L) The view timer runs exactly while this voter itself waits for a decision that it could judge.
+
+        The invariant: what one honest voter waits for, either reaches all of them, or ends with its view. The application's work
+        is passed on, a prepare certificate is repeated, and any leader proposes what that certifies. A proposal that has no
+        certificate yet binds no later leader, so it is work in its own view only, and not if it was refused here for good. What
+        others said is none: liars can say it for ever, and f + 1 that gave up a view are joined without any timer.
+        """
+        book = self._book
+        if book is None or not self._takes_part(book):
+            return False
+        # This view's block was prepared here, or may be yet: its bytes may come, and so may its time.
+        awaits_proposal = self.view in book.proposals and (self.block_refusal is None or self._ask_again is not None)
+        return book.highest_prepare_certificate is not None or awaits_proposal or self._application.has_work()
+
+    def _may_be_missed(self) -> bool:
+        """(L) Whether others may be at work and lack what was said here: it is repeated then, without a view timer.
+
+        A proposal alone is no sign of that: where it was refused nothing was said, and liars that lead make as many as they like.
+        """
+        book = self._book
+        return book is not None and self._takes_part(book) and (book.is_active() or self._own.has_voted(book.height))
+
+    def _takes_part(self, book: HeightVoteSet) -> bool:
+        return self._may_sign(book) and self._chain.is_applied
+
+    def _pace(self) -> None:
+        working = self.awaits_decision
+        self._pacemaker.set_view_timer(working, self._now)
+        self._pacemaker.set_repeat_timer(working or self._may_be_missed(), self._now)
+
+    def _run_timers(self) -> None:
+        book, now = self._book, self._now
+        self._pace()
+        if book is not None and _is_due(self._view_deadline(), now):
+            self._give_up(book, self.view)
+            self._settle()
+            self._pace()
+        elif book is not None and _is_due(self._pacemaker.repeat_deadline(), now):
+            self._pacemaker.restart_repeat_timer(now)
+            self._repeat_to(tuple(key for key in book.voters.keys if key != self.me), book)
+            self._broadcast(book, Status(self.height, self.view))
+        unanswered = self._unanswered()
+        if unanswered and self._check.next_request_at <= now:
+            self._send_to(unanswered, GetRememberedStatements())
+            self._check.record_request(now)
+        missing = self._missing_block()
+        if missing is not None and missing[1] and _is_due(self._block_deadline(), now):
+            self._send(*self._fetch.next_request(self.height, missing[1], now))
+        if _is_due(self._decisions_deadline(), now):
+            self._send(*self._catch_up.next_request(now, self._chain.is_known_voter))
+
+    def _view_deadline(self) -> float | None:
+        """(L) A leader that is known to be gone is not waited for as a silent one is."""
+        if self._own.highest_timed_out_view(self.height) >= self.view:
+            return None
+        return self._pacemaker.view_deadline(self._lost.get(self.leader or b"") if self._lost else None)
+
+    def _decisions_deadline(self) -> float | None:
+        """None while they would be of no use: it is unknown yet whose signatures prove them, or too many wait to be applied."""
+        waiting = self.height - self._chain.applied
+        return self._catch_up.deadline(self._now) if self._book is not None and waiting <= DECIDED_AHEAD_MAX else None
+
+    def _block_deadline(self) -> float | None:
+        missing = self._missing_block()
+        self._fetch.set_wanted_block(missing[0] if missing else None, self._now)
+        return self._fetch.deadline()
+
+    def _unanswered(self) -> tuple[bytes, ...]:
+        """Those without a link are asked when they get one."""
+        if self._book is None or self._check.is_over:
+            return ()
+        return tuple(key for key in self._check.voters_without_answer(self.me, self._book.voters) if key in self._links)
+
+    def _deadline(self) -> float | None:
+        times = (
+            self._view_deadline(),
+            self._pacemaker.repeat_deadline(),
+            self._block_deadline(),
+            self._decisions_deadline(),
+            self._check.next_request_at if self._unanswered() else None,
+            self._ask_again,
+        )
+        return min([time for time in times if time is not None], default=None)
+
+
+def _is_due(deadline: float | None, now: float) -> bool:
+    return deadline is not None and deadline <= now

@@ -46,7 +46,7 @@ class ReplicaRules(ReplicaMessageHandlers):
         if not self._chain.extends_tip(block):
             book.drop_commit_certificate()
             return False
-        schedule, voters = self._chain.leader_schedule(self.height), self._chain.voters(self.height)
+        schedule, voters = self._chain.leader_schedule(self.height), self._chain.voters.get(self.height)
         if book.commit_vote.view == self.view and schedule is not None and voters is not None:
             self._pacemaker.record_decision(schedule.leader_of_view(self.view), voters, self._now)
         decided = make_decided_block(block, book.commit, book.commit_vote)
@@ -74,7 +74,7 @@ class ReplicaRules(ReplicaMessageHandlers):
 
     def _open_height(self) -> None:
         """Starts the book of the current height, once its voters are known."""
-        voters = self._chain.voters(self.height)
+        voters = self._chain.voters.get(self.height)
         self._catch_up.record_own_height(self.height, self._now)
         if voters is None or self._book is not None:
             return
@@ -85,7 +85,12 @@ class ReplicaRules(ReplicaMessageHandlers):
         for signed, statement in self._own.statements_at(self.height):
             if statement.voters == voters.hash:  # what was signed on a wrong state, before a restore, counts for nobody
                 book.add_statement(signed, statement)
-        self._recover_certificate(book)
+        if self._recovered is not None:
+            # (S3) Timeouts after a restart must name the certificate from before it, if these voters signed it.
+            vote = codec.decode_message(self._recovered.vote, (Prepare,))
+            if vote.height == book.height and vote.voters == voters.hash:
+                book.adopt_prepare_certificate(self._recovered, vote)
+                self._add_certified(book, self._recovered, vote)
         for peer, message in self._future.pop_height(self.height):
             self._receive(peer, message)
 

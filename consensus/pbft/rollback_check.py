@@ -64,7 +64,7 @@ class RollbackCheck:
     no_votes_below: int = 0
     _reached: int | None = None  # no earlier life signed above the height after this one; None: too few have answered to tell
     duplicate_identity_reason: str | None = None  # what another machine with our key did in this life: nothing more is signed
-    _next: float = 0.0
+    next_request_at: float = 0.0
 
     def record_answer(self, voter: bytes, claim: int, height: int) -> None:
         """`claim`: the voter's height; `height`: mine."""
@@ -77,7 +77,9 @@ class RollbackCheck:
 
         It counts after the check too, when an answer came too late.
         """
-        if self.is_of_this_life(height) and self.duplicate_identity_reason is None:
+        # No earlier life of this voter can have signed anything so far above what it had reached.
+        is_of_this_life = self._reached is not None and height > self._reached + EARLIER_HEIGHTS
+        if is_of_this_life and self.duplicate_identity_reason is None:
             self.duplicate_identity_reason = f"signed at height {height} what was not signed here"
         before, self.no_votes_below = self.no_votes_below, max(self.no_votes_below, height + SILENT_HEIGHTS)
         return self.no_votes_below > before
@@ -85,10 +87,6 @@ class RollbackCheck:
     def record_duplicate_identity(self, address: str) -> None:
         """Another machine has proven our key."""
         self.duplicate_identity_reason = self.duplicate_identity_reason or f"is at {address}"
-
-    def is_of_this_life(self, height: int) -> bool:
-        """Whether no earlier life of this voter can have signed anything at this height."""
-        return self._reached is not None and height > self._reached + EARLIER_HEIGHTS
 
     def may_sign(self, me: bytes, height: int, voters: VoterSet) -> bool:
         if not self.is_over:
@@ -109,7 +107,7 @@ class RollbackCheck:
     def enter_height(self, voters: VoterSet, height: int) -> None:
         """A height with these voters opens. Answers of other peers go. While we are silent, all answers go: we ask anew."""
         if self.is_over and height <= self.no_votes_below:
-            self.is_over, self._next = False, 0.0
+            self.is_over, self.next_request_at = False, 0.0
             self._answered.clear()
             self._claims.clear()
         self._answered.intersection_update(voters.keys)
@@ -121,11 +119,8 @@ class RollbackCheck:
             return ()
         return tuple(voter for voter in voters.keys if voter != me and voter not in self._answered)
 
-    def deadline(self) -> float:
-        return self._next
-
     def record_request(self, now: float) -> None:
-        self._next = now + ASK_SECONDS
+        self.next_request_at = now + ASK_SECONDS
 
 
 def open_remembered_statements(
@@ -148,8 +143,3 @@ def open_remembered_statements(
 def votes_of_certificate(certificate_vote: bytes, signatures: dict[bytes, bytes]) -> list[Signed]:
     """The votes of which a certificate consists, as they were signed."""
     return [Signed(certificate_vote, signer, signature) for signer, signature in signatures.items()]
-
-
-def newest_statements(signed: list[Signed], count: int) -> tuple[Signed, ...]:
-    """At most `count` different ones from the front."""
-    return tuple(dict.fromkeys(signed))[:count]

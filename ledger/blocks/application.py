@@ -36,7 +36,7 @@ PENDING_EVIDENCE_MAX = 16 * EVIDENCE_PER_BLOCK_MAX
 
 
 class LedgerApplication:
-    """Implements `consensus.application.Application`. Everything in it refers to the last applied block."""
+    """Implements `consensus.inputs.Application`. Everything in it refers to the last applied block."""
 
     def __init__(self, rules: LedgerRules, applied: CurrentState, certified_root: bytes) -> None:
         self.rules = rules

@@ -77,9 +77,6 @@ def _side(source: random.Random, n: int, twins: int) -> tuple[int, ...]:
 class Careless(RollbackCheck):
     """Never takes a signature of its own key for another machine's, nor for one that it forgot."""
 
-    def is_of_this_life(self, height: int) -> bool:
-        return False
-
     def record_forgotten_statement(self, height: int) -> bool:
         return False
 

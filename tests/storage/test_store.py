@@ -24,7 +24,8 @@ from consensus.effects import (
     StepEffects,
     StoredCertificate,
     VotePause,
-    execute_effects,
+    persist_effects,
+    send_messages,
 )
 from consensus.evidence import Evidence
 from protocol.errors import LocalProtocolError, LostVotesError, StorageError
@@ -612,7 +613,7 @@ def test_nothing_is_sent_when_the_disk_fails_to_sync(store: LedgerStore) -> None
     turn = StepEffects((vote(1),), (SendMessage(None, GetRound(JOB, 0)),))
     for _ in range(2):
         with pytest.raises(StorageError):
-            execute_effects(turn, store, Wire())
+            send_messages(persist_effects(turn, store), Wire())
         store._database = whole
     assert Wire.sent == [] and store.read_restart_state().votes == ()
 

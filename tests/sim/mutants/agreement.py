@@ -10,15 +10,13 @@ from consensus import voter_set
 from consensus.block import Block, block_digest, decode_block, encode_block
 from consensus.effects import DecidedBlock, OwnStatement
 from consensus.evidence import AGREEMENT_STATEMENT_TYPES
-from consensus.leader_schedule import LeaderSchedule, make_leader_schedule, update_failed_leaders
 from consensus.pbft import block_sync, chain, message_handlers, pacemaker, replica_rules
-from consensus.pbft.chain import Chain
+from consensus.pbft.chain import Chain, LeaderSchedule, make_leader_schedule, update_failed_leaders
 from consensus.pbft.message_handlers import ReplicaMessageHandlers
 from consensus.pbft.own_votes import OwnVotes
+from consensus.pbft.replica import Replica
 from consensus.pbft.replica_rules import ReplicaRules
 from consensus.pbft.replica_state import ReplicaState
-from consensus.pbft.replica_timers import ReplicaTimers
-from consensus.pbft.responder import ReplicaResponder
 from consensus.pbft.vote_set import HeightVoteSet
 from consensus.quorum import faults_tolerated, quorum
 from consensus.voter_set import CachingVerifier, VoterSet, verify_certificate, verify_timeout_certificate
@@ -255,7 +253,6 @@ def _proposes_after_timeout(planter: Planter) -> None:
 def _cast_anything(self: OwnVotes, message: Any) -> OwnStatement:
     slot = (message.TAG, message.height, message.view)
     signed = self._signed[slot] = sign_message(self._signer, self._chain_id, message)
-    self._note_timeout(*slot)
     return OwnStatement(slot, signed)
 
 
@@ -337,7 +334,7 @@ def _failures_never_end(planter: Planter) -> None:
 
 
 def _no_repeats(planter: Planter) -> None:
-    planter.replace(ReplicaResponder, "_repeat_to", lambda *_: None)
+    planter.replace(ReplicaMessageHandlers, "_repeat_to", lambda *_: None)
 
 
 def _no_join(planter: Planter) -> None:
@@ -358,27 +355,27 @@ def _old_commits_ignored(planter: Planter) -> None:
 
 
 def _timer_without_work(planter: Planter) -> None:
-    planter.replace(ReplicaTimers, "_is_working", lambda self: self._book is not None and self._may_sign(self._book))
+    planter.replace(Replica, "awaits_decision", property(lambda self: self._book is not None and self._may_sign(self._book)))
 
 
 def _others_words_are_work(planter: Planter) -> None:
-    def is_working(self: ReplicaTimers) -> bool:
+    def is_working(self: Replica) -> bool:
         book = self._book
         if book is None or not self._may_sign(book) or not self._chain.is_applied:
             return False
         return bool(book.proposals) or book.is_active() or self._own.has_voted(book.height) or self._application.has_work()
 
-    planter.replace(ReplicaTimers, "_is_working", is_working)
+    planter.replace(Replica, "awaits_decision", property(is_working))
 
 
 def _refused_is_repeated(planter: Planter) -> None:
-    real = ReplicaTimers._may_be_missed
+    real = Replica._may_be_missed
 
-    def may_be_missed(self: ReplicaTimers) -> bool:
+    def may_be_missed(self: Replica) -> bool:
         book = self._book
         return real(self) or (book is not None and self._takes_part(book) and bool(book.proposals))
 
-    planter.replace(ReplicaTimers, "_may_be_missed", may_be_missed)
+    planter.replace(Replica, "_may_be_missed", may_be_missed)
 
 
 # Blocks and decisions ------------------------------------------------------------------------------------------------
@@ -441,7 +438,7 @@ def _vouched_for_by_one(planter: Planter) -> None:
 
 
 def _no_answers(planter: Planter) -> None:
-    planter.replace(ReplicaResponder, "_answer", lambda *_: None)
+    planter.replace(ReplicaMessageHandlers, "_answer", lambda *_: None)
     planter.replace(ReplicaRules, "_tell_observers", lambda *_: None)
 
 
