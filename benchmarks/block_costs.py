@@ -88,7 +88,7 @@ from ledger.model_anchors import ANCHORS_MAX, ModelAnchor
 from ledger.network_governance import PARAMETERS_LIMIT, ModuleUpgrade, NetworkLimit
 from peer.features import founding_modules, rules_of
 from protocol import codec, merkle
-from protocol.identity import Ed25519Verifier, Identity, Signed, sign_message, signing_preimage
+from protocol.identity import CachingVerifier, Ed25519Verifier, Identity, Signed, sign_message, signing_preimage
 from protocol.limits import AUDITORS_MAX, COST_PER_BLOCK_MAX, TRANSACTIONS_PER_BLOCK_MAX, VOTERS_MAX
 from protocol.messages import Proposal, Transaction
 from protocol.verdicts import ReplayFinding

@@ -33,7 +33,6 @@ from consensus.effects import (
     persist_effects,
 )
 from consensus.quorum import quorum
-from consensus.voter_set import CachingVerifier
 from ledger.blocks.application import LedgerApplication
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.jobs import JobTerms, StartJob
@@ -42,7 +41,7 @@ from peer.node.future_messages import RoundKey
 from peer.node.node import AppliedBlock, Node, NodeInput, StepAction
 from peer.node.open_rounds import RoundEffects
 from protocol import codec
-from protocol.identity import Ed25519Verifier, Identity, Signed, sign_message
+from protocol.identity import CachingVerifier, Ed25519Verifier, Identity, Signed, sign_message
 from protocol.messages import Commit, Proposal, ProposeEnvelope, Transaction
 from protocol.verdicts import Verdict
 from storage.ledger_store import LedgerStore

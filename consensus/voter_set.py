@@ -14,12 +14,10 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Verifier, open_signed, short_id, signing_preimage
 from protocol.limits import VOTERS_MAX
 from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, Timeout, TimeoutCertificate
-from protocol.recent_digests import RecentDigests
 
 V = TypeVar("V", Prepare, Commit)
 
 TIMEOUT_BYTES_MAX = 256  # of a signed Timeout, as of a certificate's vote: what is kept unverified must be small
-VERIFIED_SIGNATURES_MAX = 8_192  # a block of COST_PER_BLOCK_MAX, and heights of VOTERS_MAX votes: 2 MB
 
 
 @dataclass(frozen=True)
@@ -57,23 +55,6 @@ class VoterSet:
     @cached_property
     def faults_tolerated(self) -> int:
         return faults_tolerated(len(self.keys))
-
-
-class CachingVerifier:
-    """Checks each signature once: the votes seen one by one come back inside certificates. Only good ones are kept."""
-
-    def __init__(self, verifier: Verifier) -> None:
-        self._verifier = verifier
-        self._good = RecentDigests(VERIFIED_SIGNATURES_MAX)
-
-    def verify(self, public: bytes, data: bytes, signature: bytes) -> bool:
-        entry = hashlib.sha256(public + signature + data).digest()
-        if entry in self._good:
-            return True
-        if not self._verifier.verify(public, data, signature):
-            return False
-        self._good.add(entry)
-        return True
 
 
 def verify_certificate(certificate: Certificate, kind: type[V], voters: VoterSet, chain_id: bytes, verifier: Verifier) -> V:

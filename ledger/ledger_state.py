@@ -41,7 +41,7 @@ from ledger.tables import Table, table_fields
 from protocol import codec, merkle
 from protocol.codec import Count, Digest, Length
 from protocol.errors import RemoteProtocolError, StorageError, UserError
-from protocol.identity import Signed, Verifier, open_signed, short_id, signing_preimage
+from protocol.identity import RecentDigests, Signed, Verifier, open_signed, short_id, signing_preimage
 from protocol.limits import (
     COST_PER_BLOCK_MAX,
     EVIDENCE_PER_BLOCK_MAX,
@@ -50,7 +50,6 @@ from protocol.limits import (
     TRANSACTIONS_PER_BLOCK_MAX,
 )
 from protocol.messages import Ballot, CutOff, Proposal, Transaction, Vouch
-from protocol.recent_digests import RecentDigests
 from protocol.units import display_round_number
 from rounds.round_state import RoundCertificate, compute_round_result, why_round_certificate_invalid
 from rounds.vouch_set import VouchSet

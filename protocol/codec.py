@@ -60,15 +60,13 @@ Count = Annotated[int, Between(0, COUNT_MAX)]  # heights, views, sizes, millisec
 
 def encode(value: Any) -> bytes:
     """The canonical bytes of a message, record or plain value. Raises `TypeError` for anything that has none."""
-    packed: bytes = msgpack.packb(to_plain(value), use_bin_type=True)
-    return packed
+    return pack(to_plain(value))
 
 
 def decode(kind: type[T], data: bytes, size_max: int = MESSAGE_BYTES_MAX) -> T:
     """The value of type `kind` whose canonical encoding is `data`; `RemoteProtocolError` for every other byte string."""
     _check_size(data, size_max)
-    value: T = _whole(_reader_of(kind), data, kind)
-    return value
+    return _whole(data, kind)
 
 
 def decode_message(data: bytes, kinds: tuple[type[T], ...], size_max: int = MESSAGE_BYTES_MAX) -> T:
@@ -77,8 +75,7 @@ def decode_message(data: bytes, kinds: tuple[type[T], ...], size_max: int = MESS
     tag = _tag(data)
     for kind in kinds:
         if getattr(kind, "TAG") == tag:  # noqa: B009 - TAG is what makes a dataclass a message
-            value: T = _whole(_reader_of(kind), data, kind)
-            return value
+            return _whole(data, kind)
     raise RemoteProtocolError("unknown-message", repr(tag)[:40])
 
 
@@ -97,9 +94,10 @@ def _tag(data: bytes) -> str:
     return tag
 
 
-def _whole(reader: Reader, data: bytes, kind: Any) -> Any:
+def _whole(data: bytes, kind: type[T]) -> T:
+    value: T
     try:
-        value, end = reader(data, 0)
+        value, end = _reader(typing.cast(Any, kind))(data, 0)
     except IndexError:
         raise RemoteProtocolError("malformed", f"{_name(kind)} ends early, after {len(data)} bytes") from None
     except RemoteProtocolError as error:
@@ -162,7 +160,7 @@ def pack(plain: Plain) -> bytes:
 def from_plain(kind: type[T], plain: Plain) -> T:
     """The value of type `kind` that was unpacked as `plain`."""
     try:
-        return decode(kind, msgpack.packb(plain, use_bin_type=True))
+        return decode(kind, pack(plain))
     except (ValueError, OverflowError, TypeError) as error:
         raise RemoteProtocolError("malformed", f"{_name(kind)}: {error}") from None
 
@@ -229,10 +227,6 @@ def _field_names(kind: Any) -> tuple[str, ...]:
 
 
 # Reading -----------------------------------------------------------------------------------------------------------------
-
-
-def _reader_of(kind: Any) -> Reader:
-    return _reader(kind)
 
 
 @functools.cache
@@ -361,7 +355,10 @@ def _string(kind: type, length: Length) -> Reader:
             raise RemoteProtocolError("oversized", f"{size} bytes of text at byte {at}, allowed {low}..{high} characters")
         if end > len(data):
             raise IndexError
-        text = _characters(data[start:end], at)
+        try:
+            text = data[start:end].decode()
+        except UnicodeDecodeError:
+            raise RemoteProtocolError("malformed", f"no UTF-8 at byte {at}") from None
         if not low <= len(text) <= high:
             raise RemoteProtocolError("oversized", f"{len(text)} characters at byte {at}, allowed {low}..{high}")
         return text, end
@@ -381,13 +378,6 @@ def _long_size(data: bytes, at: int, first: int, least: int, what: str) -> tuple
     if size < (least, 0x100, 0x1_0000)[form]:
         raise _long_form(at)
     return size, start
-
-
-def _characters(data: bytes, at: int) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        raise RemoteProtocolError("malformed", f"no UTF-8 at byte {at}") from None
 
 
 _text = _string(str, Length(0, COLLECTION_MAX))
@@ -475,7 +465,7 @@ def _mapping(key_kind: Any, value_kind: Any, length: Length) -> Reader:
 
 def _deputy(kind: Any) -> Reader:
     """Of a class whose values travel as values of another; a generic one is told its arguments."""
-    inner, arguments = _reader_of(kind.WIRE), typing.get_args(kind)
+    inner, arguments = _reader(kind.WIRE), typing.get_args(kind)
 
     def read(data: bytes, at: int) -> tuple[Any, int]:
         value, end = inner(data, at)
@@ -485,8 +475,8 @@ def _deputy(kind: Any) -> Reader:
 
 
 def _enumeration(kind: type[enum.Enum]) -> Reader:
-    values = {type(member.value) for member in kind}
-    inner = _reader_of(values.pop())
+    values: set[Any] = {type(member.value) for member in kind}
+    inner = _reader(values.pop())
     assert not values, f"{kind.__name__} mixes types"
 
     def read(data: bytes, at: int) -> tuple[enum.Enum, int]:
@@ -509,7 +499,10 @@ def _record(kind: type) -> Reader:
     def read(data: bytes, at: int) -> tuple[Any, int]:
         count, at = _read_count(data, at)
         if tag is not None:
-            count, at = count - 1, _skip_tag(tag, count, data, at)
+            found, end = _text(data, at) if count else ("", at)
+            if found != tag:
+                raise RemoteProtocolError("unknown-message", f"expected {tag} at byte {at}")
+            count, at = count - 1, end
         if count != len(readers):
             what = "missing" if count < len(readers) else "unknown"
             raise RemoteProtocolError("mistyped", f"{what} field before byte {at}, {count} instead of {len(readers)}")
@@ -523,10 +516,3 @@ def _record(kind: type) -> Reader:
         return kind(**dict(zip(names, values, strict=True))) if by_name else kind(*values), at
 
     return read
-
-
-def _skip_tag(tag: str, count: int, data: bytes, at: int) -> int:
-    found, end = _text(data, at) if count else ("", at)
-    if found != tag:
-        raise RemoteProtocolError("unknown-message", f"expected {tag} at byte {at}")
-    return end

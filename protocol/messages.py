@@ -56,10 +56,9 @@ AuditNonce = Annotated[bytes, Length(AUDIT_NONCE_BYTES, AUDIT_NONCE_BYTES)]  # o
 
 
 @dataclass(frozen=True, slots=True)
-class Propose:
-    """The leader of (height, view) puts this block forward; its header and short body travel beside it in `ProposeEnvelope`."""
+class _BlockStatement:
+    """What Propose, Prepare and Commit have in common: they name one block in one view."""
 
-    TAG: ClassVar[str] = "propose"
     voters: Digest  # hash of the voter set that decides this height
     height: Count
     view: Count
@@ -67,21 +66,20 @@ class Propose:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepare:
-    TAG: ClassVar[str] = "prepare"
-    voters: Digest
-    height: Count
-    view: Count
-    block: Digest
+class Propose(_BlockStatement):
+    """The leader of (height, view) puts this block forward; its header and short body travel beside it in `ProposeEnvelope`."""
+
+    TAG: ClassVar[str] = "propose"
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class Prepare(_BlockStatement):
+    TAG: ClassVar[str] = "prepare"
+
+
+@dataclass(frozen=True, slots=True)
+class Commit(_BlockStatement):
     TAG: ClassVar[str] = "commit"
-    voters: Digest
-    height: Count
-    view: Count
-    block: Digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,8 +385,7 @@ class SnapshotContent(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class GetSnapshotPart:
-    TAG: ClassVar[str] = "get-snapshot-part"
+class _SnapshotPlace:
     height: Count  # of the snapshot
     content: SnapshotContent
     name: Annotated[bytes, Length(0, NAME_CHARACTERS_MAX)]
@@ -396,12 +393,13 @@ class GetSnapshotPart:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotPart:
+class GetSnapshotPart(_SnapshotPlace):
+    TAG: ClassVar[str] = "get-snapshot-part"
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPart(_SnapshotPlace):
     TAG: ClassVar[str] = "snapshot-part"
-    height: Count
-    content: SnapshotContent
-    name: Annotated[bytes, Length(0, NAME_CHARACTERS_MAX)]
-    index: Count
     data: Annotated[bytes, Length(0, SNAPSHOT_PART_BYTES_MAX)]
 
 

@@ -196,9 +196,9 @@ NAMES: dict[type, str] = {task_pages.PageEntry: "TaskEntry"}
 
 
 def of_messages() -> list[type]:
-    """Every dataclass of protocol/messages.py, in its order."""
+    """Every dataclass of protocol/messages.py, in its order; private ones are bases, which do not travel."""
     kinds = [kind for kind in vars(messages).values() if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
-    return [kind for kind in kinds if kind.__module__ == messages.__name__]
+    return [kind for kind in kinds if kind.__module__ == messages.__name__ and not kind.__name__.startswith("_")]
 
 
 def table_of(kind: type) -> list[str]:

@@ -25,9 +25,8 @@ from consensus.pbft.own_votes import OwnVotes
 from consensus.pbft.pacemaker import Pacemaker
 from consensus.pbft.rollback_check import VOTE_SETS_KEPT, RollbackCheck, votes_of_certificate
 from consensus.pbft.vote_set import BlockProposal, HeightVoteSet
-from consensus.voter_set import CachingVerifier
 from protocol.errors import RemoteProtocolError
-from protocol.identity import Signed, Signer, Verifier, short_id, signing_preimage
+from protocol.identity import CachingVerifier, Signed, Signer, Verifier, short_id, signing_preimage
 from protocol.limits import VIEWS_AHEAD_MAX
 from protocol.messages import Certificate, Commit, Prepare, ProposeEnvelope
 

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from consensus.voter_set import CachingVerifier
 from features.lazy_import import import_object
 from ledger.core.genesis import Genesis
 from ledger.ledger_state import CurrentState
@@ -52,7 +51,7 @@ from peer.settings.file_descriptors import connection_limits, descriptor_limit, 
 from peer.settings.invitation import InvitationString, parse_invitation
 from protocol.api import PeerApi
 from protocol.errors import RemoteProtocolError, StorageError, UserError
-from protocol.identity import Ed25519Verifier, Signer
+from protocol.identity import CachingVerifier, Ed25519Verifier, Signer
 from storage.disk_blob_store import DiskBlobStore
 from storage.ledger_store import LedgerStore
 from training.model_store import JobModelStore

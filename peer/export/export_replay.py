@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from consensus.block import Block, block_digest, decode_block
-from consensus.voter_set import CachingVerifier, VoterSet, verify_certificate
+from consensus.voter_set import VoterSet, verify_certificate
 from ledger.core.genesis import Genesis
 from ledger.ledger_state import StateTransition, decode_body
 from peer.export.run_export import (
@@ -38,7 +38,7 @@ from peer.settings.data_directory import storage_errors
 from protocol import codec
 from protocol.blob_digest import BlobHasher, blob_digest, hash_pieces
 from protocol.errors import FolkmootError, StorageError, UserError
-from protocol.identity import Ed25519Verifier, peer_id
+from protocol.identity import CachingVerifier, Ed25519Verifier, peer_id
 from protocol.messages import Commit, Decision, Proposal
 from storage.regular_files import open_regular, read_regular
 from training import parameter_blob

@@ -31,9 +31,9 @@ from consensus.effects import (
 )
 from consensus.evidence import Evidence, verify_evidence
 from consensus.pbft.pacemaker import REPEAT_SECONDS_MAX, TAIL_FACTOR, VIEW_SECONDS_MAX, VIEW_SECONDS_MIN, Pacemaker
-from consensus.voter_set import CachingVerifier, VoterSet, verify_certificate
+from consensus.voter_set import VoterSet, verify_certificate
 from protocol.errors import RemoteProtocolError
-from protocol.identity import Signed
+from protocol.identity import CachingVerifier, Signed
 from protocol.messages import Ballot, Certificate, Commit, CutOff, Judgement, Prepare, Proposal, Status, Vouch
 from protocol.verdicts import Verdict
 from tests.consensus.bench import CHAIN_ID, Bench

@@ -11,7 +11,6 @@ from unittest import mock
 import trio
 
 from consensus.light_client import TrustedBlock
-from consensus.voter_set import CachingVerifier
 from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.jobs import JobPhase, StartJob, job_id
 from ledger.ledger_state import CurrentState
@@ -30,7 +29,7 @@ from peer.settings.config import Config
 from peer.settings.data_directory import DataDirectory
 from protocol.api import PeerApi
 from protocol.errors import StorageError
-from protocol.identity import Ed25519Verifier, Identity
+from protocol.identity import CachingVerifier, Ed25519Verifier, Identity
 from scenarios.emulation.memory_network import Mesh
 from storage.disk_blob_store import DiskBlobStore
 from storage.ledger_store import LedgerStore

@@ -19,10 +19,10 @@ from consensus.pbft.replica_rules import ReplicaRules
 from consensus.pbft.replica_state import ReplicaState
 from consensus.pbft.vote_set import HeightVoteSet
 from consensus.quorum import faults_tolerated, quorum
-from consensus.voter_set import CachingVerifier, VoterSet, verify_certificate, verify_timeout_certificate
+from consensus.voter_set import VoterSet, verify_certificate, verify_timeout_certificate
 from protocol import codec
 from protocol.errors import RemoteProtocolError
-from protocol.identity import open_signed, sign_message, signing_preimage
+from protocol.identity import CachingVerifier, open_signed, sign_message, signing_preimage
 from protocol.messages import Certificate, Commit, Decision, Prepare, Timeout
 from tests.sim.mutants.planting import Mutant, Planter
 from tests.sim.mutants.scenarios import Scenario, Splits
