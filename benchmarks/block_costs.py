@@ -593,7 +593,7 @@ def review(net: Network) -> Iterator[Signed]:
     }
     project = state.projects.get_record(key)
     assert project is not None
-    projects = state.projects.with_row(key, replace(project, review=len(tasks), begun=0))
+    projects = state.projects.with_rows({key: replace(project, review=len(tasks), begun=0)})
     net.state = net.state.with_modules(curation=replace(state, tasks=state.tasks.with_rows(tasks), projects=projects))
     yield from (net.tx(author, "curation/review-task", ReviewTask(task, (0,))) for task in tasks)
 

@@ -172,9 +172,9 @@ class Filler:
         self._save(
             open=(*curation.open, key),
             annotators_count=len(rows),
-            projects=curation.projects.with_row(key, Project(self.me.public, OPEN, ProjectPhase.OPEN, 391, self.open_tasks)),
+            projects=curation.projects.with_rows({key: Project(self.me.public, OPEN, ProjectPhase.OPEN, 391, self.open_tasks)}),
             annotators=curation.annotators.with_rows(rows),
-            shares=curation.shares.with_row(self.me.public, PeerAnnotators(len(rows))),
+            shares=curation.shares.with_rows({self.me.public: PeerAnnotators(len(rows))}),
         )
         self.store.close()
 
@@ -209,9 +209,9 @@ class Filler:
             open=(*curation.open, key),
             annotations=curation.annotations + VOTES * tasks,
             settled=curation.settled + tasks,
-            projects=curation.projects.with_row(key, project),
+            projects=curation.projects.with_rows({key: project}),
             skills=curation.skills.with_rows(skills),
-            agreements=curation.agreements.with_row(key, AgreementCounts(agreed)),
+            agreements=curation.agreements.with_rows({key: AgreementCounts(agreed)}),
         )
 
     def _save(self, **changes: Any) -> CurationState:

@@ -18,10 +18,9 @@ from consensus.evidence import Evidence, verify_evidence
 from ledger import members as membership
 from ledger.audits.audit_state import AuditsState
 from ledger.audits.state_machine import AuditsModule
-from ledger.core.deterministic_failures import ModuleFailure, is_deterministic, make_module_failure
-from ledger.core.encoding_check import check_encodable
 from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.core.module import BlobReplacement, BlockContext, DecodedTransaction, EmbeddedStatement, Module, Refused, StateChange
+from ledger.core.module_failures import ModuleFailure, check_encodable, is_deterministic, make_module_failure
 from ledger.jobs import (
     RUNNING_MAX,
     ClosedRound,
@@ -656,7 +655,7 @@ class LedgerRules:
                 self._judged = (state, body, self._effect(state, decode_body(body)))
             except (Refused, RemoteProtocolError) as error:
                 self._judged = (state, body, str(error))
-            except Exception as error:  # a body of others must not end this peer: see `ledger.core.deterministic_failures`
+            except Exception as error:  # a body of others must not end this peer: see `ledger.core.module_failures`
                 self._judged = (state, body, str(self._note("block", "check", error)))
         return self._judged[2]
 

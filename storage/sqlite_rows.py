@@ -5,7 +5,7 @@ buckets' hashes are read, not their data: the root that the state names says whe
 read, its hash must be the one in memory, and the digest beside its data theirs: SQLite does not notice other bytes in them.
 
 Reading has a connection of its own, since it must not wait for the fsync of another's transaction. It may find that the next
-block has just written to a slot: what stood there is then in memory (`ledger.tables.store_versions`).
+block has just written to a slot: what stood there is then in memory (`ledger.tables.table.StoreVersion`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar
 from ledger.tables import Table, TableRoot
 from ledger.tables.bucket_changes import PATH_BYTES, BucketChanges, StoredBucket, compute_bucket_changes, load_tree
 from ledger.tables.sparse_merkle_tree import Node
-from ledger.tables.store_versions import StoreVersion
+from ledger.tables.table import StoreVersion
 from protocol.errors import StorageError
 from storage.ledger_integrity import damage_error, explain_sqlite_errors
 

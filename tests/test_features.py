@@ -330,9 +330,9 @@ def in_root(chain: Chain, folder: Path) -> bool:
     """One row more or less is another state root, and all else of the state is the same."""
     state = chain.state
     notes = state.module_state(NotesState)
-    without = state.with_modules(notes=replace(notes, lines=notes.lines.without_row(SHOWN)))
+    without = state.with_modules(notes=replace(notes, lines=notes.lines.with_rows({SHOWN: None})))
     with_it = without.with_modules(
-        notes=replace(notes, lines=without.module_state(NotesState).lines.with_row(SHOWN, line_of(state)))
+        notes=replace(notes, lines=without.module_state(NotesState).lines.with_rows({SHOWN: line_of(state)}))
     )
     return without.state_root != state.state_root == with_it.state_root
 

@@ -12,7 +12,7 @@ from ledger.audits.audit_state import (
     WithheldClaims,
 )
 from ledger.audits.audit_tables import AuditTables
-from ledger.audits.suspensions import suspend_trainer
+from ledger.audits.rewards import suspend_trainer
 from ledger.audits.transitions import AUDIT_TRANSITIONS, AuditEffect, AuditEvent, AuditStage
 from ledger.core.module import Refused
 from ledger.jobs import RollbackDue

@@ -14,15 +14,14 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Set
-from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 from ledger.tables import sparse_merkle_tree, table_proofs
-from ledger.tables.sparse_merkle_tree import Bucket, BucketReader, Node, RowChange
-from ledger.tables.store_versions import StoreVersion
+from ledger.tables.sparse_merkle_tree import Bucket, BucketReader, Node, Row, RowChange
 from ledger.tables.table_proofs import KeyProof, PathPrefix, RangeProof, TableRoot
 from protocol import codec
 from protocol.codec import Length
-from protocol.errors import RemoteProtocolError
+from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import ROW_BYTES_MAX, ROW_KEY_BYTES_MAX
 
 R = TypeVar("R")
@@ -34,6 +33,65 @@ DECODED_RECORDS_BYTES_MAX: Final = 2 << 20
 NOT_DECODED: Final = object()
 
 Layers = tuple[Mapping[bytes, Any], ...]  # the newest last; None: the row goes
+
+
+# Stores ------------------------------------------------------------------------------------------------------------------
+
+# A store writes slots again, while somebody may still read an older table, a snapshot for example. What stood in these slots is
+# then kept in memory by the version of the older table. When nobody holds that table any more, its version goes, and these data
+# with it.
+
+
+class BucketStore(Protocol):
+    """Where buckets are that are not in memory."""
+
+    def read_bucket(self, slot: int, hash: bytes) -> bytes | None:
+        """The data of the bucket in this slot. None: another one has been put there. Raises `StorageError`."""
+
+    def missing_bucket_error(self) -> StorageError:
+        """There is no bucket of that hash where one must be."""
+
+
+class StoreVersion:
+    """What a store holds after one commit, for whoever reads a tree of it later. Newer versions do not know the older ones."""
+
+    __slots__ = ("_following", "_store", "superseded")
+
+    def __init__(self, store: BucketStore) -> None:
+        self._store = store
+        # By slot: hash and data of the bucket that the following commit put another one in the place of. They are put here before
+        # these slots are written again.
+        self.superseded: dict[int, tuple[bytes, bytes]] = {}
+        self._following: StoreVersion | None = None
+
+    def read_bucket(self, slot: int, hash: bytes) -> bytes:
+        data = self._kept(slot, hash)
+        if data is None:
+            data = self._store.read_bucket(slot, hash)
+        if data is None:
+            data = self._kept(slot, hash)  # a commit took the slot since we looked
+        if data is None:
+            raise self._store.missing_bucket_error()
+        return data
+
+    def _kept(self, slot: int, hash: bytes) -> bytes | None:
+        version: StoreVersion | None = self
+        while version is not None:
+            found = version.superseded.get(slot)
+            # Two commits of another thread may come while we look. The version that keeps our bucket then lies behind us, and the
+            # next one keeps the bucket that followed ours in this slot.
+            if found is not None and found[0] == hash:
+                return found[1]
+            version = version._following
+        return None
+
+    def next_version(self) -> StoreVersion:
+        """Once they are written."""
+        self._following = StoreVersion(self._store)
+        return self._following
+
+
+# Tables ------------------------------------------------------------------------------------------------------------------
 
 
 class DecodedRecords(dict[bytes, Any]):
@@ -105,12 +163,6 @@ class Table(Generic[R]):
         after.kind, after._now = self.kind, (node, version, (*layers, top), known)
         return after
 
-    def with_row(self, key: bytes, value: R) -> Table[R]:
-        return self.with_rows({key: value})
-
-    def without_row(self, key: bytes) -> Table[R]:
-        return self.with_rows({key: None})
-
     def check_changes(self, before: Table[R] | None) -> None:
         """Raise if a row that was put in since `before` has no encoding that can be read back."""
         known = before._now[2] if before is not None else ()
@@ -177,9 +229,6 @@ class Table(Generic[R]):
         node, read = self.hashed_tree()
         return table_proofs.prove_key(node, key, read)
 
-    def verify_row(self, root: bytes, key: bytes, value: R | None, proof: KeyProof) -> bool:
-        return table_proofs.verify_key(root, key, None if value is None else self._encoded(value), proof)
-
     def prove_range(self, of: PathPrefix) -> RangeProof:
         """All rows of a range."""
         node, read = self.hashed_tree()
@@ -215,6 +264,34 @@ class Table(Generic[R]):
 
 def _reader(version: StoreVersion | None) -> BucketReader:
     return version.read_bucket if version is not None else sparse_merkle_tree.read_no_bucket
+
+
+class TableAssembly:
+    """A table that arrives by ranges, in any order and from anybody, each checked for itself. The root of `table` is known."""
+
+    def __init__(self, table: Table[Any]) -> None:
+        self.root = table.root
+        self._table = table
+        self._parts: dict[PathPrefix, Node] = {}
+
+    def add_range(self, of: PathPrefix, data: bytes) -> None:
+        """Raises `RemoteProtocolError` if these are not the rows of the range under the root."""
+        if (count := codec.array_length(codec.encoded_item(data, table_proofs.ROWS_FIELD))) > self.root.rows:
+            raise RemoteProtocolError("bad-part", f"{count} rows in a range of a table that has {self.root.rows}")
+        rows: list[Row] = []
+        for key, value in table_proofs.verify_range(self.root.hash, of, codec.decode(RangeProof, data, len(data))):
+            rows.append((sparse_merkle_tree.path_of(key), key, value))
+        self._parts[of] = sparse_merkle_tree.build_tree(rows, len(of))
+
+    def install_rows(self) -> None:
+        """All ranges are here."""
+        nodes = [self._parts[of] for of in table_proofs.fetch_ranges(self.root)]
+        while len(nodes) > 1:
+            nodes = [
+                sparse_merkle_tree.join_nodes(left, right, sparse_merkle_tree.read_no_bucket)
+                for left, right in zip(nodes[::2], nodes[1::2], strict=True)
+            ]
+        self._table.adopt_rows_of(Table(self._table.kind, nodes[0]))
 
 
 # What a state may hold ---------------------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar
 import pytest
 
 from ledger.blocks.application import ROUND_DEFERRAL_SECONDS
-from ledger.core.encoding_check import check_encodable
 from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.core.module import BlockContext, DecodedTransaction, EmbeddedStatement, Module, Refused, StateChange, StateReader
+from ledger.core.module_failures import check_encodable
 from ledger.jobs import JobsModule
 from ledger.ledger_state import BlockBody, LedgerRules, core_modules
 from ledger.members import MemberRekeyed, MembersModule, RenameMember
@@ -200,8 +200,8 @@ UNENCODABLE: dict[str, Any] = {
     "too many entries": {"parts": {name: Entry("") for name in "abc"}},
     "an optional record with a wrong field": {"either": Entry(b"")},  # type: ignore[arg-type]
     "a list for a tuple": {"names": ["a"]},
-    "a row with a wrong field": {"rows": Table(Entry).with_row(b"key", Entry("12345"))},
-    "a row of another type": {"rows": Table(Entry).with_row(b"key", 5)},  # type: ignore[arg-type]
+    "a row with a wrong field": {"rows": Table(Entry).with_rows({b"key": Entry("12345")})},
+    "a row of another type": {"rows": Table(Entry).with_rows({b"key": 5})},  # type: ignore[arg-type]
     "a table of another type": {"rows": Table(bool)},
     "no table": {"rows": {}},
 }
@@ -220,7 +220,7 @@ def test_a_step_whose_state_has_no_encoding_does_not_act(step: str, made: dict[s
 
 
 def test_a_step_whose_state_has_an_encoding_acts() -> None:
-    made = {"count": 1, "parts": {"a": Entry("1234"), "b": Entry("")}, "rows": Table(Entry).with_row(b"key", Entry("row"))}
+    made = {"count": 1, "parts": {"a": Entry("1234"), "b": Entry("")}, "rows": Table(Entry).with_rows({b"key": Entry("row")})}
     world = World(modules=(Shelves("settle_block", **made),))
     world.decide()
     assert world.state.module_state(Shelf).count == 1 and not world.rules.transaction_failures
@@ -324,7 +324,7 @@ def test_a_part_of_a_state_of_another_type_is_checked_anew() -> None:
 
 
 def test_an_upgrade_whose_state_has_an_encoding_acts() -> None:
-    made: dict[str, Any] = {"count": 1, "either": Entry("1"), "rows": Table(Entry).with_row(b"key", Entry("row"))}
+    made: dict[str, Any] = {"count": 1, "either": Entry("1"), "rows": Table(Entry).with_rows({b"key": Entry("row")})}
     for world in (_upgraded(Shelves(""), ShelvesLater("upgraded", **made)), _upgraded(Shelves("genesis", **made), founded=False)):
         shelf = world.state.module_state(Shelf)
         assert not world.rules.transaction_failures and shelf.rows.get_record(b"key") == Entry("row")

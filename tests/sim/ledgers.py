@@ -64,7 +64,7 @@ class CounterModule(Module[CounterState]):
             raise Refused(f"{add.amount} is more than {ADDED_MAX}")
         log = hashlib.sha256(state.log + author + said.transaction.content).digest()
         count = state.by.get(author, 0) + 1
-        adds = state.adds.with_row(author + b"%d" % count, Added(add.amount, context.height))
+        adds = state.adds.with_rows({author + b"%d" % count: Added(add.amount, context.height)})
         if count % ADDS_KEPT == 0:
             adds = adds.with_rows({author + b"%d" % old: None for old in range(count - ADDS_KEPT, count)})
         return StateChange(CounterState(state.total + add.amount, {**state.by, author: count}, log, adds))

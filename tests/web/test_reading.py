@@ -59,7 +59,7 @@ def test_the_leaders_are_those_with_most_points_and_of_a_block_only_what_it_chan
     check(table)
     assert not read
     key, last = min(table.items(), key=lambda item: item[1].points)
-    table = table.with_row(key, replace(last, points=1_000))
+    table = table.with_rows({key: replace(last, points=1_000)})
     check(table)
     assert 0 < len(read) <= BUCKET_ROWS_MAX and leaders.top_annotators(table)[0]["name"] == last.name
 

@@ -26,8 +26,7 @@ from peer.runtime.membership.inactivity import InactivityTracker
 from peer.runtime.membership.liveness_reports import LivenessMonitor
 from peer.runtime.sync.block_server import BlockServer
 from rounds import round_state, vouch_set
-from rounds.vouch_set import VouchSet
-from rounds.vouch_state import VouchState
+from rounds.vouch_set import VouchSet, VouchState
 from scenarios.emulation.link_profiles import TcpFlow
 from training.job_spec import JobSpec
 from training.replay import proposal_replay
