@@ -323,12 +323,6 @@ class JobsState:
     jobs: Annotated[dict[Digest, Job], Length(0, RUNNING_MAX + FINISHED_KEPT_MAX)] = field(default_factory=dict)
     queue: Annotated[tuple[QueuedJob, ...], Length(0, QUEUE_MAX)] = ()  # in the order in which they were decided
 
-    @property
-    def base_jobs(self) -> set[bytes]:
-        """The jobs from whose models others start, or started and still run."""
-        live: tuple[Job | QueuedJob, ...] = (*self.unfinished().values(), *self.queue)
-        return {job.base_job for job in live if job.base_job is not None}
-
     def unfinished(self) -> dict[bytes, Job]:
         """Those that run, and those that are paused."""
         return {key: job for key, job in self.jobs.items() if job.phase is not JobPhase.FINISHED}
@@ -519,25 +513,19 @@ class JobsModule(Module[JobsState]):
     def start_job(self, state: JobsState, view: StateReader, key: bytes, spec: bytes, author: bytes, height: int) -> JobsState:
         """With one more job, which runs or waits. Raises `Refused`, and `RemoteProtocolError` for what is no specification."""
         members, network = view.module_state(MembersState), view.module_state(NetworkState)
-        self._require_known(spec, network)
-        network.require_parameters_allowed(self.rules.terms_of_spec(spec).parameters)
-        self._require_in_time(spec, members)
-        return self._start(state, members, key, spec, author, height)
-
-    def _require_known(self, spec: bytes, network: NetworkState) -> None:
-        """All programs of a network know its modules, and what jobs say in them, so all refuse the same jobs."""
+        # All programs of a network know its modules, and what jobs say in them, so all refuse the same jobs.
         for wanted in self.rules.terms_of_spec(spec).requires:
             if network.module_version(wanted.name) < wanted.version:
                 needs = f"a job like this needs {wanted.name} {wanted.version}"
                 raise Refused(f"{needs}, which this network does not run: `features` shows what it does")
-
-    def _require_in_time(self, spec: bytes, members: MembersState) -> None:
-        """Refuses sampled audits for which the least link would take too long, so that nobody is suspended for its link."""
+        network.require_parameters_allowed(self.rules.terms_of_spec(spec).parameters)
         window_ms = self.audit_window_ms(spec, members)
+        # Sampled audits for which the least link would take too long are refused, so that nobody is suspended for its link.
         if window_ms > AUDIT_WINDOW_MS_MAX:
             takes = f"an audit of it may take {window_ms / 60_000:.0f} minutes over the least link that it allows"
             most = f"{AUDIT_WINDOW_MS_MAX // 60_000} are allowed"
             raise Refused(f"{takes}, and {most}: take a smaller model, another audit, or a higher uplink_mbit_min")
+        return self._start(state, members, key, spec, author, height)
 
     def _with_start_model_holder(self, state: JobsState, members: MembersState, key: bytes, author: bytes) -> JobsState:
         """The queued job starts once a quorum of voters holds its initial parameters. Raises `Refused`."""
@@ -592,7 +580,14 @@ class JobsModule(Module[JobsState]):
                 jobs[key] = self.open_round(
                     replace(job, phase=JobPhase.RUNNING), members, height, None, barred.get(key, NO_SUSPENSIONS)
                 )
-        jobs = end_abandoned_jobs(self.renew_rounds(jobs, members, height, barred), members, height)
+        # Open rounds that might never be closed get the voters and trainers of now. All else of such a round stays.
+        for key, job in jobs.items():
+            if _is_stuck(job, members):
+                jobs[key] = self._renewed(job, members, height, barred.get(key, NO_SUSPENSIONS))
+        # Nobody trains these jobs any more: no proposal would come, and their open rounds would never be closed.
+        for key, job in jobs.items():
+            if job.phase is JobPhase.RUNNING and not any(map(members.may_be_awaited, job.trainers)):
+                jobs[key] = replace(job, phase=JobPhase.FINISHED, opened_height=height)
         for key, job in jobs.items():
             if job.phase is JobPhase.SETTLING and key not in doubtful:
                 job = replace(job, phase=JobPhase.FINISHED, opened_height=height)
@@ -622,10 +617,10 @@ class JobsModule(Module[JobsState]):
         return state
 
     def _held(self, state: JobsState) -> set[bytes]:
-        """The jobs whose models others started from, or read, that are not over yet."""
+        """The jobs whose models others start from, or read, or started from and are not over yet."""
         live: tuple[Job | QueuedJob, ...] = (*state.unfinished().values(), *state.queue)
         read = {terms.read.job for terms in (self.rules.terms_of_spec(job.spec) for job in live) if terms.read is not None}
-        return state.base_jobs | read
+        return {job.base_job for job in live if job.base_job is not None} | read
 
     def _start(self, state: JobsState, members: MembersState, key: bytes, spec: bytes, author: bytes, height: int) -> JobsState:
         """Starts the job, or puts it at the end of the line if others have its place."""
@@ -638,7 +633,8 @@ class JobsModule(Module[JobsState]):
         if models and len(self._held(state) | models) > BASES_MAX:
             raise Refused(f"other jobs start from {BASES_MAX} models already, the most that are kept for that")
         job = self._made(terms, spec, author, members, height)
-        is_alone = not any(self._is_like(terms, waiting) for waiting in state.queue)
+        # Nobody waits for the same place.
+        is_alone = all(self.rules.terms_of_spec(waiting.spec).needs_worker != terms.needs_worker for waiting in state.queue)
         if self._has_place(state.jobs, terms) and is_alone and terms.start is None:
             return replace(state, jobs={**state.jobs, key: job})
         mine = sum(members.current_key(waiting.author) == author for waiting in state.queue)
@@ -667,10 +663,6 @@ class JobsModule(Module[JobsState]):
         trains = terms.needs_worker and any(self.rules.terms_of_spec(job.spec).needs_worker for job in running)
         return len(running) < RUNNING_MAX and not trains
 
-    def _is_like(self, terms: JobTerms, waiting: QueuedJob) -> bool:
-        """Whether it waits for the same place."""
-        return self.rules.terms_of_spec(waiting.spec).needs_worker == terms.needs_worker
-
     def _made(self, terms: JobTerms, spec: bytes, author: bytes, members: MembersState, height: int) -> Job:
         """Raises `Refused` if the members of now cannot train it."""
         job = Job(
@@ -684,12 +676,12 @@ class JobsModule(Module[JobsState]):
             height,
             MODEL_ROOT_PENDING,
             terms.audited,
-            (),
-            (),
-            (),
-            (),
+            voters=(),
+            reexecutors=(),
+            trainers=(),
+            awaited=(),
+            base_job=terms.base.job if terms.base else None,
         )
-        job = replace(job, base_job=terms.base.job if terms.base else None)
         job = self.open_round(job, members, height, None)
         if not job.trainers and terms.needs_worker:
             raise Refused(f"no member is registered as a {terms.role}; run a peer with that role, or the role full")
@@ -754,22 +746,20 @@ class JobsModule(Module[JobsState]):
         # Draws of these rounds could be foreseen: nobody has committed to a nonce, or ballots of the undone round reveal it.
         is_foreseen = not job.round or (job.undone_rounds and job.undone_rounds[-1].last + 1 == job.round)
         audited = terms.is_audited(job.rounds_in_model) or (terms.audits is not None and bool(is_foreseen))
-        records = _by_present_key(job.vouch_records, members, _vouch_severity)
-        job = replace(job, opened_height=height, fully_audited=audited, successors={}, voting_keys={})
-        job = replace(job, vouch_records=records, trainer_records=trainer_records)
-        vouched = _vouched(job, trainers, members) if terms.audits is not None else ()
         return replace(
-            job, voters=voters, reexecutors=auditors, trainers=trainers, awaited=awaited, trainers_to_vouch_for=vouched
+            job,
+            opened_height=height,
+            fully_audited=audited,
+            successors={},
+            voting_keys={},
+            vouch_records=_by_present_key(job.vouch_records, members, _vouch_severity),
+            trainer_records=trainer_records,
+            voters=voters,
+            reexecutors=auditors,
+            trainers=trainers,
+            awaited=awaited,
+            trainers_to_vouch_for=_vouched(job, trainers, members) if terms.audits is not None else (),
         )
-
-    def renew_rounds(
-        self, jobs: Mapping[bytes, Job], members: MembersState, height: int, suspended: Mapping[bytes, SuspendedUntil]
-    ) -> dict[bytes, Job]:
-        """Gives open rounds that might never be closed the voters and trainers of now. All else of such a round stays."""
-        return {
-            key: self._renewed(job, members, height, suspended.get(key, NO_SUSPENSIONS)) if _is_stuck(job, members) else job
-            for key, job in jobs.items()
-        }
 
     def _renewed(self, job: Job, members: MembersState, height: int, suspended: SuspendedUntil) -> Job:
         """Every message of the round still counts: ballots name no voter set, and the trainers that they name stay trainers."""
@@ -783,14 +773,15 @@ class JobsModule(Module[JobsState]):
         present = {trainer: members.current_key(trainer) for trainer in trainers}
         voting_keys = {trainer: key for trainer, key in present.items() if key != trainer and key in fresh.voters}
         vouched = _vouched(job, trainers, members) if self.rules.terms_of_spec(job.spec).audits is not None else ()
-        renewed = replace(
+        return replace(
             fresh,
             trainers=trainers,
             awaited=tuple(sorted(awaited)),
             fully_audited=job.fully_audited,
             trainers_to_vouch_for=vouched,
+            successors=successors,
+            voting_keys=voting_keys,
         )
-        return replace(renewed, successors=successors, voting_keys=voting_keys)
 
     def _is_anchor(self, job: Job) -> bool:
         """Whether the model after the round that was closed is one."""
@@ -833,20 +824,21 @@ class JobsModule(Module[JobsState]):
             patience = min(TIMEOUT_DOUBLINGS_MAX, patience + 1)
         elif closed.accepted and closed.absent.isdisjoint(job.awaited):  # from such a round everybody learns how long it takes
             patience = max(0, patience - 1)
-        records, of_trainers = self._vouch_records(job, members, closed), self._trainer_records(job, members, closed)
-        job = replace(job, vouch_records=records, trainer_records=of_trainers)
-        job = replace(job, accepted=accepted, rejected=rejected, timeout_doublings=patience)
-        job = replace(job, refused_rounds=self._refused_rounds(job, closed))
-        return replace(job, round=job.round + 1, rounds_in_model=job.rounds_in_model + 1)
-
-    def _refused_rounds(self, job: Job, closed: RoundResult) -> int:
-        """The count of rounds since the last accepted update that have refused more trainers than may lie.
-
-        In other rounds honest trainers may be away. A job that a person stops in this block ended for that reason.
-        """
-        if closed.accepted or not self.rules.terms_of_spec(job.spec).needs_worker:
-            return 0
-        return job.refused_rounds + (closed.refuses_honest and job.phase is not JobPhase.FINISHED)
+        # Rounds since the last accepted update count if they refused more trainers than may lie. In other rounds honest trainers
+        # may be away. A job that a person stops in this block ended for that reason.
+        counts = not closed.accepted and self.rules.terms_of_spec(job.spec).needs_worker
+        is_refused = closed.refuses_honest and job.phase is not JobPhase.FINISHED
+        return replace(
+            job,
+            vouch_records=self._vouch_records(job, members, closed),
+            trainer_records=self._trainer_records(job, members, closed),
+            accepted=accepted,
+            rejected=rejected,
+            timeout_doublings=patience,
+            refused_rounds=job.refused_rounds + is_refused if counts else 0,
+            round=job.round + 1,
+            rounds_in_model=job.rounds_in_model + 1,
+        )
 
     def _vouch_records(self, job: Job, members: MembersState, closed: RoundResult) -> dict[bytes, VouchRecord]:
         """The records of the job's re-executors after its open round was closed, by the keys that they have now."""
@@ -1018,16 +1010,6 @@ def _is_stuck(job: Job, members: MembersState) -> bool:
     voters = members.round_voters
     ballots = len(set(voters) & set(job.voters)) - (len(voters) - quorum(len(voters)))
     return ballots < VoterSet(job.voters).quorum or not any(map(members.may_be_awaited, job.trainers))
-
-
-def end_abandoned_jobs(jobs: dict[bytes, Job], members: MembersState, height: int) -> dict[bytes, Job]:
-    """Ends the jobs that nobody trains any more: no proposal would come, and their open rounds would never be closed."""
-    ended = {
-        key: replace(job, phase=JobPhase.FINISHED, opened_height=height)
-        for key, job in jobs.items()
-        if job.phase is JobPhase.RUNNING and not any(map(members.may_be_awaited, job.trainers))
-    }
-    return {**jobs, **ended}
 
 
 def _by_present_key(

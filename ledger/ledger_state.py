@@ -330,7 +330,7 @@ class LedgerRules:
         `UnsupportedModuleVersion`.
         """
         network = state.module_state(NetworkState)
-        due = network.upgrades_due_at(state.height + 1)
+        due = [upgrade for upgrade in network.due_upgrades if upgrade.height <= state.height + 1]
         if not due:
             return state
         _ = state.state_root  # the bytes of before, which `LedgerState.restore_module_state` goes back to
@@ -348,7 +348,8 @@ class LedgerRules:
                 except Exception as error:
                     self._note(upgrade.module, f"the upgrade to version {upgrade.version}", error)
                     state.restore_module_state(upgrade.module)
-                    network = network.without_upgrade(upgrade)
+                    # An upgrade that fails is over. The version of before goes on, and voters may decide another upgrade.
+                    network = replace(network, due_upgrades=tuple(other for other in network.due_upgrades if other != upgrade))
                     after = after.with_modules(**{NetworkModule.name: network})
                     continue
                 network = network.with_upgraded_module(upgrade)
@@ -450,13 +451,8 @@ class LedgerRules:
 
     def apply_transaction(self, state: LedgerState, signed: Signed) -> LedgerState:
         """Raises `Refused` or `RemoteProtocolError` if this transaction cannot be the next one."""
-        return self._apply_transaction(self.with_due_upgrades(state), signed, self._context(state))[0]
-
-    def _apply_transaction(
-        self, state: LedgerState, signed: Signed, context: BlockContext
-    ) -> tuple[LedgerState, tuple[Any, ...]]:
-        """And the facts that follow from it."""
-        return self._act(state, self._read(state, signed), context)
+        acting = self.with_due_upgrades(state)
+        return self._act(acting, self._read(acting, signed), self._context(state))[0]
 
     def _read(self, state: LedgerState, signed: Signed) -> OpenedTransaction:
         transaction = self.open_transaction(signed)

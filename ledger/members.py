@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar, NamedTuple
 
 from consensus.quorum import faults_tolerated
 from consensus.voter_set import VoterSet
-from ledger.core.genesis import Founder, Genesis, Roles, check_roles
+from ledger.core.genesis import Genesis, Roles, check_roles
 from ledger.core.module import BlockContext, DecodedTransaction, Module, Refused, StateChange, StateReader
 from protocol.codec import Between, Count, Digest, Key, Length, SignatureBytes
 from protocol.errors import RemoteProtocolError
@@ -237,11 +237,9 @@ class MembersModule(Module[MembersState]):
     state_type = MembersState
 
     def genesis_state(self, genesis: Genesis) -> MembersState:
-        def member(founder: Founder) -> Member:
-            return Member(founder.name, founder.roles, admitted=0, invited_by=None, nonce=0)
-
-        keys = genesis.voters.keys
-        return MembersState({key: member(founder) for key, founder in genesis.founders.items()}, keys, keys, keys)
+        keys, founders = genesis.voters.keys, genesis.founders.items()
+        members = {key: Member(of.name, of.roles, admitted=0, invited_by=None, nonce=0) for key, of in founders}
+        return MembersState(members, keys, keys, keys)
 
     def apply_transaction(
         self, state: MembersState, said: DecodedTransaction, view: StateReader, context: BlockContext
@@ -310,7 +308,8 @@ def advance_voter_sets(state: MembersState, height: int, time_ms: int) -> Member
 
     Wishes, used tokens and revoked tokens go when they have expired. `time_ms` is the parent block's time, as for admission.
     """
-    state = _retired(_with_unexpired_wishes(state, time_ms), height)
+    wishes = {voter: wish for voter, wish in state.retirement_votes.items() if wish.expires >= time_ms}
+    state = _retired(replace(state, retirement_votes=wishes), height)
     changes = _changes(state)[: max(1, faults_tolerated(len(state.upcoming)))]
     gone, came = {change.removed for change in changes}, {change.added for change in changes}
     voters = {*state.upcoming, *came} - gone - {None}
@@ -393,12 +392,6 @@ def _retire(state: MembersState, retire: RetireMember, author: bytes, context: B
     return replace(state, retirement_votes={**state.retirement_votes, author: retire})
 
 
-def _with_unexpired_wishes(state: MembersState, time_ms: int) -> MembersState:
-    return replace(
-        state, retirement_votes={voter: wish for voter, wish in state.retirement_votes.items() if wish.expires >= time_ms}
-    )
-
-
 def _to_retire(state: MembersState) -> bytes | None:
     """The member that a quorum of the present voters wants retired, if the voters that stay allow it.
 
@@ -477,7 +470,10 @@ def _rotate(state: MembersState, rotate: RotateKey, author: bytes, context: Bloc
     member = state.members[author]
     if rotate.new_key in state.members:
         raise Refused(f"{short_id(rotate.new_key)} is or was a member's key")
-    if not _may_rotate(state, author):
+    # Old keys of other members leave room for voters, which vote again only so.
+    old_keys = sum(other.successor is not None for other in state.members.values())
+    has_room = len(state.members) < MEMBERS_MAX and (author in state.upcoming or old_keys < OLD_KEYS_MAX)
+    if not has_room or member.rotations >= ROTATIONS_MAX:
         raise Refused(f"{short_id(author)} cannot rotate its key any more")
     if author in state.resigning_voters or any(state.members[key].successor == author for key in state.upcoming):
         raise Refused(f"{short_id(author)} leaves or waits for its vote: it rotates when that is over")
@@ -486,13 +482,6 @@ def _rotate(state: MembersState, rotate: RotateKey, author: bytes, context: Bloc
     renewed = replace(member, admitted=context.height, nonce=0, rotations=member.rotations + 1)
     retired = replace(member, roles=(), successor=rotate.new_key)
     return replace(_without(state, {author}), members={**state.members, author: retired, rotate.new_key: renewed})
-
-
-def _may_rotate(state: MembersState, author: bytes) -> bool:
-    """Whether there is room for one more key. Old keys of other members leave room for voters, which vote again only so."""
-    retired = sum(member.successor is not None for member in state.members.values())
-    has_room = len(state.members) < MEMBERS_MAX and (author in state.upcoming or retired < OLD_KEYS_MAX)
-    return has_room and state.members[author].rotations < ROTATIONS_MAX
 
 
 def _without(state: MembersState, keys: Set[bytes]) -> MembersState:

@@ -144,7 +144,9 @@ def verify_row_proof_file(data: bytes, modules: Iterable[Module[Any]], verifier:
     kind = next((of.state_type for of in modules if (of.name, of.version) == (content.module, version)), None)
     field, record = str(content.field), None
     if kind is not None:
-        field = _field_name(kind, content)
+        field = dict(enumerate(of.name for of in fields(kind))).get(content.field, "")
+        if field not in table_fields(kind):
+            raise _bad(f"field {content.field} of the module {content.module!r} is no table")
         record = None if content.value is None else codec.decode(record_type(kind, field), content.value, ROW_BYTES_MAX)
     return VerifiedRow(
         genesis=genesis,
@@ -186,13 +188,6 @@ def _table_root(state: bytes, module: str, field: int) -> TableRoot:
     except RemoteProtocolError:
         raise _bad(f"field {field} of the module {module!r} is no table") from None
     return root
-
-
-def _field_name(kind: type, content: RowProof) -> str:
-    name = dict(enumerate(of.name for of in fields(kind))).get(content.field, "")
-    if name not in table_fields(kind):
-        raise _bad(f"field {content.field} of the module {content.module!r} is no table")
-    return name
 
 
 def _bad(detail: str) -> RemoteProtocolError:

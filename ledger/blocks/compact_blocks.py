@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, ClassVar, cast
+from typing import Annotated, Any, ClassVar, cast
 
 from consensus.block import BODY_BYTES_MAX
 from consensus.evidence import Evidence
@@ -78,36 +78,6 @@ def _digests(parts: Iterable[Signed]) -> tuple[bytes, ...]:
     return tuple(signed_digest(signed) for signed in parts)
 
 
-@dataclass(slots=True)
-class RoundMessageIndex:
-    """What one round book holds, by digest. The book only grows, so that only what is new is hashed."""
-
-    book: OpenRoundState
-    ballots: dict[bytes, Signed] = field(default_factory=dict)
-    cut_offs: dict[bytes, Signed] = field(default_factory=dict)
-    proposals: dict[bytes, Signed] = field(default_factory=dict)
-    vouches: dict[bytes, Signed] = field(default_factory=dict)
-
-    def index_new_messages(self) -> None:
-        book = self.book
-        tables = (
-            (self.ballots, book.signed_ballots),
-            (self.cut_offs, book.signed_cut_offs),
-            (self.proposals, book.proposals),
-            (self.vouches, book.vouching.signed),
-        )
-        for index, table in tables:
-            for signed in islice(table.values(), len(index), None):
-                index[signed_digest(signed)] = signed
-
-    def expand_certificate(self, closing: CompactRoundCertificate) -> RoundCertificate | None:
-        ballots, vouches = _found(closing.ballots, self.ballots), _found(closing.vouches, self.vouches)
-        cut_offs, proposals = _found(closing.cut_offs, self.cut_offs), _found(closing.proposals, self.proposals)
-        if ballots is None or cut_offs is None or proposals is None or vouches is None:
-            return None
-        return RoundCertificate(closing.job, closing.round, ballots, cut_offs, proposals, vouches)
-
-
 def _found(digests: tuple[bytes, ...], index: dict[bytes, Signed]) -> tuple[Signed, ...] | None:
     found = [index[digest] for digest in digests if digest in index]
     return tuple(found) if len(found) == len(digests) else None
@@ -118,7 +88,9 @@ class CompactBodyExpander:
 
     def __init__(self, books: dict[bytes, OpenRoundState], pool: Mempool) -> None:
         self._books, self._pool = books, pool
-        self._parts: dict[bytes, RoundMessageIndex] = {}
+        # By job: the book of its round; its ballots, cut-offs, proposals and vouches that were indexed, by digest. A book only
+        # grows, so that only what is new is hashed.
+        self._indexed: dict[bytes, tuple[OpenRoundState, tuple[dict[bytes, Signed], ...]]] = {}
 
     def expand_body(self, short: bytes) -> bytes | None:
         """None: a part is not here. It may come, or never: of two ballots of a liar only the first is kept."""
@@ -135,13 +107,25 @@ class CompactBodyExpander:
         return codec.encode(BlockBody(present, message.evidence, held))
 
     def _closing(self, closing: CompactRoundCertificate) -> RoundCertificate | None:
-        self._parts = {job: parts for job, parts in self._parts.items() if self._books.get(job) is parts.book}
+        self._indexed = {job: indexed for job, indexed in self._indexed.items() if self._books.get(job) is indexed[0]}
         book = self._books.get(closing.job)
         if book is None or book.terms.round != closing.round:
             return None
-        parts = self._parts.setdefault(closing.job, RoundMessageIndex(book))
-        parts.index_new_messages()
-        return parts.expand_certificate(closing)
+        _, indexes = self._indexed.setdefault(closing.job, (book, ({}, {}, {}, {})))
+        tables: tuple[Mapping[Any, Signed], ...] = (
+            book.signed_ballots,
+            book.signed_cut_offs,
+            book.proposals,
+            book.vouching.signed,
+        )
+        for index, table in zip(indexes, tables, strict=True):
+            for signed in islice(table.values(), len(index), None):
+                index[signed_digest(signed)] = signed
+        named = (closing.ballots, closing.cut_offs, closing.proposals, closing.vouches)
+        ballots, cut_offs, proposals, vouches = map(_found, named, indexes)
+        if ballots is None or cut_offs is None or proposals is None or vouches is None:
+            return None
+        return RoundCertificate(closing.job, closing.round, ballots, cut_offs, proposals, vouches)
 
 
 def _check_size(closings: Iterable[RoundCertificate], transactions: Iterable[Signed]) -> None:

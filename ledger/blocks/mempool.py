@@ -269,7 +269,11 @@ class Mempool:
 
         The tries together cost no more than a block. An entry that exceeds the rest of this cost is passed over.
         """
-        old = [entry for entry in self._waiting.values() if entry.added_height <= state.height - 2 and _is_next(entry, state)]
+        old = [
+            entry
+            for entry in self._waiting.values()
+            if entry.added_height <= state.height - 2 and not _nonces_ahead(entry, state)
+        ]
         found: list[bytes] = []
         cost_left = COST_PER_BLOCK_MAX
         for entry in sorted(old, key=lambda entry: (entry.added_height, entry.traits.cost)):
@@ -291,9 +295,10 @@ class Mempool:
         gone: list[tuple[Signed, str]] = []
         next_ones: list[PendingTransaction] = []
         for entry in list(self._waiting.values()):
-            if _is_next(entry, state):
+            nonces_ahead = _nonces_ahead(entry, state)
+            if nonces_ahead == 0:
                 next_ones.append(entry)
-            elif not _lies_ahead(entry, state):
+            elif nonces_ahead < 0:
                 self._drop(rules, state, entry, gone)  # a check of its author, nonce or expiry refuses it at little cost
         for entry in _within_cost(sorted(next_ones, key=lambda entry: (entry.number <= self._tried, entry.number))):
             self._drop(rules, state, entry, gone)
@@ -312,23 +317,16 @@ class Mempool:
             self._dropped[entry.digest] = None
 
 
-def _may_speak(entry: PendingTransaction, state: LedgerState) -> bool:
-    author = entry.signed.signer
-    return author not in state.members.members or state.members.is_current_key(author)
+def _nonces_ahead(entry: PendingTransaction, state: LedgerState) -> int:
+    """How many transactions its author has to have decided before it; less than 0: by author, nonce or expiry it is refused.
 
-
-def _next_nonce(entry: PendingTransaction, state: LedgerState) -> int:
-    member = state.members.members.get(entry.signed.signer)
-    return (member.nonce if member else 0) + 1
-
-
-def _is_next(entry: PendingTransaction, state: LedgerState) -> bool:
-    """Whether it has its author's next nonce. Then its module may refuse it, after costly work."""
-    return _may_speak(entry, state) and entry.nonce == _next_nonce(entry, state) and entry.expires > state.height
-
-
-def _lies_ahead(entry: PendingTransaction, state: LedgerState) -> bool:
-    return _may_speak(entry, state) and entry.nonce > _next_nonce(entry, state) and entry.expires > state.height
+    If there are none, its module may refuse it, after costly work.
+    """
+    author, members = entry.signed.signer, state.members
+    member = members.members.get(author)
+    if (member is not None and not members.is_current_key(author)) or entry.expires <= state.height:
+        return -1
+    return entry.nonce - (member.nonce if member else 0) - 1
 
 
 def _within_cost(entries: Iterable[PendingTransaction]) -> Iterator[PendingTransaction]:

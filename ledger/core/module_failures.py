@@ -80,8 +80,9 @@ def check_encodable(of: Any, new: Any, old: Any) -> None:
     """Raise a deterministic exception if `new` has no encoding of the type `of` which can be read back.
 
     A step may return a state of the right type with a value that no encoding has: a number outside its bounds, a text where bytes
-    belong. All peers would meet it when they hash the state, which is too late to leave the step out. `old` has an encoding. Parts
-    that both share are passed over if both have this type.
+    belong. All peers would meet it when they hash the state, which is too late to leave the step out.
+
+    `old` has an encoding. Parts that both share are passed over if both have this type.
     """
     if new is old:
         return

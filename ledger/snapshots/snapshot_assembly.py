@@ -141,14 +141,13 @@ class SnapshotAssembly:
                 table, of = decode_range_name(key.name)
                 self._rows[table].add_range(of, data)
             case SnapshotContent.MANIFEST:
-                self._take_manifest(key.name, data)
+                model = decode_model_name(key.name)
+                self._incoming[key.name] = self._models.start_receiving(*model, self._roots_of_models[model], data)
             case SnapshotContent.MODEL:
                 self._incoming[key.name].add_part(key.index, data)
         del self.missing[key]
-        self._go_on(key)
-
-    def _go_on(self, key: SnapshotPartKey) -> None:
-        if self._state is None and len(self._modules) == len(self._digests) and not self._headers_wanted():
+        wants_headers = any(wanted.content is SnapshotContent.HEADERS for wanted in self.missing)
+        if self._state is None and len(self._modules) == len(self._digests) and not wants_headers:
             self._state = self._assemble()
             self._want_rows(self._state)
             self._want_models(self._state)
@@ -157,9 +156,6 @@ class SnapshotAssembly:
             self.missing |= {SnapshotPartKey(SnapshotContent.MODEL, key.name, index): None for index in range(parts)}
 
     # Headers ---------------------------------------------------------------------------------------------------------
-
-    def _headers_wanted(self) -> bool:
-        return any(key.content is SnapshotContent.HEADERS for key in self.missing)
 
     def _want_headers(self, first: int) -> None:
         if first >= self._oldest_header:
@@ -219,10 +215,6 @@ class SnapshotAssembly:
         for (job, number), root in sorted(self._roots_of_models.items(), key=lambda item: (item[0][0] not in running, item[0])):
             if not self._models.has_model(job, number, root):
                 self.missing[SnapshotPartKey(SnapshotContent.MANIFEST, encode_model_name(job, number))] = None
-
-    def _take_manifest(self, name: bytes, data: bytes) -> None:
-        model = decode_model_name(name)
-        self._incoming[name] = self._models.start_receiving(*model, self._roots_of_models[model], data)
 
     # The end ---------------------------------------------------------------------------------------------------------
 

@@ -92,10 +92,6 @@ class _PendingPart:
     pieces_asked: int = 1
 
     @property
-    def size(self) -> int:
-        return sum(map(len, self.pieces))
-
-    @property
     def hedge_at(self) -> float:
         """From when on an idle peer is asked for it too: also where pieces come, but one by one."""
         return min(self.asked + HEDGE_SECONDS, self.begun + SLOW_PART_SECONDS)
@@ -128,6 +124,8 @@ class SnapshotDownload:
         self.restored: RestoredSnapshot | None = None
         self.conflict: str | None = None  # two certified blocks of one height: more than f voters' keys are in wrong hands
         self.asked_last = b""  # for an offer
+        self.trusted_height = basis.height  # from which on everything is proven
+        self.light_blocks: tuple[LightBlock, ...] = ()  # changes of the voter set on the way from there to what is fetched
         self._rules, self._models, self._basis = rules, models, basis
         self._wanted = max(wanted, SNAPSHOT_HEIGHT_MIN)
         self._sources: dict[bytes, _SnapshotSource] = {}
@@ -140,19 +138,8 @@ class SnapshotDownload:
         # When what is fetched was chosen, when something of it came last, and when somebody offered it last.
         self._chosen = self._last_part = self._held = 0.0
         self._tips: dict[int, bytes] = {}  # height -> digest of the certified block after it
-        self._links: tuple[LightBlock, ...] = ()
         self._step = DownloadStep()
         self._now = self._sought = now  # the latter: when it last began to look for a snapshot
-
-    @property
-    def trusted_height(self) -> int:
-        """The height from which on everything is proven."""
-        return self._basis.height
-
-    @property
-    def light_blocks(self) -> tuple[LightBlock, ...]:
-        """The changes of the voter set on the way from there to what was restored."""
-        return self._links
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -210,11 +197,13 @@ class SnapshotDownload:
     def _finish(self, now: float) -> DownloadStep:
         self._now = now
         if self.restored is None and self.conflict is None:
-            self._give_up_stalled()
+            for source in self._sources.values():
+                if (source.waits or source.pending) and source.heard + STALL_SECONDS <= self._now:
+                    self._rest(source)
             self._ask_for_offers()
             self._choose()
             self._ask_for_parts()
-            self._conclude()
+            self.restored = self._assembly.restored_snapshot() if self._assembly else None
         step, self._step = self._step, DownloadStep()
         return step
 
@@ -297,17 +286,15 @@ class SnapshotDownload:
             self._finish_key(source, key, part.data)
         elif part.index == len(pending.pieces):
             pending.pieces.append(part.data)
-            if self._is_backed:  # nobody can tell what a piece is worth before the last one is here
+            # Nobody can tell what a piece is worth before the last one is here: it counts if more than f voters offer the whole.
+            if sum(peer in self._voters for peer in self._holders) > self._voters.faults_tolerated:
                 self._last_part = self._now
-            self._take_piece(source, key, pending, is_last=len(part.data) < SNAPSHOT_PART_BYTES_MAX)
-
-    def _take_piece(self, source: _SnapshotSource, key: SnapshotPartKey, pending: _PendingPart, is_last: bool) -> None:
-        assert self._assembly is not None
-        if pending.size > (size_max := self._assembly.size_max(key)):
-            raise RemoteProtocolError("oversized", f"{key.content.value} of more than {size_max} bytes")
-        if is_last:
-            del source.pending[key]
-            self._finish_key(source, key, b"".join(pending.pieces))
+            size_max = self._assembly.size_max(key)
+            if sum(map(len, pending.pieces)) > size_max:
+                raise RemoteProtocolError("oversized", f"{key.content.value} of more than {size_max} bytes")
+            if len(part.data) < SNAPSHOT_PART_BYTES_MAX:
+                del source.pending[key]
+                self._finish_key(source, key, b"".join(pending.pieces))
 
     def _finish_key(self, source: _SnapshotSource, key: SnapshotPartKey, data: bytes) -> None:
         assert self._assembly is not None
@@ -315,11 +302,6 @@ class SnapshotDownload:
         self._last_part, source.stall = self._now, STALL_SECONDS
 
     # Rules -----------------------------------------------------------------------------------------------------------
-
-    def _give_up_stalled(self) -> None:
-        for source in self._sources.values():
-            if (source.waits or source.pending) and source.heard + STALL_SECONDS <= self._now:
-                self._rest(source)
 
     @property
     def _busy(self) -> Counter[bool]:
@@ -366,7 +348,7 @@ class SnapshotDownload:
 
         best = max(offers, key=rank)
         self._assembly = SnapshotAssembly(self._rules, self._models, best.tip, best.digests)
-        self._links = tuple(best.links)
+        self.light_blocks = tuple(best.links)
         self._chosen = self._last_part = self._held = self._now
         for source in offers:
             if source.tip[-1].digest != self._assembly.snapshot_id:
@@ -392,11 +374,6 @@ class SnapshotDownload:
         return {peer: source for peer, source in self._sources.items() if source.tip and source.tip[-1].digest == offered}
 
     @property
-    def _is_backed(self) -> bool:
-        """Whether more than f voters offer what is being fetched."""
-        return sum(peer in self._voters for peer in self._holders) > self._voters.faults_tolerated
-
-    @property
     def _leaves(self) -> float:
         """Until when a part must come. If nobody offers the snapshot any more, a link may bring it back: this peer waits for as
         long as it fetched it.
@@ -417,7 +394,10 @@ class SnapshotDownload:
             if source.tip and source.tip[-1].digest != assembly.snapshot_id:
                 self._withdraw(source, self._now + OFFER_RETRY_SECONDS)
             source.pending = {key: pending for key, pending in source.pending.items() if key in assembly.missing}
-            self._continue_pieces(peer, source)
+            for part, pending in source.pending.items():
+                if len(pending.pieces) == pending.pieces_asked:
+                    self._send_request(peer, part, pending.pieces_asked)
+                    pending.pieces_asked += 1
         asked = {key for source in self._sources.values() for key in source.pending}
         fresh = iter([key for key in assembly.missing if key not in asked])
         # One for each peer in turn, so that what there is comes from all of them.
@@ -431,12 +411,6 @@ class SnapshotDownload:
                 self._ask(peer, source, key)
                 if len(source.pending) < REQUEST_WINDOW:
                     askable.append((peer, source))
-
-    def _continue_pieces(self, peer: bytes, source: _SnapshotSource) -> None:
-        for key, pending in source.pending.items():
-            if len(pending.pieces) == pending.pieces_asked:
-                self._send_request(peer, key, pending.pieces_asked)
-                pending.pieces_asked += 1
 
     def _ask(self, peer: bytes, source: _SnapshotSource, key: SnapshotPartKey) -> None:
         if not source.pending:
@@ -460,6 +434,3 @@ class SnapshotDownload:
             return None
         late = (key for key, pending in self._asked_of_one() if pending.hedge_at <= self._now)
         return next(late, None)
-
-    def _conclude(self) -> None:
-        self.restored = self._assembly.restored_snapshot() if self._assembly else None
