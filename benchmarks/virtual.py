@@ -32,7 +32,7 @@ from consensus.effects import (
     StepEffects,
     persist_effects,
 )
-from consensus.quorum import quorum
+from consensus.voter_set import quorum
 from ledger.blocks.application import LedgerApplication
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.jobs import JobTerms, StartJob

@@ -1,4 +1,4 @@
-"""Voter sets, and the certificates they sign."""
+"""Voter sets, and the certificates they sign. n voters tolerate f liars, and any two quorums share an honest voter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from consensus.quorum import faults_tolerated, quorum
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Verifier, open_signed, short_id, signing_preimage
@@ -18,6 +17,16 @@ from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, Timeout, Ti
 V = TypeVar("V", Prepare, Commit)
 
 TIMEOUT_BYTES_MAX = 256  # of a signed Timeout, as of a certificate's vote: what is kept unverified must be small
+
+
+def faults_tolerated(n: int) -> int:
+    """f, the number of lying voters that n voters tolerate: the largest f with n ≥ 3f + 1."""
+    return (n - 1) // 3
+
+
+def quorum(n: int) -> int:
+    """q = ⌈(n + f + 1) / 2⌉: two quorums share at least f + 1 voters, and n − f honest voters always make one."""
+    return (n + faults_tolerated(n) + 2) // 2
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Protocol, TypeVar
 
-from consensus.quorum import quorum
-from consensus.voter_set import VoterSet
+from consensus.voter_set import VoterSet, quorum
 from ledger.core.genesis import TRAINER, Genesis, ModuleVersion
 from ledger.core.module import BlockContext, DecodedTransaction, Module, Refused, StateChange, StateReader
 from ledger.members import MembersState

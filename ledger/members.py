@@ -14,8 +14,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, NamedTuple
 
-from consensus.quorum import faults_tolerated
-from consensus.voter_set import VoterSet
+from consensus.voter_set import VoterSet, faults_tolerated
 from ledger.core.genesis import Genesis, Roles, check_roles
 from ledger.core.module import BlockContext, DecodedTransaction, Module, Refused, StateChange, StateReader
 from protocol.codec import Between, Count, Digest, Key, Length, SignatureBytes

@@ -63,7 +63,7 @@ from benchmarks.rivals.sockets import Traffic
 from benchmarks.settings import with_settings
 from benchmarks.simulated import text_file
 from benchmarks.virtual import Costs, Network, limit
-from consensus.quorum import faults_tolerated
+from consensus.voter_set import faults_tolerated
 from ledger.audits.sortition import EARLY_SHARE
 from peer.cli import build_parser
 from peer.features import known_modules

@@ -46,7 +46,7 @@ PLANTED = {
     ),
     "an arrow upwards": ("rounds/round_state.py", "from ledger.members import Member"),
     "an arrow upwards for types alone": (
-        "consensus/quorum.py",
+        "consensus/voter_set.py",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ledger.ledger_state import State",
     ),
     "a clock in what is decided": ("ledger/audits/sortition.py", "import time"),

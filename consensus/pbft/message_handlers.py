@@ -10,8 +10,8 @@ from consensus.effects import PeerFault, SendBlock, SendDecisions
 from consensus.inputs import AgreementMessage, HeightMessage
 from consensus.pbft.block_sync import FUTURE_HEIGHTS_MAX
 from consensus.pbft.chain import DECIDED_AHEAD_MAX
+from consensus.pbft.own_votes import open_remembered_statements
 from consensus.pbft.replica_state import ReplicaState
-from consensus.pbft.rollback_check import open_remembered_statements
 from consensus.pbft.vote_set import BlockProposal, HeightVoteSet
 from consensus.voter_set import check_timeout_sizes, covers_timeout, verify_certificate, verify_timeout_certificate
 from protocol import codec
@@ -60,23 +60,52 @@ class ReplicaMessageHandlers(ReplicaState):
             case ProposeEnvelope():
                 self._on_proposed(peer, message)
             case Vote():
-                self._on_vote(peer, message)
+                vote: Prepare | Commit = codec.decode_message(message.vote.body, (Prepare, Commit))  # type: ignore[assignment]
+                self._remember(message.vote, vote)
+                book = self._book_for(peer, vote.height, message)
+                if book is not None and self._in_window(vote.view):
+                    self._verify(book, message.vote, vote)
+                    self._add(book, message.vote, vote)
             case TimeoutEnvelope():
                 self._on_timed_out(peer, message)
             case Prepared():
-                self._on_prepared(peer, message)
+                height = codec.decode_message(message.certificate.vote, (Prepare,)).height
+                book = self._book_for(peer, height, message)
+                if book is not None:
+                    self._take_prepared(book, message.certificate)
             case ViewEnded():
-                self._on_view_ended(peer, message)
+                check_timeout_sizes(message.certificate)
+                timeout = codec.decode_message(message.certificate.timeouts[0].body, (Timeout,))
+                book = self._book_for(peer, timeout.height, message)
+                if book is not None and timeout.view >= self.view - 1 and book.timeout_certificate(timeout.view) is None:
+                    self._take_timeouts(book, message.certificate, timeout.view)
             case Decision():
                 self._on_decision(peer, message)
             case Status():
-                self._on_status(peer, message)
+                if message.height > self.height:
+                    self._catch_up.record_claim(peer, message.height)
+                elif message.height < self.height:
+                    self._send(peer, Status(self.height, self.view))
+                elif self._book is not None and message.view < self.view and peer in self._book.voters:
+                    self._answer(peer, message)
             case GetDecisions() | GetBlock() | GetRememberedStatements():
                 self._answer(peer, message)
             case BlockBytes():
-                self._on_block_bytes(message)
+                missing = self._missing_block()
+                if missing is not None and block_digest(message.block) == missing[0]:
+                    self._hold(missing[0], message.block)
+                    self._ask_application = True
             case RememberedStatements():
-                self._on_heard(peer, message)
+                if not self.accepts_answers_of(peer):
+                    return
+                statements, of_rounds = open_remembered_statements(message, self.me, self._chain_id, self._verifier)
+                for statement in statements:
+                    self._recognise(statement)
+                self._heard.extend(of_rounds)
+                if message.height > self.height:
+                    self._catch_up.record_claim(peer, message.height)
+                self._check.record_answer(peer, message.height, self.height)
+                self._ask_application = True  # this may have been the last answer that was missing
 
     def _book_for(self, peer: bytes, height: int, message: HeightMessage) -> HeightVoteSet | None:
         """The book this message belongs to; None if it is of another height, or nothing can be verified yet."""
@@ -138,14 +167,6 @@ class ReplicaMessageHandlers(ReplicaState):
 
     # Votes and timeouts ----------------------------------------------------------------------------------------------
 
-    def _on_vote(self, peer: bytes, message: Vote) -> None:
-        vote: Prepare | Commit = codec.decode_message(message.vote.body, (Prepare, Commit))  # type: ignore[assignment]
-        self._remember(message.vote, vote)
-        book = self._book_for(peer, vote.height, message)
-        if book is not None and self._in_window(vote.view):
-            self._verify(book, message.vote, vote)
-            self._add(book, message.vote, vote)
-
     def _remember(self, signed: Signed, statement: Propose | Prepare | Commit | Timeout) -> None:
         """A late statement of a decided height may prove a lie. A late commit goes into the next block: its voter is there."""
         book = self._closed.get(statement.height)
@@ -177,12 +198,6 @@ class ReplicaMessageHandlers(ReplicaState):
         else:
             book.record_timed_out_view(message.timeout.signer, timeout.view)
 
-    def _on_prepared(self, peer: bytes, message: Prepared) -> None:
-        height = codec.decode_message(message.certificate.vote, (Prepare,)).height
-        book = self._book_for(peer, height, message)
-        if book is not None:
-            self._take_prepared(book, message.certificate)
-
     def _take_prepared(self, book: HeightVoteSet, certificate: Certificate) -> Prepare:
         vote = verify_certificate(certificate, Prepare, book.voters, self._chain_id, self._verifier)
         if vote.height != book.height:
@@ -190,13 +205,6 @@ class ReplicaMessageHandlers(ReplicaState):
         if self._adopt(book, certificate, vote):
             self._add_certified(book, certificate, vote)
         return vote
-
-    def _on_view_ended(self, peer: bytes, message: ViewEnded) -> None:
-        check_timeout_sizes(message.certificate)
-        timeout = codec.decode_message(message.certificate.timeouts[0].body, (Timeout,))
-        book = self._book_for(peer, timeout.height, message)
-        if book is not None and timeout.view >= self.view - 1 and book.timeout_certificate(timeout.view) is None:
-            self._take_timeouts(book, message.certificate, timeout.view)
 
     def _take_timeouts(self, book: HeightVoteSet, certificate: TimeoutCertificate, view: int) -> Prepare | None:
         high = verify_timeout_certificate(certificate, book.height, view, book.voters, self._chain_id, self._verifier)
@@ -243,32 +251,6 @@ class ReplicaMessageHandlers(ReplicaState):
         verify_certificate(certificate, Commit, book.voters, self._chain_id, self._verifier)
         self._add_rival(book, certificate, vote)
 
-    def _on_status(self, peer: bytes, message: Status) -> None:
-        if message.height > self.height:
-            self._catch_up.record_claim(peer, message.height)
-        elif message.height < self.height:
-            self._send(peer, Status(self.height, self.view))
-        elif self._book is not None and message.view < self.view and peer in self._book.voters:
-            self._answer(peer, message)
-
-    def _on_block_bytes(self, message: BlockBytes) -> None:
-        missing = self._missing_block()
-        if missing is not None and block_digest(message.block) == missing[0]:
-            self._hold(missing[0], message.block)
-            self._ask_application = True
-
-    def _on_heard(self, peer: bytes, message: RememberedStatements) -> None:
-        if not self.accepts_answers_of(peer):
-            return
-        statements, of_rounds = open_remembered_statements(message, self.me, self._chain_id, self._verifier)
-        for statement in statements:
-            self._recognise(statement)
-        self._heard.extend(of_rounds)
-        if message.height > self.height:
-            self._catch_up.record_claim(peer, message.height)
-        self._check.record_answer(peer, message.height, self.height)
-        self._ask_application = True  # this may have been the last answer that was missing
-
     # Answers ---------------------------------------------------------------------------------------------------------
 
     def _answer(self, peer: bytes, message: GetDecisions | GetBlock | GetRememberedStatements | Status) -> None:
@@ -282,28 +264,18 @@ class ReplicaMessageHandlers(ReplicaState):
             case GetBlock() if message.block in self._stored:
                 self._sends.append(SendBlock(peer, message.height, message.block))
             case GetRememberedStatements():
-                self._tell_heard(peer)
+                # The lock first: an asker that forgot its own commit must hold the certificate when it begins to sign again.
+                if self._book is not None and self._book.highest_prepare_certificate is not None:
+                    self._send(peer, Prepared(self._book.highest_prepare_certificate))
+                books = [self._closed[height] for height in sorted(self._closed, reverse=True)]
+                if self._book is not None:
+                    books.insert(0, self._book)
+                said = [signed for book in books for signed in book.statements_of(peer)]
+                held = [*self._application.statements_signed_by(peer), *said, *self._chain.commit_votes_of(peer)]
+                # Each once, and as many from the front as one answer holds.
+                self._send(peer, RememberedStatements(self.height, tuple(dict.fromkeys(held))[:REMEMBERED_STATEMENTS_MAX]))
             case Status() if self._book is not None:  # of a voter in an earlier view: a few bytes ask for a whole proposal
                 self._repeat_to((peer,), self._book)
-
-    def _tell_heard(self, peer: bytes) -> None:
-        """The lock first: an asker that forgot its own commit must hold the certificate when it begins to sign again."""
-        if self._book is not None and self._book.highest_prepare_certificate is not None:
-            self._send(peer, Prepared(self._book.highest_prepare_certificate))
-        books = [self._closed[height] for height in sorted(self._closed, reverse=True)]
-        if self._book is not None:
-            books.insert(0, self._book)
-        said = [signed for book in books for signed in book.statements_of(peer)]
-        held = [*self._application.statements_signed_by(peer), *said, *self._chain.commit_votes_of(peer)]
-        # Each once, and as many from the front as one answer holds.
-        self._send(peer, RememberedStatements(self.height, tuple(dict.fromkeys(held))[:REMEMBERED_STATEMENTS_MAX]))
-
-    def _greet(self, peer: bytes) -> None:
-        self._send(peer, Status(self.height, self.view))
-        if self._book is not None and peer in self._book.voters:
-            if peer in self._check.voters_without_answer(self.me, self._book.voters):
-                self._send(peer, GetRememberedStatements())
-            self._repeat_to((peer,), self._book)
 
     def _repeat_to(self, peers: tuple[bytes, ...], book: HeightVoteSet) -> None:
         """What this voter has signed last, the best certificate, and the proposal for those that seem to miss it."""

@@ -21,9 +21,8 @@ from consensus.evidence import AgreementStatement
 from consensus.inputs import AgreementMessage, Application, AppliedInput
 from consensus.pbft.block_sync import BlockFetcher, BlockSync, FutureHeightMessages, ResponseRateLimiter
 from consensus.pbft.chain import Chain
-from consensus.pbft.own_votes import OwnVotes
+from consensus.pbft.own_votes import VOTE_SETS_KEPT, OwnVotes, RollbackCheck, votes_of_certificate
 from consensus.pbft.pacemaker import Pacemaker
-from consensus.pbft.rollback_check import VOTE_SETS_KEPT, RollbackCheck, votes_of_certificate
 from consensus.pbft.vote_set import BlockProposal, HeightVoteSet
 from protocol.errors import RemoteProtocolError
 from protocol.identity import CachingVerifier, Signed, Signer, Verifier, short_id, signing_preimage

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from consensus.quorum import faults_tolerated
+from consensus.voter_set import faults_tolerated
 from ledger.audits import sortition
 from ledger.audits.audit_state import AUDITABLE_PROPOSALS_MAX, AuditableProposal, AuditFinding, RoundAudits
 from ledger.audits.audit_tables import AuditTables

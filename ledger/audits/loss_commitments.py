@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from consensus.quorum import faults_tolerated
+from consensus.voter_set import faults_tolerated
 from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.identity import x25519_public_key, x25519_shared_secret
 from protocol.limits import VOTERS_MAX

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from consensus.quorum import faults_tolerated
+from consensus.voter_set import faults_tolerated
 from ledger.audits import loss_commitments
 from ledger.audits.audit_state import AuditFinding
 from ledger.audits.audit_tables import LATER_THAN_ANY_ROUND, AuditTables

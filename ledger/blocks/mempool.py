@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from consensus.block import BODY_BYTES_MAX
-from consensus.quorum import faults_tolerated
+from consensus.voter_set import faults_tolerated
 from ledger.core.module import Refused
 from ledger.ledger_state import LedgerRules, LedgerState, TransactionTraits
 from ledger.members import MembersState

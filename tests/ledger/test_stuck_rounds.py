@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consensus.quorum import quorum
+from consensus.voter_set import quorum
 from ledger import jobs as jobs_module
 from ledger.core.genesis import TRAINER
 from ledger.jobs import Job, JobPhase

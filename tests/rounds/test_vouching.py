@@ -17,7 +17,7 @@ import pytest
 
 from consensus.block import BODY_BYTES_MAX
 from consensus.evidence import are_conflicting
-from consensus.quorum import faults_tolerated, quorum
+from consensus.voter_set import faults_tolerated, quorum
 from ledger.jobs import Job, JobPhase, JobsModule
 from ledger.members import Member, MembersState
 from protocol.codec import decode_message, encode

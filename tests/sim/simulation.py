@@ -25,7 +25,7 @@ from consensus.block import decode_block, encode_header, make_header
 from consensus.effects import DecidedBlock, RestartState, StepEffects, load_restart_state, persist_effects, send_messages
 from consensus.light_client import TrustedBlock
 from consensus.pbft.pacemaker import REPEAT_SECONDS_MAX
-from consensus.quorum import faults_tolerated, quorum
+from consensus.voter_set import faults_tolerated, quorum
 from ledger.blocks.application import LedgerApplication
 from ledger.core.module import Refused
 from ledger.jobs import JobPhase

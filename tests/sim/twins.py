@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from consensus.pbft.rollback_check import RollbackCheck
+from consensus.pbft.own_votes import RollbackCheck
 from peer.node.node import Node
 from protocol import codec
 from protocol.identity import Signer
