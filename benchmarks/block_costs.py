@@ -99,6 +99,7 @@ from rlhf.ledger.tuning_plans import CancelPlan, PausePlan, ReportAccuracy, Resu
 from rlhf.ledger.tuning_plans import PlanStage as PlanStage
 from rlhf.pair_accuracy import PairAccuracy
 from scenarios.trials import Parser
+from tests.ledger.blocks import compute_transition, with_rows_of
 from training.job_spec import AuditMode, JobSpec
 from training.model_store import JobModelStore
 from training.transformer import ModelSpec
@@ -179,7 +180,7 @@ class Network:
     def decide(self, *transactions: Signed, later_ms: int = 1) -> None:
         state = self.state
         body = BlockBody((), (), transactions)
-        transition = self.rules.compute_transition(state, state.height + 1, state.time_ms + later_ms, state.state_root, body)
+        transition = compute_transition(self.rules, state, state.height + 1, state.time_ms + later_ms, state.state_root, body)
         self.state = transition.finish_state(dict.fromkeys(transition.started_jobs, b"m" * 32))
 
     def signed(self, who: Identity, statement: Any) -> bytes:
@@ -191,7 +192,7 @@ class Network:
         chosen = self._fitting(transactions)
         body = codec.encode(BlockBody((), (), tuple(chosen)))
         encoded, rules = self.rules.encode_state(self.state), self.fresh_rules()
-        state = rules.decode_state(encoded).with_rows_of(self.state)
+        state = with_rows_of(rules.decode_state(encoded), self.state)
         _ = state.state_root
         rules.why_body_refused(state, codec.encode(BlockBody((), (), ())))  # the state is begun, and its jobs are known
         started = time.process_time()

@@ -370,10 +370,16 @@ def job_id(author: bytes, transaction: Transaction) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class ClosedRound:
-    """A fact: the block closes this round. What the model step needs, and what people want to see."""
+class JobFact:
+    """What a step of a block says of one job: see `ledger.core.module`."""
 
     job: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedRound(JobFact):
+    """A fact: the block closes this round. What the model step needs, and what people want to see."""
+
     round: int
     outcome: RoundResult
     proposals: tuple[Signed, ...]  # the accepted ones
@@ -383,97 +389,79 @@ class ClosedRound:
 
 
 @dataclass(frozen=True, slots=True)
-class SuspendedTrainers:
+class SuspendedTrainers(JobFact):
     """A fact: these may not train in this job for now."""
 
-    job: bytes
     trainers: SuspendedUntil
 
 
 @dataclass(frozen=True, slots=True)
-class ContestableRound:
+class ContestableRound(JobFact):
     """A fact: audits may still undo this round, and none before it."""
 
-    job: bytes
     round: int
 
 
 @dataclass(frozen=True, slots=True)
-class RollbackDue:
+class RollbackDue(JobFact):
     """A fact: an update in the model is false, or nobody could audit it. Without a trainer: voters want the round undone."""
 
-    job: bytes
     round: int
     reason: UndoReason
     trainer: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
-class JobRolledBack:
+class JobRolledBack(JobFact):
     """A fact: the job goes on from this anchor, in the round `round`; or it ends with it, and the round is the anchor's own."""
 
-    job: bytes
     anchor: ModelAnchor
     round: int
 
 
 @dataclass(frozen=True, slots=True)
-class JobAnchored:
+class JobAnchored(JobFact):
     """A fact: the model that this block leads to is an anchor."""
 
-    job: bytes
-
 
 @dataclass(frozen=True, slots=True)
-class JobRetained:
+class JobRetained(JobFact):
     """A fact: this job is not forgotten yet, though it is over."""
 
-    job: bytes
-
 
 @dataclass(frozen=True, slots=True)
-class JobLaunch:
+class JobLaunch(JobFact):
     """A fact: a module starts a job in the name of a member. Where this is refused, the job is not there after the block."""
 
-    job: bytes
     spec: bytes
     author: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class JobHalt:
+class JobHalt(JobFact):
     """A fact: a module ends a job in the name of its author, if it goes on or waits."""
 
-    job: bytes
     author: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class JobHold:
+class JobHold(JobFact):
     """A fact: no round of this job begins with this block, nor the job if it waits. The open round may still be closed."""
 
-    job: bytes
-
 
 @dataclass(frozen=True, slots=True)
-class JobLastRound:
+class JobLastRound(JobFact):
     """A fact: the round of this job that the block closes is its last one, though its specification has more."""
 
-    job: bytes
+
+@dataclass(frozen=True, slots=True)
+class JobStarted(JobFact):
+    """A fact."""
 
 
 @dataclass(frozen=True, slots=True)
-class JobStarted:
+class JobEnded(JobFact):
     """A fact."""
-
-    job: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class JobEnded:
-    """A fact."""
-
-    job: bytes
 
 
 class JobsModule(Module[JobsState]):

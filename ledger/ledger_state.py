@@ -18,9 +18,10 @@ from consensus.evidence import Evidence, verify_evidence
 from ledger import members as membership
 from ledger.audits.audit_state import AuditsState
 from ledger.audits.state_machine import AuditsModule
+from ledger.core.deterministic_failures import ModuleFailure, is_deterministic, make_module_failure
+from ledger.core.encoding_check import check_encodable
 from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.core.module import BlobReplacement, BlockContext, DecodedTransaction, EmbeddedStatement, Module, Refused, StateChange
-from ledger.core.module_failures import ModuleFailure, check_encodable, is_deterministic, make_module_failure
 from ledger.jobs import (
     RUNNING_MAX,
     ClosedRound,
@@ -128,12 +129,6 @@ class LedgerState:
         """All that the modules hold, by module and field."""
         named = [(name, value, of) for name, value in self.modules.items() for of in table_fields(type(value))]
         return {f"{name}/{of}": getattr(value, of) for name, value, of in named}
-
-    def with_rows_of(self, other: LedgerState) -> LedgerState:
-        """The same state, its tables read as those of `other`, which has the same rows."""
-        for name, table in self.tables.items():
-            table.adopt_rows_of(other.tables[name])
-        return self
 
     @cached_property
     def _by_type(self) -> dict[type, Any]:
@@ -624,13 +619,6 @@ class LedgerRules:
 
     # Blocks
 
-    def compute_transition(
-        self, state: LedgerState, height: int, time_ms: int, certified_root: bytes, body: BlockBody
-    ) -> StateTransition:
-        """What a block with this body does. Raises `Refused` or `RemoteProtocolError` if it may not follow `state`."""
-        assert height == state.height + 1
-        return _dated(self._effect(state, body), time_ms, certified_root)
-
     def apply_block(self, state: LedgerState, block: Block) -> StateTransition:
         """Raises `Refused` if the block may not follow `state`."""
         assert block.height == state.height + 1
@@ -651,7 +639,7 @@ class LedgerRules:
                 self._judged = (state, body, self._effect(state, decode_body(body)))
             except (Refused, RemoteProtocolError) as error:
                 self._judged = (state, body, str(error))
-            except Exception as error:  # a body of others must not end this peer: see `ledger.core.module_failures`
+            except Exception as error:  # a body of others must not end this peer: see `ledger.core.deterministic_failures`
                 self._judged = (state, body, str(self._note("block", "check", error)))
         return self._judged[2]
 

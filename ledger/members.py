@@ -265,11 +265,26 @@ class MembersModule(Module[MembersState]):
                 check_name(content.name)
                 return _with_member(state, author, replace(state.members[author], name=content.name))
             case StandAsVoter():
-                return _stand(state, content, author, context)
-            case ApproveVoter():
-                return _approve(state, content.candidate, author)
+                if any(state.current_key(key) == author for key in state.upcoming):
+                    raise Refused(f"{short_id(author)} votes already")
+                if context.certified_roots.get(content.height) != content.state_root:
+                    raise Refused(f"{short_id(author)} shows no recent certified root")
+                return replace(state, candidates={author: (), **state.candidates})
+            case ApproveVoter(candidate):
+                if author not in state.voters:
+                    raise Refused(f"{short_id(author)} does not vote, so it cannot approve")
+                if candidate in state.upcoming:
+                    raise Refused(f"{short_id(candidate)} votes already, or will in two heights")
+                if candidate not in state.candidates:
+                    raise Refused(f"{short_id(candidate)} does not stand as a voter")
+                approvals = tuple(sorted({*state.candidates[candidate], author}))
+                return replace(state, candidates={**state.candidates, candidate: approvals})
             case ResignAsVoter():
-                return _leave(state, author)
+                if author not in state.upcoming or author in state.resigning_voters:
+                    raise Refused(f"{short_id(author)} does not vote")
+                if len(_staying(state)) <= 1:
+                    raise Refused("the last voter cannot leave")
+                return replace(state, resigning_voters=(*state.resigning_voters, author))
             case RetireMember():
                 return _retire(state, content, author, context)
             case RotateKey():
@@ -553,33 +568,6 @@ def _revoke(state: MembersState, signed: Signed, author: bytes, context: BlockCo
             f"{short_id(author)} has revoked {REVOKED_INVITATIONS_MAX} invitations that have not expired yet, the most it can"
         )
     return replace(state, revoked_tokens={**state.revoked_tokens, author: {**known, invitation.token: invitation.expires}})
-
-
-def _stand(state: MembersState, stand: StandAsVoter, author: bytes, context: BlockContext) -> MembersState:
-    if any(state.current_key(key) == author for key in state.upcoming):
-        raise Refused(f"{short_id(author)} votes already")
-    if context.certified_roots.get(stand.height) != stand.state_root:
-        raise Refused(f"{short_id(author)} shows no recent certified root")
-    return replace(state, candidates={author: (), **state.candidates})
-
-
-def _approve(state: MembersState, candidate: bytes, author: bytes) -> MembersState:
-    if author not in state.voters:
-        raise Refused(f"{short_id(author)} does not vote, so it cannot approve")
-    if candidate in state.upcoming:
-        raise Refused(f"{short_id(candidate)} votes already, or will in two heights")
-    if candidate not in state.candidates:
-        raise Refused(f"{short_id(candidate)} does not stand as a voter")
-    approvals = tuple(sorted({*state.candidates[candidate], author}))
-    return replace(state, candidates={**state.candidates, candidate: approvals})
-
-
-def _leave(state: MembersState, author: bytes) -> MembersState:
-    if author not in state.upcoming or author in state.resigning_voters:
-        raise Refused(f"{short_id(author)} does not vote")
-    if len(_staying(state)) <= 1:
-        raise Refused("the last voter cannot leave")
-    return replace(state, resigning_voters=(*state.resigning_voters, author))
 
 
 def warning_for_removal(voters: int) -> str | None:

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     open_missing_streams()
     try:
         try:
-            if sys.flags.optimize:  # a failing assertion is a part of what peers agree on: `ledger.core.module_failures`
+            if sys.flags.optimize:  # a failing assertion is a part of what peers agree on: `ledger.core.deterministic_failures`
                 raise UserError("Python runs without assertions (-O or PYTHONOPTIMIZE): run this command without that")
             words = sys.argv[1:] if arguments is None else arguments
             options = build_parser(*words[:1]).parse_args(words)

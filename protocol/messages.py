@@ -222,12 +222,18 @@ class LossCommitment:
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
+class _RoundMessage:
+    """What all messages of a round begin with."""
+
+    job: Digest
+    round: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal(_RoundMessage):
     """A trainer's claim: `payload` is my update for this round, computed on this model root."""
 
     TAG: ClassVar[str] = "proposal"
-    job: Digest
-    round: Count
     model_root: Digest
     payload: Digest
     payload_bytes: Annotated[int, Between(0, BLOB_BYTES_MAX)]
@@ -247,12 +253,10 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
-class Ballot:
+class Ballot(_RoundMessage):
     """A voter's one statement on a round: its verdict on every proposal it saw."""
 
     TAG: ClassVar[str] = "ballot"
-    job: Digest
-    round: Count
     model_root: Digest
     judgements: Annotated[tuple[Judgement, ...], Length(0, TRAINERS_MAX)]  # ascending by trainer, each once
     reveal: AuditNonce | None = None  # what my ballot of an earlier round committed to; where audits are sampled, as the next
@@ -260,7 +264,7 @@ class Ballot:
 
 
 @dataclass(frozen=True, slots=True)
-class Vouch:
+class Vouch(_RoundMessage):
     """I have re-executed these proposals: a voter's verdicts, one on each trainer in a round.
 
     A voter may sign several in a round, of different trainers. UNJUDGED says that the voter is unsure: the update is between one
@@ -268,18 +272,14 @@ class Vouch:
     """
 
     TAG: ClassVar[str] = "vouch"
-    job: Digest
-    round: Count
     judgements: Annotated[tuple[Judgement, ...], Length(1, TRAINERS_MAX)]  # ascending by trainer, each once
 
 
 @dataclass(frozen=True, slots=True)
-class CutOff:
+class CutOff(_RoundMessage):
     """Close the round without waiting longer: these are the ballots I hold (SHA-256 of their signed bodies)."""
 
     TAG: ClassVar[str] = "cut-off"
-    job: Digest
-    round: Count
     ballots: Annotated[tuple[Digest, ...], Length(0, VOTERS_MAX)]
 
 
@@ -315,12 +315,10 @@ class GossipEnvelope:
 
 
 @dataclass(frozen=True, slots=True)
-class GetRound:
+class GetRound(_RoundMessage):
     """Send me the proposals, ballots, vouches and cut-offs that you hold for this round."""
 
     TAG: ClassVar[str] = "get-round"
-    job: Digest
-    round: Count
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from protocol.errors import FolkmootError, LocalProtocolError, RemoteProtocolErr
 from protocol.verdicts import Verdict, verdict_label
 from storage.ledger_store import LedgerStore
 from tests.fuzz.decoders import decoders
+from tests.ledger.blocks import with_rows_of
 from tests.ledger.snapshots import Chain, Fetch, Server
 from tests.ledger.world import PEOPLE, PlainJobs, World
 from tests.notes import http_routes as notes_routes
@@ -353,7 +354,7 @@ def in_store(chain: Chain, folder: Path) -> bool:
     store = LedgerStore(path, chain.chain)
     store.append_records([chain.decided[height] for height in sorted(chain.decided)])
     # The chain's own tables stay as they are: those that are stored are read from the disk from then on.
-    state = chain.rules.decode_state(chain.rules.encode_state(chain.state)).with_rows_of(chain.state)
+    state = with_rows_of(chain.rules.decode_state(chain.rules.encode_state(chain.state)), chain.state)
     store.save_state(state.height, state.state_root, chain.rules.encode_state(state), tables=state.tables)
     store.close()
     again = LedgerStore(path, chain.chain)

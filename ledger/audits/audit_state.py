@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 
-from ledger.audits.loss_commitments import LossComparisons, SealedLoss, UnopenedLosses
+from ledger.audits.loss_commitments import LossComparisons, ProposalReference, SealedLoss, UnopenedLosses
 from ledger.audits.sortition import NonceCommitment
 from ledger.core.module import StateReader
 from ledger.jobs import FINISHED_KEPT_MAX, NO_SUSPENSIONS, RUNNING_MAX, JobsState, SuspendedUntil
@@ -198,7 +198,7 @@ class AuditsState:
 
 
 @dataclass(frozen=True, slots=True)
-class AuditFinding:
+class AuditFinding(ProposalReference):
     """A re-executor's finding about one accepted proposal.
 
     | transaction       | author                                     | proposal      | findings                      |
@@ -206,16 +206,9 @@ class AuditFinding:
     | `audit/verdict`   | a re-executor of the round but the accused | disputed      | all; MATCH says innocent      |
     """
 
-    job: Digest
-    round: Count
-    trainer: Key  # as in the round
     finding: ReplayFinding
     relative_error_ppm: Count  # of the replayed change, ‖difference‖ / ‖change‖; 0 where nothing could be replayed
     loss: SealedLoss | None = None  # of a report with the finding MATCH
-
-    @property
-    def proposal_key(self) -> ProposalKey:
-        return self.round, self.trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,21 +244,14 @@ class AppliedState(StateReader, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class AuditDuty:
+class AuditDuty(ProposalReference):
     """A proposal that a peer is to replay, and to report on or to judge before the window closes."""
 
-    job: bytes
-    round: int
-    trainer: bytes  # as in the round
     proposal: Proposal
     is_dispute: bool  # an `audit/verdict` is awaited, otherwise an `audit/report`
     since: int  # of a dispute: the round that was open when it opened; otherwise the audited round
     auditor: bytes = b""  # of an awaited report: my key, as in the round
     is_second_verdict: bool = False  # of a dispute: I did not see the proposal, and somebody who found it false can show it to me
-
-    @property
-    def proposal_key(self) -> ProposalKey:
-        return self.round, self.trainer
 
 
 def audit_duties(me: bytes, state: AppliedState) -> list[AuditDuty]:
@@ -299,12 +285,8 @@ def first_duty_of_each_trainer(due: Iterable[AuditDuty], members: MembersState) 
 
 
 @dataclass(frozen=True, slots=True)
-class LossOpeningDuty:
+class LossOpeningDuty(ProposalReference):
     """My proposal whose loss I am to open once no report on it can come any more."""
-
-    job: bytes
-    round: int
-    trainer: bytes  # as in the round
 
 
 def loss_opening_duties(me: bytes, state: AppliedState) -> list[LossOpeningDuty]:

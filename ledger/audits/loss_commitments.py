@@ -41,12 +41,22 @@ class SealedLoss:
 
 
 @dataclass(frozen=True, slots=True)
-class LossOpening:
-    """`audit/open-loss`: the trainer opens the loss that its proposal committed to, once all reports on it are in."""
+class ProposalReference:
+    """Names one accepted proposal."""
 
     job: Digest
     round: Count
     trainer: Key  # as in the round
+
+    @property
+    def proposal_key(self) -> tuple[int, bytes]:
+        return self.round, self.trainer
+
+
+@dataclass(frozen=True, slots=True)
+class LossOpening(ProposalReference):
+    """`audit/open-loss`: the trainer opens the loss that its proposal committed to, once all reports on it are in."""
+
     secret: Digest
     loss: LossMillionths  # of the round's last inner step
 

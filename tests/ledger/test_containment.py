@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar
 import pytest
 
 from ledger.blocks.application import ROUND_DEFERRAL_SECONDS
+from ledger.core.encoding_check import check_encodable
 from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.core.module import BlockContext, DecodedTransaction, EmbeddedStatement, Module, Refused, StateChange, StateReader
-from ledger.core.module_failures import check_encodable
 from ledger.jobs import JobsModule
 from ledger.ledger_state import BlockBody, LedgerRules, core_modules
 from ledger.members import MemberRekeyed, MembersModule, RenameMember
@@ -21,6 +21,7 @@ from protocol import codec
 from protocol.codec import Count, Length
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.limits import UPGRADE_NOTICE_HEIGHTS
+from tests.ledger.blocks import compute_transition
 from tests.ledger.world import LANGUAGE, NEW, PEOPLE, PlainJobs, World
 from tests.sim.keys import FastVerifier
 
@@ -117,7 +118,7 @@ def test_a_step_that_fails_does_not_act_and_the_rest_of_the_block_does(step: str
     add, rotation = world.tx(PEOPLE[0], "planted/add", Add(3)), world.rotation(PEOPLE[2], NEW)
     before = world.state
     body = BlockBody((), (), (add, rotation))
-    transition = world.rules.compute_transition(before, 1, 2_000, before.state_root, body)
+    transition = compute_transition(world.rules, before, 1, 2_000, before.state_root, body)
     (failure,) = transition.failures
     assert (failure.module, failure.step) == ("planted", step) and type(error).__name__ in failure.error
     tally = transition.state.module_state(Tally)
@@ -125,9 +126,9 @@ def test_a_step_that_fails_does_not_act_and_the_rest_of_the_block_does(step: str
     assert tally == Tally(3, {"genesis": 1, **{name: count for name, count in acted.items() if name != step}})
     assert transition.state.members.current_key(PEOPLE[2].public) == NEW.public
     assert transition.state.height == 1
-    again = world.rules.compute_transition(before, 1, 2_000, before.state_root, body)
+    again = compute_transition(world.rules, before, 1, 2_000, before.state_root, body)
     elsewhere = _world(step, error)
-    other = elsewhere.rules.compute_transition(elsewhere.state, 1, 2_000, elsewhere.state.state_root, body)
+    other = compute_transition(elsewhere.rules, elsewhere.state, 1, 2_000, elsewhere.state.state_root, body)
     assert transition.state.state_root == again.state.state_root == other.state.state_root, "however often it is judged"
 
 
@@ -213,7 +214,7 @@ def test_a_step_whose_state_has_no_encoding_does_not_act(step: str, made: dict[s
     world = World(modules=(Shelves(step, **made),))
     before = world.state
     body = BlockBody((), (), (world.rotation(PEOPLE[2], NEW),))
-    transition = world.rules.compute_transition(before, 1, 2_000, before.state_root, body)
+    transition = compute_transition(world.rules, before, 1, 2_000, before.state_root, body)
     assert [(failure.module, failure.step) for failure in transition.failures] == [("shelves", step)]
     assert transition.state.module_state(Shelf) == before.module_state(Shelf)
     assert world.rules.decode_state(world.rules.encode_state(transition.state)).state_root == transition.state.state_root
@@ -350,8 +351,8 @@ def test_where_jobs_fail_the_round_stays_open_for_everybody_and_is_not_closed_in
 
     monkeypatch.setattr(JobsModule, step, fails)
     before = world.state
-    transition = world.rules.compute_transition(
-        before, before.height + 1, 5_000, before.state_root, BlockBody((closing,), (), ())
+    transition = compute_transition(
+        world.rules, before, before.height + 1, 5_000, before.state_root, BlockBody((closing,), (), ())
     )
     assert [(failure.module, failure.step) for failure in transition.failures] == [("jobs", step)]
     assert transition.closed_rounds == () and transition.state.jobs.jobs[key].round == 0

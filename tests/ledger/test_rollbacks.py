@@ -30,6 +30,7 @@ from ledger.model_anchors import (
 from protocol.codec import Digest
 from protocol.identity import Signed
 from protocol.verdicts import ReplayFinding, Verdict
+from tests.ledger.blocks import compute_transition
 from tests.ledger.court import LONG, MATCH, MISMATCH, WITHHELD, A, B, C, Court, D, withheld
 from tests.ledger.test_losses import Bound, lazy
 from tests.ledger.world import BY_KEY, LANGUAGE, PEOPLE, SAMPLED, SAMPLED_SCRATCH, World
@@ -174,7 +175,7 @@ def test_a_conviction_in_the_block_that_closes_the_open_round_undoes_that_round_
     accuse(court, DEE, 6, A)
     last, closing = verdict(court, CID, 6, A), court.closing(court.key)
     state, body = court.state, BlockBody((closing,), (), (last,))
-    transition = court.rules.compute_transition(state, state.height + 1, state.time_ms + 1, state.state_root, body)
+    transition = compute_transition(court.rules, state, state.height + 1, state.time_ms + 1, state.state_root, body)
     assert [closed.round for closed in transition.closed_rounds] == [10] and not transition.model_steps
     assert (transition.rolled_back[court.key].anchor.round, transition.rolled_back[court.key].round) == (4, 11)
     court.decide(last, closings=(closing,))

@@ -127,7 +127,7 @@ def test_the_round_before_or_after_is_not_taken_for_the_open_one() -> None:
     assert world.ledger.expand_body(compact_body(body)) == body
     world.decide_body(body)
     assert world.ledger.expand_body(compact_body(body)) is None, "closed: its book is gone"
-    assert world.ledger._expander._parts == {}, "and nothing is kept of it"
+    assert world.ledger._expander._indexed == {}, "and nothing is kept of it"
     (key,) = world.ledger.rounds
     world.vote(key, dict.fromkeys(world.job(key).trainers, ACCEPT))
     following = world.ledger.make_body(world.state.height + 1, 0)

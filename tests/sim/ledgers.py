@@ -19,6 +19,7 @@ from protocol import codec
 from protocol.codec import Count, Digest, Key, Length
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Verifier
+from tests.ledger.blocks import with_rows_of
 
 CREATED_MS = 1_000_000
 PROPOSAL_SECONDS = 4.0  # virtual; a trainer that lies or is down costs a round no more
@@ -133,7 +134,7 @@ def read_again(state: LedgerState, before: LedgerState) -> LedgerState:
         name: value if value is before.modules[name] else codec.decode(type(value), state.encoded_module(name), BODY_BYTES_MAX)
         for name, value in state.modules.items()
     }
-    return replace(state, modules=modules).with_rows_of(state)
+    return with_rows_of(replace(state, modules=modules), state)
 
 
 def with_wrong_bit(state: LedgerState, model: bool) -> LedgerState:

@@ -9,7 +9,7 @@ from consensus.effects import DecidedBlock, StepEffects, StoredBlock
 from consensus.evidence import Evidence
 from consensus.pbft.replica import Replica
 from consensus.voter_set import VoterSet
-from ledger.core.module_failures import ModuleFailure
+from ledger.core.deterministic_failures import ModuleFailure
 from ledger.jobs import ClosedRound, Job
 from ledger.ledger_state import LedgerState
 from ledger.members import Member, RotateKey
