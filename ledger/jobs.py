@@ -690,7 +690,8 @@ class JobsModule(Module[JobsState]):
             terms, author = self.rules.terms_of_spec(waiting.spec), members.current_key(waiting.author)
             try:
                 is_called = self._has_place(jobs, terms) and members.is_current_key(author) and waiting.job not in held
-                is_called = is_called and (terms.start is None or _is_held(waiting, members))
+                holders = set(waiting.start_model_holders) & set(members.voters)
+                is_called = is_called and (terms.start is None or len(holders) >= VoterSet(members.voters).quorum)
                 job = self._made(terms, waiting.spec, author, members, height) if is_called else None
             except Refused:
                 job = None
@@ -870,10 +871,6 @@ class JobsModule(Module[JobsState]):
 
     def has_trained(self, job: Job) -> bool:
         return bool(job.accepted) and self.rules.terms_of_spec(job.spec).needs_worker
-
-
-def _is_held(waiting: QueuedJob, members: MembersState) -> bool:
-    return len(set(waiting.start_model_holders) & set(members.voters)) >= VoterSet(members.voters).quorum
 
 
 def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes, height: int) -> JobsState:

@@ -323,7 +323,16 @@ def advance_voter_sets(state: MembersState, height: int, time_ms: int) -> Member
     Wishes, used tokens and revoked tokens go when they have expired. `time_ms` is the parent block's time, as for admission.
     """
     wishes = {voter: wish for voter, wish in state.retirement_votes.items() if wish.expires >= time_ms}
-    state = _retired(replace(state, retirement_votes=wishes), height)
+    state = replace(state, retirement_votes=wishes)
+    subject = _to_retire(state)
+    if subject is not None:
+        # It loses roles and candidacy at once, its vote as if it left. It stays a member, and may register and stand.
+        state = replace(
+            _with_member(state, subject, replace(state.members[subject], roles=(), retired=height)),
+            candidates={key: approvals for key, approvals in state.candidates.items() if key != subject},
+            resigning_voters=(*state.resigning_voters, subject) if subject in state.upcoming else state.resigning_voters,
+            retirement_votes={voter: wish for voter, wish in wishes.items() if wish.subject != subject},
+        )
     changes = _changes(state)[: max(1, faults_tolerated(len(state.upcoming)))]
     gone, came = {change.removed for change in changes}, {change.added for change in changes}
     voters = {*state.upcoming, *came} - gone - {None}
@@ -428,20 +437,6 @@ def retirement_vote_count(state: MembersState, subject: bytes) -> int:
     assert state.retirement_votes.keys() <= set(state.voters), "wishes go with their vote"
     lowers = lowers_tolerance(state, subject)
     return sum(wish.subject == subject and (wish.lower_tolerance or not lowers) for wish in state.retirement_votes.values())
-
-
-def _retired(state: MembersState, height: int) -> MembersState:
-    """The subject loses roles and candidacy at once, its vote as if it left. It stays a member, and may register and stand."""
-    subject = _to_retire(state)
-    if subject is None:
-        return state
-    member = replace(state.members[subject], roles=(), retired=height)
-    return replace(
-        _with_member(state, subject, member),
-        candidates={key: approvals for key, approvals in state.candidates.items() if key != subject},
-        resigning_voters=(*state.resigning_voters, subject) if subject in state.upcoming else state.resigning_voters,
-        retirement_votes={voter: wish for voter, wish in state.retirement_votes.items() if wish.subject != subject},
-    )
 
 
 def lowers_tolerance(state: MembersState, subject: bytes) -> bool:

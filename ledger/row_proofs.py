@@ -132,7 +132,11 @@ def verify_row_proof_file(data: bytes, modules: Iterable[Module[Any]], verifier:
     for name in (content.module, *content.digests):
         if "/" in name or name_problem(name):
             raise _bad(f"{name!a} is no name of a module")
-    certified, voters = _followed(genesis, content.light_blocks, verifier)
+    path = LightClient(genesis.chain_id, verifier, 0, genesis.voters, None)
+    for link in content.light_blocks[:-1]:
+        path.verify_light_block(link)
+    voters = path.voters  # of the last link's block
+    certified = path.verify_light_block(content.light_blocks[-1])
     if state_root_over(content.digests) != certified.header.state_root:
         raise _bad(f"the modules are not those under the state root in block {certified.header.height}")
     network = _module(content, NetworkModule.name, content.network)
@@ -163,15 +167,6 @@ def verify_row_proof_file(data: bytes, modules: Iterable[Module[Any]], verifier:
         record=record,
         state=state,
     )
-
-
-def _followed(genesis: Genesis, links: tuple[LightBlock, ...], verifier: Verifier) -> tuple[VerifiedHeader, VoterSet]:
-    """The block of the last link, and its voters."""
-    path = LightClient(genesis.chain_id, verifier, 0, genesis.voters, None)
-    for link in links[:-1]:
-        path.verify_light_block(link)
-    voters = path.voters
-    return path.verify_light_block(links[-1]), voters
 
 
 def _module(content: RowProof, name: str, encoded: bytes) -> bytes:

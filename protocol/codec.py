@@ -176,7 +176,6 @@ def to_plain(value: Any) -> Plain:
 
 
 _AS_THEY_ARE = frozenset({bytes, int, str, bool, type(None)})
-_SCALARS = (bool, int, float, str, bytes)
 
 
 @functools.cache
@@ -252,7 +251,7 @@ def _reader(kind: Any, bound: Any = None) -> Reader:
         return _string(kind, length)
     if kind is int:
         return _integer(bound if isinstance(bound, Between) else Between(-INTEGER_MAX, INTEGER_MAX))
-    if kind in _SCALARS:
+    if kind in (bool, float):
         return _truth if kind is bool else _real
     raise TypeError(f"{kind!r} is not a wire type")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from protocol.addresses import AddressScope
-from protocol.codec import Between, Count, Digest, Key, Length, SignatureBytes
+from protocol.codec import COUNT_MAX, Between, Count, Digest, Key, Length, SignatureBytes
 from protocol.identity import Signed
 from protocol.limits import (
     ADDRESS_CHARACTERS_MAX,
@@ -48,7 +48,6 @@ NO_VIEW = -1  # the `high_view` of a Timeout whose sender holds no prepare certi
 Name = Annotated[str, Length(1, NAME_CHARACTERS_MAX)]
 Address = Annotated[str, Length(3, ADDRESS_CHARACTERS_MAX)]  # "host:port"
 Port = Annotated[int, Between(1, 65535)]
-ViewNumber = Annotated[int, Between(NO_VIEW, 2**53 - 1)]
 AuditNonce = Annotated[bytes, Length(AUDIT_NONCE_BYTES, AUDIT_NONCE_BYTES)]  # of a voter, for the drawing of audits
 
 
@@ -90,7 +89,7 @@ class Timeout:
     voters: Digest
     height: Count
     view: Count
-    high_view: ViewNumber
+    high_view: Annotated[int, Between(NO_VIEW, COUNT_MAX)]
     high_block: Digest | None
 
 

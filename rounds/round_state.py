@@ -455,15 +455,12 @@ class OpenRoundState:
         return self.vouching.vouches.rejection_reason(trainer, digest)
 
     def _ballot(self) -> Ballot:
+        verdicts = {trainer: self.current_verdict(trainer) for trainer in sorted(self.trainers_in_ballot)}
         judgements = tuple(
-            Judgement(trainer, signed_body_digest(self.proposals[trainer]), self._final_verdict(trainer))
-            for trainer in sorted(self.trainers_in_ballot)
+            Judgement(trainer, signed_body_digest(self.proposals[trainer]), Verdict.UNJUDGED if verdict is None else verdict)
+            for trainer, verdict in verdicts.items()
         )
         return Ballot(self.terms.job, self.terms.round, self.terms.model_root, judgements)
-
-    def _final_verdict(self, trainer: bytes) -> Verdict:
-        verdict = self.current_verdict(trainer)
-        return Verdict.UNJUDGED if verdict is None else verdict
 
     def make_cut_off_if_due(self, now: float) -> CutOff | None:
         """Our cut-off, once: enough ballots are there, time is up, and they do not settle the round."""

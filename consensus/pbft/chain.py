@@ -79,12 +79,7 @@ class DecidedHeight:
     block: Block  # without its body
     digest: bytes
     vote: Commit
-    certificate: Certificate
-
-    def add_commit(self, signer: bytes, signature: bytes) -> None:
-        """A commit that came after the decision: it shows in the next block that its voter is there."""
-        signatures = {**self.certificate.signatures, signer: signature}
-        self.certificate = Certificate(self.certificate.vote, dict(sorted(signatures.items())))
+    certificate: Certificate  # grows with commits that come after the decision: the next block shows that their voters are there
 
 
 @dataclass(frozen=True, slots=True)

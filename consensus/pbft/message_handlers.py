@@ -176,7 +176,8 @@ class ReplicaMessageHandlers(ReplicaState):
         self._add(book, signed, statement)
         parent = self._chain.parent
         if parent is not None and statement == parent.vote and signed.signer not in parent.certificate.signatures:
-            parent.add_commit(signed.signer, signed.signature)
+            signatures = {**parent.certificate.signatures, signed.signer: signed.signature}
+            parent.certificate = Certificate(parent.certificate.vote, dict(sorted(signatures.items())))
 
     def _on_timed_out(self, peer: bytes, message: TimeoutEnvelope) -> None:
         timeout = codec.decode_message(message.timeout.body, (Timeout,))

@@ -166,7 +166,11 @@ class Replica(ReplicaMessageHandlers):
         self._own.prune_below_height(self.height - VOTE_SETS_KEPT)  # as long as others may tell us what they heard of us
         self._blocks.clear()
         self._stored.clear()
-        self._close_book(book)
+        self._rivalry = self._rivalry or self._rivalry_in(book)
+        book.mark_decided(self.view)
+        self._closed[book.height] = book
+        self._closed = {height: kept for height, kept in self._closed.items() if height > book.height - VOTE_SETS_KEPT}
+        self._book = None
         self._open_height()
         return True
 
@@ -307,23 +311,21 @@ class Replica(ReplicaMessageHandlers):
         block = self._blocks.get(offer.digest) if offer else None
         if offer is None or block is None or not self._may_judge(book):
             return False
-        if self._own.get_vote(Prepare.TAG, book.height, self.view) or not self._is_sound(offer, block):
+        if self._own.get_vote(Prepare.TAG, book.height, self.view):
             return False
+        if offer.obligation is None:  # a fresh block is judged; one that was prepared before is judged by nobody again (S3)
+            if not self._ask_application:
+                return False
+            problem = self._chain.why_block_refused(
+                block, offer.propose.signer, self._now_ms(), self._is_vouched_for(), self._verifier
+            )
+            self.block_refusal, self._ask_again = (problem.reason, problem.retry_at) if problem else (None, None)
+            if problem is not None:
+                return False
         self._store(book.height, offer.digest, block)
-        self._vote(book, Prepare(book.voters.hash, book.height, self.view, offer.digest))
+        vote = Prepare(book.voters.hash, book.height, self.view, offer.digest)
+        self._broadcast(book, Vote(self._sign(book, vote)))
         return True
-
-    def _is_sound(self, offer: BlockProposal, block: bytes) -> bool:
-        """Judges a fresh block; one that was prepared before is judged by nobody again (S3)."""
-        if offer.obligation is not None:
-            return True
-        if not self._ask_application:
-            return False
-        problem = self._chain.why_block_refused(
-            block, offer.propose.signer, self._now_ms(), self._is_vouched_for(), self._verifier
-        )
-        self.block_refusal, self._ask_again = (problem.reason, problem.retry_at) if problem else (None, None)
-        return problem is None
 
     def _commit(self, book: HeightVoteSet) -> bool:
         high = book.high_vote
@@ -331,11 +333,9 @@ class Replica(ReplicaMessageHandlers):
             return False
         if self._own.highest_timed_out_view(book.height) >= self.view or self._own.get_vote(Commit.TAG, book.height, self.view):
             return False
-        self._vote(book, Commit(book.voters.hash, book.height, self.view, high.block))
-        return True
-
-    def _vote(self, book: HeightVoteSet, vote: Prepare | Commit) -> None:
+        vote = Commit(book.voters.hash, book.height, self.view, high.block)
         self._broadcast(book, Vote(self._sign(book, vote)))
+        return True
 
     # What a replica does because time has passed: gives up a view, says things again, asks for what it lacks ---------------
 

@@ -229,13 +229,6 @@ class ReplicaState:
 
     # Books -----------------------------------------------------------------------------------------------------------
 
-    def _close_book(self, book: HeightVoteSet) -> None:
-        self._rivalry = self._rivalry or self._rivalry_in(book)
-        book.mark_decided(self.view)
-        self._closed[book.height] = book
-        self._closed = {height: kept for height, kept in self._closed.items() if height > book.height - VOTE_SETS_KEPT}
-        self._book = None
-
     def _enter_view(self, book: HeightVoteSet, view: int) -> None:
         self.view = view
         self._ask_application, self._ask_again, self.block_refusal = True, None, None

@@ -19,7 +19,7 @@ from typing import Annotated, Protocol
 from ledger.audits.loss_commitments import LossComparisons, ProposalReference, SealedLoss, UnopenedLosses
 from ledger.audits.sortition import NonceCommitment
 from ledger.core.module import StateReader
-from ledger.jobs import FINISHED_KEPT_MAX, NO_SUSPENSIONS, RUNNING_MAX, JobsState, SuspendedUntil
+from ledger.jobs import FINISHED_KEPT_MAX, NO_SUSPENSIONS, RUNNING_MAX, SuspendedUntil
 from ledger.members import MembersState
 from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.limits import AUDIT_WINDOW_MAX, MEMBERS_MAX, TRAINERS_MAX, VOTERS_MAX
@@ -43,7 +43,6 @@ ProposalKey = tuple[int, bytes]  # round, trainer as in the round
 VoterKeys = Annotated[tuple[Key, ...], Length(0, VOTERS_MAX)]
 # Rounds of one trainer whose rewards wait: in the window, with an awaited report, with a dispute, or with losses to be opened.
 UNVESTED_MAX = AUDIT_WINDOW_MAX + AUDITABLE_PROPOSALS_MAX + DISPUTES_MAX + UNOPENED_MAX
-UnvestedRounds = Annotated[tuple[Count, ...], Length(1, UNVESTED_MAX)]
 RoundByMember = Annotated[dict[Key, Count], Length(0, MEMBERS_MAX)]
 WithheldClaims = Annotated[dict[Key, Annotated[tuple[Count, ...], Length(1, FALSE_CHALLENGES_MAX)]], Length(0, MEMBERS_MAX)]
 UnopenedRounds = Annotated[dict[Count, Annotated[dict[Key, UnopenedLosses], Length(1, TRAINERS_MAX)]], Length(0, UNOPENED_MAX)]
@@ -126,7 +125,9 @@ class JobAudits:
     # challenger -> the first open round in which it may challenge again
     ignored_challengers: RoundByMember = field(default_factory=dict)
     # Trainer -> the rounds whose rewards it may still lose.
-    unvested_rounds: Annotated[dict[Key, UnvestedRounds], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
+    unvested_rounds: Annotated[dict[Key, Annotated[tuple[Count, ...], Length(1, UNVESTED_MAX)]], Length(0, MEMBERS_MAX)] = field(
+        default_factory=dict
+    )
     # Trainer -> auditor -> the rounds in which its last claims about this trainer were refuted.
     withheld_claims: Annotated[dict[Key, WithheldClaims], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
     # Suspended trainer -> the entry of the log that says why. The log itself forgets it sooner.
@@ -235,9 +236,6 @@ class AppliedState(StateReader, Protocol):
 
     @property
     def members(self) -> MembersState: ...
-
-    @property
-    def jobs(self) -> JobsState: ...
 
     @property
     def audits(self) -> AuditsState: ...

@@ -229,7 +229,18 @@ def _close_windows(tables: AuditTables, closed: int, now_ms: int | None) -> None
 def end_windows(tables: AuditTables, now_ms: int | None) -> None:
     """Reports lapse, and disputes end, where the window is over. `now_ms` is the time of the parent block; None: no times."""
     if now_ms is not None:
-        _date_windows(tables, max(1, now_ms))
+        # The block that closes a round does not know its own time, and its parent may be much older: a window that began then
+        # would be too short. So the window begins at the parent of the block that closes the next round. Judges fetch one disputed
+        # proposal of a trainer at a time (`first_duty_of_each_trainer`), so the window of the next dispute begins when the one
+        # before it ends.
+        begun_ms = max(1, now_ms)
+        for number, audits in tables.rounds.items():
+            if not audits.closed_ms:
+                tables.rounds[number] = replace(audits, closed_ms=begun_ms)
+        first = {tables.current_key(dispute.trainer): dispute for dispute in reversed(tables.disputes.values())}
+        for dispute in first.values():
+            if not dispute.opened_ms and dispute.opened < tables.closed:  # others may have opened in this very block
+                tables.disputes[dispute.proposal_key] = replace(dispute, opened_ms=begun_ms)
     # Reports on these trainers wait for a dispute: time does not run for them.
     held_up = frozenset(tables.current_key(dispute.trainer) for dispute in tables.disputes.values())
     for number, audits in list(tables.rounds.items()):
@@ -241,22 +252,6 @@ def end_windows(tables: AuditTables, now_ms: int | None) -> None:
         has_time = _has_time(tables, dispute.round, dispute.opened_ms, now_ms, windows)
         if not tables.has_rounds(dispute.opened) and not has_time:
             disputes.end_dispute(tables, AuditEvent.TIME, dispute)
-
-
-def _date_windows(tables: AuditTables, now_ms: int) -> None:
-    """Notes a time for each round that closed, and each dispute that opened, before the parent block.
-
-    The block that closes a round does not know its own time, and its parent may be much older: a window that began then would be
-    too short. So the window begins at the parent of the block that closes the next round. Judges fetch one disputed proposal of a
-    trainer at a time (`first_duty_of_each_trainer`), so the window of the next dispute begins when the one before it ends.
-    """
-    for number, audits in tables.rounds.items():
-        if not audits.closed_ms:
-            tables.rounds[number] = replace(audits, closed_ms=now_ms)
-    first = {tables.current_key(dispute.trainer): dispute for dispute in reversed(tables.disputes.values())}
-    for dispute in first.values():
-        if not dispute.opened_ms and dispute.opened < tables.closed:  # others may have opened in this very block
-            tables.disputes[dispute.proposal_key] = replace(dispute, opened_ms=now_ms)
 
 
 def _has_time(tables: AuditTables, number: int, since_ms: int, now_ms: int | None, windows: int = 1) -> bool:

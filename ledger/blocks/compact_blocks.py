@@ -103,7 +103,11 @@ class CompactBodyExpander:
         held = tuple(signed for signed in transactions if signed is not None)
         if len(present) < len(closings) or len(held) < len(transactions):
             return None
-        _check_size(present, held)
+        # Before it is put together: a few digests, each named many times, must not cost all the memory there is.
+        parts = [part for closing in present for signed in _parts(closing) for part in signed]
+        size = sum(len(signed.body) for signed in (*parts, *held))
+        if size > BODY_BYTES_MAX:
+            raise RemoteProtocolError("oversized", f"a short body stands for {size} bytes, at most {BODY_BYTES_MAX} are allowed")
         return codec.encode(BlockBody(present, message.evidence, held))
 
     def _closing(self, closing: CompactRoundCertificate) -> RoundCertificate | None:
@@ -126,11 +130,3 @@ class CompactBodyExpander:
         if ballots is None or cut_offs is None or proposals is None or vouches is None:
             return None
         return RoundCertificate(closing.job, closing.round, ballots, cut_offs, proposals, vouches)
-
-
-def _check_size(closings: Iterable[RoundCertificate], transactions: Iterable[Signed]) -> None:
-    """Before it is put together: a few digests, each named many times, must not cost all the memory there is."""
-    parts = [part for closing in closings for signed in _parts(closing) for part in signed]
-    size = sum(len(signed.body) for signed in (*parts, *transactions))
-    if size > BODY_BYTES_MAX:
-        raise RemoteProtocolError("oversized", f"a short body stands for {size} bytes, at most {BODY_BYTES_MAX} are allowed")

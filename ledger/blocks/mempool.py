@@ -189,7 +189,8 @@ class Mempool:
         digest = transaction_digest(signed)
         if digest in self._waiting or signed.signer in self._overflowed:
             return False
-        if not member and (len(self._strangers) >= PENDING_STRANGERS_MAX or self._is_full):
+        is_full = len(self._waiting) >= TRANSACTIONS_PENDING_MAX or self._bytes_of_all >= PENDING_BYTES_MAX
+        if not member and (len(self._strangers) >= PENDING_STRANGERS_MAX or is_full):
             return False
         transaction = codec.decode_message(signed.body, (Transaction,))
         traits = self._traits(signed.signer, transaction)
@@ -204,21 +205,13 @@ class Mempool:
         self._account(entry, 1)
         if self.quota_share(signed.signer) > 1:
             self._overflow(signed.signer)
-        while member and self._has_too_much:
+        while member and (len(self._waiting) > TRANSACTIONS_PENDING_MAX or self._bytes_of_all > PENDING_BYTES_MAX):
             self._overflow(max(self._count, key=lambda signer: (self.quota_share(signer), signer)))
         return True
 
     def quota_share(self, signer: bytes) -> float:
         """The share of a member's room that this signer has taken."""
         return max(self._count[signer] / PENDING_PER_MEMBER_MAX, self._bytes[signer] / PENDING_BYTES_PER_MEMBER_MAX)
-
-    @property
-    def _is_full(self) -> bool:
-        return len(self._waiting) >= TRANSACTIONS_PENDING_MAX or self._bytes_of_all >= PENDING_BYTES_MAX
-
-    @property
-    def _has_too_much(self) -> bool:
-        return len(self._waiting) > TRANSACTIONS_PENDING_MAX or self._bytes_of_all > PENDING_BYTES_MAX
 
     def _overflow(self, signer: bytes) -> None:
         self._overflowed.add(signer)
@@ -300,7 +293,11 @@ class Mempool:
                 next_ones.append(entry)
             elif nonces_ahead < 0:
                 self._drop(rules, state, entry, gone)  # a check of its author, nonce or expiry refuses it at little cost
-        for entry in _within_cost(sorted(next_ones, key=lambda entry: (entry.number <= self._tried, entry.number))):
+        cost_left = COST_PER_BLOCK_MAX
+        for place, entry in enumerate(sorted(next_ones, key=lambda entry: (entry.number <= self._tried, entry.number))):
+            cost_left -= entry.traits.cost
+            if cost_left < 0 and place:  # at least one is tried
+                break
             self._drop(rules, state, entry, gone)
             self._tried = entry.number
         while len(self._dropped) > DROPPED_MAX:
@@ -327,16 +324,6 @@ def _nonces_ahead(entry: PendingTransaction, state: LedgerState) -> int:
     if (member is not None and not members.is_current_key(author)) or entry.expires <= state.height:
         return -1
     return entry.nonce - (member.nonce if member else 0) - 1
-
-
-def _within_cost(entries: Iterable[PendingTransaction]) -> Iterator[PendingTransaction]:
-    """The first of them, as many as a block may hold by their cost. There is always one."""
-    left = COST_PER_BLOCK_MAX
-    for number, entry in enumerate(entries):
-        left -= entry.traits.cost
-        if left < 0 and number:
-            return
-        yield entry
 
 
 def _take_all(

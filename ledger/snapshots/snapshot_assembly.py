@@ -148,7 +148,15 @@ class SnapshotAssembly:
         del self.missing[key]
         wants_headers = any(wanted.content is SnapshotContent.HEADERS for wanted in self.missing)
         if self._state is None and len(self._modules) == len(self._digests) and not wants_headers:
-            self._state = self._assemble()
+            roots = {height: self._roots[height] for height in sorted(self._roots)}
+            stored = StoredState(self.height, self.tip[1].header.time_ms, self._modules, roots)
+            try:
+                self._state = self._rules.decode_state(codec.encode(stored))
+            except UnsupportedModuleVersion as error:
+                raise StorageError(str(error)) from None
+            except RemoteProtocolError as error:  # a quorum has certified these bytes
+                problem = f"this network's state has a form that this program does not know ({error}): update it"
+                raise StorageError(problem) from None
             self._want_rows(self._state)
             self._want_models(self._state)
         if key.content is SnapshotContent.MANIFEST:
@@ -186,16 +194,6 @@ class SnapshotAssembly:
         if module_digest(data) != self._digests[name]:
             raise RemoteProtocolError("bad-part", f"module {name!r} is not the one under the state root")
         self._modules[name] = data
-
-    def _assemble(self) -> LedgerState:
-        roots = {height: self._roots[height] for height in sorted(self._roots)}
-        stored = StoredState(self.height, self.tip[1].header.time_ms, self._modules, roots)
-        try:
-            return self._rules.decode_state(codec.encode(stored))
-        except UnsupportedModuleVersion as error:
-            raise StorageError(str(error)) from None
-        except RemoteProtocolError as error:  # a quorum has certified these bytes
-            raise StorageError(f"this network's state has a form that this program does not know ({error}): update it") from None
 
     # Tables ----------------------------------------------------------------------------------------------------------
 

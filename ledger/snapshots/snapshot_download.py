@@ -168,7 +168,15 @@ class SnapshotDownload:
         self._note(now)
         if source is not None and self.restored is None:
             try:
-                self._take(source, message)
+                match message:
+                    case SnapshotOffer():
+                        if source.waits:
+                            source.waits = False
+                            self._take_offer(source, message)
+                    case NoSnapshot():
+                        self._take_refusal(source, message)
+                    case SnapshotPart():
+                        self._take_part(source, message)
             except RemoteProtocolError as error:
                 self._liars.add(peer)
                 del self._sources[peer]
@@ -226,17 +234,6 @@ class SnapshotDownload:
             yield from (pending.hedge_at for _, pending in self._asked_of_one())
 
     # Answers ---------------------------------------------------------------------------------------------------------
-
-    def _take(self, source: _SnapshotSource, message: SnapshotAnswer) -> None:
-        match message:
-            case SnapshotOffer():
-                if source.waits:
-                    source.waits = False
-                    self._take_offer(source, message)
-            case NoSnapshot():
-                self._take_refusal(source, message)
-            case SnapshotPart():
-                self._take_part(source, message)
 
     def _take_offer(self, source: _SnapshotSource, offer: SnapshotOffer) -> None:
         proven = [source.path.verify_light_block(link) for link in offer.light_blocks]
@@ -333,7 +330,15 @@ class SnapshotDownload:
         multiple: every peer comes to hold it, while only few peers hold another height. Then the one that most voters offer. Then
         the highest.
         """
-        self._leave_starved()
+        if self._assembly is not None and self._leaves <= self._now:
+            for source in self._holders.values():
+                self._rest(source)
+            self._assembly.discard_parts()
+            for source in self._sources.values():
+                source.again = self._now  # it had nothing to offer because another snapshot was wanted, the one that is left now
+            self._assembly, self._sought = None, self._now
+            self._offers_seconds = min(OFFERS_SECONDS_MAX, 2 * self._offers_seconds)
+            self._first_offer = self._now if any(source.tip for source in self._sources.values()) else None
         if self._assembly is not None or self._first_offer is None:
             return
         offers = [source for source in self._sources.values() if source.tip]
@@ -353,18 +358,6 @@ class SnapshotDownload:
         for source in offers:
             if source.tip[-1].digest != self._assembly.snapshot_id:
                 self._withdraw(source, self._now)  # it may have the higher one too
-
-    def _leave_starved(self) -> None:
-        if self._assembly is None or self._leaves > self._now:
-            return
-        for source in self._holders.values():
-            self._rest(source)
-        self._assembly.discard_parts()
-        for source in self._sources.values():
-            source.again = self._now  # it had nothing to offer because another snapshot was wanted, the one that is left now
-        self._assembly, self._sought = None, self._now
-        self._offers_seconds = min(OFFERS_SECONDS_MAX, 2 * self._offers_seconds)
-        self._first_offer = self._now if any(source.tip for source in self._sources.values()) else None
 
     @property
     def _holders(self) -> dict[bytes, _SnapshotSource]:
