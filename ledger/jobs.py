@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Annotated, ClassVar, Protocol, TypeVar
 
 from consensus.voter_set import VoterSet, quorum
-from ledger.core.genesis import TRAINER, Genesis, ModuleVersion
+from ledger.core.genesis import TRAINER, ModuleVersion
 from ledger.core.module import BlockContext, DecodedTransaction, Module, Refused, StateChange, StateReader
 from ledger.members import MembersState
 from ledger.model_anchors import (
@@ -479,9 +479,6 @@ class JobsModule(Module[JobsState]):
     def __init__(self, rules: JobSpecRules) -> None:
         self.rules = rules
 
-    def genesis_state(self, genesis: Genesis) -> JobsState:
-        return JobsState()
-
     def apply_transaction(
         self, state: JobsState, said: DecodedTransaction, view: StateReader, context: BlockContext
     ) -> StateChange:
@@ -797,7 +794,7 @@ class JobsModule(Module[JobsState]):
 
     def count_round(self, job: Job, members: MembersState, closed: RoundResult) -> Job:
         """The job with what its closed round says of its members, before its model has taken the step."""
-        accepted = dict(job.accepted)
+        terms, accepted = self.rules.terms_of_spec(job.spec), dict(job.accepted)
         for trainer in closed.accepted:
             accepted[trainer] = accepted.get(trainer, 0) + 1
         rejected = {trainer: dict(reasons) for trainer, reasons in job.rejected.items()}
@@ -812,14 +809,27 @@ class JobsModule(Module[JobsState]):
             patience = min(TIMEOUT_DOUBLINGS_MAX, patience + 1)
         elif closed.accepted and closed.absent.isdisjoint(job.awaited):  # from such a round everybody learns how long it takes
             patience = max(0, patience - 1)
+        # Records of re-executors and trainers, by the keys that they have now.
+        of_voters = dict(job.vouch_records)
+        called = {voter for voters in closed.vouchers.values() for voter in voters}
+        for voter in called | closed.wrong_vouchers | closed.silent_reexecutors:
+            record = of_voters.get(voter, VouchRecord())
+            is_false, is_silent = voter in closed.wrong_vouchers, voter in closed.silent_reexecutors
+            of_voters[voter] = record.after_round(job.round, is_false, is_silent, terms.suspension_rounds)
+        of_voters = {voter: record for voter, record in of_voters.items() if not record.is_expired(job.round + 1)}
+        of_trainers = _by_present_key(job.trainer_records, members, _trainer_severity)
+        for trainer in map(members.current_key, closed.trainers_with_invalid_updates):
+            known = of_trainers.get(trainer, TrainerRecord())
+            of_trainers[trainer] = known.after_invalid_update(job.round, terms.suspension_rounds)
+        of_trainers = {trainer: record for trainer, record in of_trainers.items() if not record.is_expired(job.round + 1)}
         # Rounds since the last accepted update count if they refused more trainers than may lie. In other rounds honest trainers
         # may be away. A job that a person stops in this block ended for that reason.
-        counts = not closed.accepted and self.rules.terms_of_spec(job.spec).needs_worker
+        counts = not closed.accepted and terms.needs_worker
         is_refused = closed.refuses_honest and job.phase is not JobPhase.FINISHED
         return replace(
             job,
-            vouch_records=self._vouch_records(job, members, closed),
-            trainer_records=self._trainer_records(job, members, closed),
+            vouch_records=_by_present_key(of_voters, members, _vouch_severity),
+            trainer_records=dict(sorted(of_trainers.items())),
             accepted=accepted,
             rejected=rejected,
             timeout_doublings=patience,
@@ -827,29 +837,6 @@ class JobsModule(Module[JobsState]):
             round=job.round + 1,
             rounds_in_model=job.rounds_in_model + 1,
         )
-
-    def _vouch_records(self, job: Job, members: MembersState, closed: RoundResult) -> dict[bytes, VouchRecord]:
-        """The records of the job's re-executors after its open round was closed, by the keys that they have now."""
-        terms = self.rules.terms_of_spec(job.spec)
-        told = (
-            {voter for voters in closed.vouchers.values() for voter in voters} | closed.wrong_vouchers | closed.silent_reexecutors
-        )
-        records = dict(job.vouch_records)
-        for voter in told:
-            record = records.get(voter, VouchRecord())
-            is_false, is_silent = voter in closed.wrong_vouchers, voter in closed.silent_reexecutors
-            records[voter] = record.after_round(job.round, is_false, is_silent, terms.suspension_rounds)
-        left = {voter: record for voter, record in records.items() if not record.is_expired(job.round + 1)}
-        return _by_present_key(left, members, _vouch_severity)
-
-    def _trainer_records(self, job: Job, members: MembersState, closed: RoundResult) -> dict[bytes, TrainerRecord]:
-        """The records of the job's trainers after its open round was closed, by the keys that they have now."""
-        suspension_rounds = self.rules.terms_of_spec(job.spec).suspension_rounds
-        records = _by_present_key(job.trainer_records, members, _trainer_severity)
-        for trainer in map(members.current_key, closed.trainers_with_invalid_updates):
-            records[trainer] = records.get(trainer, TrainerRecord()).after_invalid_update(job.round, suspension_rounds)
-        left = {trainer: record for trainer, record in records.items() if not record.is_expired(job.round + 1)}
-        return dict(sorted(left.items()))
 
     def forget_old_jobs(self, jobs: dict[bytes, Job], members: MembersState, needed: Set[bytes]) -> dict[bytes, Job]:
         """Forgets finished jobs when there are too many; once a block, after everything in it. `anchors_to_keep` jobs stay.

@@ -41,7 +41,7 @@ from ledger import jobs, members, model_anchors
 from ledger.audits import audit_state as audits
 from ledger.audits import loss_commitments, sortition
 from ledger.audits.transitions import AUDIT_TRANSITIONS
-from ledger.blocks.compact_blocks import CompactBody, CompactRoundCertificate, WholeBody, compact_body
+from ledger.blocks.application import CompactBody, CompactRoundCertificate, WholeBody, compact_body
 from ledger.blocks.mempool import signed_digest, transaction_digest
 from ledger.core.genesis import Founder, Genesis, ModuleVersion
 from ledger.jobs import JobsState

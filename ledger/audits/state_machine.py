@@ -29,7 +29,6 @@ from ledger.audits.audit_state import (
 from ledger.audits.audit_tables import LATER_THAN_ANY_ROUND, AuditTables, follow_key_rotations
 from ledger.audits.loss_commitments import LossOpening
 from ledger.audits.transitions import AUDIT_TRANSITIONS, AuditEffect, AuditEvent, AuditStage
-from ledger.core.genesis import Genesis
 from ledger.core.module import BlockContext, DecodedTransaction, Module, Refused, StateChange, StateReader
 from ledger.jobs import (
     WINDING_UP_MAX,
@@ -65,9 +64,6 @@ class AuditsModule(Module[AuditsState]):
 
     def __init__(self, rules: JobSpecRules) -> None:
         self.rules = rules
-
-    def genesis_state(self, genesis: Genesis) -> AuditsState:
-        return AuditsState()
 
     def follow_key_rotations(self, state: AuditsState, current: Callable[[bytes], bytes]) -> AuditsState:
         return follow_key_rotations(state, current)
@@ -129,7 +125,12 @@ class AuditsModule(Module[AuditsState]):
             if key not in jobs:
                 state = _without_job(state, key)
             elif jobs[key].phase is JobPhase.FINISHED:
-                state = self._wind_up(state, key, view, context.height)
+                # Audits outlive their job: otherwise nobody would have to fear them in its last rounds. `new_state` forgets
+                # proposals that are only kept for volunteers.
+                state = self._job_tables(state, key, view, context.height).new_state()
+                audits, last = state.jobs[key], jobs[key].opened_height + POST_JOB_AUDIT_HEIGHTS
+                if context.height > last or not (audits.rounds or audits.disputes or audits.unopened_losses):
+                    state = self._end_audits(state, key, view, context.height)
         winding = {key: jobs[key] for key in state.jobs if jobs[key].phase is JobPhase.FINISHED}
         while len(winding) > WINDING_UP_MAX:
             key = self._crowded_out(state, winding, view.module_state(MembersState))
@@ -138,15 +139,6 @@ class AuditsModule(Module[AuditsState]):
         return StateChange(state)
 
     # Audits after a job's end
-
-    def _wind_up(self, state: AuditsState, key: bytes, view: StateReader, height: int) -> AuditsState:
-        """Audits outlive their job: otherwise nobody would have to fear them in its last rounds."""
-        # `new_state` forgets proposals that are only kept for volunteers.
-        state = self._job_tables(state, key, view, height).new_state()
-        audits, ended = state.jobs[key], view.module_state(JobsState).jobs[key].opened_height
-        if (audits.rounds or audits.disputes or audits.unopened_losses) and height <= ended + POST_JOB_AUDIT_HEIGHTS:
-            return state
-        return self._end_audits(state, key, view, height)
 
     def _end_audits(self, state: AuditsState, key: bytes, view: StateReader, height: int) -> AuditsState:
         """What is open runs out, every reward vests, and the job's tables go."""
@@ -230,9 +222,9 @@ def end_windows(tables: AuditTables, now_ms: int | None) -> None:
     """Reports lapse, and disputes end, where the window is over. `now_ms` is the time of the parent block; None: no times."""
     if now_ms is not None:
         # The block that closes a round does not know its own time, and its parent may be much older: a window that began then
-        # would be too short. So the window begins at the parent of the block that closes the next round. Judges fetch one disputed
-        # proposal of a trainer at a time (`first_duty_of_each_trainer`), so the window of the next dispute begins when the one
-        # before it ends.
+        # would be too short. So the window begins at the parent of the block that closes the next round. Judges fetch one
+        # disputed proposal of a trainer at a time (`first_duty_of_each_trainer`), so the window of the next dispute begins when
+        # the one before it ends.
         begun_ms = max(1, now_ms)
         for number, audits in tables.rounds.items():
             if not audits.closed_ms:

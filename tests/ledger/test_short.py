@@ -8,9 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledger.blocks import compact_blocks as short_module
-from ledger.blocks.application import LedgerApplication
-from ledger.blocks.compact_blocks import WHOLE_BYTES_MAX, CompactBody, CompactBodyExpander, CompactRoundCertificate, compact_body
+from ledger.blocks import application as short_module
+from ledger.blocks.application import (
+    WHOLE_BYTES_MAX,
+    CompactBody,
+    CompactBodyExpander,
+    CompactRoundCertificate,
+    LedgerApplication,
+    compact_body,
+)
 from ledger.blocks.mempool import Mempool, signed_digest
 from ledger.jobs import StartJob
 from ledger.ledger_state import EMPTY_BODY, BlockBody, CurrentState, decode_body

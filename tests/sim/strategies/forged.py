@@ -10,7 +10,7 @@ from consensus.block import block_digest, decode_block, encode_block, encode_hea
 from consensus.effects import StepEffects
 from consensus.evidence import Evidence
 from consensus.pbft.chain import make_leader_schedule
-from ledger.blocks.compact_blocks import WholeBody
+from ledger.blocks.application import WholeBody
 from ledger.ledger_state import EMPTY_BODY, BlockBody, decode_body, module_digest
 from ledger.tables import RangeProof
 from protocol import codec, merkle

@@ -7,7 +7,7 @@ from typing import Any
 
 from consensus.effects import StepEffects
 from consensus.voter_set import quorum
-from ledger.blocks.compact_blocks import CompactBody
+from ledger.blocks.application import CompactBody
 from protocol import codec
 from protocol.messages import (
     Ballot,
