@@ -10,8 +10,7 @@ import hashlib
 from dataclasses import dataclass, fields
 from typing import Annotated
 
-from protocol import codec
-from protocol.codec import Count, Digest, Key, Length
+from protocol.codec import Count, Digest, Key, Length, decode, encode
 from protocol.errors import RemoteProtocolError
 from protocol.limits import BLOCK_BYTES_MAX, HEADER_BYTES_MAX, VOTERS_MAX
 from protocol.messages import Certificate
@@ -56,12 +55,12 @@ _SHARED = tuple(field.name for field in fields(BlockEnvelope))
 
 
 def encode_block(block: Block) -> bytes:
-    return codec.encode(block)
+    return encode(block)
 
 
 def decode_block(data: bytes) -> Block:
     """Raises `RemoteProtocolError` for anything but the canonical bytes of a block."""
-    return codec.decode(Block, data, BLOCK_BYTES_MAX)
+    return decode(Block, data, BLOCK_BYTES_MAX)
 
 
 def make_header(block: Block) -> BlockHeader:
@@ -69,12 +68,12 @@ def make_header(block: Block) -> BlockHeader:
 
 
 def encode_header(header: BlockHeader) -> bytes:
-    return codec.encode(header)
+    return encode(header)
 
 
 def decode_header(data: bytes) -> BlockHeader:
     """Raises `RemoteProtocolError` for anything but the canonical bytes of a header."""
-    return codec.decode(BlockHeader, data, HEADER_BYTES_MAX)
+    return decode(BlockHeader, data, HEADER_BYTES_MAX)
 
 
 def header_digest(data: bytes) -> bytes:

@@ -25,8 +25,7 @@ from ledger.model_anchors import (
     newest_anchor_up_to,
 )
 from ledger.network_governance import NetworkState
-from protocol import codec
-from protocol.codec import Between, Count, Digest, Key, Length
+from protocol.codec import Between, Count, Digest, Key, Length, encode
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, short_id
 from protocol.limits import AUDIT_WINDOW_MS_MAX, MEMBERS_MAX, TRAINERS_MAX, TRANSACTION_BYTES_MAX, VOTERS_MAX
@@ -366,7 +365,7 @@ MODEL_ROOT_PENDING = bytes(32)  # model root of a job whose model is made while 
 
 
 def job_id(author: bytes, transaction: Transaction) -> bytes:
-    return hashlib.sha256(b"folkmoot/job\x00" + author + codec.encode(transaction)).digest()
+    return hashlib.sha256(b"folkmoot/job\x00" + author + encode(transaction)).digest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -101,7 +100,7 @@ class LedgerState:
     # The last encoding of each module, handed on from state to state: most blocks leave most modules as they are.
     _encoded: dict[str, tuple[Any, bytes]] = field(default_factory=dict, compare=False, repr=False)
 
-    @cached_property
+    @functools.cached_property
     def state_root(self) -> bytes:
         return state_root_over({name: module_digest(self.encoded_module(name)) for name in self.modules})
 
@@ -124,13 +123,13 @@ class LedgerState:
         for part in fields(value):
             object.__setattr__(value, part.name, getattr(whole, part.name))
 
-    @cached_property
+    @functools.cached_property
     def tables(self) -> dict[str, Table[Any]]:
         """All that the modules hold, by module and field."""
         named = [(name, value, of) for name, value in self.modules.items() for of in table_fields(type(value))]
         return {f"{name}/{of}": getattr(value, of) for name, value, of in named}
 
-    @cached_property
+    @functools.cached_property
     def _by_type(self) -> dict[type, Any]:
         return {type(value): value for value in self.modules.values()}
 

@@ -21,9 +21,8 @@ import math
 import operator
 import struct
 import types
-import typing
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgpack
 
@@ -97,7 +96,7 @@ def _tag(data: bytes) -> str:
 def _whole(data: bytes, kind: type[T]) -> T:
     value: T
     try:
-        value, end = _reader(typing.cast(Any, kind))(data, 0)
+        value, end = _reader(cast(Any, kind))(data, 0)
     except IndexError:
         raise RemoteProtocolError("malformed", f"{_name(kind)} ends early, after {len(data)} bytes") from None
     except RemoteProtocolError as error:
@@ -231,11 +230,11 @@ def _field_names(kind: Any) -> tuple[str, ...]:
 @functools.cache
 def _reader(kind: Any, bound: Any = None) -> Reader:
     """The strict reader of one type, built once."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    origin, arguments = get_origin(kind), get_args(kind)
     length = bound if isinstance(bound, Length) else Length(0, COLLECTION_MAX)
     if origin is Annotated:
         return _reader(*arguments)
-    if origin in (typing.Union, types.UnionType):
+    if origin in (Union, types.UnionType):
         return _optional(arguments)
     if origin is tuple:
         return _sequence(_reader(arguments[0]), length) if arguments[-1] is Ellipsis else _fixed(arguments)
@@ -244,7 +243,7 @@ def _reader(kind: Any, bound: Any = None) -> Reader:
     if hasattr(kind, "WIRE"):
         return _deputy(kind)
     if dataclasses.is_dataclass(kind):
-        return _record(typing.cast(type, kind))
+        return _record(cast(type, kind))
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return _enumeration(kind)
     if kind in (bytes, str):
@@ -464,7 +463,7 @@ def _mapping(key_kind: Any, value_kind: Any, length: Length) -> Reader:
 
 def _deputy(kind: Any) -> Reader:
     """Of a class whose values travel as values of another; a generic one is told its arguments."""
-    inner, arguments = _reader(kind.WIRE), typing.get_args(kind)
+    inner, arguments = _reader(kind.WIRE), get_args(kind)
 
     def read(data: bytes, at: int) -> tuple[Any, int]:
         value, end = inner(data, at)
@@ -489,7 +488,7 @@ def _enumeration(kind: type[enum.Enum]) -> Reader:
 
 
 def _record(kind: type) -> Reader:
-    hints = typing.get_type_hints(kind, include_extras=True)
+    hints = get_type_hints(kind, include_extras=True)
     names = _field_names(kind)
     readers = [_reader(hints[name]) for name in names]
     tag = getattr(kind, "TAG", None)

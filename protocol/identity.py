@@ -18,8 +18,7 @@ from nacl import bindings, exceptions
 from nacl.public import PublicKey, SealedBox
 from nacl.signing import SigningKey, VerifyKey
 
-from protocol import codec
-from protocol.codec import Digest, Key, Length, SignatureBytes
+from protocol.codec import Digest, Key, Length, SignatureBytes, decode_message, encode
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import MESSAGE_BYTES_MAX
 
@@ -159,7 +158,7 @@ def _prefix(domain: str, chain_id: bytes) -> bytes:
 
 
 def sign_message(signer: Signer, chain_id: Digest, message: Any) -> Signed:
-    body = codec.encode(message)
+    body = encode(message)
     return Signed(body, signer.public, signer.sign(signing_preimage(message.TAG, chain_id, body)))
 
 
@@ -173,7 +172,7 @@ def derive_secret(signer: Signer, domain: str, chain_id: Digest, body: bytes) ->
 
 def open_signed(signed: Signed, chain_id: Digest, verifier: Verifier, kinds: tuple[type[M], ...]) -> M:
     """The signed message, after checking type, form and signature; `RemoteProtocolError` otherwise."""
-    message = codec.decode_message(signed.body, kinds)
+    message = decode_message(signed.body, kinds)
     tag: str = getattr(message, "TAG")  # noqa: B009 - TAG is what makes a dataclass a message
     if not verifier.verify(signed.signer, signing_preimage(tag, chain_id, signed.body), signed.signature):
         raise RemoteProtocolError("bad-signature", f"{tag} of {short_id(signed.signer)}")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from consensus.block import BODY_BYTES_MAX, FIRST_HEIGHT, Block, block_digest, decode_block, encode_block
 from consensus.effects import DecidedBlock, RestartState
@@ -152,7 +151,7 @@ class Chain:
         assert decided.height == self.height
         block = decided.decode()
         vote = codec.decode_message(decided.certificate.vote, (Commit,))
-        slim = dataclasses.replace(block, body=b"")
+        slim = replace(block, body=b"")
         self._past[self.height] = DecidedHeight(slim, decided.digest, vote, decided.certificate)
         self.height += 1
         self._dissenters.clear()

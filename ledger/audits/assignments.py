@@ -13,7 +13,6 @@ from ledger.audits import sortition
 from ledger.audits.audit_state import AUDITABLE_PROPOSALS_MAX, AuditableProposal, AuditFinding, RoundAudits
 from ledger.audits.audit_tables import AuditTables
 from ledger.audits.disputes import auditors_apart, require_may_challenge
-from ledger.audits.sortition import NonceCommitment
 from ledger.audits.transitions import AUDIT_TRANSITIONS, AuditEffect, AuditEvent, AuditStage, AuditTransition
 from ledger.core.module import Refused
 from ledger.jobs import ClosedRound
@@ -53,7 +52,7 @@ def assign_audits(tables: AuditTables, closed: ClosedRound, accepted: Mapping[by
     tables.rounds[closed.round] = RoundAudits(len(nonces), faults_tolerated(len(job.voters)), reexecutors, drawn)
     # A voter whose ballot was not decided keeps its earlier commitment.
     kept = {key: known for key, known in tables.commitments.items() if key in job.voters and key not in closed.ballots}
-    new = {key: NonceCommitment(closed.round, digest) for key, digest in closed.commitments.items()}
+    new = {key: sortition.NonceCommitment(closed.round, digest) for key, digest in closed.commitments.items()}
     tables.commitments = dict(sorted({**kept, **new}.items()))
     # Beyond AUDITABLE_PROPOSALS_MAX the oldest proposals go: first those that nobody has to report on, then the others.
     tables.forget_proposals()

@@ -25,8 +25,7 @@ from ledger.blocks.mempool import (
 from ledger.core.module import Refused
 from ledger.jobs import RUNNING_MAX, JobPhase
 from ledger.ledger_state import BlockBody, CurrentState, LedgerRules, LedgerState, decode_body
-from protocol import codec
-from protocol.codec import Count, Digest, Length
+from protocol.codec import Count, Digest, Length, decode_message, encode
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, short_id
 from protocol.limits import (
@@ -83,13 +82,13 @@ class CompactBody:
 
 def compact_body(body: bytes) -> bytes:
     if len(body) <= WHOLE_BYTES_MAX:
-        return codec.encode(WholeBody(body))
+        return encode(WholeBody(body))
     whole = decode_body(body)
     closings = tuple(
         CompactRoundCertificate(closing.job, closing.round, *map(_digests, _parts(closing)))
         for closing in whole.round_certificates
     )
-    return codec.encode(CompactBody(closings, whole.evidence, _digests(whole.transactions)))
+    return encode(CompactBody(closings, whole.evidence, _digests(whole.transactions)))
 
 
 def _parts(closing: RoundCertificate) -> tuple[tuple[Signed, ...], ...]:
@@ -116,7 +115,7 @@ class CompactBodyExpander:
 
     def expand_body(self, short: bytes) -> bytes | None:
         """None: a part is not here. It may come, or never: of two ballots of a liar only the first is kept."""
-        message = cast(WholeBody | CompactBody, codec.decode_message(short, (WholeBody, CompactBody), BLOCK_BYTES_MAX))
+        message = cast(WholeBody | CompactBody, decode_message(short, (WholeBody, CompactBody), BLOCK_BYTES_MAX))
         if isinstance(message, WholeBody):
             return message.body
         closings = [self._closing(closing) for closing in message.round_certificates]
@@ -130,7 +129,7 @@ class CompactBodyExpander:
         size = sum(len(signed.body) for signed in (*parts, *held))
         if size > BODY_BYTES_MAX:
             raise RemoteProtocolError("oversized", f"a short body stands for {size} bytes, at most {BODY_BYTES_MAX} are allowed")
-        return codec.encode(BlockBody(present, message.evidence, held))
+        return encode(BlockBody(present, message.evidence, held))
 
     def _closing(self, closing: CompactRoundCertificate) -> RoundCertificate | None:
         self._indexed = {job: indexed for job, indexed in self._indexed.items() if self._books.get(job) is indexed[0]}
@@ -230,7 +229,7 @@ class LedgerApplication:
         is_due = self._certification_due() or self._is_time_due() or self.has_due_transactions()
         if not closings and not evidence and not is_due:
             return None
-        return codec.encode(BlockBody(closings, evidence, transactions))
+        return encode(BlockBody(closings, evidence, transactions))
 
     def _evidence(self) -> tuple[tuple[Evidence, ...], LedgerState]:
         """What one block holds of what is held here, and the state when it has acted."""
@@ -251,7 +250,7 @@ class LedgerApplication:
         closings: list[RoundCertificate] = []
         for book in self._closable():
             closing = book.certificate()
-            if closing is not None and (size := len(codec.encode(closing))) <= room:
+            if closing is not None and (size := len(encode(closing))) <= room:
                 closings.append(closing)
                 room -= size
         return tuple(closings), room
@@ -358,4 +357,4 @@ class LedgerApplication:
 
 
 def _size(parts: Sequence[Evidence | RoundCertificate]) -> int:
-    return sum(len(codec.encode(part)) for part in parts)
+    return sum(len(encode(part)) for part in parts)

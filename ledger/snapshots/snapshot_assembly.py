@@ -32,8 +32,7 @@ from ledger.ledger_state import (
 )
 from ledger.snapshots.snapshot_server import ModelReceiver, ModelStore, decode_model_name, encode_model_name, models_in_state
 from ledger.tables import TableAssembly, decode_range_name, encode_range_name, fetch_ranges
-from protocol import codec
-from protocol.codec import Length
+from protocol.codec import Length, decode, encode
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import BLOCK_BYTES_MAX, HEADER_BYTES_MAX, MODEL_MANIFEST_BYTES_MAX
 from protocol.messages import SnapshotContent
@@ -151,7 +150,7 @@ class SnapshotAssembly:
             roots = {height: self._roots[height] for height in sorted(self._roots)}
             stored = StoredState(self.height, self.tip[1].header.time_ms, self._modules, roots)
             try:
-                self._state = self._rules.decode_state(codec.encode(stored))
+                self._state = self._rules.decode_state(encode(stored))
             except UnsupportedModuleVersion as error:
                 raise StorageError(str(error)) from None
             except RemoteProtocolError as error:  # a quorum has certified these bytes
@@ -175,7 +174,7 @@ class SnapshotAssembly:
         return max(1, self.height - CERTIFIED_ROOTS_KEPT + 1)
 
     def _take_headers(self, first: int, data: bytes) -> None:
-        headers = codec.decode(Headers, data)[: first - self._oldest_header + 1]
+        headers = decode(Headers, data)[: first - self._oldest_header + 1]
         parent, roots = self._parent, {}
         for height, header in zip(range(first, 0, -1), headers, strict=False):
             if header_digest(header) != parent:

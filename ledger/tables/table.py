@@ -12,15 +12,13 @@ import enum
 import functools
 import operator
 import types
-import typing
 from collections.abc import Callable, Iterator, Mapping, Set
-from typing import Annotated, Any, ClassVar, Final, Generic, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Generic, Protocol, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from ledger.tables import sparse_merkle_tree, table_proofs
 from ledger.tables.sparse_merkle_tree import Bucket, BucketReader, Node, Row, RowChange
 from ledger.tables.table_proofs import KeyProof, PathPrefix, RangeProof, TableRoot
-from protocol import codec
-from protocol.codec import Length
+from protocol.codec import COLLECTION_MAX, Length, array_length, decode, encode, encoded_item
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import ROW_BYTES_MAX, ROW_KEY_BYTES_MAX
 
@@ -122,7 +120,7 @@ class Table(Generic[R]):
 
     def __init__(self, kind: type[R], node: Node = None, version: StoreVersion | None = None) -> None:
         """`version` is of the store that has those buckets which are not in memory."""
-        check_kind(typing.cast(Any, kind))
+        check_kind(cast(Any, kind))
         self.kind = kind
         # They change at once, into others with the same rows.
         self._now: tuple[Node, StoreVersion | None, Layers, DecodedRecords] = (node, version, (), DecodedRecords())
@@ -136,7 +134,7 @@ class Table(Generic[R]):
         # One look: another thread that reads this table may clear `known` between two.
         kept = known.get(key, NOT_DECODED)
         if kept is not NOT_DECODED:
-            return typing.cast(R | None, kept)
+            return cast(R | None, kept)
         data = sparse_merkle_tree.find_row(node, key, _reader(version))
         value = None if data is None else self._decoded(data)
         known.add_record(key, value, 0 if data is None else len(data))
@@ -254,12 +252,12 @@ class Table(Generic[R]):
         self._now = other._now
 
     def _encoded(self, value: R) -> bytes:
-        data = codec.encode(value)
+        data = encode(value)
         assert len(data) <= ROW_BYTES_MAX
         return data
 
     def _decoded(self, data: bytes) -> R:
-        return codec.decode(self.kind, data, ROW_BYTES_MAX)
+        return decode(self.kind, data, ROW_BYTES_MAX)
 
 
 def _reader(version: StoreVersion | None) -> BucketReader:
@@ -276,10 +274,10 @@ class TableAssembly:
 
     def add_range(self, of: PathPrefix, data: bytes) -> None:
         """Raises `RemoteProtocolError` if these are not the rows of the range under the root."""
-        if (count := codec.array_length(codec.encoded_item(data, table_proofs.ROWS_FIELD))) > self.root.rows:
+        if (count := array_length(encoded_item(data, table_proofs.ROWS_FIELD))) > self.root.rows:
             raise RemoteProtocolError("bad-part", f"{count} rows in a range of a table that has {self.root.rows}")
         rows: list[Row] = []
-        for key, value in table_proofs.verify_range(self.root.hash, of, codec.decode(RangeProof, data, len(data))):
+        for key, value in table_proofs.verify_range(self.root.hash, of, decode(RangeProof, data, len(data))):
             rows.append((sparse_merkle_tree.path_of(key), key, value))
         self._parts[of] = sparse_merkle_tree.build_tree(rows, len(of))
 
@@ -300,8 +298,8 @@ class TableAssembly:
 def _table_fields(state: type) -> tuple[str, ...]:
     """The tables among the fields of a state's type. They stand nowhere else in it: a store would not find them."""
     found: list[str] = []
-    for name, hint in typing.get_type_hints(state, include_extras=True).items():
-        if typing.get_origin(hint) is Table:
+    for name, hint in get_type_hints(state, include_extras=True).items():
+        if get_origin(hint) is Table:
             found.append(name)
         else:
             assert not _holds_table(hint), f"{state.__name__}.{name} holds a table inside of something else"
@@ -313,14 +311,14 @@ table_fields: Callable[[type], tuple[str, ...]] = functools.cache(_table_fields)
 
 def record_type(state: type, field: str) -> Any:
     """That of the records in one of the tables of a state's type."""
-    return typing.get_args(typing.get_type_hints(state, include_extras=True)[field])[0]
+    return get_args(get_type_hints(state, include_extras=True)[field])[0]
 
 
 def _holds_table(kind: Any) -> bool:
-    parts = list(typing.get_args(kind))
+    parts = list(get_args(kind))
     if dataclasses.is_dataclass(kind):
-        parts += typing.get_type_hints(kind, include_extras=True).values()
-    return Table in (kind, typing.get_origin(kind)) or any(map(_holds_table, parts))
+        parts += get_type_hints(kind, include_extras=True).values()
+    return Table in (kind, get_origin(kind)) or any(map(_holds_table, parts))
 
 
 # What a row may be -------------------------------------------------------------------------------------------------------
@@ -335,11 +333,11 @@ def check_kind(kind: Any) -> None:
 
 def encoded_bytes_max(kind: Any, bound: Any = None) -> int:
     """How long the encoding of a value can be. Dictionaries have no place in rows."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    most = bound.high if isinstance(bound, Length) else codec.COLLECTION_MAX
+    origin, arguments = get_origin(kind), get_args(kind)
+    most = bound.high if isinstance(bound, Length) else COLLECTION_MAX
     if origin is Annotated:
         return encoded_bytes_max(*arguments[:2])
-    if origin in (typing.Union, types.UnionType):
+    if origin in (Union, types.UnionType):
         return max(encoded_bytes_max(item) for item in arguments if item is not type(None))
     if origin is tuple and arguments[-1] is Ellipsis:
         return _head(most) + most * encoded_bytes_max(arguments[0])
@@ -347,11 +345,11 @@ def encoded_bytes_max(kind: Any, bound: Any = None) -> int:
         return _head(len(arguments)) + sum(map(encoded_bytes_max, arguments))
     if dataclasses.is_dataclass(kind):
         assert not hasattr(kind, "TAG"), f"{kind} is a message, not a record"
-        hints = typing.get_type_hints(kind, include_extras=True)
+        hints = get_type_hints(kind, include_extras=True)
         sizes = [encoded_bytes_max(hints[field.name]) for field in dataclasses.fields(kind)]
         return _head(len(sizes)) + sum(sizes)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return max(len(codec.encode(member)) for member in kind)
+        return max(len(encode(member)) for member in kind)
     if kind in (bytes, str):
         most *= 4 if kind is str else 1  # no character is longer in UTF-8
         return _head(most) + most
