@@ -332,6 +332,7 @@ class LedgerRules:
             after = state
             for upgrade in due:
                 module, old = self._require(_version(upgrade), upgrade.height), after.modules.get(upgrade.module)
+                others = tuple(other for other in network.due_upgrades if other != upgrade)
                 try:
                     value = (
                         module.genesis_state(self.genesis)
@@ -343,10 +344,12 @@ class LedgerRules:
                     self._note(upgrade.module, f"the upgrade to version {upgrade.version}", error)
                     state.restore_module_state(upgrade.module)
                     # An upgrade that fails is over. The version of before goes on, and voters may decide another upgrade.
-                    network = replace(network, due_upgrades=tuple(other for other in network.due_upgrades if other != upgrade))
+                    network = replace(network, due_upgrades=others)
                     after = after.with_modules(**{NetworkModule.name: network})
                     continue
-                network = network.with_upgraded_module(upgrade)
+                # A module that joins acts after all others.
+                running = {version.name: version for version in network.modules} | {upgrade.module: _version(upgrade)}
+                network = replace(network, modules=tuple(running.values()), due_upgrades=others)
                 after = after.with_modules(**{upgrade.module: value, NetworkModule.name: network})
             self._begun = (state, after)
         return self._begun[1]

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
 from consensus.voter_set import VoterSet
-from ledger.core.genesis import MODULES_MAX, Genesis, ModuleVersion, ModuleVersions
+from ledger.core.genesis import MODULES_MAX, Genesis, ModuleVersions
 from ledger.core.module import BlockContext, DecodedTransaction, Module, Refused, StateChange, StateReader
 from ledger.members import MembersState
 from protocol.codec import Between, Count, Key, Length
@@ -81,18 +81,6 @@ class NetworkState:
         if parameters > self.parameters_max:
             size = f"its model has {parameters} parameters, and this network allows {self.parameters_max}"
             raise Refused(f"{size}: `peer limit {PARAMETERS_LIMIT} N` raises that, said by a quorum of its voters")
-
-    def with_upgraded_module(self, upgrade: ModuleUpgrade) -> NetworkState:
-        """With the upgraded module. One that joins acts after all others."""
-        assert upgrade in self.due_upgrades
-        made = ModuleVersion(upgrade.module, upgrade.version)
-        known = upgrade.module in {running.name for running in self.modules}
-        modules = tuple(made if running.name == upgrade.module else running for running in self.modules)
-        return replace(
-            self,
-            modules=modules if known else (*modules, made),
-            due_upgrades=tuple(other for other in self.due_upgrades if other != upgrade),
-        )
 
 
 class NetworkModule(Module[NetworkState]):

@@ -21,7 +21,7 @@ import math
 import operator
 import struct
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgpack
@@ -334,7 +334,7 @@ def _string(kind: type, length: Length) -> Reader:
         if data[at] == 0xC4:
             size, start = data[at + 1], at + 2
         else:
-            size, start = _long_size(data, at, 0xC4, 0x100, "bytes")
+            size, start = _long_size(data, at, _BYTES_FORMS, "bytes")
         end = start + size
         if not low <= size <= high:
             raise RemoteProtocolError("oversized", f"length {size} at byte {at}, allowed {low}..{high}")
@@ -347,7 +347,7 @@ def _string(kind: type, length: Length) -> Reader:
         if 0xA0 <= head <= 0xBF:
             size, start = head - 0xA0, at + 1
         else:
-            size, start = _long_size(data, at, 0xD9, 0x20, "str")
+            size, start = _long_size(data, at, _TEXT_FORMS, "str")
         end = start + size
         if size > 4 * high:  # no character is longer in UTF-8
             raise RemoteProtocolError("oversized", f"{size} bytes of text at byte {at}, allowed {low}..{high} characters")
@@ -364,16 +364,22 @@ def _string(kind: type, length: Length) -> Reader:
     return read_bytes if kind is bytes else read_text
 
 
-def _long_size(data: bytes, at: int, first: int, least: int, what: str) -> tuple[int, int]:
-    """The length in a head of 1, 2 or 4 bytes, whose codes start with `first`; `least` needs the first of these forms."""
-    form = data[at] - first
-    if not 0 <= form <= 2:
+# First byte -> bytes of the length behind it, and the least length that needs this form.
+_BYTES_FORMS = {0xC4: (1, 0), 0xC5: (2, 0x100), 0xC6: (4, 0x1_0000)}
+_TEXT_FORMS = {0xD9: (1, 0x20), 0xDA: (2, 0x100), 0xDB: (4, 0x1_0000)}
+_LIST_FORMS = {0xDC: (2, 0x10), 0xDD: (4, 0x1_0000)}
+
+
+def _long_size(data: bytes, at: int, forms: Mapping[int, tuple[int, int]], what: str) -> tuple[int, int]:
+    """A length in bytes of its own, and where what is so long begins."""
+    if data[at] not in forms:
         raise _refuse(what, data, at)
-    start = at + 1 + (1 << form)
+    width, least = forms[data[at]]
+    start = at + 1 + width
     if start > len(data):
         raise IndexError
     size = int.from_bytes(data[at + 1 : start], "big")
-    if size < (least, 0x100, 0x1_0000)[form]:
+    if size < least:
         raise _long_form(at)
     return size, start
 
@@ -386,16 +392,7 @@ def _read_count(data: bytes, at: int) -> tuple[int, int]:
     head = data[at]
     if 0x90 <= head <= 0x9F:
         return head - 0x90, at + 1
-    form = head - 0xDC
-    if not 0 <= form <= 1:
-        raise _refuse("list", data, at)
-    start = at + 1 + (2 << form)
-    if start > len(data):
-        raise IndexError
-    count = int.from_bytes(data[at + 1 : start], "big")
-    if count < (0x10, 0x1_0000)[form]:
-        raise _long_form(at)
-    return count, start
+    return _long_size(data, at, _LIST_FORMS, "list")
 
 
 def _optional(arguments: tuple[Any, ...]) -> Reader:

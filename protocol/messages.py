@@ -404,43 +404,45 @@ class SnapshotPart(_SnapshotPlace):
 
 
 @dataclass(frozen=True, slots=True)
-class GetBlob:
-    TAG: ClassVar[str] = "get-blob"
+class _BlobMessage:
+    """What all messages about one blob begin with."""
+
     digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class GetBlob(_BlobMessage):
+    TAG: ClassVar[str] = "get-blob"
     offset: Count
 
 
 @dataclass(frozen=True, slots=True)
-class BlobChunk:
+class BlobChunk(_BlobMessage):
     TAG: ClassVar[str] = "blob-chunk"
-    digest: Digest
     offset: Count
     total: Annotated[int, Between(0, BLOB_PART_BYTES)]
     chunk: Annotated[bytes, Length(0, BLOB_CHUNK_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)
-class NoBlob:
+class NoBlob(_BlobMessage):
     TAG: ClassVar[str] = "no-blob"
-    digest: Digest
 
 
 @dataclass(frozen=True, slots=True)
-class BlobElsewhere:
+class BlobElsewhere(_BlobMessage):
     """The answer to GetBlob of a peer that serves enough others, or is only getting the blob: these have it or are getting it."""
 
     TAG: ClassVar[str] = "blob-elsewhere"
-    digest: Digest
     held: bool  # I have it, too
     holders: Annotated[tuple[Key, ...], Length(0, BLOB_HOLDERS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
-class HasBlob:
+class HasBlob(_BlobMessage):
     """I have this blob now: to those I asked for it, and to those that I told to wait, whose turn it is."""
 
     TAG: ClassVar[str] = "has-blob"
-    digest: Digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -563,47 +565,49 @@ class RelayReservations:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenCircuit:
+class _CircuitMessage:
+    """What all messages about one circuit begin with."""
+
+    circuit: CircuitId
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCircuit(_CircuitMessage):
     """To a relay: I want to speak to `peer`."""
 
     TAG: ClassVar[str] = "open-circuit"
-    circuit: CircuitId
     peer: Key
 
 
 @dataclass(frozen=True, slots=True)
-class IncomingCircuit:
+class IncomingCircuit(_CircuitMessage):
     """From a relay: `peer` wants to speak to you."""
 
     TAG: ClassVar[str] = "incoming-circuit"
-    circuit: CircuitId
     peer: Key
 
 
 @dataclass(frozen=True, slots=True)
-class CircuitData:
+class CircuitData(_CircuitMessage):
     """One record of the session that the two ends have: handshake bytes, then ciphertext of messages of one priority."""
 
     TAG: ClassVar[str] = "circuit-data"
-    circuit: CircuitId
     priority: CircuitPriority
     data: Annotated[bytes, Length(1, CIRCUIT_RECORD_BYTES_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
-class CircuitCredit:
+class CircuitCredit(_CircuitMessage):
     """I have passed on, or read, so much of what you sent in this lane; you may send as much again."""
 
     TAG: ClassVar[str] = "circuit-credit"
-    circuit: CircuitId
     priority: CircuitPriority
     bytes: Annotated[int, Between(1, CIRCUIT_WINDOW_BYTES_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
-class CloseCircuit:
+class CloseCircuit(_CircuitMessage):
     TAG: ClassVar[str] = "close-circuit"
-    circuit: CircuitId
     reason: Name
 
 

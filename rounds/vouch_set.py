@@ -141,8 +141,7 @@ class VouchSet:
         return sorted(found, key=lambda voter: (place.get(voter, len(place)), voter))
 
     def has_enough_vouches(self, trainer: bytes, proposal: bytes) -> bool:
-        accepts = sum(map(_accepts, self._of(trainer, proposal).values()))
-        return accepts >= vouches_needed(self.terms, trainer)
+        return sum(map(_accepts, self._of(trainer, proposal).values())) >= vouches_needed(self.terms, trainer)
 
     def is_settled(self, trainer: bytes, proposal: bytes) -> bool:
         """Whether a further vouch would change nothing: k accept it, or more than f reject it."""

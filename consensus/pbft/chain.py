@@ -211,7 +211,11 @@ class Chain:
 
     def _envelope(self, proposer: bytes, time_ms: int, parent_certificate: Certificate | None, body: bytes) -> Block:
         """The one correct block with these four free parts."""
-        parent = self.parent
+        parent, leaders, failed = self.parent, self.leader_schedule(self.height - 1), {}
+        if parent_certificate is not None and parent is not None and leaders is not None:
+            view, voters = codec.decode_message(parent_certificate.vote, (Commit,)).view, self.voters[self.height]
+            signers = parent_certificate.signatures
+            failed = dict(update_failed_leaders(self.height, voters, parent.block, leaders, view, signers))
         return Block(
             height=self.height,
             parent=parent.digest if parent else self._chain_id,
@@ -221,17 +225,9 @@ class Chain:
             next_voters=self.voters[self.height + 1].hash,
             state_root=self._state_root,
             parent_certificate=parent_certificate,
-            failed=dict(self._failed(parent_certificate)),
+            failed=failed,
             body=body,
         )
-
-    def _failed(self, certificate: Certificate | None) -> Mapping[bytes, int]:
-        parent, leaders = self.parent, self.leader_schedule(self.height - 1)
-        if certificate is None or parent is None or leaders is None:
-            return {}
-        view = codec.decode_message(certificate.vote, (Commit,)).view
-        voters = self.voters[self.height]
-        return update_failed_leaders(self.height, voters, parent.block, leaders, view, certificate.signatures)
 
     def why_block_refused(
         self, data: bytes, proposer: bytes, now_ms: int, is_vouched_for: bool, verifier: Verifier

@@ -125,7 +125,14 @@ class ReplicaMessageHandlers(ReplicaState):
             check_timeout_sizes(message.justification)
         self._remember(message.propose, propose)
         book = self._book_for(peer, propose.height, message)
-        if book is None or not self._in_window(propose.view) or self._is_known_offer(peer, book, propose, message):
+        if book is None or not self._in_window(propose.view):
+            return
+        offer = book.proposals.get(propose.view)
+        if offer is not None and offer.propose == message.propose:
+            # Another sender may have the right body; the leader has.
+            if offer.compact_body is None or (peer == offer.propose.signer != offer.sender):
+                book.proposals[propose.view] = offer.with_compact_body(message.compact_body, peer)
+                self._ask_application = True
             return
         self._verify(book, message.propose, propose)
         schedule = self._chain.leader_schedule(self.height)
@@ -142,16 +149,6 @@ class ReplicaMessageHandlers(ReplicaState):
                 message.propose, message.header, message.justification, propose.block, obligation, message.compact_body, peer
             )
             self._ask_application = True
-
-    def _is_known_offer(self, peer: bytes, book: HeightVoteSet, propose: Propose, message: ProposeEnvelope) -> bool:
-        offer = book.proposals.get(propose.view)
-        if offer is None or offer.propose != message.propose:
-            return False
-        # Another sender may have the right one; the leader has.
-        if offer.compact_body is None or (peer == offer.propose.signer != offer.sender):
-            book.proposals[propose.view] = offer.with_compact_body(message.compact_body, peer)
-            self._ask_application = True
-        return True
 
     def _justify(self, book: HeightVoteSet, propose: Propose, message: ProposeEnvelope) -> Prepare | None:
         """(S3) A later view's proposal carries the timeouts of the view before, and keeps to the certificate among them."""

@@ -309,9 +309,8 @@ class Replica(ReplicaMessageHandlers):
     def _prepare(self, book: HeightVoteSet) -> bool:
         offer = book.proposals.get(self.view)
         block = self._blocks.get(offer.digest) if offer else None
-        if offer is None or block is None or not self._may_judge(book):
-            return False
-        if self._own.get_vote(Prepare.TAG, book.height, self.view):
+        is_prepared = self._own.get_vote(Prepare.TAG, book.height, self.view) is not None
+        if offer is None or block is None or is_prepared or not self._may_judge(book):
             return False
         if offer.obligation is None:  # a fresh block is judged; one that was prepared before is judged by nobody again (S3)
             if not self._ask_application:

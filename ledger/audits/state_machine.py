@@ -79,7 +79,15 @@ class AuditsModule(Module[AuditsState]):
         tables = self._job_tables(state, found.job, view, context.height)
         match said.transaction.kind, found:
             case "audit/report", AuditFinding():
-                _apply_report(tables, said.author, found)
+                auditor, proposal = assignments.take_report(tables, said.author, found)
+                loss_openings.keep_sealed_loss(tables, auditor, found, proposal)
+                event = AuditEvent.PASSES if found.finding is ReplayFinding.MATCH else AuditEvent.FAILS
+                moved = AUDIT_TRANSITIONS[AuditStage.AWAITED, event]
+                tables.log_result(found.proposal_key, auditor, moved.result, found.finding, found.relative_error_ppm)
+                assert moved.effects[:1] == (AuditEffect.COUNT_REPORT,) and {*moved.effects[1:]} <= {AuditEffect.DISPUTE}
+                tables.count(tables.current_key(auditor), reports=1)
+                if AuditEffect.DISPUTE in moved.effects:
+                    disputes.challenge_proposal(tables, auditor, found)
             case "audit/verdict", AuditFinding():
                 disputes.apply_verdict(tables, said.author, found)
             case _, LossOpening():
@@ -190,19 +198,6 @@ class AuditsModule(Module[AuditsState]):
 
 def _without_job(state: AuditsState, key: bytes) -> AuditsState:
     return replace(state, jobs={other: audits for other, audits in state.jobs.items() if other != key})
-
-
-def _apply_report(tables: AuditTables, author: bytes, report: AuditFinding) -> None:
-    """A drawn auditor says what it found."""
-    auditor, proposal = assignments.take_report(tables, author, report)
-    loss_openings.keep_sealed_loss(tables, auditor, report, proposal)
-    event = AuditEvent.PASSES if report.finding is ReplayFinding.MATCH else AuditEvent.FAILS
-    moved = AUDIT_TRANSITIONS[AuditStage.AWAITED, event]
-    tables.log_result(report.proposal_key, auditor, moved.result, report.finding, report.relative_error_ppm)
-    assert moved.effects[:1] == (AuditEffect.COUNT_REPORT,) and {*moved.effects[1:]} <= {AuditEffect.DISPUTE}
-    tables.count(tables.current_key(auditor), reports=1)
-    if AuditEffect.DISPUTE in moved.effects:
-        disputes.challenge_proposal(tables, auditor, report)
 
 
 def _close_windows(tables: AuditTables, closed: int, now_ms: int | None) -> None:

@@ -82,8 +82,7 @@ class TransactionSelection:
     def add_unbounded(self, signed: Signed) -> None:
         """Adds a transaction of somebody's block, whatever the bounds. Raises `Refused` or `RemoteProtocolError`."""
         self._state = self._rules.apply_transaction(self._state, signed)
-        transaction = self._rules.open_transaction(signed)
-        self._add(signed, self._rules.transaction_traits(signed.signer, transaction).cost)
+        self._add(signed, self._rules.transaction_traits(signed.signer, self._rules.open_transaction(signed)).cost)
 
     def try_add(self, entry: PendingTransaction) -> bool:
         """Adds it if it fits and applies now, and says whether it did."""
@@ -350,44 +349,35 @@ INCLUSION_LAG_HEIGHTS = 2
 INCLUSION_LIST_HEIGHTS_MAX = 8
 
 
-@dataclass(frozen=True, slots=True)
-class VoterInclusionList:
-    """One voter's latest notice: its height, and for each transaction the height since which all notices named it."""
-
-    height: int
-    since: dict[bytes, int]
-
-
 class InclusionListSet:
     def __init__(self) -> None:
-        self._by_voter: dict[bytes, VoterInclusionList] = {}
+        # Of each voter's latest notice its height, and for each transaction the height since which all its notices named it.
+        self._by_voter: dict[bytes, tuple[int, dict[bytes, int]]] = {}
 
     def add_list(self, voter: bytes, notice: InclusionList) -> bool:
         """Whether it is newer than the voter's last one. Raises `RemoteProtocolError`."""
         if any(left >= right for left, right in pairwise(notice.transactions)):
             raise RemoteProtocolError("non-canonical", "a notice's transactions must ascend, each once")
-        last = self._by_voter.get(voter, VoterInclusionList(-1, {}))
-        if notice.height <= last.height:
+        last, known = self._by_voter.get(voter, (-1, {}))
+        if notice.height <= last:
             return False
-        since = {digest: last.since.get(digest, notice.height) for digest in notice.transactions}
-        self._by_voter[voter] = VoterInclusionList(notice.height, since)
+        since = {digest: known.get(digest, notice.height) for digest in notice.transactions}
+        self._by_voter[voter] = (notice.height, since)
         return True
 
     def prune_lists(self, members: MembersState, height: int) -> None:
         self._by_voter = {
             voter: noticed
             for voter, noticed in self._by_voter.items()
-            if voter in members.voters
-            and not members.is_expelled(voter)
-            and noticed.height >= height - INCLUSION_LIST_HEIGHTS_MAX
+            if voter in members.voters and not members.is_expelled(voter) and noticed[0] >= height - INCLUSION_LIST_HEIGHTS_MAX
         }
 
     def transactions_due(self, voters: tuple[bytes, ...], height: int) -> frozenset[bytes]:
         """Digests of the transactions that the block at `height`, which `voters` decide, must not leave out."""
         names = Counter(
             digest
-            for noticed in self._by_voter.values()
-            for digest, since in noticed.since.items()
+            for _, noticed in self._by_voter.values()
+            for digest, since in noticed.items()
             if since <= height - INCLUSION_LAG_HEIGHTS
         )
         return frozenset(digest for digest, count in names.items() if count > faults_tolerated(len(voters)))

@@ -157,7 +157,13 @@ class SnapshotAssembly:
                 problem = f"this network's state has a form that this program does not know ({error}): update it"
                 raise StorageError(problem) from None
             self._want_rows(self._state)
-            self._want_models(self._state)
+            # Models of running jobs first: the finished ones' are only looked at.
+            running = self._state.jobs.running()
+            self._roots_of_models = models_in_state(self._state)
+            wanted_first = sorted(self._roots_of_models.items(), key=lambda item: (item[0][0] not in running, item[0]))
+            for (job, number), root in wanted_first:
+                if not self._models.has_model(job, number, root):
+                    self.missing[SnapshotPartKey(SnapshotContent.MANIFEST, encode_model_name(job, number))] = None
         if key.content is SnapshotContent.MANIFEST:
             parts = self._incoming[key.name].parts
             self.missing |= {SnapshotPartKey(SnapshotContent.MODEL, key.name, index): None for index in range(parts)}
@@ -202,16 +208,6 @@ class SnapshotAssembly:
             self.missing |= {
                 SnapshotPartKey(SnapshotContent.ROWS, encode_range_name(name, of)): None for of in fetch_ranges(rows.root)
             }
-
-    # Models ----------------------------------------------------------------------------------------------------------
-
-    def _want_models(self, state: LedgerState) -> None:
-        """Those of running jobs first: the finished ones' are only looked at."""
-        running = state.jobs.running()
-        self._roots_of_models = models_in_state(state)
-        for (job, number), root in sorted(self._roots_of_models.items(), key=lambda item: (item[0][0] not in running, item[0])):
-            if not self._models.has_model(job, number, root):
-                self.missing[SnapshotPartKey(SnapshotContent.MANIFEST, encode_model_name(job, number))] = None
 
     # The end ---------------------------------------------------------------------------------------------------------
 

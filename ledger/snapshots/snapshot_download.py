@@ -174,7 +174,15 @@ class SnapshotDownload:
                             source.waits = False
                             self._take_offer(source, message)
                     case NoSnapshot():
-                        self._take_refusal(source, message)
+                        offered = source.tip[1].header.height if source.tip else None
+                        if message.height == offered:
+                            self._withdraw(source, self._now)
+                            source.rested = self._now + source.refusal
+                            source.refusal = min(BACKOFF_SECONDS_MAX, 2 * source.refusal)
+                        elif source.waits:
+                            # It may have been asked for the snapshot that has been left meanwhile.
+                            is_of_before = source.heard < self._sought
+                            self._withdraw(source, self._now if is_of_before else self._now + OFFER_RETRY_SECONDS)
                     case SnapshotPart():
                         self._take_part(source, message)
             except RemoteProtocolError as error:
@@ -255,16 +263,6 @@ class SnapshotDownload:
         if self._tips.setdefault(offer.height, tip[-1].digest) != tip[-1].digest:
             self.conflict = f"two different blocks are certified at height {offer.height + 1}"
         self._first_offer = self._now if self._first_offer is None else self._first_offer
-
-    def _take_refusal(self, source: _SnapshotSource, message: NoSnapshot) -> None:
-        offered = source.tip[1].header.height if source.tip else None
-        if message.height == offered:
-            self._withdraw(source, self._now)
-            source.rested = self._now + source.refusal
-            source.refusal = min(BACKOFF_SECONDS_MAX, 2 * source.refusal)
-        elif source.waits:
-            is_of_before = source.heard < self._sought  # it was asked for the snapshot that has been left meanwhile
-            self._withdraw(source, self._now if is_of_before else self._now + OFFER_RETRY_SECONDS)
 
     def _withdraw(self, source: _SnapshotSource, again: float) -> None:
         source.path, source.links, source.tip, source.digests = self._basis.make_light_client(), [], (), {}
@@ -401,15 +399,12 @@ class SnapshotDownload:
             peer, source = askable.pop(0)
             key = next(fresh, None) or self._hedge(source)
             if key is not None:
-                self._ask(peer, source, key)
+                if not source.pending:
+                    source.heard = self._now
+                source.pending[key] = _PendingPart(self._now, self._now)
+                self._send_request(peer, key, 0 if key.in_pieces else key.index)
                 if len(source.pending) < REQUEST_WINDOW:
                     askable.append((peer, source))
-
-    def _ask(self, peer: bytes, source: _SnapshotSource, key: SnapshotPartKey) -> None:
-        if not source.pending:
-            source.heard = self._now
-        source.pending[key] = _PendingPart(self._now, self._now)
-        self._send_request(peer, key, 0 if key.in_pieces else key.index)
 
     def _send_request(self, peer: bytes, key: SnapshotPartKey, index: int) -> None:
         assert self._assembly is not None
