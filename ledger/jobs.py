@@ -862,7 +862,7 @@ class JobsModule(Module[JobsState]):
 def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes, height: int) -> JobsState:
     waiting = next((waiting for waiting in state.queue if waiting.job == key), None)
     if waiting is not None:
-        stops, is_over = add_stop_request(waiting, members, author)
+        stops, is_over = add_stop_request(waiting.author, waiting.stop_requests, members, author)
         others = tuple(replace(other, stop_requests=stops) if other is waiting else other for other in state.queue)
         return replace(state, queue=tuple(other for other in others if not (is_over and other.job == key)))
     job = state.jobs.get(key)
@@ -870,24 +870,19 @@ def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes, he
         raise Refused("no such job is running, paused or waits in line")
     if job.model_root == MODEL_ROOT_PENDING:
         raise Refused("the job begins with this block, and can be stopped in a later one")
-    stops, is_over = add_stop_request(job, members, author)
+    stops, is_over = add_stop_request(job.author, job.stop_requests, members, author)
     phase, opened = (JobPhase.FINISHED, height) if is_over else (job.phase, job.opened_height)
     return replace(state, jobs={**state.jobs, key: replace(job, stop_requests=stops, phase=phase, opened_height=opened)})
 
 
-class Stoppable(Protocol):
-    @property
-    def author(self) -> bytes: ...
-    @property
-    def stop_requests(self) -> TrainerKeys: ...
-
-
-def add_stop_request(what: Stoppable, members: MembersState, author: bytes) -> tuple[tuple[bytes, ...], bool]:
-    """(members that want it to end, with `author`; whether it ends, by its author or by a quorum of voters). Raises `Refused`."""
-    is_author = author == members.current_key(what.author)
+def add_stop_request(
+    owner: bytes, stop_requests: TrainerKeys, members: MembersState, author: bytes
+) -> tuple[tuple[bytes, ...], bool]:
+    """(members that want it to end, with `author`; whether it ends, by its owner or by a quorum of voters). Raises `Refused`."""
+    is_author = author == members.current_key(owner)
     if not is_author and author not in members.voters:
         raise Refused("only its author or a voter can stop it")
-    stops = tuple(sorted({*what.stop_requests, author} & {*members.voters, author}))
+    stops = tuple(sorted({*stop_requests, author} & {*members.voters, author}))
     return stops, is_author or len(set(stops) & set(members.voters)) >= VoterSet(members.voters).quorum
 
 

@@ -229,16 +229,10 @@ VOLUNTEER_KIND = "audit/volunteer"  # of a Volunteering
 
 
 class AppliedState(StateReader, Protocol):
-    """The parts of the state after the last applied block that are read here."""
+    """The state after the last applied block."""
 
     @property
     def height(self) -> int: ...
-
-    @property
-    def members(self) -> MembersState: ...
-
-    @property
-    def audits(self) -> AuditsState: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +248,8 @@ class AuditDuty(ProposalReference):
 
 def audit_duties(me: bytes, state: AppliedState) -> list[AuditDuty]:
     """The disputes that await my verdict, in the order of their opening, then the proposals that await my report, by round."""
-    current, found = state.members.current_key, list[AuditDuty]()
-    for job, audits in state.audits.jobs.items():
+    current, found = state.module_state(MembersState).current_key, list[AuditDuty]()
+    for job, audits in state.module_state(AuditsState).jobs.items():
         for dispute in audits.disputes:
             of = audits.rounds[dispute.round]
             proposal = of.proposals[dispute.trainer].proposal
@@ -291,17 +285,17 @@ def loss_opening_duties(me: bytes, state: AppliedState) -> list[LossOpeningDuty]
     """The first round first."""
     return [
         LossOpeningDuty(job, number, trainer)
-        for job, audits in state.audits.jobs.items()
+        for job, audits in state.module_state(AuditsState).jobs.items()
         for number, of in audits.unopened_losses.items()
         for trainer in of
-        if state.members.current_key(trainer) == me
+        if state.module_state(MembersState).current_key(trainer) == me
     ]
 
 
 def auditable_proposals_of_others(me: bytes, state: AppliedState) -> list[AuditDuty]:
     """Others' accepted proposals, by round, of the rounds that I may re-execute."""
-    current, found = state.members.current_key, list[AuditDuty]()
-    for job, audits in state.audits.jobs.items():
+    current, found = state.module_state(MembersState).current_key, list[AuditDuty]()
+    for job, audits in state.module_state(AuditsState).jobs.items():
         for number, of in audits.rounds.items():
             if me in map(current, of.reexecutors):
                 others = [(trainer, drawn.proposal) for trainer, drawn in of.proposals.items() if current(trainer) != me]
@@ -311,8 +305,8 @@ def auditable_proposals_of_others(me: bytes, state: AppliedState) -> list[AuditD
 
 def awaited_auditors(me: bytes, state: AppliedState) -> dict[bytes, set[tuple[bytes, ProposalKey]]]:
     """By auditor and judge: the proposals of mine, with their jobs, on which it has not said anything yet."""
-    current, found = state.members.current_key, dict[bytes, set[tuple[bytes, ProposalKey]]]()
-    for job, audits in state.audits.jobs.items():
+    current, found = state.module_state(MembersState).current_key, dict[bytes, set[tuple[bytes, ProposalKey]]]()
+    for job, audits in state.module_state(AuditsState).jobs.items():
         for number, of in audits.rounds.items():
             for trainer, drawn in of.proposals.items():
                 for auditor in drawn.pending_auditors if current(trainer) == me else ():
@@ -329,8 +323,8 @@ def proposals_to_serve(me: bytes, state: AppliedState) -> list[Proposal]:
     """My proposals whose buffers an auditor may still ask for."""
     return [
         drawn.proposal
-        for audits in state.audits.jobs.values()
+        for audits in state.module_state(AuditsState).jobs.values()
         for of in audits.rounds.values()
         for trainer, drawn in of.proposals.items()
-        if state.members.current_key(trainer) == me
+        if state.module_state(MembersState).current_key(trainer) == me
     ]

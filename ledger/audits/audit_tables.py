@@ -3,9 +3,9 @@
 | file                         | rules                                                                                 |
 |------------------------------|---------------------------------------------------------------------------------------|
 | `assignments`                | who audits what: draws, volunteers, reports that are taken, that lapse, that are void |
-| `disputes`                   | challenges, verdicts, a dispute's end, claims that something was withheld             |
+| `disputes`                   | challenges, verdicts, a dispute's end, claims that something was withheld; rewards    |
+|                              | and suspensions                                                                       |
 | `loss_openings`              | losses that reports seal, and that trainers open                                      |
-| `rewards`                    | what a trainer gains and loses: rewards, suspensions                                  |
 | `state_machine`              | what each transaction and each block does, in these steps; whose time is over         |
 """
 

@@ -10,7 +10,7 @@ from consensus.voter_set import faults_tolerated
 from ledger.audits import loss_commitments
 from ledger.audits.audit_state import AuditFinding
 from ledger.audits.audit_tables import LATER_THAN_ANY_ROUND, AuditTables
-from ledger.audits.rewards import lose_reward, suspend_trainer
+from ledger.audits.disputes import lose_reward, suspend_trainer
 from ledger.audits.transitions import AUDIT_TRANSITIONS, AuditEffect, AuditEvent, AuditStage
 from ledger.core.module import Refused
 from protocol.identity import short_id

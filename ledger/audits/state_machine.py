@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-from ledger.audits import assignments, disputes, loss_openings, rewards
+from ledger.audits import assignments, disputes, loss_openings
 from ledger.audits.audit_state import (
     FINDING_KINDS,
     LOSS_OPENING_KIND,
@@ -104,7 +104,7 @@ class AuditsModule(Module[AuditsState]):
                 accepted = {signed.signer: codec.decode_message(signed.body, (Proposal,)) for signed in closed.proposals}
                 _close_windows(tables, closed.round, context.time_ms)
                 assignments.assign_audits(tables, closed, accepted)
-                rewards.add_rewards(tables, closed.round, accepted)
+                disputes.add_rewards(tables, closed.round, accepted)
                 state = tables.new_state()
         jobs = view.module_state(JobsState).jobs
         for key in [key for key in state.jobs if jobs[key].phase is JobPhase.SETTLING]:
@@ -178,14 +178,17 @@ class AuditsModule(Module[AuditsState]):
     def loss_openings_due(self, me: bytes, state: AppliedState) -> list[LossOpeningDuty]:
         """My proposals whose loss I may open now."""
         mine = loss_opening_duties(me, state)
-        tables = {key: self._job_tables(state.audits, key, state, state.height + 1) for key in {due.job for due in mine}}
+        tables = {
+            key: self._job_tables(state.module_state(AuditsState), key, state, state.height + 1)
+            for key in {due.job for due in mine}
+        }
         return [due for due in mine if loss_openings.may_open_loss(tables[due.job], due.round, due.trainer)]
 
     def proposals_to_volunteer_for(self, me: bytes, state: AppliedState) -> list[AuditDuty]:
         """Proposals that I am drawn for if I volunteer for their round now, by round."""
         others, trainers = auditable_proposals_of_others(me, state), dict[tuple[bytes, int], list[bytes]]()
         for job, number in {(due.job, due.round) for due in others}:
-            tables = self._job_tables(state.audits, job, state, state.height + 1)
+            tables = self._job_tables(state.module_state(AuditsState), job, state, state.height + 1)
             with contextlib.suppress(Refused):
                 _, trainers[job, number] = assignments.proposals_left_to(tables, me, number)
         return [due for due in others if due.trainer in trainers.get((due.job, due.round), ())]
@@ -205,8 +208,8 @@ def _close_windows(tables: AuditTables, closed: int, now_ms: int | None) -> None
     tables.closed = closed
     end_windows(tables, now_ms)
     loss_openings.end_unopened_losses(tables, now_ms)
-    rewards.vest_rewards(tables)
-    rewards.end_suspensions(tables)
+    disputes.vest_rewards(tables)
+    disputes.end_suspensions(tables)
     disputes.forget_claims(tables)
 
 

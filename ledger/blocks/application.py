@@ -104,55 +104,6 @@ def _found(digests: tuple[bytes, ...], index: dict[bytes, Signed]) -> tuple[Sign
     return tuple(found) if len(found) == len(digests) else None
 
 
-class CompactBodyExpander:
-    """Puts short bodies together again from the round books and the pool."""
-
-    def __init__(self, books: dict[bytes, OpenRoundState], pool: Mempool) -> None:
-        self._books, self._pool = books, pool
-        # By job: the book of its round; its ballots, cut-offs, proposals and vouches that were indexed, by digest. A book only
-        # grows, so that only what is new is hashed.
-        self._indexed: dict[bytes, tuple[OpenRoundState, tuple[dict[bytes, Signed], ...]]] = {}
-
-    def expand_body(self, short: bytes) -> bytes | None:
-        """None: a part is not here. It may come, or never: of two ballots of a liar only the first is kept."""
-        message = cast(WholeBody | CompactBody, decode_message(short, (WholeBody, CompactBody), BLOCK_BYTES_MAX))
-        if isinstance(message, WholeBody):
-            return message.body
-        closings = [self._closing(closing) for closing in message.round_certificates]
-        transactions = [self._pool.get_by_signed_digest(digest) for digest in message.transactions]
-        present = tuple(closing for closing in closings if closing is not None)
-        held = tuple(signed for signed in transactions if signed is not None)
-        if len(present) < len(closings) or len(held) < len(transactions):
-            return None
-        # Before it is put together: a few digests, each named many times, must not cost all the memory there is.
-        parts = [part for closing in present for signed in _parts(closing) for part in signed]
-        size = sum(len(signed.body) for signed in (*parts, *held))
-        if size > BODY_BYTES_MAX:
-            raise RemoteProtocolError("oversized", f"a short body stands for {size} bytes, at most {BODY_BYTES_MAX} are allowed")
-        return encode(BlockBody(present, message.evidence, held))
-
-    def _closing(self, closing: CompactRoundCertificate) -> RoundCertificate | None:
-        self._indexed = {job: indexed for job, indexed in self._indexed.items() if self._books.get(job) is indexed[0]}
-        book = self._books.get(closing.job)
-        if book is None or book.terms.round != closing.round:
-            return None
-        _, indexes = self._indexed.setdefault(closing.job, (book, ({}, {}, {}, {})))
-        tables: tuple[Mapping[Any, Signed], ...] = (
-            book.signed_ballots,
-            book.signed_cut_offs,
-            book.proposals,
-            book.vouching.signed,
-        )
-        for index, table in zip(indexes, tables, strict=True):
-            for signed in islice(table.values(), len(index), None):
-                index[signed_digest(signed)] = signed
-        named = (closing.ballots, closing.cut_offs, closing.proposals, closing.vouches)
-        ballots, cut_offs, proposals, vouches = map(_found, named, indexes)
-        if ballots is None or cut_offs is None or proposals is None or vouches is None:
-            return None
-        return RoundCertificate(closing.job, closing.round, ballots, cut_offs, proposals, vouches)
-
-
 class LedgerApplication:
     """Implements `consensus.inputs.Application`. Everything in it refers to the last applied block."""
 
@@ -168,7 +119,9 @@ class LedgerApplication:
         self.pending_evidence: dict[bytes, Evidence] = {}  # by culprit; each would expel it now
         # What a signer said in rounds that have no book here yet. `peer.node.node` keeps that, and puts its own function here.
         self.future_messages_of: Callable[[bytes], tuple[Signed, ...]] = lambda signer: ()
-        self._expander = CompactBodyExpander(self.rounds, self.mempool)
+        # By job: the book of its round; its ballots, cut-offs, proposals and vouches that were indexed, by digest. A book only
+        # grows, so that only what is new is hashed.
+        self._indexed: dict[bytes, tuple[OpenRoundState, tuple[dict[bytes, Signed], ...]]] = {}
         self._selectable: tuple[LedgerState, int, bool] | None = None
         self._certification: tuple[LedgerState, bool] | None = None
         self._settling: tuple[LedgerState, bool] | None = None
@@ -333,7 +286,43 @@ class LedgerApplication:
         return compact_body(body)
 
     def expand_body(self, short: bytes) -> bytes | None:
-        return self._expander.expand_body(short)
+        """None: a part is not here. It may come, or never: of two ballots of a liar only the first is kept."""
+        message = cast(WholeBody | CompactBody, decode_message(short, (WholeBody, CompactBody), BLOCK_BYTES_MAX))
+        if isinstance(message, WholeBody):
+            return message.body
+        closings = [self._closing(closing) for closing in message.round_certificates]
+        transactions = [self.mempool.get_by_signed_digest(digest) for digest in message.transactions]
+        present = tuple(closing for closing in closings if closing is not None)
+        held = tuple(signed for signed in transactions if signed is not None)
+        if len(present) < len(closings) or len(held) < len(transactions):
+            return None
+        # Before it is put together: a few digests, each named many times, must not cost all the memory there is.
+        parts = [part for closing in present for signed in _parts(closing) for part in signed]
+        size = sum(len(signed.body) for signed in (*parts, *held))
+        if size > BODY_BYTES_MAX:
+            raise RemoteProtocolError("oversized", f"a short body stands for {size} bytes, at most {BODY_BYTES_MAX} are allowed")
+        return encode(BlockBody(present, message.evidence, held))
+
+    def _closing(self, closing: CompactRoundCertificate) -> RoundCertificate | None:
+        self._indexed = {job: indexed for job, indexed in self._indexed.items() if self.rounds.get(job) is indexed[0]}
+        book = self.rounds.get(closing.job)
+        if book is None or book.terms.round != closing.round:
+            return None
+        _, indexes = self._indexed.setdefault(closing.job, (book, ({}, {}, {}, {})))
+        tables: tuple[Mapping[Any, Signed], ...] = (
+            book.signed_ballots,
+            book.signed_cut_offs,
+            book.proposals,
+            book.vouching.signed,
+        )
+        for index, table in zip(indexes, tables, strict=True):
+            for signed in islice(table.values(), len(index), None):
+                index[signed_digest(signed)] = signed
+        named = (closing.ballots, closing.cut_offs, closing.proposals, closing.vouches)
+        ballots, cut_offs, proposals, vouches = map(_found, named, indexes)
+        if ballots is None or cut_offs is None or proposals is None or vouches is None:
+            return None
+        return RoundCertificate(closing.job, closing.round, ballots, cut_offs, proposals, vouches)
 
     def last_supported_height(self) -> int | None:
         return self.rules.last_supported_height(self.state)

@@ -108,7 +108,7 @@ def bucket_items(bucket: Bucket, read: BucketReader) -> list[bytes]:
     return found
 
 
-def find_row(node: Node, key: bytes, read: BucketReader) -> bytes | None:
+def find_row(node: Node, read: BucketReader, key: bytes) -> bytes | None:
     """The encoded value of a key."""
     path, depth = path_of(key), 0
     while node is not None and len(node) == 5:

@@ -135,7 +135,7 @@ class Table(Generic[R]):
         kept = known.get(key, NOT_DECODED)
         if kept is not NOT_DECODED:
             return cast(R | None, kept)
-        data = sparse_merkle_tree.find_row(node, key, _reader(version))
+        data = sparse_merkle_tree.find_row(node, _reader(version), key)
         value = None if data is None else self._decoded(data)
         known.add_record(key, value, 0 if data is None else len(data))
         return value
@@ -220,17 +220,14 @@ class Table(Generic[R]):
 
     def encoded_record(self, key: bytes) -> bytes | None:
         """The encoding of the record of a key, under the root of the table; nothing of it is kept decoded."""
-        node, read = self.hashed_tree()
-        return sparse_merkle_tree.find_row(node, key, read)
+        return sparse_merkle_tree.find_row(*self.hashed_tree(), key)
 
     def prove_key(self, key: bytes) -> KeyProof:
-        node, read = self.hashed_tree()
-        return table_proofs.prove_key(node, key, read)
+        return table_proofs.prove_key(*self.hashed_tree(), key)
 
     def prove_range(self, of: PathPrefix) -> RangeProof:
         """All rows of a range."""
-        node, read = self.hashed_tree()
-        return table_proofs.prove_range(node, of, read)
+        return table_proofs.prove_range(*self.hashed_tree(), of)
 
     # As a field of a state -------------------------------------------------------------------------------------------
 

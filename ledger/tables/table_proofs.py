@@ -90,12 +90,12 @@ ROWS_FIELD: Final = [field.name for field in fields(RangeProof)].index("rows")
 # Making ------------------------------------------------------------------------------------------------------------------
 
 
-def prove_key(node: Node, key: bytes, read: BucketReader) -> KeyProof:
+def prove_key(node: Node, read: BucketReader, key: bytes) -> KeyProof:
     siblings, other, _ = _descend(node, path_of(key), DEPTH_MAX, read)
     return KeyProof(siblings, other)
 
 
-def prove_range(node: Node, of: PathPrefix, read: BucketReader) -> RangeProof:
+def prove_range(node: Node, read: BucketReader, of: PathPrefix) -> RangeProof:
     siblings, other, rows = _descend(node, _path(of), len(of), read)
     return RangeProof(siblings, other, tuple((key, value) for _, key, value in rows))
 

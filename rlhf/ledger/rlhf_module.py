@@ -120,7 +120,7 @@ class RlhfModule(Module[RlhfState]):
                 return StateChange(replace(state, plans={**state.plans, key: follow(plan, context.height)}))
             case CancelPlan(key):
                 plan = _running(state, key)
-                stops, is_over = add_stop_request(plan, members, said.author)
+                stops, is_over = add_stop_request(plan.author, plan.stop_requests, members, said.author)
                 plan = replace(plan, stop_requests=stops, phase=PlanPhase.CANCELLED if is_over else plan.phase)
                 facts = (JobHalt(plan.current.job, members.current_key(plan.author)),) if is_over else ()
                 return StateChange(replace(state, plans={**state.plans, key: plan}), facts)
