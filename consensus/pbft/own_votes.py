@@ -117,7 +117,7 @@ class RollbackCheck:
     no_votes_below: int = 0
     _reached: int | None = None  # no earlier life signed above the height after this one; None: too few have answered to tell
     duplicate_identity_reason: str | None = None  # what another machine with our key did in this life: nothing more is signed
-    next_request_at: float = 0.0
+    next_request_at: float = 0.0  # when voters without an answer are asked again
 
     def record_answer(self, voter: bytes, claim: int, height: int) -> None:
         """`claim`: the voter's height; `height`: mine."""
@@ -167,9 +167,6 @@ class RollbackCheck:
         if self.is_over or me not in voters:
             return ()
         return tuple(voter for voter in voters.keys if voter != me and voter not in self._answered)
-
-    def record_request(self, now: float) -> None:
-        self.next_request_at = now + ASK_SECONDS
 
 
 def open_remembered_statements(

@@ -31,7 +31,7 @@ from consensus.inputs import (
 )
 from consensus.pbft.chain import DECIDED_AHEAD_MAX, make_decided_block
 from consensus.pbft.message_handlers import ReplicaMessageHandlers
-from consensus.pbft.own_votes import VOTE_SETS_KEPT
+from consensus.pbft.own_votes import ASK_SECONDS, VOTE_SETS_KEPT
 from consensus.pbft.vote_set import BlockProposal, HeightVoteSet
 from protocol import codec
 from protocol.errors import RemoteProtocolError
@@ -309,8 +309,8 @@ class Replica(ReplicaMessageHandlers):
     def _prepare(self, book: HeightVoteSet) -> bool:
         offer = book.proposals.get(self.view)
         block = self._blocks.get(offer.digest) if offer else None
-        is_prepared = self._own.get_vote(Prepare.TAG, book.height, self.view) is not None
-        if offer is None or block is None or is_prepared or not self._may_judge(book):
+        has_prepared = self._own.get_vote(Prepare.TAG, book.height, self.view) is not None
+        if offer is None or block is None or has_prepared or not self._may_judge(book):
             return False
         if offer.obligation is None:  # a fresh block is judged; one that was prepared before is judged by nobody again (S3)
             if not self._ask_application:
@@ -384,7 +384,7 @@ class Replica(ReplicaMessageHandlers):
         unanswered = self._unanswered()
         if unanswered and self._check.next_request_at <= now:
             self._send_to(unanswered, GetRememberedStatements())
-            self._check.record_request(now)
+            self._check.next_request_at = now + ASK_SECONDS
         missing = self._missing_block()
         if missing is not None and missing[1] and _is_due(self._block_deadline(), now):
             self._send(*self._fetch.next_request(self.height, missing[1], now))
@@ -404,8 +404,7 @@ class Replica(ReplicaMessageHandlers):
 
     def _block_deadline(self) -> float | None:
         missing = self._missing_block()
-        self._fetch.set_wanted_block(missing[0] if missing else None, self._now)
-        return self._fetch.deadline()
+        return self._fetch.deadline(missing[0] if missing else None, self._now)
 
     def _unanswered(self) -> tuple[bytes, ...]:
         """Those without a link are asked when they get one."""
