@@ -18,15 +18,13 @@ from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Any
 
-from consensus.quorum import faults_tolerated
-from curation.annotator_statements import AnnotationStatement, EnrolStatement, SessionStatement
 from rich.console import Console
 from rich.table import Table as Screen
 
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from consensus.block import BODY_BYTES_MAX, Block
-from consensus.voter_set import CachingVerifier, faults_tolerated
+from consensus.voter_set import faults_tolerated
 from curation.ledger.curation_module import project_id
 from curation.ledger.curation_state import CurationState, IndexSlot, Project, ProjectPhase, ProjectSpec, Redaction, TaskRow
 from curation.ledger.curation_state import TaskStage as TaskStage

@@ -12,13 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
 
-from consensus.quorum import faults_tolerated, quorum
-
 from consensus.voter_set import faults_tolerated, quorum
 from demo.demo_peers import Demo, PeerDisk, all_equal, count_bytes_sent, open_peer_disks
-from demo.outcome_checks import PeerOutcomes, check_loss, check_outcomes, check_policy_value
-from demo.peer_disk import PeerDisk, open_peer_disks
-from demo.rlhf_result import RlhfResult
 from features.text_tables import pluralize
 from ledger.audits.audit_state import MemberAuditRecord
 from ledger.model_anchors import format_undone_rounds

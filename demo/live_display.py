@@ -20,7 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from consensus.quorum import quorum
+from consensus.voter_set import quorum
 from demo.demo_peers import TEXT, Demo, count_bytes_sent
 from demo.demo_report import DemoReport, RlhfResult
 from features.text_tables import Column, TextTable, pluralize

@@ -18,10 +18,8 @@ from functools import partial
 from random import Random
 
 import trio
-from consensus.quorum import faults_tolerated
 
 from consensus.voter_set import faults_tolerated
-from demo.command_line import ATTACKS
 from demo.lying_trainer import ATTACKS
 from peer.commands.job_fields import PRESETS, preset_overrides
 from scenarios import coming, network, rolling

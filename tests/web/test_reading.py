@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 import trio
-from curation.service.public import public_api
-from curation.service.public.public_api import OPEN_EXPORTS_MAX, LeaderboardCache
 
 from curation.ledger.curation_state import Annotator
 from curation.service import public_api
 from curation.service.public_api import OPEN_EXPORTS_MAX, LeaderboardCache
-from ledger.tables import MemoryBucketStore, Table
+from ledger.tables import Table
 from ledger.tables.sparse_merkle_tree import BUCKET_ROWS_MAX
 from tests.ledger.tables.memory_store import MemoryBucketStore
 from tests.web.client import Reply, Site
