@@ -40,8 +40,7 @@ from training.engines.pytorch.model import GPT
 from training.job_spec import JobSpec
 from training.replicated.parameter_init import initial_parameters
 from training.replicated.tensor_layout import Float32Array
-from training.stop_sequences import StopSequenceDecoder
-from training.text_generation import SLICE_SECONDS, TextGeneration, TextGenerations
+from training.text_generation import SLICE_SECONDS, StopSequenceDecoder, TextGeneration, TextGenerations
 from training.transformer import ModelSpec
 
 MODELS = (

@@ -25,8 +25,7 @@ from protocol.verdicts import Verdict
 from training.job_spec import DECODED_KEPT_MAX, AuditMode, JobSpec
 from training.objectives.objective import Objective
 from training.replicated import model_files
-from training.replicated.parallel_map import ParallelMap
-from training.thread_map import default_thread_count, thread_map
+from training.replicated.parallel_map import ParallelMap, default_thread_count, thread_map
 
 if TYPE_CHECKING:
     from training.parameter_blob import Read

@@ -25,8 +25,7 @@ from training.engines.pytorch.backend import BACKEND
 from training.job_spec import InnerStatePolicy, JobSpec
 from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import Float32Array
-from training.stop_sequences import StopSequenceDecoder
-from training.text_generation import TextGeneration
+from training.text_generation import StopSequenceDecoder, TextGeneration
 from training.transformer import BYTES, BYTES_WITH_END, ModelSpec
 
 MODEL = ModelSpec(vocabulary=BYTES_WITH_END, context=48, width=32, layers=1, heads=2, kv_heads=2, hidden=64)

@@ -9,8 +9,7 @@ import pytest
 
 from protocol.sampling import SamplingOptions
 from training import worker_protocol
-from training.stop_sequences import StopSequenceDecoder
-from training.text_generation import OPEN_MAX, TextGeneration, TextGenerations
+from training.text_generation import OPEN_MAX, StopSequenceDecoder, TextGeneration, TextGenerations
 
 TEXT = "Grüße, 世界 🙂 the end. The end? ababac".encode()
 

@@ -18,8 +18,7 @@ from training.job_spec import JobSpec
 from training.replay import proposal_replay
 from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import Float32Array
-from training.stop_sequences import StopSequenceDecoder
-from training.text_generation import TextGeneration
+from training.text_generation import StopSequenceDecoder, TextGeneration
 
 
 def open_job(context: WorkerContext, request: worker_protocol.OpenJobRequest) -> worker_protocol.OpenJobReply:

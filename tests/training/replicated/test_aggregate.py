@@ -15,7 +15,7 @@ from tests.training.replicated.support import RAGGED, buffer, update
 from training import random_stream
 from training.job_spec import BITS, AggregationRule
 from training.replicated import aggregate, codec
-from training.replicated.aggregate import robust_rules, selection_network
+from training.replicated.aggregate import aggregation_plan, robust_rules
 from training.replicated.tensor_layout import BLOCK, CHUNK, Float32Array, layout_from_shapes
 
 ARC = AggregationRule.ARC_NNM_TRIM
@@ -161,14 +161,14 @@ def test_the_middle_ranks_are_those_that_sorting_finds(count: int) -> None:
     """By the zero-one principle (Knuth 5.3.4): a network is right if it is right for all rows of zeros and ones."""
     bits = np.arange(1 << count) >> np.arange(count)[:, None] & 1
     for f in range(1, (count - 1) // 2 + 1):
-        kept = selection_network.select_middle([row.astype(np.int32) for row in bits], f)
+        kept = aggregation_plan.select_middle([row.astype(np.int32) for row in bits], f)
         assert np.array_equal(sum(kept), np.sort(bits, axis=0)[f : count - f].sum(axis=0))
 
 
 @pytest.mark.parametrize(("count", "f"), [(40, 13), (200, 66), (200, 99)])
 def test_they_are_so_for_many_rows(count: int, f: int) -> None:
     rows = np.frombuffer(random_stream.random_bytes(count * 500, "ranks"), dtype=np.int8).reshape(count, 500).astype(np.int32)
-    kept = selection_network.select_middle([row.copy() for row in rows], f)
+    kept = aggregation_plan.select_middle([row.copy() for row in rows], f)
     assert np.array_equal(sum(kept), np.sort(rows, axis=0)[f : count - f].sum(axis=0))
 
 

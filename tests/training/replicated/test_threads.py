@@ -18,10 +18,9 @@ from training.job_spec import ESTIMATES
 from training.replicated import codec, model_directory, momentum_estimates
 from training.replicated.aggregate.gram import HALF, gram_matrix, sum_halves
 from training.replicated.codec.quantization_levels import TOP
-from training.replicated.parallel_map import ParallelMap, Part, Result, serial_map
+from training.replicated.parallel_map import ParallelMap, Part, Result, default_thread_count, serial_map, thread_map
 from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import BLOCK, CHUNK, THREAD_BLOCKS, layout_from_shapes, layout_of
-from training.thread_map import default_thread_count, thread_map
 from training.transformer import PARAMETERS_MAX
 
 # Many small tensors behind one of several blocks: three stretches, and runs of blocks that end inside of them.

@@ -4,7 +4,7 @@ An update is an integer level per element and an integer scale per chunk under o
 integers (`gram_matrix`). From them, and before any coordinate is looked at, a rule says with which integer factor each update
 takes part and which ones it is mixed with (`robust_rules`). The factors rescale the chunks' scales onto one grid of integers
 (`plan_aggregation`); mixing, trimming and summing then add and compare integers, block by block (`level_matrix`,
-`selection_network`). Only the last division and the conversion to float32 round, once each.
+`select_middle`). Only the last division and the conversion to float32 round, once each.
 """
 
 from __future__ import annotations

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from itertools import pairwise
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from training.replicated.codec import quantization_levels, quantization_scales
-from training.replicated.codec.chunk_rows import ChunkRows, iter_chunk_rows
 from training.replicated.codec.payload_header import malformed_payload, pack_header
-from training.replicated.tensor_layout import ElementRun, Float32Array, TensorLayout
+from training.replicated.tensor_layout import BLOCK, CHUNK, ElementRun, Float32Array, TensorLayout
+
+ROWS: Final = BLOCK // CHUNK  # worked on at once, so that what is computed of them stays in the cache
 
 Number = TypeVar("Number", np.int32, np.int64, np.float32)
 
@@ -21,6 +24,29 @@ Number = TypeVar("Number", np.int32, np.int64, np.float32)
 def chunk_level_bytes(layout: TensorLayout, bits: int) -> npt.NDArray[np.int64]:
     """(chunks,): bytes of each chunk's levels, which are padded to whole bytes with zero bits."""
     return (bits * layout.chunk_lengths + 7) // 8
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRows:
+    """At most `ROWS` consecutive chunks of `length` elements each, of one tensor or of several: rows of a matrix."""
+
+    elements: slice
+    chunks: slice
+    length: int
+
+
+def iter_chunk_rows(layout: TensorLayout) -> Iterator[ChunkRows]:
+    """All chunks, in order."""
+    lengths = layout.chunk_lengths
+    edges = [0, *(np.flatnonzero(np.diff(lengths)) + 1).tolist(), len(lengths)]
+    element = 0
+    for start, stop in pairwise(edges):
+        length = int(lengths[start])
+        for first in range(start, stop, ROWS):
+            last = min(first + ROWS, stop)
+            end = element + (last - first) * length
+            yield ChunkRows(slice(element, end), slice(first, last), length)
+            element = end
 
 
 @dataclass(frozen=True, eq=False)
