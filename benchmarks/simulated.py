@@ -18,7 +18,7 @@ from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.engine import TorchEngine
 from training.job_spec import JobSpec
 from training.replay.inner_state import InnerState
-from training.replicated import codec, error_feedback, feedback_buffer, momentum_estimates
+from training.replicated import codec, error_feedback, momentum_estimates
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
 from training.replicated.tensor_layout import Float32Array
 
@@ -92,7 +92,7 @@ class Rounds:
 
     def buffer(self, trainer: bytes, m: Float32Array) -> codec.QuantizedUpdate | None:
         """What the trainer commits to in this round. The m that a buffer says gives the same buffer."""
-        return feedback_buffer.make_buffer(m, self.model.header(trainer), self.spec)
+        return error_feedback.make_buffer(m, self.model.header(trainer), self.spec)
 
     def remainder(self, trainer: bytes) -> Float32Array:
         """e, or the momentum, from which the trainer continues."""

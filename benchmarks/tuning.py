@@ -32,7 +32,7 @@ from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.engine import TorchEngine
 from training.engines.pytorch.single_process_baseline import train_baseline
 from training.job_spec import JobSpec
-from training.replicated import codec, error_feedback, feedback_buffer
+from training.replicated import codec, error_feedback
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
 from training.replicated.tensor_layout import layout_of
 
@@ -70,7 +70,7 @@ class Network:
         delta, _ = self.engine.local_steps(np.array(model.parameters), self.job, model.round, trainer)
         self.local_seconds.append(time.process_time() - started)
         m = error_feedback.accumulate_feedback(e, delta, spec.feedback_decay, spec.update_weight)
-        buffer = feedback_buffer.make_buffer(m, model.header(trainer), spec)
+        buffer = error_feedback.make_buffer(m, model.header(trainer), spec)
         payload = model.encode_payload(trainer, m if buffer is None else buffer.dequantize())
         self._last[trainer] = buffer, payload
         digest, record = hashlib.sha256(payload).digest(), model.records.get(trainer)

@@ -39,7 +39,7 @@ from storage.multipart_objects import write_object
 from training.job_spec import AuditMode
 from training.replay import proposal_replay
 from training.replay.inner_state import InnerState, OnState
-from training.replicated import codec, feedback_buffer
+from training.replicated import codec, error_feedback
 from training.replicated.tensor_layout import Float32Array
 from training.round_context import OpenRoundContext, ReplayResult, RoundContext
 from training.transformer import BYTES
@@ -173,7 +173,7 @@ class Liar(Trainer):
     async def _copy(self, round: OpenRoundContext, trainer: bytes, proposal: Proposal) -> None:
         """Somebody else's update under our own name."""
         if proposal.buffer is not None:
-            await fetch_audit_data(round, proposal.buffer, feedback_buffer.buffer_bytes(round.spec), trainer)
+            await fetch_audit_data(round, proposal.buffer, error_feedback.buffer_bytes(round.spec), trainer)
         request = propose_request(round, self.text_folder / f"{round.job.hex()[:16]}-{round.number}.buffer")
         request = replace(request, inner_out=None)  # their inner state stays theirs
         done = ProposeReply(proposal.payload, 0, proposal.buffer, 0.0, 0.0, proposal.inner)
@@ -246,7 +246,7 @@ def _declared(
 
 def _encoded(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply, m: Float32Array) -> ProposeReply:
     """A well-formed proposal for whatever m is."""
-    buffer = feedback_buffer.make_buffer(m, round.model.header(round.me), round.spec)
+    buffer = error_feedback.make_buffer(m, round.model.header(round.me), round.spec)
     payload = round.model.encode_payload(round.me, m if buffer is None else buffer.dequantize())
     return _with_payload(request, _with_buffer(request, done, buffer), payload)
 
@@ -256,14 +256,14 @@ def _decode_update(round: OpenRoundContext, payload: Path, buffer: Path | None) 
     if not round.spec.commits_to_buffer:
         return codec.read_payload(payload.read_bytes(), round.model.layout).dequantize()
     assert buffer is not None
-    return feedback_buffer.read_buffer(buffer, round.spec).dequantize()
+    return error_feedback.read_buffer(buffer, round.spec).dequantize()
 
 
 def _poisoned(round: OpenRoundContext, request: ProposeRequest, done: ProposeReply) -> ProposeReply:
     """Arithmetic that gave NaN everywhere: no honest encoder has bytes for it, so all scales are forged to the largest."""
     payload = _scaled_up(codec.read_payload(Path(request.payload_out).read_bytes(), round.model.layout))
     if round.spec.commits_to_buffer:
-        done = _with_buffer(request, done, _scaled_up(feedback_buffer.read_buffer(Path(request.buffer_out), round.spec)))
+        done = _with_buffer(request, done, _scaled_up(error_feedback.read_buffer(Path(request.buffer_out), round.spec)))
     return _with_payload(request, done, payload.encode())
 
 

@@ -31,6 +31,8 @@ from scenarios.network import Network
 from scenarios.proxy import Proxy, running_proxy
 from scenarios.trials import Trial, arguments, duration, report, table_of
 from training.formats import safetensors_writer
+from training.formats import safetensors_files
+from transport.emulation.link_profiles import steady_profile
 
 PEERS, NARROW = 13, 10
 SHARE_MAX = 0.5  # of the time that a copy for each takes over the narrow uplink, were nothing else on it
@@ -70,7 +72,7 @@ def write_model(folder: Path) -> int:
     drawn = np.random.default_rng(0)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     with (folder / "model.safetensors").open("wb") as stream:
-        safetensors_writer.write_safetensors(
+        safetensors_files.write_safetensors(
             stream, ((name, (drawn.normal(size=shape) * 0.1).astype("<f4")) for name, shape in shapes.items())
         )
     return sum(map(prod, shapes.values()))

@@ -60,7 +60,7 @@ from training.job_spec import JobSpec
 from training.layers import LayerPlace, layer_names
 from training.model_store import JobModelStore
 from training.objectives import registry
-from training.replicated import feedback_buffer
+from training.replicated import error_feedback
 from training.replicated.parameter_init import initial_parameters
 from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import layout_of
@@ -452,7 +452,7 @@ async def test_an_engine_of_a_feature_trains_in_a_worker_without_torch(feature: 
             propose = worker_protocol.ProposeRequest(bytes(32), 0, b"t" * 32, model, None, None, buffer, declared_out=str(folder))
             proposed = await worker.ask(propose)
             Path(propose.payload_out).rename(payload)
-            update = feedback_buffer.read_buffer(Path(buffer), LETTERS).dequantize()
+            update = error_feedback.read_buffer(Path(buffer), LETTERS).dequantize()
             assert update.argmin() == ord(" "), "of its share there is most to learn"
             declared = worker_protocol.DeclarationFiles(
                 proposed.declaration, {bytes.fromhex(file.name): str(file) for file in folder.iterdir()}
@@ -470,7 +470,7 @@ async def test_an_engine_of_a_feature_trains_in_a_worker_without_torch(feature: 
             counts.tofile(file)
             other = tmp_path / "other"
             header = ReplicatedModel.open(Path(model)).header(b"t" * 32)
-            doubled = feedback_buffer.make_buffer(update * np.float32(2), header, LETTERS)
+            doubled = error_feedback.make_buffer(update * np.float32(2), header, LETTERS)
             assert doubled is not None
             other.write_bytes(doubled.encode())
             assert (await worker.ask(replace(audit, buffer=str(other)))).verdict is Verdict.REPLAY
@@ -525,7 +525,7 @@ async def test_the_engine_trains_a_layer_of_the_feature_and_its_worker_serves_th
             await worker.ask(worker_protocol.ProposeRequest(bytes(32), 0, b"t" * 32, model, None, None, buffer))
             audit = worker_protocol.AuditRequest(bytes(32), 0, b"t" * 32, model, f"{buffer}.payload", buffer, None, None)
             assert (await worker.ask(audit)).verdict is Verdict.ACCEPT
-            update = layout_of(SQUARES).tensor_views(feedback_buffer.read_buffer(Path(buffer), SQUARES).dequantize())
+            update = layout_of(SQUARES).tensor_views(error_feedback.read_buffer(Path(buffer), SQUARES).dequantize())
             assert update["layers.0.scale.weight"].any() and update["layers.1.rise.weight"].any()
             # The worker of a program without the line, asked by one with it.
             other = WorkerSupervisor()

@@ -319,9 +319,9 @@ def _terms(spec: bytes, kind: Objective, answer_ms: int) -> JobTerms:
 
 def audit_download_bytes_max(job: JobSpec) -> int:
     """What one auditor fetches of a proposal: its buffer, the one before, and what its declaration names."""
-    from training.replicated import feedback_buffer
+    from training.replicated import error_feedback
 
-    return 2 * feedback_buffer.buffer_bytes(job) + job.resolved_objective.declared_bytes_max(job)
+    return 2 * error_feedback.buffer_bytes(job) + job.resolved_objective.declared_bytes_max(job)
 
 
 def _audit_terms(job: JobSpec, answer_ms: int) -> AuditTerms:

@@ -41,8 +41,8 @@ from training.job_spec import (
     JobSpec,
     OuterOptimizerKind,
 )
-from training.objectives.builtin_objectives import ScratchObjective
-from training.replicated import aggregate, codec, error_feedback, feedback_buffer, momentum_estimates, outer_optimizer
+from training.objectives.registry import ScratchObjective
+from training.replicated import aggregate, codec, error_feedback, momentum_estimates, outer_optimizer
 from training.replicated.learning_rate_schedule import inner_rate
 from training.replicated.parameter_init import initial_parameters
 from training.replicated.replicated_model import ReplicatedModel
@@ -133,7 +133,7 @@ def estimated() -> Named:
     for bits in BITS:
         estimate = None
         for number in range(ROUNDS):
-            said = momentum_estimates.payload_target(buffer(RAGGED, "meant", number), estimate)
+            said = error_feedback.residual_of(buffer(RAGGED, "meant", number), estimate and estimate.dequantize())
             estimate = momentum_estimates.update_estimate(estimate, update(said, RAGGED, number, bits))
             yield f"estimate {number}, {bits} bit", estimate.encode()
 
@@ -170,7 +170,7 @@ def by_torch(device: str) -> dict[str, str]:
     """Some of the same, computed with torch on a device: what a trainer loads, which sequences it reads, one outer optimizer."""
     import torch
 
-    from training.engines.pytorch.losses import window_batch
+    from training.engines.pytorch.implementations import window_batch
 
     def on_device(array: Float32Array) -> torch.Tensor:
         return torch.from_numpy(array).to(device)
@@ -218,7 +218,7 @@ def _model(name: str, spec: JobSpec) -> Named:
                 e, buffer(model.layout, "golden", number, key), spec.feedback_decay, spec.update_weight
             )
             items.append(proposed(model, key, m))
-            sent[key] = feedback_buffer.make_buffer(m, model.header(key), spec), items[-1].payload
+            sent[key] = error_feedback.make_buffer(m, model.header(key), spec), items[-1].payload
         model = model.apply_round(items, {})
     yield f"vectors after {ROUNDS} rounds, {name}", b"".join(map(_little, model.vectors.values()))
     yield f"model root after {ROUNDS} rounds, {name}", model.root

@@ -20,8 +20,8 @@ from protocol.errors import RemoteProtocolError, UserError
 from storage.regular_files import open_regular
 from training.data.pretokenizers import parse_normalizer, parse_pre_tokenizer, splits_words
 from training.data.tokenizer import BpeTokenizer, added_token_json, byte_alphabet
-from training.formats import llama_mapping, safetensors_reader
-from training.formats.safetensors_reader import StoredTensor
+from training.formats import llama_mapping, safetensors_files
+from training.formats.safetensors_files import StoredTensor
 from training.job_spec import JobSpec
 from training.replicated.tensor_layout import float32_bytes, layout_of
 from training.transformer import BYTES, BYTES_WITH_END, EMBEDDING, OUTPUT_MATRIX, VOCABULARY_MAX, ModelSpec
@@ -65,7 +65,7 @@ def open_huggingface_model(folder: Path, as_bytes: bool = False) -> HuggingFaceM
     """Reads all but the numbers. With `as_bytes` the tokens are bytes, whatever the tokenizer file. Raises `UserError`."""
     config = _json(folder / CONFIG)
     model = _model_of(folder / CONFIG, config)
-    _check_sums(folder, [folder / CONFIG, folder / GENERATION, folder / TOKENIZER, *safetensors_reader.tensor_file_paths(folder)])
+    _check_sums(folder, [folder / CONFIG, folder / GENERATION, folder / TOKENIZER, *safetensors_files.tensor_file_paths(folder)])
     stop = _stop(folder, config, model.vocabulary)
     return HuggingFaceModel(folder, model, _tokenizer(folder, model.vocabulary, as_bytes, stop), _tensors(folder, model), stop)
 
@@ -97,7 +97,7 @@ def _model_of(path: Path, config: dict[str, Any]) -> ModelSpec:
 
 def _tensors(folder: Path, model: ModelSpec) -> dict[str, StoredTensor]:
     """Those of the model and no others, by our names. Raises `UserError`."""
-    found = safetensors_reader.read_tensor_index(folder)
+    found = safetensors_files.read_tensor_index(folder)
     spec = JobSpec(name="own", data=bytes(32), model=model)
     named, names = {}, llama_mapping.llama_tensor_names(model)
     for tensor in layout_of(spec).tensors:
@@ -270,7 +270,7 @@ def _json(path: Path) -> Any:
     try:
         with open_regular(path) as stream:
             text = stream.read(JSON_BYTES_MAX + 1)
-        safetensors_reader.require_downloaded(path, text)
+        safetensors_files.require_downloaded(path, text)
         if len(text) > JSON_BYTES_MAX:
             raise ValueError(f"more than {JSON_BYTES_MAX} bytes")
         found = json.loads(text)

@@ -22,7 +22,7 @@ from storage.multipart_objects import write_object
 from training.job_spec import JobSpec
 from training.objectives.objective import Declaration, RejectionReason
 from training.replay.inner_state import RELATIVE_ERROR_MAX, InnerState, OnState, inner_error, relative_error
-from training.replicated import codec, error_feedback, feedback_buffer
+from training.replicated import codec, error_feedback
 from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import Float32Array, layout_of
 from training.worker_protocol import AuditReply, AuditRequest, ProposeReply, ProposeRequest
@@ -92,7 +92,7 @@ def make_proposal(request: ProposeRequest, update: ComputeUpdate, declarer: Engi
 
 def _encoded(m: Float32Array, trainer: bytes, model: ReplicatedModel) -> tuple[codec.QuantizedUpdate | None, bytes]:
     """The buffer of `m`, if the job has buffers, and the payload. `LocalProtocolError` if m has no encoding."""
-    buffer = feedback_buffer.make_buffer(m, model.header(trainer), model.spec)
+    buffer = error_feedback.make_buffer(m, model.header(trainer), model.spec)
     return buffer, model.encode_payload(trainer, m if buffer is None else buffer.dequantize())
 
 
@@ -109,7 +109,7 @@ def _judge(
     """And the loss that a report on the round seals."""
     spec, trainer, last = model.spec, request.trainer, _LastInnerState()
     try:
-        buffer, e = feedback_buffer.read_buffer(Path(request.buffer), spec) if request.buffer else None, _feedback(request, model)
+        buffer, e = error_feedback.read_buffer(Path(request.buffer), spec) if request.buffer else None, _feedback(request, model)
         inner = InnerState.load(Path(request.inner), spec) if request.inner else None
         previous, declaration = _previous_inner(request, spec), _declaration(request, spec)
         number = _refutation(request, model, declaration, declarer)
@@ -260,6 +260,6 @@ def _feedback(request: ProposeRequest | AuditRequest, model: ReplicatedModel) ->
     record = model.records.get(request.trainer)
     if record is None:
         raise LocalProtocolError("a previous buffer was named for a trainer that has had nothing accepted")
-    previous = feedback_buffer.read_buffer(Path(request.previous_buffer), model.spec)
+    previous = error_feedback.read_buffer(Path(request.previous_buffer), model.spec)
     payload = None if request.previous_payload is None else Path(request.previous_payload).read_bytes()
     return model.feedback_of(request.trainer, previous, payload)

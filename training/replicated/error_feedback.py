@@ -1,14 +1,18 @@
 """Committed error feedback (EF: Seide 2014, Karimireddy 2019): what a payload could not say is said by a later one.
 
-A trainer commits to levels of m = decay·e + Δ by their digest (`buffers`). Everybody who holds levels and payload can derive the
-next e, and an auditor can check that a payload follows from the update it re-executed.
+A trainer commits to levels of m = decay·e + Δ by their digest. Everybody who holds levels and payload can derive the next e, and
+an auditor can check that a payload follows from the update it re-executed.
+
+These levels are the trainer's buffer: a payload of eight bits under the header of the trainer's own payload, of its m, or with
+estimates of its momentum. Trainers and auditors go on from the vector that the levels decode to. Rounding errors are lost.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Final
 
 import numpy as np
@@ -17,13 +21,15 @@ from protocol.blob_digest import blob_digest
 from protocol.codec import Between, Count, Digest
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.verdicts import Verdict
+from training.job_spec import JobSpec
 from training.replicated import codec
 from training.replicated.codec import quantization_cells
-from training.replicated.tensor_layout import Float32Array, TensorBlock, TensorLayout
+from training.replicated.tensor_layout import Float32Array, TensorBlock, TensorLayout, layout_of
 
 # A deviation shows only where an element crosses the edge of a level. A random deviation by a share x of the norm has a
 # distance of about x to the power of 1.5, and no deviation has more than x.
 EDGES: Final = 10
+ESTIMATE_BITS: Final = 8  # of a level of a buffer, or of an estimate
 CLIPPED_MAX: Final = float(1 << 30)  # of an element: payloads have scales below 2^32, of which a difference takes one bit
 HALVINGS_MAX: Final = 64  # by then nothing is left of e; bounds the count in the replicated state
 
@@ -38,6 +44,25 @@ class FeedbackRecord:
     took_step: bool  # whether that round took a step; if not, nothing of m was applied
     halvings: Annotated[int, Between(0, HALVINGS_MAX)]  # norm rejections since
     inner: Digest | None = None  # of the inner optimizer's state after it, where the job keeps that
+
+
+def buffer_bytes(spec: JobSpec) -> int:
+    """Bytes of every buffer; 0 in a job that has none."""
+    return codec.payload_bytes(layout_of(spec), ESTIMATE_BITS) if spec.commits_to_buffer else 0
+
+
+def make_buffer(m: Float32Array, header: codec.PayloadHeader, spec: JobSpec) -> codec.QuantizedUpdate | None:
+    """The buffer of `m`; None in a job that carries nothing from round to round. `LocalProtocolError` if m has no levels."""
+    if not spec.commits_to_buffer:
+        return None
+    return codec.quantize_vector(replace(header, bits=ESTIMATE_BITS), m, layout_of(spec))
+
+
+def read_buffer(path: Path, spec: JobSpec) -> codec.QuantizedUpdate:
+    """A committed buffer; `RemoteProtocolError` if the file holds none of this job."""
+    if path.stat().st_size != buffer_bytes(spec):
+        raise RemoteProtocolError("bad-buffer", f"{path.stat().st_size} bytes where {buffer_bytes(spec)} are right")
+    return codec.read_payload(path.read_bytes(), layout_of(spec))  # levels of fewer bits have fewer bytes
 
 
 def buffer_digest(buffer: codec.QuantizedUpdate) -> bytes:

@@ -21,10 +21,9 @@ from protocol.errors import LocalProtocolError
 from training.replicated.codec import QuantizedUpdate, payload_bytes, quantization_levels, quantization_scales
 from training.replicated.codec.payload import quantize_into
 from training.replicated.codec.payload_header import HEADER_BYTES, pack_header
-from training.replicated.error_feedback import FeedbackRecord, apply_halvings, buffer_digest, residual_of
+from training.replicated.error_feedback import ESTIMATE_BITS, FeedbackRecord, apply_halvings, buffer_digest
 from training.replicated.tensor_layout import Float32Array, TensorBlock, TensorLayout
 
-ESTIMATE_BITS: Final = 8  # of a level
 WHOLE_MAX: Final = 1 << 22  # elements of a sum that is held, in 16 MiB; blocks of a longer one are made three times
 
 Allocate = Callable[[int], quantization_levels.Bytes]  # an array of so many bytes, with anything in it
@@ -44,11 +43,6 @@ def momentum_after(record: FeedbackRecord, buffer: QuantizedUpdate) -> Float32Ar
     if buffer_digest(buffer) != record.buffer:
         raise LocalProtocolError("the buffer is not that of the record")
     return apply_halvings(buffer.dequantize(), record)
-
-
-def payload_target(target: Float32Array, estimate: QuantizedUpdate | None) -> Float32Array:
-    """The vector that a payload encodes: `target` − estimate. A new trainer's estimate is None, which counts as zero."""
-    return residual_of(target, None if estimate is None else estimate.dequantize())
 
 
 def update_estimate(

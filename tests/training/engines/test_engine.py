@@ -17,7 +17,7 @@ from tests.training.engines.stepping import inner_step
 from training.corpus import open_tokens
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.engine import TorchEngine, is_out_of_memory
-from training.engines.pytorch.losses import EVALUATION_TOKENS_MAX, evaluation_windows
+from training.engines.pytorch.implementations import EVALUATION_TOKENS_MAX, evaluation_windows
 from training.engines.pytorch.single_process_baseline import baseline_rate, train_baseline
 from training.job_spec import PRESETS, TOLERANCE_MIN, InnerOptimizerKind, JobSpec
 from training.objectives.objective import InnerStep

@@ -16,7 +16,7 @@ from safetensors import numpy as safetensors
 
 from protocol.errors import UserError
 from training.data.tokenizer import BpeTokenizer, ByteTokenizer, train_bpe
-from training.formats import gguf, safetensors_writer
+from training.formats import gguf, safetensors_files
 from training.formats.tokenizer_json import load_vocabulary, tokenizer_json
 from training.transformer import ModelSpec, tensor_shapes
 
@@ -34,8 +34,8 @@ def values_of(model: ModelSpec, seed: int = 0) -> list[tuple[str, Any]]:
 
 def test_the_bytes_are_those_of_the_library() -> None:
     tensors, stream = values_of(MODEL), io.BytesIO()
-    safetensors_writer.write_safetensors(stream, tensors)
-    assert stream.getvalue() == safetensors.save(dict(tensors), safetensors_writer.METADATA)
+    safetensors_files.write_safetensors(stream, tensors)
+    assert stream.getvalue() == safetensors.save(dict(tensors), safetensors_files.WRITTEN_METADATA)
 
 
 # Tokenizers ----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import numpy as np
 from protocol.messages import Proposal
 from training import random_stream
 from training.job_spec import JobSpec
-from training.replicated import codec, error_feedback, feedback_buffer, momentum_estimates
+from training.replicated import codec, error_feedback, momentum_estimates
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
 from training.replicated.tensor_layout import Float32Array, TensorLayout, layout_from_shapes
 from training.transformer import ModelSpec
@@ -52,7 +52,7 @@ def committed(m: Float32Array, layout: TensorLayout = RAGGED) -> codec.Quantized
 
 def proposed(model: ReplicatedModel, key: bytes, m: Float32Array) -> AcceptedProposal:
     """An honest proposal that continues the trainer's record."""
-    buffer = feedback_buffer.make_buffer(m, model.header(key), model.spec)
+    buffer = error_feedback.make_buffer(m, model.header(key), model.spec)
     payload = model.encode_payload(key, m if buffer is None else buffer.dequantize())
     record, committed = model.records.get(key), None if buffer is None else error_feedback.buffer_digest(buffer)
     digests = hashlib.sha256(payload).digest(), len(payload), committed, record.buffer if record else None

@@ -6,7 +6,7 @@ import pytest
 from protocol.errors import LocalProtocolError
 from tests.training.replicated.support import RAGGED, buffer, header, update
 from training.job_spec import AggregationRule
-from training.replicated import aggregate, codec, momentum_estimates
+from training.replicated import aggregate, codec, error_feedback, momentum_estimates
 
 
 def test_an_estimate_is_the_canonical_payload_of_the_sum() -> None:
@@ -24,7 +24,7 @@ def test_an_estimate_comes_near_what_is_meant_though_each_payload_says_little(bi
     meant, estimate = buffer(RAGGED, "meant"), None
     for _ in range(60):
         estimate = momentum_estimates.update_estimate(
-            estimate, update(momentum_estimates.payload_target(meant, estimate), RAGGED, 0, bits)
+            estimate, update(error_feedback.residual_of(meant, estimate and estimate.dequantize()), RAGGED, 0, bits)
         )
     assert np.linalg.norm(meant - estimate.dequantize()) < least * np.linalg.norm(meant)
 
@@ -33,7 +33,7 @@ def test_the_next_payload_says_what_eight_bits_could_not_hold() -> None:
     """Otherwise rounding would add up: the trainer sees the estimate as the voters hold it."""
     meant = buffer(RAGGED, "meant")
     estimate = momentum_estimates.update_estimate(None, update(meant, RAGGED, 0, momentum_estimates.ESTIMATE_BITS))
-    assert np.array_equal(momentum_estimates.payload_target(meant, estimate), meant - estimate.dequantize())
+    assert np.array_equal(error_feedback.residual_of(meant, estimate.dequantize()), meant - estimate.dequantize())
 
 
 def test_estimates_are_aggregated_as_updates_are() -> None:

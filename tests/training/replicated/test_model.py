@@ -14,8 +14,8 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageErro
 from protocol.verdicts import Verdict
 from tests.training.replicated.support import JOB, ODD, SMALL, buffer, committed, proposed, round_of, trainer
 from training.job_spec import BITS, InnerStatePolicy, JobSpec, OuterOptimizerKind
-from training.objectives.builtin_objectives import ScratchObjective
-from training.replicated import aggregate, codec, error_feedback, feedback_buffer, model_files, outer_optimizer
+from training.objectives.registry import ScratchObjective
+from training.replicated import aggregate, codec, error_feedback, model_files, outer_optimizer
 from training.replicated.model_state import NORM_ROUNDS
 from training.replicated.parameter_init import initial_parameters
 from training.replicated.replicated_model import NORM_RATIO, AcceptedProposal, ReplicatedModel
@@ -330,7 +330,7 @@ def test_training_converges_with_a_liar_and_error_feedback() -> None:
             e = error_feedback.next_feedback(model.records.get(key), *sent.get(key, NOTHING), model.layout)
             m = error_feedback.accumulate_feedback(e, -delta if key == trainer(3) else delta, 0.95)
             items.append(proposed(model, key, m))
-            sent[key] = feedback_buffer.make_buffer(m, model.header(key), model.spec), items[-1].payload
+            sent[key] = error_feedback.make_buffer(m, model.header(key), model.spec), items[-1].payload
         assert {verdict(model, item) for item in items[:3]} == {Verdict.ACCEPT}
         model = model.apply_round(items, {})
     assert np.linalg.norm(model.parameters - target) < 0.15 * start

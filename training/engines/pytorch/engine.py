@@ -22,13 +22,13 @@ from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
 from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import Tokenizer
-from training.engine_implementations import objective_functions
-from training.engine_resources import EngineResources
+from training.engine_implementations import layer_implementation, objective_functions
+from training.engine_resources import EngineResources, ParallelMode
 from training.engines.engine import OnProgress, RequiredModel
 from training.engines.pytorch import sampling
 from training.engines.pytorch.adamw import AdamW, AdamWSettings, clip_gradients
 from training.engines.pytorch.device import CPU, deterministic_algorithms, subtract_device_vector, to_device, to_numpy
-from training.engines.pytorch.memory_estimate import sequences_that_fit
+from training.engines.pytorch.layers import TorchBlock
 from training.engines.pytorch.model import GPT, NAME
 from training.engines.pytorch.muon import Muon
 from training.job_spec import InnerOptimizerKind, JobSpec, Precision
@@ -36,10 +36,16 @@ from training.objectives.objective import Declaration, InnerStep
 from training.replay.inner_state import InnerState, OnState
 from training.replicated.learning_rate_schedule import inner_rate
 from training.replicated.tensor_layout import Float32Array, layout_of
+from training.transformer import ModelSpec
 
 log = logging.getLogger("peer")
 DEFAULT_RESOURCES = EngineResources()
 PARALLEL_ELEMENTS = 1 << 20  # enough for torch to share them out
+FLOAT_BYTES = 4
+MB = 1_000_000
+# float32 numbers for each parameter: itself, its gradient, whether it decays, and two moments
+KEPT = 5
+OF_VOCABULARY = 3  # logits, their logarithms, and their gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +283,25 @@ class TorchEngine:
 
         found = sampling.beam_search(self.model, ids, how, last, before_pass, ends)
         return map(self.tokenizer.decode, found)
+
+
+def sequence_bytes(model: ModelSpec, recompute: bool) -> int:
+    """What one sequence of a micro-batch takes, by what a forward pass keeps for the backward one. With recompute, layers keep their
+    inputs, and one at a time the rest.
+    """
+    blocks: list[type[TorchBlock]] = [layer_implementation(NAME, name) for name in (model.attention, model.feed_forward)]
+    layer = sum(block.saved_floats(model) for block in blocks)
+    layers = layer + model.layers * model.width if recompute else model.layers * layer
+    return FLOAT_BYTES * model.context * (layers + OF_VOCABULARY * model.vocabulary + 2 * model.width)
+
+
+def sequences_that_fit(spec: JobSpec, resources: EngineResources) -> int | None:
+    """How many fit into one micro-batch, 1 at least: less than a sequence cannot be trained on. None: there is no bound."""
+    if not resources.memory_mb_max:
+        return None
+    parts = resources.gpus if resources.parallel is ParallelMode.FSDP else 1
+    left = resources.memory_mb_max * MB - KEPT * FLOAT_BYTES * layout_of(spec).size // parts
+    return max(1, left // sequence_bytes(spec.model, resources.recompute))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -1,22 +1,25 @@
-"""Reads tensors of safetensors files (https://github.com/huggingface/safetensors), memory-mapped: a length, a JSON header with
-names, types, shapes and places, then the numbers. Nothing of a file is executed, and no tensor is copied whole.
+"""Safetensors files (https://github.com/huggingface/safetensors): a length, a JSON header with names, types, shapes and places,
+then the numbers. They are read memory-mapped: nothing of a file is executed, and no tensor is copied whole.
+
+They are written as they are computed: no model has to fit into memory twice. The bytes are those that the library itself writes
+for the same tensors, so that one model has one file.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from protocol.errors import UserError
 from storage.regular_files import open_regular, read_regular
-from training.replicated.tensor_layout import BLOCK, Float32Array, Shape
+from training.replicated.tensor_layout import BLOCK, Float32Array, Shape, float32_bytes
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
@@ -25,6 +28,8 @@ INDEX_BYTES_MAX: Final = 16 << 20  # names of a hundred thousand tensors
 PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")  # what they hold is run by whoever opens them
 LFS_POINTER: Final = b"version https://git-lfs"
 METADATA: Final = "__metadata__"
+WRITTEN_METADATA: Final = {"format": "pt"}  # as `transformers` writes it, and asks for
+ALIGNMENT: Final = 8
 
 
 def _of_bfloat16(values: npt.NDArray[Any]) -> Float32Array:
@@ -158,3 +163,18 @@ def _counts(values: Any, length: int | None = None) -> list[int]:
     if not all(type(value) is int and 0 <= value < 2**48 for value in values):
         raise ValueError(f"{str(values)[:40]} are no counts")
     return values
+
+
+def write_safetensors(stream: BinaryIO, tensors: Iterable[tuple[str, Float32Array]]) -> None:
+    """Little-endian float32, in the order of the names."""
+    ordered = sorted(tensors, key=lambda item: item[0])
+    header: dict[str, object] = {METADATA: WRITTEN_METADATA}
+    offset = 0
+    for name, values in ordered:
+        header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [offset, offset + 4 * values.size]}
+        offset += 4 * values.size
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    stream.write(len(text).to_bytes(8, "little") + text)
+    for _, values in ordered:
+        stream.write(float32_bytes(values))
