@@ -128,7 +128,7 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
 
     from training.data.token_sequences import TokenizedText
     from training.data.tokenizer import load_tokenizer
-    from training.engines.pytorch.declaring_engine import TorchDeclaringEngine
+    from training.engines.pytorch.backend import TorchDeclaringEngine
     from training.engines.pytorch.device import configure_device
     from training.engines.pytorch.engine import TorchEngine
 

@@ -73,7 +73,7 @@ class Rounds:
         """With another `engine`, as if the trainer's data were another."""
         model, last = self.model, InnerStates()
         on_state = last.take if self.spec.keeps_inner_state else lambda parameters, inner: None
-        delta, metrics = (engine or self.engine).local_steps(
+        delta, losses = (engine or self.engine).local_steps(
             np.array(model.parameters),
             JOB,
             model.round,
@@ -83,7 +83,7 @@ class Rounds:
             taken=model.rounds_in_model,
         )
         m = error_feedback.accumulate_feedback(self.remainder(trainer), delta, self.spec.feedback_decay, self.spec.update_weight)
-        return Update(delta, self.committed(trainer, m), last.inner, metrics.loss)
+        return Update(delta, self.committed(trainer, m), last.inner, sum(losses) / len(losses))
 
     def committed(self, trainer: bytes, m: Float32Array) -> Float32Array:
         """What the trainer's buffer says of m. `LocalProtocolError` if m has no levels."""

@@ -62,7 +62,7 @@ class Feature:
     about: str  # for people, in one line
     modules: ModuleFactory = no_modules  # parts of the state, in their order inside a block
     objectives: str = ""  # `module:name` of a tuple of them (`training.objectives.objective`)
-    layers: str = ""  # `module:name` of a tuple of them (`training.layers`)
+    layers: str = ""  # `module:name` of a tuple of them (`training.transformer`)
     engines: Mapping[str, str] = field(default_factory=dict)  # name -> `module:name` of an `EngineBackend`, for the worker alone
     # name of an engine -> `module:name` of what it computes of this feature (`training.engine_implementations`), for the worker
     # alone

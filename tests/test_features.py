@@ -52,19 +52,18 @@ from tests.sim.keys import FastVerifier
 from tests.test_docs import sections
 from tests.waiting import patience
 from tests.web.room import Room, said
-from training import engine_implementations, layers, worker_protocol
+from training import engine_implementations, transformer, worker_protocol
 from training.data.default_text import default_text
 from training.engines.worker_context import WorkerContext
 from training.formats import gguf, llama_mapping
 from training.job_spec import JobSpec
-from training.layers import LayerPlace, layer_names
 from training.model_store import JobModelStore
 from training.objectives import registry
 from training.replicated import error_feedback
 from training.replicated.parameter_init import initial_parameters
 from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import layout_of
-from training.transformer import ModelSpec
+from training.transformer import LayerPlace, ModelSpec, layer_names
 from training.worker_protocol import WorkerFailed
 from web.routes import ClientClass, HtmlPage, PageSet, Route, RouteReply, RouteSet, openapi_document
 from web.site import Site, load_site
@@ -623,6 +622,6 @@ def test_a_peer_that_lacks_the_package_counts_for_nothing_that_needs_it(monkeypa
 
 def test_a_layer_of_a_feature_names_the_module_by_which_networks_know_it(feature: None) -> None:
     """Else peers with the feature would start a job that the others refuse."""
-    unknown = type("Unknown", (layers.LAYERS[0].__class__,), {"name": "unknown", "module": ""})()
+    unknown = type("Unknown", (transformer.LAYERS[0].__class__,), {"name": "unknown", "module": ""})()
     with pytest.raises(AssertionError, match="no module says that a network knows the layer 'unknown'"):
-        layers.register_layers([unknown])
+        transformer.register_layers([unknown])

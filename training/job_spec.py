@@ -25,10 +25,9 @@ from protocol.limits import (
 )
 from protocol.messages import Name
 from protocol.name_validation import name_problem
-from training.layers import layer_names
 from training.objectives import registry
 from training.objectives.objective import Objective
-from training.transformer import BYTES, ModelSpec
+from training.transformer import BYTES, ModelSpec, layer_names
 
 ROUNDS_MAX = 1_000_000  # a job is to end some day: years at a round a minute
 LOCAL_STEPS_MAX = 10_000  # one round is to end too, and to be re-executed

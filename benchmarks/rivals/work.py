@@ -21,9 +21,8 @@ from torch import Tensor
 
 from training.corpus import open_tokens
 from training.data.tokenizer import ByteTokenizer
-from training.engines.pytorch.adamw import AdamW
 from training.engines.pytorch.engine import TorchEngine
-from training.engines.pytorch.muon import Muon
+from training.engines.pytorch.inner_optimizers import AdamW, Muon
 from training.job_spec import JobSpec
 from training.replicated.learning_rate_schedule import inner_rate
 from training.replicated.parameter_init import initial_parameters

@@ -36,7 +36,7 @@ from rlhf.objectives.rollouts import RolloutId, TokenIds, is_finished
 from rlhf.pytorch import losses, rollout_passes
 from rlhf.pytorch.supervised_objectives import NormalizedRewardModel
 from training.engines.engine import OnProgress
-from training.engines.pytorch.declaring_engine import TorchDeclaringEngine
+from training.engines.pytorch.backend import TorchDeclaringEngine
 from training.engines.pytorch.model import GPT
 from training.objectives.objective import Declaration, RejectionReason
 from training.replicated.tensor_layout import Float32Array
@@ -90,7 +90,7 @@ class _ScoredRollouts:
 
 
 class PpoDeclarer:
-    """Implements `training.engines.pytorch.declaring_engine.TorchDeclarer`."""
+    """Implements `training.replay.proposal_replay.Declarer`."""
 
     def __init__(self, engine: TorchDeclaringEngine) -> None:
         self._engine, self._spec = engine, engine.spec
@@ -101,7 +101,7 @@ class PpoDeclarer:
         self._last: _ScoredRollouts | None = None  # a proposal is looked at several times in a row
 
     def make_declaration(
-        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: OnProgress
+        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: OnProgress = lambda: None
     ) -> Declaration:
         place = RolloutId(job, round, trainer)
         self._engine.load_parameters(parameters)
@@ -122,7 +122,7 @@ class PpoDeclarer:
         round: int,
         trainer: bytes,
         declaration: Declaration,
-        on_step: OnProgress,
+        on_step: OnProgress = lambda: None,
     ) -> RejectionReason | None:
         place, said = RolloutId(job, round, trainer), declaration.record
         known = self._known(parameters, place, said.blob, declaration.files[said.blob], on_step, is_checked=True)
@@ -132,7 +132,13 @@ class PpoDeclarer:
         return FIGURES if self._differ(said, self._record(known)) else None
 
     def derive_step_data(
-        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, declaration: Declaration, on_step: OnProgress
+        self,
+        parameters: Float32Array,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        declaration: Declaration,
+        on_step: OnProgress = lambda: None,
     ) -> Declaration:
         place, blob = RolloutId(job, round, trainer), declaration.record.blob
         known, own = self._known(parameters, place, blob, declaration.files[blob], on_step), self._own

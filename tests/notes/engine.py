@@ -29,11 +29,6 @@ from training.worker_protocol import WorkerInfo
 RATE = np.float32(0.5)
 
 
-@dataclass(frozen=True, slots=True)
-class Metrics:
-    losses: Sequence[float]
-
-
 @dataclass
 class Slate:
     spec: JobSpec
@@ -60,7 +55,7 @@ class Slate:
         on_state: OnState | None = None,
         declaration: Declaration | None = None,
         taken: int | None = None,
-    ) -> tuple[Float32Array, Metrics]:
+    ) -> tuple[Float32Array, Sequence[float]]:
         now, losses = parameters, list[float]()
         assert declaration is not None
         counts = np.fromfile(declaration.files[declaration.record.counts], "<i8")
@@ -69,7 +64,7 @@ class Slate:
             now = now - RATE * gradient
             losses.append(loss)
             on_step()
-        return parameters - now, Metrics(losses)
+        return parameters - now, losses
 
     def make_declaration(
         self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: OnProgress = lambda: None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -63,7 +63,7 @@ class BpeTokenizer:
         package = _package()
         try:
             # Without special tokens: the model would make one of a word with its name.
-            texts = {token: number for token, number in found.vocabulary.items() if token not in found.special}
+            texts = {token: number for token, number in found.ids.items() if token not in found.special}
             model = {"type": "BPE", "vocab": texts, "merges": found.merges, "ignore_merges": found.ignores_merges}
             whole = {
                 "model": model,
@@ -75,7 +75,7 @@ class BpeTokenizer:
         except Exception as error:  # the package raises bare `Exception` for merges outside the vocabulary
             raise RemoteProtocolError("bad-tokenizer", str(error)[:200]) from None
         self._bytes_of_id = _bytes_of_id(found)
-        self.vocabulary = len(found.vocabulary)
+        self.vocabulary = len(found.ids)
         self.end_of_text = found.end_of_text
         self.digest = hashlib.sha256(blob).digest()
         self.token_bytes = np.array([len(token) for token in self._bytes_of_id], dtype=np.int64)
@@ -145,18 +145,25 @@ def _lines(pieces: Iterable[bytes]) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class BpeModel:
-    vocabulary: dict[str, int]  # with all added tokens
-    merges: list[tuple[str, str]]
-    end_of_text: int | None
-    special: frozenset[str]  # tokens that no text becomes
-    added: list[dict[str, Any]]  # the other added tokens, as the package writes them
-    normalizer: dict[str, Any] | None
-    pre_tokenizer: dict[str, Any]
-    ignores_merges: bool  # a word that is in the vocabulary is that token, whatever the merges
+class BpeVocabulary:
+    """Of a byte-level BPE, in which a printable character stands for each byte."""
+
+    ids: Mapping[str, int]  # with all added tokens
+    merges: tuple[tuple[str, str], ...] = ()
+    end_of_text: int | None = None
+    special: frozenset[str] = frozenset()  # tokens that no text becomes
+    added: tuple[dict[str, Any], ...] = ()  # the other added tokens, as the package writes them
+    normalizer: dict[str, Any] | None = None
+    pre_tokenizer: dict[str, Any] = field(default_factory=lambda: BYTE_LEVEL)
+    ignores_merges: bool = False  # a word that is in the vocabulary is that token, whatever the merges
+
+    @property
+    def tokens(self) -> list[str]:
+        """By their ids."""
+        return sorted(self.ids, key=self.ids.__getitem__)
 
 
-def parse_bpe(blob: bytes) -> BpeModel:
+def parse_bpe(blob: bytes) -> BpeVocabulary:
     """`RemoteProtocolError` if it is no byte-level BPE.
 
     The end of text is the token that `end_of_text` names. Without that field it is the special token, if there is only one.
@@ -169,10 +176,10 @@ def parse_bpe(blob: bytes) -> BpeModel:
         listed = {str(token["content"]): token for token in plain.get("added_tokens") or []}
         vocabulary: dict[str, int] = dict(model["vocab"]) | {content: token["id"] for content, token in listed.items()}
         ids = sorted(vocabulary.values())
-        merges = [(str(left), str(right)) for left, right in model["merges"]]
+        merges = tuple((str(left), str(right)) for left, right in model["merges"])
         special = [content for content, token in listed.items() if token.get("special")]
         end = plain.get("end_of_text", special[0] if len(special) == 1 else None)
-        added = [_added_text(token) for token in listed.values() if not token.get("special")]
+        added = tuple(_added_text(token) for token in listed.values() if not token.get("special"))
         normalizer = parse_normalizer(plain.get("normalizer"))
         pre_tokenizer = parse_pre_tokenizer(plain.get("pre_tokenizer") or BYTE_LEVEL)
         if merges and not splits_words(pre_tokenizer):
@@ -191,8 +198,8 @@ def parse_bpe(blob: bytes) -> BpeModel:
             raise RemoteProtocolError("bad-tokenizer", f"the special token {token[:20]!r} is text too")
     if end is not None and end not in special:
         raise RemoteProtocolError("bad-tokenizer", f"the end of text {str(end)[:20]!r} is no special token")
-    return BpeModel(
-        vocabulary=vocabulary,
+    return BpeVocabulary(
+        ids=vocabulary,
         merges=merges,
         end_of_text=None if end is None else vocabulary[end],
         special=frozenset(special),
@@ -214,13 +221,13 @@ def _added_text(token: dict[str, Any]) -> dict[str, Any]:
     return added_token_json(token["content"], token["id"]) | {"normalized": bool(token.get("normalized")), "special": False}
 
 
-def _bytes_of_id(model: BpeModel) -> list[bytes]:
+def _bytes_of_id(model: BpeVocabulary) -> list[bytes]:
     byte_of = byte_alphabet()
     without_words = dict.fromkeys(model.special, b"") | {token["content"]: token["content"].encode() for token in model.added}
     try:
         tokens = {
             number: without_words[token] if token in without_words else bytes(byte_of[character] for character in token)
-            for token, number in model.vocabulary.items()
+            for token, number in model.ids.items()
         }
     except KeyError as error:
         raise RemoteProtocolError("bad-tokenizer", f"{str(error)[:20]} stands for no byte") from None

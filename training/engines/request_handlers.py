@@ -73,11 +73,15 @@ def _required_model(
 
 
 def propose(context: WorkerContext, request: worker_protocol.ProposeRequest) -> worker_protocol.ProposeReply:
-    return proposal_replay.make_proposal(request, context.update_function(request.job), context.find_declarer(request.job))
+    engine, update = context.find_engine(request.job), context.update_function(request.job)
+    declarer = engine if isinstance(engine, DeclaringEngine) else None
+    return proposal_replay.make_proposal(request, update, declarer, context.heartbeat)
 
 
 def audit(context: WorkerContext, request: worker_protocol.AuditRequest) -> worker_protocol.AuditReply:
-    return proposal_replay.audit_proposal(request, context.update_function(request.job), context.find_declarer(request.job))
+    engine, update = context.find_engine(request.job), context.update_function(request.job)
+    declarer = engine if isinstance(engine, DeclaringEngine) else None
+    return proposal_replay.audit_proposal(request, update, declarer, context.heartbeat)
 
 
 def evaluate(context: WorkerContext, request: worker_protocol.EvaluateRequest) -> worker_protocol.EvaluateReply:

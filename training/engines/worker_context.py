@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakValueDictionary
 
 from protocol.errors import FolkmootError
-from training.engines.engine import DeclaringEngine, Engine, EngineBackend
-from training.objectives.objective import Declaration, RejectionReason
+from training.engines.engine import Engine, EngineBackend
+from training.objectives.objective import Declaration
 from training.replay import proposal_replay
 from training.replay.inner_state import InnerState, OnState
 from training.replicated.replicated_model import ReplicatedModel
@@ -58,37 +57,11 @@ class WorkerContext:
             taken: int,
             declaration: Declaration | None = None,
         ) -> tuple[Float32Array, Sequence[float]]:
-            place = job, round, trainer
-            delta, metrics = engine.local_steps(parameters, *place, self.heartbeat, inner, on_state, declaration, taken)
-            return delta, metrics.losses
+            return engine.local_steps(parameters, job, round, trainer, self.heartbeat, inner, on_state, declaration, taken)
 
         return update
-
-    def find_declarer(self, job: bytes) -> proposal_replay.EngineDeclarer | None:
-        """None: the job's objective has none."""
-        engine = self.find_engine(job)
-        return _Declarer(engine, self.heartbeat) if isinstance(engine, DeclaringEngine) else None
 
     def shared_parameters(self, model_directory: str) -> Float32Array:
         """One array for all texts of a model: an engine copies parameters when it is given others than before."""
         model = ReplicatedModel.open(Path(model_directory))
         return self._mapped.setdefault(model.root, model.parameters)
-
-
-@dataclass(frozen=True, slots=True)
-class _Declarer:
-    engine: DeclaringEngine
-    beat: Callable[[], None]
-
-    def make_declaration(self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path) -> Declaration:
-        return self.engine.make_declaration(parameters, job, round, trainer, folder, self.beat)
-
-    def why_declaration_refused(
-        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, declaration: Declaration
-    ) -> RejectionReason | None:
-        return self.engine.why_declaration_refused(parameters, job, round, trainer, declaration, self.beat)
-
-    def derive_step_data(
-        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, declaration: Declaration
-    ) -> Declaration:
-        return self.engine.derive_step_data(parameters, job, round, trainer, declaration, self.beat)

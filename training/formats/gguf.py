@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from protocol.errors import UserError
 from training.data.pretokenizers import llama_cpp_name
-from training.data.tokenizer import byte_alphabet
-from training.formats.tokenizer_json import BpeVocabulary
+from training.data.tokenizer import BpeVocabulary, byte_alphabet
 from training.replicated.tensor_layout import Float32Array
 from training.transformer import ModelSpec, ModelTensor, model_tensors
 

@@ -130,7 +130,7 @@ def _adamw_direction(first: Float32Array, second: Float32Array, steps: int, spec
 
 
 def _orthogonal(matrix: Float32Array) -> Float32Array:
-    """As `training.engines.pytorch.muon.orthogonalize`, in numpy."""
+    """As `training.engines.pytorch.inner_optimizers.orthogonalize`, in numpy."""
     a, b, c = map(np.float32, NEWTON_SCHULZ)
     wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     x = _flushed(wide / (np.linalg.norm(wide) + np.float32(MUON_EPSILON)))

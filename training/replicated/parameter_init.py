@@ -9,9 +9,8 @@ import numpy as np
 
 from training import random_stream
 from training.job_spec import JobSpec
-from training.layers import LayerParameter, linear_deviation
 from training.replicated.tensor_layout import Float32Array, TensorBlock, layout_of
-from training.transformer import model_tensors
+from training.transformer import LayerParameter, linear_deviation, model_tensors
 
 
 def initial_parameters(spec: JobSpec) -> Float32Array:

@@ -70,8 +70,7 @@ class World:
 
     def update(self, parameters: Float32Array, *place: Any, **_: object) -> tuple[Float32Array, Sequence[float]]:
         job, round, trainer, inner, _on_state = place
-        delta, metrics = self.engine.local_steps(parameters, job, round, trainer, inner=inner)
-        return delta, metrics.losses
+        return self.engine.local_steps(parameters, job, round, trainer, inner=inner)
 
     def elsewhere(self, *arguments: Any, **more: Any) -> tuple[Float32Array, Sequence[float]]:
         delta, losses = self.update(*arguments, **more)

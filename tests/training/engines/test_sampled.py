@@ -52,9 +52,8 @@ class World:
 
     def update(self, parameters: Float32Array, *place: Any, **_: object) -> tuple[Float32Array, Sequence[float]]:
         job, round, trainer, inner, _on_state = place
-        delta, metrics = self.engine.local_steps(parameters, job, round, trainer, inner=inner)
-        self.losses = metrics.losses
-        return delta, metrics.losses
+        delta, self.losses = self.engine.local_steps(parameters, job, round, trainer, inner=inner)
+        return delta, self.losses
 
     def propose(self, round: int, update: proposal_replay.ComputeUpdate | None = None) -> worker_protocol.ProposeReply:
         before = (self.path("m", round - 1), self.path("payload", round - 1)) if round else (None, None)

@@ -15,15 +15,56 @@ from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import Tokenizer
 from training.engine_implementations import objective_functions
 from training.engine_resources import EngineResources, ParallelMode
-from training.engines.engine import EngineBackend
+from training.engines.engine import EngineBackend, OnProgress
 from training.engines.pytorch import device
-from training.engines.pytorch.declaring_engine import TorchDeclaringEngine
-from training.engines.pytorch.engine import NAME, TorchEngine, is_out_of_memory, start_torch_threads
+from training.engines.pytorch.engine import NAME, TorchEngine, is_out_of_memory, no_subnormal_numbers, start_torch_threads
 from training.job_spec import JobSpec
+from training.objectives.objective import Declaration, RejectionReason
+from training.replay.proposal_replay import Declarer
 from training.replicated.tensor_layout import Float32Array
 from training.worker_protocol import WorkerInfo
 
 PARALLEL: Final = "training.engines.pytorch.parallel_engine"
+
+
+class TorchDeclaringEngine(TorchEngine):
+    """Implements `training.engines.engine.DeclaringEngine`. Its passes over the model, too, are safe from subnormal numbers."""
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        declarer = objective_functions(NAME, self.spec.objective).declarer
+        assert declarer is not None, self.spec.objective
+        self._declarer: Declarer = declarer(self)
+
+    def make_declaration(
+        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: OnProgress = lambda: None
+    ) -> Declaration:
+        with no_subnormal_numbers():
+            return self._declarer.make_declaration(parameters, job, round, trainer, folder, on_step)
+
+    def why_declaration_refused(
+        self,
+        parameters: Float32Array,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        declaration: Declaration,
+        on_step: OnProgress = lambda: None,
+    ) -> RejectionReason | None:
+        with no_subnormal_numbers():
+            return self._declarer.why_declaration_refused(parameters, job, round, trainer, declaration, on_step)
+
+    def derive_step_data(
+        self,
+        parameters: Float32Array,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        declaration: Declaration,
+        on_step: OnProgress = lambda: None,
+    ) -> Declaration:
+        with no_subnormal_numbers():
+            return self._declarer.derive_step_data(parameters, job, round, trainer, declaration, on_step)
 
 
 class TorchBackend:

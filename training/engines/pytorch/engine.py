@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,11 @@ from training.engine_implementations import layer_implementation, objective_func
 from training.engine_resources import EngineResources, ParallelMode
 from training.engines.engine import OnProgress, RequiredModel
 from training.engines.pytorch import sampling
-from training.engines.pytorch.adamw import AdamW, AdamWSettings, clip_gradients
 from training.engines.pytorch.device import CPU, deterministic_algorithms, subtract_device_vector, to_device, to_numpy
+from training.engines.pytorch.inner_optimizers import AdamW, Muon, clip_gradients, make_inner_optimizer, weight_decay_mask
 from training.engines.pytorch.layers import TorchBlock
 from training.engines.pytorch.model import GPT, NAME
-from training.engines.pytorch.muon import Muon
-from training.job_spec import InnerOptimizerKind, JobSpec, Precision
+from training.job_spec import JobSpec, Precision
 from training.objectives.objective import Declaration, InnerStep
 from training.replay.inner_state import InnerState, OnState
 from training.replicated.learning_rate_schedule import inner_rate
@@ -46,16 +45,6 @@ MB = 1_000_000
 # float32 numbers for each parameter: itself, its gradient, whether it decays, and two moments
 KEPT = 5
 OF_VOCABULARY = 3  # logits, their logarithms, and their gradient
-
-
-@dataclass(frozen=True, slots=True)
-class LocalStepMetrics:
-    losses: tuple[float, ...]  # mean training loss of each inner step, of text in nats per token
-    gradient_norm: float  # mean over the round's steps, before clipping
-
-    @property
-    def loss(self) -> float:
-        return _mean(self.losses)
 
 
 @contextmanager
@@ -153,41 +142,30 @@ class TorchEngine:
         on_state: OnState | None = None,
         declaration: Declaration | None = None,
         taken: int | None = None,
-    ) -> tuple[Float32Array, LocalStepMetrics]:
-        """Δ of `trainer` in `round`, from `parameters` and a fresh or the given inner state.
+    ) -> tuple[Float32Array, Sequence[float]]:
+        """Δ of `trainer` in `round`, from `parameters` and a fresh or the given inner state; and the mean loss of each step.
 
-        It is θ_before − θ_after of the inner steps, or the clipped gradient where the job sends gradients.
+        Δ is θ_before − θ_after of the inner steps, or the clipped gradient where the job sends gradients.
         """
         self.load_parameters(parameters)
         if self.spec.sends_gradients:
-            return self._clipped_gradient(InnerStep(job, round, trainer, 0), declaration, on_step)
-        optimizer, metrics, rate = self._inner_optimizer(inner), [], inner_rate(self.spec, round if taken is None else taken)
+            with no_subnormal_numbers():
+                drawn = self.draw_batch(job, round, trainer, 0, self.spec.batch, declaration)
+                loss = self.accumulate_gradient(drawn, on_step, declaration)
+                return self._clipped_gradient(), (loss,)
+        optimizer, losses, rate = self._inner_optimizer(inner), [], inner_rate(self.spec, round if taken is None else taken)
         for step in range(self.spec.local_steps):
-            metrics.append(self._inner_step(optimizer, InnerStep(job, round, trainer, step), rate, declaration, on_step))
+            with no_subnormal_numbers():
+                drawn = self.draw_batch(job, round, trainer, step, self.spec.batch, declaration)
+                losses.append(self.accumulate_gradient(drawn, on_step, declaration))
+                optimizer.step(rate)
             if on_state is not None:
-                on_state(self.read_parameters(), _state_of(optimizer))
-        losses = tuple(m.loss for m in metrics)
-        return self._moved_from(parameters), LocalStepMetrics(losses, _mean([m.gradient_norm for m in metrics]))
+                on_state(self.read_parameters(), InnerState(optimizer.steps, to_numpy(optimizer.moments)))
+        return self._moved_from(parameters), losses
 
-    def _clipped_gradient(
-        self, step: InnerStep, declaration: Declaration | None, on_step: OnProgress
-    ) -> tuple[Float32Array, LocalStepMetrics]:
-        with no_subnormal_numbers():
-            loss = self.accumulate_gradient(self.draw_batch(*step.place, self.spec.batch, declaration), on_step, declaration)
-            norm, gradient = self._clipped()
-        return gradient, LocalStepMetrics((loss,), norm)
-
-    def _clipped(self) -> tuple[float, Float32Array]:
-        """The gradient, and its norm before it was clipped."""
-        norm = clip_gradients(self.model.gradients, self.spec.gradient_clip)
-        return norm, to_numpy(self.model.gradients).copy()
-
-    def _inner_step(
-        self, optimizer: AdamW | Muon, step: InnerStep, rate: float, declaration: Declaration | None, on_step: OnProgress
-    ) -> LocalStepMetrics:
-        with no_subnormal_numbers():
-            loss = self.accumulate_gradient(self.draw_batch(*step.place, self.spec.batch, declaration), on_step, declaration)
-            return LocalStepMetrics((loss,), optimizer.step(rate))
+    def _clipped_gradient(self) -> Float32Array:
+        clip_gradients(self.model.gradients, self.spec.gradient_clip)
+        return to_numpy(self.model.gradients).copy()
 
     def _inner_optimizer(self, inner: InnerState | None) -> AdamW | Muon:
         """The job's, with moments of its own that begin as those given, or at zero."""
@@ -286,8 +264,8 @@ class TorchEngine:
 
 
 def sequence_bytes(model: ModelSpec, recompute: bool) -> int:
-    """What one sequence of a micro-batch takes, by what a forward pass keeps for the backward one. With recompute, layers keep their
-    inputs, and one at a time the rest.
+    """What one sequence of a micro-batch takes: all that a pass keeps for the gradient. With recompute, layers keep their inputs,
+    and one at a time the rest.
     """
     blocks: list[type[TorchBlock]] = [layer_implementation(NAME, name) for name in (model.attention, model.feed_forward)]
     layer = sum(block.saved_floats(model) for block in blocks)
@@ -330,32 +308,3 @@ def autocast_context(spec: JobSpec, device: torch.device) -> AbstractContextMana
     is_half = spec.precision is Precision.BF16
     found: AbstractContextManager[None] = torch.autocast(device.type, torch.bfloat16, enabled=is_half)
     return found
-
-
-def adamw_settings(spec: JobSpec) -> AdamWSettings:
-    return AdamWSettings(spec.beta1, spec.beta2, spec.weight_decay, spec.gradient_clip)
-
-
-def make_inner_optimizer(spec: JobSpec, model: GPT, decayed: Tensor, moments: Tensor | None, steps: int) -> AdamW | Muon:
-    """The job's inner one, with these moments (None: zero) after so many steps."""
-    if spec.inner is InnerOptimizerKind.MUON:
-        return Muon(model.parameters, model.gradients, adamw_settings(spec), layout_of(spec), moments, steps)
-    return AdamW(model.parameters, model.gradients, decayed, adamw_settings(spec), moments, steps)
-
-
-def weight_decay_mask(spec: JobSpec) -> Float32Array:
-    """1 where weight decay applies, 0 elsewhere."""
-    layout = layout_of(spec)
-    found = np.zeros(layout.size, dtype=np.float32)
-    for tensor in layout.tensors:
-        found[tensor.elements] = float(tensor.decayed)
-    return found
-
-
-def _state_of(optimizer: AdamW | Muon) -> InnerState:
-    """On a processor a view of its moments."""
-    return InnerState(optimizer.steps, to_numpy(optimizer.moments))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -263,9 +263,10 @@ class ParallelEngine(TorchEngine):
     def _inner_optimizer(self, inner: InnerState | None) -> Any:
         return _RankOptimizer(self._crew, self._number, inner)
 
-    def _clipped(self) -> tuple[float, Float32Array]:
-        norm: float = self._crew.send_command(ClipGradient(self._number))
-        return norm, self._crew.send_command(GatherVector(self._number, "gradients"))
+    def _clipped_gradient(self) -> Float32Array:
+        self._crew.send_command(ClipGradient(self._number))
+        found: Float32Array = self._crew.send_command(GatherVector(self._number, "gradients"))
+        return found
 
     def accumulate_gradient(
         self, drawn: npt.NDArray[np.int64], on_step: OnProgress = lambda: None, declaration: Declaration | None = None

@@ -29,15 +29,9 @@ from protocol.limits import TRANSACTION_BYTES_MAX
 from protocol.messages import Name
 from training.engine_implementations import objective_functions
 from training.engine_resources import EngineResources, ParallelMode
-from training.engines.pytorch.adamw import adamw_step, clip_gradients
 from training.engines.pytorch.device import to_device, to_numpy
-from training.engines.pytorch.engine import (
-    adamw_settings,
-    autocast_context,
-    make_inner_optimizer,
-    no_subnormal_numbers,
-    weight_decay_mask,
-)
+from training.engines.pytorch.engine import autocast_context, no_subnormal_numbers
+from training.engines.pytorch.inner_optimizers import adamw_step, clip_gradients, make_inner_optimizer, weight_decay_mask
 from training.engines.pytorch.layers import ForwardPass
 from training.engines.pytorch.model import GPT, KEEPING_INPUTS, NAME
 from training.job_spec import BATCH_MAX, JobSpec
@@ -389,11 +383,11 @@ class FsdpRankModel(RankModel):
 
     @torch.no_grad()
     def step_optimizer(self, rate: float) -> float:
-        norm, settings = self.clip_gradient(), adamw_settings(self.spec)
+        norm = self.clip_gradient()
         self._steps += 1
         for parameter, (first, second) in zip(self._net.parameters(), self._moments, strict=True):
             decays = first.new_ones(()) if parameter.ndim > 1 else None
-            adamw_step(parameter.to_local(), _gradient_of(parameter), first, second, decays, settings, rate, self._steps)
+            adamw_step(parameter.to_local(), _gradient_of(parameter), first, second, decays, self.spec, rate, self._steps)
         return norm
 
     @torch.no_grad()
