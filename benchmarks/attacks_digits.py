@@ -19,10 +19,10 @@ from benchmarks.attack_suite import VECTORS, Knowledge
 from protocol.errors import LocalProtocolError
 from training.job_spec import ESTIMATES, AggregationRule, JobSpec
 from training.replicated import codec, error_feedback, momentum_estimates, outer_optimizer
-from training.replicated.aggregate import aggregate_updates, gram_matrix, tolerated_faults
+from training.replicated.aggregate import gram_matrix, plan_aggregation, tolerated_faults
 from training.replicated.aggregate.aggregation_plan import plan_on_grid
 from training.replicated.aggregate.robust_rules import ONE, UpdateCombination, align_exponents, farthest_updates
-from training.replicated.codec.payload_header import HEADER_BYTES
+from training.replicated.codec.quantized_update import HEADER_BYTES
 from training.replicated.tensor_layout import Float32Array, TensorLayout
 from training.safe_settings import SAFE_WITHOUT_AUDITS, SafeWithoutAudits
 
@@ -63,7 +63,9 @@ def nnm_trim(updates: Sequence[codec.QuantizedUpdate], layout: TensorLayout, lia
 Aggregate = Callable[[Sequence[codec.QuantizedUpdate], TensorLayout, int], Float32Array]
 # By name; what a job may name, and one more.
 RULES: dict[str, Aggregate] = {
-    rule.value: lambda updates, layout, liars, rule=rule: aggregate_updates(updates, layout, rule, liars)  # type: ignore[misc]
+    rule.value: lambda updates, layout, liars, rule=rule: np.concatenate(  # type: ignore[misc]
+        [*plan_aggregation(updates, rule, liars).iter_aggregate(layout.blocks)]
+    )
     for rule in AggregationRule
 } | {"nnm-trim": nnm_trim}
 

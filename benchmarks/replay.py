@@ -210,7 +210,10 @@ def replay(spec: JobSpec, rounds: int, kept: dict[str, Float32Array], device: st
     blob = None if variant.trainer != TRAINER else kept["blob"].tobytes()
     by, _ = declared(engine, kept["parameters"], rounds, blob, variant.trainer)
     delta, _ = engine.local_steps(kept["parameters"], JOB, rounds, TRAINER, declaration=by)
-    layout, header = layout_of(spec), payloads.PayloadHeader.of_spec(spec, JOB, rounds, rounds, TRAINER, bytes(32))
+    layout, header = (
+        layout_of(spec),
+        payloads.PayloadHeader(JOB, rounds, TRAINER, bytes(32), spec.local_steps, spec.batch, spec.payload_bits(rounds)),
+    )
     said = payloads.read_payload(payloads.encode_payload(header, kept["delta"], layout), layout)
     of_payload = relative_error(*error_feedback.payload_distances(said, delta))
     return relative_error(l2_distance(kept["delta"], delta), l2_distance(delta, np.float32(0))), of_payload

@@ -54,7 +54,7 @@ from tests.waiting import patience
 from tests.web.room import Room, said
 from training import engine_implementations, transformer, worker_protocol
 from training.data.default_text import default_text
-from training.engines.worker_context import WorkerContext
+from training.engines.request_handlers import WorkerContext
 from training.formats import gguf, llama_mapping
 from training.job_spec import JobSpec
 from training.model_store import JobModelStore

@@ -106,12 +106,12 @@ class OuterOptimizerKind(enum.StrEnum):
     ADAMW = "adamw"  # on aggregated gradients: one step per round, and no inner optimizer
 
 
-# vectors beside the parameters
-OUTER_SLOTS: Final = {
-    OuterOptimizerKind.NESTEROV: 1,
-    OuterOptimizerKind.SGD: 0,
-    OuterOptimizerKind.SIGN: 1,
-    OuterOptimizerKind.ADAMW: 2,
+# Names of the vectors that it keeps beside the parameters.
+OUTER_SLOTS: Final[dict[OuterOptimizerKind, tuple[str, ...]]] = {
+    OuterOptimizerKind.NESTEROV: ("momentum",),
+    OuterOptimizerKind.SGD: (),
+    OuterOptimizerKind.SIGN: ("momentum",),
+    OuterOptimizerKind.ADAMW: ("first", "second"),
 }
 
 
@@ -462,7 +462,7 @@ class JobSpec:
     def model_bytes(self) -> int:
         """The parameters, with the outer optimizer's state and as many estimates as there may be beside them."""
         held = self.estimates_max if self.has_estimates else 0
-        return self.model.parameters * (4 * (1 + OUTER_SLOTS[self.outer]) + held)
+        return self.model.parameters * (4 * (1 + len(OUTER_SLOTS[self.outer])) + held)
 
     def encode(self) -> bytes:
         return codec.encode(self)

@@ -170,8 +170,9 @@ class JobModelStore:
         """Makes the model of round `anchor` that of the later round `number`, or of an ended job the last one, if both are the
         same. Returns its root.
         """
-        model = self._read_model(job, anchor)
-        self._models[job] = model if number == anchor else model.rolled_back_into(self.round_directory(job, number), number)
+        if number != anchor:
+            self._read_model(job, anchor).rolled_back(number).save(self.round_directory(job, number))
+        self._models[job] = self._read_model(job, number)
         return self._models[job].root
 
     # After a restart -------------------------------------------------------------------------------------------------
@@ -288,7 +289,7 @@ class JobModelStore:
             if (of <= number - kept or (is_over and of > number)) and directory not in needed:
                 model_files.recycle_directory(directory)
         if is_over:
-            model_files.remove_spare(self.round_directory(job, number))
+            shutil.rmtree(model_files.spare_directory(self.round_directory(job, number)), ignore_errors=True)
 
 
 @lru_cache(maxsize=DECODED_KEPT_MAX)  # they are asked for at every turn

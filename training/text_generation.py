@@ -81,7 +81,7 @@ class TextGeneration:
     """One text, as far as it is made."""
 
     def __init__(
-        self, pieces: Iterator[bytes], stops: StopSequenceDecoder, told: int, withholds: Callable[[str], bool] | None = None
+        self, pieces: Iterator[bytes], stops: StopSequenceDecoder, told: int, withholds: Callable[[bytes], bool] | None = None
     ) -> None:
         """`pieces` are the bytes of the next tokens. The first `told` characters were told before.
 
@@ -101,7 +101,7 @@ class TextGeneration:
         if self._withholds is not None:
             self._whole += text
             text = self._whole if self.is_over else ""
-            self.is_withheld = self.is_over and self._withholds(text)
+            self.is_withheld = self.is_over and self._withholds(text.encode())
             text = "" if self.is_withheld else text
         piece, self._known = text[self._known :], max(0, self._known - len(text))
         self.told += len(piece)

@@ -156,7 +156,7 @@ class WorkerRequestKind(Generic[R]):
     request: type[WorkerRequest[R]]
     reply: type[R]
     priority: int  # smaller ones are answered first
-    # `module:function`, imported by the worker alone: takes a `training.engines.worker_context.WorkerContext` and the request,
+    # `module:function`, imported by the worker alone: takes a `training.engines.request_handlers.WorkerContext` and the request,
     # returns the reply.
     handler: str
 

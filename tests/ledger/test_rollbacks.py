@@ -895,7 +895,8 @@ def test_each_field_of_a_model_is_restored_by_a_rollback_or_kept(memory: Feedbac
     state = replace(second.state, median_norms_squared=(1.0,), beta_powers=(0.5, 0.25), steering=b"as it was")
     anchor = ReplicatedModel.from_vectors(state, second.vectors, second.estimates)
     later = anchor.apply_round(round_of(anchor, 3), {})
-    back = anchor.rolled_back_into(tmp_path / "5", 5)
+    anchor.rolled_back(5).save(tmp_path / "5")
+    back = ReplicatedModel.open(tmp_path / "5")
     back.verify()
     for name in STATE_RESTORED | STATE_KEPT:
         assert getattr(back.state, name) == getattr(anchor.state, name), name

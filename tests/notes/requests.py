@@ -9,7 +9,7 @@ from protocol.codec import Count, Digest
 from training.worker_protocol import WorkerRequest, WorkerRequestKind
 
 if TYPE_CHECKING:
-    from training.engines.worker_context import WorkerContext
+    from training.engines.request_handlers import WorkerContext
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from protocol.verdicts import Verdict
 from tests.waiting import patience, run_process
 from training import text_stream, worker_protocol
 from training.data.default_text import default_text
-from training.engines.worker_context import WorkerContext
+from training.engines.request_handlers import WorkerContext
 from training.job_spec import JobSpec
 from training.replicated.replicated_model import ReplicatedModel
 from training.transformer import ModelSpec
@@ -38,9 +38,9 @@ SECONDS_MAX = 120.0  # an import of torch on a busy machine, and more
 FAKE = """
 import os, signal, sys, time
 from training import worker_protocol
-from training.engines.worker_context import WorkerContext
+from training.engines.request_handlers import WorkerContext
 from training.worker_protocol import *
-from training.engines.worker_context import WorkerContext
+from training.engines.request_handlers import WorkerContext
 log = open(sys.argv[1], "a", buffering=1)
 log.write("start " + " ".join(sys.argv[2:]) + "\\n")
 output = os.fdopen(os.dup(1), "wb")

@@ -29,7 +29,7 @@ from training.data.default_text import default_text
 from training.data.token_sequences import TokenizedText
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.backend import BACKEND
-from training.engines.worker_context import WorkerContext
+from training.engines.request_handlers import WorkerContext
 from training.job_spec import AuditMode, JobSpec, complete_fields
 from training.model_store import audit_download_bytes_max
 from training.replicated.parameter_init import initial_parameters

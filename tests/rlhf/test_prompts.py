@@ -32,7 +32,7 @@ from training import worker_protocol
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.backend import BACKEND
 from training.engines.pytorch.model import GPT
-from training.engines.worker_context import WorkerContext
+from training.engines.request_handlers import WorkerContext
 from training.job_spec import AuditMode, JobSpec
 from training.replicated.parameter_init import initial_parameters
 from training.replicated.replicated_model import ReplicatedModel

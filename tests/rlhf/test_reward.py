@@ -30,7 +30,7 @@ from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
 from training.engines.engine import RequiredModel
 from training.engines.pytorch.backend import BACKEND
-from training.engines.worker_context import WorkerContext
+from training.engines.request_handlers import WorkerContext
 from training.formats import checkpoint
 from training.job_spec import AuditMode, JobSpec
 from training.replicated.replicated_model import ReplicatedModel

@@ -31,7 +31,7 @@ from tests.rlhf.test_reward import SPEC, some_pairs
 from training import worker_protocol
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.backend import BACKEND
-from training.engines.worker_context import WorkerContext
+from training.engines.request_handlers import WorkerContext
 from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import float32_bytes, layout_of
 

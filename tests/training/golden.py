@@ -30,12 +30,26 @@ from typing import Any
 import numpy as np
 
 from benchmarks import dispatch
-from tests.training.replicated.support import JOB, ODD, RAGGED, RATE, SMALL, buffer, committed, header, proposed, trainer, update
+from tests.training.replicated.support import (
+    JOB,
+    ODD,
+    RAGGED,
+    RATE,
+    SMALL,
+    aggregate_updates,
+    buffer,
+    committed,
+    header,
+    proposed,
+    trainer,
+    update,
+)
 from training import random_stream
 from training.data.token_sequences import batch_offsets
 from training.job_spec import (
     BITS,
     ESTIMATES,
+    OUTER_SLOTS,
     PRESETS,
     AggregationRule,
     JobSpec,
@@ -144,7 +158,7 @@ def aggregates() -> Named:
             updates = [_update(number, bits) for number in range(count)]
             yield f"gram of {count}, {bits} bit", str(aggregate.gram_matrix(updates)).encode()
             for rule in AggregationRule:
-                aggregated = aggregate.aggregate_updates(updates, RAGGED, rule, liars)
+                aggregated = aggregate_updates(updates, RAGGED, rule, liars)
                 yield f"{rule} of {count}, {liars} lie, {bits} bit", _little(aggregated)
 
 
@@ -157,7 +171,7 @@ def outer_steps() -> Named:
     for kind in OuterOptimizerKind:
         spec = replace(SMALL, outer=kind, local_steps=1)
         vectors = [buffer(RAGGED, "parameters", deviation=1.0)]
-        vectors += [np.zeros(RAGGED.size, dtype=np.float32) for _ in outer_optimizer.optimizer_slots(spec)]
+        vectors += [np.zeros(RAGGED.size, dtype=np.float32) for _ in OUTER_SLOTS[spec.outer]]
         powers = outer_optimizer.initial_beta_powers(spec)
         for number in range(ROUNDS):
             powers = outer_optimizer.next_beta_powers(spec, powers)

@@ -71,7 +71,10 @@ def told_in(
     parts: list[str] = []
     while True:
         begin = TextGeneration(
-            made(pieces), StopSequenceDecoder([]), len("".join(parts)), (lambda text: withheld in text) if withheld else None
+            made(pieces),
+            StopSequenceDecoder([]),
+            len("".join(parts)),
+            (lambda text: withheld.encode() in text) if withheld else None,
         )
         done = texts.next_slice(generate(number, len("".join(parts))), lambda begin=begin: begin)  # type: ignore[misc]
         parts.append(done.text)

@@ -113,14 +113,6 @@ def clip_to_encodable(m: Float32Array) -> Float32Array:
     return np.clip(np.nan_to_num(m, nan=CLIPPED_MAX), -CLIPPED_MAX, CLIPPED_MAX)
 
 
-def is_encoding_of(m: Float32Array, payload: bytes, header: codec.PayloadHeader, layout: TensorLayout) -> bool:
-    """Compare `payload` with the only encoding of `m`, which may have none."""
-    try:
-        return codec.encode_payload(header, m, layout) == payload
-    except LocalProtocolError:  # a liar's levels may be too large for any payload
-        return False
-
-
 def replay_deviation(
     payload: bytes,
     buffer: codec.QuantizedUpdate | None,
@@ -138,7 +130,10 @@ def replay_deviation(
     A job without feedback has no buffer, and the payload itself is compared with Δ.
     """
     if buffer is not None:
-        is_said = is_encoding_of(residual_of(buffer.dequantize(), held), payload, header, layout)
+        try:  # the only encoding of what is left of the buffer, which may have none
+            is_said = codec.encode_payload(header, residual_of(buffer.dequantize(), held), layout) == payload
+        except LocalProtocolError:  # a liar's levels may be too large for any payload
+            is_said = False
         return buffer_distances(buffer, e, delta, decay, weight) if is_said else (math.inf, 0.0)
     try:
         return payload_distances(codec.decode_payload(payload, header, layout), delta, held)

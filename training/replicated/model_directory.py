@@ -28,7 +28,7 @@ from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import MEMBERS_MAX, MODEL_MANIFEST_BYTES_MAX, TRAINERS_MAX
 from storage.crash_points import crash_points
 from storage.durable_files import lock_file, make_directory, sync_directory
-from training.job_spec import ESTIMATES_BYTES_MAX, JobSpec
+from training.job_spec import ESTIMATES_BYTES_MAX, OUTER_SLOTS, JobSpec
 from training.replicated import momentum_estimates
 from training.replicated.model_files import (
     DURABLE,
@@ -41,7 +41,6 @@ from training.replicated.model_files import (
     remove_directory,
     replace_directory,
     spare_directory,
-    write_file,
 )
 from training.replicated.model_state import (
     ESTIMATES,
@@ -53,7 +52,6 @@ from training.replicated.model_state import (
     iter_leaf_ranges,
     model_root,
 )
-from training.replicated.outer_optimizer import optimizer_slots
 from training.replicated.tensor_layout import BLOCKS_MAX, Float32Array, float32_bytes, layout_of
 
 MAPPED_BYTES_MIN: Final = 16 << 20  # what is smaller is kept in memory
@@ -76,7 +74,7 @@ class ModelManifest:
 
 def vector_names(spec: JobSpec) -> tuple[str, ...]:
     """Names of a model's vectors, in the order of its leaves."""
-    return (PARAMETERS, *optimizer_slots(spec))
+    return (PARAMETERS, *OUTER_SLOTS[spec.outer])
 
 
 def part_names(spec: JobSpec) -> tuple[str, ...]:
@@ -97,15 +95,6 @@ def _pieces(spec: JobSpec, trainers: tuple[bytes, ...]) -> tuple[LeafRange, ...]
 def _trainers(state: ModelState) -> tuple[bytes, ...]:
     """Those that have estimates, in the order of these."""
     return tuple(sorted(state.records)) if state.spec.has_estimates else ()
-
-
-def part_sizes(state: ModelState) -> dict[str, int]:
-    """Bytes of every part."""
-    layout = layout_of(state.spec)
-    sizes = dict.fromkeys(vector_names(state.spec), 4 * layout.size)
-    return sizes | (
-        {ESTIMATES: len(state.records) * momentum_estimates.estimate_bytes(layout)} if state.spec.has_estimates else {}
-    )
 
 
 def file_name(part: str) -> str:
@@ -153,9 +142,10 @@ class ModelDirectoryWriter:
             remove_directory(self._folder)
             return
         with crash_points("model-write"):
-            for part, size in part_sizes(saved.state).items():
-                file = self._files[part]
-                file.truncate(size)
+            layout = layout_of(saved.state.spec)
+            estimates = len(saved.state.records) * momentum_estimates.estimate_bytes(layout)
+            for part, file in self._files.items():
+                file.truncate(estimates if part == ESTIMATES else 4 * layout.size)
                 if durable:
                     os.fsync(file.fileno())
             write_manifest(self._folder, saved, durable)
@@ -166,26 +156,14 @@ def write_manifest(folder: Path, saved: ModelManifest, durable: bool) -> None:
     """What a model has beside its vectors."""
     data = codec.encode(saved)
     if durable:
-        write_file(folder / STATE, memoryview(data))
+        with (folder / STATE).open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
         (folder / DURABLE).touch()
         sync_directory(folder)
     else:
         (folder / STATE).write_bytes(data)
-
-
-def write_model(
-    directory: Path,
-    saved: ModelManifest,
-    vectors: Mapping[str, Float32Array],
-    held: Mapping[bytes, EncodedEstimate],
-    durable: bool = True,
-) -> None:
-    """Raises `StorageError` if the disk is full or refuses; what was there is still there then."""
-    with model_write_errors(directory), ModelDirectoryWriter(directory, part_names(saved.state.spec)) as fresh:
-        for name, vector in vectors.items():
-            fresh.write_bytes_at(name, 0, vector)
-        fresh.write_estimates(held)
-        fresh.install_model(saved, durable)
 
 
 def read_model(directory: Path) -> tuple[ModelManifest, dict[str, Float32Array], dict[bytes, EncodedEstimate]]:

@@ -64,11 +64,6 @@ def iter_leaf_ranges(layout: TensorLayout, vectors: Iterable[str], trainers: Ite
             yield LeafRange(ESTIMATES, slice(at, min(at + PIECE_BYTES, end)), f"the estimate of {short_id(trainer)}")
 
 
-def estimate_leaves(data: EncodedEstimate) -> list[bytes]:
-    """Of an estimate."""
-    return [model_leaf_hash(data[at : at + PIECE_BYTES]) for at in range(0, len(data), PIECE_BYTES)]
-
-
 def model_leaf_hash(data: Float32Array | EncodedEstimate) -> bytes:
     """The Merkle leaf hash of bytes, or of little-endian float32 elements, without a copy of them."""
     leaf = hashlib.sha256(merkle.LEAF_PREFIX)

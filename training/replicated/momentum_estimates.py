@@ -17,32 +17,24 @@ from typing import Final
 
 import numpy as np
 
-from protocol.errors import LocalProtocolError
-from training.replicated.codec import QuantizedUpdate, payload_bytes, quantization_levels, quantization_scales
+from training.replicated.codec import QuantizedUpdate, payload_bytes, quantization
 from training.replicated.codec.payload import quantize_into
-from training.replicated.codec.payload_header import HEADER_BYTES, pack_header
-from training.replicated.error_feedback import ESTIMATE_BITS, FeedbackRecord, apply_halvings, buffer_digest
+from training.replicated.codec.quantized_update import HEADER_BYTES, pack_header
+from training.replicated.error_feedback import ESTIMATE_BITS
 from training.replicated.tensor_layout import Float32Array, TensorBlock, TensorLayout
 
 WHOLE_MAX: Final = 1 << 22  # elements of a sum that is held, in 16 MiB; blocks of a longer one are made three times
 
-Allocate = Callable[[int], quantization_levels.Bytes]  # an array of so many bytes, with anything in it
+Allocate = Callable[[int], quantization.Bytes]  # an array of so many bytes, with anything in it
 
 
-def allocate_in_memory(size: int) -> quantization_levels.Bytes:
+def allocate_in_memory(size: int) -> quantization.Bytes:
     return np.empty(size, dtype=np.uint8)
 
 
 def estimate_bytes(layout: TensorLayout) -> int:
     """Bytes of every estimate."""
     return payload_bytes(layout, ESTIMATE_BITS)
-
-
-def momentum_after(record: FeedbackRecord, buffer: QuantizedUpdate) -> Float32Array:
-    """The momentum that a trainer continues from: that of the record's buffer, halved for each NORM rejection since."""
-    if buffer_digest(buffer) != record.buffer:
-        raise LocalProtocolError("the buffer is not that of the record")
-    return apply_halvings(buffer.dequantize(), record)
 
 
 def update_estimate(
@@ -54,9 +46,7 @@ def update_estimate(
     """
     layout, chunks = payload.layout, len(payload.layout.chunk_lengths)
     said = [
-        (update, quantization_scales.scale_values(update.codes, update.exponent))
-        for update in (payload, estimate)
-        if update is not None
+        (update, quantization.scale_values(update.codes, update.exponent)) for update in (payload, estimate) if update is not None
     ]
 
     def total(block: TensorBlock) -> Float32Array:

@@ -1,4 +1,5 @@
-"""Outer optimizers: how a round's aggregate moves the model. Each keeps named slots, float32 vectors beside the parameters.
+"""Outer optimizers: how a round's aggregate moves the model. Each keeps slots, float32 vectors beside the parameters
+(`OUTER_SLOTS`).
 
     nesterov  momentum' = μ·momentum + g;  θ' = θ − η·(g + μ·momentum')        DiLoCo (arXiv:2311.08105)
     sgd       θ' = θ − η·g
@@ -15,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -33,15 +34,12 @@ EPSILON: Final = np.float32(1e-8)  # of AdamW
 class OuterOptimizer(Protocol):
     """One round's step, block by block."""
 
-    SLOTS: ClassVar[tuple[str, ...]]
-
     def step(self, parameters: Float32Array, slots: Sequence[Float32Array], gradient: Float32Array, decayed: bool) -> None:
         """Moves one block of `parameters` and of every slot in place and uses `gradient` up; `decayed`: weight decay applies."""
 
 
 @dataclass(frozen=True, slots=True)
 class OuterNesterov:
-    SLOTS: ClassVar[tuple[str, ...]] = ("momentum",)
     rate: float
     momentum: float
 
@@ -55,7 +53,6 @@ class OuterNesterov:
 
 @dataclass(frozen=True, slots=True)
 class OuterSgd:
-    SLOTS: ClassVar[tuple[str, ...]] = ()
     rate: float
 
     def step(self, parameters: Float32Array, slots: Sequence[Float32Array], gradient: Float32Array, decayed: bool) -> None:
@@ -64,7 +61,6 @@ class OuterSgd:
 
 @dataclass(frozen=True, slots=True)
 class OuterSignum:
-    SLOTS: ClassVar[tuple[str, ...]] = ("momentum",)
     rate: float
     momentum: float
 
@@ -78,7 +74,6 @@ class OuterSignum:
 class OuterAdamW:
     """`powers` are beta1^t and beta2^t of the step that is taken, the t-th."""
 
-    SLOTS: ClassVar[tuple[str, ...]] = ("first", "second")
     rate: float
     betas: tuple[float, float]
     powers: tuple[float, float]
@@ -99,11 +94,6 @@ class OuterAdamW:
             parameters *= np.float32(max(0.0, 1 - self.rate * self.weight_decay))
             _flush(parameters, scaled)
         _descend(parameters, change, min(self.rate / (1 - self.powers[0]), STEP_MAX))
-
-
-def optimizer_slots(spec: JobSpec) -> tuple[str, ...]:
-    """Names of the vectors that the job's outer optimizer keeps beside the parameters."""
-    return make_outer_optimizer(spec, 0, initial_beta_powers(spec)).SLOTS
 
 
 def initial_beta_powers(spec: JobSpec) -> tuple[float, ...]:

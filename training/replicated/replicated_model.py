@@ -21,7 +21,7 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageErro
 from protocol.identity import short_id
 from protocol.messages import Proposal
 from protocol.verdicts import Verdict
-from training.job_spec import JobSpec
+from training.job_spec import OUTER_SLOTS, JobSpec
 from training.replicated import (
     aggregate,
     codec,
@@ -36,10 +36,10 @@ from training.replicated.model_state import (
     ESTIMATES,
     NORM_ROUNDS,
     PARAMETERS,
+    PIECE_BYTES,
     EncodedEstimate,
     LeafRange,
     ModelState,
-    estimate_leaves,
     model_leaf_hash,
     model_root,
 )
@@ -121,7 +121,7 @@ class ReplicatedModel:
         each: ParallelMap = serial_map,
     ) -> ReplicatedModel:
         """Of round 0, with the parameters that `values` gives of each block; saved, and opened."""
-        state, layout, slots = _first_state(job, spec), layout_of(spec), outer_optimizer.optimizer_slots(spec)
+        state, layout, slots = _first_state(job, spec), layout_of(spec), OUTER_SLOTS[spec.outer]
 
         def write(stretch: Sequence[TensorBlock]) -> list[bytes]:
             leaves = []
@@ -194,11 +194,16 @@ class ReplicatedModel:
     def save(self, directory: Path, durable: bool = True) -> None:
         """At any moment, `directory` opens as what it was or as this model; after this has returned, as this model.
 
-        If it is not `durable`, that is so only while the machine runs.
+        If it is not `durable`, that is so only while the machine runs. Raises `StorageError` if the disk is full or refuses.
         """
-        model_directory.write_model(
-            directory, model_directory.ModelManifest(self.state, self.leaves, self.root), self.vectors, self.estimates, durable
-        )
+        with (
+            model_files.model_write_errors(directory),
+            model_directory.ModelDirectoryWriter(directory, model_directory.part_names(self.spec)) as fresh,
+        ):
+            for name, vector in self.vectors.items():
+                fresh.write_bytes_at(name, 0, vector)
+            fresh.write_estimates(self.estimates)
+            fresh.install_model(model_directory.ModelManifest(self.state, self.leaves, self.root), durable)
 
     def verify(self, each: ParallelMap = serial_map) -> None:
         """Hashes everything again; `StorageError` names the first tensor or estimate that is not what the root says."""
@@ -255,7 +260,8 @@ class ReplicatedModel:
 
     def header(self, trainer: bytes) -> codec.PayloadHeader:
         """What the payload of `trainer` in this round must begin with."""
-        return codec.PayloadHeader.of_spec(self.spec, self.job, self.round, self.rounds_in_model, trainer, self.root)
+        spec, bits = self.spec, self.spec.payload_bits(self.rounds_in_model)
+        return codec.PayloadHeader(self.job, self.round, trainer, self.root, spec.local_steps, spec.batch, bits)
 
     # Estimates, where the job has them -------------------------------------------------------------------------------
 
@@ -271,7 +277,9 @@ class ReplicatedModel:
         """What a trainer continues from, given its last accepted buffer and payload: e, or its momentum; zero without them."""
         record = None if buffer is None else self.records.get(trainer)
         if self.spec.has_estimates and record is not None and buffer is not None:
-            return momentum_estimates.momentum_after(record, buffer)
+            if error_feedback.buffer_digest(buffer) != record.buffer:
+                raise LocalProtocolError("the buffer is not that of the record")
+            return error_feedback.apply_halvings(buffer.dequantize(), record)
         return error_feedback.next_feedback(record, buffer, payload, self.layout)
 
     def estimate_vector(self, trainer: bytes) -> Float32Array | None:
@@ -400,11 +408,6 @@ class ReplicatedModel:
         state = replace(self.state, round=number, records=records)
         return self._under_root(state, self.vectors, self.estimates, self._vector_leaves)
 
-    def rolled_back_into(self, directory: Path, number: int) -> ReplicatedModel:
-        """As `rolled_back`; saved, and opened."""
-        self.rolled_back(number).save(directory)
-        return self.open(directory)
-
     @property
     def _vector_leaves(self) -> tuple[bytes, ...]:
         return self.leaves[: len(self.vectors) * len(self.layout.blocks)]
@@ -476,7 +479,7 @@ class ReplicatedModel:
         records = dict(self.records)
         for trainer, verdict in rejected.items():
             if verdict is Verdict.NORM and trainer in records:
-                records[trainer] = _halved(records[trainer])
+                records[trainer] = replace(records[trainer], halvings=min(records[trainer].halvings + 1, HALVINGS_MAX))
         for item in accepted:
             if item.trainer in rejected:
                 raise LocalProtocolError("a trainer is both accepted and rejected")
@@ -526,11 +529,10 @@ def _encoded(estimate: codec.QuantizedUpdate) -> EncodedEstimate:
 
 def _with_estimates(leaves: tuple[bytes, ...], held: Mapping[bytes, EncodedEstimate]) -> tuple[bytes, ...]:
     """All leaves, from those of the vectors."""
-    return (*leaves, *(leaf for trainer in sorted(held) for leaf in estimate_leaves(held[trainer])))
-
-
-def _halved(record: FeedbackRecord) -> FeedbackRecord:
-    return replace(record, halvings=min(record.halvings + 1, HALVINGS_MAX))
+    pieces = (
+        held[trainer][at : at + PIECE_BYTES] for trainer in sorted(held) for at in range(0, len(held[trainer]), PIECE_BYTES)
+    )
+    return (*leaves, *map(model_leaf_hash, pieces))
 
 
 def _remember(history: tuple[float, ...], norms: Sequence[float], start: float) -> tuple[float, ...]:

@@ -29,7 +29,7 @@ from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch import inner_optimizers
 from training.engines.pytorch.backend import BACKEND
 from training.engines.pytorch.engine import TorchEngine
-from training.engines.worker_context import WorkerContext
+from training.engines.request_handlers import WorkerContext
 from training.job_spec import InnerOptimizerKind, InnerStatePolicy, JobSpec
 from training.objectives.objective import InnerStep
 from training.replay import inner_state, proposal_replay

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 
 from protocol.messages import Proposal
 from training import random_stream
-from training.job_spec import JobSpec
-from training.replicated import codec, error_feedback, momentum_estimates
+from training.job_spec import AggregationRule, JobSpec
+from training.replicated import aggregate, codec, error_feedback, momentum_estimates
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
 from training.replicated.tensor_layout import Float32Array, TensorLayout, layout_from_shapes
 from training.transformer import ModelSpec
@@ -62,3 +63,10 @@ def proposed(model: ReplicatedModel, key: bytes, m: Float32Array) -> AcceptedPro
 def round_of(model: ReplicatedModel, trainers: int) -> list[AcceptedProposal]:
     keys = [trainer(number) for number in range(trainers)]
     return [proposed(model, key, buffer(model.layout, model.round, key)) for key in keys]
+
+
+def aggregate_updates(
+    updates: Sequence[codec.QuantizedUpdate], layout: TensorLayout, rule: AggregationRule, liars: int
+) -> Float32Array:
+    """The whole aggregate as one vector."""
+    return np.concatenate([*aggregate.plan_aggregation(updates, rule, liars).iter_aggregate(layout.blocks)])

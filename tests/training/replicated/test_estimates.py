@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from protocol.errors import LocalProtocolError
-from tests.training.replicated.support import RAGGED, buffer, header, update
+from tests.training.replicated.support import RAGGED, aggregate_updates, buffer, header, update
 from training.job_spec import AggregationRule
-from training.replicated import aggregate, codec, error_feedback, momentum_estimates
+from training.replicated import codec, error_feedback, momentum_estimates
 
 
 def test_an_estimate_is_the_canonical_payload_of_the_sum() -> None:
@@ -38,8 +38,8 @@ def test_the_next_payload_says_what_eight_bits_could_not_hold() -> None:
 
 def test_estimates_are_aggregated_as_updates_are() -> None:
     held = [momentum_estimates.update_estimate(None, update(buffer(RAGGED, number), RAGGED, number)) for number in range(5)]
-    together = aggregate.aggregate_updates(held, RAGGED, AggregationRule.ARC_NNM_TRIM, 1)
-    assert np.array_equal(together, aggregate.aggregate_updates(held[::-1], RAGGED, AggregationRule.ARC_NNM_TRIM, 1))
+    together = aggregate_updates(held, RAGGED, AggregationRule.ARC_NNM_TRIM, 1)
+    assert np.array_equal(together, aggregate_updates(held[::-1], RAGGED, AggregationRule.ARC_NNM_TRIM, 1))
     middle = np.median([one.dequantize() for one in held], axis=0)
     assert np.linalg.norm(together - middle) < np.linalg.norm(middle)
 

@@ -12,10 +12,10 @@ import pytest
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.verdicts import Verdict
-from tests.training.replicated.support import JOB, ODD, SMALL, buffer, committed, proposed, round_of, trainer
+from tests.training.replicated.support import JOB, ODD, SMALL, aggregate_updates, buffer, committed, proposed, round_of, trainer
 from training.job_spec import BITS, InnerStatePolicy, JobSpec, OuterOptimizerKind
 from training.objectives.registry import ScratchObjective
-from training.replicated import aggregate, codec, error_feedback, model_files, outer_optimizer
+from training.replicated import codec, error_feedback, model_files, outer_optimizer
 from training.replicated.model_state import NORM_ROUNDS
 from training.replicated.parameter_init import initial_parameters
 from training.replicated.replicated_model import NORM_RATIO, AcceptedProposal, ReplicatedModel
@@ -188,7 +188,7 @@ def test_what_was_accepted_longer_ago_than_a_suspension_takes_is_not_gone_on_fro
 
 def test_a_step_is_aggregation_and_outer_step(first: ReplicatedModel, second: ReplicatedModel) -> None:
     updates = [codec.read_payload(item.payload, first.layout) for item in round_of(first, 3)]
-    gradient = aggregate.aggregate_updates(updates, first.layout, SMALL.rule, SMALL.byzantine_max)
+    gradient = aggregate_updates(updates, first.layout, SMALL.rule, SMALL.byzantine_max)
     parameters, momentum = np.array(first.parameters), np.array(first.vectors["momentum"])
     outer_optimizer.make_outer_optimizer(SMALL, 0, ()).step(parameters, [momentum], gradient, True)
     assert np.array_equal(second.parameters, parameters) and np.array_equal(second.vectors["momentum"], momentum)

@@ -16,11 +16,11 @@ from protocol.errors import RemoteProtocolError, StorageError, UserError
 from protocol.identity import Signed
 from protocol.verdicts import Verdict
 from rounds.round_state import RoundResult
-from tests.training.replicated.support import JOB, SMALL, buffer, proposed, round_of, trainer
+from tests.training.replicated.support import JOB, SMALL, aggregate_updates, buffer, proposed, round_of, trainer
 from training import job_spec as specification
 from training.job_spec import AuditMode, FeedbackMemory
 from training.model_store import JobModelStore
-from training.replicated import aggregate, codec, momentum_estimates, outer_optimizer
+from training.replicated import codec, momentum_estimates, outer_optimizer
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
 from training.replicated.tensor_layout import Float32Array
 
@@ -79,9 +79,9 @@ def test_a_round_moves_the_estimates_by_what_was_said_and_aggregates_them_all(fi
         held.append(moved)
     absent = second.estimate(trainer(4))
     assert absent is not None and bytes(after.estimates[trainer(4)]) == absent.encode(), "it stays as it was"
-    gradient = aggregate.aggregate_updates([*held, absent], second.layout, SPEC.rule, SPEC.byzantine_max)
+    gradient = aggregate_updates([*held, absent], second.layout, SPEC.rule, SPEC.byzantine_max)
     assert np.array_equal(after.parameters, stepped(second, gradient))
-    without = aggregate.aggregate_updates(held, second.layout, SPEC.rule, SPEC.byzantine_max)
+    without = aggregate_updates(held, second.layout, SPEC.rule, SPEC.byzantine_max)
     assert not np.array_equal(after.parameters, stepped(second, without))
 
 

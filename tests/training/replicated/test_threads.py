@@ -16,8 +16,8 @@ from protocol.verdicts import Verdict
 from tests.training.replicated.support import JOB, ODD, round_of
 from training.job_spec import ESTIMATES
 from training.replicated import codec, model_directory, momentum_estimates
-from training.replicated.aggregate.gram import HALF, gram_matrix, sum_halves
-from training.replicated.codec.quantization_levels import TOP
+from training.replicated.aggregate.level_matrix import HALF, gram_matrix, sum_halves
+from training.replicated.codec.quantization import TOP
 from training.replicated.parallel_map import ParallelMap, Part, Result, default_thread_count, serial_map, thread_map
 from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import BLOCK, CHUNK, THREAD_BLOCKS, layout_from_shapes, layout_of

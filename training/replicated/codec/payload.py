@@ -7,9 +7,15 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from protocol.errors import LocalProtocolError
-from training.replicated.codec import quantization_levels, quantization_scales
-from training.replicated.codec.payload_header import HEADER_BYTES, PayloadHeader, malformed_payload, unpack_header
-from training.replicated.codec.quantized_update import QuantizedUpdate, chunk_level_bytes
+from training.replicated.codec import quantization
+from training.replicated.codec.quantized_update import (
+    HEADER_BYTES,
+    PayloadHeader,
+    QuantizedUpdate,
+    chunk_level_bytes,
+    malformed_payload,
+    unpack_header,
+)
 from training.replicated.tensor_layout import CHUNK, Float32Array, TensorBlock, TensorLayout
 
 Values = Callable[[TensorBlock], Float32Array]
@@ -52,16 +58,14 @@ def quantize_vector(header: PayloadHeader, m: Float32Array, layout: TensorLayout
     return QuantizedUpdate(header.bits, header.origin, layout, exponent, codes, packed)
 
 
-def quantize_into(
-    packed: quantization_levels.Bytes, values: Values, layout: TensorLayout, bits: int
-) -> tuple[int, quantization_scales.Codes]:
+def quantize_into(packed: quantization.Bytes, values: Values, layout: TensorLayout, bits: int) -> tuple[int, quantization.Codes]:
     """Exponent and scale codes of a vector of which `values` gives each block three times; its levels are written into
     `packed`.
     """
-    unit = quantization_scales.grid_exponent(np.array([(part.max(), part.min()) for part in map(values, layout.blocks)]))
+    unit = quantization.grid_exponent(np.array([(part.max(), part.min()) for part in map(values, layout.blocks)]))
     sums, largest = _magnitudes(values, layout, unit)
-    codes, exponent = quantization_scales.scales_of_chunks(sums, layout.chunk_lengths, largest, unit, bits)
-    _pack(packed, values, layout, bits, quantization_scales.scale_values(codes, exponent))
+    codes, exponent = quantization.scales_of_chunks(sums, layout.chunk_lengths, largest, unit, bits)
+    _pack(packed, values, layout, bits, quantization.scale_values(codes, exponent))
     return exponent, codes
 
 
@@ -76,23 +80,21 @@ def _rows(values: Values, layout: TensorLayout) -> Iterator[tuple[slice, Float32
             yield slice(middle, block.chunks.stop), part[None, full * CHUNK :]
 
 
-def _magnitudes(
-    values: Values, layout: TensorLayout, unit: int
-) -> tuple[quantization_scales.Integers, quantization_scales.Integers]:
+def _magnitudes(values: Values, layout: TensorLayout, unit: int) -> tuple[quantization.Integers, quantization.Integers]:
     """The sum and the largest of |value| / 2^unit, rounded to integers, of every chunk."""
     sums, largest = (np.empty(len(layout.chunk_lengths), dtype=np.int64) for _ in range(2))
     for chunks, rows in _rows(values, layout):
-        grid = quantization_scales.round_to_grid(rows, unit)
+        grid = quantization.round_to_grid(rows, unit)
         sums[chunks] = grid.sum(axis=1, dtype=np.float64)
         largest[chunks] = grid.max(axis=1)
     return sums, largest
 
 
-def _pack(packed: quantization_levels.Bytes, values: Values, layout: TensorLayout, bits: int, chunk_scales: Float32Array) -> None:
+def _pack(packed: quantization.Bytes, values: Values, layout: TensorLayout, bits: int, chunk_scales: Float32Array) -> None:
     """Writes the levels of the values by the scales of chunks."""
-    units, end = quantization_levels.level_units(chunk_scales, bits), 0
+    units, end = quantization.level_units(chunk_scales, bits), 0
     for chunks, rows in _rows(values, layout):
-        part = quantization_levels.pack_levels(quantization_levels.quantize_levels(rows, units[chunks, None], bits), bits)
+        part = quantization.pack_levels(quantization.quantize_levels(rows, units[chunks, None], bits), bits)
         part[chunk_scales[chunks] == 0] = 0
         start, end = end, end + part.size
         packed[start:end] = part.ravel()
