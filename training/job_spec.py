@@ -375,26 +375,22 @@ class JobSpec:
         if self.outer is OuterOptimizerKind.SIGN and self.outer_rate > SIGN_RATE_MAX:
             moves = f"outer 'sign' would move every parameter by outer_rate {self.outer_rate:g} in each round"
             return f"{moves}: take {SIGN_RATE_MAX:g} at most, {SIGN_RATE:g} is usual"
-        if self.sends_gradients:
-            return self._gradient_problem() or self._audit_problem() or self._memory_problem()
+        if self.sends_gradients and self.local_steps != 1:
+            return f"outer 'adamw' needs local_steps 1, not {self.local_steps}: take outer 'nesterov' for more"
+        if self.sends_gradients and self.inner is not InnerOptimizerKind.ADAMW:
+            return f"inner {self.inner.value!r} would do nothing: outer 'adamw' sends gradients; take outer 'nesterov'"
+        if self.sends_gradients and self.inner_state is InnerStatePolicy.KEEP:
+            return "inner_state 'keep' would keep nothing: outer 'adamw' sends gradients; take inner_state 'reset'"
         return self._audit_problem() or self._memory_problem()
 
-    def _gradient_problem(self) -> str | None:
-        if self.local_steps != 1:
-            return f"outer 'adamw' needs local_steps 1, not {self.local_steps}: take outer 'nesterov' for more"
-        if self.inner is not InnerOptimizerKind.ADAMW:
-            return f"inner {self.inner.value!r} would do nothing: outer 'adamw' sends gradients; take outer 'nesterov'"
-        if self.inner_state is InnerStatePolicy.KEEP:
-            return "inner_state 'keep' would keep nothing: outer 'adamw' sends gradients; take inner_state 'reset'"
-        return None
-
     def _audit_problem(self) -> str | None:
+        is_sampled = self.audit is AuditMode.SAMPLED
         if self.precision is Precision.BF16 and self.is_reexecuted:
             differ = "honest replays in bf16 differ by .13 of an update, and small lies by .011"
             return f"precision 'bf16' with audit {self.audit.value!r}: {differ}; take audit 'off', or precision 'fp32'"
-        if self.audit is not AuditMode.SAMPLED and self.uplink_mbit_min != UPLINK_MBIT_MIN:
+        if not is_sampled and self.uplink_mbit_min != UPLINK_MBIT_MIN:
             return f"uplink_mbit_min {self.uplink_mbit_min} says nothing with audit {self.audit.value!r}: leave it out"
-        if self.audit is not AuditMode.SAMPLED and self.final_full_audit_rounds:
+        if not is_sampled and self.final_full_audit_rounds:
             return (
                 f"final_full_audit_rounds {self.final_full_audit_rounds} says nothing with audit "
                 f"{self.audit.value!r}: leave it out"
@@ -404,24 +400,19 @@ class JobSpec:
                 f"final_full_audit_rounds {self.final_full_audit_rounds} is more than rounds "
                 f"{self.rounds}: take audit 'full' to re-execute all"
             )
-        if self.audit is AuditMode.SAMPLED and (problem := self._sampled_problem()):
-            return problem
+        if is_sampled and self.keeps_inner_state:
+            return "audit 'sampled' with inner_state 'keep' would show all moments: take inner_state 'reset', or audit 'full'"
+        if is_sampled and self.has_estimates:
+            return "audit 'sampled' with memory 'estimates' was not measured: take memory 'residual', or audit 'full' or 'off'"
+        if is_sampled and self.audit_rate < AUDIT_RATE_MIN:
+            nothing = f"audit 'sampled' with audit_rate {self.audit_rate:g} would audit nothing"
+            return f"{nothing}: take {AUDIT_RATE_MIN:g} at least, or audit 'off', which says so"
+        if is_sampled and self.audit_bytes > AUDIT_BYTES_MAX:
+            kept = f"audit 'sampled' would keep {self.audit_bytes / 2**30:.0f} GiB on each trainer's disk"
+            return f"{kept}, more than {AUDIT_BYTES_MAX >> 30}: take a shorter audit_window or a smaller model"
         if self.object_bytes_max > BLOB_BYTES_MAX:
             size = f"its largest object has {self.object_bytes_max} bytes, and others can get {BLOB_BYTES_MAX} at most"
             return f"{size}: take a smaller model, or inner_state 'reset'"
-        return None
-
-    def _sampled_problem(self) -> str | None:
-        if self.keeps_inner_state:
-            return "audit 'sampled' with inner_state 'keep' would show all moments: take inner_state 'reset', or audit 'full'"
-        if self.has_estimates:
-            return "audit 'sampled' with memory 'estimates' was not measured: take memory 'residual', or audit 'full' or 'off'"
-        if self.audit_rate < AUDIT_RATE_MIN:
-            nothing = f"audit 'sampled' with audit_rate {self.audit_rate:g} would audit nothing"
-            return f"{nothing}: take {AUDIT_RATE_MIN:g} at least, or audit 'off', which says so"
-        if self.audit_bytes > AUDIT_BYTES_MAX:
-            kept = f"audit 'sampled' would keep {self.audit_bytes / 2**30:.0f} GiB on each trainer's disk"
-            return f"{kept}, more than {AUDIT_BYTES_MAX >> 30}: take a shorter audit_window or a smaller model"
         return None
 
     def _memory_problem(self) -> str | None:
@@ -559,13 +550,6 @@ def fields_set_by_estimates(fields: Mapping[str, Any]) -> tuple[str, ...]:
     return ("bits", "feedback_decay", "rule", *of_gradients)
 
 
-def _has_usual_steps(fields: Mapping[str, Any]) -> bool:
-    """Whether the inner moments begin anew in each round, and the outer step is Nesterov's, of updates without estimates."""
-    usual = JobSpec(name="usual")
-    names = ("outer", "memory", "inner_state")
-    return all(fields.get(name, getattr(usual, name)) == getattr(usual, name) for name in names)
-
-
 def complete_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that a person has set, with what follows from them for those that were left unset.
 
@@ -578,8 +562,10 @@ def complete_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     Where every proposal is re-executed before the vote, the rule is the plain mean: what is accepted was computed, and a robust
     rule would leave a part of it out.
     """
-    usual = PRESETS["per-step"]
-    fields = {"inner": InnerOptimizerKind.MUON, **fields} if _has_usual_steps(fields) else fields
+    usual, unset = PRESETS["per-step"], JobSpec(name="usual")
+    steps = ("outer", "memory", "inner_state")  # Nesterov's outer step of updates without estimates, inner moments begin anew
+    if all(fields.get(name, getattr(unset, name)) == getattr(unset, name) for name in steps):
+        fields = {"inner": InnerOptimizerKind.MUON, **fields}
     rule = {"rule": AggregationRule.MEAN} if fields.get("audit", AuditMode.FULL) == AuditMode.FULL else {}
     rounds = min(usual["rounds"], fields.get("rounds", ROUNDS))
     follows: dict[tuple[str, Any], dict[str, Any]] = {
@@ -592,6 +578,5 @@ def complete_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     said = [follows.get((name, fields.get(name)), {}) for name in ("outer", "inner", "memory")]
     is_exact = fields.get("bits") == 8 and fields.get("memory") != FeedbackMemory.ESTIMATES
     decay = {"feedback_decay": 0.0} if is_exact else {}
-    is_sampled = fields.get("audit") == AuditMode.SAMPLED
-    sampled = {"audit_rate": AUDIT_RATE} if is_sampled else {}
+    sampled = {"audit_rate": AUDIT_RATE} if fields.get("audit") == AuditMode.SAMPLED else {}
     return said[0] | said[1] | said[2] | rule | sampled | decay | dict(fields)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ledger.core.genesis import ModuleVersion
-from ledger.jobs import AuditTerms, ClosedRound, JobTerms, ModelReference
+from ledger.jobs import AuditTerms, ClosedRound, JobTerms
 from protocol import codec
 from protocol.errors import StorageError
 from protocol.identity import Signed
@@ -101,17 +101,14 @@ class JobModelStore:
         must not be held against somebody. It may run in another thread.
         """
         model = self._read_model(job, number)
-        self._verify(model)
+        with self._sharing(model.spec) as each:
+            model.verify(each)
         return model
 
     def _read_model(self, job: bytes, number: int) -> ReplicatedModel:
         from training.replicated.replicated_model import ReplicatedModel
 
         return ReplicatedModel.open(self.round_directory(job, number))
-
-    def _verify(self, model: ReplicatedModel) -> None:
-        with self._sharing(model.spec) as each:
-            model.verify(each)
 
     def _sharing(self, spec: JobSpec) -> AbstractContextManager[ParallelMap]:
         from training.replicated.tensor_layout import layout_of
@@ -130,17 +127,12 @@ class JobModelStore:
                 directory, job, decoded, partial(parameter_blob.read_block_values, decoded, read)
             )
             return self._models[job].root
+        base, start = decoded.base, None
         with self._sharing(decoded) as each:
-            start = self._start(decoded.base, each)
+            if base is not None:
+                start = ReplicatedModel.open_decided(self.round_directory(base.job, base.round), base.root, each)
             self._models[job] = ReplicatedModel.create_initial(directory, job, decoded, start, each)
         return self._models[job].root
-
-    def _start(self, base: ModelReference | None, each: ParallelMap) -> ReplicatedModel | None:
-        from training.replicated.replicated_model import ReplicatedModel
-
-        if base is None:
-            return None
-        return ReplicatedModel.open_decided(self.round_directory(base.job, base.round), base.root, each)
 
     def apply_round(self, closed: ClosedRound, payload: Callable[[bytes], bytes]) -> bytes:
         """Applies a closed round; `payload` gives the bytes of a digest. Returns the new model root."""
@@ -186,7 +178,8 @@ class JobModelStore:
         rounds that `judged` gives by their numbers, and their payloads. `StorageError` if they do not lead to `root`.
         """
         self._forget(job)
-        whole = self._is_whole(job, number, root)
+        # What is wrong with a durable one is not that the machine stopped: whoever reads it says so.
+        whole = model_files.is_durable(self.round_directory(job, number)) or self.has_model(job, number, root)
         for of, directory in self._directories(job):
             if not model_files.is_durable(directory) and (of > number or not whole):
                 model_files.remove_directory(directory)
@@ -203,17 +196,9 @@ class JobModelStore:
             )
         return number - base
 
-    def _is_whole(self, job: bytes, number: int, root: bytes) -> bool:
-        directory = self.round_directory(job, number)
-        if model_files.is_durable(directory):
-            return True  # what is wrong with it is not that the machine stopped: whoever reads it says so
-        return self.has_model(job, number, root)
-
     def _last_durable(self, job: bytes, number: int) -> int | None:
         """The round, up to `number`, of the model from which the others can be computed."""
-        durable = [
-            of for of, path in self._directories(job) if path == self.round_directory(job, of) and model_files.is_durable(path)
-        ]
+        durable = [of for of in self.stored_rounds(job) if model_files.is_durable(self.round_directory(job, of))]
         return max((of for of in durable if of <= number), default=None)
 
     def _directories(self, job: bytes) -> Iterator[tuple[int, Path]]:

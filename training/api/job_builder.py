@@ -102,8 +102,11 @@ def _job_spec(peer: TrainingPeer, request: TrainRequest, start: InitialModel | N
     spec.validated()
     manifest = data.split_into_shards(pieces(findings), keep)
     data.require_enough_text(spec, manifest.size, request.data or "the built-in text")
-    if bpe is not None:
-        manifest = replace(manifest, tokens=_digest_of_tokens(peer, spec, manifest, bpe))
+    if bpe is not None:  # tokenized once here, so that everybody else can tell that it works on the same tokens
+        with tempfile.TemporaryDirectory(prefix="tokens-", dir=peer.store.path.parent) as folder:
+            text = Path(folder) / "text"
+            data.assemble_text(manifest, peer.blobs.read_range, text)
+            manifest = replace(manifest, tokens=data.tokens_digest(data.open_tokens(spec, text, bpe)))
     return replace(spec, data=keep(manifest.encode())).validated()
 
 
@@ -175,14 +178,6 @@ def fetch_job_blob(
     if not trio.from_thread.run(fetch):
         raise UserError(f"nobody who is here has {what} {digest.hex()[:16]} of that job: ask a peer that trained it")
     return peer.blobs.read_blob(digest, size_max)
-
-
-def _digest_of_tokens(peer: TrainingPeer, spec: JobSpec, manifest: data.DataManifest, bpe: tokenizer.BpeTokenizer) -> bytes:
-    """Once here, so that everybody else can tell that it works on the same ones."""
-    with tempfile.TemporaryDirectory(prefix="tokens-", dir=peer.store.path.parent) as folder:
-        text = Path(folder) / "text"
-        data.assemble_text(manifest, peer.blobs.read_range, text)
-        return data.tokens_digest(data.open_tokens(spec, text, bpe))
 
 
 def byzantine_trainers_max(peer: TrainingPeer, role: str = TRAINER) -> int:

@@ -110,17 +110,15 @@ def _tensors(folder: Path, model: ModelSpec) -> dict[str, StoredTensor]:
                 f"{stored.path}: tensor {theirs!r} has shape {list(stored.shape)}, {CONFIG} asks for {list(tensor.shape)}"
             )
         named[tensor.name] = stored
-    twin = found.pop(OUTPUT_MATRIX, None)  # some programs write it twice
-    if twin is not None and not _alike(twin, named[EMBEDDING]):
+    twin, embedding = found.pop(OUTPUT_MATRIX, None), named[EMBEDDING]  # some programs write it twice
+    if twin is not None and (
+        twin.shape != embedding.shape or not all(map(np.array_equal, twin.iter_blocks(), embedding.iter_blocks()))
+    ):
         raise UserError(f"{twin.path}: tensor {OUTPUT_MATRIX!r} is not the embedding, though {CONFIG} says tie_word_embeddings")
     others = [name for name in found if not DERIVED.search(name)]
     if others:
         raise UserError(f"{found[others[0]].path}: tensor {others[0]!r} has no place in the model that {CONFIG} describes")
     return named
-
-
-def _alike(one: StoredTensor, other: StoredTensor) -> bool:
-    return one.shape == other.shape and all(map(np.array_equal, one.iter_blocks(), other.iter_blocks()))
 
 
 # Tokenizers
@@ -211,19 +209,15 @@ def _other_tokenizer(found: Any) -> str | None:
 
 def _added_by(processor: Any) -> str | None:
     """The tokens that a post-processor adds to a text; None: there are none. ByteLevel moves offsets alone."""
-    if processor is None or processor.get("type") == "ByteLevel" or _adds_nothing(processor):
+    if processor is None or processor.get("type") == "ByteLevel":
         return None
+    parts = [list(part) for part in processor.get("single", ())]
+    if processor.get("type") == "TemplateProcessing" and parts == [["Sequence"]]:
+        return None  # nothing but the text, as transformers 5 writes it for a tokenizer without special tokens
     if processor.get("type") == "Sequence":
         return next(filter(None, map(_added_by, processor["processors"])), None)
     names = [str(part["SpecialToken"].get("id")) for part in processor.get("single", ()) if "SpecialToken" in part]
     return f"{processor.get('type')} adds {', '.join(map(repr, names)) or 'tokens'}"
-
-
-def _adds_nothing(processor: Any) -> bool:
-    """A template of nothing but the text, as transformers 5 writes one for a tokenizer without special tokens."""
-    return processor.get("type") == "TemplateProcessing" and [list(part) for part in processor.get("single", ())] == [
-        ["Sequence"]
-    ]
 
 
 # Digests that a folder may bring

@@ -32,16 +32,12 @@ WRITTEN_METADATA: Final = {"format": "pt"}  # as `transformers` writes it, and a
 ALIGNMENT: Final = 8
 
 
-def _of_bfloat16(values: npt.NDArray[Any]) -> Float32Array:
-    """The upper half of a float32."""
-    return (values.astype("<u4") << 16).view("<f4")
-
-
 # Type in the header -> type in memory, and how it becomes float32, each number the same one.
 TYPES: Final[dict[str, tuple[str, Callable[[npt.NDArray[Any]], Float32Array]]]] = {
     "F32": ("<f4", lambda values: values),
     "F16": ("<f2", lambda values: values.astype("<f4")),
-    "BF16": ("<u2", _of_bfloat16),
+    # the upper half of a float32
+    "BF16": ("<u2", lambda values: (values.astype("<u4") << 16).view("<f4")),
 }
 
 

@@ -166,7 +166,9 @@ def inner_error(committed: InnerState, replayed: InnerState, spec: JobSpec) -> f
         return RELATIVE_ERROR_MAX
     moments = zip(_moments(committed, spec), _moments(replayed, spec), strict=True)
     apart = max(relative_error(l2_distance(theirs, own), l2_distance(own, _NOTHING)) for theirs, own in moments)
-    return max(apart, _turned(committed, replayed, spec))
+    with np.errstate(all="ignore"):
+        theirs, own = update_directions(committed, spec), update_directions(replayed, spec)
+    return max(apart, relative_error(l2_distance(theirs, own), l2_distance(own, _NOTHING)))
 
 
 def _moments(inner: InnerState, spec: JobSpec) -> list[Float32Array]:
@@ -175,12 +177,6 @@ def _moments(inner: InnerState, spec: JobSpec) -> list[Float32Array]:
         return [
             np.sqrt(inner.moments[part]) if name == "second" else inner.moments[part] for name, part in moment_slots(spec).items()
         ]
-
-
-def _turned(committed: InnerState, replayed: InnerState, spec: JobSpec) -> float:
-    with np.errstate(all="ignore"):
-        theirs, own = update_directions(committed, spec), update_directions(replayed, spec)
-    return relative_error(l2_distance(theirs, own), l2_distance(own, _NOTHING))
 
 
 def l2_distance(a: Float32Array, b: Float32Array | np.float32) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -82,7 +83,7 @@ class TorchBackend:
         if resources.parallel is ParallelMode.OFF:
             device.configure_device(self._device)
             return
-        self._crew = import_object(f"{PARALLEL}:start_rank_processes")(resources, command)
+        self._crew = import_object(f"{PARALLEL}:RankProcesses")(resources, [sys.executable, *command[1:]])
 
     def run_rank(self, resources: EngineResources, rank: int, store: Path, orders: BinaryIO) -> None:
         start_torch_threads(resources.threads or None)

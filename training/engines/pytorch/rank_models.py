@@ -52,10 +52,6 @@ class ArraySpec:
     kind: Name  # as numpy calls it
     shape: Annotated[tuple[Count, ...], Length(1, DIMENSIONS_MAX)]
 
-    @classmethod
-    def of_array(cls, array: npt.NDArray[Any]) -> ArraySpec:
-        return cls(array.dtype.str, array.shape)
-
 
 @dataclass(frozen=True, slots=True)
 class OpenRankModel:
@@ -277,11 +273,6 @@ class RankModel(ABC):
     def gather_vector(self, what: str) -> LeaderVector:
         """The whole vector, for the leader."""
 
-    @property
-    @abstractmethod
-    def local_numbers(self) -> int:
-        """Numbers of parameters and moments in this process, between two orders."""
-
 
 class DdpRankModel(RankModel):
     """Every process has the whole model and takes the same steps."""
@@ -323,10 +314,6 @@ class DdpRankModel(RankModel):
             return None
         found: Float32Array = to_numpy(self._optimizer.moments if what == "moments" else getattr(self._gpt, what))
         return found.copy()
-
-    @property
-    def local_numbers(self) -> int:
-        return len(self._gpt.parameters) + len(self._optimizer.moments)
 
 
 class FsdpRankModel(RankModel):
@@ -406,11 +393,6 @@ class FsdpRankModel(RankModel):
             elif out is not None:
                 out[place] = 0.0
         return out
-
-    @property
-    def local_numbers(self) -> int:
-        parameters = sum(parameter.to_local().numel() for parameter in self._net.parameters())
-        return parameters + sum(first.numel() + second.numel() for first, second in self._moments)
 
 
 def _gradient_of(parameter: Any) -> Tensor:
