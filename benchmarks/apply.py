@@ -36,7 +36,7 @@ from protocol.messages import Proposal
 from scenarios.trials import Parser
 from training.job_spec import BITS, AggregationRule, AuditMode, JobSpec, OuterOptimizerKind
 from training.replicated import aggregate, codec, model_files, outer_optimizer
-from training.replicated.model_state import model_leaf_hash
+from training.replicated.model_directory import model_leaf_hash
 from training.replicated.parallel_map import thread_map
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
 from training.replicated.tensor_layout import Float32Array

@@ -22,9 +22,9 @@ from training.replicated import codec, error_feedback, momentum_estimates, outer
 from training.replicated.aggregate import gram_matrix, plan_aggregation, tolerated_faults
 from training.replicated.aggregate.aggregation_plan import plan_on_grid
 from training.replicated.aggregate.robust_rules import ONE, UpdateCombination, align_exponents, farthest_updates
-from training.replicated.codec.quantized_update import HEADER_BYTES
+from training.replicated.codec.payload import HEADER_BYTES
 from training.replicated.tensor_layout import Float32Array, TensorLayout
-from training.safe_settings import SAFE_WITHOUT_AUDITS, SafeWithoutAudits
+from training.safe_settings import SAFE_WITHOUT_AUDITS, SafeNetwork
 
 TRAINERS_MAX = 31
 ROUNDS = 300
@@ -87,7 +87,7 @@ class Column:
         """Whether a job without audits may have these bits, memory, trainers and liars."""
         return self.iid and any(self.is_of(row) for row in SAFE_WITHOUT_AUDITS)
 
-    def is_of(self, row: SafeWithoutAudits) -> bool:
+    def is_of(self, row: SafeNetwork) -> bool:
         return self.estimates and (self.bits, self.trainers, self.liars) == (ESTIMATES["bits"], row.trainers, row.liars)
 
     def job(self, rounds: int) -> JobSpec:

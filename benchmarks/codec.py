@@ -36,6 +36,7 @@ from benchmarks.parallel import JOBS, side_by_side
 from benchmarks.provenance import earlier, write
 from benchmarks.settings import MEASURED, with_settings
 from benchmarks.simulated import JOB, InnerStates, Rounds, engine_of, held_out_nats, text_file, trainer_key
+from benchmarks.tuning import run_sweep
 from benchmarks.verdicts import conclude, verdict
 from demo.shutdown_signals import map_signals_to_interrupt
 from protocol.errors import UserError
@@ -44,7 +45,7 @@ from training import rate_sweep
 from training.engines.pytorch.engine import TorchEngine
 from training.job_spec import PRESETS, AuditMode, InnerOptimizerKind, JobSpec, complete_fields
 from training.replay.inner_state import InnerState
-from training.replicated.learning_rate_schedule import inner_rate
+from training.replicated.outer_optimizer import inner_rate
 from training.replicated.parameter_init import initial_parameters
 from training.replicated.tensor_layout import CHUNK, Float32Array, layout_of
 
@@ -358,7 +359,7 @@ def tune(method: Method, budget: Budget) -> Tuning:
                 print(f"  {said}", file=sys.stderr, flush=True)
             return tuning.tried[label]
 
-        losses = rate_sweep.run_sweep(values, nats, beyond=rate_sweep.BEYOND_MAX if name in RATES else 0)
+        losses = run_sweep(values, nats, beyond=rate_sweep.BEYOND_MAX if name in RATES else 0)
         tuning.best[name] = best = rate_sweep.best_value(losses)
         whole = name == "keep" or best == 0  # nothing lies beyond
         tuning.edges[:] = [edge for edge in tuning.edges if edge != name]

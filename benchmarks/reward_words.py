@@ -33,7 +33,7 @@ from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.backend import BACKEND
 from training.job_spec import JobSpec, complete_fields
-from training.replicated.model_state import PARAMETERS
+from training.replicated.model_directory import PARAMETERS
 from training.replicated.replicated_model import ReplicatedModel
 
 JOB = bytes([1]) * 32

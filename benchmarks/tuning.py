@@ -13,6 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,16 @@ CORES = 2
 RIVALS = {"all samples, one process": ACCEPTED, "one trainer alone": 1}  # how many trainers' samples each has
 BASELINE_RATES = (3e-3, 5e-3, 8e-3, 1.2e-2)
 EVALUATIONS = 8
+
+
+def run_sweep(
+    values: Iterable[float], measure: Callable[[float], float], beyond: int = rate_sweep.BEYOND_MAX
+) -> dict[float, float]:
+    """Value → loss, ascending by value."""
+    line = rate_sweep.RateSweep(values, beyond)
+    while (value := line.next_value()) is not None:
+        line.losses[value] = measure(value)
+    return dict(sorted(line.losses.items()))
 
 
 class Network:
@@ -108,7 +119,7 @@ def train_rival(spec: JobSpec, text: Path, rates: list[float], name: str, shares
         print(f"{name}, {rate:g}: {runs[rate][-1]:.3f} bits per byte", file=sys.stderr, flush=True)
         return runs[rate][-1]
 
-    losses = rate_sweep.run_sweep(rates, last)
+    losses = run_sweep(rates, last)
     best = rate_sweep.best_value(losses)
     return {
         "rates": {str(rate): bits for rate, bits in losses.items()},

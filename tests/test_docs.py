@@ -81,8 +81,7 @@ from training.data.tokenizer import ByteTokenizer
 from training.job_spec import JobSpec, complete_fields
 from training.replicated import codec, momentum_estimates, outer_optimizer
 from training.replicated.error_feedback import FeedbackRecord, accumulate_feedback, buffer_digest
-from training.replicated.model_directory import ModelManifest
-from training.replicated.model_state import ModelState
+from training.replicated.model_directory import ModelManifest, ModelState
 from training.replicated.tensor_layout import layout_from_shapes
 from training.transformer import ModelSpec
 from web.site import load_site

@@ -323,18 +323,16 @@ class JobSpec:
             return error.detail
 
     def _number_problem(self) -> str | None:
-        positive = ("inner_rate", "gradient_clip", "outer_rate", "initial_norm", "proposal_seconds", "replay_tolerance")
         for name, value in FLOATS_MAX.items():
             if not getattr(self, name) <= value:  # also if it is not a number
                 return f"{name} must be at most {value:g}, is {getattr(self, name)}"
-        fractions = ("inner_rate_floor", "outer_momentum", "feedback_decay", "audit_rate")
-        for name in positive:
+        for name in ("inner_rate", "gradient_clip", "outer_rate", "initial_norm", "proposal_seconds", "replay_tolerance"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 return f"{name} must be positive, not {getattr(self, name)}"
         for name, value in FLOATS_MIN.items():
             if getattr(self, name) < value:
                 return f"{name} {getattr(self, name):g} would call honest work of other processors false: take {value:g} at least"
-        for name in fractions:
+        for name in ("inner_rate_floor", "outer_momentum", "feedback_decay", "audit_rate"):
             if not 0 <= getattr(self, name) <= 1:
                 return f"{name} must lie in 0..1, not {getattr(self, name)}"
         for name in ("beta1", "beta2"):
@@ -465,15 +463,13 @@ class JobSpec:
 
     def validated(self) -> JobSpec:
         """Itself, or `UserError`."""
-        problem, made = self.problem(), self
+        problem = self.problem()
         if not problem:
             try:
-                made = self.decode(self.encode())
+                return self.decode(self.encode())
             except RemoteProtocolError as error:
                 problem = error.detail
-        if problem:
-            raise UserError(f"job {self.name[:NAME_CHARACTERS_MAX]!r}: {_ON_THE_WIRE.sub('', problem)}")
-        return made
+        raise UserError(f"job {self.name[:NAME_CHARACTERS_MAX]!r}: {_ON_THE_WIRE.sub('', problem)}")
 
 
 # Every block asks for the terms of the jobs that the state has, 164 at most. Features may add objectives and layers between two

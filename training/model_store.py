@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ledger.core.genesis import ModuleVersion
-from ledger.jobs import AuditTerms, ClosedRound, JobTerms
+from ledger.jobs import AuditTerms, ClosedRound, Job, JobTerms
 from protocol import codec
-from protocol.errors import StorageError
+from protocol.errors import StorageError, UserError
 from protocol.identity import Signed
 from protocol.limits import AUDIT_RESPONSE_MS
 from protocol.messages import Proposal
@@ -28,10 +28,12 @@ from training.replicated import model_files
 from training.replicated.parallel_map import ParallelMap, default_thread_count, thread_map
 
 if TYPE_CHECKING:
+    from storage.ledger_store import LedgerStore
     from training.parameter_blob import Read
     from training.replicated.incoming_model import IncomingModelDirectory
     from training.replicated.replicated_model import ReplicatedModel
 
+ROUNDS_SHOWN_MAX = 8  # in an error
 ROUNDS_KEPT = 2  # the open round's model and the one before, which a late re-execution may still read; audits need more
 # Of models that only audits need whose rounds are long over: auditors that find theirs gone report nothing.
 AUDITED_BYTES_MAX = 16 << 30
@@ -94,6 +96,25 @@ class JobModelStore:
         model = self._models.get(job)
         if model is None or model.round != number:
             model = self._models[job] = self._read_model(job, number)
+        return model
+
+    def require_model(self, key: bytes, job: Job, number: int) -> None:
+        """`UserError` unless the model after so many rounds is here."""
+        kept = self.stored_rounds(key)
+        if number not in kept:
+            shown = [str(round) for round in kept[-ROUNDS_SHOWN_MAX:]]
+            are = f"this peer keeps {'…, ' * (len(kept) > len(shown))}{', '.join(shown)}" if kept else "this peer keeps none"
+            raise UserError(f"the model of job {job.name!r} at round {number} is not here: {are}")
+
+    def open_decided_model(self, store: LedgerStore, key: bytes, job: Job, number: int) -> ReplicatedModel:
+        """The model of a job after so many rounds, if this peer keeps it and it is the decided one. Raises `UserError`."""
+        self.require_model(key, job, number)
+        model = self.open_verified_model(key, number)
+        closed = None if number == job.round else store.closed_round(key, number - 1)
+        decided = job.model_root if number == job.round else closed.model_root if closed else model.root
+        if model.root != decided:
+            place = self.round_directory(key, number)
+            raise UserError(f"{place} holds another model than the network decided: take one of another round")
         return model
 
     def open_verified_model(self, job: bytes, number: int) -> ReplicatedModel:

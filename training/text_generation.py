@@ -72,10 +72,6 @@ class TextGenerations:
                 self._open.popitem(last=False)
         return worker_protocol.GenerateReply(piece, text.is_over, text.is_withheld)
 
-    def drop_all(self) -> None:
-        """Nobody has asked for anything for a while, so nobody reads any of them."""
-        self._open.clear()
-
 
 class TextGeneration:
     """One text, as far as it is made."""

@@ -24,7 +24,7 @@ from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.engine import TorchEngine
 from training.engines.pytorch.inner_optimizers import AdamW, Muon
 from training.job_spec import JobSpec
-from training.replicated.learning_rate_schedule import inner_rate
+from training.replicated.outer_optimizer import inner_rate
 from training.replicated.parameter_init import initial_parameters
 
 JOB = hashlib.sha256(b"folkmoot/benchmarks/training").digest()

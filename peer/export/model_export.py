@@ -15,8 +15,8 @@ from peer.export.model_provenance import ExportableModel
 from protocol.api import ModelFilesView
 from protocol.errors import UserError
 from storage.durable_files import sync_directory
+from training.data.tokenizer import BpeVocabulary, load_vocabulary, tokenizer_config, tokenizer_json
 from training.formats import gguf, huggingface_model, llama_mapping, safetensors_files
-from training.formats.tokenizer_json import BpeVocabulary, load_vocabulary, tokenizer_config, tokenizer_json
 from training.replicated.tensor_layout import Float32Array, layout_of
 from training.transformer import HEAD, tensor_shapes
 

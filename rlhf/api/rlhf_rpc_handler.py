@@ -48,11 +48,10 @@ from rlhf.rpc import (
 from training import text_stream, worker_protocol
 from training.api.job_builder import BLOB_FETCH_SECONDS_MAX, fetch_job_blob, parse_field
 from training.api.training_failures import no_progress_text
-from training.api.training_peer import TrainingPeer
 from training.job_spec import JobSpec
 from training.preparation_notes import preparation_notes
 from training.replicated.replicated_model import ReplicatedModel
-from training.round_context import EVALUATION_SECONDS
+from training.round_context import EVALUATION_SECONDS, TrainingPeer
 from training.worker_protocol import WorkerFailed
 
 EVALUATION_FAILED = "evaluation_failed"  # figure of a model that the worker could not measure

@@ -33,11 +33,11 @@ from training.api.job_builder import (
     parse_overrides,
     require_safe_settings,
 )
-from training.api.training_peer import TrainingPeer
 from training.data import text_files
 from training.data.tokenizer import Tokenizer, load_tokenizer
 from training.job_spec import JobSpec, PreparationCounts, complete_fields
 from training.objectives.objective import Objective
+from training.round_context import TrainingPeer
 from training.transformer import BYTE_VOCABULARIES
 
 TokenizedSet = TokenizedPairs | TokenizedResponses

@@ -43,9 +43,9 @@ from rlhf.pair_accuracy import can_beat_chance
 from storage.regular_files import read_regular
 from training.api.initial_model import initial_model_from_job, resolve_base_job
 from training.api.job_builder import byzantine_trainers_max
-from training.api.training_peer import TrainingPeer
 from training.data import text_files
 from training.job_spec import JobSpec, PreparationCounts, complete_fields
+from training.round_context import TrainingPeer
 
 FIELDS_NOT_SET_BY_NAME = frozenset({"reward", "reward_model", "blocklist"})  # of a policy's terms: `--set` does not say them
 REWARD_PREFIX = "reward."  # begins what `--set` says of the job that trains a reward model

@@ -37,7 +37,7 @@ from tests.ledger.world import BY_KEY, LANGUAGE, PEOPLE, SAMPLED, SAMPLED_SCRATC
 from tests.sim.keys import FastSigner
 from tests.training.replicated.support import JOB, SMALL, round_of
 from training.job_spec import AuditMode, FeedbackMemory
-from training.replicated.model_state import ModelState
+from training.replicated.model_directory import ModelState
 from training.replicated.replicated_model import ReplicatedModel
 
 ANN, BEN, CID, DEE = PEOPLE[:4]

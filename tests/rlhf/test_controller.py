@@ -28,7 +28,7 @@ from rlhf.pytorch import ppo
 from tests.rlhf.test_ppo import JOB, OWN, SPEC, World
 from tests.training.replicated.support import buffer, round_of
 from training.job_spec import AuditMode
-from training.replicated.model_state import PARAMETERS
+from training.replicated.model_directory import PARAMETERS
 from training.replicated.replicated_model import ReplicatedModel
 
 Rule = Callable[[int, Fraction, float], int]

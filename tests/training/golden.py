@@ -57,7 +57,7 @@ from training.job_spec import (
 )
 from training.objectives.registry import ScratchObjective
 from training.replicated import aggregate, codec, error_feedback, momentum_estimates, outer_optimizer
-from training.replicated.learning_rate_schedule import inner_rate
+from training.replicated.outer_optimizer import inner_rate
 from training.replicated.parameter_init import initial_parameters
 from training.replicated.replicated_model import ReplicatedModel
 from training.replicated.tensor_layout import Float32Array, layout_of

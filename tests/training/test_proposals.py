@@ -160,13 +160,13 @@ def test_an_update_without_an_encoding_is_not_proposed_where_its_norm_might_be_a
 # A buffer that nobody looked at when it was committed to -----------------------------------------------------------------
 
 SIZE = error_feedback.buffer_bytes(SPEC)
-HEAD = codec.quantized_update.HEADER_BYTES
+HEAD = codec.payload.HEADER_BYTES
 # its one scale is the largest one
-LARGEST = codec.quantized_update.pack_header(momentum_estimates.ESTIMATE_BITS, bytes(32), codec.EXPONENT_MAX) + b"\xff"
+LARGEST = codec.payload.pack_header(momentum_estimates.ESTIMATE_BITS, bytes(32), codec.EXPONENT_MAX) + b"\xff"
 HEADS = st.sampled_from(
     [
         LARGEST,
-        codec.quantized_update.pack_header(momentum_estimates.ESTIMATE_BITS, bytes(32), codec.EXPONENT_MIN) + b"\0",
+        codec.payload.pack_header(momentum_estimates.ESTIMATE_BITS, bytes(32), codec.EXPONENT_MIN) + b"\0",
         bytes(HEAD + 1),
     ]
 )

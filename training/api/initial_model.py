@@ -15,12 +15,11 @@ from protocol.blob_digest import BlobHasher
 from protocol.errors import UserError
 from storage.multipart_objects import write_list
 from training import parameter_blob
-from training.api.decided_models import open_decided_model
-from training.api.training_peer import TrainingPeer
 from training.formats import huggingface_model
 from training.job_disk_space import require_disk_space
 from training.job_spec import JobSpec
 from training.replicated.replicated_model import ReplicatedModel
+from training.round_context import TrainingPeer
 from training.transformer import BYTE_VOCABULARIES, ModelSpec
 
 
@@ -119,7 +118,7 @@ def _of_round(peer: TrainingPeer, name: str, number: int) -> InitialModel:
     if number > final or undone:
         undo = f"audits {'have undone' if undone else 'may still undo'} the model of job {job.name!r} at round {number}"
         raise UserError(f"--from: {undo}: take round {final}, which is final")
-    model = open_decided_model(peer.models, peer.store, key, job, number)
+    model = peer.models.open_decided_model(peer.store, key, job, number)
     return InitialModel(f"job {job.name!r}", spec.model, spec.tokenizer, stop=stop, write=lambda spec, file: _write(model, file))
 
 

@@ -21,11 +21,11 @@ from protocol.errors import UserError
 from protocol.limits import AUDIT_WINDOW_MS_MAX
 from training import corpus as data
 from training.api.initial_model import InitialModel, resolve_initial_model
-from training.api.training_peer import TrainingPeer
 from training.data import default_text, token_shards, tokenizer
 from training.data.text_files import TextFileReport, printable_path, read_text
 from training.job_spec import AuditMode, JobSpec, complete_fields
 from training.objectives.registry import find_objective, objective_names
+from training.round_context import TrainingPeer
 from training.safe_settings import unsafe_reason
 from training.transformer import BYTE_VOCABULARIES, BYTES_WITH_END, ModelSpec
 
@@ -61,8 +61,7 @@ def build_example_job(peer: TrainingPeer, request: TrainRequest) -> JobSpec:
     builders = [kind.example_job_builder for kind in known if kind and kind.example_job_builder]
     if not builders:
         raise UserError(f"{request.examples}: this program knows no objective that learns from prompts and responses")
-    spec: JobSpec = import_object(builders[0])(peer, request)
-    return spec
+    return import_object(builders[0])(peer, request)
 
 
 def _job_spec(peer: TrainingPeer, request: TrainRequest, start: InitialModel | None, findings: TextFileReport) -> JobSpec:

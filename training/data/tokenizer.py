@@ -1,4 +1,6 @@
-"""Text to token ids: the 256 bytes, or a byte-level BPE (Sennrich 2016, Radford 2019) trained with the `tokenizers` package."""
+"""Text to token ids: the 256 bytes, or a byte-level BPE (Sennrich 2016, Radford 2019) of the `tokenizers` package: trained, read,
+and written for other programs.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,18 +22,6 @@ TOKENIZER_BYTES_MAX = 16 << 20  # a tokenizer of VOCABULARY_MAX tokens is about 
 END_OF_TEXT: Final = "<|endoftext|>"  # GPT-2's name; a text that holds these characters never becomes the token
 
 
-class Tokenizer(Protocol):
-    is_bytes: bool
-    vocabulary: int
-    digest: bytes  # of the blob it was made from
-    token_bytes: npt.NDArray[np.int64]  # bytes of text per token id
-    end_of_text: int | None  # the token that ends a text and stands for no bytes; None: there is none
-
-    def encode(self, text: bytes) -> npt.NDArray[np.unsignedinteger]: ...
-
-    def decode(self, ids: Sequence[int]) -> bytes: ...
-
-
 class ByteTokenizer:
     """The 256 bytes, and with `BYTES_WITH_END` tokens the end of a text."""
 
@@ -40,7 +30,7 @@ class ByteTokenizer:
 
     def __init__(self, vocabulary: int = BYTES) -> None:
         self.vocabulary = vocabulary
-        self.end_of_text = BYTES if vocabulary == BYTES_WITH_END else None
+        self.end_of_text: int | None = BYTES if vocabulary == BYTES_WITH_END else None
         self.token_bytes = (np.arange(vocabulary) < BYTES).astype(np.int64)
 
     def encode(self, text: bytes) -> npt.NDArray[np.unsignedinteger]:
@@ -85,6 +75,11 @@ class BpeTokenizer:
 
     def decode(self, ids: Sequence[int]) -> bytes:
         return b"".join(self._bytes_of_id[token] for token in ids)
+
+
+# `digest` is that of the blob it was made from. `token_bytes` are bytes of text per token id. `end_of_text` is the token that ends
+# a text and stands for no bytes; None: there is none.
+Tokenizer = ByteTokenizer | BpeTokenizer
 
 
 def load_tokenizer(blob: bytes | None, vocabulary: int) -> Tokenizer:
@@ -239,3 +234,55 @@ def byte_alphabet() -> dict[str, int]:
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(BYTES) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(BYTES + index): byte for index, byte in enumerate(others)}
+
+
+# Files of other programs: every text has the same ids there --------------------------------------------------------
+
+
+def load_vocabulary(blob: bytes | None, tokens: int) -> BpeVocabulary:
+    """The vocabulary of `load_tokenizer`, which raises alike. Bytes have no merges."""
+    if blob is not None:
+        return parse_bpe(blob)
+    if tokens == BYTES_WITH_END:
+        return BpeVocabulary(byte_alphabet() | {END_OF_TEXT: BYTES}, end_of_text=BYTES, special=frozenset({END_OF_TEXT}))
+    return BpeVocabulary(byte_alphabet())
+
+
+def tokenizer_json(vocabulary: BpeVocabulary) -> dict[str, Any]:
+    """`tokenizer.json` of the package `tokenizers`, which `transformers` opens."""
+    special = [added_token_json(token, number) for token, number in vocabulary.ids.items() if token in vocabulary.special]
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": sorted([*special, *vocabulary.added], key=lambda token: token["id"]),
+        "normalizer": vocabulary.normalizer,
+        "pre_tokenizer": vocabulary.pre_tokenizer,
+        "post_processor": None,
+        "decoder": BYTE_LEVEL,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": vocabulary.ignores_merges,
+            "vocab": dict(vocabulary.ids),
+            "merges": [list(pair) for pair in vocabulary.merges],
+        },
+    }
+
+
+def tokenizer_config(vocabulary: BpeVocabulary, context: int) -> dict[str, Any]:
+    """`tokenizer_config.json` of `transformers`. With `split_special_tokens` the name of a special token in a text is text."""
+    end = vocabulary.end_of_text
+    return {
+        **({} if end is None else {"eos_token": vocabulary.tokens[end]}),
+        **({"split_special_tokens": True} if vocabulary.special else {}),
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": context,
+        "clean_up_tokenization_spaces": False,
+        "add_prefix_space": False,
+    }

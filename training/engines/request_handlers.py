@@ -172,7 +172,7 @@ def _prompt_with_turns(engine: Engine, request: worker_protocol.GenerateRequest)
 
 def ping(context: WorkerContext, request: worker_protocol.PingRequest) -> worker_protocol.PongReply:
     """A ping comes when the daemon has had nothing else to ask for a while: nobody waits for a text any more."""
-    context.texts.drop_all()
+    context.texts = TextGenerations()
     return worker_protocol.PongReply()
 
 

@@ -89,13 +89,9 @@ def write_gguf(
     stream.write(header.ljust(_padded(len(header)), b"\0"))
     for name, values in tensors:
         heads = known[name].parameter.rotary_heads
-        _write_tensor(stream, name, interleave_rope_rows(values, heads) if heads else values, _dtype(values, is_half))
-
-
-def interleave_rope_rows(values: Float32Array, heads: int) -> Float32Array:
-    """Rows of each head in the order 0, D/2, 1, D/2 + 1, …"""
-    of_heads = values.reshape(heads, 2, -1, values.shape[1])
-    return of_heads.swapaxes(1, 2).reshape(values.shape)
+        if heads:  # rows of each head in the order 0, D/2, 1, D/2 + 1, …
+            values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+        _write_tensor(stream, name, values, _dtype(values, is_half))
 
 
 def _write_tensor(stream: BinaryIO, name: str, values: Float32Array, dtype: np.dtype[Any]) -> None:

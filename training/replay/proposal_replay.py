@@ -9,6 +9,7 @@ import logging
 import math
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -92,8 +93,8 @@ def make_proposal(
     started = time.perf_counter()
     model = _open(request)
     (e, feedback_from), (inner, inner_from) = _own_feedback(request, model), _own_inner(request, model)
-    last, place = _LastInnerState(), (request.job, request.round, request.trainer)
-    take = last.take if request.inner_out else None
+    last, place = deque[InnerState](maxlen=1), (request.job, request.round, request.trainer)  # inner state after the last step
+    take = (lambda parameters, inner: last.append(inner)) if request.inner_out else None
     declaration = _own_declaration(request, model, declarer, on_step)
     delta, losses = update(model.parameters, *place, inner, take, taken=model.rounds_in_model, declaration=declaration)
     m = error_feedback.accumulate_feedback(e, delta, model.spec.feedback_decay, model.spec.update_weight)
@@ -105,7 +106,7 @@ def make_proposal(
             raise
     payload_digest = write_object(Path(request.payload_out), payload)
     committed_to = None if buffer is None else write_object(Path(request.buffer_out), buffer.encode())
-    kept = last.inner.write(Path(request.inner_out)) if request.inner_out and last.inner else None
+    kept = last[0].write(Path(request.inner_out)) if request.inner_out and last else None
     mean = sum(losses) / len(losses)
     return ProposeReply(
         payload_digest=payload_digest,
@@ -140,7 +141,7 @@ def _judge(
     request: AuditRequest, model: ReplicatedModel, update: ComputeUpdate, declarer: Declarer | None, on_step: OnProgress
 ) -> tuple[Verdict, float, int | None]:
     """And the loss that a report on the round seals."""
-    spec, last, place = model.spec, _LastInnerState(), (request.job, request.round, request.trainer)
+    spec, last, place = model.spec, deque[InnerState](maxlen=1), (request.job, request.round, request.trainer)
     try:
         buffer, e = error_feedback.read_buffer(Path(request.buffer), spec) if request.buffer else None, _feedback(request, model)
         inner = InnerState.load(Path(request.inner), spec) if request.inner else None
@@ -152,11 +153,11 @@ def _judge(
     if number is not None:
         return Verdict(OBJECTIVE_CODES_FIRST + number), RELATIVE_ERROR_MAX, None
     payload, declaration = Path(request.payload).read_bytes(), _derived(request, model, declaration, declarer, on_step)
-    take = last.take if inner else None
+    take = (lambda parameters, state: last.append(state)) if inner else None
     delta, losses = update(model.parameters, *place, previous, take, taken=model.rounds_in_model, declaration=declaration)
     verdict, error = compare_update(model, request.trainer, delta, payload, e, buffer)
-    if inner and last.inner and verdict is Verdict.ACCEPT:
-        error = max(error, inner_error(inner, last.inner, spec))
+    if inner and last and verdict is Verdict.ACCEPT:
+        error = max(error, inner_error(inner, last[0], spec))
         verdict = Verdict.ACCEPT if error <= spec.replay_tolerance else Verdict.REPLAY
     return verdict, error, nats_to_millionths(losses[-1])
 
@@ -242,15 +243,6 @@ def _refutation(
 
 
 # What requests name --------------------------------------------------------------------------------------------------
-
-
-class _LastInnerState:
-    """The inner state after the last step."""
-
-    inner: InnerState | None = None
-
-    def take(self, parameters: Float32Array, inner: InnerState) -> None:
-        self.inner = inner
 
 
 def _own_feedback(request: ProposeRequest, model: ReplicatedModel) -> tuple[Float32Array, bytes | None]:

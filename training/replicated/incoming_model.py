@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -13,7 +13,7 @@ from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import SNAPSHOT_PART_BYTES_MAX
 from storage.crash_points import crash_points
 from training.replicated import model_directory, model_files
-from training.replicated.model_state import PIECE_BYTES, LeafRange, model_leaf_hash, model_root
+from training.replicated.model_directory import PIECE_BYTES, model_leaf_hash, model_root
 from training.replicated.replicated_model import ReplicatedModel
 
 LEAVES_PER_PART: Final = SNAPSHOT_PART_BYTES_MAX // PIECE_BYTES
@@ -60,7 +60,10 @@ class IncomingModelDirectory:
     def add_part(self, index: int, data: bytes) -> None:
         part = slice(index * LEAVES_PER_PART, (index + 1) * LEAVES_PER_PART)
         chosen, expected = self._pieces[part], self._saved.leaves[part]
-        cut = _cut(data, chosen)
+        ends = [0, *itertools.accumulate(piece.bytes.stop - piece.bytes.start for piece in chosen)]
+        if ends[-1] != len(data):
+            raise RemoteProtocolError("bad-part", f"{len(data)} bytes of a model, expected {ends[-1]}")
+        cut = [data[start:end] for start, end in pairwise(ends)]
         for piece, found, leaf in zip(chosen, cut, expected, strict=True):
             if model_leaf_hash(found) != leaf:
                 raise RemoteProtocolError("bad-part", f"{piece.name} of the model is not what the model root says")
@@ -86,10 +89,3 @@ class IncomingModelDirectory:
             file.close()
         with model_files.model_write_errors(self._folder):
             model_files.remove_directory(self._folder)
-
-
-def _cut(data: bytes, pieces: Sequence[LeafRange]) -> list[bytes]:
-    ends = [0, *itertools.accumulate(piece.bytes.stop - piece.bytes.start for piece in pieces)]
-    if ends[-1] != len(data):
-        raise RemoteProtocolError("bad-part", f"{len(data)} bytes of a model, expected {ends[-1]}")
-    return [data[start:end] for start, end in pairwise(ends)]

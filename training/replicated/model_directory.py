@@ -1,5 +1,6 @@
-"""A model on disk: a directory of one file of little-endian float32 for every vector (`parameters.f32`, and one for each slot of
-the outer optimizer), of one with all trainers' estimates where the job has any, and `state.msgpack`.
+"""The state of a model, its leaves under the model root, and the model on disk: a directory of one file of little-endian float32
+for every vector (`parameters.f32`, and one for each slot of the outer optimizer), of one with all trainers' estimates where the
+job has any, and `state.msgpack`.
 
 It is written beside its final name, made durable and then renamed, so that a name never stands for half a model. Most models of
 a job are not made durable (`docs/decisions/0030`): while the machine runs they are as good as others, and if it stops they are
@@ -11,9 +12,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import functools
+import hashlib
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,14 +24,17 @@ from typing import Annotated, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from protocol import codec
-from protocol.codec import Digest, Length
+from protocol import codec, merkle
+from protocol.codec import Count, Digest, Key, Length
 from protocol.errors import RemoteProtocolError, StorageError
+from protocol.identity import short_id
 from protocol.limits import MEMBERS_MAX, MODEL_MANIFEST_BYTES_MAX, TRAINERS_MAX
 from storage.crash_points import crash_points
 from storage.durable_files import lock_file, make_directory, sync_directory
 from training.job_spec import ESTIMATES_BYTES_MAX, OUTER_SLOTS, JobSpec
+from training.objectives.objective import STEERING_BYTES_MAX
 from training.replicated import momentum_estimates
+from training.replicated.error_feedback import FeedbackRecord
 from training.replicated.model_files import (
     DURABLE,
     STATE,
@@ -42,18 +47,12 @@ from training.replicated.model_files import (
     replace_directory,
     spare_directory,
 )
-from training.replicated.model_state import (
-    ESTIMATES,
-    PARAMETERS,
-    PIECE_BYTES,
-    EncodedEstimate,
-    LeafRange,
-    ModelState,
-    iter_leaf_ranges,
-    model_root,
-)
-from training.replicated.tensor_layout import BLOCKS_MAX, Float32Array, float32_bytes, layout_of
+from training.replicated.tensor_layout import BLOCK, BLOCKS_MAX, Float32Array, TensorLayout, float32_bytes, layout_of
 
+PARAMETERS: Final = "parameters"  # the first vector; those after it are the outer optimizer's slots
+ESTIMATES: Final = "estimates"  # of all trainers that have a record, one after another in ascending order of their keys
+PIECE_BYTES: Final = 4 * BLOCK  # of an estimate, and at most of a vector
+NORM_ROUNDS: Final = 16  # rounds that the median is taken over; liars would have to be the majority of more than half of them
 MAPPED_BYTES_MIN: Final = 16 << 20  # what is smaller is kept in memory
 VECTORS_MAX: Final = 3  # parameters and the two moments of AdamW
 # estimates have scales, too
@@ -61,6 +60,59 @@ LEAVES_MAX: Final = VECTORS_MAX * BLOCKS_MAX + TRAINERS_MAX + 2 * (ESTIMATES_BYT
 RECORD_BYTES: Final = 256  # of a trainer in the state, at most
 
 assert 34 * LEAVES_MAX + RECORD_BYTES * MEMBERS_MAX < MODEL_MANIFEST_BYTES_MAX
+
+
+EncodedEstimate = bytes | memoryview  # an estimate, in memory or mapped
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """Everything of the model but its vectors: the last leaf under the root."""
+
+    job: Digest
+    spec: JobSpec
+    round: Count
+    rounds_in_model: Count  # rounds of the model's own line: without those that a rollback undid
+    records: Annotated[dict[Key, FeedbackRecord], Length(0, MEMBERS_MAX)]
+    # median accepted norm² of the last rounds that accepted any
+    median_norms_squared: Annotated[tuple[float, ...], Length(0, NORM_ROUNDS)]
+    beta_powers: Annotated[tuple[float, ...], Length(0, 2)] = ()  # outer AdamW: beta1^t and beta2^t after t steps
+    steering: Annotated[bytes, Length(0, STEERING_BYTES_MAX)] = b""  # `Objective.steering`
+
+
+@dataclass(frozen=True, slots=True)
+class LeafRange:
+    """Bytes of one of a model's files that are one leaf: a block of a vector, or a part of a trainer's estimate."""
+
+    file: str
+    bytes: slice
+    name: str  # for people
+
+
+def iter_leaf_ranges(layout: TensorLayout, vectors: Iterable[str], trainers: Iterable[bytes]) -> Iterator[LeafRange]:
+    """All of a model, in the order of its leaves; `trainers` are those that have estimates, in ascending order."""
+    for vector in vectors:
+        for block in layout.blocks:
+            name = f"parameter {block.tensor}" if vector == PARAMETERS else f"{vector} of {block.tensor}"
+            yield LeafRange(vector, slice(4 * block.elements.start, 4 * block.elements.stop), name)
+    for number, trainer in enumerate(trainers):
+        start, end = (at * momentum_estimates.estimate_bytes(layout) for at in (number, number + 1))
+        for at in range(start, end, PIECE_BYTES):
+            yield LeafRange(ESTIMATES, slice(at, min(at + PIECE_BYTES, end)), f"the estimate of {short_id(trainer)}")
+
+
+def model_leaf_hash(data: Float32Array | EncodedEstimate) -> bytes:
+    """The Merkle leaf hash of bytes, or of little-endian float32 elements, without a copy of them."""
+    leaf = hashlib.sha256(merkle.LEAF_PREFIX)
+    leaf.update(float32_bytes(data) if isinstance(data, np.ndarray) else data)
+    return leaf.digest()
+
+
+def model_root(leaves: Sequence[bytes], state: ModelState) -> bytes:
+    return merkle.merkle_root([*leaves, merkle.leaf_hash(codec.encode(state))])
+
+
+# On disk -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ from typing import Final
 import numpy as np
 
 from training.replicated.codec import QuantizedUpdate, payload_bytes, quantization
-from training.replicated.codec.payload import quantize_into
-from training.replicated.codec.quantized_update import HEADER_BYTES, pack_header
+from training.replicated.codec.payload import HEADER_BYTES, pack_header, quantize_into
 from training.replicated.error_feedback import ESTIMATE_BITS
 from training.replicated.tensor_layout import Float32Array, TensorBlock, TensorLayout
 

@@ -16,12 +16,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
-from training.job_spec import JobSpec, OuterOptimizerKind
-from training.replicated.learning_rate_schedule import inner_rate
+from training.job_spec import INNER_RATE_MIN, JobSpec, OuterOptimizerKind
 from training.replicated.tensor_layout import Float32Array
 
 # its last bit is worth 2^-123: sums and differences of such are never subnormal
@@ -31,11 +30,7 @@ STEP_MAX: Final = float(1 << 25)  # of a corrected AdamW rate: a quotient below 
 EPSILON: Final = np.float32(1e-8)  # of AdamW
 
 
-class OuterOptimizer(Protocol):
-    """One round's step, block by block."""
-
-    def step(self, parameters: Float32Array, slots: Sequence[Float32Array], gradient: Float32Array, decayed: bool) -> None:
-        """Moves one block of `parameters` and of every slot in place and uses `gradient` up; `decayed`: weight decay applies."""
+# `step` moves one block of `parameters` and of every slot in place and uses `gradient` up; `decayed`: weight decay applies.
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +91,9 @@ class OuterAdamW:
         _descend(parameters, change, min(self.rate / (1 - self.powers[0]), STEP_MAX))
 
 
+OuterOptimizer = OuterNesterov | OuterSgd | OuterSignum | OuterAdamW  # one round's step, block by block
+
+
 def initial_beta_powers(spec: JobSpec) -> tuple[float, ...]:
     """What `ModelState.beta_powers` begins with: beta1^0 and beta2^0 for AdamW."""
     return (1.0, 1.0) if spec.outer is OuterOptimizerKind.ADAMW else ()
@@ -136,3 +134,27 @@ def _flush(vector: Float32Array, scratch: Float32Array | None = None) -> None:
     kept = np.abs(vector, out=scratch) >= FLUSH_BELOW
     if not kept.all():
         vector *= kept
+
+
+# Rates -------------------------------------------------------------------------------------------------------------------
+
+
+def inner_rate(spec: JobSpec, taken: int) -> float:
+    """The rate of every inner step, or of the one outer AdamW step, of the round after so many; zero only in the last one, if the
+    floor is, and otherwise never below `INNER_RATE_MIN`. It is piecewise linear over a job:
+
+        warm-up: rising to the peak        constant        linear decay to `inner_rate_floor` of the peak in the last round
+        round 0 .. warmup_rounds           in between      the last `decay_rounds` rounds
+
+    Rounds are counted along the model's own line: those that a rollback undid do not count. Additions, multiplications and
+    divisions of float64, each rounded once, make the same number everywhere: no library's cosine takes part.
+    """
+    if taken < spec.warmup_rounds:
+        rate = spec.inner_rate * (taken + 1) / (spec.warmup_rounds + 1)
+    else:
+        left = 1.0  # before the decay; 0 in the last round and, for who asks, after it
+        if spec.decay_rounds != 0:
+            decay = spec.rounds - 1 - spec.warmup_rounds if spec.decay_rounds is None else spec.decay_rounds
+            left = min(1.0, max(0.0, (spec.rounds - 1 - taken) / max(1, decay)))
+        rate = spec.inner_rate * (spec.inner_rate_floor + (1 - spec.inner_rate_floor) * left)
+    return max(rate, INNER_RATE_MIN) if rate else 0.0

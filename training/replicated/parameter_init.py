@@ -33,5 +33,4 @@ def initial_block(spec: JobSpec, block: TensorBlock) -> Float32Array:
     integers = random_stream.irwin_hall_integers(
         block.size, "initial", spec.seed, tensor.name, block.elements.start - tensor.offset
     )
-    values: Float32Array = integers.astype(np.float32) * factor  # the integers stay below 2^24: exact
-    return values
+    return integers.astype(np.float32) * factor  # the integers stay below 2^24: exact

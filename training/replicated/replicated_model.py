@@ -32,7 +32,7 @@ from training.replicated import (
     outer_optimizer,
 )
 from training.replicated.error_feedback import HALVINGS_MAX, FeedbackRecord, residual_of
-from training.replicated.model_state import (
+from training.replicated.model_directory import (
     ESTIMATES,
     NORM_ROUNDS,
     PARAMETERS,

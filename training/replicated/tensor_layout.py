@@ -69,8 +69,7 @@ class ElementRun:
 
     @property
     def size(self) -> int:
-        size: int = self.elements.stop - self.elements.start
-        return size
+        return self.elements.stop - self.elements.start
 
 
 @dataclass(frozen=True, slots=True)

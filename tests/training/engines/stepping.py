@@ -7,7 +7,7 @@ from collections.abc import Callable
 from training.engines.pytorch.engine import TorchEngine, no_subnormal_numbers
 from training.objectives.objective import InnerStep
 from training.replay.inner_state import InnerState
-from training.replicated.learning_rate_schedule import inner_rate
+from training.replicated.outer_optimizer import inner_rate
 from training.replicated.tensor_layout import Float32Array
 
 

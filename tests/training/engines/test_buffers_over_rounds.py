@@ -21,7 +21,7 @@ from training.job_spec import ESTIMATES, AuditMode, FeedbackMemory, JobSpec, com
 from training.replay import proposal_replay
 from training.replay.inner_state import RELATIVE_ERROR_MAX
 from training.replicated import codec, error_feedback
-from training.replicated.codec.quantized_update import HEADER_BYTES
+from training.replicated.codec.payload import HEADER_BYTES
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
 from training.replicated.tensor_layout import Float32Array
 

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from safetensors import numpy as safetensors
 
 from protocol.errors import UserError
-from training.data.tokenizer import BpeTokenizer, ByteTokenizer, train_bpe
+from training.data.tokenizer import BpeTokenizer, ByteTokenizer, load_vocabulary, tokenizer_json, train_bpe
 from training.formats import gguf, safetensors_files
-from training.formats.tokenizer_json import load_vocabulary, tokenizer_json
 from training.transformer import ModelSpec, tensor_shapes
 
 BLOB = train_bpe(["the cat sat on the mat, don't they?  Grüße, 世界! 🙂\n".encode() * 9], 280)

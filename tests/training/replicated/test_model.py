@@ -16,7 +16,7 @@ from tests.training.replicated.support import JOB, ODD, SMALL, aggregate_updates
 from training.job_spec import BITS, InnerStatePolicy, JobSpec, OuterOptimizerKind
 from training.objectives.registry import ScratchObjective
 from training.replicated import codec, error_feedback, model_files, outer_optimizer
-from training.replicated.model_state import NORM_ROUNDS
+from training.replicated.model_directory import NORM_ROUNDS
 from training.replicated.parameter_init import initial_parameters
 from training.replicated.replicated_model import NORM_RATIO, AcceptedProposal, ReplicatedModel
 

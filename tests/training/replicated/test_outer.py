@@ -9,7 +9,7 @@ import pytest
 from tests.training.replicated.support import RAGGED, SMALL, buffer
 from training.job_spec import OUTER_SLOTS, JobSpec, OuterOptimizerKind
 from training.replicated import outer_optimizer
-from training.replicated.learning_rate_schedule import inner_rate
+from training.replicated.outer_optimizer import inner_rate
 from training.replicated.tensor_layout import Float32Array
 
 P, V, G = (buffer(RAGGED, name) for name in ("parameters", "momentum", "gradient"))

@@ -37,12 +37,13 @@ class TorchDeclaringEngine(TorchEngine):
         assert declarer is not None, self.spec.objective
         self._declarer: Declarer = declarer(self)
 
+    @no_subnormal_numbers()
     def make_declaration(
         self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: OnProgress = lambda: None
     ) -> Declaration:
-        with no_subnormal_numbers():
-            return self._declarer.make_declaration(parameters, job, round, trainer, folder, on_step)
+        return self._declarer.make_declaration(parameters, job, round, trainer, folder, on_step)
 
+    @no_subnormal_numbers()
     def why_declaration_refused(
         self,
         parameters: Float32Array,
@@ -52,9 +53,9 @@ class TorchDeclaringEngine(TorchEngine):
         declaration: Declaration,
         on_step: OnProgress = lambda: None,
     ) -> RejectionReason | None:
-        with no_subnormal_numbers():
-            return self._declarer.why_declaration_refused(parameters, job, round, trainer, declaration, on_step)
+        return self._declarer.why_declaration_refused(parameters, job, round, trainer, declaration, on_step)
 
+    @no_subnormal_numbers()
     def derive_step_data(
         self,
         parameters: Float32Array,
@@ -64,8 +65,7 @@ class TorchDeclaringEngine(TorchEngine):
         declaration: Declaration,
         on_step: OnProgress = lambda: None,
     ) -> Declaration:
-        with no_subnormal_numbers():
-            return self._declarer.derive_step_data(parameters, job, round, trainer, declaration, on_step)
+        return self._declarer.derive_step_data(parameters, job, round, trainer, declaration, on_step)
 
 
 class TorchBackend:
@@ -99,10 +99,7 @@ class TorchBackend:
 
     def open_engine(self, spec: JobSpec, tokens: TokenizedText, tokenizer: Tokenizer, first: Float32Array | None) -> TorchEngine:
         if self._crew is not None:
-            engine: TorchEngine = import_object(f"{PARALLEL}:ParallelEngine")(
-                spec, tokens, tokenizer, first, self._crew, self._resources
-            )
-            return engine
+            return import_object(f"{PARALLEL}:ParallelEngine")(spec, tokens, tokenizer, first, self._crew, self._resources)
         kind = TorchEngine if objective_functions(NAME, spec.objective).declarer is None else TorchDeclaringEngine
         return kind(spec, tokens, tokenizer, first, self._device, self._resources)
 

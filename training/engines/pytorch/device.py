@@ -163,5 +163,4 @@ def subtract_device_vector(array: npt.NDArray[np.float32], of: Tensor, elements:
 
 def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
     """Of a tensor on a processor a view."""
-    array: npt.NDArray[Any] = np.asarray(tensor.detach().cpu().numpy())
-    return array
+    return np.asarray(tensor.detach().cpu().numpy())

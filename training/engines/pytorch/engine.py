@@ -33,7 +33,7 @@ from training.engines.pytorch.model import GPT, NAME
 from training.job_spec import JobSpec, Precision
 from training.objectives.objective import Declaration, InnerStep
 from training.replay.inner_state import InnerState, OnState
-from training.replicated.learning_rate_schedule import inner_rate
+from training.replicated.outer_optimizer import inner_rate
 from training.replicated.tensor_layout import Float32Array, layout_of
 from training.transformer import ModelSpec
 
@@ -84,7 +84,11 @@ class TorchEngine:
         self.spec = spec
         self.tokens = tokens
         self.tokenizer = tokenizer
-        self.micro_batch = self._fitting(min(spec.micro_batch, spec.batch), resources)  # halved when memory runs out
+        self.micro_batch, most = min(spec.micro_batch, spec.batch), sequences_that_fit(spec, resources)
+        if most is not None and most < self.micro_batch:
+            what = "job %r: micro-batches of %d sequences in the place of %d, for memory_mb_max %d"
+            log.warning(what, spec.name, most, self.micro_batch, resources.memory_mb_max)
+            self.micro_batch = most  # halved when memory runs out
         self.first_parameters = first
         self.required_model: RequiredModel | None = None
         self.required_files: Mapping[bytes, Path] = {}
@@ -101,14 +105,6 @@ class TorchEngine:
         self.model.recompute = self._resources.recompute
         self._decayed = to_device(weight_decay_mask(self.spec), self.device)
         self._loaded: Float32Array | None = None  # what the model has, while it makes text
-
-    def _fitting(self, micro_batch: int, resources: EngineResources) -> int:
-        most = sequences_that_fit(self.spec, resources)
-        if most is None or most >= micro_batch:
-            return micro_batch
-        what = "job %r: micro-batches of %d sequences in the place of %d, for memory_mb_max %d"
-        log.warning(what, self.spec.name, most, micro_batch, resources.memory_mb_max)
-        return most
 
     @property
     def parameters(self) -> int:
@@ -306,5 +302,4 @@ def compile_loss(loss: Callable[..., Tensor], job: str) -> Callable[..., Tensor]
 def autocast_context(spec: JobSpec, device: torch.device) -> AbstractContextManager[None]:
     """Of matrix products in a loss. What is measured is computed in float32 at all peers."""
     is_half = spec.precision is Precision.BF16
-    found: AbstractContextManager[None] = torch.autocast(device.type, torch.bfloat16, enabled=is_half)
-    return found
+    return torch.autocast(device.type, torch.bfloat16, enabled=is_half)

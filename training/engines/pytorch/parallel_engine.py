@@ -198,8 +198,7 @@ class _RankOptimizer:
 
     def step(self, rate: float) -> float:
         self.steps += 1
-        norm: float = self._crew.send_command(StepOptimizer(self._number, rate))
-        return norm
+        return self._crew.send_command(StepOptimizer(self._number, rate))
 
     @property
     def moments(self) -> torch.Tensor:
@@ -249,16 +248,14 @@ class ParallelEngine(TorchEngine):
         return parameters - self.read_parameters()
 
     def read_parameters(self) -> Float32Array:
-        found: Float32Array = self._crew.send_command(GatherVector(self._number, "parameters"))
-        return found
+        return self._crew.send_command(GatherVector(self._number, "parameters"))
 
     def _inner_optimizer(self, inner: InnerState | None) -> Any:
         return _RankOptimizer(self._crew, self._number, inner)
 
     def _clipped_gradient(self) -> Float32Array:
         self._crew.send_command(ClipGradient(self._number))
-        found: Float32Array = self._crew.send_command(GatherVector(self._number, "gradients"))
-        return found
+        return self._crew.send_command(GatherVector(self._number, "gradients"))
 
     def accumulate_gradient(
         self, drawn: npt.NDArray[np.int64], on_step: OnProgress = lambda: None, declaration: Declaration | None = None
@@ -268,8 +265,7 @@ class ParallelEngine(TorchEngine):
         order = ComputeGradient(
             self._number, tuple(ArraySpec(array.dtype.str, array.shape) for array in examples), self.micro_batch
         )
-        loss: float = self._crew.send_command(order, examples)
-        return loss
+        return self._crew.send_command(order, examples)
 
     def compute_metrics(self, parameters: Float32Array, on_step: OnProgress = lambda: None) -> Mapping[str, float]:
         return self._alone().compute_metrics(parameters, on_step)

@@ -164,8 +164,7 @@ class _LayerModule(nn.Module):
 
     def __getitem__(self, name: str) -> Tensor:
         """What stands for the leaf at the moment."""
-        leaf: Tensor = getattr(self, name)
-        return leaf
+        return getattr(self, name)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         if self.recompute:
@@ -294,8 +293,7 @@ class DdpRankModel(RankModel):
         self._gpt.gradients.zero_()
 
     def _syncing(self, is_last: bool) -> AbstractContextManager[Any]:
-        found: AbstractContextManager[Any] = nullcontext() if is_last else self._net.no_sync()
-        return found
+        return nullcontext() if is_last else self._net.no_sync()
 
     def init_optimizer(self, steps: int, has_moments: bool, given: LeaderVector) -> None:
         self._optimizer = make_inner_optimizer(self.spec, self._gpt, self._decayed, None, steps)
@@ -397,8 +395,7 @@ class FsdpRankModel(RankModel):
 
 def _gradient_of(parameter: Any) -> Tensor:
     """Of the rows that are here; zero where the loss does not depend on them."""
-    found: Tensor = torch.zeros_like(parameter.to_local()) if parameter.grad is None else parameter.grad.to_local()
-    return found
+    return torch.zeros_like(parameter.to_local()) if parameter.grad is None else parameter.grad.to_local()
 
 
 def _write(out: LeaderVector, place: slice, tensor: Any) -> None:

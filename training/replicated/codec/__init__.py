@@ -4,9 +4,16 @@ Every element as one level of 1 to 8 bits; one scale per chunk; one exponent. Wi
 (Karimireddy 2019, arXiv:1901.09847).
 """
 
-from training.replicated.codec.payload import decode_payload, encode_payload, payload_bytes, quantize_vector, read_payload
+from training.replicated.codec.payload import (
+    PayloadHeader,
+    QuantizedUpdate,
+    decode_payload,
+    encode_payload,
+    payload_bytes,
+    quantize_vector,
+    read_payload,
+)
 from training.replicated.codec.quantization import EXPONENT_MAX, EXPONENT_MIN, LEVEL_MAX, SCALE_BITS
-from training.replicated.codec.quantized_update import PayloadHeader, QuantizedUpdate
 
 __all__ = [
     "EXPONENT_MAX",

@@ -26,8 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from training.replicated.codec import quantization
+from training.replicated.codec.payload import QuantizedUpdate
 from training.replicated.codec.quantization import LEVEL_MAX, TOP, Integers
-from training.replicated.codec.quantized_update import QuantizedUpdate
 from training.replicated.tensor_layout import Float32Array, TensorBlock
 
 Floats = npt.NDArray[np.float64]
