@@ -18,7 +18,7 @@ from benchmarks import digits
 from benchmarks.attack_suite import VECTORS, Knowledge
 from protocol.errors import LocalProtocolError
 from training.job_spec import ESTIMATES, AggregationRule, JobSpec
-from training.replicated import codec, error_feedback, momentum_estimates, outer_optimizer
+from training.replicated import codec, error_feedback, outer_optimizer
 from training.replicated.aggregate import gram_matrix, plan_aggregation, tolerated_faults
 from training.replicated.aggregate.aggregation_plan import plan_on_grid
 from training.replicated.aggregate.robust_rules import ONE, UpdateCombination, align_exponents, farthest_updates
@@ -184,7 +184,7 @@ class Federation:
         if not self.column.estimates:
             return self._encoded(number, meant)
         before = self.estimates.get(number)
-        return momentum_estimates.update_estimate(
+        return error_feedback.update_estimate(
             before, self._encoded(number, error_feedback.residual_of(meant, before and before.dequantize()))
         )
 

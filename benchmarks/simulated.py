@@ -18,7 +18,7 @@ from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.engine import TorchEngine
 from training.job_spec import JobSpec
 from training.replay.inner_state import InnerState
-from training.replicated import codec, error_feedback, momentum_estimates
+from training.replicated import codec, error_feedback
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
 from training.replicated.tensor_layout import Float32Array
 
@@ -104,7 +104,7 @@ class Rounds:
     def given(self, trainer: bytes, payload: bytes) -> codec.QuantizedUpdate:
         """What the rule is given of a trainer after this payload."""
         update = codec.decode_payload(payload, self.model.header(trainer), self.model.layout)
-        return momentum_estimates.update_estimate(self.model.estimate(trainer), update) if self.spec.has_estimates else update
+        return error_feedback.update_estimate(self.model.estimate(trainer), update) if self.spec.has_estimates else update
 
     def proposal(self, trainer: bytes, m: Float32Array, payload: bytes, inner: InnerState | None) -> AcceptedProposal:
         spec, record = self.spec, self.model.records.get(trainer)

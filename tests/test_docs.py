@@ -79,7 +79,7 @@ from training.corpus import DataManifest
 from training.data.token_sequences import batch_offsets
 from training.data.tokenizer import ByteTokenizer
 from training.job_spec import JobSpec, complete_fields
-from training.replicated import codec, momentum_estimates, outer_optimizer
+from training.replicated import codec, error_feedback, outer_optimizer
 from training.replicated.error_feedback import FeedbackRecord, accumulate_feedback, buffer_digest
 from training.replicated.model_directory import ModelManifest, ModelState
 from training.replicated.tensor_layout import layout_from_shapes
@@ -355,7 +355,7 @@ def of_training() -> dict[str, str]:
     job, root = hashlib.sha256(b"job").digest(), hashlib.sha256(b"root").digest()
     header = codec.PayloadHeader(job, 2, SIGNER.public, root, 10, 8, 1)
     m = accumulate_feedback(np.full(14, 0.5, np.float32), np.arange(-7, 7, dtype=np.float32) * np.float32(1 / 8), 0.95)
-    buffer = codec.quantize_vector(dataclasses.replace(header, bits=momentum_estimates.ESTIMATE_BITS), m, layout)
+    buffer = codec.quantize_vector(dataclasses.replace(header, bits=error_feedback.ESTIMATE_BITS), m, layout)
     payload = codec.encode_payload(header, buffer.dequantize(), layout)
     e = buffer.dequantize() - codec.decode_payload(payload, header, layout).dequantize()
     parameters, momentum, gradient = (np.array([value], np.float32) for value in (1.0, 0.25, 0.125))
@@ -365,7 +365,7 @@ def of_training() -> dict[str, str]:
         "m": m.astype("<f4").tobytes().hex(),
         "buffer": buffer.encode().hex(),
         "buffer digest": buffer_digest(buffer).hex(),
-        "estimate": momentum_estimates.update_estimate(None, codec.decode_payload(payload, header, layout)).encode().hex(),
+        "estimate": error_feedback.update_estimate(None, codec.decode_payload(payload, header, layout)).encode().hex(),
         "payload": payload.hex(),
         "next e": e.astype("<f4").tobytes().hex(),
         "outer step": (parameters.astype("<f4").tobytes() + momentum.astype("<f4").tobytes()).hex(),

@@ -308,13 +308,21 @@ def layer_parameters(model: ModelSpec) -> tuple[LayerParameter, ...]:
 def outer_parameters(model: ModelSpec) -> tuple[LayerParameter, ...]:
     """The tensors before and behind the layers: embedding, last norm, and the output layer if it is a matrix of its own."""
     of_tokens = (model.vocabulary, model.width)
-    deviation = EMBEDDING_GAIN / math.sqrt(model.width)
     embedding = LayerParameter(
-        EMBEDDING, of_tokens, deviation=deviation, transformers="model.embed_tokens.weight", gguf="token_embd.weight"
+        EMBEDDING,
+        of_tokens,
+        deviation=EMBEDDING_GAIN / math.sqrt(model.width),
+        transformers="model.embed_tokens.weight",
+        gguf="token_embd.weight",
     )
     norm = LayerParameter(FINAL_NORM, (model.width,), initial=1.0, transformers="model.norm.weight", gguf="output_norm.weight")
-    deviation = linear_deviation(model.width)
-    output = LayerParameter(OUTPUT_MATRIX, of_tokens, deviation=deviation, transformers="lm_head.weight", gguf="output.weight")
+    output = LayerParameter(
+        OUTPUT_MATRIX,
+        of_tokens,
+        deviation=linear_deviation(model.width),
+        transformers="lm_head.weight",
+        gguf="output.weight",
+    )
     return (embedding, norm) if model.tied else (embedding, norm, output)
 
 

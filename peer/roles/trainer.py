@@ -23,7 +23,7 @@ from protocol.sampling import WITHHELD_TEXT
 from storage import durable_files
 from storage.multipart_objects import LIST_SUFFIX
 from training import corpus as data
-from training import parameter_blob, text_stream, worker_protocol
+from training import parameter_blob, worker_protocol
 from training.data import text_files
 from training.data.tokenizer import TOKENIZER_BYTES_MAX
 from training.job_disk_space import require_disk_space
@@ -143,7 +143,7 @@ class Trainer(Voter):
         began = trio.current_time()
         asked = worker_protocol.GenerateRequest(round.job, str(round.model_directory), text_samples.PROMPT, text_samples.SAMPLING)
         try:
-            done = await text_stream.generate_text(self._until_alive, asked)
+            done = await worker_protocol.generate_text(self._until_alive, asked)
         except WorkerFailed:
             if round.model_directory.exists():
                 raise

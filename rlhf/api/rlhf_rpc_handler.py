@@ -31,9 +31,12 @@ from rlhf.ledger.rlhf_module import RlhfModule, RlhfState
 from rlhf.objectives import policy_monitors
 from rlhf.objectives.policy_monitors import PolicyHistory
 from rlhf.objectives.ppo import MODULE, PpoSettings, current_beta
+from rlhf.objectives.registry import PAIR_OBJECTIVES
 from rlhf.objectives.supervised_objectives import DPO, INSTRUCT, NATS, PAIR_OBJECTIVES
 from rlhf.pair_accuracy import ACCURACY, CALIBRATION, CONTRADICTORY, IDENTICAL, PAIRS, WORD_COUNT, PairAccuracy
+from rlhf.pair_trace import trace_pair
 from rlhf.preference_derivation import derive_pairs
+from rlhf.record_preparation import TruncationSide
 from rlhf.rpc import (
     FINISHED,
     MEASURING,
@@ -45,7 +48,8 @@ from rlhf.rpc import (
     RlhfView,
     StageView,
 )
-from training import text_stream, worker_protocol
+from rlhf.services.preference_derivation import derive_pairs
+from training import worker_protocol
 from training.api.job_builder import BLOB_FETCH_SECONDS_MAX, fetch_job_blob, parse_field
 from training.api.training_failures import no_progress_text
 from training.job_spec import JobSpec
@@ -319,7 +323,7 @@ class RlhfRpcHandler(RlhfRpc):
         withheld: list[str] = []
         for name, directory in (("policy", str(self.peer.models.round_directory(key, job.round))), ("reference", None)):
             try:
-                done = await text_stream.generate_text(
+                done = await worker_protocol.generate_text(
                     ask,
                     worker_protocol.GenerateRequest(
                         key, directory, prompt, how, opened.spec.resolved_objective.stop_token(opened.spec)

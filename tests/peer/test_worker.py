@@ -21,7 +21,7 @@ from protocol.errors import LocalProtocolError, UserError
 from protocol.sampling import SamplingOptions
 from protocol.verdicts import Verdict
 from tests.waiting import patience, run_process
-from training import text_stream, worker_protocol
+from training import worker_protocol
 from training.data.default_text import default_text
 from training.engines.request_handlers import WorkerContext
 from training.job_spec import JobSpec
@@ -341,7 +341,7 @@ async def propose_and_audit(worker: WorkerSupervisor, files: Files) -> None:
         while not slices[-1].is_over:
             slices.append(await worker.ask(replace(text, text_number=1, told_characters=sum(len(done.text) for done in slices))))
         whole = "".join(done.text for done in slices)
-        assert (await text_stream.generate_text(worker.ask, text)).text == whole
+        assert (await worker_protocol.generate_text(worker.ask, text)).text == whole
         # Where the worker lost the text, as by a restart, it begins anew behind what was told.
         lost = replace(text, text_number=9, told_characters=100)
         while not (part := await worker.ask(lost)).text:

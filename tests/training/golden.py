@@ -56,7 +56,7 @@ from training.job_spec import (
     OuterOptimizerKind,
 )
 from training.objectives.registry import ScratchObjective
-from training.replicated import aggregate, codec, error_feedback, momentum_estimates, outer_optimizer
+from training.replicated import aggregate, codec, error_feedback, outer_optimizer
 from training.replicated.outer_optimizer import inner_rate
 from training.replicated.parameter_init import initial_parameters
 from training.replicated.replicated_model import ReplicatedModel
@@ -148,7 +148,7 @@ def estimated() -> Named:
         estimate = None
         for number in range(ROUNDS):
             said = error_feedback.residual_of(buffer(RAGGED, "meant", number), estimate and estimate.dequantize())
-            estimate = momentum_estimates.update_estimate(estimate, update(said, RAGGED, number, bits))
+            estimate = error_feedback.update_estimate(estimate, update(said, RAGGED, number, bits))
             yield f"estimate {number}, {bits} bit", estimate.encode()
 
 

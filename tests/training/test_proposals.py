@@ -19,7 +19,7 @@ from training.job_spec import NORM_START_MAX, TOLERANCE_MIN, FeedbackMemory, Job
 from training.objectives.registry import ScratchObjective
 from training.replay import proposal_replay
 from training.replay.inner_state import RELATIVE_ERROR_MAX
-from training.replicated import codec, error_feedback, momentum_estimates
+from training.replicated import codec, error_feedback
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
 
 JOB, TRAINER = hashlib.sha256(b"job").digest(), b"t" * 32
@@ -162,11 +162,11 @@ def test_an_update_without_an_encoding_is_not_proposed_where_its_norm_might_be_a
 SIZE = error_feedback.buffer_bytes(SPEC)
 HEAD = codec.payload.HEADER_BYTES
 # its one scale is the largest one
-LARGEST = codec.payload.pack_header(momentum_estimates.ESTIMATE_BITS, bytes(32), codec.EXPONENT_MAX) + b"\xff"
+LARGEST = codec.payload.pack_header(error_feedback.ESTIMATE_BITS, bytes(32), codec.EXPONENT_MAX) + b"\xff"
 HEADS = st.sampled_from(
     [
         LARGEST,
-        codec.payload.pack_header(momentum_estimates.ESTIMATE_BITS, bytes(32), codec.EXPONENT_MIN) + b"\0",
+        codec.payload.pack_header(error_feedback.ESTIMATE_BITS, bytes(32), codec.EXPONENT_MIN) + b"\0",
         bytes(HEAD + 1),
     ]
 )

@@ -77,8 +77,8 @@ class BpeTokenizer:
         return b"".join(self._bytes_of_id[token] for token in ids)
 
 
-# `digest` is that of the blob it was made from. `token_bytes` are bytes of text per token id. `end_of_text` is the token that ends
-# a text and stands for no bytes; None: there is none.
+# `digest` is that of the blob it was made from. `token_bytes` are bytes of text per token id. `end_of_text` is the token that
+# ends a text and stands for no bytes; None: there is none.
 Tokenizer = ByteTokenizer | BpeTokenizer
 
 

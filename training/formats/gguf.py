@@ -91,19 +91,15 @@ def write_gguf(
         heads = known[name].parameter.rotary_heads
         if heads:  # rows of each head in the order 0, D/2, 1, D/2 + 1, …
             values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
-        _write_tensor(stream, name, values, _dtype(values, is_half))
-
-
-def _write_tensor(stream: BinaryIO, name: str, values: Float32Array, dtype: np.dtype[Any]) -> None:
-    flat = values.reshape(-1)
-    for start in range(0, len(flat), ROWS_AT_ONCE):
-        with np.errstate(over="ignore"):
-            part = flat[start : start + ROWS_AT_ONCE].astype(dtype)
-        if not np.isfinite(part).all():
-            raise UserError(f"{name} has a number that float16 cannot hold: take --format gguf-f32")
-        stream.write(part.data)
-    size = len(flat) * dtype.itemsize
-    stream.write(bytes(_padded(size) - size))
+        flat, dtype = values.reshape(-1), _dtype(values, is_half)
+        for start in range(0, len(flat), ROWS_AT_ONCE):
+            with np.errstate(over="ignore"):
+                part = flat[start : start + ROWS_AT_ONCE].astype(dtype)
+            if not np.isfinite(part).all():
+                raise UserError(f"{name} has a number that float16 cannot hold: take --format gguf-f32")
+            stream.write(part.data)
+        size = len(flat) * dtype.itemsize
+        stream.write(bytes(_padded(size) - size))
 
 
 def _dtype(values: npt.NDArray[Any], is_half: bool) -> np.dtype[Any]:

@@ -64,7 +64,15 @@ def is_model_folder(path: Path) -> bool:
 def open_huggingface_model(folder: Path, as_bytes: bool = False) -> HuggingFaceModel:
     """Reads all but the numbers. With `as_bytes` the tokens are bytes, whatever the tokenizer file. Raises `UserError`."""
     config = _json(folder / CONFIG)
-    model = _model_of(folder / CONFIG, config)
+    if (kinds := config.get("architectures") or [SHAPE]) != [SHAPE]:
+        raise UserError(f"{folder / CONFIG}: architectures {_shown(kinds)} are not read, {SHAPE} is")
+    try:
+        model = llama_mapping.model_spec_from_config(config)
+    except UserError as error:
+        raise UserError(f"{folder / CONFIG}: {error}") from None
+    if model.vocabulary > VOCABULARY_MAX:
+        larger = f"vocab_size {model.vocabulary} is more than {VOCABULARY_MAX}, and token ids have 16 bits here"
+        raise UserError(f"{folder / CONFIG}: {larger}; take a model with a smaller vocabulary, as SmolLM's with 49152")
     _check_sums(folder, [folder / CONFIG, folder / GENERATION, folder / TOKENIZER, *safetensors_files.tensor_file_paths(folder)])
     stop = _stop(folder, config, model.vocabulary)
     return HuggingFaceModel(folder, model, _tokenizer(folder, model.vocabulary, as_bytes, stop), _tensors(folder, model), stop)
@@ -79,20 +87,6 @@ def _stop(folder: Path, config: dict[str, Any], vocabulary: int) -> int | None:
             if type(number) is int and 0 <= number < vocabulary:
                 return number
     return None
-
-
-def _model_of(path: Path, config: dict[str, Any]) -> ModelSpec:
-    kinds = config.get("architectures") or [SHAPE]
-    if kinds != [SHAPE]:
-        raise UserError(f"{path}: architectures {_shown(kinds)} are not read, {SHAPE} is")
-    try:
-        model = llama_mapping.model_spec_from_config(config)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
-    if model.vocabulary > VOCABULARY_MAX:
-        larger = f"vocab_size {model.vocabulary} is more than {VOCABULARY_MAX}, and token ids have 16 bits here"
-        raise UserError(f"{path}: {larger}; take a model with a smaller vocabulary, as SmolLM's with 49152")
-    return model
 
 
 def _tensors(folder: Path, model: ModelSpec) -> dict[str, StoredTensor]:

@@ -147,10 +147,15 @@ def _judge(
         inner = InnerState.load(Path(request.inner), spec) if request.inner else None
         previous = InnerState.load(Path(request.previous_inner), spec) if request.previous_inner else None
         declaration = _read_declaration(request.declared, spec)
-        number = _refutation(request, model, declaration, declarer, on_step)
+        refutation = None
+        if declaration is not None:
+            if declarer is None:
+                raise LocalProtocolError("the objective has declarations, but nobody checks them")
+            refutation = declarer.why_declaration_refused(model.parameters, *place, declaration, on_step)
     except RemoteProtocolError:  # what it commits to, goes on from or declares, is none
         return Verdict.REPLAY, RELATIVE_ERROR_MAX, None
-    if number is not None:
+    if refutation is not None:
+        number = spec.resolved_objective.rejection_reasons.index(refutation)
         return Verdict(OBJECTIVE_CODES_FIRST + number), RELATIVE_ERROR_MAX, None
     payload, declaration = Path(request.payload).read_bytes(), _derived(request, model, declaration, declarer, on_step)
     take = (lambda parameters, state: last.append(state)) if inner else None
@@ -223,23 +228,6 @@ def _read_declaration(declared: DeclarationFiles, spec: JobSpec) -> Declaration 
     """Raises `RemoteProtocolError` if it is unsound."""
     record = spec.decode_declaration(declared.encoded)
     return None if record is None else Declaration(record, {digest: Path(file) for digest, file in declared.files.items()})
-
-
-def _refutation(
-    request: AuditRequest,
-    model: ReplicatedModel,
-    declaration: Declaration | None,
-    declarer: Declarer | None,
-    on_step: OnProgress,
-) -> int | None:
-    """The number of the objective's own reason by which the declaration is refused."""
-    if declaration is None:
-        return None
-    if declarer is None:
-        raise LocalProtocolError("the objective has declarations, but nobody checks them")
-    place = request.job, request.round, request.trainer
-    reason = declarer.why_declaration_refused(model.parameters, *place, declaration, on_step)
-    return None if reason is None else model.spec.resolved_objective.rejection_reasons.index(reason)
 
 
 # What requests name --------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from storage.crash_points import crash_points
 from storage.durable_files import lock_file, make_directory, sync_directory
 from training.job_spec import ESTIMATES_BYTES_MAX, OUTER_SLOTS, JobSpec
 from training.objectives.objective import STEERING_BYTES_MAX
-from training.replicated import momentum_estimates
+from training.replicated import error_feedback
 from training.replicated.error_feedback import FeedbackRecord
 from training.replicated.model_files import (
     DURABLE,
@@ -96,7 +96,7 @@ def iter_leaf_ranges(layout: TensorLayout, vectors: Iterable[str], trainers: Ite
             name = f"parameter {block.tensor}" if vector == PARAMETERS else f"{vector} of {block.tensor}"
             yield LeafRange(vector, slice(4 * block.elements.start, 4 * block.elements.stop), name)
     for number, trainer in enumerate(trainers):
-        start, end = (at * momentum_estimates.estimate_bytes(layout) for at in (number, number + 1))
+        start, end = (at * error_feedback.estimate_bytes(layout) for at in (number, number + 1))
         for at in range(start, end, PIECE_BYTES):
             yield LeafRange(ESTIMATES, slice(at, min(at + PIECE_BYTES, end)), f"the estimate of {short_id(trainer)}")
 
@@ -195,7 +195,7 @@ class ModelDirectoryWriter:
             return
         with crash_points("model-write"):
             layout = layout_of(saved.state.spec)
-            estimates = len(saved.state.records) * momentum_estimates.estimate_bytes(layout)
+            estimates = len(saved.state.records) * error_feedback.estimate_bytes(layout)
             for part, file in self._files.items():
                 file.truncate(estimates if part == ESTIMATES else 4 * layout.size)
                 if durable:
@@ -228,7 +228,7 @@ def read_model(directory: Path) -> tuple[ModelManifest, dict[str, Float32Array],
     vectors = {name: _map(directory / file_name(name), "<f4", layout.size) for name in vector_names(saved.state.spec)}
     if not saved.state.spec.has_estimates:
         return saved, vectors, {}
-    trainers, size = _trainers(saved.state), momentum_estimates.estimate_bytes(layout)
+    trainers, size = _trainers(saved.state), error_feedback.estimate_bytes(layout)
     data = _map(directory / file_name(ESTIMATES), "u1", len(trainers) * size).data
     return saved, vectors, {trainer: data[at * size : (at + 1) * size] for at, trainer in enumerate(trainers)}
 

@@ -28,10 +28,9 @@ from training.replicated import (
     error_feedback,
     model_directory,
     model_files,
-    momentum_estimates,
     outer_optimizer,
 )
-from training.replicated.error_feedback import HALVINGS_MAX, FeedbackRecord, residual_of
+from training.replicated.error_feedback import HALVINGS_MAX, Allocate, FeedbackRecord, allocate_in_memory, residual_of
 from training.replicated.model_directory import (
     ESTIMATES,
     NORM_ROUNDS,
@@ -43,7 +42,6 @@ from training.replicated.model_directory import (
     model_leaf_hash,
     model_root,
 )
-from training.replicated.momentum_estimates import Allocate, allocate_in_memory
 from training.replicated.parallel_map import ParallelMap, serial_map
 from training.replicated.parameter_init import initial_block
 from training.replicated.tensor_layout import (
@@ -82,7 +80,7 @@ class _CheckedPayload:
 
     @property
     def bytes(self) -> int:
-        return len(self.payload) + (len(self.update.packed) if self.update.bits == momentum_estimates.ESTIMATE_BITS else 0)
+        return len(self.payload) + (len(self.update.packed) if self.update.bits == error_feedback.ESTIMATE_BITS else 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -226,7 +224,7 @@ class ReplicatedModel:
     def leaf_bytes(self, piece: LeafRange) -> EncodedEstimate:
         if piece.file != ESTIMATES:
             return float32_bytes(self.vectors[piece.file])[piece.bytes]
-        number, start = divmod(piece.bytes.start, momentum_estimates.estimate_bytes(self.layout))
+        number, start = divmod(piece.bytes.start, error_feedback.estimate_bytes(self.layout))
         trainer = sorted(self.estimates)[number]
         return self.estimates[trainer][start : start + piece.bytes.stop - piece.bytes.start]
 
@@ -325,7 +323,7 @@ class ReplicatedModel:
         """`LocalProtocolError` if the payload would move an estimate beyond all that can be written."""
         update = codec.decode_payload(payload, self.header(trainer), self.layout)
         if self.spec.has_estimates:
-            update = momentum_estimates.update_estimate(self.estimate(trainer), update, self._room)
+            update = error_feedback.update_estimate(self.estimate(trainer), update, self._room)
         return _CheckedPayload(digest, payload, update, update.norm_squared())
 
     @property

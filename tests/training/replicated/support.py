@@ -10,7 +10,7 @@ import numpy as np
 from protocol.messages import Proposal
 from training import random_stream
 from training.job_spec import AggregationRule, JobSpec
-from training.replicated import aggregate, codec, error_feedback, momentum_estimates
+from training.replicated import aggregate, codec, error_feedback
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
 from training.replicated.tensor_layout import Float32Array, TensorLayout, layout_from_shapes
 from training.transformer import ModelSpec
@@ -48,7 +48,7 @@ def update(m: Float32Array, layout: TensorLayout, number: int = 0, bits: int = 1
 
 def committed(m: Float32Array, layout: TensorLayout = RAGGED) -> codec.QuantizedUpdate:
     """The buffer of `m`."""
-    return codec.quantize_vector(header(bits=momentum_estimates.ESTIMATE_BITS), m, layout)
+    return codec.quantize_vector(header(bits=error_feedback.ESTIMATE_BITS), m, layout)
 
 
 def proposed(model: ReplicatedModel, key: bytes, m: Float32Array) -> AcceptedProposal:

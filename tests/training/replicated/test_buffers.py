@@ -15,7 +15,7 @@ from protocol.errors import RemoteProtocolError
 from training.job_spec import AuditMode, FeedbackMemory, JobSpec
 from training.replicated import codec, error_feedback
 from training.replicated.codec import quantization_cells
-from training.replicated.momentum_estimates import ESTIMATE_BITS
+from training.replicated.error_feedback import ESTIMATE_BITS
 from training.replicated.tensor_layout import Float32Array, TensorLayout, layout_from_shapes
 from training.transformer import ModelSpec
 

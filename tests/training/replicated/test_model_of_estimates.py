@@ -1,4 +1,4 @@
-"""The model of a job whose voters hold estimates: `training.replicated.momentum_estimates`."""
+"""The model of a job whose voters hold estimates: `training.replicated.error_feedback`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.training.replicated.support import JOB, SMALL, aggregate_updates, buf
 from training import job_spec as specification
 from training.job_spec import AuditMode, FeedbackMemory
 from training.model_store import JobModelStore
-from training.replicated import codec, momentum_estimates, outer_optimizer
+from training.replicated import codec, error_feedback, outer_optimizer
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
 from training.replicated.tensor_layout import Float32Array
 
@@ -72,9 +72,7 @@ def test_a_round_moves_the_estimates_by_what_was_said_and_aggregates_them_all(fi
     after = second.apply_round(items, {})
     held = []
     for number, item in enumerate(items):
-        moved = momentum_estimates.update_estimate(
-            second.estimate(trainer(number)), codec.read_payload(item.payload, second.layout)
-        )
+        moved = error_feedback.update_estimate(second.estimate(trainer(number)), codec.read_payload(item.payload, second.layout))
         assert bytes(after.estimates[trainer(number)]) == moved.encode()
         held.append(moved)
     absent = second.estimate(trainer(4))
@@ -137,7 +135,7 @@ def test_the_root_covers_every_byte_of_an_estimate(third: ReplicatedModel, tmp_p
     third.save(tmp_path / "model")
     file = tmp_path / "model" / "estimates.payloads"
     right = file.read_bytes()
-    assert len(right) == 5 * momentum_estimates.estimate_bytes(third.layout)
+    assert len(right) == 5 * error_feedback.estimate_bytes(third.layout)
     for at in (0, len(right) // 2, len(right) - 1):
         file.write_bytes(right[:at] + bytes([right[at] ^ 1]) + right[at + 1 :])
         damaged = ReplicatedModel.open(tmp_path / "model")

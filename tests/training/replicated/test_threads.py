@@ -15,7 +15,7 @@ from protocol.errors import StorageError
 from protocol.verdicts import Verdict
 from tests.training.replicated.support import JOB, ODD, round_of
 from training.job_spec import ESTIMATES
-from training.replicated import codec, model_directory, momentum_estimates
+from training.replicated import codec, model_directory
 from training.replicated.aggregate.level_matrix import HALF, gram_matrix, sum_halves
 from training.replicated.codec.quantization import TOP
 from training.replicated.parallel_map import ParallelMap, Part, Result, default_thread_count, serial_map, thread_map
@@ -129,7 +129,7 @@ def test_estimates_that_are_too_large_for_memory_have_the_same_bits(tmp_path: Pa
     accepted = round_of(second, 4)
     third = second.apply_round(accepted, {})
     second.save(tmp_path / "2")
-    monkeypatch.setattr(momentum_estimates, "WHOLE_MAX", 0)
+    monkeypatch.setattr(error_feedback, "WHOLE_MAX", 0)
     monkeypatch.setattr(model_directory, "MAPPED_BYTES_MIN", 0)
     rooms, room = list[Path](), model_directory.scratch_array
 

@@ -184,31 +184,21 @@ class Muon:
         """Clips the gradients, moves the parameters, and returns the norm before clipping."""
         norm = clip_gradients(self._gradients, self.spec.gradient_clip)
         self.steps += 1
-        self._move_others(rate)
-        for tensor in self._matrices:
-            part, shape = tensor.elements, tensor.shape
-            weights, gradients, momentum = (
-                vector[part].view(shape) for vector in (self._parameters, self._gradients, self._momentum)
-            )
-            self._move_matrix(weights, gradients, momentum, rate)
-        return norm
-
-    def _move_matrix(self, weights: Tensor, gradients: Tensor, momentum: Tensor, rate: float) -> None:
-        beta, decay = self.spec.beta1, self.spec.weight_decay
-        momentum.lerp_(gradients, 1 - beta)
-        direction = orthogonalize(gradients.lerp(momentum, beta))  # Nesterov: this gradient counts once more
-        weights.mul_(1 - rate * decay)
-        weights.add_(direction, alpha=-rate * ADAMW_RMS * max(weights.shape) ** 0.5)
-
-    def _move_others(self, rate: float) -> None:
-        start = 0
+        vectors, start = (self._parameters, self._gradients, self._momentum), 0
         for tensor in self._others:
-            part = tensor.elements
             second = self._second[start : start + tensor.size]
-            parameters, gradients, first = (vector[part] for vector in (self._parameters, self._gradients, self._momentum))
+            parameters, gradients, first = (vector[tensor.elements] for vector in vectors)
             decayed = parameters.new_ones(()) if len(tensor.shape) > 1 else None
             adamw_step(parameters, gradients, first, second, decayed, self.spec, rate, self.steps)
             start += tensor.size
+        beta, decay = self.spec.beta1, self.spec.weight_decay
+        for tensor in self._matrices:
+            weights, gradients, momentum = (vector[tensor.elements].view(tensor.shape) for vector in vectors)
+            momentum.lerp_(gradients, 1 - beta)
+            direction = orthogonalize(gradients.lerp(momentum, beta))  # Nesterov: this gradient counts once more
+            weights.mul_(1 - rate * decay)
+            weights.add_(direction, alpha=-rate * ADAMW_RMS * max(weights.shape) ** 0.5)
+        return norm
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
