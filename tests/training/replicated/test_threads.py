@@ -15,7 +15,7 @@ from protocol.errors import StorageError
 from protocol.verdicts import Verdict
 from tests.training.replicated.support import JOB, ODD, round_of
 from training.job_spec import ESTIMATES
-from training.replicated import codec, model_directory
+from training.replicated import codec, error_feedback, model_directory
 from training.replicated.aggregate.level_matrix import HALF, gram_matrix, sum_halves
 from training.replicated.codec.quantization import TOP
 from training.replicated.parallel_map import ParallelMap, Part, Result, default_thread_count, serial_map, thread_map
