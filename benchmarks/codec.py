@@ -46,8 +46,7 @@ from training.engines.pytorch.engine import TorchEngine
 from training.job_spec import PRESETS, AuditMode, InnerOptimizerKind, JobSpec, complete_fields
 from training.replay.inner_state import InnerState
 from training.replicated.outer_optimizer import inner_rate
-from training.replicated.parameter_init import initial_parameters
-from training.replicated.tensor_layout import CHUNK, Float32Array, layout_of
+from training.replicated.tensor_layout import CHUNK, Float32Array, initial_parameters, layout_of
 
 WARMUP = 0.05  # of all rounds
 TUNING_SEED = 1_000  # no row comes from it
@@ -294,7 +293,7 @@ def single(budget: Budget, seed: int, tuned: Tuned, inner: InnerOptimizerKind = 
     spec = budget.spec(1, seed, beta1=0.9, inner=inner, inner_rate=tuned["inner_rate"])
     engine = engine_of(spec, budget.text)
     engine.load_parameters(initial_parameters(spec))
-    optimizer = engine.make_optimizer(spec.beta1, spec.beta2)
+    optimizer = engine.make_optimizer()
     for step in range(spec.rounds):
         shares = [engine.draw_batch(JOB, step, trainer_key(number), 0, spec.batch) for number in range(budget.trainers)]
         engine.accumulate_gradient(np.concatenate(shares))

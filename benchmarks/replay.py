@@ -46,8 +46,7 @@ from training.objectives.objective import Declaration
 from training.replay.inner_state import l2_distance, relative_error
 from training.replicated import codec as payloads
 from training.replicated import error_feedback
-from training.replicated.parameter_init import initial_parameters
-from training.replicated.tensor_layout import Float32Array, layout_of
+from training.replicated.tensor_layout import Float32Array, initial_parameters, layout_of
 
 
 def _ppo(**terms: Any) -> JobSpec:

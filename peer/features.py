@@ -44,7 +44,7 @@ FEATURES: list[Feature] = [
     Feature(
         name="training",
         about="language models on text",
-        failures="training.api.training_failures:find_failed_jobs",
+        failures="training.api.job_notes:find_failed_jobs",
         objectives="training.objectives.registry:OBJECTIVES",
         layers="training.transformer:LAYERS",
         engines={"pytorch": "training.engines.pytorch.backend:BACKEND"},

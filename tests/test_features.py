@@ -55,14 +55,13 @@ from tests.web.room import Room, said
 from training import engine_implementations, transformer, worker_protocol
 from training.data.default_text import default_text
 from training.engines.request_handlers import WorkerContext
-from training.formats import gguf, llama_mapping
+from training.formats import gguf, huggingface_model
 from training.job_spec import JobSpec
 from training.model_store import JobModelStore
 from training.objectives import registry
 from training.replicated import error_feedback
-from training.replicated.parameter_init import initial_parameters
 from training.replicated.replicated_model import ReplicatedModel
-from training.replicated.tensor_layout import layout_of
+from training.replicated.tensor_layout import initial_parameters, layout_of
 from training.transformer import LayerPlace, ModelSpec, layer_names
 from training.worker_protocol import WorkerFailed
 from web.routes import ClientClass, HtmlPage, PageSet, Route, RouteReply, RouteSet, openapi_document
@@ -500,7 +499,7 @@ def test_a_model_with_a_layer_has_the_tensors_and_bounds_of_the_layer(
     requires = JobModelStore(tmp_path).terms_of_spec(SQUARES.encode()).requires
     assert "notes" in {module.name for module in requires}, "voters that do not know the layer train no model with it"
     with pytest.raises(UserError, match=r"place for the tensor 'layers\.0\.scale\.weight'"):
-        llama_mapping.llama_tensor_names(SQUARES.model)
+        huggingface_model.llama_tensor_names(SQUARES.model)
     with pytest.raises(UserError, match=r"place for the tensor 'layers\.0\.scale\.weight'"):
         gguf.write_gguf(BytesIO(), {}, SQUARES.model, list(views.items()), is_half=False)
 

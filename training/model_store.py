@@ -139,7 +139,7 @@ class JobModelStore:
     def create_model(self, job: bytes, spec: bytes, read: Read | None = None) -> bytes:
         """`read` is needed for a job that starts from a blob, which is here."""
         from training import parameter_blob
-        from training.replicated.replicated_model import ReplicatedModel
+        from training.replicated.replicated_model import ReplicatedModel, first_values
 
         decoded, directory = JobSpec.decode(spec), self.round_directory(job, 0)
         if decoded.initial_model is not None:
@@ -152,7 +152,9 @@ class JobModelStore:
         with self._sharing(decoded) as each:
             if base is not None:
                 start = ReplicatedModel.open_decided(self.round_directory(base.job, base.round), base.root, each)
-            self._models[job] = ReplicatedModel.create_initial(directory, job, decoded, start, each)
+            self._models[job] = ReplicatedModel.create_from_values(
+                directory, job, decoded, partial(first_values, decoded, start), each
+            )
         return self._models[job].root
 
     def apply_round(self, closed: ClosedRound, payload: Callable[[bytes], bytes]) -> bytes:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from peer.export.model_provenance import ExportableModel
+from training.api.job_notes import preparation_notes
 from training.data.tokenizer import END_OF_TEXT, BpeVocabulary
 from training.job_spec import AggregationRule, AuditMode, JobSpec
-from training.preparation_notes import preparation_notes
 from training.transformer import FIRST_TOKEN_VECTOR
 
 TRANSFORMERS, GGUF = "transformers", "gguf"

@@ -16,7 +16,7 @@ from protocol.api import ModelFilesView
 from protocol.errors import UserError
 from storage.durable_files import sync_directory
 from training.data.tokenizer import BpeVocabulary, load_vocabulary, tokenizer_config, tokenizer_json
-from training.formats import gguf, huggingface_model, llama_mapping, safetensors_files
+from training.formats import gguf, huggingface_model, safetensors_files
 from training.replicated.tensor_layout import Float32Array, layout_of
 from training.transformer import HEAD, tensor_shapes
 
@@ -96,13 +96,13 @@ def _tensors(found: ExportableModel) -> dict[str, Float32Array]:
 
 def _write_transformers(found: ExportableModel, vocabulary: BpeVocabulary, folder: Path) -> None:
     spec = found.spec
-    names = llama_mapping.llama_tensor_names(spec.model)
+    names = huggingface_model.llama_tensor_names(spec.model)
     tensors = {names[name]: values for name, values in _tensors(found).items()}
     stop = stop_token(spec, vocabulary)
-    config = llama_mapping.llama_config(spec.model, stop)
+    config = huggingface_model.llama_config(spec.model, stop)
     if not spec.resolved_objective.makes_text:
-        config = llama_mapping.sequence_classification_config(config)
-        tensors[llama_mapping.SCORE] = (
+        config |= {"architectures": ["LlamaForSequenceClassification"], "num_labels": 1}  # a score, of the last token's features
+        tensors[huggingface_model.SCORE] = (
             layout_of(spec).tensor_views(found.parameters)[spec.resolved_objective.score_head].reshape(1, -1)
         )
     _json(folder / "config.json", config)

@@ -51,9 +51,8 @@ from rlhf.rpc import (
 from rlhf.services.preference_derivation import derive_pairs
 from training import worker_protocol
 from training.api.job_builder import BLOB_FETCH_SECONDS_MAX, fetch_job_blob, parse_field
-from training.api.training_failures import no_progress_text
+from training.api.job_notes import no_progress_text, preparation_notes
 from training.job_spec import JobSpec
-from training.preparation_notes import preparation_notes
 from training.replicated.replicated_model import ReplicatedModel
 from training.round_context import EVALUATION_SECONDS, TrainingPeer
 from training.worker_protocol import WorkerFailed

@@ -56,7 +56,7 @@ from rlhf.ledger.preference_set_attestation import PreferenceSetClaim, Preferenc
 from rlhf.objectives.ppo import MODEL_REWARD, PPO, PpoSettings
 from rlhf.objectives.supervised_objectives import OBJECTIVES, PAIR_OBJECTIVES
 from rlhf.pair_accuracy import PairAccuracy, agreed_accuracy
-from training.api.training_failures import no_progress_text
+from training.api.job_notes import no_progress_text
 from training.job_spec import ROUNDS_MAX, SETTINGS_BYTES_MAX, JobSpec
 
 PLANS_RUNNING_MAX: Final = 4  # plans at once, of all members: each holds a base and a reward model on every peer's disk

@@ -45,8 +45,7 @@ from training.data.tokenizer import load_tokenizer
 from training.formats import checkpoint
 from training.job_spec import BITS, JobSpec
 from training.replicated import codec as payloads
-from training.replicated.parameter_init import initial_parameters
-from training.replicated.tensor_layout import TensorLayout, layout_from_shapes, layout_of
+from training.replicated.tensor_layout import TensorLayout, initial_parameters, layout_from_shapes, layout_of
 from training.transformer import ModelSpec
 from transport.network import DataReceived
 from transport.wire.framing import Channel, Inbox, Outbox, Priority

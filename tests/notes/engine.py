@@ -40,10 +40,6 @@ class Slate:
     required_model: RequiredModel | None = None
     required_files: Mapping[bytes, Path] = field(default_factory=dict)
 
-    @property
-    def parameters(self) -> int:
-        return layout_of(self.spec).size
-
     def local_steps(
         self,
         parameters: Float32Array,
@@ -109,7 +105,7 @@ class Slate:
             for step in range(spec.local_steps)
         ]
         (seen,) = kind.batch_arrays(spec, np.concatenate(drawn), self.tokens)
-        return np.bincount(seen.ravel(), minlength=self.parameters)
+        return np.bincount(seen.ravel(), minlength=layout_of(self.spec).size)
 
     def compute_metrics(self, parameters: Float32Array, on_step: OnProgress = lambda: None) -> Mapping[str, float]:
         assert self.functions.metrics is not None

@@ -22,7 +22,7 @@ from protocol.identity import Identity
 from tests.peer.processes import Daemon, command, daemons
 from tests.training.folders import tensors, written
 from tests.waiting import patience
-from training.formats import llama_mapping
+from training.formats import huggingface_model
 from training.model_store import JobModelStore
 
 ROLES = {"ada": TRAINER, "bea": TRAINER, "cyd": TRAINER, "dan": "voter"}
@@ -124,5 +124,5 @@ async def test_a_model_of_ones_own_is_trained_on_and_a_round_of_it_and_both_audi
         assert np.array_equal(host.open_model(jobs["own"], 0).parameters, host.open_model(jobs["helpful"], 0).parameters)
     blobs = {path.read_bytes() for path in (network[3].directory / "blobs").iterdir()}
     model = hosts[3].open_model(jobs["own"], 2)
-    names = llama_mapping.llama_tensor_names(model.spec.model)
+    names = huggingface_model.llama_tensor_names(model.spec.model)
     assert b"".join(values[names[tensor.name]].tobytes() for tensor in model.layout.tensors) in blobs

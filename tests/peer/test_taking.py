@@ -26,7 +26,7 @@ from rlhf.objectives.ppo import PpoSettings
 from tests.peer.chain import Chain
 from training.data.tokenizer import load_vocabulary, train_bpe
 from training.formats import huggingface_model
-from training.formats.llama_mapping import llama_tensor_names
+from training.formats.huggingface_model import llama_tensor_names
 from training.job_spec import JobSpec
 from training.replicated.tensor_layout import layout_of
 from training.transformer import ModelSpec

@@ -358,7 +358,7 @@ async def propose_and_audit(worker: WorkerSupervisor, files: Files) -> None:
 
 def test_texts_of_one_model_share_its_parameters(tmp_path: Path) -> None:
     """Or an engine would copy them at each turn from one text to another."""
-    ReplicatedModel.create_initial(tmp_path / "model", JOB, SPEC)
+    ReplicatedModel.initial(JOB, SPEC).save(tmp_path / "model")
     none: Any = None
     context = WorkerContext(none, lambda: None, 1)
     first, second = (context.shared_parameters(str(tmp_path / "model")) for _ in range(2))

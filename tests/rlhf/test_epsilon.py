@@ -20,7 +20,7 @@ from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.backend import BACKEND
 from training.job_spec import JobSpec
 from training.objectives.objective import Declaration, RejectionReason
-from training.replicated.parameter_init import initial_parameters
+from training.replicated.tensor_layout import initial_parameters
 from training.transformer import ModelSpec
 
 JOB, TRAINER = bytes([1]) * 32, bytes([2]) * 32

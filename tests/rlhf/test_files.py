@@ -18,9 +18,9 @@ from rlhf.data.preference_sets import PreferencePair, read_examples, read_prefer
 from rlhf.data.tokenized_records import tokenize_responses
 from rlhf.objectives.supervised_objectives import REWARD, DpoTerms, InstructTerms
 from tests.rlhf.test_supervised import OF
+from training.api.job_notes import preparation_notes
 from training.data.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer, train_bpe
 from training.job_spec import JobSpec, PreparationCounts
-from training.preparation_notes import preparation_notes
 from training.transformer import BYTES, BYTES_WITH_END, ModelSpec
 
 USER = "User: {}\nAssistant: "

@@ -29,7 +29,7 @@ from rlhf.objectives.supervised_objectives import MeanRewardSettings
 from rlhf.pair_accuracy import PairAccuracy
 from tests.ledger.world import BY_KEY, PEOPLE, World
 from tests.sim.keys import FastSigner, FastVerifier
-from training.api.training_failures import FAILURE_ALERT_HEIGHTS, find_failed_jobs, find_stalled_jobs
+from training.api.job_notes import FAILURE_ALERT_HEIGHTS, find_failed_jobs, find_stalled_jobs
 from training.job_spec import AuditMode, JobSpec
 from training.model_store import JobModelStore
 from training.transformer import ModelSpec

@@ -32,8 +32,8 @@ from training.engines.pytorch.backend import BACKEND
 from training.engines.request_handlers import WorkerContext
 from training.job_spec import AuditMode, JobSpec, complete_fields
 from training.model_store import audit_download_bytes_max
-from training.replicated.parameter_init import initial_parameters
 from training.replicated.replicated_model import ReplicatedModel
+from training.replicated.tensor_layout import initial_parameters
 from training.transformer import BYTES, BYTES_WITH_END, ModelSpec
 
 JOB, TRAINER = bytes([1]) * 32, bytes([2]) * 32

@@ -34,8 +34,8 @@ from training.engines.pytorch.backend import BACKEND
 from training.engines.pytorch.model import GPT
 from training.engines.request_handlers import WorkerContext
 from training.job_spec import AuditMode, JobSpec
-from training.replicated.parameter_init import initial_parameters
 from training.replicated.replicated_model import ReplicatedModel
+from training.replicated.tensor_layout import initial_parameters
 from training.transformer import ModelSpec
 
 JOB, READ, TRAINER = bytes([1]) * 32, bytes([3]) * 32, bytes([2]) * 32

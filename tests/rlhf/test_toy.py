@@ -25,7 +25,7 @@ from training.engines.pytorch.layers import KVCache
 from training.engines.pytorch.model import GPT
 from training.formats import checkpoint
 from training.job_spec import JobSpec
-from training.replicated.parameter_init import initial_parameters
+from training.replicated.tensor_layout import initial_parameters
 from training.transformer import FIRST_TOKEN_VECTOR
 
 FIGURES = {"algorithm", "beta", "rounds", "reference_value", "optimum", "value", "gap_closed", "kl", "score"}

@@ -58,9 +58,8 @@ from training.job_spec import (
 from training.objectives.registry import ScratchObjective
 from training.replicated import aggregate, codec, error_feedback, outer_optimizer
 from training.replicated.outer_optimizer import inner_rate
-from training.replicated.parameter_init import initial_parameters
 from training.replicated.replicated_model import ReplicatedModel
-from training.replicated.tensor_layout import Float32Array, layout_of
+from training.replicated.tensor_layout import Float32Array, initial_parameters, layout_of
 from training.transformer import ModelSpec
 
 GOLDEN = Path(__file__).with_name("golden.json")

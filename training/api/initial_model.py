@@ -62,7 +62,12 @@ def resolve_initial_model(peer: TrainingPeer, request: TrainRequest) -> InitialM
         both = f"--from {request.initial_model!r}: a job is called so, or its id begins so, and there is such a folder"
         raise UserError(f"{both}: write ./{request.initial_model} for the folder, or more of the job's id")
     if request.model_folder and not is_job:
-        return _of_folder(peer, Path(request.model_folder), as_bytes=request.vocabulary in BYTE_VOCABULARIES)
+        folder = Path(request.model_folder)
+        if not huggingface_model.is_model_folder(folder):
+            raise UserError(f"--from: {folder} is no folder with a {huggingface_model.CONFIG}, and no job is called so")
+        own = huggingface_model.open_huggingface_model(folder, as_bytes=request.vocabulary in BYTE_VOCABULARIES)
+        tokenizer = None if own.tokenizer is None else peer.blobs.add_bytes(own.tokenizer)
+        return InitialModel(str(folder), own.model, tokenizer, stop=own.stop, write=own.write_parameters)
     name, at, number = request.initial_model.rpartition("@")
     if at and not is_job and number.isdecimal():
         return _of_round(peer, name, int(number))
@@ -91,14 +96,6 @@ def resolve_base_job(peer: TrainingPeer, text: str, argument: str) -> tuple[Mode
     if not spec.resolved_objective.makes_text:
         raise UserError(f"{argument} {text!r}: job {job.name!r} has trained no model")
     return ModelReference(key, job.round, job.model_root), job, spec
-
-
-def _of_folder(peer: TrainingPeer, folder: Path, as_bytes: bool) -> InitialModel:
-    if not huggingface_model.is_model_folder(folder):
-        raise UserError(f"--from: {folder} is no folder with a {huggingface_model.CONFIG}, and no job is called so")
-    own = huggingface_model.open_huggingface_model(folder, as_bytes)
-    tokenizer = None if own.tokenizer is None else peer.blobs.add_bytes(own.tokenizer)
-    return InitialModel(str(folder), own.model, tokenizer, stop=own.stop, write=own.write_parameters)
 
 
 def _of_round(peer: TrainingPeer, name: str, number: int) -> InitialModel:

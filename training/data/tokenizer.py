@@ -52,11 +52,14 @@ class BpeTokenizer:
         found = parse_bpe(blob)
         package = _package()
         try:
-            # Without special tokens: the model would make one of a word with its name.
-            texts = {token: number for token, number in found.ids.items() if token not in found.special}
-            model = {"type": "BPE", "vocab": texts, "merges": found.merges, "ignore_merges": found.ignores_merges}
             whole = {
-                "model": model,
+                "model": {
+                    "type": "BPE",
+                    # Without special tokens: the model would make one of a word with its name.
+                    "vocab": {token: number for token, number in found.ids.items() if token not in found.special},
+                    "merges": found.merges,
+                    "ignore_merges": found.ignores_merges,
+                },
                 "normalizer": found.normalizer,
                 "pre_tokenizer": found.pre_tokenizer,
                 "added_tokens": found.added,

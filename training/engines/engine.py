@@ -38,9 +38,6 @@ class Engine(Protocol):
     required_model: RequiredModel | None  # set before the first use, where the job reads another's model
     required_files: Mapping[bytes, Path]  # as `other`, those that `Objective.files` names
 
-    @property
-    def parameters(self) -> int: ...
-
     def local_steps(
         self,
         parameters: Float32Array,

@@ -23,7 +23,7 @@ from training.objectives.objective import Declaration
 from training.replay import proposal_replay
 from training.replay.inner_state import InnerState, OnState
 from training.replicated.replicated_model import ReplicatedModel
-from training.replicated.tensor_layout import Float32Array
+from training.replicated.tensor_layout import Float32Array, layout_of
 from training.text_generation import StopSequenceDecoder, TextGeneration, TextGenerations
 
 JOBS_MAX = 8  # open at a time; the least recently used is closed
@@ -97,7 +97,7 @@ def open_job(context: WorkerContext, request: worker_protocol.OpenJobRequest) ->
         engine.required_model = RequiredModel(model.spec, model.parameters, data)
     engine.required_files = {digest: Path(path) for digest, path in request.files.items()}
     context.add_engine(request.job, engine)
-    return worker_protocol.OpenJobReply(engine.parameters, len(tokens.train), len(tokens.held_out))
+    return worker_protocol.OpenJobReply(layout_of(spec).size, len(tokens.train), len(tokens.held_out))
 
 
 def _first_parameters(request: worker_protocol.OpenJobRequest, spec: JobSpec) -> Float32Array | None:

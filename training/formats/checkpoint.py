@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -55,7 +54,15 @@ def read_checkpoint(path: Path) -> tuple[JobSpec, Float32Array, CheckpointOrigin
             if about["format"] != FORMAT:
                 raise ValueError(f"format {about['format']!r}")
             spec = JobSpec.decode(bytes.fromhex(about["spec"]))
-            parameters = _flat(file, spec)
+            layout = layout_of(spec)
+            parameters = np.empty(layout.size, dtype=np.float32)
+            if sorted(file.keys()) != sorted(tensor.name for tensor in layout.tensors):
+                raise ValueError("its tensors are not those of its specification")
+            for tensor in layout.tensors:
+                values = file.get_tensor(tensor.name)
+                if values.dtype != np.float32 or values.shape != tensor.shape:
+                    raise ValueError(f"{tensor.name} is {values.dtype} {values.shape}, expected float32 {tensor.shape}")
+                parameters[tensor.elements] = values.reshape(-1)
             origin = CheckpointOrigin(bytes.fromhex(about["job"]), int(about["round"]), bytes.fromhex(about["model_root"]))
     except OSError as error:
         why = error.strerror or str(error).removesuffix(f": {path}")  # of safetensors, which says the path once more
@@ -63,16 +70,3 @@ def read_checkpoint(path: Path) -> tuple[JobSpec, Float32Array, CheckpointOrigin
     except (SafetensorError, ValueError, KeyError, TypeError, RemoteProtocolError) as error:
         raise UserError(f"{path} is not a checkpoint written by `peer export`: {error}") from None
     return spec, parameters, origin
-
-
-def _flat(file: Any, spec: JobSpec) -> Float32Array:
-    layout = layout_of(spec)
-    parameters = np.empty(layout.size, dtype=np.float32)
-    if sorted(file.keys()) != sorted(tensor.name for tensor in layout.tensors):
-        raise ValueError("its tensors are not those of its specification")
-    for tensor in layout.tensors:
-        values = file.get_tensor(tensor.name)
-        if values.dtype != np.float32 or values.shape != tensor.shape:
-            raise ValueError(f"{tensor.name} is {values.dtype} {values.shape}, expected float32 {tensor.shape}")
-        parameters[tensor.elements] = values.reshape(-1)
-    return parameters

@@ -109,17 +109,16 @@ def update_directions(inner: InnerState, spec: JobSpec) -> Float32Array:
     be large here, and this is what moves the parameters. The number of steps is 1 or more.
     """
     layout = layout_of(spec)
+    first, second = (inner.moments[part] for part in moment_slots(spec).values())
     if spec.inner is not InnerOptimizerKind.MUON:
-        first, second = (inner.moments[part] for part in moment_slots(spec).values())
         return _adamw_direction(first, second, inner.steps, spec)
-    momentum, second = (inner.moments[part] for part in moment_slots(spec).values())
-    found, start = np.empty_like(momentum), 0
+    found, start = np.empty_like(first), 0
     for tensor in adamw_tensors(layout):
         rest = second[start : start + tensor.size]
-        found[tensor.elements] = _adamw_direction(momentum[tensor.elements], rest, inner.steps, spec)
+        found[tensor.elements] = _adamw_direction(first[tensor.elements], rest, inner.steps, spec)
         start += tensor.size
     for tensor in hidden_matrices(layout):
-        found[tensor.elements] = _orthogonal(momentum[tensor.elements].reshape(tensor.shape)).ravel()
+        found[tensor.elements] = _orthogonal(first[tensor.elements].reshape(tensor.shape)).ravel()
     return found
 
 

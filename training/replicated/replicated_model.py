@@ -43,7 +43,6 @@ from training.replicated.model_directory import (
     model_root,
 )
 from training.replicated.parallel_map import ParallelMap, serial_map
-from training.replicated.parameter_init import initial_block
 from training.replicated.tensor_layout import (
     THREAD_BLOCKS,
     ElementRun,
@@ -51,6 +50,7 @@ from training.replicated.tensor_layout import (
     TensorBlock,
     TensorLayout,
     float32_bytes,
+    initial_block,
     layout_of,
 )
 
@@ -99,15 +99,8 @@ class ReplicatedModel:
         layout = layout_of(spec)
         vectors = {name: np.zeros(layout.size, dtype=np.float32) for name in model_directory.vector_names(spec)}
         for block in layout.blocks:
-            vectors[PARAMETERS][block.elements] = _first_values(spec, start, block)
+            vectors[PARAMETERS][block.elements] = first_values(spec, start, block)
         return cls.from_vectors(_first_state(job, spec), vectors)
-
-    @classmethod
-    def create_initial(
-        cls, directory: Path, job: bytes, spec: JobSpec, start: ReplicatedModel | None = None, each: ParallelMap = serial_map
-    ) -> ReplicatedModel:
-        """As `initial` and `save`, with a block of each thread in memory at a time."""
-        return cls.create_from_values(directory, job, spec, functools.partial(_first_values, spec, start), each)
 
     @classmethod
     def create_from_values(
@@ -118,7 +111,9 @@ class ReplicatedModel:
         values: Callable[[TensorBlock], Float32Array],
         each: ParallelMap = serial_map,
     ) -> ReplicatedModel:
-        """Of round 0, with the parameters that `values` gives of each block; saved, and opened."""
+        """Of round 0, with the parameters that `values` gives of each block; saved, and opened. A block of each thread is in
+        memory at a time.
+        """
         state, layout, slots = _first_state(job, spec), layout_of(spec), OUTER_SLOTS[spec.outer]
 
         def write(stretch: Sequence[TensorBlock]) -> list[bytes]:
@@ -510,7 +505,7 @@ def _first_state(job: bytes, spec: JobSpec) -> ModelState:
     return ModelState(job, spec, 0, 0, {}, (), outer_optimizer.initial_beta_powers(spec))
 
 
-def _first_values(spec: JobSpec, start: ReplicatedModel | None, block: TensorBlock) -> Float32Array:
+def first_values(spec: JobSpec, start: ReplicatedModel | None, block: TensorBlock) -> Float32Array:
     """Of the parameters, see `ReplicatedModel.initial`."""
     if start is not None:
         tensor, known = layout_of(spec).slots_by_name[block.tensor], start.layout.slots_by_name.get(block.tensor)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
+from training.api.training_failures import find_stalled_jobs
 
 from consensus.voter_set import VoterSet
 from features.peer_names import PeerNames
@@ -42,7 +43,7 @@ from protocol.api import (
     StatusView,
 )
 from protocol.identity import peer_id
-from training.api.training_failures import find_stalled_jobs
+from training.api.job_notes import find_stalled_jobs
 from transport.discovery.address_book import AddressEntry
 from transport.network import Priority
 

@@ -16,7 +16,7 @@ def inner_step(
 ) -> tuple[Float32Array, InnerState]:
     """Copies of the parameters and the inner state after this step."""
     engine.load_parameters(parameters)
-    optimizer = engine._inner_optimizer(inner)
+    optimizer = engine.make_optimizer(inner)
     with no_subnormal_numbers():
         engine.accumulate_gradient(engine.draw_batch(*step.place, engine.spec.batch), on_step)
         optimizer.step(inner_rate(engine.spec, step.round))

@@ -27,7 +27,7 @@ from training.engines.pytorch.engine import TorchEngine
 from training.engines.pytorch.layers import KVCache, repeat_kv_heads
 from training.engines.pytorch.model import GPT
 from training.job_spec import JobSpec
-from training.replicated.parameter_init import initial_parameters
+from training.replicated.tensor_layout import initial_parameters
 from training.transformer import ModelSpec
 
 META = torch.device("meta")

@@ -23,8 +23,7 @@ from training.engines.pytorch.single_process_baseline import baseline_rate, trai
 from training.job_spec import PRESETS, TOLERANCE_MIN, InnerOptimizerKind, JobSpec
 from training.objectives.objective import InnerStep
 from training.replay.inner_state import InnerState
-from training.replicated.parameter_init import initial_parameters
-from training.replicated.tensor_layout import Float32Array
+from training.replicated.tensor_layout import Float32Array, initial_parameters
 from training.transformer import ModelSpec
 
 MODEL = ModelSpec(context=32, width=32, layers=2, heads=4, kv_heads=2, hidden=48)

@@ -41,9 +41,8 @@ from training.job_spec import AuditMode, InnerOptimizerKind, JobSpec
 from training.objectives.objective import InnerStep
 from training.replay import proposal_replay
 from training.replay.inner_state import InnerState
-from training.replicated.parameter_init import initial_parameters
 from training.replicated.replicated_model import ReplicatedModel
-from training.replicated.tensor_layout import Float32Array, layout_of
+from training.replicated.tensor_layout import Float32Array, initial_parameters, layout_of
 from training.worker_protocol import WorkerDied
 
 pytestmark = pytest.mark.real("processes")

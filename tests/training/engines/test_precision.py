@@ -11,7 +11,7 @@ import torch
 
 from tests.training.engines.test_engine import JOB, SPEC, TRAINER, delta_of, difference, engine_of
 from training.job_spec import AuditMode, Precision
-from training.replicated.parameter_init import initial_parameters
+from training.replicated.tensor_layout import initial_parameters
 
 HALF = replace(SPEC, precision=Precision.BF16, audit=AuditMode.OFF)
 

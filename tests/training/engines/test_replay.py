@@ -45,9 +45,8 @@ from training.replay.inner_state import (
     moment_slots,
     update_directions,
 )
-from training.replicated.parameter_init import initial_parameters
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
-from training.replicated.tensor_layout import Float32Array, layout_of
+from training.replicated.tensor_layout import Float32Array, initial_parameters, layout_of
 from training.transformer import ModelSpec
 
 JOB, TRAINER = hashlib.sha256(b"job").digest(), b"t" * 32

@@ -10,8 +10,7 @@ from tests.training.replicated.support import SMALL
 from training import random_stream
 from training.job_spec import JobSpec
 from training.objectives.registry import ScratchObjective
-from training.replicated.parameter_init import initial_parameters
-from training.replicated.tensor_layout import layout_of
+from training.replicated.tensor_layout import initial_parameters, layout_of
 
 DEFAULT = JobSpec(name="default", data=bytes(32))
 SCRATCH = JobSpec(name="test", objective="scratch")

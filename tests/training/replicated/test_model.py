@@ -17,8 +17,8 @@ from training.job_spec import BITS, InnerStatePolicy, JobSpec, OuterOptimizerKin
 from training.objectives.registry import ScratchObjective
 from training.replicated import codec, error_feedback, model_files, outer_optimizer
 from training.replicated.model_directory import NORM_ROUNDS
-from training.replicated.parameter_init import initial_parameters
 from training.replicated.replicated_model import NORM_RATIO, AcceptedProposal, ReplicatedModel
+from training.replicated.tensor_layout import initial_parameters
 
 NOTHING = None, None
 

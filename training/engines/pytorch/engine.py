@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,12 +105,8 @@ class TorchEngine:
         self._decayed = to_device(weight_decay_mask(self.spec), self.device)
         self._loaded: Float32Array | None = None  # what the model has, while it makes text
 
-    @property
-    def parameters(self) -> int:
-        return layout_of(self.spec).size
-
     def load_parameters(self, parameters: Float32Array) -> None:
-        assert parameters.shape == (self.parameters,) and parameters.dtype == np.float32
+        assert parameters.shape == (layout_of(self.spec).size,) and parameters.dtype == np.float32
         self.model.load_parameters(parameters)
         self._loaded = None  # who asked for it may change them
 
@@ -149,7 +144,7 @@ class TorchEngine:
                 drawn = self.draw_batch(job, round, trainer, 0, self.spec.batch, declaration)
                 loss = self.accumulate_gradient(drawn, on_step, declaration)
                 return self._clipped_gradient(), (loss,)
-        optimizer, losses, rate = self._inner_optimizer(inner), [], inner_rate(self.spec, round if taken is None else taken)
+        optimizer, losses, rate = self.make_optimizer(inner), [], inner_rate(self.spec, round if taken is None else taken)
         for step in range(self.spec.local_steps):
             with no_subnormal_numbers():
                 drawn = self.draw_batch(job, round, trainer, step, self.spec.batch, declaration)
@@ -163,14 +158,10 @@ class TorchEngine:
         clip_gradients(self.model.gradients, self.spec.gradient_clip)
         return to_numpy(self.model.gradients).copy()
 
-    def _inner_optimizer(self, inner: InnerState | None) -> AdamW | Muon:
+    def make_optimizer(self, inner: InnerState | None = None) -> AdamW | Muon:
         """The job's, with moments of its own that begin as those given, or at zero."""
         moments = to_device(inner.moments.copy(), self.device) if inner else None
         return make_inner_optimizer(self.spec, self.model, self._decayed, moments, inner.steps if inner else 0)
-
-    def make_optimizer(self, beta1: float, beta2: float) -> AdamW | Muon:
-        """A fresh inner optimizer with these betas for the loaded parameters; its `step` takes what `gradient` gathered."""
-        return make_inner_optimizer(replace(self.spec, beta1=beta1, beta2=beta2), self.model, self._decayed, None, 0)
 
     def draw_batch(
         self, job: bytes, round: int, trainer: bytes, step: int, size: int, declaration: Declaration | None = None

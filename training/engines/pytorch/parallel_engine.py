@@ -250,7 +250,7 @@ class ParallelEngine(TorchEngine):
     def read_parameters(self) -> Float32Array:
         return self._crew.send_command(GatherVector(self._number, "parameters"))
 
-    def _inner_optimizer(self, inner: InnerState | None) -> Any:
+    def make_optimizer(self, inner: InnerState | None = None) -> Any:
         return _RankOptimizer(self._crew, self._number, inner)
 
     def _clipped_gradient(self) -> Float32Array:

@@ -106,7 +106,10 @@ def _level_products(levels: Sequence[Levels], lengths: Int64Array, width: int) -
     pieces = max(1, -(-widest // width))
     piece = -(-widest // pieces)
     filled = np.zeros((rows, chunks * pieces * piece), dtype=np.int8)
-    at = _filled_up(lengths, pieces * piece)
+    # Where the columns of chunks are when each chunk has as many of them.
+    starts = np.cumsum(lengths) - lengths
+    gaps = pieces * piece * np.arange(chunks) - starts
+    at = np.arange(lengths.sum()) + np.repeat(gaps, lengths) if gaps.any() else slice(int(lengths.sum()))
     for row, said in zip(filled, levels, strict=True):
         row[at] = said
     factors = filled.reshape(rows, chunks * pieces, piece).transpose(1, 0, 2).astype(np.float32)
@@ -115,10 +118,3 @@ def _level_products(levels: Sequence[Levels], lengths: Int64Array, width: int) -
     else:
         products = factors @ factors.transpose(0, 2, 1)
     return products.astype(np.int64).reshape(chunks, pieces, rows, rows).sum(axis=1)
-
-
-def _filled_up(lengths: Int64Array, width: int) -> slice | Int64Array:
-    """Where the columns of chunks are when each chunk has `width` of them."""
-    starts = np.cumsum(lengths) - lengths
-    gaps = width * np.arange(len(lengths)) - starts
-    return np.arange(lengths.sum()) + np.repeat(gaps, lengths) if gaps.any() else slice(int(lengths.sum()))

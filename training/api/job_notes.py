@@ -1,4 +1,6 @@
-"""Jobs that failed: without an accepted update, or without one any more."""
+"""Texts about jobs for people: why one failed, without an accepted update or without one any more, and what preparing its
+set did to the file that a person gave.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from ledger.core.module import StateReader
 from ledger.jobs import NO_PROGRESS_ROUNDS, Job, JobsState
 from protocol.units import display_round_number
 from protocol.verdicts import DIVERGING, verdict_label_by_name
-from training.job_spec import INNER_RATE, INNER_RATE_MIN, MUON_RATE, InnerOptimizerKind, JobSpec
+from training.job_spec import INNER_RATE, INNER_RATE_MIN, MUON_RATE, InnerOptimizerKind, JobSpec, PreparationCounts
 from training.objectives.objective import Objective
 
 FAILURE_ALERT_HEIGHTS = 1_000  # for which a failure is an alert: the state keeps it longer
@@ -59,3 +61,23 @@ def no_progress_text(rounds: int, rejected: Mapping[str, int], labels: Sequence[
 def rejections_text(rejected: Mapping[str, int], labels: Sequence[str]) -> str:
     """Counts of rejections as text, such as `8 diverging, 1 replay`."""
     return ", ".join(f"{count} {verdict_label_by_name(name, labels)}" for name, count in sorted(rejected.items()))
+
+
+def preparation_notes(spec: JobSpec) -> tuple[str, ...]:
+    """For people: the counts of a set's file, each with the way out."""
+    counts = spec.preparation or PreparationCounts()
+    told = []
+    if counts.left_out:
+        told.append(f"{pluralize(counts.left_out, 'line')} left out: not usable, or labelled as bad")
+    if counts.shortened:
+        told.append(f"{pluralize(counts.shortened, 'line')} shortened to the context of {spec.model.context} tokens")
+    if counts.holding_stop:
+        way_out = (
+            "leave `stop_token` out with a model that has an end-of-text token"
+            if spec.resolved_objective.example_job_builder
+            else "teach the model to end its answers first (`train --from JOB FILE`)"
+        )
+        many = pluralize(counts.holding_stop, "response")
+        ends = "with the stop text before the end: answers of the model end there"
+        told.append(f"{many} {ends}; to let them go on, {way_out}, or --set stop_token=none")
+    return tuple(told)
