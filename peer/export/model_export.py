@@ -16,7 +16,7 @@ from protocol.api import ModelFilesView
 from protocol.errors import UserError
 from storage.durable_files import sync_directory
 from training.data.tokenizer import BpeVocabulary, load_vocabulary, tokenizer_config, tokenizer_json
-from training.formats import gguf, huggingface_model, safetensors_files
+from training.formats import checkpoint, gguf, huggingface_model
 from training.replicated.tensor_layout import Float32Array, layout_of
 from training.transformer import HEAD, tensor_shapes
 
@@ -110,7 +110,7 @@ def _write_transformers(found: ExportableModel, vocabulary: BpeVocabulary, folde
     _json(folder / "tokenizer.json", tokenizer_json(vocabulary))
     _json(folder / "tokenizer_config.json", tokenizer_config(vocabulary, spec.model.context))
     with _file(folder / "model.safetensors") as stream:
-        safetensors_files.write_safetensors(stream, tensors.items())
+        checkpoint.write_safetensors(stream, tensors.items())
 
 
 def _write_gguf(found: ExportableModel, vocabulary: BpeVocabulary, folder: Path, is_half: bool) -> None:

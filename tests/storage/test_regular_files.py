@@ -20,7 +20,7 @@ from protocol.errors import UserError
 from rlhf.api.tuning_plan_builder import pack_word_file
 from storage.regular_files import open_regular, read_regular, require_writable_kind
 from training.data import text_files, token_shards
-from training.formats import checkpoint, huggingface_model, safetensors_files
+from training.formats import checkpoint, huggingface_model
 
 pytestmark = pytest.mark.real("sockets")
 
@@ -102,7 +102,7 @@ def _pipe(folder: Path) -> None:
 
 READERS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
     "text": (_pipe, lambda folder: next(text_files.read_text(folder / "pipe"))),
-    "model folder": (_model, safetensors_files.read_tensor_index),
+    "model folder": (_model, checkpoint.read_tensor_index),
     "model file": (_pipe, lambda folder: checkpoint.read_checkpoint(folder / "pipe")),
     "sums of a model": (_pipe, huggingface_model.sha256_sums),
     "shards": (_shards, token_shards.make_manifest),

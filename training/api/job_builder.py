@@ -57,8 +57,7 @@ def build_job_spec(peer: TrainingPeer, request: TrainRequest, findings: TextFile
 
 def build_example_job(peer: TrainingPeer, request: TrainRequest) -> JobSpec:
     """A job of the first objective that learns from a file with prompts and responses. Raises `UserError` as that does."""
-    known = (find_objective(name) for name in objective_names())
-    builders = [kind.example_job_builder for kind in known if kind and kind.example_job_builder]
+    builders = [kind.example_job_builder for kind in map(find_objective, objective_names()) if kind and kind.example_job_builder]
     if not builders:
         raise UserError(f"{request.examples}: this program knows no objective that learns from prompts and responses")
     return import_object(builders[0])(peer, request)

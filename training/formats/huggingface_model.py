@@ -24,8 +24,8 @@ from protocol.errors import RemoteProtocolError, UserError
 from storage.regular_files import open_regular
 from training.data.pretokenizers import parse_normalizer, parse_pre_tokenizer, splits_words
 from training.data.tokenizer import BpeTokenizer, added_token_json, byte_alphabet
-from training.formats import safetensors_files
-from training.formats.safetensors_files import StoredTensor
+from training.formats import checkpoint
+from training.formats.checkpoint import StoredTensor
 from training.job_spec import JobSpec
 from training.replicated.tensor_layout import float32_bytes, layout_of
 from training.transformer import (
@@ -101,7 +101,7 @@ def open_huggingface_model(folder: Path, as_bytes: bool = False) -> HuggingFaceM
     if model.vocabulary > VOCABULARY_MAX:
         larger = f"vocab_size {model.vocabulary} is more than {VOCABULARY_MAX}, and token ids have 16 bits here"
         raise UserError(f"{folder / CONFIG}: {larger}; take a model with a smaller vocabulary, as SmolLM's with 49152")
-    _check_sums(folder, [folder / CONFIG, folder / GENERATION, folder / TOKENIZER, *safetensors_files.tensor_file_paths(folder)])
+    _check_sums(folder, [folder / CONFIG, folder / GENERATION, folder / TOKENIZER, *checkpoint.tensor_file_paths(folder)])
     stop = _stop(folder, config, model.vocabulary)
     return HuggingFaceModel(folder, model, _tokenizer(folder, model.vocabulary, as_bytes, stop), _tensors(folder, model), stop)
 
@@ -119,7 +119,7 @@ def _stop(folder: Path, config: dict[str, Any], vocabulary: int) -> int | None:
 
 def _tensors(folder: Path, model: ModelSpec) -> dict[str, StoredTensor]:
     """Those of the model and no others, by our names. Raises `UserError`."""
-    found = safetensors_files.read_tensor_index(folder)
+    found = checkpoint.read_tensor_index(folder)
     spec = JobSpec(name="own", data=bytes(32), model=model)
     named, names = {}, llama_tensor_names(model)
     for tensor in layout_of(spec).tensors:
@@ -198,11 +198,19 @@ def model_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     tied = config.get("tie_word_embeddings") or False
     if type(tied) is not bool:
         raise UserError(f"tie_word_embeddings must be true or false, is {tied!r}")
+    rope = config.get("rope_parameters")
+    if rope is not None and (
+        not isinstance(rope, Mapping)
+        or rope.get("rope_type", "default") != "default"
+        or rope.keys() - {"rope_type", "rope_theta"}
+    ):
+        raise UserError(f"rope_parameters {rope!r} say more than a rope_theta: our models have no rope_scaling")
+    rope_base = _number(rope or {}, "rope_theta", _number(config, "rope_theta", _ROPE_BASE))
     model = ModelSpec(
         **sizes,
         kv_heads=kv_heads,
         tied=tied,
-        rope_base=_rope_base(config),
+        rope_base=rope_base,
         norm_epsilon=_number(config, "rms_norm_eps", _EPSILON),
     )
     problem = model.problem()
@@ -211,19 +219,6 @@ def model_spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     if config.get("head_dim") not in (None, model.width // heads):
         raise UserError(f"head_dim {config['head_dim']!r} is not hidden_size / num_attention_heads = {model.width // heads}")
     return model
-
-
-def _rope_base(config: Mapping[str, Any]) -> float:
-    rope = config.get("rope_parameters")
-    if rope is None:
-        return _number(config, "rope_theta", _ROPE_BASE)
-    if (
-        not isinstance(rope, Mapping)
-        or rope.get("rope_type", "default") != "default"
-        or rope.keys() - {"rope_type", "rope_theta"}
-    ):
-        raise UserError(f"rope_parameters {rope!r} say more than a rope_theta: our models have no rope_scaling")
-    return _number(rope, "rope_theta", _number(config, "rope_theta", _ROPE_BASE))
 
 
 def _positive(config: Mapping[str, Any], name: str) -> int:
@@ -383,7 +378,7 @@ def _json(path: Path) -> Any:
     try:
         with open_regular(path) as stream:
             text = stream.read(JSON_BYTES_MAX + 1)
-        safetensors_files.require_downloaded(path, text)
+        checkpoint.require_downloaded(path, text)
         if len(text) > JSON_BYTES_MAX:
             raise ValueError(f"more than {JSON_BYTES_MAX} bytes")
         found = json.loads(text)
