@@ -30,7 +30,7 @@ from training.replicated.parallel_map import ParallelMap, default_thread_count, 
 if TYPE_CHECKING:
     from storage.ledger_store import LedgerStore
     from training.parameter_blob import Read
-    from training.replicated.incoming_model import IncomingModelDirectory
+    from training.replicated.model_directory import IncomingModelDirectory
     from training.replicated.replicated_model import ReplicatedModel
 
 ROUNDS_SHOWN_MAX = 8  # in an error
@@ -238,15 +238,13 @@ class JobModelStore:
         return model_files.read_manifest(self.round_directory(job, number))
 
     def read_part(self, job: bytes, number: int, index: int) -> bytes:
-        from training.replicated.incoming_model import read_model_part
-
         served = self._served
         if served is None or (served.job, served.round) != (job, number):
             served = self._served = self._read_model(job, number)
-        return read_model_part(served, index)
+        return served.read_part(index)
 
     def start_receiving(self, job: bytes, number: int, root: bytes, manifest: bytes) -> IncomingModelDirectory:
-        from training.replicated.incoming_model import IncomingModelDirectory
+        from training.replicated.model_directory import IncomingModelDirectory
 
         return IncomingModelDirectory(self.round_directory(job, number), job, number, root, manifest, partial(self._forget, job))
 

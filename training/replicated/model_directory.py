@@ -13,13 +13,14 @@ import errno
 import fcntl
 import functools
 import hashlib
+import itertools
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,7 @@ from protocol import codec, merkle
 from protocol.codec import Count, Digest, Key, Length
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.identity import short_id
-from protocol.limits import MEMBERS_MAX, MODEL_MANIFEST_BYTES_MAX, TRAINERS_MAX
+from protocol.limits import MEMBERS_MAX, MODEL_MANIFEST_BYTES_MAX, SNAPSHOT_PART_BYTES_MAX, TRAINERS_MAX
 from storage.crash_points import crash_points
 from storage.durable_files import lock_file, make_directory, sync_directory
 from training.job_spec import ESTIMATES_BYTES_MAX, OUTER_SLOTS, JobSpec
@@ -52,6 +53,7 @@ from training.replicated.tensor_layout import BLOCK, BLOCKS_MAX, Float32Array, T
 PARAMETERS: Final = "parameters"  # the first vector; those after it are the outer optimizer's slots
 ESTIMATES: Final = "estimates"  # of all trainers that have a record, one after another in ascending order of their keys
 PIECE_BYTES: Final = 4 * BLOCK  # of an estimate, and at most of a vector
+LEAVES_PER_PART: Final = SNAPSHOT_PART_BYTES_MAX // PIECE_BYTES
 NORM_ROUNDS: Final = 16  # rounds that the median is taken over; liars would have to be the majority of more than half of them
 MAPPED_BYTES_MIN: Final = 16 << 20  # what is smaller is kept in memory
 VECTORS_MAX: Final = 3  # parameters and the two moments of AdamW
@@ -59,6 +61,7 @@ VECTORS_MAX: Final = 3  # parameters and the two moments of AdamW
 LEAVES_MAX: Final = VECTORS_MAX * BLOCKS_MAX + TRAINERS_MAX + 2 * (ESTIMATES_BYTES_MAX // PIECE_BYTES)
 RECORD_BYTES: Final = 256  # of a trainer in the state, at most
 
+assert LEAVES_PER_PART >= 1
 assert 34 * LEAVES_MAX + RECORD_BYTES * MEMBERS_MAX < MODEL_MANIFEST_BYTES_MAX
 
 
@@ -278,3 +281,61 @@ def scratch_array(folder: Path, size: int) -> npt.NDArray[np.uint8]:
 
 def _damaged(path: Path) -> StorageError:
     return StorageError(f"{path} is damaged: restore a snapshot")
+
+
+class IncomingModelDirectory:
+    """A model that arrives in parts: pieces of its files, a few together, each checked with its leaf under the model root.
+
+    Implements `ledger.snapshots.snapshot_server.ModelReceiver`. Raises `StorageError` for what the disk does wrong.
+    """
+
+    def __init__(
+        self, directory: Path, job: bytes, number: int, root: bytes, manifest: bytes, replaced: Callable[[], object]
+    ) -> None:
+        """`replaced` is called once another model stands in `directory` than before."""
+        saved = decode_manifest(manifest)
+        if saved.root != root or model_root(saved.leaves, saved.state) != root:
+            raise RemoteProtocolError("bad-part", "another manifest than the one under the model root")
+        self._saved, self._directory, self._replaced = saved, directory, replaced
+        self._pieces = leaf_ranges(saved.state)
+        assert (saved.state.job, saved.state.round) == (job, number) and len(saved.leaves) == len(self._pieces)
+        self.parts = -(-len(self._pieces) // LEAVES_PER_PART)
+        self._folder = directory.with_name(f".{directory.name}.incoming")
+        with model_write_errors(self._folder):
+            remove_directory(self._folder)
+            self._folder.mkdir(parents=True)
+            names = part_names(saved.state.spec)
+            self._files: dict[str, BinaryIO] = {name: (self._folder / file_name(name)).open("wb") for name in names}
+
+    def add_part(self, index: int, data: bytes) -> None:
+        part = slice(index * LEAVES_PER_PART, (index + 1) * LEAVES_PER_PART)
+        chosen, expected = self._pieces[part], self._saved.leaves[part]
+        ends = [0, *itertools.accumulate(piece.bytes.stop - piece.bytes.start for piece in chosen)]
+        if ends[-1] != len(data):
+            raise RemoteProtocolError("bad-part", f"{len(data)} bytes of a model, expected {ends[-1]}")
+        cut = [data[start:end] for start, end in itertools.pairwise(ends)]
+        for piece, found, leaf in zip(chosen, cut, expected, strict=True):
+            if model_leaf_hash(found) != leaf:
+                raise RemoteProtocolError("bad-part", f"{piece.name} of the model is not what the model root says")
+        with model_write_errors(self._folder):
+            for piece, found in zip(chosen, cut, strict=True):
+                self._files[piece.file].seek(piece.bytes.start)
+                self._files[piece.file].write(found)
+
+    def install(self) -> None:
+        with model_write_errors(self._directory):
+            with crash_points("model-fetched"):
+                for file in self._files.values():
+                    file.flush()
+                    os.fsync(file.fileno())
+                    file.close()
+                write_manifest(self._folder, self._saved, durable=True)
+            recover_replaced_directory(self._directory)
+            replace_directory(self._folder, self._directory)
+        self._replaced()
+
+    def discard_parts(self) -> None:
+        for file in self._files.values():
+            file.close()
+        with model_write_errors(self._folder):
+            remove_directory(self._folder)

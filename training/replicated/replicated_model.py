@@ -33,6 +33,7 @@ from training.replicated import (
 from training.replicated.error_feedback import HALVINGS_MAX, Allocate, FeedbackRecord, allocate_in_memory, residual_of
 from training.replicated.model_directory import (
     ESTIMATES,
+    LEAVES_PER_PART,
     NORM_ROUNDS,
     PARAMETERS,
     PIECE_BYTES,
@@ -222,6 +223,18 @@ class ReplicatedModel:
         number, start = divmod(piece.bytes.start, error_feedback.estimate_bytes(self.layout))
         trainer = sorted(self.estimates)[number]
         return self.estimates[trainer][start : start + piece.bytes.stop - piece.bytes.start]
+
+    def read_part(self, index: int) -> bytes:
+        """`StorageError` if the disk holds something else than the root says; `RemoteProtocolError` if there is no such part."""
+        part = slice(index * LEAVES_PER_PART, (index + 1) * LEAVES_PER_PART)
+        chosen = self.leaf_ranges[part]
+        if not chosen:
+            raise RemoteProtocolError("bad-request", f"the model has no part {index}")
+        data = [bytes(self.leaf_bytes(piece)) for piece in chosen]
+        for piece, found, leaf in zip(chosen, data, self.leaves[part], strict=True):
+            if model_leaf_hash(found) != leaf:
+                raise StorageError(f"{piece.name} of the model does not hash to its model root: restore a snapshot")
+        return b"".join(data)
 
     @property
     def parameters(self) -> Float32Array:
