@@ -18,7 +18,6 @@ from training.corpus import open_tokens
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.engine import TorchEngine, is_out_of_memory
 from training.engines.pytorch.implementations import EVALUATION_TOKENS_MAX, evaluation_windows
-from training.engines.pytorch.model import GPT
 from training.engines.pytorch.single_process_baseline import baseline_rate, train_baseline
 from training.job_spec import PRESETS, TOLERANCE_MIN, InnerOptimizerKind, JobSpec
 from training.objectives.objective import InnerStep
@@ -135,14 +134,14 @@ def test_a_replay_elsewhere_is_ten_times_closer_than_the_tolerance(tmp_path: Pat
 
 def test_running_out_of_memory_halves_the_micro_batch_and_goes_on(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, expected = engine_of(text), delta_of(engine_of(text, replace(SPEC, micro_batch=1)))
-    loss = engine._loss
+    loss = engine.model.loss
 
-    def scarce(model: GPT, x_BT: torch.Tensor, y_BT: torch.Tensor) -> torch.Tensor:
+    def scarce(x_BT: torch.Tensor, y_BT: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
         if len(x_BT) > 1:
             raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 1 bytes")
-        return loss(model, x_BT, y_BT)
+        return loss(x_BT, y_BT, reduction)
 
-    monkeypatch.setattr(engine, "_loss", scarce)
+    monkeypatch.setattr(engine.model, "loss", scarce)
     assert np.array_equal(delta_of(engine), expected)
     assert engine.micro_batch == 1
 
@@ -156,7 +155,7 @@ def test_what_torch_says_when_memory_runs_out_is_recognised() -> None:
 
 def test_other_errors_are_not_swallowed(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(text)
-    monkeypatch.setattr(engine, "_loss", lambda *_: (_ for _ in ()).throw(RuntimeError("shape mismatch")))
+    monkeypatch.setattr(engine.model, "loss", lambda *_: (_ for _ in ()).throw(RuntimeError("shape mismatch")))
     with pytest.raises(RuntimeError, match="shape"):
         delta_of(engine)
     assert engine.micro_batch == 4
