@@ -40,7 +40,7 @@ from training.data.tokenizer import ByteTokenizer
 from training.engines.engine import DeclaringEngine
 from training.engines.pytorch.backend import BACKEND
 from training.job_spec import JobSpec
-from training.replicated.parameter_init import initial_parameters
+from training.replicated.tensor_layout import initial_parameters
 
 ATTACKS = ("fabricate-rollouts", "choose-tokens", "false-figures", "other-reward", "sign-flip")
 GAP_MIN = {"ppo": 0.98, "grpo": 0.95}  # of the way from the reference to the best policy

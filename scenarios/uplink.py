@@ -20,7 +20,6 @@ from pathlib import Path
 
 import numpy as np
 import trio
-from transport.emulation.link_profiles import steady_profile
 
 from demo.demo_peers import DemoPeer
 from peer.settings.data_directory import DataDirectory

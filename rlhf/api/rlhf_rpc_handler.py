@@ -31,12 +31,9 @@ from rlhf.ledger.rlhf_module import RlhfModule, RlhfState
 from rlhf.objectives import policy_monitors
 from rlhf.objectives.policy_monitors import PolicyHistory
 from rlhf.objectives.ppo import MODULE, PpoSettings, current_beta
-from rlhf.objectives.registry import PAIR_OBJECTIVES
 from rlhf.objectives.supervised_objectives import DPO, INSTRUCT, NATS, PAIR_OBJECTIVES
 from rlhf.pair_accuracy import ACCURACY, CALIBRATION, CONTRADICTORY, IDENTICAL, PAIRS, WORD_COUNT, PairAccuracy
-from rlhf.pair_trace import trace_pair
 from rlhf.preference_derivation import derive_pairs
-from rlhf.record_preparation import TruncationSide
 from rlhf.rpc import (
     FINISHED,
     MEASURING,
@@ -48,7 +45,6 @@ from rlhf.rpc import (
     RlhfView,
     StageView,
 )
-from rlhf.services.preference_derivation import derive_pairs
 from training import worker_protocol
 from training.api.job_builder import BLOB_FETCH_SECONDS_MAX, fetch_job_blob, parse_field
 from training.api.job_notes import no_progress_text, preparation_notes

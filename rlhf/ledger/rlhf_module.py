@@ -42,7 +42,7 @@ from rlhf.ledger.tuning_plans import CancelPlan, PausePlan, PlanPhase, ReportAcc
 from rlhf.objectives import policy_monitors
 from rlhf.objectives.policy_monitors import PolicyHistory, RoundMedians, round_medians
 from rlhf.objectives.ppo import MODULE, PPO, PpoSettings, RolloutDeclaration, exceeds_kl_stop, nats_per_response
-from training.api.training_failures import FAILURE_ALERT_HEIGHTS
+from training.api.job_notes import FAILURE_ALERT_HEIGHTS
 from training.job_spec import AuditMode, JobSpec
 
 # one of each job and plan

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
-from training.api.training_failures import find_stalled_jobs
 
 from consensus.voter_set import VoterSet
 from features.peer_names import PeerNames
