@@ -59,7 +59,7 @@ from benchmarks.round import Task, attempt
 from benchmarks.settings import with_settings
 from benchmarks.simulated import JOB, Rounds, engine_of, text_file, trainer_key
 from benchmarks.verdicts import conclude, verdict
-from consensus.quorum import faults_tolerated
+from consensus.voter_set import faults_tolerated
 from demo.shutdown_signals import map_signals_to_interrupt
 from ledger.audits import sortition
 from peer.commands.definitions.job_commands import preset_overrides

@@ -43,9 +43,9 @@ FEATURES: list[Feature] = [
     Feature(
         name="training",
         about="language models on text",
-        failures="training.api.training_failures:find_failed_jobs",
+        failures="training.api.job_notes:find_failed_jobs",
         objectives="training.objectives.registry:OBJECTIVES",
-        layers="training.layers:LAYERS",
+        layers="training.transformer:LAYERS",
         engines={"pytorch": "training.engines.pytorch.backend:BACKEND"},
         implementations={"pytorch": "training.engines.pytorch.implementations:IMPLEMENTATIONS"},
         worker_requests="training.worker_protocol:REQUESTS",
@@ -104,12 +104,12 @@ def register_features() -> None:
 
     Each program does so before it reads any job.
     """
-    from training import engine_implementations, layers
+    from training import engine_implementations, transformer
     from training.objectives import registry
 
     for feature in FEATURES:
         if feature.layers:
-            layers.register_layers(import_object(feature.layers))
+            transformer.register_layers(import_object(feature.layers))
         if feature.objectives:
             registry.register_objectives(import_object(feature.objectives))
         for engine, place in feature.implementations.items():

@@ -19,7 +19,7 @@ from random import Random
 
 import trio
 
-from consensus.quorum import faults_tolerated
+from consensus.voter_set import faults_tolerated
 from demo.lying_trainer import ATTACKS
 from peer.commands.definitions.job_commands import PRESETS, preset_overrides
 from scenarios import coming, network, rolling

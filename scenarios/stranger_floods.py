@@ -13,8 +13,7 @@ from itertools import islice
 
 import trio
 
-from curation.annotator_statements import EnrolStatement
-from curation.ledger.transaction_types import EnrolmentEntry, StatementBatch
+from curation.ledger.transaction_types import EnrolmentEntry, EnrolStatement, StatementBatch
 from curation.limits import BATCH_MAX
 from demo.demo_peers import DemoPeer
 from ledger.members import ADMIT_KIND

@@ -35,7 +35,7 @@ from tests.training.replicated.support import proposed
 from tests.waiting import patience
 from training import corpus, worker_protocol
 from training.data.default_text import default_text
-from training.engines.worker_context import WorkerContext
+from training.engines.request_handlers import WorkerContext
 from training.job_spec import AuditMode, JobSpec
 from training.objectives import registry
 from training.objectives.objective import Objective, RejectionReason

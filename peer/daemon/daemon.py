@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from consensus.voter_set import CachingVerifier
 from features.lazy_import import import_object
 from ledger.core.genesis import Genesis
 from ledger.ledger_state import CurrentState
@@ -45,7 +44,7 @@ from peer.settings.invitation import parse_invitation
 from peer.settings.process_resources import connection_limits, descriptor_limit, raise_descriptor_limit
 from protocol.api import PeerApi
 from protocol.errors import LostVotesError, RemoteProtocolError, StorageError, UserError
-from protocol.identity import Ed25519Verifier, Signer
+from protocol.identity import CachingVerifier, Ed25519Verifier, Signer
 from storage.disk_blob_store import DiskBlobStore
 from storage.durable_files import is_descriptor_shortage
 from storage.ledger_store import LedgerStore

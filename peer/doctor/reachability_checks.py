@@ -27,10 +27,9 @@ from protocol.api import OptionalServiceView
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Identity, parse_peer_id, short_id
 from transport.discovery.reachability import ReachabilityState
-from transport.discovery.upnp import Gateway, Router, RouterError
+from transport.discovery.upnp import Gateway, RouterError
 from transport.wire.framing import Message
-from transport.wire.noise import KeyPair
-from transport.wire.noise_session import NoiseSession, PeerAuthenticated
+from transport.wire.noise_session import KeyPair, NoiseSession, PeerAuthenticated
 from web import metrics_endpoint
 
 DIALS_MAX: Final = 16  # addresses that are dialed, the named ones first: the book holds 64
@@ -255,7 +254,7 @@ def check_running_services(asides: Iterable[OptionalServiceView]) -> list[Doctor
     return [ok(one.name, one.text) if one.is_working else warning(one.name, one.text, _advice(one.name)) for one in asides]
 
 
-async def check_stopped_services(config: Config, make_router: Callable[[], Router] = Gateway) -> list[DoctorFinding]:
+async def check_stopped_services(config: Config, make_router: Callable[[], Gateway] = Gateway) -> list[DoctorFinding]:
     """Whether the packages are there, and a router. Nothing is asked of it but its address."""
     found = []
     for name, package in PACKAGES.items():
@@ -268,7 +267,7 @@ async def check_stopped_services(config: Config, make_router: Callable[[], Route
     return found
 
 
-async def _of_router(make_router: Callable[[], Router]) -> DoctorFinding:
+async def _of_router(make_router: Callable[[], Gateway]) -> DoctorFinding:
     def outside() -> str:
         router = make_router()
         router.discover_router()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from consensus.block import Block, block_digest, decode_block
-from consensus.voter_set import CachingVerifier, VoterSet, verify_certificate
+from consensus.voter_set import VoterSet, verify_certificate
 from features.export_query import ExportQuery
 from features.json_output import print_json_result
 from features.lazy_import import import_object
@@ -43,7 +43,7 @@ from peer.settings.data_directory import storage_errors
 from protocol import codec
 from protocol.blob_digest import BlobHasher, blob_digest, hash_pieces
 from protocol.errors import FolkmootError, MissingBlobError, StorageError, UserError
-from protocol.identity import Ed25519Verifier, peer_id
+from protocol.identity import CachingVerifier, Ed25519Verifier, peer_id
 from protocol.messages import Commit, Decision, Proposal
 from storage.regular_files import open_regular, read_regular
 from training import parameter_blob

@@ -15,11 +15,10 @@ from peer.export.run_export import require_new_folder
 from protocol.api import ModelFilesView
 from protocol.errors import UserError
 from storage.durable_files import sync_directory
-from training.data.tokenizer import END_OF_TEXT
-from training.formats import gguf, huggingface_model, llama_mapping, safetensors_writer
-from training.formats.tokenizer_json import BpeVocabulary, load_vocabulary, tokenizer_config, tokenizer_json
+from training.api.job_notes import preparation_notes
+from training.data.tokenizer import END_OF_TEXT, BpeVocabulary, load_vocabulary, tokenizer_config, tokenizer_json
+from training.formats import checkpoint, gguf, huggingface_model
 from training.job_spec import AggregationRule, AuditMode, JobSpec
-from training.preparation_notes import preparation_notes
 from training.replicated.tensor_layout import Float32Array, layout_of
 from training.transformer import FIRST_TOKEN_VECTOR, HEAD, tensor_shapes
 
@@ -117,13 +116,13 @@ def _tensors(found: ExportableModel) -> dict[str, Float32Array]:
 
 def _write_transformers(found: ExportableModel, vocabulary: BpeVocabulary, folder: Path) -> None:
     spec = found.spec
-    names = llama_mapping.llama_tensor_names(spec.model)
+    names = huggingface_model.llama_tensor_names(spec.model)
     tensors = {names[name]: values for name, values in _tensors(found).items()}
     stop = stop_token(spec, vocabulary)
-    config = llama_mapping.llama_config(spec.model, stop)
+    config = huggingface_model.llama_config(spec.model, stop)
     if not spec.resolved_objective.makes_text:
-        config = llama_mapping.sequence_classification_config(config)
-        tensors[llama_mapping.SCORE] = (
+        config |= {"architectures": ["LlamaForSequenceClassification"], "num_labels": 1}  # a score, of the last token's features
+        tensors[huggingface_model.SCORE] = (
             layout_of(spec).tensor_views(found.parameters)[spec.resolved_objective.score_head].reshape(1, -1)
         )
     _json(folder / "config.json", config)
@@ -131,7 +130,7 @@ def _write_transformers(found: ExportableModel, vocabulary: BpeVocabulary, folde
     _json(folder / "tokenizer.json", tokenizer_json(vocabulary))
     _json(folder / "tokenizer_config.json", tokenizer_config(vocabulary, spec.model.context))
     with _file(folder / "model.safetensors") as stream:
-        safetensors_writer.write_safetensors(stream, tensors.items())
+        checkpoint.write_safetensors(stream, tensors.items())
 
 
 def _write_gguf(found: ExportableModel, vocabulary: BpeVocabulary, folder: Path, is_half: bool) -> None:

@@ -22,7 +22,7 @@ from protocol.sampling import WITHHELD_TEXT, SamplingOptions
 from storage import durable_files
 from storage.multipart_objects import LIST_SUFFIX
 from training import corpus as data
-from training import parameter_blob, text_stream, worker_protocol
+from training import parameter_blob, worker_protocol
 from training.data import text_files
 from training.data.tokenizer import TOKENIZER_BYTES_MAX
 from training.job_disk_space import require_disk_space
@@ -147,7 +147,7 @@ class Trainer(Voter):
         began = trio.current_time()
         asked = worker_protocol.GenerateRequest(round.job, str(round.model_directory), SAMPLE_PROMPT, SAMPLE_OPTIONS)
         try:
-            done = await text_stream.generate_text(self._until_alive, asked)
+            done = await worker_protocol.generate_text(self._until_alive, asked)
         except worker_protocol.WorkerFailed:
             if round.model_directory.exists():
                 raise

@@ -182,11 +182,11 @@ def replay_result(audited: AuditReply) -> ReplayResult:
 async def audit_request(round: RoundContext, trainer: bytes, proposal: Proposal) -> AuditRequest:
     """What re-executing a proposal needs, fetched. Raises `RemoteProtocolError` for a declaration that is unsound."""
     from training.replay.inner_state import inner_bytes
-    from training.replicated import feedback_buffer
+    from training.replicated import error_feedback
     from training.replicated.codec import payload_bytes
     from training.worker_protocol import AuditRequest
 
-    size, blobs = feedback_buffer.buffer_bytes(round.spec), round.blobs
+    size, blobs = error_feedback.buffer_bytes(round.spec), round.blobs
     record = round.model.records.get(trainer) if proposal.feedback is not None else None
     previous = _previous(round, record)
     for digest in (proposal.buffer, previous.get("previous_buffer")):

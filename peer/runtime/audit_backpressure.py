@@ -21,7 +21,7 @@ from protocol.limits import BLOB_CHUNK_BYTES
 from training.job_spec import AUDIT_BYTES_MAX, JobSpec
 from training.model_store import audit_download_bytes_max
 from transport.blobs.blob_exchange import WINDOW_CHUNKS_START
-from transport.network import Network
+from transport.connections.connection_manager import ConnectionManager
 
 RATE_SECONDS = 20  # over which rates are measured: what the queues of a link take at once is little in so long
 RATE_DECAY = 0.998  # of the best rate, a second: half in six minutes, after which a link may be another one
@@ -103,7 +103,7 @@ def audit_bytes_of(spec: bytes) -> int:
 class AuditBackpressure:
     """`run` it once; `wait_to_propose` is awaited before each proposal."""
 
-    def __init__(self, me: bytes, network: Network, applied: CurrentState) -> None:
+    def __init__(self, me: bytes, network: ConnectionManager, applied: CurrentState) -> None:
         self._me, self._network, self._applied = me, network, applied
         self._uplink = AuditBacklog()
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 import trio
 
 from consensus.block import decode_header
-from consensus.quorum import quorum
+from consensus.voter_set import quorum
 from ledger.audits.audit_state import VOLUNTEER_KIND, AuditDuty, AuditVolunteering, first_duty_of_each_trainer
 from ledger.audits.state_machine import POST_JOB_AUDIT_HEIGHTS
 from ledger.jobs import Job, JobPhase

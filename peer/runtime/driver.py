@@ -44,7 +44,8 @@ from storage.ledger_store import LedgerStore, StoredRound
 from training.job_spec import JobSpec
 from training.model_store import ClosedRoundOutcome, JobModelStore
 from training.round_context import RoundParticipant
-from transport.network import DataReceived, DuplicateIdentity, Network, NetworkEvent, PeerConnected, PeerDisconnected, Priority
+from transport.connections.connection_manager import ConnectionManager
+from transport.network import DataReceived, DuplicateIdentity, NetworkEvent, PeerConnected, PeerDisconnected, Priority
 
 log = logging.getLogger("peer")
 
@@ -81,7 +82,7 @@ class Driver:
         store: LedgerStore,
         blobs: DiskBlobStore,
         host: JobModelStore,
-        network: Network,
+        network: ConnectionManager,
         role: RoundParticipant,
         event_log: EventLog,
         anchor: TrustedBlock | None = None,

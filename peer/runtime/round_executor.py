@@ -35,7 +35,7 @@ from training.job_disk_space import job_disk_space
 from training.job_spec import JobSpec
 from training.model_store import JobModelStore
 from training.round_context import EVALUATION_SECONDS, REPLAYS, TRAINING_NATS, OpenRoundContext, RoundParticipant
-from transport.network import Network
+from transport.connections.connection_manager import ConnectionManager
 
 LOSS_ROUNDS_KEPT = 64  # more than a rollback undoes, and the rounds before
 
@@ -60,7 +60,7 @@ class RoundExecutor:
         store: LedgerStore,
         blobs: DiskBlobStore,
         host: JobModelStore,
-        network: Network,
+        network: ConnectionManager,
         event_log: EventLog,
         now: Callable[[], float],
         run_action: RunAction,

@@ -38,7 +38,8 @@ from protocol.messages import SNAPSHOT_MESSAGES, GetSnapshot, GetSnapshotPart, L
 from storage.durable_files import atomic_write
 from storage.ledger_store import LedgerStore
 from training.model_store import JobModelStore
-from transport.network import Network, Priority
+from transport.connections.connection_manager import ConnectionManager
+from transport.network import Priority
 
 # Messages that wait, and their bytes: honest peers have less on their way to us, and what is lost is asked for again.
 INBOX_MAX: Final = 128
@@ -73,7 +74,7 @@ class StateSync:
         rules: LedgerRules,
         store: LedgerStore,
         host: JobModelStore,
-        network: Network,
+        network: ConnectionManager,
         event_log: EventLog,
         anchor: TrustedBlock | None,
         applied: CurrentState,

@@ -23,7 +23,8 @@ from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.messages import BlockBytes, GossipEnvelope
 from storage.ledger_store import LedgerStore
-from transport.network import DataReceived, Network, Priority
+from transport.connections.connection_manager import ConnectionManager
+from transport.network import DataReceived, Priority
 
 REQUESTS_PER_PEER_MAX = 32  # of one peer, as many as the node grants at once; what is beyond is asked for again
 LARGE_BYTES = 2_048  # a dozen statements: the event loop verifies fewer than those itself
@@ -39,7 +40,7 @@ T = TypeVar("T")
 
 
 class PeerWorkQueue(Generic[T]):
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: ConnectionManager) -> None:
         self._network = network
         self._waiting: OrderedDict[bytes, deque[T]] = OrderedDict()  # by peer, whose turn it is first
         self._more = trio.Event()
@@ -70,7 +71,7 @@ class PeerWorkQueue(Generic[T]):
                 await self._more.wait()
 
 
-async def run_charged(network: Network, peer: bytes, function: Callable[..., T], *arguments: Any) -> T:
+async def run_charged(network: ConnectionManager, peer: bytes, function: Callable[..., T], *arguments: Any) -> T:
     """Runs it in a thread, and charges the processor time to the link of the peer for which it is."""
 
     def timed() -> tuple[T, float]:
@@ -85,7 +86,7 @@ async def run_charged(network: Network, peer: bytes, function: Callable[..., T],
 class BlockServer:
     """Decided blocks for those that ask."""
 
-    def __init__(self, store: LedgerStore, network: Network) -> None:
+    def __init__(self, store: LedgerStore, network: ConnectionManager) -> None:
         self._store, self._network = store, network
         self._queue = PeerWorkQueue[SendDecisions | SendBlock](network)
 
@@ -118,7 +119,7 @@ class SignaturePreverifier:
     def __init__(
         self,
         rules: LedgerRules,
-        network: Network,
+        network: ConnectionManager,
         applied: CurrentState,
         deliver: Callable[[DataReceived], Awaitable[object]],
     ) -> None:

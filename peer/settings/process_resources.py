@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from transport.connections.connection_manager import LINKS_MAX
-from transport.quotas.connection_eviction import HALF_OPEN_MAX
+from transport.quotas.accept_limiter import HALF_OPEN_MAX
 
 # Databases 30, event loops and listeners 20, worker and log 10, control socket 33, monitors 17, blobs of 40 threads 80, dials 48.
 DESCRIPTORS_RESERVED: Final = 256

@@ -26,7 +26,7 @@ from protocol.errors import FolkmootError, RemoteProtocolError, UserError
 from training import worker_protocol
 from training.engine_resources import EngineResources, add_arguments
 from training.engines.engine import EngineBackend
-from training.engines.worker_context import WorkerContext
+from training.engines.request_handlers import WorkerContext
 
 R = TypeVar("R")
 NICENESS = 5

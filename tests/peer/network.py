@@ -11,7 +11,6 @@ from unittest import mock
 import trio
 
 from consensus.light_client import TrustedBlock
-from consensus.voter_set import CachingVerifier
 from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.jobs import JobPhase, StartJob, job_id
 from ledger.ledger_state import CurrentState
@@ -30,14 +29,14 @@ from peer.settings.config import Config
 from peer.settings.data_directory import DataDirectory
 from protocol.api import PeerApi
 from protocol.errors import StorageError
-from protocol.identity import Ed25519Verifier, Identity
+from protocol.identity import CachingVerifier, Ed25519Verifier, Identity
+from scenarios.emulation.memory_network import Mesh
 from storage.disk_blob_store import DiskBlobStore
 from storage.ledger_store import LedgerStore
 from tests.peer.chain import SCRATCH, genesis_of, identities
 from tests.waiting import patience
 from training.model_store import JobModelStore
 from training.round_context import RoundParticipant
-from transport.emulation.memory_network import Mesh
 
 SECONDS_MAX = 35.0  # for anything that takes well under one when it works; a silent link ends later
 

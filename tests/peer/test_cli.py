@@ -14,6 +14,7 @@ import pytest
 import trio
 
 import peer as package
+from features.command_arguments import JSON
 from features.json_output import to_json
 from peer import __main__, cli
 from peer.api.control_socket import serve_control_socket
@@ -290,7 +291,7 @@ async def test_lists_are_one_json_document_with_the_fields_of_the_views(
         "samples": SAMPLES,
     }
     by_action = {"rlhf", "evaluate"}  # what it answers depends on what it is asked to do, or on a model
-    assert set(views) == {name for name, word in all_commands().items() if word.has_json} - by_action
+    assert set(views) == {name for name, word in all_commands().items() if JSON in word.arguments} - by_action
     for command, view in views.items():
         told = [await on_thread(peer, *words, "--json", *place) for words in ((command,), ("console", command))]
         assert [(status, json.loads(out)) for status, out, _ in told] == [(0, json.loads(to_json(view)))] * 2, command

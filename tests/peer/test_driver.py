@@ -330,7 +330,7 @@ async def test_a_vote_with_anothers_signature_costs_the_link(tmp_path: Path) -> 
         stranger, voter = made.seats[-1], made.seats[0]
         await one_root(made.seats, await voter.scratch())
         driver = voter.driver
-        voters = driver.replica._chain.voters(driver.replica.height)
+        voters = driver.replica._chain.voters.get(driver.replica.height)
         assert voters is not None
         forged = sign_message(stranger.identity, driver.chain_id, Prepare(voters.hash, driver.replica.height, 0, bytes(32)))
         vote = Vote(Signed(forged.body, voter.public, forged.signature))

@@ -32,7 +32,7 @@ from training.job_spec import AuditMode, FeedbackMemory, InnerStatePolicy, JobSp
 from training.model_store import JobModelStore
 from training.replay import proposal_replay
 from training.replay.inner_state import InnerState, OnState
-from training.replicated import feedback_buffer
+from training.replicated import error_feedback
 from training.replicated.codec import payload_bytes
 from training.replicated.replicated_model import AcceptedProposal, ReplicatedModel
 from training.replicated.tensor_layout import layout_of
@@ -226,8 +226,8 @@ def test_a_re_executor_is_unsure_from_the_tolerance_to_twice_the_tolerance(
 async def test_a_re_executor_rejects_another_buffer_or_payload_than_that_of_the_update(world: World, lies: set[str]) -> None:
     honest, blobs, model = await world.proposed(), world.round.blobs, world.round.model
     assert honest.buffer is not None
-    other = -feedback_buffer.read_buffer(blobs.path(honest.buffer), world.round.spec).dequantize()
-    buffer = feedback_buffer.make_buffer(other, model.header(ME.public), world.round.spec)
+    other = -error_feedback.read_buffer(blobs.path(honest.buffer), world.round.spec).dequantize()
+    buffer = error_feedback.make_buffer(other, model.header(ME.public), world.round.spec)
     assert buffer is not None
     changes = {"buffer": blobs.add_bytes(buffer.encode()), "payload": blobs.add_bytes(model.encode_payload(ME.public, other))}
     lie = replace(honest, **{name: digest for name, digest in changes.items() if name in lies})
@@ -606,5 +606,5 @@ async def test_lies_are_of_levels_too(world: World, tmp_path: Path, attack: str)
     liar = Liar(steps, tmp_path / "texts", attack=attack, _jobs=role._jobs)  # type: ignore[arg-type]
     await liar.propose(world.round)
     proposal, blobs = world.published[-1], world.round.blobs
-    m = feedback_buffer.read_buffer(blobs.path(proposal.buffer), spec).dequantize()
+    m = error_feedback.read_buffer(blobs.path(proposal.buffer), spec).dequantize()
     assert world.round.model.encode_payload(ME.public, m) == blobs.read_range(proposal.payload)

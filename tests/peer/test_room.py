@@ -16,7 +16,7 @@ from tests.peer.test_workshop import Busy, shop_of
 from training.job_disk_space import ROUNDS_MIN, job_disk_space
 from training.job_spec import OPENING_BITS, AuditMode, InnerStatePolicy, JobSpec, OuterOptimizerKind
 from training.replicated.codec import payload_bytes
-from training.replicated.momentum_estimates import ESTIMATE_BITS
+from training.replicated.error_feedback import ESTIMATE_BITS
 from training.replicated.tensor_layout import layout_of
 
 SIZE = layout_of(LANGUAGE).size

@@ -10,7 +10,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.messages import GuestInvitation
 from tests.ledger.world import FAR_MS, PEOPLE, TOKEN, World
 from tests.sim.keys import FastSigner, FastVerifier
-from transport.quotas.peer_class import PeerClass
+from transport.peer_policy import PeerClass
 
 ME, OTHER, NEW, THIRD = PEOPLE[0], PEOPLE[1], PEOPLE[8], PEOPLE[9]
 

@@ -23,10 +23,9 @@ from protocol import codec
 from protocol.errors import UserError
 from rlhf.objectives.ppo import PpoSettings
 from tests.peer.chain import Chain
-from training.data.tokenizer import train_bpe
+from training.data.tokenizer import load_vocabulary, train_bpe
 from training.formats import huggingface_model
-from training.formats.llama_mapping import llama_tensor_names
-from training.formats.tokenizer_json import load_vocabulary
+from training.formats.huggingface_model import llama_tensor_names
 from training.job_spec import JobSpec
 from training.replicated.tensor_layout import layout_of
 from training.transformer import ModelSpec

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import trio
 
-from curation.annotator_statements import EnrolStatement
 from curation.ledger.curation_state import CurationState
-from curation.ledger.transaction_types import EnrolmentEntry, StatementBatch
+from curation.ledger.transaction_types import EnrolmentEntry, EnrolStatement, StatementBatch
 from curation.limits import BATCH_MAX
 from ledger.members import RegisterRoles
 from peer.features import founding_modules

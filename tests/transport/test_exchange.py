@@ -30,8 +30,7 @@ from transport.blobs.blob_exchange import (
     BlobExchange,
     DownloadWindow,
 )
-from transport.blobs.blob_server import BlobServer
-from transport.blobs.upload_queue import UPLOAD_SLOTS, UploadDecision, UploadQueue
+from transport.blobs.blob_server import UPLOAD_SLOTS, BlobServer, UploadDecision, UploadQueue
 from transport.wire.framing import Priority
 
 ME, FROZEN, LIVE = ALICE.public, BOB.public, CAROL.public

@@ -14,7 +14,7 @@ import trio
 
 from curation.ledger.curation_module import serving_peers
 from curation.ledger.curation_state import AssignmentState, CurationState
-from curation.ledger.sealed_answers import seal_recipients
+from curation.ledger.transaction_types import seal_recipients
 from curation.rpc import CurationRpc, ImportRequest
 from curation.service.annotators import annotator_api, answer_openings
 from ledger.members import MembersState

@@ -35,11 +35,11 @@ from rounds.round_state import OpenRoundState, is_round_settled
 from rounds.vouch_set import vouches_needed
 from storage.ledger_store import StoredRound
 from training.api.job_builder import LOCAL_DATA, build_example_job, build_job_spec
+from training.api.job_notes import preparation_notes
 from training.data.text_files import TextFileReport
 from training.data.text_files import printable_path as shown_path
 from training.job_disk_space import job_disk_space
 from training.job_spec import AuditMode, JobSpec
-from training.preparation_notes import preparation_notes
 from training.replicated.aggregate import is_plain_mean
 from training.replicated.tensor_layout import layout_of
 

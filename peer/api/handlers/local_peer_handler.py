@@ -42,8 +42,9 @@ from protocol.api import (
 )
 from protocol.identity import peer_id
 from protocol.units import display_round_number
-from training.api.training_failures import find_stalled_jobs
-from transport.network import DialInfo, Priority
+from training.api.job_notes import find_stalled_jobs
+from transport.discovery.address_book import AddressEntry
+from transport.network import Priority
 
 if TYPE_CHECKING:
     from peer.worker.supervisor import WorkerSupervisor
@@ -138,7 +139,7 @@ class LocalPeerRpcHandler(LocalPeerRpc):
             bytes_sent=_by_kind(traffic.sent, traffic.blobs_sent, traffic.audit_bytes_sent),
             bytes_received=_by_kind(traffic.received, traffic.blobs_received, traffic.audit_bytes_received),
             refused=refused,
-            evidence=tuple(f"{peer_id(first.signer)}" for first, _ in evidence),
+            evidence=tuple(peer_id(pair.first.signer) for pair in evidence),
             transactions_pending=len(driver.node.ledger.mempool),
             worker=_worker_state(self.peer.worker),
             memory_mb=sum(map(process_memory_mb, processes)),
@@ -222,9 +223,10 @@ def _worker_state(worker: WorkerSupervisor | None) -> str:
     return (f"{worker.description.engine}, {worker.description.threads} threads" if worker.description else "starting") + restarts
 
 
-def _dial(dial: DialInfo, names: PeerNames) -> DialView:
-    peer = peer_id(dial.peer) if dial.peer is not None else ""
-    return DialView(dial.address, peer, dial.reason, dial.tries, dial.next_seconds, names.replace_ids(str(dial)))
+def _dial(entry: AddressEntry, names: PeerNames) -> DialView:
+    now, peer = trio.current_time(), peer_id(entry.peer) if entry.peer is not None else ""
+    text = names.replace_ids(entry.describe_failure(now))
+    return DialView(entry.address, peer, entry.reason, entry.failures, max(0.0, entry.next_at - now), text)
 
 
 def _by_kind(counts: tuple[int, int, int], blobs: int, reveals: int) -> dict[str, int]:

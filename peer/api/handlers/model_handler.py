@@ -18,7 +18,7 @@ from peer.roles import trainer
 from protocol.api import ModelFilesView, ModelRpc, RunExportView, SampleView, TextPieceView
 from protocol.errors import UserError
 from protocol.sampling import SamplingOptions
-from training import text_stream, worker_protocol
+from training import worker_protocol
 from training.api.job_builder import fetch_job_blob
 
 EXPORT_FETCH_SECONDS_MAX = 600.0  # of all updates that an export lacks: it is told what is missing then
@@ -61,7 +61,7 @@ class ModelRpcHandler(ModelRpc):
                 yield TextPieceView("", newer_round=newer, round=number)
             if kind.moderates_output(spec):
                 yield TextPieceView("", is_checked=True)
-            async with aclosing(text_stream.stream_text(partial(computing.ask_worker, opened), request)) as made:
+            async with aclosing(worker_protocol.stream_text(partial(computing.ask_worker, opened), request)) as made:
                 async for done in made:
                     if done.text or done.is_withheld:
                         yield TextPieceView(done.text, is_withheld=done.is_withheld)

@@ -53,7 +53,7 @@ from protocol.errors import UserError
 from protocol.identity import peer_id, short_id
 from protocol.limits import ADVERTISED_MAX, PARAMETERS_ALLOWED_MAX
 from protocol.messages import Commit
-from transport.network import LinkInfo
+from transport.connections.peer_link import PeerLink
 from transport.wire.link_measurements import MINUTE_SECONDS, MinuteStats
 
 UPGRADE_HEIGHTS = 100  # from now to an upgrade whose height nobody names: minutes of a network that trains
@@ -203,7 +203,7 @@ class MemberRpcHandler(MemberRpc):
         links = {link.peer: link for link in self.peer.network.links()}
         return tuple(self._peer(key, links.get(key)) for key in sorted(set(members.members) | set(links) | {self.peer.me}))
 
-    def _peer(self, key: bytes, link: LinkInfo | None) -> PeerView:
+    def _peer(self, key: bytes, link: PeerLink | None) -> PeerView:
         members = self.peer.driver.state.members
         member = members.members.get(key)
         accepted = sum(job.accepted.get(key, 0) for job in self.peer.driver.state.jobs.jobs.values())
@@ -275,22 +275,22 @@ def _gone(member: Member | None) -> str:
     return f"now {short_id(member.successor)}" if member.successor else ""
 
 
-def _link(link: LinkInfo) -> LinkView:
+def _link(link: PeerLink) -> LinkView:
     now = trio.current_time()
     return LinkView(
         peer=peer_id(link.peer),
         address=link.address,
         outgoing=link.dialed,
-        connected_seconds=max(0.0, now - link.connected_since),
-        round_trip_ms=_ms(link.round_trip_seconds),
-        bytes_sent=sum(link.sent),
-        bytes_received=sum(link.received),
-        kind=link.kind,
+        connected_seconds=max(0.0, now - link.since),
+        round_trip_ms=_ms(link.meter.round_trip_seconds),
+        bytes_sent=sum(link.outbox.sent),
+        bytes_received=sum(link.inbox.received),
+        kind="relayed" if link.relay else "direct",
         relay=None if link.relay is None else peer_id(link.relay),
-        mbit_per_second=_mbit(link.history.bytes_per_second(now)),
-        retransmitted=link.history.retransmitted(now),
-        silent_seconds=link.silent_seconds if link.suspected else None,
-        history=tuple(_minute(minute, now) for minute in link.history.minutes(now)),
+        mbit_per_second=_mbit(link.meter.history.bytes_per_second(now)),
+        retransmitted=link.meter.history.retransmitted(now),
+        silent_seconds=link.failure_detector.silent_seconds(now) if link.failure_detector.is_suspected(now) else None,
+        history=tuple(_minute(minute, now) for minute in link.meter.history.minutes(now)),
     )
 
 

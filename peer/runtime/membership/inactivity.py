@@ -28,7 +28,7 @@ from protocol.errors import UserError
 from protocol.identity import parse_peer_id, peer_id, short_id
 from protocol.limits import MEMBERS_MAX
 from storage import durable_files
-from transport.network import Network
+from transport.connections.connection_manager import ConnectionManager
 
 OBSERVE_SECONDS = 30  # twice the silence after which a peer counts as not heard, unless settings say otherwise
 SAVE_OBSERVATIONS = 120  # an hour is lost at most when a peer ends
@@ -41,7 +41,7 @@ class InactivityTracker:
 
     def __init__(
         self,
-        network: Network,
+        network: ConnectionManager,
         applied: CurrentState,
         signers: Callable[[], Collection[bytes]],
         author: TransactionSubmitter,

@@ -32,7 +32,7 @@ from peer.settings.invitation import InvitationString, make_admission
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Verifier, open_signed, short_id
 from protocol.messages import GuestInvitation
-from transport.quotas.peer_class import PeerClass
+from transport.peer_policy import PeerClass, PeerPolicy
 
 JOIN_RETRY_SECONDS = 1.0  # a newcomer looks this often whether somebody is there to hand its admission to; blocks may not come
 NOT_DECIDED = "its admission is not decided yet"
@@ -196,9 +196,7 @@ class Membership:
                 return
 
 
-class PeerClassifier:
-    """A `transport.peer_policy.PeerPolicy`."""
-
+class PeerClassifier(PeerPolicy):
     def __init__(
         self,
         me: bytes,
@@ -249,9 +247,6 @@ class PeerClassifier:
                 del self._guests[token]
         while len(self._guests) > GUESTS_MAX:
             self._guests.popitem(last=False)
-
-    def is_allowed(self, peer: bytes) -> bool:
-        return True
 
     def is_member(self, peer: bytes) -> bool:
         return self._applied.current.members.is_current_key(peer)

@@ -16,10 +16,10 @@ import peer.node.node
 from consensus.effects import RestartState, StepEffects, merge_effects
 from consensus.evidence import Evidence
 from consensus.pbft.chain import Chain
+from consensus.pbft.own_votes import RollbackCheck
 from consensus.pbft.replica_state import ReplicaState
-from consensus.pbft.rollback_check import RollbackCheck
 from consensus.pbft.vote_set import HeightVoteSet
-from consensus.quorum import faults_tolerated
+from consensus.voter_set import faults_tolerated
 from ledger.audits.audit_state import AuditsState
 from ledger.audits.state_machine import AuditsModule
 from ledger.blocks.application import LedgerApplication
