@@ -1,1 +1,1 @@
-"""Disk: the ledger in SQLite, the write-ahead log, blobs as files, durable files, crash points."""
+"""Disk: the ledger in SQLite, checks of its write-ahead log, blobs as files, durable files, crash points."""

@@ -1,7 +1,7 @@
-"""Names for the moments around every durable write, so that a test can kill a peer at each of them.
+"""Names of the moments before and after each durable write, at which a test can kill a peer.
 
-With `FOLKMOOT_CRASH_AT=before-append-prepare:3` in its environment a process kills itself, as `kill -9` would, when it comes to
-that point for the third time. Without the variable nothing is looked up or written.
+With `FOLKMOOT_CRASH_AT=before-append-prepare:3` in its environment a process kills itself with SIGKILL when it reaches that point
+for the third time. Without the variable the points do nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 CRASH_POINT_VARIABLE = "FOLKMOOT_CRASH_AT"
 
-# What is written -> who writes it and when.
+# Name of a durable write -> its command or moment, and its content.
 WRITES = {
     "identity.key": "`peer init`, `identity` and `join`: the secret key",
     "identity.next": "`peer rekey`: the key to come",
@@ -72,7 +72,7 @@ _trap = _armed()
 
 @contextmanager
 def crash_points(write: str) -> Iterator[None]:
-    """The points before and after what the block writes durably."""
+    """Reach the point before the block, and the point after it if it raises nothing."""
     reach_point("before", write)
     yield
     reach_point("after", write)

@@ -1,8 +1,9 @@
-"""Content-addressed files: payloads and data are kept, error-feedback buffers pass when nobody re-executes with them any more.
+"""Content-addressed files in two folders: kept blobs, and temporary blobs that only audits need.
 
-A payload is lent to the rounds that name it until it is decided what they accept (`add_round_reference`), and a note beside the
-blobs says so. What the audits of a round may ask for is kept together, and deleted together when they are over. An object that is
-larger than a part is one file here like any other; its list, and what of it still comes, are in `storage.multipart_objects`.
+Payloads and data are kept. Buffers of trainers are temporary: they are deleted after the audits that need them. A payload is lent
+to each round that names it until the round's accepted payloads are decided (`add_round_reference`). A note file beside the blob
+lists these rounds. Blobs that the audits of one round need are linked into one folder, and deleted together after them. An object
+larger than a part is one file like any other. Its list and its incomplete data are in `storage.multipart_objects`.
 """
 
 from __future__ import annotations
@@ -25,27 +26,27 @@ from storage.durable_files import explain_os_errors, make_directory, sync_direct
 from storage.multipart_objects import LIST_SUFFIX, MultipartStore, PartWriter
 from transport.blobs.blob_store import MissingParts
 
-PIN_SUFFIX = ".lent"  # of the name of a note: the rounds that a blob is lent to
-UNFINISHED_SUFFIX = ".made"  # of the name of a folder of links that is not whole yet
-JOB_BYTES = 16  # of a job's id in the name of a folder: enough to tell jobs apart
+PIN_SUFFIX = ".lent"  # of a note file, which lists the rounds that a blob is lent to
+UNFINISHED_SUFFIX = ".made"  # of a folder of links that is not complete yet
+JOB_BYTES = 16  # of a job's id in a folder's name: enough to tell jobs apart
 
-AddList = Callable[[bytes, bytes], bool]  # given a digest, and bytes that have it: whether they are a list, which is kept then
+AddList = Callable[[bytes, bytes], bool]  # (digest, its bytes) -> whether they are a list of parts, which is then stored
 log = logging.getLogger(__name__)
 
 
 class DiskBlobStore:
-    """Implements `transport.blobs.blob_exchange.BlobStore`. A file is durable before it is visible under its name."""
+    """An implementation of `transport.blobs.blob_store.BlobStore`. A file is durable before it is visible under its name."""
 
     def __init__(self, kept: Path, passing: Path, part_bytes: int = BLOB_PART_BYTES) -> None:
         self._kept, self._passing = kept, passing
         self._parts = MultipartStore(kept / "parts", part_bytes)
-        self._lent: dict[bytes, frozenset[tuple[bytes, int]]] = {}  # digest -> the rounds of jobs that name it
-        self._borrowed: set[bytes] = set()  # of those, what was not here before
+        self._lent: dict[bytes, frozenset[tuple[bytes, int]]] = {}  # digest -> (job, round) that name it
+        self._borrowed: set[bytes] = set()  # lent digests that were not stored before they were lent
         self._loans_lock = threading.RLock()
         self._expected_to_pass: dict[bytes, frozenset[object]] = {}  # digest -> its owners
-        self._together: dict[bytes, Path] = {}  # digest -> a folder that holds it
-        self._whole: set[Path] = set()  # the folders that were written by this process, or verified by it
-        self._together_lock = threading.Lock()  # training keeps, audits delete, each in a thread of its own
+        self._together: dict[bytes, Path] = {}  # digest -> a round's folder with a link to it
+        self._whole: set[Path] = set()  # folders that this process has written or verified
+        self._together_lock = threading.Lock()  # training retains and audits delete in different threads
         self._numbers = itertools.count()
         for folder in (kept, passing):
             with explain_os_errors(folder):
@@ -56,7 +57,7 @@ class DiskBlobStore:
         self._load_pins()
 
     def path(self, digest: bytes) -> Path:
-        """Where this blob is, or would be."""
+        """Return the path of a blob, or the path that it would get."""
         name = digest.hex()
         if os.path.exists(os.path.join(self._passing, name)):
             return self._passing / name
@@ -72,25 +73,26 @@ class DiskBlobStore:
             return None
 
     def is_audit_data(self, digest: bytes) -> bool:
-        """Whether this blob, or the object of this part, is here only for those who re-execute, or would be."""
+        """Return whether this blob, or the object of this part, is or would be stored for audits only."""
         places = self._parts.part_positions(digest)
         return self.path(places[0][0] if places else digest).parent != self._kept
 
     def read_range(self, digest: bytes, offset: int = 0, length: int = -1) -> bytes:
-        """`MissingBlobError` if it is not here, or is deleted now."""
+        """Return `length` bytes from `offset`, or all the rest. Raises `MissingBlobError` if the blob is missing."""
         return _read(self.path(digest), offset, length)
 
     def read_blob(self, digest: bytes, size_max: int) -> bytes:
-        """`MissingBlobError` also if it is larger: somebody named another blob than was asked for."""
+        """Return a whole blob. Raises `MissingBlobError` if it is missing or larger than `size_max` bytes."""
         data = self.read_range(digest, 0, size_max + 1)
         if len(data) > size_max:
             raise MissingBlobError(f"the blob {digest.hex()} is larger than {size_max} bytes")
         return data
 
     def open_writer(self, digest: bytes, total: int, of: bytes | None = None) -> BlobFileWriter | PartWriter:
-        """Several writers may work on one blob: each has a file of its own, and whoever finishes gives the same bytes.
+        """Return a writer for a blob of `total` bytes, or for a part of the object `of`.
 
-        `of` is the object of which it is a part. A blob that turns out to be a list is kept as one.
+        Several writers of one blob may be open, each with its own file, and all finish with the same bytes. A blob that proves
+        to be a list of parts is stored as one.
         """
         if of is not None:
             return PartWriter(self._parts, digest, total)
@@ -98,7 +100,7 @@ class DiskBlobStore:
         return BlobFileWriter(self.path(digest), digest, total, next(self._numbers), BlobHasher(self._parts.part_bytes), take)
 
     def add_bytes(self, data: bytes) -> bytes:
-        """Its digest. An object that is larger than a part is named by the list of its parts."""
+        """Store `data` durably and return its digest. The digest of an object larger than a part is that of its list."""
         hasher = BlobHasher(self._parts.part_bytes)
         hasher.update(data)
         digest = hasher.digest()
@@ -114,10 +116,10 @@ class DiskBlobStore:
         return digest
 
     def adopt_file(self, file: Path, digest: bytes, lent: tuple[bytes, int] | None = None) -> None:
-        """Takes over a finished file that somebody else wrote on the same file system; the caller vouches for the digest.
+        """Move a finished file on the same file system into the store, durably. The caller guarantees its digest.
 
-        If that is of a list of parts, the list is beside the file (`storage.multipart_objects.write_list`). `lent`: as
-        `add_round_reference` says.
+        The list of an object with parts is beside the file (`storage.multipart_objects.write_list`). `lent` is the job and the
+        round of `add_round_reference`, or None for a blob that is kept.
         """
         if lent is None:
             self._delete_pin(digest)
@@ -128,7 +130,7 @@ class DiskBlobStore:
             listed = file.with_name(f"{file.name}{LIST_SUFFIX}")
             with contextlib.suppress(
                 FileNotFoundError
-            ):  # durable before the blob, which would else be sent as if it had no parts
+            ):  # the list comes first: a blob without it would be served as an object without parts
                 is_list = self._parts.add_encoded_list(digest, listed.read_bytes())
                 assert is_list, f"{listed} is not of {digest.hex()}"
                 listed.unlink()
@@ -137,10 +139,10 @@ class DiskBlobStore:
             os.replace(file, path)
             sync_directory(path.parent)
 
-    # Lists and parts, which travel as blobs of their own
+    # Lists and parts, which are transferred as blobs of their own
 
     def piece_size(self, digest: bytes) -> int | None:
-        """Bytes of what others get under this digest: a part, the list of an object that has parts, any other blob whole."""
+        """Return the bytes of the piece with this digest: a part, the list of an object with parts, or any other blob."""
         if (parts := self._parts.find_list(digest)) is not None:
             return parts.list_bytes
         found = self._find_part(digest)
@@ -155,7 +157,7 @@ class DiskBlobStore:
         return self.read_range(digest, offset, length)
 
     def _find_part(self, part: bytes) -> tuple[Path, int, int] | None:
-        """A file that has this part, where it begins, and its bytes."""
+        """Return a file with this part, the offset of the part and its size in bytes."""
         for digest, index in self._parts.part_positions(part):
             parts, path = self._parts.find_list(digest), self._parts.partial_path(digest) or self._find_blob(digest)
             if parts is not None and path is not None and not self._parts.lacks_part(digest, index):
@@ -163,7 +165,7 @@ class DiskBlobStore:
         return None
 
     def missing_parts(self, digest: bytes) -> MissingParts | None:
-        """What still has to come of an object whose list is here and that is not held. None: its list is not here."""
+        """Return the missing parts of an object whose list is stored. None: its list is missing."""
         parts = self._parts.find_list(digest)
         return None if parts is None else MissingParts(parts.total, self._parts.missing_parts(digest))
 
@@ -177,7 +179,7 @@ class DiskBlobStore:
         self._parts.sweep_partial(wanted, self._find_blob)
 
     def _find_blob(self, digest: bytes) -> Path | None:
-        """Where this blob is, also in a folder that `verify_retained` has not read yet."""
+        """Return the path of a blob, even in a round's folder that `verify_retained` has not read yet."""
         name = digest.hex()
         if os.path.exists(path := self.path(digest)):
             return path
@@ -186,8 +188,9 @@ class DiskBlobStore:
     # Lent blobs
 
     def add_round_reference(self, digest: bytes, job: bytes, round: int) -> None:
-        """This blob is named by a proposal of this round, and nobody drops it before `release_round_references`. If it is not
-        here yet, it goes then, unless somebody has said `keep`.
+        """Record that a proposal of this round names a blob. `drop_blobs` spares it until `release_round_references`.
+
+        A blob that was not stored before is deleted at that release, unless a round accepted it or `pin_blob` was called.
         """
         with self._loans_lock:
             if self.size(digest) is None:
@@ -199,11 +202,14 @@ class DiskBlobStore:
                     note.write_text(json.dumps([(key.hex(), number) for key, number in rounds]))
 
     def round_references(self) -> dict[bytes, frozenset[tuple[bytes, int]]]:
-        """By digest, the rounds that it is lent to, as (job, number)."""
+        """Return the rounds that each digest is lent to, as (job, number)."""
         return dict(self._lent)
 
     def release_round_references(self, digest: bytes, rounds: frozenset[tuple[bytes, int]], keeps: bool) -> None:
-        """These rounds are over, and nothing happens if it was lent to another one meanwhile. `keeps`: one has accepted it."""
+        """End the loan of a blob to these rounds. Delete a blob that was only lent, unless a round accepted it (`keeps`).
+
+        Do nothing if the blob was lent to another round since.
+        """
         with self._loans_lock:
             if self._lent.get(digest) != rounds:
                 return
@@ -215,7 +221,7 @@ class DiskBlobStore:
                 self._remove(digest)
 
     def _remove(self, digest: bytes) -> None:
-        """It goes, or passes where somebody waits for that."""
+        """Delete a kept blob. If it has owners (`mark_temporary`), move it to the temporary blobs instead."""
         kept, passing = self._kept / digest.hex(), self._passing / digest.hex()
         with explain_os_errors(kept):
             if digest in self._expected_to_pass and kept.exists():
@@ -228,7 +234,7 @@ class DiskBlobStore:
         return self._kept / f"{digest.hex()}{PIN_SUFFIX}"
 
     def _load_pins(self) -> None:
-        """A note that a crash of the machine has cut off says nothing: the blob stays."""
+        """Read the notes of loans. A note that a crash cut off is ignored, and its blob stays."""
         for note in self._kept.glob(f"*{PIN_SUFFIX}"):
             with explain_os_errors(note, "read"), contextlib.suppress(ValueError):
                 rounds = frozenset((bytes.fromhex(job), int(number)) for job, number in json.loads(note.read_text()))
@@ -236,22 +242,22 @@ class DiskBlobStore:
         self._borrowed |= self._lent.keys()
 
     def _delete_pin(self, digest: bytes) -> None:
-        """It is here for whatever else, too."""
+        """Keep a lent blob after its rounds, because something else needs it too."""
         with self._loans_lock:
             if digest in self._borrowed:
                 self._borrowed.discard(digest)
                 with explain_os_errors(self._pin_path(digest)):
                     self._pin_path(digest).unlink(missing_ok=True)
 
-    # Passing blobs
+    # Temporary blobs
 
     def mark_temporary(self, digest: bytes, owner: object) -> None:
-        """This blob, here or when it comes, stays only until all its owners are released and `delete_unowned` may delete it."""
+        """Let `delete_unowned` delete a blob once its owners are released, unless it is kept already. It may be stored later."""
         if digest in self._borrowed or self.size(digest) is None or (self._passing / digest.hex()).exists():
             self._expected_to_pass[digest] = self._expected_to_pass.get(digest, frozenset()) | {owner}
 
     def pin_blob(self, digest: bytes) -> None:
-        """This blob stays, whoever said that it would pass, or go."""
+        """Keep a blob that was temporary or lent."""
         self._delete_pin(digest)
         self._expected_to_pass.pop(digest, None)
         passing, kept = self._passing / digest.hex(), self._kept / digest.hex()
@@ -262,7 +268,7 @@ class DiskBlobStore:
                     sync_directory(self._kept)
 
     def delete_blob(self, digest: bytes) -> None:
-        """Gone for good when this returns, whoever said that it stays."""
+        """Delete a blob durably, even one that is kept or lent."""
         self._expected_to_pass.pop(digest, None)
         path = self.path(digest)
         with explain_os_errors(path):
@@ -272,7 +278,7 @@ class DiskBlobStore:
             self._parts.forget_object(digest)
 
     def drop_blobs(self, digests: Iterable[bytes]) -> None:
-        """Blobs that were kept go, but for those that are lent. They may come back if the machine stops now."""
+        """Delete kept blobs that are not lent. The deletion is not durable: they may reappear if the machine stops."""
         for digest in digests:
             with self._loans_lock:
                 if digest not in self._lent:
@@ -287,14 +293,14 @@ class DiskBlobStore:
         for file in self._passing.iterdir():
             if file.suffix == ".part" or "-" in file.name or (digest := bytes.fromhex(file.name)) in keep:
                 continue
-            if digest not in self._expected_to_pass:  # nor one that came after this began: it was expected before it was there
+            if digest not in self._expected_to_pass:  # an owner may have appeared since `keep` was computed
                 file.unlink(missing_ok=True)
         self._parts.forget_deleted(self._find_blob)
 
     # Blobs of a round that are deleted together
 
     def retain_round(self, job: bytes, round: int, digests: Iterable[bytes]) -> None:
-        """Keeps the files of these digests that are here until `delete_rounds`. All of it is durable when this returns."""
+        """Link the stored blobs among these digests into the round's folder, durably. They stay until `delete_rounds`."""
         folder = self._passing / _folder_name(job, round)
         with self._together_lock, self._parts.pause_sweeps(), explain_os_errors(folder), crash_points("blob"):
             made = folder.with_name(f"{folder.name}{UNFINISHED_SUFFIX}")
@@ -303,20 +309,22 @@ class DiskBlobStore:
                 with contextlib.suppress(FileNotFoundError, FileExistsError):
                     os.link(self.path(digest), made / digest.hex())
             sync_directory(made)
-            shutil.rmtree(folder, ignore_errors=True)  # of the same round before a crash; some of it may just have been linked
+            shutil.rmtree(folder, ignore_errors=True)  # left by a crash in the same round; the links may be to its files
             made.rename(folder)
             sync_directory(self._passing)
             self._register_folder(folder)
 
     def verify_retained(self) -> None:
-        """What an earlier process kept together is held again from here on, but for what the disk has damaged, which is deleted:
-        whoever sends bytes that are not what their digest says loses the link. It reads all of it; it may run in a thread.
+        """Verify and register the folders of rounds that an earlier process retained, and delete damaged files.
+
+        A damaged file must go: a peer that sends bytes with the wrong hash loses its link. This reads every file and may run in a
+        thread.
         """
         with self._together_lock:
             for left in self._passing.glob(f"*{UNFINISHED_SUFFIX}"):
                 shutil.rmtree(left, ignore_errors=True)
         for folder in sorted(set(self._folders()) - self._whole):
-            with explain_os_errors(folder, "read"), contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
+            with explain_os_errors(folder, "read"), contextlib.suppress(FileNotFoundError):  # deleted since
                 for file in list(folder.iterdir()):
                     if not self._is_whole(file):
                         self._delete_damaged(file)
@@ -326,24 +334,24 @@ class DiskBlobStore:
     def _delete_damaged(self, file: Path) -> None:
         log.warning("%s is damaged: this peer deletes it, and cannot show it to an audit any more", file)
         with contextlib.suppress(FileNotFoundError):
-            if (passing := self._passing / file.name).samefile(file):  # another may have come since then
+            if (passing := self._passing / file.name).samefile(file):  # a good copy may have arrived since
                 passing.unlink()
         file.unlink(missing_ok=True)
 
     def retained_rounds(self) -> list[tuple[bytes, int]]:
-        """(the first bytes of a job's id, round) of everything that is kept together."""
+        """Return (first JOB_BYTES bytes of the job's id, round) of each round with a folder."""
         names = [folder.name.partition("-") for folder in self._folders()]
         return [(bytes.fromhex(job), int(number)) for job, _, number in names]
 
     def delete_rounds(self, rounds: Iterable[tuple[bytes, int]]) -> None:
-        """What was kept of these rounds, as `retained_rounds` names them."""
+        """Delete the folders of these rounds, which are named as by `retained_rounds`."""
         with self._together_lock:
             for job, number in rounds:
                 folder = self._passing / _folder_name(job, number)
                 shutil.rmtree(folder, ignore_errors=True)
                 self._whole.discard(folder)
             listed: dict[bytes, Path] = {}
-            for folder in self._whole:  # some of it may be in a later folder too
+            for folder in self._whole:  # another folder may have a link to the same blob
                 listed |= _listed(folder)
             self._together = listed
         self._parts.forget_deleted(self._find_blob)
@@ -357,7 +365,7 @@ class DiskBlobStore:
         except FileNotFoundError:
             raise
         except OSError:
-            return False  # a part of the disk that cannot be read
+            return False  # an unreadable sector
 
     def _folders(self) -> list[Path]:
         return [path for path in self._passing.iterdir() if path.is_dir() and path.suffix != UNFINISHED_SUFFIX]
@@ -382,7 +390,7 @@ def _folder_name(job: bytes, round: int) -> str:
 
 
 class BlobFileWriter:
-    """Exactly one of `finish` and `abort` ends it."""
+    """A writer of one blob. Exactly one of `finish` and `abort` ends it."""
 
     def __init__(
         self, path: Path, digest: bytes, total: int, number: int, hasher: BlobHasher, take_list: AddList | None = None
@@ -402,7 +410,7 @@ class BlobFileWriter:
             self._file.write(chunk)
 
     def finish(self) -> None:
-        """Makes the blob durable and visible; `RemoteProtocolError` if it is not what its digest says."""
+        """Make the blob durable, then visible. Raises `RemoteProtocolError` if its hash is wrong."""
         if self._hash.digest() != self._digest:
             self.abort()
             raise RemoteProtocolError("bad-blob", f"{self._digest.hex()[:16]} has other bytes")
@@ -425,7 +433,7 @@ class BlobFileWriter:
             raise
 
     def abort(self) -> None:
-        with contextlib.suppress(OSError):  # what a full disk does not take is not wanted any more
+        with contextlib.suppress(OSError):  # a full disk cannot take the buffered bytes, which are unwanted now
             self._file.close()
         with contextlib.suppress(OSError):
             self._part.unlink(missing_ok=True)

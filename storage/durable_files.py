@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whatever happens meanwhile."""
+"""Durable files and folders, and errors of the operating system as messages for people."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def sync_directory(path: Path) -> None:
-    """A name is durable once its directory is."""
+    """Make the names in a directory durable. Raises `OSError`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -27,7 +27,7 @@ def sync_directory(path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Makes `path` and what is missing above it, durably. Raises `OSError`."""
+    """Create `path` and its missing parents durably. Raises `OSError`."""
     if not path.exists():
         make_directory(path.parent)
         path.mkdir(exist_ok=True)
@@ -35,7 +35,7 @@ def make_directory(path: Path) -> None:
 
 
 def lock_file(descriptor: int, operation: int, path: Path) -> None:
-    """`flock` of an open file. `BlockingIOError` where it would wait; `StorageError` on a file system that has no locks."""
+    """Lock an open file. Raises `BlockingIOError` if `flock` would wait, `StorageError` on a file system without locks."""
     try:
         fcntl.flock(descriptor, operation)
     except BlockingIOError:
@@ -47,7 +47,7 @@ def lock_file(descriptor: int, operation: int, path: Path) -> None:
 
 @contextmanager
 def atomic_write(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """A stream whose bytes stand durably at `path` once the block ends well; otherwise what was there stays. Raises `OSError`."""
+    """Yield a stream whose bytes replace the file at `path` durably, or not at all if the block fails. Raises `OSError`."""
     part = path.with_name(path.name + ".part")
     try:
         with open(part, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as stream:
@@ -62,7 +62,7 @@ def atomic_write(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 
 def is_descriptor_shortage(error: BaseException | None) -> bool:
-    """Whether this process, or the machine, has no file descriptor left: often a matter of seconds."""
+    """Return whether the process or the machine has no file descriptor left. Such a shortage often lasts seconds only."""
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         return True
     return isinstance(error, StorageError) and is_descriptor_shortage(error.__cause__)
@@ -81,7 +81,7 @@ def skip_without_descriptors(what: str) -> Iterator[None]:
 
 @contextmanager
 def explain_os_errors(path: Path, verb: str = "write") -> Iterator[None]:
-    """Turns an `OSError` into a line for a person; `MissingBlobError` if what is read is not there."""
+    """Turn an `OSError` of the block into a `StorageError` for people, or a `MissingBlobError` if the file to read is missing."""
     try:
         yield
     except OSError as error:

@@ -1,6 +1,4 @@
-"""Text and tables of files that people bring: text in UTF-8, UTF-16, UTF-32 or Windows-1252, and rows of CSV files, whatever
-separates their cells.
-"""
+"""Files that people import: text in UTF-8, UTF-16, UTF-32 or Windows-1252, and rows of CSV files with any usual separator."""
 
 from __future__ import annotations
 
@@ -13,24 +11,24 @@ from typing import Final
 
 from protocol.errors import UserError
 
-_MARKS: Final = (  # those of UTF-32 first: one of them begins with one of UTF-16
+_MARKS: Final = (  # UTF-32 comes first: its little-endian mark begins with that of UTF-16
     (codecs.BOM_UTF32_LE, "UTF-32", "utf-32-le"),
     (codecs.BOM_UTF32_BE, "UTF-32", "utf-32-be"),
     (codecs.BOM_UTF16_LE, "UTF-16", "utf-16-le"),
     (codecs.BOM_UTF16_BE, "UTF-16", "utf-16-be"),
     (codecs.BOM_UTF8, "UTF-8", "utf-8"),
 )
-# Other encodings read as Windows-1252 give words of accented letters alone, or signs within words, and UTF-8 gives `Ã©`.
-# No western language has them.
+# Text in another encoding that is decoded as Windows-1252 has words of accented letters only, or signs within words. UTF-8 gives
+# `Ã©`. No western language has any of these.
 _NOT_WESTERN: Final = re.compile(r"[À-ÖØ-öø-ÿŠŒŽšœžŸƒ]{3}|[ÂÃ][^\x00-\x7fÀ-ÿ]|[^\W\d_][¡-ª¬±-¶¸-º¼-¿×÷€‚ƒ„†‡ˆ‰‹›˜][^\W\d_]")
 _WORD: Final = re.compile(r"\S*[^\x00-\x7f]\S*")
-OTHER_SHARE_MAX: Final = 0.4  # of characters beyond ASCII in lines that have any; French and German have a tenth
-_ZERO_SHARE_MIN: Final = 0.6  # of every second byte of text in UTF-16 that is mostly Latin
-_WORD_CHARACTERS_MAX: Final = 40  # of a word that shows how a file was read
+OTHER_SHARE_MAX: Final = 0.4  # of characters outside ASCII in lines that have any; French and German have a tenth
+_ZERO_SHARE_MIN: Final = 0.6  # zeros among every second byte, in UTF-16 text that is mostly Latin
+_WORD_CHARACTERS_MAX: Final = 40  # of the word that shows a person how a file was decoded
 
 
 def decode_text(name: str, data: bytes) -> tuple[str, str]:
-    """The text, and a note where the encoding is a guess. Raises `UserError`, which names line and encoding."""
+    """Return the text, and a note if the encoding is a guess. Raises `UserError` if no encoding fits."""
     for mark, encoding, codec in _MARKS:
         if data.startswith(mark):
             try:
@@ -38,7 +36,7 @@ def decode_text(name: str, data: bytes) -> tuple[str, str]:
             except UnicodeDecodeError as error:
                 place = error.start + len(mark)
                 raise UserError(f"{name}: it begins as text in {encoding}, and byte {place} is none: {error.reason}") from None
-    # The first character of a file of ours is ASCII, which in UTF-16 has a byte 0. Texts further on may hold one in UTF-8.
+    # Our files begin with an ASCII character, which has a zero byte in UTF-16. Later text in UTF-8 may contain a zero byte.
     try:
         if 0 not in data[:2]:
             return data.decode(), ""
@@ -58,7 +56,7 @@ def decode_text(name: str, data: bytes) -> tuple[str, str]:
 
 
 def guess_encoding(data: bytes) -> str:
-    """The name of the encoding that bytes, which are not UTF-8, are likely in; empty: none that is known here."""
+    """Return the likely encoding of bytes that are not UTF-8, or an empty string if no known encoding fits."""
     for mark, encoding, _ in _MARKS:
         if data.startswith(mark):
             return encoding
@@ -77,20 +75,20 @@ def _is_western(text: str) -> bool:
     return others <= OTHER_SHARE_MAX * len(lines) and not _NOT_WESTERN.search(text)
 
 
-SEPARATORS: Final = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}  # the first wins where all fit alike
+SEPARATORS: Final = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}  # the first wins a tie
 ENDINGS: Final = (".csv", ".tsv", ".tab")
-_SEPARATOR_LINE: Final = re.compile(r'"?sep=(.)"?(\r\n|\r|\n|$)', re.IGNORECASE)  # Excel reads and writes it
-FIELD_CHARACTERS_MAX: Final = 16 << 20  # articles and books are longer than the usual 128 kB
-_NAMES_SHOWN: Final = 200  # characters of the names of columns
+_SEPARATOR_LINE: Final = re.compile(r'"?sep=(.)"?(\r\n|\r|\n|$)', re.IGNORECASE)  # a line that Excel reads and writes
+FIELD_CHARACTERS_MAX: Final = 16 << 20  # Python's default of 128 kB is too short for articles and books
+_NAMES_SHOWN: Final = 200  # characters of column names in an error
 csv.field_size_limit(FIELD_CHARACTERS_MAX)
 
-NumberedRows = Iterator[tuple[int, list[str]]]  # each with the number of its last line
+NumberedRows = Iterator[tuple[int, list[str]]]  # (number of the row's last line, cells)
 
 
 def open_csv(name: str, text: str, known: Collection[str]) -> tuple[list[str], NumberedRows]:
-    """The names of the columns, and the rows. `known`: names in lower case. The separator that finds most of them is taken.
+    """Return the column names and an iterator of the rows, with the separator that finds most of the `known` lower-case names.
 
-    Raises `UserError` where the file has no rows, and while rows are read.
+    Raises `UserError` if the file is empty. The iterator raises it at a malformed row.
     """
     stated = _SEPARATOR_LINE.match(text)
     start, above = (stated.end(), 1) if stated else (0, 0)
@@ -100,7 +98,7 @@ def open_csv(name: str, text: str, known: Collection[str]) -> tuple[list[str], N
     for place, separator in enumerate(separators):
         header = _header(name, body, separator)
         known_here = len({cell.strip().casefold() for cell in header} & set(known))
-        # Where no name is known, the separator with most columns is the likeliest: a message shows them.
+        # Without any known name the separator with most columns is likeliest: an error then shows these columns.
         best = max(best, (known_here, 0 if known_here else len(header), -place, separator))
     rows = _rows(name, body, best[-1], above)
     _, names = next(rows, (1, []))
@@ -110,7 +108,7 @@ def open_csv(name: str, text: str, known: Collection[str]) -> tuple[list[str], N
 
 
 def describe_columns(names: Sequence[str]) -> str:
-    """The columns that were found, for an error."""
+    """Describe the columns of a file for an error."""
     listed = ", ".join(repr(one) for one in names)[:_NAMES_SHOWN]
     return f"it has {'one column' if len(names) == 1 else f'{len(names)} columns'}: {listed}"
 
@@ -119,11 +117,11 @@ def _header(name: str, text: str, separator: str) -> list[str]:
     try:
         return next((row for _, row in _rows(name, text, separator, 0)), [])
     except UserError:
-        return []  # quotes that do not fit this separator
+        return []  # the quotes do not fit this separator
 
 
 def _rows(name: str, text: str, separator: str, above: int) -> NumberedRows:
-    """Rows with any text in them."""
+    """Yield the rows that contain text."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     try:
         for row in reader:

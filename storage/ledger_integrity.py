@@ -1,9 +1,8 @@
-"""What proves that the ledger's database is whole: digests of rows, its write-ahead log, and a count of its transactions.
+"""Checks that the ledger's database is complete: digests of rows, its write-ahead log, and its count of transactions.
 
-SQLite reads the log (sqlite.org/fileformat2.html, section 4) up to the first frame that does not fit, and forgets the rest
-without a word. That is right for the end of a write that was never finished; but where a frame in the middle is damaged, every
-transaction behind it is forgotten too, although each had been synced. For a voter that is amnesia. So the log is looked at before
-SQLite does.
+SQLite reads the log (sqlite.org/fileformat2.html, section 4) up to the first invalid frame, and silently ignores the rest. That
+is right if the last write was not finished. But a damaged frame in the middle also discards all later transactions, although each
+was synced: a voter would forget its own votes. So this module checks the log before SQLite opens it.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from protocol.errors import LostVotesError, StorageError
 from storage.crash_points import crash_points
 from storage.durable_files import atomic_write, explain_os_errors
 
-EXPLANATION_CHARACTERS_MAX = 120  # of what SQLite says, which may quote the damaged bytes
-# By words of what SQLite says; what none of them is in is damage.
+EXPLANATION_CHARACTERS_MAX = 120  # of SQLite's message, which may quote damaged bytes
+# Words in SQLite's message -> explanation. A message without any of these words means damage.
 _EXPLANATIONS = {
     ("full",): "the disk that holds {path} is full: nothing was lost, free some space and start again",
     ("readonly", "unable to open", "permission"): "cannot write {path}: {text}; check the owner and permissions of its folder",
@@ -37,12 +36,12 @@ REKEY_ADVICE = (
 
 HEADER_BYTES = 32
 FRAME_HEADER_BYTES = 24
-MAGIC = {0x377F0682: "<", 0x377F0683: ">"}  # byte order of the words that are summed
+MAGIC = {0x377F0682: "<", 0x377F0683: ">"}  # magic number of the log -> byte order of its checksums
 
 Sums = tuple[int, int]
 
 CHECK_CHARACTERS = 16
-DIGITS = 16  # always as many, so that writing replaces bytes in place and takes no room on a full disk
+DIGITS = 16  # a fixed number, so that a write replaces bytes in place and needs no space on a full disk
 
 
 def insert_row(database: sqlite3.Connection, verb: str, table: str, *values: object) -> None:
@@ -51,7 +50,7 @@ def insert_row(database: sqlite3.Connection, verb: str, table: str, *values: obj
 
 
 def row_digest(table: str, values: Sequence[object]) -> bytes:
-    """Says that this row, whole, was put into this table."""
+    """Return the digest of a row in its table. It is stored as the row's last column."""
     return hashlib.sha256(codec.encode((table, *values))).digest()
 
 
@@ -61,10 +60,10 @@ def damage_error(path: Path, what: str) -> LostVotesError:
 
 @contextmanager
 def explain_sqlite_errors(path: Path) -> Iterator[None]:
-    """Raises `StorageError` in one line: what the disk did wrong, which file, and the way out."""
+    """Turn an error of SQLite into a `StorageError` of one line with the file, the fault and the remedy."""
     try:
         yield
-    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where SQLite quotes damaged bytes
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter if SQLite's message quotes damaged bytes
         text = " ".join(str(error).encode("ascii", "replace").decode().split())[:EXPLANATION_CHARACTERS_MAX]
         for words, told in _EXPLANATIONS.items():
             if any(word in text for word in words):
@@ -74,23 +73,23 @@ def explain_sqlite_errors(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    is_ours: bool  # of this log, not left over from what the file held before it began anew
+    is_ours: bool  # written since the log was last restarted; older frames remain behind it
     is_whole: bool
     commits: bool
 
 
 def find_log_damage(log: bytes) -> str | None:
-    """What is wrong with the synced part of a log. None if nothing is, also where a last, unfinished transaction is torn.
+    """Describe the damage in the synced part of a log. None: it is whole, though an unfinished last transaction may be torn.
 
-    A transaction begins when the one before has been synced. So a frame behind a commit proves that everything up to that commit
-    was on disk once, and must still be there.
+    A transaction begins after the previous one was synced. So a frame behind a commit proves that all frames up to that commit
+    were on disk and must still be there.
     """
     if len(log) <= HEADER_BYTES:
-        return None  # no transaction was ever in it
+        return None  # it never held a transaction
     magic, _, page_bytes = struct.unpack_from(">3I", log)
     order = MAGIC.get(magic, ">")
     if magic not in MAGIC or _add((0, 0), log[:24], order) != struct.unpack_from(">2I", log, 24):
-        return "its header has other bytes"  # it is synced before the first frame is written
+        return "its header has other bytes"  # SQLite syncs the header before the first frame
     first_bad, commit_behind = None, False
     for number, frame in enumerate(_frames(log, page_bytes, order)):
         if first_bad is None and not frame.is_whole:
@@ -107,9 +106,9 @@ def _frames(log: bytes, page_bytes: int, order: str) -> Iterator[_Frame]:
     for start in range(HEADER_BYTES, len(log) - FRAME_HEADER_BYTES - page_bytes + 1, FRAME_HEADER_BYTES + page_bytes):
         page = start + FRAME_HEADER_BYTES
         expected = _add(_add(sums, log[start : start + 8], order), log[page : page + page_bytes], order)
-        sums = _sums_at(log, start + 16)  # as written, so that one bad frame does not make all behind it look bad
+        sums = _sums_at(log, start + 16)  # the stored sums, so that one bad frame does not invalidate all later ones
         fits, has_our_salts = sums == expected, log[start + 8 : start + 16] == salts
-        is_ours = has_our_salts or (fits and is_ours)  # whatever fits behind a frame of ours is ours, with damaged salts
+        is_ours = has_our_salts or (fits and is_ours)  # a valid sum behind a frame of ours proves that only its salts are damaged
         yield _Frame(is_ours, has_our_salts and fits, log[start + 4 : start + 8] != bytes(4))
 
 
@@ -119,7 +118,7 @@ def _sums_at(log: bytes, offset: int) -> Sums:
 
 
 def _add(sums: Sums, data: bytes, order: str) -> Sums:
-    """The checksum of `data` that follows `sums`."""
+    """Continue the checksum `sums` over `data`."""
     first, second = sums
     words = struct.unpack(f"{order}{len(data) // 4}I", data)
     for even, odd in zip(words[::2], words[1::2], strict=True):
@@ -129,10 +128,9 @@ def _add(sums: Sums, data: bytes, order: str) -> Sums:
 
 
 class HighWaterMark:
-    """How far a database had come, in a small file beside it: a database that comes back with less has lost something.
+    """The number of committed transactions, in a small file beside the database. A database with fewer has lost some.
 
-    Written after each commit and not synced: the file may lag behind, by what the kernel had not written when the power failed.
-    It is never ahead, so that a database that is behind it was synced further once.
+    It is written after each commit without a sync. So after a power failure it may be behind the database, but never ahead.
     """
 
     def __init__(self, path: Path) -> None:
@@ -143,7 +141,7 @@ class HighWaterMark:
         return self._path.exists()
 
     def read_value(self) -> int:
-        """Zero if the file is not there or damaged: it is a hint, and what it guards is checked in other ways too."""
+        """Return the number, or 0 if the file is missing or damaged. Other checks guard the database too."""
         with explain_os_errors(self._path, "use"):
             text = self._path.read_bytes() if self.exists() else b""
         number = text[:DIGITS]

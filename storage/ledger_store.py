@@ -1,11 +1,11 @@
-"""One SQLite file with everything that must survive: decided blocks, own votes, the state, evidence, what was measured.
+"""One SQLite file with all durable data of the ledger: decided blocks, own votes, the state, evidence, measurements.
 
-Write-ahead log with `synchronous=FULL`: a commit that returned is on disk. One connection, used by one thread at a time.
+It has a write-ahead log with `synchronous=FULL`, so that a finished commit is on disk. One thread at a time uses its connection.
 
-What was committed comes back whole, or `StorageError` does:
-- `storage.ledger_integrity` looks at the log before SQLite does, since SQLite forgets everything behind a damaged frame;
-- the number of committed transactions stands in the database and in a file beside it, which may lag behind, but not be ahead;
-- every row carries a digest of its table and values, since SQLite does not notice other bytes inside them.
+Lost or changed data of a commit raises `StorageError`:
+- `storage.ledger_integrity` checks the log before SQLite does, since SQLite ignores all transactions behind a damaged frame;
+- the number of committed transactions is in the database and in a file beside it, which may lag but is never ahead;
+- each row has a digest of its table and values, since SQLite does not detect changed bytes.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ StoredRow = tuple[Any, ...]
 Tables = Mapping[str, Table[Any]]
 
 SCHEMA_VERSION = 8
-FIRST_SCHEMA_VERSION = 8  # from release 0.3.0 on, all are read
-# Version -> what makes a database of it one of the next version. Each stays for ever.
-# A table whose columns change is made anew, with the SQL text of a fresh one, and its rows are sealed again over all columns.
+FIRST_SCHEMA_VERSION = 8  # releases from 0.3.0 on read all versions since this one
+# Version -> migration to the next version. No migration is ever removed.
+# A migration that changes columns creates the table anew with the SQL text of `_SCHEMA`, and computes each row's digest again.
 MIGRATIONS: Final[dict[int, Callable[[sqlite3.Connection], None]]] = {}
-ACCEPTED = "accepted"  # tag, in the table of own round messages, of the proposals that an own ballot accepts
-MEASUREMENTS_MAX = 256  # that wait to be written, the oldest go: a round has three, and its transactions take them all
-EVIDENCE_MAX = 1_000  # pairs kept; one proves the fault, more only fill the disk
+ACCEPTED = "accepted"  # tag in `round_votes` of other trainers' proposals that an own ballot accepts
+MEASUREMENTS_MAX = 256  # in the queue; the oldest are dropped. A round adds three, and its transactions write the whole queue
+EVIDENCE_MAX = 1_000  # pairs; one proves the fault, and more only fill the disk
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL, seal BLOB NOT NULL) WITHOUT ROWID;
@@ -91,7 +91,7 @@ CREATE TABLE measured (
 ) WITHOUT ROWID;
 """
 _TABLES = (*(statement.strip() for statement in _SCHEMA.split(";") if statement.strip()), ROWS_SCHEMA)
-# Names of writes in `storage.crash_points`, of all but own statements.
+# Names of writes in `storage.crash_points`, except those of own statements.
 _KINDS: Final[dict[type[JournalRecord], str]] = {
     StoredBlock: "block",
     StoredCertificate: "certificate",
@@ -99,14 +99,14 @@ _KINDS: Final[dict[type[JournalRecord], str]] = {
     Evidence: "evidence",
     VotePause: "silence",
 }
-# What is looked up by key: a row whose key has other bytes would not be found, and so not be missed. They stay small.
+# Tables with lookups by key: a lookup does not find a row with a damaged key, so only a full check detects it. They are small.
 _SEALS_CHECKED_AT_START = ("meta", "votes", "undecided", "prepared", "round_votes", "evidence")
 _TRANSACTIONS = "SELECT * FROM meta WHERE key = 'transactions'"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRound:
-    """A closed round as people want to see it."""
+    """A closed round, for pages and commands."""
 
     job: Digest
     round: Count
@@ -115,18 +115,18 @@ class StoredRound:
     ballots: tuple[Key, ...]
     stepped: bool
     model_root: Digest
-    vouchers: dict[Key, tuple[Key, ...]]  # accepted trainer -> voters whose accepting vouches the block carries
+    vouchers: dict[Key, tuple[Key, ...]]  # accepted trainer -> voters whose accepting vouches are in the block
 
 
 class LedgerStore:
-    """Implements `consensus.effects.Journal`. Raises `StorageError` for whatever the disk does wrong: the peer then stops."""
+    """An implementation of `consensus.effects.Journal`. Raises `StorageError` for errors of the disk, which stop the peer."""
 
     def __init__(self, path: Path, chain_id: bytes) -> None:
         self.path = path
         self._lock = threading.Lock()
         self._failure: StorageError | None = None
-        self._measured = deque[tuple[bytes, int, dict[str, float]]](maxlen=MEASUREMENTS_MAX)  # that wait for the next transaction
-        # Says that votes may have been cast: a database that is gone afterwards must not be begun anew.
+        self._measured = deque[tuple[bytes, int, dict[str, float]]](maxlen=MEASUREMENTS_MAX)  # (job, round, figures) to write
+        # While this file exists, votes may have been cast, and a missing database must not be created anew.
         self._committed = HighWaterMark(path.with_name(path.name + ".committed"))
         if self._committed.exists() and not (path.exists() and path.stat().st_size):
             raise LostVotesError(f"{path} is gone or empty: {REKEY_ADVICE}")
@@ -154,18 +154,18 @@ class LedgerStore:
     def _open(self, chain_id: bytes) -> None:
         self._database.execute("PRAGMA journal_mode=WAL")
         self._database.execute("PRAGMA synchronous=FULL")
-        self._database.execute("PRAGMA cache_size=-2048")  # KiB; the default for 2 MB pages of blocks is plenty
-        # Pages: 16 MB. A block with 512 statements writes 1,400 of them, and by the default of 1,000 copied all again at once.
+        self._database.execute("PRAGMA cache_size=-2048")  # KiB, SQLite's default; the pages of a 2 MB block fit
+        # 4,000 pages are 16 MB. A block with 512 statements writes 1,400 pages; SQLite's default of 1,000 would copy all at once.
         self._database.execute("PRAGMA wal_autocheckpoint=4000")
         version = self._check(chain_id)
-        if version < SCHEMA_VERSION:  # whole, and of this network
+        if version < SCHEMA_VERSION:  # `_check` has verified it
             self._migrate(version)
             self._check_schema()
         self._committed.open(self._get("transactions"))
         self.rows = SqliteBucketStore(self.path)
 
     def _check(self, chain_id: bytes) -> int:
-        """The version of the form that it has."""
+        """Check the database, create it if it is empty, and return the version of its schema."""
         broken = self._database.execute("PRAGMA quick_check(1)").fetchone()[0]
         if broken != "ok":
             raise sqlite3.DatabaseError(broken)
@@ -199,7 +199,7 @@ class LedgerStore:
             self._database.execute("COMMIT")
 
     def _migrate(self, version: int) -> None:
-        """In one transaction: after a crash the database is of the old version or of this one."""
+        """Migrate the database in one transaction, so that a crash leaves the old version or this one."""
         with crash_points("store-migrate"), self._lock:
             self._database.execute("BEGIN IMMEDIATE")
             for old in range(version, SCHEMA_VERSION):
@@ -212,7 +212,7 @@ class LedgerStore:
             raise self._damaged("its schema has other bytes")
 
     def _check_content(self) -> None:
-        """That every row which must be here is here as it was written, whatever the form of the other tables."""
+        """Check that no required row is missing or changed. This also works before a migration."""
         for table in _SEALS_CHECKED_AT_START:
             self._checked_rows(table)
         count, first, last = self._rows("SELECT count(*), min(height), max(height) FROM blocks")[0]
@@ -238,7 +238,7 @@ class LedgerStore:
                 with explain_sqlite_errors(self.path), self._committing():
                     yield self._database
             except StorageError as error:
-                # After a failed fsync the kernel may take the lost pages for written: a second attempt would succeed, and lie.
+                # After a failed fsync the kernel may treat lost pages as written, so that a second attempt succeeds without them.
                 self._failure = error
                 raise
 
@@ -265,7 +265,7 @@ class LedgerStore:
             return self._database.execute(query, arguments).fetchall()
 
     def _checked_rows(self, table: str, rest: str = "", *arguments: object) -> list[StoredRow]:
-        """The rows of a table without their seals, which are checked."""
+        """Return rows of a table without their digests, which are verified."""
         return self._check_rows(table, self._rows(f"SELECT * FROM {table} {rest}", *arguments))
 
     def _check_rows(self, table: str, rows: Sequence[StoredRow]) -> list[StoredRow]:
@@ -328,7 +328,7 @@ class LedgerStore:
             database.execute(f"DELETE FROM {table} WHERE height <= ?", (height,))
 
     def _write_once(self, database: sqlite3.Connection, table: str, slot: dict[str, object], signed: Signed) -> None:
-        """The last line of defence: a slot that holds other bytes is never overwritten, and nothing is sent."""
+        """Write a vote to its slot. Raises `LocalProtocolError` if the slot has a different vote, so that none is sent."""
         where = " AND ".join(f"{column} = ?" for column in slot)
         found = database.execute(f"SELECT * FROM {table} WHERE {where}", tuple(slot.values())).fetchall()
         for *_, written in self._check_rows(table, found):
@@ -357,12 +357,12 @@ class LedgerStore:
         return height or 0
 
     def get_decision(self, height: int) -> DecidedBlock | None:
-        """None also for heights below the first one, where a snapshot was restored."""
+        """Return the decided block of a height. None: it is not decided, or is older than the restored snapshot."""
         rows = self._rows("SELECT * FROM blocks WHERE height = ?", height)
         for *values, written in rows:
-            # the newest are needed to start at all
+            # The two newest blocks are needed at each start, and are checked below.
             if row_digest("blocks", values) != written and height < self.decided_height - 1:
-                # Votes stand elsewhere, so a lost old block costs nobody a key.
+                # A lost old block is not a lost vote, so this error requires no new key.
                 raise StorageError(
                     f"{self.path} is damaged (the decided block of height {height} has other bytes): what this peer signed is "
                     "not lost, and other peers hold that block; check the disk, and take exports from one of them"
@@ -387,11 +387,12 @@ class LedgerStore:
         *,
         tables: Tables,
     ) -> None:
-        """Takes over the certified state after `height`, with the consecutive decisions that prove it, one of them of `height`.
+        """Replace the state by the certified state after `height`.
 
-        Older blocks stay where no height between is missing. What this peer signed above the last decision stays. `headers`, of
-        the heights before the decisions, descending, and `links`, all of them, take the place of what was kept for those who
-        restore from this peer. What this peer itself computed from height `disproved` on goes. `tables` are all of the state.
+        `decided` are consecutive decisions that prove it, with that of `height` among them. Older blocks stay if no height
+        between is missing. Own votes above the last decision stay. `headers` (of the heights before the decisions, descending)
+        and `links` (all of them) serve peers that restore from this one. Own state roots and closed rounds are deleted from
+        height `disproved` on, or from `height` on by default. `tables` are all tables of the state.
         """
         changes = self.rows.plan_changes(tables)
         with crash_points("restore"), self._transaction() as database:
@@ -414,7 +415,10 @@ class LedgerStore:
         insert_row(database, "INSERT OR REPLACE", "links", decode_header(link.header).height, codec.encode(link))
 
     def light_blocks(self, after: int, until: int) -> Iterator[LightBlock]:
-        """Implements `ledger.snapshots.snapshot_server.BlockArchive` with `get_decision` and `header`."""
+        """Yield the stored light blocks from `after`, exclusive, to `until`, inclusive.
+
+        Part of `ledger.snapshots.snapshot_server.BlockArchive`, as are `get_decision` and `get_header`.
+        """
         query = "WHERE height > ? AND height <= ? ORDER BY height LIMIT 64"
         while rows := self._checked_rows("links", query, after, until):
             yield from (self._decoded(LightBlock, link) for _, link in rows)
@@ -430,12 +434,12 @@ class LedgerStore:
     # Rounds
 
     def round_votes(self, signer: bytes, job: bytes, number: int) -> dict[str, Signed]:
-        """What we signed in this round with this key, by message tag; `peer rekey` may have given us another one since."""
+        """Return own statements of a round by message tag, signed with this key. `peer rekey` may have changed the key since."""
         rows = self._checked_rows("round_votes", "WHERE job = ? AND round = ? AND signer = ?", job, number, signer)
         return {tag: self._decoded(Signed, signed) for tag, *_, signed in rows if tag != ACCEPTED}
 
     def accepted_proposals(self, job: bytes, number: int) -> tuple[Signed, ...]:
-        """Those of others that a ballot of ours in this round accepts."""
+        """Return the proposals of other trainers that an own ballot of this round accepts."""
         rows = self._checked_rows("round_votes", "WHERE job = ? AND round = ? AND tag = ?", job, number, ACCEPTED)
         return tuple(self._decoded(Signed, signed) for *_, signed in rows)
 
@@ -454,10 +458,10 @@ class LedgerStore:
         *,
         tables: Tables,
     ) -> None:
-        """Replaces the applied state; the block of `height` must be decided. `rounds` are those that it closed: what this peer
-        signed in them goes.
+        """Replace the applied state by that after the decided block of `height`.
 
-        `link` is of this height, if its block names another next voter set than its own. `tables` are all that the state has.
+        `rounds` are closed by this block, and own statements of these rounds are deleted. `link` is the light block of this
+        height if the block changes the voter set. `tables` are all tables of the state.
         """
         assert height <= self.decided_height
         changes = self.rows.plan_changes(tables)
@@ -479,16 +483,16 @@ class LedgerStore:
             self.rows.write_changes(database, changes)
 
     def state_roots(self) -> dict[int, bytes]:
-        """The state root that this peer itself computed after each height."""
+        """Return own state roots by height."""
         return dict(self._checked_rows("roots", "ORDER BY height"))
 
     def state_root(self, height: int) -> bytes | None:
-        """The same of one height; None where a snapshot was restored."""
+        """Return the own state root after a height. None: this peer did not compute it, as in a restored snapshot."""
         rows = self._checked_rows("roots", "WHERE height = ?", height)
         return rows[0][1] if rows else None
 
     def closed_rounds(self, last: int) -> list[StoredRound]:
-        """The rounds closed last, oldest first."""
+        """Return the `last` closed rounds, oldest first."""
         rows = self._checked_rows("rounds", "ORDER BY height DESC, job DESC LIMIT ?", last)
         return [self._decoded(StoredRound, closed) for *_, closed in reversed(rows)]
 
@@ -497,7 +501,7 @@ class LedgerStore:
         return self._decoded(StoredRound, rows[0][3]) if rows else None
 
     def last_round_by_job(self) -> dict[bytes, tuple[int, int]]:
-        """Of every job, also of those that the state has forgotten: the round that was closed last, and at which height."""
+        """Return (last closed round, its height) of each job, even of jobs that the state has deleted."""
         rows = self._rows("SELECT job, MAX(round), MAX(height) FROM rounds GROUP BY job")
         return {job: (number, height) for job, number, height in rows}
 
@@ -517,9 +521,9 @@ class LedgerStore:
             pass
 
     def queue_measurements(self, job: bytes, number: int, figures: Mapping[str, float]) -> None:
-        """With the next transaction, whatever that is of: a running job has some in every round. It never blocks.
+        """Add figures to the next transaction. A running job has transactions in each round. This never blocks.
 
-        Readers in other threads see all figures of a call, or none.
+        Readers in other threads see either all figures of a call or none.
         """
         self._measured.append((job, number, {name: float(value) for name, value in figures.items()}))
 
@@ -541,19 +545,19 @@ def _kind(record: JournalRecord) -> str:
 
 
 class ReadOnlyStore(LedgerStore):
-    """A database that is checked as at a start, and stays as it is: it is neither begun nor brought to the present form.
+    """A database that is checked as at a start, but neither created nor migrated.
 
-    Whoever looks holds the lock of the data directory.
+    The caller holds the lock of the data directory.
     """
 
     def _connect(self) -> sqlite3.Connection:
         log = self.path.with_name(self.path.name + "-wal")
-        way = "mode=ro" if log.exists() else "immutable=1"  # without a log nothing need be made beside it
+        way = "mode=ro" if log.exists() else "immutable=1"  # without a log SQLite need not create files beside it
         return sqlite3.connect(f"{self.path.absolute().as_uri()}?{way}", uri=True, isolation_level=None)
 
     def _open(self, chain_id: bytes) -> None:
         self.version = self._check(chain_id)
-        self.is_older = self.version < SCHEMA_VERSION  # than this program: its tables may have another form
+        self.is_older = self.version < SCHEMA_VERSION  # older than this program: its tables may have another schema
 
     def _create(self, chain_id: bytes) -> None:
         raise StorageError(f"{self.path} holds nothing yet: the peer begins it at its next start")

@@ -1,17 +1,17 @@
-"""Objects that are lists of parts: their lists, and those of which parts still come.
+"""Objects with parts: their lists, and the incomplete objects that still lack parts.
 
     parts/<digest>        the list
-    parts/<digest>.data   the object while its parts come, each in its place
-    parts/<digest>.here   a byte for each part: 1 once it is here
+    parts/<digest>.data   the incomplete object, with each part at its offset
+    parts/<digest>.here   one byte for each part: 1 if it is stored
 
-| list | here | the blob | the object                          |
-|------|------|----------|-------------------------------------|
-| no   | no   | yes      | fits one part                       |
-| yes  | no   | yes      | is held                             |
-| yes  | yes  | no       | comes                               |
-| yes  | no   | no       | is not here, and the list goes soon |
+| list | .here | blob | the object                              |
+|------|-------|------|-----------------------------------------|
+| no   | no    | yes  | fits one part                           |
+| yes  | no    | yes  | is complete                             |
+| yes  | yes   | no   | is incomplete                           |
+| yes  | no    | no   | is missing, and the list is deleted soon |
 
-A part is checked and durable before its byte is 1: none comes twice, whatever happens meanwhile.
+A part is verified and durable before its byte becomes 1. So no part is fetched twice, even after a crash.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ from protocol.limits import BLOB_BYTES_MAX, BLOB_PART_BYTES
 from storage.crash_points import crash_points
 from storage.durable_files import explain_os_errors, make_directory, sync_directory
 
-LIST_SUFFIX = ".list"  # of the name of a list, beside a file that is handed over
+LIST_SUFFIX = ".list"  # of a list beside a file for `DiskBlobStore.adopt_file`
 DATA_SUFFIX, MARKS_SUFFIX, UNFINISHED_SUFFIX = ".data", ".here", ".part"
-# Of objects that come and that nobody waits for now: what a restart or the end of a round left.
+# Limits of incomplete objects that nobody waits for, left by a restart or by the end of a round.
 ABANDONED_MAX = 16
-ABANDONED_BYTES_MAX = BLOB_BYTES_MAX  # on the disk; the largest object fits
-ABANDONED_SECONDS = 24 * 3600.0  # since the last part: the round that wanted it is over
-COPY_BYTES = 1 << 20  # at a time
+ABANDONED_BYTES_MAX = BLOB_BYTES_MAX  # stored parts of all of them; the largest object fits
+ABANDONED_SECONDS = 24 * 3600.0  # since the last part; the round that needed it is over
+COPY_BYTES = 1 << 20  # per read and write
 
-FileOf = Callable[[bytes], Path | None]  # where the blob of a digest is; None: nowhere
+FileOf = Callable[[bytes], Path | None]  # digest -> path of its blob, None if it is missing
 log = logging.getLogger(__name__)
 
 
 class MultipartStore:
-    """Its methods may run in any thread."""
+    """The lists of all objects with parts, and the incomplete objects. Its methods may run in any thread."""
 
     def __init__(self, folder: Path, part_bytes: int = BLOB_PART_BYTES) -> None:
         self.part_bytes = part_bytes
         self.folder = folder
         self._lists: dict[bytes, BlobPartList] = {}
-        self._places: dict[bytes, dict[tuple[bytes, int], None]] = {}  # of a part: the objects that have it, and its number there
-        self._lacking: dict[bytes, set[int]] = {}  # of objects that come
+        self._places: dict[bytes, dict[tuple[bytes, int], None]] = {}  # part -> (object, the part's number)
+        self._lacking: dict[bytes, set[int]] = {}  # incomplete object -> numbers of its missing parts
         self._adding = 0
         self._lock = threading.RLock()
 
     def load_lists(self, file_of: FileOf) -> None:
-        """What an earlier process left."""
+        """Read the lists and incomplete objects of an earlier process, and delete damaged and abandoned ones."""
         if not self.folder.exists():
             return
         with explain_os_errors(self.folder):
@@ -78,7 +78,7 @@ class MultipartStore:
         if parts is None:
             log.warning("%s is damaged: this peer deletes it, with the blob", self._path(digest))
             self._path(digest).unlink()
-            if blob is not None:  # without the list it would be sent as if it had no parts
+            if blob is not None:  # without its list it would be served as an object without parts
                 blob.unlink()
             return
         self._register_list(digest, parts)
@@ -87,7 +87,7 @@ class MultipartStore:
             self._lacking[digest] = {index for index in range(len(parts.digests)) if marks[index] != 1}
 
     def parse_list(self, digest: bytes, data: bytes) -> BlobPartList | None:
-        """None unless these bytes are the list of this object."""
+        """Return the list of this object. None: the bytes are not its list."""
         parts = BlobPartList.decode(data, self.part_bytes)
         return parts if parts is not None and parts.blob_digest == digest else None
 
@@ -97,14 +97,14 @@ class MultipartStore:
     # Lists -----------------------------------------------------------------------------------------------------------
 
     def add_encoded_list(self, digest: bytes, data: bytes) -> bool:
-        """False unless these bytes are the list of this object; else it is durable when this returns."""
+        """Store these bytes durably if they are the list of this object, and return whether they are."""
         parts = self.parse_list(digest, data)
         if parts is not None:
             self.add_list(parts)
         return parts is not None
 
     def add_list(self, parts: BlobPartList) -> None:
-        """Its list is durable when this returns."""
+        """Store a list durably."""
         digest = parts.blob_digest
         with self._lock, explain_os_errors(self.folder):
             if digest in self._lists:
@@ -121,7 +121,7 @@ class MultipartStore:
 
     @contextlib.contextmanager
     def pause_sweeps(self) -> Iterator[None]:
-        """A list comes before its blob: meanwhile none goes because its blob is not there."""
+        """Suspend the deletion of lists without a blob, since a list is stored before its blob."""
         with self._lock:
             self._adding += 1
         try:
@@ -139,13 +139,13 @@ class MultipartStore:
         return self._lists.get(digest)
 
     def part_positions(self, part: bytes) -> list[tuple[bytes, int]]:
-        """The objects that have this part, whether it is here or not, and its number there."""
+        """Return (object, number of the part in it) for each object with this part, stored or missing."""
         return list(self._places.get(part, ()))
 
-    # Objects that come -----------------------------------------------------------------------------------------------
+    # Incomplete objects ----------------------------------------------------------------------------------------------
 
     def missing_parts(self, digest: bytes) -> dict[bytes, int]:
-        """The parts that still have to come, and their bytes."""
+        """Return the digests of the missing parts, with their sizes in bytes."""
         parts, lacking = self._lists.get(digest), set(self._lacking.get(digest, ()))
         return {parts.digests[index]: parts.part_size(index) for index in sorted(lacking)} if parts is not None else {}
 
@@ -153,13 +153,13 @@ class MultipartStore:
         return index in self._lacking.get(digest, ())
 
     def partial_path(self, digest: bytes) -> Path | None:
-        """Where an object that comes is; what it does not lack can be read there."""
+        """Return the file of an incomplete object, from which its stored parts can be read."""
         return self._path(digest, DATA_SUFFIX) if digest in self._lacking else None
 
     def store_part(self, part: bytes, source: int, size: int) -> None:
-        """The open file `source` is a part, and checked: all objects that lack it have it then, durably."""
+        """Copy a verified part from the open file `source`, durably, into each object that lacks it."""
         for digest, index in self.part_positions(part):
-            with self._lock:  # no writer ever touches a part that is here
+            with self._lock:  # a stored part is never written again
                 if not self.lacks_part(digest, index):
                     continue
                 data = self._path(digest, DATA_SUFFIX)
@@ -173,7 +173,10 @@ class MultipartStore:
                 self._lacking[digest].discard(index)
 
     def complete_object(self, digest: bytes, path: Path) -> None:
-        """An object that lacks nothing moves to `path`, its place among the blobs. One that is not there begins to come."""
+        """Move an object without missing parts to `path`, its place among the blobs.
+
+        An object that has only a list becomes an incomplete object without any part.
+        """
         with self._lock, explain_os_errors(path):
             parts = self._lists.get(digest)
             if self._lacking.get(digest) == set():
@@ -193,10 +196,10 @@ class MultipartStore:
         sync_directory(self.folder)
         self._lacking[digest] = set(range(len(parts.digests)))
 
-    # What goes -------------------------------------------------------------------------------------------------------
+    # Deletion --------------------------------------------------------------------------------------------------------
 
     def forget_object(self, digest: bytes) -> None:
-        """The list, and what has come of the object."""
+        """Delete the list and the incomplete data of an object."""
         with self._lock, explain_os_errors(self.folder):
             parts = self._lists.pop(digest, None)
             for index, part in enumerate(parts.digests if parts else ()):
@@ -214,13 +217,13 @@ class MultipartStore:
                     self.forget_object(digest)
 
     def sweep_partial(self, wanted: Collection[bytes], file_of: FileOf) -> None:
-        """Forgets what nobody waits for, but for a bounded rest that came last: somebody may want that again soon."""
+        """Delete incomplete objects outside `wanted`, except the latest within the ABANDONED limits, which may be needed."""
         with self._lock:
-            if self._adding:  # what is added may be an object that comes; the next sweep comes soon
+            if self._adding:  # the blob being added may be an incomplete object; the next sweep comes soon
                 return
             self.forget_deleted(file_of)
             coming = {digest: file_of(digest) is not None for digest in self._lacking}
-            for digest in [digest for digest, is_held in coming.items() if is_held]:  # this peer has made it meanwhile
+            for digest in [digest for digest, is_held in coming.items() if is_held]:  # this peer has produced it itself
                 self._abandon(digest)
             self._sweep(wanted)
 
@@ -235,7 +238,7 @@ class MultipartStore:
 
     def _abandon(self, digest: bytes) -> None:
         self._lacking.pop(digest, None)
-        for suffix in (MARKS_SUFFIX, DATA_SUFFIX):  # without the first the second means nothing
+        for suffix in (MARKS_SUFFIX, DATA_SUFFIX):  # the data means nothing without its marks
             self._path(digest, suffix).unlink(missing_ok=True)
 
     def _changed(self, digest: bytes) -> float:
@@ -245,8 +248,9 @@ class MultipartStore:
 
 
 class PartWriter:
-    """Exactly one of `finish` and `abort` ends it. It writes to a file without a name: nothing of a part that is not checked
-    comes near an object, and a crash leaves nothing.
+    """A writer of one part. Exactly one of `finish` and `abort` ends it.
+
+    It writes to a file without a name, so that unverified bytes never reach an object and a crash leaves no file.
     """
 
     def __init__(self, store: MultipartStore, part: bytes, size: int) -> None:
@@ -264,7 +268,7 @@ class PartWriter:
         self._written += len(chunk)
 
     def finish(self) -> None:
-        """`RemoteProtocolError` if it is not what its digest says; otherwise it is here, durably."""
+        """Verify the part and store it durably. Raises `RemoteProtocolError` if its hash is wrong."""
         try:
             if self._hash.digest() != self._part:
                 raise RemoteProtocolError("bad-blob", f"the part {self._part.hex()[:16]} has other bytes")
@@ -278,13 +282,13 @@ class PartWriter:
 
 
 def write_list(file: Path, parts: BlobPartList | None) -> None:
-    """Beside a file that is handed over to `DiskBlobStore`, which makes it durable. None: the file has no parts."""
+    """Write the list of an object's file beside it, for `DiskBlobStore.adopt_file`. None: the object has no parts."""
     if parts is not None:
         file.with_name(f"{file.name}{LIST_SUFFIX}").write_bytes(parts.encode())
 
 
 def write_object(file: Path, data: bytes | memoryview) -> bytes:
-    """Its digest. Who takes the file over makes it durable, and the list that is beside it if it has parts."""
+    """Write a file, and its list if it has parts, and return its digest. `DiskBlobStore.adopt_file` makes both durable."""
     file.write_bytes(data)
     hasher = hash_pieces([data])
     write_list(file, hasher.part_list)

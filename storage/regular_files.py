@@ -1,4 +1,4 @@
-"""Files that people name, opened without a wait: a named pipe without a writer would hold its thread for ever."""
+"""Files that people name, opened without blocking: a named pipe without a writer would block its thread for ever."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _KINDS = {
 
 
 def open_regular(path: Path | str) -> BufferedReader:
-    """Opens a regular file for reading.
+    """Open a regular file for reading.
 
     Raises `UserError` for a pipe, a socket, a device or a folder, and `OSError` as `open` does.
     """
-    _require_regular(os.stat(path).st_mode, path)  # before it is opened: that alone moves some devices
+    _require_regular(os.stat(path).st_mode, path)  # before `open`, since opening already moves some devices
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     try:
         _require_regular(os.fstat(descriptor).st_mode, path)
@@ -34,13 +34,13 @@ def open_regular(path: Path | str) -> BufferedReader:
 
 
 def read_regular(path: Path | str) -> bytes:
-    """The whole content. Raises as `open_regular` does."""
+    """Return the content of a regular file. Raises as `open_regular` does."""
     with open_regular(path) as stream:
         return stream.read()
 
 
 def require_writable_kind(path: Path | str) -> None:
-    """`UserError` where a write would go into a pipe, a socket or a block device. A missing file passes, and `/dev/null`."""
+    """Raise `UserError` if `path` is a folder, a pipe, a socket or a block device. Missing files and `/dev/null` pass."""
     if os.path.exists(path) and not stat.S_ISCHR(mode := os.stat(path).st_mode):
         _require_regular(mode, path)
 

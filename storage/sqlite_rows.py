@@ -1,11 +1,11 @@
-"""The rows of tables in the ledger's SQLite file: a bucket to a row, of which `ledger.tables` holds the hash.
+"""Tables of the ledger in its SQLite file. Each SQL row holds one bucket of rows, and `ledger.tables` keeps its hash in memory.
 
-A block's changes are written in the transaction that stores its state, so that a crash leaves both or neither. At a start the
-buckets' hashes are read, not their data: the root that the state names says whether they are all there. Whenever a bucket is
-read, its hash must be the one in memory, and the digest beside its data theirs: SQLite does not notice other bytes in them.
+The transaction that stores a block's state also writes the changed buckets, so that a crash leaves both or neither. A start reads
+the hashes of buckets without their data, and compares their root with that of the state. Each read of a bucket compares its hash
+with the one in memory, and the digest of its data, since SQLite does not detect changed bytes.
 
-Reading has a connection of its own, since it must not wait for the fsync of another's transaction. It may find that the next
-block has just written to a slot: what stood there is then in memory (`ledger.tables.table.StoreVersion`).
+Reads have their own connection, so that they do not wait for the fsync of a transaction. If the next block has just overwritten a
+slot, its old content is still in memory (`ledger.tables.table.StoreVersion`).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ SCHEMA: Final = f"""CREATE TABLE {_ROWS} (
 
 _PUT: Final = f"INSERT OR REPLACE INTO {_ROWS} VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
-# Buckets that were read or written lately: what a block reads is read again when it acts, and often by the next one.
+# Cache of recent buckets. A block's reads are repeated when the block is applied, and often by the next block.
 RECENT_BYTES_MAX: Final = 16 << 20
-BUSY_SECONDS: Final = 10.0  # a checkpoint may keep readers waiting
+BUSY_SECONDS: Final = 10.0  # a checkpoint may block readers
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,7 @@ class TableChange:
 
 
 class SqliteBucketStore:
-    """Implements `ledger.tables.BucketStore` for all tables of one ledger. Raises `StorageError` for whatever the disk does
-    wrong.
-    """
+    """An implementation of `ledger.tables.BucketStore` for a whole ledger. Raises `StorageError` for errors of the disk."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -65,14 +63,14 @@ class SqliteBucketStore:
             self._reading.execute("PRAGMA query_only=1")
         self._trees, last = self._load()
         self.version = StoreVersion(self)
-        self._tables: dict[str, Table[Any]] = {}  # those of the last commit
+        self._tables: dict[str, Table[Any]] = {}  # as of the last commit
         self._fresh = itertools.count(last + 1)
 
     def close(self) -> None:
         self._reading.close()
 
     def _load(self) -> tuple[dict[str, Node], int]:
-        """The trees, and the highest slot."""
+        """Read the tree of each table, and the highest slot."""
         found: defaultdict[str, list[StoredBucket]] = defaultdict(list)
         last = -1
         with explain_sqlite_errors(self.path):
@@ -86,15 +84,15 @@ class SqliteBucketStore:
                     found[name].append(StoredBucket(start.ljust(PATH_BYTES, b"\x00"), *place))
                     last = max(last, place[-1])
                 return {name: load_tree(stored) for name, stored in found.items()}, last
-            except (StorageError, TypeError, AttributeError) as error:  # the latter where a damaged column has another type
+            except (StorageError, TypeError, AttributeError) as error:  # the latter if a damaged column has another type
                 raise damage_error(self.path, str(error)) from None
 
     def table(self, name: str, kind: type[R]) -> Table[R]:
-        """What a table holds, as the last commit left it. Without rows if there was none."""
+        """Return a table as of the last commit, empty if it was not stored."""
         return Table(kind, self._trees.get(name), self.version)
 
     def attach_tables(self, tables: Mapping[str, Table[Any]]) -> None:
-        """Makes the rows of the stored state's tables be here. Raises `StorageError` if they are not those of their roots."""
+        """Let the tables of the stored state read their rows from this store. Raises `StorageError` if a root differs."""
         for name, table in tables.items():
             if TableRoot.from_node(self._trees.get(name)) != table.root:
                 raise self._damaged(f"the rows of {name} are not those of the state")
@@ -122,7 +120,7 @@ class SqliteBucketStore:
         return self._damaged("rows of a table have other bytes")
 
     def _damaged(self, what: str) -> StorageError:
-        """Votes stand elsewhere, so lost rows cost nobody a key."""
+        """Return an error that requires no new key: lost rows are not lost votes."""
         kept = "what this peer signed is not lost, and others hold these rows"
         return StorageError(
             f"{self.path} is damaged ({what}): {kept}; check the disk, and ask for help before you delete anything"
@@ -142,7 +140,7 @@ class SqliteBucketStore:
     # Writing ---------------------------------------------------------------------------------------------------------
 
     def plan_changes(self, tables: Mapping[str, Table[Any]]) -> list[TableChange]:
-        """What there is to write so that these tables, and no others, are those that stand here."""
+        """Compute the changes that make the stored tables equal to `tables`, without any other table."""
         found: list[TableChange] = []
         for name in sorted({*self._trees, *tables}):
             table = tables.get(name)
@@ -151,13 +149,13 @@ class SqliteBucketStore:
         return found
 
     def write_changes(self, database: sqlite3.Connection, changes: Sequence[TableChange]) -> None:
-        """In a transaction of the caller's. `apply_committed` must follow once it is durable."""
+        """Write changes in the caller's transaction. The caller calls `apply_committed` after the commit."""
         for of in changes:
             database.executemany(f"DELETE FROM {_ROWS} WHERE slot = ?", ((slot,) for slot in of.change.drops))
             database.executemany(_PUT, (_row(of.name, place, data) for place, data in of.change.puts))
 
     def apply_committed(self, changes: Sequence[TableChange]) -> None:
-        """From now on these rows are read from here, and need no memory."""
+        """Let the tables read the committed rows from this store, and free their copies in memory."""
         self.version = self.version.next_version()
         for of in changes:
             self._trees[of.name] = of.change.node

@@ -1,8 +1,8 @@
-"""Dials what is in the address book: a task for each entry, which waits while its peer is linked.
+"""Dialing of the addresses in the address book. Each entry has a task, which waits while the entry's peer is linked.
 
-Names of hosts are looked up in threads of their own: whoever names hosts may answer for them, or never. A thread that looks a
-name up ends when the system's resolver gives up, however long ago the dial did. In Trio's common threads, of which there are 40,
-some dozen such names would hold up what is written to the disk, and so every vote.
+Host names are resolved in separate threads, because a peer that spreads a name may control its name server, which may never
+answer. A resolving thread ends only when the system's resolver gives up, even if the dial timed out long before. Trio has 40
+common threads. A few dozen such names would occupy them, and delay writes to the disk and so all votes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from transport.connections.peer_link import PeerLink
 from transport.discovery.address_book import AddressBook, AddressEntry, AddressSource
 from transport.session_links import TcpLink, resolves_to_nearer_network
 
-DIALS_MAX: Final = 32  # at once
-DIAL_SECONDS: Final = 10.0  # for TCP to connect
+DIALS_MAX: Final = 32  # concurrent dials
+DIAL_SECONDS: Final = 10.0  # until TCP is connected
 HANDSHAKE_SECONDS: Final = 10.0  # from the connection to its confirmation; a loaded two-core machine takes well under one
-THREADS_MAX: Final = 16  # for names that the operator has given
+THREADS_MAX: Final = 16  # that resolve names given by the operator
 
-# In which a task looks names up.
+# Limits the threads that resolve names for the current task.
 _threads: ContextVar[trio.CapacityLimiter | None] = ContextVar("_threads", default=None)
 
 
@@ -52,7 +52,7 @@ class Dialer:
         may_link: Callable[[bytes], bool],
         converse: Callable[[trio.SocketStream, str, bytes | None], Awaitable[None]],
     ) -> None:
-        """`converse`: serves a connection to its end, at an address, with the only peer that may answer, if not any may."""
+        """`converse(stream, address, expected)` serves a connection to its end. Only the peer `expected` may answer, if any."""
         self._book, self._links, self._may_link, self._converse = book, links, may_link, converse
         self._dials = trio.CapacityLimiter(DIALS_MAX)
         self._nursery: trio.Nursery | None = None
@@ -69,7 +69,10 @@ class Dialer:
         self._nursery.start_soon(self._keep_dialed, entry)
 
     async def connect(self, text: str) -> bytes:
-        """Dials "host:port" or "peer id@host:port" at once and keeps to it; the peer that answered. Raises `UserError`."""
+        """Dial "host:port" or "peer id@host:port" at once, and return the peer that answered.
+
+        The address stays in the address book. Raises `UserError` if no peer answers or the address is invalid.
+        """
         entry = self._book.add_configured(text)
         if entry.peer is None or entry.peer not in self._links:
             entry.retry_now.set()
@@ -84,7 +87,7 @@ class Dialer:
         raise UserError(f"cannot reach {entry.address}: {entry.reason}; this peer keeps trying")
 
     async def open_stream(self, address: str, source: AddressSource | None = None) -> trio.SocketStream:
-        """Raises `OSError`, `trio.TooSlowError`, and `ValueError` where the resolver does not take the name."""
+        """Connect to an address. Raises `OSError`, `trio.TooSlowError`, or `ValueError` for a name that the resolver rejects."""
         host, port = parse_address(address)
         async with source.dials if source else contextlib.nullcontext(), self._dials:
             token = _threads.set(source.lookups if source else None)
@@ -108,7 +111,7 @@ class Dialer:
             entry.retry_now = trio.Event()
 
     async def _dial(self, entry: AddressEntry) -> float:
-        """Connect and serve the connection; how long it lasted, in seconds, and 0 if there was none."""
+        """Dial an entry, serve the connection to its end, and return its duration in seconds, or 0 if the dial failed."""
         if entry.peer is not None and not self._may_link(entry.peer):
             entry.end_attempt("this peer refuses it, because it was expelled or misbehaved")
             return 0.0
@@ -130,7 +133,7 @@ class Dialer:
 
 
 def describe_dial_error(error: OSError | ValueError) -> str:
-    """Why a dial failed, in a few words. Trio tries all addresses of a name and hangs their errors behind its own."""
+    """Describe briefly why a dial failed. Trio tries all addresses of a name and chains their errors to its own."""
     causes = error.__cause__.exceptions if isinstance(error.__cause__, BaseExceptionGroup) else [error.__cause__ or error]
     if isinstance(error, (socket.gaierror, ValueError)):
         return "no such name"

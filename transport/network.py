@@ -1,4 +1,4 @@
-"""What a network reports to the rest of a peer: events and traffic."""
+"""Events and traffic figures of a network, for the rest of a peer."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class DataReceived:
 
 @dataclass(frozen=True, slots=True)
 class DuplicateIdentity:
-    """Another process has proven that it has our own key."""
+    """Another process has proven that it has this peer's key."""
 
-    address: str  # where it answers, or called from
+    address: str  # at which it answers, or from which it connected
 
 
 NetworkEvent = PeerConnected | PeerDisconnected | DataReceived | DuplicateIdentity
@@ -45,11 +45,11 @@ NetworkEvent = PeerConnected | PeerDisconnected | DataReceived | DuplicateIdenti
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes since the start, over all links, also those that are closed."""
+    """Bytes over all links since the start, including closed links."""
 
     sent: ByPriority
     received: ByPriority
-    blobs_sent: int  # payload bytes served by digest; part of `sent[BULK]`
+    blobs_sent: int  # bytes of blobs; part of `sent[BULK]`
     blobs_received: int
-    audit_bytes_sent: int  # bytes of blobs that serve audits alone; part of the blobs'
+    audit_bytes_sent: int  # bytes of blobs that serve audits only; part of `blobs_sent`
     audit_bytes_received: int

@@ -1,4 +1,4 @@
-"""Classes of peers, and who the others are to this peer, as its links ask."""
+"""Classes of peers, and the policy by which links classify a peer."""
 
 from __future__ import annotations
 
@@ -8,35 +8,36 @@ from protocol.messages import GuestInvitation
 
 
 class PeerClass(enum.IntEnum):
-    """The order in which links give way: strangers first."""
+    """Classes of peers in the order in which their links are evicted, strangers first."""
 
-    STRANGER = 0  # any key that knows the chain id; a new one costs nothing
-    GUEST = 1  # holds an invitation of a voter that admits it; there are no more of them than open invitations
+    STRANGER = 0  # any key that knows the chain id; a new key costs nothing
+    GUEST = 1  # holds an open invitation of a voter, which bounds the number of guests
     MEMBER = 2
     VOTER = 3
 
 
 class PeerPolicy:
-    """Everybody is a member, as for links without a ledger in benchmarks of transport. A peer decides by the decided state, and
-    by invitations that were shown.
+    """A policy for links without a ledger, as in benchmarks of transport: each peer is a member.
+
+    The policy of a real peer uses the decided state and the invitations that peers have shown.
     """
 
     def classify(self, peer: bytes) -> PeerClass:
         return PeerClass.MEMBER
 
     def is_member(self, peer: bytes) -> bool:
-        """Whether this peer forwards for that one, and asks it to."""
+        """Return whether `peer` is a member. Members relay only for members, and through members."""
         return True
 
     def has_gone(self, peer: bytes) -> bool:
-        """Whether it was a member, and nobody waits for it."""
+        """Return whether `peer` is a former member that nobody waits for."""
         return False
 
     def admit_guest(self, peer: bytes, shown: GuestInvitation) -> None:
-        """A peer has shown this. Raises `RemoteProtocolError` for what is no invitation."""
+        """Record an invitation that a peer has shown. Raises `RemoteProtocolError` if it is invalid."""
 
     def own_invitation(self) -> GuestInvitation | None:
-        """What this peer shows to others while it is no member."""
+        """Return the invitation that this peer shows to others. None: it is a member, or has no invitation."""
         return None
 
 

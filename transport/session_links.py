@@ -1,4 +1,4 @@
-"""Links with a session of their own, over a TCP connection or a circuit, and what is asked of a TCP socket."""
+"""Links with their own Noise session, over a TCP connection or a circuit, and options of TCP sockets."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from transport.wire.framing import TAG_BYTES, Priority
 from transport.wire.link_measurements import PIECE_BYTES_START, TCP_INFO_BYTES, TcpInfo
 from transport.wire.noise_session import NoiseSession
 
-PROBE_SECONDS = 5.0  # how long an old link may stay silent after its peer has dialed again
-CIRCUIT_PING_SECONDS = 1.0  # more often than on a direct link: whether the relay forwards is seen only from what comes through
+PROBE_SECONDS = 5.0  # an old link may stay silent this long after its peer has dialed again
+CIRCUIT_PING_SECONDS = 1.0  # more often than on a direct link, since only arrivals show that the relay forwards
 
 
 class SessionLink(PeerLink):
-    half_open: HalfOpenSlot | None = None  # that it takes until it is attached
+    half_open: HalfOpenSlot | None = None  # occupied until the link is attached
 
     def __init__(self, peer: bytes, address: str, dialed: bool, session: NoiseSession, incarnation: bytes) -> None:
         super().__init__(peer, address, dialed, session.outbox, session.inbox)
         self.incarnation = incarnation
-        self.error: RemoteProtocolError | None = None  # what ended it, before it was in use or without a ban
+        self.error: RemoteProtocolError | None = None  # that ended the link before it was attached, or without a ban
         self.idle_scope = trio.CancelScope()
         self.ended = trio.Event()
 
@@ -43,7 +43,7 @@ class SessionLink(PeerLink):
         return self.meter.frame_bytes
 
     def probe(self) -> None:
-        """The peer seems to have lost this link: it must show soon that it has not."""
+        """Ping the peer, which seems to have lost this link, and close the link if it stays silent for PROBE_SECONDS."""
         self.ping()
         self.idle_scope.deadline = min(self.idle_scope.deadline, trio.current_time() + PROBE_SECONDS)
 
@@ -63,14 +63,14 @@ class TcpLink(SessionLink):
         self._stream, self._unsent_bytes, self.half_open = stream, PIECE_BYTES_START, half_open
 
     def tcp_info(self) -> TcpInfo:
-        if sys.platform == "linux":  # others have a structure of their own
+        if sys.platform == "linux":  # other systems have other structures
             with contextlib.suppress(OSError):  # closed
                 told = self._stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
                 return TcpInfo.parse(told) or super().tcp_info()
         return super().tcp_info()
 
     def frame_bytes(self) -> int:
-        """Of the next frame; and the kernel is told how much it may hold."""
+        """Return the size of the next frame, and update the limit of unsent bytes in the kernel."""
         if self.meter.unsent_bytes != self._unsent_bytes:
             self._unsent_bytes = self.meter.unsent_bytes
             limit_unsent(self._stream, self._unsent_bytes)
@@ -78,7 +78,7 @@ class TcpLink(SessionLink):
 
 
 class RelayedLink(SessionLink):
-    address_scope = AddressScope.PUBLIC  # nobody sees at which host the peer is
+    address_scope = AddressScope.PUBLIC  # the peer's host is unknown
 
     def __init__(self, peer: bytes, stream: CircuitStream, session: CircuitSession, incarnation: bytes) -> None:
         super().__init__(peer, stream.carrier.address, False, session, incarnation)
@@ -98,7 +98,7 @@ class RelayedLink(SessionLink):
 
     @cached_property
     def _lanes(self) -> RelayWatchdog:
-        """Since it is in use."""
+        """The watchdog of this link's relay, which starts at its first use."""
         return RelayWatchdog(trio.current_time())
 
     def on_ping(self, ping: Ping) -> None:
@@ -118,20 +118,20 @@ class RelayedLink(SessionLink):
     async def run_keepalive(self) -> None:
         while True:
             self.ping()
-            self._send_delivery_report()  # also where a ping waits behind votes
+            self._send_delivery_report()  # even if a ping waits behind votes
             await trio.sleep(CIRCUIT_PING_SECONDS)
 
 
 def remote_address(stream: trio.SocketStream) -> str:
     host, port = stream.socket.getpeername()[:2]
-    return format_address(host.partition("%")[0], port)  # without the name of the interface
+    return format_address(host.partition("%")[0], port)  # without the interface name of a link-local address
 
 
 def resolves_to_nearer_network(stream: trio.SocketStream, address: str) -> bool:
-    """Whether a name that somebody gave us leads to a nearer network than it seemed to."""
+    """Return whether a connection leads to a nearer network than its address claims, such as a name with a private address."""
     try:
         return not scope_of(remote_address(stream)).includes(scope_of(address))
-    except OSError:  # gone already
+    except OSError:  # disconnected already
         return False
 
 
@@ -141,6 +141,6 @@ def set_socket_options(stream: trio.SocketStream) -> None:
 
 
 def limit_unsent(stream: trio.SocketStream, count: int) -> None:
-    """Keeps the kernel from taking megabytes of bulk that a vote then waits behind."""
+    """Limit the unsent bytes in the kernel's buffer, behind which a vote would wait."""
     if hasattr(socket, "TCP_NOTSENT_LOWAT"):
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, count)

@@ -1,8 +1,8 @@
-"""The TCP network: dials, listens, keeps one connection to each peer, and carries messages over Noise sessions.
+"""The TCP network: it dials, listens, keeps one connection to each peer, and carries messages over Noise sessions.
 
-Who decides which connection stays, when two peers dial each other at once? The one with the smaller key. Both ends confirm
-after the handshake: the larger key speaks first, the smaller one answers on the connection that it keeps and closes any other.
-So both always agree, whatever arrives first, and nobody sees a link come, go and come again.
+If two peers dial each other at once, the peer with the smaller key decides which connection stays. Both ends confirm a connection
+after the handshake. The larger key speaks first. The smaller key answers on the connection that it keeps, and closes all others.
+So both ends always agree, and no link is reported, lost and reported again.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ log = logging.getLogger(__name__)
 
 Stream = trio.SocketStream | CircuitStream
 
-SEND_SECONDS = 30.0  # for one frame to fit into the kernel's buffer: slower than 2 KiB/s is dead
-READ_BYTES = 256 << 10  # at once; a few frames
-STRANGER_READ_BYTES = 16 << 10  # some hundred messages at most, before it is somebody else's turn
+SEND_SECONDS = 30.0  # until the kernel's buffer takes one frame; a link slower than 2 KiB/s is dead
+READ_BYTES = 256 << 10  # per read; a few frames
+STRANGER_READ_BYTES = 16 << 10  # a few hundred messages at most, before the next peer's turn
 
-CIRCUIT_HANDSHAKE_SECONDS = 5.0  # a relay that forwards nothing costs so much; then another one is tried
-CIRCUIT_IDLE_SECONDS = 8.0  # where no other relay takes over before
+CIRCUIT_HANDSHAKE_SECONDS = 5.0  # for a handshake; a relay that forwards nothing costs this time
+CIRCUIT_IDLE_SECONDS = 8.0  # of silence before a circuit ends, if no other relay takes over
 
-CONNECTIONS_MAX = LINKS_MAX + HALF_OPEN_MAX  # that were accepted
-LINKS_PER_HOST_MAX = 256  # many peers behind one address (a test machine, a NAT)
-MEMBER_HOSTS_MAX = 2048  # remembered, from which members were linked
+CONNECTIONS_MAX = LINKS_MAX + HALF_OPEN_MAX  # accepted connections
+LINKS_PER_HOST_MAX = 256  # peers may share an address, on a test machine or behind a NAT
+MEMBER_HOSTS_MAX = 2048  # remembered hosts from which members were linked
 
-REFUSAL_REASONS = frozenset({"banned", "too-many-links"})  # of whoever was dialed
+REFUSAL_REASONS = frozenset({"banned", "too-many-links"})  # of this peer, towards a peer that it has dialed
 
-# These may be the work of somebody on the way, so they end the connection and are counted, but the peer's key is not banned.
+# Errors that a third party on the path may cause. They end the connection and are counted, but do not ban the peer's key.
 UNATTRIBUTED_REASONS = frozenset({"bad-tag", "bad-frame", "truncated", "idle"})
 
 
@@ -91,13 +91,18 @@ class Swarm(ConnectionManager):
         relay: RelayMode = RelayMode.ON,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
-        """`listen`: "host:port", port 0 for any free one; several with commas; or "none". `advertise`: where others reach this
-        peer, if not there; `tell` hears what a person should know, each thing once. `bootstrap`: as `connect` takes it.
-        `remembered`: "peer id@host:port", as `peer_addresses` said earlier; `bootstrap` goes before them. `hosts`: of this
-        machine, that others may reach it at where it listens on all. `relay`: forward between members. `connections_max`:
-        accepted ones at once, as many as the process has descriptors for.
+        """Create a network, which `run` starts. Raises `UserError` for an invalid address.
 
-        Raises `UserError` for an address that is none.
+        | argument | meaning |
+        |---|---|
+        | `listen` | "host:port", several with commas, or "none"; port 0 is any free port |
+        | `bootstrap` | addresses to dial, as for `connect` |
+        | `remembered` | "peer id@host:port" of earlier links; `bootstrap` has precedence |
+        | `advertise` | addresses for others, if they differ from `listen` |
+        | `tell` | called with news for a person, each once |
+        | `hosts` | hosts of this machine, which a wildcard in `listen` stands for |
+        | `relay` | whether this peer forwards between members |
+        | `connections_max` | accepted connections, limited by the file descriptors of the process |
         """
         super().__init__(
             identity.public,
@@ -111,7 +116,7 @@ class Swarm(ConnectionManager):
         self._own = OwnAddresses(listen, advertise, hosts)
         self._identity, self._chain_id = identity, chain_id
         self._random = random or Random(secrets.randbits(64))
-        self._static = KeyPair.from_private(secrets.token_bytes(32))  # one for each start, see `PeerAuthenticated.incarnation`
+        self._static = KeyPair.from_private(secrets.token_bytes(32))  # new at each start, see `PeerAuthenticated.incarnation`
         self.records = PeerRecordBook(identity, chain_id, policy.is_member)
         self._book = AddressBook(
             self.me,
@@ -137,7 +142,7 @@ class Swarm(ConnectionManager):
         )
         self._connections_max = connections_max
         self._half_open = HalfOpenTable(min(HALF_OPEN_MAX, max(1, connections_max // 4)))
-        self._member_hosts: OrderedDict[str, None] = OrderedDict()  # from which members were linked, the last one at the end
+        self._member_hosts: OrderedDict[str, None] = OrderedDict()  # hosts from which members were linked, the latest last
         self._doors = AcceptLimiter(self._member_hosts.__contains__, self._processor)
         self._open: Counter[str] = Counter()
         self._detours = RelayClient(
@@ -186,7 +191,7 @@ class Swarm(ConnectionManager):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """That this peer listens on, with the real ports once `run` has started."""
+        """The addresses that this peer listens on, with real ports once `run` has started."""
         return self._own.listening
 
     @property
@@ -198,7 +203,7 @@ class Swarm(ConnectionManager):
     async def _accept(self, stream: trio.SocketStream) -> None:
         try:
             address = remote_address(stream)
-        except OSError:  # gone before it was looked at
+        except OSError:  # disconnected already
             await trio.aclose_forcefully(stream)
             return
         host = host_subnet(parse_address(address)[0])
@@ -209,11 +214,11 @@ class Swarm(ConnectionManager):
             try:
                 await self._serve_connection(stream, address, None, dialed=False)
             finally:
-                self._open -= Counter([host])  # and forget hosts without connections
+                self._open -= Counter([host])  # this also forgets hosts without connections
         await trio.aclose_forcefully(stream)
 
     async def _serve_connection(self, stream: trio.SocketStream, address: str, expected: bytes | None, *, dialed: bool) -> None:
-        """Serve one connection to its end. Whatever goes wrong on it is counted, and ends here."""
+        """Serve one connection to its end. Its errors are counted and end here."""
         try:
             set_socket_options(stream)
             host = host_subnet(parse_address(address)[0])
@@ -229,22 +234,22 @@ class Swarm(ConnectionManager):
                 self._book.record_refusal(address)
         except RemoteProtocolError as error:
             if error.reason != "self":
-                # A dial that came to no link is told by `AddressBook.schedule_retry`, at fewer and fewer of its tries.
+                # `AddressBook.schedule_retry` reports a dial without a link, ever more rarely, so it is only logged at DEBUG.
                 entry = self._book.get(address) if dialed else None
                 is_told = entry is not None and not entry.linked
                 self.count_refusal(error.reason)
                 count = self._refused[error.reason]
-                is_often = not dialed and count & (count - 1)  # told at 1, 2, 4, 8 … of them: strangers fill no log
+                is_often = not dialed and count & (count - 1)  # log 1, 2, 4, 8 … of them, so that strangers cannot fill the log
                 log.log(logging.DEBUG if is_told or is_often else logging.INFO, "%s: %s", address, error)
             if dialed:
                 self._book.record_end(address, describe_handshake_error(error))
                 if error.reason in REFUSAL_REASONS:
                     self._book.record_refusal(address)
                 forgotten = self._book.record_wrong_peer(address, error.reason)
-                if forgotten is not None:  # of several who say that they are there, another one is
+                if forgotten is not None:  # another peer that claims this address may be there
                     self._discovery.dial_other_claimant(address, without=forgotten.peer)
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
-            if dialed:  # what else that means is seen from the links
+            if dialed:  # `record_end` ignores the reason if the peer was or is linked
                 self._book.record_end(
                     address, "the other side ended the connection; it may belong to another network, or refuse this peer"
                 )
@@ -269,15 +274,15 @@ class Swarm(ConnectionManager):
         self, stream: trio.SocketStream, address: str, host: str, expected: bytes | None, half_open: HalfOpenSlot | None
     ) -> None:
         dialed = half_open is None
-        payer = None if dialed else self.cpu_quota.host_account(host, host in self._member_hosts)  # a dial is our own work
+        payer = None if dialed else self.cpu_quota.host_account(host, host in self._member_hosts)  # this peer pays for its dials
         deadline = trio.current_time() + HANDSHAKE_SECONDS
         if payer is not None:
             with trio.move_on_at(deadline):
-                await self._wait_for_handshake_turn(stream, payer, deadline)  # before anything is computed
+                await self._wait_for_handshake_turn(stream, payer, deadline)  # before any computation
         session = self._session(dialed, expected)
         established, early = await self._shake_hands(stream, session, deadline, payer)
         if established.peer == self.me:
-            if established.incarnation != self._static.public:  # another process, on a machine that has a copy of our key
+            if established.incarnation != self._static.public:  # another process has our key
                 self.events.put(DuplicateIdentity(address))
             elif dialed:
                 self._book.record_own_address(address)
@@ -287,7 +292,7 @@ class Swarm(ConnectionManager):
         link = TcpLink(established.peer, address, dialed, session, established.incarnation, stream, half_open)
         link.local_host = stream.socket.getsockname()[0].partition("%")[0]
         link.remote = remote_address(stream)
-        link.cpu_account = payer or link.cpu_account  # until it is attached, the host pays
+        link.cpu_account = payer or link.cpu_account  # the host pays until the link is attached
         try:
             with link.scope:
                 await self._serve_link(link, session, stream, early, deadline)
@@ -297,7 +302,7 @@ class Swarm(ConnectionManager):
             self.detach(link)
 
     async def _serve_circuit(self, stream: CircuitStream, peer: bytes) -> None:
-        """Serve a link over a relay to its end. What goes wrong before the handshake is complete may be the relay's work."""
+        """Serve a link over a relay to its end. Errors before the end of the handshake may be the relay's fault."""
         session = CircuitSession(
             self._identity,
             self._chain_id,
@@ -312,7 +317,7 @@ class Swarm(ConnectionManager):
         try:
             self.check_peer(peer)
             deadline = trio.current_time() + CIRCUIT_HANDSHAKE_SECONDS
-            # A relay could have us begin one after the other.
+            # A relay could start any number of handshakes here, so its account pays for them.
             established, early = await self._shake_hands(
                 stream, session, deadline, None if stream.is_opener else stream.carrier.cpu_account
             )
@@ -343,7 +348,7 @@ class Swarm(ConnectionManager):
                 try:
                     events = await self._receive(stream, session, payer)
                 except RemoteProtocolError:
-                    await stream.send_all(session.data_to_send())  # our preamble, in which a refused peer reads why
+                    await stream.send_all(session.data_to_send())  # our preamble, which shows a refused peer the reason
                     raise
                 await stream.send_all(session.data_to_send())
                 if events and isinstance(events[0], PeerAuthenticated):
@@ -353,8 +358,8 @@ class Swarm(ConnectionManager):
         raise RemoteProtocolError("handshake-timeout", f"no handshake within {HANDSHAKE_SECONDS:g} seconds")
 
     async def _wait_for_handshake_turn(self, stream: Stream, payer: CpuAccount, deadline: float) -> None:
-        """Returns when the peer has said something, and it is its turn. Whoever says nothing takes nobody's."""
-        if isinstance(stream, trio.SocketStream):  # who opens a circuit speaks first, and its relay pays
+        """Wait for the peer's bytes, and then for its turn. A silent peer never takes a turn from others."""
+        if isinstance(stream, trio.SocketStream):  # a circuit has no socket, and its opener speaks first
             await trio.lowlevel.wait_readable(stream.socket)
         await self.cpu_quota.wait_for_handshake(payer, deadline)
 
@@ -373,7 +378,7 @@ class Swarm(ConnectionManager):
     async def _serve_link(
         self, link: SessionLink, session: NoiseSession, stream: Stream, early: list[Message], deadline: float
     ) -> None:
-        """Read and write until the link ends."""
+        """Confirm a link, then read and write until it ends."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._write, link, session, stream)
             try:
@@ -393,7 +398,7 @@ class Swarm(ConnectionManager):
             nursery.cancel_scope.cancel()
 
     def _record_link_error(self, link: SessionLink, error: RemoteProtocolError) -> None:
-        """What cost the peer this link. It is counted by `_serve_connection`, or the key is banned."""
+        """Ban the key for an error on its link, or set `link.error`, which `_serve_connection` counts."""
         if isinstance(error, LinkClosedByPeer) or error.reason in UNATTRIBUTED_REASONS:
             link.error = error
         elif self._links.get(link.peer) is link:
@@ -407,19 +412,19 @@ class Swarm(ConnectionManager):
     async def _confirm(
         self, link: SessionLink, session: NoiseSession, stream: Stream, early: list[Message], deadline: float
     ) -> list[Message]:
-        """Attach the link, if the smaller key keeps it; what the peer has sent by then."""
+        """Attach the link if the smaller key keeps it, and return the messages that the peer has sent so far."""
         if link.dialed:
             self._book.confirm_peer(link.address, link.peer)
         decides = self.me < link.peer
         if not decides:
             link.ping()
-            self._show_invitation(link)  # with the first bytes: what comes later waits behind all strangers
+            self._show_invitation(link)  # at once, since later messages wait behind those of all strangers
         messages = early
         with trio.move_on_at(deadline):
             while not messages:
                 events = await self._receive(stream, session, link.cpu_account)
                 messages = [event for event in events if isinstance(event, Message)]
-                if link.inbox.held > UNREAD_BYTES_MAX[self._policy.classify(link.peer)]:  # nobody has counted it so far
+                if link.inbox.held > UNREAD_BYTES_MAX[self._policy.classify(link.peer)]:  # no account has counted it so far
                     raise RemoteProtocolError("oversized", "a link that begins with a large message")
         if not messages:
             raise RemoteProtocolError("handshake-timeout", "the handshake was not confirmed")
@@ -453,10 +458,10 @@ class Swarm(ConnectionManager):
     def _keeps_another(self, link: SessionLink) -> bool:
         old = self._links.get(link.peer)
         if not isinstance(old, SessionLink) or old.incarnation != link.incarnation:
-            return False  # none, or one to a process that has ended since
+            return False  # no link, or one to an earlier process of the peer
         if self.can_take_over(old, link):
             return False
-        # Whoever opens another circuit has found that the old one fails; it takes so long to find out.
+        # A peer that opens another circuit has noticed that the old one fails, which takes SILENT_SECONDS.
         is_asked = isinstance(link, RelayedLink) and not link.stream.is_opener and link.since - old.since >= SILENT_SECONDS
         if old.relay not in (None, link.relay) and (is_asked or old.needs_other_relay(trio.current_time())):
             return False
@@ -480,7 +485,7 @@ class Swarm(ConnectionManager):
             self._detours.on_unlinked(link)
         super().detach(link, reason)
         if isinstance(link, RelayedLink):
-            link.stream.switch_account(MemoryAccount())  # nobody's: there is no link that could give way
+            link.stream.switch_account(MemoryAccount())  # an account without a limit, since there is no link to evict
 
     def _on_link_message(self, link: PeerLink, message: Any) -> None:
         match message:
@@ -505,20 +510,20 @@ class Swarm(ConnectionManager):
                 data = await stream.receive_some(size)
             if link.idle_scope.cancelled_caught:
                 raise RemoteProtocolError("idle", "silent for too long")
-            link.failure_detector.record_arrival(trio.current_time())  # also where what came has to wait for its turn
+            link.failure_detector.record_arrival(trio.current_time())  # even if the data then waits for its quota
             await self.wait_for_cpu_quota(link, is_full=len(data) == size)
             messages = [event for event in self._decrypt(session, bytes(data), link.cpu_account) if isinstance(event, Message)]
             self.update_peer_class(link)
             self.enforce_memory_quota(link)
 
     async def _write(self, link: SessionLink, session: NoiseSession, stream: Stream) -> None:
-        """The only place that seals frames: what is sealed is sent, in order, or the connection ends."""
-        with trio.CancelScope() as sending:  # one for all frames
+        """Seal and send frames until the link ends. Nothing else seals, so frames are sent in order or the connection ends."""
+        with trio.CancelScope() as sending:  # one scope for all frames
             try:
                 while True:
                     await link.wait_until_sendable()
                     sending.deadline = trio.current_time() + SEND_SECONDS
-                    # A frame that is sealed before there is room for it is one more to wait for.
+                    # If a frame were sealed before the socket has room for it, a vote would wait for it.
                     if link.meter.is_slow and isinstance(stream, trio.SocketStream):
                         await trio.lowlevel.wait_writable(stream.socket)
                     with self.measure_cpu(link.cpu_account):
@@ -545,19 +550,19 @@ class Swarm(ConnectionManager):
         return self._book.unreachable_addresses()
 
     def add_local_address(self, address: str) -> None:
-        """Somebody may be there, whoever that is. It is dialed, and forgotten where nobody answers for long."""
+        """Dial an address of the local network, where any peer may be. It is forgotten if nobody answers for long."""
         self._book.add_local(address)
 
     # Addresses -------------------------------------------------------------------------------------------------------
 
     def peer_addresses(self) -> dict[bytes, str]:
-        """Where peers are reached: where this peer reached them, or else where their records say."""
+        """Return one address of each known peer: the one that this peer dialed, or else one from the peer's records."""
         said = {peer: addresses[0] for peer in self.records.peers() if (addresses := self.records.addresses(peer))}
         return said | {link.peer: link.address for link in self._links.values() if link.dialed}
 
     @property
     def external_address(self) -> str | None:
-        """Where a router forwards to this peer."""
+        """The address that a router forwards to this peer, if any."""
         return self._own.external_address
 
     def set_external_address(self, address: str | None) -> None:
@@ -567,7 +572,7 @@ class Swarm(ConnectionManager):
 
     @property
     def announced_addresses(self) -> tuple[str, ...]:
-        """Where others are told to dial this peer."""
+        """The addresses at which other peers are told to dial this one."""
         return self._discovery.own_addresses()
 
     @property
@@ -575,7 +580,7 @@ class Swarm(ConnectionManager):
         return self._discovery.reachability
 
     async def _dial_back(self, peer: bytes, address: str) -> bool:
-        """Whether this very peer answers there; the connection ends with the handshake."""
+        """Dial a peer at an address, and return whether it answers. The connection ends with the handshake."""
         try:
             async with await self._dialer.open_stream(address) as stream:
                 session = self._session(True, peer)

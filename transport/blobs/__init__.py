@@ -1,1 +1,1 @@
-"""Content-addressed blobs: the store, the server, the upload queue, and the downloads."""
+"""Transfers of content-addressed blobs: downloads, uploads, and the interface of the store."""

@@ -1,20 +1,18 @@
-"""Payloads by digest: pulled in chunks over the links, from whoever holds them.
+"""Downloads of blobs by digest, in chunks over the links, from peers that hold them.
 
-One transfer has one holder at a time and asks it for consecutive chunks, a window ahead. For what only audits ask for, the window
-follows the link (`DownloadWindow`): as much as it carries in a round trip, and a queue of a second or two for each auditor. A
-holder that says NoBlob, stalls or disappears is left for another, and the transfer goes on where it stands. Who answers nothing
-in any transfer (a stopped process keeps its links) is known to be silent: asked after all others until it answers. If bytes of
-several holders turn out not to have the right hash, nobody can say whose were wrong: the transfer starts again and keeps to bytes
-of one holder, whose lie is his.
+A transfer downloads one piece. It requests consecutive chunks from one holder at a time, a window ahead. For audit data the
+window adapts to the link (`DownloadWindow`): it covers a round trip, and a queue of a second or two for each auditor. If a holder
+answers NoBlob, stalls or disconnects, the transfer continues with another holder at the same offset. A peer that answers no
+transfer at all, such as a stopped process that keeps its links, is asked last until it answers again. If bytes of several holders
+have a wrong hash, the liar is unknown: the transfer starts again, and from then on never mixes the bytes of two holders.
 
-What others ask for is answered by `transport.blobs.blob_server`. A holder serves one blob to few receivers at a time, and names
-to others who has it or is getting it. Those wait until it is their turn somewhere, and ask the named ones, and everybody else,
-meanwhile. Names are hints: a liar that names peers without the blob costs a transfer so many questions, and its next names are
-not believed.
+`transport.blobs.blob_server` answers the requests of others. A holder serves a blob to few receivers at a time. To other peers it
+names holders and receivers of the blob. These peers wait for a turn, and meanwhile ask the named peers and all others. The names
+are hints: a liar that names peers without the blob causes that many useless requests, and its later names are ignored.
 
-Of an object that is larger than a part, the list of its parts comes first, under the object's own digest. Each part then is a
-transfer of its own, a few at once, and each peer asks in an order of its own. So several holders are asked, also those that have
-a few parts only; a lie costs a part; and what has come stays when this process ends.
+An object larger than a part has a list of parts, which is downloaded first, under the object's digest. Then each part is a
+transfer, a few at once, in a different order at each peer. So several holders send, even those with few parts; a wrong byte costs
+only one part; and finished parts survive a restart.
 """
 
 from __future__ import annotations
@@ -38,38 +36,38 @@ from transport.wire.framing import Priority
 
 log = logging.getLogger(__name__)
 
-WINDOW_CHUNKS = 32  # asked for ahead: 2 MiB, which is 20 MB/s over a link of 100 ms
-# Of what only audits ask for, of one holder in all transfers together. At the start 4 MB/s over a link of 100 ms; at most what an
-# uplink of 100 Mbit/s sends in 300 ms. At least two, so that the link is never idle while a request is on its way.
+WINDOW_CHUNKS = 32  # requested ahead: 2 MiB, or 20 MB/s over a link of 100 ms
+# Chunks of audit data requested ahead from one holder, in all transfers together. Over a link of 100 ms, 8 chunks allow 4 MB/s.
+# An uplink of 100 Mbit/s sends 64 chunks in 300 ms. With two chunks the link is never idle while a request is on its way.
 WINDOW_CHUNKS_START, WINDOW_CHUNKS_MIN, WINDOW_CHUNKS_MAX = 8, 2, 64
-ASKED_MAX = 4 * WINDOW_CHUNKS_MAX  # requests remembered of one holder; there are more only where it leaves some unanswered
-# An answer that comes so much later than the fastest one has waited in a queue: the window shrinks. What TCP sends again, or at
-# first slowly, comes four round trips of 300 ms late without any queue; with half a second windows stayed at their least.
+ASKED_MAX = 4 * WINDOW_CHUNKS_MAX  # remembered requests to one holder; more exist only if it leaves some unanswered
+# The window shrinks if an answer comes this much later than the fastest one, since it has waited in a queue. Retransmissions and
+# slow start of TCP delay answers by up to four round trips of 300 ms without a queue. With 0.5 s windows stayed at their minimum.
 QUEUE_SECONDS = 1.5
-FASTEST_SECONDS_MAX = 1.0  # a link takes no longer for one chunk, but for its queue: 400 kbit/s, or three round trips of 300 ms
-STALL_SECONDS = 5.0  # without any chunk of a transfer: the next holder is tried
-# As long a holder of a reveal may keep it back while it sends others, and is not asked for it again: at 2 Mbit/s 48 chunks that
-# three auditors ask for take 9 s.
+FASTEST_SECONDS_MAX = 1.0  # for a chunk on an idle link: 400 kbit/s, or three round trips of 300 ms
+STALL_SECONDS = 5.0  # without a chunk, before a transfer tries the next holder
+# A busy holder of audit data may delay a chunk this long while it sends others, and is not asked for it again. At 2 Mbit/s, 48
+# chunks for three auditors take 13 s.
 BUSY_SECONDS = 20.0
-FIRST_ANSWER_SECONDS = 1.0  # for a first answer, where another could be asked: three round trips of 300 ms. Doubled each time
-RETRY_SECONDS = 0.5  # a holder without the blob is asked again after this long, doubling
+FIRST_ANSWER_SECONDS = 1.0  # for a first answer if others could be asked: three round trips of 300 ms; doubled by each failure
+RETRY_SECONDS = 0.5  # until a peer without the blob is asked again; doubled each time
 RETRY_SECONDS_MAX = 15.0
-# At once; the others wait their turn, so that windows do not fill a holder's queue. What only audits ask for has turns of its
-# own: a trainer that drips its buffers holds up no payload.
+# Concurrent transfers, limited so that their windows do not fill a holder's queue. Audit data has a separate limit, so that a
+# trainer that sends its buffers slowly delays no payload.
 TRANSFERS_MAX = 10
-# more than one auditor fetches at once (`auditing`): who drips its buffers holds up nobody else's either
+# More than FETCHING_AUDITS_MAX of an auditor, so that a trainer that sends its buffers slowly does not delay those of others.
 AUDIT_TRANSFERS_MAX = 18
-PARTS_AT_ONCE = 4  # of one object: its holders answer side by side, and turns are left for what is small
-TURN_SECONDS = 15.0  # then it is the turn of who waits, and the transfer goes on later where it stands: a holder may drip
+PARTS_AT_ONCE = 4  # concurrent parts of an object, to use several holders and leave transfers for small blobs
+TURN_SECONDS = 15.0  # until a transfer pauses for waiting ones, since its holder may send slowly on purpose
 
-# A peer that was told to wait asks again after this long: for other names, and because its turn may have been lost.
+# A peer that was told to wait asks again after this time: for other names, and because its offer may have been lost.
 WAIT_SECONDS = 2.0
-WAIT_GETTING_SECONDS = 10.0  # the same of a peer that is getting the blob and says when it has it
-REMAINING_SECONDS_MAX = 2.0  # who has to wait longer for the rest of a blob goes where it is its turn
-SEARCH_SECONDS = 0.1  # meanwhile it asks one peer that nobody named in so long: whoever told it to wait may be a liar
+WAIT_GETTING_SECONDS = 10.0  # the same for a peer that is downloading the blob, which announces its end
+REMAINING_SECONDS_MAX = 2.0  # if the rest of a blob takes longer, the transfer moves to a holder that offers a turn
+SEARCH_SECONDS = 0.1  # between requests to peers that nobody named: peers that let this one wait may be liars
 
 assert WAIT_SECONDS > REPEAT_SECONDS
-# What one asker can have queued at one holder fits into the holder's queue.
+# The requests of one peer fit into the queue of one holder.
 assert BLOB_CHUNK_BYTES * (WINDOW_CHUNKS * TRANSFERS_MAX // 2 + WINDOW_CHUNKS_MAX + AUDIT_TRANSFERS_MAX) <= 16 << 20
 assert PARTS_AT_ONCE < TRANSFERS_MAX
 assert WINDOW_CHUNKS_MIN <= WINDOW_CHUNKS_START <= WINDOW_CHUNKS_MAX
@@ -79,22 +77,22 @@ RunBlocking = Callable[[Callable[[], None]], Awaitable[None]]
 
 @dataclass(slots=True)
 class DownloadWindow:
-    """How many chunks of reveals this peer asks one holder for ahead.
+    """The number of chunks of audit data that this peer requests ahead from one holder.
 
-    | an answer                                     | the window                                     |
+    | an answer                                     | the window                                      |
     | comes within QUEUE_SECONDS of the fastest one | grows by a chunk, so it doubles in a round trip |
-    | comes later                                   | is halved, once in the time that it took       |
+    | comes later                                   | is halved, once in the answer's own time        |
 
-    Answers come in the order of the requests. What is asked for twice is answered twice: the first answer is that to the first
-    request. Were it taken for one to the second, it would be the fastest ever, and every other one late.
+    Answers come in the order of the requests. A chunk that was requested twice comes twice, and the first answer belongs to the
+    first request. If it were timed from the second, it would be the fastest, and all others would seem late.
     """
 
     window: int = WINDOW_CHUNKS_START  # chunks
     fastest: float = FASTEST_SECONDS_MAX  # seconds from a request to its chunk
-    mean: float = 0.0  # of such seconds, lately, and how far from it they are: `patience`
+    mean: float = 0.0  # moving average of such seconds, and their deviation: `answer_timeout`
     deviation: float = 0.0
-    shrunk: float = -math.inf  # when
-    # Digest, offset, and when it was asked for, in the order in which a holder answers.
+    shrunk: float = -math.inf  # time of the last halving
+    # (digest, offset, time) of each request, in the order of the answers.
     asked: deque[tuple[bytes, int, float]] = field(default_factory=lambda: deque(maxlen=ASKED_MAX))
 
     def record_request(self, digest: bytes, offset: int, now: float) -> None:
@@ -102,11 +100,11 @@ class DownloadWindow:
 
     @property
     def answer_timeout(self) -> float:
-        """Seconds in which nearly every answer comes: RFC 6298's time after which TCP sends again."""
+        """Seconds in which nearly all answers come, as for TCP's retransmission timer (RFC 6298, section 2)."""
         return self.mean + 4 * self.deviation
 
     def record_chunk(self, digest: bytes, offset: int, size: int, now: float) -> None:
-        """A chunk came; what was asked for before it will not be answered any more. A short one takes less than others would."""
+        """Time a chunk, and forget earlier requests, which get no answer any more. A short chunk is too fast to be timed."""
         place = next((place for place, (*what, _) in enumerate(self.asked) if what == [digest, offset]), None)
         if place is not None:
             at = self.asked[place][-1]
@@ -116,7 +114,7 @@ class DownloadWindow:
                 self._answered(now - at, now)
 
     def cancel_requests(self, digest: bytes) -> None:
-        """The holder sends this blob not now, or not at all. What was in its queue before still comes, and is not timed."""
+        """Stop timing the requests of a blob that the holder refuses. Chunks in its queue still come."""
         for place, (asked, offset, _) in enumerate(self.asked):
             if asked == digest:
                 self.asked[place] = digest, offset, -math.inf
@@ -127,62 +125,64 @@ class DownloadWindow:
         self.fastest = min(self.fastest, took)
         if took <= self.fastest + QUEUE_SECONDS:
             self.window = min(WINDOW_CHUNKS_MAX, self.window + 1)
-        elif now >= self.shrunk + took:  # what was asked before the window shrank says nothing about the new one
+        elif now >= self.shrunk + took:  # requests from before the last halving do not measure the new window
             self.window, self.shrunk = max(WINDOW_CHUNKS_MIN, self.window // 2), now
 
 
-RetryTimes = dict[bytes, tuple[float, float]]  # peer -> (asked again at, last pause)
+RetryTimes = dict[bytes, tuple[float, float]]  # peer -> (time of the next request, last pause)
 
 
 @dataclass(slots=True)
 class _ObjectDownload:
-    """An object that somebody waits for."""
+    """The state that all transfers of one object share."""
 
-    waiters: int = 0
+    waiters: int = 0  # local tasks
     has_parts: bool = False
-    rests: RetryTimes = field(default_factory=dict)  # of all its parts: a peer that lacks one mostly lacks them all
-    holders: set[bytes] = field(default_factory=set)  # who sent some of it, and who was named as a source
-    slow: Counter[bytes] = field(default_factory=Counter)  # how often a part had to be asked of another than this peer
+    rests: RetryTimes = field(default_factory=dict)  # shared by its parts, since a peer that lacks one usually lacks all
+    holders: set[bytes] = field(default_factory=set)  # peers that sent a part of it, and named sources
+    slow: Counter[bytes] = field(default_factory=Counter)  # times that this peer was too slow with a part
 
 
 @dataclass(slots=True)
 class _Transfer:
+    """The download of one piece."""
+
     digest: bytes
     size_max: int
-    download: _ObjectDownload | None = None  # of a part: what all parts of its object share
-    object_digest: bytes | None = None  # the object, of a part
+    download: _ObjectDownload | None = None  # for a part: that of its object
+    object_digest: bytes | None = None  # for a part: its object
     preferred: list[bytes] = field(default_factory=list)
     waiters: int = 0
     done: trio.Event = field(default_factory=trio.Event)
     error: BaseException | None = None  # of the local store
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
-    changed: trio.Event = field(default_factory=trio.Event)  # another holder may be there, or this one is finished with
+    changed: trio.Event = field(default_factory=trio.Event)  # set if another holder may be ready, or this one is done
     pull: trio.CancelScope | None = None  # its deadline is the stall deadline
     holder: bytes | None = None
-    asked: float = 0.0  # when this holder was
-    begun: int = 0  # the offset then
-    moved: float = 0.0  # when the last chunk of this transfer came from it, or it was asked
+    asked: float = 0.0  # time of the first request to this holder
+    begun: int = 0  # `offset` at that time
+    moved: float = 0.0  # time of its last chunk, or else of that request
     is_audit_data: bool = False
-    download_window: DownloadWindow | None = None  # of a reveal: its holder's
+    download_window: DownloadWindow | None = None  # for audit data: that of its holder
     total: int | None = None
     offset: int = 0  # written so far
     requested: int = 0
-    awaited: set[int] = field(default_factory=set)  # offsets of chunks that its holder was asked for
-    # Holder and offset, of a reveal: when it was asked for what has not come yet, also if that holder was given up meanwhile.
+    awaited: set[int] = field(default_factory=set)  # offsets of chunks requested from its holder
+    # For audit data: (holder, offset) -> time of a request without an answer, even to a holder that was given up.
     under_way: dict[tuple[bytes, int], float] = field(default_factory=dict)
     window: int = WINDOW_CHUNKS * BLOB_CHUNK_BYTES  # bytes
     writer: BlobWriter | None = None
     contributors: set[bytes] = field(default_factory=set)
-    lacked: bool = False  # its holder said so
-    one_holder: bool = False  # after a wrong hash: never mix holders again
+    lacked: bool = False  # its holder answered NoBlob
+    one_holder: bool = False  # after a wrong hash: bytes of two holders are never mixed again
     rests: RetryTimes = field(default_factory=dict)
-    waits: dict[bytes, float] = field(default_factory=dict)  # who told us to wait for our turn -> asked again at
-    is_left: bool = False  # its holder told us to wait, or it is our turn elsewhere: no fault of that holder
-    named: dict[bytes, bytes] = field(default_factory=dict)  # who may have it -> who said so; by itself: it is our turn there
-    unbelieved: set[bytes] = field(default_factory=set)  # who named a peer that gave nothing, or a turn that was none
-    is_found: bool = False  # somebody that told us to wait says that it has it
-    search_at: float = 0.0  # while this is so: when a peer that nobody named is asked
-    asked_peers: set[bytes] = field(default_factory=set)  # who may keep a place for us, or may name us
+    waits: dict[bytes, float] = field(default_factory=dict)  # peer that told us to wait -> time of the next request
+    is_left: bool = False  # without a fault of the holder: it told us to wait, or another holder has a turn for us
+    named: dict[bytes, bytes] = field(default_factory=dict)  # possible holder -> peer that named it; itself if it offers a turn
+    unbelieved: set[bytes] = field(default_factory=set)  # peers with a false name or a false offer
+    is_found: bool = False  # a peer that told us to wait has the blob
+    search_at: float = 0.0  # with `is_found`: earliest request to a peer that nobody named
+    asked_peers: set[bytes] = field(default_factory=set)  # peers that may reserve a slot for us, or name us
 
     @property
     def complete(self) -> bool:
@@ -196,9 +196,9 @@ class _Transfer:
         self.under_way.clear()
 
     def is_under_way(self, peer: bytes, offset: int, now: float) -> bool:
-        """Whether this peer was asked for this chunk, and sends it without another request.
+        """Return whether this peer will send this chunk without another request.
 
-        Only the trainer that was named as a source answers at once. A peer that has fetched the reveal may let us wait our turn.
+        Only the trainer that was named as a source answers at once. Other holders of audit data may make this peer wait.
         """
         return peer in self.preferred and now < self.under_way.get((peer, offset), -math.inf) + BUSY_SECONDS
 
@@ -206,16 +206,15 @@ class _Transfer:
         self.under_way = {(of, offset): at for (of, offset), at in self.under_way.items() if of != peer}
 
     def accepts_chunk(self, peer: bytes, offset: int) -> bool:
-        """Whether this chunk, which has just come, is of use.
+        """Return whether a received chunk is useful.
 
-        Over a slow link a holder answers after it was given up. The transfer takes what it had asked that holder for, for nobody
-        sends it again.
+        Over a slow link a holder may answer after it was given up. The transfer still accepts the chunks that it had requested.
         """
         was_under_way = self.under_way.pop((peer, offset), None) is not None
         return self.holder == peer or (was_under_way and not self.one_holder)
 
     def ends_soon(self, now: float) -> bool:
-        """Whether its holder sends the rest before another could, as far as one can tell."""
+        """Estimate whether its holder sends the rest before another holder could."""
         came, left = self.offset - self.begun, (self.total or 0) - self.offset
         return self.holder is not None and came > 0 and left / came * (now - self.asked) < REMAINING_SECONDS_MAX
 
@@ -244,20 +243,20 @@ class BlobExchange:
         recall: Callable[[bytes, bytes], None] = lambda peer, digest: None,
         is_stranger: Callable[[bytes], bool] = lambda peer: False,
     ) -> None:
-        """`recall`: what waits to be sent of a blob."""
+        """`recall(peer, digest)` withdraws queued chunks of a blob for a peer."""
         self._me, self._blobs = me, blobs
         self._send, self._drop, self._connected, self._run_blocking = send, drop, connected, run_blocking
         self._transfers: dict[bytes, _Transfer] = {}
         self._goals: dict[bytes, _ObjectDownload] = {}
-        self._paces: dict[bytes, DownloadWindow] = {}  # by holder
-        self._left = trio.Event()  # somebody does not wait any more
+        self._paces: dict[bytes, DownloadWindow] = {}  # holder -> its window
+        self._left = trio.Event()  # set if no task waits for an object with parts any more
         self._recall = recall
         self.server = BlobServer(blobs, send, self._transfers.__contains__, is_stranger)
-        self._silent: set[bytes] = set()  # asked in vain, and not heard from since
+        self._silent: set[bytes] = set()  # peers that did not answer a request, and sent nothing since
         self._turns, self._reveals = trio.CapacityLimiter(TRANSFERS_MAX), trio.CapacityLimiter(AUDIT_TRANSFERS_MAX)
         self._nursery: trio.Nursery | None = None
         self.bytes_received = 0
-        self.audit_bytes_received = 0  # of them, what serves audits alone
+        self.audit_bytes_received = 0  # of `bytes_received`, those of audit data
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as self._nursery:
@@ -268,7 +267,7 @@ class BlobExchange:
                 self._left = trio.Event()
                 try:
                     await self._run_blocking(partial(self._blobs.sweep_partial, frozenset(self._goals)))
-                except StorageError as error:  # nobody waits for it
+                except StorageError as error:  # no task waits for the sweep
                     log.warning("what came in part stays: %s", error)
 
     async def fetch_blob(self, digest: bytes, size_max: int, sources: Iterable[bytes] | None = None) -> None:
@@ -282,9 +281,9 @@ class BlobExchange:
             while self._blobs.size(digest) is None:
                 wanted = self._blobs.missing_parts(digest)
                 goal.has_parts = wanted is not None
-                if wanted is None:  # it is small, or its list comes first
+                if wanted is None:  # a small blob, or the list of an object with parts
                     await self._fetch_piece(digest, size_max, named)
-                elif wanted.total > size_max:  # whoever named it said that it is smaller: there is no such object
+                elif wanted.total > size_max:  # no such object exists, since the expected one is smaller
                     await trio.sleep(RETRY_SECONDS_MAX)
                 elif wanted.lacking:
                     await self._fetch_parts(digest, wanted.lacking, named, goal)
@@ -300,7 +299,7 @@ class BlobExchange:
     async def _fetch_parts(
         self, digest: bytes, lacking: Mapping[bytes, int], sources: tuple[bytes, ...], goal: _ObjectDownload
     ) -> None:
-        """Each peer in an order of its own, so that they can give one another what they have."""
+        """Fetch the missing parts of an object. The order differs between peers, so that they can exchange parts."""
         parts = iter(sorted(lacking, key=lambda part: hashlib.sha256(self._me + part).digest()))
         errors: list[Exception] = []
 
@@ -308,7 +307,7 @@ class BlobExchange:
             for part in parts:
                 try:
                     await self._fetch_piece(part, lacking[part], sources, digest, goal)
-                except Exception as error:  # of the local store
+                except Exception as error:  # an error of the local store
                     errors.append(error)
                     nursery.cancel_scope.cancel()
 
@@ -349,7 +348,7 @@ class BlobExchange:
         if self._transfers.get(transfer.digest) is transfer:
             del self._transfers[transfer.digest]
 
-    # What the links report -------------------------------------------------------------------------------------------
+    # Reports of the links --------------------------------------------------------------------------------------------
 
     def peer_connected(self, peer: bytes) -> None:
         for goal in self._goals.values():
@@ -382,7 +381,7 @@ class BlobExchange:
         if peer not in transfer.unbelieved:
             for other in self._connected().intersection(answer.holders):
                 transfer.named[other] = peer
-                transfer.rests.pop(other, None)  # it may have got it meanwhile
+                transfer.rests.pop(other, None)  # it may have received the blob meanwhile
         transfer.changed.set()
 
     def on_has_blob(self, peer: bytes, answer: HasBlob) -> None:
@@ -390,7 +389,7 @@ class BlobExchange:
         self.server.on_peer_has(digest, peer)
         transfer = self._transfers.get(digest)
         if transfer is not None and transfer.holder == peer:
-            self._mark_responsive(peer)  # we have a place, and the first chunk is on its way
+            self._mark_responsive(peer)  # it has a slot for us, and the first chunk is on its way
             return
         if transfer is None or peer not in transfer.waits or peer in transfer.unbelieved:
             return
@@ -401,30 +400,30 @@ class BlobExchange:
             transfer.changed.set()
 
     def _mark_responsive(self, peer: bytes) -> None:
-        """It answers, if only others of our transfers: those that wait for it give it the time that a busy holder needs."""
+        """Record that a peer answers, and extend the timeouts of transfers from it, since it is busy and not silent."""
         self._silent.discard(peer)
         now = trio.current_time()
         for transfer in self._transfers.values():
             if transfer.holder == peer and transfer.pull is not None:
                 until = transfer.asked + STALL_SECONDS
-                if transfer.is_audit_data:  # mostly nobody else has a reveal
+                if transfer.is_audit_data:  # usually no other peer has audit data
                     until = min(now + STALL_SECONDS, transfer.moved + BUSY_SECONDS)
                 transfer.pull.deadline = max(transfer.pull.deadline, until)
 
     def _decline(self, peer: bytes, transfer: _Transfer) -> None:
-        """We do not want it from there any more, not even what waits there to be sent."""
+        """Tell a peer not to send this blob, even chunks that it has queued already."""
         self._send(peer, NoBlob(transfer.digest), Priority.CONTROL)
         transfer.forget_asking(peer)
 
     def _sends_none(self, peer: bytes, digest: bytes) -> None:
-        """What it was asked for of this blob, it does not send."""
+        """Forget the requests for a blob that a peer will not answer."""
         if peer in self._paces:
             self._paces[peer].cancel_requests(digest)
         if digest in self._transfers:
             self._transfers[digest].forget_asking(peer)
 
     def on_no_blob(self, peer: bytes, answer: NoBlob) -> None:
-        """Also: it does not want the blob from here any more."""
+        """Handle NoBlob: the peer lacks the blob, or does not want it from here any more."""
         self._mark_responsive(peer)
         self._recall(peer, answer.digest)
         self.server.release_slot(answer.digest, peer)
@@ -435,7 +434,7 @@ class BlobExchange:
             transfer.changed.set()
 
     def on_blob_chunk(self, peer: bytes, chunk: BlobChunk) -> None:
-        """Runs in the link's reader, so that a slow disk slows the sender down and nothing piles up here."""
+        """Handle a chunk in the link's reader, so that a slow disk causes backpressure and not a queue here."""
         self._mark_responsive(peer)
         self.bytes_received += len(chunk.chunk)
         self.audit_bytes_received += len(chunk.chunk) if self._blobs.is_audit_data(chunk.digest) else 0
@@ -443,21 +442,21 @@ class BlobExchange:
             self._paces[peer].record_chunk(chunk.digest, chunk.offset, len(chunk.chunk), trio.current_time())
         transfer = self._transfers.get(chunk.digest)
         if transfer is None or not transfer.accepts_chunk(peer, chunk.offset) or transfer.error is not None:
-            return  # an answer that came after the transfer ended or moved on
+            return  # the transfer has ended, or has another holder
         try:
             self._accept_chunk(transfer, peer, chunk)
-        except Exception as error:  # the local store's; it belongs to those who wait for the blob, not to this link
+        except Exception as error:  # an error of the local store concerns the waiting tasks, not this link
             transfer.error = error
             transfer.changed.set()
 
     def _accept_chunk(self, transfer: _Transfer, peer: bytes, chunk: BlobChunk) -> None:
         if chunk.total > transfer.size_max or (transfer.total is not None and chunk.total != transfer.total):
-            # Either this holder lies about the size, or whoever told us the size did: no proof, so no penalty.
+            # Either this holder or an earlier one lies about the size. Without proof there is no penalty.
             transfer.one_holder = transfer.one_holder or transfer.total is not None
             transfer.changed.set()
             return
         if chunk.offset != transfer.offset or len(chunk.chunk) < min(BLOB_CHUNK_BYTES, chunk.total - transfer.offset):
-            return  # a gap, where the link loses messages, or a holder that drips bytes: the stall deadline asks another
+            return  # a gap after a lost message, or too few bytes: the stall timeout ends this pull
         if transfer.writer is None:
             transfer.total, transfer.writer = (
                 chunk.total,
@@ -481,11 +480,11 @@ class BlobExchange:
         if transfer.complete:
             transfer.changed.set()
         elif peer == transfer.holder and transfer.requested <= transfer.offset + transfer.window // 2:
-            # half a window at once: a frame of many requests costs little more than one of one
+            # Half a window is requested at once, since a frame of many requests costs little more than one.
             self._request_chunks(transfer, peer)
 
     def _window_bytes(self, transfer: _Transfer) -> int:
-        """Bytes to ask for ahead. Transfers of reveals share their holder's window, and each has a chunk at least."""
+        """Return the bytes to request ahead. Transfers of audit data share their holder's window, with a chunk each at least."""
         if transfer.download_window is None:
             return WINDOW_CHUNKS * BLOB_CHUNK_BYTES
         sharing = sum(other.download_window is transfer.download_window for other in self._transfers.values())
@@ -497,7 +496,7 @@ class BlobExchange:
         with transfer.scope:
             try:
                 await self._pull_until_held(transfer)
-            except Exception as error:  # whoever waits for the blob gets it; the network goes on
+            except Exception as error:  # raised in the waiting tasks, while the network continues
                 transfer.error = error
             finally:
                 if transfer.writer is not None:
@@ -507,9 +506,9 @@ class BlobExchange:
         transfer.done.set()
 
     def _announce_result(self, transfer: _Transfer) -> None:
-        """Whoever was asked may have kept a place for this peer, or may name it; whoever waits for it may ask now."""
+        """Announce the result to the asked peers, which may hold a slot for this peer or name it, and serve waiting peers."""
         size = self._blobs.piece_size(transfer.digest)
-        is_short = size is not None and size < QUEUED_BYTES_MIN  # nobody had to wait for a place
+        is_short = size is not None and size < QUEUED_BYTES_MIN  # too small for slots
         for peer in transfer.waits.keys() if is_short else transfer.asked_peers:
             self._send(peer, NoBlob(transfer.digest) if size is None else HasBlob(transfer.digest), Priority.CONTROL)
         if size is not None:
@@ -519,9 +518,9 @@ class BlobExchange:
         while transfer.error is None and not self._is_here(transfer):
             transfer.is_audit_data = self._blobs.is_audit_data(transfer.digest)
             turns = self._reveals if transfer.is_audit_data else self._turns
-            async with turns:  # held only while a holder is at work: a blob that nobody has blocks no other
+            async with turns:  # held only while a holder sends, so that a blob without a holder blocks no other
                 transfer.changed = trio.Event()
-                # It may have come meanwhile, of a holder that was given up.
+                # A holder that was given up may have completed it meanwhile.
                 holder, pause = (None, 0.0) if transfer.complete else self._choose_holder(transfer)
                 if holder is not None:
                     transfer.download_window = (
@@ -541,7 +540,7 @@ class BlobExchange:
         return self._blobs.size(transfer.digest) is not None or self._blobs.missing_parts(transfer.digest) is not None
 
     def _choose_holder(self, transfer: _Transfer) -> tuple[bytes | None, float]:
-        """The holder to ask now, or None and how long to wait for one."""
+        """Return the holder to ask now, or None and the seconds to wait for one."""
         now, ready = trio.current_time(), self._ready_holders(transfer)
         if not ready:
             waits = (self._asked_again(transfer, peer) - now for peer in self._connected())
@@ -556,7 +555,7 @@ class BlobExchange:
         return {peer for peer in self._connected() if self._asked_again(transfer, peer) <= now}
 
     def _asked_again(self, transfer: _Transfer, peer: bytes) -> float:
-        """When this peer may be asked."""
+        """Return the time of the next request to a peer."""
         at = max(transfer.rests.get(peer, (-math.inf, 0.0))[0], transfer.waits.get(peer, -math.inf))
         return max(at, transfer.search_at) if self._is_search(transfer, peer) else at
 
@@ -565,10 +564,11 @@ class BlobExchange:
         return transfer.is_found and bool(transfer.waits) and not is_hinted
 
     def _preference(self, transfer: _Transfer, peer: bytes) -> tuple[object, ...]:
-        """Asked first: whoever failed least, who answers, the named sources; the rest spreads the load over the holders.
+        """Return a sort key of a peer. The least is asked first.
 
-        Of the parts of one object each holder is asked for about as many. At most one is asked of a peer that may have none, and
-        if that is so, of a holder next.
+        The key prefers peers with few failures, then peers that answer, then named ones. A hash spreads the load over the rest.
+        Each holder of an object gets about as many of its parts. At most one part is requested from a peer that may have none,
+        and if it has none, the next request goes to a known holder.
         """
         spread, goal = hashlib.sha256(self._me + transfer.digest + peer).digest(), transfer.download
         hint = transfer.named.get(peer) != peer, peer not in transfer.named
@@ -580,12 +580,12 @@ class BlobExchange:
         return goal.slow.get(peer, 0), peer in self._silent, *hint, is_second_try, busy.count(peer), is_unknown, spread
 
     async def _pull_from(self, transfer: _Transfer, holder: bytes, turns: trio.CapacityLimiter) -> None:
-        """Take chunks from `holder` until the blob is complete, the holder is given up, or it is the turn of another transfer."""
+        """Take chunks from `holder` until the blob is complete, the holder is given up, or another transfer has its turn."""
         if transfer.one_holder and transfer.contributors - {holder}:
             transfer.restart()
         transfer.holder, transfer.requested, transfer.begun = holder, transfer.offset, transfer.offset
         transfer.asked = trio.current_time()
-        # What is under way was asked for before: this pull ends when it may be asked for again.
+        # BUSY_SECONDS of a chunk under way count from its request, after which it may be requested again.
         transfer.moved = transfer.under_way.get((holder, transfer.offset), transfer.asked)
         transfer.lacked = transfer.is_left = False
         if not transfer.is_audit_data:
@@ -605,22 +605,22 @@ class BlobExchange:
         if transfer.lacked:
             transfer.asked_peers.discard(holder)
         elif not transfer.complete and holder in transfer.asked_peers and transfer.waits.get(holder, 0.0) <= now:
-            self._decline(holder, transfer)  # our place there is another's
+            self._decline(holder, transfer)  # this frees our slot there
         if transfer.is_left:
             return
         transfer.waits.pop(holder, None)
         if transfer.offset == transfer.begun and holder in transfer.named:
             transfer.disbelieve(transfer.named[holder])
         if transfer.download is not None and transfer.complete:
-            transfer.rests.pop(holder, None)  # it does not lack them all
+            transfer.rests.pop(holder, None)  # it has at least one part
         elif transfer.download is not None and not transfer.lacked:
             transfer.download.slow[holder] += 1
-        if not transfer.complete and transfer.rests.get(holder, (now, 0.0))[0] <= now:  # another part may have said so meanwhile
+        if not transfer.complete and transfer.rests.get(holder, (now, 0.0))[0] <= now:  # another part may have set the pause
             pause = min(RETRY_SECONDS_MAX, 2 * transfer.rests.get(holder, (0.0, RETRY_SECONDS / 2))[1])
             transfer.rests[holder] = (now + pause, pause)
 
     async def _has_used_turn(self, transfer: _Transfer, turns: trio.CapacityLimiter) -> bool:
-        """Whether others have waited long enough; False once the transfer has changed."""
+        """Wait, and return True when other transfers have waited long enough, or False when this one has changed."""
         while True:
             with trio.move_on_after(TURN_SECONDS):
                 await transfer.changed.wait()
@@ -629,12 +629,12 @@ class BlobExchange:
                 return True
             if transfer.download is not None and transfer.holder is not None and not transfer.one_holder:
                 others = self._ready_holders(transfer) - {transfer.holder} - self._silent - transfer.download.slow.keys()
-                if others:  # a part takes longer than a turn: this holder has a slow link, or drips
+                if others:  # for a part longer than a turn: this holder has a slow link, or is slow on purpose
                     transfer.download.slow[transfer.holder] += 1
                     return True
 
     def _answer_timeout(self, transfer: _Transfer, holder: bytes) -> float:
-        """Seconds for its first answer. Who fails often gets more, so that a link of any delay is waited for in the end."""
+        """Return the seconds for a first answer. They grow with failures, so that a link of any delay succeeds in the end."""
         if self._connected() <= {holder}:
             return STALL_SECONDS
         failed = 0.0 if holder in self._silent else transfer.rests.get(holder, (0.0, 0.0))[1]
@@ -642,7 +642,7 @@ class BlobExchange:
         return min(STALL_SECONDS, max(FIRST_ANSWER_SECONDS, usual, 2 * FIRST_ANSWER_SECONDS * failed / RETRY_SECONDS))
 
     def _request_chunks(self, transfer: _Transfer, holder: bytes) -> None:
-        """A window ahead, also before the first answer has told the size: often `size_max` is it."""
+        """Request chunks up to the window. Before the first answer the size is assumed to be `size_max`, as it often is."""
         size, pace, now = (
             transfer.size_max if transfer.total is None else transfer.total,
             transfer.download_window,
@@ -668,11 +668,11 @@ class BlobExchange:
         writer, transfer.writer = transfer.writer, None
         try:
             await self._run_blocking(writer.finish)
-        except trio.Cancelled:  # perhaps before it began
+        except trio.Cancelled:  # perhaps before `finish` began
             writer.abort()
             raise
         except RemoteProtocolError as error:
             if len(transfer.contributors) == 1:
                 self._drop(next(iter(transfer.contributors)), error)
             transfer.one_holder = True
-        transfer.restart()  # it is held now; if it is not, because it was wrong or is deleted already, all of it is needed
+        transfer.restart()  # if the blob was wrong or is deleted already, all of it is needed again

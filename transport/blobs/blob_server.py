@@ -1,28 +1,28 @@
-"""Who gets a blob from here now, and who waits: an uplink carries three copies at a time, and receivers pass the blob on.
+"""Uploads of blobs. An uplink carries three copies of a blob at a time, in slots, and receivers pass the blob on.
 
-| a peer asks for a blob                                      | answer                                                  |
-|-------------------------------------------------------------|---------------------------------------------------------|
-| it has a place, or one is free                              | the chunk                                               |
-| the uplink carries one copy more in IMMEDIATE_COPY_SECONDS  | the chunk                                               |
-| it kept a place too long, less than SLOW_PEER_SECONDS ago   | the chunk, beside the places                            |
-| all places are taken, or this peer is only getting the blob | who else has it or is getting it; it waits for its turn |
-| it was told so less than REPEAT_SECONDS ago                 | none: this is the rest of the same window               |
+| a peer requests a blob                                        | answer                                         |
+|---------------------------------------------------------------|------------------------------------------------|
+| it has a slot, or a slot is free                              | the chunk                                      |
+| the uplink carries one more copy in IMMEDIATE_COPY_SECONDS    | the chunk                                      |
+| it kept a slot too long, less than SLOW_PEER_SECONDS ago      | the chunk, without a slot                      |
+| all slots are taken, or this peer is still downloading it     | names of other holders; it waits for its turn  |
+| it got these names less than REPEAT_SECONDS ago               | none: the request is of the same window        |
 
-| a place ends                                                                    | and then                                  |
-|---------------------------------------------------------------------------------|-------------------------------------------|
-| its peer says that it has the blob                                              | that peer is named to others              |
-| its peer says that it does not want it from here, or its link ends              |                                           |
-| its peer was told that it is its turn, and does not ask within ANSWER_SECONDS   |                                           |
-| what its peer asked for takes SLOW_FACTOR times as long as others' did, or more | that peer has none for SLOW_PEER_SECONDS, |
-|                                                                                 | but for a stranger, which asks anew       |
+| a slot ends                                                   | and then                                       |
+|---------------------------------------------------------------|------------------------------------------------|
+| its peer has the blob                                         | its peer is named to others                    |
+| its peer declines the blob, or its link ends                  |                                                |
+| its peer was offered it, and requests nothing for ANSWER_SECONDS |                                          |
+| its peer takes SLOW_FACTOR times as long as others, or more   | its peer gets none for SLOW_PEER_SECONDS,      |
+|                                                               | unless it is a stranger, which may ask again   |
 
-So a peer that waits loses a bounded time, whatever others do: a liar can keep a place for so long once in SLOW_PEER_SECONDS.
-Strangers have a place of their own: they take none of the others', and how fast they take tells nothing.
+So a peer waits for a bounded time: a liar can occupy a slot that long only once in SLOW_PEER_SECONDS. Strangers have a slot of
+their own. They take none from other peers, and their speed is ignored.
 
-| too many blobs are asked for                         | forgotten is the one that was asked for longest ago |
-|------------------------------------------------------|-----------------------------------------------------|
-| by strangers alone: more than BLOBS_OF_STRANGERS_MAX | of those                                            |
-| by others, too: more than BLOBS_MAX                  | of those, and of whoever asked for most of them     |
+| requested blobs, at most                                      | beyond that the least recent one is forgotten  |
+|---------------------------------------------------------------|------------------------------------------------|
+| BLOBS_OF_STRANGERS_MAX that only strangers requested          | of these                                       |
+| BLOBS_MAX others                                              | of the peer that requested most of these       |
 """
 
 from __future__ import annotations
@@ -45,29 +45,29 @@ from transport.wire.framing import Priority
 
 log = logging.getLogger(__name__)
 
-UPLOAD_SLOTS = 3  # receivers of one blob at a time: after k turns 4^k peers have it, and three copies share an uplink
-STRANGERS_UPLOAD_SLOTS = 1  # beside those
-IMMEDIATE_COPY_SECONDS = 1.0  # a copy that is sent sooner is sent at once: to wait for a turn costs round trips
-ANSWER_SECONDS = 1.0  # from "your turn" to the first request: three round trips of 300 ms
-REPEAT_SECONDS = 0.25  # a window's requests leave together; a peer that waits asks again after WAIT_SECONDS at the earliest
-SLOW_SECONDS, SLOW_FACTOR = 1.0, 2.0  # three round trips of 300 ms, and an uplink that other things share
+UPLOAD_SLOTS = 3  # receivers of a blob at a time: three copies share an uplink, and after k turns 4^k peers have it
+STRANGERS_UPLOAD_SLOTS = 1  # in addition
+IMMEDIATE_COPY_SECONDS = 1.0  # a faster copy is sent at once, since waiting for a turn costs round trips
+ANSWER_SECONDS = 1.0  # from an offer to the first request: three round trips of 300 ms
+REPEAT_SECONDS = 0.25  # for all requests of a window; a waiting peer repeats them after WAIT_SECONDS at the earliest
+SLOW_SECONDS, SLOW_FACTOR = 1.0, 2.0  # three round trips of 300 ms, and an uplink with other traffic
 SLOW_PEER_SECONDS = 600.0
-RATES_MAX = 32  # peers whose last rate is remembered: the median of them is this peer's, so most of them would have to lie
-BLOBS_MAX = 256  # of which members or guests get copies, or have got them
-BLOBS_OF_STRANGERS_MAX = 32  # of which strangers alone do: two for each link that they may have
-WAITING_MAX = 256  # of one blob: as many voters as there can be; others are told the same, and ask again
-KNOWN_MAX = 64  # peers that said they have a blob
-SLOW_MAX = 1_024  # peers that kept places; the first is forgotten
+RATES_MAX = 32  # peers with a remembered rate; their median is this peer's rate, so liars need a majority
+BLOBS_MAX = 256  # requested by members or guests
+BLOBS_OF_STRANGERS_MAX = 32  # requested by strangers only: two for each of their links
+WAITING_MAX = 256  # peers per blob: the largest number of voters; further peers get the same answer, and ask again
+KNOWN_MAX = 64  # peers that have announced a blob
+SLOW_MAX = 1_024  # peers that kept slots too long; the oldest is forgotten
 
-LEAST_RATE = UPLINK_MBIT_MIN * 1_000_000 / 8  # bytes a second, until receivers have shown another
+LEAST_RATE = UPLINK_MBIT_MIN * 1_000_000 / 8  # bytes per second, until receivers have shown another rate
 
-QUEUED_BYTES_MIN = 2 * BLOB_CHUNK_BYTES  # what is smaller is sent at once: a turn costs as much
+QUEUED_BYTES_MIN = 2 * BLOB_CHUNK_BYTES  # smaller blobs are sent at once, since a turn costs as much
 SendBlobMessage = Callable[[bytes, GetBlob | BlobChunk | NoBlob | BlobElsewhere | HasBlob, Priority], bool]
 
 
 class UploadDecision(enum.Enum):
     CHUNK = "chunk"
-    SLOT = "place"  # the same, and it is the first one
+    SLOT = "place"  # a chunk, in a new slot
     ELSEWHERE = "elsewhere"
     NOTHING = "nothing"
 
@@ -76,32 +76,32 @@ class UploadDecision(enum.Enum):
 class _UploadSlot:
     begun: float
     size: int  # bytes of the blob
-    shared: int  # the most places of all blobs that were taken at once meanwhile; strangers' count for strangers alone
-    asked: int = 0  # bytes of it
-    is_offered: bool = False  # it is this peer's turn, and it has not asked yet
+    shared: int  # largest number of slots taken at once, of all blobs; strangers' slots count for strangers only
+    asked: int = 0  # requested bytes of the blob
+    is_offered: bool = False  # the peer has not requested a chunk since the offer
 
 
 @dataclass(slots=True)
 class _Blob:
-    by: bytes | None = None  # who asked for it first, of those that are no strangers
+    by: bytes | None = None  # first peer that requested it, except strangers
     places: dict[bytes, _UploadSlot] = field(default_factory=dict)
-    waiting: OrderedDict[bytes, float] = field(default_factory=OrderedDict)  # who was told to look elsewhere, and when last
-    known: OrderedDict[bytes, None] = field(default_factory=OrderedDict)  # who said that it has it
+    waiting: OrderedDict[bytes, float] = field(default_factory=OrderedDict)  # peer -> last refusal
+    known: OrderedDict[bytes, None] = field(default_factory=OrderedDict)  # peers that announced it
     size: int = 0
-    named: int = 0  # so that not all are sent to the same holder
+    named: int = 0  # answers with names, counted to name other holders in each
 
 
 class UploadQueue:
-    # No I/O, no clock.
+    """The upload slots of all blobs. Sans-IO; time is an argument."""
 
     def __init__(self, is_stranger: Callable[[bytes], bool] = lambda peer: False) -> None:
         self._is_stranger = is_stranger
         self._blobs: OrderedDict[bytes, _Blob] = OrderedDict()
-        self._rates: OrderedDict[bytes, float] = OrderedDict()  # by peer, bytes a second of the whole uplink
-        self._slow: OrderedDict[bytes, float] = OrderedDict()  # peer -> until
+        self._rates: OrderedDict[bytes, float] = OrderedDict()  # peer -> bytes per second of the whole uplink
+        self._slow: OrderedDict[bytes, float] = OrderedDict()  # peer -> end of its penalty
 
     def request_slot(self, digest: bytes, peer: bytes, size: int | None, now: float) -> UploadDecision:
-        """`size`: None while this peer is only getting the blob."""
+        """Decide a request. `size` is None while this peer is still downloading the blob."""
         blob = self._blob(digest, peer)
         place = blob.places.get(peer)
         if place is not None:
@@ -119,7 +119,7 @@ class UploadQueue:
         return UploadDecision.ELSEWHERE
 
     def other_holders(self, digest: bytes, peer: bytes) -> tuple[bytes, ...]:
-        """Who has the blob, or is getting it from here, as far as this peer knows: a few, to each asker others."""
+        """Return a few peers that have the blob or are getting it from here. Each answer names different ones."""
         blob = self._blob(digest, peer)
         getting = [taker for taker in blob.places if taker not in blob.known]
         found = [other for other in (*blob.known, *getting) if other != peer]
@@ -128,16 +128,16 @@ class UploadQueue:
         return tuple((found[start:] + found[:start])[:BLOB_HOLDERS_MAX])
 
     def on_blob_stored(self, digest: bytes, size: int, now: float) -> list[bytes]:
-        """This peer has the blob now. Whose turn it is."""
+        """Record that this peer has a blob. Return the peers that get a slot."""
         if digest not in self._blobs:  # nobody has asked for it
             return []
         self._blobs[digest].size = size
         return self._offer_slots(digest, now)
 
     def on_peer_has(self, digest: bytes, peer: bytes, now: float) -> list[bytes]:
-        """A peer says that it has the blob now. Whose turn it is."""
+        """Record that another peer has a blob. Return the peers that get a slot."""
         blob = self._blobs.get(digest)
-        if blob is None or (peer not in blob.places and peer not in blob.waiting):  # who never asked here is named to nobody
+        if blob is None or (peer not in blob.places and peer not in blob.waiting):  # a peer that never asked is not named
             return []
         place = blob.places.pop(peer, None)
         if place is not None and not place.is_offered and not self._is_stranger(peer):
@@ -149,7 +149,7 @@ class UploadQueue:
         return self._offer_slots(digest, now)
 
     def on_declined(self, digest: bytes, peer: bytes, now: float) -> list[bytes]:
-        """A peer does not want the blob from here, or has not got it. Whose turn it is."""
+        """Record that a peer declines a blob, or lacks it. Return the peers that get a slot."""
         blob = self._blobs.get(digest)
         if blob is None:
             return []
@@ -165,7 +165,7 @@ class UploadQueue:
         return [(offered, digest) for digest in held for offered in self._offer_slots(digest, now)]
 
     def next_expiry(self) -> float:
-        """When the next place ends for which somebody waits."""
+        """Return the time of the next expiry of a slot that a peer waits for."""
         waited = [blob for blob in self._blobs.values() if blob.waiting]
         return min((self._expiry(place) for blob in waited for place in blob.places.values()), default=math.inf)
 
@@ -181,10 +181,10 @@ class UploadQueue:
             self._slow.popitem(last=False)
         return offered
 
-    # Own -------------------------------------------------------------------------------------------------------------
+    # Internals -------------------------------------------------------------------------------------------------------
 
     def _blob(self, digest: bytes, peer: bytes) -> _Blob:
-        """One that this peer asks for."""
+        """Return the state of a blob that this peer requests, and mark it as the latest."""
         by = None if self._is_stranger(peer) else peer
         blob = self._blobs.get(digest)
         if blob is None or (blob.by is None and by is not None):
@@ -197,7 +197,7 @@ class UploadQueue:
         return blob
 
     def _forget_one(self, by: bytes | None) -> None:
-        """If there are too many since this peer asks for one more; None: a stranger."""
+        """Forget a blob if the last request was one too many. `by` is its peer, or None for a stranger."""
         askers = Counter(blob.by for blob in self._blobs.values())
         strangers = askers.pop(None, 0)
         if strangers > BLOBS_OF_STRANGERS_MAX if by is None else askers.total() > BLOBS_MAX:
@@ -255,16 +255,16 @@ class BlobServer:
         comes: Callable[[bytes], bool],
         is_stranger: Callable[[bytes], bool],
     ) -> None:
-        """`comes`: whether this peer is getting a blob."""
+        """`comes(digest)` returns whether this peer is downloading a blob."""
         self._blobs, self._send, self._comes, self._is_stranger = blobs, send, comes, is_stranger
         self._serving = UploadQueue(is_stranger)
-        self._served = trio.Event()  # who is served now, or waits, has changed
+        self._served = trio.Event()  # set if slots or waiting peers have changed
         self.bytes_sent = 0
-        self.audit_bytes_sent = 0  # of them, what serves audits alone
+        self.audit_bytes_sent = 0  # of `bytes_sent`, those of audit data
         self.audit_bytes_by_peer = Counter[bytes]()  # bytes of `audit_bytes_sent`, by peer
 
     async def run(self) -> None:
-        """Ends turns that are over."""
+        """End expired slots, and offer them to waiting peers."""
         while True:
             self._served = trio.Event()
             with trio.move_on_at(self._serving.next_expiry()):
@@ -272,7 +272,7 @@ class BlobServer:
             self._offer(self._serving.expire_slots(trio.current_time()))
 
     def on_get_blob(self, peer: bytes, request: GetBlob) -> None:
-        """Whoever does not know how long a blob is asks ahead for more than there is; that is answered by what there is."""
+        """Answer a request for a chunk. A peer that does not know the size may request more, which gets no answer."""
         size = self._blobs.piece_size(request.digest)
         if size is not None and request.offset >= size > 0:
             return
@@ -283,19 +283,19 @@ class BlobServer:
             try:
                 data = self._blobs.read_piece(request.digest, request.offset, min(BLOB_CHUNK_BYTES, size - request.offset))
                 chunk = BlobChunk(request.digest, request.offset, size, data)
-            except (OSError, StorageError) as error:  # whoever needs the store for itself will stop over it; the asker goes on
+            except (OSError, StorageError) as error:  # the other peer goes on; a local use of the store stops this one
                 log.warning("cannot read blob %s, which a peer asked for: %s", request.digest.hex()[:12], error)
         if chunk is not None and self._send(peer, chunk, Priority.BULK):
             self.bytes_sent += len(chunk.chunk)
             if self._blobs.is_audit_data(request.digest):
                 self.audit_bytes_sent += len(chunk.chunk)
-                if not self._is_stranger(peer):  # who has as many keys as it likes
+                if not self._is_stranger(peer):  # a stranger may have any number of keys
                     self.audit_bytes_by_peer[peer] += len(chunk.chunk)
-        else:  # also if the queue is full: "not now" is said at once, rather than left to be found out by a deadline
+        else:  # also if the queue is full: an immediate refusal spares the other peer a timeout
             self._send(peer, NoBlob(request.digest), Priority.CONTROL)
 
     def release_slot(self, digest: bytes, peer: bytes) -> None:
-        """This peer needs its place no more, and waits no more."""
+        """Free the slot of a peer, or end its wait."""
         self._offer((other, digest) for other in self._serving.on_declined(digest, peer, trio.current_time()))
 
     def on_peer_has(self, digest: bytes, peer: bytes) -> None:
@@ -307,19 +307,19 @@ class BlobServer:
     def on_unlinked(self, peer: bytes) -> None:
         self._offer(self._serving.on_unlinked(peer, trio.current_time()))
 
-    # Own -------------------------------------------------------------------------------------------------------------
+    # Internals -------------------------------------------------------------------------------------------------------
 
     def _must_wait(self, peer: bytes, digest: bytes, size: int | None) -> bool:
-        """Whether it has to wait for its turn. What only audits ask for is sent at once: its asker has a deadline."""
+        """Return whether a request has to wait, and then name other holders. Audit data never waits: auditors have deadlines."""
         is_coming = size is None and self._comes(digest)
         if not (is_coming or (size or 0) >= QUEUED_BYTES_MIN) or self._blobs.is_audit_data(digest):
             return False
         answer = self._serving.request_slot(digest, peer, size, trio.current_time())
         if answer is UploadDecision.ELSEWHERE:
             told = BlobElsewhere(digest, size is not None, self._serving.other_holders(digest, peer))
-            if not self._send(peer, told, Priority.CONTROL):  # its queue is full: who was told nothing waits for no turn
+            if not self._send(peer, told, Priority.CONTROL):  # its queue is full: without the answer it does not wait
                 self.release_slot(digest, peer)
-        # said at once: over a narrow uplink the first chunk takes longer than the asker's patience
+        # The slot is announced at once, since over a slow uplink the first chunk takes longer than the other peer's timeout.
         elif answer is UploadDecision.SLOT:
             self._send(peer, HasBlob(digest), Priority.CONTROL)
         if answer is not UploadDecision.CHUNK:

@@ -1,4 +1,4 @@
-"""What payload exchange needs of a store of content-addressed bytes."""
+"""The interface of a store of content-addressed bytes, for transfers of blobs."""
 
 from __future__ import annotations
 
@@ -8,49 +8,52 @@ from typing import Protocol
 
 
 class BlobWriter(Protocol):
-    """A blob being written front to back. Exactly one of `finish` and `abort` ends it."""
+    """A writer of a blob, from front to back. Exactly one of `finish` and `abort` ends it."""
 
     def write(self, chunk: bytes) -> None: ...
 
     def finish(self) -> None:
-        """Verify SHA-256, make durable, then visible. Raises `RemoteProtocolError("bad-blob")`. May run in a worker thread."""
+        """Verify the digest, make the blob durable, then visible. May run in a worker thread.
+
+        Raises `RemoteProtocolError("bad-blob")` if the digest is wrong.
+        """
 
     def abort(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class MissingParts:
-    """An object of which the list is here."""
+    """The missing parts of an object whose list is stored."""
 
     total: int  # bytes
-    lacking: Mapping[bytes, int]  # the parts that still have to come, and their bytes
+    lacking: Mapping[bytes, int]  # missing part -> its bytes
 
 
 class BlobStore(Protocol):
-    """Objects by digest. What travels is a *piece*: a list, a part, or an object that has no parts."""
+    """A store of objects by digest. A *piece* is the unit of transfer: a list, a part, or an object without parts."""
 
     def size(self, digest: bytes) -> int | None:
-        """Bytes of an object that is held and verified; None if it is not."""
+        """Return the bytes of a complete object. None: it is not stored."""
 
     def is_audit_data(self, digest: bytes) -> bool:
-        """Whether this piece serves audits alone: what is sent of such is counted apart."""
+        """Return whether this piece serves audits only. Its traffic is counted separately."""
 
     def piece_size(self, digest: bytes) -> int | None:
-        """Bytes of a piece that is here; None if it is not."""
+        """Return the bytes of a piece. None: it is not stored."""
 
     def read_piece(self, digest: bytes, offset: int, length: int) -> bytes: ...
 
     def open_writer(self, digest: bytes, total: int, of: bytes | None = None) -> BlobWriter:
-        """Of a piece; `of` is the object of which it is a part."""
+        """Return a writer of a piece. `of` is the object of a part."""
 
     def missing_parts(self, digest: bytes) -> MissingParts | None:
-        """None: of this object no list is here."""
+        """Return the missing parts of an object. None: its list is not stored."""
 
     def lacks_part(self, digest: bytes, part: bytes) -> bool:
-        """Whether this part of an object still has to come."""
+        """Return whether this part of an object is missing."""
 
     def complete_object(self, digest: bytes) -> None:
-        """An object whose parts have come is held from here on; one that is gone lacks all again. May run in a worker thread."""
+        """Store an object that has all its parts. A deleted object lacks all parts again. May run in a worker thread."""
 
     def sweep_partial(self, wanted: Collection[bytes]) -> None:
-        """Of objects that came in part and are not `wanted` now, a bounded rest stays. May run in a worker thread."""
+        """Delete incomplete objects outside `wanted`, except a bounded rest. May run in a worker thread."""

@@ -1,1 +1,1 @@
-"""Connections to peers: dialing, the connection table, failure detection, inbound queues."""
+"""Connections to peers: the connection table, links, the queue of received messages."""

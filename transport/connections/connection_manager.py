@@ -1,4 +1,4 @@
-"""What networks share, over TCP and in memory: links, events, refusals, bans, pings, and the payload exchange."""
+"""The common part of networks over TCP and in memory: links, events, refusals, bans, quotas, and transfers of blobs."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ from transport.wire.failure_detector import KeepaliveConfig, LinkFailureDetector
 from transport.wire.framing import MESSAGE_OVERHEAD_BYTES, ByPriority, Channel, Message, Priority
 from transport.wire.link_measurements import LinkHistory
 
-BAN_SECONDS = 2.0  # the first; each further one is twice as long
+BAN_SECONDS = 2.0  # first ban; each further one is twice as long
 BAN_SECONDS_MAX = 600.0
-BAN_MEMORY_SECONDS = 3600.0  # a key that behaved for this long starts at the first ban again
+BAN_MEMORY_SECONDS = 3600.0  # of good behaviour, after which the next ban is a first one again
 BANS_MAX = 1024  # the oldest is forgotten first
-HISTORIES_MAX = 1024  # of peers, 10 kB each: all that are linked, and as many that come and go
-LINKS_MAX = 512  # VOTERS_MAX and as many others
+HISTORIES_MAX = 1024  # peers, 10 kB each: those that are linked, and as many others
+LINKS_MAX = 512  # VOTERS_MAX, and as many others
 
-ANSWER_SECONDS_MAX = 1.0  # that a question for a blob costs: if it took longer, this process was stopped meanwhile
-CHUNK_HEAD_BYTES = 64  # of an encoded BlobChunk: its tag and digest stand first
+ANSWER_SECONDS_MAX = 1.0  # charged for a request of a blob; a longer one means that this process was stopped
+CHUNK_HEAD_BYTES = 64  # of an encoded BlobChunk, which begins with its tag and digest
 
 
 class BanList:
-    """Keys refused for a while after misbehaviour."""
+    """Keys that are refused for some time after misbehaviour."""
 
     def __init__(self) -> None:
-        self._bans: OrderedDict[bytes, tuple[float, float]] = OrderedDict()  # key -> (refused until, length of that ban)
+        self._bans: OrderedDict[bytes, tuple[float, float]] = OrderedDict()  # key -> (end, length) of its last ban
 
     def add(self, peer: bytes, now: float) -> None:
         until, length = self._bans.pop(peer, (now, 0.0))
@@ -65,13 +65,14 @@ class BanList:
             self._bans.popitem(last=False)
 
     def banned_until(self, peer: bytes) -> float:
-        """When the key may come back; minus infinity if it was never banned."""
+        """Return the end of the key's last ban, or minus infinity if it was never banned."""
         return self._bans.get(peer, (float("-inf"), 0.0))[0]
 
 
 class ConnectionManager:
-    """A network as the rest of a peer sees it. `Swarm` (TCP) and `MemoryNetwork` make links, `attach` them, and feed what arrives
-    to `deliver_message`.
+    """A network as the rest of a peer sees it.
+
+    `Swarm` (TCP) and `MemoryNetwork` create links, `attach` them, and pass messages to `deliver_message`.
     """
 
     def __init__(
@@ -85,8 +86,9 @@ class ConnectionManager:
         processor: Callable[[], float] = lambda: 0.0,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`processor`: seconds of processor time that this thread has spent; `clock`: seconds that have gone by, also while it
-        waited for a disk. Without them nobody spends any.
+        """`processor` returns this thread's processor time, and `clock` a monotonic time, both in seconds.
+
+        Without them nothing is charged to links.
         """
         self.me, self.keepalive = me, pace
         self.memory_quota, self.cpu_quota = MemoryQuota(), CpuQuota()
@@ -95,7 +97,7 @@ class ConnectionManager:
         self._policy = policy
         self._links: dict[bytes, PeerLink] = {}
         self._uplink = UploadShaper(self._links)
-        self._histories: OrderedDict[bytes, LinkHistory] = OrderedDict()  # by peer, who was linked last at the end
+        self._histories: OrderedDict[bytes, LinkHistory] = OrderedDict()  # by peer, the latest linked last
         self._refused: Counter[str] = Counter()
         self._bans = BanList()
         self._past_sent = [0, 0, 0]
@@ -114,29 +116,29 @@ class ConnectionManager:
     # Network ---------------------------------------------------------------------------------------------------------
 
     def send(self, peer: bytes, data: bytes, priority: Priority = Priority.CONTROL) -> bool:
-        """Queue `data`; never blocks. False: not connected, or that queue is full (counted as `queue-full`)."""
+        """Queue `data` for a peer; never block. False: it is not connected, or its queue is full (counted as `queue-full`)."""
         return self._push(peer, Channel.APPLICATION, data, priority)
 
     def broadcast(self, data: bytes, priority: Priority = Priority.CONTROL) -> int:
-        """Queue `data` for every connected peer that is no stranger; the number of peers it was queued for."""
+        """Queue `data` for each connected peer except strangers, and return the number of these peers."""
         return sum(self.send(link.peer, data, priority) for link in tuple(self._links.values()) if not self._is_stranger(link))
 
     def connected_peers(self) -> frozenset[bytes]:
         return frozenset(self._links)
 
     def live_peers(self) -> frozenset[bytes]:
-        """Those connected that are not suspected: they were not silent for longer than their links usually are."""
+        """Return the connected peers that the failure detector does not suspect."""
         now = trio.current_time()
         return frozenset(peer for peer, link in self._links.items() if not link.failure_detector.is_suspected(now))
 
     def send_liveness_report(self, hears: LivenessReport, to: Set[bytes]) -> None:
-        """Tells those of `to` that are connected and were told something else last."""
+        """Queue a report for the connected peers of `to` whose last report was different."""
         for link in self._links.values():
             if link.peer in to and link.liveness_report_sent != hears and link.queue_message(hears, Priority.CONTROL):
                 link.liveness_report_sent = hears
 
     def ban_peer(self, peer: bytes, error: RemoteProtocolError) -> None:
-        """The peer misbehaved: close its connection, count `error.reason`, refuse its key for a while that grows."""
+        """Ban a peer that misbehaved: count `error.reason`, close its link, and refuse its key for a growing time."""
         self.count_refusal(error.reason)
         self._bans.add(peer, trio.current_time())
         link = self._links.get(peer)
@@ -158,17 +160,17 @@ class ConnectionManager:
         )
 
     def audit_bytes_sent_by_peer(self) -> Mapping[bytes, int]:
-        """`Traffic.audit_bytes_sent` by peer."""
+        """Return `Traffic.audit_bytes_sent` by peer."""
         return self._exchange.server.audit_bytes_by_peer
 
     def refusal_counts(self) -> Mapping[str, int]:
-        """Everything refused so far, by reason: connections, handshakes, frames, messages and payloads."""
+        """Return the number of refused connections, handshakes, frames, messages and payloads by reason."""
         return dict(self._refused)
 
     async def fetch_blob(self, digest: bytes, size_max: int, sources: Iterable[bytes] | None = None) -> None:
         """Return when the blob store holds `digest`. `sources` are asked first, then every connected peer.
 
-        Never gives up by itself: put a deadline around it. Raises only what the local store raises (`StorageError`).
+        It retries for ever, so use it in a cancel scope with a deadline. Raises `StorageError` if the local store fails.
         """
         await self._exchange.fetch_blob(digest, size_max, sources)
 
@@ -183,14 +185,17 @@ class ConnectionManager:
         self._refused[reason] += 1
 
     def check_peer(self, peer: bytes) -> None:
-        """Raises `RemoteProtocolError` if no connection with this key is wanted now."""
+        """Raise `RemoteProtocolError` if this key is banned, or is our own."""
         if peer == self.me:
             raise RemoteProtocolError("self", "this is my own address")
         if self._bans.banned_until(peer) > trio.current_time():
             raise RemoteProtocolError("banned", short_id(peer))
 
     def attach(self, link: PeerLink) -> None:
-        """The link is in use from here on; an older one of the same peer ends first, or hands over to it."""
+        """Put a link into use. An older link of the same peer ends first, or hands over to it.
+
+        Raises `RemoteProtocolError` if all slots are taken.
+        """
         old = self._links.get(link.peer)
         takes_over = old is not None and self.can_take_over(old, link)
         if old is not None and not takes_over:
@@ -212,16 +217,16 @@ class ConnectionManager:
         return history
 
     def can_take_over(self, old: PeerLink, link: PeerLink) -> bool:
-        """Whether a peer's new link goes on where the old one stops."""
+        """Return whether a peer's new link continues the old one."""
         return False
 
     def detach(self, link: PeerLink, reason: str = "") -> None:
-        """End the link, once; nothing of it is delivered afterwards. The peer reads the reason."""
+        """End a link once, and tell the peer the reason. Messages that arrive afterwards are not delivered."""
         successor, link.successor = link.successor, None
         if self._links.get(link.peer) is link:
             del self._links[link.peer]
             if link.peer_class is PeerClass.STRANGER:
-                self.events.discard_messages(link.peer)  # or one key after the other would leave what nobody has taken yet
+                self.events.discard_messages(link.peer)  # else messages of many short-lived keys would pile up
             self._add_past_traffic(link)
             self.events.put(PeerDisconnected(link.peer), link)
             link.switch_account(MemoryAccount())
@@ -230,7 +235,7 @@ class ConnectionManager:
             self._add_past_traffic(link)
             link.move_held_bytes(MemoryAccount())
             if self._links.get(link.peer) is successor and not link.handed_over:
-                # The peer is as good as linked anew: both sides say again what the other may have missed.
+                # Messages may be lost, so report a new link: both sides then repeat state that the other may lack.
                 self.events.put(PeerDisconnected(link.peer), successor)
                 self._exchange.peer_disconnected(link.peer)
                 self.events.put(PeerConnected(link.peer), successor)
@@ -244,7 +249,7 @@ class ConnectionManager:
         self._past_received = list(_total(self._past_received, [link.inbox.received]))
 
     def update_peer_class(self, link: PeerLink) -> None:
-        """Sees who the peer is now: a stranger may have become a member."""
+        """Classify the peer of a link again, since a stranger may have become a member."""
         standing = self._policy.classify(link.peer)
         if standing is not link.peer_class:
             if link.peer_class is PeerClass.STRANGER:
@@ -254,7 +259,7 @@ class ConnectionManager:
 
     @contextlib.contextmanager
     def measure_cpu(self, payer: CpuAccount) -> Iterator[None]:
-        """What is done inside, without waiting, is done for whoever pays."""
+        """Charge the processor time of the block to an account. The block must not wait."""
         started = self._processor()
         try:
             yield
@@ -262,28 +267,29 @@ class ConnectionManager:
             payer.spend(self._processor() - started)
 
     def worked(self, peer: bytes, seconds: float) -> None:
-        """A `DataReceived` of this peer was dealt with, in so much processor time. A link that took too much is read more slowly.
+        """Record that a `DataReceived` of this peer was handled in `seconds` of processor time, charged to its link.
 
-        No more of strangers are handed out than `inbound_queue.STRANGER_MESSAGES_IN_PROGRESS_MAX` before that is said of one.
+        A link in debt is read more slowly. Without this call, only `inbound_queue.STRANGER_MESSAGES_IN_PROGRESS_MAX` messages of
+        strangers are delivered.
         """
         self.charge_cpu(peer, seconds)
         self.events.finish_message(peer)
 
     def charge_cpu(self, peer: bytes, seconds: float) -> None:
-        """What else was done for a peer has taken so much processor time; its link pays."""
+        """Charge other processor time for a peer to its link."""
         link = self._links.get(peer)
         if link is not None:
             link.cpu_account.spend(seconds)
 
     def cpu_wait_seconds(self, peer: bytes) -> float:
-        """Seconds until the link of this peer has paid back what was done for it; it has where that is not above 0."""
+        """Return the seconds until a peer's link has paid back its debt; 0 or less: it has none."""
         link = self._links.get(peer)
         return 0.0 if link is None else link.cpu_account.wait_seconds()
 
     async def wait_for_cpu_quota(self, link: PeerLink, is_full: bool) -> None:
-        """Returns when more of this link may be read. `is_full`: the last read was as much as fits.
+        """Wait until more of this link may be read. `is_full`: the last read filled its buffer.
 
-        Raises `RemoteProtocolError` for a stranger that goes on sending all that it can.
+        Raises `RemoteProtocolError` for a stranger that fills each read for too long.
         """
         link.read_wait_seconds *= is_full
         link.read_wait_seconds += await self.cpu_quota.wait_for_link(link.cpu_account, link.peer_class)
@@ -291,18 +297,18 @@ class ConnectionManager:
             raise RemoteProtocolError("too-busy", f"more than a stranger may send, for {STRANGER_WAIT_SECONDS_MAX:g} s")
 
     def enforce_memory_quota(self, link: PeerLink) -> None:
-        """Makes room for what has come in over this link."""
+        """Evict links until the received bytes of this link fit into its memory budget."""
         while (other := link.memory_account.account_to_evict()) is not None and not link.closed:
             self._evict_account(other)
 
     async def deliver_message(self, link: PeerLink, message: Message) -> None:
-        """Raises `RemoteProtocolError` if it is a message of transport's own and bad."""
+        """Queue a message of the application, or handle one of the link. Raises `RemoteProtocolError` if that is invalid."""
         if link.closed:
             return
         link.failure_detector.record_arrival(trio.current_time())
         if message.channel is Channel.APPLICATION:
             account, size, started = link.memory_account, len(message.data), trio.current_time()
-            account.add_bytes(size)  # also while it waits here
+            account.add_bytes(size)  # even while it waits here
             try:
                 self.enforce_memory_quota(link)
                 await self.events.put_received(DataReceived(link.peer, message.data), link, message.priority)
@@ -319,17 +325,17 @@ class ConnectionManager:
         link.failure_detector.resume_listening(trio.current_time())
 
     async def _answer(self, link: PeerLink, asked: GetBlob) -> None:
-        """The asker pays for the disk, too, and its next question waits until it has."""
+        """Answer a request for a chunk. The peer is charged for the disk too, and its next request waits until that is paid."""
         started = self._clock()
         self._exchange.server.on_get_blob(link.peer, asked)
         link.cpu_account.spend(min(ANSWER_SECONDS_MAX, self._clock() - started))
         if link.cpu_account.wait_seconds() > 0:
             link.read_wait_seconds += await self.cpu_quota.wait_for_link(link.cpu_account, link.peer_class)
 
-    # Own -------------------------------------------------------------------------------------------------------------
+    # Internals -------------------------------------------------------------------------------------------------------
 
     def _take_slot(self, link: PeerLink) -> None:
-        """Another link gives way where there are too many. Raises `RemoteProtocolError` where none does."""
+        """Evict a link if there are too many. Raises `RemoteProtocolError` if none of a lower class exists."""
         link.peer_class = self._policy.classify(link.peer)
         links = self._links.values()
         strangers = [other for other in links if other.peer_class is PeerClass.STRANGER]
@@ -382,7 +388,7 @@ class ConnectionManager:
                 raise LinkClosedByPeer(message.reason)
 
     def _recall(self, peer: bytes, digest: bytes) -> None:
-        """Chunks of this blob that have not begun to leave are not sent."""
+        """Withdraw the queued chunks of a blob, except one that is sent already in part."""
         if peer in self._links:
             self._links[peer].outbox.withdraw_waiting(Priority.BULK, lambda data: digest in data[:CHUNK_HEAD_BYTES])
 
@@ -400,7 +406,7 @@ class ConnectionManager:
             self._evict_account(other)
         if other is None and link.queue_bytes(channel, data, priority):
             return True
-        if priority is Priority.VOTE:  # a vote that silently gets lost is worse than a connection that has to be made again
+        if priority is Priority.VOTE:  # a lost vote is worse than a lost connection, which the peers repeat
             self.count_refusal("vote-queue-full")
             self.detach(link, "vote-queue-full")
         else:

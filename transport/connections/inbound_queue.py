@@ -1,6 +1,6 @@
-"""What comes in and is not taken yet: in turn among peers, and strangers' after everybody else's.
+"""The queue of received messages. Peers take turns, and strangers come after all others.
 
-What one peer says is in order within each priority, as on the wire. A vote goes before the bulk that was read before it.
+Messages of one peer keep their order within each priority, as on the wire. A vote overtakes bulk that was read before it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from transport.peer_policy import PeerClass
 from transport.quotas.memory_quota import MemoryAccount
 from transport.wire.framing import MESSAGE_OVERHEAD_BYTES, Priority
 
-# Of one peer, delivered and not taken yet; then its link is not read. A stranger has nothing to say that is large.
+# Queued bytes of one peer, beyond which its link is not read. Strangers have no large messages.
 UNREAD_BYTES_MAX = dict.fromkeys(PeerClass, 2 * MESSAGE_BYTES_MAX) | {PeerClass.STRANGER: 256 << 10}
-# Of strangers: taken, and not dealt with yet. So few are in a turn of the node with a vote, and in the line before it.
+# Messages of strangers that are delivered, but not finished: few, because a vote may wait for them in the node's turn.
 STRANGER_MESSAGES_IN_PROGRESS_MAX = 4
 PAUSE_SECONDS_MIN = 0.001
 
 
-# By priority, what one peer said without an event of another kind between; there is always something of it.
+# By priority, messages of one peer without another kind of event between them. A run is never empty.
 MessageRun = tuple[deque[DataReceived], ...]
 
 
 @dataclass(slots=True)
 class _PeerQueue:
-    """The events of one peer."""
+    """The queued events of one peer."""
 
     account: MemoryAccount
     events: deque[NetworkEvent | MessageRun] = field(default_factory=deque)
@@ -59,16 +59,16 @@ class _PeerQueue:
 
 
 class InboundQueue:
-    """The one queue of a network's events. For each peer: Connected, any number of Received, Disconnected.
+    """The queue of a network's events. Each peer has Connected, any number of Received, then Disconnected.
 
-    `strangers_wait`: seconds until strangers may be heard again. Whoever takes a stranger's message says `finish_message`
-    after it.
+    `strangers_wait` returns the seconds until messages of strangers may be delivered again. The receiver calls `finish_message`
+    after each message of a stranger.
     """
 
     def __init__(self, strangers_wait: Callable[[], float]) -> None:
         self._strangers_wait = strangers_wait
-        self._at_work = Counter[bytes]()  # messages of strangers
-        # By peer, whose turn it is first. All events of a peer that wait are in one lane, so that they keep their order.
+        self._at_work = Counter[bytes]()  # stranger -> its unfinished messages
+        # By peer, the next turn first. All events of a peer are in one of the two, so that they keep their order.
         self._members: OrderedDict[bytes, _PeerQueue] = OrderedDict()
         self._strangers: OrderedDict[bytes, _PeerQueue] = OrderedDict()
         self._receivers = trio.lowlevel.ParkingLot()
@@ -79,7 +79,7 @@ class InboundQueue:
         if line is None:
             lane = self._strangers if source is not None and source.peer_class is PeerClass.STRANGER else self._members
             line = lane[account.owner] = _PeerQueue(account)
-        line.account = account  # an account that holds nothing ends with its link
+        line.account = account  # the old account may have ended with its link
         if isinstance(event, DataReceived):
             line.unread += _size(event)
             account.add_bytes(_size(event))
@@ -87,7 +87,7 @@ class InboundQueue:
         self._receivers.unpark()
 
     async def put_received(self, event: DataReceived, source: PeerLink, priority: Priority) -> None:
-        """Waits while too much of this peer is not taken yet."""
+        """Queue a message, after waiting while the queue of its peer is full."""
         while (line := self._line(event.peer)) is not None and line.unread >= UNREAD_BYTES_MAX[source.peer_class]:
             await line.senders.park()
         if not source.closed:
@@ -111,7 +111,7 @@ class InboundQueue:
         return event
 
     def finish_message(self, peer: bytes) -> None:
-        """A message of this peer was dealt with."""
+        """Record that a message of a stranger was handled. For other peers this does nothing."""
         if peer in self._at_work:
             self._at_work[peer] -= 1
             if not self._at_work[peer]:
@@ -119,19 +119,19 @@ class InboundQueue:
             self._receivers.unpark()
 
     def _pause(self) -> float:
-        """Seconds until a stranger may be heard, if nothing happens before."""
+        """Return the seconds until a stranger's message may be delivered, if no other event comes before."""
         if not self._strangers or self._at_work.total() >= STRANGER_MESSAGES_IN_PROGRESS_MAX:
             return math.inf
         return max(0.0, self._strangers_wait())
 
     def promote_peer(self, peer: bytes) -> None:
-        """This peer is no stranger any more: its messages wait among those of members. The earlier ones come first."""
+        """Move the events of a former stranger, in their order, to those of members."""
         if peer in self._strangers:
             self._members[peer] = self._strangers.pop(peer)
             self._receivers.unpark()
 
     def discard_messages(self, peer: bytes) -> None:
-        """What this peer said and nobody has taken is lost."""
+        """Discard the queued messages of a peer, but not its other events."""
         line = self._line(peer)
         if line is not None:
             said = [event for batch in line.events if isinstance(batch, tuple) for event in chain(*batch)]

@@ -1,4 +1,4 @@
-"""One connection to a peer: its queues, its accounts, its pings, its part of the uplink, and why it was closed."""
+"""One connection to a peer: its queues, accounts, pings, share of the uplink, and reasons of its end."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from transport.wire.failure_detector import PROBE_SECONDS, KeepaliveConfig, Link
 from transport.wire.framing import Channel, Inbox, Message, Outbox, Priority
 from transport.wire.link_measurements import LinkHistory, LinkMeter, TcpInfo
 
-HANDOVER_SECONDS = 10.0  # from a circuit to a direct link: for the largest message, at the bytes a second that a relay allows
+HANDOVER_SECONDS = 10.0  # from a circuit to a direct link: enough for the largest message at a relay's rate
 STRANGERS_SHARE = 1 / 8
-LEAST_RATE = UPLINK_MBIT_MIN * 1_000_000 / 8  # bytes a second; also where a member takes what it is sent more slowly than this
-LOOK_SECONDS = 0.1  # while strangers wait, whether somebody else still does
+LEAST_RATE = UPLINK_MBIT_MIN * 1_000_000 / 8  # bytes per second, assumed even of a slower link
+LOOK_SECONDS = 0.1  # between checks whether a stranger still has to wait for members
 
-CLOSING_SECONDS: Final = 1.0  # for the last message to arrive: some round trips; then the connection ends anyway
+CLOSING_SECONDS: Final = 1.0  # for the last message to arrive, before the connection ends anyway: a few round trips
 
 CLOSE_REASON_TEXTS: Final = {
     "banned": "this peer's key is refused there for some minutes, after what it sent",
@@ -49,33 +49,33 @@ _CODE = re.compile(r"[a-z0-9-]+")
 
 
 class LinkClosedByPeer(RemoteProtocolError):
-    """The other side has ended the link and said why: nobody is to blame here."""
+    """The other peer has ended the link with a reason. This is no misbehaviour."""
 
     def __init__(self, reason: str) -> None:
-        code = reason if _CODE.fullmatch(reason) else "for a reason that is no word"  # nothing else of a stranger's text is shown
+        code = reason if _CODE.fullmatch(reason) else "for a reason that is no word"  # other text of a stranger is never shown
         super().__init__("closed", f"it closed the link: {CLOSE_REASON_TEXTS.get(reason, code)}")
 
 
 def raise_if_closed(message: Message) -> None:
-    """Raises `LinkClosedByPeer` where the first message on a link is the last."""
+    """Raise `LinkClosedByPeer` if the first message of a link closes it."""
     if message.channel is Channel.LINK:
         try:
             closing: LinkClosing = decode_message(message.data, (LinkClosing,))
         except RemoteProtocolError:
-            return  # another message, which is read when its turn comes
+            return  # another message, which is handled later
         raise LinkClosedByPeer(closing.reason)
 
 
 class UploadShaper:
-    """What strangers may take of this peer's uplink: all that is left, and a little where members wait for something.
+    """The strangers' share of this peer's uplink: the unused rest, and at least STRANGERS_SHARE while others wait.
 
-    | something waits for a member, a guest or a voter | then a frame goes to a stranger |
+    | bytes wait for a member, guest or voter | a frame for a stranger |
     |---|---|
-    | no | at once |
-    | yes | when as much time has gone by as an eighth of what the slowest of those links carries needs for the frame before |
+    | no | is sent at once |
+    | yes | is sent when the one before would be through at STRANGERS_SHARE of the slowest rate of these links |
 
-    So members and voters have seven eighths at least, and a stranger is never left without. A link that has no measurement yet
-    counts as the slowest one that a peer may have.
+    So other peers have at least seven eighths of the uplink, and strangers are never starved. A link without a measurement
+    counts with LEAST_RATE.
     """
 
     def __init__(self, links: Mapping[bytes, PeerLink]) -> None:
@@ -83,7 +83,7 @@ class UploadShaper:
         self._free_at = -math.inf
 
     async def wait_for_turn(self, link: PeerLink) -> None:
-        """Returns when the next frame may go over this link."""
+        """Wait until the next frame may be sent over this link."""
         while link.peer_class is PeerClass.STRANGER and not link.closed and (rate := self._rate()) is not None:
             now = trio.current_time()
             if now >= self._free_at:
@@ -92,13 +92,13 @@ class UploadShaper:
             await trio.sleep(min(LOOK_SECONDS, self._free_at - now))
 
     def _rate(self) -> float | None:
-        """Bytes a second of the slowest link for which something waits, but for strangers'; None: nothing does."""
+        """Return the bytes per second of the slowest link with waiting bytes, except strangers' ones; None: there is none."""
         waiting = [link for link in self._links.values() if link.peer_class is not PeerClass.STRANGER and link.outbox]
         return min((max(LEAST_RATE, link.meter.bytes_per_second or 0.0) for link in waiting), default=None)
 
 
 class PeerLink:
-    """One authenticated connection to a peer, as far as TCP and memory have it in common."""
+    """The common part of authenticated connections to a peer, over TCP, a circuit or memory."""
 
     relay: bytes | None = None  # the relay; None: the link is direct
 
@@ -106,37 +106,37 @@ class PeerLink:
         self.peer, self.address, self.dialed = peer, address, dialed
         self.host = host_subnet(parse_address(address)[0])  # for budgets of hosts
         self.outbox, self.inbox = outbox, inbox
-        # Of the network, once it is attached.
+        # The network replaces these when it attaches the link.
         self.peer_class, self.memory_account, self.cpu_account = (
             PeerClass.MEMBER,
             MemoryAccount(),
             CpuAccount(LINK_SHARES[PeerClass.MEMBER]),
         )
         self.uplink: UploadShaper | None = None
-        self.read_wait_seconds = 0.0  # seconds that this peer, which sends as much as it can, was not read
-        self.scope = trio.CancelScope()  # around everything that serves this link
+        self.read_wait_seconds = 0.0  # seconds that reading waited while this peer filled each read
+        self.scope = trio.CancelScope()  # around all tasks of this link
         self.since = trio.current_time()
-        self.meter = LinkMeter(LinkHistory())  # until it is attached; from then on with the peer's history
+        self.meter = LinkMeter(LinkHistory())  # gets the peer's history when it is attached
         self.closed = False
-        self.local_host: str | None = None  # of this machine, from which a direct link leads
-        self.remote: str | None = None  # "host:port" to which it leads, the host an IP address
+        self.local_host: str | None = None  # this machine's address of a direct link
+        self.remote: str | None = None  # "host:port" of its other end, with an IP address
         self.records_told_at = self.dialed_back_at = -math.inf
-        self.keepalive = KeepaliveConfig()  # of the hub, once it is attached, and `failure_detector` is since then
+        self.keepalive = KeepaliveConfig()  # that of the network when it is attached, as is `failure_detector`
         self.failure_detector = LinkFailureDetector(self.keepalive, self.since)
-        self.liveness_report: LivenessReport | None = None  # what the peer said last
-        self.liveness_report_sent: LivenessReport | None = None  # what it was told last
+        self.liveness_report: LivenessReport | None = None  # the last one from the peer
+        self.liveness_report_sent: LivenessReport | None = None  # the last one to the peer
         self._output = trio.Event()
         self._ping_number = 0
         self._ping_time: float | None = None
-        self.successor: PeerLink | None = None  # a direct link, which has taken over
-        self.predecessor: PeerLink | None = None  # the circuit that this one has taken over from
-        self.all_read = trio.Event()  # nothing more comes here: the peer has moved, or the link has ended
-        self._moved_lanes = 0  # of the peer
+        self.successor: PeerLink | None = None  # the direct link that has taken over from this circuit
+        self.predecessor: PeerLink | None = None  # the circuit that this link has taken over from
+        self.all_read = trio.Event()  # set if nothing more comes: the peer uses the new link, or this one has ended
+        self._moved_lanes = 0  # lanes that the peer has moved to the new link
         self._all_read_there = False
 
     @property
     def address_scope(self) -> AddressScope:
-        """Who can reach the host at the other end."""
+        """Scope of the other end's address."""
         return scope_of(self.remote or self.address)
 
     def queue_bytes(self, channel: Channel, data: bytes, priority: Priority) -> bool:
@@ -146,11 +146,11 @@ class PeerLink:
         return True
 
     def queue_message(self, message: Any, priority: Priority) -> bool:
-        """Queue a message of the link's own; False: that queue is full."""
+        """Queue a message of the link itself. False: the queue is full."""
         return self.queue_bytes(Channel.LINK, encode(message), priority)
 
     async def wait_until_sendable(self) -> None:
-        """Return when something waits to be sent, and may be: at the end of the turn in which it was pushed, all together."""
+        """Wait until bytes are queued and may be sent. Messages queued in one turn of the event loop are sent together."""
         if not self.outbox:
             self.meter.on_idle(self.tcp_info(), trio.current_time())
             self._output = trio.Event()
@@ -160,10 +160,10 @@ class PeerLink:
         self.meter.on_busy(self.tcp_info(), trio.current_time())
 
     def tcp_info(self) -> TcpInfo:
-        return TcpInfo(sum(self.outbox.sent), 0, 0, 0)  # as if it had all been sent: the rate never falls
+        return TcpInfo(sum(self.outbox.sent), 0, 0, 0)  # as if all bytes were sent, so that the rate never falls
 
     def switch_account(self, account: MemoryAccount) -> None:
-        """What this link holds is this account's from now on."""
+        """Charge the memory of this link to another account from now on."""
         before, self.memory_account = self.memory_account, account
         before.is_linked, account.is_linked = False, True
         self.move_held_bytes(account)
@@ -175,7 +175,7 @@ class PeerLink:
             account.add_bytes(box.held)
 
     def close(self, reason: str = "") -> None:
-        """At once; or, for a reason, as soon as the peer has it."""
+        """Close the link at once, or after sending a reason to the peer."""
         if self.closed:
             return
         self.closed = True
@@ -187,8 +187,8 @@ class PeerLink:
         else:
             self.scope.cancel()
 
-    # A direct link takes over from a circuit: both ends send over it what is new, and read it once they have read the circuit to
-    # its end, which each lane marks. So nothing is lost or comes twice, and the order within each priority stays.
+    # A direct link takes over from a circuit. Both ends send new messages over the direct link, and read it after the end of the
+    # circuit, which is marked in each lane. So no message is lost or repeated, and each priority keeps its order.
 
     def hand_over_to(self, link: PeerLink) -> None:
         self.successor, link.predecessor = link, self
@@ -210,7 +210,7 @@ class PeerLink:
 
     @property
     def handed_over(self) -> bool:
-        """Whether all that was sent over this link, either way, has been read."""
+        """True if both peers have read all messages of this link."""
         return self._all_read_there and self._moved_lanes >= len(Priority)
 
     def ping(self) -> None:
@@ -222,7 +222,7 @@ class PeerLink:
         self.queue_message(Pong(ping.number), Priority.VOTE)
 
     def on_arrived(self, arrived: CircuitDeliveryReport) -> None:
-        """Only a circuit cares."""
+        """Handle a delivery report. Only circuits use it."""
 
     def needs_other_relay(self, now: float) -> bool:
         return False
@@ -239,13 +239,13 @@ class PeerLink:
             self.ping()
             due = trio.current_time() + self.keepalive.ping_seconds
             await trio.sleep(min(PROBE_SECONDS, self.keepalive.ping_seconds))
-            # Something may come meanwhile; then the regular time is soon enough.
+            # If a message comes before that, the regular time is early enough.
             while (at := self.failure_detector.next_ping_at(trio.current_time(), due)) > trio.current_time():  # noqa: ASYNC110
                 await trio.sleep_until(at)
 
 
 def choose_link_to_evict(links: Sequence[PeerLink]) -> PeerLink:
-    """Which of them gives way: of the lowest standing, of the host that has most of those, the oldest."""
+    """Choose the oldest link of the host with most links, among links of the lowest class."""
     lowest = min(link.peer_class for link in links)
     found = [link for link in links if link.peer_class is lowest]
     hosts = Counter(link.host for link in found)

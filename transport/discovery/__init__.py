@@ -1,1 +1,1 @@
-"""How peers find each other: signed peer records, address books, mDNS, UPnP, dial-backs."""
+"""Peer discovery: signed peer records, the address book, mDNS, UPnP, dial-backs."""

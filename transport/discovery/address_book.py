@@ -1,17 +1,17 @@
-"""The address book: which addresses are dialed, whose each is said to be, who has named it, and what came of the attempts.
+"""The address book: the addresses to dial, with their expected peers, their sources, and the results of attempts.
 
-It has no socket and reads no clock. `transport/dialer.py` dials its entries; `transport/swarm.py` reports what came of that.
+It has no socket and reads no clock. `transport/dialer.py` dials its entries, and `transport/swarm.py` reports the results.
 
 | named by | at most | forgotten after |
 |---|---|---|
-| the operator | BOOK_MAX with all others | never, however often it fails |
-| an earlier life of this peer | BOOK_MAX with all others | the first failure once its peer has left or was retired; else never |
-| a member | SOURCE_BOOK_MAX for each | FAILURES_MAX failures in a row, the first of a peer that has left |
+| the operator | BOOK_MAX with all others | never |
+| an earlier run of this peer | BOOK_MAX with all others | the first failure after its peer has left or was retired; else never |
+| a member | SOURCE_BOOK_MAX for each | FAILURES_MAX failures in a row, or the first one if its peer has left |
 | a peer of the local network | LOCAL_BOOK_MAX for all | FAILURES_MAX failures in a row |
 | a stranger | STRANGERS_BOOK_MAX for all | the first failure |
 
-An address where this peer itself answers is forgotten at once. So is one where another peer answers than it was heard to be.
-So is a stranger's, where one end does not want the other.
+An address is forgotten at once if this peer itself answers there, or if it was heard and another peer answers. The address of a
+stranger is forgotten if one end refuses the other.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from protocol.identity import parse_peer_id, short_id
 from protocol.limits import ADVERTISED_MAX
 from transport.connections.peer_link import PeerLink
 
-BOOK_MAX: Final = 2048  # addresses: 200 voters with ten each, each a task that waits
-SOURCE_BOOK_MAX: Final = 2 * len(AddressScope) * ADVERTISED_MAX  # of one member: its records, and those that they replaced
+BOOK_MAX: Final = 2048  # addresses, each with a waiting task: 200 voters with ten each
+SOURCE_BOOK_MAX: Final = 2 * len(AddressScope) * ADVERTISED_MAX  # per member: its records, and the previous ones
 STRANGERS_BOOK_MAX: Final = 128
-LOCAL_BOOK_MAX: Final = 64  # on the local network, where anybody may say anything
-OWN_BOOK_MAX: Final = 64  # said to be of our key, and found to lead to this process: each costs a dial
-SOURCE_DIALS_MAX: Final = 4  # at once, to addresses of one source: who names dead ones holds up itself
+LOCAL_BOOK_MAX: Final = 64  # for the local network, where any machine may claim anything
+OWN_BOOK_MAX: Final = 64  # claimed for our key and found to be this process; each costs a dial
+SOURCE_DIALS_MAX: Final = 4  # concurrent dials per source, so that a source of dead addresses delays only itself
 
-BACKOFF_SECONDS: Final = 0.2  # a pause before dialing lies between 0 and this, twice as much after each failure, at most
+BACKOFF_SECONDS: Final = 0.2  # the largest pause before a dial, doubled by each failure; the pause is random
 BACKOFF_SECONDS_MAX: Final = 20.0
-DIRECT_SECONDS_MAX: Final = 60.0  # between dials of a peer that is linked over a relay
-STABLE_SECONDS: Final = 10.0  # a connection that held this long was a success: the backoff starts again
+DIRECT_SECONDS_MAX: Final = 60.0  # largest pause if the peer is linked over a relay
+STABLE_SECONDS: Final = 10.0  # after which a connection counts as a success, and resets the backoff
 FAILURES_MAX: Final = 12
 
 
 @dataclass(slots=True)
 class AddressSource:
-    """Who has named addresses: one member, all strangers together, or the local network."""
+    """A source of addresses: one member, all strangers together, or the local network."""
 
     book_max: int
-    address_count: int = 0  # that are in the book
+    address_count: int = 0  # in the book now
     dials: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(SOURCE_DIALS_MAX))
     lookups: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(SOURCE_DIALS_MAX))  # threads
 
@@ -59,19 +59,19 @@ class AddressEntry:
     """An address to keep dialing."""
 
     address: str
-    peer: bytes | None  # None: whoever answers
-    is_persistent: bool = False  # by the operator, or remembered
+    peer: bytes | None  # None: any peer
+    is_persistent: bool = False  # named by the operator or remembered
     pinned: bool = False  # only `peer` may answer
-    remembered: bool = False  # `peer` was there once
+    remembered: bool = False  # `peer` answered there in an earlier run
     failures: int = 0  # in a row
-    reason: str = ""  # why the last attempt failed; empty: it did not
+    reason: str = ""  # of the last attempt's failure; empty: it succeeded
     linked: bool = False  # the last attempt has led to a link
-    reported_reason: str = ""  # the reason that was told last
-    next_at: float = 0.0  # when it is dialed again
-    retry_now: trio.Event = field(default_factory=trio.Event)  # somebody does not want to wait until then
-    attempt_ended_event: trio.Event = field(default_factory=trio.Event)  # an attempt has come to a link, or to its end
-    source: AddressSource | None = None  # None: the operator, or an earlier life of this peer
-    link_wait_scope: trio.CancelScope = field(default_factory=trio.CancelScope)  # while its peer is linked
+    reported_reason: str = ""  # the last reason reported to a person
+    next_at: float = 0.0  # time of the next dial
+    retry_now: trio.Event = field(default_factory=trio.Event)  # set to dial at once
+    attempt_ended_event: trio.Event = field(default_factory=trio.Event)  # set when an attempt has linked or failed
+    source: AddressSource | None = None  # None: the operator, or an earlier run of this peer
+    link_wait_scope: trio.CancelScope = field(default_factory=trio.CancelScope)  # of the wait while its peer is linked
 
     def end_attempt(self, reason: str) -> None:
         self.reason = reason
@@ -106,10 +106,9 @@ class AddressBook:
         tell: Callable[[str], None],
         random: Random,
     ) -> None:
-        """`first`: what the operator names, then what is remembered. `has_gone`: whether it was a member, and nobody waits for it
-        now. `is_own`: whether this peer says that it is there itself.
-        `added` is called with each new entry, which is to be dialed while the book `has_entry` it; `tell` with lines for a
-        person.
+        """`first` has the addresses of the operator, then the remembered ones. `has_gone(peer)` returns whether a peer is a
+        former member that nobody waits for, and `is_own(address)` whether an address is this peer's. `added` is called with each
+        new entry, which is dialed while the book `has_entry` it. `tell` is called with lines for a person.
         """
         self._me, self._links, self._is_stranger, self._has_gone, self._is_own = me, links, is_stranger, has_gone, is_own
         self._added, self._tell, self._random = added, tell, random
@@ -118,7 +117,7 @@ class AddressBook:
             self._entries.setdefault(entry.address, entry)
         self._members: dict[bytes, AddressSource] = {}
         self._strangers, self._neighbours = AddressSource(STRANGERS_BOOK_MAX), AddressSource(LOCAL_BOOK_MAX)
-        self._mine: dict[str, None] = {}  # said to be addresses of our key, and found to lead to this process
+        self._mine: dict[str, None] = {}  # claimed for our key, and found to be this process
 
     def entries(self) -> tuple[AddressEntry, ...]:
         return tuple(self._entries.values())
@@ -129,16 +128,16 @@ class AddressBook:
     def has_entry(self, entry: AddressEntry) -> bool:
         return self._entries.get(entry.address) is entry
 
-    # What is said --------------------------------------------------------------------------------------------------------
+    # Sources of addresses ------------------------------------------------------------------------------------------------
 
     def add_configured(self, text: str) -> AddressEntry:
-        """The operator names "host:port" or "peer id@host:port". Raises `UserError`."""
+        """Add an address of the operator, "host:port" or "peer id@host:port". Raises `UserError` if it is invalid."""
         wanted = parse_bootstrap(text)
         entry = self._entries.get(wanted.address)
         if entry is None and len(self._entries) >= BOOK_MAX:
             raise UserError(f"{text}: this peer knows {BOOK_MAX} addresses already, which is the most")
         if entry is None or not self._is_linked_at(entry, wanted):
-            # Whoever was said to be there may have moved, and another one come: what the person says now is what counts.
+            # The earlier peer of this address may have moved. The operator's latest word replaces the entry.
             self.remove_address(wanted.address)
             entry = self._entries[wanted.address] = wanted
             self._added(entry)
@@ -146,13 +145,16 @@ class AddressBook:
         return entry
 
     def _is_linked_at(self, entry: AddressEntry, wanted: AddressEntry) -> bool:
-        """Whether the peer there, which must be the wanted one where one is named, is linked over this very address."""
+        """Return whether the entry's peer is linked over this address, and is the wanted one if one is named."""
         link = self._links.get(entry.peer) if entry.peer is not None else None
         return link is not None and link.dialed and link.address == entry.address and wanted.peer in (None, link.peer)
 
     def add_signed(self, address: str, peer: bytes) -> None:
-        """A record that `peer` has signed says so. Several may claim one address; who only claims it gives way."""
-        # Our own key is said to be there: that is this process, or nobody any more, or a machine that should not have it.
+        """Add an address from a signed record of `peer`.
+
+        Several peers may claim one address. A claim is replaced if its peer is linked elsewhere.
+        """
+        # An address of our own key leads to this process, to nobody, or to a machine with a copy of the key.
         if peer == self._me and (self._is_own(address) or address in self._mine):
             return
         entry = self._entries.get(address)
@@ -166,12 +168,12 @@ class AddressBook:
         self._learn(address, peer, self._source(peer))
 
     def _is_linked_elsewhere(self, entry: AddressEntry) -> bool:
-        """Whether the peer needs no dial there."""
+        """Return whether the entry's peer is linked, but not by a dial of this address."""
         link = self._links.get(entry.peer) if entry.peer is not None else None
         return link is not None and not (link.dialed and link.address == entry.address)
 
     def add_local(self, address: str) -> None:
-        """Somebody on the local network may be there, whoever that is."""
+        """Add an address of the local network, where any peer may be."""
         if not self._is_own(address) and address not in self._mine and address not in self._entries:
             self._learn(address, None, self._neighbours)
 
@@ -186,7 +188,7 @@ class AddressBook:
     def _learn(self, address: str, peer: bytes | None, source: AddressSource) -> None:
         entry = self._entries.get(address)
         if entry is not None:
-            if entry.source is self._strangers and source is not self._strangers:  # a member is believed more
+            if entry.source is self._strangers and source is not self._strangers:  # a member is more credible
                 self._strangers.address_count, source.address_count, entry.source = (
                     self._strangers.address_count - 1,
                     source.address_count + 1,
@@ -198,7 +200,7 @@ class AddressBook:
             self._added(entry)
 
     def remove_address(self, address: str) -> None:
-        """Nobody dials it any more; a connection that leads there goes on."""
+        """Stop dialing an address. A connection to it continues."""
         entry = self._entries.pop(address, None)
         if entry is not None:
             if entry.source is not None:
@@ -206,7 +208,7 @@ class AddressBook:
             entry.retry_now.set()
             entry.link_wait_scope.cancel()
 
-    # What came of an attempt ---------------------------------------------------------------------------------------------
+    # Results of attempts -------------------------------------------------------------------------------------------------
 
     def confirm_peer(self, address: str, peer: bytes) -> None:
         entry = self._entries.get(address)
@@ -214,7 +216,7 @@ class AddressBook:
             entry.peer = peer
 
     def record_own_address(self, address: str) -> None:
-        """This process answered there itself."""
+        """Record that this process itself answered at an address."""
         if len(self._mine) < OWN_BOOK_MAX:
             self._mine[address] = None
 
@@ -227,32 +229,38 @@ class AddressBook:
             entry.end_attempt("")
 
     def record_end(self, address: str, reason: str, was_linked: bool = True) -> None:
-        """An attempt has ended; the end of a link that was in use, or of one more to the same peer, is no failure."""
+        """Record the end of an attempt. It is a failure unless the link was in use or the peer has another link."""
         entry = self._entries.get(address)
         if entry is not None:
             has_another = entry.peer is not None and entry.peer in self._links
             entry.end_attempt("" if (entry.linked and was_linked) or has_another else reason)
 
     def record_refusal(self, address: str) -> None:
-        """One end does not want the other. A member is tried again: there may be room for it later."""
+        """Forget a stranger's address after a refusal. A member is tried again, since there may be room later."""
         entry = self._entries.get(address)
         if entry is not None and not entry.is_persistent and entry.peer is not None and self._is_stranger(entry.peer):
             self.remove_address(address)
 
     def record_wrong_peer(self, address: str, reason: str) -> AddressEntry | None:
-        """Another peer answered ("wrong-peer"), or this one ("self"). The forgotten entry, where others may claim its address."""
+        """Record that another peer answered ("wrong-peer"), or this one ("self").
+
+        Return the forgotten entry if other peers may claim its address.
+        """
         entry = self._entries.get(address)
         if entry is None:
             return None
         if reason == "wrong-peer" and entry.remembered:
-            entry.peer, entry.pinned = None, False  # who was there goes on under a new key, perhaps, and remembers our old one
+            entry.peer, entry.pinned = None, False  # the peer may have a new key
         elif reason == "self" or (reason == "wrong-peer" and not entry.is_persistent):
             self.remove_address(address)
             return entry if reason == "wrong-peer" else None
         return None
 
     def count_attempt(self, entry: AddressEntry, held_seconds: float, *, over_relay: bool) -> None:
-        """Count the attempt. `held_seconds`: its connection, 0 if there was none; `over_relay`: the peer is linked so."""
+        """Count an attempt, and forget the address after too many failures.
+
+        `held_seconds` is the duration of its connection, or 0. `over_relay`: the peer is linked over a relay.
+        """
         if held_seconds >= STABLE_SECONDS:
             entry.failures = 0
             return
@@ -264,12 +272,12 @@ class AddressBook:
             self.remove_address(entry.address)
 
     def schedule_retry(self, entry: AddressEntry, now: float) -> float:
-        """Seconds until the next attempt, drawn with full jitter. Tells a person why the last one failed."""
+        """Return the seconds until the next attempt, with full jitter. Report the last failure to a person if it is news."""
         link = self._links.get(entry.peer) if entry.peer is not None else None
         longest = DIRECT_SECONDS_MAX if link is not None and link.relay is not None else BACKOFF_SECONDS_MAX
         pause = self._random.uniform(0, min(longest, BACKOFF_SECONDS * 2 ** min(entry.failures, 16)))
         entry.next_at = now + pause
-        # Told when it is new, when the reason changes, and at 2, 4, 8 … tries; nothing of what was only heard of.
+        # Only failures of persistent entries are reported: the first, a new reason, and tries 2, 4, 8 …
         if (
             entry.reason
             and entry.is_persistent
@@ -280,6 +288,6 @@ class AddressBook:
         return pause
 
     def unreachable_addresses(self) -> tuple[AddressEntry, ...]:
-        """The addresses that could not be reached lately, and whose peer is not linked over another one."""
+        """Return the entries whose last attempt failed and whose peer is not linked."""
         here = {self._me, *self._links}
         return tuple(entry for entry in self.entries() if entry.reason and entry.peer not in here)

@@ -1,7 +1,7 @@
-"""Peers of one local network find one another by multicast DNS (RFC 6762, RFC 6763), with the library zeroconf.
+"""Discovery of peers in the local network by multicast DNS (RFC 6762, RFC 6763), with the library zeroconf.
 
-A peer shows a service with a random name: where it listens, and the tag of its chain. Whatever is found of the same chain is an
-address at which somebody may be. It is dialed, and the handshake proves who is there.
+A peer registers a service under a random name, with its addresses and the tag of its chain. The addresses of services with the
+same tag are dialed. The handshake then proves the identity of the peer.
 """
 
 from __future__ import annotations
@@ -28,19 +28,22 @@ log = logging.getLogger(__name__)
 
 SERVICE: Final = "_folkmoot._tcp.local."
 PROPERTY: Final = b"chain"
-NAMES_MAX: Final = 64  # services that are looked at; of others, as soon as some of these have gone
-ADDRESSES_MAX: Final = 4  # of one service: two interfaces, with both versions of IP
-LOOK_SECONDS: Final = 60.0  # between looks at all of them, and at this machine, which may have moved
-PAUSE_SECONDS: Final = 0.25  # after each look, whatever comes: a look takes some milliseconds of the thread that votes
-ASKED_MAX: Final = 4  # services in one look whose address has not come by itself
-ANSWER_SECONDS: Final = 0.5  # for each of these; a local network answers in some milliseconds
-CLOSE_SECONDS: Final = 3.0  # to say goodbye
+NAMES_MAX: Final = 64  # known services; further ones are ignored until some of these disappear
+ADDRESSES_MAX: Final = 4  # per service: two interfaces, with both versions of IP
+LOOK_SECONDS: Final = 60.0  # between queries of all services and of this machine's addresses, which may change
+PAUSE_SECONDS: Final = 0.25  # at least between two queries, which take milliseconds of the thread that votes
+ASKED_MAX: Final = 4  # services in one query whose addresses are not in the cache
+ANSWER_SECONDS: Final = 0.5  # for each of these; a local network answers in milliseconds
+CLOSE_SECONDS: Final = 3.0  # to unregister the service
 
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Mdns(OptionalService):
-    """`listening`: where this peer does, empty if nowhere. `hosts`: of this machine. `found` is told where somebody may be."""
+    """The multicast DNS service of a peer.
+
+    `listening()` returns the addresses that it listens on, and `hosts()` those of this machine. `found` gets addresses of peers.
+    """
 
     def __init__(
         self,
@@ -53,8 +56,8 @@ class Mdns(OptionalService):
         super().__init__("mdns", tell)
         self._tag, self._found = chain_tag(chain_id).hex().encode(), found
         self._listening, self._hosts = listening, hosts
-        self._instance = secrets.token_hex(8)  # another one for each start: nobody is recognised by it
-        self._names: dict[str, None] = {}  # of services; zeroconf's thread writes it, one operation at a time
+        self._instance = secrets.token_hex(8)  # new at each start, so that it identifies no peer
+        self._names: dict[str, None] = {}  # of services; written by zeroconf's thread in atomic operations
         self._news = trio.Event()
 
     async def run(self) -> None:
@@ -66,22 +69,22 @@ class Mdns(OptionalService):
         while True:
             try:
                 await self._serve(*self._place())
-            except Exception as error:  # the library's, or what somebody on the local network made it do
+            except Exception as error:  # of the library, perhaps caused by another machine
                 log.debug("mDNS", exc_info=True)
                 self.set_status(False, f"multicast DNS cannot be used: {error}; another try in {LOOK_SECONDS:g} s")
                 await trio.sleep(LOOK_SECONDS)
 
     def _place(self) -> tuple[tuple[str, ...], int | None]:
-        """The hosts of this machine to be found at, with the port there; None: it only looks for others."""
+        """Return the hosts and the port to register. None: this peer only looks for others."""
         listening = self._listening()
         if not listening:
             return tuple(sorted(self._hosts())), None
         own = [parse_address(address) for address in expand_wildcards(listening, self._hosts())]
-        port = own[0][1] if own else None  # a service has one
+        port = own[0][1] if own else None  # a service has one port
         return tuple(sorted(host for host, at in own if at == port and is_ip(host))), port
 
     async def _serve(self, hosts: tuple[str, ...], port: int | None) -> None:
-        """Returns when this machine has other hosts."""
+        """Register the service and query others, until the addresses of this machine change."""
         if not hosts:
             self.set_status(False, "this machine has no address in a local network")
             await trio.sleep(LOOK_SECONDS)
@@ -112,7 +115,7 @@ class Mdns(OptionalService):
                 self._names.pop(name, None)
             elif name != own and len(self._names) < NAMES_MAX:
                 self._names[name] = None
-            with contextlib.suppress(trio.RunFinishedError):  # zeroconf's thread may outlive a peer that has ended
+            with contextlib.suppress(trio.RunFinishedError):  # zeroconf's thread may outlive the peer
                 token.run_sync_soon(self._wake, idempotent=True)
 
         opened = Zeroconf(interfaces=[host for host in hosts if ":" not in host] or list(hosts))
@@ -149,7 +152,7 @@ class Mdns(OptionalService):
                 self._report_addresses(answer, networks)
 
     def _report_addresses(self, service: ServiceInfo, networks: Iterable[IpNetwork]) -> None:
-        """Addresses elsewhere are no business of a local network: nobody on it has this peer dial the rest of the world."""
+        """Report a service's addresses in local networks. Others are ignored, so that no machine here directs dials elsewhere."""
         if service.properties.get(PROPERTY) != self._tag or not service.port:
             return
         for host in service.parsed_addresses()[:ADDRESSES_MAX]:
@@ -158,7 +161,7 @@ class Mdns(OptionalService):
 
 
 def _networks(hosts: Sequence[str]) -> list[IpNetwork]:
-    """Those in which this machine has one of these hosts."""
+    """Return the networks of this machine that contain these hosts."""
     import ifaddr
 
     found = []

@@ -1,4 +1,4 @@
-"""What a peer does beside its links where its operator asks for it. It may fail, and nothing else stops."""
+"""The base class of optional services, which an operator enables. A failure stops nothing else."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class OptionalService:
-    """`name`: of the setting. `tell` hears what a person should know, whenever that changes."""
+    """A service with a status. `name` is its setting, and `tell` is called with each new status."""
 
     def __init__(self, name: str, tell: Callable[[str], None]) -> None:
         self.name, self._tell = name, tell
@@ -21,5 +21,5 @@ class OptionalService:
         self.set_status(False, f"the package {error.name} is not installed; the extra `{self.name}` has it")
 
     async def run(self) -> None:
-        """Returns only where there is nothing to do."""
+        """Run the service. Return only if there is nothing to do."""
         raise NotImplementedError

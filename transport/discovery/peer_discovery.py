@@ -1,4 +1,4 @@
-"""How peers find one another: own records go out, those of others come in and are passed on."""
+"""Peer discovery: it announces the own records, accepts those of others, and passes them on."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from transport.discovery.reachability import DIAL_BACK_SECONDS, OwnAddresses, Re
 from transport.peer_policy import PeerClass
 from transport.wire.framing import Priority
 
-FANOUT: Final = 8  # links that a new record is passed on to: after three steps hundreds have it, and most hear it a few times
-TICK_SECONDS: Final = 60.0  # between questions for all records, which find what was passed on to everybody else
-ANSWER_SECONDS: Final = 10.0  # between answers with all records over one link: 200 kB with the most that are kept
-DIAL_AGAIN_TICKS: Final = 10  # until addresses of somebody who was dialed in vain, and forgotten, are dialed again
-DIAL_BACKS_MAX: Final = 4  # in DIAL_BACK_SECONDS, over all links
-OWN_CHANGES_BURST: Final = 4  # changes of the own record, then one in CHANGE_SECONDS: half of what others take
+FANOUT: Final = 8  # links to which a new record is passed on: after three steps hundreds of peers have it
+TICK_SECONDS: Final = 60.0  # between requests for all records, which find missed ones
+ANSWER_SECONDS: Final = 10.0  # between answers with all records on one link: at most 200 kB each
+DIAL_AGAIN_TICKS: Final = 10  # until forgotten addresses of unlinked peers are dialed again
+DIAL_BACKS_MAX: Final = 4  # in DIAL_BACK_SECONDS, for all links together
+OWN_CHANGES_BURST: Final = 4  # changes of the own record, then one in CHANGE_SECONDS; others accept twice as many
 
 
 class PeerDiscovery:
@@ -40,14 +40,14 @@ class PeerDiscovery:
         is_stranger: Callable[[bytes], bool],
         random: Random,
     ) -> None:
-        """`learn`: an address, and whose it is said to be. `dial_back`: whether that peer answers at an address."""
+        """`learn(address, peer)` gets claimed addresses. `dial_back(peer, address)` returns whether the peer answers there."""
         self.book, self._links, self._learn, self._own = book, links, learn, own
         self._dial_back, self._refuse, self._is_stranger, self._random = dial_back, refuse, is_stranger, random
         self._reachability = Reachability(own.port_at(None) is not None, book.is_member)
         self._dialed_back: deque[float] = deque(maxlen=DIAL_BACKS_MAX)
         self._relays: tuple[bytes, ...] = ()
         self._hosts: set[str] = set()
-        self._above = 0  # the highest sequence that an earlier life of this peer has signed, as others say
+        self._above = 0  # highest sequence of an earlier run of this peer, as others report
         self._changed = trio.Event()
         self._paid_until = 0.0
         self._nursery: trio.Nursery | None = None
@@ -76,7 +76,7 @@ class PeerDiscovery:
         if link.remote is not None:
             link.queue_message(ObservedAddress(link.remote), Priority.CONTROL)
         self._send(link, self.book.records_for_scope(link.address_scope, trio.current_time(), [self.book.me]))
-        if not self.book.has_records_of(link.peer):  # whoever is new to us may know others that are
+        if not self.book.has_records_of(link.peer):  # a peer that is new to us may know other new ones
             link.queue_message(GetPeerRecords(), Priority.CONTROL)
 
     def on_message(self, link: PeerLink, message: Any) -> None:
@@ -105,32 +105,32 @@ class PeerDiscovery:
             signer = aged.record.signer
             told = self.book.accept_record(aged, link.address_scope, now)
             if told is RecordOutcome.NEW:
-                if not self._is_stranger(signer):  # strangers' are told to those who ask: new keys cost them nothing
+                if not self._is_stranger(signer):  # strangers' records are sent on request only, as new keys cost nothing
                     new[signer] = None
                 self.dial_peer(signer)
             elif told is RecordOutcome.OWN:
                 record = decode_message(aged.record.body, (PeerRecord,))
                 self._above = max(self._above, record.sequence)
                 self._changed.set()
-                for address in addresses_in_scope(record):  # another machine may have our key
+                for address in addresses_in_scope(record):  # another machine may have a copy of our key
                     self._learn(address, signer)
             elif told is RecordOutcome.STALE and signer == link.peer:
                 is_stale = True
         if is_stale:
             self._send(link, self.book.records_for_scope(link.address_scope, now, [link.peer]))
-        # Strangers ask, and draw no copies.
+        # Strangers get records on request only.
         others = [other for other in self._links.values() if other is not link and other.peer_class is not PeerClass.STRANGER]
         for other in self._random.sample(others, min(FANOUT, len(others))) if new else ():
             self._send(other, self.book.records_for_scope(other.address_scope, now, new.keys() - {other.peer}))
 
     def dial_peer(self, peer: bytes) -> None:
-        """A stranger gets a dial of one address: nobody has a whole network dial a victim at the price of some keys."""
+        """Let the address book dial a peer, but only one address of a stranger: cheap keys must not direct dials to a victim."""
         addresses = self.book.addresses(peer)
         for address in addresses if self.book.is_member(peer) else addresses[:1]:
             self._learn(address, peer)
 
     def dial_other_claimant(self, address: str, without: bytes | None) -> None:
-        """Whoever else says to be reached there: nobody hides another peer by naming its address."""
+        """Dial another peer that claims this address, so that a false claim cannot hide a peer."""
         others = [peer for peer in self.book.peers() if peer != without and address in self.book.addresses(peer)]
         if others:
             self._learn(address, self._random.choice(others))
@@ -144,18 +144,18 @@ class PeerDiscovery:
 
     @property
     def observed_host(self) -> str | None:
-        """Where others have reached this peer, as far as they agree."""
+        """The host at which enough members have reached this peer, or None."""
         return self._reachability.observed_host if self.reachability is ReachabilityState.DIRECT else None
 
     def on_inbound_handshake(self, peer: bytes) -> None:
-        """Somebody has completed a handshake that this peer had not dialed."""
+        """Record a handshake on a connection that `peer` has dialed."""
         before = self.observed_host
         self._reachability.on_inbound_handshake(peer)
         if self.observed_host != before:
             self._announce(trio.current_time())
 
     def _on_observed(self, link: PeerLink, observed: ObservedAddress) -> None:
-        if link.remote is None:  # over a relay nobody sees the other's host
+        if link.remote is None:  # over a relay the peers do not see each other's hosts
             return
         before = self.observed_host
         try:
@@ -174,7 +174,7 @@ class PeerDiscovery:
                 self._links[peer].queue_message(DialBack(port), Priority.CONTROL)
 
     def _on_dial_back(self, link: PeerLink, asked: DialBack, now: float) -> None:
-        """The host is the asker's own, as this peer sees it: nobody has it dial anybody else."""
+        """Dial a member back. The host is the one seen on its link, so that it cannot direct dials to others."""
         is_full = len(self._dialed_back) == DIAL_BACKS_MAX and now < self._dialed_back[0] + DIAL_BACK_SECONDS
         if link.remote is None or not self.book.is_member(link.peer) or is_full:
             return
@@ -193,7 +193,7 @@ class PeerDiscovery:
     # Own record -------------------------------------------------------------------------------------------------------
 
     def own_addresses(self, hosts: Sequence[str] = ()) -> tuple[str, ...]:
-        """Where others are told to dial this peer. `hosts`: of this machine, that links lead from."""
+        """Return the addresses to announce. `hosts` are the local hosts of links."""
         return self._own.reachable_addresses(self.observed_host, hosts)
 
     def _announce(self, now: float) -> None:

@@ -1,8 +1,8 @@
-"""Signed peer records: which one of a peer holds, how long, and who may hear of it. Pure: the time is an argument.
+"""Signed peer records: their validity, their expiry, and their scope. Sans-IO; time is an argument.
 
-Of one signer and scope the highest sequence holds, whoever brought it. Nobody needs a clock or a disk for its own sequence: a
-peer that starts again hears its old record from others, and signs the next one. The table of what is taken is in
-`docs/protocol/links.md`.
+The record with the highest sequence of each signer and scope is valid, regardless of the peer that sent it. A peer needs neither
+clock nor disk for its own sequence: after a restart it receives its old record from others, and signs the next one. The table of
+accepted records is in `docs/protocol/links.md`.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from protocol.identity import Ed25519Verifier, Signed, Signer, Verifier, open_si
 from protocol.limits import ADVERTISED_MAX, PEER_RECORD_AGE_SECONDS_MAX, PEER_RECORD_BYTES_MAX
 from protocol.messages import AgedPeerRecord, PeerRecord
 
-SIGNERS_MAX: Final = 1024  # peers of which records are kept
-STRANGERS_MAX: Final = 128  # of them no members, as far as is known here; a newcomer does not know yet who is one
-FORGOTTEN_MAX: Final = 2048  # sequences that are not taken again; the oldest are dropped
-RENEW_SECONDS: Final = 86_400.0  # a seventh of the age at which others forget: a peer may be away for six days
-CHANGE_SECONDS: Final = 15.0  # on average between two records of one signer, so that nobody keeps a whole network passing on
-CHANGES_BURST: Final = 8  # addresses that become known one after another at a start, and relays
+SIGNERS_MAX: Final = 1024  # peers with stored records
+STRANGERS_MAX: Final = 128  # of these, peers that are not known as members; a new peer knows no members yet
+FORGOTTEN_MAX: Final = 2048  # remembered sequences that are not accepted again; the oldest are dropped
+RENEW_SECONDS: Final = 86_400.0  # a seventh of the age at which records expire: a peer may be away for six days
+CHANGE_SECONDS: Final = 15.0  # on average between records of one signer, so that none floods the network
+CHANGES_BURST: Final = 8  # at a start, addresses and relays become known one after another
 SEQUENCE_MAX: Final = 2**53 - 1
 
 _Name = tuple[bytes, AddressScope]
 
 
 class RecordOutcome(enum.Enum):
-    NEW = enum.auto()  # it holds from now on
-    KNOWN = enum.auto()  # nothing new, or nothing for us
-    STALE = enum.auto()  # we hold a newer one
-    OWN = enum.auto()  # our own key signed it, and not in this life of ours
+    NEW = enum.auto()  # accepted
+    KNOWN = enum.auto()  # nothing new, or not acceptable here
+    STALE = enum.auto()  # we have a newer one
+    OWN = enum.auto()  # signed with our key by an earlier run or another machine
 
 
 @dataclass(slots=True)
 class _HeldRecord:
     signed: Signed
     record: PeerRecord
-    first_at: float  # when we heard of it
-    born_at: float  # when it was new, by the youngest age that was said
-    paid_until: float  # of CHANGE_SECONDS for each change
+    first_at: float  # time of its arrival
+    born_at: float  # time of its creation, by the lowest reported age
+    paid_until: float  # end of CHANGE_SECONDS for each change so far
 
     @property
     def ends_at(self) -> float:
@@ -64,12 +64,12 @@ class PeerRecordBook:
         self.me, self.is_member = identity.public, is_member
         self._identity, self._chain_id, self._verifier = identity, chain_id, verifier or Ed25519Verifier()
         self._held: dict[_Name, _HeldRecord] = {}
-        self._forgotten: dict[_Name, int] = {}  # sequences up to these are not taken again
+        self._forgotten: dict[_Name, int] = {}  # highest expired sequences, not accepted again
 
-    # What others say --------------------------------------------------------------------------------------------------
+    # Records of others ------------------------------------------------------------------------------------------------
 
     def accept_record(self, aged: AgedPeerRecord, scope: AddressScope, now: float) -> RecordOutcome:
-        """A record that came over a link of this scope. Raises `RemoteProtocolError` for one that nobody honest passes on."""
+        """Accept or reject a record from a link of this scope. Raises `RemoteProtocolError` for one that no honest peer sends."""
         signed = aged.record
         if len(signed.body) > PEER_RECORD_BYTES_MAX:
             raise RemoteProtocolError("oversized", f"a peer record of {len(signed.body)} bytes, limit {PEER_RECORD_BYTES_MAX}")
@@ -101,12 +101,12 @@ class PeerRecordBook:
         return RecordOutcome.NEW
 
     def _signers(self) -> tuple[set[bytes], list[bytes]]:
-        """Everybody of whom records are held, and those who are no members."""
+        """Return the signers of stored records, and those of them that are not members."""
         signers = {signer for signer, _ in self._held}
         return signers, [signer for signer in signers if signer != self.me and not self.is_member(signer)]
 
     def _has_room(self, signer: bytes) -> bool:
-        """Members never wait for strangers; of strangers those who were there first stay."""
+        """Return whether a signer has room. Members displace strangers, and strangers displace nobody."""
         signers, strangers = self._signers()
         if signer in signers:
             return True
@@ -121,24 +121,24 @@ class PeerRecordBook:
                 self._held.pop((strangers[0], scope), None)
 
     def drop_expired(self, now: float) -> None:
-        """Drops what nobody has renewed for a week."""
+        """Drop records that were not renewed for a week."""
         for name, held in tuple(self._held.items()):
             if name[0] == self.me or now < held.ends_at:
                 continue
             del self._held[name]
-            # Only our own count keeps the sequence out for good: others may have lied about the age.
+            # The sequence is remembered only if the record expired by our own clock, since peers may lie about ages.
             if now >= held.first_at + PEER_RECORD_AGE_SECONDS_MAX:
                 self._forgotten.pop(name, None)
                 self._forgotten[name] = held.record.sequence
                 if len(self._forgotten) > FORGOTTEN_MAX:
                     del self._forgotten[next(iter(self._forgotten))]
 
-    # What this peer says ----------------------------------------------------------------------------------------------
+    # Own records ------------------------------------------------------------------------------------------------------
 
     def sign_own_records(
         self, addresses: Mapping[AddressScope, tuple[str, ...]], relays: tuple[bytes, ...], now: float, above: int = 0
     ) -> list[Signed]:
-        """Signs anew what has changed, is a day old, or has no sequence above `above`; the new records."""
+        """Sign new records where the old ones have changed, are a day old, or have no sequence above `above`. Return them."""
         changed = []
         for scope in AddressScope:
             held = self._held.get((self.me, scope))
@@ -155,7 +155,7 @@ class PeerRecordBook:
             changed.append(signed)
         return changed
 
-    # What holds -------------------------------------------------------------------------------------------------------
+    # Valid records ----------------------------------------------------------------------------------------------------
 
     def has_records_of(self, peer: bytes) -> bool:
         return any((peer, scope) in self._held for scope in AddressScope)
@@ -164,20 +164,21 @@ class PeerRecordBook:
         return iter(dict.fromkeys(peer for peer, _ in self._held if peer != self.me))
 
     def addresses(self, peer: bytes) -> tuple[str, ...]:
-        """Those that most people can reach first."""
+        """Return the addresses of a peer, the widest scope first."""
         records = (self._held.get((peer, scope)) for scope in reversed(AddressScope))
         return tuple(address for held in records if held is not None for address in held.record.addresses)
 
     def records_for_scope(self, scope: AddressScope, now: float, signers: Iterable[bytes] | None = None) -> list[AgedPeerRecord]:
-        """What may be said over a link of this scope, of these signers or of all."""
+        """Return the records that may be sent over a link of this scope, of some signers or of all."""
         names = tuple(self._held) if signers is None else [(signer, of) for signer in signers for of in AddressScope]
         found = [(name, self._held[name]) for name in names if name in self._held and name[1].includes(scope)]
         return [held.aged(now) for name, held in found if name[0] == self.me or now < held.ends_at]
 
 
 def addresses_in_scope(record: PeerRecord) -> tuple[str, ...]:
-    """Its addresses, if all are of its scope. Another program may see that otherwise, so whoever passes it on is not to blame:
-    which networks are private is said anew now and then.
+    """Return a record's addresses, or none if one is outside its scope.
+
+    A peer that passes such a record on is not banned, since the list of private networks differs between programs.
     """
     try:
         return record.addresses if {scope_of(address) for address in record.addresses} <= {record.scope} else ()

@@ -1,7 +1,6 @@
-"""Whether others can dial this peer, and where: what its operator advertises, or else where it listens, and where a router
-forwards to it; at which host others see it, and what came of asking them to dial it.
+"""Reachability of this peer: its own addresses, the host that others see, and their attempts to dial it.
 
-| seen by two members | a handshake has come from one of them | two of them have not reached it | then it is |
+| two members see the same host | one of them has dialed this peer | two of them failed to dial it | state |
 |---|---|---|---|
 | no | | | unknown |
 | yes | yes | | direct |
@@ -33,16 +32,16 @@ from protocol.errors import UserError
 
 class OwnAddresses:
     def __init__(self, listen: str, advertise: Sequence[str], hosts: Callable[[], Iterable[str]]) -> None:
-        """`listen`, `advertise`, `hosts`: as `Swarm` takes them. Raises `UserError`."""
-        self.listening = parse_listen_addresses(listen)  # with the real ports once they are open
-        self.external_address: str | None = None  # where a router forwards to this peer
+        """`listen`, `advertise` and `hosts` are those of `Swarm`. Raises `UserError` for an invalid address."""
+        self.listening = parse_listen_addresses(listen)  # with real ports once they are open
+        self.external_address: str | None = None  # forwarded to this peer by a router
         self._advertised, self._hosts = tuple(advertise), hosts
 
     def __contains__(self, address: str) -> bool:
         return address in self.listening or address in self._advertised
 
     def reachable_addresses(self, seen: str | None, hosts: Sequence[str]) -> tuple[str, ...]:
-        """All of them. A wildcard stands for the host at which others have `seen` this peer, and for those of the machine."""
+        """Return all addresses. A wildcard stands for the host `seen` by others and for the hosts of this machine."""
         outside = [self.external_address] if self.external_address is not None else []
         own = self._advertised or expand_wildcards(
             self.listening, [*([seen] if seen is not None else []), *self._hosts(), *hosts]
@@ -50,7 +49,7 @@ class OwnAddresses:
         return tuple(dict.fromkeys([*outside, *own]))
 
     def port_at(self, host: str | None) -> int | None:
-        """At which others reach this peer at that host, or at any; None: it listens at none of that IP version."""
+        """Return the port of this peer at a host, or at any. None: it does not listen with the IP version of the host."""
         if self.external_address is not None and parse_address(self.external_address)[0] == host:
             return parse_address(self.external_address)[1]
         for own, port in map(parse_address, self._advertised or self.listening):
@@ -59,10 +58,10 @@ class OwnAddresses:
         return None
 
 
-OBSERVERS_MIN: Final = 2  # members that see one host, or do not reach it, until it is believed: one may lie
-ASK_AGAIN_SECONDS: Final = 600.0  # the same member: a router may have been set meanwhile
-DIAL_BACK_SECONDS: Final = 60.0  # between two that one link is granted
-ANSWER_SECONDS: Final = 25.0  # for a dial and a handshake there, each of ten seconds at most
+OBSERVERS_MIN: Final = 2  # members that must agree on a host or a failure, since one may lie
+ASK_AGAIN_SECONDS: Final = 600.0  # between requests to one member: the router may have new settings
+DIAL_BACK_SECONDS: Final = 60.0  # between dial-backs for one link
+ANSWER_SECONDS: Final = 25.0  # for a dial and a handshake of ten seconds each
 
 
 class ReachabilityState(enum.StrEnum):
@@ -72,12 +71,12 @@ class ReachabilityState(enum.StrEnum):
 
 
 class RelayMode(enum.StrEnum):
-    """Whether a peer forwards between others.
+    """The mode of a peer as a relay.
 
-    | reachable | AUTO takes reservations | and keeps those it has |
+    | reachability | AUTO accepts reservations | AUTO keeps its reservations |
     |---|---|---|
     | direct | yes | yes |
-    | unknown | no | yes: whoever has reached this peer may only have left |
+    | unknown | no | yes, since the peer that had reached it may just have left |
     | relayed | no | no |
     """
 
@@ -87,17 +86,17 @@ class RelayMode(enum.StrEnum):
 
 
 class Reachability:
-    """Pure: the time is an argument. `members`: who is one now; only what they say counts."""
+    """The reachability of this peer, by reports of its `members`. Sans-IO; time is an argument."""
 
     def __init__(self, listens: bool, members: Callable[[bytes], bool]) -> None:
         self._listens, self._members = listens, members
-        self._seen: dict[bytes, str] = {}  # linked peer -> host at which it sees this one
-        self._reached: set[bytes] = set()  # those who have completed a handshake that this peer had not dialed
-        self._missed: set[bytes] = set()  # those who were asked, and came to nothing
-        self._asked: dict[bytes, float] = {}  # when
+        self._seen: dict[bytes, str] = {}  # linked peer -> the host that it sees
+        self._reached: set[bytes] = set()  # those that dialed this one
+        self._missed: set[bytes] = set()  # peers whose dial-back failed
+        self._asked: dict[bytes, float] = {}  # peer -> time of the request
 
     def on_observed(self, peer: bytes, address: str, dialed_us: bool) -> None:
-        """`dialed_us`: over the link on which it says so. Raises `UserError` for an address that is none."""
+        """Record the address that `peer` sees. `dialed_us`: it dialed this link. Raises `UserError` for an invalid address."""
         host = parse_address(address)[0]
         if not is_ip(host):
             raise UserError(f"{host!r} is a name: whoever sees a connection sees an IP address")
@@ -108,7 +107,7 @@ class Reachability:
             self._reached.add(peer)
 
     def on_inbound_handshake(self, peer: bytes) -> None:
-        """A handshake that this peer had not dialed was completed by that one."""
+        """Record a handshake on a connection that `peer` has dialed."""
         if peer in self._seen:
             self._reached.add(peer)
 
@@ -117,7 +116,7 @@ class Reachability:
             self._missed.add(peer)
 
     def on_address_changed(self) -> None:
-        """Others find it at another port from now on. Whoever was asked is asked again as soon as it grants another dial."""
+        """Forget failed dial-backs after a change of the port, and let the members be asked again after DIAL_BACK_SECONDS."""
         self._missed.clear()
         earlier = ASK_AGAIN_SECONDS - DIAL_BACK_SECONDS
         self._asked = {peer: at - earlier for peer, at in self._asked.items()}
@@ -129,13 +128,13 @@ class Reachability:
         self._missed.discard(peer)
 
     def retain_peers(self, peers: Set[bytes]) -> None:
-        """Whoever is not linked any more says nothing any more."""
+        """Forget the reports of peers that are not linked any more."""
         for peer in self._seen.keys() - peers:
             self.forget_peer(peer)
 
     @property
     def observed_host(self) -> str | None:
-        """Where members see this peer, enough of them to be believed. Of several: what most people reach, then what most see."""
+        """The host that at least OBSERVERS_MIN members see, or None. The widest scope wins, then the most members."""
         hosts = Counter(host for peer, host in self._seen.items() if self._members(peer))
         agreed = [host for host, count in hosts.items() if count >= OBSERVERS_MIN]
         return max(
@@ -155,7 +154,7 @@ class Reachability:
         return ReachabilityState.RELAYED if len(seers & self._missed) >= OBSERVERS_MIN else ReachabilityState.UNKNOWN
 
     def choose_dialers(self, now: float) -> list[bytes]:
-        """The members to be asked to dial this peer now; they count as asked."""
+        """Return the members to ask for a dial-back now, and count them as asked."""
         seers = self._seers(self.observed_host)
         if not self._listens or seers & self._reached:
             return []

@@ -1,11 +1,11 @@
-"""The router forwards a port to this peer, on request: UPnP's Internet Gateway Device, with the library miniupnpc.
+"""Port forwarding by the router, with UPnP's Internet Gateway Device and the library miniupnpc.
 
 | the router | then |
 |---|---|
-| is not there, refuses, or has no public address | one line says so; it is asked again at the next renewal |
-| forwards | the public address is one more that others are told |
-| has given the port to another machine | some other port is asked for |
-| knows no leases | it forwards until this peer ends; after a crash, until its operator looks |
+| is missing, refuses, or has no public address | the status says so; the next renewal tries again |
+| forwards the port | the public address is announced to other peers |
+| forwards the port to another machine | another port is requested |
+| has no leases | it forwards until this peer ends; after a crash, until a person removes the mapping |
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from transport.discovery.optional_service import OptionalService
 
 log = logging.getLogger(__name__)
 
-LEASE_SECONDS: Final = 1_800  # after which a router forgets a peer that has crashed
-RENEW_SECONDS: Final = 600.0  # two renewals may fail; a router that was started anew forwards again so soon
-ANSWER_SECONDS: Final = 30.0  # for a whole renewal: the library waits some seconds for each of its answers
-CLOSE_SECONDS: Final = 3.0  # to take the forwarding back
-DISCOVER_MS: Final = 2_000  # for routers to answer; they spread their answers over so long (UPnP Device Architecture, MX)
-OTHER_PORTS: Final = range(49_152, 65_536)  # dynamic ones (RFC 6335)
-OTHERS_TRIED: Final = 3  # a router whose table is full refuses any
-TAKEN, NO_LEASES = "ConflictInMappingEntry", "OnlyPermanentLeasesSupported"  # errors 718 and 725, as the library names them
+LEASE_SECONDS: Final = 1_800  # after which the router drops the mapping of a crashed peer
+RENEW_SECONDS: Final = 600.0  # two renewals may fail; a restarted router forwards again after this time
+ANSWER_SECONDS: Final = 30.0  # for a whole renewal; the library waits seconds for each answer
+CLOSE_SECONDS: Final = 3.0  # to delete the mapping
+DISCOVER_MS: Final = 2_000  # in which routers spread their answers (MX of the UPnP Device Architecture)
+OTHER_PORTS: Final = range(49_152, 65_536)  # dynamic ports (RFC 6335)
+OTHERS_TRIED: Final = 3  # further attempts; a router with a full table refuses any port
+TAKEN, NO_LEASES = "ConflictInMappingEntry", "OnlyPermanentLeasesSupported"  # the library's names of errors 718 and 725
 
 
-RunInThread = Callable[..., Awaitable[Any]]  # as trio.to_thread.run_sync
+RunInThread = Callable[..., Awaitable[Any]]  # like `trio.to_thread.run_sync`
 
 
 class RouterError(Exception):
-    """In words of the library's, or ours."""
+    """A failure of the router, with a message of the library or of this module."""
 
 
 class Gateway:
-    """The first router that answers. `interface`: at which it is looked for; `description`: where it describes itself.
+    """The first router that answers. `interface` is searched, unless `description` is the URL of the router's description.
 
-    All of it blocks. Raises `RouterError`.
+    All methods block, and raise `RouterError`.
     """
 
     def __init__(self, interface: str | None = None, description: str | None = None, discover_ms: int = DISCOVER_MS) -> None:
@@ -57,13 +57,13 @@ class Gateway:
         self._found: Any = None
 
     def discover_router(self) -> str:
-        """The host at which the router sees this machine."""
+        """Find the router, and return the host of this machine in its network."""
         self._found = self._make()
         try:
             if self._description is None:
                 self._found.discover()
             self._found.selectigd(*([] if self._description is None else [self._description]))
-        except Exception:  # bare ones are all that it raises; of these, "Success" where nobody has answered
+        except Exception:  # the library raises bare exceptions, even with the text "Success"
             raise RouterError("no router answers; many have UPnP switched off") from None
         return str(self._found.lanaddr)
 
@@ -84,17 +84,17 @@ class Gateway:
 
 
 class PortMapping:
-    """Blocking. One call at a time: the end of the peer waits for a renewal, so that it takes back what that has got."""
+    """The mapping of one port. Its methods block, one at a time, so that `close` also deletes the mapping of a late renewal."""
 
     def __init__(self, router: Gateway, random: Random) -> None:
         self._router, self._random = router, random
         self._lock = threading.Lock()
         self._closed = False
-        self.port: int | None = None  # outside, while the router forwards it
+        self.port: int | None = None  # outside port while the router forwards it
         self.lease_seconds = LEASE_SECONDS
 
     def renew(self, listening: Sequence[str]) -> str:
-        """The address outside that leads here from now on. Raises `RouterError` where there is none."""
+        """Request or renew the mapping, and return its outside address. Raises `RouterError` if there is none."""
         with self._lock:
             if self._closed:
                 raise RouterError("this peer ends")
@@ -147,7 +147,10 @@ class PortMapping:
 
 
 class Upnp(OptionalService):
-    """`listening`: where this peer does. `outside` is told where others reach it through the router; None: nowhere."""
+    """The UPnP service of a peer.
+
+    `listening()` returns the addresses that it listens on. `outside` is called with its address at the router, or None.
+    """
 
     def __init__(
         self,
@@ -160,7 +163,7 @@ class Upnp(OptionalService):
         super().__init__("upnp", tell)
         self._listening, self._outside, self._make_router = listening, outside, make_router
         self._run_blocking = run_blocking
-        self._until = -math.inf  # the router forwards, as far as it has said
+        self._until = -math.inf  # end of the last lease
 
     async def run(self) -> None:
         if not self._listening():

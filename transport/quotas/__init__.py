@@ -1,1 +1,1 @@
-"""Limits on what one peer or host may take: connections, memory, processor time, upload."""
+"""Quotas of peers and hosts: connections, memory, processor time."""

@@ -1,21 +1,20 @@
-"""Who comes in: connections are taken from the kernel at a bounded cost, and hosts that make too many are turned away at once.
+"""Limits of accepted and half-open connections. Connections above the limit of their host are closed at once.
 
-| who                                    | may make so many connections          | and then                               |
-|----------------------------------------|---------------------------------------|----------------------------------------|
-| a host with members                    | 8 a second, 250 at once               | they are closed at once: a tenth of    |
-|                                        |                                       | what it costs to serve them            |
-| a host without members                 | 1 in 4 seconds, 250 at once           | the same                               |
-| all hosts without members              | 4 a second, 250 at once, and 80 more  | the same                               |
-|                                        | of hosts that have made few lately    |                                        |
-| everybody, also whoever is turned away | what TAKING carries                   | they wait in the kernel, BACKLOG of    |
-|                                        |                                       | them; others are not answered          |
+| from                                 | connections                          | and then                               |
+|--------------------------------------|--------------------------------------|----------------------------------------|
+| a host with members                  | 8 per second, bursts of 250          | they are closed, at a tenth of the     |
+|                                      |                                      | cost of serving them                   |
+| a host without members               | 1 in 4 seconds, bursts of 250        | the same                               |
+| all hosts without members            | 4 per second, bursts of 250, and 80  | the same                               |
+|                                      | more of hosts with few connections   |                                        |
+| all hosts, with closed connections   | within ACCEPT_SHARE                  | BACKLOG wait in the kernel, which does |
+|                                      |                                      | not answer further ones                |
 
-So a newcomer comes in though a dozen hosts connect as fast as they can. A member that comes back waits for those before it in the
-kernel, some .8 s where a connection is closed in 60 µs; where the kernel has no room, its own tries again after 1, 3
-and 7 seconds.
+So a newcomer can connect while a dozen hosts connect as fast as they can. A returning member waits for earlier connections in the
+kernel. This takes 0.8 s if closing one takes 60 µs. If the backlog is full, its kernel retries after 1, 3 and 7 seconds.
 
-Nobody knows yet who a half-open connection is. So the host that has most of them loses its oldest one: whoever fills the table
-pushes out itself, and an honest handshake takes a few round trips. Hosts of members are spared as long as others are there.
+The peer of a half-open connection is unknown. So if there are too many, the host with most of them loses its oldest one. An
+attacker evicts only itself, because an honest handshake takes a few round trips. Hosts of members are evicted last.
 """
 
 from __future__ import annotations
@@ -42,23 +41,23 @@ from transport.quotas.cpu_quota import (
 
 log = logging.getLogger(__name__)
 
-HALF_OPEN_MAX = 64  # connections that are no link yet
+HALF_OPEN_MAX = 64  # connections that are not links yet
 HALF_OPEN_PER_HOST_MAX = 16
 
-CONNECTION_SECONDS = 0.0006  # of a processor, beside the handshake: sockets, a task, and the end of both
-CONNECTIONS_SHARE = CpuShare(0.0025, 0.15)  # of all hosts without members
-RESERVED_SECONDS = 0.05  # beyond that, for hosts that have made few lately:
+CONNECTION_SECONDS = 0.0006  # of processor time except the handshake: to open and close sockets and a task
+CONNECTIONS_SHARE = CpuShare(0.0025, 0.15)  # for all hosts without members
+RESERVED_SECONDS = 0.05  # in addition, for hosts below FEW_SECONDS
 FEW_SECONDS = 8 * CONNECTION_SECONDS
-HOST_CONNECTIONS_SHARE = CpuShare(0.00015, 0.15)  # a dozen hosts at their bound leave something of CONNECTIONS
+HOST_CONNECTIONS_SHARE = CpuShare(0.00015, 0.15)  # a dozen hosts at this limit do not use up CONNECTIONS_SHARE
 MEMBER_HOST_CONNECTIONS_SHARE = CpuShare(0.005, 0.15)
-ACCEPT_SHARE = CpuShare(0.01, 0.05)  # connections from the kernel, whatever becomes of them
-BACKLOG = 128  # connections that wait in the kernel
-ACCEPT_BATCH_MAX = 32  # before others have their turn: two milliseconds
-PAUSE_SECONDS = 0.05  # where somebody was turned away
-FAULT_SECONDS = 0.1  # until the kernel is asked again that had no room for another socket
+ACCEPT_SHARE = CpuShare(0.01, 0.05)  # to accept connections from the kernel, even if they are closed
+BACKLOG = 128  # connections waiting in the kernel
+ACCEPT_BATCH_MAX = 32  # between turns of other tasks: two milliseconds
+PAUSE_SECONDS = 0.05  # after a batch with closed connections
+FAULT_SECONDS = 0.1  # between attempts if no socket is free
 
-# A third of a peer's time makes decisions 1.5 times as long. Four peers on a machine with two processors have half of one each,
-# and attackers on the same machine take as much again as all that the peers lose.
+# Decisions take 1.5 times as long if a peer loses a third of its time. Four peers on two processors have half a processor each,
+# and attackers on the same machine use as much time as they cost the peers.
 ALL_SHARES = (
     STRANGERS_SHARE,
     HANDSHAKES_SHARE,
@@ -71,7 +70,7 @@ assert sum(share.cpu_fraction for share in ALL_SHARES) < 0.5 / 3 / 4
 
 
 class AcceptLimiter:
-    """`has_members`: whether members are known to come from this host."""
+    """Limits of connections by host. `has_members(host)` returns whether members have linked from a host."""
 
     def __init__(self, has_members: Callable[[str], bool], processor: Callable[[], float]) -> None:
         self._has_members, self._processor = has_members, processor
@@ -79,7 +78,7 @@ class AcceptLimiter:
         self._hosts: OrderedDict[tuple[str, bool], CpuBucket] = OrderedDict()
 
     def admit_connection(self, host: str) -> bool:
-        """Whether one more connection of this host is served; then it has paid for it."""
+        """Return whether to serve one more connection of a host, and charge the host if so."""
         now, has_members = trio.current_time(), self._has_members(host)
         share = MEMBER_HOST_CONNECTIONS_SHARE if has_members else HOST_CONNECTIONS_SHARE
         own = self._hosts.setdefault((host, has_members), CpuBucket(share))
@@ -104,8 +103,8 @@ class AcceptLimiter:
         refuse: Callable[[], None],
         nursery: trio.Nursery,
     ) -> None:
-        """`serve` gets each connection that is admitted, and closes it."""
-        with socket.socket(fileno=listener.socket.detach()) as listening:  # Trio's own way costs as much as closing one at once
+        """Accept connections for ever. `serve` gets each admitted connection, and closes it."""
+        with socket.socket(fileno=listener.socket.detach()) as listening:  # Trio's `accept` costs as much as closing a connection
             listening.setblocking(False)
             while True:
                 await trio.lowlevel.wait_readable(listening)
@@ -121,16 +120,16 @@ class AcceptLimiter:
                             refuse()
                             turned_away = True
                 except BlockingIOError:
-                    pass  # nobody else waits
+                    pass  # no further connection waits
                 except OSError as error:
                     log.error("cannot take a connection: %s", error)
                     await trio.sleep(FAULT_SECONDS)
                 self._taking.spend(self._processor() - started, trio.current_time())
-                await trio.sleep(PAUSE_SECONDS * turned_away)  # several at a time cost half as much
+                await trio.sleep(PAUSE_SECONDS * turned_away)  # batches halve the cost
 
 
 class HalfOpenSlot:
-    """Of one half-open connection; `scope` is around everything that serves it."""
+    """The slot of a half-open connection. `scope` contains all its tasks."""
 
     def __init__(self, host: str) -> None:
         self.host = host
@@ -141,11 +140,11 @@ class HalfOpenSlot:
 class HalfOpenTable:
     def __init__(self, half_open_max: int = HALF_OPEN_MAX) -> None:
         self._half_open_max = half_open_max
-        self._places: dict[HalfOpenSlot, None] = {}  # the oldest first
+        self._places: dict[HalfOpenSlot, None] = {}  # oldest first
 
     @contextlib.contextmanager
     def hold_slot(self, host: str, spared: Collection[str]) -> Iterator[HalfOpenSlot]:
-        """Raises `RemoteProtocolError` once this connection has had to give way; it may be left before by `release_slot`."""
+        """Hold a slot in the block, or until `release_slot`. Raises `RemoteProtocolError` if a newer connection evicts it."""
         hosts = Counter(place.host for place in self._places)
         if hosts[host] >= HALF_OPEN_PER_HOST_MAX:
             self._end_oldest({host})
@@ -163,7 +162,7 @@ class HalfOpenTable:
             raise RemoteProtocolError("half-open", "gave way to a newer connection")
 
     def release_slot(self, place: HalfOpenSlot) -> None:
-        """It is a link now, or it has ended."""
+        """Free the slot of a connection that is a link now, or has ended."""
         self._places.pop(place, None)
 
     def _end_oldest(self, hosts: set[str]) -> None:

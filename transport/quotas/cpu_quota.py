@@ -1,20 +1,20 @@
-"""Processor time that others may take here: for each link, for all strangers together, for handshakes of each host.
+"""Limits of processor time for each link, for all strangers together, and for the handshakes of each host.
 
-Each budget is a share of one processor, and some seconds of it that may be spent at once. Whoever has spent more is read again
-when that is paid back. Strangers wait in one line, so that those who spend little are not behind those who spend much.
+A budget is a share of one processor, with a burst of some seconds. A link above its budget is not read until it has paid back the
+debt. Strangers are read in one queue, so that a stranger that spends little does not wait behind those that spend much.
 
-| who                        | what is spent                                  | and then                                         |
+| budget of                  | is charged for                                 | and beyond it                                    |
 |----------------------------|------------------------------------------------|--------------------------------------------------|
-| a link                     | decrypting, decoding, signatures, writing to   | it is read more slowly; a stranger that goes on  |
-|                            | it, its part of the node's turns               | sending all it can is dropped (PATIENCE_SECONDS) |
+| a link                     | decryption, decoding, signatures, writing,     | the link is read more slowly; a stranger that    |
+|                            | and its part of the node's turns               | fills each read is dropped after                 |
+|                            |                                                | STRANGER_WAIT_SECONDS_MAX                        |
 | all strangers              | the same, and STEP_SECONDS for each read       | they are read more slowly                        |
-| handshakes of hosts        | keys, signatures, making links of them,        | they wait in line, the host that has spent least |
-| without members            | and STEP_SECONDS for each step                 | first, behind one of each host that has begun,   |
-|                            |                                                | until it is too late for them                    |
-| handshakes of a host       | the same                                       | they wait in a line of their own host, whoever   |
-| with members               |                                                | came first before the others                     |
+| handshakes of hosts        | keys, signatures, attaching links,             | they wait in a queue until their deadline: first |
+| without members            | and STEP_SECONDS for each step                 | the begun ones of each host, then by host's debt |
+| handshakes of a host       | the same                                       | they wait in a queue of this host, first come,   |
+| with members               |                                                | first served                                     |
 
-A member is not dropped: what it sends may be what a decision waits for, and its budget leaves the others theirs.
+A member is never dropped, since a decision may wait for its messages, and its budget leaves the others theirs.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ import trio
 
 from transport.peer_policy import PeerClass
 
-# of waiting for a stranger that has sent a full read each time: whoever only asks sends less than it gets
+# The longest wait of a stranger that fills each read. A stranger with mere requests sends less than it receives.
 STRANGER_WAIT_SECONDS_MAX = 5.0
-STEP_SECONDS = 0.0005  # of a handshake, or of a stranger's link, beside what is measured: socket, tasks, the loop's turns
-HOSTS_MAX = 1_024  # remembered; the one that was here longest ago is forgotten
-STRANGERS_LEAD_SECONDS = 0.2  # what strangers said is dealt with so long before more is read of them; reading would take all
-WAIT_SECONDS_MIN, WAIT_SECONDS_MAX = 0.001, 1.0  # until a budget is looked at again
+STEP_SECONDS = 0.0005  # per handshake step or stranger's read, beside the measured time: socket, tasks, event loop
+HOSTS_MAX = 1_024  # remembered; the least recent one is forgotten
+STRANGERS_LEAD_SECONDS = 0.2  # messages of strangers are handled this long before more are read, or reads would take all time
+WAIT_SECONDS_MIN, WAIT_SECONDS_MAX = 0.001, 1.0  # between checks of a budget
 
 
 class CpuShare(NamedTuple):
-    cpu_fraction: float  # of one
+    cpu_fraction: float  # of one processor
     burst_seconds: float  # seconds
 
 
-# A member's is what a link of 1 Gbit/s needs to be decrypted. A guest gets a state and a model, whose chunks cost little to send.
-# A stranger needs some dozen answers until it is a member.
+# A member's share decrypts a link of 1 Gbit/s. A guest downloads a state and a model, whose chunks cost little to send. A
+# stranger needs a few dozen answers until it is a member.
 LINK_SHARES = {
     PeerClass.STRANGER: CpuShare(0.02, 0.1),
     PeerClass.GUEST: CpuShare(0.25, 2.0),
     PeerClass.MEMBER: CpuShare(0.75, 10.0),
     PeerClass.VOTER: CpuShare(0.75, 10.0),
 }
-STRANGERS_SHARE = CpuShare(0.005, 0.02)  # and no more than a fiftieth of a second of theirs before a vote
-# Of hosts without members: some two links of strangers a second, a newcomer's among the first. Four hundred at once, thirty on a
-# slow computer: a peer that starts again does not know yet where members are. Votes go in between: they are taken step by step.
+STRANGERS_SHARE = CpuShare(0.005, 0.02)  # its burst of 20 ms may delay a vote
+# For hosts without members: two links of strangers per second, a newcomer's among the first. The burst allows 400 links, or 30 on
+# a slow computer, since a restarted peer does not know the hosts of members yet. Votes are handled between two steps.
 HANDSHAKES_SHARE = CpuShare(0.006, 1.0)
-# how soon is forgotten what a host has spent: it is only compared with what others have
+# Its rate is the decay of a host's debt. Debts of hosts are only compared with each other.
 HOST_HANDSHAKES_SHARE = CpuShare(0.01, 0.0)
-MEMBER_HOST_HANDSHAKES_SHARE = CpuShare(0.01, 0.5)  # as many at once: a network that was cut off behind one address comes back
+MEMBER_HOST_HANDSHAKES_SHARE = CpuShare(0.01, 0.5)  # the burst serves a whole network that reconnects from one address
 
 
 class CpuBucket:
@@ -67,16 +67,16 @@ class CpuBucket:
         self._at = now
 
     def debt_seconds(self, now: float) -> float:
-        """Seconds of a processor that it has spent and not paid back."""
+        """Return the seconds of processor time that are not paid back yet."""
         return max(0.0, self._spent - self.share.cpu_fraction * (now - self._at))
 
     def wait_seconds(self, now: float) -> float:
-        """Seconds until it has paid back what it spent too much."""
+        """Return the seconds until the debt is within the burst; 0 or less: it is."""
         return (self._spent - self.share.burst_seconds) / self.share.cpu_fraction - (now - self._at)
 
 
 class CpuAccount:
-    """What one link spends, or the handshakes of one host."""
+    """The processor time of one link, or of the handshakes of one host."""
 
     def __init__(self, share: CpuShare, shared: CpuBucket | None = None) -> None:
         self.own, self._shared = CpuBucket(share), shared
@@ -88,18 +88,21 @@ class CpuAccount:
             self._shared.spend(seconds, now)
 
     def wait_seconds(self) -> float:
-        """Seconds until both are paid back."""
+        """Return the seconds until its own and the shared budget allow more."""
         now = trio.current_time()
         return max(bucket.wait_seconds(now) for bucket in (self.own, self._shared) if bucket is not None)
 
 
 class HandshakeQueue:
-    """Waits for one budget: one at a time. Called is, of each host, a handshake that has begun: else new hosts would go first,
-    and of many none would come to an end. Then whoever has spent least lately, and of one host the connection that came first."""
+    """A queue of handshakes for one budget, which admits one at a time.
+
+    First comes, for each host, the handshake that has begun: else new hosts would always go first, and no handshake would finish.
+    Then comes the host with the least debt, and among its connections the earliest.
+    """
 
     def __init__(self, budget: CpuBucket) -> None:
         self.budget = budget
-        self._waiting: dict[trio.Event, tuple[HostCpuAccount, float]] = {}  # the one whose turn it is has been called
+        self._waiting: dict[trio.Event, tuple[HostCpuAccount, float]] = {}  # the event is set at its turn
 
     async def wait_for_turn(self, host: HostCpuAccount, came: float) -> None:
         called = trio.Event()
@@ -124,14 +127,14 @@ class HostCpuAccount(CpuAccount):
     def __init__(self, shared: HandshakeQueue | None) -> None:
         super().__init__(HOST_HANDSHAKES_SHARE if shared else MEMBER_HOST_HANDSHAKES_SHARE, shared.budget if shared else None)
         self.line = shared or HandshakeQueue(self.own)
-        self.begun: float | None = None  # when the connection came whose handshake had the last turn
+        self.begun: float | None = None  # arrival of the connection with the last turn
 
 
 class CpuQuota:
     def __init__(self) -> None:
         self.strangers = CpuBucket(STRANGERS_SHARE)
-        self._line = trio.Lock()  # of strangers: fair, first in, first out
-        self._handshakes = HandshakeQueue(CpuBucket(HANDSHAKES_SHARE))  # of hosts without members
+        self._line = trio.Lock()  # of strangers, first in, first out
+        self._handshakes = HandshakeQueue(CpuBucket(HANDSHAKES_SHARE))  # for hosts without members
         self._hosts: OrderedDict[tuple[str, bool], HostCpuAccount] = OrderedDict()
 
     def link_account(self, standing: PeerClass) -> CpuAccount:
@@ -147,11 +150,11 @@ class CpuQuota:
         return self._hosts[key]
 
     def strangers_wait_seconds(self) -> float:
-        """Seconds until what was read of them may be dealt with."""
+        """Return the seconds until messages of strangers may be handled."""
         return self.strangers.wait_seconds(trio.current_time()) - STRANGERS_LEAD_SECONDS
 
     async def wait_for_link(self, payer: CpuAccount, standing: PeerClass) -> float:
-        """Returns when more may be spent; the seconds that this took."""
+        """Wait until a link may be read, and return the seconds that this took."""
         started = trio.current_time()
         await wait_until_paid(payer.own)
         if standing is PeerClass.STRANGER:
@@ -161,7 +164,7 @@ class CpuQuota:
         return trio.current_time() - started
 
     async def wait_for_handshake(self, payer: CpuAccount, came: float) -> None:
-        """Returns when the next step may be taken. It is paid for in part, so that the next one in line sees that."""
+        """Wait for the next step of a handshake. A part of its cost is charged at once, so that the queue orders by it."""
         if isinstance(payer, HostCpuAccount):
             await payer.line.wait_for_turn(payer, came)
         else:
@@ -170,5 +173,5 @@ class CpuQuota:
 
 
 async def wait_until_paid(bucket: CpuBucket) -> None:
-    while (wait := bucket.wait_seconds(trio.current_time())) > 0:  # noqa: ASYNC110 - more may be spent meanwhile
+    while (wait := bucket.wait_seconds(trio.current_time())) > 0:  # noqa: ASYNC110 - the debt may grow meanwhile
         await trio.sleep(min(wait + WAIT_SECONDS_MIN, WAIT_SECONDS_MAX))

@@ -1,14 +1,13 @@
-"""The memory that links may hold: two budgets, one for all strangers and one for everybody else.
+"""Limits of the memory that links hold. There are two budgets: one for all strangers, and one for all other peers.
 
-What is counted: messages that wait to be sent, messages that came in part, messages that nobody has taken yet, and records of
-circuits, inside a relay and at their end. Within a budget
-every peer has an equal share, and may hold more while there is room. So whoever keeps to its share loses nothing, whatever the
-others do.
+An account counts messages to be sent, incomplete messages, received messages that are not delivered yet, and records of circuits,
+both in a relay and at their ends. Each peer has an equal share of its budget, and may hold more while there is room. So a peer
+within its share never loses its link to the excess of others.
 
-| the budget is full, and a peer needs room  | a message to it                          | a message of it, which is here already |
-|--------------------------------------------|------------------------------------------|----------------------------------------|
-| it would hold more than its share          | is refused                               | ends its link                          |
-| it keeps to its share                      | ends the link of the one that holds most | does so, too                           |
+| budget is full, and a peer      | a message to it                     | a message from it                     |
+|---------------------------------|-------------------------------------|---------------------------------------|
+| would exceed its share          | is refused                          | ends its link                         |
+| stays within its share          | ends the link of the largest holder | ends the link of the largest holder   |
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ import math
 from protocol.limits import MESSAGE_BYTES_MAX, SNAPSHOT_PART_BYTES_MAX
 from transport.peer_policy import PeerClass
 
-# Each of 512 links could hold 48 MiB of queues: 24 GiB. Now 200 voters have a share of 2.5 MiB each, and seven peers hold as much
-# as they ever could.
+# Without this budget each of 512 links could hold 48 MiB of queues, 24 GiB in all. With it, 200 voters have a share of 2.5 MiB
+# each, and seven peers can still fill their queues.
 MEMBERS_BYTES = 512 << 20
 STRANGERS_BYTES = 32 << 20
-STRANGERS_MAX = 16  # links: then one gives way for the next; each of them costs work at every height
+STRANGERS_MAX = 16  # links of strangers, since each costs work at every height; a new one evicts another
 
 assert MEMBERS_BYTES > STRANGERS_BYTES >= 2 * MESSAGE_BYTES_MAX, "one message is no reason to end a link"
 assert STRANGERS_BYTES // STRANGERS_MAX > SNAPSHOT_PART_BYTES_MAX + (64 << 10), "a share holds a part of a snapshot"
@@ -35,7 +34,7 @@ class MemoryBudget:
 
 
 class MemoryAccount:
-    """What one peer holds, in bytes: its link's queues, messages of it that nobody has taken yet, records of its circuits."""
+    """The bytes that one peer holds: its link's queues, its undelivered messages, and records of its circuits."""
 
     def __init__(self, owner: bytes = b"", budget: MemoryBudget | None = None) -> None:
         self.owner, self.held = owner, 0
@@ -51,7 +50,7 @@ class MemoryAccount:
             del self._budget.accounts[self.owner]
 
     def account_to_evict(self, size: int = 0) -> MemoryAccount | None:
-        """Who must give way so that there is room for `size` bytes more of this one, itself perhaps; None: there is room."""
+        """Return the account to evict for `size` more bytes of this one, which may be itself. None: there is room."""
         budget = self._budget
         if budget.held + size <= budget.bytes_max:
             return None
@@ -77,7 +76,7 @@ class MemoryQuota:
         return self._members.held + self._strangers.held
 
     def account_of(self, owner: bytes, standing: PeerClass) -> MemoryAccount:
-        """The one account of this peer, from now on in the budget that its standing gives it."""
+        """Return the only account of a peer, after moving it to the budget of its class."""
         budget = self._strangers if standing is PeerClass.STRANGER else self._members
         found = self._members.accounts.get(owner) or self._strangers.accounts.get(owner)
         if found is None:

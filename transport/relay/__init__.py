@@ -1,1 +1,1 @@
-"""Circuits through relays: reservations, forwarding, migration, and the watchdog of relays."""
+"""Circuits through relays: reservations, forwarding, sessions, and the watchdog of relays."""

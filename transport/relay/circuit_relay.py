@@ -1,8 +1,8 @@
-"""The relay's part of circuits: what it forwards between two of its links, to whom, in which order and how fast. Sans-IO.
+"""The relay's part of circuits: admission, order and rate of records between two of its links. Sans-IO.
 
-A circuit has two ends, each over a link of its own, and three lanes in each direction, one for each priority. Each hop of a lane
-has a window: the receiver of the hop holds at most so many bytes of it, and gives credit for what it has passed on. So a slow
-end slows down its own circuits alone, and the relay's memory is bounded. What is inside is sealed from end to end.
+A circuit has two ends, each with its own link to the relay, and three lanes in each direction, one for each priority. Each hop of
+a lane has a window of bytes that its receiver may hold. The receiver gives credit for bytes that it has passed on. So a slow end
+only slows down its own circuits, and the relay's memory is bounded. Records are encrypted from end to end.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from protocol.messages import CircuitCredit, CircuitData, CloseCircuit, Incoming
 from transport.quotas.memory_quota import MemoryAccount
 from transport.wire.framing import MESSAGE_OVERHEAD_BYTES, TAG_BYTES, Priority
 
-ROUNDING = 1e-6  # of what a budget saves, after a while that was just long enough
+ROUNDING = 1e-6  # rounding error of a bucket's level after the computed wait
 
 
 class TokenBucket:
-    """So many units a second, and `saved` at once. Whatever is due goes if nothing is owed for what went before."""
+    """A token bucket. An amount of any size may be spent as soon as the bucket has no debt."""
 
     def __init__(self, per_second: float, saved_max: float, least: int = 0) -> None:
-        """`least`: counted for whatever is less."""
+        """`per_second` units, with bursts of `saved_max`. Smaller amounts than `least` count as `least`."""
         self._rate, self._saved_max, self._least = per_second, saved_max, least
         self._saved, self._at = saved_max, -math.inf
 
     def wait_seconds(self, now: float) -> float:
-        """0: the next one may go."""
+        """Return the seconds until the next amount may be spent; 0: now."""
         self._saved = min(self._saved_max, self._saved + self._rate * (now - self._at))
         self._at = now
         return 0.0 if self._saved > -ROUNDING else -self._saved / self._rate
@@ -39,30 +39,30 @@ class TokenBucket:
         self._saved -= max(amount, self._least)
 
 
-WINDOW_BYTES = (32 << 10, 32 << 10, CIRCUIT_WINDOW_BYTES_MAX)  # by lane; part of the protocol: senders begin with as much credit
-RECORDS_MAX = tuple(size // TAG_BYTES for size in WINDOW_BYTES)  # none that holds anything is as short as its tag
-CREDIT_SHARE = 4  # credit is given in quarters of a window: one small message for several records
-CIRCUITS_MAX = 128  # forwarded at once; their windows hold 48 MiB of data, which the members that sent it pay for
-CIRCUITS_PER_PEER_MAX = 32  # one peer takes a quarter of them at most
-CIRCUIT_BYTES_PER_SECOND = 2 << 20  # of one circuit, both directions: a million parameters in two seconds
-RELAY_BYTES_PER_SECOND = 8 << 20  # of all circuits: what a home fibre's uplink can spare
-RECORD_COST_BYTES = 1 << 10  # of these budgets at least: shorter ones are as much work, and so 8,000 a second are the most
-# by lane, of that: so much of it goes before the other lanes, the rest behind them. So whoever
+WINDOW_BYTES = (32 << 10, 32 << 10, CIRCUIT_WINDOW_BYTES_MAX)  # by lane; part of the protocol: senders begin with it
+RECORDS_MAX = tuple(size // TAG_BYTES for size in WINDOW_BYTES)  # valid records are longer than their tag
+CREDIT_SHARE = 4  # credit is given in quarters of a window, so that several records share a message
+CIRCUITS_MAX = 128  # forwarded at once; their windows hold 48 MiB, which is charged to the senders
+CIRCUITS_PER_PEER_MAX = 32  # a quarter of all circuits at most
+CIRCUIT_BYTES_PER_SECOND = 2 << 20  # per circuit, both directions: a million parameters in two seconds
+RELAY_BYTES_PER_SECOND = 8 << 20  # of all circuits: affordable for the uplink of a home fibre
+RECORD_COST_BYTES = 1 << 10  # charged at least, since short records are as much work: 8,000 per second at most
+# By lane, the share of the relay's rate that precedes the other lanes. Records beyond it come after them. So a peer that marks
+# all records as votes leaves bulk a quarter. Agreement needs far less than half.
 PRIORITY_SHARES = (0.5, 0.25, 1.0)
-# marks all as votes leaves bulk a quarter; what agreement needs is far less than half
-BURST_SECONDS = 0.1  # what these budgets save up while nothing is sent
-CIRCUITS_PER_PAIR_MAX = 3  # both ends open one at once while an old one ends; so nobody takes all that another peer may have
-OPENINGS_PER_SECOND = 1.0  # of one peer, once it has opened as many circuits as it may have: each costs the other end a handshake
-RESERVE_REQUESTS_PER_SECOND = 0.1  # of one peer, after RESERVINGS_AT_ONCE: each is told to all links
-RESERVE_REQUESTS_BURST = 8  # a relay in use is asked anew after it was silent, every few seconds at most
-MEMBERS_MAX = 1024  # whose openings and reservings are remembered: a link that ends pays nothing back
-FORWARDED_AT_ONCE_MAX = 64  # records; then other tasks have their turn
+BURST_SECONDS = 0.1  # of these rates, saved while nothing is sent
+CIRCUITS_PER_PAIR_MAX = 3  # both ends may open one while an old one ends; one peer cannot use up the circuits of another
+OPENINGS_PER_SECOND = 1.0  # per peer, after CIRCUITS_PER_PEER_MAX: each costs the other end a handshake
+RESERVE_REQUESTS_PER_SECOND = 0.1  # per peer, after RESERVE_REQUESTS_BURST: each is announced to all links
+RESERVE_REQUESTS_BURST = 8  # a relay that was silent is asked again, every few seconds at most
+MEMBERS_MAX = 1024  # with remembered rates: a new link does not reset them
+FORWARDED_AT_ONCE_MAX = 64  # records between turns of other tasks
 
-PostMessage = Callable[[bytes, Any, Priority], bool]  # to a directly linked peer; False: it is not, or its queue is full
+PostMessage = Callable[[bytes, Any, Priority], bool]  # to a direct link; False: there is none, or its queue is full
 
 
 def _take_token(budget: TokenBucket, now: float) -> bool:
-    """One unit, if it is there."""
+    """Spend one unit if it is available, and return whether it was."""
     if budget.wait_seconds(now) > 0:
         return False
     budget.spend(1)
@@ -75,17 +75,17 @@ def _byte_bucket(per_second: float) -> TokenBucket:
 
 @dataclass(slots=True, eq=False)
 class CircuitQueue:
-    """One priority of one direction, inside the relay."""
+    """The relay's queue of one lane: one priority in one direction of a circuit."""
 
     circuit: Circuit
     source: bytes
     target: bytes
     priority: Priority
-    account: MemoryAccount  # the source's: pays for what waits
-    credit: int  # what the target takes now
+    account: MemoryAccount  # the source's, which is charged for the queue
+    credit: int  # bytes that the target accepts now
     queue: deque[bytes] = field(default_factory=deque)
     waiting: int = 0  # bytes in `queue`
-    owed_credit: int = 0  # bytes passed on, for which the source has no credit yet
+    owed_credit: int = 0  # bytes passed on, without credit to the source yet
 
     def push(self, record: bytes) -> None:
         self.queue.append(record)
@@ -110,15 +110,17 @@ class Circuit:
 
 
 class StartTimeFairQueue:
-    """The lanes of one priority that have a record, and credit for it: members that send take turns by bytes, however many
-    circuits they have, and the lanes of a member by records. This is start-time fair queueing (Goyal, Vin and Cheng, 1996).
+    """The lanes of one priority with a record and credit for it, in the order of start-time fair queueing.
+
+    Members take turns by bytes, regardless of the number of their circuits. The lanes of a member take turns by records. The
+    algorithm is of Goyal, Vin and Cheng (Start-time Fair Queuing, SIGCOMM 1996).
     """
 
     def __init__(self, first_share: float) -> None:
-        self.first = _byte_bucket(RELAY_BYTES_PER_SECOND * first_share)  # what goes before the other priorities
-        self._ready: dict[bytes, dict[CircuitQueue, None]] = {}  # by member
-        self._at: dict[bytes, float] = {}  # bytes: of each member, where its next record begins
-        self._now = 0.0  # where the last one began
+        self.first = _byte_bucket(RELAY_BYTES_PER_SECOND * first_share)  # budget that precedes the other priorities
+        self._ready: dict[bytes, dict[CircuitQueue, None]] = {}  # member -> its ready lanes
+        self._at: dict[bytes, float] = {}  # member -> start of its next record, in virtual bytes
+        self._now = 0.0  # start of the last record
 
     def add(self, lane: CircuitQueue) -> None:
         if lane.source not in self._ready:
@@ -132,13 +134,13 @@ class StartTimeFairQueue:
             self._ready.pop(lane.source, None)
 
     def next_queue(self, now: float) -> tuple[CircuitQueue | None, float]:
-        """Whose record goes, or None and when one may."""
+        """Return the lane of the next record, or None and the time when one may be sent."""
         wake, members = math.inf, sorted(self._ready, key=self._at.__getitem__)
         for position, member in enumerate(members):
             for lane in self._ready[member]:
                 wait = lane.circuit.budget.wait_seconds(now)
                 if wait == 0:
-                    for other in members[:position]:  # while their circuits have to wait, they save up no turns
+                    for other in members[:position]:  # members with waiting circuits save no turns
                         self._at[other] = self._at[member]
                     return lane, now
                 wake = min(wake, now + wait)
@@ -153,8 +155,11 @@ class StartTimeFairQueue:
 
 
 class CircuitRelay:
-    """`serves`: whether this peer forwards for that one. `takes`: whether it takes reservations now. `refuse` counts what was
-    refused, by reason. `account`: that peer's one."""
+    """The circuits and reservations of a relay.
+
+    `serves(peer)` returns whether the relay forwards for a peer, and `takes()` whether it accepts reservations. `refuse(reason)`
+    counts refusals. `account(peer)` returns the memory account of a peer.
+    """
 
     def __init__(
         self,
@@ -170,7 +175,7 @@ class CircuitRelay:
         self._of_peer: Counter[bytes] = Counter()
         self._turns = tuple(map(StartTimeFairQueue, PRIORITY_SHARES))  # by priority
         self._budget = _byte_bucket(RELAY_BYTES_PER_SECOND)
-        self._asking: OrderedDict[bytes, tuple[TokenBucket, TokenBucket]] = OrderedDict()  # of each member: reservings, openings
+        self._asking: OrderedDict[bytes, tuple[TokenBucket, TokenBucket]] = OrderedDict()  # member -> reservations, openings
 
     @property
     def reservations(self) -> RelayReservations:
@@ -204,7 +209,7 @@ class CircuitRelay:
         return self._asking[member]
 
     def cancel_reservations(self) -> None:
-        """All reservations. Circuits go on until they end."""
+        """Cancel all reservations. Circuits continue until they end."""
         self._reservations.clear()
 
     def on_unlinked(self, peer: bytes) -> None:
@@ -215,13 +220,13 @@ class CircuitRelay:
             turns.forget_member(peer)
 
     def close_unserved(self) -> None:
-        """Ends what it holds for peers that it serves no more: expelled ones, old keys."""
+        """Close the circuits and reservations of peers that are no longer members, such as expelled peers and old keys."""
         for circuit in list(self._circuits.values()):
             self._is_served(circuit)
         self._reservations = {peer for peer in self._reservations if self._serves(peer)}
 
     def _is_served(self, circuit: Circuit) -> bool:
-        """If it is not, it ends."""
+        """Return whether both ends are members. If not, close the circuit."""
         if all(map(self._serves, circuit.ends)):
             return True
         self._refuse("relay-not-member")
@@ -250,13 +255,13 @@ class CircuitRelay:
             or len(self._circuits) >= CIRCUITS_MAX
             or of_pair >= CIRCUITS_PER_PAIR_MAX
         )
-        # A name that is taken: nobody draws one of 2^128 by accident.
+        # A name that is in use is a fault, since two random names of 128 bits never collide.
         return "relay-full" if crowded or message.circuit in self._circuits else ""
 
     def on_message(self, peer: bytes, message: CircuitData | CircuitCredit | CloseCircuit) -> None:
         circuit = self._circuits.get(message.circuit)
         if circuit is None or peer not in circuit.ends:
-            return  # it was closed while this message was on its way, or it is none of this peer's
+            return  # the circuit was closed meanwhile, or is not this peer's
         other = circuit.ends[peer == circuit.ends[0]]
         match message:
             case CircuitData(priority=priority, data=data):
@@ -277,9 +282,10 @@ class CircuitRelay:
                 self._post(other, CloseCircuit(circuit.circuit_id, message.reason), Priority.VOTE)
 
     def forward_records(self, now: float) -> float:
-        """Pass on what may go now; when more may go (`now`: at once, other tasks had to have their turn).
+        """Forward the records that may be sent now, and return the time of the next call.
 
-        Votes of all members go first, then control, then bulk; votes and control beyond their share go last.
+        The time is `now` if more could be sent, but other tasks get a turn. Votes of all members come first, then control, then
+        bulk. Votes and control beyond their share come last.
         """
         for _ in range(FORWARDED_AT_ONCE_MAX):
             if (wait := self._budget.wait_seconds(now)) > 0:
@@ -292,7 +298,7 @@ class CircuitRelay:
         return now
 
     def _next(self, now: float) -> tuple[CircuitQueue | None, float]:
-        """Whose record goes, or None and when one may."""
+        """Return the lane of the next record, or None and the time when one may be sent."""
         wake = math.inf
         first = [turns for turns in self._turns if turns.first.wait_seconds(now) == 0]
         for turns in (*first, *(turns for turns in reversed(self._turns) if turns not in first)):
@@ -313,7 +319,7 @@ class CircuitRelay:
         self._budget.spend(size)
         turns = self._turns[lane.priority]
         turns.charge_member(lane.source, size)
-        turns.remove(lane)  # and behind the others, if it has more
+        turns.remove(lane)  # if it has more records, it goes behind the others
         self._mark_ready(lane)
         if not self._post(lane.target, CircuitData(lane.circuit.circuit_id, lane.priority, record), lane.priority):
             self._close(lane.circuit, "relay-full")
@@ -322,7 +328,7 @@ class CircuitRelay:
             lane.owed_credit = 0
 
     def _mark_ready(self, lane: CircuitQueue) -> None:
-        """It may have become ready: a record has come, or credit."""
+        """Add a lane to its queue if it has a record and enough credit."""
         if lane.queue and lane.credit >= len(lane.queue[0]):
             self._turns[lane.priority].add(lane)
 

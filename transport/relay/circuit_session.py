@@ -1,15 +1,15 @@
-"""The session of a circuit's two ends, whose records go through a relay. Sans-IO.
+"""The session between the two ends of a circuit, whose records pass through a relay. Sans-IO.
 
-The handshake is that of a direct link, with the circuit's name in the prologue. Then each priority is a lane with a cipher of its
-own, so that the relay can let a vote overtake bulk without being able to read, change, repeat or drop any record unnoticed.
-Data that goes in and out is one record: the lane in the first byte, then what crosses the relay.
+The handshake is that of a direct link, with the circuit's name in the prologue. Then each priority is a lane with its own cipher.
+So the relay can let a vote overtake bulk, but any attempt to read, change, repeat or drop a record fails or is noticed. Input and
+output of the session are single records: a byte with the lane, then the bytes for the relay.
 
-A relay may hold one lane back and let others pass (`RelayWatchdog`):
+A relay may withhold one lane and forward others (`RelayWatchdog`):
 
-| lane | it is held back, if the peer says of nothing new that it has arrived |
+| lane | counts as withheld if the peer reports no new bytes |
 |---|---|
-| votes | for SILENT_SECONDS: a ping goes out each second |
-| control, bulk | for WITHHELD_SECONDS, while something is under way |
+| votes | for SILENT_SECONDS, since a ping is sent each second |
+| control, bulk | for WITHHELD_SECONDS, while bytes are under way |
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from protocol.limits import CIRCUIT_RECORD_BYTES_MAX
 from transport.wire.framing import TAG_BYTES, ByPriority, Message, Priority
 from transport.wire.noise_session import CipherState, KeyPair, NoiseSession, PeerAuthenticated
 
-CREDIT_BYTES_MIN: Final = 1 << 10  # with less credit nothing is sent: slivers cost more than they fill
+CREDIT_BYTES_MIN: Final = 1 << 10  # with less credit nothing is sent, since small records are inefficient
 
 
 class CircuitSession(NoiseSession):
-    """`credit`: the bytes that the relay takes now in a lane."""
+    """A session over a circuit. `credit(lane)` returns the bytes that the relay accepts now in a lane."""
 
     def __init__(
         self,
@@ -60,13 +60,13 @@ class CircuitSession(NoiseSession):
         return super().receive(data[1:])
 
     def next_priority(self) -> Priority | None:
-        """The first one in which something waits and may be sent."""
+        """Return the first priority with a message and credit to send it. None: there is none."""
         return next((one for one in Priority if self.outbox.has_waiting(one) and self._credit(one) >= CREDIT_BYTES_MIN), None)
 
     def data_to_send(self, frame_bytes: int = CIRCUIT_RECORD_BYTES_MAX - TAG_BYTES) -> bytes:
         data, self._ready = self._ready, b""
         if data:
-            return bytes([Priority.VOTE]) + data  # the lane that nothing overtakes
+            return bytes([Priority.VOTE]) + data  # no other lane overtakes it
         lane = None if self._dead or not self._sealing else self.next_priority()
         if lane is None:
             return b""
@@ -88,16 +88,16 @@ class CircuitSession(NoiseSession):
         return list(self.inbox.receive_frame(self._opening[self._lane].decrypt(record)))
 
 
-SILENT_SECONDS: Final = 2.0  # of a relay in use, or a circuit: two pings; then another one is reserved at, or opened
-WITHHELD_SECONDS: Final = 8.0  # an uplink of 2 Mbit/s that 64 circuits share carries a record of each in four
+SILENT_SECONDS: Final = 2.0  # of a relay or circuit in use: two pings. Then another relay is reserved, or another circuit opened.
+WITHHELD_SECONDS: Final = 8.0  # an uplink of 2 Mbit/s carries one record of each of 64 circuits in four seconds
 
 
 class RelayWatchdog:
-    """One direction of a circuit, as its speaker sees it."""
+    """A detector of lanes that a relay withholds, in one direction of a circuit, at its sender."""
 
     def __init__(self, now: float) -> None:
         self._arrived = [0, 0, 0]  # bytes
-        self._since = [now, now, now]  # when more of it had arrived, or nothing was under way
+        self._since = [now, now, now]  # last report of new bytes, or last time with nothing under way
 
     def on_arrived(self, arrived: ByPriority, now: float) -> None:
         for lane in Priority:
@@ -105,7 +105,10 @@ class RelayWatchdog:
                 self._arrived[lane], self._since[lane] = arrived[lane], now
 
     def is_withholding(self, sent: ByPriority, now: float, *, listens: bool) -> bool:
-        """To be asked a few times a second. `listens`: what the peer says is being read; else nothing is known."""
+        """Return whether the relay withholds a lane. Call this a few times a second.
+
+        `listens`: the reports of the peer are being read. Otherwise nothing is known.
+        """
         for lane in Priority:
             if not listens or (lane is not Priority.VOTE and sent[lane] <= self._arrived[lane]):
                 self._since[lane] = now

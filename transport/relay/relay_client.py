@@ -1,14 +1,14 @@
-"""Links through third peers: where this peer has reserved, circuits to others that have, and what it forwards itself.
+"""Links through relays: this peer's reservations, its circuits to other peers, and its own work as a relay.
 
-A peer that cannot be dialed reserves at two members that it has dialed. Each relay tells its links who has reserved. Whoever
-lacks a link to one of them opens a circuit. Both ends treat it as a link from then on, until there is a direct one.
+A peer that cannot be dialed makes reservations at two members that it has dialed. Each relay announces its reservations to its
+links. A peer without a link to such a peer opens a circuit to it. Both ends use the circuit as a link until a direct one exists.
 
-What arrives is said by whoever receives it, so a circuit that fails says nothing certain of its relay:
+Delivery is reported by the receiver, which may lie. So a failed circuit does not prove that its relay is faulty:
 
-| circuits over a relay                                            | then it is chosen last                            |
+| circuits over a relay                                            | the relay is chosen last                          |
 |------------------------------------------------------------------|---------------------------------------------------|
-| with one member have failed                                      | for circuits with this member                     |
-| fail with BLAMED_BY members or more, and work with fewer others  | for all circuits, and for reservations, too       |
+| to one member have failed                                        | for circuits to this member                       |
+| fail to BLAMES_MIN members or more, and work to fewer members    | for all circuits and for reservations             |
 """
 
 from __future__ import annotations
@@ -43,40 +43,40 @@ from transport.wire.framing import MESSAGE_OVERHEAD_BYTES, Priority
 
 log = logging.getLogger(__name__)
 
-RESERVATIONS = 2  # where a peer reserves: one may go without notice
-CHECK_SECONDS = 0.25  # between looks at what is missing: reservations, circuits, what others are to be told
-RESERVE_SECONDS = 2.0  # for the relay's answer; then another one is asked
-REFUSED_SECONDS = 5.0  # until a relay that has refused is asked again: it may not know yet that this peer is a member
-PING_SECONDS = 1.0  # of silence, after which a relay in use is pinged: sooner than other links
-# of who has reserved here, to all links, after TELLINGS_AT_ONCE: many may reserve and take it back
+RESERVATIONS = 2  # per peer, since one relay may disappear
+CHECK_SECONDS = 0.25  # between checks of reservations, circuits and announcements
+RESERVE_SECONDS = 2.0  # for the relay's answer, before another one is asked
+REFUSED_SECONDS = 5.0  # until a relay that refused is asked again, since it may not know yet that this peer is a member
+PING_SECONDS = 1.0  # of silence, after which a relay in use is pinged, earlier than other links
+# Announcements of reservations to all links, after ANNOUNCEMENTS_BURST: many peers may reserve and cancel.
 ANNOUNCEMENTS_PER_SECOND = 1.0
-ANNOUNCEMENTS_BURST = 8  # a relay that starts is asked by all that have lost one
-GRACE_SECONDS = 0.5  # so long a direct link may still come by itself; three times as long for the larger key of two
-RETRY_SECONDS = 0.25  # a pause before the next try lies between 0 and this, twice as much after each failure, at most
+ANNOUNCEMENTS_BURST = 8  # a new relay is asked by all peers that have lost one
+GRACE_SECONDS = 0.5  # for a direct link to appear by itself; three times as long for the larger key of two
+RETRY_SECONDS = 0.25  # the largest pause before a retry, doubled by each failure; the pause is random
 RETRY_SECONDS_MAX = 10.0
-STABLE_SECONDS = 30.0  # a circuit that held this long was a success: its relay is as good as any for this peer
-BLAMES_MIN = 2  # one that lies about what arrives has no relay dropped for others
-OPENING_MAX = 16  # circuits whose handshake is not complete: of those that this peer opens, and of others' over each relay
-ENDS_MAX = 256  # circuits that end here
+STABLE_SECONDS = 30.0  # after which a circuit counts as a success, and clears the failures of its relay with this peer
+BLAMES_MIN = 2  # so that one liar about deliveries does not discredit a relay for others
+OPENING_MAX = 16  # circuits in a handshake: opened by this peer, and by others over each relay
+ENDS_MAX = 256  # circuits with an end here
 
-ServeCircuit = Callable[["CircuitStream", bytes], Awaitable[None]]  # stream, peer; returns at the end
+ServeCircuit = Callable[["CircuitStream", bytes], Awaitable[None]]  # (stream, peer); returns at the end of the circuit
 
 
 class CircuitStream:
-    """One end of a circuit. Bytes in and out are records, as `transport.relay.circuit_session` has them."""
+    """One end of a circuit. Its input and output are records of `transport.relay.circuit_session`."""
 
     def __init__(self, name: bytes, carrier: PeerLink, opens: bool) -> None:
         self.circuit_id, self.carrier, self.is_opener = name, carrier, opens
-        self.link: PeerLink | None = None  # since the handshake is complete, and both ends use it
-        self.failed = False  # it brought nothing, or not all; another relay was to take over
-        self.account, self._held = carrier.memory_account, 0  # pays for what has arrived: the relay's, and then that of the link
+        self.link: PeerLink | None = None  # set when the handshake is complete and both ends use the link
+        self.failed = False  # bytes were withheld, so that another relay should take over
+        self.account, self._held = carrier.memory_account, 0  # charged for records: the relay's, later that of the link
         self.ended = False
         self.credited: Callable[[], None] = lambda: None
         self.credit = list(WINDOW_BYTES)
         self._arrived: tuple[deque[bytes], ...] = (deque(), deque(), deque())
-        self._unread = [0, 0, 0]  # bytes that the relay has no credit for yet
-        self._read = [0, 0, 0]  # of them, those that were read
-        self._last = (Priority.VOTE, 0)  # lane and size of the record that is being worked on
+        self._unread = [0, 0, 0]  # received bytes without credit to the relay yet
+        self._read = [0, 0, 0]  # those of them that were read
+        self._last = (Priority.VOTE, 0)  # lane and size of the record in progress
         self._news = trio.Event()
 
     def on_credit(self, message: CircuitCredit) -> None:
@@ -84,7 +84,7 @@ class CircuitStream:
         self.credited()
 
     def on_data(self, message: CircuitData) -> bool:
-        """False: more than the window holds."""
+        """Queue a record. False: it exceeds the window."""
         if self.ended:
             return True
         is_full = self._unread[message.priority] + len(message.data) > WINDOW_BYTES[message.priority]
@@ -101,7 +101,7 @@ class CircuitStream:
         self.account.add_bytes(size)
 
     def switch_account(self, account: MemoryAccount) -> None:
-        """What this end holds is this account's from now on."""
+        """Charge the memory of this end to another account from now on."""
         self.account.add_bytes(-self._held)
         self.account = account
         account.add_bytes(self._held)
@@ -114,7 +114,7 @@ class CircuitStream:
         self._news.set()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """The next record, of the first lane that has one; empty at the end."""
+        """Return the next record, of the first lane with one; empty at the end."""
         await trio.lowlevel.checkpoint()
         self._give_credit()
         while not self.ended:
@@ -129,7 +129,7 @@ class CircuitStream:
         return b""
 
     def _give_credit(self) -> None:
-        """For the record before: whoever asks for another one has done with it."""
+        """Give credit for the previous record, which is finished when the next one is read."""
         lane, size = self._last
         self._last = (lane, 0)
         self._read[lane] += size
@@ -148,23 +148,27 @@ class CircuitStream:
             raise trio.BrokenResourceError("the relay's link does not take it")
 
     async def send_eof(self) -> None:
-        """What was sent last says so itself."""
+        """Do nothing, since the last message (`LinkClosing`) marks the end."""
         await trio.lowlevel.checkpoint()
 
 
 @dataclass(slots=True)
 class _CircuitDemand:
-    """A peer without a link, or with one over a silent relay, which another relay forwards to."""
+    """The need of a circuit to a peer that has no link, or a link over a silent relay."""
 
     since: float
     tries: int = 0
     next_at: float = 0.0
-    opened: bool = False  # by us, and not ended
+    opened: bool = False  # by this peer, and not ended
 
 
 class RelayClient:
-    """`serves`: members, for whom this peer forwards and through whom it goes. `relaying`: whether it forwards at all.
-    `reachable`: a peer that is relayed needs others to forward to it. `changed`: is told who does, again and again."""
+    """The relays and circuits of a peer.
+
+    `serves(peer)` returns whether a peer is a member, which this peer relays for and may use as a relay. `relaying` is its own
+    mode as a relay. `reachable()` returns its reachability: only a RELAYED peer needs relays. `changed(relays)` is called at each
+    check with the relays in use.
+    """
 
     def __init__(
         self,
@@ -183,12 +187,12 @@ class RelayClient:
         self._serves, self._relaying, self._reachable = serves, relaying, reachable
         self._refuse, self._random, self._changed = refuse, random, changed
         self.relay = CircuitRelay(self._post, serves, self._accepts_reservations, refuse, lambda peer: links[peer].memory_account)
-        self._offers: dict[bytes, frozenset[bytes]] = {}  # relay -> who has reserved there
-        self._asked: dict[bytes, float] = {}  # relay -> when it was asked for our reservation
-        self._refused: dict[bytes, float] = {}  # relay -> when it may be asked again
-        self._failures: defaultdict[bytes, Counter[bytes]] = defaultdict(Counter)  # relay -> by peer, since a circuit held
-        self._missing: dict[tuple[bytes, bytes | None], _CircuitDemand] = {}  # by peer and the silent relay
-        self._silent: set[bytes] = set()  # relays in use from which nothing comes
+        self._offers: dict[bytes, frozenset[bytes]] = {}  # relay -> peers with a reservation there
+        self._asked: dict[bytes, float] = {}  # relay -> time of our request for a reservation
+        self._refused: dict[bytes, float] = {}  # relay -> time of the next request
+        self._failures: defaultdict[bytes, Counter[bytes]] = defaultdict(Counter)  # relay -> failures by peer
+        self._missing: dict[tuple[bytes, bytes | None], _CircuitDemand] = {}  # by peer and its silent relay
+        self._silent: set[bytes] = set()  # relays in use that are silent
         self._ends: dict[bytes, CircuitStream] = {}
         self._told: RelayReservations | None = None
         self._tellings = TokenBucket(ANNOUNCEMENTS_PER_SECOND, ANNOUNCEMENTS_BURST)
@@ -212,7 +216,7 @@ class RelayClient:
             link.queue_message(self.relay.reservations, Priority.CONTROL)
 
     def on_unlinked(self, link: PeerLink) -> None:
-        """A direct link has ended, and with it all circuits over it."""
+        """Handle the end of a direct link, which ends all circuits over it."""
         self.relay.on_unlinked(link.peer)
         self._offers.pop(link.peer, None)
         self._asked.pop(link.peer, None)
@@ -221,7 +225,7 @@ class RelayClient:
                 stream.end_stream()
 
     def on_message(self, link: PeerLink, message: Any) -> None:
-        """A message of `protocol.messages.CIRCUIT_MESSAGES`, over a direct link."""
+        """Handle a message of `protocol.messages.CIRCUIT_MESSAGES` from a direct link."""
         match message:
             case ReserveRelay():
                 self.relay.set_reservation(link.peer, message.wanted, trio.current_time())
@@ -251,7 +255,7 @@ class RelayClient:
             stream.end_stream()
 
     def _find_silent_relays(self, now: float) -> None:
-        """Sees which relays in use are silent: one without power closes no connection."""
+        """Find the silent relays in use, since a relay without power does not close its connections."""
         self._silent.clear()
         for relay in {*self._asked, *(stream.carrier.peer for stream in self._ends.values())} & self._links.keys():
             seconds = self._links[relay].failure_detector.silent_seconds(now)
@@ -279,17 +283,17 @@ class RelayClient:
         for relay in sorted(usable, key=self._rank)[: max(0, RESERVATIONS - len(heard))]:
             if self._post(relay, ReserveRelay(True), Priority.CONTROL):
                 self._asked[relay] = now
-        for relay in heard[RESERVATIONS:]:  # one that was silent is back
+        for relay in heard[RESERVATIONS:]:  # a silent relay is back, so one is superfluous
             self._post(relay, ReserveRelay(False), Priority.CONTROL)
             del self._asked[relay]
 
     def _active_relays(self) -> tuple[bytes, ...]:
-        """The members that forward to this peer now; silent ones where there are no others."""
+        """Return the relays that forward to this peer, silent ones only if there are too few others."""
         forwarding = [relay for relay in self._asked if self._me in self._offers.get(relay, ())]
         return tuple(sorted(sorted(forwarding, key=self._rank)[:RESERVATIONS]))
 
     def _rank(self, relay: bytes, peer: bytes = b"") -> tuple[bool, int, bool, bytes]:
-        """Good ones first, for circuits with this peer or for reservations; of these, others than the other peers choose."""
+        """Return a sort key of a relay for circuits to `peer`, or for reservations. A hash spreads peers over the relays."""
         spread = hashlib.sha256(self._me + relay).digest()
         return relay in self._silent, self._failures[relay][peer], self._is_blamed(relay), spread
 
@@ -316,7 +320,7 @@ class RelayClient:
                 nursery.start_soon(self._dial, peer, min(relays, key=partial(self._rank, peer=peer)), missing)
 
     def _failing_circuits(self, now: float) -> dict[bytes, bytes]:
-        """By peer, the relay over which it is linked in vain."""
+        """Return the relays that withhold bytes or are silent, by the peers that are linked over them."""
         failing = dict[bytes, bytes]()
         for stream in self._ends.values():
             link = stream.link
@@ -329,7 +333,7 @@ class RelayClient:
 
     async def _dial(self, peer: bytes, relay: bytes, missing: _CircuitDemand) -> None:
         carrier = self._links.get(relay)
-        if carrier is None or carrier.relay is not None:  # lost since this was decided
+        if carrier is None or carrier.relay is not None:  # lost since the decision
             missing.opened = False
             return
         start = trio.current_time()
@@ -339,7 +343,7 @@ class RelayClient:
         await self._serve_end(stream, peer)
         now = trio.current_time()
         missing.tries = 0 if stream.link else missing.tries + 1
-        if not stream.failed:  # that was counted when it did
+        if not stream.failed:  # else `_failing_circuits` has counted it
             failed = self._failures[relay].pop(peer, 0) + 1
             if stream.link is None or now - start < STABLE_SECONDS:
                 self._failures[relay][peer] = failed
@@ -358,13 +362,13 @@ class RelayClient:
     def _refusal_reason(self, relay: PeerLink, message: IncomingCircuit) -> str | None:
         if relay.peer not in self._asked or message.circuit in self._ends:
             return "circuit-unasked"
-        if not self._serves(message.peer):  # a relay may say so of anybody
+        if not self._serves(message.peer):  # a relay may name any key
             return "relay-not-member"
         crowded = self._half_open(relay) >= OPENING_MAX or len(self._ends) >= ENDS_MAX
         return "too-many-links" if crowded else None
 
     def _half_open(self, carrier: PeerLink | None = None) -> int:
-        """Circuits whose handshake is not complete: others' over this link; None: those that this peer opens."""
+        """Count circuits in a handshake: those of others over this link, or those that this peer opens if it is None."""
         return sum(
             stream.link is None and carrier is (None if stream.is_opener else stream.carrier) for stream in self._ends.values()
         )
@@ -396,7 +400,7 @@ class RelayClient:
         return self._relaying is RelayMode.ON or (self._relaying is RelayMode.AUTO and is_direct)
 
     def _announce_reservations(self, now: float) -> None:
-        """Who has reserved here, once anybody may; to all, when it has changed."""
+        """Announce changed reservations to all direct links. Nothing is announced before this peer first accepts reservations."""
         if self._relaying is RelayMode.AUTO and self._reachable() is ReachabilityState.RELAYED:
             self.relay.cancel_reservations()
         if self._told is None and not self._accepts_reservations():
@@ -411,6 +415,6 @@ class RelayClient:
                 link.queue_message(reservations, Priority.CONTROL)
 
     def _post(self, peer: bytes, message: Any, priority: Priority) -> bool:
-        """Over a direct link; circuits go through one relay, never through two."""
+        """Queue a message on a direct link, since a circuit never passes through two relays."""
         link = self._links.get(peer)
         return link is not None and link.relay is None and link.queue_message(message, priority)

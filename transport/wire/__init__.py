@@ -1,1 +1,1 @@
-"""Bytes on a link: frames, the Noise handshake, encrypted sessions."""
+"""Bytes on a link: frames, encrypted Noise sessions, failure detection, measurements."""

@@ -1,10 +1,10 @@
-"""When does a peer count as gone? A failure detector for one link. Sans-IO; time is an argument.
+"""A failure detector for one link. Sans-IO; time is an argument.
 
-A peer is suspected after a fixed silence, or after a longer one where silences of this link have come near that. The
-bound is that of the φ accrual failure detector (Hayashibara, Défago, Yared and Katayama, SRDS 2004), silences taken as normal:
-φ(t) = −log10 P(a silence lasts longer than t), and φ ≥ 8 exactly where t ≥ mean + 5.61 standard deviations.
+A peer is suspected after a fixed silence, or after a longer one if earlier silences of its link were nearly as long. The bound is
+that of the φ accrual failure detector (Hayashibara, Défago, Yared and Katayama, SRDS 2004) for normally distributed silences.
+There φ(t) = −log10 P(a silence lasts longer than t), and φ ≥ 8 exactly if t ≥ mean + 5.61 standard deviations.
 
-Silence is counted only while somebody listens: a link that its own reader leaves alone says nothing about the peer.
+Silence is counted only while this peer reads the link. A link that is not read tells nothing about its peer.
 """
 
 from __future__ import annotations
@@ -13,39 +13,39 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-PING_SECONDS = 5.0  # the setting `ping_seconds` says otherwise, `suspect_seconds` the next
+PING_SECONDS = 5.0  # default of the setting `ping_seconds`; the next one of `suspect_seconds`
 SUSPECT_SECONDS = 15.0  # three pings
-PROBE_SECONDS = 1.0  # between pings of a link on which one was not answered: with three pings alone, a link that loses a fifth of
-# them would be suspected a dozen times an hour among seven peers
-DEVIATIONS = 5.61  # of a normal distribution, beyond which lie 1e-8: φ = 8, as Hayashibara's paper and later users of it have it
+# With three pings only, a network of seven peers that loses a fifth of its pings would have a dozen suspicions per hour.
+PROBE_SECONDS = 1.0  # between pings after an unanswered one
+DEVIATIONS = 5.61  # of a normal distribution, exceeded with probability 1e-8: φ = 8, as in Hayashibara's paper and its later uses
 SILENCES_KEPT = 200  # a quarter of an hour of pings
-SILENCES_MIN = 30  # two minutes of them; fewer say nothing about how they spread
-SILENCE_SECONDS_MIN = 1.0  # what is shorter is no silence: bulk, which comes frame by frame, would push the others out
-SUSPECT_FACTOR_MAX = 2.0  # times the fixed silence: a peer that stays silent now and then does not earn more
-IDLE_FACTOR = 2.5  # times it: then the link ends
+SILENCES_MIN = 30  # two minutes of them; fewer give no useful deviation
+SILENCE_SECONDS_MIN = 1.0  # shorter ones are not recorded, or the gaps between frames of bulk would replace all others
+SUSPECT_FACTOR_MAX = 2.0  # times the fixed silence, even for a peer that is often silent
+IDLE_FACTOR = 2.5  # times the fixed silence, after which the link ends
 
 assert SUSPECT_FACTOR_MAX < IDLE_FACTOR, "a peer is suspected before its link ends"
 
 
 @dataclass(frozen=True, slots=True)
 class KeepaliveConfig:
-    """How often links are pinged, and what silence is suspicious."""
+    """The interval of pings, and the silence that makes a peer suspected, both in seconds."""
 
     ping_seconds: float = PING_SECONDS
     suspect_seconds: float = SUSPECT_SECONDS
 
     @property
     def idle_seconds(self) -> float:
-        """A link that brings nothing for so long is dead."""
+        """Silence after which a link is closed."""
         return IDLE_FACTOR * self.suspect_seconds
 
 
 class LinkFailureDetector:
-    """How long nothing has come over one link, and how long that may be."""
+    """The current silence of one link, and its bound."""
 
     def __init__(self, pace: KeepaliveConfig, now: float) -> None:
         self._pace = pace
-        self._since: float | None = now  # None: nobody listens
+        self._since: float | None = now  # start of the silence; None: the link is not read
         self._usual: deque[float] = deque(maxlen=SILENCES_KEPT)
         self.suspect_seconds = pace.suspect_seconds
 
@@ -53,9 +53,9 @@ class LinkFailureDetector:
         self._since = now
 
     def record_arrival(self, now: float) -> None:
-        """Something came, and is worked on until `resume_listening`."""
+        """End the silence. A new one begins at `resume_listening`, after the message is handled."""
         seconds, self._since = self.silent_seconds(now), None
-        # An outage is no habit: with it in the history the next one would be noticed late (Akka leaves it out, too).
+        # An outage is left out of the history, as in Akka. Otherwise the next one would be detected late.
         if SILENCE_SECONDS_MIN <= seconds < self.suspect_seconds:
             self._usual.append(seconds)
             self.suspect_seconds = self._suspicion_timeout()
@@ -71,7 +71,7 @@ class LinkFailureDetector:
         return self.silent_seconds(now) >= self.suspect_seconds
 
     def next_ping_at(self, now: float, due: float) -> float:
-        """When to ping, if `due` is the regular time: sooner where an answer is overdue."""
+        """Return the time of the next ping: `due`, or earlier if an answer is overdue."""
         return min(due, max(now, now - self.silent_seconds(now) + self._pace.ping_seconds + PROBE_SECONDS))
 
     def _suspicion_timeout(self) -> float:

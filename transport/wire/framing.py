@@ -1,8 +1,8 @@
-"""Messages in and out of frames: three priorities, fragments, small messages packed together. Sans-IO.
+"""Framing of messages, with three priorities, fragments, and several small messages in a frame. Sans-IO.
 
-A frame's plaintext is a sequence of records `flags u8, length u16, bytes`. Bits 0-1 of the flags are the priority, bit 2 the
-channel, bit 3 says that the message goes on in a later record of the same priority. Each priority has at most one unfinished
-message, so that records need no numbers: Noise keeps the order of frames.
+A frame's plaintext is a sequence of records `flags u8, length u16, bytes`. Bits 0-1 of the flags are the priority, and bit 2 is
+the channel. Bit 3 is set if the message continues in a later record of the same priority. Each priority has at most one
+unfinished message, and Noise keeps the order of frames, so records need no numbers.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from transport.quotas.memory_quota import MemoryAccount
 
 TAG_BYTES = 16  # Poly1305
 FRAME_PLAINTEXT_MAX = min(FRAME_BYTES_MAX, 65535) - TAG_BYTES  # a Noise message is at most 65535 bytes
-MESSAGE_OVERHEAD_BYTES = 64  # counted for each queued message, so that empty ones are bounded too
+MESSAGE_OVERHEAD_BYTES = 64  # counted for each queued message, which bounds empty ones too
 
 ByPriority = tuple[int, int, int]  # indexed by Priority
 
 _RECORD = struct.Struct(">BH")
 _MORE = 0b1000
-_FRAGMENT_BYTES_MIN = 512  # a message is not begun in a frame with less room than this: slivers cost more than they fill
+_FRAGMENT_BYTES_MIN = 512  # least room in a frame to begin a message, since small fragments are inefficient
 
 
 class Priority(enum.IntEnum):
-    """The order in which waiting bytes leave: a frame is filled with votes first, then control, then bulk."""
+    """Priorities of messages. A frame is filled with votes first, then control, then bulk."""
 
-    VOTE = 0  # what a decision waits for; never dropped silently: a peer that cannot take it loses the connection
+    VOTE = 0  # needed for decisions, so never dropped silently: a peer that is too slow loses the connection
     CONTROL = 1
     BULK = 2
 
 
-# Bytes waiting to be sent to one peer, by priority. Each must hold at least one message of the largest size.
+# Queued bytes for one peer, by priority. Each queue must hold at least one message of the largest size.
 QUEUE_BYTES_MAX: Mapping[Priority, int] = {
     Priority.VOTE: 2 * MESSAGE_BYTES_MAX,
     Priority.CONTROL: 2 * MESSAGE_BYTES_MAX,
@@ -46,7 +46,7 @@ QUEUE_BYTES_MAX: Mapping[Priority, int] = {
 
 class Channel(enum.IntEnum):
     APPLICATION = 0  # opaque to transport
-    LINK = 1  # transport's own messages
+    LINK = 1  # messages of transport itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +57,14 @@ class Message:
 
 
 class Outbox:
-    """What waits to be sent to one peer. Nothing is put into a frame before that frame is asked for."""
+    """The queued messages for one peer. They are put into frames only on request."""
 
     def __init__(self) -> None:
         self._queues: tuple[deque[tuple[Channel, bytes]], ...] = (deque(), deque(), deque())
-        self._offsets = [0, 0, 0]  # how much of each queue's first message has been sent
+        self._offsets = [0, 0, 0]  # sent bytes of each queue's first message
         self._waiting = [0, 0, 0]
         self._sent = [0, 0, 0]
-        self.account = MemoryAccount()  # pays for what waits
+        self.account = MemoryAccount()  # charged for queued bytes
         self._is_over = False
 
     def __bool__(self) -> bool:
@@ -75,7 +75,7 @@ class Outbox:
 
     @property
     def held(self) -> int:
-        """Bytes that wait."""
+        """Queued bytes."""
         return sum(self._waiting)
 
     @property
@@ -93,7 +93,7 @@ class Outbox:
         return True
 
     def finish_with(self, channel: Channel, data: bytes) -> None:
-        """Nothing is sent any more but this, with a priority in which no message was begun; not even this if there is none."""
+        """Replace all queued messages by a last one, in a priority without a begun message. Without one, send nothing."""
         whole = [priority for priority in Priority if not self._offsets[priority]]
         self.account.add_bytes(-self.held)
         for queue in self._queues:
@@ -104,7 +104,7 @@ class Outbox:
         self._is_over = True
 
     def withdraw_waiting(self, priority: Priority, unwanted: Callable[[bytes], bool]) -> None:
-        """Takes back what waits, but for a message that has begun to leave."""
+        """Remove unwanted messages of a priority, except one that is sent in part."""
         queue = self._queues[priority]
         begun = [queue.popleft()] if self._offsets[priority] else []
         kept = [message for message in queue if not unwanted(message[1])]
@@ -116,7 +116,7 @@ class Outbox:
         queue.extend([*begun, *kept])
 
     def move_waiting(self, other: Outbox, priority: Priority) -> None:
-        """All that was not begun to be sent, as far as the other one has room."""
+        """Move messages to another outbox while it has room, except one that is sent in part."""
         queue = self._queues[priority]
         begun = [queue.popleft()] if self._offsets[priority] else []
         while queue and other.push(*queue[0], priority):
@@ -126,9 +126,9 @@ class Outbox:
         queue.extendleft(begun)
 
     def next_frame(self, capacity: int = FRAME_PLAINTEXT_MAX, priorities: Iterable[Priority] = Priority) -> bytes:
-        """The plaintext of the next frame; empty if nothing waits.
+        """Return the plaintext of the next frame, empty if no message is queued.
 
-        A frame is opened when all of it is there. So where the link is slow, and frames are small, no bulk travels behind a vote.
+        A receiver decrypts a frame only when it is complete. So over a slow link, with small frames, no bulk follows a vote.
         """
         records: list[bytes | memoryview] = []
         is_small, votes = capacity < FRAME_PLAINTEXT_MAX, self._sent[Priority.VOTE]
@@ -156,17 +156,17 @@ class Outbox:
 
 
 class Inbox:
-    """Frames in, whole messages out. Holds at most one unfinished message of each priority."""
+    """The receiver of frames, which joins fragments into messages. It holds at most one unfinished message of each priority."""
 
     def __init__(self) -> None:
         self._partial: list[bytearray | None] = [None, None, None]
         self._channels = [Channel.APPLICATION] * 3
         self._received = [0, 0, 0]
-        self.account = MemoryAccount()  # pays for what came in part
+        self.account = MemoryAccount()  # charged for incomplete messages
 
     @property
     def held(self) -> int:
-        """Bytes of messages that came in part."""
+        """Bytes of incomplete messages."""
         return sum(len(partial) for partial in self._partial if partial is not None)
 
     @property
@@ -174,7 +174,7 @@ class Inbox:
         return self._received[0], self._received[1], self._received[2]
 
     def receive_frame(self, frame: bytes) -> list[Message]:
-        """The messages that `frame` completes. Raises `RemoteProtocolError`; the inbox is then of no more use."""
+        """Return the messages that `frame` completes. Raises `RemoteProtocolError`, after which the inbox is unusable."""
         messages: list[Message] = []
         position = 0
         while position < len(frame):

@@ -1,7 +1,7 @@
-"""What one link carries, measured by what it carries anyway: round trips, throughput, retransmissions. Sans-IO.
+"""Passive measurements of a link from its normal traffic: round trips, throughput, retransmissions. Sans-IO.
 
-A `LinkMeter` belongs to one connection, and says how large its next frame may be. A `LinkHistory` belongs to a peer, and outlives
-its connections. Time is an argument, in seconds of a monotonic clock.
+A `LinkMeter` belongs to one connection, and limits the size of its frames. A `LinkHistory` belongs to a peer, and outlives its
+connections. Time is an argument, in seconds of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from typing import Final
 
 from transport.wire.framing import FRAME_PLAINTEXT_MAX
 
-VOTE_WAIT_SECONDS: Final = 0.025  # a vote waits as long for the frame being sent, and again for what the kernel has not sent yet
-# of a frame, and of what lies unsent: below, headers, calls and wake-ups cost more than they spare
+VOTE_WAIT_SECONDS: Final = 0.025  # that a vote waits for the current frame, and again for unsent bytes in the kernel
+# Smaller frames or limits of unsent bytes cost more headers, calls and wake-ups than they save.
 PIECE_BYTES_MIN: Final = 4 << 10
-PIECE_BYTES_START: Final = 16 << 10  # as long as nothing is measured: 130 ms in all at 2 Mbit/s
+PIECE_BYTES_START: Final = 16 << 10  # before the first measurement: 130 ms in all at 2 Mbit/s
 UNSENT_BYTES_MAX: Final = 128 << 10  # two frames of the largest size: a fast link is never idle while the next one is sealed
-WINDOW_SECONDS: Final = 0.1  # of one sample: more than an answer of the peer's kernel takes on most links
-BURST_SECONDS_MIN: Final = 0.005  # a burst that is shorter, or smaller, went into buffers, and says nothing of the link
+WINDOW_SECONDS: Final = 0.1  # of one sample: on most links longer than an answer of the peer's kernel
+BURST_SECONDS_MIN: Final = 0.005  # shorter or smaller bursts only fill buffers, and do not measure the link
 BURST_BYTES_MIN: Final = 64 << 10
-TRIPS_KEPT: Final = 5  # the median of so many pings leaves out two that waited behind something
+TRIPS_KEPT: Final = 5  # pings, whose median ignores two that waited behind other bytes
 MINUTE_SECONDS: Final = 60.0
 MINUTES_KEPT: Final = 60
 
 assert PIECE_BYTES_MIN < PIECE_BYTES_START < FRAME_PLAINTEXT_MAX < UNSENT_BYTES_MAX
 
-# total_retrans, bytes_acked, notsent_bytes, data_segs_out, dsack_dups: Linux 4.19 and later.
+# Fields total_retrans, bytes_acked, notsent_bytes, data_segs_out and dsack_dups of Linux 4.19 and later.
 _TCP_INFO = struct.Struct("=100xI16xQ16xI8xI56xI")
 TCP_INFO_BYTES: Final = _TCP_INFO.size
 
 
 @dataclass(frozen=True, slots=True)
 class TcpInfo:
-    """What the kernel says of a connection since it began; in bytes where nothing else is said."""
+    """The kernel's counters of a connection since its start, in bytes unless another unit is named."""
 
-    delivered: int  # the peer's kernel has said that it has them
-    unsent: int  # handed over and never sent
-    sent: int  # segments with data, with retransmissions; 0: it does not say
-    retransmitted: int  # segments, without those that the peer says it had
+    delivered: int  # acknowledged by the peer's kernel
+    unsent: int  # passed to the kernel and not sent yet
+    sent: int  # segments with data, including retransmissions; 0: unknown
+    retransmitted: int  # segments, except those reported as duplicates
 
     @classmethod
     def parse(cls, tcp_info: bytes) -> TcpInfo | None:
-        """None: this kernel is older, or another one."""
+        """Parse the structure `tcp_info` of Linux. None: the kernel is too old."""
         if len(tcp_info) < TCP_INFO_BYTES:
             return None
         retransmitted, delivered, unsent, sent, needless = _TCP_INFO.unpack_from(tcp_info)
@@ -53,15 +53,15 @@ class TcpInfo:
 
 @dataclass(slots=True)
 class MinuteStats:
-    number: int  # of the clock
+    number: int  # minute of the clock
     trips: int = 0
     trip_least: float = 0.0  # seconds, like the next two
     trip_sum: float = 0.0
     trip_most: float = 0.0
-    carried: int = 0  # bytes, in the seconds in which more was always waiting
-    carrying: float = 0.0
-    burst: float = 0.0  # the fastest sample of what came to its end at once, bytes a second: the link carries that at least
-    sent: int = 0  # segments, with retransmissions
+    carried: int = 0  # bytes, in samples with waiting bytes throughout
+    carrying: float = 0.0  # seconds of these samples
+    burst: float = 0.0  # bytes per second of the fastest burst, a lower bound of the throughput
+    sent: int = 0  # segments, including retransmissions
     retransmitted: int = 0
 
     def add_round_trip(self, seconds: float) -> None:
@@ -74,7 +74,7 @@ class MinuteStats:
 
 
 class LinkHistory:
-    """The last hour of one peer's links, by the minute; minutes without a measurement are left out."""
+    """The last hour of one peer's links, by the minute, without minutes that have no measurement."""
 
     def __init__(self) -> None:
         self._minutes: deque[MinuteStats] = deque(maxlen=MINUTES_KEPT)
@@ -89,37 +89,38 @@ class LinkHistory:
         return tuple(minute for minute in self._minutes if minute.number > now // MINUTE_SECONDS - MINUTES_KEPT)
 
     def bytes_per_second(self, now: float) -> float | None:
-        """Of the last minute in which more was waiting than the link carried, or else of the fastest burst."""
+        """Return the throughput of the last minute with waiting bytes throughout a sample, or else that of the fastest burst."""
         minutes = self.minutes(now)
         full = [minute.carried / minute.carrying for minute in minutes if minute.carrying]
         return full[-1] if full else max((minute.burst for minute in minutes), default=0.0) or None
 
     def retransmitted(self, now: float) -> float | None:
-        """The share of all segments sent; None: nothing was counted."""
+        """Return the share of retransmitted segments. None: none were counted."""
         minutes = self.minutes(now)
         sent, again = sum(minute.sent for minute in minutes), sum(minute.retransmitted for minute in minutes)
-        return max(0, again) / sent if sent else None  # what was needless is heard a round trip later, perhaps in the next minute
+        return max(0, again) / sent if sent else None  # a duplicate is reported a round trip later, perhaps in the next minute
 
 
 class LinkMeter:
-    """The throughput of one connection, and the pieces that follow from it.
+    """The throughput of one connection, and the sizes of frames that follow from it.
 
-    | a sample                                                 | the rate                          |
+    | during a sample                                | the estimated rate becomes                        |
     |---|---|
-    | more was waiting here and in the kernel all the time     | goes half-way there, in logarithms |
-    | the kernel ran dry, so this peer was slow and not the link | rises to it, or stays              |
+    | bytes always waited, here and in the kernel    | the geometric mean of the old and the sample's rate |
+    | the kernel's queue was empty once              | the sample's rate if that is higher               |
 
-    Without the second line a peer that is busy would take its own pauses for a slow link, send smaller pieces, and be slower.
+    An empty queue means that this peer was slow, and not the link. Without the second rule, a busy peer would take its own pauses
+    for a slow link, send smaller frames, and become slower.
     """
 
     def __init__(self, history: LinkHistory) -> None:
         self.history = history
-        self.bytes_per_second: float | None = None  # as it is now
+        self.bytes_per_second: float | None = None  # current estimate
         self._trips: deque[float] = deque(maxlen=TRIPS_KEPT)
-        self._since: float | None = None  # the window; None: nothing waits
-        self._delivered = 0  # at its start
+        self._since: float | None = None  # start of the sample; None: no bytes wait
+        self._delivered = 0  # at the start of the sample
         self._was_dry = True
-        self._sent = self._retransmitted = 0  # in the history already
+        self._sent = self._retransmitted = 0  # segments that the history has already
 
     @property
     def round_trip_seconds(self) -> float | None:
@@ -147,9 +148,9 @@ class LinkMeter:
         self.history.minute_at(now).add_round_trip(seconds)
 
     def on_busy(self, kernel: TcpInfo, now: float) -> None:
-        """Something waits to be sent; called before each frame."""
+        """Measure before each frame, while bytes wait to be sent."""
         if self._since is None:
-            self._open(kernel, now, was_dry=True)  # what it delivers at first was under way for longer
+            self._open(kernel, now, was_dry=True)  # the first delivered bytes were under way before
             return
         self._was_dry = self._was_dry or kernel.unsent == 0
         if now - self._since >= WINDOW_SECONDS:
@@ -157,7 +158,7 @@ class LinkMeter:
             self._open(kernel, now, was_dry=kernel.unsent == 0)
 
     def on_idle(self, kernel: TcpInfo, now: float) -> None:
-        """All of it is with the kernel."""
+        """End the sample when all bytes are in the kernel."""
         if self._since is not None and now - self._since >= BURST_SECONDS_MIN:
             self._was_dry = True
             self._sample(kernel, now)

@@ -1,22 +1,22 @@
-"""One encrypted connection: bytes in, events out. Sans-IO; after an error it is dead.
+"""One encrypted connection: bytes in, events out. Sans-IO; unusable after an error.
 
-The handshake is `Noise_XX_25519_ChaChaPoly_SHA256` after the Noise Protocol Framework, revision 34; the names are the document's.
+The handshake is `Noise_XX_25519_ChaChaPoly_SHA256` of the Noise Protocol Framework, revision 34, with the names of that document.
 
-Both sides open with a preamble in clear: magic, wire version, and a tag of the chain. Peers of different wire versions, or of
-different chains, part. The preamble lets a person be told *why* two peers do not talk; nothing is trusted because of it. The
-Noise prologue says the same in full, so a preamble changed on the way fails the handshake. The three handshake messages have
-fixed lengths; after them come frames: `length u16, ciphertext`.
+Both sides begin with an unencrypted preamble: magic, wire version, and a tag of the chain. Peers with different wire versions or
+chains close the connection. The preamble explains to a person *why* two peers do not talk, and is not trusted. The prologue of
+Noise repeats it with the whole chain id, so that the handshake fails if the preamble was changed on the way. The three handshake
+messages have fixed lengths. They are followed by frames: `length u16, ciphertext`.
 
-Who is it? The encrypted payloads of messages 2 and 3 carry an Ed25519 key and its signature over (context, chain id, role,
-handshake hash). That hash covers the prologue, both ephemeral keys and the ciphertext of the signer's static key. The keys that
-open this ciphertext follow from the two ephemeral keys, so the hash stands for the static key itself. Therefore
+The encrypted payloads of messages 2 and 3 authenticate the peers. Each has an Ed25519 key and its signature of (context, chain
+id, role, handshake hash). The hash covers the prologue, both ephemeral keys and the ciphertext of the signer's static key. The
+keys that decrypt this ciphertext follow from the two ephemeral keys, so the hash also binds the static key. Therefore:
 
-- a signature fits one handshake: whoever relays it into another one has other ephemeral keys, hence another hash;
-- nobody can put an identity of their own on somebody else's handshake: the payload is encrypted under keys that need a private
-  key of one of the two ends;
-- the responder's signature does not name the initiator, but the initiator's does name the responder, whose encrypted identity is
-  in its hash, and no third party can write message 3 for ephemeral keys it did not make: both ends name each other or one fails;
-- the role keeps a signature from being sent back to its author.
+- a signature fits one handshake only, since another one has other ephemeral keys and so another hash;
+- a third party cannot put its own identity on a handshake, since the payload is encrypted with keys that need a private key of
+  one of the two ends;
+- both ends name each other, or one of them fails. The responder's signature does not name the initiator. But the initiator's does
+  name the responder, whose encrypted identity is in its hash. No third party can write message 3 for ephemeral keys of others;
+- the role prevents the reflection of a signature to its author.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from transport.wire.framing import FRAME_PLAINTEXT_MAX, TAG_BYTES, Inbox, Messag
 
 PROTOCOL_NAME: Final = b"Noise_XX_25519_ChaChaPoly_SHA256"
 DH_BYTES: Final = 32
-NONCE_MAX: Final = 2**64 - 1  # reserved by the document: never used for a message
+NONCE_MAX: Final = 2**64 - 1  # reserved by the document, and never used for a message
 
 _MESSAGES: Final = (  # section 7.5
-    ("e",),  # -> from the initiator
+    ("e",),  # -> sent by the initiator
     ("e", "ee", "s", "es"),  # <-
     ("s", "se"),  # ->
 )
 
 MAGIC: Final = b"folkmoot"
-CHAIN_TAG_BYTES: Final = 8  # tells chains apart for a person; the prologue holds the whole chain id
+CHAIN_TAG_BYTES: Final = 8  # enough to explain a wrong chain to a person; the prologue has the whole chain id
 PREAMBLE_BYTES: Final = len(MAGIC) + 2 + CHAIN_TAG_BYTES
 IDENTITY_BYTES: Final = 32 + 64  # Ed25519 key and signature
-HANDSHAKE_BYTES: Final = (  # of the three messages
+HANDSHAKE_BYTES: Final = (  # lengths of the three messages
     DH_BYTES,
     DH_BYTES + DH_BYTES + TAG_BYTES + IDENTITY_BYTES + TAG_BYTES,
     DH_BYTES + TAG_BYTES + IDENTITY_BYTES + TAG_BYTES,
@@ -75,7 +75,7 @@ class CipherState:
         self._nonce = nonce
 
     def split_by_priority(self, count: int) -> tuple[CipherState, ...]:
-        """Of a fresh state: for messages that may overtake those of other lanes (section 11.4). Each has nonces of its own."""
+        """Split a fresh state into lanes with separate nonces, whose messages may overtake each other (section 11.4)."""
         assert self._nonce == 0, "these nonces are in use"
         return tuple(CipherState(self._key, lane * (NONCE_MAX // count)) for lane in range(count))
 
@@ -141,7 +141,7 @@ class HandshakeState:
         return self._step == len(_MESSAGES)
 
     def write_message(self, payload: Callable[[bytes], bytes]) -> bytes:
-        """The next message. `payload` gets the handshake hash over everything before it, this message's keys included."""
+        """Return the next message. `payload` gets the handshake hash over all before it, with the keys of this message."""
         if self.complete or self._initiator_writes() != self._initiator:
             raise LocalProtocolError("not our turn in the handshake")
         message = b"".join([self._write_token(token) for token in _MESSAGES[self._step]])
@@ -150,7 +150,7 @@ class HandshakeState:
         return message
 
     def read_message(self, message: bytes) -> tuple[bytes, bytes]:
-        """The payload, and the handshake hash over everything before it. Raises `RemoteProtocolError`."""
+        """Return the payload, and the handshake hash over all before it. Raises `RemoteProtocolError`."""
         if self.complete or self._initiator_writes() == self._initiator:
             raise LocalProtocolError("not the peer's turn in the handshake")
         for token in _MESSAGES[self._step]:
@@ -161,7 +161,7 @@ class HandshakeState:
         return payload, hash_before
 
     def split(self) -> tuple[CipherState, CipherState]:
-        """The ciphers to send and to receive with."""
+        """Return the ciphers to send and to receive with."""
         if not self.complete:
             raise LocalProtocolError("the handshake is not complete")
         first, second = self._symmetric.split()
@@ -198,14 +198,14 @@ class HandshakeState:
             raise RemoteProtocolError("truncated", "a handshake message is too short")
 
     def _mix_dh(self, token: str) -> None:
-        """`es` is between the initiator's ephemeral and the responder's static key, whoever computes it."""
+        """Mix in a shared secret. At both ends `es` is of the initiator's ephemeral and the responder's static key."""
         mine = token[0] if self._initiator else token[1]
         theirs = token[1] if self._initiator else token[0]
         key_pair = self._e if mine == "e" else self._s
         public = self._re if theirs == "e" else self.remote_static
         try:
             self._symmetric.mix_key(bindings.crypto_scalarmult(key_pair.private, public))
-        except SodiumError:  # libsodium refuses an all-zero result: the other side would have chosen the secret
+        except SodiumError:  # libsodium rejects an all-zero secret, which the other side would have chosen
             raise RemoteProtocolError("low-order-key", "a public key of small order") from None
 
 
@@ -216,21 +216,24 @@ def _hkdf(chaining_key: bytes, material: bytes) -> tuple[bytes, bytes]:
 
 
 def chain_tag(chain_id: bytes) -> bytes:
-    """What a network shows of itself to everybody."""
+    """Return the public tag of a network, which does not reveal its chain id."""
     return hashlib.sha256(chain_id).digest()[:CHAIN_TAG_BYTES]
 
 
 @dataclass(frozen=True, slots=True)
 class PeerAuthenticated:
-    """The peer has proven its key, and nobody else can read or write on this connection."""
+    """The peer has proven its key, and no third party can read or write on this connection."""
 
     peer: bytes
-    incarnation: bytes  # the peer's static Noise key: another one means that the peer has started again
+    incarnation: bytes  # the peer's static Noise key, which is new at each start of the peer
 
 
 class NoiseSession:
-    """`expected`: the only key to talk to. `context`: part of the prologue, so that both ends mean the same way of carrying it.
-    The key pairs are arguments so that the core holds no randomness; the ephemeral one must be fresh for each session."""
+    """One side of an encrypted connection.
+
+    `expected` is the only accepted key of the peer, if any. `context` is a part of the prologue, so that both ends agree on the
+    transport. Key pairs are arguments, since the core has no randomness. The ephemeral one must be new for each session.
+    """
 
     def __init__(
         self,
@@ -260,7 +263,7 @@ class NoiseSession:
             self._open()
 
     def receive(self, data: bytes) -> list[PeerAuthenticated | Message]:
-        """What `data` completes. Raises `RemoteProtocolError`, and only `LocalProtocolError` from then on."""
+        """Return the events that `data` completes. Raises `RemoteProtocolError`, and after that only `LocalProtocolError`."""
         if self._dead:
             raise LocalProtocolError("this session has failed")
         self._buffer += data
@@ -274,13 +277,13 @@ class NoiseSession:
         return events
 
     def receive_eof(self) -> None:
-        """The peer has closed its side. Raises `RemoteProtocolError` if that cuts something off."""
+        """Record that the peer has closed its side. Raises `RemoteProtocolError` if a handshake or frame is incomplete."""
         self._dead = True
         if self._buffer or self.peer is None:
             raise RemoteProtocolError("truncated", "the connection ended inside a handshake or frame")
 
     def data_to_send(self, frame_bytes: int = FRAME_PLAINTEXT_MAX) -> bytes:
-        """Handshake bytes, or one sealed frame of at most `frame_bytes` in clear; empty if there is nothing to send now."""
+        """Return handshake bytes, or one sealed frame with at most `frame_bytes` of plaintext; empty if nothing is to be sent."""
         data, self._ready = self._ready, b""
         if data or self._dead or self._ciphers is None:
             return data
@@ -306,14 +309,14 @@ class NoiseSession:
 
     def _read_preamble(self) -> list[PeerAuthenticated | Message] | None:
         theirs = bytes(self._buffer[:PREAMBLE_BYTES])
-        # Refused at the first wrong byte: a program that speaks something else may never send this many.
+        # The first wrong byte is refused, since another program may never send a whole preamble.
         if theirs[: len(MAGIC)] != MAGIC[: len(theirs)]:
             raise RemoteProtocolError("not-folkmoot", "something else speaks on this connection")
         if len(theirs) < PREAMBLE_BYTES:
             return None
         version = int.from_bytes(theirs[len(MAGIC) : len(MAGIC) + 2], "big")
         if not self._initiator:
-            self._open()  # also to a peer that is refused now: it reads there why
+            self._open()  # even a refused peer gets the preamble, which shows the reason
         if version != WIRE_VERSION:
             raise RemoteProtocolError("wrong-version", f"the peer speaks wire version {version}, this one {WIRE_VERSION}")
         if theirs != self._preamble():
