@@ -70,7 +70,7 @@ def _jsonl(asked: ProjectSpec, lines: Lines) -> Iterator[str]:
 
 
 def _csv(asked: ProjectSpec, lines: Lines) -> Iterator[str]:
-    """A row a task, for spreadsheets: its label in words, how many voted, and how many of them as the label."""
+    """Yield a row for each task, for spreadsheets: its label in words, its number of votes, and how many are for the label."""
     places = range(1, 1 + max((len(line["items"]) for line in lines() if "text" in line), default=0))
     yield _row(["number", "text", *(f"item{place}" for place in places), "label", "votes", "agree", "height", "task", "time"])
     for line in lines():

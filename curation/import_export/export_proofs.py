@@ -46,7 +46,7 @@ LABELS_PROOF: Final = "labels.proof"
 PAGES_PROOF: Final = "pages.proof"
 PROJECT_PROOF: Final = "project.proof"
 PAGES: Final = "pages"
-PROVEN_BYTES_MAX: Final = (1 + ASSIGNED_MAX) * (ROW_BYTES_MAX + 34 * 256)  # of one line: rows of its task and of all assignments of the task
+PROVEN_BYTES_MAX: Final = (1 + ASSIGNED_MAX) * (ROW_BYTES_MAX + 34 * 256)  # of a line: its task and the task's assignments
 
 
 R = TypeVar("R")
@@ -63,7 +63,7 @@ class RowWithProof:
 @dataclass(frozen=True, slots=True)
 class LineProof:
     task: RowWithProof
-    votes: Annotated[tuple[RowWithProof, ...], Length(0, ASSIGNED_MAX)]  # assignments of all annotators of the task, in the order of its row
+    votes: Annotated[tuple[RowWithProof, ...], Length(0, ASSIGNED_MAX)]  # all assignments of the task, in the order of its row
 
 
 @dataclass(frozen=True, slots=True)

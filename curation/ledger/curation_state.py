@@ -226,7 +226,7 @@ class Redaction:
     project: Digest
     page: Annotated[int, Between(0, PAGES_MAX - 1)]
     index: Annotated[int, Between(0, PAGE_TASKS_MAX - 1)]  # of the entry
-    old: Digest  # of the page as it was
+    old: Digest  # of the page before
     digest: Digest  # of the page after
     bytes: Annotated[int, Between(1, PAGE_BYTES_MAX)]
 

@@ -96,7 +96,7 @@ class GoldAnswerProof:
 
 @dataclass(frozen=True, slots=True)
 class RevealGold:
-    """`curation/reveal-gold`, by the project's author: the right answers of some tasks of a page, before the close begins."""
+    """`curation/reveal-gold`, by the project's author before the close begins: reveals right answers of some tasks of a page."""
 
     project: Digest
     page: Annotated[int, Between(0, PAGES_MAX - 1)]
