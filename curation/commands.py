@@ -127,7 +127,7 @@ async def tasks(asked: CommandContext[CurationRpc]) -> None:
             exported = await asked.api.export_task_proofs(options.what, str(Path(folder).expanduser().absolute()))
             asked.show(f"{exported.path}: {exported.tasks} settled tasks, each with its proof: `peer tasks verify {folder}`")
         case "verify":
-            # The import needs the whole ledger, so other commands do without it. Verification needs no peer.
+            # This import loads the whole ledger, which no other command needs. Verification works without a peer.
             from curation.import_export.export_proofs import verification_table, verify_folder
 
             asked.show(verification_table(verify_folder(Path(options.what).expanduser(), options.chain_id), options.chain_id))

@@ -10,14 +10,14 @@ PROJECTS_MAX: Final = 256  # of one network, including those whose close is not 
 OPTIONS_MAX: Final = 16  # a confusion table of one annotator then has 16 × 16 counts and fits into a row
 OPTION_CHARACTERS_MAX: Final = 64
 GUIDELINES_BYTES_MAX: Final = 64 << 10
-VOTES_MAX: Final = 7  # of a task; more votes change few labels, so its author reviews it
+VOTES_MAX: Final = 7  # of a task, which its author then reviews: more votes change few labels
 RANKED_MIN, RANKED_MAX = 3, 9
 CLOSING_ROWS_PER_BATCH: Final = 1_024  # rows that a batch reads or writes for a project's close, about 40 ms of one core
 CLOSING_CELLS_PER_ROW: Final = 256  # votes × classes that an iteration of an estimate processes in the time of one row
 PRICE_MAX: Final = 1_000_000  # points for one task
 
 PAGE_TASKS_MAX: Final = 256  # a proof of one task then has eight digests
-PROOF_DIGESTS_MAX: Final = 8  # of a proof of one task of a page
+PROOF_DIGESTS_MAX: Final = 8  # in a proof of one task
 PAGE_BYTES_MAX: Final = 1 << 20
 PAGES_MAX: Final = 4_096  # of one project: a million tasks
 TEXT_CHARACTERS_MAX: Final = 20_000  # of a task's text, or of one of its items

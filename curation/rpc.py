@@ -77,7 +77,7 @@ class KappaView:
     second: str
     second_name: str
     common: int  # units that both have answered, see `annotator_agreement`
-    kappa: str  # a fraction; empty: both always gave the same one answer
+    kappa: str  # a fraction; empty: all answers of both are the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +108,12 @@ class CurationRpc(Protocol):
         """Return the tasks of a project that wait for its author."""
 
     async def review_task(self, task: str, number: int | None, label: tuple[str, ...]) -> str:
-        """Set the label of such a task, as its author. The task is an id, or a project with `number`."""
+        """Set the label of a task that waits for its author. `task` is its id, or the project of the task with this number."""
 
     async def redact_task(self, task: str, number: int | None) -> str:
-        """Redact a task as its author, or vote for that as a voter.
+        """Redact a task as its author, or vote for that as a voter. Returns a sentence with the result.
 
-        Returns a sentence with the result. The task is as in `review_task`.
+        `task` and `number` are as in `review_task`.
         """
 
     async def export_tasks(self, project: str, path: str, format: str = "jsonl") -> TaskExportView:

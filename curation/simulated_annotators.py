@@ -1,7 +1,7 @@
 """Simulated people of `peer demo --annotate`, and their tasks: sentences of the built-in text, intact or shuffled.
 
 A simulated person speaks HTTP like any annotator's program, and no daemon knows its accuracy. Its mistakes are spread evenly over
-its answers, because a run of bad luck says nothing about the method of labels.
+its answers, because a run of bad luck would say nothing about the quality of labels.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from protocol import codec
 from protocol.identity import Identity, signing_preimage
 
 INTACT, SHUFFLED = OPTIONS = ("intact", "shuffled")  # an answer is an index into it
-# Only words and commas, so that shuffled sentences differ from others in nothing but their order.
+# Only words and commas, so that a shuffled sentence consists of words alone, too.
 SENTENCE = re.compile(r"(?<=\. )[A-Z][a-z]+(?:,? [a-z]+){7,15}\.(?= [A-Z]|$)")
-ACCURACY_MIN, ACCURACY_MAX = 0.85, 0.95  # share of right answers; people have evenly spread ones
+ACCURACY_MIN, ACCURACY_MAX = 0.85, 0.95  # share of right answers, spread evenly over the people
 CARELESS_ACCURACY = 0.5  # of one person, if there are at least CARELESS_FROM people
 CARELESS_FROM = 5  # people
 REPLY_SECONDS_MAX = 30.0
-PAUSE_SECONDS = 1.0  # after a reply that allows nothing to be done now
+PAUSE_SECONDS = 1.0  # after a reply without progress
 TASKS_AT_ONCE = 2  # with more of them, a task waits longer for its votes
 
 
@@ -107,7 +107,7 @@ class SimulatedAnnotator:
     accuracy: float
     site: ServingPeerClient
     truth: Mapping[str, int]  # index of the right answer, by text
-    mistakes: float  # expected mistakes, from a start between 0 and 1; an answer is wrong if this reaches a whole number
+    mistakes: float  # expected mistakes, from a start between 0 and 1; an answer is wrong when it passes a whole number
     token: str = ""
     chain_id: bytes = b""
     sent_answers: dict[str, tuple[Answer, bytes]] = field(default_factory=dict)  # answer and salt by assignment, drawn once

@@ -25,7 +25,7 @@ TIME_TYPE: Final = integer_type(0, 2**53 - 1)
 class ClientClass:
     """Class of clients that authenticate with a token, such as operators.
 
-    `RouteHandlers.authorizers` of one feature checks it.
+    One feature checks tokens in `RouteHandlers.authorizers`.
     """
 
     name: str  # of the security scheme in the OpenAPI document

@@ -120,8 +120,8 @@ def pairwise_kappas(
 ) -> list[tuple[bytes, bytes, int, Fraction | None]]:
     """Return pairs of annotators, the lower key first, with their number of common units and κ.
 
-    `units`: value by annotator, for each unit. Only pairs with at least `least` common units count, and at most `most` of them:
-    those with most common units.
+    `units`: value by annotator, for each unit. At most `most` pairs are returned: those with most common units, each with at
+    least `least` of them.
     """
     both: dict[tuple[bytes, bytes], list[tuple[int, int]]] = {}
     for said in units:

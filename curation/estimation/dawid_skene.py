@@ -27,8 +27,8 @@ from curation.estimation.online_dawid_skene import PRIOR_WRONG
 # The Dirichlet prior of a row: PRIOR_RIGHT tasks answered rightly, PRIOR_WRONG wrongly. With 6, tasks of a common class go to a
 # rare one. With 12, tables of liars stay near those of unknown annotators (decision 110).
 PRIOR_RIGHT: Final = 8
-ITERATIONS: Final = 30  # 60 more change one label of 67,500, over five seeds of all crowds of `benchmarks.labels`
-REVIEW_ITERATION: Final = 20  # the ten iterations after it suffice for the contrary solution
+ITERATIONS: Final = 30  # 60 more change one of 67,500 labels (five seeds of all crowds of `benchmarks.labels`)
+REVIEW_ITERATION: Final = 20  # the ten iterations after it suffice to reach the contrary solution
 NO_GOLD: Final[Ints] = np.zeros((0, 2), dtype=np.int64)
 CLASS_PRIOR_TASKS: Final = 1  # prior number of tasks of each class
 
@@ -65,9 +65,9 @@ class ConfusionTables:
 class DawidSkene:
     """Estimate of one question with `classes` answers. It begins with shares of the votes, and `run_iteration` improves it.
 
-    `votes` has a row for each vote: task, annotator, class. Tasks and annotators count from 0, and no two rows have the same two.
-    A task or an annotator may be without votes. `gold` has a row for each task whose class is known: task, class. 16 classes and
-    a million votes take 128 MB for each array of `run_iteration`.
+    `votes` has a row for each vote: task, annotator, class. Tasks and annotators count from 0, and an annotator has at most one
+    vote on a task. A task or an annotator may be without votes. `gold` has a row for each task whose class is known: task, class.
+    16 classes and a million votes take 128 MB for each array of `run_iteration`.
     """
 
     def __init__(self, classes: int, tasks: int, annotators: int, votes: Ints, gold: Ints = NO_GOLD) -> None:
@@ -148,7 +148,7 @@ class DawidSkene:
 
 
 def pin_gold_classes(chance: Ints, gold: Ints) -> Ints:
-    """Make the classes of `gold` certain in `chance`, in place, and return it. Rows with −1 in `gold` stay."""
+    """Make the classes of `gold` certain in `chance`, in place, and return it. Rows with −1 in `gold` do not change."""
     rows = np.flatnonzero(gold >= 0)
     chance[rows] = 0
     chance[rows, gold[rows]] = ONE

@@ -21,12 +21,12 @@ from typing import Final
 from curation.estimation.rank_aggregation import order_confidence, ranked_pairs_order
 from curation.tasks.answers import PAIR_ANSWERS, Answer, QuestionKind
 
-# Prior number of tasks answered rightly, and wrongly, the latter shared by all other classes. Two unknown annotators who agree
-# are just enough for a label. With half of both, luck in the first tasks costs one label in 150. With twice both, every third
-# liar does the same.
+# Prior number of tasks answered rightly, and of tasks answered wrongly, which all other classes share. Two unknown annotators who
+# agree are just enough for a label. With half of both numbers, luck in the first tasks costs one label in 150. With twice both,
+# every third liar costs as many labels.
 PRIOR_RIGHT: Final = 6
 PRIOR_WRONG: Final = 2
-LABEL_CONFIDENCE_MIN: Final = Fraction(9, 10)  # of a label, so that no further vote is requested
+LABEL_CONFIDENCE_MIN: Final = Fraction(9, 10)  # probability at which a label needs no further vote
 BINARY_CLASSES: Final = 2  # classes of one option of an answer with many: off and on
 
 Counts = Sequence[int]
@@ -58,9 +58,10 @@ def option_flags(options: int, answer: Answer) -> Iterator[int]:
 def estimate_label(
     kind: QuestionKind, options: int, many: bool, votes: Sequence[tuple[Counts, Answer]]
 ) -> tuple[Answer, Fraction]:
-    """Return the most likely label of a task and its probability; of many options or a ranking, that of the weakest part.
+    """Return the most likely label of a task and its probability.
 
-    `votes`: for each vote on the task, the annotator's counts so far and its answer.
+    `votes`: for each vote on the task, the annotator's counts so far and its answer. For many options or a ranking, the
+    probability is that of the weakest part.
     """
     if kind is QuestionKind.RANKING:
         order = ranked_pairs_order([answer for _, answer in votes])

@@ -32,8 +32,8 @@ def preference_margin(rankings: Sequence[Answer], better: int, worse: int) -> in
 def ranked_pairs_order(rankings: Sequence[Answer]) -> Answer:
     """Return the order of items, the best first. Pairs are locked by falling margins, except pairs that would close a cycle.
 
-    For equal margins, the pair with the lower better item is first, then the lower worse item. Without a majority, the item with
-    the lower number is the better one. `rankings`: at least one, all of the same items 0..n−1.
+    Pairs with equal margins are ordered by the number of the better item, then of the worse one. Without a majority, the item
+    with the lower number is the better one. `rankings`: at least one, all of the same items 0..n−1.
     """
     items = range(len(rankings[0]))
     margins = {(a, b): preference_margin(rankings, a, b) for a, b in combinations(items, 2)}
@@ -50,9 +50,9 @@ def ranked_pairs_order(rankings: Sequence[Answer]) -> Answer:
 
 
 def order_confidence(rankings: Sequence[Answer], order: Answer, odds: Fraction) -> Fraction:
-    """Return the probability that the least clear two neighbours are in order.
+    """Return the probability that the least clear two neighbours are in the right order.
 
-    `odds` are those of one vote to order a pair rightly.
+    `odds`: of a vote to order two items rightly.
     """
     least = min(preference_margin(rankings, better, worse) for better, worse in pairwise(order))
     weight = odds**least

@@ -1,13 +1,13 @@
 """Weights of annotators in a project, and the division of the project's points.
 
 An annotator's votes are compared with gold, or else with the labels that the *others'* votes give in the whole estimate: its own
-vote is left out. Only votes count that were committed before the first opening of their task, because a visible answer can be
+vote is left out. A vote counts only if it was committed before the first opening of its task, because a visible answer can be
 copied.
 
 The others can be wrong. So an annotator's confusions are the most likely ones, given the others' probabilities of each label:
 Dawid and Skene's iterations, for the table of one annotator. A task counts in proportion to the others' certainty, see
-`certainty_of`. For two classes, this is the information of such a task about an accuracy. The weight is Wilson's (1927) lower
-bound of the accuracy, as the mean over classes, less the accuracy of a guess.
+`certainty_of`. For two classes, this is the information that such a task gives about an accuracy. The weight is Wilson's (1927)
+lower bound of the accuracy, as the mean over classes, less the accuracy of a guess.
 """
 
 from __future__ import annotations
@@ -27,22 +27,19 @@ from curation.estimation.online_dawid_skene import PRIOR_WRONG
 # earns points there (`benchmarks.labels`).
 Z2_ABOVE, Z2_BELOW = 27_060, 10_000
 WEIGHT_ONE: Final = 1 << 20  # a weight of 1, which no estimate reaches
-# Prior number of right answers in each class, beside PRIOR_WRONG wrong ones. An unknown annotator is not yet a good one.
+# Prior number of right answers in each class, beside PRIOR_WRONG wrong ones: an unknown annotator is right half of the time.
 PRIOR_RIGHT: Final = PRIOR_WRONG
 ITERATIONS: Final = 20  # after which no table changes by a thousandth of a task
 
 
 def certainty_of(chance: Ints) -> Ints:
-    """Return the certainty of each row of probabilities, in units of 1/ONE: 0 for equal classes, ONE for one class.
-
-    It is Σ p², scaled.
-    """
+    """Return the certainty of each row of probabilities, in 1/ONE: Σ p², scaled to 0 for equal and ONE for certain classes."""
     classes = chance.shape[1]
     return cast(Ints, np.maximum((classes * (chance * chance).sum(axis=1) // ONE - ONE) // (classes - 1), 0))
 
 
 class Reputation:
-    """Confusions of all annotators, measured by the others' votes. `run_iteration` improves them.
+    """Confusions of all annotators, measured by gold and by the others' votes. `run_iteration` improves them.
 
     `blind`: 1 for each row of `whole.votes` that was committed before the first opening of its task, else 0.
     """

@@ -26,7 +26,7 @@ from protocol.errors import UserError
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 ISO_MS_MAX: Final = 253_402_300_799_999  # the end of the year 9999: ISO 8601 has four digits for a year
 Line = dict[str, Any]
-Lines = Callable[[], Iterable[Line]]  # returns all lines with each call, because memory may be too small for them
+Lines = Callable[[], Iterable[Line]]  # each call iterates over all lines again, which may not fit into memory
 
 
 @dataclass(frozen=True, slots=True)

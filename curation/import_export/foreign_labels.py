@@ -35,7 +35,7 @@ class AmbiguousLabel(UnusableLabel):
 
 
 def standard_fields(fields: Fields, question: AnswerSchema) -> Fields | None:
-    """Return the row with our names. None: it is a line of an export without its text, which was redacted or missing."""
+    """Return the row with our names, or None for an exported line without its text, which was redacted or missing."""
     fields = {name: value if name == "text" else _choices(value, question) for name, value in fields.items()}
     if isinstance(fields.get("data"), dict) and "text" not in fields:
         return _of_label_studio(fields, question)
@@ -121,7 +121,7 @@ def _only(answers: Fields) -> Any:
 
 
 def _answers(fields: Fields, name: str, question: AnswerSchema, is_ours: bool) -> Fields:
-    """Return by the name of each control the answer on which all annotations agree, or all that are marked as the truth."""
+    """Return the answer by the name of each control. All annotations agree on it, or all that are marked as the truth."""
     given = [one for one in _objects(fields.get(name)) if not one.get("was_cancelled")]
     given = [one for one in given if one.get("ground_truth") is True] or given
     found: dict[str, list[Any]] = {}

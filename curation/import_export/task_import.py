@@ -1,4 +1,7 @@
-"""Tasks from people's files: JSONL, CSV, or Label Studio's JSON. Errors name all invalid lines; then nothing is imported."""
+"""Tasks from people's files: JSONL, CSV, or Label Studio's JSON.
+
+A file with invalid lines is not imported; an error names them.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ class FieldNameMap(NamedTuple):
 
     columns: Mapping[str, str]  # names that a person gave, by ours
     gold_from: str
-    known: Mapping[str, str]  # by the same name in lower case
+    known: Mapping[str, str]  # our names, by the same name in lower case
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, str], gold_from: str) -> FieldNameMap:
@@ -115,7 +118,7 @@ def parse_tasks(
     columns: Mapping[str, str] = MappingProxyType({}),
     gold_from: str = "",
 ) -> ParsedTasks:
-    """Return the tasks of rows, which are the places and fields of lines of JSONL. All else is as in `read_tasks`."""
+    """Return the tasks of rows, each with its place and its fields. Other parameters and errors are those of `read_tasks`."""
     question, names = AnswerSchema(kind, tuple(options), many), FieldNameMap.from_columns(columns, gold_from)
     labels = ForeignLabels(question, names.gold_from, names.columns.values())
     tasks: list[TaskWithGold] = []

@@ -133,11 +133,11 @@ assert 1 + BATCH_MAX * COST_OF_STATEMENT_MAX + COST_OF_LOOKS <= COST_PER_BLOCK_M
 
 
 class InapplicableStatement(Exception):
-    """Reason why a statement does not act. The rest of the batch does."""
+    """Reason why a statement does not act. The rest of its batch still acts."""
 
 
 def signed_statement(carrier: bytes, part: EnrolmentEntry | LeaseRequest | AnswerCommitment) -> EmbeddedStatement:
-    """Return the annotator's signed statement in a part of a batch that this peer carries."""
+    """Return the statement that the annotator signed for this part of the carrier's batch."""
     match part:
         case EnrolmentEntry():
             said: EnrolStatement | SessionStatement | AnnotationStatement = EnrolStatement(part.name, carrier, part.custodial)
@@ -311,9 +311,9 @@ class CurationModule(Module[CurationState]):
         work.enqueue_expiry("enrolments", wish.annotator, context.time_ms + ENROLMENT_MS)
 
     def _lease(self, work: CurationChanges, wish: LeaseRequest, peer: bytes, context: BlockContext, wished: set[bytes]) -> None:
-        """Lease tasks for an annotator. `wished`: annotators with an earlier request in this batch, which may have only one.
+        """Lease tasks for an annotator. A batch may have one request of each annotator; `wished` has those with an earlier one.
 
-        A request that finds no task is the most expensive one, and must not come 512 times.
+        A request that finds no task is the most expensive one, and a batch has room for 512 of them.
         """
         person = work.annotators.get_record(wish.annotator)
         if person is None:
@@ -455,8 +455,8 @@ def _label(work: CurationChanges, row: TaskRow, asked: ProjectSpec, votes: list[
         return votes[0][1]
     told = [(_counts(work, row.project, key), answer) for key, answer in votes]
     label, chance = estimate_label(asked.kind, len(asked.options), asked.many, told)
-    # Many items are rarely all in clear order. After the last vote, the order of ranked pairs is taken even so: no majority that
-    # is left contradicts it.
+    # Many items are rarely all in clear order. After the last vote, the order of ranked pairs is the label: no remaining majority
+    # contradicts it.
     is_last_ranking = asked.kind is QuestionKind.RANKING and row.votes_asked >= asked.votes
     return label if chance >= LABEL_CONFIDENCE_MIN or is_last_ranking else None
 
@@ -564,7 +564,7 @@ def is_closed_for_votes(of: CurationChanges | CurationState, key: bytes, now_ms:
 
 
 def reviews_left(state: CurationState, key: bytes, now_ms: int) -> int:
-    """Return the number of tasks that wait for their author; 0 after the project is over, because none can be decided then."""
+    """Return the number of tasks that wait for their author. It is 0 once the project is over, when none can be decided."""
     project = state.projects.get_record(key)
     return 0 if project is None or is_closed_for_votes(state, key, now_ms) else project.review
 

@@ -202,7 +202,7 @@ class CloseStep(enum.StrEnum):
 class ProjectCloseProgress:
     """Progress of a project's close."""
 
-    start_ms: Count  # the close begins then, and no vote is opened any more
+    start_ms: Count  # start of the close, after which no vote is opened
     step: CloseStep = CloseStep.READING
     next_number: Count = 0  # of that step: the first task, iteration or annotator that is not done
 
@@ -221,7 +221,7 @@ class GoldRow:
 
 @dataclass(frozen=True, slots=True)
 class Redaction:
-    """Replacement of a project's page: in the new page, one entry is only its leaf."""
+    """Replacement of a project's page by another one, in which one entry is only its leaf."""
 
     project: Digest
     page: Annotated[int, Between(0, PAGES_MAX - 1)]

@@ -1,9 +1,10 @@
-"""The close of a project, a slice with each block's first batch: labels by the whole estimate, annotators' weights, and points.
+"""The close of a project, in slices: labels by the whole estimate, annotators' weights, and points.
 
-A minute after a project was closed, no vote can be opened any more, and the input of the close is fixed. From then on, slices
-read its tasks, then iterate the estimate, then change labels, then pay annotators. The state has only the progress. Each peer
-keeps votes and estimates in memory. A peer without them, because it restarted or joined later, computes them again from the same
-rows: the results are the same, and only its first slice takes longer.
+The first batch of each block executes one slice. A minute after a project was closed, no vote can be opened any more, and the
+input of the close is fixed. From then on, slices read its tasks, then iterate the estimate, then change labels, then pay
+annotators. The state has only the progress. Each peer keeps votes and estimates in memory. A peer without them, because it
+restarted or joined later, computes them again from the same rows: the results are the same, and only its first slice takes
+longer.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def _after(closing: ProjectCloseProgress, done: int, all_of_it: int, following: 
 
 
 def _relabel(work: CurationChanges, task: bytes, label: Answer | None, is_gold: bool) -> None:
-    """Change the label of a settled task. None keeps it, and the author's review does so unless the task is gold."""
+    """Give a settled task this label, unless it is None. Only gold changes a label that the author has set."""
     row = work.tasks[task]
     if label is None or (row.is_reviewed and not is_gold) or row.label is None or row.label == label:
         return
@@ -154,7 +155,7 @@ class ProjectVotes:
         self.people: dict[bytes, int] = {}  # place by annotator
         self.count = 0
         self.golds: dict[int, Answer] = {}  # right answer by place of the task
-        self.tell = False  # whether a vote can be compared with another annotator's, or with gold
+        self.tell = False  # True if a vote can be compared with another annotator's, or with gold
         self._read = 0
         self._parts: list[Ints] = []
 
@@ -206,7 +207,7 @@ def _code(asked: ProjectSpec, answer: Answer) -> int:
 
 
 class ProjectEstimate:
-    """Estimate of one project, with one or more questions by its kind. It finds labels first, then annotators' confusions."""
+    """Estimate of one project, whose kind asks one or more questions. It finds labels first, then annotators' confusions."""
 
     def __init__(self, asked: ProjectSpec, votes: ProjectVotes) -> None:
         self._asked, self.tasks, self._tell, self.golds = asked, votes.tasks, votes.tell, votes.golds
@@ -214,7 +215,7 @@ class ProjectEstimate:
         self.people: Sequence[bytes] = sorted(votes.people)
         rows, tasks, people = votes.rows, len(votes.tasks), len(votes.people)
         self._answers = np.bincount(rows[:, 1], minlength=people)
-        self._parts = asked.items if asked.kind is QuestionKind.RANKING else 1  # number of a task's parts in one question
+        self._parts = asked.items if asked.kind is QuestionKind.RANKING else 1  # neighbours in a ranking; 1 for other kinds
         asks = list(zip(_questions(asked, rows), _questions(asked, votes.gold_rows(asked)), strict=True))
         classes = (
             BINARY_CLASSES if asked.many or asked.kind is QuestionKind.RANKING else class_count(asked.kind, len(asked.options))
@@ -226,7 +227,7 @@ class ProjectEstimate:
         self._points: dict[bytes, int] = {}
 
     def run_iterations(self, upto: int) -> None:
-        """Run iterations up to this number in all. No iteration runs if no vote can be compared with another."""
+        """Run iterations until `upto` of them are done. They are left out if no two votes can be compared."""
         if not self._tell:
             return
         for turn in range(self._turned, upto):

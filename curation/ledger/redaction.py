@@ -1,6 +1,6 @@
-"""Redaction of a task: another page replaces its page, and in the new page the task is only its leaf.
+"""Redaction of a task: its page is replaced by another one, in which the task is only its leaf.
 
-Every peer with the old page can make the new one, with the same Merkle root. It deletes the old page then.
+Every peer with the old page can make the new one, and then deletes the old one. The Merkle root stays the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from protocol.errors import RemoteProtocolError
 
 
 def apply_redaction(work: CurationChanges, said: DecodedTransaction, members: MembersState) -> None:
-    """Apply a redaction of the author, or the wish of a voter: it acts once more than f voters have the same one.
+    """Apply the author's redaction, or record a voter's wish, which acts once more than f voters have the same one.
 
     A voter has one wish at a time.
     """

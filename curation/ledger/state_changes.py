@@ -35,9 +35,9 @@ from curation.tasks.task_pages import assignment_id, task_id
 from ledger.tables import Table
 
 R = TypeVar("R")
-# Each project has two lists of task numbers, from which tasks are drawn. To add or remove an element costs two rows. The list of
-# fresh tasks has every number from `Project.fresh_drawn` on, except where a row says otherwise: the first element takes the place
-# of the drawn one. The list of begun tasks with a free place is dense: the last element takes the place of the removed one.
+# Each project has two lists of task numbers, from which tasks are drawn. Adding or removing an element changes two rows. The list
+# of fresh tasks has every number from `Project.fresh_drawn` on, except where a row says otherwise: the first element takes the
+# place of the drawn one. The list of begun tasks with a free place is dense: the last element takes the place of the removed one.
 FRESH_LIST: Final = b"f"
 BEGUN_LIST: Final = b"b"
 
@@ -201,7 +201,7 @@ class CurationChanges:
         self.projects[row.project] = replace(project, review=project.review + 1)
 
     def redact_task(self, project: bytes, number: int) -> None:
-        """Stop a task. Its leases expire, and its committed votes are forfeited. A settled task only gets the mark."""
+        """Stop a task. Its leases expire, and its committed votes are forfeited. A settled task is only marked."""
         task = task_id(project, number)
         row = self.tasks.get_record(task) or self.new_task_row(project, number)
         if row.stage is TaskStage.SETTLED:
@@ -226,7 +226,7 @@ class CurationChanges:
     ) -> tuple[bytes, bytes] | None:
         """Draw a task that this annotator never had or has released: (project, task), or None if there is none.
 
-        `without` names projects to leave out. With `project`, the task is of this one.
+        `without`: projects to leave out. `project`: the only project to draw from.
         """
         keys = self._looked_at(annotator) if project is None else (project,) if project in self.open else ()
         rows = [(key, self.projects[key]) for key in keys if key not in without]

@@ -136,7 +136,7 @@ class EnrolmentEntry:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
-    """Request for `count` more tasks, of one project or of all except `excluded_projects`, of which the peer lacks tasks."""
+    """Request for `count` more tasks, of one project or of all. It excludes projects whose tasks the peer lacks."""
 
     annotator: Key
     nonce: Nonce
@@ -174,7 +174,7 @@ class SkipAssignment:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseAssignment:
-    """Release of a leased task that no page shows any more, by the peer that took the lease."""
+    """Release of a leased task that nobody works on, by the peer that took the lease."""
 
     assignment: Digest
 

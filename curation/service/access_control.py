@@ -33,7 +33,7 @@ NO_INVITATION_NEEDED: Final = (
 T = TypeVar("T")
 DECISION_WAIT_SECONDS: Final = 10.0  # longest wait of a call for a decision
 ENTRIES_MAX: Final = 10_000  # of the log; then the oldest is deleted
-STRANGER: Final = "nobody"  # the log's name for clients that sign in without a token
+STRANGER: Final = "nobody"  # the log's name for clients that sign in without a valid token
 ABOUT_CHARACTERS_MAX: Final = 200
 
 
@@ -88,7 +88,10 @@ CREATE TABLE IF NOT EXISTS refused (annotator BLOB PRIMARY KEY) WITHOUT ROWID;
         return code
 
     def redeem_invitation(self, code: str, annotator: bytes, codes: tuple[str, ...]) -> bool:
-        """Use a code for this annotator and return whether it was free. `codes` are those of the settings."""
+        """Use a code for this annotator.
+
+        Return False if it is unknown, or if another annotator used it. `codes` are in the settings.
+        """
         if code in codes:
             self._database.execute("INSERT OR IGNORE INTO codes VALUES (?, NULL)", (_hash(code),))
         used = "UPDATE codes SET annotator = ? WHERE code = ? AND (annotator IS NULL OR annotator = ?)"
@@ -140,7 +143,7 @@ class Operators(ServiceDatabase):
         )
 
     async def log_stranger(self) -> None:
-        """Log a sign-in without a token. Several in a row are one entry, so that strangers cannot fill the log."""
+        """Log a sign-in without a valid token. Several in a row are one entry, so that strangers cannot fill the log."""
         if [entry["operator"] for entry in await trio.to_thread.run_sync(self.list_entries, 0, 1)] != [STRANGER]:
             await trio.to_thread.run_sync(self._note, STRANGER, "sign in", "one or more, by no operator's token", "unauthorized")
 

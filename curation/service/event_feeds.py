@@ -185,7 +185,7 @@ class LiveFeed:
 
 
 def _live_events(before: Json, now: Json) -> Iterator[tuple[str, Json]]:
-    """Yield one event with all fields that differ from the last look. Only those rounds and blocks are in it that differ."""
+    """Yield one event with all fields that differ from the last look. Rounds and blocks that did not change are left out."""
     changed = {name: value for name, value in now.items() if name != "number" and (name not in before or before[name] != value)}
     for name in changed.keys() & {"rounds", "blocks"}:
         known = {_key(item): item for item in before.get(name, ())}

@@ -148,7 +148,7 @@ class ProjectAuthor:
         return tuple(self.project_view(key) for key, _ in rows)
 
     async def create_project(self, asked: ProjectSpec, guidelines: bytes, tasks: list[TaskWithGold]) -> bytes:
-        """Create a project with tasks and return its id. `guidelines` without bytes are none; `asked` does not have them yet."""
+        """Create a project with tasks and return its id. `guidelines` may be empty; `asked` does not have them yet."""
         if len(guidelines) > GUIDELINES_BYTES_MAX:
             raise UserError(f"the guidelines have {len(guidelines)} bytes, at most {GUIDELINES_BYTES_MAX} are taken")
         require_equal_item_counts(tasks, asked.items)

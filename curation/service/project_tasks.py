@@ -40,7 +40,7 @@ from protocol.messages import LightBlock
 from web.calls import HttpProblem
 
 LINES_BETWEEN_CANCEL_CHECKS: Final = 64  # lines that are written between two checks for cancellation
-BlobReader = Callable[[bytes, int], bytes]  # of a digest and a maximal size; raises `FolkmootError` if there is no such blob here
+BlobReader = Callable[[bytes, int], bytes]  # takes digest and maximal size; raises `FolkmootError` if there is no such blob
 
 
 def require_project(state: CurationState, key: bytes) -> Project:
@@ -80,7 +80,7 @@ def task_votes(state: CurationState, task: bytes, row: TaskRow) -> Iterator[Assi
 
 
 def settled_task_lines(state: CurationState, key: bytes, project: Project, read: BlobReader) -> Iterator[dict[str, Any]]:
-    """Yield a line for each settled task, ascending. A task whose text is not here has its label even so."""
+    """Yield a line for each settled task, ascending. A task without its text here still has a line with its label."""
     for page in project_pages(state, key, project):
         shown = read_task_page(project, page, read)
         for index, task, row in settled_rows(state, key, page):
@@ -112,7 +112,7 @@ def compute_agreement(state: CurationState, key: bytes, project: Project) -> Agr
 
 
 def write_export(file: IO[bytes], state: CurationState, key: bytes, project: Project, read: BlobReader, format: str) -> None:
-    """Write an export, in a Trio thread that is cancelled with the call. Later blocks do not change its content.
+    """Write an export, in a Trio thread that ends if its caller is cancelled. Later blocks do not change the content.
 
     Raises `UserError` if such a project has no export in this format.
     """

@@ -74,7 +74,7 @@ class FairTable(Generic[K, V]):
 class FairHostQueue:
     """Queue of turns, one at a time. Hosts alternate, so that a host with many calls delays only itself.
 
-    Hosts with a successful turn go first, because owners of accounts use them.
+    Known hosts, which had a successful turn, go first, because owners of accounts use them.
     """
 
     def __init__(self, waiting_max: int, of_host_max: int) -> None:

@@ -67,7 +67,7 @@ def items_problem(kind: QuestionKind, items: int) -> str | None:
 
 
 def answer_problem(kind: QuestionKind, options: int, many: bool, items: int, answer: Answer) -> str | None:
-    """Return the answers that such a task allows if this is none of them, or else None."""
+    """Return None for a valid answer to such a task, or else the valid answers in words."""
     match kind:
         case QuestionKind.LABEL:
             fits = all(0 <= choice < options for choice in answer) and list(answer) == sorted(set(answer))
@@ -125,7 +125,7 @@ class AnswerSchema(NamedTuple):
     many: bool
 
     def parse_answer(self, where: str, what: str, said: Any, items: int) -> Answer | None:
-        """Return a written answer as options or items; None for None. Raises `UserError` if it has no valid reading, or two."""
+        """Return a written answer as integers; None for None. Raises `UserError` if it has no valid reading, or more than one."""
         if said is None:
             return None
         try:

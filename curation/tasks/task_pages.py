@@ -56,17 +56,17 @@ def page_merkle_root(page: TaskPageBlob) -> bytes:
 
 
 def redact_entry(page: TaskPageBlob, index: int) -> bytes:
-    """Return the page in which this entry is only its leaf, as bytes.
-
-    They follow from the old page, so every peer gets the same.
-    """
+    """Return the page, encoded, with this entry reduced to its leaf. Every peer with the page gets the same bytes."""
     entries = list(page.entries)
     entries[index] = PageEntry(None, None, entry_leaf(entries[index]))
     return codec.encode(TaskPageBlob(tuple(entries)))
 
 
 def decode_page(data: bytes, kind: QuestionKind, root: bytes, count: int) -> TaskPageBlob:
-    """Decode a page of tasks and check it. Raises `RemoteProtocolError` if its root, its count or its items are not as given."""
+    """Decode a page and check it.
+
+    Raises `RemoteProtocolError` for another root or count, or for items that do not fit the kind.
+    """
     page = codec.decode(TaskPageBlob, data, PAGE_BYTES_MAX)
     if len(page.entries) != count or page_merkle_root(page) != root:
         raise RemoteProtocolError("bad-page", "it has other tasks than its project says")

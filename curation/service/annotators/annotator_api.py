@@ -35,7 +35,7 @@ from protocol.errors import FolkmootError
 from protocol.identity import derive_secret
 from web.calls import HttpProblem, Json, TextReply
 
-HEARTBEAT_SECONDS_MAX: Final = 45.0  # between two of a page, which sends one in 15 seconds: a lease is free within a minute
+HEARTBEAT_SECONDS_MAX: Final = 45.0  # between heartbeats of a page, which sends one in 15 seconds; a lease is free in a minute
 LEASE_WAIT_SECONDS: Final = 3.0  # longest wait of a call for a task
 ANSWERS_PER_MINUTE: Final = 60
 # Leases that an annotator can give back at once. Each is a row of the state for ten minutes, and its task may be drawn again.
@@ -108,7 +108,7 @@ class AnnotatorApi:
         while True:
             height, state = self._desk.height, self._state
             await self._openings.process_due_openings(state, self._sessions.now_ms)
-            for assignment in self._heartbeats.pop_lapsed(trio.current_time()):  # their pages are closed
+            for assignment in self._heartbeats.pop_lapsed(trio.current_time()):  # their pages send no more heartbeats
                 row = state.assignments.get_record(assignment)
                 is_leased = row is not None and row.state is AssignmentState.LEASED
                 if is_leased and self._openings.pending_commitment(assignment) is None:
@@ -122,15 +122,12 @@ class AnnotatorApi:
 
     @property
     def _nudge_seconds(self) -> float:
-        """Delay after which this peer sends a batch for an expiry. Other peers may send statements, or have a shorter delay."""
+        """Delay of an empty batch of this peer after an expiry, so that statements or another peer's batch can come first."""
         peers = serving_peers(self._desk.state.module_state(MembersState))
         return EMPTY_BATCH_DELAY_SECONDS * (1 + peers.index(self._desk.me)) if self._desk.me in peers else math.inf
 
     def _seconds_to_expiry(self) -> float:
-        """Return the seconds until a lease, an opening or an unused place expires, or a close continues.
-
-        Only batches do these.
-        """
+        """Return the seconds until a batch is needed: a lease, an opening or an unused place expires, or a close continues."""
         at_ms = CurationChanges(self._state, b"").next_expiry_ms()
         return 3_600.0 if at_ms is None else (at_ms - self._sessions.now_ms) / 1_000
 

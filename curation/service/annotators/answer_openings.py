@@ -91,7 +91,7 @@ class AnswerOpenings:
         self._kept = {kept.assignment: kept for kept in self._vault.load_answers()}
         self._former = list(self._kept.values())  # of the peer's last run; it is unknown if they were decided
         self._pending = {kept.assignment: PendingCommitment(kept.commitment) for kept in self._former}
-        self._next = 0  # place in the queue of openings, before which all are in `asked`
+        self._next = 0  # place in the queue of openings; all before it were added to `asked`
         self.asked: dict[bytes, _DueOpening] = {}  # by assignment, until it is opened or forfeited
         self._false: set[bytes] = set()  # peers whose seals did not open their commitments
 
@@ -114,7 +114,7 @@ class AnswerOpenings:
     def _commit(self, kept: UnopenedAnswer) -> AnswerCommitment:
         secret = codec.encode(OpeningSecret(kept.salt, kept.answer))
         seals = tuple(seal(key, secret) or b"" for key in self._keepers(kept.assignment, self._desk.me))
-        row = self._desk.state.module_state(CurationState).assignments[kept.assignment]  # only leased ones are answered
+        row = self._desk.state.module_state(CurationState).assignments[kept.assignment]  # only a leased one is answered
         return AnswerCommitment(kept.assignment, row.annotator, kept.commitment, kept.signature, seals)
 
     def _keepers(self, assignment: bytes, carrier: bytes) -> tuple[bytes, ...]:

@@ -31,7 +31,7 @@ from web.calls import HttpProblem, Json
 
 CHALLENGE_MS: Final = 600_000
 SESSION_MS: Final = 86_400_000
-CHALLENGES_MAX: Final = 4_096  # without a session yet
+CHALLENGES_MAX: Final = 4_096  # challenges without an answer
 CHALLENGES_OF_HOST_MAX: Final = 512  # an office with one address then signs in within ten minutes
 SESSIONS_MAX: Final = 20_000
 SESSIONS_OF_ANNOTATOR_MAX: Final = 16  # browsers of one person
@@ -43,8 +43,8 @@ TOKEN_BYTES: Final = 24
 PASSES: Final = argon2id.OPSLIMIT_INTERACTIVE
 MEMORY_BYTES: Final = argon2id.MEMLIMIT_INTERACTIVE  # 64 MiB, once at a time, so that a peer can run on a small machine
 PASSPHRASE_CHARACTERS_MIN, PASSPHRASE_CHARACTERS_MAX = 8, 256
-WRONG_PASSPHRASES_FREE: Final = 5  # in a row for one name before a wait; each further one doubles the wait
-BACKOFF_SECONDS_MAX: Final = 64.0  # short, so that guesses of others never lock a forgetful person out for hours
+WRONG_PASSPHRASES_FREE: Final = 5  # wrong ones in a row for a name before a wait; each further one doubles the wait
+BACKOFF_SECONDS_MAX: Final = 64.0  # short, so that others' guesses do not lock out an owner for hours
 WRONG_PASSPHRASE_ENTRIES_MAX: Final = 10_000  # names and hosts whose wrong passphrases are counted; the oldest is dropped
 WAITING_MAX: Final = 64  # calls that wait for a turn, which takes 0.1 seconds
 WAITING_OF_HOST_MAX: Final = 8
@@ -62,10 +62,7 @@ class CustodialAccounts(ServiceDatabase):
     schema = "CREATE TABLE IF NOT EXISTS accounts (name TEXT PRIMARY KEY, salt BLOB NOT NULL, sealed BLOB NOT NULL) WITHOUT ROWID"
 
     def create_account(self, name: str, passphrase: str) -> Identity | None:
-        """Create a durable account and return its key. An account that exists is opened instead.
-
-        None: that account has another passphrase.
-        """
+        """Create a durable account, or open an existing one, and return its key. None: it exists with another passphrase."""
         salt, identity = random(argon2id.SALTBYTES), Identity.generate()
         sealed = _box(passphrase, salt).encrypt(identity.seed)
         made = self._database.execute("INSERT OR IGNORE INTO accounts VALUES (?, ?, ?)", (name, salt, bytes(sealed)))

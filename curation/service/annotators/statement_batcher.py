@@ -45,13 +45,13 @@ class StatementBatcher:
     def __init__(self, desk: ServiceContext) -> None:
         self._desk, self._verifier = desk, Ed25519Verifier()
         self._waiting: deque[tuple[Statement, trio.Event]] = deque()
-        self._events: dict[Statement, trio.Event] = {}  # by statement that is not decided yet
+        self._events: dict[Statement, trio.Event] = {}  # event of each statement that is not decided
         self._given_back: dict[bytes, trio.Event] = {}  # the same for skips and releases, by assignment
         self._there_is_one = trio.Event()
 
     @property
     def is_full(self) -> bool:
-        """True if too many statements wait, for example because nothing is decided. More of them would only fill the memory."""
+        """True if too many statements wait for a decision. More of them would only fill the memory."""
         return len(self._events) >= WAITING_STATEMENTS_MAX
 
     def require_room(self) -> None:
@@ -66,7 +66,7 @@ class StatementBatcher:
     def add_statement(self, statement: Statement, done: trio.Event | None = None) -> trio.Event:
         """Add a statement and return an event, which is set when its batch is decided, even if the statement does not act.
 
-        A statement that equals a waiting one is not added again, and gets the same event.
+        Without `done`, a statement that equals a waiting one is not added again, and gets the same event.
         """
         known = self._events.get(statement)
         if known is not None and done is None:

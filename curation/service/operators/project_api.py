@@ -171,7 +171,7 @@ class ProjectApi:
         return await self._checked(_file_name(name, format), file, question, gold_from, None)
 
     async def _checked(self, name: str, file: bytes, question: AnswerSchema, gold_from: str, project: bytes | None) -> Json:
-        """Return the expected result of an import of this file into a project. `project` is None for a new one."""
+        """Return the result that an import of this file would have. `project` is None for a new project."""
         given: list[TaskWithGold] = []
         problems: list[str] = []
         notes: list[str] = []
