@@ -111,9 +111,9 @@ class CurationRpc(Protocol):
         """Set the label of a task that waits for its author. `task` is its id, or the project of the task with this number."""
 
     async def redact_task(self, task: str, number: int | None) -> str:
-        """Redact a task as its author, or vote for that as a voter. Returns a sentence with the result.
+        """Redact a task, given as in `review_task`, as its author, or vote for that as a voter.
 
-        `task` and `number` are as in `review_task`.
+        Returns a sentence with the result.
         """
 
     async def export_tasks(self, project: str, path: str, format: str = "jsonl") -> TaskExportView:

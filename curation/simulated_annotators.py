@@ -85,9 +85,9 @@ class ServingPeerClient:
         return f"http://{self.host}:{self.port}/"
 
     def send_request(self, method: str, path: str, body: Mapping[str, object] | None = None, token: str = "") -> HttpReply:
-        """Return the reply to a request.
+        """Send a request.
 
-        Raises `OSError` or `http.client.HTTPException` without a reply, `ValueError` if it is no JSON.
+        Raises `OSError` or `http.client.HTTPException` without a reply, `ValueError` if the reply is no JSON.
         """
         connection = http.client.HTTPConnection(self.host, self.port, timeout=REPLY_SECONDS_MAX)
         headers = {"Authorization": f"Bearer {token}"} if token else {}

@@ -79,10 +79,7 @@ def read_token(request: web.Request, who: ClientClass, known: Collection[ClientC
 
 
 def require_own_origin(request: web.Request) -> None:
-    """Check the Origin header, if there is one. Behind a proxy that ends TLS its scheme may differ.
-
-    Raises `HttpProblem` if a page of another site sent the request.
-    """
+    """Raise `HttpProblem` if the Origin header names another site. Its scheme may differ behind a proxy that ends TLS."""
     origin = request.headers.get("Origin")
     if origin is not None and origin.partition("://")[2] != request.headers.get("Host"):
         raise HttpProblem("forbidden", "this call comes from a page of another site")

@@ -137,10 +137,7 @@ class MetricsEndpoint:
 
 
 async def _head(stream: trio.abc.ReceiveStream) -> bytes:
-    """Return the bytes of a request that contain its empty line.
-
-    Raises `RemoteProtocolError` if the request ends before that line, or is longer than REQUEST_BYTES_MAX.
-    """
+    """Read a request up to its empty line. Raises `RemoteProtocolError` if it ends before, or exceeds REQUEST_BYTES_MAX."""
     data = b""
     while b"\r\n\r\n" not in data:
         if len(data) > REQUEST_BYTES_MAX:

@@ -85,9 +85,9 @@ class WebService:
                 self.desk.log_event(f"the certificate was read again from {self.desk.get_setting('web_tls_cert')}")
 
     def _tls(self) -> ssl.SSLContext | None:
-        """Return the TLS context of the settings, or None without a certificate.
+        """Return the TLS context, or None without a certificate.
 
-        Raises `OSError` or `ValueError` if the files are not a certificate and its key.
+        Raises `OSError` or `ValueError` for an invalid pair of files.
         """
         certificate, key = str(self.desk.get_setting("web_tls_cert")), str(self.desk.get_setting("web_tls_key"))
         if not certificate and not key:

@@ -60,10 +60,7 @@ def alpha_from_table(counts: Sequence[int], values: int, metric: MeasurementLeve
 
 
 def count_coincidences(units: Sequence[Sequence[int]]) -> Counter[tuple[int, int]]:
-    """Count pairs of values in the same unit, in 1/COINCIDENCE_UNIT.
-
-    A unit has at most VOTES_MAX values; one value makes no pair.
-    """
+    """Count pairs of values in the same unit, in 1/COINCIDENCE_UNIT. A unit has at most VOTES_MAX values; one makes no pair."""
     found: Counter[tuple[int, int]] = Counter()
     for values in units:
         assert len(values) <= VOTES_MAX
@@ -77,10 +74,7 @@ def count_coincidences(units: Sequence[Sequence[int]]) -> Counter[tuple[int, int
 
 
 def alpha_from_coincidences(together: Mapping[tuple[int, int], int], metric: MeasurementLevel) -> Fraction | None:
-    """Return α = 1 − (n − 1) Σ o δ² ∕ Σ n n δ², or None without two different values.
-
-    `together`: coincidences in both directions, in units of 1/COINCIDENCE_UNIT.
-    """
+    """Return α = 1 − (n − 1) Σ o δ² ∕ Σ n n δ², or None without two different values. `together`: in 1/COINCIDENCE_UNIT."""
     marginals: Counter[int] = Counter()
     for (value, _), count in together.items():
         marginals[value] += count

@@ -46,9 +46,9 @@ def negative_power_of_two(falls: Ints) -> Ints:
 
 
 def normalize_scores(scores: Ints) -> Ints:
-    """Return rows of probabilities in units of 1/ONE, from rows of logarithms in units of 2⁻²⁴.
+    """Return rows of probabilities in 1/ONE, from logarithms in units of 2⁻²⁴.
 
-    A row's sum is at most ONE. Rounding makes it smaller by less than the row's length.
+    Rounding takes less than a row's length from its sum.
     """
     weights = negative_power_of_two(scores.max(axis=1, keepdims=True) - scores)
     return cast(Ints, weights * ONE // weights.sum(axis=1, keepdims=True))

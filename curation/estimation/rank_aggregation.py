@@ -50,10 +50,7 @@ def ranked_pairs_order(rankings: Sequence[Answer]) -> Answer:
 
 
 def order_confidence(rankings: Sequence[Answer], order: Answer, odds: Fraction) -> Fraction:
-    """Return the probability that the least clear two neighbours are in the right order.
-
-    `odds`: of a vote to order two items rightly.
-    """
+    """Return the probability that the least clear two neighbours are in order. `odds`: of one vote to order two items rightly."""
     least = min(preference_margin(rankings, better, worse) for better, worse in pairwise(order))
     weight = odds**least
     return weight / (weight + 1)

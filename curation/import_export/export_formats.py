@@ -154,10 +154,7 @@ def _preferences(asked: ProjectSpec, lines: Lines) -> Iterator[str]:
 
 
 def preference_share(chosen: int, votes: Sequence[int]) -> Fraction:
-    """Return the share of votes for `chosen`; a tie is half a vote.
-
-    It is at least 1/2, because the label has weighed the votes.
-    """
+    """Return the share of votes for `chosen`, at least 1/2: the label has weighed the votes. A tie is half a vote."""
     compared = [vote for vote in votes if vote in (FIRST, SECOND, TIE)]
     if not compared:
         return Fraction(1)  # the author decided without such votes

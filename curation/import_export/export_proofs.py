@@ -221,10 +221,7 @@ def _bad(detail: str) -> RemoteProtocolError:
 
 
 def verify_folder(directory: Path, chain_id: str) -> VerifiedExport:
-    """Verify a folder.
-
-    Raises `UserError`, which names the file, the line and the fault. `chain_id` is in hex; empty: any chain.
-    """
+    """Verify a folder. Raises `UserError` with the file, the line and the fault. `chain_id` is in hex; empty: any chain."""
     if chain_id and not re.fullmatch("[0-9a-fA-F]{64}", chain_id):
         raise UserError(f"--chain-id {chain_id!r} is no chain id, which has 64 hexadecimal digits")
 

@@ -213,10 +213,7 @@ class CurationModule(Module[CurationState]):
     def apply_transaction(
         self, state: CurationState, said: DecodedTransaction, view: StateReader, context: BlockContext
     ) -> StateChange:
-        """Apply a transaction.
-
-        A peer does so about four times until it is decided, mostly to the same state, so changes are cached.
-        """
+        """Apply a transaction. Changes are cached, because a peer does so about four times, mostly to the same state."""
         members = view.module_state(MembersState)
         given = (said.author, said.transaction, members, replace(context, facts=()))  # facts of the block change nothing here
         for before, of, change in self._changes:
@@ -625,10 +622,7 @@ def _close(work: CurationChanges, key: bytes, now_ms: int) -> None:
 
 
 def _stop(work: CurationChanges, said: DecodedTransaction, members: MembersState, key: bytes, now_ms: int) -> None:
-    """Record a voter's vote to stop a project, and close the project at a quorum.
-
-    Votes of former voters are dropped, as with jobs.
-    """
+    """Record a voter's vote to stop a project. A quorum of present voters closes it, as with jobs."""
     project = work.projects.get_record(key)
     if project is None or project.phase is ProjectPhase.CLOSED:
         raise Refused("no such project is open or paused")

@@ -182,9 +182,9 @@ class Annotator:
 
 @dataclass(frozen=True, slots=True)
 class AnnotatorSkill:
-    """Number of settled tasks by label and vote: counts[label × classes + vote].
+    """Settled tasks by label and vote: counts[label × classes + vote].
 
-    With `many`, each option has such counts of off and on.
+    With `many`, each option has four counts, of off and on.
     """
 
     counts: Annotated[tuple[Count, ...], Length(0, OPTIONS_MAX * OPTIONS_MAX)]
@@ -249,10 +249,7 @@ class ExpiryEntry:
 
 @dataclass(frozen=True, slots=True)
 class ExpiryQueue:
-    """Entries of `due` with places from `first` to `last` − 1.
-
-    Their times ascend, since all entries of a queue wait equally long.
-    """
+    """Entries of `due` at places from `first` to `last` − 1. Times ascend, since all entries of a queue wait equally long."""
 
     first: Count = 0
     last: Count = 0

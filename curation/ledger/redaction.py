@@ -19,10 +19,7 @@ from protocol.errors import RemoteProtocolError
 
 
 def apply_redaction(work: CurationChanges, said: DecodedTransaction, members: MembersState) -> None:
-    """Apply the author's redaction, or record a voter's wish, which acts once more than f voters have the same one.
-
-    A voter has one wish at a time.
-    """
+    """Apply the author's redaction, or that of more than f voters with the same wish. A voter has one wish at a time."""
     wish: Redaction = said.content
     page, project = work.pages.get_record(page_key(wish.project, wish.page)), work.projects.get_record(wish.project)
     if project is None or page is None or wish.index >= page.count:

@@ -88,10 +88,7 @@ CREATE TABLE IF NOT EXISTS refused (annotator BLOB PRIMARY KEY) WITHOUT ROWID;
         return code
 
     def redeem_invitation(self, code: str, annotator: bytes, codes: tuple[str, ...]) -> bool:
-        """Use a code for this annotator.
-
-        Return False if it is unknown, or if another annotator used it. `codes` are in the settings.
-        """
+        """Use a code for an annotator. Return False if it is unknown or another's. `codes` are those of the settings."""
         if code in codes:
             self._database.execute("INSERT OR IGNORE INTO codes VALUES (?, NULL)", (_hash(code),))
         used = "UPDATE codes SET annotator = ? WHERE code = ? AND (annotator IS NULL OR annotator = ?)"
@@ -174,10 +171,7 @@ class Operators(ServiceDatabase):
 
 
 async def wait_for_decision(work: Awaitable[T]) -> T:
-    """Return the result of a transaction.
-
-    Raises `HttpProblem` if it is refused, or not decided in time: it may be decided later.
-    """
+    """Return the result of a transaction. Raises `HttpProblem` if it is refused or late; it may still be decided later."""
     try:
         with trio.move_on_after(DECISION_WAIT_SECONDS):
             return await work

@@ -130,10 +130,7 @@ def write_export(file: IO[bytes], state: CurationState, key: bytes, project: Pro
 def write_label_proofs(
     folder: Path, genesis: Genesis, state: LedgerState, links: tuple[LightBlock, ...], key: bytes, read: BlobReader
 ) -> int:
-    """Write an export with proofs to a new folder and return its number of labels. The last link certifies `state`.
-
-    Raises `UserError` if the folder exists or cannot be written, or if `state` does not have the project.
-    """
+    """Write an export with proofs to a new folder. Return its number of labels. `links` certify `state`. Raises `UserError`."""
     try:
         folder.mkdir(parents=True)
     except FileExistsError:

@@ -63,10 +63,7 @@ def redact_entry(page: TaskPageBlob, index: int) -> bytes:
 
 
 def decode_page(data: bytes, kind: QuestionKind, root: bytes, count: int) -> TaskPageBlob:
-    """Decode a page and check it.
-
-    Raises `RemoteProtocolError` for another root or count, or for items that do not fit the kind.
-    """
+    """Decode a page. Raises `RemoteProtocolError` for another root or count, or for items that do not fit the kind."""
     page = codec.decode(TaskPageBlob, data, PAGE_BYTES_MAX)
     if len(page.entries) != count or page_merkle_root(page) != root:
         raise RemoteProtocolError("bad-page", "it has other tasks than its project says")

@@ -150,10 +150,7 @@ class AnswerOpenings:
             await trio.to_thread.run_sync(self._vault.delete_answers, forgotten)
 
     def _carry_on(self, state: CurationState) -> list[bytes]:
-        """Send commitments again that were pending when the peer ended.
-
-        Return the assignments whose answers are no longer needed.
-        """
+        """Send commitments again that were pending when the peer ended. Return assignments whose answers are obsolete."""
         unknown, over = [], []
         for kept in self._former:
             row, pending = state.assignments.get_record(kept.assignment), self._pending[kept.assignment]

@@ -40,9 +40,9 @@ class ImportQueue:
             await trio.sleep_forever()
 
     async def import_tasks(self, operator: str, project: bytes, tasks: list[TaskWithGold], about: str) -> bool:
-        """Import tasks and return True, or False if the import continues after the wait.
+        """Import tasks.
 
-        Raises `HttpProblem` if the import fails, or while another file is imported.
+        Return False if the import continues after a wait. Raises `HttpProblem` if it fails, or if another one runs.
         """
         if self._is_busy or self._nursery is None:
             async with self._operators.log_action(operator, "import", about):

@@ -175,10 +175,7 @@ class _ReviewScan:
         return said | {"reason": vote.reason} if vote.state is AssignmentState.SKIPPED else said
 
     def fits(self, shown: Json, search: str, label: int | None, annotator: str) -> bool:
-        """Return whether a task fits the filters.
-
-        `search` and `annotator` are case-folded; an annotator is a name or a key's beginning.
-        """
+        """Return whether a task fits the filters, which are case-folded. `annotator` is a name, or the beginning of a key."""
         texts = (shown["text"] or "", *shown["items"])
         if search and not any(search in text.casefold() for text in texts):
             return False
